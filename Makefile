@@ -1,0 +1,57 @@
+# Every target sets up what it needs in .venv; a fresh machine needs Python >= 3.10 with venv, g++ >= 11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup report test check format bench docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 16
+
+setup: $(VENV)/redblue.stamp ## install everything into .venv; again after a change to cpp/ or pyproject.toml
+
+report: setup ## the report on this machine and a few GPUs, as one HTML page
+	$(BIN)/redblue report
+
+test: setup $(VENV)/torch.stamp ## every test, PyTorch included
+	$(BIN)/python -m pytest -n 2
+
+check: setup ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: setup ## rewrite the sources in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## measure this machine and the laboratory's speed
+	$(BIN)/python benchmarks/laboratory.py
+
+docs: setup ## draw the figures of the documentation
+	$(BIN)/python docs/figures.py
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/python.stamp:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"redblue needs Python 3.10 or newer, \
+	$(PYTHON) is {v.major}.{v.minor}: run make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/tools.stamp: pyproject.toml constraints.txt $(VENV)/python.stamp
+	$(PIP) scikit-build-core nanobind cmake ninja
+	@touch $@
+
+$(VENV)/redblue.stamp: $(SOURCES) $(VENV)/tools.stamp
+	$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+$(VENV)/torch.stamp: constraints.txt $(VENV)/python.stamp
+	$(PIP) torch
+	@touch $@

@@ -1,0 +1,37 @@
+// The instruction sets that redblue has code for: one row each, best first, chosen once at run time.
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace redblue {
+
+// One row. A function pointer is null where the instruction set has no such instruction.
+struct Isa {
+  const char* name;
+  bool (*supported)();   // by this CPU and its operating system
+  int vector_bytes;      // of one vector register
+  int vector_registers;  // that a program may name
+
+  // Independent multiply-add chains, `steps` links each; returns a value that depends on all of them.
+  // One pass does steps * flops_per_step_* floating-point operations (a multiply-add counts as two).
+  float (*chains_fp32)(long steps, float x, float y);
+  float (*chains_bf16)(long steps, float x, float y);
+  long flops_per_step_fp32, flops_per_step_bf16;
+
+  // a * b + c, as the chains compute it (bf16: a and b rounded to bfloat16, c in fp32).
+  float (*multiply_add_fp32)(float a, float b, float c);
+  float (*multiply_add_bf16)(float a, float b, float c);
+
+  // Reads `bytes` (a multiple of 1024, 64-byte aligned) once; returns a value that depends on all of them.
+  long long (*read)(const void* data, std::size_t bytes);
+};
+
+// Every row compiled into this build, best first; the last one, "portable", runs anywhere.
+const std::vector<Isa>& list_isas();
+
+// The row of that name; "" takes the one that the environment variable REDBLUE_ISA names, else the best that
+// this CPU can run. Throws std::invalid_argument, listing the names, for one unknown or not runnable here.
+const Isa& choose_isa(const std::string& name = "");
+
+}  // namespace redblue

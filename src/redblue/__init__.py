@@ -1,0 +1,38 @@
+"""Exact attention that moves as few words as your memory allows, and the bounds that prove it."""
+
+from redblue.bounds import Bound, lower_bound, lower_bounds
+from redblue.counts import Count, count
+from redblue.errors import RedblueError, UnknownName
+from redblue.machine import CapacityError
+from redblue.masks import Mask
+from redblue.memories import Memory, list_memories, memory, this_machine
+from redblue.models import Model, list_models, model
+from redblue.planner import Plan, plan
+from redblue.problem import Problem
+from redblue.schedules import TooFewWords, list_schedules
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Bound",
+    "CapacityError",
+    "Count",
+    "Mask",
+    "Memory",
+    "Model",
+    "Plan",
+    "Problem",
+    "RedblueError",
+    "TooFewWords",
+    "UnknownName",
+    "count",
+    "list_memories",
+    "list_models",
+    "list_schedules",
+    "lower_bound",
+    "lower_bounds",
+    "memory",
+    "model",
+    "plan",
+    "this_machine",
+]

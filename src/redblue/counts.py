@@ -1,0 +1,145 @@
+"""Words of a schedule on a problem: from its closed form, or by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from redblue import reference, schedules
+from redblue.errors import RedblueError
+from redblue.machine import Counting, Machine, Numeric
+from redblue.problem import Problem
+from redblue.schedules.schedule import PRODUCED, SHAPES, Schedule
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a schedule moves on a problem, over all its streams.
+
+    reads, writes: words moved into and out of the cache. peak: most words held. flops: 2 per multiply-add of the
+    products. tiles: the tile edges, by name.
+    """
+
+    schedule: str
+    problem: Problem
+    tiles: dict[str, int]
+    reads: int
+    writes: int
+    peak: int
+    flops: int
+
+    @property
+    def words(self) -> int:
+        return self.reads + self.writes
+
+
+def count(
+    schedule: str, problem: Problem, *, words: int | None = None, tiles: Mapping[str, int] | None = None
+) -> Count:
+    """Words that `schedule` moves on `problem`, from its closed form: large sizes cost nothing.
+
+    words: the cache's capacity; the tiles that move the fewest words in it are found. Or give `tiles` by name
+    (see the schedule's tile type); edges left out are 1. Give both, and the tiles must fit.
+    Raises UnknownName, TooFewWords, RedblueError.
+    """
+    found, chosen = _choose(schedule, problem, words, tiles)
+    cost = found.cost(problem, chosen)
+    if words is not None and cost.peak > words:
+        raise schedules.TooFewWords(f"{schedule} with tiles {chosen._asdict()} holds {cost.peak} words, got {words}")
+    return Count(schedule, problem, chosen._asdict(), cost.reads, cost.writes, cost.peak, cost.flops)
+
+
+def run(
+    schedule: str, problem: Problem, *, words: int | None = None, tiles: Mapping[str, int] | None = None
+) -> Count:
+    """The same count by running the schedule on a counting machine of `words` words: the proof by execution."""
+    found, chosen = _choose(schedule, problem, words, tiles)
+    machine, _ = execute(found, problem, chosen, Counting(words))
+    s = problem.streams
+    return Count(
+        schedule, problem, chosen._asdict(), s * machine.reads, s * machine.writes, machine.peak, s * machine.flops
+    )
+
+
+@dataclass(frozen=True)
+class Check:
+    """A schedule run on numbers: its count, and its largest relative error against the float64 reference."""
+
+    count: Count
+    error: float
+
+
+def check(
+    schedule: str,
+    problem: Problem,
+    *,
+    words: int | None = None,
+    tiles: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> Check:
+    """Run one stream of the schedule on random numbers (standard normal) and hold every output against float64."""
+    found, chosen = _choose(schedule, problem, words, tiles)
+    stream = problem.one_stream()
+    rng = np.random.default_rng(seed)
+    arrays = {name: rng.standard_normal(shape_of(name, stream)) for name in ("q", "k", "v", "dout")}
+    attends = stream.mask.to_dense(stream.n_q, stream.n_k)
+    expected = reference.forward(arrays["q"], arrays["k"], arrays["v"], attends)._asdict()
+    arrays |= expected
+    if problem.direction == "backward":
+        expected = reference.backward(arrays["q"], arrays["k"], arrays["v"], arrays["dout"], attends)._asdict()
+    machine, outputs = execute(found, stream, chosen, Numeric(words), arrays)
+    error = max(relative_error(outputs[name], expected[name]) for name in outputs)
+    cost = (machine.reads, machine.writes, machine.peak, machine.flops)
+    return Check(Count(schedule, stream, chosen._asdict(), *cost), error)
+
+
+def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference, relative to the largest expected magnitude (or to 1, where that is less).
+
+    Infinities must agree exactly, and NaN is an infinite error.
+    """
+    finite = np.isfinite(expected)
+    if not np.array_equal(got[~finite], expected[~finite]) or not np.isfinite(got[finite]).all():
+        return float("inf")
+    scale = max(1.0, float(np.abs(expected[finite]).max(initial=0.0)))
+    return float(np.abs(got[finite] - expected[finite]).max(initial=0.0)) / scale
+
+
+def shape_of(name: str, problem: Problem) -> tuple[int, ...]:
+    """Shape of one stream's array, by its name in a schedule's parameters."""
+    return tuple(getattr(problem, size) for size in SHAPES[name])
+
+
+def execute(
+    schedule: Schedule,
+    problem: Problem,
+    tiles: Any,
+    machine: Machine,
+    arrays: Mapping[str, np.ndarray] | None = None,
+) -> tuple[Machine, dict[str, Any]]:
+    """Run one stream on a machine. Returns the machine, and the outputs by name (None on machines without numbers)."""
+    stream, one_pass = problem.one_stream(), schedule.direction(problem)
+    slow = {}
+    for name in one_pass.arrays:
+        shape = shape_of(name, stream)
+        produced = name in PRODUCED[problem.direction]
+        slow[name] = machine.output(name, shape) if produced else machine.input(name, shape, (arrays or {}).get(name))
+    one_pass.run(machine, stream, tiles, **slow)
+    machine.finish()
+    return machine, {name: slow[name].data for name in one_pass.arrays if name in PRODUCED[problem.direction]}
+
+
+def _choose(
+    schedule: str, problem: Problem, words: int | None, tiles: Mapping[str, int] | None
+) -> tuple[Schedule, Any]:
+    found = schedules.get(schedule)
+    if tiles is not None:
+        return found, found.make_tiles(problem, tiles)
+    if words is None:
+        raise RedblueError("give the cache's capacity in words, or the tiles, or both")
+    if isinstance(words, bool) or not hasattr(words, "__index__") or words < 1:
+        raise RedblueError(f"words must be a whole number of at least 1, got {words!r}")
+    return found, found.tiles(problem, words.__index__())

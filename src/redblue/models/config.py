@@ -1,0 +1,207 @@
+"""The fields of a config.json, under the many names that they go by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from redblue.errors import RedblueError
+from redblue.problem import Problem
+
+# The names that one figure goes by; the first that a config.json gives counts.
+NAMES = {
+    "number of heads": (
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+    ),
+    "number of KV heads": (
+        "num_key_value_heads",
+        "n_head_kv",
+        "num_kv_heads",
+        "kv_n_heads",
+        "multi_query_group_num",
+        "num_attention_groups",
+        "num_query_groups",
+    ),
+    "head dimension": ("head_dim", "hidden_size_per_head", "attention_head_dim", "kv_channels", "d_kv"),
+    "hidden size": ("hidden_size", "n_embd", "d_model", "dim", "embed_dim"),
+    "number of layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"),
+    "number of positions": (
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "seq_length",
+        "model_max_length",
+        "max_target_positions",
+    ),
+    "sliding window": ("sliding_window", "window_size", "local_attention"),
+}
+UNSET_BELOW_1 = {
+    "head dimension",
+    "number of positions",
+    "sliding window",
+    "max_window_layers",
+}  # where 0 or -1 means "not given"
+
+LAYER_LISTS = ("layer_types", "layers_block_type", "attention_layers")  # one name per layer
+
+# What has no rule here is refused, since guessing would be wrong: other ways to mix layers (unless one of the lists
+# names each layer), other fields that change who attends to whom, and models whose attention is of another kind.
+UNREAD_MIXES = (
+    "attn_layer_indices",
+    "attn_layer_period",
+    "attn_type_list",
+    "block_configs",
+    "block_types",
+    "global_attn_every_n_layers",
+    "hybrid_layer_pattern",
+    "hybrid_override_pattern",
+    "linear_attn_config",
+)
+UNREAD_FIELDS = ("attention_window", "only_cross_attention", "reverse_transformer_layers_per_block")
+UNREAD_MODELS = {
+    "big_bird",
+    "falcon_mamba",
+    "fnet",
+    "funnel",
+    "longformer",
+    "mamba",
+    "mamba2",
+    "nystromformer",
+    "reformer",
+    "rwkv",
+    "swin",
+    "swinv2",
+    "xlnet",
+    "yoso",
+    "SanaTransformer2DModel",
+}
+
+INNER = ("text_config", "llm_config", "language_config", "thinker_config")  # a multimodal model's language model
+# What the inner fields may leave to the outer ones.
+FROM_OUTER = ("architectures", "audio_config", "dtype", "quantization_config", "torch_dtype", "vision_config")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """One distinct attention shape of a model.
+
+    layers: how many layers have it (1 if the config.json does not say). note: where it comes from, and caveats.
+    """
+
+    name: str
+    layers: int
+    problem: Problem
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The fields of one config.json, where they are from (for messages), and what the caller asked for.
+
+    n: tokens, None for the model's own number. notes: collects what the reader has to say.
+    """
+
+    fields: dict[str, Any]
+    where: str
+    notes: list[str]
+    n: int | None = None
+    batch: int = 1
+    dtype: str = "float16"
+    direction: str = "forward"
+
+    @property
+    def kind(self) -> str:
+        """The class name (diffusers) or the model type (transformers)."""
+        return str(self.fields.get("_class_name") or self.fields.get("model_type") or "")
+
+    def find(self, figure: str) -> int | None:
+        """The whole number that goes by one of the figure's names; None if it is not given."""
+        for key in NAMES.get(figure, (figure,)):
+            value = self.fields.get(key)
+            if value is None or (figure in UNSET_BELOW_1 and isinstance(value, int) and value < 1):
+                continue
+            return self.whole(key, value)
+        return None
+
+    def need(self, figure: str) -> int:
+        """The same, which must be given."""
+        value = self.find(figure)
+        if value is None:
+            raise self.missing(figure, NAMES.get(figure, (figure,)))
+        return value
+
+    def each(self, key: str, count: int, default: int | None = None) -> list[int]:
+        """`count` whole numbers; a single one stands for all."""
+        value = self.fields.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise self.missing(key, (key,))
+        values = value if isinstance(value, list) else [value] * count
+        if len(values) != count:
+            raise self.error(f"{key} must have {count} entries, has {len(values)}")
+        return [self.whole(key, item) for item in values]
+
+    def several(self, key: str) -> list[Any]:
+        """A list of at least one entry, which must be given."""
+        value = self.fields.get(key)
+        if value is None:
+            raise self.missing(key, (key,))
+        if not isinstance(value, list) or not value:
+            raise self.error(f"{key} must be a list of at least one entry, got {value!r}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        return self.fields.get(key) is True
+
+    def whole(self, key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(f"{key} must be a whole number of at least 1, got {value!r}")
+        return value
+
+    def error(self, text: str) -> RedblueError:
+        return RedblueError(f"{self.where}: {text}")
+
+    def missing(self, figure: str, names: tuple[str, ...]) -> RedblueError:
+        return RedblueError(
+            f"{self.where} has no {figure}: looked for {', '.join(names)}. Some files leave out what equals their"
+            " library's default: add the field"
+        )
+
+    def refuse_unread(self) -> None:
+        """Raise RedblueError for a layout or a kind of attention that has no rule here."""
+        if self.kind in UNREAD_MODELS:
+            raise self.error(
+                f"{self.kind} has no softmax attention over all, earlier or nearby tokens, so no shape here"
+            )
+        listed = any(self.fields.get(key) for key in LAYER_LISTS)
+        for key in UNREAD_FIELDS if listed else UNREAD_FIELDS + UNREAD_MIXES:
+            if self.fields.get(key):
+                todo = "" if key in UNREAD_FIELDS else ": name each layer's kind in layer_types"
+                raise self.error(f"the layout given by {key} is not read here{todo}")
+
+    def given(self, fields: dict[str, Any]) -> Config:
+        """The same with some fields replaced; None leaves a field as it is."""
+        return replace(self, fields={**self.fields, **{k: v for k, v in fields.items() if v is not None}})
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def problem(self, n_q: int, n_k: int, d: int, *, copies: int = 1, **sizes: Any) -> Problem:
+        """The problem in the dtype, direction and batch asked for; `copies` of it per sequence."""
+        batch = self.batch * copies
+        return Problem(n_q, n_k, d, batch=batch, dtype=self.dtype, direction=self.direction, **sizes)
+
+
+def innermost(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the language model inside a multimodal one; `attn_config` joins the level that it is in."""
+    for key in INNER:
+        inner = fields.get(key)
+        if isinstance(inner, dict) and inner:
+            return innermost({**inner, **{name: inner.get(name) or fields.get(name) for name in FROM_OUTER}})
+    return {**fields["attn_config"], **fields} if isinstance(fields.get("attn_config"), dict) else fields

@@ -1,0 +1,218 @@
+"""The plan: at each boundary of a memory hierarchy, which schedule and tiles move the fewest words, and what that costs.
+
+Each boundary is the two-level model of its own: M is what one instance of its fast side holds. Streams (heads) are
+taken one at a time per instance; boundaries are planned from the innermost outwards, and every tile edge is a
+multiple of the same edge one level further in, so that the tiles nest.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from redblue import schedules
+from redblue.bounds import Bound, lower_bound
+from redblue.errors import RedblueError
+from redblue.memories import Boundary, Memory, memory
+from redblue.problem import Problem
+from redblue.schedules.schedule import TooFewWords
+
+REGIMES = ("large-cache", "between", "small-cache")
+
+
+def regime(d: int, words: int) -> str:
+    """Which algorithm's territory a cache of `words` words is, from M = d^2 and M = d^2 / 4 (docs/theory.md)."""
+    if words >= d * d:
+        return "large-cache"
+    return "between" if 4 * words >= d * d else "small-cache"
+
+
+def largest_head_dimension(words: int) -> int:
+    """d* = sqrt(M): the largest head dimension in the large-cache regime."""
+    return int(words**0.5)
+
+
+@dataclass(frozen=True)
+class LevelPlan:
+    """The plan for one boundary. Words and bytes are over all streams of the problem.
+
+    capacity_words: M, of one instance of the fast side. schedule, tiles, words: the choice, or None where no
+    schedule fits (`why` says the least that would). bound: the largest proved lower bound. candidates: words of
+    every schedule that fits. seconds: bytes at the boundary's bandwidth, None where that is not known.
+    """
+
+    boundary: str
+    capacity_words: int
+    regime: str
+    schedule: str | None
+    tiles: dict[str, int]
+    words: int | None
+    bytes: int | None
+    peak: int | None
+    flops: int | None
+    bound: Bound
+    candidates: dict[str, int]
+    seconds: float | None
+    why: str = ""
+
+    @property
+    def gap(self) -> float | None:
+        """Words over the lower bound: 1 is optimal."""
+        return self.words / self.bound.words if self.words and self.bound.words else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Plans for every boundary, innermost first. Prints as a table."""
+
+    problem: Problem
+    memory: str
+    levels: tuple[LevelPlan, ...]
+    arithmetic_seconds: float | None
+
+    @property
+    def limit(self) -> str | None:
+        """What takes longest of all that is known: a boundary's name, or "arithmetic"."""
+        times = {level.boundary: level.seconds for level in self.levels} | {"arithmetic": self.arithmetic_seconds}
+        known = {name: seconds for name, seconds in times.items() if seconds is not None}
+        return max(known, key=known.__getitem__) if known else None
+
+    @property
+    def seconds(self) -> float | None:
+        """The least time that the plan implies: everything overlapped, the slowest part alone."""
+        times = [level.seconds for level in self.levels] + [self.arithmetic_seconds]
+        return max((t for t in times if t is not None), default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `--json` prints it."""
+        levels = [asdict(level) | {"gap": level.gap} for level in self.levels]
+        return {
+            "problem": describe(self.problem),
+            "memory": self.memory,
+            "levels": levels,
+            "arithmetic_seconds": self.arithmetic_seconds,
+            "limit": self.limit,
+            "seconds": self.seconds,
+        }
+
+    def __rich__(self) -> Table:
+        p = self.problem
+        caption = f"arithmetic {time(self.arithmetic_seconds)}; limited by {self.limit or 'what is not known'}"
+        title = (
+            f"{p.direction} on {self.memory}: n_q {p.n_q}, n_k {p.n_k}, d {p.d}, d_v {p.value_dim}, batch {p.batch}, "
+            f"heads {p.heads}/{p.kv_heads}, {p.dtype}, {p.mask}"
+        )
+        table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+        for heading in ("boundary", "M (words)", "regime", "schedule", "tiles"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("words", "bytes", "bound (words)", "gap", "time"):
+            table.add_column(heading, justify="right", overflow="fold")
+        for level in self.levels:
+            tiles = " ".join(f"{edge} {length}" for edge, length in level.tiles.items()) or level.why
+            figures = (amount(level.words), amount(level.bytes), amount(level.bound.words), ratio(level.gap))
+            row = (level.boundary, f"{level.capacity_words:,}", level.regime, level.schedule or "none fits", tiles)
+            table.add_row(*row, *figures, time(level.seconds))
+        return table
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=160).print(self)
+        return text.getvalue().rstrip()
+
+
+def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machine") -> Plan:
+    """The plan of `problem` on a memory: a catalogue name, a path of a TOML file, or a Memory.
+
+    Raises UnknownName and RedblueError (the memory), never for a boundary where nothing fits: its level says so.
+    """
+    machine = _memory(memory)
+    step = machine.tile_multiple
+    levels: list[LevelPlan] = []
+    inner: dict[str, int] = {}
+    for boundary in machine.boundaries:
+        if boundary.capacity_bytes is None:
+            continue
+        level = _level(problem, boundary, step, inner)
+        levels.append(level)
+        inner = level.tiles or inner
+    if not levels:
+        raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to plan")
+    peak = machine.peak_flops_per_second.get(problem.dtype)
+    flops = next((level.flops for level in levels if level.flops), None)  # of the innermost schedule: what is executed
+    return Plan(problem, machine.name, tuple(levels), flops / peak if peak and flops else None)
+
+
+_memory = memory
+
+
+def _level(problem: Problem, boundary: Boundary, step: int, inner: dict[str, int]) -> LevelPlan:
+    assert boundary.capacity_bytes is not None
+    words = max(1, boundary.capacity_bytes // problem.bytes_per_word)
+    found, reasons = {}, []
+    for schedule in schedules.SCHEDULES.values():
+        if not schedule.drop_in:
+            continue
+        edges = schedule.direction(problem).edges
+        try:
+            tiles = schedule.tiles(problem, words, {edge: inner.get(edge, step) for edge in edges})
+        except TooFewWords as error:
+            reasons.append(str(error))
+            continue
+        found[schedule.name] = (tiles, schedule.cost(problem, tiles))
+    common: dict[str, Any] = {
+        "boundary": boundary.name,
+        "capacity_words": words,
+        "regime": regime(problem.d, words),
+        "bound": lower_bound(problem, words),
+        "candidates": {name: cost.words for name, (_, cost) in found.items()},
+    }
+    if not found:
+        nothing = dict.fromkeys(("schedule", "words", "bytes", "peak", "flops", "seconds"))
+        return LevelPlan(**common, **nothing, tiles={}, why="; ".join(reasons))
+    name = min(found, key=lambda name: found[name][1].words)
+    tiles, cost = found[name]
+    moved = cost.words * problem.bytes_per_word
+    bandwidth = boundary.bandwidth_bytes_per_second
+    return LevelPlan(
+        **common,
+        schedule=name,
+        tiles=tiles._asdict(),
+        words=cost.words,
+        bytes=moved,
+        peak=cost.peak,
+        flops=cost.flops,
+        seconds=moved / bandwidth if bandwidth else None,
+    )
+
+
+def describe(problem: Problem) -> dict[str, Any]:
+    """A problem as plain data."""
+    return asdict(problem) | {"mask": repr(problem.mask)}
+
+
+def amount(number: float | None) -> str:
+    """A count with an SI prefix."""
+    if number is None:
+        return "-"
+    for power, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= power:
+            return f"{number / power:.3g} {prefix}"
+    return f"{number:,.0f}"
+
+
+def ratio(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"
+
+
+def time(seconds: float | None) -> str:
+    if seconds is None:
+        return "not known"
+    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"

@@ -1,0 +1,91 @@
+"""The attention problem: its sizes, its mask, its direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from redblue.errors import RedblueError
+from redblue.masks import Mask
+
+BYTES_PER_WORD = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
+DIRECTIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """softmax(Q K^T / sqrt(d)) V for `batch` x `heads` heads, or its gradient.
+
+    Shapes: Q (batch, heads, n_q, d), K (batch, kv_heads, n_k, d), V (batch, kv_heads, n_k, d_v).
+    Forward produces O (batch, heads, n_q, d_v) and the log-sum-exp (batch, heads, n_q); backward reads
+    Q, K, V, O, lse and dO and produces dQ, dK, dV.
+
+    Raises RedblueError, naming the argument, for sizes below 1, `heads` no multiple of `kv_heads`,
+    or an unknown dtype or direction.
+    """
+
+    n_q: int
+    n_k: int
+    d: int
+    d_v: int | None = None  # d if None
+    batch: int = 1
+    heads: int = 1
+    kv_heads: int | None = None  # heads if None
+    dtype: str = "float16"
+    mask: Mask = field(default_factory=Mask.full)
+    direction: str = "forward"
+
+    def __post_init__(self) -> None:
+        if self.d_v is None:
+            object.__setattr__(self, "d_v", self.d)
+        if self.kv_heads is None:
+            object.__setattr__(self, "kv_heads", self.heads)
+        for name in ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise RedblueError(f"{name} must be a whole number, got {value!r}")
+            object.__setattr__(self, name, value.__index__())
+            if value < 1:
+                raise RedblueError(f"{name} must be at least 1, got {value}")
+        if self.heads % self.key_heads:
+            raise RedblueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.dtype not in BYTES_PER_WORD:
+            raise RedblueError(f"dtype must be one of {', '.join(BYTES_PER_WORD)}, got {self.dtype!r}")
+        if self.direction not in DIRECTIONS:
+            raise RedblueError(f"direction must be one of {', '.join(DIRECTIONS)}, got {self.direction!r}")
+        if not isinstance(self.mask, Mask):
+            raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {self.mask!r}")
+
+    # The optional fields, once filled in.
+    @property
+    def value_dim(self) -> int:
+        assert self.d_v is not None
+        return self.d_v
+
+    @property
+    def key_heads(self) -> int:
+        assert self.kv_heads is not None
+        return self.kv_heads
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head (1 without grouped-query attention)."""
+        return self.heads // self.key_heads
+
+    @property
+    def streams(self) -> int:
+        """Independent attentions in the problem: they share nothing, so their words add up."""
+        return self.batch * self.key_heads
+
+    @property
+    def bytes_per_word(self) -> int:
+        return BYTES_PER_WORD[self.dtype]
+
+    def one_stream(self) -> Problem:
+        """The single-head problem that a schedule runs, once for each of `streams`.
+
+        The g query heads that share one K and V are one attention with g n_q rows: row i belongs to
+        query i // g, so a row block needs the same keys whichever of its heads it holds.
+        """
+        return replace(
+            self, n_q=self.group * self.n_q, batch=1, heads=1, kv_heads=1, mask=self.mask.for_group(self.group)
+        )

@@ -1,0 +1,22 @@
+"""The algorithms, one file each. `get` finds one by name."""
+
+from redblue.errors import UnknownName
+from redblue.schedules import flash, hybrid, small_cache, standard
+from redblue.schedules.schedule import Cost, Schedule, TooFewWords
+
+SCHEDULES = {module.schedule.name: module.schedule for module in (standard, flash, hybrid, small_cache)}
+
+
+def list_schedules() -> list[str]:
+    """Names of all schedules."""
+    return list(SCHEDULES)
+
+
+def get(name: str) -> Schedule:
+    """The schedule of that name. Raises UnknownName."""
+    if name not in SCHEDULES:
+        raise UnknownName("schedule", name, SCHEDULES)
+    return SCHEDULES[name]
+
+
+__all__ = ["SCHEDULES", "Cost", "Schedule", "TooFewWords", "get", "list_schedules"]

@@ -1,0 +1,183 @@
+"""FlashAttention: nothing of size n^2 ever leaves the cache. The large-cache regime, M >= d^2.
+
+Forward (row-stationary, the order of FlashAttention-2): a block of queries and its output stay, keys and values
+stream: 4 n^2 d^2 / M words. Backward in two kernels that both recompute the probabilities: dQ row-stationary
+(6 n^2 d^2 / M), then dK and dV column-stationary (8 n^2 d^2 / M).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redblue.integers import larger, smaller
+from redblue.machine import Machine, Slow
+from redblue.problem import Problem
+from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
+from redblue.schedules.search import cheapest, edges, pair_edges
+from redblue.schedules.softmax import LOWEST, finite
+
+
+class ForwardTiles(NamedTuple):
+    rows: Any  # queries that stay
+    cols: Any  # keys and values that stream by together
+
+
+class BackwardTiles(NamedTuple):
+    rows: Any  # dQ kernel: queries that stay
+    cols: Any  # dQ kernel: keys that stream by
+    dkv_rows: Any  # dK, dV kernel: queries that stream by
+    dkv_cols: Any  # dK, dV kernel: keys that stay
+
+
+def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: Slow, out: Slow, lse: Slow) -> None:
+    scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
+    for i in blocks(problem.n_q, t.rows):
+        q_i, out_i = m.load(q[i]), m.zeros("out_i", len(i), problem.value_dim)
+        row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
+        for j in blocks(pairs.cols_of(i), t.cols):
+            k_j = m.load(k[j])
+            s = m.new("s", q_i @ k_j.T * scale)
+            m.free(k_j)
+            if not pairs.holds(i, j):
+                s[...] = m.where(pairs, i, j, s, -np.inf)
+            new_max = m.new("new_max", np.maximum(row_max, s.max(axis=1)))
+            row_max[...] = np.exp(row_max - new_max)  # what was summed so far shrinks by this
+            s[...] = np.exp(s - new_max[:, None])
+            row_sum *= row_max
+            row_sum += s.sum(axis=1)
+            out_i *= row_max[:, None]
+            row_max[...] = new_max
+            m.free(new_max)
+            v_j = m.load(v[j])
+            out_i += s @ v_j
+            m.free(s, v_j)
+        out_i /= np.maximum(row_sum, 1)[:, None]  # at least exp(0), unless the row attends nothing: then 0
+        row_max += np.log(row_sum)
+        m.store(out[i], out_i)
+        m.store(lse[i], row_max)
+        m.free(q_i, out_i, row_max, row_sum)
+
+
+def _forward_peak(p: Problem, rows: Any, cols: Any) -> Any:
+    r, c = smaller(rows, p.n_q), smaller(cols, p.n_k)
+    return r * (p.d + p.value_dim + 2) + r * c + larger(c * max(p.d, p.value_dim), r)
+
+
+def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
+    streamed = p.mask.on(p.n_q, p.n_k).sums(t.rows, 1)
+    reads = p.n_q * p.d + (p.d + p.value_dim) * streamed.cols
+    writes = p.n_q * (p.value_dim + 1)
+    return Cost(reads, writes, _forward_peak(p, t.rows, t.cols), 2 * (p.d + p.value_dim) * streamed.area)
+
+
+def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> ForwardTiles | None:
+    # The words do not depend on how many keys stream by together, so the fewest leave the most room for queries.
+    cols = np.array([min(multiple["cols"], p.n_k)])
+    pairs = p.mask.on(p.n_q, p.n_k)
+    tried = pair_edges(edges(p.n_q, multiple["rows"], not pairs.is_full), cols, lambda r, c: _forward_peak(p, r, c), words, pairs)
+    best = cheapest(forward_cost(p, ForwardTiles(*tried)), tried, words)
+    return best and ForwardTiles(*best)
+
+
+def backward(
+    m: Machine,
+    problem: Problem,
+    t: BackwardTiles,
+    q: Slow,
+    k: Slow,
+    v: Slow,
+    out: Slow,
+    lse: Slow,
+    dout: Slow,
+    dq: Slow,
+    dk: Slow,
+    dv: Slow,
+) -> None:
+    scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
+    delta = m.scratch("delta", (problem.n_q,))  # row sums of dout * out, which are those of p * dp
+
+    for i in blocks(problem.n_q, t.rows):
+        dout_i, out_i = m.load(dout[i]), m.load(out[i])
+        delta_i = m.new("delta_i", (dout_i * out_i).sum(axis=1))
+        m.free(out_i)
+        m.store(delta[i], delta_i)
+        q_i, lse_i, dq_i = m.load(q[i]), m.load(lse[i]), m.zeros("dq_i", len(i), problem.d)
+        for j in blocks(pairs.cols_of(i), t.cols):
+            k_j, v_j = m.load(k[j]), m.load(v[j])
+            ds = m.new("ds", np.exp(q_i @ k_j.T * scale - finite(lse_i)[:, None]))
+            if not pairs.holds(i, j):
+                ds[...] = m.where(pairs, i, j, ds, 0.0)
+            ds *= dout_i @ v_j.T - delta_i[:, None]
+            dq_i += ds @ k_j
+            m.free(k_j, v_j, ds)
+        dq_i *= scale
+        m.store(dq[i], dq_i)
+        m.free(dout_i, delta_i, q_i, lse_i, dq_i)
+
+    for j in blocks(problem.n_k, t.dkv_cols):
+        k_j, v_j = m.load(k[j]), m.load(v[j])
+        dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.value_dim)
+        for i in blocks(pairs.rows_of(j), t.dkv_rows):
+            q_i, dout_i, lse_i, delta_i = m.load(q[i]), m.load(dout[i]), m.load(lse[i]), m.load(delta[i])
+            p = m.new("p", np.exp(q_i @ k_j.T * scale - finite(lse_i)[:, None]))
+            if not pairs.holds(i, j):
+                p[...] = m.where(pairs, i, j, p, 0.0)
+            dv_j += p.T @ dout_i
+            p *= dout_i @ v_j.T - delta_i[:, None]  # now dS
+            dk_j += p.T @ q_i
+            m.free(q_i, dout_i, lse_i, delta_i, p)
+        dk_j *= scale
+        m.store(dk[j], dk_j)
+        m.store(dv[j], dv_j)
+        m.free(k_j, v_j, dk_j, dv_j)
+
+
+def _dq_peak(p: Problem, rows: Any, cols: Any) -> Any:
+    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.value_dim
+    return larger(r * (2 * d_v + 1), r * (2 * d + d_v + 2) + r * c + c * (d + d_v))
+
+
+def _dkv_peak(p: Problem, rows: Any, cols: Any) -> Any:
+    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.value_dim
+    return c * (2 * d + 2 * d_v) + r * c + r * (d + d_v + 2)
+
+
+def _dq_cost(p: Problem, rows: Any, cols: Any) -> Cost:
+    streamed = p.mask.on(p.n_q, p.n_k).sums(rows, 1)
+    reads = p.n_q * (p.d + 2 * p.value_dim + 1) + (p.d + p.value_dim) * streamed.cols
+    flops = 2 * (2 * p.d + p.value_dim) * streamed.area
+    return Cost(reads, p.n_q * (p.d + 1), _dq_peak(p, rows, cols), flops)
+
+
+def _dkv_cost(p: Problem, rows: Any, cols: Any) -> Cost:
+    streamed = p.mask.on(p.n_q, p.n_k).sums(1, cols)
+    own = p.n_k * (p.d + p.value_dim)
+    reads = own + (p.d + p.value_dim + 2) * streamed.tiles
+    return Cost(reads, own, _dkv_peak(p, rows, cols), 4 * (p.d + p.value_dim) * streamed.area)
+
+
+def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
+    return _dq_cost(p, t.rows, t.cols) + _dkv_cost(p, t.dkv_rows, t.dkv_cols)
+
+
+def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
+    pairs = p.mask.on(p.n_q, p.n_k)
+    cols = np.array([min(multiple["cols"], p.n_k)])
+    tried = pair_edges(edges(p.n_q, multiple["rows"], not pairs.is_full), cols, lambda r, c: _dq_peak(p, r, c), words, pairs)
+    dq = cheapest(_dq_cost(p, *tried), tried, words)
+    rows = np.array([min(multiple["dkv_rows"], p.n_q)])
+    tried = pair_edges(edges(p.n_k, multiple["dkv_cols"], not pairs.is_full), rows, lambda c, r: _dkv_peak(p, r, c), words, pairs)
+    dkv = cheapest(_dkv_cost(p, *tried[::-1]), tried[::-1], words)
+    return BackwardTiles(*dq, *dkv) if dq and dkv else None
+
+
+schedule = Schedule(
+    name="flash",
+    title="FlashAttention (FlashAttention-2 order; backward in two kernels)",
+    source="Dao et al., NeurIPS 2022 (arXiv 2205.14135), Thm 2 and 5; loop order of FlashAttention-2 (arXiv 2307.08691)",
+    forward=Pass(forward, ForwardTiles, forward_cost, forward_tiles),
+    backward=Pass(backward, BackwardTiles, backward_cost, backward_tiles),
+)

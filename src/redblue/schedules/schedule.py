@@ -1,0 +1,169 @@
+"""What a schedule is: two passes, each with its program, its closed-form cost and its search for tiles."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redblue.errors import RedblueError
+from redblue.integers import ceil_div, larger
+from redblue.problem import Problem
+
+# Arrays in slow memory that a pass may take, by parameter name. "p" are the softmax probabilities.
+SHAPES = {
+    **dict.fromkeys(("q", "dq"), ("n_q", "d")),
+    **dict.fromkeys(("k", "dk"), ("n_k", "d")),
+    **dict.fromkeys(("v", "dv"), ("n_k", "value_dim")),
+    **dict.fromkeys(("out", "dout"), ("n_q", "value_dim")),
+    "lse": ("n_q",),
+    "p": ("n_q", "n_k"),
+}
+PRODUCED = {"forward": ("out", "lse", "p"), "backward": ("dq", "dk", "dv")}
+
+
+LARGEST = 2**58  # n_q n_k d: beyond it the search over 64-bit integers could overflow
+
+
+class TooFewWords(RedblueError):
+    """A cache smaller than the least that a schedule works in."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Words read and written, most words held, and floating-point operations of one stream.
+
+    The fields are numbers, or arrays over many candidate tiles. `a + b` is a followed by b.
+    """
+
+    reads: Any
+    writes: Any
+    peak: Any
+    flops: Any
+
+    @property
+    def words(self) -> Any:
+        return self.reads + self.writes
+
+    def __add__(self, later: Cost) -> Cost:
+        peak = larger(self.peak, later.peak)
+        return Cost(self.reads + later.reads, self.writes + later.writes, peak, self.flops + later.flops)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One direction of a schedule, for one stream (see Problem.one_stream).
+
+    run(machine, problem, tiles, *arrays): the program; its parameter names say which arrays it takes.
+    tile_type: a NamedTuple of tile edges. cost(problem, tiles): the closed form.
+    search(problem, words, multiple): the tiles of fewest words, as a tile_type of integers, or None.
+    """
+
+    run: Callable[..., None]
+    tile_type: Callable[..., Any]
+    cost: Callable[[Problem, Any], Cost]
+    search: Callable[[Problem, int, Mapping[str, int]], Any]
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        parameters = inspect.signature(self.run).parameters.values()
+        return tuple(x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD)[3:]
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        return self.tile_type._fields  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An algorithm: in which order tiles are loaded, computed and stored.
+
+    source: where it is from. drop_in: its passes take and give what the operator does (O and lse), so that a
+    planner may choose it; `standard` instead keeps the n^2 probabilities for its backward pass.
+    spills: it writes arrays of n_q n_k words to slow memory.
+    """
+
+    name: str
+    title: str
+    source: str
+    forward: Pass
+    backward: Pass
+    drop_in: bool = True
+    spills: bool = False
+
+    def direction(self, problem: Problem) -> Pass:
+        return self.forward if problem.direction == "forward" else self.backward
+
+    def tiles(self, problem: Problem, words: int, multiple: Mapping[str, int] | None = None) -> Any:
+        """The tiles that move the fewest words through a cache of `words` words.
+
+        multiple: for some edges, the number their lengths must be a multiple of (a tile never exceeds its array).
+        Raises TooFewWords, with the least that works.
+        """
+        stream, one_pass = problem.one_stream(), self.direction(problem)
+        if stream.n_q * stream.n_k * max(problem.d, problem.value_dim) > LARGEST:
+            raise RedblueError(f"n_q x n_k x d must be at most {LARGEST:.0e} for the search, got {problem}")
+        multiple = {edge: 1 for edge in one_pass.edges} | dict(multiple or {})
+        tiles = one_pass.search(stream, words, multiple)
+        if tiles is None:
+            least = int(one_pass.cost(stream, one_pass.tile_type(*(multiple[e] for e in one_pass.edges))).peak)
+            raise TooFewWords(
+                f"{self.name} {problem.direction} with d = {problem.d}, d_v = {problem.d_v} needs a cache of at least "
+                f"{least} words, got {words}"
+            )
+        return tiles
+
+    def make_tiles(self, problem: Problem, edges: Mapping[str, int]) -> Any:
+        """Tiles from named edges, checked; edges left out are 1."""
+        one_pass = self.direction(problem)
+        unknown = sorted(set(edges) - set(one_pass.edges))
+        if unknown:
+            allowed = ", ".join(one_pass.edges)
+            raise RedblueError(f"{self.name} {problem.direction} has no tile edge {unknown[0]!r}; it has {allowed}")
+        tiles = one_pass.tile_type(**({edge: 1 for edge in one_pass.edges} | dict(edges)))
+        self._check(problem, tiles)
+        return tiles
+
+    def _check(self, problem: Problem, tiles: Any) -> None:
+        for edge, length in tiles._asdict().items():
+            if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+                raise RedblueError(f"tile edge {edge} must be a whole number of at least 1, got {length!r}")
+        stream, depth = problem.one_stream(), getattr(tiles, "depth", 1)
+        for edge, length in (("rows", stream.n_q), ("cols", stream.n_k)):
+            tile = getattr(tiles, edge)
+            if tile % depth and tile < length:
+                raise RedblueError(f"tile edge {edge} ({tile}) must be a multiple of depth ({depth})")
+
+    def cost(self, problem: Problem, tiles: Any) -> Cost:
+        """Closed-form cost of the whole problem: every stream, one after the other."""
+        self._check(problem, tiles)
+        one = self.direction(problem).cost(problem.one_stream(), tiles)
+        s = problem.streams
+        return Cost(s * int(one.reads), s * int(one.writes), int(one.peak), s * int(one.flops))
+
+    def words(self, problem: Problem, tiles: Any) -> int:
+        """Closed-form words moved, reads plus writes."""
+        return self.cost(problem, tiles).words
+
+
+def blocks(span: int | range, size: int) -> Iterator[range]:
+    """Consecutive ranges of `size`; the last may be shorter."""
+    span = range(span) if isinstance(span, int) else span
+    return (range(i, min(i + size, span.stop)) for i in range(span.start, span.stop, size))
+
+
+def grid(span: range, size: int, length: int) -> Iterator[range]:
+    """The blocks of range(length) that `span` touches."""
+    if not span:
+        return iter(())
+    return blocks(range(span.start // size * size, min(length, ceil_div(span.stop, size) * size)), size)
+
+
+def overlap(a: range, b: range) -> range:
+    return range(max(a.start, b.start), max(a.start, b.start, min(a.stop, b.stop)))
+
+
+def within(part: range, whole: range) -> slice:
+    """Where `part` lies in a tile that holds `whole`."""
+    return slice(part.start - whole.start, part.stop - whole.start)

@@ -1,0 +1,68 @@
+"""Integer search for tiles, over whole arrays of candidates at once.
+
+A tile edge matters through the number of blocks it cuts its axis into, so of all edges that give the same
+number only the shortest is a candidate: about 2 sqrt(n) of them, not n. And a longer edge never moves more words,
+so for each length of one edge only the longest other edge that fits is tried. On a full mask this is exact.
+
+On a mask with a diagonal, where a tile's corner meets the diagonal matters too: there every edge is tried up to
+EDGES_TRIED, and every pair of edges while there are at most PAIRS_TRIED. So the search is exact there for
+n <= 128 (in one edge alone: 8192), and beyond that it misses at most what the tiles on the diagonal hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from redblue.masks import Pairs
+from redblue.schedules.schedule import Cost
+
+PAIRS_TRIED = 1 << 14
+EDGES_TRIED = 1 << 13
+
+
+def edges(length: int, multiple: int = 1, every: bool = False) -> np.ndarray:
+    """Candidate edges of an axis, ascending: the shortest multiple of `multiple` for each number of blocks.
+
+    every: all multiples, while there are few.
+    """
+    if every and length <= EDGES_TRIED * multiple:
+        return np.unique(np.minimum(length, np.arange(multiple, length + multiple, multiple)))
+    root = int(np.sqrt(length)) + 1
+    shortest = np.concatenate([np.arange(1, root + 1), -(-length // np.arange(1, root + 1))])
+    return np.unique(np.minimum(length, -(-shortest // multiple) * multiple))
+
+
+def longest(candidates: np.ndarray, fits: Callable[[np.ndarray], np.ndarray], like: np.ndarray) -> np.ndarray:
+    """For each element of `like`, the index of the longest candidate that fits (-1: none), by bisection."""
+    index = np.full(like.shape, -1)
+    for bit in reversed(range(len(candidates).bit_length())):
+        trial = index + (1 << bit)
+        inside = trial < len(candidates)
+        fit = fits(candidates[np.minimum(trial, len(candidates) - 1)])
+        index = np.where(inside & fit, trial, index)
+    return index
+
+
+def pair_edges(
+    rows: np.ndarray, cols: np.ndarray, peak: Callable[[Any, Any], Any], words: int, pairs: Pairs
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of edges worth trying: for each col edge the longest row edge, or every pair if there are few."""
+    if not pairs.is_full and len(rows) * len(cols) <= PAIRS_TRIED:
+        r, c = (x.ravel() for x in np.meshgrid(rows, cols, indexing="ij"))
+        fit = peak(r, c) <= words
+        return r[fit], c[fit]
+    index = longest(rows, lambda r: peak(r, cols) <= words, cols)
+    return rows[index[index >= 0]], cols[index >= 0]
+
+
+def cheapest(cost: Cost, candidates: Sequence[np.ndarray], words: int) -> tuple[int, ...] | None:
+    """The candidate of fewest words that fits, and of those the one that holds fewest; None if none fits."""
+    moved, peak = np.broadcast_arrays(cost.words, cost.peak)
+    fit = np.flatnonzero(peak <= words)
+    if not len(fit):
+        return None
+    best = fit[np.lexsort((peak.flat[fit], moved.flat[fit]))[0]]
+    return tuple(int(np.broadcast_to(x, moved.shape).flat[best]) for x in candidates)

@@ -1,0 +1,195 @@
+"""Standard attention: scores and probabilities are whole matrices in slow memory. The baseline.
+
+It computes every pair, attended or not, and its forward keeps P (n_q n_k words) for its backward. With tiles that
+read each operand once: 4 n d + 4 n^2 words forward, 8 n d + 7 n^2 backward (Dao et al., Algorithms 0 and 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redblue.integers import ceil_div, smaller
+from redblue.machine import Machine, Slow
+from redblue.masks import Mask, Pairs
+from redblue.problem import Problem
+from redblue.schedules.products import consume, consume_cost, consume_tiles, score_cost, score_peak, score_tile
+from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
+from redblue.schedules.search import cheapest, edges, pair_edges
+from redblue.schedules.softmax import LOWEST
+
+
+class ForwardTiles(NamedTuple):
+    rows: Any  # score tile: queries, keys
+    cols: Any
+    depth: Any  # features or keys per streamed slice
+    softmax_rows: Any  # softmax: queries, keys (all keys: S is read once, else twice)
+    softmax_cols: Any
+    out_rows: Any  # output tile: queries, features of V
+    out_cols: Any
+
+
+class BackwardTiles(NamedTuple):
+    rows: Any  # dP tile: queries, keys
+    cols: Any
+    depth: Any  # features, keys or queries per streamed slice
+    softmax_rows: Any  # dS from P and dP: queries, keys (all keys: both are read once, else twice)
+    softmax_cols: Any
+    dq_rows: Any  # tile of dQ: queries, features
+    dq_cols: Any
+    dk_rows: Any  # tile of dK: keys, features
+    dk_cols: Any
+    dv_rows: Any  # tile of dV: keys, features
+    dv_cols: Any
+
+
+def _every_pair(p: Problem) -> Pairs:
+    return Mask.full().on(p.n_q, p.n_k)
+
+
+def _scores(m: Machine, result: Slow, left: Slow, right: Slow, t: Any, scale: float) -> None:
+    for i in blocks(left.shape[0], t.rows):
+        for j in blocks(right.shape[0], t.cols):
+            s = score_tile(m, result.name, left, right, i, j, t.depth)
+            s *= scale
+            m.store(result[i, j], s)
+            m.free(s)
+
+
+def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: Slow, out: Slow, p: Slow) -> None:
+    pairs, s = problem.mask.on(problem.n_q, problem.n_k), m.scratch("s", (problem.n_q, problem.n_k))
+    _scores(m, s, q, k, t, problem.d**-0.5)
+    once = t.softmax_cols >= problem.n_k
+    for i in blocks(problem.n_q, t.softmax_rows):
+        row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
+        for sweep in ("statistics", "probabilities"):
+            for j in blocks(problem.n_k, t.softmax_cols):
+                if sweep == "statistics" or not once:
+                    s_ij = m.load(s[i, j])
+                    if not pairs.holds(i, j):
+                        s_ij[...] = m.where(pairs, i, j, s_ij, -np.inf)
+                if sweep == "statistics":
+                    row_sum *= np.exp(row_max - np.maximum(row_max, s_ij.max(axis=1)))
+                    row_max[...] = np.maximum(row_max, s_ij.max(axis=1))
+                    row_sum += np.exp(s_ij - row_max[:, None]).sum(axis=1)
+                else:
+                    s_ij[...] = np.exp(s_ij - row_max[:, None]) / np.maximum(row_sum, 1)[:, None]
+                    m.store(p[i, j], s_ij)
+                if sweep == "probabilities" or not once:
+                    m.free(s_ij)
+        m.free(row_max, row_sum)
+    consume(m, out, p, v, _every_pair(problem), t.out_rows, t.out_cols, t.depth)
+
+
+def backward(
+    m: Machine,
+    problem: Problem,
+    t: BackwardTiles,
+    q: Slow,
+    k: Slow,
+    v: Slow,
+    p: Slow,
+    dout: Slow,
+    dq: Slow,
+    dk: Slow,
+    dv: Slow,
+) -> None:
+    pairs, shape = _every_pair(problem), (problem.n_q, problem.n_k)
+    dp, ds = m.scratch("dp", shape), m.scratch("ds", shape)
+    consume(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth)
+    _scores(m, dp, dout, v, t, problem.d**-0.5)
+    once = t.softmax_cols >= problem.n_k
+    for i in blocks(problem.n_q, t.softmax_rows):
+        delta = m.zeros("delta", len(i))
+        for sweep in ("delta", "ds"):
+            for j in blocks(problem.n_k, t.softmax_cols):
+                if sweep == "delta" or not once:
+                    p_ij, dp_ij = m.load(p[i, j]), m.load(dp[i, j])
+                if sweep == "delta":
+                    delta += (p_ij * dp_ij).sum(axis=1)
+                else:
+                    dp_ij[...] = p_ij * (dp_ij - delta[:, None])
+                    m.store(ds[i, j], dp_ij)
+                if sweep == "ds" or not once:
+                    m.free(p_ij, dp_ij)
+        m.free(delta)
+    consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth)
+    consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth)
+
+
+def _softmax_cost(p: Problem, rows: Any, cols: Any, arrays: int, statistics: int) -> Cost:
+    """Row by row: `arrays` pair matrices read once or twice, one written, `statistics` words per row held."""
+    pairs = p.n_q * p.n_k
+    twice = cols < p.n_k
+    r, c = smaller(rows, p.n_q), smaller(cols, p.n_k)
+    return Cost(arrays * pairs * (1 + twice), pairs, r * (arrays * c + statistics), 0)
+
+
+def _softmax_tiles(
+    p: Problem, words: int, multiple: Mapping[str, int], arrays: int, statistics: int
+) -> tuple[int, ...] | None:
+    rows, cols = min(multiple["softmax_rows"], p.n_q), edges(p.n_k, multiple["softmax_cols"])
+    fit = cols[rows * (arrays * cols + statistics) <= words]
+    return (rows, int(fit[-1])) if len(fit) else None  # only whole rows are read once
+
+
+def _score_tiles(p: Problem, features: int, words: int, multiple: Mapping[str, int]) -> tuple[int, ...] | None:
+    pairs, depth = _every_pair(p), multiple["depth"]
+    rows, cols = edges(p.n_q, multiple["rows"]), edges(p.n_k, multiple["cols"])
+    tried = pair_edges(rows, cols, lambda r, c: score_peak(pairs, features, r, c, depth, False), words, pairs)
+    return cheapest(score_cost(pairs, features, *tried, depth, False), tried, words)
+
+
+def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
+    return (
+        score_cost(_every_pair(p), p.d, t.rows, t.cols, t.depth, False)
+        + Cost(0, p.n_q * p.n_k, 0, 0)
+        + _softmax_cost(p, t.softmax_rows, t.softmax_cols, 1, 2)
+        + consume_cost(_every_pair(p), p.value_dim, t.out_rows, t.out_cols, t.depth)
+    )
+
+
+def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> ForwardTiles | None:
+    depth = multiple["depth"]
+    scores = _score_tiles(p, p.d, words, multiple)
+    softmax = _softmax_tiles(p, words, multiple, 1, 2)
+    out = consume_tiles(_every_pair(p), p.value_dim, words, depth, multiple["out_rows"], multiple["out_cols"])
+    return ForwardTiles(*scores, depth, *softmax, *out) if scores and softmax and out else None
+
+
+def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
+    pairs = _every_pair(p)
+    return (
+        consume_cost(pairs.T, p.value_dim, t.dv_rows, t.dv_cols, t.depth)
+        + score_cost(pairs, p.value_dim, t.rows, t.cols, t.depth, False)
+        + Cost(0, p.n_q * p.n_k, 0, 0)
+        + _softmax_cost(p, t.softmax_rows, t.softmax_cols, 2, 1)
+        + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
+        + consume_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
+    )
+
+
+def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
+    pairs, depth = _every_pair(p), multiple["depth"]
+    scores = _score_tiles(p, p.value_dim, words, multiple)
+    softmax = _softmax_tiles(p, words, multiple, 2, 1)
+    gradients = [
+        consume_tiles(laid, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
+        for name, laid, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.value_dim))
+    ]
+    if scores is None or softmax is None or any(tile is None for tile in gradients):
+        return None
+    return BackwardTiles(*scores, depth, *softmax, *(edge for tile in gradients if tile for edge in tile))
+
+
+schedule = Schedule(
+    name="standard",
+    title="Standard attention: scores and probabilities in slow memory",
+    source="Dao et al., NeurIPS 2022 (arXiv 2205.14135), Algorithms 0 and 3",
+    forward=Pass(forward, ForwardTiles, forward_cost, forward_tiles),
+    backward=Pass(backward, BackwardTiles, backward_cost, backward_tiles),
+    drop_in=False,
+    spills=True,
+)

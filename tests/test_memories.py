@@ -1,0 +1,231 @@
+"""The catalogue of machines, users' own files, and this machine."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from redblue import memories
+from redblue.detect import CudaDevice
+from redblue.errors import RedblueError, UnknownName
+from redblue.figures import UNITS
+from redblue.memories import CATALOGUE, Level, Memory, cuda_memory, list_memories, memory, this_machine
+
+NAMES = [
+    *("gtx-1060", "v100-sxm2", "t4", "rtx-3090", "rtx-4090", "rtx-5090", "a100-sxm", "h100-sxm", "h200-sxm", "b200"),
+    *("mi300x", "zen5-server", "sapphire-rapids-server", "cortex-m7"),
+]
+
+
+def test_names():
+    assert list_memories() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_figure_has_unit_source_and_date(name):
+    table = memories.tomllib.loads(CATALOGUE.read_text())[name]
+    figures = list(table.get("peak", {}).items())
+    figures += [(key, figure) for level in table["levels"] for key, figure in level.items() if key != "name"]
+    assert figures
+    for key, figure in figures:
+        (unit,) = set(figure) - {"source", "date"}
+        assert unit in UNITS.get(key, UNITS["peak"])
+        assert figure["source"].strip()
+        assert figure["date"].startswith("20")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sources_reach_the_user(name):
+    found = memory(name)
+    assert set(found.sources) == {f"peak.{dtype}" for dtype in found.peak_flops_per_second}
+    for level in found.levels:
+        known = {"capacity": level.capacity_bytes, "bandwidth": level.bandwidth_bytes_per_second}
+        assert {key for key, value in known.items() if value is not None} <= set(level.sources)
+
+
+# The head dimension up to which a d x d matrix of float16 fits in fast memory: floor(sqrt(words)).
+LARGEST_D = {
+    "gtx-1060": 156,
+    "v100-sxm2": 221,
+    "t4": 181,
+    "rtx-3090": 225,
+    "rtx-4090": 225,
+    "rtx-5090": 225,
+    "a100-sxm": 288,
+    "h100-sxm": 340,
+    "h200-sxm": 340,
+    "b200": 340,
+    "mi300x": 181,
+    "cortex-m7": 90,
+}
+
+
+@pytest.mark.parametrize(("name", "d"), LARGEST_D.items())
+def test_largest_square_in_fast_memory(name, d):
+    capacity_bytes = memory(name).boundaries[0].capacity_bytes
+    assert capacity_bytes is not None
+    assert math.isqrt(capacity_bytes // 2) == d
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if memory(name).kind == "gpu"])
+def test_gpus_are_plausible(name):
+    gpu = memory(name)
+    assert 48 * 1024 <= (gpu.levels[0].capacity_bytes or 0) <= 228 * 1024
+    assert 10 <= gpu.levels[0].count <= 304
+    assert 100e9 < (gpu.levels[-1].bandwidth_bytes_per_second or 0) < 10e12
+    # At least 10 operations for every byte from slow memory, or nobody would call it a GPU.
+    peak = max(gpu.peak_flops_per_second.values())
+    assert peak > 10 * (gpu.levels[-1].bandwidth_bytes_per_second or 0)
+    assert gpu.tile_multiple == (16 if "float16" in gpu.peak_flops_per_second else 1)
+
+
+def test_gpus_older_than_ampere_have_no_bfloat16():
+    for name in ("gtx-1060", "v100-sxm2", "t4"):
+        assert "bfloat16" not in memory(name).peak_flops_per_second
+
+
+def test_units_are_converted():
+    h100 = memory("h100-sxm")
+    assert h100.boundaries[0].name == "shared memory/L2"
+    assert h100.boundaries[0].capacity_bytes == 232448
+    assert h100.boundaries[1].bandwidth_bytes_per_second == 3.35e12
+    assert h100.peak_flops_per_second["float16"] == 989.4e12
+
+
+def test_unknown_name_gives_the_nearest():
+    with pytest.raises(UnknownName, match=r"unknown memory 'h100'; nearest: .*h100-sxm"):
+        memory("h100")
+
+
+def test_a_memory_is_its_own_name():
+    assert memory(memory("t4")) is memory("t4")
+
+
+BOARD = """
+[my-board]
+kind = "microcontroller"
+peak.float32 = { mflop_per_second = 480 }
+[[my-board.levels]]
+name = "D-cache"
+capacity = { kib = 16 }
+[[my-board.levels]]
+name = "SRAM"
+bandwidth = { mb_per_second = 800, source = "data sheet", date = "2026-01" }
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "boards.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_users_own_file(tmp_path):
+    board = memory(write(tmp_path, BOARD))
+    assert (board.name, board.title, board.kind) == ("my-board", "my-board", "microcontroller")
+    assert board.levels == (
+        Level("D-cache", 16384),
+        Level("SRAM", None, bandwidth_bytes_per_second=8e8, sources={"bandwidth": "data sheet, 2026-01"}),
+    )
+    assert board.peak_flops_per_second == {"float32": 480e6}
+    assert memory(f"{tmp_path / 'boards.toml'}:my-board") == board
+
+
+def test_a_file_with_several_machines_needs_a_name(tmp_path):
+    path = write(tmp_path, BOARD + BOARD.replace("my-board", "other"))
+    assert memory(f"{path}:other").name == "other"
+    with pytest.raises(RedblueError, match=r"holds 2 machines \(my-board, other\); choose one: .*boards.toml:my-board"):
+        memory(path)
+    with pytest.raises(UnknownName, match="nearest: other"):
+        memory(f"{path}:othr")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("{ kib = 16 }", "16", r"capacity of level 'D-cache' is 16 and needs a unit: write capacity = \{ kib = "),
+        ("{ kib = 16 }", '{ source = "me" }', "capacity of level 'D-cache' needs a unit.*got none.*units: bytes, kib"),
+        ("{ kib = 16 }", "{ kib = 16, mib = 1 }", "a unit, and one only, got kib, mib"),
+        ("{ kib = 16 }", "{ acres = 16 }", "got acres"),
+        ("{ kib = 16 }", "{ kib = -16 }", "capacity of level 'D-cache' must be a number above 0, got -16"),
+        ("{ kib = 16 }", "{ kib = true }", "must be a number above 0, got True"),
+        ("{ kib = 16 }", "{ kib = inf }", "must be a number above 0, got inf"),
+        ("{ kib = 16 }", "{ kib = 16 }\nclock = 3", "unknown key 'clock' in level 'D-cache'; known: name, capacity"),
+        ("capacity = { kib = 16 }", "", "level 'D-cache' needs a capacity"),
+        ('name = "D-cache"', "", "every level needs a name"),
+        ("mflop_per_second", "mhz", r"float32 of peak needs a unit.*units: flop_per_second"),
+        ("peak.float32", "peak.float7", "unknown key 'float7' in peak; known: float64, float32"),
+        (
+            'kind = "microcontroller"',
+            'kind = "toaster"',
+            "kind must be one of gpu, cpu, microcontroller, got 'toaster'",
+        ),
+        ('kind = "microcontroller"', "", "kind must be one of gpu, cpu, microcontroller, got None"),
+        ('kind = "microcontroller"', 'kind = "gpu"\ntile_multiple = 0', "tile_multiple must be .* at least 1, got 0"),
+        ("[[my-board.levels]]", "[[my-board.layers]]", "unknown key 'layers' in the machine"),
+        ("bandwidth =", "capacity = { kib = 8 }\nbandwidth =", r"one 'D-cache' \(16384 bytes\) is no smaller than one"),
+        ("bandwidth =", "count = { instances = 2 }\nbandwidth =", r"not be more 'SRAM' \(2\) than 'D-cache' \(1\)"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said_by_name(tmp_path, old, new, message):
+    assert old in BOARD
+    with pytest.raises(RedblueError, match=message) as caught:
+        memory(write(tmp_path, BOARD.replace(old, new)))
+    assert "(table 'my-board' of boards.toml)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not toml at all", "boards.toml is not TOML"),
+        ("", "holds no machine; write one table per machine"),
+        ("number = 3", "the machine must be a table, got 3"),
+        ('[a]\nkind = "cpu"', r"levels must hold a fast and a slow memory at least: write \[\[a.levels\]\]"),
+    ],
+)
+def test_files_without_a_machine(tmp_path, text, message):
+    with pytest.raises(RedblueError, match=message):
+        memory(write(tmp_path, text))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(RedblueError, match=r"cannot read .*nowhere.toml: No such file or directory"):
+        memory(tmp_path / "nowhere.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RedblueError, match="is not TOML"):
+        memory(tmp_path / "binary.toml")
+
+
+def test_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr("redblue.roofline.platformdirs.user_cache_path", lambda name: tmp_path)
+    here = this_machine()
+    assert isinstance(here, Memory)
+    assert here.kind == "cpu"
+    assert (here.levels[0].name, here.levels[-1].name) == ("registers", "DRAM")
+    assert here.peak_flops_per_second["float32"] > 1e8
+    for boundary in here.boundaries:
+        assert (boundary.bandwidth_bytes_per_second or 0) > 1e8
+        assert boundary.slow.capacity_bytes is None or (boundary.capacity_bytes or 0) < boundary.slow.capacity_bytes
+
+
+GPU = CudaDevice("NVIDIA H100 80GB HBM3", "9.0", 132, 227 * 1024, 50 * 2**20, 85 * 10**9, None)
+
+
+def test_a_cuda_device_in_the_catalogue_has_its_peaks():
+    found, listed = cuda_memory(GPU), memory("h100-sxm")
+    assert found.name == "nvidia-h100-80gb-hbm3"
+    assert found.peak_flops_per_second == listed.peak_flops_per_second
+    assert found.levels[-1].bandwidth_bytes_per_second == listed.levels[-1].bandwidth_bytes_per_second
+    assert [level.capacity_bytes for level in found.levels] == [227 * 1024, 50 * 2**20, 85 * 10**9]
+
+
+def test_an_unlisted_cuda_device_is_described_as_far_as_the_driver_goes():
+    found = cuda_memory(CudaDevice("Some GPU", "6.1", 10, 48 * 1024, 2**20, 2**32, 1e11))
+    assert found.peak_flops_per_second == {}
+    assert found.tile_multiple == 1
+    assert found.levels[-1].bandwidth_bytes_per_second == 1e11
+
+
+def test_device_names_are_listed_once():
+    names = [name for known in NAMES for name in memories.memory(known).device_names]
+    assert len(names) == len(set(names)) > 0
