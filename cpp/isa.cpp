@@ -108,9 +108,9 @@ const Isa& choose_isa(const std::string& name) {
     if (wanted.empty() || wanted == isa.name) return isa;
     runnable += (runnable.empty() ? "" : ", ") + std::string(isa.name);
   }
-  throw std::invalid_argument((name.empty() ? "REDBLUE_ISA names " : "") +
-                              std::string(known ? "an instruction set that this CPU lacks" : "an unknown instruction set") +
-                              ", '" + wanted + "'; this CPU can run: " + runnable);
+  const char* const problem = known ? "an instruction set that this CPU lacks" : "an unknown instruction set";
+  throw std::invalid_argument((name.empty() ? "REDBLUE_ISA names " : "") + std::string(problem) + ", '" + wanted +
+                              "'; this CPU can run: " + runnable);
 }
 
 }  // namespace redblue

@@ -41,13 +41,15 @@ class Barrier {
   std::atomic<int> arrived_{0}, round_{0};
 };
 
-constexpr int kMostThreads = 1024, kRepetitions = 10;
+constexpr int kMostThreads = 1024, kMostSeconds = 60, kRepetitions = 10;
 
 void check(int threads, double seconds) {
   if (threads < 1 || threads > kMostThreads)
     throw std::invalid_argument("threads must be 1 to " + std::to_string(kMostThreads) + ", got " +
                                 std::to_string(threads));
-  if (!(seconds > 0)) throw std::invalid_argument("seconds must be above 0, got " + std::to_string(seconds));
+  if (!(seconds > 0 && seconds <= kMostSeconds))
+    throw std::invalid_argument("seconds must be above 0 and at most " + std::to_string(kMostSeconds) + ", got " +
+                                std::to_string(seconds));
 }
 
 // Each thread calls prepare(thread), then all call work(thread, passes) at the same moment, again and again. Returns
@@ -75,7 +77,7 @@ double best_rate(int threads, double seconds, const std::function<void(int)>& pr
         continue;
       }
       if (thread == 0) best = std::max(best, passes * threads / elapsed);
-      repetition += std::max(1, static_cast<int>(elapsed / wanted + 0.5));
+      repetition += std::max(1, static_cast<int>(std::min<double>(kRepetitions, elapsed / wanted + 0.5)));
     }
   };
   std::vector<std::thread> others;

@@ -33,7 +33,8 @@ NB_MODULE(_core, m) {
       [](const std::string& dtype, int threads, double seconds, const std::string& isa) {
         return redblue::multiply_add_rate(dtype, threads, seconds, redblue::choose_isa(isa));
       },
-      "dtype"_a = "float32", "threads"_a = 1, "seconds"_a = 0.05, "isa"_a = "", nb::call_guard<nb::gil_scoped_release>());
+      "dtype"_a = "float32", "threads"_a = 1, "seconds"_a = 0.05, "isa"_a = "",
+      nb::call_guard<nb::gil_scoped_release>());
 
   m.def(
       "read_rate",

@@ -7,7 +7,7 @@ import pytest
 from redblue import _core, roofline
 from redblue.detect import Cache, Cpu, detect_cpu
 from redblue.errors import RedblueError
-from redblue.roofline import ALL_CORES, ONE_CORE, Roofline, buffer_bytes
+from redblue.roofline import ALL_CORES, LEAST_CPU_SHARE, ONE_CORE, Roofline, buffer_bytes
 
 RUNNABLE = [isa.name for isa in _core.list_isas() if isa.supported]
 KIB, MIB = 2**10, 2**20
@@ -58,6 +58,8 @@ def test_bad_arguments():
         _core.read_rate(1024, -1)
     with pytest.raises(ValueError, match="seconds must be above 0"):
         _core.read_rate(1024, 1, 0.0)
+    with pytest.raises(ValueError, match="seconds must be above 0 and at most 60"):
+        _core.read_rate(1024, 1, float("inf"))
     with pytest.raises(ValueError, match="dtype must be 'float32' or 'bfloat16', got 'int8'"):
         _core.multiply_add_rate("int8")
     with pytest.raises(ValueError, match="got 'int8'"):
@@ -72,13 +74,23 @@ def test_bad_arguments():
 def test_measure():
     cpu = detect_cpu()
     found = roofline.measure(cpu, _core.choose_isa(), seconds_per_rate=0.02)
-    assert 0 < found.cpu_share < 1.1
     peaks, reads = found.peak_flops_per_second, found.read_bandwidth_bytes_per_second
     assert set(reads) == {*(cache.name for cache in cpu.caches), "DRAM"}
+    assert all(rate > 1e8 for rates in (*peaks.values(), *reads.values()) for rate in rates.values())
+    assert 0 < found.cpu_share < 1.1
+
+
+def test_rates_are_ordered():
+    for _ in range(3):
+        found = roofline.measure(detect_cpu(), _core.choose_isa(), seconds_per_rate=0.06)
+        if found.cpu_share > LEAST_CPU_SHARE:
+            break
+    else:
+        pytest.skip("other work keeps this machine's cores busy: its rates mean little")
+    peaks, reads = found.peak_flops_per_second, found.read_bandwidth_bytes_per_second
     for rates in (*peaks.values(), *reads.values()):
-        # Other work on this machine may take cores away, but never adds any.
-        assert rates[ALL_CORES] > 0.3 * rates[ONE_CORE] > 0
-    if cpu.caches:
+        assert rates[ALL_CORES] > 0.7 * rates[ONE_CORE]
+    if "L1d" in reads:
         assert reads["L1d"][ONE_CORE] > reads["DRAM"][ONE_CORE]
 
 

@@ -52,9 +52,7 @@ def count(
     return Count(schedule, problem, chosen._asdict(), cost.reads, cost.writes, cost.peak, cost.flops)
 
 
-def run(
-    schedule: str, problem: Problem, *, words: int | None = None, tiles: Mapping[str, int] | None = None
-) -> Count:
+def run(schedule: str, problem: Problem, *, words: int | None = None, tiles: Mapping[str, int] | None = None) -> Count:
     """The same count by running the schedule on a counting machine of `words` words: the proof by execution."""
     found, chosen = _choose(schedule, problem, words, tiles)
     machine, _ = execute(found, problem, chosen, Counting(words))

@@ -104,9 +104,10 @@ class TileSums(NamedTuple):
 class Pairs(Protocol):
     """What schedules ask of a mask that is laid on rows (queries) and columns (keys)."""
 
-    n_rows: int
-    n_cols: int
-
+    @property
+    def n_rows(self) -> int: ...
+    @property
+    def n_cols(self) -> int: ...
     @property
     def T(self) -> Pairs: ...
     @property
@@ -129,7 +130,7 @@ class Band:
     group: int = 1
 
     @property
-    def T(self) -> Transposed:
+    def T(self) -> Pairs:
         return Transposed(self)
 
     @property
@@ -164,9 +165,8 @@ class Band:
     def holds(self, rows: range, cols: range) -> bool:
         """Whether every pair of the tile attends, so that it needs no masking."""
         return (
-            (rows.stop - 1) // self.group + self.first <= cols.start
-            and cols.stop <= rows.start // self.group + self.end
-        )
+            rows.stop - 1
+        ) // self.group + self.first <= cols.start and cols.stop <= rows.start // self.group + self.end
 
     def sums(self, rows: Any, cols: Any) -> TileSums:
         """Sums over the live tiles of the grid of `rows` x `cols` tiles; both may be arrays (broadcast)."""
@@ -218,32 +218,36 @@ class Band:
 class Transposed:
     """The same pairs with rows and columns exchanged: for schedules that keep keys and stream queries."""
 
-    T: Band
+    of: Band
+
+    @property
+    def T(self) -> Pairs:
+        return self.of
 
     @property
     def n_rows(self) -> int:
-        return self.T.n_cols
+        return self.of.n_cols
 
     @property
     def n_cols(self) -> int:
-        return self.T.n_rows
+        return self.of.n_rows
 
     @property
     def is_full(self) -> bool:
-        return self.T.is_full
+        return self.of.is_full
 
     def cols_of(self, rows: range) -> range:
-        return self.T.rows_of(rows)
+        return self.of.rows_of(rows)
 
     def rows_of(self, cols: range) -> range:
-        return self.T.cols_of(cols)
+        return self.of.cols_of(cols)
 
     def dense(self, rows: range, cols: range) -> np.ndarray:
-        return self.T.dense(cols, rows).T
+        return self.of.dense(cols, rows).T
 
     def holds(self, rows: range, cols: range) -> bool:
-        return self.T.holds(cols, rows)
+        return self.of.holds(cols, rows)
 
     def sums(self, rows: Any, cols: Any) -> TileSums:
-        tiles, row_sum, col_sum, area = self.T.sums(cols, rows)
+        tiles, row_sum, col_sum, area = self.of.sums(cols, rows)
         return TileSums(tiles, col_sum, row_sum, area)

@@ -1,4 +1,4 @@
-"""The plan: at each boundary of a memory hierarchy, which schedule and tiles move the fewest words, and what that costs.
+"""The plan: at each boundary of a memory hierarchy, which schedule and tiles move the fewest words, at what cost.
 
 Each boundary is the two-level model of its own: M is what one instance of its fast side holds. Streams (heads) are
 taken one at a time per instance; boundaries are planned from the innermost outwards, and every tile edge is a
@@ -8,6 +8,7 @@ multiple of the same edge one level further in, so that the tiles nest.
 from __future__ import annotations
 
 import io
+import math
 import os
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,9 +19,10 @@ from rich.table import Table
 from redblue import schedules
 from redblue.bounds import Bound, lower_bound
 from redblue.errors import RedblueError
-from redblue.memories import Boundary, Memory, memory
+from redblue.memories import Boundary, Level, Memory, memory
 from redblue.problem import Problem
 from redblue.schedules.schedule import TooFewWords
+from redblue.tables import plan_table
 
 REGIMES = ("large-cache", "between", "small-cache")
 
@@ -32,9 +34,9 @@ def regime(d: int, words: int) -> str:
     return "between" if 4 * words >= d * d else "small-cache"
 
 
-def largest_head_dimension(words: int) -> int:
-    """d* = sqrt(M): the largest head dimension in the large-cache regime."""
-    return int(words**0.5)
+def largest_head_dimension(level: Level, bytes_per_word: int) -> int | None:
+    """d* = sqrt(M): the largest head dimension that is in the large-cache regime at this level."""
+    return math.isqrt(level.capacity_bytes // bytes_per_word) if level.capacity_bytes else None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Plan:
     memory: str
     levels: tuple[LevelPlan, ...]
     arithmetic_seconds: float | None
+    arithmetic_dtype: str | None  # the type whose peak rate that assumes; None: no rate known
 
     @property
     def limit(self) -> str | None:
@@ -96,32 +99,17 @@ class Plan:
             "memory": self.memory,
             "levels": levels,
             "arithmetic_seconds": self.arithmetic_seconds,
+            "arithmetic_dtype": self.arithmetic_dtype,
             "limit": self.limit,
             "seconds": self.seconds,
         }
 
     def __rich__(self) -> Table:
-        p = self.problem
-        caption = f"arithmetic {time(self.arithmetic_seconds)}; limited by {self.limit or 'what is not known'}"
-        title = (
-            f"{p.direction} on {self.memory}: n_q {p.n_q}, n_k {p.n_k}, d {p.d}, d_v {p.value_dim}, batch {p.batch}, "
-            f"heads {p.heads}/{p.kv_heads}, {p.dtype}, {p.mask}"
-        )
-        table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-        for heading in ("boundary", "M (words)", "regime", "schedule", "tiles"):
-            table.add_column(heading, overflow="fold")
-        for heading in ("words", "bytes", "bound (words)", "gap", "time"):
-            table.add_column(heading, justify="right", overflow="fold")
-        for level in self.levels:
-            tiles = " ".join(f"{edge} {length}" for edge, length in level.tiles.items()) or level.why
-            figures = (amount(level.words), amount(level.bytes), amount(level.bound.words), ratio(level.gap))
-            row = (level.boundary, f"{level.capacity_words:,}", level.regime, level.schedule or "none fits", tiles)
-            table.add_row(*row, *figures, time(level.seconds))
-        return table
+        return plan_table(self)
 
     def __str__(self) -> str:
         text = io.StringIO()
-        Console(file=text, width=160).print(self)
+        Console(file=text, width=120).print(self)
         return text.getvalue().rstrip()
 
 
@@ -142,9 +130,13 @@ def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machi
         inner = level.tiles or inner
     if not levels:
         raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to plan")
-    peak = machine.peak_flops_per_second.get(problem.dtype)
     flops = next((level.flops for level in levels if level.flops), None)  # of the innermost schedule: what is executed
-    return Plan(problem, machine.name, tuple(levels), flops / peak if peak and flops else None)
+    # Where a machine has no arithmetic in the problem's type, narrow words are widened to float32 first.
+    usable = (problem.dtype,) if problem.bytes_per_word > 4 else (problem.dtype, "float32")
+    rates = [dtype for dtype in usable if dtype in machine.peak_flops_per_second]
+    dtype = rates[0] if rates and flops else None
+    seconds = flops / machine.peak_flops_per_second[dtype] if dtype and flops else None
+    return Plan(problem, machine.name, tuple(levels), seconds, dtype)
 
 
 _memory = memory
@@ -193,26 +185,3 @@ def _level(problem: Problem, boundary: Boundary, step: int, inner: dict[str, int
 def describe(problem: Problem) -> dict[str, Any]:
     """A problem as plain data."""
     return asdict(problem) | {"mask": repr(problem.mask)}
-
-
-def amount(number: float | None) -> str:
-    """A count with an SI prefix."""
-    if number is None:
-        return "-"
-    for power, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= power:
-            return f"{number / power:.3g} {prefix}"
-    return f"{number:,.0f}"
-
-
-def ratio(number: float | None) -> str:
-    return "-" if number is None else f"{number:.2f}"
-
-
-def time(seconds: float | None) -> str:
-    if seconds is None:
-        return "not known"
-    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"

@@ -25,10 +25,11 @@ from redblue.errors import RedblueError
 
 ONE_CORE, ALL_CORES = "one core", "all cores"
 
-# Seconds per measured rate: with two dtypes and four levels, on one core and on all, one second in all, to which the
-# first touch of the DRAM buffers comes.
-SECONDS_PER_RATE = 0.08
+# Seconds per measured rate: with two dtypes and four levels, on one core and on all, a second and a half in all,
+# to which the first touch of the DRAM buffers comes.
+SECONDS_PER_RATE, ROUNDS = 0.12, 2
 
+# Rates measured with less of the cores' time than this are not kept.
 LEAST_CPU_SHARE = 0.9
 
 # DRAM buffers are this many times the last cache, so that it can keep little of them; at most this part of memory.
@@ -78,19 +79,23 @@ def cache_path(cpu: Cpu, isa: str) -> Path:
 
 
 def measure(cpu: Cpu, isa: _core.Isa, seconds_per_rate: float = SECONDS_PER_RATE) -> Roofline:
-    """Measure now: every rate on one core and on all, `seconds_per_rate` each."""
-    crews = {ONE_CORE: 1, ALL_CORES: cpu.cores}
-    dtypes = ["float32", "bfloat16"] if isa.has_bfloat16 else ["float32"]
+    """Measure now: every rate on one core and on all, the better of two rounds that take `seconds_per_rate` together.
 
-    peaks: dict[str, dict[str, float]] = {dtype: {} for dtype in dtypes}
-    rates: dict[str, dict[str, float]] = {}
-    wanted_seconds = got_seconds = 0.0
-    for crew, threads in crews.items():
+    Two rounds, because a virtual machine's host may run an idle core's first work on half a core.
+    """
+    dtypes = ["float32", "bfloat16"] if isa.has_bfloat16 else ["float32"]
+    crews = {ONE_CORE: 1, ALL_CORES: cpu.cores}
+    sizes = {crew: buffer_bytes(cpu, threads) for crew, threads in crews.items()}
+    peaks = {dtype: dict.fromkeys(crews, 0.0) for dtype in dtypes}
+    rates = {name: dict.fromkeys(crews, 0.0) for name in sizes[ONE_CORE]}
+
+    seconds, wanted_seconds, got_seconds = seconds_per_rate / ROUNDS, 0.0, 0.0
+    for crew, threads in list(crews.items()) * ROUNDS:
         wall, processor = time.perf_counter(), time.process_time()
-        for dtype in dtypes:
-            peaks[dtype][crew] = _core.multiply_add_rate(dtype, threads, seconds_per_rate, isa.name)
-        for name, size in buffer_bytes(cpu, threads).items():
-            rates.setdefault(name, {})[crew] = _core.read_rate(size, threads, seconds_per_rate, isa.name)
+        for dtype, best in peaks.items():
+            best[crew] = max(best[crew], _core.multiply_add_rate(dtype, threads, seconds, isa.name))
+        for name, best in rates.items():
+            best[crew] = max(best[crew], _core.read_rate(sizes[crew][name], threads, seconds, isa.name))
         wanted_seconds += threads * (time.perf_counter() - wall)
         got_seconds += time.process_time() - processor
     today = datetime.date.today().isoformat()

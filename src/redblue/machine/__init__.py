@@ -12,6 +12,10 @@ from redblue.machine.base import (
     Tile,
     UseAfterFree,
     Value,
+    exp,
+    log,
+    maximum,
+    minimum,
 )
 from redblue.machine.counting import Counting
 from redblue.machine.numeric import Numeric
@@ -30,4 +34,8 @@ __all__ = [
     "Tile",
     "UseAfterFree",
     "Value",
+    "exp",
+    "log",
+    "maximum",
+    "minimum",
 ]

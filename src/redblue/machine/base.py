@@ -87,21 +87,32 @@ class Value(NDArrayOperatorsMixin):
         return self.data
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
-        machine = next(x.machine for x in inputs if isinstance(x, Value) and x.machine)
-        data = machine.compute(ufunc, method, [x.read() if isinstance(x, Value) else x for x in inputs], options)
+        machine, numbers = None, []
+        for x in inputs:
+            if isinstance(x, Value):
+                machine = machine or x.machine
+                numbers.append(x.read())
+            else:
+                numbers.append(x)
+        assert machine is not None
+        data = machine.compute(ufunc, method, numbers, options)
         if out is None:
             return Value(machine, data)
-        out[0][...] = Value(machine, data)
+        out[0].put(..., data)
         return out[0]
 
     def __getitem__(self, key: Any) -> Value:
         return Value(self.machine, self.read()[key], self.owner)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        self.put(key, value.read() if isinstance(value, Value) else value)
+
+    def put(self, key: Any, data: Any) -> None:
+        """Write into words that a tile holds: a move, so that what was computed before is gone."""
         if self.owner is None or self.machine is None:
             raise NotKept("only words held in a tile can be written: put the value into a tile with new() first")
         self.owner.check_held()
-        self.machine.assign(self.data, key, value.read() if isinstance(value, Value) else value)
+        self.machine.assign(self.data, key, data)
         self.machine.clock += 1
 
     @property
@@ -113,6 +124,22 @@ class Value(NDArrayOperatorsMixin):
 
     def max(self, axis: int) -> Value:
         return np.maximum.reduce(self, axis=axis)  # type: ignore[call-overload]
+
+
+def exp(x: Value) -> Value:
+    return np.exp(x)  # type: ignore[call-overload]
+
+
+def log(x: Value) -> Value:
+    return np.log(x)  # type: ignore[call-overload]
+
+
+def maximum(a: Value, b: Value | float) -> Value:
+    return np.maximum(a, b)  # type: ignore[call-overload]
+
+
+def minimum(a: Value, b: Value | float) -> Value:
+    return np.minimum(a, b)  # type: ignore[call-overload]
 
 
 class Region(Value):

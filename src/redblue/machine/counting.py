@@ -63,24 +63,23 @@ class Counting(Machine):
         pass
 
     def compute(self, ufunc: np.ufunc, method: str, inputs: list[Any], options: Mapping[str, Any]) -> Shape:
-        shapes = [getattr(x, "shape", ()) for x in inputs]
+        shape = getattr(inputs[0], "shape", ())
         if ufunc is np.matmul:
-            (rows, inner), (inner_too, cols) = shapes
+            (rows, inner), (inner_too, cols) = shape, inputs[1].shape
             if inner != inner_too:
-                raise MachineError(f"cannot multiply shapes {shapes[0]} and {shapes[1]}")
+                raise MachineError(f"cannot multiply shapes {shape} and {inputs[1].shape}")
             self.flops += 2 * rows * inner * cols
             return Shape((rows, cols))
         if method == "reduce":
             axis = options["axis"]
-            return Shape(shapes[0][:axis] + shapes[0][axis + 1 :])
-        result = shapes[0]
-        for shape in shapes[1:]:
-            result = _broadcast(result, shape)
-        return Shape(result)
+            return Shape(shape[:axis] + shape[axis + 1 :])
+        for other in inputs[1:]:
+            shape = _broadcast(shape, getattr(other, "shape", ()))
+        return Shape(shape)
 
     def assign(self, data: Shape, key: Any, value: Any) -> None:
         target, source = data[key].shape, getattr(value, "shape", ())
-        if _broadcast(target, source) != target:
+        if source != target and _broadcast(target, source) != target:
             raise MachineError(f"cannot put shape {source} into {target}")
 
     def select(self, pairs: Any, rows: range, cols: range, data: Shape, otherwise: float) -> Shape:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue.integers import larger, smaller
-from redblue.machine import Machine, Slow
+from redblue.machine import Machine, Slow, exp, log, maximum
 from redblue.problem import Problem
 from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
 from redblue.schedules.search import cheapest, edges, pair_edges
-from redblue.schedules.softmax import LOWEST, finite
+from redblue.schedules.softmax import LOWEST, probabilities
 
 
 class ForwardTiles(NamedTuple):
@@ -43,9 +43,9 @@ def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: 
             m.free(k_j)
             if not pairs.holds(i, j):
                 s[...] = m.where(pairs, i, j, s, -np.inf)
-            new_max = m.new("new_max", np.maximum(row_max, s.max(axis=1)))
-            row_max[...] = np.exp(row_max - new_max)  # what was summed so far shrinks by this
-            s[...] = np.exp(s - new_max[:, None])
+            new_max = m.new("new_max", maximum(row_max, s.max(axis=1)))
+            row_max[...] = exp(row_max - new_max)  # what was summed so far shrinks by this
+            s[...] = exp(s - new_max[:, None])
             row_sum *= row_max
             row_sum += s.sum(axis=1)
             out_i *= row_max[:, None]
@@ -54,8 +54,8 @@ def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: 
             v_j = m.load(v[j])
             out_i += s @ v_j
             m.free(s, v_j)
-        out_i /= np.maximum(row_sum, 1)[:, None]  # at least exp(0), unless the row attends nothing: then 0
-        row_max += np.log(row_sum)
+        out_i /= maximum(row_sum, 1)[:, None]  # at least exp(0), unless the row attends nothing: then 0
+        row_max += log(row_sum)
         m.store(out[i], out_i)
         m.store(lse[i], row_max)
         m.free(q_i, out_i, row_max, row_sum)
@@ -77,9 +77,11 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Forwar
     # The words do not depend on how many keys stream by together, so the fewest leave the most room for queries.
     cols = np.array([min(multiple["cols"], p.n_k)])
     pairs = p.mask.on(p.n_q, p.n_k)
-    tried = pair_edges(edges(p.n_q, multiple["rows"], not pairs.is_full), cols, lambda r, c: _forward_peak(p, r, c), words, pairs)
+    tried = pair_edges(
+        edges(p.n_q, multiple["rows"], not pairs.is_full), cols, lambda r, c: _forward_peak(p, r, c), words, pairs
+    )
     best = cheapest(forward_cost(p, ForwardTiles(*tried)), tried, words)
-    return best and ForwardTiles(*best)
+    return ForwardTiles._make(best) if best else None
 
 
 def backward(
@@ -107,7 +109,7 @@ def backward(
         q_i, lse_i, dq_i = m.load(q[i]), m.load(lse[i]), m.zeros("dq_i", len(i), problem.d)
         for j in blocks(pairs.cols_of(i), t.cols):
             k_j, v_j = m.load(k[j]), m.load(v[j])
-            ds = m.new("ds", np.exp(q_i @ k_j.T * scale - finite(lse_i)[:, None]))
+            ds = m.new("ds", probabilities(q_i @ k_j.T * scale, lse_i))
             if not pairs.holds(i, j):
                 ds[...] = m.where(pairs, i, j, ds, 0.0)
             ds *= dout_i @ v_j.T - delta_i[:, None]
@@ -122,7 +124,7 @@ def backward(
         dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.value_dim)
         for i in blocks(pairs.rows_of(j), t.dkv_rows):
             q_i, dout_i, lse_i, delta_i = m.load(q[i]), m.load(dout[i]), m.load(lse[i]), m.load(delta[i])
-            p = m.new("p", np.exp(q_i @ k_j.T * scale - finite(lse_i)[:, None]))
+            p = m.new("p", probabilities(q_i @ k_j.T * scale, lse_i))
             if not pairs.holds(i, j):
                 p[...] = m.where(pairs, i, j, p, 0.0)
             dv_j += p.T @ dout_i
@@ -166,18 +168,22 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
 def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
     pairs = p.mask.on(p.n_q, p.n_k)
     cols = np.array([min(multiple["cols"], p.n_k)])
-    tried = pair_edges(edges(p.n_q, multiple["rows"], not pairs.is_full), cols, lambda r, c: _dq_peak(p, r, c), words, pairs)
+    tried = pair_edges(
+        edges(p.n_q, multiple["rows"], not pairs.is_full), cols, lambda r, c: _dq_peak(p, r, c), words, pairs
+    )
     dq = cheapest(_dq_cost(p, *tried), tried, words)
     rows = np.array([min(multiple["dkv_rows"], p.n_q)])
-    tried = pair_edges(edges(p.n_k, multiple["dkv_cols"], not pairs.is_full), rows, lambda c, r: _dkv_peak(p, r, c), words, pairs)
-    dkv = cheapest(_dkv_cost(p, *tried[::-1]), tried[::-1], words)
-    return BackwardTiles(*dq, *dkv) if dq and dkv else None
+    tried = pair_edges(
+        edges(p.n_k, multiple["dkv_cols"], not pairs.is_full), rows, lambda c, r: _dkv_peak(p, r, c), words, pairs
+    )
+    dkv = cheapest(_dkv_cost(p, tried[1], tried[0]), tried[::-1], words)
+    return BackwardTiles._make((*dq, *dkv)) if dq and dkv else None
 
 
 schedule = Schedule(
     name="flash",
     title="FlashAttention (FlashAttention-2 order; backward in two kernels)",
-    source="Dao et al., NeurIPS 2022 (arXiv 2205.14135), Thm 2 and 5; loop order of FlashAttention-2 (arXiv 2307.08691)",
+    source="Dao et al., NeurIPS 2022 (arXiv 2205.14135), Thm 2 and 5; the order of FlashAttention-2 (arXiv 2307.08691)",
     forward=Pass(forward, ForwardTiles, forward_cost, forward_tiles),
     backward=Pass(backward, BackwardTiles, backward_cost, backward_tiles),
 )

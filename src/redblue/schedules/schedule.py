@@ -104,7 +104,7 @@ class Schedule:
         stream, one_pass = problem.one_stream(), self.direction(problem)
         if stream.n_q * stream.n_k * max(problem.d, problem.value_dim) > LARGEST:
             raise RedblueError(f"n_q x n_k x d must be at most {LARGEST:.0e} for the search, got {problem}")
-        multiple = {edge: 1 for edge in one_pass.edges} | dict(multiple or {})
+        multiple = dict.fromkeys(one_pass.edges, 1) | dict(multiple or {})
         tiles = one_pass.search(stream, words, multiple)
         if tiles is None:
             least = int(one_pass.cost(stream, one_pass.tile_type(*(multiple[e] for e in one_pass.edges))).peak)
@@ -121,7 +121,7 @@ class Schedule:
         if unknown:
             allowed = ", ".join(one_pass.edges)
             raise RedblueError(f"{self.name} {problem.direction} has no tile edge {unknown[0]!r}; it has {allowed}")
-        tiles = one_pass.tile_type(**({edge: 1 for edge in one_pass.edges} | dict(edges)))
+        tiles = one_pass.tile_type(**(dict.fromkeys(one_pass.edges, 1) | dict(edges)))
         self._check(problem, tiles)
         return tiles
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from redblue.integers import ceil_div, smaller
-from redblue.machine import Machine, Region, Slow, Tile, Value
+from redblue.machine import Machine, Region, Slow, Tile, Value, exp, maximum, minimum
 from redblue.masks import Pairs
 from redblue.schedules.schedule import Cost, blocks, grid, overlap, within
 
@@ -20,7 +20,12 @@ LOWEST = float(np.finfo(np.float64).min)  # not -inf: -inf - -inf would be NaN
 
 def finite(lse: Value) -> Value:
     """The log-sum-exp with -inf (a row that attends nothing) replaced by a number that can be subtracted."""
-    return np.maximum(lse, LOWEST)
+    return maximum(lse, LOWEST)
+
+
+def probabilities(s: Value, lse: Value) -> Value:
+    """exp(s - lse), from recomputed scores. Their rounding may differ from the forward pass's: never above 1."""
+    return exp(minimum(s - finite(lse)[:, None], 0))
 
 
 def spill(
@@ -34,11 +39,11 @@ def spill(
     row_max, row_sum = stats
     if not pairs.holds(i, j):
         s[...] = m.where(pairs, i, j, s, -np.inf)
-    tile_max = m.new("tile_max", np.maximum(s.max(axis=1), LOWEST))
-    s[...] = np.exp(s - tile_max[:, None])
-    row_sum *= np.exp(row_max - np.maximum(row_max, tile_max))
-    row_sum += s.sum(axis=1) * np.exp(tile_max - np.maximum(row_max, tile_max))
-    row_max[...] = np.maximum(row_max, tile_max)
+    tile_max = m.new("tile_max", maximum(s.max(axis=1), LOWEST))
+    s[...] = exp(s - tile_max[:, None])
+    row_sum *= exp(row_max - maximum(row_max, tile_max))
+    row_sum += s.sum(axis=1) * exp(tile_max - maximum(row_max, tile_max))
+    row_max[...] = maximum(row_max, tile_max)
     m.store(p[i, j], s)
     m.store(top, tile_max[:, None])
     m.free(s, tile_max)
@@ -59,7 +64,7 @@ def weigh(
             for j in grid(pairs.cols_of(i), cols, pairs.n_cols):
                 live = overlap(i, pairs.rows_of(j))
                 factor = m.load(top[live, range(j.start // cols, j.start // cols + 1)])
-                factor[...] = np.exp(factor - finite(lse_i[within(live, i)])[:, None])
+                factor[...] = exp(factor - finite(lse_i[within(live, i)])[:, None])
                 for part in grid(overlap(j, pairs.cols_of(i)), depth, pairs.n_cols):
                     touched = overlap(i, pairs.rows_of(part))
                     p_slice, v_slice = m.load(p[touched, part]), m.load(v[part, f])

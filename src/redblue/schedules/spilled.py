@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue.integers import ceil_div, larger, smaller
-from redblue.machine import Machine, Slow, Tile
+from redblue.machine import Machine, Slow, Tile, log
 from redblue.problem import Problem
 from redblue.schedules.products import consume, consume_cost, consume_tiles, score_cost, score_peak, score_tile
 from redblue.schedules.schedule import Cost, Pass, blocks, grid, within
 from redblue.schedules.search import cheapest, edges, pair_edges
-from redblue.schedules.softmax import LOWEST, finite, spill, weigh, weigh_cost, weigh_peak
+from redblue.schedules.softmax import LOWEST, probabilities, spill, weigh, weigh_cost, weigh_peak
 
 
 class ForwardTiles(NamedTuple):
@@ -55,7 +55,7 @@ def forward(
             s = score_tile(m, "s", q_i, k, i, j, t.depth)
             s *= scale
             spill(m, s, pairs, i, j, (row_max, row_sum), p, top[i, range(j.start // t.cols, j.start // t.cols + 1)])
-        row_max += np.log(row_sum)
+        row_max += log(row_sum)
         m.store(lse[i], row_max)
         m.free(row_max, row_sum)
         if isinstance(q_i, Tile):
@@ -113,7 +113,7 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays:
     out_rows, out_cols = (x[kept][:, None] for x in (out_rows, out_cols))
     tried = (rows[None], cols[None], np.array([[depth]]), out_rows, out_cols)
     best = cheapest(forward_cost(p, ForwardTiles(*tried), stays=stays), tried, words)
-    return best and ForwardTiles(*best)
+    return ForwardTiles._make(best) if best else None
 
 
 def backward(
@@ -139,7 +139,7 @@ def backward(
         lse_i, q_i = m.load(lse[i]), m.load(q[i]) if stays else q
         for j in grid(pairs.cols_of(i), t.cols, problem.n_k):
             s = score_tile(m, "s", q_i, k, i, j, t.depth)
-            s[...] = np.exp(s * scale - finite(lse_i)[:, None])
+            s[...] = probabilities(s * scale, lse_i)
             if not pairs.holds(i, j):
                 s[...] = m.where(pairs, i, j, s, 0.0)
             m.store(p[i, j], s)
@@ -149,7 +149,8 @@ def backward(
     for i in blocks(problem.n_q, t.rows):
         delta_i, dout_i = m.zeros("delta_i", len(i)), m.load(dout[i]) if stays else dout
         for f in blocks(problem.value_dim, t.depth):
-            out_f, dout_f = m.load(out[i, f]), dout_i[:, f.start : f.stop] if stays else m.load(dout[i, f])
+            out_f = m.load(out[i, f])
+            dout_f = dout_i[:, f.start : f.stop] if isinstance(dout_i, Tile) else m.load(dout[i, f])
             delta_i += (out_f * dout_f).sum(axis=1)
             m.free(out_f, *([dout_f] if isinstance(dout_f, Tile) else []))
         for j in grid(pairs.cols_of(i), t.cols, problem.n_k):
@@ -214,7 +215,7 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays
     ]
     if pair is None or any(edges is None for edges in gradients):
         return None
-    return BackwardTiles(*pair, depth, *(edge for tile in gradients if tile for edge in tile))
+    return BackwardTiles._make((*pair, depth, *(edge for tile in gradients if tile for edge in tile)))
 
 
 def passes(stays: bool) -> tuple[Pass, Pass]:

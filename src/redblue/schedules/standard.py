@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.integers import ceil_div, smaller
-from redblue.machine import Machine, Slow
+from redblue.integers import smaller
+from redblue.machine import Machine, Slow, Tile, exp, maximum
 from redblue.masks import Mask, Pairs
 from redblue.problem import Problem
 from redblue.schedules.products import consume, consume_cost, consume_tiles, score_cost, score_peak, score_tile
@@ -58,27 +58,32 @@ def _scores(m: Machine, result: Slow, left: Slow, right: Slow, t: Any, scale: fl
             m.free(s)
 
 
+def _load_masked(m: Machine, s: Slow, pairs: Pairs, i: range, j: range) -> Tile:
+    s_ij = m.load(s[i, j])
+    if not pairs.holds(i, j):
+        s_ij[...] = m.where(pairs, i, j, s_ij, -np.inf)
+    return s_ij
+
+
 def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: Slow, out: Slow, p: Slow) -> None:
     pairs, s = problem.mask.on(problem.n_q, problem.n_k), m.scratch("s", (problem.n_q, problem.n_k))
     _scores(m, s, q, k, t, problem.d**-0.5)
-    once = t.softmax_cols >= problem.n_k
+    cols = list(blocks(problem.n_k, t.softmax_cols))
     for i in blocks(problem.n_q, t.softmax_rows):
         row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
-        for sweep in ("statistics", "probabilities"):
-            for j in blocks(problem.n_k, t.softmax_cols):
-                if sweep == "statistics" or not once:
-                    s_ij = m.load(s[i, j])
-                    if not pairs.holds(i, j):
-                        s_ij[...] = m.where(pairs, i, j, s_ij, -np.inf)
-                if sweep == "statistics":
-                    row_sum *= np.exp(row_max - np.maximum(row_max, s_ij.max(axis=1)))
-                    row_max[...] = np.maximum(row_max, s_ij.max(axis=1))
-                    row_sum += np.exp(s_ij - row_max[:, None]).sum(axis=1)
-                else:
-                    s_ij[...] = np.exp(s_ij - row_max[:, None]) / np.maximum(row_sum, 1)[:, None]
-                    m.store(p[i, j], s_ij)
-                if sweep == "probabilities" or not once:
-                    m.free(s_ij)
+        held = None
+        for j in cols:
+            held = _load_masked(m, s, pairs, i, j)
+            row_sum *= exp(row_max - maximum(row_max, held.max(axis=1)))
+            row_max[...] = maximum(row_max, held.max(axis=1))
+            row_sum += exp(held - row_max[:, None]).sum(axis=1)
+            if len(cols) > 1:
+                m.free(held)
+        for j in cols:
+            s_ij = held if held and len(cols) == 1 else _load_masked(m, s, pairs, i, j)
+            s_ij[...] = exp(s_ij - row_max[:, None]) / maximum(row_sum, 1)[:, None]
+            m.store(p[i, j], s_ij)
+            m.free(s_ij)
         m.free(row_max, row_sum)
     consume(m, out, p, v, _every_pair(problem), t.out_rows, t.out_cols, t.depth)
 
@@ -100,20 +105,19 @@ def backward(
     dp, ds = m.scratch("dp", shape), m.scratch("ds", shape)
     consume(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth)
     _scores(m, dp, dout, v, t, problem.d**-0.5)
-    once = t.softmax_cols >= problem.n_k
+    cols = list(blocks(problem.n_k, t.softmax_cols))
     for i in blocks(problem.n_q, t.softmax_rows):
-        delta = m.zeros("delta", len(i))
-        for sweep in ("delta", "ds"):
-            for j in blocks(problem.n_k, t.softmax_cols):
-                if sweep == "delta" or not once:
-                    p_ij, dp_ij = m.load(p[i, j]), m.load(dp[i, j])
-                if sweep == "delta":
-                    delta += (p_ij * dp_ij).sum(axis=1)
-                else:
-                    dp_ij[...] = p_ij * (dp_ij - delta[:, None])
-                    m.store(ds[i, j], dp_ij)
-                if sweep == "ds" or not once:
-                    m.free(p_ij, dp_ij)
+        delta, held = m.zeros("delta", len(i)), None
+        for j in cols:
+            held = m.load(p[i, j]), m.load(dp[i, j])
+            delta += (held[0] * held[1]).sum(axis=1)
+            if len(cols) > 1:
+                m.free(*held)
+        for j in cols:
+            p_ij, dp_ij = held if held and len(cols) == 1 else (m.load(p[i, j]), m.load(dp[i, j]))
+            dp_ij[...] = p_ij * (dp_ij - delta[:, None])
+            m.store(ds[i, j], dp_ij)
+            m.free(p_ij, dp_ij)
         m.free(delta)
     consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth)
     consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth)
@@ -156,7 +160,7 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Forwar
     scores = _score_tiles(p, p.d, words, multiple)
     softmax = _softmax_tiles(p, words, multiple, 1, 2)
     out = consume_tiles(_every_pair(p), p.value_dim, words, depth, multiple["out_rows"], multiple["out_cols"])
-    return ForwardTiles(*scores, depth, *softmax, *out) if scores and softmax and out else None
+    return ForwardTiles._make((*scores, depth, *softmax, *out)) if scores and softmax and out else None
 
 
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
@@ -181,7 +185,7 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
     ]
     if scores is None or softmax is None or any(tile is None for tile in gradients):
         return None
-    return BackwardTiles(*scores, depth, *softmax, *(edge for tile in gradients if tile for edge in tile))
+    return BackwardTiles._make((*scores, depth, *softmax, *(edge for tile in gradients if tile for edge in tile)))
 
 
 schedule = Schedule(

@@ -1,0 +1,279 @@
+"""The command line. Every command has --json and an example in its --help; bad input exits with code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import redblue as rb
+from redblue import counts, planner, tables
+from redblue.errors import RedblueError
+
+REPORT_MODELS = ("gpt2", "llama-3-8b", "gemma-4-31b", "deepseek-v3", "sd-vae")
+REPORT_MEMORIES = ("this-machine", "h100-sxm", "rtx-4090", "t4")
+
+app = typer.Typer(
+    help="How few words attention must move, which schedule and tiles get there, and what that costs on a machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+console, errors = Console(), Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+N = Annotated[int | None, typer.Option("--n", help="Sequence length (n_q = n_k).")]
+ModelN = Annotated[int | None, typer.Option("--n", help="Sequence length; the model's own, up to 4096, if left out.")]
+NQ = Annotated[int | None, typer.Option("--n-q", help="Queries, where not --n.")]
+NK = Annotated[int | None, typer.Option("--n-k", help="Keys, where not --n.")]
+D = Annotated[int | None, typer.Option("--d", help="Head dimension of queries and keys.")]
+DV = Annotated[int | None, typer.Option("--d-v", help="Head dimension of values; --d if left out.")]
+Batch = Annotated[int, typer.Option(help="Batch size.")]
+Heads = Annotated[int, typer.Option(help="Query heads.")]
+KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; --heads if left out.")]
+Dtype = Annotated[str | None, typer.Option(help="float64, float32, float16, bfloat16 or float8.")]
+MaskText = Annotated[str, typer.Option("--mask", help="full, causal, causal-bottom-right or window:LEFT[,RIGHT].")]
+Direction = Annotated[str, typer.Option(help="forward or backward.")]
+Words = Annotated[int | None, typer.Option("--words", help="Capacity of the cache, in words (array elements).")]
+Memories = Annotated[
+    list[str] | None, typer.Option("--memory", "-m", help="A machine of the catalogue, or a TOML file. Repeatable.")
+]
+
+
+def parse_mask(text: str) -> rb.Mask:
+    """A mask from its name on the command line."""
+    if text in ("full", "causal"):
+        return rb.Mask.full() if text == "full" else rb.Mask.causal()
+    if text == "causal-bottom-right":
+        return rb.Mask.causal(align="bottom-right")
+    kind, _, sides = text.partition(":")
+    left, _, right = sides.partition(",")
+    if kind == "window" and left.isdecimal() and (right or "0").isdecimal():
+        return rb.Mask.sliding_window(int(left), int(right or 0))
+    raise RedblueError(
+        f"mask must be full, causal, causal-bottom-right or window:LEFT[,RIGHT] such as window:1024,0; got {text!r}"
+    )
+
+
+def parse_tiles(text: str | None) -> dict[str, int] | None:
+    """Tile edges from "rows=64,cols=16"."""
+    if text is None:
+        return None
+    pairs = [part.partition("=") for part in text.split(",")]
+    for edge, _, length in pairs:
+        if not edge.strip() or not length.strip().isdecimal():
+            raise RedblueError(f"tiles must be edges with lengths, such as rows=64,cols=16; got {text!r}")
+    return {edge.strip(): int(length) for edge, _, length in pairs}
+
+
+def make_problem(
+    n: int | None,
+    n_q: int | None,
+    n_k: int | None,
+    d: int | None,
+    d_v: int | None,
+    batch: int,
+    heads: int,
+    kv_heads: int | None,
+    dtype: str | None,
+    mask: str,
+    direction: str,
+) -> rb.Problem:
+    """A problem from the command line's options."""
+    n_q, n_k = (n if n_q is None else n_q), (n if n_k is None else n_k)
+    missing = [name for name, value in (("--n or --n-q", n_q), ("--n or --n-k", n_k), ("--d", d)) if value is None]
+    if n_q is None or n_k is None or d is None:
+        raise RedblueError(f"the problem needs its sizes: {', '.join(missing)} not given (example: --n 4096 --d 128)")
+    return rb.Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
+
+
+def show(data: Any, table: Any, as_json: bool) -> None:
+    """One result, for a program or for a person."""
+    if as_json:
+        print(json.dumps(data, indent=2))
+    else:
+        console.print(table)
+
+
+@app.command(epilog="Example: redblue report llama-3-8b path/to/config.json --memory h100-sxm -o llama.html")
+def report(
+    models: Annotated[list[str] | None, typer.Argument(help="Catalogue names or config.json files.")] = None,
+    memory: Memories = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
+    n: Annotated[
+        int | None, typer.Option("--n", help="Sequence length; the model's own, up to 4096, if left out.")
+    ] = None,
+    batch: Batch = 1,
+    dtype: Dtype = None,
+    direction: Direction = "forward",
+    as_json: Json = False,
+) -> None:
+    """Models on machines: regimes, schedules, words, bounds and times, as one HTML page and a summary."""
+    from redblue.report import check_output, collect, summary, write
+
+    check_output(output)
+    chosen = [rb.model(name, n=n, batch=batch, dtype=dtype, direction=direction) for name in models or REPORT_MODELS]
+    machines = [rb.memory(name) for name in memory or REPORT_MEMORIES]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        task = progress.add_task("planning", total=None)
+        made = collect(
+            chosen,
+            machines,
+            progress=lambda done, total, what: progress.update(task, completed=done, total=total, description=what),
+        )
+    write(made, output)
+    show(made.to_dict(), summary(made), as_json)
+    errors.print(f"written: {output}")
+
+
+@app.command(epilog="Example: redblue plan llama-3-8b --memory h100-sxm. Or: redblue plan --n 4096 --d 512 -m rtx-4090")
+def plan(
+    model: Annotated[str | None, typer.Argument(help="Catalogue name or config.json; or give --n and --d.")] = None,
+    memory: Memories = None,
+    n: N = None,
+    n_q: NQ = None,
+    n_k: NK = None,
+    d: D = None,
+    d_v: DV = None,
+    batch: Batch = 1,
+    heads: Heads = 1,
+    kv_heads: KvHeads = None,
+    dtype: Dtype = None,
+    mask: MaskText = "full",
+    direction: Direction = "forward",
+    as_json: Json = False,
+) -> None:
+    """At each boundary of a machine's memory: regime, best schedule and tiles, words, bound, time."""
+    if model is None:
+        problems = [make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, dtype, mask, direction)]
+    else:
+        ignored = {"--n-q": n_q, "--n-k": n_k, "--d": d, "--d-v": d_v, "--kv-heads": kv_heads}
+        given = [name for name, value in ignored.items() if value is not None]
+        given += ["--heads"] * (heads != 1) + ["--mask"] * (mask != "full")
+        if given:
+            raise RedblueError(f"{', '.join(given)} cannot be given with a model, which brings its own: leave one out")
+        found = rb.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
+        problems = [layers.problem for layers in found]
+    plans = [rb.plan(problem, machine) for machine in memory or ["this-machine"] for problem in problems]
+    if as_json:
+        print(json.dumps([each.to_dict() for each in plans], indent=2))
+    else:
+        for each in plans:
+            console.print(each, "")
+
+
+@app.command(epilog="Example: redblue count flash --n 4096 --d 128 --words 12288. With tiles: --tiles rows=64,cols=16")
+def count(
+    schedule: Annotated[str | None, typer.Argument(help="A schedule; all that fit, if left out.")] = None,
+    words: Words = None,
+    tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
+    run: Annotated[bool, typer.Option("--run", help="Count by running it, not from its closed form.")] = False,
+    n: N = None,
+    n_q: NQ = None,
+    n_k: NK = None,
+    d: D = None,
+    d_v: DV = None,
+    batch: Batch = 1,
+    heads: Heads = 1,
+    kv_heads: KvHeads = None,
+    dtype: Dtype = None,
+    mask: MaskText = "full",
+    direction: Direction = "forward",
+    as_json: Json = False,
+) -> None:
+    """Words that a schedule moves through a cache: with its best tiles, or with yours."""
+    problem = make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, dtype, mask, direction)
+    counter, edges = (counts.run if run else rb.count), parse_tiles(tiles)
+    found, reasons = [], []
+
+    def attempt(name: str) -> None:
+        try:
+            found.append(counter(name, problem, words=words, tiles=edges))
+        except rb.TooFewWords as error:
+            reasons.append(str(error))
+
+    for name in [schedule] if schedule else rb.list_schedules():
+        attempt(name)
+    if not found:
+        raise rb.TooFewWords("; ".join(reasons))
+    rows = [asdict(c) | {"words": c.words, "problem": planner.describe(problem)} for c in found]
+    show(rows[0] if schedule else rows, tables.counts_table(found, reasons), as_json)
+
+
+@app.command(epilog="Example: redblue bound --n 4096 --d 128 --words 12288")
+def bound(
+    words: Words = None,
+    n: N = None,
+    n_q: NQ = None,
+    n_k: NK = None,
+    d: D = None,
+    d_v: DV = None,
+    batch: Batch = 1,
+    heads: Heads = 1,
+    kv_heads: KvHeads = None,
+    mask: MaskText = "full",
+    direction: Direction = "forward",
+    as_json: Json = False,
+) -> None:
+    """Lower bounds on the words that any schedule moves: formula, conditions, source; proved or order-only."""
+    problem = make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, None, mask, direction)
+    if words is None:
+        raise RedblueError("a bound needs the cache's capacity: give --words (example: --words 12288)")
+    found = rb.lower_bounds(problem, words)
+    show([asdict(each) for each in found], tables.bounds_table(found), as_json)
+
+
+@app.command(epilog="Example: redblue memories. One machine, with its sources: redblue memories h100-sxm")
+def memories(
+    name: Annotated[str | None, typer.Argument(help="One machine: catalogue name, this-machine or TOML file.")] = None,
+    remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure this machine again (about 2 s).")] = False,
+    as_json: Json = False,
+) -> None:
+    """The machines of the catalogue, and this one."""
+    if remeasure:
+        rb.this_machine(remeasure=True)
+    found = [rb.memory(name)] if name else [rb.memory(each) for each in rb.list_memories()]
+    stars = [[planner.largest_head_dimension(level, bytes_per_word=2) for level in each.levels] for each in found]
+    data = [asdict(machine) for machine in found]
+    table = tables.memory_details(found[0], stars[0]) if name else tables.memories_table(found, stars)
+    show(data[0] if name else data, table, as_json)
+
+
+@app.command(epilog="Example: redblue models. One model: redblue models deepseek-v3, or path/to/config.json")
+def models(
+    name: Annotated[str | None, typer.Argument(help="Catalogue name or config.json.")] = None,
+    n: Annotated[
+        int | None, typer.Option("--n", help="Sequence length; the model's own, up to 4096, if left out.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The models of the catalogue and their attention shapes, or those of any config.json."""
+    found = [rb.model(each, n=n) for each in ([name] if name else rb.list_models())]
+    data = [
+        {"name": each.name, "title": each.title, "source": each.source, "notes": list(each.notes)}
+        | {"layers": [asdict(x) | {"problem": planner.describe(x.problem)} for x in each]}
+        for each in found
+    ]
+    show(data[0] if name else data, tables.model_details(found[0]) if name else tables.models_table(found), as_json)
+
+
+def main() -> None:
+    """The entry point: bad input is one line on stderr and exit code 2, never a traceback."""
+    try:
+        app()
+    except RedblueError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""What the report says, as plain data: plans, curves and checks of every shape of every model on every machine."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+from redblue.errors import RedblueError
+from redblue.memories import Memory
+from redblue.models import Layers, Model
+from redblue.planner import REGIMES, LevelPlan, Plan, describe, plan
+from redblue.problem import Problem
+from redblue.report.checks import Check, checks
+from redblue.report.curves import Curve, curve, curve_key
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One attention shape of a model, with its plan on each machine of the report and the curve of its stream."""
+
+    model: Model
+    layers: Layers
+    plans: tuple[Plan, ...]
+    curve: Curve
+
+    @property
+    def problem(self) -> Problem:
+        return self.layers.problem
+
+    @property
+    def label(self) -> str:
+        """The model's name, and the shape's where the model has more than one."""
+        return self.model.name if len(self.model) == 1 else f"{self.model.name}, {self.layers.name}"
+
+    @property
+    def cells(self) -> Iterator[tuple[Plan, LevelPlan]]:
+        """Every boundary of every machine."""
+        return ((plan, level) for plan in self.plans for level in plan.levels)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that the page and the terminal show. date: local, ISO 8601. command: what makes it again."""
+
+    models: tuple[Model, ...]
+    memories: tuple[Memory, ...]
+    shapes: tuple[Shape, ...]
+    checks: tuple[Check, ...]
+    command: str
+    date: str
+    version: str
+
+    @property
+    def cells(self) -> Iterator[tuple[Shape, Plan, LevelPlan]]:
+        return ((shape, plan, level) for shape in self.shapes for plan, level in shape.cells)
+
+    @property
+    def curves(self) -> tuple[Curve, ...]:
+        """The distinct ones, in the order of the shapes."""
+        return tuple(dict.fromkeys(shape.curve for shape in self.shapes))
+
+    def capacities(self, memory: int, level: int) -> list[int]:
+        """M at a boundary, by their places: one for each word size among the shapes."""
+        return sorted({shape.plans[memory].levels[level].capacity_words for shape in self.shapes})
+
+    @property
+    def regimes(self) -> dict[str, int]:
+        """At how many (shape, boundary) pairs each regime holds."""
+        found = [level.regime for _, _, level in self.cells]
+        return {regime: found.count(regime) for regime in REGIMES}
+
+    @property
+    def widest(self) -> tuple[Shape, Plan, LevelPlan]:
+        """Where the plan is farthest from its lower bound."""
+        return max(self.cells, key=lambda cell: cell[2].gap or 0)
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if not check.passed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that json can write; a curve that shapes share stands once, under its number."""
+        curves = self.curves
+        return {
+            "command": self.command,
+            "date": self.date,
+            "version": self.version,
+            "memories": [{"name": memory.name, "title": memory.title} for memory in self.memories],
+            "shapes": [
+                {
+                    "model": shape.model.name,
+                    "title": shape.model.title,
+                    "source": shape.model.source,
+                    "shape": shape.layers.name,
+                    "layers": shape.layers.layers,
+                    "notes": [note for note in (shape.layers.note, *shape.model.notes) if note],
+                    "plans": [plan.to_dict() for plan in shape.plans],
+                    "curve": curves.index(shape.curve),
+                }
+                for shape in self.shapes
+            ],
+            "curves": [asdict(curve) | {"stream": describe(curve.stream)} for curve in curves],
+            "checks": [
+                asdict(check) | {"problem": describe(check.problem), "passed": check.passed} for check in self.checks
+            ],
+        }
+
+
+def collect(
+    models: Sequence[Model],
+    memories: Sequence[Memory],
+    progress: Callable[[int, int, str], object] | None = None,
+    command: str | None = None,
+) -> Report:
+    """Plan every shape of `models` on `memories` and on the devices these hold, draw its curve, and run the checks.
+
+    progress: called with the steps done, all steps, and what the next one is. command: the command line that asked; by default one that asks
+    for the same models and memories by name. Raises RedblueError if there is no model or no memory.
+    """
+    if not models or not memories:
+        missing = "memory" if models else "model"
+        raise RedblueError(
+            f"a report needs at least one {missing}, got none: name one; `redblue models` and `redblue memories` list them"
+        )
+    say = progress or (lambda done, total, what: None)
+    machines = tuple({machine.name: machine for memory in memories for machine in (memory, *memory.devices)}.values())
+    wanted = [(model, layers) for model in models for layers in model]
+    curves: dict[Problem, Curve] = {}
+    shapes = []
+    for done, (model, layers) in enumerate(wanted):
+        say(done, len(wanted) + 1, f"{model.name}, {layers.name}")
+        key = curve_key(layers.problem)
+        if key not in curves:
+            curves[key] = curve(key, machines)
+        shapes.append(Shape(model, layers, tuple(plan(layers.problem, machine) for machine in machines), curves[key]))
+    say(len(wanted), len(wanted) + 1, "running the chosen schedules on numbers")
+    verdicts = tuple(checks((shape.label, plan) for shape in shapes for plan in shape.plans))
+    say(len(wanted) + 1, len(wanted) + 1, "done")
+    return Report(
+        tuple(models),
+        machines,
+        tuple(shapes),
+        verdicts,
+        command or _command(models, memories),
+        datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
+        version("redblue"),
+    )
+
+
+def _command(models: Sequence[Model], memories: Sequence[Memory]) -> str:
+    options = [word for memory in memories for word in ("--memory", memory.name)]
+    return shlex.join(["redblue", "report", *(model.name for model in models), *options])

@@ -1,0 +1,119 @@
+"""What the terminal shows: plans, counts, bounds, machines and models as tables that fit 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from redblue.text import amount, capacity, mask_text, problem_text, ratio, tile_text, time
+
+if TYPE_CHECKING:
+    from redblue.bounds import Bound
+    from redblue.counts import Count
+    from redblue.memories import Memory
+    from redblue.models import Model
+    from redblue.planner import Plan
+
+
+def table(
+    left: Sequence[str], right: Sequence[str] = (), title: str | None = None, caption: str | None = None
+) -> Table:
+    """An empty table in the house style: left-aligned columns that may wrap, then right-aligned ones that may not."""
+    made = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
+    made.title_style, made.caption_style = "bold", "dim"
+    for heading in left:
+        made.add_column(heading, overflow="fold")
+    for heading in right:
+        made.add_column(heading, justify="right", no_wrap=True)
+    return made
+
+
+def plan_table(plan: Plan) -> Table:
+    rate = f" at the peak of {plan.arithmetic_dtype}" if plan.arithmetic_dtype else ""
+    limit = f"limited by {plan.limit}" if plan.limit else "no rate known, so no limit"
+    made = table(
+        ("boundary\nM (words)", "regime", "schedule\ntiles"),
+        ("words\nbytes", "bound\ngap", "time"),
+        title=f"{plan.memory}: {problem_text(plan.problem)}",
+        caption=f"arithmetic {time(plan.arithmetic_seconds)}{rate}; {limit}",
+    )
+    for level in plan.levels:
+        made.add_row(
+            f"{level.boundary}\n{level.capacity_words:,}",
+            level.regime,
+            f"{level.schedule or 'none fits'}\n{tile_text(level.tiles) or level.why}",
+            f"{amount(level.words)}\n{amount(level.bytes)}",
+            f"{amount(level.bound.words)}\n{ratio(level.gap)}",
+            time(level.seconds),
+        )
+    return made
+
+
+def counts_table(found: Iterable[Count], left_out: Sequence[str]) -> Table:
+    made = table(
+        ("schedule\ntiles",), ("words", "reads\nwrites", "peak held", "flops"), caption="\n".join(left_out) or None
+    )
+    for c in found:
+        moved = (f"{c.words:,}", f"{c.reads:,}\n{c.writes:,}", f"{c.peak:,}", amount(c.flops))
+        made.add_row(f"{c.schedule}\n{tile_text(c.tiles)}", *moved)
+    return made
+
+
+def bounds_table(found: Iterable[Bound]) -> Table:
+    made = table(
+        ("bound\nconditions",),
+        ("words",),
+        caption="Z: attended pairs. order only: a paper's form without its unknown constant, so no bound.",
+    )
+    for each in found:
+        kind = "" if each.proved else " (order only)"
+        made.add_row(f"{each.name}{kind}: {each.formula}\n{each.conditions}\n{each.source}\n", f"{each.words:,}")
+    return made
+
+
+def memories_table(machines: Iterable[Memory], largest_d: Sequence[Sequence[int | None]]) -> Table:
+    made = table(("machine", "level"), ("one holds", "count", "read bandwidth", "d* (16-bit)"))
+    for machine, stars in zip(machines, largest_d, strict=True):
+        for i, (level, star) in enumerate(zip(machine.levels, stars, strict=True)):
+            speed = level.bandwidth_bytes_per_second
+            made.add_row(
+                machine.name if i == 0 else "",
+                level.name,
+                capacity(level.capacity_bytes),
+                str(level.count),
+                f"{amount(speed)}B/s" if speed else "not known",
+                str(star) if star else "-",
+            )
+    return made
+
+
+def memory_details(machine: Memory, largest_d: Sequence[int | None]) -> Group:
+    """One machine: its levels, its peak rates, and where each figure is from."""
+    peaks = table(("type",), ("peak",))
+    for dtype, rate in machine.peak_flops_per_second.items():
+        peaks.add_row(dtype, f"{amount(rate)}FLOP/s")
+    lines = [f"{level.name} {key}: {source}" for level in machine.levels for key, source in level.sources.items()]
+    lines += [f"{key}: {source}" for key, source in machine.sources.items()]
+    sources = Text("\n".join(lines), style="dim")
+    return Group(Text(machine.title, style="bold"), memories_table([machine], [largest_d]), peaks, sources)
+
+
+def models_table(found: Iterable[Model]) -> Table:
+    made = table(("model and attention\nmask",), ("layers", "n_q x n_k", "d / d_v", "heads / kv"))
+    for model in found:
+        for layers in model:
+            p = layers.problem
+            sizes = (f"{p.n_q} x {p.n_k}", f"{p.d} / {p.d_v}", f"{p.heads} / {p.kv_heads}")
+            made.add_row(f"{model.name}, {layers.name}\n{mask_text(p)}", str(layers.layers), *sizes)
+    return made
+
+
+def model_details(model: Model) -> Group:
+    """One model: its shapes, where they are from, and what to know about them."""
+    lines = [model.source, *model.notes, *(f"{layers.name}: {layers.note}" for layers in model if layers.note)]
+    return Group(Text(model.title, style="bold"), models_table([model]), Text("\n".join(lines), style="dim"))

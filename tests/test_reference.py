@@ -1,0 +1,65 @@
+"""The one reference, held against hand-computed values and finite differences (and PyTorch, where installed)."""
+
+import numpy as np
+import pytest
+
+from redblue import Mask, reference
+
+
+def sample(seed=0, n_q=5, n_k=7, d=3, d_v=4):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape) for shape in ((n_q, d), (n_k, d), (n_k, d_v), (n_q, d_v))]
+
+
+def test_one_query_two_keys_by_hand():
+    out = reference.forward(np.array([[1.0]]), np.array([[0.0], [np.log(3.0)]]), np.array([[0.0], [4.0]]))
+    assert out.p[0] == pytest.approx([0.25, 0.75])
+    assert out.out[0, 0] == pytest.approx(3.0)
+    assert out.lse[0] == pytest.approx(np.log(4.0))
+
+
+def test_gradients_equal_finite_differences():
+    q, k, v, dout = sample()
+    attends = Mask.causal(align="bottom-right").to_dense(5, 7)
+    gradients = reference.backward(q, k, v, dout, attends)
+    for x, gradient in zip((q, k, v), gradients, strict=True):
+        numeric = np.zeros_like(x)
+        for at in np.ndindex(*x.shape):
+            values = []
+            for step in (1e-6, -1e-6):
+                old, x[at] = x[at], x[at] + step
+                values.append((reference.forward(q, k, v, attends).out * dout).sum())
+                x[at] = old
+            numeric[at] = (values[0] - values[1]) / 2e-6
+        assert np.abs(numeric - gradient).max() < 1e-7
+
+
+def test_rows_that_attend_nothing_give_zero():
+    q, k, v, dout = sample(n_q=5, n_k=2)
+    attends = Mask.sliding_window(0, 0).to_dense(5, 2)
+    result = reference.forward(q, k, v, attends)
+    assert (result.out[2:] == 0).all()
+    assert (result.lse[2:] == -np.inf).all()
+    gradients = reference.backward(q, k, v, dout, attends)
+    assert (gradients.dq[2:] == 0).all()
+    assert all(np.isfinite(g).all() for g in gradients)
+
+
+def test_scores_that_overflow_a_naive_exponential():
+    q, k, v, _ = sample()
+    result = reference.forward(1e4 * q, 1e4 * k, v)
+    assert np.isfinite(result.out).all()
+    assert result.p.sum(axis=-1) == pytest.approx(1.0)
+
+
+def test_it_is_what_pytorch_computes():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: the cross-check is left out")
+    q, k, v, dout = (torch.tensor(x, requires_grad=True) for x in sample())
+    attends = Mask.causal(align="bottom-right").to_dense(5, 7)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=torch.tensor(attends))
+    out.backward(dout.detach())
+    arrays = [x.detach().numpy() for x in (q, k, v)]
+    assert np.abs(reference.forward(*arrays, attends).out - out.detach().numpy()).max() < 1e-12
+    gradients = reference.backward(*arrays, dout.detach().numpy(), attends)
+    for x, gradient in zip((q, k, v), gradients, strict=True):
+        assert np.abs(x.grad.numpy() - gradient).max() < 1e-12

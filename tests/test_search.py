@@ -1,0 +1,71 @@
+"""The search finds the fewest words: held against trying every tile."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redblue import TooFewWords, schedules
+from spaces import problems
+
+ALL = pytest.mark.parametrize("schedule", schedules.SCHEDULES.values(), ids=lambda s: s.name)
+
+
+def phases(schedule, edges):
+    """Groups of edges whose words add up independently of the other groups'."""
+    if schedule.name in ("hybrid", "small_cache") and "out_rows" in edges:
+        return [[e for e in edges if e != "depth"]]  # one phase reads what depends on the other's tile
+    pairs = [("rows", "cols"), ("out_rows", "out_cols"), ("dkv_rows", "dkv_cols"), ("softmax_cols",)]
+    pairs += [(f"{g}_rows", f"{g}_cols") for g in ("dq", "dk", "dv")]
+    return [[e for e in pair if e in edges] for pair in pairs if set(pair) & set(edges)]
+
+
+def fewest_words(schedule, problem, words):
+    stream, one_pass = problem.one_stream(), schedule.direction(problem)
+    features = {"out_cols": stream.value_dim, "dv_cols": stream.value_dim, "dq_cols": stream.d, "dk_cols": stream.d}
+    keys = ("cols", "dkv_cols", "softmax_cols", "dk_rows", "dv_rows")
+    best = dict.fromkeys(one_pass.edges, 1)
+
+    def cost(edges):
+        return one_pass.cost(stream, one_pass.tile_type(**edges))
+
+    if cost(best).peak > words:
+        return None
+    for group in phases(schedule, one_pass.edges):
+        lengths = [features.get(e) or (stream.n_k if e in keys else stream.n_q) for e in group]
+        tried = (
+            best | dict(zip(group, t, strict=True)) for t in itertools.product(*(range(1, x + 1) for x in lengths))
+        )
+        fitting = [(c.words, edges) for edges in tried if (c := cost(edges)).peak <= words]
+        best = min(fitting, key=lambda found: found[0])[1]
+    return cost(best).words
+
+
+@ALL
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_search_equals_trying_every_tile(schedule, data):
+    problem, words = data.draw(problems()), data.draw(st.integers(5, 120))
+    small = problem.__class__(
+        min(problem.n_q, 7), min(problem.n_k, 7), min(problem.d, 4), min(problem.d_v, 4), mask=problem.mask,
+        direction=problem.direction,
+    )  # fmt: skip
+    expected = fewest_words(schedule, small, words)
+    if expected is None:
+        with pytest.raises(TooFewWords):
+            schedule.tiles(small, words)
+    else:
+        assert schedule.words(small, schedule.tiles(small, words)) == expected
+
+
+@ALL
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_multiples_are_kept_unless_the_array_ends(schedule, data):
+    problem, step = data.draw(problems()), data.draw(st.integers(1, 5))
+    edges = schedule.direction(problem).edges
+    tiles = schedule.tiles(problem, 4000, dict.fromkeys(edges, step))._asdict()
+    stream = problem.one_stream()
+    ends = {stream.n_q, stream.n_k, stream.d, stream.value_dim}
+    assert all(length % step == 0 or length in ends for length in tiles.values())
