@@ -8,7 +8,7 @@ import pytest
 from redblue import memories
 from redblue.detect import CudaDevice
 from redblue.errors import RedblueError, UnknownName
-from redblue.figures import UNITS
+from redblue.units import UNITS
 from redblue.memories import CATALOGUE, Level, Memory, cuda_memory, list_memories, memory, this_machine
 
 NAMES = [

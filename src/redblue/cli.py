@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,6 +96,11 @@ def make_problem(
     return rb.Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
 
 
+def machines_named(names: Sequence[str]) -> list[rb.Memory]:
+    """Machines by name; this machine's CUDA devices come along with it."""
+    return [each for name in names for machine in [rb.memory(name)] for each in (machine, *machine.devices)]
+
+
 def show(data: Any, table: Any, as_json: bool) -> None:
     """One result, for a program or for a person."""
     if as_json:
@@ -121,7 +127,7 @@ def report(
 
     check_output(output)
     chosen = [rb.model(name, n=n, batch=batch, dtype=dtype, direction=direction) for name in models or REPORT_MODELS]
-    machines = [rb.memory(name) for name in memory or REPORT_MEMORIES]
+    machines = machines_named(memory or REPORT_MEMORIES)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("planning", total=None)
@@ -163,7 +169,9 @@ def plan(
             raise RedblueError(f"{', '.join(given)} cannot be given with a model, which brings its own: leave one out")
         found = rb.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
         problems = [layers.problem for layers in found]
-    plans = [rb.plan(problem, machine) for machine in memory or ["this-machine"] for problem in problems]
+    plans = [
+        rb.plan(problem, machine) for machine in machines_named(memory or ["this-machine"]) for problem in problems
+    ]
     if as_json:
         print(json.dumps([each.to_dict() for each in plans], indent=2))
     else:

@@ -19,7 +19,7 @@ from typing import Any
 from redblue import _core, roofline
 from redblue.detect import CudaDevice, detect_cpu, detect_cuda
 from redblue.errors import RedblueError, UnknownName
-from redblue.figures import Place
+from redblue.units import Place
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -42,6 +42,8 @@ def plan_table(plan: Plan) -> Table:
         title=f"{plan.memory}: {problem_text(plan.problem)}",
         caption=f"arithmetic {time(plan.arithmetic_seconds)}{rate}; {limit}",
     )
+    for column in made.columns[:2]:
+        column.no_wrap = True
     for level in plan.levels:
         made.add_row(
             f"{level.boundary}\n{level.capacity_words:,}",

@@ -1,17 +1,26 @@
 const { figures, themes } = JSON.parse(document.getElementById("charts").textContent);
 const choice = document.getElementById("shape");
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const narrow = matchMedia("(max-width: 700px)");
 let drawn = null;
 
 async function draw() {
   const scheme = dark.matches ? "dark" : "light";
-  const config = structuredClone(themes[scheme]);
-  if (narrow.matches) config.legend.columns = 2;
-  const options = { config, renderer: "svg", actions: false, tooltip: { theme: scheme } };
+  const options = { config: themes[scheme], renderer: "svg", actions: false, tooltip: { theme: scheme } };
   drawn?.finalize();
   drawn = await window.vegaEmbed("#figure", structuredClone(figures[choice.value]), options);
+  drawn.view.addEventListener("pointermove", (_, item) => say(item?.tooltip));
+  drawn.view.addEventListener("click", (_, item) => say(item?.tooltip));
 }
 
-for (const event of [choice, dark, narrow]) event.addEventListener("change", draw);
+// A finger has no hover: what the tooltip says stands below the figure, too.
+function say(values) {
+  if (!values) return;
+  document.getElementById("values").replaceChildren(...Object.entries(values).map(([name, value]) => {
+    const cell = document.createElement("span");
+    cell.append(`${name} `, Object.assign(document.createElement("b"), { textContent: value }));
+    return cell;
+  }));
+}
+
+for (const event of [choice, dark]) event.addEventListener("change", draw);
 draw();

@@ -1,0 +1,48 @@
+"""The README's examples run as they are written."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from redblue.cli import app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+COMMANDS = [
+    line.removeprefix("redblue ")
+    for language, text in BLOCKS
+    if language == "console"
+    for line in text.splitlines()
+    if line.startswith("redblue ")
+]
+
+
+def test_the_readme_has_examples():
+    assert len(COMMANDS) >= 6
+    assert any(language == "python" for language, _ in BLOCKS)
+
+
+def test_python_examples(capsys):
+    for language, text in BLOCKS:
+        if language == "python":
+            exec(compile(text, "README.md", "exec"), {})
+    assert "shared memory/L2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_examples(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    config = '{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}'
+    (tmp_path / "path" / "to" / "config.json").write_text(config)
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 0, result.output
+
+
+def test_linked_files_exist():
+    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / link).exists(), link

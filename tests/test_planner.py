@@ -1,0 +1,124 @@
+import pytest
+
+import redblue as rb
+from redblue import planner, schedules
+from redblue.memories import Level, Memory
+
+
+def two_level(words: int, step: int = 1) -> Memory:
+    """A machine with one cache of so many 16-bit words."""
+    cache = Level("cache", 2 * words, 1, 1e12)
+    return Memory("toy", "toy", "cpu", (cache, Level("DRAM", None, 1, 1e9)), {"float16": 1e12}, step)
+
+
+@pytest.mark.parametrize(
+    ("x", "regime", "schedule"),
+    [(0.5, "large-cache", "flash"), (0.99, "large-cache", "flash"), (1.5, "between", "hybrid"),
+     (1.7, "between", "hybrid"), (2.2, "small-cache", "small_cache"), (4, "small-cache", "small_cache")],
+)  # fmt: skip
+def test_three_regimes(x, regime, schedule):
+    problem = rb.Problem(1 << 20, 1 << 20, 1024)
+    level = rb.plan(problem, two_level(int((1024 / x) ** 2))).levels[0]
+    assert (level.regime, level.schedule) == (regime, schedule)
+
+
+def test_dividing_points():
+    """At n >> d >> 1 the best schedule changes where docs/theory.md says: M = d^2 and d^2 / 4, within a few percent."""
+    d, n = 4096, 1 << 20
+    problem = rb.Problem(n, n, d)
+
+    def best(words):
+        return rb.plan(problem, two_level(int(words))).levels[0].schedule
+
+    assert [best(d**2 * factor) for factor in (1.1, 0.9)] == ["flash", "hybrid"]
+    assert [best(d**2 / 4 * factor) for factor in (1.1, 0.85)] == ["hybrid", "small_cache"]
+    assert planner.regime(d, d**2) == "large-cache"
+    assert planner.regime(d, d**2 - 1) == "between"
+    assert planner.regime(d, d**2 // 4) == "between"
+    assert planner.regime(d, d**2 // 4 - 1) == "small-cache"
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_word", "d_star"),
+    [("t4", 2, 181), ("v100-sxm2", 2, 221), ("rtx-4090", 2, 225), ("a100-sxm", 2, 288), ("h100-sxm", 2, 340),
+     ("h100-sxm", 1, 482), ("h100-sxm", 4, 241), ("gtx-1060", 4, 110), ("mi300x", 2, 181), ("cortex-m7", 4, 64)],
+)  # fmt: skip
+def test_largest_head_dimension(name, bytes_per_word, d_star):
+    level = rb.memory(name).levels[0]
+    assert planner.largest_head_dimension(level, bytes_per_word) == d_star
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "rtx-4090", "zen5-server", "mi300x", "sapphire-rapids-server"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("d", [64, 128, 512])
+def test_every_level_fits_and_nests(name, direction, d):
+    problem = rb.Problem(4096, 4096, d, heads=8, kv_heads=2, dtype="float32", direction=direction)
+    plan = rb.plan(problem, name)
+    inner = {}
+    ends = {problem.one_stream().n_q, problem.n_k, d}
+    for level in plan.levels:
+        assert level.schedule is not None
+        assert level.peak is not None
+        assert level.peak <= level.capacity_words
+        assert level.words == min(level.candidates.values()) >= level.bound.words
+        assert level.bytes == 4 * level.words
+        assert level.gap is not None
+        assert 1 <= level.gap < 15
+        for edge, length in level.tiles.items():
+            assert length % inner.get(edge, 1) == 0 or length in ends, (edge, length, inner)
+        inner = level.tiles
+    steps = {length % rb.memory(name).tile_multiple for length in plan.levels[0].tiles.values()}
+    assert steps == {0}
+
+
+def test_words_and_times_add_up():
+    problem = rb.Problem(1024, 1024, 64, heads=3, batch=2)
+    plan = rb.plan(problem, two_level(8192))
+    level = plan.levels[0]
+    closed = rb.count(level.schedule, problem, tiles=level.tiles)
+    assert (closed.words, closed.peak, closed.flops) == (level.words, level.peak, level.flops)
+    assert level.seconds == pytest.approx(2 * closed.words / 1e9)
+    assert plan.arithmetic_seconds == pytest.approx(closed.flops / 1e12)
+    assert (
+        plan.limit == max(("cache/DRAM", level.seconds), ("arithmetic", plan.arithmetic_seconds), key=lambda t: t[1])[0]
+    )
+    assert plan.seconds == max(level.seconds, plan.arithmetic_seconds)
+
+
+def test_narrow_types_without_arithmetic_are_widened():
+    machine = Memory("toy", "toy", "cpu", two_level(8192).levels, {"float32": 1e9})
+    assert rb.plan(rb.Problem(64, 64, 64, dtype="bfloat16"), machine).arithmetic_dtype == "float32"
+    assert rb.plan(rb.Problem(64, 64, 64, dtype="float64"), machine).arithmetic_seconds is None
+
+
+def test_where_nothing_fits_the_level_says_the_least_that_would():
+    level = rb.plan(rb.Problem(64, 64, 64), two_level(2)).levels[0]
+    assert (level.schedule, level.words, level.gap) == (None, None, None)
+    assert "needs a cache of at least" in level.why
+    assert "none fits" in str(rb.plan(rb.Problem(64, 64, 64), two_level(2)))
+
+
+def test_schedules_that_do_not_drop_in_are_never_planned():
+    plan = rb.plan(rb.Problem(512, 512, 64, direction="backward"), "h100-sxm")
+    assert set(plan.levels[0].candidates) == {name for name, s in schedules.SCHEDULES.items() if s.drop_in}
+
+
+def test_a_plan_prints_as_a_table_and_as_data():
+    plan = rb.plan(rb.Problem(512, 512, 64), "h100-sxm")
+    assert "shared memory/L2" in str(plan)
+    assert plan.to_dict()["levels"][0]["schedule"] == plan.levels[0].schedule
+    assert plan.to_dict()["problem"]["mask"] == "Mask.full()"
+
+
+def test_a_users_own_file_works_where_a_name_does(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[mine]\ntitle = "Mine"\nkind = "cpu"\n[[mine.levels]]\nname = "L1"\ncapacity = { kib = 32 }\n'
+        '[[mine.levels]]\nname = "DRAM"\nbandwidth = { gb_per_second = 10 }\n'
+    )
+    assert rb.plan(rb.Problem(256, 256, 64), path).levels[0].capacity_words == 16384
+
+
+def test_unknown_memories_name_the_nearest():
+    with pytest.raises(rb.UnknownName, match="unknown memory 'h100'; nearest: h100-sxm"):
+        rb.plan(rb.Problem(8, 8, 8), "h100")
