@@ -21,8 +21,9 @@ TOKENS, HEAD_DIMENSION, GROUP = 45, 24, 3  # the largest sizes of a check
 class Check:
     """One schedule on one small stream: what its closed form says, what its run moved, how far off its numbers are.
 
-    capacity_words: of the cache that it ran in. expected_words, expected_peak: the closed form's. counted_words,
-    counted_peak, error: the run's; None where it broke off. failure: why the check failed, "" if it passed.
+    capacity_words: of the cache that it ran in. expected_words, expected_peak: the closed form's (a mask may leave the
+    peak unreached). counted_words, counted_peak, error: the run's; None where it broke off. failure: why the check
+    failed, "" if it passed.
     """
 
     schedule: str
@@ -42,7 +43,7 @@ class Check:
 
 
 def checks(plans: Iterable[tuple[str, Plan]]) -> Iterator[Check]:
-    """One check for every kind of problem and schedule chosen for it, where its cache was tightest: d / sqrt(M) largest.
+    """One check for every kind of problem and schedule chosen for it, where d / sqrt(M) was largest.
 
     plans: each with a label that says what it is of.
     """
@@ -79,12 +80,11 @@ def small(problem: Problem) -> Problem:
 
 def _capacity(schedule: str, problem: Problem, words: int) -> int:
     """`words`, doubled until the schedule fits."""
-    while True:
-        try:
-            schedules.get(schedule).tiles(problem, words)
-            return words
-        except TooFewWords:
-            words = max(1, 2 * words)
+    try:
+        schedules.get(schedule).tiles(problem, words)
+    except TooFewWords:
+        return _capacity(schedule, problem, max(1, 2 * words))
+    return words
 
 
 def run(schedule: str, problem: Problem, words: int, chosen_for: str) -> Check:
@@ -101,8 +101,8 @@ def run(schedule: str, problem: Problem, words: int, chosen_for: str) -> Check:
     failures = []
     if (counted.reads, counted.writes) != (cost.reads, cost.writes):
         failures.append(f"the closed form says {cost.words} words, the run moved {counted.words}")
-    if counted.peak != cost.peak:
-        failures.append(f"the closed form says that {cost.peak} words are held, the run held {counted.peak}")
+    if counted.peak > cost.peak:
+        failures.append(f"the closed form says that {cost.peak} words are held at most, the run held {counted.peak}")
     if not result.error <= TOLERANCE:
         failures.append(f"the relative error is {result.error:.1e}, at most {TOLERANCE:.0e} is allowed")
     error = result.error if math.isfinite(result.error) else None

@@ -118,16 +118,16 @@ def collect(
 ) -> Report:
     """Plan every shape of `models` on `memories` and on the devices these hold, draw its curve, and run the checks.
 
-    progress: called with the steps done, all steps, and what the next one is. command: the command line that asked; by default one that asks
-    for the same models and memories by name. Raises RedblueError if there is no model or no memory.
+    progress: called with the steps done, all steps, and what the next one is. command: the command line that asked;
+    by default one with the same models and memories by name. Raises RedblueError if there is no model or no memory.
     """
     if not models or not memories:
-        missing = "memory" if models else "model"
-        raise RedblueError(
-            f"a report needs at least one {missing}, got none: name one; `redblue models` and `redblue memories` list them"
-        )
+        lacking = "memory (`redblue memories` lists them)" if models else "model (`redblue models` lists them)"
+        raise RedblueError(f"a report needs at least one {lacking}, got none")
     say = progress or (lambda done, total, what: None)
-    machines = tuple({machine.name: machine for memory in memories for machine in (memory, *memory.devices)}.values())
+    machines: list[Memory] = []
+    for machine in (machine for memory in memories for machine in (memory, *memory.devices)):
+        machines += [machine] if machine not in machines else []
     wanted = [(model, layers) for model in models for layers in model]
     curves: dict[Problem, Curve] = {}
     shapes = []
@@ -142,7 +142,7 @@ def collect(
     say(len(wanted) + 1, len(wanted) + 1, "done")
     return Report(
         tuple(models),
-        machines,
+        tuple(machines),
         tuple(shapes),
         verdicts,
         command or _command(models, memories),

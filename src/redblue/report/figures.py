@@ -120,12 +120,16 @@ def words_figure(curve: Curve, width: int | str = "container", height: int = 380
         lines["lines"],
         *_hover(curve, x, bottom),
     ]
-    return alt.layer(*layers).properties(width=width, height=bottom)
+    return alt.LayerChart(layer=layers).properties(width=width, height=bottom)
 
 
 def _spans(series: Series) -> bool:
     """Whether the y axis must reach as far as these values."""
     return series.kind == "schedule" or series.name == BEST
+
+
+def _title(series: Series) -> str:
+    return f"{series.name} (order only)" if series.kind == "order only" else series.name
 
 
 def _steps(low: float, high: float) -> list[float]:
@@ -154,13 +158,11 @@ def _regimes(curve: Curve, x: alt.X, y: alt.Y, low: float, high: float) -> Itera
     for regime, start, stop in curve.regimes:
         band = _chart([{"M": start, "stop": stop, "y": low, "top": high}])
         yield band.mark_rect(style=regime, opacity=0.09).encode(x=x, x2="stop:Q", y=y, y2="top:Q")
-    for point, name, sign, align, dx in (
-        ("d²/4", "small cache", "<", "right", -5),
-        ("d²", "large cache", "≥", "left", 5),
-    ):
+    for point, name, sign in (("d²/4", "small cache", "<"), ("d²", "large cache", "≥")):
         at = _chart([{"M": curve.dividing_points[point], "y": high, "low": low}])
         yield at.mark_rule(style="faint", strokeDash=[3, 3]).encode(x=x, y=y, y2="low:Q")
         text = alt.expr(f"width < {WIDE} ? '{point}' : '{name}, M {sign} {point}'")
+        align, dx = ("right", -5) if sign == "<" else ("left", 5)
         yield at.mark_text(style="heading", align=align, baseline="middle", dx=dx, dy=11, text=text).encode(x=x, y=y)
 
 
@@ -183,7 +185,7 @@ def _machines(curve: Curve, machines: list[str], x: alt.X, bottom: int) -> Itera
 def _bounds(curve: Curve, x: alt.X, y: alt.Y, low: float, high: float) -> Iterator[alt.Chart]:
     """Below the best proved bound no schedule can be: shaded. Each bound is a line of its own dashes."""
     kinds = {series.name: series.kind for series in curve.series if series.kind != "schedule"}
-    titles = {name: f"{name} (order only)" if kind == "order only" else name for name, kind in kinds.items()}
+    titles = {series.name: _title(series) for series in curve.series if series.kind != "schedule"}
     free = {"bound": cycle(DASHES), "order only": cycle(ORDER_ONLY_DASHES)}
     dashes = [[1, 0] if name == BEST else next(free[kind]) for name, kind in kinds.items()]
     legend = alt.Legend(
@@ -223,7 +225,7 @@ def _hover(curve: Curve, x: alt.X, bottom: int) -> Iterator[alt.Chart]:
     edges = [points[0], *((a * b) ** 0.5 for a, b in pairwise(points)), points[-1]]
     rows = []
     for i, words in enumerate(points):
-        values = {series.name: series.words_per_pair[i] for series in curve.series}
+        values = {_title(series): series.words_per_pair[i] for series in curve.series}
         shown = {name: f"{y:.3g}" if y else "-" for name, y in values.items()}
         said = {"M (words)": f"{words:,}", "d / sqrt(M)": f"{curve.stream.d / words**0.5:.3g}"}
         rows.append({"at": words, "M": edges[i], "stop": edges[i + 1]} | said | shown)

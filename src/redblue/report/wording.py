@@ -8,15 +8,17 @@ from redblue.report.data import Report
 
 
 def shape_text(p: Problem) -> str:
-    """A problem's sizes in a line."""
-    dims = f"d {p.d}" if p.d == p.value_dim else f"d {p.d}, d_v {p.value_dim}"
-    heads = f"{p.heads} head{'s' if p.heads > 1 else ''}"
-    if p.key_heads != p.heads:
-        heads += f" on {p.key_heads} KV"
-    tokens = f"n {p.n_q:,}" if p.n_q == p.n_k else f"n_q {p.n_q:,}, n_k {p.n_k:,}"
-    batch = f"batch {p.batch:,}, " if p.batch > 1 else ""
-    backward = ", backward" if p.direction == "backward" else ""
-    return f"{dims}, {heads}, {batch}{tokens}, {mask_text(p.mask)}{backward}"
+    """A problem's sizes in a line that breaks only at its commas."""
+    parts = [
+        f"d {p.d}",
+        f"d_v {p.value_dim}" if p.value_dim != p.d else "",
+        f"{p.heads} head{'s' if p.heads > 1 else ''}" + (f" on {p.key_heads} KV" if p.key_heads != p.heads else ""),
+        f"batch {p.batch:,}" if p.batch > 1 else "",
+        f"n {p.n_q:,}" if p.n_q == p.n_k else f"n_q {p.n_q:,}, n_k {p.n_k:,}",
+        mask_text(p.mask),
+        "backward" if p.direction == "backward" else "",
+    ]
+    return ", ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)
 
 
 def mask_text(mask: Mask) -> str:
