@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import vl_convert
+
 import redblue as rb
 from redblue.report.curves import curve
 from redblue.report.figures import config, words_figure
@@ -17,7 +19,10 @@ def words_over_capacity(path: Path) -> None:
     problem = rb.Problem(n_q=16384, n_k=16384, d=256)
     drawn = curve(problem, [rb.memory(name) for name in MACHINES])
     style = config("light") | {"background": "white", "padding": 16}
-    words_figure(drawn, width=760, height=400).configure(**style).save(path)
+    style["legend"]["columnPadding"] = 40  # a reader's font may be wider than the one this is laid out with
+    path.write_text(
+        vl_convert.vegalite_to_svg(words_figure(drawn, width=760, height=400).to_dict() | {"config": style})
+    )
     print(f"written: {path.relative_to(HERE.parent)}")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redblue import TooFewWords, schedules
+from redblue import Mask, Problem, TooFewWords, count, schedules
 from spaces import problems
 
 ALL = pytest.mark.parametrize("schedule", schedules.SCHEDULES.values(), ids=lambda s: s.name)
@@ -69,3 +69,12 @@ def test_multiples_are_kept_unless_the_array_ends(schedule, data):
     stream = problem.one_stream()
     ends = {stream.n_q, stream.n_k, stream.d, stream.value_dim}
     assert all(length % step == 0 or length in ends for length in tiles.values())
+
+
+@ALL
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("mask", [Mask.full(), Mask.causal(), Mask.sliding_window(300)], ids=repr)
+def test_more_cache_never_costs_more_words(schedule, mask, direction):
+    problem = Problem(1024, 1024, 64, mask=mask, direction=direction)
+    words = [count(schedule.name, problem, words=2**k).words for k in range(10, 24)]
+    assert words == sorted(words, reverse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -134,6 +135,7 @@ def report(
         made = collect(
             chosen,
             machines,
+            command=shlex.join(["redblue", *sys.argv[1:]]),
             progress=lambda done, total, what: progress.update(task, completed=done, total=total, description=what),
         )
     write(made, output)

@@ -4,13 +4,15 @@ A tile edge matters through the number of blocks it cuts its axis into, so of al
 number only the shortest is a candidate: about 2 sqrt(n) of them, not n. And a longer edge never moves more words,
 so for each length of one edge only the longest other edge that fits is tried. On a full mask this is exact.
 
-On a mask with a diagonal, where a tile's corner meets the diagonal matters too: there every edge is tried up to
-EDGES_TRIED, and every pair of edges while there are at most PAIRS_TRIED. So the search is exact there for
-n <= 128 (in one edge alone: 8192), and beyond that it misses at most what the tiles on the diagonal hold.
+On a mask with a diagonal, where a tile meets the diagonal matters too, and a longer tile may hold more pairs that do
+not attend: there every edge is tried up to EDGES_TRIED, and every pair of edges while there are at most PAIRS_TRIED.
+So the search is exact there for n <= 128 (in one edge alone: 8192). Beyond that it tries PAIRS_TRIED pairs spread
+evenly over the logarithms of the edges, and those that fill the cache.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ import numpy as np
 from redblue.masks import Pairs
 from redblue.schedules.schedule import Cost
 
-PAIRS_TRIED = 1 << 14
+PAIRS_TRIED = 1 << 14  # more would take longer than 50 ms
 EDGES_TRIED = 1 << 13
 
 
@@ -49,13 +51,28 @@ def longest(candidates: np.ndarray, fits: Callable[[np.ndarray], np.ndarray], li
 def pair_edges(
     rows: np.ndarray, cols: np.ndarray, peak: Callable[[Any, Any], Any], words: int, pairs: Pairs
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of edges worth trying: for each col edge the longest row edge, or every pair if there are few."""
-    if not pairs.is_full and len(rows) * len(cols) <= PAIRS_TRIED:
-        r, c = (x.ravel() for x in np.meshgrid(rows, cols, indexing="ij"))
-        fit = peak(r, c) <= words
-        return r[fit], c[fit]
+    """The pairs of edges worth trying: for each col edge the longest row edge; on a mask, shorter ones too."""
     index = longest(rows, lambda r: peak(r, cols) <= words, cols)
-    return rows[index[index >= 0]], cols[index >= 0]
+    filling = rows[index[index >= 0]], cols[index >= 0]
+    if pairs.is_full:
+        return filling
+    if len(rows) * len(cols) > PAIRS_TRIED:
+        most = math.isqrt(PAIRS_TRIED)
+        rows, cols = (
+            spread(rows, max(most, PAIRS_TRIED // len(cols))),
+            spread(cols, max(most, PAIRS_TRIED // len(rows))),
+        )
+    r, c = (x.ravel() for x in np.meshgrid(rows, cols, indexing="ij"))
+    fit = peak(r, c) <= words
+    return np.concatenate([filling[0], r[fit]]), np.concatenate([filling[1], c[fit]])
+
+
+def spread(candidates: np.ndarray, most: int) -> np.ndarray:
+    """At most `most` of the candidates, evenly over their logarithms, the longest included."""
+    if len(candidates) <= most:
+        return candidates
+    wanted = np.geomspace(candidates[0], candidates[-1], most).astype(np.int64)
+    return candidates[np.unique(np.searchsorted(candidates, wanted))]
 
 
 def cheapest(cost: Cost, candidates: Sequence[np.ndarray], words: int) -> tuple[int, ...] | None:

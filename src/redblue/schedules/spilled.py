@@ -104,16 +104,22 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays:
         words,
         pairs,
     )
-    # The phases share one term: the maxima of each score tile are read once per column block of the output. So
-    # keep the best output tile for each number of those, and then weigh it against every score tile.
+    if not len(rows) or not len(out_rows):
+        return None
+    # The phases share one term: a score tile's maxima are read once per column block of the output. So find the best
+    # output tile for each number of those, and weigh each of them against every score tile.
     times = ceil_div(p.value_dim, out_cols)
-    weighed = weigh_cost(pairs, p.value_dim, p.n_k, out_rows, out_cols, depth).words
-    order = np.lexsort((weighed, times))
+    maxima = pairs.sums(1, cols).tiles
+    spilling = _spill_cost(p, rows, cols, depth, stays).words
+    weighing = (
+        weigh_cost(pairs, p.value_dim, p.n_k, out_rows, out_cols, depth).words - times * pairs.sums(1, p.n_k).tiles
+    )
+    order = np.lexsort((weighing, times))
     kept = order[np.unique(times[order], return_index=True)[1]]
-    out_rows, out_cols = (x[kept][:, None] for x in (out_rows, out_cols))
-    tried = (rows[None], cols[None], np.array([[depth]]), out_rows, out_cols)
-    best = cheapest(forward_cost(p, ForwardTiles(*tried), stays=stays), tried, words)
-    return ForwardTiles._make(best) if best else None
+    total = spilling[None] + weighing[kept][:, None] + times[kept][:, None] * maxima[None]
+    o, s = np.unravel_index(int(np.argmin(total)), total.shape)
+    best = (rows[s], cols[s], depth, out_rows[kept[o]], out_cols[kept[o]])
+    return ForwardTiles._make(int(edge) for edge in best)
 
 
 def backward(
