@@ -159,6 +159,6 @@ def test_masks_and_tiles_from_text():
 
 
 def test_the_installed_command_runs():
-    made = subprocess.run([sys.executable, "-m", "redblue.cli", "count", "flash", *SMALL, "--tiles", "rows=8", "--json"],
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    command = [sys.executable, "-m", "redblue.cli", "count", "flash", *SMALL, "--tiles", "rows=8", "--json"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(made.stdout)["schedule"] == "flash"

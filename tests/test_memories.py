@@ -8,8 +8,8 @@ import pytest
 from redblue import memories
 from redblue.detect import CudaDevice
 from redblue.errors import RedblueError, UnknownName
-from redblue.units import UNITS
 from redblue.memories import CATALOGUE, Level, Memory, cuda_memory, list_memories, memory, this_machine
+from redblue.units import UNITS
 
 NAMES = [
     *("gtx-1060", "v100-sxm2", "t4", "rtx-3090", "rtx-4090", "rtx-5090", "a100-sxm", "h100-sxm", "h200-sxm", "b200"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,17 +79,17 @@ def parse_tiles(text: str | None) -> dict[str, int] | None:
 
 
 def make_problem(
-    n: int | None,
-    n_q: int | None,
-    n_k: int | None,
-    d: int | None,
-    d_v: int | None,
-    batch: int,
-    heads: int,
-    kv_heads: int | None,
-    dtype: str | None,
-    mask: str,
-    direction: str,
+    n: N = None,
+    n_q: NQ = None,
+    n_k: NK = None,
+    d: D = None,
+    d_v: DV = None,
+    batch: Batch = 1,
+    heads: Heads = 1,
+    kv_heads: KvHeads = None,
+    dtype: Dtype = None,
+    mask: MaskText = "full",
+    direction: Direction = "forward",
 ) -> rb.Problem:
     """A problem from the command line's options."""
     n_q, n_k = (n if n_q is None else n_q), (n if n_k is None else n_k)
@@ -95,6 +97,22 @@ def make_problem(
     if n_q is None or n_k is None or d is None:
         raise RedblueError(f"the problem needs its sizes: {', '.join(missing)} not given (example: --n 4096 --d 128)")
     return rb.Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
+
+
+def with_problem(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of make_problem beside its own; it is called with the problem they make."""
+    options = inspect.signature(make_problem, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        command(make_problem(**{name: given.pop(name) for name in options}), **given)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [p.replace(kind=keyword) for p in (*own.values(), *options.values()) if p.name != "problem"]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
 
 
 def machines_named(names: Sequence[str]) -> list[rb.Memory]:
@@ -182,26 +200,16 @@ def plan(
 
 
 @app.command(epilog="Example: redblue count flash --n 4096 --d 128 --words 12288. With tiles: --tiles rows=64,cols=16")
+@with_problem
 def count(
+    problem: rb.Problem,
     schedule: Annotated[str | None, typer.Argument(help="A schedule; all that fit, if left out.")] = None,
     words: Words = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
     run: Annotated[bool, typer.Option("--run", help="Count by running it, not from its closed form.")] = False,
-    n: N = None,
-    n_q: NQ = None,
-    n_k: NK = None,
-    d: D = None,
-    d_v: DV = None,
-    batch: Batch = 1,
-    heads: Heads = 1,
-    kv_heads: KvHeads = None,
-    dtype: Dtype = None,
-    mask: MaskText = "full",
-    direction: Direction = "forward",
     as_json: Json = False,
 ) -> None:
     """Words that a schedule moves through a cache: with its best tiles, or with yours."""
-    problem = make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, dtype, mask, direction)
     counter, edges = (counts.run if run else rb.count), parse_tiles(tiles)
     found, reasons = [], []
 
@@ -220,22 +228,13 @@ def count(
 
 
 @app.command(epilog="Example: redblue bound --n 4096 --d 128 --words 12288")
+@with_problem
 def bound(
+    problem: rb.Problem,
     words: Words = None,
-    n: N = None,
-    n_q: NQ = None,
-    n_k: NK = None,
-    d: D = None,
-    d_v: DV = None,
-    batch: Batch = 1,
-    heads: Heads = 1,
-    kv_heads: KvHeads = None,
-    mask: MaskText = "full",
-    direction: Direction = "forward",
     as_json: Json = False,
 ) -> None:
     """Lower bounds on the words that any schedule moves: formula, conditions, source; proved or order-only."""
-    problem = make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, None, mask, direction)
     if words is None:
         raise RedblueError("a bound needs the cache's capacity: give --words (example: --words 12288)")
     found = rb.lower_bounds(problem, words)

@@ -3,8 +3,8 @@
 Each boundary is the two-level model of its own: M is what one instance of its fast side holds. Streams (heads) are
 taken one at a time per instance; boundaries are planned from the innermost outwards, and every tile edge is a
 multiple of the same edge one level further in, so that the tiles nest. That costs words where an inner tile divides
-the room of its level badly: up to half as many again, seen at L2 with d = 512. Filling the inner level only to 85, 70 or
-55 % was tried: it moved that loss inwards and hardly made it smaller.
+the room of its level badly: up to half as many again, seen at L2 with d = 512. Filling the inner level only to 85, 70
+or 55 % was tried: it moved that loss inwards and hardly made it smaller.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from redblue.text import amount, capacity, mask_text, problem_text, ratio, tile_text, time
+from redblue.text import amount, capacity, mask_text, ratio, shape_text, tile_text, time
 
 if TYPE_CHECKING:
     from redblue.bounds import Bound
@@ -39,7 +39,7 @@ def plan_table(plan: Plan) -> Table:
     made = table(
         ("boundary\nM (words)", "regime", "schedule\ntiles"),
         ("words\nbytes", "bound\ngap", "time"),
-        title=f"{plan.memory}: {problem_text(plan.problem)}",
+        title=f"{plan.memory}: {shape_text(plan.problem)}, {plan.problem.dtype}",
         caption=f"arithmetic {time(plan.arithmetic_seconds)}{rate}; {limit}",
     )
     for column in made.columns[:2]:
@@ -111,7 +111,7 @@ def models_table(found: Iterable[Model]) -> Table:
         for layers in model:
             p = layers.problem
             sizes = (f"{p.n_q} x {p.n_k}", f"{p.d} / {p.d_v}", f"{p.heads} / {p.kv_heads}")
-            made.add_row(f"{model.name}, {layers.name}\n{mask_text(p)}", str(layers.layers), *sizes)
+            made.add_row(f"{model.name}, {layers.name}\n{mask_text(p.mask)}", str(layers.layers), *sizes)
     return made
 
 

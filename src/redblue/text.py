@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from redblue.masks import Mask
 from redblue.problem import Problem
 
 
@@ -44,14 +45,26 @@ def tile_text(tiles: Mapping[str, int]) -> str:
     return " ".join(f"{edge} {length}" for edge, length in tiles.items())
 
 
-def mask_text(p: Problem) -> str:
-    """A mask without the class name: causal(), sliding_window(left=1023, right=0)."""
-    return repr(p.mask).removeprefix("Mask.")
+def mask_text(mask: Mask) -> str:
+    """Which keys a query attends, in a word or two."""
+    align = "" if mask.align == "top-left" else f" {mask.align}"
+    if mask.is_full:
+        return "full"
+    if mask.left is None and mask.right == 0:
+        return f"causal{align}"
+    sides = [f"{side:,} {where}" for side, where in ((mask.left, "back"), (mask.right, "ahead")) if side]
+    return f"window {' and '.join(sides) or 'of itself'}{align}"
 
 
-def problem_text(p: Problem) -> str:
-    """A problem in one line."""
-    n = f"n {p.n_q}" if p.n_q == p.n_k else f"n_q {p.n_q}, n_k {p.n_k}"
-    d = f"d {p.d}" if p.d == p.d_v else f"d {p.d}, d_v {p.d_v}"
-    heads = f"heads {p.heads}" if p.heads == p.kv_heads else f"heads {p.heads} on {p.kv_heads}"
-    return f"{p.direction}, {n}, {d}, batch {p.batch}, {heads}, {p.dtype}, {mask_text(p)}"
+def shape_text(p: Problem) -> str:
+    """A problem's sizes in a line that breaks only at its commas."""
+    parts = [
+        f"d {p.d}",
+        f"d_v {p.value_dim}" if p.value_dim != p.d else "",
+        f"{p.heads} head{'s' if p.heads > 1 else ''}" + (f" on {p.key_heads} KV" if p.key_heads != p.heads else ""),
+        f"batch {p.batch:,}" if p.batch > 1 else "",
+        f"n {p.n_q:,}" if p.n_q == p.n_k else f"n_q {p.n_q:,}, n_k {p.n_k:,}",
+        mask_text(p.mask),
+        "backward" if p.direction == "backward" else "",
+    ]
+    return ", ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)

@@ -63,7 +63,7 @@ class Counting(Machine):
         pass
 
     def compute(self, ufunc: np.ufunc, method: str, inputs: list[Any], options: Mapping[str, Any]) -> Shape:
-        shape = getattr(inputs[0], "shape", ())
+        shape: Any = getattr(inputs[0], "shape", ())
         if ufunc is np.matmul:
             (rows, inner), (inner_too, cols) = shape, inputs[1].shape
             if inner != inner_too:

@@ -11,10 +11,11 @@ import jinja2
 import vl_convert
 
 from redblue.errors import RedblueError
-from redblue.report import figures, wording
+from redblue.report import figures
 from redblue.report.checks import TOLERANCE
 from redblue.report.data import Report
-from redblue.text import amount, capacity, ratio, time
+from redblue.report.terminal import verdict
+from redblue.text import amount, capacity, mask_text, ratio, shape_text, time
 
 
 def render(report: Report) -> str:
@@ -86,10 +87,10 @@ def _template() -> jinja2.Template:
     environment.filters |= {
         "amount": amount,
         "capacity": capacity,
-        "mask": wording.mask_text,
+        "mask": mask_text,
         "ratio": ratio,
-        "shape": wording.shape_text,
+        "shape": shape_text,
         "time": time,
-        "verdict": wording.verdict,
+        "verdict": verdict,
     }
     return environment.get_template("page.html.jinja")

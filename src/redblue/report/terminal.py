@@ -8,7 +8,6 @@ from rich.text import Text
 
 from redblue.planner import LevelPlan
 from redblue.report.data import Report
-from redblue.report.wording import verdict
 from redblue.tables import table
 from redblue.text import ratio
 
@@ -41,3 +40,13 @@ def _cell(level: LevelPlan) -> Text:
 def _verdict(report: Report) -> Text:
     failed = "".join(f"\n  {check.schedule} for {check.chosen_for}: {check.failure}" for check in report.failed)
     return Text(verdict(report) + failed, style="green" if report.checks and not failed else "bold red")
+
+
+def verdict(report: Report) -> str:
+    """The checks in a sentence."""
+    total, failed = len(report.checks), len(report.failed)
+    if not total:
+        return "Nothing was checked: no schedule fits at any boundary."
+    if failed:
+        return f"{failed} of {total} checks FAILED."
+    return f"All {total} checks passed: words counted by the runs equal the closed forms, results equal float64."
