@@ -99,8 +99,39 @@ def test_inputs_cannot_be_stored_to_and_shapes_must_agree(machine):
         machine.store(x[range(4)], a)
     with pytest.raises(MachineError, match="cannot store shape"):
         machine.store(y[range(2)], a)
-    with pytest.raises(MachineError, match="reaches beyond axis 0"):
+    with pytest.raises(MachineError, match="is no part of x, whose shape is"):
         x[range(5)]
+
+
+CHEATS = {
+    "a region with a step pays for less than it moves": lambda m, x, y, t: m.load(x[range(0, 4, 2)]),
+    "a store with a step marks more than it writes": lambda m, x, y, t: m.store(y[range(0, 4, 4)], t[:1]),
+    "a region backwards": lambda m, x, y, t: x[range(3, -1, -1)],
+    "more ranges than axes": lambda m, x, y, t: x[range(1), range(1), range(1)],
+    "a negative tile": lambda m, x, y, t: m.zeros("n", -8),
+    "another machine's tile is freed here": lambda m, x, y, t: m.free(Counting().zeros("o", 3)),
+    "another machine's tile is kept here": lambda m, x, y, t: m.new("n", Counting().zeros("o", 4, 4) * 1),
+    "another machine's tile in arithmetic": lambda m, x, y, t: t + Counting().zeros("o", 4, 4),
+    "another machine's array is stored to": lambda m, x, y, t: m.store(type(m)().output("z", (4, 4))[range(4)], t),
+    "an input appears in the middle": lambda m, x, y, t: m.input("stash", (4, 4), np.ones((4, 4))),
+    "words kept in an ordinary array": lambda m, x, y, t: t + np.ones((4, 4)),
+    "words put from an ordinary array": lambda m, x, y, t: t.__setitem__(..., np.ones((4, 4))),
+    "a view that is a copy": lambda m, x, y, t: t[[0, 1]],
+    "an outer product that nobody knows": lambda m, x, y, t: np.multiply.outer(t, t),
+    "a matrix product of what is not held": lambda m, x, y, t: (t * 2) @ t,
+    "a sum over what is a sum itself": lambda m, x, y, t: (t @ t).sum(axis=1),
+    "slow memory without end": lambda m, x, y, t: m.scratch("huge", (2**20, 2**20)),
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS.keys())
+def test_cheats_are_refused(machine, cheat):
+    x, y = arrays(machine)
+    tile = machine.load(x[range(4)])
+    before = machine.held
+    with pytest.raises((MachineError, TypeError)):  # TypeError: NumPy itself refuses
+        cheat(machine, x, y, tile)
+    assert machine.held == before
 
 
 def test_views_count_no_words_and_transposed_regions_load_transposed():

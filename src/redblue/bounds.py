@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from redblue.errors import RedblueError
 from redblue.problem import Problem
 
-CHAIN = "each score is summed one product at a time, in any order; recomputation allowed"
-ALL_PRODUCTS = "every product q_i k_j and p_ij v_j of an attended pair is formed; recomputation allowed"
+ALL_PRODUCTS = "every product of every attended pair is formed; recomputation allowed"
+CHAIN = ALL_PRODUCTS + "; each score is summed one product at a time, in any order"
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound on one problem at one capacity. words: over all streams; for order-only rows, the form's value."""
+    """A bound on one problem at one capacity. words: over all streams; for order-only rows, the form's value.
+
+    Z: attended pairs; R, C: rows and keys that attend at all. All bounds are for algorithms that form every product
+    of every attended pair (docs/theory.md).
+    """
 
     name: str
     words: int
@@ -28,6 +32,7 @@ class Bound:
     conditions: str
     source: str
     proved: bool
+    holds_if_p_kept: bool  # also for a backward pass that is given the probabilities, as `standard` is
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Row:
     source: str
     proved: bool
     evaluate: Callable[[Problem, int], int]
+    holds_if_p_kept: bool = True
+    applies: Callable[[Problem, int], bool] = lambda stream, words: True
 
 
 def _live(p: Problem) -> tuple[int, int, int]:
@@ -96,6 +103,7 @@ def _order_sparse(p: Problem, words: int) -> int:
     return min(entries**2 // words, math.isqrt(entries**2 * pairs // words))
 
 
+PHASES = "K Z / 4M if M >= K/2, else (1 - M/K) Z, less O(M + K), K = {k}, plus {outputs}"
 SAHA_YE = "Saha & Ye, ICML 2024 (arXiv 2402.07443), Thm 3.1"
 BACKWARD_PAPER = "arXiv 2410.09397"
 
@@ -103,9 +111,9 @@ BOUNDS = (
     Row(
         "compulsory",
         "forward",
-        "n_q d + n_k (d + d_v) + n_q d_v",
+        "R d + C (d + d_v) + n_q d_v",
         "1",
-        "every input of an attended pair is read and every output written once",
+        ALL_PRODUCTS,
         "docs/theory.md, Theorem 0",
         True,
         _compulsory,
@@ -123,7 +131,7 @@ BOUNDS = (
     Row(
         "phases",
         "forward",
-        "min(d (d + d_v) / M, 1 - M / 4d(d + d_v)) Z - O(M + d^2) + n_q d_v",
+        PHASES.format(k="4 d (d + d_v)", outputs="n_q d_v"),
         "2 (x^2 at d = d_v) for M >> d^2",
         ALL_PRODUCTS,
         "docs/theory.md, Theorem 2",
@@ -133,9 +141,9 @@ BOUNDS = (
     Row(
         "compulsory",
         "backward",
-        "n_q (d + d_v) + n_k (d + d_v) + n_q d + n_k (d + d_v)",
+        "R (d + d_v) + C (d + d_v) + n_q d + n_k (d + d_v)",
         "1",
-        "Q, K, V and dO of attended pairs are read, and dQ, dK, dV written, once",
+        ALL_PRODUCTS,
         "docs/theory.md, Theorem 0",
         True,
         _compulsory,
@@ -143,9 +151,9 @@ BOUNDS = (
     Row(
         "dP products",
         "backward",
-        "2 Z d_v / sqrt(M) - Z - 2 M + outputs",
+        "2 Z d_v / sqrt(M) - Z - 2 M + n_q d + n_k (d + d_v)",
         "2",
-        CHAIN + "; holds also where P was kept",
+        CHAIN,
         "docs/theory.md, Theorem 1",
         True,
         lambda p, m: _products(p, m, p.value_dim, 1),
@@ -153,19 +161,20 @@ BOUNDS = (
     Row(
         "S and dP products",
         "backward",
-        "2 Z (d + d_v) / sqrt(M) - 2 Z - 2 M + outputs",
+        "2 Z (d + d_v) / sqrt(M) - 2 Z - 2 M + n_q d + n_k (d + d_v)",
         "2",
         CHAIN + "; P is recomputed from Q and K, not kept",
         "docs/theory.md, Theorem 1",
         True,
         lambda p, m: _products(p, m, p.d + p.value_dim, 2),
+        holds_if_p_kept=False,
     ),
     Row(
         "phases",
         "backward",
-        "min((d + d_v)^2 / M, 1 - M / 4(d + d_v)^2) Z - O(M + d^2) + outputs",
+        PHASES.format(k="4 (d + d_v)^2", outputs="n_q d + n_k (d + d_v)"),
         "4 (x^2 at d = d_v) for M >> d^2",
-        "every dS_ij is formed from its p_ij and dP_ij; holds also where P was kept; recomputation allowed",
+        ALL_PRODUCTS,
         "docs/theory.md, Theorem 3",
         True,
         lambda p, m: _phases(p, m, 4 * (p.d + p.value_dim) ** 2),
@@ -179,6 +188,7 @@ BOUNDS = (
         SAHA_YE,
         False,
         _order_forward,
+        applies=lambda p, m: p.mask.is_full and m <= max(p.n_q, p.n_k) * p.d,
     ),
     Row(
         "sparse family",
@@ -199,6 +209,7 @@ BOUNDS = (
         BACKWARD_PAPER + ", Thm 1.1",
         False,
         _order_backward,
+        applies=lambda p, m: p.mask.is_full and m <= max(p.n_q, p.n_k) * p.d,
     ),
 )
 
@@ -221,13 +232,17 @@ def lower_bounds(problem: Problem, words: int) -> list[Bound]:
             row.conditions,
             row.source,
             row.proved,
+            row.holds_if_p_kept,
         )
         for row in BOUNDS
-        if row.direction == problem.direction
+        if row.direction == problem.direction and row.applies(stream, words)
     ]
     return sorted(found, key=lambda bound: (not bound.proved, -bound.words))
 
 
 def lower_bound(problem: Problem, words: int) -> Bound:
-    """The largest proved bound on the words any schedule moves on the problem through a cache of `words` words."""
+    """The largest proved bound on the words that any schedule moves on the problem through a cache of `words` words.
+
+    Any that forms every product of every attended pair, and, backward, is given Q, K, V, O, lse and dO, not P.
+    """
     return lower_bounds(problem, words)[0]

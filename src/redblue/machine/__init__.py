@@ -1,24 +1,10 @@
 """Abstract machines: what a schedule runs on. They know no attention."""
 
-from redblue.machine.base import (
-    CapacityError,
-    Machine,
-    MachineError,
-    NotKept,
-    NotLoaded,
-    NotStored,
-    Region,
-    Slow,
-    Tile,
-    UseAfterFree,
-    Value,
-    exp,
-    log,
-    maximum,
-    minimum,
-)
+from redblue.machine.base import Machine
 from redblue.machine.counting import Counting
 from redblue.machine.numeric import Numeric
+from redblue.machine.rules import CapacityError, MachineError, NotKept, NotLoaded, NotStored, UseAfterFree
+from redblue.machine.values import Region, Slow, Tile, Value, exp, log, maximum, minimum
 
 __all__ = [
     "CapacityError",

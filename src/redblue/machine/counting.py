@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from redblue.machine.base import Machine, MachineError, Region
+from redblue.machine.base import Machine
+from redblue.machine.rules import MachineError
+from redblue.machine.values import Region
 
 
 class Shape:
@@ -26,15 +27,12 @@ class Shape:
         if key is Ellipsis:
             return self
         sizes = list(self.shape)
-        shape: list[int] = []
-        for part in key if isinstance(key, tuple) else (key,):
-            if part is None:
-                shape.append(1)
-            elif isinstance(part, slice):
-                shape.append(len(range(*part.indices(sizes.pop(0)))))
-            else:
-                raise MachineError(f"tiles are indexed with slices and None, not {part!r}")
+        shape = [1 if part is None else len(range(*part.indices(sizes.pop(0)))) for part in _parts(key)]
         return Shape((*shape, *sizes))
+
+
+def _parts(key: Any) -> tuple[slice | None, ...]:
+    return key if isinstance(key, tuple) else (key,)
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
@@ -62,20 +60,20 @@ class Counting(Machine):
     def keep(self, region: Region, data: Shape) -> None:
         pass
 
-    def compute(self, ufunc: np.ufunc, method: str, inputs: list[Any], options: Mapping[str, Any]) -> Shape:
-        shape: Any = getattr(inputs[0], "shape", ())
-        if ufunc is np.matmul:
-            (rows, inner), (inner_too, cols) = shape, inputs[1].shape
-            if inner != inner_too:
-                raise MachineError(f"cannot multiply shapes {shape} and {inputs[1].shape}")
-            self.flops += 2 * rows * inner * cols
-            return Shape((rows, cols))
-        if method == "reduce":
-            axis = options["axis"]
-            return Shape(shape[:axis] + shape[axis + 1 :])
+    def elementwise(self, ufunc: np.ufunc, inputs: list[Any]) -> Shape:
+        shape = getattr(inputs[0], "shape", ())
         for other in inputs[1:]:
             shape = _broadcast(shape, getattr(other, "shape", ()))
         return Shape(shape)
+
+    def reduce(self, ufunc: np.ufunc, data: Shape, axis: int) -> Shape:
+        return Shape(data.shape[:axis] + data.shape[axis + 1 :])
+
+    def product(self, a: Shape, b: Shape) -> Shape:
+        if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
+            raise MachineError(f"cannot multiply shapes {a.shape} and {b.shape}")
+        self.flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
+        return Shape((a.shape[0], b.shape[1]))
 
     def assign(self, data: Shape, key: Any, value: Any) -> None:
         target, source = data[key].shape, getattr(value, "shape", ())

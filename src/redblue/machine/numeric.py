@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from redblue.machine.base import Machine, Region, Slow
+from redblue.machine.base import Machine
+from redblue.machine.rules import MachineError
+from redblue.machine.values import Region
 
 
 class Numeric(Machine):
     """Runs a schedule on float64 arrays. What nobody wrote is NaN, in slow memory and in new tiles alike."""
 
-    def input(self, name: str, shape: tuple[int, ...], data: np.ndarray | None = None) -> Slow:
+    def slow_input(self, name: str, shape: tuple[int, ...], data: np.ndarray | None) -> np.ndarray:
         array = np.asarray(data, np.float64)
         if array.shape != shape:
-            raise ValueError(f"{name} has shape {array.shape}, the problem needs {shape}")
-        return Slow(name, shape, None, array)
+            raise MachineError(f"{name} has shape {array.shape}, the problem needs {shape}")
+        return array
 
     def slow_storage(self, shape: tuple[int, ...]) -> np.ndarray:
         return np.full(shape, np.nan)
@@ -33,12 +34,20 @@ class Numeric(Machine):
         assert region.array.data is not None
         region.array.data[region.slices] = data
 
-    def compute(self, ufunc: np.ufunc, method: str, inputs: list[Any], options: Mapping[str, Any]) -> Any:
-        if ufunc is np.matmul:
-            self.flops += 2 * inputs[0].shape[0] * inputs[0].shape[1] * inputs[1].shape[1]
-        # exp(-inf), log(0) and overflowing products are values of attention, not mistakes: as in PyTorch
+    # exp(-inf), log(0) and overflowing products are values of attention, not mistakes: as in PyTorch
+
+    def elementwise(self, ufunc: np.ufunc, inputs: list[Any]) -> np.ndarray:
         with np.errstate(all="ignore"):
-            return getattr(ufunc, method)(*inputs, **options)
+            return ufunc(*inputs)
+
+    def reduce(self, ufunc: np.ufunc, data: np.ndarray, axis: int) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return ufunc.reduce(data, axis=axis)
+
+    def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        self.flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
+        with np.errstate(all="ignore"):
+            return a @ b
 
     def assign(self, data: np.ndarray, key: Any, value: Any) -> None:
         data[key] = value

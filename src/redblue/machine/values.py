@@ -1,0 +1,230 @@
+"""What a schedule handles: arrays in slow memory, tiles in the cache, and values that live until the next move."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from redblue.machine.rules import MachineError, NotKept, NotLoaded, UseAfterFree
+
+if TYPE_CHECKING:
+    from redblue.machine.base import Machine
+
+
+AnyValue = TypeVar("AnyValue", bound="Value")
+
+
+class Slow:
+    """An array in slow memory. Index it with ranges to name a region to load or store; `.T` exchanges its axes."""
+
+    def __init__(
+        self, machine: Machine, name: str, shape: tuple[int, ...], written: np.ndarray | None, data: np.ndarray | None
+    ) -> None:
+        self.machine, self.name, self.shape = machine, name, shape
+        self.written = written  # bool per word, for arrays that the schedule itself has to write; None for inputs
+        self.data = data  # the words themselves, on machines that compute
+
+    @property
+    def T(self) -> Slow:
+        flip = (None if x is None else x.T for x in (self.written, self.data))
+        return Slow(self.machine, f"{self.name}.T", self.shape[::-1], *flip)
+
+    def __getitem__(self, ranges: range | tuple[range, ...]) -> Region:
+        return Region(self, ranges if isinstance(ranges, tuple) else (ranges,))
+
+
+class Value:
+    """A computed value: shape, perhaps numbers, and the moment it was computed.
+
+    Each of its words is computed anew wherever it is used, one at a time, so it needs no room. That is why matrix
+    products read only words that tiles hold, and sums only what is computed word by word from such.
+    """
+
+    __slots__ = ("clock", "data", "machine", "owner", "summed")
+
+    def __init__(self, machine: Machine, data: Any, owner: Tile | None = None, summed: bool = False) -> None:
+        self.machine, self.data = machine, data
+        self.owner = owner  # the tile this is a view of; None for a computed value
+        self.summed = summed  # whether a sum or a maximum over many words is part of it
+        self.clock = machine.clock
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    def read(self) -> Any:
+        """The numbers (or their shape), if they still exist."""
+        if self.owner is not None:
+            if not self.owner.held:
+                raise UseAfterFree(f"tile {self.owner.name!r} was used after it was freed")
+        elif self.clock != self.machine.clock:
+            raise NotKept(
+                f"a computed value of shape {self.shape} was used after the next move: put it into a tile with new()"
+            )
+        return self.data
+
+    __array_ufunc__ = None  # NumPy's own functions would keep words that nobody counts
+
+    def _elementwise(self, ufunc: np.ufunc, *inputs: Any) -> Value:
+        numbers, summed = [], False
+        for x in inputs:
+            if isinstance(x, Value):
+                if x.machine is not self.machine:
+                    raise MachineError("a value of another machine was used")
+                numbers.append(x.read())
+                summed = summed or x.summed
+            else:
+                numbers.append(number(x))
+        return Value(self.machine, self.machine.elementwise(ufunc, numbers), summed=summed)
+
+    def _update(self: AnyValue, ufunc: np.ufunc, other: Any) -> AnyValue:
+        self.put(..., self._elementwise(ufunc, self, other).data)
+        return self
+
+    def _reduce(self, ufunc: np.ufunc, axis: int) -> Value:
+        if self.summed:
+            raise NotKept(f"a sum of sums reads words many times: put the value of shape {self.shape} in a tile first")
+        return Value(self.machine, self.machine.reduce(ufunc, self.read(), axis), summed=True)
+
+    def __matmul__(self, other: Value) -> Value:
+        for x in (self, other):
+            if not isinstance(x, Value) or x.machine is not self.machine:
+                raise MachineError("matrix products take tiles of one machine")
+            if x.owner is None:
+                x.read()
+                raise NotKept(f"a product reads words many times: put the value of shape {x.shape} into a tile first")
+        return Value(self.machine, self.machine.product(self.read(), other.read()), summed=True)
+
+    def __add__(self, other: Any) -> Value:
+        return self._elementwise(np.add, self, other)
+
+    def __sub__(self, other: Any) -> Value:
+        return self._elementwise(np.subtract, self, other)
+
+    def __mul__(self, other: Any) -> Value:
+        return self._elementwise(np.multiply, self, other)
+
+    def __truediv__(self, other: Any) -> Value:
+        return self._elementwise(np.divide, self, other)
+
+    def __radd__(self, other: Any) -> Value:
+        return self._elementwise(np.add, other, self)
+
+    def __rmul__(self, other: Any) -> Value:
+        return self._elementwise(np.multiply, other, self)
+
+    def __iadd__(self: AnyValue, other: Any) -> AnyValue:
+        return self._update(np.add, other)
+
+    def __imul__(self: AnyValue, other: Any) -> AnyValue:
+        return self._update(np.multiply, other)
+
+    def __itruediv__(self: AnyValue, other: Any) -> AnyValue:
+        return self._update(np.divide, other)
+
+    def sum(self, axis: int) -> Value:
+        return self._reduce(np.add, axis)
+
+    def max(self, axis: int) -> Value:
+        return self._reduce(np.maximum, axis)
+
+    def __getitem__(self, key: Any) -> Value:
+        return Value(self.machine, self.read()[view(key)], self.owner, self.summed)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, Value):
+            if value.machine is not self.machine:
+                raise MachineError("a value of another machine was used")
+            self.put(view(key), value.read())
+        else:
+            self.put(view(key), number(value))
+
+    def put(self, key: Any, data: Any) -> None:
+        """Write into words that a tile holds: a move, so that what was computed before is gone."""
+        if self.owner is None:
+            raise NotKept("only words held in a tile can be written: put the value into a tile with new() first")
+        self.machine.assign(self.read(), key, data)
+        self.machine.clock += 1
+
+    @property
+    def T(self) -> Value:
+        return Value(self.machine, self.read().T, self.owner, self.summed)
+
+
+def view(key: Any) -> Any:
+    """A key that selects without copying: other keys would make copies that nobody counts."""
+    for part in key if isinstance(key, tuple) else (key,):
+        if not (part is None or part is Ellipsis or (isinstance(part, slice) and part.step in (None, 1))):
+            raise MachineError(f"tiles are indexed with slices of step 1 and None, not {part!r}")
+    return key
+
+
+def number(x: Any) -> Any:
+    """A plain number, which costs no word. An array would be words that nobody counted."""
+    if not isinstance(x, Real):
+        raise MachineError(
+            f"arithmetic takes tiles and plain numbers, not {type(x).__name__}: its words are not counted"
+        )
+    return x
+
+
+def exp(x: Value) -> Value:
+    return x._elementwise(np.exp, x)
+
+
+def log(x: Value) -> Value:
+    return x._elementwise(np.log, x)
+
+
+def maximum(a: Value, b: Value | float) -> Value:
+    return a._elementwise(np.maximum, a, b)
+
+
+def minimum(a: Value, b: Value | float) -> Value:
+    return a._elementwise(np.minimum, a, b)
+
+
+class Region(Value):
+    """Part of an array in slow memory: it can be loaded from and stored to, nothing else."""
+
+    __slots__ = ("array", "ranges", "size")
+
+    def __init__(self, array: Slow, ranges: tuple[range, ...]) -> None:
+        super().__init__(array.machine, None)
+        self.array, self.ranges = array, ranges
+        if len(ranges) > len(array.shape):
+            raise MachineError(f"{array.name} has {len(array.shape)} axes, {len(ranges)} ranges were given")
+        for part, length in zip(ranges, array.shape, strict=False):
+            if part.step != 1 or not 0 <= part.start <= part.stop <= length:
+                raise MachineError(f"{self.name} is no part of {array.name}, whose shape is {array.shape}")
+        self.size = (*map(len, ranges), *array.shape[len(ranges) :])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.size
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(r.start, r.stop) for r in self.ranges)
+
+    @property
+    def name(self) -> str:
+        parts = (f"{r.start}:{r.stop}" + (f":{r.step}" if r.step != 1 else "") for r in self.ranges)
+        return f"{self.array.name}[{', '.join(parts)}]"
+
+    def read(self) -> Any:
+        raise NotLoaded(f"{self.name} lies in slow memory: load it before computing with it")
+
+
+class Tile(Value):
+    """Words set aside in the cache, under a name for error messages."""
+
+    __slots__ = ("held", "name", "words")
+
+    def __init__(self, machine: Machine, name: str, data: Any) -> None:
+        super().__init__(machine, data, owner=self)
+        self.name, self.held = name, True
+        self.words = math.prod(data.shape)
