@@ -123,6 +123,11 @@ def test_every_command_has_help_with_an_example_and_json(command):
         (["memories", "missing.toml"], "missing.toml"),
         (["models", "gpt2", "--n", "-3"], "n must be a whole number of at least 1, got -3"),
         (["plan", *SMALL, "--n", "four"], "Invalid value for '--n'"),
+        (["count", *SMALL, "--tiles", "rows=2,rows=3"], "each tile edge may be given once"),
+        (["count", "", *SMALL, "--words", "99"], "unknown schedule ''"),
+        (["plan", *SMALL, "--mask", "window:5,"], "mask must be full"),
+        (["plan", "gpt2", "--heads", "1"], "--heads cannot be given with a model"),
+        (["count", "flash", "--n", "100000", "--d", "64", "--words", "9999", "--run"], "closed form counts the same"),
         (["frobnicate"], "No such command"),
     ],
 )
@@ -147,6 +152,12 @@ def test_unwritable_output_is_refused_before_any_work(capsys, monkeypatch, tmp_p
     said = refusal(capsys, monkeypatch, "report", "gpt2", "-m", "t4", "-o", str(tmp_path / "no" / "page.html"))
     assert "page.html" in said
     assert "it is a folder" in refusal(capsys, monkeypatch, "report", "gpt2", "-m", "t4", "-o", str(tmp_path))
+
+
+def test_version():
+    result = run("--version")
+    assert result.exit_code == 0
+    assert rb.__version__ in result.output
 
 
 def test_masks_and_tiles_from_text():

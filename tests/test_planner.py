@@ -60,15 +60,24 @@ def test_every_level_fits_and_nests(name, direction, d):
         assert level.schedule is not None
         assert level.peak is not None
         assert level.peak <= level.capacity_words
-        assert level.words == min(level.candidates.values()) >= level.bound.words
+        assert level.free_words == min(level.candidates.values()) == level.candidates[level.schedule]
+        assert level.words >= level.free_words >= level.bound.words
         assert level.bytes == 4 * level.words
         assert level.gap is not None
-        assert 1 <= level.gap < 15
+        assert level.gap >= level.free_words / level.bound.words >= 1
+        assert level.free_words <= 12 * level.bound.words
         for edge, length in level.tiles.items():
             assert length % inner.get(edge, 1) == 0 or length in ends, (edge, length, inner)
-        inner = level.tiles
+        inner |= level.tiles
     steps = {length % rb.memory(name).tile_multiple for length in plan.levels[0].tiles.values()}
     assert steps == {0}
+
+
+def test_nesting_never_changes_the_schedule():
+    """Tiles of the inner levels fit L2 badly here; the regime's schedule is chosen all the same."""
+    level = next(x for x in rb.plan(rb.Problem(4096, 4096, 512), "zen5-server").levels if x.boundary == "L2/L3")
+    assert level.schedule == "flash"
+    assert level.words > level.free_words
 
 
 def test_words_and_times_add_up():

@@ -188,6 +188,17 @@ def test_best_backward_schedule_reaches_its_constant(x, name):
     assert leading <= words[name] < 1.12 * leading
 
 
+@pytest.mark.parametrize(("x", "name"), [(0.79, "flash"), (0.84, "hybrid"), (0.95, "hybrid")])
+def test_backward_regimes_meet_at_one_and_a_half_d_squared(x, name):
+    """14 x^2 below x = sqrt(2/3), 5 x^2 + 6 from there to 1: a result d wide caps the tiles of its product."""
+    n, d = 1 << 23, 2048
+    problem = Problem(n, n, d, direction="backward")
+    words = {s: count(s, problem, words=int((d / x) ** 2)).words / n**2 for s in ("flash", "hybrid", "small_cache")}
+    leading = min(14 * x**2, 5 * x**2 + 6)
+    assert min(words, key=words.__getitem__) == name
+    assert leading <= words[name] < 1.03 * leading
+
+
 def test_causal_halves_every_leading_constant():
     n, words = 16384, 8192
     for name in ("flash", "hybrid", "small_cache"):
@@ -218,6 +229,7 @@ def test_unknown_schedules_name_the_nearest():
         ({}, "give the cache's capacity in words, or the tiles"),
         ({"words": 0}, "words must be a whole number of at least 1, got 0"),
         ({"words": 2.5}, "words must be"),
+        ({"words": 2.5, "tiles": {"rows": 1}}, "words must be"),
         ({"tiles": {"row": 3}}, "has no tile edge 'row'; it has rows, cols, depth"),
         ({"tiles": {"rows": 0}}, "tile edge rows must be a whole number of at least 1, got 0"),
         ({"tiles": {"rows": 3, "cols": 4, "depth": 2}}, r"rows \(3\) must be a multiple of depth \(2\)"),
@@ -230,5 +242,15 @@ def test_bad_counts_are_refused(arguments, says):
 
 
 def test_sizes_beyond_the_search_are_refused():
-    with pytest.raises(RedblueError, match="must be at most"):
+    with pytest.raises(RedblueError, match=r"n_q .* is 1,000,000,000: the tile search takes at most"):
         count("flash", Problem(10**9, 10**9, 128), words=10**4)
+    with pytest.raises(RedblueError, match="d is 10,000,000,000,000,000"):
+        count("small_cache", Problem(4, 4, 10**16), words=100)
+    assert count("flash", Problem(10**9, 10**9, 128), tiles={"rows": 1000}).words > 10**17
+
+
+def test_runs_that_would_not_end_are_refused():
+    with pytest.raises(RedblueError, match="closed form counts the same"):
+        counts.run("flash", Problem(10**5, 10**5, 64), words=9999)
+    with pytest.raises(RedblueError, match="too many to run"):
+        counts.run("small_cache", Problem(10**6, 10**6, 8), tiles={"rows": 10**5, "cols": 10**5, "depth": 10})

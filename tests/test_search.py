@@ -59,6 +59,15 @@ def test_search_equals_trying_every_tile(schedule, data):
         assert schedule.words(small, schedule.tiles(small, words)) == expected
 
 
+@pytest.mark.parametrize("words", [70, 300, 900])
+@pytest.mark.parametrize("name", ["flash", "small_cache"])
+@pytest.mark.parametrize("mask", [Mask.full(), Mask.causal()], ids=repr)
+def test_search_equals_trying_every_tile_of_a_larger_problem(name, mask, words):
+    problem = Problem(23, 18, 6, 3, mask=mask)
+    schedule = schedules.get(name)
+    assert schedule.words(problem, schedule.tiles(problem, words)) == fewest_words(schedule, problem, words)
+
+
 @ALL
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())

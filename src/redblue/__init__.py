@@ -1,5 +1,7 @@
 """Exact attention that moves as few words as your memory allows, and the bounds that prove it."""
 
+from importlib.metadata import version
+
 from redblue.bounds import Bound, lower_bound, lower_bounds
 from redblue.counts import Count, count
 from redblue.errors import RedblueError, UnknownName
@@ -11,7 +13,7 @@ from redblue.planner import Plan, plan
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords, list_schedules
 
-__version__ = "0.1.0"
+__version__ = version("redblue")
 
 __all__ = [
     "Bound",

@@ -52,6 +52,21 @@ Memories = Annotated[
 ]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"redblue {rb.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
 def parse_mask(text: str) -> rb.Mask:
     """A mask from its name on the command line."""
     if text in ("full", "causal"):
@@ -60,7 +75,7 @@ def parse_mask(text: str) -> rb.Mask:
         return rb.Mask.causal(align="bottom-right")
     kind, _, sides = text.partition(":")
     left, _, right = sides.partition(",")
-    if kind == "window" and left.isdecimal() and (right or "0").isdecimal():
+    if kind == "window" and left.isdecimal() and (right.isdecimal() or "," not in sides):
         return rb.Mask.sliding_window(int(left), int(right or 0))
     raise RedblueError(
         f"mask must be full, causal, causal-bottom-right or window:LEFT[,RIGHT] such as window:1024,0; got {text!r}"
@@ -75,6 +90,8 @@ def parse_tiles(text: str | None) -> dict[str, int] | None:
     for edge, _, length in pairs:
         if not edge.strip() or not length.strip().isdecimal():
             raise RedblueError(f"tiles must be edges with lengths, such as rows=64,cols=16; got {text!r}")
+    if len({edge.strip() for edge, _, _ in pairs}) < len(pairs):
+        raise RedblueError(f"each tile edge may be given once, got {text!r}")
     return {edge.strip(): int(length) for edge, _, length in pairs}
 
 
@@ -171,20 +188,20 @@ def plan(
     d: D = None,
     d_v: DV = None,
     batch: Batch = 1,
-    heads: Heads = 1,
+    heads: Annotated[int | None, typer.Option(help="Query heads; 1 if left out.")] = None,
     kv_heads: KvHeads = None,
     dtype: Dtype = None,
-    mask: MaskText = "full",
+    mask: Annotated[str | None, typer.Option(help="As in count; full if left out.")] = None,
     direction: Direction = "forward",
     as_json: Json = False,
 ) -> None:
     """At each boundary of a machine's memory: regime, best schedule and tiles, words, bound, time."""
     if model is None:
+        heads, mask = 1 if heads is None else heads, "full" if mask is None else mask
         problems = [make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, dtype, mask, direction)]
     else:
-        ignored = {"--n-q": n_q, "--n-k": n_k, "--d": d, "--d-v": d_v, "--kv-heads": kv_heads}
-        given = [name for name, value in ignored.items() if value is not None]
-        given += ["--heads"] * (heads != 1) + ["--mask"] * (mask != "full")
+        own = {"--n-q": n_q, "--n-k": n_k, "--d": d, "--d-v": d_v, "--heads": heads, "--kv-heads": kv_heads}
+        given = [name for name, value in (own | {"--mask": mask}).items() if value is not None]
         if given:
             raise RedblueError(f"{', '.join(given)} cannot be given with a model, which brings its own: leave one out")
         found = rb.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
@@ -216,15 +233,15 @@ def count(
     def attempt(name: str) -> None:
         try:
             found.append(counter(name, problem, words=words, tiles=edges))
-        except rb.TooFewWords as error:
+        except (rb.TooFewWords, rb.CapacityError) as error:
             reasons.append(str(error))
 
-    for name in [schedule] if schedule else rb.list_schedules():
+    for name in rb.list_schedules() if schedule is None else [schedule]:
         attempt(name)
     if not found:
         raise rb.TooFewWords("; ".join(reasons))
     rows = [asdict(c) | {"words": c.words, "problem": planner.describe(problem)} for c in found]
-    show(rows[0] if schedule else rows, tables.counts_table(found, reasons), as_json)
+    show(rows if schedule is None else rows[0], tables.counts_table(found, reasons), as_json)
 
 
 @app.command(epilog="Example: redblue bound --n 4096 --d 128 --words 12288")
@@ -250,7 +267,7 @@ def memories(
     """The machines of the catalogue, and this one."""
     if remeasure:
         rb.this_machine(remeasure=True)
-    found = [rb.memory(name)] if name else [rb.memory(each) for each in rb.list_memories()]
+    found = [rb.memory(each) for each in (rb.list_memories() if name is None else [name])]
     stars = [[planner.largest_head_dimension(level, bytes_per_word=2) for level in each.levels] for each in found]
     data = [asdict(machine) for machine in found]
     table = tables.memory_details(found[0], stars[0]) if name else tables.memories_table(found, stars)
@@ -266,7 +283,7 @@ def models(
     as_json: Json = False,
 ) -> None:
     """The models of the catalogue and their attention shapes, or those of any config.json."""
-    found = [rb.model(each, n=n) for each in ([name] if name else rb.list_models())]
+    found = [rb.model(each, n=n) for each in (rb.list_models() if name is None else [name])]
     data = [
         {"name": each.name, "title": each.title, "source": each.source, "notes": list(each.notes)}
         | {"layers": [asdict(x) | {"problem": planner.describe(x.problem)} for x in each]}

@@ -14,6 +14,8 @@ from redblue.machine import Counting, Machine, Numeric
 from redblue.problem import Problem
 from redblue.schedules.schedule import PRODUCED, SHAPES, Schedule
 
+MOST_STEPS = 2_000_000  # about two minutes
+
 
 @dataclass(frozen=True)
 class Count:
@@ -55,6 +57,14 @@ def count(
 def run(schedule: str, problem: Problem, *, words: int | None = None, tiles: Mapping[str, int] | None = None) -> Count:
     """The same count by running the schedule on a counting machine of `words` words: the proof by execution."""
     found, chosen = _choose(schedule, problem, words, tiles)
+    stream = problem.one_stream()
+    slices = -(-problem.d // getattr(chosen, "depth", problem.d))
+    steps = int(stream.mask.on(stream.n_q, stream.n_k).sums(chosen.rows, chosen.cols).tiles) * slices
+    if steps > MOST_STEPS:
+        raise RedblueError(
+            f"running {schedule} takes about {steps:,} steps of some microseconds, at most {MOST_STEPS:,} are run: its "
+            f"closed form counts the same at once, and larger tiles take fewer"
+        )
     machine, _ = execute(found, problem, chosen, Counting(words))
     s = problem.streams
     return Count(
@@ -134,10 +144,10 @@ def _choose(
     schedule: str, problem: Problem, words: int | None, tiles: Mapping[str, int] | None
 ) -> tuple[Schedule, Any]:
     found = schedules.get(schedule)
+    if words is not None and (isinstance(words, bool) or not hasattr(words, "__index__") or words < 1):
+        raise RedblueError(f"words must be a whole number of at least 1, got {words!r}")
     if tiles is not None:
         return found, found.make_tiles(problem, tiles)
     if words is None:
         raise RedblueError("give the cache's capacity in words, or the tiles, or both")
-    if isinstance(words, bool) or not hasattr(words, "__index__") or words < 1:
-        raise RedblueError(f"words must be a whole number of at least 1, got {words!r}")
     return found, found.tiles(problem, words.__index__())

@@ -1,10 +1,10 @@
 """The plan: at each boundary of a memory hierarchy, which schedule and tiles move the fewest words, at what cost.
 
-Each boundary is the two-level model of its own: M is what one instance of its fast side holds. Streams (heads) are
-taken one at a time per instance; boundaries are planned from the innermost outwards, and every tile edge is a
-multiple of the same edge one level further in, so that the tiles nest. That costs words where an inner tile divides
-the room of its level badly: up to half as many again, seen at L2 with d = 512. Filling the inner level only to 85, 70
-or 55 % was tried: it moved that loss inwards and hardly made it smaller.
+Each boundary is a two-level model of its own: M is what one instance of its fast side holds, and streams (heads) are
+taken one at a time per instance. The schedule is the one that moves the fewest words there. Its tiles are then made to
+nest: from the innermost boundary outwards, each edge is a multiple of the same edge further in. That costs words where
+an inner tile divides the room of a level badly; `free_words` says what the best tiles would move that need not nest.
+(Filling inner levels only to 85, 70 or 55 % was tried: it moved that loss inwards and hardly made it smaller.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ REGIMES = ("large-cache", "between", "small-cache")
 
 
 def regime(d: int, words: int) -> str:
-    """Which algorithm's territory a cache of `words` words is, from M = d^2 and M = d^2 / 4 (docs/theory.md)."""
+    """Which algorithm's territory a cache of `words` words is, by the papers' M against d^2, and d^2 / 4.
+
+    A label, not the choice: that goes by exact words. The limits move where d_v != d and backward (docs/theory.md).
+    """
     if words >= d * d:
         return "large-cache"
     return "between" if 4 * words >= d * d else "small-cache"
@@ -46,8 +49,9 @@ class LevelPlan:
     """The plan for one boundary. Words and bytes are over all streams of the problem.
 
     capacity_words: M, of one instance of the fast side. schedule, tiles, words: the choice, or None where no
-    schedule fits (`why` says the least that would). bound: the largest proved lower bound. candidates: words of
-    every schedule that fits. seconds: bytes at the boundary's bandwidth, None where that is not known.
+    schedule fits (`why` says the least that would). bound: the largest proved lower bound. candidates: fewest words of
+    every schedule that fits; free_words: of the chosen one, whose tiles here nest and so may move more. seconds: bytes
+    at the boundary's bandwidth, None where that is not known.
     """
 
     boundary: str
@@ -56,6 +60,7 @@ class LevelPlan:
     schedule: str | None
     tiles: dict[str, int]
     words: int | None
+    free_words: int | None
     bytes: int | None
     peak: int | None
     flops: int | None
@@ -118,18 +123,16 @@ class Plan:
 def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machine") -> Plan:
     """The plan of `problem` on a memory: a catalogue name, a path of a TOML file, or a Memory.
 
-    Raises UnknownName and RedblueError (the memory), never for a boundary where nothing fits: its level says so.
+    Raises UnknownName (the memory) and RedblueError (sizes beyond the tile search), but not for a boundary where
+    nothing fits: its level says so.
     """
     machine = _memory(memory)
-    step = machine.tile_multiple
     levels: list[LevelPlan] = []
     inner: dict[str, int] = {}
     for boundary in machine.boundaries:
-        if boundary.capacity_bytes is None:
-            continue
-        level = _level(problem, boundary, step, inner)
-        levels.append(level)
-        inner = level.tiles or inner
+        if boundary.capacity_bytes is not None:
+            levels.append(_level(problem, boundary, machine.tile_multiple, inner))
+            inner |= levels[-1].tiles
     if not levels:
         raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to plan")
     flops = next((level.flops for level in levels if level.flops), None)  # of the innermost schedule: what is executed
@@ -149,27 +152,25 @@ def _level(problem: Problem, boundary: Boundary, step: int, inner: dict[str, int
     words = max(1, boundary.capacity_bytes // problem.bytes_per_word)
     found, reasons = {}, []
     for schedule in schedules.SCHEDULES.values():
-        if not schedule.drop_in:
-            continue
-        edges = schedule.direction(problem).edges
-        try:
-            tiles = schedule.tiles(problem, words, {edge: inner.get(edge, step) for edge in edges})
-        except TooFewWords as error:
-            reasons.append(str(error))
-            continue
-        found[schedule.name] = (tiles, schedule.cost(problem, tiles))
+        if schedule.drop_in:
+            try:
+                tiles = schedule.tiles(problem, words, dict.fromkeys(schedule.direction(problem).edges, step))
+                found[schedule.name] = schedule.cost(problem, tiles).words
+            except TooFewWords as error:
+                reasons.append(str(error))
     common: dict[str, Any] = {
         "boundary": boundary.name,
         "capacity_words": words,
         "regime": regime(problem.d, words),
         "bound": lower_bound(problem, words),
-        "candidates": {name: cost.words for name, (_, cost) in found.items()},
+        "candidates": found,
     }
     if not found:
-        nothing = dict.fromkeys(("schedule", "words", "bytes", "peak", "flops", "seconds"))
+        nothing = dict.fromkeys(("schedule", "words", "free_words", "bytes", "peak", "flops", "seconds"))
         return LevelPlan(**common, **nothing, tiles={}, why="; ".join(reasons))
-    name = min(found, key=lambda name: found[name][1].words)
-    tiles, cost = found[name]
+    name = min(found, key=found.__getitem__)
+    tiles = _nest(problem, name, words, step, inner)
+    cost = schedules.get(name).cost(problem, tiles)
     moved = cost.words * problem.bytes_per_word
     bandwidth = boundary.bandwidth_bytes_per_second
     return LevelPlan(
@@ -177,11 +178,27 @@ def _level(problem: Problem, boundary: Boundary, step: int, inner: dict[str, int
         schedule=name,
         tiles=tiles._asdict(),
         words=cost.words,
+        free_words=found[name],
         bytes=moved,
         peak=cost.peak,
         flops=cost.flops,
         seconds=moved / bandwidth if bandwidth else None,
     )
+
+
+# Where a schedule lacks an edge, the edge of the same meaning: which queries, and which keys, a tile holds.
+MEANS = {"dkv_rows": "rows", "dkv_cols": "cols"}
+
+
+def _nest(problem: Problem, name: str, words: int, step: int, inner: dict[str, int]) -> Any:
+    """The best tiles whose edges are multiples of the inner ones; of `step` alone where none such fit."""
+    schedule = schedules.get(name)
+    edges = schedule.direction(problem).edges
+    multiple = {edge: inner.get(edge, inner.get(MEANS.get(edge, edge), step)) for edge in edges}
+    try:
+        return schedule.tiles(problem, words, multiple)
+    except TooFewWords:
+        return schedule.tiles(problem, words, dict.fromkeys(edges, step))
 
 
 def describe(problem: Problem) -> dict[str, Any]:

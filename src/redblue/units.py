@@ -64,6 +64,8 @@ class Place:
         number = figure[given[0]]
         if type(number) not in (int, float) or not 0 < number < math.inf:
             raise self.error(f"{what} must be a number above 0, got {number!r}")
+        if number * units[given[0]] < 1:
+            raise self.error(f"{what} must come to at least 1, got {number!r} {given[0]}")
         return Figure(
             number * units[given[0]], ", ".join(str(figure[key]) for key in ("source", "date") if key in figure)
         )

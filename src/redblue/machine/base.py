@@ -110,9 +110,9 @@ class Machine:
         """Copy a region of slow memory into a new tile."""
         self._own(region)
         if region.array.written is not None and not region.array.written[region.slices].all():
-            raise NotStored(f"{region.name} was loaded before all of its words were stored")
-        self._take(region.name, region.shape)
-        tile = Tile(self, region.name, self.fetch(region))
+            raise NotStored(f"{region} was loaded before all of its words were stored")
+        self._take(region, region.shape)
+        tile = Tile(self, region, self.fetch(region))
         self.reads += tile.words
         return tile
 
@@ -120,12 +120,12 @@ class Machine:
         """Copy a tile (or part of one) to slow memory; the tile stays in the cache."""
         self._own(region, value)
         if region.array.written is None:
-            raise MachineError(f"{region.name} is an input: it cannot be stored to")
+            raise MachineError(f"{region} is an input: it cannot be stored to")
         if value.owner is None:
-            raise NotKept(f"only words held in a tile can be stored: put the value for {region.name} into a tile first")
+            raise NotKept(f"only words held in a tile can be stored: put the value for {region} into a tile first")
         data = value.read()
         if value.shape != region.shape:
-            raise MachineError(f"cannot store shape {value.shape} to {region.name} of shape {region.shape}")
+            raise MachineError(f"cannot store shape {value.shape} to {region} of shape {region.shape}")
         self.keep(region, data)
         region.array.written[region.slices] = True
         self.writes += math.prod(region.shape)
@@ -168,14 +168,14 @@ class Machine:
         if any(value.machine is not self for value in values):
             raise MachineError("a tile or a region of another machine was used")
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> None:
+    def _take(self, label: object, shape: tuple[int, ...]) -> None:
         words = math.prod(shape)
         if words < 0 or min(shape, default=0) < 0:
-            raise MachineError(f"tile {name!r} has a negative length: {shape}")
+            raise MachineError(f"tile {str(label)!r} has a negative length: {shape}")
         if self.capacity is not None and self.held + words > self.capacity:
             raise CapacityError(
-                f"tile {name!r} needs {words} words, but {self.held} of the cache's {self.capacity} words are held: "
-                f"{self.held + words - self.capacity} too many"
+                f"tile {str(label)!r} needs {words} words, but {self.held} of the cache's {self.capacity} words are "
+                f"held: {self.held + words - self.capacity} too many"
             )
         self.held += words
         self.peak = max(self.peak, self.held)

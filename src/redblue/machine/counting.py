@@ -61,9 +61,10 @@ class Counting(Machine):
         pass
 
     def elementwise(self, ufunc: np.ufunc, inputs: list[Any]) -> Shape:
-        shape = getattr(inputs[0], "shape", ())
-        for other in inputs[1:]:
-            shape = _broadcast(shape, getattr(other, "shape", ()))
+        shape: tuple[int, ...] = ()
+        for x in inputs:
+            if isinstance(x, Shape) and x.shape != shape:
+                shape = _broadcast(shape, x.shape)
         return Shape(shape)
 
     def reduce(self, ufunc: np.ufunc, data: Shape, axis: int) -> Shape:
@@ -76,7 +77,8 @@ class Counting(Machine):
         return Shape((a.shape[0], b.shape[1]))
 
     def assign(self, data: Shape, key: Any, value: Any) -> None:
-        target, source = data[key].shape, getattr(value, "shape", ())
+        source = value.shape if isinstance(value, Shape) else ()
+        target = data.shape if key is Ellipsis else data[key].shape
         if source != target and _broadcast(target, source) != target:
             raise MachineError(f"cannot put shape {source} into {target}")
 

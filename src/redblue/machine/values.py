@@ -43,13 +43,18 @@ class Value:
     products read only words that tiles hold, and sums only what is computed word by word from such.
     """
 
-    __slots__ = ("clock", "data", "machine", "owner", "summed")
+    __slots__ = ("_owner", "clock", "data", "machine", "summed")
 
     def __init__(self, machine: Machine, data: Any, owner: Tile | None = None, summed: bool = False) -> None:
         self.machine, self.data = machine, data
-        self.owner = owner  # the tile this is a view of; None for a computed value
+        self._owner = owner
         self.summed = summed  # whether a sum or a maximum over many words is part of it
         self.clock = machine.clock
+
+    @property
+    def owner(self) -> Tile | None:
+        """The tile that this is, or is a view of; None for a computed value."""
+        return self._owner
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,9 +62,10 @@ class Value:
 
     def read(self) -> Any:
         """The numbers (or their shape), if they still exist."""
-        if self.owner is not None:
-            if not self.owner.held:
-                raise UseAfterFree(f"tile {self.owner.name!r} was used after it was freed")
+        owner = self.owner
+        if owner is not None:
+            if not owner.held:
+                raise UseAfterFree(f"tile {owner.name!r} was used after it was freed")
         elif self.clock != self.machine.clock:
             raise NotKept(
                 f"a computed value of shape {self.shape} was used after the next move: put it into a tile with new()"
@@ -69,16 +75,18 @@ class Value:
     __array_ufunc__ = None  # NumPy's own functions would keep words that nobody counts
 
     def _elementwise(self, ufunc: np.ufunc, *inputs: Any) -> Value:
-        numbers, summed = [], False
+        machine, numbers, summed = self.machine, [], False
         for x in inputs:
-            if isinstance(x, Value):
-                if x.machine is not self.machine:
+            if type(x) is float:
+                numbers.append(x)
+            elif isinstance(x, Value):
+                if x.machine is not machine:
                     raise MachineError("a value of another machine was used")
                 numbers.append(x.read())
                 summed = summed or x.summed
             else:
                 numbers.append(number(x))
-        return Value(self.machine, self.machine.elementwise(ufunc, numbers), summed=summed)
+        return Value(machine, machine.elementwise(ufunc, numbers), None, summed)
 
     def _update(self: AnyValue, ufunc: np.ufunc, other: Any) -> AnyValue:
         self.put(..., self._elementwise(ufunc, self, other).data)
@@ -156,8 +164,10 @@ class Value:
 
 def view(key: Any) -> Any:
     """A key that selects without copying: other keys would make copies that nobody counts."""
+    if key is Ellipsis:
+        return key
     for part in key if isinstance(key, tuple) else (key,):
-        if not (part is None or part is Ellipsis or (isinstance(part, slice) and part.step in (None, 1))):
+        if not (part is None or (isinstance(part, slice) and part.step in (None, 1))):
             raise MachineError(f"tiles are indexed with slices of step 1 and None, not {part!r}")
     return key
 
@@ -199,7 +209,7 @@ class Region(Value):
             raise MachineError(f"{array.name} has {len(array.shape)} axes, {len(ranges)} ranges were given")
         for part, length in zip(ranges, array.shape, strict=False):
             if part.step != 1 or not 0 <= part.start <= part.stop <= length:
-                raise MachineError(f"{self.name} is no part of {array.name}, whose shape is {array.shape}")
+                raise MachineError(f"{self} is no part of {array.name}, whose shape is {array.shape}")
         self.size = (*map(len, ranges), *array.shape[len(ranges) :])
 
     @property
@@ -210,21 +220,28 @@ class Region(Value):
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(r.start, r.stop) for r in self.ranges)
 
-    @property
-    def name(self) -> str:
+    def __str__(self) -> str:
         parts = (f"{r.start}:{r.stop}" + (f":{r.step}" if r.step != 1 else "") for r in self.ranges)
         return f"{self.array.name}[{', '.join(parts)}]"
 
     def read(self) -> Any:
-        raise NotLoaded(f"{self.name} lies in slow memory: load it before computing with it")
+        raise NotLoaded(f"{self} lies in slow memory: load it before computing with it")
 
 
 class Tile(Value):
-    """Words set aside in the cache, under a name for error messages."""
+    """Words set aside in the cache, under a label for error messages: a name, or the region they were loaded from."""
 
-    __slots__ = ("held", "name", "words")
+    __slots__ = ("held", "label", "words")
 
-    def __init__(self, machine: Machine, name: str, data: Any) -> None:
-        super().__init__(machine, data, owner=self)
-        self.name, self.held = name, True
+    def __init__(self, machine: Machine, label: object, data: Any) -> None:
+        super().__init__(machine, data)
+        self.label, self.held = label, True
         self.words = math.prod(data.shape)
+
+    @property
+    def owner(self) -> Tile:
+        return self
+
+    @property
+    def name(self) -> str:
+        return str(self.label)

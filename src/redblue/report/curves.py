@@ -110,6 +110,7 @@ def _bounds(stream: Problem, capacities: Sequence[int], pairs: int) -> Iterator[
     """The largest proved bound at each capacity, then every bound on its own."""
     found = [{bound.name: bound for bound in lower_bounds(stream, words)} for words in capacities]
     yield Series(BEST, "bound", tuple(_over(next(iter(at.values())).words, pairs) for at in found))
-    for name, bound in found[0].items():
+    for name, bound in {name: bound for at in reversed(found) for name, bound in at.items()}.items():
         kind = "bound" if bound.proved else "order only"
-        yield Series(name, kind, tuple(_over(at[name].words, pairs) for at in found))
+        words = (at[name].words if name in at else None for at in found)  # some hold only for some capacities
+        yield Series(name, kind, tuple(_over(each, pairs) for each in words))

@@ -52,7 +52,8 @@ def consume(m: Machine, result: Slow, x: Slow, other: Slow, pairs: Pairs, rows: 
             for j in grid(pairs.cols_of(i), depth, pairs.n_cols):
                 live = overlap(i, pairs.rows_of(j))
                 x_slice, other_slice = m.load(x[live, j]), m.load(other[j, f])
-                tile[within(live, i)] += x_slice @ other_slice
+                rows_of_tile = tile[within(live, i)]
+                rows_of_tile += x_slice @ other_slice
                 m.free(x_slice, other_slice)
             m.store(result[i, f], tile)
             m.free(tile)

@@ -23,6 +23,7 @@ SHAPES = {
 PRODUCED = {"forward": ("out", "lse", "p"), "backward": ("dq", "dk", "dv")}
 
 
+LONGEST = 2**27  # of an axis: beyond it the search would take seconds
 LARGEST = 2**58  # n_q n_k d: beyond it the search over 64-bit integers could overflow
 
 
@@ -102,8 +103,14 @@ class Schedule:
         Raises TooFewWords, with the least that works.
         """
         stream, one_pass = problem.one_stream(), self.direction(problem)
-        if stream.n_q * stream.n_k * max(problem.d, problem.value_dim) > LARGEST:
-            raise RedblueError(f"n_q x n_k x d must be at most {LARGEST:.0e} for the search, got {problem}")
+        sizes = {"n_q (times query heads per key head)": stream.n_q, "n_k": stream.n_k, "d": stream.d}
+        sizes["d_v"] = stream.value_dim
+        longest = max(sizes, key=sizes.__getitem__)
+        if sizes[longest] > LONGEST or stream.n_q * stream.n_k * max(stream.d, stream.value_dim) > LARGEST:
+            raise RedblueError(
+                f"{longest} is {sizes[longest]:,}: the tile search takes at most {LONGEST:,}, and n_q x n_k x d of at "
+                f"most {LARGEST:,}; give the tiles instead"
+            )
         multiple = dict.fromkeys(one_pass.edges, 1) | dict(multiple or {})
         tiles = one_pass.search(stream, words, multiple)
         if tiles is None:

@@ -69,7 +69,8 @@ def weigh(
                     touched = overlap(i, pairs.rows_of(part))
                     p_slice, v_slice = m.load(p[touched, part]), m.load(v[part, f])
                     p_slice *= factor[within(touched, live)]
-                    out_if[within(touched, i)] += p_slice @ v_slice
+                    out_rows = out_if[within(touched, i)]
+                    out_rows += p_slice @ v_slice
                     m.free(p_slice, v_slice)
                 m.free(factor)
             m.store(out[i, f], out_if)
