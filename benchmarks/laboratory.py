@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -77,7 +78,7 @@ def main() -> None:
     roof_seconds = time.perf_counter() - start
     rows = laboratory()
     if as_json:
-        print(json.dumps({"laboratory": rows, "roof_seconds": roof_seconds, "roof": roof.to_dict()}, indent=2))
+        print(json.dumps({"laboratory": rows, "roof_seconds": roof_seconds, "roof": asdict(roof)}, indent=2))
         return
     times = table(
         ("schedule", "direction"),

@@ -48,10 +48,10 @@ def largest_head_dimension(level: Level, bytes_per_word: int) -> int | None:
 class LevelPlan:
     """The plan for one boundary. Words and bytes are over all streams of the problem.
 
-    capacity_words: M, of one instance of the fast side. schedule, tiles, words: the choice, or None where no
-    schedule fits (`why` says the least that would). bound: the largest proved lower bound. candidates: fewest words of
-    every schedule that fits; free_words: of the chosen one, whose tiles here nest and so may move more. seconds: bytes
-    at the boundary's bandwidth, None where that is not known.
+    capacity_words: M, of one instance of the fast side. schedule, tiles, words: the choice, or None where no schedule
+    fits (`why` says the least that would). With grouped heads, a tile's rows are g to a query. bound: the largest
+    proved lower bound. candidates: fewest words of every schedule that fits; free_words: of the chosen one, whose tiles
+    here nest and so may move more. seconds: bytes at the boundary's bandwidth, None where that is not known.
     """
 
     boundary: str

@@ -11,6 +11,7 @@ What a machine does with the numbers is its own affair: `Counting` keeps shapes 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from redblue.machine.values import Region, Slow, Tile, Value
 MOST_FLAGS = 2**31  # bytes that a run may spend on remembering which words of slow memory were stored
 
 
-class Machine:
+class Machine(ABC):
     """A cache of `capacity` words (None: as many as asked for), and counts of what moved.
 
     reads, writes: words loaded and stored. held, peak: words in the cache, now and at most.
@@ -35,37 +36,37 @@ class Machine:
         self._outputs: list[Slow] = []
 
     # What a kind of machine decides -----------------------------------------------------------
+    @abstractmethod
     def blank(self, shape: tuple[int, ...]) -> Any:
         """Storage for a new tile."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fetch(self, region: Region) -> Any:
         """A copy of the region's words."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keep(self, region: Region, data: Any) -> None:
         """Write words into the region."""
-        raise NotImplementedError
 
+    @abstractmethod
     def elementwise(self, ufunc: np.ufunc, inputs: list[Any]) -> Any:
         """A function of single words, broadcast."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reduce(self, ufunc: np.ufunc, data: Any, axis: int) -> Any:
         """A sum or a maximum along one axis."""
-        raise NotImplementedError
 
+    @abstractmethod
     def product(self, a: Any, b: Any) -> Any:
         """The matrix product a @ b; counts its flops."""
-        raise NotImplementedError
 
+    @abstractmethod
     def assign(self, data: Any, key: Any, value: Any) -> None:
         """data[key] = value"""
-        raise NotImplementedError
 
+    @abstractmethod
     def select(self, pairs: Any, rows: range, cols: range, data: Any, otherwise: float) -> Any:
         """data where pairs attend, `otherwise` elsewhere."""
-        raise NotImplementedError
 
     # Slow memory ------------------------------------------------------------------------------
     def input(self, name: str, shape: tuple[int, ...], data: np.ndarray | None = None) -> Slow:
