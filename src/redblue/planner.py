@@ -2,9 +2,8 @@
 
 Each boundary is a two-level model of its own: M is what one instance of its fast side holds, and streams (heads) are
 taken one at a time per instance. The schedule is the one that moves the fewest words there. Its tiles are then made to
-nest: from the innermost boundary outwards, each edge is a multiple of the same edge further in. That costs words where
-an inner tile divides the room of a level badly; `free_words` says what the best tiles would move that need not nest.
-(Filling inner levels only to 85, 70 or 55 % was tried: it moved that loss inwards and hardly made it smaller.)
+nest: each edge is a multiple of the same edge one boundary further in, where such tiles fit. That may cost words;
+`free_words` says what the best tiles would move that need not nest.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ from redblue.memories import Boundary, Level, Memory, memory
 from redblue.problem import Problem
 from redblue.schedules.schedule import TooFewWords
 from redblue.tables import plan_table
+
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of a level's capacity that its tiles may try to fill
 
 REGIMES = ("large-cache", "between", "small-cache")
 
@@ -70,6 +72,11 @@ class LevelPlan:
     why: str = ""
 
     @property
+    def nesting(self) -> float | None:
+        """Words over those of the best tiles that need not nest."""
+        return self.words / self.free_words if self.words and self.free_words else None
+
+    @property
     def gap(self) -> float | None:
         """Words over the lower bound: 1 is optimal."""
         return self.words / self.bound.words if self.words and self.bound.words else None
@@ -100,7 +107,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""
-        levels = [asdict(level) | {"gap": level.gap} for level in self.levels]
+        levels = [asdict(level) | {"gap": level.gap, "nesting": level.nesting} for level in self.levels]
         return {
             "problem": describe(self.problem),
             "memory": self.memory,
@@ -127,12 +134,10 @@ def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machi
     nothing fits: its level says so.
     """
     machine = _memory(memory)
-    levels: list[LevelPlan] = []
-    inner: dict[str, int] = {}
-    for boundary in machine.boundaries:
-        if boundary.capacity_bytes is not None:
-            levels.append(_level(problem, boundary, machine.tile_multiple, inner))
-            inner |= levels[-1].tiles
+    boundaries = [each for each in machine.boundaries if each.capacity_bytes]
+    best = [_best(problem, capacity_words(each, problem), machine.tile_multiple) for each in boundaries]
+    nested = nest(problem, best, machine.tile_multiple)
+    levels = [_level(problem, *each) for each in zip(boundaries, best, nested, strict=True)]
     if not levels:
         raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to plan")
     flops = next((level.flops for level in levels if level.flops), None)  # of the innermost schedule: what is executed
@@ -147,38 +152,56 @@ def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machi
 _memory = memory
 
 
-def _level(problem: Problem, boundary: Boundary, step: int, inner: dict[str, int]) -> LevelPlan:
-    assert boundary.capacity_bytes is not None
-    words = max(1, boundary.capacity_bytes // problem.bytes_per_word)
+def capacity_words(boundary: Boundary, problem: Problem) -> int:
+    """M: what one instance of the boundary's fast side holds, in words of the problem."""
+    return max(1, (boundary.capacity_bytes or 0) // problem.bytes_per_word)
+
+
+@dataclass(frozen=True)
+class Best:
+    """What fits at one boundary by itself: fewest words of each schedule, and why the others do not fit."""
+
+    capacity_words: int
+    words: dict[str, int]
+    reasons: tuple[str, ...]
+
+    @property
+    def schedule(self) -> str | None:
+        return min(self.words, key=self.words.__getitem__) if self.words else None
+
+
+def _best(problem: Problem, words: int, step: int) -> Best:
     found, reasons = {}, []
     for schedule in schedules.SCHEDULES.values():
         if schedule.drop_in:
             try:
                 tiles = schedule.tiles(problem, words, dict.fromkeys(schedule.direction(problem).edges, step))
-                found[schedule.name] = schedule.cost(problem, tiles).words
+                found[schedule.name] = schedule.words(problem, tiles)
             except TooFewWords as error:
                 reasons.append(str(error))
+    return Best(words, found, tuple(reasons))
+
+
+def _level(problem: Problem, boundary: Boundary, best: Best, tiles: Any) -> LevelPlan:
     common: dict[str, Any] = {
         "boundary": boundary.name,
-        "capacity_words": words,
-        "regime": regime(problem.d, words),
-        "bound": lower_bound(problem, words),
-        "candidates": found,
+        "capacity_words": best.capacity_words,
+        "regime": regime(problem.d, best.capacity_words),
+        "bound": lower_bound(problem, best.capacity_words),
+        "candidates": best.words,
     }
-    if not found:
+    if best.schedule is None:
         nothing = dict.fromkeys(("schedule", "words", "free_words", "bytes", "peak", "flops", "seconds"))
-        return LevelPlan(**common, **nothing, tiles={}, why="; ".join(reasons))
-    name = min(found, key=found.__getitem__)
-    tiles = _nest(problem, name, words, step, inner)
-    cost = schedules.get(name).cost(problem, tiles)
+        return LevelPlan(**common, **nothing, tiles={}, why="; ".join(best.reasons))
+    cost = schedules.get(best.schedule).cost(problem, tiles)
     moved = cost.words * problem.bytes_per_word
     bandwidth = boundary.bandwidth_bytes_per_second
     return LevelPlan(
         **common,
-        schedule=name,
+        schedule=best.schedule,
         tiles=tiles._asdict(),
         words=cost.words,
-        free_words=found[name],
+        free_words=best.words[best.schedule],
         bytes=moved,
         peak=cost.peak,
         flops=cost.flops,
@@ -190,15 +213,41 @@ def _level(problem: Problem, boundary: Boundary, step: int, inner: dict[str, int
 MEANS = {"dkv_rows": "rows", "dkv_cols": "cols"}
 
 
-def _nest(problem: Problem, name: str, words: int, step: int, inner: dict[str, int]) -> Any:
-    """The best tiles whose edges are multiples of the inner ones; of `step` alone where none such fit."""
-    schedule = schedules.get(name)
+def nest(problem: Problem, best: Sequence[Best], step: int) -> list[Any]:
+    """Tiles for each boundary's best schedule, innermost first, that nest (None where no schedule fits).
+
+    Tiles that fill a level may fit the next one badly, so each level also tries to fill only a share of its capacity,
+    and takes what makes words here times words one boundary further out the least.
+    """
+    nested: list[Any] = []
+    inner: dict[str, int] = {}
+    for here, beyond in zip(best, (*best[1:], None), strict=True):
+        options = {}  # tiles -> words here times words beyond; the fullest first
+        for share in SHARES if beyond else SHARES[:1]:
+            tiles = _multiples(problem, here, step, inner, share)
+            if tiles is not None and tiles not in options:
+                outer = _multiples(problem, beyond, step, inner | tiles._asdict()) if beyond else None
+                options[tiles] = _words(problem, here, tiles) * _words(problem, beyond, outer)
+        nested.append(min(options, key=options.__getitem__) if options else None)
+        inner |= nested[-1]._asdict() if options else {}
+    return nested
+
+
+def _words(problem: Problem, best: Best | None, tiles: Any) -> int:
+    return schedules.get(best.schedule).words(problem, tiles) if best and best.schedule and tiles else 1
+
+
+def _multiples(problem: Problem, best: Best, step: int, inner: dict[str, int], share: float = 1.0) -> Any:
+    """The best tiles whose edges are multiples of the inner ones; of `step` alone where none such fit at all."""
+    if best.schedule is None:
+        return None
+    schedule = schedules.get(best.schedule)
     edges = schedule.direction(problem).edges
     multiple = {edge: inner.get(edge, inner.get(MEANS.get(edge, edge), step)) for edge in edges}
     try:
-        return schedule.tiles(problem, words, multiple)
+        return schedule.tiles(problem, int(best.capacity_words * share), multiple)
     except TooFewWords:
-        return schedule.tiles(problem, words, dict.fromkeys(edges, step))
+        return schedule.tiles(problem, best.capacity_words, dict.fromkeys(edges, step)) if share == 1 else None
 
 
 def describe(problem: Problem) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from redblue.text import amount, capacity, mask_text, ratio, shape_text, tile_text, time
+from redblue.text import amount, capacity, mask_text, nesting_text, ratio, shape_text, tile_text, time
 
 if TYPE_CHECKING:
     from redblue.bounds import Bound
@@ -48,7 +48,7 @@ def plan_table(plan: Plan) -> Table:
         made.add_row(
             f"{level.boundary}\n{level.capacity_words:,}",
             level.regime,
-            f"{level.schedule or 'none fits'}\n{tile_text(level.tiles) or level.why}",
+            f"{level.schedule or 'none fits'}\n{tile_text(level.tiles) or level.why}{nesting_text(level.nesting)}",
             f"{amount(level.words)}\n{amount(level.bytes)}",
             f"{amount(level.bound.words)}\n{ratio(level.gap)}",
             time(level.seconds),

@@ -32,6 +32,11 @@ def ratio(number: float | None) -> str:
     return "-" if number is None else f"{number:.2f}"
 
 
+def nesting_text(nesting: float | None) -> str:
+    """What nesting costs, where it costs something worth saying."""
+    return f" (nesting: {nesting:.2f} x the words)" if nesting and nesting > 1.05 else ""
+
+
 def time(seconds: float | None) -> str:
     if seconds is None:
         return "not known"
