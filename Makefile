@@ -36,7 +36,7 @@ docs: setup ## draw the figures of the documentation
 	$(BIN)/python docs/figures.py
 
 clean: ## remove .venv and everything built
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist report.html .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"redblue needs Python 3.10 or newer, \

@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 import redblue as rb
-from redblue.cli import app, main, parse_mask, parse_tiles
+from redblue.cli import app, main
 from redblue.errors import RedblueError
+from redblue.options import parse_mask, parse_tiles
 
 SMALL = ["--n", "256", "--d", "32"]
 
@@ -73,7 +74,7 @@ def test_plan():
 
 
 def test_memories():
-    assert [machine["name"] for machine in run_json("memories")] == rb.list_memories()
+    assert [machine["name"] for machine in run_json("memories")] == [*rb.list_memories(), "this-machine"]
     assert run_json("memories", "t4")["levels"][0]["capacity_bytes"] == 65536
     assert "arch_traits" in run("memories", "t4").output
 

@@ -46,3 +46,8 @@ def test_command_examples(command, tmp_path, monkeypatch):
 def test_linked_files_exist():
     for link in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_no_table_is_empty(page):
+    assert not re.search(r"^\|[-|: ]+\|\n(?!\|)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)

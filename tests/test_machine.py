@@ -109,6 +109,7 @@ CHEATS = {
     "a region backwards": lambda m, x, y, t: x[range(3, -1, -1)],
     "more ranges than axes": lambda m, x, y, t: x[range(1), range(1), range(1)],
     "a negative tile": lambda m, x, y, t: m.zeros("n", -8),
+    "a tile that is negative twice": lambda m, x, y, t: m.zeros("n", -2, -2),
     "another machine's tile is freed here": lambda m, x, y, t: m.free(Counting().zeros("o", 3)),
     "another machine's tile is kept here": lambda m, x, y, t: m.new("n", Counting().zeros("o", 4, 4) * 1),
     "another machine's tile in arithmetic": lambda m, x, y, t: t + Counting().zeros("o", 4, 4),

@@ -40,12 +40,34 @@ def test_dividing_points():
 
 @pytest.mark.parametrize(
     ("name", "bytes_per_word", "d_star"),
-    [("t4", 2, 181), ("v100-sxm2", 2, 221), ("rtx-4090", 2, 225), ("a100-sxm", 2, 288), ("h100-sxm", 2, 340),
-     ("h100-sxm", 1, 482), ("h100-sxm", 4, 241), ("gtx-1060", 4, 110), ("mi300x", 2, 181), ("cortex-m7", 4, 64)],
-)  # fmt: skip
+    [
+        *(("gtx-1060", size, d) for size, d in ((4, 110), (2, 156), (1, 221))),
+        *(("v100-sxm2", size, d) for size, d in ((4, 156), (2, 221), (1, 313))),
+        *(("t4", size, d) for size, d in ((4, 128), (2, 181), (1, 256))),
+        *(("a100-sxm", size, d) for size, d in ((4, 204), (2, 288), (1, 408))),
+        *(
+            (name, size, d)
+            for name in ("rtx-3090", "rtx-4090", "rtx-5090")
+            for size, d in ((4, 159), (2, 225), (1, 318))
+        ),
+        *((name, size, d) for name in ("h100-sxm", "h200-sxm", "b200") for size, d in ((4, 241), (2, 340), (1, 482))),
+        *(("mi300x", size, d) for size, d in ((4, 128), (2, 181), (1, 256))),
+        *(("cortex-m7", size, d) for size, d in ((4, 64), (2, 90), (1, 128))),
+    ],
+)
 def test_largest_head_dimension(name, bytes_per_word, d_star):
+    """floor(sqrt(M)), M one instance of the fastest memory that the catalogue has, for fp32, 16-bit and 8-bit words."""
     level = rb.memory(name).levels[0]
     assert planner.largest_head_dimension(level, bytes_per_word) == d_star
+
+
+@pytest.mark.parametrize(
+    ("level", "kib", "stars"),
+    [("L1d", 48, (110, 156)), ("L1d", 32, (90, 128)), ("L2", 1024, (512, 724)), ("L2", 2048, (724, 1024))],
+)
+def test_largest_head_dimension_of_cpu_caches(level, kib, stars):
+    cache = Level(level, kib * 1024)
+    assert tuple(planner.largest_head_dimension(cache, size) for size in (4, 2)) == stars
 
 
 @pytest.mark.parametrize("name", ["h100-sxm", "rtx-4090", "zen5-server", "mi300x", "sapphire-rapids-server"])
@@ -98,6 +120,22 @@ def test_narrow_types_without_arithmetic_are_widened():
     machine = Memory("toy", "toy", "cpu", two_level(8192).levels, {"float32": 1e9})
     assert rb.plan(rb.Problem(64, 64, 64, dtype="bfloat16"), machine).arithmetic_dtype == "float32"
     assert rb.plan(rb.Problem(64, 64, 64, dtype="float64"), machine).arithmetic_seconds is None
+
+
+def test_what_is_not_known_is_not_claimed():
+    levels = two_level(8192).levels
+    unknown = rb.plan(rb.Problem(64, 64, 64), Memory("toy", "toy", "cpu", levels, {}))
+    assert unknown.unknown == ("arithmetic",)
+    assert "among what is known (not known: arithmetic)" in " ".join(str(unknown).split())
+    known = rb.plan(rb.Problem(64, 64, 64), two_level(8192))
+    assert known.unknown == ()
+    assert "among" not in str(known)
+
+
+def test_a_problem_that_its_memory_cannot_hold_says_so():
+    plan = rb.plan(rb.Problem(4096, 4096, 128, heads=32, dtype="float32"), "cortex-m7")
+    assert "Q, K, V and O alone take" in plan.note
+    assert rb.plan(rb.Problem(64, 64, 8), "cortex-m7").note == ""
 
 
 def test_where_nothing_fits_the_level_says_the_least_that_would():

@@ -59,9 +59,6 @@ class Seen(HTMLParser):
         self.text += "" if self._inside in ("script", "style") else f"{data} "
 
 
-# ------------------------------------------------------------------ what was collected
-
-
 def test_a_report_plans_every_shape_on_every_machine(report):
     assert [shape.label for shape in report.shapes] == ["toy", "sd-vae"]
     for shape in report.shapes:
@@ -125,9 +122,6 @@ def test_progress_counts_up_to_its_total():
 def test_nothing_to_report_is_refused(models, memories, lacking):
     with pytest.raises(RedblueError, match=f"at least one {lacking}"):
         collect(models, memories)
-
-
-# ------------------------------------------------------------------ the page
 
 
 def test_the_page_shows_the_numbers_of_the_plans(report, page):
@@ -204,9 +198,6 @@ def test_colours_are_apart_from_their_ground():
             assert (light + 0.05) / (dark + 0.05) >= least, name
 
 
-# ------------------------------------------------------------------ the file
-
-
 def test_a_page_is_written_whole(report, page, tmp_path):
     target = tmp_path / "report.html"
     target.write_text("old")
@@ -248,9 +239,6 @@ def test_a_write_protected_file_is_refused(report, tmp_path):
     with pytest.raises(RedblueError, match="it is no file that you may write"):
         write(report, target)
     assert target.read_text() == "old"
-
-
-# ------------------------------------------------------------------ the check
 
 
 def test_every_chosen_schedule_is_checked(report):
@@ -323,9 +311,6 @@ def test_a_broken_rule_fails_and_is_red_on_the_page_and_the_terminal(monkeypatch
     assert {"class": "verdict fail"} in [attrs for _, attrs in page.tags]
     assert "never stored" in shown(failing)
     json.dumps(failing.to_dict(), allow_nan=False)
-
-
-# ------------------------------------------------------------------ the terminal
 
 
 def shown(report, width=80):

@@ -13,9 +13,6 @@ RUNNABLE = [isa.name for isa in _core.list_isas() if isa.supported]
 KIB, MIB = 2**10, 2**20
 
 
-# ------------------------------------------------------------------ the compiled core
-
-
 @pytest.mark.parametrize("isa", [isa.name for isa in _core.list_isas()])
 def test_multiply_add_of_every_instruction_set(isa):
     if isa not in RUNNABLE:
@@ -68,9 +65,6 @@ def test_bad_arguments():
         _core.multiply_add_rate("bfloat16", isa="portable")
 
 
-# ------------------------------------------------------------------ what is measured
-
-
 def test_measure():
     cpu = detect_cpu()
     found = roofline.measure(cpu, _core.choose_isa(), seconds_per_rate=0.02)
@@ -109,9 +103,6 @@ def test_buffers_miss_the_faster_level_and_fit_their_own():
 def test_buffers_stay_within_a_small_memory():
     size = buffer_bytes(Cpu("a small board", 4, (Cache(1, 32 * KIB, 4),), 128 * MIB, ""), 4)
     assert 4 * size["DRAM"] <= 16 * MIB
-
-
-# ------------------------------------------------------------------ what is kept
 
 
 KEPT = Roofline(

@@ -1,4 +1,4 @@
-"""Exact attention that moves as few words as your memory allows, and the bounds that prove it."""
+"""Schedules for exact attention, their exact word counts, proved lower bounds, and plans for real machines."""
 
 from importlib.metadata import version
 

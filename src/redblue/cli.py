@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +18,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import redblue as rb
 from redblue import counts, planner, tables
 from redblue.errors import RedblueError
+from redblue.options import (
+    DV,
+    NK,
+    NQ,
+    Batch,
+    D,
+    Direction,
+    Dtype,
+    Json,
+    KvHeads,
+    Memories,
+    ModelN,
+    N,
+    Words,
+    make_problem,
+    parse_tiles,
+    with_problem,
+)
 
 REPORT_MODELS = ("gpt2", "llama-3-8b", "gemma-4-31b", "deepseek-v3", "sd-vae")
 REPORT_MEMORIES = ("this-machine", "h100-sxm", "rtx-4090", "t4")
@@ -32,24 +48,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console, errors = Console(), Console(stderr=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-N = Annotated[int | None, typer.Option("--n", help="Sequence length (n_q = n_k).")]
-ModelN = Annotated[int | None, typer.Option("--n", help="Sequence length; the model's own, up to 4096, if left out.")]
-NQ = Annotated[int | None, typer.Option("--n-q", help="Queries, where not --n.")]
-NK = Annotated[int | None, typer.Option("--n-k", help="Keys, where not --n.")]
-D = Annotated[int | None, typer.Option("--d", help="Head dimension of queries and keys.")]
-DV = Annotated[int | None, typer.Option("--d-v", help="Head dimension of values; --d if left out.")]
-Batch = Annotated[int, typer.Option(help="Batch size.")]
-Heads = Annotated[int, typer.Option(help="Query heads.")]
-KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; --heads if left out.")]
-Dtype = Annotated[str | None, typer.Option(help="float64, float32, float16, bfloat16 or float8.")]
-MaskText = Annotated[str, typer.Option("--mask", help="full, causal, causal-bottom-right or window:LEFT[,RIGHT].")]
-Direction = Annotated[str, typer.Option(help="forward or backward.")]
-Words = Annotated[int | None, typer.Option("--words", help="Capacity of the cache, in words (array elements).")]
-Memories = Annotated[
-    list[str] | None, typer.Option("--memory", "-m", help="A machine of the catalogue, or a TOML file. Repeatable.")
-]
 
 
 def _version(wanted: bool) -> None:
@@ -65,71 +63,6 @@ def common(
     ] = False,
 ) -> None:
     pass
-
-
-def parse_mask(text: str) -> rb.Mask:
-    """A mask from its name on the command line."""
-    if text in ("full", "causal"):
-        return rb.Mask.full() if text == "full" else rb.Mask.causal()
-    if text == "causal-bottom-right":
-        return rb.Mask.causal(align="bottom-right")
-    kind, _, sides = text.partition(":")
-    left, _, right = sides.partition(",")
-    if kind == "window" and left.isdecimal() and (right.isdecimal() or "," not in sides):
-        return rb.Mask.sliding_window(int(left), int(right or 0))
-    raise RedblueError(
-        f"mask must be full, causal, causal-bottom-right or window:LEFT[,RIGHT] such as window:1024,0; got {text!r}"
-    )
-
-
-def parse_tiles(text: str | None) -> dict[str, int] | None:
-    """Tile edges from "rows=64,cols=16"."""
-    if text is None:
-        return None
-    pairs = [part.partition("=") for part in text.split(",")]
-    for edge, _, length in pairs:
-        if not edge.strip() or not length.strip().isdecimal():
-            raise RedblueError(f"tiles must be edges with lengths, such as rows=64,cols=16; got {text!r}")
-    if len({edge.strip() for edge, _, _ in pairs}) < len(pairs):
-        raise RedblueError(f"each tile edge may be given once, got {text!r}")
-    return {edge.strip(): int(length) for edge, _, length in pairs}
-
-
-def make_problem(
-    n: N = None,
-    n_q: NQ = None,
-    n_k: NK = None,
-    d: D = None,
-    d_v: DV = None,
-    batch: Batch = 1,
-    heads: Heads = 1,
-    kv_heads: KvHeads = None,
-    dtype: Dtype = None,
-    mask: MaskText = "full",
-    direction: Direction = "forward",
-) -> rb.Problem:
-    """A problem from the command line's options."""
-    n_q, n_k = (n if n_q is None else n_q), (n if n_k is None else n_k)
-    missing = [name for name, value in (("--n or --n-q", n_q), ("--n or --n-k", n_k), ("--d", d)) if value is None]
-    if n_q is None or n_k is None or d is None:
-        raise RedblueError(f"the problem needs its sizes: {', '.join(missing)} not given (example: --n 4096 --d 128)")
-    return rb.Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
-
-
-def with_problem(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of make_problem beside its own; it is called with the problem they make."""
-    options = inspect.signature(make_problem, eval_str=True).parameters
-    own = inspect.signature(command, eval_str=True).parameters
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        command(make_problem(**{name: given.pop(name) for name in options}), **given)
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [p.replace(kind=keyword) for p in (*own.values(), *options.values()) if p.name != "problem"]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
 
 
 def machines_named(names: Sequence[str]) -> list[rb.Memory]:
@@ -150,9 +83,7 @@ def report(
     models: Annotated[list[str] | None, typer.Argument(help="Catalogue names or config.json files.")] = None,
     memory: Memories = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
-    n: Annotated[
-        int | None, typer.Option("--n", help="Sequence length; the model's own, up to 4096, if left out.")
-    ] = None,
+    n: ModelN = None,
     batch: Batch = 1,
     dtype: Dtype = None,
     direction: Direction = "forward",
@@ -165,7 +96,7 @@ def report(
     chosen = [rb.model(name, n=n, batch=batch, dtype=dtype, direction=direction) for name in models or REPORT_MODELS]
     machines = machines_named(memory or REPORT_MEMORIES)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as progress:
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("planning", total=None)
         made = collect(
             chosen,
@@ -240,8 +171,10 @@ def count(
         attempt(name)
     if not found:
         raise rb.TooFewWords("; ".join(reasons))
+    kept = problem.direction == "backward" and any(c.schedule == "standard" for c in found)
+    remarks = ["standard is given the n_q x n_k probabilities that its forward pass kept"] if kept else []
     rows = [asdict(c) | {"words": c.words, "problem": planner.describe(problem)} for c in found]
-    show(rows if schedule is None else rows[0], tables.counts_table(found, reasons), as_json)
+    show(rows if schedule is None else rows[0], tables.counts_table(found, reasons + remarks), as_json)
 
 
 @app.command(epilog="Example: redblue bound --n 4096 --d 128 --words 12288")
@@ -267,8 +200,11 @@ def memories(
     """The machines of the catalogue, and this one."""
     if remeasure:
         rb.this_machine(remeasure=True)
-    found = [rb.memory(each) for each in (rb.list_memories() if name is None else [name])]
-    stars = [[planner.largest_head_dimension(level, bytes_per_word=2) for level in each.levels] for each in found]
+    found = [rb.memory(each) for each in ([*rb.list_memories(), "this-machine"] if name is None else [name])]
+    stars = [
+        [*(planner.largest_head_dimension(level, bytes_per_word=2) for level in each.levels[:-1]), None]
+        for each in found
+    ]
     data = [asdict(machine) for machine in found]
     table = tables.memory_details(found[0], stars[0]) if name else tables.memories_table(found, stars)
     show(data[0] if name else data, table, as_json)
@@ -277,9 +213,7 @@ def memories(
 @app.command(epilog="Example: redblue models. One model: redblue models deepseek-v3, or path/to/config.json")
 def models(
     name: Annotated[str | None, typer.Argument(help="Catalogue name or config.json.")] = None,
-    n: Annotated[
-        int | None, typer.Option("--n", help="Sequence length; the model's own, up to 4096, if left out.")
-    ] = None,
+    n: ModelN = None,
     as_json: Json = False,
 ) -> None:
     """The models of the catalogue and their attention shapes, or those of any config.json."""
@@ -293,7 +227,7 @@ def models(
 
 
 def main() -> None:
-    """The entry point: bad input is one line on stderr and exit code 2, never a traceback."""
+    """The entry point: bad input is an error on stderr and exit code 2, never a traceback."""
     try:
         app()
     except RedblueError as error:

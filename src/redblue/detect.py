@@ -67,9 +67,6 @@ def detect_cpu() -> Cpu:
     return Cpu(platform.processor() or "unknown CPU", os.cpu_count() or 1, (), None, "the operating system")
 
 
-# ------------------------------------------------------------------ Linux
-
-
 def parse_linux(files: Mapping[str, str], allowed: Iterable[int] | None = None) -> Cpu:
     """From file contents by path: "cpuinfo", "meminfo" and "cpu<n>/..." below /sys/devices/system/cpu.
 
@@ -141,9 +138,6 @@ _CACHE_FILES = {
 }
 
 
-# ------------------------------------------------------------------ macOS
-
-
 def parse_macos(text: str) -> Cpu:
     """From the output of `sysctl hw machdep.cpu`. Apple silicon: the performance cores (hw.perflevel0)."""
 
@@ -167,8 +161,6 @@ def parse_macos(text: str) -> Cpu:
     model = _field(text, "machdep.cpu.brand_string") or _field(text, "hw.model") or "unknown CPU"
     return Cpu(model, cores, tuple(caches), number("hw.memsize"), "macOS sysctl")
 
-
-# ------------------------------------------------------------------ CUDA
 
 # CUdevice_attribute numbers of the CUDA driver API (cuda.h)
 _MULTIPROCESSORS, _MEMORY_CLOCK_KHZ, _BUS_BITS, _L2_BYTES = 16, 36, 37, 38
@@ -207,9 +199,6 @@ def _cuda_device(driver: ctypes.CDLL, index: int) -> CudaDevice:
         memory_bytes=memory_bytes.value,
         memory_bandwidth_bytes_per_second=bandwidth or None,
     )
-
-
-# ------------------------------------------------------------------ text
 
 
 def _field(text: str, name: str) -> str:

@@ -187,9 +187,6 @@ def cuda_memory(device: CudaDevice) -> Memory:
     )
 
 
-# ------------------------------------------------------------------ reading TOML
-
-
 @cache
 def _catalogue() -> dict[str, Memory]:
     return read_memories(CATALOGUE)
@@ -249,6 +246,9 @@ def _level(place: Place, table: Any, last: bool) -> Level:
         raise place.error(
             f"{where} needs a capacity: write capacity = {{ kib = ... }}; only the last level may lack one"
         )
+    for key in ("count", "line", "ways"):
+        if key in figures and figures[key].value % 1:
+            raise place.error(f"{key} of {where} must be a whole number, got {figures[key].value:g}")
     whole = {key: round(figure.value) for key, figure in figures.items() if key != "bandwidth"}
     return Level(
         name=name,

@@ -25,6 +25,7 @@ from redblue.memories import Boundary, Level, Memory, memory
 from redblue.problem import Problem
 from redblue.schedules.schedule import TooFewWords
 from redblue.tables import plan_table
+from redblue.text import capacity
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of a level's capacity that its tiles may try to fill
 
@@ -91,19 +92,28 @@ class Plan:
     levels: tuple[LevelPlan, ...]
     arithmetic_seconds: float | None
     arithmetic_dtype: str | None  # the type whose peak rate that assumes; None: no rate known
+    note: str = ""  # what to know before believing it
+
+    @property
+    def times(self) -> dict[str, float | None]:
+        """Seconds by boundary, and of "arithmetic"; None: not known."""
+        return {level.boundary: level.seconds for level in self.levels} | {"arithmetic": self.arithmetic_seconds}
 
     @property
     def limit(self) -> str | None:
-        """What takes longest of all that is known: a boundary's name, or "arithmetic"."""
-        times = {level.boundary: level.seconds for level in self.levels} | {"arithmetic": self.arithmetic_seconds}
-        known = {name: seconds for name, seconds in times.items() if seconds is not None}
+        """What takes longest of all that is known: a boundary's name, or "arithmetic". See `unknown` too."""
+        known = {name: seconds for name, seconds in self.times.items() if seconds is not None}
         return max(known, key=known.__getitem__) if known else None
 
     @property
+    def unknown(self) -> tuple[str, ...]:
+        """What may take longer still: its rate is not known."""
+        return tuple(name for name, seconds in self.times.items() if seconds is None)
+
+    @property
     def seconds(self) -> float | None:
-        """The least time that the plan implies: everything overlapped, the slowest part alone."""
-        times = [level.seconds for level in self.levels] + [self.arithmetic_seconds]
-        return max((t for t in times if t is not None), default=None)
+        """The least time that the plan implies: everything overlapped, the slowest known part alone."""
+        return max((t for t in self.times.values() if t is not None), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""
@@ -115,6 +125,8 @@ class Plan:
             "arithmetic_seconds": self.arithmetic_seconds,
             "arithmetic_dtype": self.arithmetic_dtype,
             "limit": self.limit,
+            "unknown": self.unknown,
+            "note": self.note,
             "seconds": self.seconds,
         }
 
@@ -146,10 +158,19 @@ def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machi
     rates = [dtype for dtype in usable if dtype in machine.peak_flops_per_second]
     dtype = rates[0] if rates and flops else None
     seconds = flops / machine.peak_flops_per_second[dtype] if dtype and flops else None
-    return Plan(problem, machine.name, tuple(levels), seconds, dtype)
+    return Plan(problem, machine.name, tuple(levels), seconds, dtype, _note(problem, machine))
 
 
-_memory = memory
+_memory = memory  # the parameter of plan() has the same name
+
+
+def _note(problem: Problem, machine: Memory) -> str:
+    slowest, stream = machine.levels[-1], problem.one_stream()
+    words = problem.streams * (stream.n_q + stream.n_k) * (stream.d + stream.value_dim)  # Q, K, V and O at least
+    size = words * problem.bytes_per_word
+    if slowest.capacity_bytes is None or size <= slowest.capacity_bytes:
+        return ""
+    return f"Q, K, V and O alone take {capacity(size)}, and {slowest.name} holds {capacity(slowest.capacity_bytes)}"
 
 
 def capacity_words(boundary: Boundary, problem: Problem) -> int:

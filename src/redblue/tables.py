@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from redblue.text import amount, capacity, mask_text, nesting_text, ratio, shape_text, tile_text, time
+from redblue.text import amount, capacity, limit_text, mask_text, nesting_text, ratio, shape_text, tile_text, time
 
 if TYPE_CHECKING:
     from redblue.bounds import Bound
@@ -35,12 +35,12 @@ def table(
 
 def plan_table(plan: Plan) -> Table:
     rate = f" at the peak of {plan.arithmetic_dtype}" if plan.arithmetic_dtype else ""
-    limit = f"limited by {plan.limit}" if plan.limit else "no rate known, so no limit"
+    limit = limit_text(plan.limit, plan.unknown)
     made = table(
         ("boundary\nM (words)", "regime", "schedule\ntiles"),
         ("words\nbytes", "bound\ngap", "time"),
         title=f"{plan.memory}: {shape_text(plan.problem)}, {plan.problem.dtype}",
-        caption=f"arithmetic {time(plan.arithmetic_seconds)}{rate}; {limit}",
+        caption=f"arithmetic {time(plan.arithmetic_seconds)}{rate}; {limit}" + (f"\n{plan.note}" if plan.note else ""),
     )
     for column in made.columns[:2]:
         column.no_wrap = True

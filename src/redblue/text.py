@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from redblue.masks import Mask
 from redblue.problem import Problem
@@ -48,6 +48,15 @@ def time(seconds: float | None) -> str:
 
 def tile_text(tiles: Mapping[str, int]) -> str:
     return " ".join(f"{edge} {length}" for edge, length in tiles.items())
+
+
+def limit_text(limit: str | None, unknown: Sequence[str]) -> str:
+    """What limits, as far as it is known."""
+    if limit is None:
+        return "what limits is not known"
+    if not unknown:
+        return f"limited by {limit}"
+    return f"limited by {limit} among what is known (not known: {', '.join(unknown)})"
 
 
 def mask_text(mask: Mask) -> str:

@@ -166,12 +166,13 @@ class Machine(ABC):
         return Value(self, self.select(pairs, rows, cols, value.read(), otherwise), summed=value.summed)
 
     def _own(self, *values: Value) -> None:
-        if any(value.machine is not self for value in values):
-            raise MachineError("a tile or a region of another machine was used")
+        for value in values:
+            if value.machine is not self:
+                raise MachineError("a tile or a region of another machine was used")
 
     def _take(self, label: object, shape: tuple[int, ...]) -> None:
         words = math.prod(shape)
-        if words < 0 or min(shape, default=0) < 0:
+        if min(shape, default=0) < 0:
             raise MachineError(f"tile {str(label)!r} has a negative length: {shape}")
         if self.capacity is not None and self.held + words > self.capacity:
             raise CapacityError(

@@ -124,7 +124,7 @@ def _open(name_or_path: str | os.PathLike) -> tuple[str, str, str, str, dict[str
         path = path / "config.json"
     where = f"config.json at {path}" if path.name == "config.json" else f"config {path}"
     try:
-        fields = json.loads(path.read_text("utf-8"))
+        fields = json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         names = ", ".join(list_models())
         raise RedblueError(f"cannot read {path} ({error.strerror}): give a config.json, or one of {names}") from error

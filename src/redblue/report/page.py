@@ -15,7 +15,7 @@ from redblue.report import figures
 from redblue.report.checks import TOLERANCE
 from redblue.report.data import Report
 from redblue.report.terminal import verdict
-from redblue.text import amount, capacity, mask_text, nesting_text, ratio, shape_text, time
+from redblue.text import amount, capacity, limit_text, mask_text, nesting_text, ratio, shape_text, time
 
 
 def render(report: Report) -> str:
@@ -88,6 +88,7 @@ def _template() -> jinja2.Template:
         "amount": amount,
         "capacity": capacity,
         "mask": mask_text,
+        "limit": limit_text,
         "nesting": nesting_text,
         "ratio": ratio,
         "shape": shape_text,

@@ -1,0 +1,96 @@
+"""The options of the command line: their types, and what they are parsed into."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+import redblue as rb
+from redblue.errors import RedblueError
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+N = Annotated[int | None, typer.Option("--n", help="Sequence length (n_q = n_k).")]
+ModelN = Annotated[int | None, typer.Option("--n", help="Sequence length; the model's own, up to 4096, if left out.")]
+NQ = Annotated[int | None, typer.Option("--n-q", help="Queries, where not --n.")]
+NK = Annotated[int | None, typer.Option("--n-k", help="Keys, where not --n.")]
+D = Annotated[int | None, typer.Option("--d", help="Head dimension of queries and keys.")]
+DV = Annotated[int | None, typer.Option("--d-v", help="Head dimension of values; --d if left out.")]
+Batch = Annotated[int, typer.Option(help="Batch size.")]
+Heads = Annotated[int, typer.Option(help="Query heads.")]
+KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; --heads if left out.")]
+Dtype = Annotated[str | None, typer.Option(help="float64, float32, float16, bfloat16 or float8.")]
+MaskText = Annotated[str, typer.Option("--mask", help="full, causal, causal-bottom-right or window:LEFT[,RIGHT].")]
+Direction = Annotated[str, typer.Option(help="forward or backward.")]
+Words = Annotated[int | None, typer.Option("--words", help="Capacity of the cache, in words (array elements).")]
+Memories = Annotated[
+    list[str] | None, typer.Option("--memory", "-m", help="A machine of the catalogue, or a TOML file. Repeatable.")
+]
+
+
+def parse_mask(text: str) -> rb.Mask:
+    """A mask from its name on the command line."""
+    if text in ("full", "causal"):
+        return rb.Mask.full() if text == "full" else rb.Mask.causal()
+    if text == "causal-bottom-right":
+        return rb.Mask.causal(align="bottom-right")
+    kind, _, sides = text.partition(":")
+    left, _, right = sides.partition(",")
+    if kind == "window" and left.isdecimal() and (right.isdecimal() or "," not in sides):
+        return rb.Mask.sliding_window(int(left), int(right or 0))
+    raise RedblueError(
+        f"mask must be full, causal, causal-bottom-right or window:LEFT[,RIGHT] such as window:1024,0; got {text!r}"
+    )
+
+
+def parse_tiles(text: str | None) -> dict[str, int] | None:
+    """Tile edges from "rows=64,cols=16"."""
+    if text is None:
+        return None
+    pairs = [part.partition("=") for part in text.split(",")]
+    for edge, _, length in pairs:
+        if not edge.strip() or not length.strip().isdecimal():
+            raise RedblueError(f"tiles must be edges with lengths, such as rows=64,cols=16; got {text!r}")
+    if len({edge.strip() for edge, _, _ in pairs}) < len(pairs):
+        raise RedblueError(f"each tile edge may be given once, got {text!r}")
+    return {edge.strip(): int(length) for edge, _, length in pairs}
+
+
+def make_problem(
+    n: N = None,
+    n_q: NQ = None,
+    n_k: NK = None,
+    d: D = None,
+    d_v: DV = None,
+    batch: Batch = 1,
+    heads: Heads = 1,
+    kv_heads: KvHeads = None,
+    dtype: Dtype = None,
+    mask: MaskText = "full",
+    direction: Direction = "forward",
+) -> rb.Problem:
+    """A problem from the command line's options."""
+    n_q, n_k = (n if n_q is None else n_q), (n if n_k is None else n_k)
+    missing = [name for name, value in (("--n or --n-q", n_q), ("--n or --n-k", n_k), ("--d", d)) if value is None]
+    if n_q is None or n_k is None or d is None:
+        raise RedblueError(f"the problem needs its sizes: {', '.join(missing)} not given (example: --n 4096 --d 128)")
+    return rb.Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
+
+
+def with_problem(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of make_problem beside its own; it is called with the problem they make."""
+    options = inspect.signature(make_problem, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        command(make_problem(**{name: given.pop(name) for name in options}), **given)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [p.replace(kind=keyword) for p in (*own.values(), *options.values()) if p.name != "problem"]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
