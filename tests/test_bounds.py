@@ -67,7 +67,7 @@ def test_formulas_at_leading_order():
 def test_order_only_rows_are_never_the_bound():
     problem = Problem(4096, 4096, 64)
     rows = lower_bounds(problem, 4096)
-    assert {b.name for b in rows if not b.proved} == {"Theta", "sparse family"}
+    assert {b.name for b in rows if not b.proved} == {"Theta", "sparse"}
     assert all(b.constant == "not known" for b in rows if not b.proved)
     assert lower_bound(problem, 4096).proved
     theta = next(b for b in rows if b.name == "Theta")

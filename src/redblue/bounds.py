@@ -191,7 +191,7 @@ BOUNDS = (
         applies=lambda p, m: p.mask.is_full and m <= max(p.n_q, p.n_k) * p.d,
     ),
     Row(
-        "sparse family",
+        "sparse",
         "forward",
         "min(Z_in^2 / M, Z_in sqrt(Z_QK) / sqrt(M))",
         "not known",

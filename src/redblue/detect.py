@@ -92,7 +92,7 @@ def parse_linux(files: Mapping[str, str], allowed: Iterable[int] | None = None) 
         cores=len(cores) or (len(set(allowed)) if allowed is not None else 0) or 1,
         caches=tuple(caches),
         memory_bytes=int(memory_kib) * 1024 if memory_kib.isdecimal() else None,
-        source="Linux sysfs",
+        source="Linux sysfs and /proc/meminfo",
     )
 
 
