@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from redblue import schedules
+from redblue import memories, schedules
 from redblue.bounds import Bound, lower_bound
 from redblue.errors import RedblueError
-from redblue.memories import Boundary, Level, Memory, memory
+from redblue.memories import Boundary, Level, Memory
 from redblue.problem import Problem
 from redblue.schedules.schedule import TooFewWords
 from redblue.tables import plan_table
@@ -145,7 +145,7 @@ def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machi
     Raises UnknownName (the memory) and RedblueError (sizes beyond the tile search), but not for a boundary where
     nothing fits: its level says so.
     """
-    machine = _memory(memory)
+    machine = memories.memory(memory)
     boundaries = [each for each in machine.boundaries if each.capacity_bytes]
     best = [_best(problem, capacity_words(each, problem), machine.tile_multiple) for each in boundaries]
     nested = nest(problem, best, machine.tile_multiple)
@@ -159,9 +159,6 @@ def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machi
     dtype = rates[0] if rates and flops else None
     seconds = flops / machine.peak_flops_per_second[dtype] if dtype and flops else None
     return Plan(problem, machine.name, tuple(levels), seconds, dtype, _note(problem, machine))
-
-
-_memory = memory  # the parameter of plan() has the same name
 
 
 def _note(problem: Problem, machine: Memory) -> str:
