@@ -261,7 +261,9 @@ def test_a_small_problem_keeps_its_kind():
 def wrong(monkeypatch, change):
     """Replace flash's forward program by change(program)."""
     flash = schedules.get("flash")
-    broken = replace(flash, forward=replace(flash.forward, run=change(flash.forward.run)))
+    broken = replace(
+        flash, passes={"forward": replace(flash.passes["forward"], run=change(flash.passes["forward"].run))}
+    )
     monkeypatch.setitem(schedules.SCHEDULES, "flash", broken)
     return run("flash", rb.Problem(12, 12, 4), 200, "a test")
 

@@ -131,6 +131,9 @@ def test_a_broken_schedule_is_found():
     """A schedule that frees its values too early, or forgets to rescale, does not pass."""
     flash = schedules.get("flash")
 
+    def with_forward(run):
+        return dataclasses.replace(flash, passes={"forward": dataclasses.replace(flash.passes["forward"], run=run)})
+
     def frees_early(m, problem, t, q, k, v, out, lse):
         q_i = m.load(q[range(problem.n_q)])
         m.free(q_i)
@@ -141,10 +144,10 @@ def test_a_broken_schedule_is_found():
         m.store(lse[range(problem.n_q)], m.zeros("l", problem.n_q))
 
     problem = Problem(4, 4, 2)
-    broken = dataclasses.replace(flash, forward=dataclasses.replace(flash.forward, run=frees_early))
+    broken = with_forward(frees_early)
     with pytest.raises(UseAfterFree):
         counts.execute(broken, problem, None, Counting())
-    broken = dataclasses.replace(flash, forward=dataclasses.replace(flash.forward, run=forgets_values))
+    broken = with_forward(forgets_values)
     schedules.SCHEDULES["broken"] = broken
     try:
         assert counts.check("broken", problem, tiles={}).error > 0.1

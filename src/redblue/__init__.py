@@ -11,7 +11,7 @@ from redblue.memories import Memory, list_memories, memory, this_machine
 from redblue.models import Model, list_models, model
 from redblue.planner import Plan, plan
 from redblue.problem import Problem
-from redblue.schedules import TooFewWords, list_schedules
+from redblue.schedules import NotCovered, TooFewWords, list_schedules
 
 __version__ = version("redblue")
 
@@ -22,6 +22,7 @@ __all__ = [
     "Mask",
     "Memory",
     "Model",
+    "NotCovered",
     "Plan",
     "Problem",
     "RedblueError",

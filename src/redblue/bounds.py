@@ -54,7 +54,8 @@ class Row:
 def _live(p: Problem) -> tuple[int, int, int]:
     """Rows and keys that attend at all, and attended pairs."""
     pairs = p.mask.on(p.n_q, p.n_k)
-    return len(pairs.rows_of(range(p.n_k))), len(pairs.cols_of(range(p.n_q))), pairs.nnz
+    rows, keys = pairs.rows_of(range(p.n_k)), pairs.cols_of(range(p.n_q))
+    return sum(map(len, rows)), sum(map(len, keys)), pairs.nnz
 
 
 def _outputs(p: Problem) -> int:

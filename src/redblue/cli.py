@@ -164,10 +164,10 @@ def count(
     def attempt(name: str) -> None:
         try:
             found.append(counter(name, problem, words=words, tiles=edges))
-        except (rb.TooFewWords, rb.CapacityError) as error:
+        except (rb.TooFewWords, rb.CapacityError, rb.NotCovered) as error:
             reasons.append(str(error))
 
-    for name in rb.list_schedules() if schedule is None else [schedule]:
+    for name in rb.list_schedules(problem.direction) if schedule is None else [schedule]:
         attempt(name)
     if not found:
         raise rb.TooFewWords("; ".join(reasons))

@@ -101,6 +101,9 @@ class TileSums(NamedTuple):
     area: Any
 
 
+Runs = tuple[range, ...]  # ranges that are not empty, ascending, and do not touch
+
+
 class Pairs(Protocol):
     """What schedules ask of a mask that is laid on rows (queries) and columns (keys)."""
 
@@ -112,8 +115,8 @@ class Pairs(Protocol):
     def T(self) -> Pairs: ...
     @property
     def is_full(self) -> bool: ...
-    def cols_of(self, rows: range) -> range: ...
-    def rows_of(self, cols: range) -> range: ...
+    def cols_of(self, rows: range) -> Runs: ...
+    def rows_of(self, cols: range) -> Runs: ...
     def dense(self, rows: range, cols: range) -> np.ndarray: ...
     def holds(self, rows: range, cols: range) -> bool: ...
     def sums(self, rows: Any, cols: Any) -> TileSums: ...
@@ -141,21 +144,25 @@ class Band:
     def nnz(self) -> int:
         return int(self.sums(1, 1).area)
 
-    def rows_of(self, cols: range) -> range:
-        """The rows that attend some column of `cols`: always contiguous."""
+    def rows_of(self, cols: range) -> Runs:
+        """The rows that attend some column of `cols`: at most one run."""
+        rows = self._live_rows(cols)
+        return (rows,) if rows else ()
+
+    def cols_of(self, rows: range) -> Runs:
+        """The columns that some row of `rows` attends: at most one run."""
+        live = self._live_rows(range(self.n_cols))
+        rows = range(max(rows.start, live.start), min(rows.stop, live.stop))
+        if not rows:
+            return ()
+        low = rows.start // self.group + self.first
+        high = (rows.stop - 1) // self.group + self.end
+        return (range(max(0, low), min(self.n_cols, high)),)
+
+    def _live_rows(self, cols: range) -> range:
         low = self.group * (cols.start - self.end + 1)
         high = self.group * (cols.stop - self.first)
         return range(max(0, low), max(0, low, min(self.n_rows, high))) if cols else range(0)
-
-    def cols_of(self, rows: range) -> range:
-        """The columns that some row of `rows` attends: always contiguous."""
-        live = self.rows_of(range(self.n_cols))
-        rows = range(max(rows.start, live.start), min(rows.stop, live.stop))
-        if not rows:
-            return range(0)
-        low = rows.start // self.group + self.first
-        high = (rows.stop - 1) // self.group + self.end
-        return range(max(0, low), min(self.n_cols, high))
 
     def dense(self, rows: range, cols: range) -> np.ndarray:
         """Boolean (len(rows), len(cols)) array, True where the row attends the column."""
@@ -171,7 +178,7 @@ class Band:
     def sums(self, rows: Any, cols: Any) -> TileSums:
         """Sums over the live tiles of the grid of `rows` x `cols` tiles; both may be arrays (broadcast)."""
         row_blocks, col_blocks = ceil_div(self.n_rows, rows), ceil_div(self.n_cols, cols)
-        live = self.rows_of(range(self.n_cols))
+        live = self._live_rows(range(self.n_cols))
         if not live:
             return TileSums(*4 * [0 * row_blocks * col_blocks])
         if self.is_full:
@@ -218,7 +225,7 @@ class Band:
 class Transposed:
     """The same pairs with rows and columns exchanged: for schedules that keep keys and stream queries."""
 
-    of: Band
+    of: Pairs
 
     @property
     def T(self) -> Pairs:
@@ -236,10 +243,10 @@ class Transposed:
     def is_full(self) -> bool:
         return self.of.is_full
 
-    def cols_of(self, rows: range) -> range:
+    def cols_of(self, rows: range) -> Runs:
         return self.of.rows_of(rows)
 
-    def rows_of(self, cols: range) -> range:
+    def rows_of(self, cols: range) -> Runs:
         return self.of.cols_of(cols)
 
     def dense(self, rows: range, cols: range) -> np.ndarray:

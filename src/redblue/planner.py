@@ -191,7 +191,7 @@ class Best:
 def _best(problem: Problem, words: int, step: int) -> Best:
     found, reasons = {}, []
     for schedule in schedules.SCHEDULES.values():
-        if schedule.drop_in:
+        if schedule.drop_in and problem.direction in schedule.passes:
             try:
                 tiles = schedule.tiles(problem, words, dict.fromkeys(schedule.direction(problem).edges, step))
                 found[schedule.name] = schedule.words(problem, tiles)

@@ -8,7 +8,7 @@ from redblue.errors import RedblueError
 from redblue.masks import Mask
 
 BYTES_PER_WORD = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
-DIRECTIONS = ("forward", "backward")
+DIRECTIONS = ("forward", "backward", "gradient_x")
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,12 @@ class Problem:
 
     Shapes: Q (batch, heads, n_q, d), K (batch, kv_heads, n_k, d), V (batch, kv_heads, n_k, d_v).
     Forward produces O (batch, heads, n_q, d_v) and the log-sum-exp (batch, heads, n_q); backward reads
-    Q, K, V, O, lse and dO and produces dQ, dK, dV.
+    Q, K, V, O, lse and dO and produces dQ, dK, dV. "gradient_x" is the problem of arXiv 2410.09397: the gradient,
+    with respect to X (d, d), of 1/2 || softmax(A1 X A2^T / d) A3 Y - E ||^2, where A1 and E have n_q rows, A2 and A3
+    n_k, and Y (d, d_v). Each head has weights of its own.
 
-    Raises RedblueError, naming the argument, for sizes below 1, `heads` no multiple of `kv_heads`,
-    or an unknown dtype or direction.
+    Raises RedblueError, naming the argument, for sizes below 1, `heads` no multiple of `kv_heads` (or, for
+    gradient_x, not equal to it), or an unknown dtype or direction.
     """
 
     n_q: int
@@ -52,6 +54,10 @@ class Problem:
             raise RedblueError(f"dtype must be one of {', '.join(BYTES_PER_WORD)}, got {self.dtype!r}")
         if self.direction not in DIRECTIONS:
             raise RedblueError(f"direction must be one of {', '.join(DIRECTIONS)}, got {self.direction!r}")
+        if self.direction == "gradient_x" and self.heads != self.kv_heads:
+            raise RedblueError(
+                f"gradient_x has one X per head: kv_heads ({self.kv_heads}) must equal heads ({self.heads})"
+            )
         if not isinstance(self.mask, Mask):
             raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {self.mask!r}")
 

@@ -184,6 +184,8 @@ schedule = Schedule(
     name="flash",
     title="FlashAttention (FlashAttention-2 order; backward in two kernels)",
     source="Dao et al., NeurIPS 2022 (arXiv 2205.14135), Thm 2 and 5; the order of FlashAttention-2 (arXiv 2307.08691)",
-    forward=Pass(forward, ForwardTiles, forward_cost, forward_tiles),
-    backward=Pass(backward, BackwardTiles, backward_cost, backward_tiles),
+    passes={
+        "forward": Pass(forward, ForwardTiles, forward_cost, forward_tiles),
+        "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles),
+    },
 )

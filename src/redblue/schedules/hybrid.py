@@ -12,6 +12,6 @@ schedule = Schedule(
     "hybrid",
     "Hybrid: query-stationary scores, P spilled, output-stationary outputs",
     "derived for redblue: docs/theory.md, 'Three regimes'",
-    *passes(stays=True),
+    passes(stays=True),
     spills=True,
 )

@@ -50,11 +50,13 @@ def consume(m: Machine, result: Slow, x: Slow, other: Slow, pairs: Pairs, rows: 
         for f in blocks(other.shape[1], cols):
             tile = m.zeros(result.name, len(i), len(f))
             for j in grid(pairs.cols_of(i), depth, pairs.n_cols):
-                live = overlap(i, pairs.rows_of(j))
-                x_slice, other_slice = m.load(x[live, j]), m.load(other[j, f])
-                rows_of_tile = tile[within(live, i)]
-                rows_of_tile += x_slice @ other_slice
-                m.free(x_slice, other_slice)
+                other_slice = m.load(other[j, f])
+                for live in overlap(i, pairs.rows_of(j)):
+                    x_slice = m.load(x[live, j])
+                    rows_of_tile = tile[within(live, i)]
+                    rows_of_tile += x_slice @ other_slice
+                    m.free(x_slice)
+                m.free(other_slice)
             m.store(result[i, f], tile)
             m.free(tile)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from redblue.errors import RedblueError
 from redblue.integers import ceil_div, larger
+from redblue.masks import Runs
 from redblue.problem import Problem
 
 # Arrays in slow memory that a pass may take, by parameter name. "p" are the softmax probabilities.
@@ -19,8 +20,14 @@ SHAPES = {
     **dict.fromkeys(("out", "dout"), ("n_q", "value_dim")),
     "lse": ("n_q",),
     "p": ("n_q", "n_k"),
+    # The gradient problem of arXiv 2410.09397, in its notation.
+    "a1": ("n_q", "d"),
+    **dict.fromkeys(("a2", "a3"), ("n_k", "d")),
+    "e": ("n_q", "value_dim"),
+    **dict.fromkeys(("x", "dx"), ("d", "d")),
+    "y": ("d", "value_dim"),
 }
-PRODUCED = {"forward": ("out", "lse", "p"), "backward": ("dq", "dk", "dv")}
+PRODUCED = {"forward": ("out", "lse", "p"), "backward": ("dq", "dk", "dv"), "gradient_x": ("dx",)}
 
 
 LONGEST = 2**27  # of an axis: beyond it the search would take seconds
@@ -29,6 +36,10 @@ LARGEST = 2**58  # n_q n_k d: beyond it the search over 64-bit integers could ov
 
 class TooFewWords(RedblueError):
     """A cache smaller than the least that a schedule works in."""
+
+
+class NotCovered(RedblueError):
+    """A direction or a mask that a schedule has no program for."""
 
 
 @dataclass(frozen=True)
@@ -80,21 +91,29 @@ class Pass:
 class Schedule:
     """An algorithm: in which order tiles are loaded, computed and stored.
 
-    source: where it is from. drop_in: its passes take and give what the operator does (O and lse), so that a
-    planner may choose it; `standard` instead keeps the n^2 probabilities for its backward pass.
-    spills: it writes arrays of n_q n_k words to slow memory.
+    source: where it is from. passes: by direction; some have only one.
+    drop_in: its passes take and give what the operator does (O and lse), so that a planner may choose it; `standard`
+    instead keeps the n^2 probabilities for its backward pass. spills: it writes arrays of n_q n_k words to slow memory.
+    safe: finite for any finite scores. full_only: takes no mask.
     """
 
     name: str
     title: str
     source: str
-    forward: Pass
-    backward: Pass
+    passes: Mapping[str, Pass]
     drop_in: bool = True
     spills: bool = False
+    safe: bool = True
+    full_only: bool = False
 
     def direction(self, problem: Problem) -> Pass:
-        return self.forward if problem.direction == "forward" else self.backward
+        """The pass for the problem. Raises NotCovered if there is none."""
+        if problem.direction not in self.passes:
+            own = " and ".join(self.passes)
+            raise NotCovered(f"{self.name} has no pass for direction {problem.direction!r}: it has {own}")
+        if self.full_only and not problem.mask.is_full:
+            raise NotCovered(f"{self.name} takes no mask, got {problem.mask!r}: use Mask.full() or another schedule")
+        return self.passes[problem.direction]
 
     def tiles(self, problem: Problem, words: int, multiple: Mapping[str, int] | None = None) -> Any:
         """The tiles that move the fewest words through a cache of `words` words.
@@ -154,21 +173,25 @@ class Schedule:
         return self.cost(problem, tiles).words
 
 
-def blocks(span: int | range, size: int) -> Iterator[range]:
-    """Consecutive ranges of `size`; the last may be shorter."""
-    span = range(span) if isinstance(span, int) else span
-    return (range(i, min(i + size, span.stop)) for i in range(span.start, span.stop, size))
+def blocks(spans: int | range | Runs, size: int) -> Iterator[range]:
+    """Consecutive ranges of `size` in every span; the last of a span may be shorter."""
+    for span in (range(spans),) if isinstance(spans, int) else (spans,) if isinstance(spans, range) else spans:
+        yield from (range(i, min(i + size, span.stop)) for i in range(span.start, span.stop, size))
 
 
-def grid(span: range, size: int, length: int) -> Iterator[range]:
-    """The blocks of range(length) that `span` touches."""
-    if not span:
-        return iter(())
-    return blocks(range(span.start // size * size, min(length, ceil_div(span.stop, size) * size)), size)
+def grid(spans: Runs, size: int, length: int) -> Iterator[range]:
+    """The blocks of range(length) that the spans touch, each once."""
+    done = 0
+    for span in spans:
+        first = max(done, span.start // size)
+        done = max(done, ceil_div(span.stop, size))
+        yield from blocks(range(first * size, min(length, done * size)), size)
 
 
-def overlap(a: range, b: range) -> range:
-    return range(max(a.start, b.start), max(a.start, b.start, min(a.stop, b.stop)))
+def overlap(a: range, spans: Runs) -> Runs:
+    """The parts of `a` that lie in the spans."""
+    met = (range(max(a.start, b.start), min(a.stop, b.stop)) for b in spans)
+    return tuple(part for part in met if part)
 
 
 def within(part: range, whole: range) -> slice:

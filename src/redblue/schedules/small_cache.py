@@ -14,6 +14,6 @@ schedule = Schedule(
     "Small-cache attention: output-stationary products, P spilled",
     "Saha & Ye, ICML 2024 (arXiv 2402.07443), Algorithm 1, with row maxima; backward reconstructed after "
     "Algorithm 6 of arXiv 2410.09397",
-    *passes(stays=False),
+    passes(stays=False),
     spills=True,
 )

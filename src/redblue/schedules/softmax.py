@@ -62,17 +62,21 @@ def weigh(
         for f in blocks(v.shape[1], out_cols):
             out_if = m.zeros("out_if", len(i), len(f))
             for j in grid(pairs.cols_of(i), cols, pairs.n_cols):
-                live = overlap(i, pairs.rows_of(j))
-                factor = m.load(top[live, range(j.start // cols, j.start // cols + 1)])
-                factor[...] = exp(factor - finite(lse_i[within(live, i)])[:, None])
+                column = range(j.start // cols, j.start // cols + 1)
+                factors = [(live, m.load(top[live, column])) for live in overlap(i, pairs.rows_of(j))]
+                for live, factor in factors:
+                    factor[...] = exp(factor - finite(lse_i[within(live, i)])[:, None])
                 for part in grid(overlap(j, pairs.cols_of(i)), depth, pairs.n_cols):
-                    touched = overlap(i, pairs.rows_of(part))
-                    p_slice, v_slice = m.load(p[touched, part]), m.load(v[part, f])
-                    p_slice *= factor[within(touched, live)]
-                    out_rows = out_if[within(touched, i)]
-                    out_rows += p_slice @ v_slice
-                    m.free(p_slice, v_slice)
-                m.free(factor)
+                    v_slice = m.load(v[part, f])
+                    for live, factor in factors:
+                        for touched in overlap(live, pairs.rows_of(part)):
+                            p_slice = m.load(p[touched, part])
+                            p_slice *= factor[within(touched, live)]
+                            out_rows = out_if[within(touched, i)]
+                            out_rows += p_slice @ v_slice
+                            m.free(p_slice)
+                    m.free(v_slice)
+                m.free(*(factor for _, factor in factors))
             m.store(out[i, f], out_if)
             m.free(out_if)
         m.free(lse_i)

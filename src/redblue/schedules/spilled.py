@@ -224,10 +224,10 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays
     return BackwardTiles._make((*pair, depth, *(edge for tile in gradients if tile for edge in tile)))
 
 
-def passes(stays: bool) -> tuple[Pass, Pass]:
+def passes(stays: bool) -> dict[str, Pass]:
     """Forward and backward, with the queries (and dO) staying or streaming while scores are computed."""
     bind = partial(partial, stays=stays)
-    return (
-        Pass(bind(forward), ForwardTiles, bind(forward_cost), bind(forward_tiles)),
-        Pass(bind(backward), BackwardTiles, bind(backward_cost), bind(backward_tiles)),
-    )
+    return {
+        "forward": Pass(bind(forward), ForwardTiles, bind(forward_cost), bind(forward_tiles)),
+        "backward": Pass(bind(backward), BackwardTiles, bind(backward_cost), bind(backward_tiles)),
+    }

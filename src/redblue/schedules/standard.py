@@ -192,8 +192,10 @@ schedule = Schedule(
     name="standard",
     title="Standard attention: scores and probabilities in slow memory",
     source="Dao et al., NeurIPS 2022 (arXiv 2205.14135), Algorithms 0 and 3",
-    forward=Pass(forward, ForwardTiles, forward_cost, forward_tiles),
-    backward=Pass(backward, BackwardTiles, backward_cost, backward_tiles),
+    passes={
+        "forward": Pass(forward, ForwardTiles, forward_cost, forward_tiles),
+        "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles),
+    },
     drop_in=False,
     spills=True,
 )
