@@ -91,17 +91,25 @@ def check(
     """Run one stream of the schedule on random numbers (standard normal) and hold every output against float64."""
     found, chosen = _choose(schedule, problem, words, tiles)
     stream = problem.one_stream()
-    rng = np.random.default_rng(seed)
-    arrays = {name: rng.standard_normal(shape_of(name, stream)) for name in ("q", "k", "v", "dout")}
-    attends = stream.mask.to_dense(stream.n_q, stream.n_k)
-    expected = reference.forward(arrays["q"], arrays["k"], arrays["v"], attends)._asdict()
-    arrays |= expected
-    if problem.direction == "backward":
-        expected = reference.backward(arrays["q"], arrays["k"], arrays["v"], arrays["dout"], attends)._asdict()
+    arrays, expected = example(stream, seed)
     machine, outputs = execute(found, stream, chosen, Numeric(words), arrays)
     error = max(relative_error(outputs[name], expected[name]) for name in outputs)
     cost = (machine.reads, machine.writes, machine.peak, machine.flops)
     return Check(Count(schedule, stream, chosen._asdict(), *cost), error)
+
+
+def example(stream: Problem, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Random inputs (standard normal) of one stream, by name, and what float64 says of every output."""
+    rng = np.random.default_rng(seed)
+    attends = stream.mask.to_dense(stream.n_q, stream.n_k)
+    if stream.direction == "gradient_x":
+        arrays = {name: rng.standard_normal(shape_of(name, stream)) for name in ("a1", "a2", "a3", "e", "x", "y")}
+        return arrays, reference.gradient_x(**arrays, attends=attends)._asdict()
+    arrays = {name: rng.standard_normal(shape_of(name, stream)) for name in ("q", "k", "v", "dout")}
+    forward = reference.forward(arrays["q"], arrays["k"], arrays["v"], attends)._asdict()
+    if stream.direction == "forward":
+        return arrays, forward
+    return arrays | forward, reference.backward(**arrays, attends=attends)._asdict()
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:

@@ -18,7 +18,7 @@ SHAPES = {
     **dict.fromkeys(("k", "dk"), ("n_k", "d")),
     **dict.fromkeys(("v", "dv"), ("n_k", "value_dim")),
     **dict.fromkeys(("out", "dout"), ("n_q", "value_dim")),
-    "lse": ("n_q",),
+    **dict.fromkeys(("lse", "row_max", "row_sum"), ("n_q",)),
     "p": ("n_q", "n_k"),
     # The gradient problem of arXiv 2410.09397, in its notation.
     "a1": ("n_q", "d"),
@@ -27,7 +27,7 @@ SHAPES = {
     **dict.fromkeys(("x", "dx"), ("d", "d")),
     "y": ("d", "value_dim"),
 }
-PRODUCED = {"forward": ("out", "lse", "p"), "backward": ("dq", "dk", "dv"), "gradient_x": ("dx",)}
+PRODUCED = {"forward": ("out", "lse", "p", "row_max", "row_sum"), "backward": ("dq", "dk", "dv"), "gradient_x": ("dx",)}
 
 
 LONGEST = 2**27  # of an axis: beyond it the search would take seconds
