@@ -28,9 +28,20 @@ else:
 
 CATALOGUE = Path(__file__).with_name("memories.toml")
 THIS_MACHINE = "this-machine"
-KINDS = ("gpu", "cpu", "microcontroller")
+KINDS = ("gpu", "accelerator", "cpu", "microcontroller")
+TEXTS = ("title", "vendor", "architecture")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8")
 LEVEL_FIGURES = ("capacity", "count", "bandwidth", "line", "ways")
+# What the planner does not use, and the catalogue's tests hold its figures against: key in the file -> key in `facts`
+FACTS = {
+    "shaders": "shaders",  # float32 lanes of the whole machine
+    "lanes": "lanes_per_core",  # of one core: a GPU's SM or compute unit, as the fastest level counts them
+    "clock": "clock_hertz",  # boost
+    "shared_memory": "shared_memory_bytes",  # of one core, for all its blocks together
+    "unified_l1": "unified_l1_bytes",  # of one core: L1 cache and shared memory are cut from it
+    "registers": "registers_bytes",  # of one core
+    "tensor_memory": "tensor_memory_bytes",  # of one core
+}
 
 
 @dataclass(frozen=True)
@@ -74,13 +85,16 @@ class Memory:
 
     name: str
     title: str
-    kind: str  # "gpu", "cpu" or "microcontroller"
+    kind: str  # one of KINDS; "accelerator": a TPU, Trainium or Gaudi, whose fast memory software fills
     levels: tuple[Level, ...]  # fastest first; the last one is the slow memory
     peak_flops_per_second: Mapping[str, float] = field(default_factory=dict)  # by dtype: dense, sums in fp32
     tile_multiple: int = 1  # tile edges that the arithmetic units like: 16 for tensor cores, 1 otherwise
     sources: Mapping[str, str] = field(default_factory=dict)  # figure ("peak.float16" ...) -> "source, date"
     devices: tuple[Memory, ...] = ()  # of this_machine() only: its CUDA devices
     device_names: tuple[str, ...] = ()  # what a driver calls this machine
+    vendor: str = ""
+    architecture: str = ""  # machines of one vendor and architecture are compared in the catalogue's tests
+    facts: Mapping[str, float] = field(default_factory=dict)  # see FACTS; sources under "facts.shaders" ...
 
     @property
     def boundaries(self) -> tuple[Boundary, ...]:
@@ -184,6 +198,9 @@ def cuda_memory(device: CudaDevice) -> Memory:
         peak_flops_per_second=known.peak_flops_per_second if known else {},
         tile_multiple=16 if int(device.compute_capability.split(".")[0]) >= 7 else 1,
         sources=known.sources if known else {},
+        vendor="NVIDIA",
+        architecture=known.architecture if known else "",
+        facts=known.facts if known else {},
     )
 
 
@@ -206,16 +223,20 @@ def read_memories(path: Path) -> dict[str, Memory]:
 
 
 def _machine(place: Place, table: Any) -> Memory:
-    place.check_keys(table, "the machine", ("title", "kind", "tile_multiple", "device_names", "peak", "levels"))
+    place.check_keys(table, "the machine", (*TEXTS, "kind", "tile_multiple", "device_names", "peak", "facts", "levels"))
     kind, multiple = table.get("kind"), table.get("tile_multiple", 1)
     if kind not in KINDS:
         raise place.error(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if type(multiple) is not int or multiple < 1:
         raise place.error(f"tile_multiple must be a whole number of at least 1, got {multiple!r}")
-    title, names = table.get("title", place.table), table.get("device_names", [])
-    if not isinstance(title, str) or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise place.error("title must be a text and device_names a list of texts")
+    texts, names = {key: table.get(key, "") for key in TEXTS}, table.get("device_names", [])
+    if not isinstance(names, list) or not all(isinstance(text, str) for text in (*texts.values(), *names)):
+        raise place.error(f"{', '.join(TEXTS)} must be texts and device_names a list of texts")
     peaks = place.figures(table.get("peak", {}), "peak", DTYPES)
+    facts = place.figures(table.get("facts", {}), "facts", tuple(FACTS))
+    sources = {
+        f"{where}.{key}": each.source for where, one in (("peak", peaks), ("facts", facts)) for key, each in one.items()
+    }
     levels = table.get("levels")
     if not isinstance(levels, list) or len(levels) < 2:
         raise place.error(
@@ -225,13 +246,16 @@ def _machine(place: Place, table: Any) -> Memory:
     _check_order(place, read)
     return Memory(
         name=place.table,
-        title=title,
+        title=texts["title"] or place.table,
         kind=kind,
         levels=read,
         peak_flops_per_second={dtype: figure.value for dtype, figure in peaks.items()},
         tile_multiple=multiple,
-        sources={f"peak.{dtype}": figure.source for dtype, figure in peaks.items() if figure.source},
+        sources={key: source for key, source in sources.items() if source},
         device_names=tuple(names),
+        vendor=texts["vendor"],
+        architecture=texts["architecture"],
+        facts={FACTS[key]: figure.value for key, figure in facts.items()},
     )
 
 

@@ -79,7 +79,8 @@ def bounds_table(found: Iterable[Bound]) -> Table:
 
 
 def memories_table(machines: Iterable[Memory], largest_d: Sequence[Sequence[int | None]]) -> Table:
-    made = table(("machine", "level"), ("one holds", "count", "read bandwidth", "d* (16-bit)"))
+    made = table(("machine", "level"), ("one\nholds", "count", "read\nbandwidth", "d*\n16-bit"))
+    made.columns[0].no_wrap = True
     for machine, stars in zip(machines, largest_d, strict=True):
         for i, (level, star) in enumerate(zip(machine.levels, stars, strict=True)):
             speed = level.bandwidth_bytes_per_second
@@ -95,14 +96,19 @@ def memories_table(machines: Iterable[Memory], largest_d: Sequence[Sequence[int 
 
 
 def memory_details(machine: Memory, largest_d: Sequence[int | None]) -> Group:
-    """One machine: its levels, its peak rates, and where each figure is from."""
-    peaks = table(("type",), ("peak",))
+    """One machine: its levels, its peak rates, what else is known, and where each figure is from."""
+    peaks, facts = table(("type",), ("peak",)), table(("fact",), ("value",))
     for dtype, rate in machine.peak_flops_per_second.items():
         peaks.add_row(dtype, f"{amount(rate)}FLOP/s")
+    for key, value in machine.facts.items():
+        name, _, unit = key.rpartition("_")
+        known = {"bytes": capacity(round(value)), "hertz": f"{amount(value)}Hz"}
+        facts.add_row((name if unit in known else key).replace("_", " "), known.get(unit, f"{value:,.0f}"))
     lines = [f"{level.name} {key}: {source}" for level in machine.levels for key, source in level.sources.items()]
     lines += [f"{key}: {source}" for key, source in machine.sources.items()]
     sources = Text("\n".join(lines), style="dim")
-    return Group(Text(machine.title, style="bold"), memories_table([machine], [largest_d]), peaks, sources)
+    tables = (memories_table([machine], [largest_d]), *(each for each in (peaks, facts) if each.row_count))
+    return Group(Text(machine.title, style="bold"), *tables, sources)
 
 
 def models_table(found: Iterable[Model]) -> Table:

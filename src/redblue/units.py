@@ -9,15 +9,20 @@ from typing import Any
 
 from redblue.errors import RedblueError
 
-# The one converter: what a figure may be written in, and how many bytes (per second), operations per second or pieces
-# that is.
+CAPACITY: dict[str, float] = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+
+# The one converter: what a figure may be written in, and how many bytes (per second), operations per second, hertz or
+# pieces that is.
 UNITS: dict[str, dict[str, float]] = {
-    "capacity": {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9},
+    **dict.fromkeys(("capacity", "shared_memory", "unified_l1", "registers", "tensor_memory"), CAPACITY),
     "bandwidth": {"bytes_per_second": 1, "mb_per_second": 1e6, "gb_per_second": 1e9, "tb_per_second": 1e12},
     "peak": {"flop_per_second": 1, "mflop_per_second": 1e6, "gflop_per_second": 1e9, "tflop_per_second": 1e12},
     "count": {"instances": 1},
     "line": {"bytes": 1},
     "ways": {"ways": 1},
+    "shaders": {"lanes": 1},
+    "lanes": {"lanes": 1},
+    "clock": {"hz": 1, "mhz": 1e6, "ghz": 1e9},
 }
 
 
