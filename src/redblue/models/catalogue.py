@@ -20,7 +20,7 @@ from typing import Any
 
 from redblue.errors import RedblueError, UnknownName
 from redblue.models import diffusion, transformer
-from redblue.models.config import Config, Layers, innermost
+from redblue.models.config import Config, Layers, beside, innermost
 from redblue.problem import BYTES_PER_WORD, Problem
 
 if sys.version_info >= (3, 11):
@@ -30,11 +30,12 @@ else:
 
 # What a config.json says beside the shapes, and what that means for them.
 CAVEATS = {
-    "vision_config": "only the language model is listed: give vision_config as a config.json of its own for the rest",
-    "audio_config": "only the language model is listed: give audio_config as a config.json of its own for the rest",
     "index_topk": "each query attends at most index_topk keys, chosen at run time: the shapes are the dense ones",
-    "num_kv_shared_layers": "the last num_kv_shared_layers layers reuse earlier layers' K and V: same shapes",
+    "num_kv_shared_layers": "the last num_kv_shared_layers layers reuse earlier layers' K and V: they read them all the"
+    " same, in the same shapes",
     "attention_k_eq_v": "K and V of the global layers come from one projection: they count as two arrays",
+    "cross_layer_interval": "the layers that attend to the image (cross_layer_interval) are not listed",
+    "num_refiner_layers": "the num_refiner_layers layers over the text or the image alone are not listed",
     "quantization_config": "the weights are quantised (quantization_config): Q, K and V count in the dtype shown",
 }
 
@@ -92,11 +93,13 @@ def model(
     """
     tokens, batch = None if n is None else _at_least_1("n", n), _at_least_1("batch", batch)
     name, title, source, where, fields = _open(name_or_path)
-    fields = innermost(fields)
+    others, fields = beside(fields), innermost(fields)
     notes = [text for key, text in CAVEATS.items() if fields.get(key)]
+    notes += [
+        f"only the language model is listed: give {key} as a config.json of its own for the rest" for key in others
+    ]
     config = Config(fields, where, notes, tokens, batch)
     config = replace(config, dtype=dtype or _dtype(config), direction=direction)
-    config.refuse_unread()
     layers = diffusion.read(config) if "_class_name" in fields else transformer.read(config)
     return Model(name, title, tuple(_numbered(layers)), source, tuple(notes))
 

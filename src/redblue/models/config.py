@@ -29,13 +29,23 @@ NAMES = {
     ),
     "head dimension": ("head_dim", "hidden_size_per_head", "attention_head_dim", "kv_channels", "d_kv"),
     "hidden size": ("hidden_size", "n_embd", "d_model", "dim", "embed_dim"),
-    "number of layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"),
+    "number of layers": (
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "depth",
+        "num_transformer_layers",
+        "encoder_layers",
+        "decoder_layers",
+    ),
     "number of positions": (
         "max_position_embeddings",
         "n_positions",
         "max_seq_len",
         "seq_length",
         "model_max_length",
+        "max_context_length",
         "max_target_positions",
     ),
     "sliding window": ("sliding_window", "window_size", "local_attention"),
@@ -47,47 +57,10 @@ UNSET_BELOW_1 = {
     "max_window_layers",
 }  # where 0 or -1 means "not given"
 
-LAYER_LISTS = ("layer_types", "layers_block_type", "attention_layers")  # one name per layer
-
-# What has no rule here is refused, since guessing would be wrong: other ways to mix layers (unless one of the lists
-# names each layer), other fields that change who attends to whom, and models whose attention is of another kind.
-UNREAD_MIXES = (
-    "attn_layer_indices",
-    "attn_layer_period",
-    "attention_types",
-    "attn_type_list",
-    "block_configs",
-    "block_types",
-    "dense_attention_every_n_layers",
-    "full_attn_idxs",
-    "global_attn_every_n_layers",
-    "hybrid_layer_ids",
-    "hybrid_layer_pattern",
-    "hybrid_override_pattern",
-    "linear_attn_config",
-)
-UNREAD_FIELDS = ("attention_window", "only_cross_attention", "reverse_transformer_layers_per_block")
-UNREAD_MODELS = {
-    "big_bird",
-    "falcon_mamba",
-    "fnet",
-    "funnel",
-    "longformer",
-    "mamba",
-    "mamba2",
-    "nystromformer",
-    "reformer",
-    "rwkv",
-    "swin",
-    "swinv2",
-    "xlnet",
-    "yoso",
-    "SanaTransformer2DModel",
-}
-
 INNER = ("text_config", "llm_config", "language_config", "thinker_config")  # a multimodal model's language model
 # What the inner fields may leave to the outer ones.
-FROM_OUTER = ("architectures", "audio_config", "dtype", "quantization_config", "torch_dtype", "vision_config")
+FROM_OUTER = ("architectures", "dtype", "quantization_config", "torch_dtype")
+HEADS = {*NAMES["number of heads"], "attention_heads", "num_attention_heads_per_stage"}  # what says: a model of its own
 
 
 @dataclass(frozen=True)
@@ -176,18 +149,6 @@ class Config:
             " library's default: add the field"
         )
 
-    def refuse_unread(self) -> None:
-        """Raise RedblueError for a layout or a kind of attention that has no rule here."""
-        if self.kind in UNREAD_MODELS:
-            raise self.error(
-                f"{self.kind} has no softmax attention over all, earlier or nearby tokens, so no shape here"
-            )
-        listed = any(self.fields.get(key) for key in LAYER_LISTS)
-        for key in UNREAD_FIELDS if listed else UNREAD_FIELDS + UNREAD_MIXES:
-            if self.fields.get(key):
-                todo = "" if key in UNREAD_FIELDS else ": name each layer's kind in layer_types"
-                raise self.error(f"the layout given by {key} is not read here{todo}")
-
     def given(self, fields: dict[str, Any]) -> Config:
         """The same with some fields replaced; None leaves a field as it is."""
         return replace(self, fields={**self.fields, **{k: v for k, v in fields.items() if v is not None}})
@@ -209,3 +170,13 @@ def innermost(fields: dict[str, Any]) -> dict[str, Any]:
         if isinstance(inner, dict) and inner:
             return innermost({**inner, **{name: inner.get(name) or fields.get(name) for name in FROM_OUTER}})
     return {**fields["attn_config"], **fields} if isinstance(fields.get("attn_config"), dict) else fields
+
+
+def beside(fields: dict[str, Any]) -> list[str]:
+    """The names of the other models in a multimodal one: what `innermost` leaves out."""
+    level, names = fields, []
+    while inner := next((key for key in INNER if isinstance(level.get(key), dict) and level[key]), None):
+        others = {key: value for key, value in level.items() if key != inner and isinstance(value, dict)}
+        names += [key for key, value in others.items() if key.endswith("_config") and HEADS & value.keys()]
+        level = level[inner]
+    return names

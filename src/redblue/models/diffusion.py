@@ -6,6 +6,7 @@ import math
 from collections import Counter
 
 from redblue.models.config import Config, Layers
+from redblue.models.unread import refuse_unread
 
 DEFAULT_TOKENS = 4096  # a 64 x 64 grid of latents or patches: an image of 512 x 512 (U-Net) or 1024 x 1024 (Flux)
 TEXT_TOKENS = 77  # the length of CLIP's prompt, which a U-Net's cross-attention reads
@@ -19,22 +20,46 @@ UNET_BLOCKS = {
     "UpBlock2D": False,
     "UNetMidBlock2D": False,
 }
-# The fields that count a diffusion transformer's layers, of either sort.
-LAYER_FIELDS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers")
-JOINT = ("Flux", "SD3", "AuraFlow", "CogVideoX")  # their image and text tokens attend together
+# The diffusion transformers read here, as diffusers 0.42.1 builds them: the fields that count their layers. In those of
+# JOINT image and text tokens attend together; in the others image tokens attend among themselves.
+JOINT = {
+    "AuraFlowTransformer2DModel": ("num_mmdit_layers", "num_single_dit_layers"),
+    "BriaTransformer2DModel": ("num_layers", "num_single_layers"),
+    "ChromaTransformer2DModel": ("num_layers", "num_single_layers"),
+    "CogVideoXTransformer3DModel": ("num_layers",),
+    "CogView3PlusTransformer2DModel": ("num_layers",),
+    "CogView4Transformer2DModel": ("num_layers",),
+    "Flux2Transformer2DModel": ("num_layers", "num_single_layers"),
+    "FluxTransformer2DModel": ("num_layers", "num_single_layers"),
+    "HunyuanVideoTransformer3DModel": ("num_layers", "num_single_layers"),
+    "Lumina2Transformer2DModel": ("num_layers",),
+    "MochiTransformer3DModel": ("num_layers",),
+    "QwenImageTransformer2DModel": ("num_layers",),
+    "SD3Transformer2DModel": ("num_layers",),
+}
+SELF = {
+    "AllegroTransformer3DModel": ("num_layers",),
+    "DiTTransformer2DModel": ("num_layers",),
+    "HunyuanDiT2DModel": ("num_layers",),
+    "LTXVideoTransformer3DModel": ("num_layers",),
+    "PixArtTransformer2DModel": ("num_layers",),
+    "Transformer2DModel": ("num_layers",),
+    "WanTransformer3DModel": ("num_layers",),
+}
+HEAD_DIM_FROM_HIDDEN = {"Lumina2Transformer2DModel"}  # hidden_size over heads, no attention_head_dim
 
 
 def read(config: Config) -> list[Layers]:
     """One entry per distinct shape."""
+    refuse_unread(config, listed=False)
     if config.kind == "UNet2DConditionModel":
         return _unet(config)
     if config.kind == "AutoencoderKL":
         return _vae(config)
-    if "Transformer" in config.kind or "DiT" in config.kind:
+    if config.kind in JOINT | SELF:
         return _transformer(config)
-    raise config.error(
-        f"{config.kind} is not read here: give a UNet2DConditionModel, an AutoencoderKL or a diffusion transformer"
-    )
+    known = ", ".join(("UNet2DConditionModel", "AutoencoderKL", *sorted(JOINT | SELF)))
+    raise config.error(f"_class_name {config.kind} is not read here; known: {known}")
 
 
 def _unet(config: Config) -> list[Layers]:
@@ -95,23 +120,38 @@ def _vae(config: Config) -> list[Layers]:
 
 
 def _transformer(config: Config) -> list[Layers]:
-    """One shape for all layers: image tokens, and text tokens where the two attend together."""
-    heads, d = config.need("num_attention_heads"), config.need("attention_head_dim")
-    counts = [config.find(key) for key in LAYER_FIELDS]
-    layers = sum(count for count in counts if count)
-    if not layers:
-        raise config.missing("number of layers", LAYER_FIELDS)
-    patch = config.find("patch_size") or 1
-    n = _tokens(config, shrink=patch)
-    if config.n is None and not config.fields.get("sample_size"):
-        config.note(f"the config declares no sample_size: n = {n} tokens are taken")
-    joint = config.kind.startswith(JOINT)
-    note = (
-        "image and text tokens attend together; by default n counts the image's"
-        if joint
-        else "cross-attention to text, if any, is not listed"
-    )
-    return [Layers("joint" if joint else "self", layers, config.problem(n, n, d, heads=heads), note)]
+    """One shape for all layers, and one for those of SD 3.5 that attend twice."""
+    heads = config.need("num_attention_heads")
+    if config.kind in HEAD_DIM_FROM_HIDDEN:
+        hidden = config.need("hidden_size")
+        if hidden % heads:
+            raise config.error(f"the hidden size ({hidden}) is no multiple of the heads ({heads})")
+        d = hidden // heads
+    else:
+        d = config.need("attention_head_dim")
+    kv_heads = config.find("number of KV heads") or heads
+    if heads % kv_heads:
+        raise config.error(f"the number of heads ({heads}) must be a multiple of the number of KV heads ({kv_heads})")
+    joint, note = config.kind in JOINT, "cross-attention to text, if any, is not listed"
+    if joint:
+        note = "image and text tokens attend together; by default n counts the image's"
+    layers = sum(config.need(key) for key in (JOINT | SELF)[config.kind])
+    n = _transformer_tokens(config)
+    problem = config.problem(n, n, d, heads=heads, kv_heads=kv_heads)
+    found = [Layers("joint" if joint else "self", layers, problem, note)]
+    if config.fields.get("dual_attention_layers"):
+        twice = len(config.several("dual_attention_layers"))
+        found.append(Layers("self, beside joint", twice, problem, "image tokens attend among themselves as well"))
+    return found
+
+
+def _transformer_tokens(config: Config) -> int:
+    if config.n is not None or not config.fields.get("sample_size"):
+        n = _tokens(config)
+        if config.n is None:
+            config.note(f"the config declares no sample_size: n = {n} tokens are taken")
+        return n
+    return _tokens(config, shrink=config.need("patch_size"))
 
 
 def _tokens(config: Config, shrink: int = 1) -> int:
