@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from redblue import Mask, Problem
+from redblue.schedules import SCHEDULES
 from redblue.schedules.schedule import Schedule
+
+# Every schedule in every direction that it has a pass for
+PASSES = [
+    pytest.param(schedule, direction, id=f"{schedule.name}-{direction}")
+    for schedule in SCHEDULES.values()
+    for direction in schedule.passes
+]
 
 SIZES = st.integers(1, 13)  # 1 and primes included
 
@@ -22,20 +32,34 @@ masks = st.one_of(
 
 
 @st.composite
+def block_masks(draw: st.DrawFn, n_q: int, n_k: int) -> Mask:
+    """Layouts that fit, with blocks from 1 x 1 to more than everything."""
+    bq, bk = draw(st.integers(1, n_q + 1)), draw(st.integers(1, n_k + 1))
+    return Mask.blocks(draw(arrays(bool, (-(-n_q // bq), -(-n_k // bk)))), block=(bq, bk))
+
+
+@st.composite
 def problems(draw: st.DrawFn, direction: str | None = None, mask: st.SearchStrategy[Mask] = masks) -> Problem:
     kv_heads = draw(st.integers(1, 2))
+    direction = direction or draw(st.sampled_from(["forward", "backward"]))
+    n_q, n_k = draw(SIZES), draw(SIZES)
     return Problem(
-        n_q=draw(SIZES),
-        n_k=draw(SIZES),
+        n_q=n_q,
+        n_k=n_k,
         d=draw(st.integers(1, 9)),
         d_v=draw(st.integers(1, 9)),
         batch=draw(st.integers(1, 2)),
-        heads=kv_heads * draw(st.integers(1, 3)),
+        heads=kv_heads * (1 if direction == "gradient_x" else draw(st.integers(1, 3))),
         kv_heads=kv_heads,
         dtype="float64",
-        mask=draw(mask),
-        direction=direction or draw(st.sampled_from(["forward", "backward"])),
+        mask=draw(masks | block_masks(n_q, n_k) if mask is masks else mask),
+        direction=direction,
     )
+
+
+def covered(schedule: Schedule, direction: str) -> st.SearchStrategy[Problem]:
+    """Problems that the schedule has a program for."""
+    return problems(direction, st.just(Mask.full()) if schedule.full_only else masks)
 
 
 @st.composite

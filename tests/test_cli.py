@@ -42,10 +42,11 @@ def test_count():
     expected = rb.count("flash", problem, words=2000)
     assert (data["words"], data["tiles"]) == (expected.words, expected.tiles)
     assert run_json("count", "flash", *SMALL, "--tiles", "rows=8,cols=4", "--run")["tiles"] == {"rows": 8, "cols": 4}
-    assert [row["schedule"] for row in run_json("count", *SMALL, "--words", "2000")] == rb.list_schedules()
+    assert [row["schedule"] for row in run_json("count", *SMALL, "--words", "2000")] == rb.list_schedules("forward")
     assert [row["schedule"] for row in run_json("count", *SMALL, "--words", "60")] == [
         "standard",
         "hybrid",
+        "saha_ye",
         "small_cache",
     ]
     assert "flash forward with d = 32" in run("count", *SMALL, "--words", "60").output

@@ -1,83 +1,95 @@
-"""Which (query, key) pairs attend: masks, and what a schedule asks of one.
+"""Which (query, key) pairs attend: masks, as users make and hold them.
 
-Every mask here is a *band*: query i attends keys i + offset - left .. i + offset + right. Full, causal and
-sliding-window masks are bands, so each answers in closed form which tiles are empty, and sums over all live
-tiles cost O(log n), however large n is.
+A mask is a rule without sizes. `on(n_q, n_k)` lays it on queries and keys, which gives what schedules ask (`Pairs`).
+Each kind of rule has a file of its own: bands (full, causal, sliding window) and layouts of blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from redblue.errors import RedblueError
-from redblue.integers import ceil_div, clip, floor_sum, larger, smaller
+from redblue.bands import Band, Window
+from redblue.layouts import Blocks
+from redblue.pairs import Pairs, Runs, TileSums, Transposed
 
-ALIGNMENTS = ("top-left", "bottom-right")
+
+class Rule(Protocol):
+    """One kind of mask: a value (equality, hash), whose repr reads like the constructor of Mask that makes it."""
+
+    @property
+    def is_full(self) -> bool: ...
+    def on(self, n_rows: int, n_cols: int, group: int) -> Pairs:
+        """The rule laid on rows of which `group` belong to each query. Raises RedblueError where it does not fit."""
+        ...
+
+    def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule:
+        """The same kind of rule for other numbers of queries and keys; the same rule if they are the same."""
+        ...
 
 
 @dataclass(frozen=True)
 class Mask:
-    """A band of the score matrix; True means *attend*. Use the constructors.
+    """Which keys each query attends; True means *attend*. Use the constructors.
 
-    left, right: keys before and after the query's own that it sees; None: all of them.
-    align: which corner the diagonal starts from when n_q != n_k ("bottom-right": the last query sees the last key).
+    rule: the kind of mask and its figures.
     group: consecutive rows that belong to one query (grouped-query attention stacks its heads so).
     """
 
-    left: int | None = None
-    right: int | None = None
-    align: str = "top-left"
+    rule: Rule
     group: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("left", "right"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise RedblueError(f"{name} must be a whole number of keys, 0 or more, or None; got {value!r}")
-        if self.align not in ALIGNMENTS:
-            raise RedblueError(f"align must be one of {', '.join(ALIGNMENTS)}, got {self.align!r}")
 
     @classmethod
     def full(cls) -> Mask:
         """Every query attends every key."""
-        return cls()
+        return cls(Window())
 
     @classmethod
     def causal(cls, align: str = "top-left") -> Mask:
         """Query i attends keys 0..i (PyTorch's is_causal); "bottom-right" for decoding with a longer key cache."""
-        return cls(right=0, align=align)
+        return cls(Window(right=0, align=align))
 
     @classmethod
     def sliding_window(cls, left: int | None, right: int | None = 0, align: str = "top-left") -> Mask:
         """Query i attends keys i-left..i+right."""
-        return cls(left=left, right=right, align=align)
+        return cls(Window(left, right, align))
+
+    @classmethod
+    def blocks(cls, layout: Any, block: int | Sequence[int]) -> Mask:
+        """Query i attends key j where layout[i // bq, j // bk] is True: block-sparse attention.
+
+        layout: boolean array (ceil(n_q / bq), ceil(n_k / bk)), copied. block: (bq, bk), the blocks' edges in queries
+        and keys, or one number for both; the last block of an axis may be shorter.
+        Raises RedblueError for other layouts and blocks and, once laid on n_q and n_k, for a shape that does not fit.
+
+        Proposition 4 of Dao et al. (NeurIPS 2022, arXiv 2205.14135) is about such masks: with a share s of nonzero
+        blocks, FlashAttention-1 that skips the zero ones moves Theta(n d + s n^2 d^2 / M) words. Here every schedule
+        but `standard` skips what no query of a tile attends, whatever its tiles and the blocks.
+        """
+        return cls(Blocks.of(layout, block))
 
     def __repr__(self) -> str:
-        align = "" if self.align == "top-left" else f"align={self.align!r}"
-        if self.is_full:
-            return "Mask.full()"
-        if self.left is None and self.right == 0:
-            return f"Mask.causal({align})"
-        return f"Mask.sliding_window(left={self.left}, right={self.right}{', ' if align else ''}{align})"
+        return repr(self.rule)
 
     @property
     def is_full(self) -> bool:
-        return self.left is None and self.right is None
+        """Whether every query attends every key, however many there are."""
+        return self.rule.is_full
 
     def for_group(self, group: int) -> Mask:
         """The same mask when each query fills `group` consecutive rows."""
         return replace(self, group=self.group * group)
 
-    def on(self, n_q: int, n_k: int) -> Band:
-        """The mask laid on n_q rows and n_k keys."""
-        offset = n_k - n_q // self.group if self.align == "bottom-right" else 0
-        everything = n_q + n_k  # wide enough that an open side never binds
-        left = everything if self.left is None else self.left
-        right = everything if self.right is None else self.right
-        return Band(n_q, n_k, first=offset - left, end=offset + right + 1, group=self.group)
+    def on(self, n_q: int, n_k: int) -> Pairs:
+        """The mask laid on n_q rows and n_k keys. Raises RedblueError where it does not fit."""
+        return self.rule.on(n_q, n_k, self.group)
+
+    def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Mask:
+        """The same kind of mask for other numbers of queries and keys: windows scaled, layouts thinned out."""
+        return self if old == new else replace(self, rule=self.rule.resized(old, new))
 
     def nnz(self, n_q: int, n_k: int) -> int:
         """Pairs that attend."""
@@ -92,169 +104,4 @@ class Mask:
         return self.on(n_q, n_k).dense(range(n_q), range(n_k))
 
 
-class TileSums(NamedTuple):
-    """Sums over the live tiles I x J of a tiling: how many, and of |I|, |J| and |I| |J|."""
-
-    tiles: Any
-    rows: Any
-    cols: Any
-    area: Any
-
-
-Runs = tuple[range, ...]  # ranges that are not empty, ascending, and do not touch
-
-
-class Pairs(Protocol):
-    """What schedules ask of a mask that is laid on rows (queries) and columns (keys)."""
-
-    @property
-    def n_rows(self) -> int: ...
-    @property
-    def n_cols(self) -> int: ...
-    @property
-    def T(self) -> Pairs: ...
-    @property
-    def is_full(self) -> bool: ...
-    def cols_of(self, rows: range) -> Runs: ...
-    def rows_of(self, cols: range) -> Runs: ...
-    def dense(self, rows: range, cols: range) -> np.ndarray: ...
-    def holds(self, rows: range, cols: range) -> bool: ...
-    def sums(self, rows: Any, cols: Any) -> TileSums: ...
-
-
-@dataclass(frozen=True)
-class Band:
-    """Row i attends columns max(0, i//group + first) .. min(n_cols, i//group + end) - 1."""
-
-    n_rows: int
-    n_cols: int
-    first: int
-    end: int
-    group: int = 1
-
-    @property
-    def T(self) -> Pairs:
-        return Transposed(self)
-
-    @property
-    def is_full(self) -> bool:
-        return self.holds(range(self.n_rows), range(self.n_cols))
-
-    @property
-    def nnz(self) -> int:
-        return int(self.sums(1, 1).area)
-
-    def rows_of(self, cols: range) -> Runs:
-        """The rows that attend some column of `cols`: at most one run."""
-        rows = self._live_rows(cols)
-        return (rows,) if rows else ()
-
-    def cols_of(self, rows: range) -> Runs:
-        """The columns that some row of `rows` attends: at most one run."""
-        live = self._live_rows(range(self.n_cols))
-        rows = range(max(rows.start, live.start), min(rows.stop, live.stop))
-        if not rows:
-            return ()
-        low = rows.start // self.group + self.first
-        high = (rows.stop - 1) // self.group + self.end
-        return (range(max(0, low), min(self.n_cols, high)),)
-
-    def _live_rows(self, cols: range) -> range:
-        low = self.group * (cols.start - self.end + 1)
-        high = self.group * (cols.stop - self.first)
-        return range(max(0, low), max(0, low, min(self.n_rows, high))) if cols else range(0)
-
-    def dense(self, rows: range, cols: range) -> np.ndarray:
-        """Boolean (len(rows), len(cols)) array, True where the row attends the column."""
-        step = np.asarray(cols)[None, :] - (np.asarray(rows) // self.group)[:, None]
-        return (step >= self.first) & (step < self.end)
-
-    def holds(self, rows: range, cols: range) -> bool:
-        """Whether every pair of the tile attends, so that it needs no masking."""
-        return (
-            rows.stop - 1
-        ) // self.group + self.first <= cols.start and cols.stop <= rows.start // self.group + self.end
-
-    def sums(self, rows: Any, cols: Any) -> TileSums:
-        """Sums over the live tiles of the grid of `rows` x `cols` tiles; both may be arrays (broadcast)."""
-        row_blocks, col_blocks = ceil_div(self.n_rows, rows), ceil_div(self.n_cols, cols)
-        live = self._live_rows(range(self.n_cols))
-        if not live:
-            return TileSums(*4 * [0 * row_blocks * col_blocks])
-        if self.is_full:
-            every = self.n_rows * self.n_cols * (0 * row_blocks * col_blocks + 1)
-            return TileSums(row_blocks * col_blocks, self.n_rows * col_blocks, row_blocks * self.n_cols, every)
-        group, first, end = self.group, self.first, self.end
-
-        # Of row block i, the live column blocks are start(i) .. stop(i) - 1.
-        def start(i: Any) -> Any:
-            return larger(0, larger(i * rows, live.start) // group + first) // cols
-
-        def stop(i: Any) -> Any:
-            last_row = smaller((i + 1) * rows, live.stop) - 1
-            return ceil_div(smaller(self.n_cols, last_row // group + end), cols)
-
-        def first_block_reaching(column: Any) -> Any:
-            """The first row block whose columns, not cut off at the last, reach beyond `column`."""
-            return ceil_div(group * (column + 1 - end) + 1, rows) - 1
-
-        low, high = live.start // rows, (live.stop - 1) // rows  # first and last live row block
-        two = 1 * (low != high)  # whether these are two
-        inner, inner_stop = low + 1, low + 1 + two * (high - low - 1)  # between them: plain arithmetic sequences
-        # start(i) = floor((i rows + group first) / (group cols)) from the block where it leaves 0
-        leaves = clip(ceil_div(group * (1 - first), rows), inner, inner_stop)
-        starts = floor_sum(inner_stop - leaves, group * cols, rows, leaves * rows + group * first)
-        # stop(i) = floor((i rows + rows - 1 + group (end + cols - 1)) / (group cols)) until it meets the last column
-        meets = clip(first_block_reaching(self.n_cols - 1), inner, inner_stop)
-        stops = floor_sum(meets - inner, group * cols, rows, inner * rows + rows - 1 + group * (end + cols - 1))
-        in_last = stop(high) - start(high)
-        tiles = stops + (inner_stop - meets) * col_blocks - starts + in_last + two * (stop(low) - start(low))
-
-        # Only the last row block and the last column block may be shorter than the others.
-        short_row = (high == row_blocks - 1) * (row_blocks * rows - self.n_rows)
-        short_col = col_blocks * cols - self.n_cols
-        reaches = clip(first_block_reaching((col_blocks - 1) * cols), inner, inner_stop)
-        last_reaches = 1 * (stop(high) == col_blocks)
-        reach = inner_stop - reaches + last_reaches + two * (stop(low) == col_blocks)
-        sum_cols = cols * tiles - short_col * reach
-        last_cols = cols * in_last - short_col * last_reaches
-        return TileSums(tiles, rows * tiles - short_row * in_last, sum_cols, rows * sum_cols - short_row * last_cols)
-
-
-@dataclass(frozen=True)
-class Transposed:
-    """The same pairs with rows and columns exchanged: for schedules that keep keys and stream queries."""
-
-    of: Pairs
-
-    @property
-    def T(self) -> Pairs:
-        return self.of
-
-    @property
-    def n_rows(self) -> int:
-        return self.of.n_cols
-
-    @property
-    def n_cols(self) -> int:
-        return self.of.n_rows
-
-    @property
-    def is_full(self) -> bool:
-        return self.of.is_full
-
-    def cols_of(self, rows: range) -> Runs:
-        return self.of.rows_of(rows)
-
-    def rows_of(self, cols: range) -> Runs:
-        return self.of.cols_of(cols)
-
-    def dense(self, rows: range, cols: range) -> np.ndarray:
-        return self.of.dense(cols, rows).T
-
-    def holds(self, rows: range, cols: range) -> bool:
-        return self.of.holds(cols, rows)
-
-    def sums(self, rows: Any, cols: Any) -> TileSums:
-        tiles, row_sum, col_sum, area = self.of.sums(cols, rows)
-        return TileSums(tiles, col_sum, row_sum, area)
+__all__ = ["Band", "Mask", "Pairs", "Rule", "Runs", "TileSums", "Transposed"]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import zipfile
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 import redblue as rb
@@ -23,8 +26,15 @@ Batch = Annotated[int, typer.Option(help="Batch size.")]
 Heads = Annotated[int, typer.Option(help="Query heads.")]
 KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; --heads if left out.")]
 Dtype = Annotated[str | None, typer.Option(help="float64, float32, float16, bfloat16 or float8.")]
-MaskText = Annotated[str, typer.Option("--mask", help="full, causal, causal-bottom-right or window:LEFT[,RIGHT].")]
-Direction = Annotated[str, typer.Option(help="forward or backward.")]
+MaskText = Annotated[
+    str,
+    typer.Option(
+        "--mask",
+        help="full, causal, causal-bottom-right, window:LEFT[,RIGHT], or blocks:FILE.npy,BQ[,BK]: a boolean array, "
+        "True where a block of BQ queries attends a block of BK keys.",
+    ),
+]
+Direction = Annotated[str, typer.Option(help="forward, backward or gradient_x.")]
 Words = Annotated[int | None, typer.Option("--words", help="Capacity of the cache, in words (array elements).")]
 Memories = Annotated[
     list[str] | None, typer.Option("--memory", "-m", help="A machine of the catalogue, or a TOML file. Repeatable.")
@@ -41,9 +51,24 @@ def parse_mask(text: str) -> rb.Mask:
     left, _, right = sides.partition(",")
     if kind == "window" and left.isdecimal() and (right.isdecimal() or "," not in sides):
         return rb.Mask.sliding_window(int(left), int(right or 0))
+    if layout := re.fullmatch(r"blocks:(.+?),(\d+)(?:,(\d+))?", text):
+        path, rows, cols = layout.groups()
+        return rb.Mask.blocks(_boolean_array(path), (int(rows), int(cols or rows)))
     raise RedblueError(
-        f"mask must be full, causal, causal-bottom-right or window:LEFT[,RIGHT] such as window:1024,0; got {text!r}"
+        "mask must be full, causal, causal-bottom-right, window:LEFT[,RIGHT] such as window:1024,0, or "
+        f"blocks:FILE.npy,BQ[,BK] such as blocks:layout.npy,128; got {text!r}"
     )
+
+
+def _boolean_array(path: str) -> np.ndarray:
+    try:
+        with open(path, "rb") as file:
+            array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise RedblueError(f"cannot read {path!r} as an array that numpy.save wrote: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise RedblueError(f"{path!r} holds several arrays: give a .npy file, which numpy.save writes")
+    return array
 
 
 def parse_tiles(text: str | None) -> dict[str, int] | None:

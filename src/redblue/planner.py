@@ -23,7 +23,7 @@ from redblue.bounds import Bound, lower_bound
 from redblue.errors import RedblueError
 from redblue.memories import Boundary, Level, Memory
 from redblue.problem import Problem
-from redblue.schedules.schedule import TooFewWords
+from redblue.schedules.schedule import SHAPES, TooFewWords
 from redblue.tables import plan_table
 from redblue.text import capacity
 
@@ -163,11 +163,13 @@ def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machi
 
 def _note(problem: Problem, machine: Memory) -> str:
     slowest, stream = machine.levels[-1], problem.one_stream()
-    words = problem.streams * (stream.n_q + stream.n_k) * (stream.d + stream.value_dim)  # Q, K, V and O at least
-    size = words * problem.bytes_per_word
+    names = ("a1", "a2", "a3", "e") if problem.direction == "gradient_x" else ("q", "k", "v", "out")
+    words = sum(math.prod(getattr(stream, size) for size in SHAPES[name]) for name in names)
+    size = problem.streams * words * problem.bytes_per_word
     if slowest.capacity_bytes is None or size <= slowest.capacity_bytes:
         return ""
-    return f"Q, K, V and O alone take {capacity(size)}, and {slowest.name} holds {capacity(slowest.capacity_bytes)}"
+    arrays = "A1, A2, A3 and E" if problem.direction == "gradient_x" else "Q, K, V and O"
+    return f"{arrays} alone take {capacity(size)}, and {slowest.name} holds {capacity(slowest.capacity_bytes)}"
 
 
 def capacity_words(boundary: Boundary, problem: Problem) -> int:
@@ -228,7 +230,7 @@ def _level(problem: Problem, boundary: Boundary, best: Best, tiles: Any) -> Leve
 
 
 # Where a schedule lacks an edge, the edge of the same meaning: which queries, and which keys, a tile holds.
-MEANS = {"dkv_rows": "rows", "dkv_cols": "cols"}
+MEANS = {"dkv_rows": "rows", "dkv_cols": "cols", "grad_rows": "rows", "grad_cols": "cols"}
 
 
 def nest(problem: Problem, best: Sequence[Best], step: int) -> list[Any]:

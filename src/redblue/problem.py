@@ -22,7 +22,7 @@ class Problem:
     n_k, and Y (d, d_v). Each head has weights of its own.
 
     Raises RedblueError, naming the argument, for sizes below 1, `heads` no multiple of `kv_heads` (or, for
-    gradient_x, not equal to it), or an unknown dtype or direction.
+    gradient_x, not equal to it), an unknown dtype or direction, or a mask that does not fit n_q and n_k.
     """
 
     n_q: int
@@ -60,6 +60,7 @@ class Problem:
             )
         if not isinstance(self.mask, Mask):
             raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {self.mask!r}")
+        self.mask.on(self.n_q, self.n_k)  # raises where it does not fit
 
     # The optional fields, once filled in.
     @property

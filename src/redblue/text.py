@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from redblue.bands import Window
+from redblue.layouts import Blocks
 from redblue.masks import Mask
 from redblue.problem import Problem
 
@@ -61,12 +63,17 @@ def limit_text(limit: str | None, unknown: Sequence[str]) -> str:
 
 def mask_text(mask: Mask) -> str:
     """Which keys a query attends, in a word or two."""
-    align = "" if mask.align == "top-left" else f" {mask.align}"
+    rule = mask.rule
     if mask.is_full:
         return "full"
-    if mask.left is None and mask.right == 0:
+    if isinstance(rule, Blocks):
+        return f"{rule.shape[0]} x {rule.shape[1]} blocks, {rule.density:.0%} of them"
+    if not isinstance(rule, Window):
+        return repr(mask)
+    align = "" if rule.align == "top-left" else f" {rule.align}"
+    if rule.left is None and rule.right == 0:
         return f"causal{align}"
-    sides = [f"{side:,} {where}" for side, where in ((mask.left, "back"), (mask.right, "ahead")) if side]
+    sides = [f"{side:,} {where}" for side, where in ((rule.left, "back"), (rule.right, "ahead")) if side]
     return f"window {' and '.join(sides) or 'of itself'}{align}"
 
 
@@ -79,6 +86,6 @@ def shape_text(p: Problem) -> str:
         f"batch {p.batch:,}" if p.batch > 1 else "",
         f"n {p.n_q:,}" if p.n_q == p.n_k else f"n_q {p.n_q:,}, n_k {p.n_k:,}",
         mask_text(p.mask),
-        "backward" if p.direction == "backward" else "",
+        {"forward": "", "gradient_x": "gradient with respect to X"}.get(p.direction, p.direction),
     ]
     return ", ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)

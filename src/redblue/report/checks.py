@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from redblue import schedules
 from redblue.counts import check
@@ -59,11 +59,10 @@ def checks(plans: Iterable[tuple[str, Plan]]) -> Iterator[Check]:
 
 
 def small(problem: Problem) -> Problem:
-    """The same kind of problem, with few tokens and features: one stream, its window scaled with its keys."""
+    """The same kind of problem, with few tokens and features: one stream, its mask resized."""
     n_q, n_k = min(problem.n_q, TOKENS), min(problem.n_k, TOKENS + 2)
     shrink = HEAD_DIMENSION / max(HEAD_DIMENSION, problem.d, problem.value_dim)
     d, d_v = (max(1, round(size * shrink)) for size in (problem.d, problem.value_dim))
-    left, right = (side and max(1, round(side * n_k / problem.n_k)) for side in (problem.mask.left, problem.mask.right))
     heads = min(problem.group, GROUP)
     return Problem(
         n_q=n_q,
@@ -73,7 +72,7 @@ def small(problem: Problem) -> Problem:
         heads=heads,
         kv_heads=1,
         dtype="float64",
-        mask=replace(problem.mask, left=left, right=right),
+        mask=problem.mask.resized((problem.n_q, problem.n_k), (n_q, n_k)),
         direction=problem.direction,
     )
 

@@ -80,7 +80,7 @@ def curve(problem: Problem, memories: Iterable[Memory] = (), points: int = POINT
     pairs = max(1, stream.mask.nnz(stream.n_q, stream.n_k))
     drawn = [
         Series(name, "schedule", tuple(_over(_words(name, stream, words), pairs) for words in capacities))
-        for name in schedules.list_schedules(stream.direction)
+        for name in schedules.covering(stream)
     ]
     return Curve(stream, pairs, capacities, (*drawn, *_bounds(stream, capacities, pairs)), marks)
 

@@ -1,15 +1,38 @@
 """The algorithms, one file each. `get` finds one by name."""
 
 from redblue.errors import UnknownName
-from redblue.schedules import flash, hybrid, small_cache, standard
+from redblue.problem import Problem
+from redblue.schedules import (
+    flash,
+    flash1,
+    flash_onepass,
+    gradient_x,
+    gradient_x_small,
+    hybrid,
+    hybrid_dv,
+    saha_ye,
+    small_cache,
+    spilled_ds,
+    standard,
+)
 from redblue.schedules.schedule import Cost, NotCovered, Schedule, TooFewWords
 
-SCHEDULES = {module.schedule.name: module.schedule for module in (standard, flash, hybrid, small_cache)}
+MODULES = (
+    *(standard, flash1, flash, flash_onepass, spilled_ds, hybrid, hybrid_dv, saha_ye, small_cache),
+    *(gradient_x, gradient_x_small),
+)
+SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}
 
 
 def list_schedules(direction: str | None = None) -> list[str]:
     """Names of all schedules, or of those that have a pass in that direction."""
     return [name for name, schedule in SCHEDULES.items() if direction is None or direction in schedule.passes]
+
+
+def covering(problem: Problem) -> list[str]:
+    """Names of the schedules that have a program for the problem's direction and mask."""
+    found = ((name, SCHEDULES[name]) for name in list_schedules(problem.direction))
+    return [name for name, schedule in found if problem.mask.is_full or not schedule.full_only]
 
 
 def get(name: str) -> Schedule:
@@ -19,4 +42,4 @@ def get(name: str) -> Schedule:
     return SCHEDULES[name]
 
 
-__all__ = ["SCHEDULES", "Cost", "NotCovered", "Schedule", "TooFewWords", "get", "list_schedules"]
+__all__ = ["SCHEDULES", "Cost", "NotCovered", "Schedule", "TooFewWords", "covering", "get", "list_schedules"]

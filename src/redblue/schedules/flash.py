@@ -15,6 +15,7 @@ import numpy as np
 from redblue.integers import larger, smaller
 from redblue.machine import Machine, Slow, exp, log, maximum
 from redblue.problem import Problem
+from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, longest_stay
 from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import LOWEST, probabilities
@@ -119,32 +120,14 @@ def backward(
         m.store(dq[i], dq_i)
         m.free(dout_i, delta_i, q_i, lse_i, dq_i)
 
-    for j in blocks(problem.n_k, t.dkv_cols):
-        k_j, v_j = m.load(k[j]), m.load(v[j])
-        dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.value_dim)
-        for i in blocks(pairs.rows_of(j), t.dkv_rows):
-            q_i, dout_i, lse_i, delta_i = m.load(q[i]), m.load(dout[i]), m.load(lse[i]), m.load(delta[i])
-            p = m.new("p", probabilities(q_i @ k_j.T * scale, lse_i))
-            if not pairs.holds(i, j):
-                p[...] = m.where(pairs, i, j, p, 0.0)
-            dv_j += p.T @ dout_i
-            p *= dout_i @ v_j.T - delta_i[:, None]  # now dS
-            dk_j += p.T @ q_i
-            m.free(q_i, dout_i, lse_i, delta_i, p)
-        dk_j *= scale
-        m.store(dk[j], dk_j)
-        m.store(dv[j], dv_j)
-        m.free(k_j, v_j, dk_j, dv_j)
+    tile = t.dkv_rows, t.dkv_cols
+    for _ in dkv_tiles(m, problem, tile, q, k, v, lse, dout, delta, dk, dv, aligned=False):
+        pass  # dS has served dK, and dQ is computed
 
 
 def _dq_peak(p: Problem, rows: Any, cols: Any) -> Any:
     r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.value_dim
     return larger(r * (2 * d_v + 1), r * (2 * d + d_v + 2) + r * c + c * (d + d_v))
-
-
-def _dkv_peak(p: Problem, rows: Any, cols: Any) -> Any:
-    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.value_dim
-    return c * (2 * d + 2 * d_v) + r * c + r * (d + d_v + 2)
 
 
 def _dq_cost(p: Problem, rows: Any, cols: Any) -> Cost:
@@ -154,15 +137,8 @@ def _dq_cost(p: Problem, rows: Any, cols: Any) -> Cost:
     return Cost(reads, p.n_q * (p.d + 1), _dq_peak(p, rows, cols), flops)
 
 
-def _dkv_cost(p: Problem, rows: Any, cols: Any) -> Cost:
-    streamed = p.mask.on(p.n_q, p.n_k).sums(1, cols)
-    own = p.n_k * (p.d + p.value_dim)
-    reads = own + (p.d + p.value_dim + 2) * streamed.tiles
-    return Cost(reads, own, _dkv_peak(p, rows, cols), 4 * (p.d + p.value_dim) * streamed.area)
-
-
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
-    return _dq_cost(p, t.rows, t.cols) + _dkv_cost(p, t.dkv_rows, t.dkv_cols)
+    return _dq_cost(p, t.rows, t.cols) + dkv_cost(p, t.dkv_rows, t.dkv_cols, aligned=False)
 
 
 def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
@@ -172,12 +148,11 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
         edges(p.n_q, multiple["rows"], not pairs.is_full), cols, lambda r, c: _dq_peak(p, r, c), words, pairs
     )
     dq = cheapest(_dq_cost(p, *tried), tried, words)
-    rows = np.array([min(multiple["dkv_rows"], p.n_q)])
-    tried = pair_edges(
-        edges(p.n_k, multiple["dkv_cols"], not pairs.is_full), rows, lambda c, r: _dkv_peak(p, r, c), words, pairs
+    dkv_rows = min(multiple["dkv_rows"], p.n_q)
+    dkv_cols = longest_stay(
+        pairs, p.n_k, words, multiple["dkv_cols"], lambda cols: dkv_cost(p, dkv_rows, cols, aligned=False)
     )
-    dkv = cheapest(_dkv_cost(p, tried[1], tried[0]), tried[::-1], words)
-    return BackwardTiles._make((*dq, *dkv)) if dq and dkv else None
+    return BackwardTiles._make((*dq, dkv_rows, dkv_cols)) if dq and dkv_cols else None
 
 
 schedule = Schedule(

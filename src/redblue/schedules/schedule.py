@@ -31,7 +31,7 @@ PRODUCED = {"forward": ("out", "lse", "p", "row_max", "row_sum"), "backward": ("
 
 
 LONGEST = 2**27  # of an axis: beyond it the search would take seconds
-LARGEST = 2**58  # n_q n_k d: beyond it the search over 64-bit integers could overflow
+LARGEST = 2**58  # n_q n_k d, or n d d: beyond it the search over 64-bit integers could overflow
 
 
 class TooFewWords(RedblueError):
@@ -92,8 +92,9 @@ class Schedule:
     """An algorithm: in which order tiles are loaded, computed and stored.
 
     source: where it is from. passes: by direction; some have only one.
-    drop_in: its passes take and give what the operator does (O and lse), so that a planner may choose it; `standard`
-    instead keeps the n^2 probabilities for its backward pass. spills: it writes arrays of n_q n_k words to slow memory.
+    drop_in: its passes take and give what the operator does (O and lse; for gradient_x, what Problem says), so that a
+    planner may choose it; `standard` instead keeps the n^2 probabilities for its backward pass.
+    spills: it writes arrays of n_q n_k words to slow memory.
     safe: finite for any finite scores. full_only: takes no mask.
     """
 
@@ -125,10 +126,13 @@ class Schedule:
         sizes = {"n_q (times query heads per key head)": stream.n_q, "n_k": stream.n_k, "d": stream.d}
         sizes["d_v"] = stream.value_dim
         longest = max(sizes, key=sizes.__getitem__)
-        if sizes[longest] > LONGEST or stream.n_q * stream.n_k * max(stream.d, stream.value_dim) > LARGEST:
+        area = stream.n_q * stream.n_k
+        if problem.direction == "gradient_x":  # its products with weights have n d pairs
+            area = max(area, max(stream.n_q, stream.n_k) * stream.d)
+        if sizes[longest] > LONGEST or area * max(stream.d, stream.value_dim) > LARGEST:
             raise RedblueError(
-                f"{longest} is {sizes[longest]:,}: the tile search takes at most {LONGEST:,}, and n_q x n_k x d of at "
-                f"most {LARGEST:,}; give the tiles instead"
+                f"{longest} is {sizes[longest]:,}: the tile search takes at most {LONGEST:,}, and n_q x n_k x d (and "
+                f"for gradient_x n x d x d) of at most {LARGEST:,}; give the tiles instead"
             )
         multiple = dict.fromkeys(one_pass.edges, 1) | dict(multiple or {})
         tiles = one_pass.search(stream, words, multiple)
@@ -179,13 +183,20 @@ def blocks(spans: int | range | Runs, size: int) -> Iterator[range]:
         yield from (range(i, min(i + size, span.stop)) for i in range(span.start, span.stop, size))
 
 
-def grid(spans: Runs, size: int, length: int) -> Iterator[range]:
-    """The blocks of range(length) that the spans touch, each once."""
+def whole(spans: Runs, size: int, length: int) -> Iterator[range]:
+    """What the blocks of range(length) that the spans touch cover, in ranges that do not overlap."""
     done = 0
     for span in spans:
         first = max(done, span.start // size)
         done = max(done, ceil_div(span.stop, size))
-        yield from blocks(range(first * size, min(length, done * size)), size)
+        if first < done:
+            yield range(first * size, min(length, done * size))
+
+
+def grid(spans: Runs, size: int, length: int) -> Iterator[range]:
+    """The blocks of range(length) that the spans touch, each once."""
+    for part in whole(spans, size, length):
+        yield from blocks(part, size)
 
 
 def overlap(a: range, spans: Runs) -> Runs:

@@ -8,6 +8,9 @@ On a mask with a diagonal, where a tile meets the diagonal matters too, and a lo
 not attend: there every edge is tried up to EDGES_TRIED, and every pair of edges while there are at most PAIRS_TRIED.
 So the search is exact there for n <= 128 (in one edge alone: 8192). Beyond that it tries PAIRS_TRIED pairs spread
 evenly over the logarithms of the edges, and those that fill the cache.
+
+A tile that covers whole blocks of a block layout, or parts of one, touches fewest others. So on a layout the multiples
+and divisors of the blocks' edges are candidates too, and up to half of the edges that are tried in pairs.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ def pair_edges(
     rows: np.ndarray, cols: np.ndarray, peak: Callable[[Any, Any], Any], words: int, pairs: Pairs
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pairs of edges worth trying: for each col edge the longest row edge; on a mask, shorter ones too."""
+    steps = [step for step in {*pairs.steps} if step > 1 and not pairs.is_full]
+    rows, cols = (np.union1d(each, multiples(each, steps)) for each in (rows, cols)) if steps else (rows, cols)
     index = longest(rows, lambda r: peak(r, cols) <= words, cols)
     filling = rows[index[index >= 0]], cols[index >= 0]
     if pairs.is_full:
@@ -59,18 +64,32 @@ def pair_edges(
     if len(rows) * len(cols) > PAIRS_TRIED:
         most = math.isqrt(PAIRS_TRIED)
         rows, cols = (
-            spread(rows, max(most, PAIRS_TRIED // len(cols))),
-            spread(cols, max(most, PAIRS_TRIED // len(rows))),
+            spread(rows, max(most, PAIRS_TRIED // len(cols)), steps),
+            spread(cols, max(most, PAIRS_TRIED // len(rows)), steps),
         )
     r, c = (x.ravel() for x in np.meshgrid(rows, cols, indexing="ij"))
     fit = peak(r, c) <= words
     return np.concatenate([filling[0], r[fit]]), np.concatenate([filling[1], c[fit]])
 
 
-def spread(candidates: np.ndarray, most: int) -> np.ndarray:
-    """At most `most` of the candidates, evenly over their logarithms, the longest included."""
+def multiples(candidates: np.ndarray, steps: Sequence[int]) -> np.ndarray:
+    """The lengths that are multiples both of a step and, as all candidates, of the shortest candidate."""
+    shortest, length = int(candidates[0]), int(candidates[-1])
+    found = [np.arange(both, length + 1, both) for both in (math.lcm(shortest, step) for step in steps)]
+    return np.concatenate([spread(each, EDGES_TRIED) for each in found])
+
+
+def spread(candidates: np.ndarray, most: int, steps: Sequence[int] = ()) -> np.ndarray:
+    """At most `most` of the candidates, evenly over their logarithms, the longest included.
+
+    steps: up to half of them are multiples or divisors of these, while there are such.
+    """
     if len(candidates) <= most:
         return candidates
+    if steps:
+        whole = np.any([(candidates % step == 0) | (step % candidates == 0) for step in steps], axis=0)
+        aligned = spread(candidates[whole], most // 2)
+        return np.union1d(aligned, spread(candidates, most - len(aligned)))
     wanted = np.geomspace(candidates[0], candidates[-1], most).astype(np.int64)
     return candidates[np.unique(np.searchsorted(candidates, wanted))]
 

@@ -1,0 +1,96 @@
+"""The backward pass with the keys staying: K_j, V_j, dK_j and dV_j stay, queries stream by, P and dS are recomputed.
+
+8 n^2 d^2 / M words for dK and dV. What becomes of each dS while it is at hand tells three schedules apart: `flash`
+drops it (dQ has a kernel of its own), `flash_onepass` adds its share to dQ, `spilled_ds` writes it to slow memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from redblue.integers import smaller
+from redblue.machine import Machine, Slow, Tile
+from redblue.masks import Pairs
+from redblue.problem import Problem
+from redblue.schedules.schedule import Cost, blocks, grid
+from redblue.schedules.search import cheapest, edges, pair_edges
+from redblue.schedules.softmax import probabilities
+
+
+def row_deltas(m: Machine, problem: Problem, rows: int, out: Slow, dout: Slow) -> Slow:
+    """Row sums of dout * out, which are those of p * dp, in slow memory."""
+    delta = m.scratch("delta", (problem.n_q,))
+    for i in blocks(problem.n_q, rows):
+        dout_i, out_i = m.load(dout[i]), m.load(out[i])
+        delta_i = m.new("delta_i", (dout_i * out_i).sum(axis=1))
+        m.store(delta[i], delta_i)
+        m.free(dout_i, out_i, delta_i)
+    return delta
+
+
+def row_deltas_cost(p: Problem, rows: Any) -> Cost:
+    return Cost(2 * p.n_q * p.value_dim, p.n_q, smaller(rows, p.n_q) * (2 * p.value_dim + 1), 0)
+
+
+def dkv_tiles(
+    m: Machine,
+    problem: Problem,
+    tile: tuple[int, int],
+    q: Slow,
+    k: Slow,
+    v: Slow,
+    lse: Slow,
+    dout: Slow,
+    delta: Slow,
+    dk: Slow,
+    dv: Slow,
+    *,
+    aligned: bool = True,
+) -> Iterator[tuple[range, range, Tile, Tile]]:
+    """Compute dK and dV; on the way, hand out (i, j, k_j, ds_ij) for every live tile, ds_ij not yet scaled.
+
+    tile: queries that stream by together, keys that stay. aligned: whether blocks of queries start at multiples of
+    their length, the same for all keys; otherwise they start where the mask does.
+    """
+    scale, pairs, (rows, cols) = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k), tile
+    for j in blocks(problem.n_k, cols):
+        k_j, v_j = m.load(k[j]), m.load(v[j])
+        dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.value_dim)
+        live = pairs.rows_of(j)
+        for i in grid(live, rows, problem.n_q) if aligned else blocks(live, rows):
+            q_i, dout_i, lse_i, delta_i = m.load(q[i]), m.load(dout[i]), m.load(lse[i]), m.load(delta[i])
+            p = m.new("p", probabilities(q_i @ k_j.T * scale, lse_i))
+            if not pairs.holds(i, j):
+                p[...] = m.where(pairs, i, j, p, 0.0)
+            dv_j += p.T @ dout_i
+            p *= dout_i @ v_j.T - delta_i[:, None]  # now dS
+            dk_j += p.T @ q_i
+            m.free(q_i, dout_i, lse_i, delta_i)
+            yield i, j, k_j, p
+            m.free(p)
+        dk_j *= scale
+        m.store(dk[j], dk_j)
+        m.store(dv[j], dv_j)
+        m.free(k_j, v_j, dk_j, dv_j)
+
+
+def dkv_cost(p: Problem, rows: Any, cols: Any, *, aligned: bool = True) -> Cost:
+    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.value_dim
+    sums = p.mask.on(p.n_q, p.n_k).sums(rows if aligned else 1, cols)
+    own = p.n_k * (d + d_v)
+    peak = c * (2 * d + 2 * d_v) + r * c + r * (d + d_v + 2)
+    return Cost(own + (d + d_v + 2) * sums.rows, own, peak, 4 * (d + d_v) * sums.area)
+
+
+def longest_stay(pairs: Pairs, length: int, words: int, multiple: int, cost: Callable[[Any], Cost]) -> int | None:
+    """How many rows (or keys) of `length` should stay for the fewest words; None if none fit.
+
+    cost: given how many stay, of what depends on that; as few as may stream together leave the most room.
+    """
+    lengths = edges(length, multiple, not pairs.is_full)
+    stay, _ = pair_edges(lengths, np.array([1]), lambda stay, _: cost(stay).peak, words, pairs)
+    best = cheapest(cost(stay), (stay,), words)
+    return best[0] if best else None

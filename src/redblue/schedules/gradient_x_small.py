@@ -1,0 +1,193 @@
+"""The gradient with respect to X of arXiv 2410.09397, for a small cache: every product output-stationary.
+
+A reconstruction after the paper's Algorithm 6, made safe for any finite scores: P is written as exp(score - its tile's
+row maximum), the maxima beside it, and dS takes its place. Nothing is recomputed. With tiles of side sqrt(M) <= d,
+four products over n^2 pairs (S, P V, dP, G = dS A2) read 2 n^2 d / sqrt(M) words each; besides, P is written, read for
+dS, and dS written: 8 n^2 d / sqrt(M) + 3 n^2 words at leading order. Three products with weights or features alone
+(A1 X, A3 Y, A1^T G) add 6 n d^2 / sqrt(M).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redblue.integers import ceil_div, larger, smaller
+from redblue.machine import Machine, Slow, exp, maximum
+from redblue.masks import Mask, Pairs
+from redblue.problem import Problem
+from redblue.schedules.products import consume, consume_cost, consume_tiles, score_cost, score_peak, score_tile
+from redblue.schedules.schedule import Cost, Pass, Schedule, blocks, grid, within
+from redblue.schedules.search import edges, pair_edges
+from redblue.schedules.softmax import LOWEST, spill, weigh, weigh_cost, weigh_peak
+
+
+class Tiles(NamedTuple):
+    rows: Any  # tiles of P and dS: queries
+    cols: Any  # tiles of P and dS: keys
+    depth: Any  # features, keys or queries per streamed slice
+    out_rows: Any  # tile of O: queries, features
+    out_cols: Any
+    q_rows: Any  # tile of Q = A1 X: queries, features
+    q_cols: Any
+    v_rows: Any  # tile of V = A3 Y: keys, features
+    v_cols: Any
+    g_rows: Any  # tile of G = dS A2: queries, features
+    g_cols: Any
+    dx_rows: Any  # tile of dX = A1^T G
+    dx_cols: Any
+
+
+def _all(rows: int, cols: int) -> Pairs:
+    """Every pair: the left factor of a product with weights."""
+    return Mask.full().on(rows, cols)
+
+
+def gradient(
+    m: Machine, problem: Problem, t: Tiles, a1: Slow, a2: Slow, a3: Slow, e: Slow, x: Slow, y: Slow, dx: Slow
+) -> None:
+    n_q, n_k, d, d_v = problem.n_q, problem.n_k, problem.d, problem.value_dim
+    scale, pairs = 1 / d, problem.mask.on(n_q, n_k)
+    q, v = m.scratch("q", (n_q, d)), m.scratch("v", (n_k, d_v))
+    consume(m, q, a1, x, _all(n_q, d), t.q_rows, t.q_cols, t.depth)
+    consume(m, v, a3, y, _all(n_k, d), t.v_rows, t.v_cols, t.depth)
+
+    p, top = m.scratch("p", (n_q, n_k)), m.scratch("top", (n_q, ceil_div(n_k, t.cols)))
+    top_of, sum_of = m.scratch("row_max", (n_q,)), m.scratch("row_sum", (n_q,))
+    for i in blocks(n_q, t.rows):
+        row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
+        for j in grid(pairs.cols_of(i), t.cols, n_k):
+            s = score_tile(m, "s", q, a2, i, j, t.depth)
+            s *= scale
+            spill(m, s, pairs, i, j, (row_max, row_sum), p, top[i, _column(j, t.cols)])
+        m.store(top_of[i], row_max)
+        m.store(sum_of[i], row_sum)
+        m.free(row_max, row_sum)
+    # O times the rows' sums. Dividing by these, rather than by exp(lse), makes a row of dS add up to 0 however large
+    # its scores are, and rounding them does not matter.
+    out = m.scratch("out", (n_q, d_v))
+    weigh(m, out, p, top, v, top_of, pairs, t.cols, (t.out_rows, t.out_cols, t.depth))
+
+    c = m.scratch("c", (n_q, d_v))  # O - E, the gradient with respect to O
+    for i in blocks(n_q, t.rows):
+        row_max, row_sum, delta_i = m.load(top_of[i]), m.load(sum_of[i]), m.zeros("delta_i", len(i))
+        row_sum[...] = maximum(row_sum, 1)  # at least exp(0), unless the row attends nothing: then 0
+        for f in blocks(d_v, t.depth):
+            out_if, c_if = m.load(out[i, f]), m.load(e[i, f])
+            out_if /= row_sum[:, None]
+            c_if[...] = out_if - c_if
+            delta_i += (c_if * out_if).sum(axis=1)
+            m.store(c[i, f], c_if)
+            m.free(out_if, c_if)
+        for j in grid(pairs.cols_of(i), t.cols, n_k):
+            ds = score_tile(m, "ds", c, v, i, j, t.depth)
+            factor = m.load(top[i, _column(j, t.cols)])
+            factor[...] = exp(factor - row_max[:, None]) / row_sum[:, None] * scale
+            for part in blocks(j, t.depth):
+                p_slice, columns = m.load(p[i, part]), within(part, j)
+                ds[:, columns] = p_slice * factor * (ds[:, columns] - delta_i[:, None])
+                m.free(p_slice)
+            m.store(p[i, j], ds)  # in the place of P, which is not needed again
+            m.free(ds, factor)
+        m.free(row_max, row_sum, delta_i)
+
+    g = m.scratch("g", (n_q, d))
+    consume(m, g, p, a2, pairs, t.g_rows, t.g_cols, t.depth)
+    consume(m, dx, a1.T, g, _all(d, n_q), t.dx_rows, t.dx_cols, t.depth)
+
+
+def _column(j: range, cols: int) -> range:
+    """Where the row maxima of the tile with keys j lie."""
+    return range(j.start // cols, j.start // cols + 1)
+
+
+def _pair_peak(p: Problem, rows: Any, cols: Any, depth: int) -> Any:
+    """Of the phases that write P and dS: two or three words per row beside a tile with its slices or its factors."""
+    pairs = p.mask.on(p.n_q, p.n_k)
+    r, c, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.value_dim
+    multiply = r * c + r + r * smaller(depth, c)  # more than spilling takes
+    ds = larger(larger(score_peak(pairs, d_v, rows, cols, depth, False), multiply), 2 * r * min(depth, d_v))
+    return larger(score_peak(pairs, p.d, rows, cols, depth, False) + 2 * r, ds + 3 * r)
+
+
+def _pair_cost(p: Problem, rows: Any, cols: Any, depth: int) -> Cost:
+    pairs = p.mask.on(p.n_q, p.n_k)
+    s, ds = (score_cost(pairs, features, rows, cols, depth, False) for features in (p.d, p.value_dim))
+    sums = pairs.sums(rows, cols)
+    # P, dS and the tiles' maxima; O, E, C, and the rows' maxima and sums
+    reads = s.reads + ds.reads + sums.area + sums.rows + p.n_q * (2 * p.value_dim + 2)
+    writes = 2 * sums.area + sums.rows + p.n_q * (p.value_dim + 2)
+    return Cost(reads, writes, _pair_peak(p, rows, cols, depth), s.flops + ds.flops)
+
+
+def _products(p: Problem) -> dict[str, tuple[Pairs, int]]:
+    """The other products: whose rows of the left factor meet which of the right one, and the result's columns."""
+    return {
+        "q": (_all(p.n_q, p.d), p.d),
+        "v": (_all(p.n_k, p.d), p.value_dim),
+        "g": (p.mask.on(p.n_q, p.n_k), p.d),
+        "dx": (_all(p.d, p.n_q), p.d),
+    }
+
+
+def gradient_cost(p: Problem, t: Tiles) -> Cost:
+    pairs, edge = p.mask.on(p.n_q, p.n_k), t._asdict()
+    cost = _pair_cost(p, t.rows, t.cols, t.depth)
+    cost += weigh_cost(pairs, p.value_dim, t.cols, t.out_rows, t.out_cols, t.depth)
+    for name, (laid, features) in _products(p).items():
+        cost += consume_cost(laid, features, edge[f"{name}_rows"], edge[f"{name}_cols"], t.depth)
+    return cost
+
+
+def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles | None:
+    depth = multiple["depth"]
+    pairs = _pair_tiles(p, words, multiple)
+    products = [
+        consume_tiles(laid, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
+        for name, (laid, features) in _products(p).items()
+    ]
+    if pairs is None or any(tile is None for tile in products):
+        return None
+    return Tiles._make((*pairs, *(edge for tile in products if tile for edge in tile)))
+
+
+def _pair_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> tuple[int, ...] | None:
+    """The edges of the tiles of P and O, with the depth between them: as in `spilled`, they share a term."""
+    pairs, depth = p.mask.on(p.n_q, p.n_k), multiple["depth"]
+    rows, cols = pair_edges(
+        edges(p.n_q, multiple["rows"], not pairs.is_full),
+        edges(p.n_k, multiple["cols"], not pairs.is_full),
+        lambda r, c: _pair_peak(p, r, c, depth),
+        words,
+        pairs,
+    )
+    out_rows, out_cols = pair_edges(
+        edges(p.n_q, multiple["out_rows"], not pairs.is_full),
+        edges(p.value_dim, multiple["out_cols"]),
+        lambda r, c: weigh_peak(pairs, p.value_dim, r, c, depth),
+        words,
+        pairs,
+    )
+    if not len(rows) or not len(out_rows):
+        return None
+    # P's maxima are read once per column block of O: the best tile of O for each number of those, against every tile
+    # of P.
+    times, maxima = ceil_div(p.value_dim, out_cols), pairs.sums(1, cols).tiles
+    weighing = weigh_cost(pairs, p.value_dim, p.n_k, out_rows, out_cols, depth).words
+    weighing = weighing - times * pairs.sums(1, p.n_k).tiles
+    order = np.lexsort((weighing, times))
+    kept = order[np.unique(times[order], return_index=True)[1]]
+    total = _pair_cost(p, rows, cols, depth).words[None] + weighing[kept, None] + times[kept, None] * maxima[None]
+    o, s = np.unravel_index(int(np.argmin(total)), total.shape)
+    return int(rows[s]), int(cols[s]), depth, int(out_rows[kept[o]]), int(out_cols[kept[o]])
+
+
+schedule = Schedule(
+    name="gradient_x_small",
+    title="The gradient with respect to X, small cache: output-stationary products, P and dS spilled",
+    source="reconstructed after arXiv 2410.09397, Algorithm 6 (Thm 4.3), with row maxima",
+    passes={"gradient_x": Pass(gradient, Tiles, gradient_cost, gradient_tiles)},
+    spills=True,
+)

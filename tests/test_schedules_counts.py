@@ -1,0 +1,210 @@
+"""What schedules move: the papers' line counts and published totals, and the leading constants of docs/theory.md."""
+
+import numpy as np
+import pytest
+
+from redblue import Mask, Problem, count, counts, list_schedules, schedules
+from redblue.machine import Numeric
+from redblue.schedules.flash1 import printed_tiles
+
+LARGE = 1 << 23  # n and d at which the leading order is nearly all there is
+WIDE = 2048
+
+
+def per_pair(schedule, x, direction="forward", n=LARGE, d=WIDE, **edges):
+    """Words per pair at d / sqrt(M) = x: with the best tiles, or with those given."""
+    problem, words = Problem(n, n, d, direction=direction), int((d / x) ** 2)
+    return count(schedule, problem, **({"tiles": edges} if edges else {"words": words})).words / n**2
+
+
+# Line counts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "words"), [(4, 2336), (8, 1312), (16, 800)])
+def test_flash_forward_line_count(rows, words):
+    """2 n d + n + 2 n d T_r (FlashAttention-2's order) at n = 32, d = 4."""
+    assert count("flash", Problem(32, 32, 4), tiles={"rows": rows}).words == words
+
+
+def test_standard_line_counts():
+    """4 n d + 4 n^2 forward, 8 n d + 7 n^2 backward, where every operand is read once."""
+    assert count("standard", Problem(32, 32, 4), words=10**5).words == 4608
+    assert count("standard", Problem(32, 32, 4, direction="backward"), words=10**5).words == 8 * 128 + 7 * 1024
+
+
+@pytest.mark.parametrize(("cols", "words"), [(4, 4544), (8, 2496), (16, 1472)])
+def test_flash1_forward_line_count(cols, words):
+    """3 n d + 2 n + T_c (3 n d + 4 n) at n = 32, d = 4."""
+    assert count("flash1", Problem(32, 32, 4), tiles={"rows": 4, "cols": cols}).words == words
+
+
+@pytest.mark.parametrize(("n", "d", "cols"), [(32, 4, 4), (100, 7, 9), (64, 16, 100), (5, 3, 1)])
+def test_flash1_line_counts_at_any_size(n, d, cols):
+    blocks, tiles = -(-n // cols), {"rows": 2, "cols": cols}
+    forward, backward = (count("flash1", Problem(n, n, d, direction=x), tiles=tiles) for x in ("forward", "backward"))
+    assert forward.words == 3 * n * d + 2 * n + blocks * (3 * n * d + 4 * n)
+    assert backward.words == 7 * n * d + blocks * (5 * n * d + 2 * n)
+
+
+@pytest.mark.parametrize(("side", "n", "d"), [(4, 32, 8), (3, 9, 3), (5, 35, 20), (1, 6, 2)])
+def test_saha_ye_line_count(side, n, d):
+    """8 n^2 d / sqrt(M) + n^2 + n d + 2 n for M = 4 B^2, exactly where B divides n and d."""
+    words = count("saha_ye", Problem(n, n, d), words=4 * side**2).words
+    assert words == 8 * n * n * d // (2 * side) + n * n + n * d + 2 * n
+
+
+def test_saha_ye_reads_a_whole_times_where_its_side_does_not_divide_d():
+    """The printed count has A read d / B times; it is read once for each of the ceil(d / B) column blocks of O."""
+    n, d, side = 32, 6, 4
+    words = count("saha_ye", Problem(n, n, d), tiles={"side": side}).words
+    assert words == 3 * n * n * d // side + n * n * 2 + n * n + n * d + 2 * n
+
+
+def test_published_totals_of_gpt2_medium():
+    """Forward and backward of one layer in 16 bit (n 1024, d 64, 16 heads, batch 64), line by line.
+
+    25.2 GB standard (where every operand is read once) and 4.61 GB FlashAttention-1 with B_c = 384; the paper prints
+    40.3 and 4.4 GB as measured.
+    """
+    layer = [Problem(1024, 1024, 64, heads=16, batch=64, direction=x) for x in ("forward", "backward")]
+    standard = sum(count("standard", p, words=2**22).words * p.bytes_per_word for p in layer)
+    flash1 = sum(count("flash1", p, tiles={"rows": 64, "cols": 384}).words * p.bytes_per_word for p in layer)
+    assert (standard, flash1) == (25_232_932_864, 4_605_345_792)
+    assert printed_tiles(layer[0], 384 * 4 * 64) == (64, 384)
+
+
+# Leading constants --------------------------------------------------------------------------------
+
+X2 = {"flash": (4, 14), "flash_onepass": (None, 16)}  # times x^2, forward and backward
+
+
+@pytest.mark.parametrize("x", [0.1, 0.5, 0.8, 1, 1.5])
+@pytest.mark.parametrize("name", X2)
+def test_large_cache_constants(name, x):
+    for direction, constant in zip(("forward", "backward"), X2[name], strict=True):
+        if constant:
+            assert 1 <= per_pair(name, x, direction) / (constant * x**2) < 1.03
+
+
+@pytest.mark.parametrize("x", [0.1, 0.5, 1, 2])
+def test_flash1_constants_with_the_printed_sizes(x):
+    """12 x^2 and 20 x^2, in more words than M: the printed sizes leave no room for the score tile."""
+    words = int((WIDE / x) ** 2)
+    for direction, constant in (("forward", 12), ("backward", 20)):
+        problem = Problem(LARGE, LARGE, WIDE, direction=direction)
+        printed = count("flash1", problem, tiles=printed_tiles(problem, words)._asdict())
+        assert printed.words / LARGE**2 == pytest.approx(constant * x**2, rel=0.02)
+        if (direction, x) != ("forward", 0.1):
+            assert printed.peak > words
+
+
+@pytest.mark.parametrize("x", [0.1, 0.2, 0.3])
+def test_flash1_constants_with_sizes_that_fit(x):
+    """Forward the printed sizes fit after all where M > 8 d^2; backward B_c must shrink to (M - 4 d^2) / 5 d."""
+    assert per_pair("flash1", x) == pytest.approx(12 * x**2, rel=0.02)
+    assert per_pair("flash1", x, "backward") == pytest.approx(25 * x**2 / (1 - 4 * x**2), rel=0.02)
+
+
+@pytest.mark.parametrize("x", [0.5, 1, 2, 4])
+def test_saha_ye_moves_twice_what_small_cache_does(x):
+    assert per_pair("saha_ye", x) == pytest.approx(8 * x + 1, rel=0.01)  # where M / 4 is the square of a divisor of d
+
+
+BACKWARD = {  # docs/theory.md, 'Three regimes'
+    "flash": lambda x: 14 * x**2,
+    "flash_onepass": lambda x: 16 * x**2,
+    "spilled_ds": lambda x: 9 * x**2 + 2 if x <= 1 else 8 * x**2 + 1 + 2 * x,
+    "hybrid": lambda x: 5 * x**2 + 6 if x <= 1 else 2 * x**2 + 6 * x + 3,
+    "hybrid_dv": lambda x: 5 * x**2 + 5 if x <= 1 else 3 * x**2 + 4 * x + 3,
+    "small_cache": lambda x: 3 * x**2 + 4 * x + 6 if x <= 1 else 10 * x + 3,
+}
+FORWARD = {
+    "flash": lambda x: 4 * x**2,
+    "hybrid": lambda x: 2 * x**2 + 2 if x <= 1 else (1 + x) ** 2,
+    "small_cache": lambda x: x**2 + 2 * x + 2 if x <= 1 else 4 * x + 1,
+}
+
+
+@pytest.mark.parametrize("x", [0.3, 0.5, 0.7, 0.9, 1, 1.2, 1.4, 1.8])
+def test_every_constant_of_the_table(x):
+    for name in FORWARD:
+        assert 1 <= per_pair(name, x) / FORWARD[name](x) < 1.05, name
+    for name in BACKWARD:
+        assert 1 <= per_pair(name, x, "backward") / BACKWARD[name](x) < 1.05, name
+
+
+def best(x, direction):
+    drop_in = [name for name in list_schedules(direction) if schedules.get(name).drop_in]
+    return min(drop_in, key=lambda name: per_pair(name, x, direction))
+
+
+@pytest.mark.parametrize(
+    ("x", "name"), [(0.1, "flash"), (0.97, "flash"), (1.03, "hybrid"), (1.9, "hybrid"), (2.1, "small_cache")]
+)
+def test_which_forward_schedule_is_best(x, name):
+    """The pieces meet at x = 1 and x = 2: M = d^2 and d^2 / 4."""
+    assert best(x, "forward") == name
+
+
+@pytest.mark.parametrize(
+    ("x", "name"),
+    [
+        (0.1, "flash"),
+        (0.62, "flash"),
+        (0.645, "spilled_ds"),
+        (0.85, "spilled_ds"),
+        (0.88, "hybrid_dv"),
+        (1, "hybrid_dv"),
+        (1.9, "hybrid_dv"),
+        (2.1, "small_cache"),
+        (4, "small_cache"),
+    ],
+)
+def test_which_backward_schedule_is_best(x, name):
+    """The pieces meet at x = sqrt(2/5), sqrt(3/4) and 2: M = 5/2 d^2, 4/3 d^2 and d^2 / 4."""
+    assert best(x, "backward") == name
+
+
+@pytest.mark.parametrize(("x", "name"), [(0.5, "flash"), (0.8, "flash"), (1.5, "hybrid"), (3, "small_cache")])
+def test_best_forward_schedule_of_an_ordinary_size_reaches_its_constant(x, name):
+    n, d = 65536, 128
+    words = {s: per_pair(s, x, n=n, d=d) for s in list_schedules("forward")}
+    assert min(words, key=words.__getitem__) == name
+    assert 1 <= words[name] / FORWARD[name](x) < 1.12
+
+
+def test_causal_halves_every_leading_constant():
+    n, words = 16384, 8192
+    for direction in ("forward", "backward"):
+        for name in {"forward": FORWARD, "backward": BACKWARD}[direction]:
+            full = count(name, Problem(n, n, 128, direction=direction), words=words).words
+            causal = count(name, Problem(n, n, 128, mask=Mask.causal(), direction=direction), words=words).words
+            assert causal / full == pytest.approx(0.5, abs=0.02)
+
+
+def test_heads_add_up_and_groups_share_their_keys():
+    one = count("flash", Problem(64, 64, 8), words=512).words
+    assert count("flash", Problem(64, 64, 8, heads=3, batch=2), words=512).words == 6 * one
+    grouped = count("flash", Problem(64, 64, 8, heads=4, kv_heads=1), words=512)
+    assert grouped.words == count("flash", Problem(256, 64, 8), words=512).words
+
+
+# The schedule that is not safe --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("score", "correct"), [(0, True), (-700, True), (700, True), (709.9, False), (-760, False)])
+def test_saha_ye_overflows_as_its_docstring_says(score, correct):
+    """All scores alike: exp(709.78) is the largest float64 has, and exp(-746) is 0."""
+    problem = Problem(3, 4, 4, 2, dtype="float64")
+    arrays, _ = counts.example(problem)
+    arrays["q"], arrays["k"] = np.full((3, 4), float(score)), np.full((4, 4), 0.5)  # 4 products, halved by 1 / sqrt(4)
+    schedule = schedules.get("saha_ye")
+    _, outputs = counts.execute(schedule, problem, schedule.make_tiles(problem, {"side": 2}), Numeric(), arrays)
+    expected = np.broadcast_to(arrays["v"].mean(axis=0), (3, 2))
+    error = counts.relative_error(outputs["out"], expected)
+    assert error < 1e-12 if correct else error == np.inf
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float16", 11.09), ("float32", 88.7), ("float64", 709.78)])
+def test_the_scores_beyond_which_an_exponential_overflows(dtype, limit):
+    assert np.log(np.float64(np.finfo(dtype).max)) == pytest.approx(limit, abs=0.03)
