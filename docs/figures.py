@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import altair as alt
+import numpy as np
 import vl_convert
 
 import redblue as rb
+from redblue import schedules
 from redblue.report.curves import curve
-from redblue.report.figures import config, words_figure
+from redblue.report.figures import COLOURS, FAVOURS, config, words_figure
 
 HERE = Path(__file__).parent
 MACHINES = ("t4", "rtx-4090", "h100-sxm")
@@ -18,13 +21,58 @@ def words_over_capacity(path: Path) -> None:
     """Words per pair over the cache's size: forward, d = 256, n = 16384, 16-bit."""
     problem = rb.Problem(n_q=16384, n_k=16384, d=256)
     drawn = curve(problem, [rb.memory(name) for name in MACHINES])
+    _write(words_figure(drawn, width=760, height=400), path)
+
+
+def gap_over_x(path: Path) -> None:
+    """Best schedule over best proved bound, over x = d / sqrt(M): long sequences with large tiles, and n = 16 d."""
+    titles = {"forward": "forward", "backward": "backward (dQ, dK, dV)", "gradient_x": "gradient by X"}
+    rows = []
+    for direction, title in titles.items():
+        for label, n, d in (("n = 16 d, d = 64", 1024, 64), ("n = 2^24, d = 1024", 1 << 24, 1024)):
+            for x in np.geomspace(0.1, 10, 81):
+                problem, words = rb.Problem(n_q=n, n_k=n, d=d, direction=direction), int((d / x) ** 2)
+                found = {name: _words(name, problem, words) for name in drop_in(direction)}
+                best = min((name for name in found if found[name]), key=lambda name: found[name] or 0, default=None)
+                if best:
+                    gap = (found[best] or 0) / rb.lower_bound(problem, words).words
+                    rows.append({"x": x, "gap": gap, "size": label, "direction": title, "schedule": best})
+    x = alt.X(
+        "x:Q", title="x = d / √M", scale=alt.Scale(type="log", domain=[0.1, 10]), axis=alt.Axis(grid=False, format="~g")
+    )
+    y = alt.Y("gap:Q", title="words of the best schedule / best proved bound", scale=alt.Scale(domain=[1, 5]))
+    colours = alt.Scale(domain=list(titles.values()), range=[COLOURS["light"][name] for name in FAVOURS.values()])
+    chart = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_line(strokeWidth=2, clip=True)
+        .encode(
+            x=x,
+            y=y,
+            color=alt.Color("direction:N", title=None, scale=colours),
+            strokeDash=alt.StrokeDash("size:N", title=None, sort=["n = 2^24, d = 1024"]),
+        )
+    )
+    _write(chart.properties(width=700, height=320), path)
+
+
+def drop_in(direction: str) -> list[str]:
+    return [name for name in rb.list_schedules(direction) if schedules.get(name).drop_in]
+
+
+def _words(name: str, problem: rb.Problem, words: int) -> int | None:
+    try:
+        return rb.count(name, problem, words=words).words
+    except rb.TooFewWords:
+        return None
+
+
+def _write(chart: alt.Chart | alt.LayerChart, path: Path) -> None:
     style = config("light") | {"background": "white", "padding": 16}
     style["legend"]["columnPadding"] = 40  # a reader's font may be wider than the one this is laid out with
-    path.write_text(
-        vl_convert.vegalite_to_svg(words_figure(drawn, width=760, height=400).to_dict() | {"config": style})
-    )
+    path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": style}))
     print(f"written: {path.relative_to(HERE.parent)}")
 
 
 if __name__ == "__main__":
     words_over_capacity(HERE / "words.svg")
+    gap_over_x(HERE / "gap.svg")

@@ -10,7 +10,7 @@ import altair as alt
 
 from redblue.report.curves import BEST, Curve, Series
 
-# Distinguishable with every kind of colour vision; a regime has the colour of the schedule that it favours.
+# Distinguishable with every kind of colour vision; a regime has the colour of the schedules that it favours.
 COLOURS = {
     "light": {
         "paper": "#ffffff",
@@ -34,7 +34,23 @@ COLOURS = {
     },
 }
 FAVOURS = {"flash": "large-cache", "hybrid": "between", "small_cache": "small-cache"}
-MARKS = {"standard": "diamond", "flash": "circle", "hybrid": "square", "small_cache": "triangle-up"}
+KIN = {  # other schedules of the same family: the same colour
+    **dict.fromkeys(("flash1", "flash_onepass", "gradient_x"), "large-cache"),
+    "spilled_ds": "between",
+    **dict.fromkeys(("saha_ye", "gradient_x_small"), "small-cache"),
+}
+MARKS = {
+    "standard": "diamond",
+    "flash": "circle",
+    "flash1": "cross",
+    "flash_onepass": "triangle-down",
+    "spilled_ds": "triangle-right",
+    "hybrid": "square",
+    "small_cache": "triangle-up",
+    "saha_ye": "triangle-left",
+    "gradient_x": "circle",
+    "gradient_x_small": "triangle-up",
+}
 DASHES = ([6, 3], [2, 2], [9, 3, 2, 3], [4, 6], [12, 4])
 ORDER_ONLY_DASHES = ([1, 3], [1, 6], [1, 9])
 WIDE = 600  # pixels of width from which regimes are named in the plot
@@ -50,7 +66,7 @@ def config(scheme: str = "light") -> dict[str, Any]:
         "background": "transparent",
         "font": "system-ui, sans-serif",
         "view": {"stroke": None},
-        "range": {"category": [colour[FAVOURS.get(name, "other")] for name in MARKS]},
+        "range": {"category": [colour[(FAVOURS | KIN).get(name, "other")] for name in MARKS]},
         "axis": {
             **text,
             "gridColor": colour["grid"],
@@ -203,11 +219,11 @@ def _bounds(curve: Curve, x: alt.X, y: alt.Y, low: float, high: float) -> Iterat
 def _schedules(curve: Curve, x: alt.X, y: alt.Y) -> dict[str, alt.Chart]:
     """A coloured line for each, and a mark of its own shape now and then along it."""
     rows = _rows(curve, ("schedule",))
-    names = [
-        *MARKS,
-        *(series.name for series in curve.series if series.kind == "schedule" and series.name not in MARKS),
-    ]
-    legend = alt.Legend(title="schedules, each with its best tiles", columns=alt.expr(f"width < {WIDE} ? 2 : 4"))
+    drawn = [series.name for series in curve.series if series.kind == "schedule" and any(series.words_per_pair)]
+    names = [*MARKS, *(name for name in drawn if name not in MARKS)]
+    legend = alt.Legend(
+        title="schedules, each with its best tiles", values=drawn, columns=alt.expr(f"width < {WIDE} ? 2 : 4")
+    )
     colour = alt.Color("name:N", scale=alt.Scale(domain=names, range="category"), legend=legend)
     marks = alt.Scale(domain=names, range=[MARKS.get(name, "cross") for name in names])
     marked = _chart([row for row in rows if row["i"] % MARKED_EVERY == MARKED_EVERY // 2])

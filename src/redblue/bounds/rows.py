@@ -1,0 +1,300 @@
+"""Lower bounds on the words that any schedule must move, each with its conditions and its proof.
+
+Proved rows carry explicit constants (docs/theory.md holds the proofs); order-only rows are the papers' Theta and Omega
+forms with the unknown constant left out: a guide to the shape of the curve, never a bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redblue.bounds.table import phase_loads
+from redblue.errors import RedblueError
+from redblue.problem import Problem
+
+ALL_PRODUCTS = "every product of every attended pair is formed; recomputation allowed"
+CHAINS = ALL_PRODUCTS + "; every sum is added up one product at a time, in any order"
+FIELD = "any arithmetic, fast matrix multiplication too; words from F_q, q > n; the order does not depend on the data; "
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound on one problem at one capacity. words: over all streams; for order-only rows, the form's value.
+
+    Z: attended pairs; R, C: rows and keys that attend at all. All bounds are for algorithms that form every product
+    of every attended pair (docs/theory.md).
+    """
+
+    name: str
+    words: int
+    formula: str
+    constant: str
+    conditions: str
+    source: str
+    proved: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kind of bound. evaluate(stream, M): words for one stream of the problem in a cache of M words."""
+
+    name: str
+    direction: str
+    formula: str
+    constant: str
+    conditions: str
+    source: str
+    proved: bool
+    evaluate: Callable[[Problem, int], int]
+    applies: Callable[[Problem, int], bool] = lambda stream, words: True
+
+
+def _live(p: Problem) -> tuple[int, int, int]:
+    """Rows and keys that attend at all, and attended pairs."""
+    pairs = p.mask.on(p.n_q, p.n_k)
+    rows, keys = pairs.rows_of(range(p.n_k)), pairs.cols_of(range(p.n_q))
+    return sum(map(len, rows)), sum(map(len, keys)), pairs.nnz
+
+
+def _outputs(p: Problem) -> int:
+    """Words that must be stored."""
+    if p.direction == "gradient_x":
+        return p.d**2
+    return p.n_q * p.value_dim if p.direction == "forward" else p.n_q * p.d + p.n_k * (p.d + p.value_dim)
+
+
+def _compulsory(p: Problem, words: int) -> int:
+    rows, keys, _ = _live(p)
+    if p.direction == "gradient_x":  # A1, E; A2, A3; X, Y
+        inputs = rows * (p.d + p.value_dim) + keys * 2 * p.d + bool(rows) * p.d * (p.d + p.value_dim)
+    else:
+        inputs = rows * (p.d + p.value_dim * (p.direction == "backward")) + keys * (p.d + p.value_dim)
+    return inputs + _outputs(p)
+
+
+def _phases(p: Problem, words: int) -> int:
+    """Loads of all phases, less the sums that are begun in the cache for nothing, and every output stored."""
+    sums = _outputs(p)  # each is the end of one sum
+    if p.direction == "gradient_x":
+        sums = p.n_q * p.value_dim + max(p.n_q, p.n_k) * p.d  # O, and dS A2 or A1^T dS
+    return phase_loads(p.direction, p.d, p.value_dim, words, _live(p)[2]) - sums + _outputs(p)
+
+
+def _large_cache(p: Problem, words: int) -> int:
+    """Phases of L loads that touch W = M + L words: twice M, or the least that Theorem 1 covers."""
+    d, d_v, pairs = p.d, p.value_dim, _live(p)[2]
+    four_delta_squared = 4 * (d + d_v) ** 2 if d_v <= d else 16 * d * d_v
+
+    def moved(reach: int) -> int:
+        crossing = (math.sqrt(reach + d_v**2) - d_v) ** 2 * (1 + 1e-9)
+        most = max(reach * reach // four_delta_squared, math.ceil(crossing), 1)
+        return (reach - words) * (-(-pairs // most) - 1)
+
+    return moved(max(2 * words, 3 * d_v**2))
+
+
+def _small_cache(p: Problem, words: int) -> int:
+    pairs = _live(p)[2]
+    reached = (1 + 0.75 * words / p.d**2) ** 1.5 * (1 + 1e-9)
+    return int(2 * pairs * (p.d + p.value_dim) / math.sqrt(words) / reached) - pairs - 2 * words
+
+
+def _any_arithmetic(p: Problem, words: int) -> int:
+    """Phases of M loads; each can determine max((2 M / d)^2, 4 M) scores at most (Theorem 4)."""
+    most = max(4 * words * words // p.d**2, 4 * words)
+    return words * (-(-_live(p)[2] // most) - 1)
+
+
+def _order_forward(p: Problem, words: int) -> int:
+    pairs = p.n_q * p.n_k
+    return min(pairs * p.d**2 // words, math.isqrt((pairs * p.d) ** 2 // words))
+
+
+def _order_backward(p: Problem, words: int) -> int:
+    n, d = max(p.n_q, p.n_k), p.d
+    return min((n**2 * d**2 + n * d**3) // words, math.isqrt((n**2 * d + n * d**2) ** 2 // words))
+
+
+def _order_sparse(p: Problem, words: int) -> int:
+    rows, keys, pairs = _live(p)
+    entries = rows * p.d + keys * (p.d + p.value_dim)
+    return min(entries**2 // words, math.isqrt(entries**2 * pairs // words))
+
+
+def _order_any_arithmetic(p: Problem, words: int) -> int:
+    pairs = p.n_q * p.n_k
+    return min(pairs * p.d**2 // words, pairs)
+
+
+def _order_binary(p: Problem, words: int) -> int:
+    return int(_order_any_arithmetic(p, words) / max(1.0, math.log2(max(p.n_q, p.n_k))) ** 2)
+
+
+def _large(p: Problem, words: int) -> bool:
+    return p.mask.is_full and words <= max(p.n_q, p.n_k) * p.d
+
+
+SAHA_YE = "Saha & Ye, ICML 2024 (arXiv 2402.07443)"
+BACKWARD_PAPER = "arXiv 2410.09397"
+PHASES = "max over L of L (ceil(Z / G(d, d_v, M + L)) - 1)"
+COMPULSORY = {
+    "forward": "R d + C (d + d_v) + n_q d_v",
+    "backward": "R (d + d_v) + C (d + d_v) + n_q d + n_k (d + d_v)",
+    "gradient_x": "R (d + d_v) + 2 C d + 2 d^2 + d d_v",
+}
+# At d = d_v, in words per pair, for large n; what the certified table gives.
+CONSTANTS = {
+    "forward": "4 x^2 for x -> 0, 4 x for x -> oo, at least 0.73 of the best schedule between",
+    "backward": "10.4 x^2 for x -> 0, 8 x for x -> oo",
+    "gradient_x": "8 x^2 for x -> 0, 6.8 x for x -> oo",
+}
+SUMS = {"gradient_x": " - n_q d_v - max(n_q, n_k) d + d^2"}
+
+PROVED = (
+    *(
+        Row("compulsory", direction, formula, "1", ALL_PRODUCTS, "docs/theory.md, Theorem 0", True, _compulsory)
+        for direction, formula in COMPULSORY.items()
+    ),
+    *(
+        Row(
+            "phases",
+            direction,
+            PHASES + SUMS.get(direction, ""),
+            constant,
+            CHAINS,
+            "docs/theory.md, Theorem 3; G bounded by certified branch and bound",
+            True,
+            _phases,
+        )
+        for direction, constant in CONSTANTS.items()
+    ),
+    Row(
+        "large cache",
+        "forward",
+        "L (ceil(Z / max(W^2 / 4 delta^2, (sqrt(W + d_v^2) - d_v)^2)) - 1), W = M + L = max(2 M, 3 d_v^2)",
+        "4 (4 x^2 at d = d_v, M >= 4 d^2)",
+        CHAINS,
+        "docs/theory.md, Theorem 1",
+        True,
+        _large_cache,
+    ),
+    Row(
+        "small cache",
+        "forward",
+        "2 Z (d + d_v) / sqrt(M) (1 + 3 M / 4 d^2)^(-3/2) - Z - 2 M",
+        "4 (4 x at d = d_v, x -> oo)",
+        CHAINS,
+        "docs/theory.md, Theorem 2",
+        True,
+        _small_cache,
+    ),
+    Row(
+        "any arithmetic",
+        "forward",
+        "M (ceil(Z / max(4 M^2 / d^2, 4 M)) - 1)",
+        "1/4",
+        FIELD + "every score of an attended pair is in the cache at some time",
+        "docs/theory.md, Theorem 4, after " + SAHA_YE + ", Thm 4.8",
+        True,
+        _any_arithmetic,
+    ),
+)
+ORDER_ONLY = (
+    Row(
+        "Theta",
+        "forward",
+        "min(n^2 d^2 / M, n^2 d / sqrt(M))",
+        "not known",
+        "order only; standard matrix multiplication, full mask, M <= n d",
+        SAHA_YE + ", Thm 3.1",
+        False,
+        _order_forward,
+        _large,
+    ),
+    Row(
+        "any arithmetic, Omega",
+        "forward",
+        "min(n^2 d^2 / M, n^2)",
+        "not known",
+        "order only; any matrix multiplication, entries from F_q with q > n, full mask, M <= n d",
+        SAHA_YE + ", Thm 4.8",
+        False,
+        _order_any_arithmetic,
+        _large,
+    ),
+    Row(
+        "binary entries, Omega",
+        "forward",
+        "min(n^2 d^2 / M, n^2) / log(n)^2",
+        "not known",
+        "order only; any matrix multiplication, binary entries, full mask, M <= n d",
+        SAHA_YE + ", Thm 4.14",
+        False,
+        _order_binary,
+        _large,
+    ),
+    *(
+        Row(
+            "sparse",
+            direction,
+            "min(Z_in^2 / M, Z_in sqrt(Z_QK) / sqrt(M))",
+            "not known",
+            "order only; for the family of inputs with these counts, not for one given mask",
+            BACKWARD_PAPER + ", Thm 4.5",
+            False,
+            _order_sparse,
+        )
+        for direction in ("forward", "backward")
+    ),
+    *(
+        Row(
+            "Theta",
+            direction,
+            "min((n^2 d^2 + n d^3) / M, (n^2 d + n d^2) / sqrt(M))",
+            "not known",
+            "order only; stated for the gradient with respect to X = W_Q W_K^T, full mask, M <= n d",
+            BACKWARD_PAPER + ", Thm 1.1",
+            False,
+            _order_backward,
+            _large,
+        )
+        for direction in ("backward", "gradient_x")
+    ),
+)
+BOUNDS = PROVED + ORDER_ONLY
+
+
+def lower_bounds(problem: Problem, words: int) -> list[Bound]:
+    """Every bound for the problem's direction in a cache of `words` words, proved ones first, largest first.
+
+    Streams share nothing: a game on all of them contains a game on each, so their bounds add up.
+    Raises RedblueError for words below 1.
+    """
+    if isinstance(words, bool) or not hasattr(words, "__index__") or words < 1:
+        raise RedblueError(f"words must be a whole number of at least 1, got {words!r}")
+    stream = problem.one_stream()
+    found = [
+        Bound(
+            row.name,
+            problem.streams * max(0, row.evaluate(stream, words.__index__())),
+            row.formula,
+            row.constant,
+            row.conditions,
+            row.source,
+            row.proved,
+        )
+        for row in BOUNDS
+        if row.direction == problem.direction and row.applies(stream, words)
+    ]
+    return sorted(found, key=lambda bound: (not bound.proved, -bound.words))
+
+
+def lower_bound(problem: Problem, words: int) -> Bound:
+    """The largest proved bound on the words that any schedule moves on the problem through a cache of `words` words.
+
+    Any that forms every product of every attended pair and adds each sum up one product at a time; backward, whether
+    it recomputes P or is given it.
+    """
+    return lower_bounds(problem, words)[0]
