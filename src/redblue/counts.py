@@ -21,8 +21,8 @@ MOST_STEPS = 2_000_000  # about two minutes
 class Count:
     """What a schedule moves on a problem, over all its streams.
 
-    reads, writes: words moved into and out of the cache. peak: most words held. flops: 2 per multiply-add of the
-    products. tiles: the tile edges, by name.
+    reads, writes: words moved into and out of the cache. peak: most words held, by all streams at once. flops: 2 per
+    multiply-add of the products. tiles: the tile edges, by name. at_once: streams that share the cache.
     """
 
     schedule: str
@@ -32,6 +32,7 @@ class Count:
     writes: int
     peak: int
     flops: int
+    at_once: int = 1
 
     @property
     def words(self) -> int:
@@ -39,24 +40,42 @@ class Count:
 
 
 def count(
-    schedule: str, problem: Problem, *, words: int | None = None, tiles: Mapping[str, int] | None = None
+    schedule: str,
+    problem: Problem,
+    *,
+    words: int | None = None,
+    tiles: Mapping[str, int] | None = None,
+    at_once: int = 1,
 ) -> Count:
     """Words that `schedule` moves on `problem`, from its closed form: large sizes cost nothing.
 
     words: the cache's capacity; the tiles that move the fewest words in it are found. Or give `tiles` by name
     (see the schedule's tile type); edges left out are 1. Give both, and the tiles must fit.
-    Raises UnknownName, TooFewWords, RedblueError.
+    at_once: streams (see Problem.streams) that run side by side, each in an equal share of the cache. They share
+    nothing, so that never moves fewer words than one after another (docs/theory.md, "Several heads at once").
+    Raises UnknownName, TooFewWords, NotCovered, RedblueError.
     """
-    found, chosen = _choose(schedule, problem, words, tiles)
+    found, chosen, share = _choose(schedule, problem, words, tiles, at_once)
     cost = found.cost(problem, chosen)
-    if words is not None and cost.peak > words:
-        raise schedules.TooFewWords(f"{schedule} with tiles {chosen._asdict()} holds {cost.peak} words, got {words}")
-    return Count(schedule, problem, chosen._asdict(), cost.reads, cost.writes, cost.peak, cost.flops)
+    if share is not None and cost.peak > share:
+        raise schedules.TooFewWords(f"{schedule} with tiles {chosen._asdict()} holds {cost.peak} words, got {share}")
+    figures = (cost.reads, cost.writes, at_once * cost.peak, cost.flops)
+    return Count(schedule, problem, chosen._asdict(), *figures, at_once)
 
 
-def run(schedule: str, problem: Problem, *, words: int | None = None, tiles: Mapping[str, int] | None = None) -> Count:
-    """The same count by running the schedule on a counting machine of `words` words: the proof by execution."""
-    found, chosen = _choose(schedule, problem, words, tiles)
+def run(
+    schedule: str,
+    problem: Problem,
+    *,
+    words: int | None = None,
+    tiles: Mapping[str, int] | None = None,
+    at_once: int = 1,
+) -> Count:
+    """The same count by running the schedule on a counting machine: the proof by execution.
+
+    One stream is run, in its share of the cache; all others do the same.
+    """
+    found, chosen, share = _choose(schedule, problem, words, tiles, at_once)
     stream = problem.one_stream()
     slices = -(-problem.d // getattr(chosen, "depth", problem.d))
     steps = int(stream.mask.on(stream.n_q, stream.n_k).sums(chosen.rows, chosen.cols).tiles) * slices
@@ -65,11 +84,10 @@ def run(schedule: str, problem: Problem, *, words: int | None = None, tiles: Map
             f"running {schedule} takes about {steps:,} steps of some microseconds, at most {MOST_STEPS:,} are run: its "
             f"closed form counts the same at once, and larger tiles take fewer"
         )
-    machine, _ = execute(found, problem, chosen, Counting(words))
+    machine, _ = execute(found, problem, chosen, Counting(share))
     s = problem.streams
-    return Count(
-        schedule, problem, chosen._asdict(), s * machine.reads, s * machine.writes, machine.peak, s * machine.flops
-    )
+    figures = (s * machine.reads, s * machine.writes, at_once * machine.peak, s * machine.flops)
+    return Count(schedule, problem, chosen._asdict(), *figures, at_once)
 
 
 @dataclass(frozen=True)
@@ -89,7 +107,7 @@ def check(
     seed: int = 0,
 ) -> Check:
     """Run one stream of the schedule on random numbers (standard normal) and hold every output against float64."""
-    found, chosen = _choose(schedule, problem, words, tiles)
+    found, chosen, _ = _choose(schedule, problem, words, tiles)
     stream = problem.one_stream()
     arrays, expected = example(stream, seed)
     machine, outputs = execute(found, stream, chosen, Numeric(words), arrays)
@@ -149,13 +167,20 @@ def execute(
 
 
 def _choose(
-    schedule: str, problem: Problem, words: int | None, tiles: Mapping[str, int] | None
-) -> tuple[Schedule, Any]:
+    schedule: str, problem: Problem, words: int | None, tiles: Mapping[str, int] | None, at_once: int = 1
+) -> tuple[Schedule, Any, int | None]:
+    """The schedule, its tiles, and the words that one stream has."""
     found = schedules.get(schedule)
-    if words is not None and (isinstance(words, bool) or not hasattr(words, "__index__") or words < 1):
-        raise RedblueError(f"words must be a whole number of at least 1, got {words!r}")
+    for name, value in (("words", words), ("at_once", at_once)):
+        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < 1):
+            raise RedblueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if at_once > problem.streams:
+        raise RedblueError(
+            f"at_once ({at_once}) must be at most the problem's streams ({problem.streams}: batch x kv_heads)"
+        )
+    share = None if words is None else words.__index__() // at_once
     if tiles is not None:
-        return found, found.make_tiles(problem, tiles)
-    if words is None:
+        return found, found.make_tiles(problem, tiles), share
+    if share is None:
         raise RedblueError("give the cache's capacity in words, or the tiles, or both")
-    return found, found.tiles(problem, words.__index__())
+    return found, found.tiles(problem, share), share
