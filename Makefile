@@ -7,7 +7,7 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test check format bench docs clean
+.PHONY: help setup report test check format bench docs certify clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -17,7 +17,7 @@ setup: $(VENV)/redblue.stamp ## install everything into .venv; again after a cha
 report: setup ## the report on this machine and a few GPUs, as one HTML page
 	$(BIN)/redblue report
 
-test: setup $(VENV)/torch.stamp ## every test, PyTorch included
+test: setup $(VENV)/peers.stamp ## every test, those against PyTorch and transformers included
 	$(BIN)/python -m pytest -n 2
 
 check: setup ## format, lint and types
@@ -32,8 +32,12 @@ format: setup ## rewrite the sources in the house format
 bench: setup ## measure this machine and the laboratory's speed
 	$(BIN)/python benchmarks/laboratory.py
 
-docs: setup ## draw the figures of the documentation
+docs: setup ## draw the figures and tables of the documentation
 	$(BIN)/python docs/figures.py
+	$(BIN)/python docs/usable.py
+
+certify: setup ## find and certify the table of lower bounds again (about half an hour)
+	$(BIN)/python docs/certify.py
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist report.html .pytest_cache .ruff_cache .hypothesis
@@ -52,6 +56,6 @@ $(VENV)/redblue.stamp: $(SOURCES) $(VENV)/tools.stamp
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-$(VENV)/torch.stamp: constraints.txt $(VENV)/python.stamp
-	$(PIP) torch
+$(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
+	$(PIP) torch transformers
 	@touch $@

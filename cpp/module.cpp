@@ -1,14 +1,36 @@
 // The Python face of the compiled core; the only file that knows Python. Types and docstrings are in _core.pyi.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "belady.h"
+#include "cache.h"
 #include "isa.h"
 #include "measure.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 using redblue::Isa;
+using Lines = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Kinds = nb::ndarray<const std::int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+namespace {
+
+void check_trace(const Lines& lines, const Kinds& kinds) {
+  if (lines.shape(0) != kinds.shape(0)) throw std::invalid_argument("a trace has as many kinds as lines");
+}
+
+template <class T>
+auto copied(const std::vector<T>& values) {
+  T* data = new T[values.size()];
+  std::copy(values.begin(), values.end(), data);
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {values.size()}, owner);
+}
+
+}  // namespace
 
 NB_MODULE(_core, m) {
   nb::class_<Isa>(m, "Isa")
@@ -43,4 +65,37 @@ NB_MODULE(_core, m) {
       },
       "bytes_per_thread"_a, "threads"_a = 1, "seconds"_a = 0.05, "isa"_a = "",
       nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<redblue::LineCounts>(m, "LineCounts")
+      .def_ro("hits", &redblue::LineCounts::hits)
+      .def_ro("misses", &redblue::LineCounts::misses)
+      .def_ro("fills", &redblue::LineCounts::fills)
+      .def_ro("write_backs", &redblue::LineCounts::write_backs)
+      .def_ro("dead_write_backs", &redblue::LineCounts::dead_write_backs);
+
+  nb::class_<redblue::CacheHierarchy>(m, "CacheHierarchy")
+      .def(nb::init<const std::vector<std::pair<std::int64_t, std::int64_t>>&, std::int64_t, bool, bool>(),
+           "shapes"_a, "line_words"_a, "fetch_on_write"_a = false, "records"_a = false)
+      .def(
+          "play",
+          [](redblue::CacheHierarchy& self, const Lines& lines, const Kinds& kinds) {
+            check_trace(lines, kinds);
+            self.play(lines.data(), kinds.data(), lines.shape(0));
+          },
+          "lines"_a, "kinds"_a)
+      .def("block", &redblue::CacheHierarchy::block, "base"_a, "rows"_a, "stride"_a, "words"_a, "writes"_a)
+      .def("discard", &redblue::CacheHierarchy::discard, "first"_a, "lines"_a)
+      .def("flush", &redblue::CacheHierarchy::flush)
+      .def("counts", &redblue::CacheHierarchy::counts)
+      .def("recorded", [](const redblue::CacheHierarchy& self) {
+        return nb::make_tuple(copied(self.recorded_lines()), copied(self.recorded_kinds()));
+      });
+
+  m.def(
+      "belady",
+      [](const Lines& lines, const Kinds& kinds, std::int64_t capacity, bool fetch_on_write) {
+        check_trace(lines, kinds);
+        return redblue::belady(lines.data(), kinds.data(), lines.shape(0), capacity, fetch_on_write);
+      },
+      "lines"_a, "kinds"_a, "capacity"_a, "fetch_on_write"_a = false);
 }

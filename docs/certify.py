@@ -113,12 +113,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     asked = [(direction, xi, ratio) for ratio in RATIOS for direction in CONSUMERS for xi in NODES]
-    rows = Parallel(n_jobs=options.jobs, return_as="generator")(delayed(row)(*each) for each in asked)
+    found = Parallel(n_jobs=options.jobs, return_as="generator")(delayed(row)(*each) for each in asked)
     with options.output.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["direction", "xi", "xi_v", *Weights._fields, "gain"])
-        for each in track(rows, total=len(asked), description="certifying"):
-            writer.writerow(each)
+        for each in track(found, total=len(asked), description="certifying"):
+            writer.writerow(each or [])
             file.flush()
 
 

@@ -110,12 +110,11 @@ def test_saha_ye_moves_twice_what_small_cache_does(x):
     assert per_pair("saha_ye", x) == pytest.approx(8 * x + 1, rel=0.01)  # where M / 4 is the square of a divisor of d
 
 
-BACKWARD = {  # docs/theory.md, 'Three regimes'
+BACKWARD = {  # docs/theory.md, 'The regimes'
     "flash": lambda x: 14 * x**2,
     "flash_onepass": lambda x: 16 * x**2,
     "spilled_ds": lambda x: 9 * x**2 + 2 if x <= 1 else 8 * x**2 + 1 + 2 * x,
-    "hybrid": lambda x: 5 * x**2 + 6 if x <= 1 else 2 * x**2 + 6 * x + 3,
-    "hybrid_dv": lambda x: 5 * x**2 + 5 if x <= 1 else 3 * x**2 + 4 * x + 3,
+    "hybrid": lambda x: 5 * x**2 + 5 if x <= 1 else 3 * x**2 + 4 * x + 3,
     "small_cache": lambda x: 3 * x**2 + 4 * x + 6 if x <= 1 else 10 * x + 3,
 }
 FORWARD = {
@@ -153,9 +152,9 @@ def test_which_forward_schedule_is_best(x, name):
         (0.62, "flash"),
         (0.645, "spilled_ds"),
         (0.85, "spilled_ds"),
-        (0.88, "hybrid_dv"),
-        (1, "hybrid_dv"),
-        (1.9, "hybrid_dv"),
+        (0.88, "hybrid"),
+        (1, "hybrid"),
+        (1.9, "hybrid"),
         (2.1, "small_cache"),
         (4, "small_cache"),
     ],

@@ -72,7 +72,7 @@ def test_search_equals_trying_every_tile(schedule, direction, data):
         ("small_cache", "forward"),
         ("flash_onepass", "backward"),
         ("spilled_ds", "backward"),
-        ("hybrid_dv", "backward"),
+        ("hybrid", "backward"),
     ],
 )
 @pytest.mark.parametrize("mask", [Mask.full(), Mask.causal()], ids=repr)

@@ -5,18 +5,20 @@ from importlib.metadata import version
 from redblue.bounds import Bound, lower_bound, lower_bounds
 from redblue.counts import Count, count
 from redblue.errors import RedblueError, UnknownName
-from redblue.machine import CapacityError
+from redblue.machine import CacheLevel, CapacityError
 from redblue.masks import Mask
 from redblue.memories import Memory, list_memories, memory, this_machine
 from redblue.models import Model, list_models, model
 from redblue.planner import Plan, plan
 from redblue.problem import Problem
 from redblue.schedules import NotCovered, TooFewWords, list_schedules
+from redblue.simulation import Simulation, simulate
 
 __version__ = version("redblue")
 
 __all__ = [
     "Bound",
+    "CacheLevel",
     "CapacityError",
     "Count",
     "Mask",
@@ -26,6 +28,7 @@ __all__ = [
     "Plan",
     "Problem",
     "RedblueError",
+    "Simulation",
     "TooFewWords",
     "UnknownName",
     "count",
@@ -37,5 +40,6 @@ __all__ = [
     "memory",
     "model",
     "plan",
+    "simulate",
     "this_machine",
 ]

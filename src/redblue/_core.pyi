@@ -1,4 +1,8 @@
-"""The compiled core: instruction sets, and what this machine measurably does with them."""
+"""The compiled core: instruction sets, and what this machine measurably does with them; caches that hold lines."""
+
+from collections.abc import Sequence
+
+import numpy as np
 
 class Isa:
     """One instruction set that redblue has code for."""
@@ -45,3 +49,51 @@ def read_rate(bytes_per_thread: int, threads: int = 1, seconds: float = 0.05, is
 
     The best of repetitions that take about `seconds` together; bytes_per_thread is rounded down to 1024.
     """
+
+class LineCounts:
+    """What one level of a cache did, in lines; see redblue.machine.caches."""
+
+    @property
+    def hits(self) -> int: ...
+    @property
+    def misses(self) -> int: ...
+    @property
+    def fills(self) -> int: ...
+    @property
+    def write_backs(self) -> int: ...
+    @property
+    def dead_write_backs(self) -> int: ...
+
+class CacheHierarchy:
+    """Levels of least-recently-used caches, given as (sets, ways), nearest first; see redblue.machine.caches.
+
+    Lines are numbered from 0 to 2^28 - 1. Raises ValueError for others, and for a shape with nothing in it.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, int]],
+        line_words: int,
+        fetch_on_write: bool = False,
+        records: bool = False,
+    ) -> None: ...
+    def play(self, lines: np.ndarray, kinds: np.ndarray) -> None:
+        """Access int64 lines; int8 kinds: 0 read, 1 write, 2 overwrite the whole line, 3 discard (no access)."""
+
+    def block(self, base: int, rows: int, stride: int, words: int, writes: bool) -> None:
+        """Access `rows` rows of `words` words that lie `stride` words apart, row by row, from word `base` on."""
+
+    def discard(self, first: int, lines: int) -> None:
+        """Say that nothing will read the content of these lines until they are written again."""
+
+    def flush(self) -> None:
+        """Write every dirty line back."""
+
+    def counts(self) -> list[LineCounts]:
+        """What each level did so far, nearest first."""
+
+    def recorded(self) -> tuple[np.ndarray, np.ndarray]:
+        """The accesses so far, as `play` takes them, if `records` was asked for; else nothing."""
+
+def belady(lines: np.ndarray, kinds: np.ndarray, capacity: int, fetch_on_write: bool = False) -> LineCounts:
+    """Belady's MIN on one fully associative level of `capacity` lines; see redblue.machine.caches."""

@@ -36,6 +36,8 @@ from redblue.options import (
     parse_tiles,
     with_problem,
 )
+from redblue.recount import recount
+from redblue.sweep_command import EPILOG, sweep
 
 REPORT_MODELS = ("gpt2", "llama-3-8b", "gemma-4-31b", "deepseek-v3", "sd-vae")
 REPORT_MEMORIES = ("this-machine", "h100-sxm", "rtx-4090", "t4")
@@ -154,6 +156,9 @@ def count(
     schedule: Annotated[str | None, typer.Argument(help="A schedule; all that fit, if left out.")] = None,
     words: Words = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
+    at_once: Annotated[
+        int, typer.Option(help="Streams (batch x key/value heads) that run side by side and share the cache.")
+    ] = 1,
     run: Annotated[bool, typer.Option("--run", help="Count by running it, not from its closed form.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -163,7 +168,7 @@ def count(
 
     def attempt(name: str) -> None:
         try:
-            found.append(counter(name, problem, words=words, tiles=edges))
+            found.append(counter(name, problem, words=words, tiles=edges, at_once=at_once))
         except (rb.TooFewWords, rb.CapacityError, rb.NotCovered) as error:
             reasons.append(str(error))
 
@@ -189,6 +194,16 @@ def bound(
         raise RedblueError("a bound needs the cache's capacity: give --words (example: --words 12288)")
     found = rb.lower_bounds(problem, words)
     show([asdict(each) for each in found], tables.bounds_table(found), as_json)
+
+
+app.command(epilog=EPILOG)(sweep)
+
+
+@app.command("recount", epilog="Example: redblue recount")
+def recount_paper(as_json: Json = False) -> None:
+    """What the FlashAttention paper prints, counted again: its algorithms line by line, and its Figure 2."""
+    found = recount()
+    show([asdict(each) | {"ratio": each.ratio} for each in found], tables.recount_table(found), as_json)
 
 
 @app.command(epilog="Example: redblue memories. One machine, with its sources: redblue memories h100-sxm")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from redblue.memories import Memory
     from redblue.models import Model
     from redblue.planner import Plan
+    from redblue.recount import Recount
 
 
 def table(
@@ -75,6 +76,24 @@ def bounds_table(found: Iterable[Bound]) -> Table:
     for each in found:
         kind = "" if each.proved else " (order only)"
         made.add_row(f"{each.name}{kind}: {each.formula}\n{each.conditions}\n{each.source}\n", f"{each.words:,}")
+    return made
+
+
+def recount_table(found: Iterable[Recount]) -> Table:
+    made = table(
+        ("what\nschedule, tiles\nformula",),
+        ("expected", "counted", "ratio"),
+        caption="expected: what the algorithm's lines add up to (words), or what is printed (GB)",
+    )
+    for each in found:
+        expected, counted = (f"{x:,.0f}" if each.unit == "words" else f"{x:.2f}" for x in (each.expected, each.counted))
+        tiles = tile_text(dict(each.tiles))
+        made.add_row(
+            f"{each.what}\n{each.schedule}{', ' if tiles else ''}{tiles}\n{each.formula}\n",
+            f"{expected} {each.unit}",
+            f"{counted} {each.unit}",
+            f"{each.ratio:.3f}",
+        )
     return made
 
 

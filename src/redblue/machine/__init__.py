@@ -1,14 +1,19 @@
 """Abstract machines: what a schedule runs on. They know no attention."""
 
 from redblue.machine.base import Machine
+from redblue.machine.cached import Cached
+from redblue.machine.caches import CacheLevel, LevelTraffic, Trace, belady, caches_of, play
 from redblue.machine.counting import Counting
 from redblue.machine.numeric import Numeric
 from redblue.machine.rules import CapacityError, MachineError, NotKept, NotLoaded, NotStored, UseAfterFree
 from redblue.machine.values import Region, Slow, Tile, Value, exp, log, maximum, minimum
 
 __all__ = [
+    "CacheLevel",
+    "Cached",
     "CapacityError",
     "Counting",
+    "LevelTraffic",
     "Machine",
     "MachineError",
     "NotKept",
@@ -18,10 +23,14 @@ __all__ = [
     "Region",
     "Slow",
     "Tile",
+    "Trace",
     "UseAfterFree",
     "Value",
+    "belady",
+    "caches_of",
     "exp",
     "log",
     "maximum",
     "minimum",
+    "play",
 ]

@@ -9,7 +9,6 @@ from redblue.schedules import (
     gradient_x,
     gradient_x_small,
     hybrid,
-    hybrid_dv,
     saha_ye,
     small_cache,
     spilled_ds,
@@ -18,7 +17,7 @@ from redblue.schedules import (
 from redblue.schedules.schedule import Cost, NotCovered, Schedule, TooFewWords
 
 MODULES = (
-    *(standard, flash1, flash, flash_onepass, spilled_ds, hybrid, hybrid_dv, saha_ye, small_cache),
+    *(standard, flash1, flash, flash_onepass, spilled_ds, hybrid, saha_ye, small_cache),
     *(gradient_x, gradient_x_small),
 )
 SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}

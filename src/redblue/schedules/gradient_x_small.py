@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from redblue.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow, exp, maximum
 from redblue.masks import Mask, Pairs
 from redblue.problem import Problem
 from redblue.schedules.products import consume, consume_cost, consume_tiles, score_cost, score_peak, score_tile
 from redblue.schedules.schedule import Cost, Pass, Schedule, blocks, grid, within
-from redblue.schedules.search import edges, pair_edges
-from redblue.schedules.softmax import LOWEST, spill, weigh, weigh_cost, weigh_peak
+from redblue.schedules.softmax import LOWEST, spill, weigh, weigh_cost
+from redblue.schedules.spilled import spill_and_weigh_tiles
 
 
 class Tiles(NamedTuple):
@@ -143,7 +141,13 @@ def gradient_cost(p: Problem, t: Tiles) -> Cost:
 
 def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles | None:
     depth = multiple["depth"]
-    pairs = _pair_tiles(p, words, multiple)
+    pairs = spill_and_weigh_tiles(
+        p,
+        words,
+        multiple,
+        lambda rows, cols: _pair_peak(p, rows, cols, depth),
+        lambda rows, cols: _pair_cost(p, rows, cols, depth),
+    )
     products = [
         consume_tiles(laid, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
         for name, (laid, features) in _products(p).items()
@@ -151,37 +155,6 @@ def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles
     if pairs is None or any(tile is None for tile in products):
         return None
     return Tiles._make((*pairs, *(edge for tile in products if tile for edge in tile)))
-
-
-def _pair_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> tuple[int, ...] | None:
-    """The edges of the tiles of P and O, with the depth between them: as in `spilled`, they share a term."""
-    pairs, depth = p.mask.on(p.n_q, p.n_k), multiple["depth"]
-    rows, cols = pair_edges(
-        edges(p.n_q, multiple["rows"], not pairs.is_full),
-        edges(p.n_k, multiple["cols"], not pairs.is_full),
-        lambda r, c: _pair_peak(p, r, c, depth),
-        words,
-        pairs,
-    )
-    out_rows, out_cols = pair_edges(
-        edges(p.n_q, multiple["out_rows"], not pairs.is_full),
-        edges(p.value_dim, multiple["out_cols"]),
-        lambda r, c: weigh_peak(pairs, p.value_dim, r, c, depth),
-        words,
-        pairs,
-    )
-    if not len(rows) or not len(out_rows):
-        return None
-    # P's maxima are read once per column block of O: the best tile of O for each number of those, against every tile
-    # of P.
-    times, maxima = ceil_div(p.value_dim, out_cols), pairs.sums(1, cols).tiles
-    weighing = weigh_cost(pairs, p.value_dim, p.n_k, out_rows, out_cols, depth).words
-    weighing = weighing - times * pairs.sums(1, p.n_k).tiles
-    order = np.lexsort((weighing, times))
-    kept = order[np.unique(times[order], return_index=True)[1]]
-    total = _pair_cost(p, rows, cols, depth).words[None] + weighing[kept, None] + times[kept, None] * maxima[None]
-    o, s = np.unravel_index(int(np.argmin(total)), total.shape)
-    return int(rows[s]), int(cols[s]), depth, int(out_rows[kept[o]]), int(out_cols[kept[o]])
 
 
 schedule = Schedule(

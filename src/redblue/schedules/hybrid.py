@@ -1,17 +1,129 @@
-"""The regime between the papers' two: queries stay while scores are computed, outputs stay while they are summed.
+"""The regime between the papers' two: what fits stays, the rest is output-stationary, P is written in between.
 
-Forward (1 + d / sqrt(M))^2 n^2 words at leading order: n^2 d^2 / M for the scores, n^2 to write P, 2 n^2 d / sqrt(M)
-for P V. Best for d^2 / 4 <= M <= d^2. Backward with Q, then dO, staying: 2 n^2 d^2 / M + 6 n^2 d / sqrt(M) + 3 n^2.
-Derived in this project (docs/theory.md); neither paper has it.
+Forward (1 + d / sqrt(M))^2 n^2 words at leading order, for x = d / sqrt(M) >= 1: queries stay while scores are computed
+(x^2), P is written (1), and outputs stay while P V is summed (2 x). Best for d^2 / 4 <= M <= d^2.
+Backward queries stay while P is computed and written (x^2 + 1); then V_j and dV_j stay while P is read, dV accumulated,
+and dS written (2 x^2 + 2); dQ and dK are output-stationary products of dS (each 2 x, or 1 + x^2 for x <= 1): 5 x^2 + 5
+for x <= 1, 3 x^2 + 4 x + 3 above. Best for d^2 / 4 <= M <= 4/3 d^2.
+Derived in this project (docs/theory.md), by trying every combination of what is recomputed, spilled and kept.
 """
 
-from redblue.schedules.schedule import Schedule
-from redblue.schedules.spilled import passes
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from redblue.integers import smaller
+from redblue.machine import Machine, Slow
+from redblue.problem import Problem
+from redblue.schedules.column_stationary import longest_stay, row_deltas, row_deltas_cost
+from redblue.schedules.products import consume, consume_cost, consume_tiles
+from redblue.schedules.schedule import Cost, Pass, Schedule, blocks, grid, overlap, whole, within
+from redblue.schedules.softmax import probabilities
+from redblue.schedules.spilled import forward_pass
+
+
+class BackwardTiles(NamedTuple):
+    rows: Any  # P: queries that stay
+    cols: Any  # dS, dV: keys that stay
+    depth: Any  # keys or queries that stream by together
+    dq_rows: Any  # tile of dQ: queries, features
+    dq_cols: Any
+    dk_rows: Any  # tile of dK: keys, features
+    dk_cols: Any
+
+
+def backward(
+    m: Machine,
+    problem: Problem,
+    t: BackwardTiles,
+    q: Slow,
+    k: Slow,
+    v: Slow,
+    out: Slow,
+    lse: Slow,
+    dout: Slow,
+    dq: Slow,
+    dk: Slow,
+    dv: Slow,
+) -> None:
+    scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
+    p, ds = m.scratch("p", (problem.n_q, problem.n_k)), m.scratch("ds", (problem.n_q, problem.n_k))
+    delta = row_deltas(m, problem, t.depth, out, dout)
+
+    for i in blocks(problem.n_q, t.rows):
+        q_i, lse_i = m.load(q[i]), m.load(lse[i])
+        for j in grid(pairs.cols_of(i), t.depth, problem.n_k):
+            k_j = m.load(k[j])
+            p_ij = m.new("p_ij", probabilities(q_i @ k_j.T * scale, lse_i))
+            if not pairs.holds(i, j):
+                p_ij[...] = m.where(pairs, i, j, p_ij, 0.0)
+            m.store(p[i, j], p_ij)
+            m.free(k_j, p_ij)
+        m.free(q_i, lse_i)
+
+    for j in blocks(problem.n_k, t.cols):
+        v_j, dv_j = m.load(v[j]), m.zeros("dv_j", len(j), problem.value_dim)
+        for i in grid(pairs.rows_of(j), t.depth, problem.n_q):
+            dout_i, delta_i = m.load(dout[i]), m.load(delta[i])
+            for part in whole(overlap(j, pairs.cols_of(i)), t.depth, problem.n_k):
+                p_ij, keys = m.load(p[i, part]), within(part, j)
+                dv_part, v_part = dv_j[keys], v_j[keys]
+                dv_part += p_ij.T @ dout_i
+                p_ij *= scale * (dout_i @ v_part.T - delta_i[:, None])  # now dS
+                m.store(ds[i, part], p_ij)
+                m.free(p_ij)
+            m.free(dout_i, delta_i)
+        m.store(dv[j], dv_j)
+        m.free(v_j, dv_j)
+
+    consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth)
+    consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth)
+
+
+def _p_cost(p: Problem, rows: Any, depth: int) -> Cost:
+    sums = p.mask.on(p.n_q, p.n_k).sums(rows, depth)
+    r, w = smaller(rows, p.n_q), min(depth, p.n_k)
+    peak = r * (p.d + 1) + w * p.d + r * w
+    return row_deltas_cost(p, depth) + Cost(p.n_q * (p.d + 1) + p.d * sums.cols, sums.area, peak, 2 * p.d * sums.area)
+
+
+def _ds_cost(p: Problem, cols: Any, depth: int) -> Cost:
+    pairs = p.mask.on(p.n_q, p.n_k)
+    streamed, area = pairs.sums(depth, cols).rows, pairs.sums(depth, depth).area
+    own, c, w = p.n_k * p.value_dim, smaller(cols, p.n_k), min(depth, p.n_q)
+    peak = 2 * c * p.value_dim + w * (p.value_dim + 1) + w * c
+    return Cost(own + streamed * (p.value_dim + 1) + area, own + area, peak, 4 * p.value_dim * area)
+
+
+def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
+    pairs = p.mask.on(p.n_q, p.n_k)
+    return (
+        _p_cost(p, t.rows, t.depth)
+        + _ds_cost(p, t.cols, t.depth)
+        + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
+        + consume_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
+    )
+
+
+def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
+    pairs, depth = p.mask.on(p.n_q, p.n_k), multiple["depth"]
+    rows = longest_stay(pairs, p.n_q, words, multiple["rows"], lambda rows: _p_cost(p, rows, depth))
+    cols = longest_stay(pairs, p.n_k, words, multiple["cols"], lambda cols: _ds_cost(p, cols, depth))
+    dq = consume_tiles(pairs, p.d, words, depth, multiple["dq_rows"], multiple["dq_cols"])
+    dk = consume_tiles(pairs.T, p.d, words, depth, multiple["dk_rows"], multiple["dk_cols"])
+    if not (rows and cols and dq and dk):
+        return None
+    return BackwardTiles(rows, cols, depth, *dq, *dk)
+
 
 schedule = Schedule(
-    "hybrid",
-    "Hybrid: query-stationary scores, P spilled, output-stationary outputs",
-    "derived for redblue: docs/theory.md, 'Three regimes'",
-    passes(stays=True),
+    name="hybrid",
+    title="Hybrid: what fits stays, P spilled, other products output-stationary",
+    source="derived for redblue: docs/theory.md, 'The regimes'",
+    passes={
+        "forward": forward_pass(stays=True),
+        "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles),
+    },
     spills=True,
 )

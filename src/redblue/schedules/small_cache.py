@@ -6,14 +6,135 @@ Backward after Algorithm 6 of arXiv 2410.09397, for dQ, dK and dV instead of the
 reconstruction. Five products, P and dS written once: 10 n^2 d / sqrt(M) + 3 n^2 + (reading each per column block).
 """
 
-from redblue.schedules.schedule import Schedule
-from redblue.schedules.spilled import passes
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from redblue.integers import larger, smaller
+from redblue.machine import Machine, Slow
+from redblue.problem import Problem
+from redblue.schedules.products import consume, consume_cost, consume_tiles, score_cost, score_peak, score_tile
+from redblue.schedules.schedule import Cost, Pass, Schedule, blocks, grid, within
+from redblue.schedules.search import cheapest, edges, pair_edges
+from redblue.schedules.softmax import probabilities
+from redblue.schedules.spilled import forward_pass
+
+
+class BackwardTiles(NamedTuple):
+    rows: Any  # tiles of P and dS: queries
+    cols: Any  # tiles of P and dS: keys
+    depth: Any  # features, keys or queries per streamed slice
+    dq_rows: Any  # tile of dQ: queries, features
+    dq_cols: Any
+    dk_rows: Any  # tile of dK: keys, features
+    dk_cols: Any
+    dv_rows: Any  # tile of dV: keys, features
+    dv_cols: Any
+
+
+def backward(
+    m: Machine,
+    problem: Problem,
+    t: BackwardTiles,
+    q: Slow,
+    k: Slow,
+    v: Slow,
+    out: Slow,
+    lse: Slow,
+    dout: Slow,
+    dq: Slow,
+    dk: Slow,
+    dv: Slow,
+) -> None:
+    scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
+    p, ds = m.scratch("p", (problem.n_q, problem.n_k)), m.scratch("ds", (problem.n_q, problem.n_k))
+
+    for i in blocks(problem.n_q, t.rows):
+        lse_i = m.load(lse[i])
+        for j in grid(pairs.cols_of(i), t.cols, problem.n_k):
+            s = score_tile(m, "s", q, k, i, j, t.depth)
+            s[...] = probabilities(s * scale, lse_i)
+            if not pairs.holds(i, j):
+                s[...] = m.where(pairs, i, j, s, 0.0)
+            m.store(p[i, j], s)
+            m.free(s)
+        m.free(lse_i)
+
+    for i in blocks(problem.n_q, t.rows):
+        delta_i = m.zeros("delta_i", len(i))
+        for f in blocks(problem.value_dim, t.depth):
+            out_f, dout_f = m.load(out[i, f]), m.load(dout[i, f])
+            delta_i += (out_f * dout_f).sum(axis=1)
+            m.free(out_f, dout_f)
+        for j in grid(pairs.cols_of(i), t.cols, problem.n_k):
+            ds_ij = score_tile(m, "ds", dout, v, i, j, t.depth)
+            for part in blocks(j, t.depth):
+                p_slice = m.load(p[i, part])
+                columns = within(part, j)
+                ds_ij[:, columns] = scale * p_slice * (ds_ij[:, columns] - delta_i[:, None])
+                m.free(p_slice)
+            m.store(ds[i, j], ds_ij)
+            m.free(ds_ij)
+        m.free(delta_i)
+
+    consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth)
+    consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth)
+    consume(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth)
+
+
+def _backward_peak(p: Problem, rows: Any, cols: Any, depth: int) -> Any:
+    """Of the phases that write P and dS."""
+    pairs = p.mask.on(p.n_q, p.n_k)
+    r, c, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.value_dim
+    write_p = score_peak(pairs, p.d, rows, cols, depth, False)
+    multiply = larger(score_peak(pairs, d_v, rows, cols, depth, False), r * c + r * smaller(depth, c))
+    return larger(write_p, larger(multiply, 2 * r * min(depth, d_v))) + r
+
+
+def _pair_cost(p: Problem, rows: Any, cols: Any, depth: int) -> Cost:
+    pairs = p.mask.on(p.n_q, p.n_k)
+    s = score_cost(pairs, p.d, rows, cols, depth, False)
+    ds = score_cost(pairs, p.value_dim, rows, cols, depth, False)
+    area = pairs.sums(rows, cols).area
+    reads = s.reads + ds.reads + area + p.n_q * (1 + 2 * p.value_dim)  # P; lse; out and dout for delta
+    return Cost(reads, 2 * area, _backward_peak(p, rows, cols, depth), s.flops + ds.flops)
+
+
+def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
+    pairs = p.mask.on(p.n_q, p.n_k)
+    return (
+        _pair_cost(p, t.rows, t.cols, t.depth)
+        + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
+        + consume_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
+        + consume_cost(pairs.T, p.value_dim, t.dv_rows, t.dv_cols, t.depth)
+    )
+
+
+def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
+    pairs, depth = p.mask.on(p.n_q, p.n_k), multiple["depth"]
+    tried = pair_edges(
+        edges(p.n_q, multiple["rows"], not pairs.is_full),
+        edges(p.n_k, multiple["cols"], not pairs.is_full),
+        lambda r, c: _backward_peak(p, r, c, depth),
+        words,
+        pairs,
+    )
+    pair = cheapest(_pair_cost(p, *tried, depth), tried, words)
+    gradients = [
+        consume_tiles(laid, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
+        for name, laid, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.value_dim))
+    ]
+    if pair is None or any(edges is None for edges in gradients):
+        return None
+    return BackwardTiles._make((*pair, depth, *(edge for tile in gradients if tile for edge in tile)))
+
 
 schedule = Schedule(
     "small_cache",
     "Small-cache attention: output-stationary products, P spilled",
     "Saha & Ye, ICML 2024 (arXiv 2402.07443), Algorithm 1, with row maxima; backward reconstructed after "
     "Algorithm 6 of arXiv 2410.09397",
-    passes(stays=False),
+    {"forward": forward_pass(stays=False), "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles)},
     spills=True,
 )

@@ -69,7 +69,7 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
 schedule = Schedule(
     name="spilled_ds",
     title="Backward with dS spilled: dK and dV column-stationary, dQ output-stationary",
-    source="derived for redblue: docs/theory.md, 'Three regimes'",
+    source="derived for redblue: docs/theory.md, 'The regimes'",
     passes={"backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles)},
     spills=True,
 )
