@@ -140,6 +140,8 @@ def test_bad_input_is_refused(capsys, monkeypatch, arguments, says):
 def test_bad_files_are_refused(capsys, monkeypatch, tmp_path):
     config = tmp_path / "config.json"
     config.write_text('{"hidden_size": 64}')
+    assert "is_causal" in refusal(capsys, monkeypatch, "plan", str(config))
+    config.write_text('{"hidden_size": 64, "is_causal": true}')
     assert "num_attention_heads" in refusal(capsys, monkeypatch, "plan", str(config))
     config.write_text("not json")
     assert str(config).split("/")[-1] in refusal(capsys, monkeypatch, "plan", str(config))
