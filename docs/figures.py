@@ -10,8 +10,10 @@ import vl_convert
 
 import redblue as rb
 from redblue import schedules
+from redblue.planner import REGIMES
 from redblue.report.curves import curve
-from redblue.report.figures import COLOURS, FAVOURS, config, words_figure
+from redblue.report.figures import words_figure
+from redblue.style import COLOURS, printed
 
 HERE = Path(__file__).parent
 MACHINES = ("t4", "rtx-4090", "h100-sxm")
@@ -41,7 +43,7 @@ def gap_over_x(path: Path) -> None:
         "x:Q", title="x = d / √M", scale=alt.Scale(type="log", domain=[0.1, 10]), axis=alt.Axis(grid=False, format="~g")
     )
     y = alt.Y("gap:Q", title="words of the best schedule / best proved bound", scale=alt.Scale(domain=[1, 5]))
-    colours = alt.Scale(domain=list(titles.values()), range=[COLOURS["light"][name] for name in FAVOURS.values()])
+    colours = alt.Scale(domain=list(titles.values()), range=[COLOURS["light"][name] for name in REGIMES])
     chart = (
         alt.Chart(alt.Data(values=rows))
         .mark_line(strokeWidth=2, clip=True)
@@ -67,9 +69,7 @@ def _words(name: str, problem: rb.Problem, words: int) -> int | None:
 
 
 def _write(chart: alt.Chart | alt.LayerChart, path: Path) -> None:
-    style = config("light") | {"background": "white", "padding": 16}
-    style["legend"]["columnPadding"] = 40  # a reader's font may be wider than the one this is laid out with
-    path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": style}))
+    path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": printed()}))
     print(f"written: {path.relative_to(HERE.parent)}")
 
 

@@ -12,11 +12,11 @@ import vl_convert
 from rich.console import Console
 
 import redblue as rb
-from redblue import schedules
+from redblue import schedules, style
 from redblue.errors import RedblueError
 from redblue.memories import Level, Memory
 from redblue.models import Layers, Model
-from redblue.report import collect, figures, render, summary, words_figure, write
+from redblue.report import collect, render, summary, words_figure, write
 from redblue.report.checks import run, small
 from redblue.report.curves import BEST, curve
 from redblue.text import amount, ratio
@@ -176,7 +176,7 @@ def test_a_boundary_where_nothing_fits_says_what_would():
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_figure_draws_on_its_own(direction):
     drawn = curve(model(direction=direction).layers[0].problem, [TINY], points=12)
-    spec = words_figure(drawn, width=800).to_dict() | {"config": figures.config("light")}
+    spec = words_figure(drawn, width=800).to_dict() | {"config": style.config("light")}
     svg = vl_convert.vegalite_to_svg(spec)
     for text in ("flash", "small_cache", "best proved bound", "large cache", "tiny", "L1"):
         assert f">{text}" in svg
@@ -190,7 +190,7 @@ def test_colours_are_apart_from_their_ground():
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    for scheme in figures.COLOURS.values():
+    for scheme in style.COLOURS.values():
         ground = luminance(scheme["paper"])
         for name, colour in scheme.items():
             dark, light = sorted((luminance(colour), ground))
@@ -330,3 +330,9 @@ def test_the_summary_names_every_shape_machine_and_verdict(report):
         assert memory.title in text
     assert f"All {len(report.checks)} checks passed" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_every_schedule_has_a_look_of_its_own():
+    for direction in ("forward", "backward", "gradient_x"):
+        looks = [style.LOOKS[name] for name in rb.list_schedules(direction)]
+        assert len({look.shape for look in looks}) == len({look.light for look in looks}) == len(looks)

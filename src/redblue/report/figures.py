@@ -9,48 +9,8 @@ from typing import Any
 import altair as alt
 
 from redblue.report.curves import BEST, Curve, Series
+from redblue.style import LOOKS
 
-# Distinguishable with every kind of colour vision; a regime has the colour of the schedules that it favours.
-COLOURS = {
-    "light": {
-        "paper": "#ffffff",
-        "ink": "#1d2329",
-        "muted": "#5b6570",
-        "grid": "#e4e7ea",
-        "large-cache": "#0068a8",
-        "between": "#b0508a",
-        "small-cache": "#cf5a00",
-        "other": "#757d86",
-    },
-    "dark": {
-        "paper": "#14171a",
-        "ink": "#e8eaed",
-        "muted": "#a3abb4",
-        "grid": "#2b3138",
-        "large-cache": "#5bb0ea",
-        "between": "#e08fc0",
-        "small-cache": "#f0883e",
-        "other": "#98a1ab",
-    },
-}
-FAVOURS = {"flash": "large-cache", "hybrid": "between", "small_cache": "small-cache"}
-KIN = {  # other schedules of the same family: the same colour
-    **dict.fromkeys(("flash1", "flash_onepass", "gradient_x"), "large-cache"),
-    "spilled_ds": "between",
-    **dict.fromkeys(("saha_ye", "gradient_x_small"), "small-cache"),
-}
-MARKS = {
-    "standard": "diamond",
-    "flash": "circle",
-    "flash1": "cross",
-    "flash_onepass": "triangle-down",
-    "spilled_ds": "triangle-right",
-    "hybrid": "square",
-    "small_cache": "triangle-up",
-    "saha_ye": "triangle-left",
-    "gradient_x": "circle",
-    "gradient_x_small": "triangle-up",
-}
 DASHES = ([6, 3], [2, 2], [9, 3, 2, 3], [4, 6], [12, 4])
 ORDER_ONLY_DASHES = ([1, 3], [1, 6], [1, 9])
 WIDE = 600  # pixels of width from which regimes are named in the plot
@@ -58,50 +18,11 @@ LANE = 36  # pixels of height for each machine above the plot
 MARKED_EVERY = 6  # of the points of a line, how many go by before one is marked
 
 
-def config(scheme: str = "light") -> dict[str, Any]:
-    """Vega-Lite configuration: the colours of a scheme, "light" or "dark", and the type."""
-    colour = COLOURS[scheme]
-    text = {"labelColor": colour["muted"], "titleColor": colour["ink"], "titleFontWeight": "normal"}
-    return {
-        "background": "transparent",
-        "font": "system-ui, sans-serif",
-        "view": {"stroke": None},
-        "range": {"category": [colour[(FAVOURS | KIN).get(name, "other")] for name in MARKS]},
-        "axis": {
-            **text,
-            "gridColor": colour["grid"],
-            "domainColor": colour["muted"],
-            "tickColor": colour["muted"],
-            "labelFontSize": 11,
-            "titleFontSize": 12,
-        },
-        "legend": {
-            **text,
-            "orient": "bottom",
-            "labelColor": colour["ink"],
-            "labelFontSize": 12,
-            "titleFontSize": 12,
-            "titleLimit": 300,
-            "labelLimit": 220,
-            "symbolBaseStrokeColor": colour["ink"],
-            "layout": {"bottom": {"direction": "vertical", "anchor": "start", "margin": 8}},
-        },
-        "style": {
-            "ink": {"color": colour["ink"]},
-            "faint": {"color": colour["muted"]},
-            "words": {"color": colour["muted"], "fontSize": 11},
-            "heading": {"color": colour["ink"], "fontSize": 11, "fontWeight": 600},
-            "halo": {"color": colour["paper"], "stroke": colour["paper"], "strokeWidth": 4, "fontSize": 11},
-            **{regime: {"color": colour[regime]} for regime in FAVOURS.values()},
-        },
-    }
-
-
 def words_figure(curve: Curve, width: int | str = "container", height: int = 380) -> alt.LayerChart:
     """Words per attended pair against M, log-log: schedules, bounds, regimes, and the machines' capacities.
 
     Above the plot, one line per machine shows what one instance of each of its levels holds. width: pixels, or
-    "container"; height: pixels of the plot without these lines. Configure with `config`.
+    "container"; height: pixels of the plot without these lines. Configure with `style.config`.
     """
     machines = list(dict.fromkeys(mark.machine for mark in curve.marks))
     top = LANE * len(machines) + 8
@@ -220,12 +141,12 @@ def _schedules(curve: Curve, x: alt.X, y: alt.Y) -> dict[str, alt.Chart]:
     """A coloured line for each, and a mark of its own shape now and then along it."""
     rows = _rows(curve, ("schedule",))
     drawn = [series.name for series in curve.series if series.kind == "schedule" and any(series.words_per_pair)]
-    names = [*MARKS, *(name for name in drawn if name not in MARKS)]
+    names = [*LOOKS, *(name for name in drawn if name not in LOOKS)]
     legend = alt.Legend(
         title="schedules, each with its best tiles", values=drawn, columns=alt.expr(f"width < {WIDE} ? 2 : 4")
     )
     colour = alt.Color("name:N", scale=alt.Scale(domain=names, range="category"), legend=legend)
-    marks = alt.Scale(domain=names, range=[MARKS.get(name, "cross") for name in names])
+    marks = alt.Scale(domain=names, range=[LOOKS[name].shape if name in LOOKS else "stroke" for name in names])
     marked = _chart([row for row in rows if row["i"] % MARKED_EVERY == MARKED_EVERY // 2])
     return {
         "lines": _chart(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),

@@ -10,6 +10,7 @@ from pathlib import Path
 import jinja2
 import vl_convert
 
+from redblue import style
 from redblue.errors import RedblueError
 from redblue.report import figures
 from redblue.report.checks import TOLERANCE
@@ -23,13 +24,13 @@ def render(report: Report) -> str:
     curves = report.curves
     charts = {
         "figures": [figures.words_figure(curve).to_dict() | {"config": {}} for curve in curves],
-        "themes": {scheme: figures.config(scheme) for scheme in figures.COLOURS},
+        "themes": {scheme: style.config(scheme) for scheme in style.COLOURS},
     }
     return _template().render(
         report=report,
         curves=[(curve, [shape for shape in report.shapes if shape.curve == curve]) for curve in curves],
         charts=charts,
-        colours=figures.COLOURS,
+        colours=style.COLOURS,
         tolerance=TOLERANCE,
         library=_library(),
     )

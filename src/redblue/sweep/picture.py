@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 import vl_convert
 
-import redblue as rb
 from redblue.errors import RedblueError
-from redblue.report.figures import COLOURS, FAVOURS, MARKS, config
+from redblue.style import COLOURS, LOOKS, printed
 from redblue.sweep.grid import Sweep
 from redblue.sweep.points import Row
 from redblue.sweep.store import check_target, replace_whole
@@ -29,14 +27,6 @@ HEIGHTS = {
 }
 BOUND = "best proved bound"
 FLOORS = {"words_per_pair": "bound_per_pair", "words": "bound_words"}  # height -> the bound in the same unit
-# Of the schedules that the report gives no colour and shape of their own, in the order of the list of schedules.
-MORE_COLOURS = ("#757d86", "#2a8c5a", "#5a4fb0", "#9a7b00", "#00808a", "#a83232", "#7a5230", "#c77fb0", "#6f8f2f")
-MORE_SHAPES = (
-    *("cross", "triangle-down", "triangle-right", "triangle-left"),
-    "M0,-1L.23,-.31L.95,-.31L.36,.12L.59,.81L0,.38L-.59,.81L-.36,.12L-.95,-.31L-.23,-.31Z",  # a star
-    "M-.9,-.5L-.4,0L-.9,.5L-.5,.9L0,.4L.5,.9L.9,.5L.4,0L.9,-.5L.5,-.9L0,-.4L-.5,-.9Z",  # an x
-    "M.5,-.87L1,0L.5,.87L-.5,.87L-1,0L-.5,-.87Z",  # a hexagon
-)
 MOST_MARKED = 24  # values of x up to which each point has its mark
 MOST_FACETS = 12
 
@@ -102,7 +92,7 @@ def draw(
     """
     target = check_target(path, SUFFIXES, force)
     spec = figure(sweep, rows, x, y).to_dict()
-    style = config("light") | {"background": "white", "padding": 16}
+    style = printed()
     style["header"] = {"labelFontSize": 12, "titleFontSize": 12, "labelColor": COLOURS["light"]["ink"], "title": None}
     spec["config"] = style
 
@@ -256,21 +246,12 @@ def _bound(floors: list[dict[str, Any]], x: alt.X, y: alt.Y, low: float, lines: 
     return [area, drawn.mark_line(style="ink", strokeWidth=2.2, clip=True).encode(x=x, y=y, strokeDash=dash)]
 
 
-def _looks() -> dict[str, tuple[str, str]]:
-    """Colour and shape of each schedule, the same in every picture; the report's, where it has one."""
-    more, shapes, found = cycle(MORE_COLOURS), cycle(MORE_SHAPES), {}
-    for name in rb.list_schedules():
-        colour = COLOURS["light"][FAVOURS[name]] if name in FAVOURS else next(more)
-        found[name] = colour, MARKS.get(name) or next(shapes)
-    return found
-
-
 def _lines(
     points: Sequence[dict[str, Any]], names: Sequence[str], x: alt.X, y: alt.Y, values: Sequence[Any]
 ) -> list[alt.Chart]:
     """A line for each schedule where x is a number, and marks of its own shape."""
-    looks = _looks()
-    colours, marks = [looks[name][0] for name in names], [looks[name][1] for name in names]
+    looks = [LOOKS.get(name, LOOKS["standard"]) for name in names]
+    colours, marks = [look.light for look in looks], [look.shape for look in looks]
     legend = alt.Legend(title="schedules, each with its best tiles", columns=4)
     colour = alt.Color("schedule:N", scale=alt.Scale(domain=list(names), range=colours), legend=legend)
     shape = alt.Shape("schedule:N", scale=alt.Scale(domain=list(names), range=marks), legend=legend)
