@@ -1,0 +1,21 @@
+"""Fixtures that several test files share."""
+
+import pytest
+
+from redblue import sweep
+from sweeps import SMALL, Stop, stop_after
+
+
+@pytest.fixture(scope="session")
+def expected():
+    return sweep.run(SMALL, jobs=1)
+
+
+@pytest.fixture
+def interrupted(tmp_path):
+    """An output whose sweep stopped after 5 points."""
+    path = tmp_path / "r.csv"
+    with pytest.raises(Stop):
+        sweep.run(SMALL, output=path, jobs=1, progress=stop_after(5))
+    assert not path.exists()
+    return path

@@ -1,0 +1,172 @@
+"""What an interruption leaves of a sweep."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import redblue as rb
+from redblue import sweep
+from redblue.errors import RedblueError
+from redblue.sweep.journal import Journal, journal_path
+from sweeps import SMALL, Stop, counting, stop_after
+
+
+def test_a_stopped_sweep_goes_on(interrupted, expected, monkeypatch):
+    evaluated, progress = counting(monkeypatch), []
+    rows = sweep.run(SMALL, output=interrupted, jobs=1, progress=lambda *state: progress.append(state))
+    assert rows == expected == sweep.read(interrupted)
+    assert evaluated == list(range(5, 16))
+    assert progress[0] == (5, 16)
+    assert progress[-1] == (16, 16)
+    assert not journal_path(interrupted).exists()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40, -1, -2])
+def test_a_half_written_line_is_done_again(interrupted, expected, monkeypatch, cut):
+    """cut: bytes left of the last line, or (negative) missing from it."""
+    journal = journal_path(interrupted)
+    *whole, last = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(whole) + last[:cut])
+    evaluated = counting(monkeypatch)
+    with pytest.raises(Stop):
+        sweep.run(SMALL, output=interrupted, jobs=1, progress=stop_after(9))  # and once more
+    assert sweep.run(SMALL, output=interrupted, jobs=1) == expected
+    assert evaluated == list(range(4, 16))
+
+
+@pytest.mark.parametrize("cut", [0, 1, 23, -1, -2])
+def test_a_half_written_header_is_written_again(cut, interrupted, expected, monkeypatch):
+    header = journal_path(interrupted).read_bytes().splitlines(keepends=True)[0]
+    journal_path(interrupted).write_bytes(header[:cut])
+    evaluated = counting(monkeypatch)
+    with pytest.raises(Stop):
+        sweep.run(SMALL, output=interrupted, jobs=1, progress=stop_after(2))
+    assert sweep.run(SMALL, output=interrupted, jobs=1) == expected
+    assert evaluated == list(range(16))
+
+
+def refused(path, axes, says):
+    """The sweep is refused, its journal left as it is, and restart goes on."""
+    before = journal_path(path).read_bytes()
+    with pytest.raises(RedblueError) as error:
+        sweep.run(axes, output=path, jobs=1)
+    assert says in str(error.value)
+    assert "--restart" in str(error.value)
+    assert journal_path(path).read_bytes() == before
+    assert not path.exists()
+    assert sweep.run(axes, output=path, jobs=1, restart=True) == sweep.run(axes, jobs=1)
+
+
+def test_damage_before_the_last_line_is_refused(interrupted):
+    lines = journal_path(interrupted).read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2][:30] + b"\n"
+    journal_path(interrupted).write_bytes(b"".join(lines))
+    refused(interrupted, SMALL, "is damaged in line 3")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"d": [8, 32]}, "differs in d:"),
+        ({"dtype": "float32"}, "differs in dtype:"),
+        ({"n": "64,100,128", "words": 60}, "differs in n, words:"),
+    ],
+)
+def test_points_of_another_sweep_are_refused(interrupted, change, says):
+    refused(interrupted, SMALL | change, says)
+
+
+def test_points_of_another_version_are_refused(interrupted, monkeypatch):
+    monkeypatch.setattr(rb, "__version__", "99.0")
+    refused(interrupted, SMALL, f"was written by redblue {rb.version('redblue')}, this is 99.0")
+
+
+def test_points_of_a_memory_that_changed_are_refused(tmp_path):
+    def toml(capacity):
+        text = f'[m]\ntitle = "M"\nkind = "cpu"\n[[m.levels]]\nname = "L1"\ncapacity = {{ kib = {capacity} }}\n'
+        (tmp_path / "m.toml").write_text(text + '[[m.levels]]\nname = "RAM"\n')
+
+    axes, path = {"n": [64, 100], "d": 8, "memory": str(tmp_path / "m.toml")}, tmp_path / "r.csv"
+    toml(32)
+    with pytest.raises(Stop):
+        sweep.run(axes, output=path, jobs=1, progress=stop_after(1))
+    toml(48)
+    refused(path, axes, "differs in caches")
+
+
+def test_two_processes_do_not_write_one_file(interrupted):
+    with (
+        Journal(journal_path(interrupted), sweep.make_sweep(SMALL)),
+        pytest.raises(RedblueError, match="another process is writing"),
+    ):
+        sweep.run(SMALL, output=interrupted, restart=True)
+
+
+LONG = {"n": "1000:4096:x1.15", "d": "64,128", "words": "1000,9000", "mask": "causal"}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=lambda how: how.name)
+def test_a_process_that_dies_loses_nothing(how, tmp_path, monkeypatch):
+    """A real one, in the middle of its work; what is done is not done again, the result as if it had not died."""
+    path = tmp_path / "r.csv"
+    options = [part for name, value in LONG.items() for part in (f"--{name}", value)]
+    command = [sys.executable, "-m", "redblue.cli", "sweep", *options, "--jobs", "2", "-o", "r.csv"]
+    with open(tmp_path / "stderr", "wb") as errors:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while not journal_path(path).exists() or len(journal_path(path).read_bytes().splitlines()) < 6:
+            assert process.poll() is None, (tmp_path / "stderr").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        if how == signal.SIGINT:
+            os.killpg(process.pid, how)  # as a terminal does
+        else:
+            process.kill()
+        code = process.wait(timeout=20)
+    finally:
+        kill_group(process.pid)
+    assert not path.exists()
+    said = (tmp_path / "stderr").read_text()
+    if how == signal.SIGINT:
+        assert code == 130
+        assert "points are done, kept in r.csv.partial.jsonl" in said
+        assert f"to go on: redblue sweep {' '.join(options)} --jobs 2 -o r.csv" in said
+        assert "Traceback" not in said
+    else:
+        assert code == -signal.SIGKILL
+    lines = (
+        journal_path(path).read_bytes().split(b"\n")[1:-1]
+    )  # after the header; what follows the last \n is not whole
+    kept = {json.loads(line)["point"] for line in lines}
+    evaluated = counting(monkeypatch)
+    total = sweep.make_sweep(LONG).size
+    assert 5 <= len(kept) < total
+    rows = sweep.run(LONG, output=path, jobs=1)
+    assert sorted(evaluated) == sorted(set(range(total)) - kept)
+    assert rows == whole() == sweep.read(path)
+
+
+def kill_group(group):
+    """The process that this test started, and its workers."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+_whole = []
+
+
+def whole():
+    """LONG without any interruption."""
+    if not _whole:
+        _whole.extend(sweep.run(LONG, jobs=2))
+    return _whole
