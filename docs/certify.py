@@ -104,7 +104,7 @@ def row(direction: str, xi: float, ratio: float) -> list[str]:
         if getattr(weights, name) < 1e-4:
             weights = weights._replace(**{name: 0.0, name + "_start": 0.0})
     gain = certify(PhaseProblem(direction, xi, xi_v, weights), GAP, BOXES).gain / weights.total(direction)
-    return [direction, f"{xi:.6g}", f"{xi_v:.6g}", *(f"{w:.6g}" for w in weights), f"{gain * (1 + 1e-6):.8g}"]
+    return [direction, f"{xi:.6g}", f"{xi_v:.6g}", *(f"{w:.6g}" for w in weights), f"{gain * (1 + 1e-7):.8g}"]
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from redblue.counts import count, run
 from redblue.problem import Problem
 
 PAPER = "Dao et al., NeurIPS 2022 (arXiv 2205.14135)"
+SECOND_PAPER = "Dao, 2023 (arXiv 2307.08691): FlashAttention-2's order"
 SMALL = Problem(n_q=32, n_k=32, d=4)
 GPT2_MEDIUM = Problem(n_q=1024, n_k=1024, d=64, heads=16, batch=64, dtype="float16")  # one layer
 ROOMY = 1 << 20  # words: standard attention reads every operand once
@@ -38,10 +39,10 @@ class Recount:
         return self.counted / self.expected
 
 
-def _lines(schedule: str, tiles: Mapping[str, int], formula: str, words: int) -> Recount:
+def _lines(schedule: str, tiles: Mapping[str, int], formula: str, words: int, source: str = PAPER) -> Recount:
     ran = run(schedule, SMALL, words=None if tiles else ROOMY, tiles=tiles or None)
     what = "forward, n = 32, d = 4"
-    return Recount(what, schedule, tiles, formula, words, ran.words, "words", PAPER)
+    return Recount(what, schedule, tiles, formula, words, ran.words, "words", source)
 
 
 def _traffic(
@@ -68,12 +69,13 @@ def recount() -> list[Recount]:
         found.append(_lines("flash1", {"rows": 4, "cols": b}, "3 n d + 2 n + T_c (3 n d + 4 n)", words))
     for b in (4, 8, 16):
         words = 2 * n * d + n + 2 * n * d * -(-n // b)
-        found.append(_lines("flash", {"rows": b, "cols": 4}, "2 n d + n + 2 n d T_r", words))
+        found.append(_lines("flash", {"rows": b, "cols": 4}, "2 n d + n + 2 n d T_r", words, SECOND_PAPER))
     standard = "12 n d + 11 n^2 per head"
     flash = "10 n d + 2 n + T_c (8 n d + 6 n) per head"
     found.append(_traffic("standard", {}, standard, 40.3))
-    found.append(_traffic("standard", {}, standard, 35.3, ", another version"))
-    # Mask and dropout as passes of their own read and write a matrix each, forward and backward.
-    found.append(_traffic("standard", {}, standard + " + 8 n^2 (mask, dropout apart)", 40.3, passes=8))
+    found.append(_traffic("standard", {}, standard, 35.3, ", as another version of it prints"))
+    # What would explain the printed figure: mask and dropout as passes of their own, each reading and writing a matrix,
+    # forward and backward. The paper does not say so.
+    found.append(_traffic("standard", {}, standard + " + 8 n^2, if mask and dropout are passes apart", 40.3, passes=8))
     found.append(_traffic("flash1", {"rows": 64, "cols": 384}, flash, 4.4))
     return found

@@ -81,7 +81,7 @@ def bounds_table(found: Iterable[Bound]) -> Table:
 
 def recount_table(found: Iterable[Recount]) -> Table:
     made = table(
-        ("what\nschedule, tiles\nformula",),
+        ("what\nschedule, tiles\nformula\nsource",),
         ("expected", "counted", "ratio"),
         caption="expected: what the algorithm's lines add up to (words), or what is printed (GB)",
     )
@@ -89,7 +89,7 @@ def recount_table(found: Iterable[Recount]) -> Table:
         expected, counted = (f"{x:,.0f}" if each.unit == "words" else f"{x:.2f}" for x in (each.expected, each.counted))
         tiles = tile_text(dict(each.tiles))
         made.add_row(
-            f"{each.what}\n{each.schedule}{', ' if tiles else ''}{tiles}\n{each.formula}\n",
+            f"{each.what}\n{each.schedule}{', ' if tiles else ''}{tiles}\n{each.formula}\n{each.source}\n",
             f"{expected} {each.unit}",
             f"{counted} {each.unit}",
             f"{each.ratio:.3f}",

@@ -21,9 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from redblue.errors import RedblueError
+
 # Products that use dS and share a factor with the scores: dQ uses K, dK uses Q; the gradient by X needs one of them.
 CONSUMERS = {"forward": 0, "backward": 2, "gradient_x": 1}
-ROUNDING = 1 + 1e-9  # far above what float64 can lose in these few operations
+ROUNDING = 1 + 1e-6  # far above what float64 loses here, even in the root of a difference
 TINY = 1e-300
 CORNERS = tuple(itertools.product((False, True), repeat=4))
 
@@ -65,6 +67,14 @@ class PhaseProblem:
     xi: float
     xi_v: float
     weights: Weights
+
+    def __post_init__(self) -> None:
+        for name in ("scores", "dp"):
+            weight, start = getattr(self.weights, name), getattr(self.weights, f"{name}_start")
+            if weight > 0 and start <= 0:
+                raise RedblueError(
+                    f"{name}_start must be above 0 where {name} is ({weight}): else nothing bounds the gain"
+                )
 
     def supply(self, x: Point, by: Point) -> tuple[Any, Any]:
         """Pairs of which P, and of which dS, is at hand at x: computed from inputs alone, or kept.

@@ -3,7 +3,7 @@
 Forward after Saha & Ye's Algorithm 1, made safe for any finite scores: 4 n^2 d / sqrt(M) + n^2 words at leading
 order (Algorithm 1 as printed, with tiles of side sqrt(M/4), moves 8 n^2 d / sqrt(M) + n^2).
 Backward after Algorithm 6 of arXiv 2410.09397, for dQ, dK and dV instead of the gradient with respect to X: a
-reconstruction. Five products, P and dS written once: 10 n^2 d / sqrt(M) + 3 n^2 + (reading each per column block).
+reconstruction. Five products, P written and read, dS written: 10 n^2 d / sqrt(M) + 3 n^2.
 """
 
 from __future__ import annotations

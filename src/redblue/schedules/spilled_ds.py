@@ -2,7 +2,7 @@
 
 dK and dV column-stationary as in `flash` (8 n^2 d^2 / M), dS written while it is at hand (n^2), dQ = dS K with dQ
 staying (n^2 + n^2 d^2 / M for M >= d^2, 2 n^2 d / sqrt(M) below): (9 x^2 + 2) n^2 words, x = d / sqrt(M) <= 1. That
-is fewer than `flash` (14 x^2) for M < 2.5 d^2, and than `hybrid_dv` (5 x^2 + 5) for M > 4/3 d^2.
+is fewer than `flash` (14 x^2) for M < 2.5 d^2, and than `hybrid` (5 x^2 + 5) for M > 4/3 d^2.
 Derived in this project; no paper has it.
 """
 
