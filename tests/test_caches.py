@@ -176,6 +176,10 @@ def test_caches_of_the_catalogue():
     assert caches_of(cpu) == (CacheLevel("L1d", 2**15, 64, 8),)
     found = simulate("flash", Problem(32, 32, 16, dtype="float32"), cpu)
     assert [x.name for x in found.levels] == ["L1d"]
+    hole = (*levels[:2], Level("L2", 2**18, line_bytes=64), Level("L3", 2**20, line_bytes=64, ways=16))
+    beyond = Memory("hole", "its L2 is not known", "cpu", (*hole, Level("DRAM", None)))
+    assert caches_of(beyond) == (CacheLevel("L1d", 2**15, 64, 8),)  # what reaches L3 is not known
+    assert [x.name for x in caches_of(memory("graviton2"))] == ["L1d", "L2"]
     with_ways = [m for m in map(memory, list_memories()) if any(level.ways for level in m.levels)]
     assert with_ways
     for machine in with_ways:
@@ -190,6 +194,8 @@ def test_caches_of_the_catalogue():
         (lambda: CacheLevel("L1", 100, 64), "no multiple of its lines"),
         (lambda: CacheLevel("L1", 640, 64, 4), "no multiple of its 4 ways"),
         (lambda: CacheLevel("L1", 0), "capacity_bytes of L1 must be a whole number of at least 1, got 0"),
+        (lambda: CacheLevel("L1", 2**40), "L1 holds 17,179,869,184 lines, but at most 268,435,456 are simulated"),
+        (lambda: play(Trace.of([1]), [1024]), r"every cache level must be a CacheLevel\(.*got 1024"),
         (lambda: play(Trace.of([1]), []), "give at least one cache level"),
         (lambda: play(Trace.of([1]), [level(4), CacheLevel("L2", 1024, 128)]), "L1: 64, L2: 128"),
         (lambda: Trace.of([-1]), "line numbers from 0"),

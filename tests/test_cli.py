@@ -128,6 +128,8 @@ def test_every_command_has_help_with_an_example_and_json(command):
         (["count", *SMALL, "--tiles", "rows=2,rows=3"], "each tile edge may be given once"),
         (["count", "", *SMALL, "--words", "99"], "unknown schedule ''"),
         (["plan", *SMALL, "--mask", "window:5,"], "mask must be full"),
+        (["plan", *SMALL, "--mask", "window:" + "9" * 5000], "a window's sides may have 18 digits"),
+        (["count", *SMALL, "--words", "900", "--at-once", "2"], "at_once (2) must be at most the problem's streams (1"),
         (["plan", "gpt2", "--heads", "1"], "--heads cannot be given with a model"),
         (["count", "flash", "--n", "100000", "--d", "64", "--words", "9999", "--run"], "closed form counts the same"),
         (["frobnicate"], "No such command"),
@@ -141,7 +143,7 @@ def test_bad_files_are_refused(capsys, monkeypatch, tmp_path):
     config = tmp_path / "config.json"
     config.write_text('{"hidden_size": 64}')
     assert "is_causal" in refusal(capsys, monkeypatch, "plan", str(config))
-    config.write_text('{"hidden_size": 64, "is_causal": true}')
+    config.write_text('{"hidden_size": 64, "is_causal": true, "num_hidden_layers": 2}')
     assert "num_attention_heads" in refusal(capsys, monkeypatch, "plan", str(config))
     config.write_text("not json")
     assert str(config).split("/")[-1] in refusal(capsys, monkeypatch, "plan", str(config))
@@ -177,3 +179,23 @@ def test_the_installed_command_runs():
     command = [sys.executable, "-m", "redblue.cli", "count", "flash", *SMALL, "--tiles", "rows=8", "--json"]
     made = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(made.stdout)["schedule"] == "flash"
+
+
+def test_recount_shows_what_was_printed_and_what_is_counted(capsys, monkeypatch):
+    rows = run_json("recount")
+    assert {"what", "schedule", "expected", "counted", "ratio", "source"} <= set(rows[0])
+    assert [row["counted"] for row in rows if row["schedule"] == "flash1" and row["unit"] == "words"] == [
+        4544,
+        2496,
+        1472,
+    ]
+    shown = CliRunner().invoke(app, ["recount"]).output
+    assert "25.23 GB" in shown
+    assert "4.61 GB" in shown
+
+
+def test_heads_at_once_on_the_command_line():
+    options = ("count", "flash", *SMALL, "--words", "900", "--heads", "2")
+    alone, together = run_json(*options), run_json(*options, "--at-once", "2")
+    assert together["words"] > alone["words"]
+    assert together["at_once"] == 2

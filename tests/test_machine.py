@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from redblue.machine import CapacityError, Counting, MachineError, NotKept, NotLoaded, NotStored, Numeric, UseAfterFree
+from redblue.machine import (
+    CapacityError,
+    Counting,
+    MachineError,
+    NotKept,
+    NotLoaded,
+    NotStored,
+    Numeric,
+    TooLong,
+    UseAfterFree,
+)
 
 MACHINES = [Counting, Numeric]
 
@@ -59,6 +69,22 @@ def test_output_never_stored(machine):
     machine.store(y[range(3)], a[:3])
     with pytest.raises(NotStored, match="'y': 4 of its 16 words"):
         machine.finish()
+
+
+@pytest.mark.parametrize("kind", MACHINES)
+@pytest.mark.parametrize("move", ["new", "store", "free", "put"])
+def test_one_move_too_many(kind, move):
+    machine = kind(most_moves=2)
+    _, y = arrays(machine)
+    a, b = machine.zeros("a", 4, 4), machine.zeros("b", 4, 4)
+    moves = {
+        "new": lambda: machine.new("c", a + 1),
+        "store": lambda: machine.store(y[range(4)], b),
+        "free": lambda: machine.free(a),
+        "put": lambda: a.__setitem__(..., 1.0),
+    }
+    with pytest.raises(TooLong, match="more than 2 moves"):
+        moves[move]()
 
 
 def test_one_word_too_many(machine):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redblue import Mask, RedblueError
+from redblue import Mask, Problem, RedblueError, count
 from redblue.integers import floor_sum
 from spaces import masks
 
@@ -71,6 +71,18 @@ def test_counts_and_density():
 )
 def test_repr_reads_like_its_constructor(mask):
     assert eval(repr(mask), {"Mask": Mask}) == mask
+
+
+@pytest.mark.parametrize("align", ["top-left", "bottom-right"])
+def test_a_side_beyond_all_keys_is_open(align):
+    wide, far = Mask.sliding_window(10**26, 10**400, align), Mask.sliding_window(10**26, 1, align)
+    for n_q, n_k in ((3, 5), (5, 3), (1, 9)):
+        assert np.array_equal(wide.to_dense(n_q, n_k), Mask.full().to_dense(n_q, n_k))
+        assert np.array_equal(far.to_dense(n_q, n_k), Mask.sliding_window(None, 1, align).to_dense(n_q, n_k))
+    assert wide.resized((4, 4), (8, 8)).rule.left == 2 * 10**26
+    causal, window = Mask.causal(align), Mask.sliding_window(10**26, 0, align)
+    found = [count("flash", Problem(128, 128, 16, mask=m), words=400) for m in (causal, window)]  # in 64-bit integers
+    assert found[0].words == found[1].words
 
 
 @pytest.mark.parametrize(

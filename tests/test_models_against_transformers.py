@@ -18,6 +18,7 @@ from redblue.masks import Mask
 from redblue.models import Model, model
 from redblue.models.config import INNER, NAMES
 from redblue.models.defaults import LEFT_OUT
+from redblue.models.kinds import KINDS, NO_SHAPE
 from test_models_config import CONFIGS, GOOD, fields_of
 
 PIN = "5.23.0"  # the version that the lists here and in redblue/models/defaults.py were taken from
@@ -26,6 +27,7 @@ if importlib.util.find_spec("transformers") is None:
     pytest.skip(reason, allow_module_level=True)
 
 import transformers  # noqa: E402
+from transformers import configuration_utils  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES  # noqa: E402
 
@@ -33,7 +35,7 @@ transformers.logging.set_verbosity_error()
 
 ATTENDS = {"full_attention", "attention", "indexed_attention", "sliding_attention", "chunked_attention"}
 
-MLA = "head_dim is the rotary part alone (CATALOGUE 2.2)"
+MLA = "head_dim is the rotary part alone"
 EACH_SIDE = "the window counts the tokens to one side; redblue's band holds the token itself as well"
 WITH_MLA = (
     "axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots3_note", "dots3_note_text",
@@ -150,6 +152,12 @@ STACKS = {  # encoder-decoders: what get_text_config gives of each side
     "t5_encoder_only": ("encoder",),
     "whisper": ("encoder", "decoder"),
 }
+
+
+def test_the_kinds_of_layers_are_those_of_transformers():
+    """An unknown kind is refused, so none that transformers allows or remaps may be missing."""
+    theirs = {*configuration_utils.ALLOWED_LAYER_TYPES, *configuration_utils._LEGACY_LAYER_TYPE_REMAP}
+    assert theirs <= {*KINDS, *NO_SHAPE}
 
 
 def test_enough_fixtures_are_known():

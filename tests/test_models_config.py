@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from redblue.errors import RedblueError, UnknownName
 from redblue.masks import Mask
 from redblue.models import Model, model
+from redblue.models.kinds import NO_SHAPE
 
 CONFIGS = Path(__file__).parent / "data" / "configs"
 GOOD = sorted(path.stem for path in CONFIGS.glob("*.json") if not path.stem.startswith("bad_"))
@@ -88,11 +89,63 @@ def test_more_tokens_than_positions_is_noted():
         ("siglip_vision", {"image_size": 3}, r"image_size \[3, 3\] holds no patch of patch_size \[14, 14\]"),
         ("lumina2_groups", {"num_attention_heads": 3}, r"number of heads \(3\) must be a multiple"),
         ("bamba_indices", {"attn_layer_indices": 7}, "attn_layer_indices must be a list of at least one entry"),
+        (
+            "mistral_window",
+            {"sliding_window": -4},
+            r"sliding_window must be a whole number of at least 1 \(0 or -1: none\), got -4",
+        ),
+        (
+            "mistral_window",
+            {"sliding_window": -1},
+            "sliding_window = -1 means that it has no sliding window, which its layers need: give one",
+        ),
+        (
+            "llama_gqa",
+            {"hidden_size": 10**30},
+            r"hidden_size must be at most 1,152,.* got 1000000000000000000000000000000",
+        ),
+        (
+            "mistral_window",
+            {"head_dim": 64, "hidden_size": -1},
+            "hidden_size must be a whole number of at least 1, got -1",
+        ),
+        ("flux", {"num_layers": 2**61}, r"num_layers must be at most 1,152,921,504,606,846,976 \(2\^60\)"),
+        ("siglip_vision", {"image_size": 2**40}, r"siglip_vision\.json: n_q must be at most"),
+        (
+            "qwen3_next_layer_types",
+            {"layer_types": ["linear_attention", "full_attention", "weird", "linear_attention", "full_attention"]},
+            "layer_types has the entry 'weird', which is not read here: give one of full_attention, .*linear_attention",
+        ),
+        (
+            "qwen3_next_layer_types",
+            {"layer_types": ["linear_attention", "full_attention", "linear_attention", 7, None]},
+            "layer_types has the entry 7, which is not read here",
+        ),
+        (
+            "llama_gqa",
+            {"num_hidden_layers": ...},
+            r"llama_gqa\.json has no number of layers: looked for num_hidden_layers, n_layer, .*: add the field",
+        ),
+        ("bart", {"decoder_layers": None, "num_hidden_layers": None}, "has no number of layers"),
     ],
 )
 def test_wrong_values_are_named(tmp_path, name, wrong, words):
     with pytest.raises(RedblueError, match=words):
         model(changed(tmp_path, name, **wrong))
+
+
+@pytest.mark.parametrize("kind", NO_SHAPE)
+def test_layers_of_known_kinds_without_a_shape_are_noted(tmp_path, kind):
+    kinds = ["full_attention", kind, kind, kind, "full_attention"]
+    found = model(changed(tmp_path, "qwen3_next_layer_types", layer_types=kinds))
+    assert [layers.layers for layers in found] == [2]
+    assert any(f"3 layers of kind {kind} are not listed" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("wrong", [{"n": 2**61}, {"batch": 2**61}])
+def test_too_many_tokens_are_refused_with_the_name_of_the_config(wrong):
+    with pytest.raises(RedblueError, match=r"config .*llama_gqa\.json: (n_q|batch) must be at most"):
+        model(CONFIGS / "llama_gqa.json", **wrong)
 
 
 def test_a_folder_stands_for_its_config(tmp_path):
@@ -210,7 +263,9 @@ def test_a_pipeline_names_its_parts(tmp_path):
 @given(
     st.sampled_from(GOOD),
     st.data(),
-    st.sampled_from([None, 0, -1, 3, 2.5, "8", "", True, False, [], [1, 2], [3], [[]], {}, {"a": 1}, [None], 10**12]),
+    st.sampled_from(
+        [None, 0, -1, -4, 3, 2.5, "8", "", True, False, [], [1, 2], [3], [[]], {}, {"a": 1}, [None], 10**12, 10**30]
+    ),
 )
 def test_a_wrong_value_is_refused_or_read_never_a_crash(tmp_path_factory, name, data, value):
     fields = fields_of(name)

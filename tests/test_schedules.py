@@ -214,8 +214,34 @@ def test_sizes_beyond_the_search_are_refused():
     assert count("flash", Problem(10**9, 10**9, 128), tiles={"rows": 1000}).words > 10**17
 
 
-def test_runs_that_would_not_end_are_refused():
-    with pytest.raises(RedblueError, match="closed form counts the same"):
-        counts.run("flash", Problem(10**5, 10**5, 64), words=9999)
+def test_runs_that_would_not_end_are_refused(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(counts, "execute", lambda *_: pytest.fail("it was begun"))
+        with pytest.raises(RedblueError, match="closed form counts the same"):
+            counts.run("flash", Problem(10**5, 10**5, 64), words=9999)
     with pytest.raises(RedblueError, match="too many to run"):
         counts.run("small_cache", Problem(10**6, 10**6, 8), tiles={"rows": 10**5, "cols": 10**5, "depth": 10})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "direction", "large"),
+    [("flash", "backward", ("rows", "cols")), ("gradient_x", "gradient_x", ("rows", "cols"))],
+)
+def test_runs_are_given_up_whichever_phase_takes_the_moves(schedule, direction, large, monkeypatch):
+    """Tiles of scores are few here; those of dK and dV, or of the gradient, are not."""
+    problem, tiles = Problem(64, 64, 8, direction=direction), dict.fromkeys(large, 64)
+    monkeypatch.setattr(counts, "MOST_MOVES", 10_000)
+    with pytest.raises(RedblueError, match=r"more than 10,000 moves .* closed form counts the same at once"):
+        counts.run(schedule, problem, tiles=tiles)
+    monkeypatch.setattr(counts, "MOST_MOVES", 10_000_000)
+    assert figures(counts.run(schedule, problem, tiles=tiles)) == figures(count(schedule, problem, tiles=tiles))
+
+
+@EVERY_PASS
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_what_is_refused_at_once_would_not_have_ended(schedule, direction, data):
+    problem = data.draw(covered(schedule, direction))
+    tiles = schedule.make_tiles(problem, data.draw(tile_edges(schedule, problem)))
+    machine, _ = counts.execute(schedule, problem, tiles, Counting())
+    assert counts._least_moves(problem, tiles) <= machine.clock

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,12 +80,40 @@ def test_a_range_with_a_factor(first, growth, factor):
         ("schedule", "flahs", "unknown schedule 'flahs'; nearest: flash"),
         ("memory", "t4,", "memory has an empty value"),
         ("colour", "red", "there is no axis 'colour'; the axes are"),
+        ("n", "9" * 5000, "n takes numbers of at most 10^18: give smaller ones; got '999"),
+        ("n", "0" * 5000 + "1", "at most 10^18"),
+        ("n", f"1:{10**400}:x2", "at most 10^18"),
+        ("n", f"1:100:x{10**400}.5", "at most 10^18"),
+        ("n", f"1:{10**34}:x2", "at most 10^18"),
+        ("n", f"1:100:+{10**4000}", "at most 10^18"),
+        ("words", 10**18 + 1, "words takes numbers of at most 10^18: give smaller ones; got a number of 60 bits"),
+        ("words", [64, -(10**5000)], "at most 10^18"),
+        ("n", [int], "n must be whole numbers, got <class 'int'>"),
+        ("n", "x" * 5000, "'... (5,000 characters)"),
     ],
 )
 def test_wrong_axes_are_refused(name, given_, says):
     with pytest.raises(RedblueError) as refused:
         make_axis(name, given_)
     assert says in str(refused.value)
+
+
+def test_the_largest_numbers_are_taken():
+    assert make_axis("words", f"00{10**18},{10**18 - 1}:{10**18}:+1").values == (10**18, 10**18 - 1)
+    assert make_axis("words", 10**18).values == (10**18,)
+    assert make_axis("n", f"1:3:x1.5{'0' * 500}").values == (1, 2, 3)
+    assert len(make_axis("n", f"1:{10**18}:x1.5").values) == 102
+
+
+def test_a_mask_file_may_have_commas_in_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("lay,out.npy", "b.npy"):
+        np.save(name, np.eye(4, dtype=bool))
+    made = sweep.make_sweep({"n": 64, "d": 8, "words": 999, "mask": " blocks:lay,out.npy,16 "})
+    assert made.axes["mask"].values == ("blocks:lay,out.npy,16",)
+    assert [row["mask"] for row in sweep.run(made, jobs=1)][:1] == ["blocks:lay,out.npy,16"]
+    several = make_axis("mask", ["blocks:lay,out.npy,16,16", "full,blocks:b.npy,16,causal"]).values
+    assert several == ("blocks:lay,out.npy,16,16", "full", "blocks:b.npy,16", "causal")
 
 
 def test_a_comma_before_a_digit_belongs_to_the_mask():
@@ -132,3 +161,10 @@ def test_wrong_sweeps_are_refused(axes, says):
     with pytest.raises(RedblueError) as refused:
         sweep.make_sweep(axes)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("given_", [42, "n=64", None, [("n", 64)]])
+def test_what_holds_no_axes_is_refused(given_):
+    for make in (sweep.run, sweep.make_sweep):
+        with pytest.raises(RedblueError, match="a sweep must be axes by name, such as"):
+            make(given_)

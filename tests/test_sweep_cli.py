@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -17,6 +18,7 @@ from redblue.cli import app, main
 from redblue.sweep import axes as sweep_axes
 from redblue.sweep import runner
 from redblue.sweep_command import AXES
+from redblue.text import STANDARD_REMARK
 
 SMALL = ["--n", "64:256:x2", "--d", "8", "--words", "500"]
 GUIDE = (Path(__file__).parents[1] / "docs" / "sweeps.md").read_text(encoding="utf-8")
@@ -107,6 +109,41 @@ def test_output_and_picture_are_written_and_then_kept(tmp_path, capsys, monkeypa
     assert run(*arguments, "--force").exit_code == 0
 
 
+def test_rows_are_said_to_be_written_where_nothing_can_be_drawn(tmp_path, capsys, monkeypatch):
+    """Which only counting shows: no schedule fits."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--n", "64,65", "--d", "8", "--words", "1", "-o", "r.csv", "--picture", "p.svg", "--jobs", "1"]
+    code, out, said = through_main(capsys, monkeypatch, *arguments)
+    assert code == 2
+    assert "none fits" in out
+    assert said.index("written: r.csv") < said.index("error: nothing to draw: there is no words_per_pair at any point")
+    assert [path.name for path in tmp_path.iterdir()] == ["r.csv"]
+
+
+def test_boundaries_that_a_picture_lacks_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--n", "64,65", "--d", "8", "-m", "t4,h100-sxm", "--jobs", "1"]
+    result = run(*arguments, "--picture", "p.svg", "--y", "seconds")
+    assert result.exit_code == 0, result.output
+    said = "not in the picture, as their bandwidth is not known: t4: shared memory/L2, h100-sxm: shared memory/L2\n"
+    assert said in result.stderr
+    assert "not in the picture" not in run(*arguments, "--picture", "q.svg").stderr
+
+
+def test_what_standard_is_given_is_said(tmp_path):
+    """As count says it: backward, standard has more to start from than the others."""
+    arguments = ["--n", "64,65", "--d", "8", "--words", "500", "--jobs", "1"]
+    for more, remarked in (
+        (["--direction", "backward"], True),
+        (["--direction", "forward,backward", "--schedule", "standard"], True),
+        (["--direction", "backward", "--schedule", "flash"], False),
+        ([], False),
+    ):
+        said = " ".join(run(*arguments, *more, "--picture", str(tmp_path / "p.svg"), "--force").stdout.split())
+        assert (STANDARD_REMARK in said) == remarked
+        assert (STANDARD_REMARK in (tmp_path / "p.svg").read_text()) == remarked
+
+
 def interrupt_after(points, monkeypatch):
     """Ctrl-C while a point is counted."""
     real, done = runner.evaluate, []
@@ -132,6 +169,15 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     assert run(*shlex.split(again)).exit_code == 0
     assert sweep.read("my rows.csv") == sweep.run({"n": "64:256:x2", "d": 8, "words": 500}, jobs=1)
     assert not Path("my rows.csv.partial.jsonl").exists()
+
+
+def test_ctrl_c_repeats_a_range_as_it_was_given(tmp_path, capsys, monkeypatch):
+    """Rich takes ":100:" for an emoji."""
+    monkeypatch.chdir(tmp_path)
+    interrupt_after(2, monkeypatch)
+    options = ["--n", "10:100:x2", "--d", "8", "--words", "500", "-o", "r.csv", "--jobs", "1"]
+    _, _, said = through_main(capsys, monkeypatch, *options)
+    assert said.endswith("to go on: redblue sweep " + " ".join(options))
 
 
 def test_ctrl_c_without_an_output_says_that_nothing_is_kept(capsys, monkeypatch):
@@ -165,6 +211,15 @@ def test_ctrl_c_without_an_output_says_that_nothing_is_kept(capsys, monkeypatch)
         ([*SMALL, "-o", "no/r.csv"], "there is no folder no"),
         ([*SMALL, "--picture", "p.jpg"], "must end in .svg, .png, .html"),
         ([*SMALL, "--picture", "p.svg", "--x", "d"], "x must be an axis of several values, which are n; got 'd'"),
+        (
+            [*SMALL, "--picture", "p.svg", "--schedule", "flash1,hybrid", "--direction", "gradient_x"],
+            "nothing to draw: no point has a direction and a mask that flash1 or hybrid covers",
+        ),
+        (
+            ["--n", "64,65", "--d", "8", "-m", "unknown.toml", "--picture", "p.svg", "--y", "seconds"],
+            "nothing to draw: the bandwidth is not known at any boundary of unknown.toml",
+        ),
+        (["--n", "9" * 5000, "--d", "8", "--words", "99"], "n takes numbers of at most 10^18"),
         ([*SMALL, "--picture", "p.svg", "--y", "up"], "y must be one of words_per_pair, gap"),
         ([*SMALL, "--jobs", "0"], "Invalid value for '--jobs'"),
         ([*SMALL, "--colour", "red"], "No such option"),
@@ -173,10 +228,14 @@ def test_ctrl_c_without_an_output_says_that_nothing_is_kept(capsys, monkeypatch)
 def test_bad_input_exits_with_2(arguments, says, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "evaluate", lambda point: pytest.fail("worked"))
+    levels = "".join(
+        f'[[m.levels]]\nname = "{name}"\n{size}\n' for name, size in (("L1", "capacity = {kib = 32}"), ("RAM", ""))
+    )
+    Path("unknown.toml").write_text(f'[m]\ntitle = "M"\nkind = "cpu"\n{levels}')
     code, out, said = through_main(capsys, monkeypatch, *arguments)
     assert (code, out) == (2, "")
     assert says in said
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) == ["unknown.toml"]
 
 
 def test_help_has_every_axis_the_grammar_and_an_example():

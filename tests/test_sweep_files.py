@@ -1,6 +1,7 @@
 """The files of sweeps."""
 
 import importlib.util
+import json
 import os
 
 import pytest
@@ -68,3 +69,76 @@ def test_where_nothing_can_be_written_is_said_before_any_work(name, tmp_path, mo
     monkeypatch.setattr(runner, "evaluate", lambda point: pytest.fail("worked"))
     with pytest.raises(RedblueError, match=r"must end in|it is a folder|there is no folder"):
         sweep.run(SMALL, output=tmp_path / name)
+
+
+def test_a_name_that_no_file_can_have_is_refused(expected):
+    for path, says in ((42, "by its name, got 42"), ("a" * 300 + ".csv", "cannot write aaa"), ("a\0.csv", "null")):
+        with pytest.raises(RedblueError, match=says):
+            sweep.write(expected, path)
+    with pytest.raises(RedblueError, match="by its name, got 42"):
+        sweep.read(42)
+
+
+def changed(rows, name, value):
+    return "".join(json.dumps(row | {name: value}) + "\n" for row in rows)
+
+
+HEAD = ",".join(sweep.COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "says"),
+    [
+        ("r.csv", None, "cannot read .*r.csv: No such file"),
+        ("r.jsonl", None, "cannot read"),
+        ("r.parquet", None, "cannot read"),
+        ("r.csv", lambda rows: "", "it lacks n_q, n_k, d, d_v, batch, ..."),
+        ("r.csv", lambda rows: "a,b\n1,2\n", "should not have a, b"),
+        ("r.csv", lambda rows: HEAD + ",n_q\n", "should not have n_q"),
+        ("r.csv", lambda rows: HEAD + "\n1,2\n", "line 2 has 2 values, not"),
+        (
+            "r.csv",
+            lambda rows: HEAD + "\nmany" + "," * (len(sweep.COLUMNS) - 1) + "\n",
+            "line 2: invalid literal for int.*'many'",
+        ),
+        ("r.csv", lambda rows: HEAD + '\n"1' + "," * 26 + "\n", "does not hold the rows of a sweep"),
+        ("r.csv", lambda rows: b"\xff\xfe", "does not hold the rows of a sweep"),
+        ("r.jsonl", lambda rows: "my notes", "line 1: Expecting value"),
+        ("r.jsonl", lambda rows: changed(rows, "n_q", 1) + "{", "line [0-9]+: Expecting property name"),
+        ("r.jsonl", lambda rows: "[" * 100_000, "does not hold the rows of a sweep"),
+        ("r.jsonl", lambda rows: "42", "an object with the columns of a sweep is expected"),
+        ("r.jsonl", lambda rows: '{"n": 64}', "lacks n_q.* and it should not have n"),
+        ("r.jsonl", lambda rows: changed(rows, "n_q", "64"), "line 1: n_q must be a whole number, got '64'"),
+        ("r.jsonl", lambda rows: changed(rows, "gap", True), "gap must be a number, got True"),
+        ("r.parquet", lambda rows: b"PAR1 my notes", "does not hold the rows of a sweep"),
+        ("r.parquet", lambda rows: b"", "does not hold the rows of a sweep"),
+    ],
+)
+def test_files_that_hold_no_rows_are_refused(name, make, says, tmp_path, expected):
+    if name == "r.parquet":
+        pytest.importorskip("pyarrow", reason="Parquet is NOT tested: pip install 'redblue[parquet]'")
+    path = tmp_path / name
+    if make is not None:
+        content = make(expected)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RedblueError, match=f"{says}.*; give a file that redblue sweep -o"):
+        sweep.read(path)
+
+
+@pytest.mark.parametrize(("columns", "says"), [({"n": [64]}, "lacks n_q"), ({"n_q": ["64"]}, "n_q must be a whole")])
+def test_parquet_of_something_else_is_refused(columns, says, tmp_path):
+    pytest.importorskip("pyarrow", reason="Parquet is NOT tested: pip install 'redblue[parquet]'")
+    import pyarrow
+    import pyarrow.parquet
+
+    own = {} if "n" in columns else {name: [None] for name in sweep.COLUMNS}
+    pyarrow.parquet.write_table(pyarrow.table(own | columns), tmp_path / "r.parquet")
+    with pytest.raises(RedblueError, match=says):
+        sweep.read(tmp_path / "r.parquet")
+
+
+def test_columns_in_another_order_are_taken(tmp_path, expected):
+    sweep.write([dict(reversed(row.items())) for row in expected], tmp_path / "r.jsonl")
+    back = sweep.read(tmp_path / "r.jsonl")
+    assert back == expected
+    assert list(back[0]) == list(sweep.COLUMNS)

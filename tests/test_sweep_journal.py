@@ -1,5 +1,6 @@
 """What an interruption leaves of a sweep."""
 
+import errno
 import json
 import os
 import signal
@@ -48,6 +49,71 @@ def test_a_half_written_header_is_written_again(cut, interrupted, expected, monk
         sweep.run(SMALL, output=interrupted, jobs=1, progress=stop_after(2))
     assert sweep.run(SMALL, output=interrupted, jobs=1) == expected
     assert evaluated == list(range(16))
+
+
+FOREIGN = {
+    "a line": b"my precious notes\n",
+    "half a line": b"my precious notes",
+    "lines": b"my precious\nnotes\n",
+    "json": b'{"mine": 1}\n',
+    "no object": b'"redblue_sweep"\n',
+    "deep": b"[" * 100_000 + b"\n",
+    "binary": b"\x00\xff\r\x80",
+}
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_a_file_that_is_no_journal_is_kept(content, restart, tmp_path):
+    path = tmp_path / "r.csv"
+    journal_path(path).write_bytes(content)
+    with pytest.raises(RedblueError, match=r"is not a sweep's journal.*move it away, or name another output"):
+        sweep.run(SMALL, output=path, jobs=1, restart=restart)
+    assert journal_path(path).read_bytes() == content
+    assert not path.exists()
+
+
+def test_half_a_header_of_another_sweep_is_refused(interrupted):
+    journal_path(interrupted).write_bytes(journal_path(interrupted).read_bytes().splitlines()[0][:-5])
+    refused(interrupted, SMALL | {"n": 64}, "was begun by another sweep or version of redblue")
+
+
+def test_notes_below_the_points_are_kept(interrupted):
+    with open(journal_path(interrupted), "ab") as file:
+        file.write(b"my precious notes\n")
+    refused(interrupted, SMALL, "is damaged in line 7")
+
+
+def test_a_full_disk_is_said_and_what_is_kept_stays(tmp_path, monkeypatch):
+    """A limit on the size of files stands for the disk; the last line is half-written."""
+    full = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (6000, 6000)); from redblue.cli import main; main()"
+    options = [part for name, value in LONG.items() for part in (f"--{name}", value)]
+    command = [sys.executable, "-c", full, "sweep", *options, "--jobs", "1", "-o", "r.csv"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    path = tmp_path / "r.csv"
+    assert done.returncode == 2, done.stderr
+    assert "error: cannot write r.csv.partial.jsonl: the disk is full. The points that it keeps stay" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert os.listdir(tmp_path) == [journal_path(path).name]
+    assert len(journal_path(path).read_bytes()) == 6000
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)  # at the same point
+    assert (again.returncode, again.stderr) == (2, done.stderr)
+    evaluated = counting(monkeypatch)
+    assert sweep.run(LONG, output=path, jobs=1) == whole()
+    assert 0 < len(evaluated) < sweep.make_sweep(LONG).size
+
+
+def test_a_write_that_fails_is_said(interrupted, expected):
+    class Full:
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Journal(journal_path(interrupted), sweep.make_sweep(SMALL)) as journal:
+        real, journal._file = journal._file, Full()
+        with pytest.raises(RedblueError, match=r"No space left on device\. The points that it keeps stay there"):
+            journal.add(5, expected[:1])
+        journal._file = real
+    assert sweep.run(SMALL, output=interrupted, jobs=1) == expected
 
 
 def refused(path, axes, says):

@@ -7,6 +7,7 @@ all live tiles cost O(log n), however large n is.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -52,14 +53,14 @@ class Window:
 
     def on(self, n_rows: int, n_cols: int, group: int) -> Band:
         offset = n_cols - n_rows // group if self.align == "bottom-right" else 0
-        everything = n_rows + n_cols  # wide enough that an open side never binds
-        left = everything if self.left is None else self.left
-        right = everything if self.right is None else self.right
+        # So wide that a side never binds: an open side is that wide, and no wider one would fit 64-bit integers.
+        everything = n_rows + n_cols
+        left, right = (everything if side is None else min(side, everything) for side in (self.left, self.right))
         return Band(n_rows, n_cols, first=offset - left, end=offset + right + 1, group=group)
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Window:
         """The sides scaled with the keys."""
-        left, right = (side and max(1, round(side * new[1] / old[1])) for side in (self.left, self.right))
+        left, right = (side and max(1, round(Fraction(side * new[1], old[1]))) for side in (self.left, self.right))
         return Window(left, right, self.align)
 
 

@@ -38,6 +38,7 @@ from redblue.options import (
 )
 from redblue.recount import recount
 from redblue.sweep_command import EPILOG, sweep
+from redblue.text import STANDARD_REMARK
 
 REPORT_MODELS = ("gpt2", "llama-3-8b", "gemma-4-31b", "deepseek-v3", "sd-vae")
 REPORT_MEMORIES = ("this-machine", "h100-sxm", "rtx-4090", "t4")
@@ -49,7 +50,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-console, errors = Console(), Console(stderr=True)
+console, errors = Console(emoji=False), Console(stderr=True, emoji=False)
 
 
 def _version(wanted: bool) -> None:
@@ -177,7 +178,7 @@ def count(
     if not found:
         raise rb.TooFewWords("; ".join(reasons))
     kept = problem.direction == "backward" and any(c.schedule == "standard" for c in found)
-    remarks = ["standard is given the n_q x n_k probabilities that its forward pass kept"] if kept else []
+    remarks = [STANDARD_REMARK] if kept else []
     rows = [asdict(c) | {"words": c.words, "problem": planner.describe(problem)} for c in found]
     show(rows if schedule is None else rows[0], tables.counts_table(found, reasons + remarks), as_json)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue.errors import RedblueError
-from redblue.integers import ceil_div
+from redblue.integers import ceil_div, smaller
 from redblue.pairs import Pairs, Runs, TileSums, Transposed
 
 SHOWN = 16  # blocks: larger layouts print as their shape and density
@@ -93,7 +93,8 @@ def _laid(rule: Blocks, n_rows: int, n_cols: int, group: int) -> Layout:
             f"the mask's layout has {rule.shape[0]} x {rule.shape[1]} blocks of {bq} queries x {bk} keys, but n_q = "
             f"{n_q} and n_k = {n_cols} need {needed[0]} x {needed[1]}: give another layout or other blocks"
         )
-    return Layout(n_rows, n_cols, rule, (bq * group, bk))
+    # No edge beyond its axis: it would say the same and, if huge, not fit 64-bit integers.
+    return Layout(n_rows, n_cols, rule, (min(bq, n_q) * group, min(bk, n_cols)))
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Layout:
 
     def sums(self, rows: Any, cols: Any) -> TileSums:
         """Sums over the live tiles of the grid of `rows` x `cols` tiles; both may be arrays (broadcast)."""
-        r, c = np.broadcast_arrays(np.minimum(rows, self.n_rows), np.minimum(cols, self.n_cols))
+        r, c = np.broadcast_arrays(smaller(rows, self.n_rows), smaller(cols, self.n_cols))
         shape, r, c = r.shape, r.ravel().astype(np.int64), c.ravel().astype(np.int64)
         total = np.zeros((4, r.size), self._number)
         # Edges of like length share most of their intervals, so that their tables stay small.

@@ -41,6 +41,9 @@ Memories = Annotated[
 ]
 
 
+MOST_DIGITS = 18  # of a number in a mask
+
+
 def parse_mask(text: str) -> rb.Mask:
     """A mask from its name on the command line."""
     if text in ("full", "causal"):
@@ -49,9 +52,11 @@ def parse_mask(text: str) -> rb.Mask:
         return rb.Mask.causal(align="bottom-right")
     kind, _, sides = text.partition(":")
     left, _, right = sides.partition(",")
+    if kind == "window" and max(len(left), len(right)) > MOST_DIGITS:
+        raise RedblueError(f"a window's sides may have {MOST_DIGITS} digits, got {text[:40]}...")
     if kind == "window" and left.isdecimal() and (right.isdecimal() or "," not in sides):
         return rb.Mask.sliding_window(int(left), int(right or 0))
-    if layout := re.fullmatch(r"blocks:(.+?),(\d+)(?:,(\d+))?", text):
+    if layout := re.fullmatch(rf"blocks:(.+?),(\d{{1,{MOST_DIGITS}}})(?:,(\d{{1,{MOST_DIGITS}}}))?", text):
         path, rows, cols = layout.groups()
         return rb.Mask.blocks(_boolean_array(path), (int(rows), int(cols or rows)))
     raise RedblueError(

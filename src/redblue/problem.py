@@ -9,6 +9,7 @@ from redblue.masks import Mask
 
 BYTES_PER_WORD = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 DIRECTIONS = ("forward", "backward", "gradient_x")
+LARGEST = 2**60  # of a size, and of the rows of one stream: what Python and NumPy index, with room for sums
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class Problem:
     with respect to X (d, d), of 1/2 || softmax(A1 X A2^T / d) A3 Y - E ||^2, where A1 and E have n_q rows, A2 and A3
     n_k, and Y (d, d_v). Each head has weights of its own.
 
-    Raises RedblueError, naming the argument, for sizes below 1, `heads` no multiple of `kv_heads` (or, for
-    gradient_x, not equal to it), an unknown dtype or direction, or a mask that does not fit n_q and n_k.
+    Raises RedblueError, naming the argument, for sizes below 1 or above 2^60 (n_q times heads / kv_heads, too), `heads`
+    no multiple of `kv_heads` (or, for gradient_x, not equal to it), an unknown dtype or direction, or a mask that does
+    not fit n_q and n_k.
     """
 
     n_q: int
@@ -48,8 +50,17 @@ class Problem:
             object.__setattr__(self, name, value.__index__())
             if value < 1:
                 raise RedblueError(f"{name} must be at least 1, got {value}")
+            if value > LARGEST:
+                raise RedblueError(
+                    f"{name} must be at most {LARGEST:,} (2^60), got {_shown(value)}: give a smaller size"
+                )
         if self.heads % self.key_heads:
             raise RedblueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.group * self.n_q > LARGEST:
+            raise RedblueError(
+                f"n_q ({self.n_q:,}) times the query heads per key/value head ({self.group:,}), which become rows of "
+                f"one attention, must be at most {LARGEST:,} (2^60): give a smaller n_q, or more kv_heads"
+            )
         if self.dtype not in BYTES_PER_WORD:
             raise RedblueError(f"dtype must be one of {', '.join(BYTES_PER_WORD)}, got {self.dtype!r}")
         if self.direction not in DIRECTIONS:
@@ -96,3 +107,8 @@ class Problem:
         return replace(
             self, n_q=self.group * self.n_q, batch=1, heads=1, kv_heads=1, mask=self.mask.for_group(self.group)
         )
+
+
+def _shown(value: int) -> str:
+    """A number as it was given, unless it is too long to print (Python itself refuses 4300 digits)."""
+    return f"{value:,}" if value.bit_length() <= 256 else f"a number of {value.bit_length():,} bits"

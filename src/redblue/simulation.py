@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from redblue import counts, schedules
 from redblue.errors import RedblueError
 from redblue.machine import Cached, CacheLevel, LevelTraffic, caches_of
+from redblue.machine.caches import checked_levels
 from redblue.memories import Memory, memory
 from redblue.problem import Problem
 
@@ -48,9 +49,15 @@ def simulate(
     fetch_on_write: see redblue.machine.Cached. A word takes the bytes of the problem's dtype.
     Raises UnknownName, TooFewWords, RedblueError; the latter too for a run of more than MOST_ACCESSES accesses.
     """
-    levels = caches_of(memory(caches)) if isinstance(caches, str | Memory) else tuple(caches)
-    if not levels:
-        raise RedblueError("give at least one cache level")
+    if not isinstance(caches, str | Memory | Sequence):
+        raise RedblueError(
+            f"caches must be a machine's name, a Memory, or a list of CacheLevel, nearest first; got {caches!r}"
+        )
+    if leading is not None and not isinstance(leading, Mapping):
+        raise RedblueError(
+            f'leading must map arrays to words between their rows, such as {{"q": 128}}; got {leading!r}'
+        )
+    levels = caches_of(memory(caches)) if isinstance(caches, str | Memory) else checked_levels(caches)
     if words is None and tiles is None:
         words = levels[0].capacity_bytes // problem.bytes_per_word
     counted = counts.count(schedule, problem, words=words, tiles=tiles)

@@ -94,7 +94,8 @@ def sweep(
     from redblue.sweep.store import FORMATS, check_target
     from redblue.sweep.terminal import summary
 
-    console, errors = Console(), Console(stderr=True)
+    # No emoji: they would take the place of a range's ":100:".
+    console, errors = Console(emoji=False), Console(stderr=True, emoji=False)
     made = make_sweep(axes)
     if output is not None:
         check_target(output, tuple(FORMATS), force)
@@ -125,8 +126,11 @@ def sweep(
         print(json.dumps(rows, indent=2))
     else:
         console.print(summary(made, rows, str(output) if output else None))
+    if output is not None:  # said first: it stays, even if nothing can be drawn
+        errors.print(f"written: {escape(str(output))}", soft_wrap=True)
     if picture is not None:
         pictures.draw(made, rows, picture, x=x, y=y, force=force)
-    for written in (output, picture):
-        if written is not None:
-            errors.print(f"written: {escape(str(written))}", soft_wrap=True)
+        errors.print(f"written: {escape(str(picture))}", soft_wrap=True)
+        if unknown := pictures.left_out(made, y):
+            said = f"not in the picture, as their bandwidth is not known: {', '.join(unknown)}"
+            errors.print(escape(said), highlight=False, soft_wrap=True)

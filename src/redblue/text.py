@@ -9,6 +9,9 @@ from redblue.layouts import Blocks
 from redblue.masks import Mask
 from redblue.problem import Problem
 
+# Said wherever the standard schedule's backward counts are shown: it starts from more than the others do.
+STANDARD_REMARK = "standard is given the n_q x n_k probabilities that its forward pass kept"
+
 
 def amount(number: float | None) -> str:
     """A count with an SI prefix; "-" if there is none."""

@@ -5,7 +5,7 @@ from redblue.machine.cached import Cached
 from redblue.machine.caches import CacheLevel, LevelTraffic, Trace, belady, caches_of, play
 from redblue.machine.counting import Counting
 from redblue.machine.numeric import Numeric
-from redblue.machine.rules import CapacityError, MachineError, NotKept, NotLoaded, NotStored, UseAfterFree
+from redblue.machine.rules import CapacityError, MachineError, NotKept, NotLoaded, NotStored, TooLong, UseAfterFree
 from redblue.machine.values import Region, Slow, Tile, Value, exp, log, maximum, minimum
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Region",
     "Slow",
     "Tile",
+    "TooLong",
     "Trace",
     "UseAfterFree",
     "Value",

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from redblue.machine.rules import CapacityError, MachineError, NotKept, NotStored
+from redblue.machine.rules import CapacityError, MachineError, NotKept, NotStored, TooLong
 from redblue.machine.values import Region, Slow, Tile, Value
 
 MOST_FLAGS = 2**31  # bytes that a run may spend on remembering which words of slow memory were stored
@@ -26,11 +26,11 @@ class Machine(ABC):
     """A cache of `capacity` words (None: as many as asked for), and counts of what moved.
 
     reads, writes: words loaded and stored. held, peak: words in the cache, now and at most.
-    flops: 2 per multiply-add of the matrix products.
+    flops: 2 per multiply-add of the matrix products. most_moves: a run that makes more is given up with TooLong.
     """
 
-    def __init__(self, capacity: int | None = None) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int | None = None, most_moves: float = math.inf) -> None:
+        self.capacity, self.most_moves = capacity, most_moves
         self.reads = self.writes = self.held = self.peak = self.flops = 0
         self.clock = 0  # moves so far: a computed value is valid until the next one
         self._outputs: list[Slow] = []
@@ -107,6 +107,12 @@ class Machine(ABC):
                 raise NotStored(f"output {array.name!r}: {missing} of its {array.written.size} words were never stored")
 
     # Moves ------------------------------------------------------------------------------------
+    def tick(self) -> None:
+        """One move more: what was computed before is gone."""
+        self.clock += 1
+        if self.clock > self.most_moves:
+            raise TooLong(f"the run makes more than {self.most_moves:,} moves; larger tiles take fewer")
+
     def load(self, region: Region) -> Tile:
         """Copy a region of slow memory into a new tile."""
         self._own(region)
@@ -130,7 +136,7 @@ class Machine(ABC):
         self.keep(region, data)
         region.array.written[region.slices] = True
         self.writes += math.prod(region.shape)
-        self.clock += 1
+        self.tick()
 
     def new(self, name: str, value: Value) -> Tile:
         """Set words aside for a computed value."""
@@ -158,7 +164,7 @@ class Machine(ABC):
             tile.read()
             tile.held = False
             self.held -= tile.words
-        self.clock += 1
+        self.tick()
 
     def where(self, pairs: Any, rows: range, cols: range, value: Value, otherwise: float) -> Value:
         """value where (rows x cols) of the mask attend, `otherwise` elsewhere. Masks known by rule cost no words."""
@@ -181,4 +187,4 @@ class Machine(ABC):
             )
         self.held += words
         self.peak = max(self.peak, self.held)
-        self.clock += 1
+        self.tick()

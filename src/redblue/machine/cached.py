@@ -32,9 +32,9 @@ from typing import Any
 import numpy as np
 
 from redblue.integers import ceil_div
-from redblue.machine.caches import CacheLevel, LevelTraffic, Trace, hierarchy, traffic
-from redblue.machine.counting import Counting, Shape, _parts
-from redblue.machine.rules import MachineError
+from redblue.machine.caches import MOST_LINES, CacheLevel, LevelTraffic, Trace, hierarchy, traffic
+from redblue.machine.counting import Counting, Shape, parts
+from redblue.machine.rules import MachineError, TooLong
 from redblue.machine.values import Region, Slow, Tile
 
 SCRATCH_LINES = 2**20  # where slow memory begins: more than any cache holds, and a multiple of its sets
@@ -92,7 +92,7 @@ class Laid(Shape):
         if key is Ellipsis:
             return self
         start, lengths, axes, whole = list(self.start), list(self.shape), list(self.axes), self.whole
-        for at, part in enumerate(_parts(key)):
+        for at, part in enumerate(parts(key)):
             if part is None:
                 lengths.insert(at, 1)
                 axes.insert(at, None)
@@ -128,9 +128,7 @@ class Scratch:
             if len(hole) >= lines:
                 self.holes[i : i + 1] = [range(hole.start + lines, hole.stop)] if len(hole) > lines else []
                 return range(hole.start, hole.start + lines)
-        raise MachineError(
-            f"no {lines} lines in a row are free among the {SCRATCH_LINES:,} for tiles: use smaller tiles"
-        )
+        raise MachineError(f"no {lines} lines in a row are free of {SCRATCH_LINES:,} for tiles: use smaller tiles")
 
     def give_back(self, lines: range) -> None:
         if not lines:
@@ -150,7 +148,7 @@ class Cached(Counting):
     levels: nearest first. capacity: words that the schedule may hold, as on any machine (None: no limit); the caches
     do not know it. packed: `load` copies. leading: words between rows, by array name (the others: their row length).
     fetch_on_write: see redblue.machine.caches. records: keep the accesses for `trace`. most_accesses: a run that makes
-    more is given up with a MachineError.
+    more is given up with TooLong.
     reads, writes and peak count what the schedule asks for, as on the counting machine.
     """
 
@@ -201,12 +199,15 @@ class Cached(Counting):
         if not 1 <= len(shape) <= 2:
             raise MachineError(f"{name} has shape {shape}: arrays of one or two axes can be laid out")
         leading = self.leading.get(name, shape[-1])
-        if leading < shape[-1]:
-            raise MachineError(f"the leading dimension of {name} is {leading} words, its rows have {shape[-1]}")
-        self._names.add(name)
-        home = Home(self._next_line * self.line_words, shape, (leading, 1)[-len(shape) :], None)
+        if isinstance(leading, bool) or not hasattr(leading, "__index__") or leading < shape[-1]:
+            raise MachineError(f"leading of {name} must be a whole number, at least {shape[-1]}, got {leading!r}")
+        leading, first = leading.__index__(), self._next_line
         self._next_line += ceil_div(leading * (shape[0] if len(shape) == 2 else 1), self.line_words)
-        return Laid.all_of(home)
+        if self._next_line > MOST_LINES:
+            size = f"{name}, {shape} with {leading:,} words from row to row,"
+            raise MachineError(f"{size} ends beyond the {MOST_LINES:,} lines that are simulated: give smaller sizes")
+        self._names.add(name)
+        return Laid.all_of(Home(first * self.line_words, shape, (leading, 1)[-len(shape) :], None))
 
     def _tile_home(self, shape: tuple[int, ...]) -> Home:
         strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
@@ -222,7 +223,7 @@ class Cached(Counting):
             rows, words = 1, len(lines) * self.line_words
         self.accesses += rows * ceil_div(words, self.line_words)
         if self.accesses > self.most_accesses:
-            raise MachineError(
+            raise TooLong(
                 f"the run makes more than {self.most_accesses:,} accesses; larger tiles or a shorter problem take fewer"
             )
         self._caches.block(base, rows, stride, words, writes)

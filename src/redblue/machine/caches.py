@@ -15,6 +15,7 @@ replacement that only resembles LRU, and other cores that share a level.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from redblue.errors import RedblueError
 if TYPE_CHECKING:
     from redblue.memories import Memory
 
+MOST_LINES = 2**28  # of a level, and of all memory: the simulator's tables take a few bytes for each (cpp/cache.h)
 READ, WRITE, OVERWRITE, DISCARD = range(4)  # kinds of access; a discard is none: it says that a line's content is dead
 
 
@@ -34,7 +36,7 @@ READ, WRITE, OVERWRITE, DISCARD = range(4)  # kinds of access; a discard is none
 class CacheLevel:
     """The geometry of one level. ways: lines per set; None: one set of all lines (fully associative).
 
-    Raises RedblueError unless the capacity is a whole number of lines and of sets.
+    Raises RedblueError unless the capacity is a whole number of lines and of sets, and at most 2^28 lines.
     """
 
     name: str
@@ -53,6 +55,10 @@ class CacheLevel:
             raise RedblueError(
                 f"{self.name} holds {self.capacity_bytes} bytes, which is no multiple of its lines of "
                 f"{self.line_bytes} bytes: give a whole number of lines"
+            )
+        if self.lines > MOST_LINES:
+            raise RedblueError(
+                f"{self.name} holds {self.lines:,} lines, but at most {MOST_LINES:,} are simulated: give fewer bytes"
             )
         if self.lines % (self.ways or 1):
             raise RedblueError(
@@ -131,7 +137,7 @@ class Trace:
         """A trace from line numbers and their kinds, or one kind for all. Raises RedblueError for other numbers."""
         numbers = np.ascontiguousarray(lines, np.int64)
         each = np.ascontiguousarray(np.broadcast_to(np.asarray(kinds), numbers.shape))
-        if numbers.ndim != 1 or np.any(numbers < 0) or np.any(numbers >= 2**28):
+        if numbers.ndim != 1 or np.any(numbers < 0) or np.any(numbers >= MOST_LINES):
             raise RedblueError("a trace is one row of line numbers from 0 to 2^28 - 1")
         if np.any((each < READ) | (each > DISCARD)):
             raise RedblueError("kinds of access are READ (0), WRITE (1), OVERWRITE (2) and DISCARD (3)")
@@ -141,15 +147,24 @@ class Trace:
         return len(self.lines)
 
 
-def hierarchy(
-    levels: Sequence[CacheLevel], line_words: int = 1, fetch_on_write: bool = False, records: bool = False
-) -> _core.CacheHierarchy:
-    """The simulator of these levels, nearest first, all empty. Raises RedblueError unless their lines are equal."""
+def checked_levels(levels: Sequence[CacheLevel]) -> tuple[CacheLevel, ...]:
+    """The levels, if they can be simulated together."""
+    for level in levels:
+        if not isinstance(level, CacheLevel):
+            raise RedblueError(f"every cache level must be a CacheLevel(name, capacity_bytes, ...), got {level!r}")
     if not levels:
         raise RedblueError("give at least one cache level")
     if len({level.line_bytes for level in levels}) > 1:
         lines = ", ".join(f"{level.name}: {level.line_bytes}" for level in levels)
         raise RedblueError(f"all levels must have lines of the same bytes, got {lines}; leave levels out")
+    return tuple(levels)
+
+
+def hierarchy(
+    levels: Sequence[CacheLevel], line_words: int = 1, fetch_on_write: bool = False, records: bool = False
+) -> _core.CacheHierarchy:
+    """The simulator of these levels, nearest first, all empty. Raises RedblueError unless their lines are equal."""
+    levels = checked_levels(levels)
     shapes = [(level.sets, level.ways or level.lines) for level in levels]
     return _core.CacheHierarchy(shapes, line_words, fetch_on_write, records)
 
@@ -182,21 +197,24 @@ def belady(trace: Trace, lines: int, *, line_words: int = 1, fetch_on_write: boo
 
 
 def caches_of(memory: Memory) -> tuple[CacheLevel, ...]:
-    """The caches of a machine in the catalogue, nearest first: its levels that have lines and ways.
+    """The caches of a machine in the catalogue, nearest first, up to the first whose lines or ways are not known.
 
-    A level that several cores share is taken whole, as one core that runs alone would find it.
-    Raises RedblueError if it has none: scratchpads are no caches, and the ways of some caches are not known.
+    What lies beyond that one cannot be simulated, for what reaches it is not known: of graviton2 these are L1d and L2,
+    and not L3. Levels before the first with lines and ways (registers) are no caches. A level that several cores share
+    is taken whole, as one core that runs alone would find it.
+    Raises RedblueError if no level is left: scratchpads are no caches, and the ways of some caches are not known.
     """
-    found = tuple(
-        CacheLevel(level.name, level.capacity_bytes, level.line_bytes, level.ways)
-        for level in memory.levels
-        if level.capacity_bytes and level.line_bytes and level.ways
-    )
+    levels = itertools.dropwhile(lambda level: not (level.line_bytes and level.ways), memory.levels)
+    found = []
+    for level in levels:
+        if not (level.capacity_bytes and level.line_bytes and level.ways):
+            break
+        found.append(CacheLevel(level.name, level.capacity_bytes, level.line_bytes, level.ways))
     if not found:
         raise RedblueError(
             f"{memory.name} has no level whose lines and ways are both known; give CacheLevel(...) instead"
         )
-    return found
+    return tuple(found)
 
 
 def _figures(name: str, line_words: int, x: _core.LineCounts) -> LevelTraffic:

@@ -27,11 +27,12 @@ class Shape:
         if key is Ellipsis:
             return self
         sizes = list(self.shape)
-        shape = [1 if part is None else len(range(*part.indices(sizes.pop(0)))) for part in _parts(key)]
+        shape = [1 if part is None else len(range(*part.indices(sizes.pop(0)))) for part in parts(key)]
         return Shape((*shape, *sizes))
 
 
-def _parts(key: Any) -> tuple[slice | None, ...]:
+def parts(key: Any) -> tuple[slice | None, ...]:
+    """What a key says of each axis in turn; None is a new one."""
     return key if isinstance(key, tuple) else (key,)
 
 

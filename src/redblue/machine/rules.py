@@ -13,6 +13,10 @@ class CapacityError(MachineError):
     """A tile does not fit into what is left of the cache."""
 
 
+class TooLong(MachineError):
+    """A run did more than it was allowed to: it was given up."""
+
+
 class UseAfterFree(MachineError):
     """A tile was used after its words were given up."""
 

@@ -155,7 +155,7 @@ class Value:
         if self.owner is None:
             raise NotKept("only words held in a tile can be written: put the value into a tile with new() first")
         self.machine.assign(self.read(), key, data)
-        self.machine.clock += 1
+        self.machine.tick()
 
     @property
     def T(self) -> Value:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from redblue.errors import RedblueError
-from redblue.problem import Problem
+from redblue.problem import BYTES_PER_WORD, DIRECTIONS, LARGEST, Problem
 
 # The names that one figure goes by; the first that a config.json gives counts.
 NAMES = {
@@ -50,12 +50,8 @@ NAMES = {
     ),
     "sliding window": ("sliding_window", "window_size", "local_attention"),
 }
-UNSET_BELOW_1 = {
-    "head dimension",
-    "number of positions",
-    "sliding window",
-    "max_window_layers",
-}  # where 0 or -1 means "not given"
+MAY_BE_UNSET = {"head dimension", "number of positions", "sliding window", "max_window_layers"}
+UNSET = (0, -1)  # what these may hold for "not given"
 
 INNER = ("text_config", "llm_config", "language_config", "thinker_config")  # a multimodal model's language model
 # What the inner fields may leave to the outer ones.
@@ -67,7 +63,7 @@ HEADS = {*NAMES["number of heads"], "attention_heads", "num_attention_heads_per_
 class Layers:
     """One distinct attention shape of a model.
 
-    layers: how many layers have it (1 if the config.json does not say). note: where it comes from, and caveats.
+    layers: how many layers have it. note: where it comes from, and caveats.
     """
 
     name: str
@@ -100,16 +96,20 @@ class Config:
         """The whole number that goes by one of the figure's names; None if it is not given."""
         for key in NAMES.get(figure, (figure,)):
             value = self.fields.get(key)
-            if value is None or (figure in UNSET_BELOW_1 and isinstance(value, int) and value < 1):
+            if value is None or (figure in MAY_BE_UNSET and isinstance(value, int) and value in UNSET):
                 continue
-            return self.whole(key, value)
+            return self.whole(key, value, " (0 or -1: none)" if figure in MAY_BE_UNSET else "")
         return None
 
     def need(self, figure: str) -> int:
         """The same, which must be given."""
         value = self.find(figure)
         if value is None:
-            raise self.missing(figure, NAMES.get(figure, (figure,)))
+            names = NAMES.get(figure, (figure,))
+            given = [f"{key} = {self.fields[key]!r}" for key in names if self.fields.get(key) is not None]
+            if given:
+                raise self.error(f"{', '.join(given)} means that it has no {figure}, which its layers need: give one")
+            raise self.missing(figure, names)
         return value
 
     def each(self, key: str, count: int, default: int | None = None) -> list[int]:
@@ -135,9 +135,11 @@ class Config:
     def flag(self, key: str) -> bool:
         return self.fields.get(key) is True
 
-    def whole(self, key: str, value: Any) -> int:
+    def whole(self, key: str, value: Any, otherwise: str = "") -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(f"{key} must be a whole number of at least 1, got {value!r}")
+            raise self.error(f"{key} must be a whole number of at least 1{otherwise}, got {value!r}")
+        if value > LARGEST:
+            raise self.error(f"{key} must be at most {LARGEST:,} (2^60), got {value!r}: correct it")
         return value
 
     def error(self, text: str) -> RedblueError:
@@ -160,7 +162,12 @@ class Config:
     def problem(self, n_q: int, n_k: int, d: int, *, copies: int = 1, **sizes: Any) -> Problem:
         """The problem in the dtype, direction and batch asked for; `copies` of it per sequence."""
         batch = self.batch * copies
-        return Problem(n_q, n_k, d, batch=batch, dtype=self.dtype, direction=self.direction, **sizes)
+        try:
+            return Problem(n_q, n_k, d, batch=batch, dtype=self.dtype, direction=self.direction, **sizes)
+        except RedblueError as error:
+            if self.dtype in BYTES_PER_WORD and self.direction in DIRECTIONS:
+                raise self.error(str(error)) from error
+            raise  # not for anything in the config
 
 
 def innermost(fields: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,27 @@ KINDS = {
     "chunked_attention": "chunked",
 }
 LISTED = frozenset(KINDS.values())  # the kinds that have a shape
+# What transformers 5.23.0 and the models' own files call layers that have none here: they are noted, not listed.
+NO_SHAPE = (
+    "compressed_sparse_attention",
+    "conv",
+    "dense",
+    "hash_moe",
+    "heavily_compressed_attention",
+    "hybrid",
+    "hybrid_sliding",
+    "linear_attention",
+    "mamba",
+    "mamba2",
+    "minimax_m3_sparse",
+    "mlp",
+    "moe",
+    "qwen_sparse_attention",
+    "recurrent",
+    "reference_sliding_attention",
+    "sparse",
+    "window_attention",
+)
 # One letter or number per layer, and what each means.
 CODES = {
     "hybrid_override_pattern": {"*": "full", "M": "mamba", "-": "mlp", "E": "moe"},  # Nemotron-H
@@ -65,8 +86,7 @@ def layer_kinds(config: Config) -> list[str]:
     kinds = _listed(config, layers)
     if kinds is None:
         if layers is None:
-            config.note("the config does not say how many layers it has: 1 is taken")
-            layers = 1
+            layers = config.need("number of layers")  # which says what was looked for
         kinds = _patterned(config, layers) or _windowed(config, layers)
     for index in _indices(config, "cross_attention_layers", len(kinds)):
         kinds[index] = "cross-attention to the image (cross_attention_layers)"
@@ -83,7 +103,7 @@ def _listed(config: Config, layers: int | None) -> list[str] | None:
     fields = config.fields
     for key in LAYER_LISTS:
         if fields.get(key) is not None:
-            return [KINDS.get(str(name), str(name)) for name in one_per_layer(config, key, layers)]
+            return [_named_kind(config, key, name) for name in one_per_layer(config, key, layers)]
     for key, meaning in CODES.items():
         if fields.get(key) is not None:
             entries = one_per_layer(config, key, layers)
@@ -95,6 +115,14 @@ def _listed(config: Config, layers: int | None) -> list[str] | None:
     if fields.get("block_configs") is not None:
         return [_block_kind(config, block) for block in one_per_layer(config, "block_configs", layers)]
     return None
+
+
+def _named_kind(config: Config, key: str, name: Any) -> str:
+    """One entry of a list of names."""
+    if not isinstance(name, str) or name not in {*KINDS, *NO_SHAPE}:
+        known = ", ".join((*KINDS, *NO_SHAPE))
+        raise config.error(f"{key} has the entry {name!r}, which is not read here: give one of {known}")
+    return KINDS.get(name, name)
 
 
 def _block_kind(config: Config, block: Any) -> str:

@@ -32,9 +32,9 @@ def head_sizes(config: Config) -> dict[str, int]:
     kv_heads = _kv_heads(config, heads)
     if heads % kv_heads:
         raise config.error(f"the number of heads ({heads}) must be a multiple of the number of KV heads ({kv_heads})")
-    d = config.find("head dimension")
+    hidden, d = config.find("hidden size"), config.find("head dimension")
     if d is None:
-        hidden = config.need("hidden size")
+        hidden = hidden or config.need("hidden size")
         if hidden % heads:
             raise config.error(f"no head_dim, and the hidden size ({hidden}) is no multiple of the heads ({heads})")
         d = hidden // heads

@@ -56,7 +56,7 @@ def _encoder_decoder(config: Config, nested: bool) -> list[Layers]:
     if isinstance(classes, list) and classes and str(classes[0]).endswith("EncoderModel"):
         return _stack(encoder, False, "encoder self")
     n_q, n_k = tokens(decoder, causal=True), tokens(encoder, causal=False)
-    layers = decoder.find("number of layers") or 1
+    layers = decoder.need("number of layers")
     cross = decoder.problem(n_q, n_k, **head_sizes(decoder))
     return [
         *_stack(encoder, False, "encoder self"),

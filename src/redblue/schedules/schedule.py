@@ -47,6 +47,8 @@ class Cost:
     """Words read and written, most words held, and floating-point operations of one stream.
 
     The fields are numbers, or arrays over many candidate tiles. `a + b` is a followed by b.
+    A closed form's reads, writes and flops equal the run's. Its peak does on a full mask; on others it is an upper
+    bound (whole tiles, even where the mask leaves none), so that what fits by the closed form runs.
     """
 
     reads: Any

@@ -10,7 +10,8 @@ So the search is exact there for n <= 128 (in one edge alone: 8192). Beyond that
 evenly over the logarithms of the edges, and those that fill the cache.
 
 A tile that covers whole blocks of a block layout, or parts of one, touches fewest others. So on a layout the multiples
-and divisors of the blocks' edges are candidates too, and up to half of the edges that are tried in pairs.
+and divisors of the blocks' edges are candidates too, and up to half of the edges that are tried in pairs. Sums over a
+layout cost time in its number of blocks: with 64 x 64 a search takes half a second, with 1024 x 1024 half a minute.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from redblue.masks import Pairs
 from redblue.schedules.schedule import Cost
 
-PAIRS_TRIED = 1 << 14  # more would take longer than 50 ms
+PAIRS_TRIED = 1 << 14  # on a band more would take longer than 50 ms
 EDGES_TRIED = 1 << 13
 
 

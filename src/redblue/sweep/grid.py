@@ -126,6 +126,10 @@ def make_sweep(given: Mapping[str, Any]) -> Sweep:
     d, and words or memory or both are needed.
     Raises RedblueError for what is missing, unknown or contradictory, and where no point at all is a valid problem.
     """
+    if not isinstance(given, Mapping):
+        raise RedblueError(
+            f"a sweep must be axes by name, such as {{'n': 4096, 'd': '64,128', 'words': 12288}}; got {given!r}"
+        )
     axes = {name: make_axis(name, value) for name, value in given.items() if value is not None}
     axes = {name: axes[name] for name in (*LEAST, *NAMES) if name in axes}
     missing = [f"n or {name}" for name in ("n_q", "n_k") if name not in axes and "n" not in axes]

@@ -1,7 +1,8 @@
 """What a sweep has done so far, in a file beside its output, so that no crash and no Ctrl-C loses it.
 
 JSON lines. The first is a header: redblue's version, and what decides the rows. Each other one is a finished point,
-written by a single call: only the last line can be half-written, and then that point is done again.
+written by a single call: only the last line can be half-written, and then that point is done again. A file that begins
+otherwise is somebody's own, whatever its name: it is neither written nor discarded.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from redblue.sweep.grid import Sweep
 from redblue.sweep.points import COLUMNS, Row
 
 FORMAT = 1
+BEGINNING = b'{"redblue_sweep":'  # of every header
 WHAT_TO_DO = "--restart (restart=True) discards it and starts anew"
 
 
@@ -29,8 +31,9 @@ def journal_path(output: Path) -> Path:
 class Journal:
     """The finished points of one sweep, by index. Close it, or use it in a `with` statement.
 
-    Raises RedblueError for a journal of another sweep or version, one that is damaged other than at its end, and one
-    that another process is writing; none of them is touched.
+    Raises RedblueError for a file that is no journal, one of another sweep or version, one that is damaged other than
+    at its end, and one that another process is writing; none of them is touched. `restart` discards journals, and only
+    journals.
     """
 
     def __init__(self, path: Path, sweep: Sweep, restart: bool = False) -> None:
@@ -42,9 +45,10 @@ class Journal:
             raise RedblueError(f"cannot write {path}: {error.strerror}; name a file where you may write") from error
         try:
             self._lock()
-            if restart:
-                self._file.truncate(0)
-            self._read(json.loads(json.dumps(header)), sweep.size)
+            self._read(json.loads(json.dumps(header)), sweep.size, restart)
+        except OSError as error:
+            self._file.close()
+            raise RedblueError(f"cannot use {path}: {error.strerror or error}; name another output") from error
         except BaseException:
             self._file.close()
             raise
@@ -61,40 +65,60 @@ class Journal:
         except BlockingIOError:
             raise RedblueError(f"another process is writing {self.path}: wait for it, or name another output") from None
 
-    def _read(self, header: dict[str, Any], size: int) -> None:
+    def _read(self, header: dict[str, Any], size: int, restart: bool) -> None:
         """Take over the finished points; write the header where there is none."""
         self._file.seek(0)
-        lines = self._file.read().splitlines(keepends=True)
-        good = 0  # bytes
-        for number, line in enumerate(lines, start=1):
-            if self._take(line, number, header, size):
+        first, *lines = self._file.read().splitlines(keepends=True) or [b""]
+        half = not first.endswith(b"\n")
+        begun = half and _line(header).startswith(first)  # by this sweep, or an empty file
+        entry = {} if half else _parsed(first)
+        if not (begun or "redblue_sweep" in entry or (half and first.startswith(BEGINNING))):
+            raise RedblueError(
+                f"{self.path} is not a sweep's journal, the only file that is continued or discarded there: move it "
+                f"away, or name another output"
+            )
+        if not begun and not restart:
+            _check_header(entry, header, self.path)
+        if begun or restart:
+            self._file.truncate(0)
+            self._write(header)
+            return
+        good = len(first)  # bytes
+        for number, line in enumerate(lines, start=2):
+            if self._take(line, size):
                 good += len(line)
-            elif number == len(lines):
+            elif number == len(lines) + 1 and not line.endswith(b"\n"):
                 self._file.truncate(good)
             else:
                 raise RedblueError(f"{self.path} is damaged in line {number}: {WHAT_TO_DO}")
-        if not good:
-            self._write(header)
 
-    def _take(self, line: bytes, number: int, header: dict[str, Any], size: int) -> bool:
-        """Take over one line; False if it is not whole."""
-        try:
-            entry = json.loads(line)
-            if number > 1 and line.endswith(b"\n") and 0 <= entry["point"] < size:
-                self.done[entry["point"]] = [dict(zip(COLUMNS, row, strict=True)) for row in entry["rows"]]
-                return True
-            if number > 1 or not line.endswith(b"\n") or "redblue_sweep" not in entry:
-                return False
-        except (ValueError, KeyError, TypeError):
+    def _take(self, line: bytes, size: int) -> bool:
+        """Take over a finished point; False if its line is not whole."""
+        entry = _parsed(line) if line.endswith(b"\n") else {}
+        index, rows = entry.get("point"), entry.get("rows")
+        if type(index) is not int or not 0 <= index < size or not isinstance(rows, list):
             return False
-        _check_header(entry, header, self.path)
+        try:
+            self.done[index] = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+        except (ValueError, TypeError):
+            return False
         return True
 
     def _write(self, entry: dict[str, Any]) -> None:
         """One line in one call."""
-        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-        if self._file.write(line) != len(line):
-            raise OSError(f"{self.path}: the disk is full")
+        line = _line(entry)
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            raise self._unwritable(error.strerror or str(error)) from error
+        if written != len(line):
+            raise self._unwritable("the disk is full")
+
+    def _unwritable(self, why: str) -> RedblueError:
+        return RedblueError(
+            f"cannot write {self.path}: {why}. The points that it keeps stay there: make room, and repeat the sweep to "
+            f"go on from them"
+        )
 
     def add(self, index: int, rows: Sequence[Row]) -> None:
         """Keep a finished point."""
@@ -102,15 +126,34 @@ class Journal:
         self.done[index] = list(rows)
 
     def close(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._unwritable(error.strerror or str(error)) from error
+        finally:
+            self._file.close()
 
     def remove(self) -> None:
         """The output is written: nothing is lost."""
         self.path.unlink(missing_ok=True)
 
 
+def _line(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """What a line says; nothing if that is no JSON object."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
 def _check_header(entry: dict[str, Any], header: dict[str, Any], path: Path) -> None:
+    if not entry:  # half-written
+        raise RedblueError(f"{path} was begun by another sweep or version of redblue: {WHAT_TO_DO}")
     if (entry["redblue_sweep"], entry.get("version")) != (FORMAT, header["version"]):
         raise RedblueError(
             f"{path} was written by redblue {entry.get('version')}, this is {header['version']}: {WHAT_TO_DO}"
@@ -124,6 +167,7 @@ def _check_header(entry: dict[str, Any], header: dict[str, Any], path: Path) -> 
 
 def _differences(entry: dict[str, Any], header: dict[str, Any]) -> list[str]:
     """Names of the axes, or of what else, that two headers do not share."""
-    one, other = entry.get("axes", {}), header["axes"]
+    one, other = entry.get("axes"), header["axes"]
+    one = one if isinstance(one, dict) else {}
     axes = [name for name in (one | other) if one.get(name) != other.get(name)]
     return axes or [name for name in (entry | header) if entry.get(name) != header.get(name)]

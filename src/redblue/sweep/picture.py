@@ -11,11 +11,13 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from redblue import schedules
 from redblue.errors import RedblueError
 from redblue.style import COLOURS, LOOKS, printed
-from redblue.sweep.grid import Sweep
+from redblue.sweep.grid import Cache, Sweep
 from redblue.sweep.points import Row
 from redblue.sweep.store import check_target, replace_whole
+from redblue.text import STANDARD_REMARK
 
 SUFFIXES = (".svg", ".png", ".html")
 HEIGHTS = {
@@ -38,7 +40,7 @@ def dimensions(sweep: Sweep) -> dict[str, Sequence[Any]]:
     }
     if "words" in sweep.axes and "memory" in sweep.axes:
         raise RedblueError("a picture shows words or memories, not both: leave one out, or the picture")
-    places = [cache for caches in sweep.caches for cache in caches]
+    places = _places(sweep)
     if len(places) > 1 and "words" in sweep.axes:
         found["words"] = sweep.axes["words"].labels
     elif len(places) > 1:
@@ -73,7 +75,38 @@ def choose(sweep: Sweep, x: str | None, y: str) -> tuple[str, str | None]:
         raise RedblueError(
             f"{rest[0]} has {len(found[rest[0]])} values, a picture at most {MOST_FACETS} facets: give fewer"
         )
+    if y == "seconds" and len(left_out(sweep, y)) == len(_places(sweep)):
+        raise RedblueError(
+            f"nothing to draw: the bandwidth is not known at any boundary of {', '.join(sweep.axes['memory'].labels)}; "
+            f"draw another y, or give a memory whose bandwidth is known"
+        )
+    _check_some_covered(sweep)
     return chosen, rest[0] if rest else None
+
+
+def _places(sweep: Sweep) -> list[Cache]:
+    return [cache for caches in sweep.caches for cache in caches]
+
+
+def left_out(sweep: Sweep, y: str) -> list[str]:
+    """The boundaries that a picture of seconds has no points for, as their bandwidth is not known."""
+    places = [(each.memory, each.boundary) for each in _places(sweep) if y == "seconds" and each.boundary]
+    return [_place(sweep, memory, at.name) for memory, at in places if not at.bandwidth_bytes_per_second]
+
+
+def _check_some_covered(sweep: Sweep) -> None:
+    """RedblueError where no schedule has a pass for any point: that needs no counting."""
+    for index in range(sweep.size):
+        try:
+            problem = sweep.point(index).problem()
+        except RedblueError:
+            continue
+        if set(schedules.covering(problem)) & set(sweep.schedules):
+            return
+    raise RedblueError(
+        f"nothing to draw: no point has a direction and a mask that {' or '.join(sweep.schedules)} covers; name other "
+        f"schedules, or leave the picture out"
+    )
 
 
 def draw(
@@ -113,6 +146,7 @@ def figure(
 ) -> alt.FacetChart | alt.LayerChart:
     """The chart without its colours and type, which `draw` gives it."""
     across, facet = choose(sweep, x, y)
+    rows = list(rows)
     points = [_point(sweep, row, across, facet, y) for row in rows if row[y] is not None]
     if not points:
         raise RedblueError(f"nothing to draw: there is no {y} at any point")
@@ -137,7 +171,11 @@ def figure(
     )
     names = list(dict.fromkeys(point["schedule"] for point in points))
     layers = [*_bound(floors, horizontal, vertical, low, number), *_lines(points, names, horizontal, vertical, values)]
-    title = alt.TitleParams(_fixed(sweep), fontSize=12, fontWeight="normal", anchor="start", offset=12)
+    kept = any(row["direction"] == "backward" and row["schedule"] == "standard" and row[y] is not None for row in rows)
+    remark = alt.Undefined if not kept else STANDARD_REMARK
+    title = alt.TitleParams(
+        _fixed(sweep), subtitle=remark, fontSize=12, subtitleFontSize=11, fontWeight="normal", anchor="start", offset=12
+    )
     chart = alt.LayerChart(layer=layers, data=alt.Data(values=[*floors, *points]))
     if facet is None:
         return chart.properties(width=600, height=380, title=title)

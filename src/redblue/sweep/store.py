@@ -14,15 +14,23 @@ from typing import Any
 from redblue.errors import RedblueError
 from redblue.sweep.points import COLUMNS, Row
 
+WANTED = "give a file that redblue sweep -o (or sweep.write) wrote"
+
 
 def check_target(path: str | os.PathLike[str], suffixes: Sequence[str], force: bool) -> Path:
     """The file that `path` means, if it can be written there; RedblueError says why not.
 
     force: a file that is there already may be replaced.
     """
-    target = Path(path)
+    target = _path(path)
     if target.suffix.lower() not in suffixes:
         raise RedblueError(f"cannot tell what to write to {path}: its name must end in {', '.join(suffixes)}")
+    try:
+        target.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # said below
+    except (OSError, ValueError) as error:  # a name that no file can have, or a folder that is closed
+        raise RedblueError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}; name another") from None
     if target.is_dir() or not target.parent.is_dir():
         wrong = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
         raise RedblueError(f"cannot write {path}: {wrong}; name a file in a folder that exists")
@@ -30,9 +38,19 @@ def check_target(path: str | os.PathLike[str], suffixes: Sequence[str], force: b
         raise RedblueError(f"{path} exists: name another file, or replace it with --force (force=True)")
     if not os.access(target.parent, os.W_OK):
         raise RedblueError(f"cannot write {path}: you may not write in {target.parent}; name another folder")
+    _check_installed(target)
+    return target
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise RedblueError(f"a file must be given by its name, got {path!r}")
+    return Path(path)
+
+
+def _check_installed(target: Path) -> None:
     if target.suffix.lower() == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise RedblueError("Parquet needs pyarrow: pip install 'redblue[parquet]', or name a .csv or .jsonl file")
-    return target
 
 
 def write(rows: Sequence[Row], path: str | os.PathLike[str]) -> Path:
@@ -44,11 +62,17 @@ def write(rows: Sequence[Row], path: str | os.PathLike[str]) -> Path:
 
 
 def read(path: str | os.PathLike[str]) -> list[Row]:
-    """The rows of a file that `write` wrote."""
-    target = Path(path)
+    """The rows of a file that `write` wrote. Raises RedblueError for any other."""
+    target = _path(path)
     if target.suffix.lower() not in FORMATS:
         raise RedblueError(f"cannot tell how to read {path}: its name must end in {', '.join(FORMATS)}")
-    return FORMATS[target.suffix.lower()][1](target)
+    _check_installed(target)
+    try:
+        return FORMATS[target.suffix.lower()][1](target)
+    except OSError as error:
+        raise RedblueError(f"cannot read {path}: {error.strerror or error}; {WANTED}") from error
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise RedblueError(f"{path} does not hold the rows of a sweep: {error}; {WANTED}") from error
 
 
 def replace_whole(target: Path, save: Callable[[Path], object]) -> None:
@@ -73,9 +97,43 @@ def _write_csv(rows: Sequence[Row], path: Path) -> None:
 
 def _read_csv(path: Path) -> list[Row]:
     with path.open(newline="", encoding="utf-8") as file:
-        return [
-            {name: COLUMNS[name](text) if text else None for name, text in row.items()} for row in csv.DictReader(file)
-        ]
+        table = csv.reader(file, strict=True)
+        names = next(table, [])
+        _check_columns(names)
+        return [_from_texts(names, texts, table.line_num) for texts in table if texts]
+
+
+def _from_texts(names: Sequence[str], texts: Sequence[str], line: int) -> Row:
+    if len(texts) != len(names):
+        raise ValueError(f"line {line} has {len(texts)} values, not {len(names)}")
+    found = dict(zip(names, texts, strict=True))
+    try:
+        return {name: kind(found[name]) if found[name] else None for name, kind in COLUMNS.items()}
+    except ValueError as error:
+        raise ValueError(f"line {line}: {error}") from None
+
+
+def _check_columns(names: Sequence[str]) -> None:
+    lacking = [name for name in COLUMNS if name not in names]
+    foreign = [str(name)[:40] for i, name in enumerate(names) if name not in COLUMNS or name in names[:i]]
+    if lacking or foreign:
+        parts = ("lacks", lacking), ("should not have", foreign)
+        said = (f"it {verb} {', '.join(some[:5])}{', ...' * (len(some) > 5)}" for verb, some in parts if some)
+        raise ValueError("of its columns, " + " and ".join(said))
+
+
+def _checked(row: Any) -> Row:
+    """A row with its columns in their order, if it has them and they have their types."""
+    if not isinstance(row, dict):
+        raise ValueError("an object with the columns of a sweep is expected")
+    _check_columns(list(row))
+    for name, kind in COLUMNS.items():
+        if row[name] is not None and type(row[name]) not in ((int, float) if kind is float else (kind,)):
+            raise ValueError(f"{name} must be {KINDS[kind]}, got {row[name]!r:.40}")
+    return {name: row[name] for name in COLUMNS}
+
+
+KINDS = {int: "a whole number", float: "a number", str: "a text"}
 
 
 def _write_jsonl(rows: Sequence[Row], path: Path) -> None:
@@ -84,7 +142,14 @@ def _write_jsonl(rows: Sequence[Row], path: Path) -> None:
 
 
 def _read_jsonl(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [_from_json(line, i) for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)]
+
+
+def _from_json(line: str, number: int) -> Row:
+    try:
+        return _checked(json.loads(line))
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from None
 
 
 def _write_parquet(rows: Sequence[Row], path: Path) -> None:
@@ -101,9 +166,16 @@ def _write_parquet(rows: Sequence[Row], path: Path) -> None:
 
 
 def _read_parquet(path: Path) -> list[Row]:
+    import pyarrow
     import pyarrow.parquet
 
-    return pyarrow.parquet.read_table(path).to_pylist()
+    try:
+        with path.open("rb") as file:
+            table = pyarrow.parquet.read_table(file)
+        _check_columns(table.column_names)
+        return [_checked(row) for row in table.to_pylist()]
+    except pyarrow.ArrowException as error:  # not all of them are ValueErrors
+        raise ValueError(str(error)) from error
 
 
 FORMATS: dict[str, tuple[Callable[[Sequence[Row], Path], None], Callable[[Path], list[dict[str, Any]]]]] = {

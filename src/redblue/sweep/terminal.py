@@ -12,7 +12,7 @@ from redblue import schedules
 from redblue.sweep.grid import Sweep
 from redblue.sweep.points import FITS, INVALID, Row
 from redblue.tables import table
-from redblue.text import amount, ratio, time
+from redblue.text import STANDARD_REMARK, amount, ratio, time
 
 MOST_SHOWN = 40  # places; the first and the last, where there are more
 MOST_REASONS = 3
@@ -95,4 +95,6 @@ def _remarks(found: Sequence[Row], rows: Sequence[Row], kept_in: str | None) -> 
     nowhere = list(dict.fromkeys(str(row["reason"]) for row in found if row["status"] not in (FITS, INVALID)))
     if nowhere:
         said.append(f"none fits: {'; '.join(nowhere[:MOST_REASONS])}{'; ...' * (len(nowhere) > MOST_REASONS)}")
+    if any((row["schedule"], row["direction"], row["status"]) == ("standard", "backward", FITS) for row in rows):
+        said.append(STANDARD_REMARK)  # also where the table's best is another: it is in the picture and in the file
     return said
