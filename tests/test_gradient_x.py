@@ -104,11 +104,14 @@ def per_row(name, d, words):
     The edges are those that fill a cache of so many words on a long problem.
     """
     schedule = schedules.get(name)
-    tiles = schedule.tiles(problem_of(1 << 22, d), words)._asdict()
-    n = math.prod(tiles.values())
+    tiles = schedule.tiles(problem_of(1 << 22, d), words)
+    n = math.prod(tiles)  # far beyond what a problem may have, but exact
 
     def moved(times):
-        return count(name, problem_of(times * n, d), tiles=tiles).words
+        problem = problem_of(1, d)
+        for size in ("n_q", "n_k"):
+            object.__setattr__(problem, size, times * n)
+        return schedule.direction(problem).cost(problem, tiles).words
 
     one, two, three = (moved(times) for times in (1, 2, 3))
     curved = (three - 2 * two + one) // 2
