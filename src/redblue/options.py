@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import numpy as np
@@ -119,8 +119,12 @@ def with_problem(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         command(make_problem(**{name: given.pop(name) for name in options}), **given)
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [p.replace(kind=keyword) for p in (*own.values(), *options.values()) if p.name != "problem"]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
+    return taking(run, [p for p in (*own.values(), *options.values()) if p.name != "problem"])
+
+
+def taking(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """The command with these parameters, by keyword, as the command line's parser sees them."""
+    named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in named}
+    return command

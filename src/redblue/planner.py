@@ -192,8 +192,8 @@ class Best:
 
 def _best(problem: Problem, words: int, step: int) -> Best:
     found, reasons = {}, []
-    for schedule in schedules.SCHEDULES.values():
-        if schedule.drop_in and problem.direction in schedule.passes:
+    for schedule in map(schedules.get, schedules.covering(problem)):
+        if schedule.drop_in:
             try:
                 tiles = schedule.tiles(problem, words, dict.fromkeys(schedule.direction(problem).edges, step))
                 found[schedule.name] = schedule.words(problem, tiles)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from redblue.options import Json
+from redblue.options import Json, taking
 
 INTERRUPTED = 130  # what a shell reports of a command that Ctrl-C stopped
 EPILOG = (
@@ -54,15 +54,13 @@ def _with_axes(command: Callable[..., None]) -> Callable[..., None]:
         annotation = Annotated[str | None, option]
         parameters.append(inspect.Parameter(name, keyword, default=None, annotation=annotation))
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    parameters += [parameter.replace(kind=keyword) for parameter in own]
+    parameters += own
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
         command({name: given.pop(name) for name in AXES}, **given)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
+    return taking(run, parameters)
 
 
 @_with_axes
