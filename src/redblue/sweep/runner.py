@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing.resource_tracker
 import os
+import signal
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import islice
 from math import inf
 from time import monotonic
 from typing import Any
 
 import joblib
+from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from joblib.parallel import BACKENDS, get_active_backend
 
 from redblue.errors import RedblueError
@@ -104,10 +107,30 @@ def _evaluated(sweep: Sweep, todo: Iterator[int], jobs: int | None) -> Generator
             yield from parallel(n_jobs=workers)(chunk)
         return
     # One point per task, so that each is kept as soon as it is done.
-    results = parallel(n_jobs=workers, batch_size=1, return_as="generator_unordered")(work)
+    with _interrupts_held():
+        results = parallel(n_jobs=workers, batch_size=1, return_as="generator_unordered")(work)
     try:
         yield from results
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # joblib's, that results are left behind
             results.close()
+
+
+@contextmanager
+def _interrupts_held() -> Generator[None, None, None]:
+    """Start worker processes that a terminal's Ctrl-C does not reach.
+
+    A signal mask is inherited by a process that is started; the interrupt is for the parent, which stops its workers.
+    One that comes in the meantime is delivered afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    for tracker in (multiprocessing.resource_tracker, loky_tracker):
+        tracker.ensure_running()  # as its start, later, would lift the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
