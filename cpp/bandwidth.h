@@ -3,7 +3,7 @@
 // Eight independent accumulators and plain vector loads: at least two loads start per cycle, and exclusive-or costs
 // nothing beside them, whatever the bits are.
 inline long long read(const void* data, std::size_t bytes) {
-  typedef long long Bits __attribute__((vector_size(sizeof(Vec)), may_alias));
+  typedef long long Bits __attribute__((vector_size(kVectorBytes), may_alias));
   constexpr int kStreams = 8;
   const Bits* p = static_cast<const Bits*>(data);
   const Bits* const end = p + bytes / sizeof(Bits);

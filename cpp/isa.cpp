@@ -3,8 +3,18 @@
 // A new instruction set is a region here, a vector type in vec.h and a row in the table below.
 #include "isa.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
+#include <limits>
 #include <stdexcept>
+#include <type_traits>
+#include <utility>
+
+#include "kernels.h"
+#include "numbers.h"
+#include "room.h"
 
 #define REDBLUE_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
@@ -53,8 +63,8 @@ bool supported() { return true; }
 #if defined(__x86_64__)
 namespace avx2 {
 constexpr const char* kName = "avx2";
-bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-REDBLUE_BEGIN_REGION("avx2,fma")
+bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+REDBLUE_BEGIN_REGION("avx2,fma,f16c")
 #define REDBLUE_REGION REDBLUE_AVX2
 #include "region.h"
 #undef REDBLUE_REGION
@@ -67,7 +77,7 @@ bool supported() {
   return avx2::supported() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-REDBLUE_BEGIN_REGION("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
+REDBLUE_BEGIN_REGION("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 #define REDBLUE_REGION REDBLUE_AVX512
 #include "region.h"
 #undef REDBLUE_REGION
@@ -77,7 +87,7 @@ REDBLUE_END_REGION
 namespace avx512_bf16 {
 constexpr const char* kName = "avx512_bf16";
 bool supported() { return avx512::supported() && __builtin_cpu_supports("avx512bf16"); }
-REDBLUE_BEGIN_REGION("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+REDBLUE_BEGIN_REGION("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
 #define REDBLUE_REGION REDBLUE_AVX512_BF16
 #include "region.h"
 #undef REDBLUE_REGION

@@ -1,10 +1,24 @@
 // The instruction sets that redblue has code for: one row each, best first, chosen once at run time.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace redblue {
+
+struct Call;
+struct Moved;
+class Room;
+
+// The attention kernels of one number type in one instruction set; see kernels.h.
+struct Kernels {
+  int step;    // numbers per unit of a packed panel
+  long lanes;  // rows of queries that are computed at once
+  Moved (*forward)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
+  Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
+  Moved (*backward)(const Call& call, std::int64_t stream, long key, long keys, Room& room);
+};
 
 // One row. A function pointer is null where the instruction set has no such instruction.
 struct Isa {
@@ -25,6 +39,8 @@ struct Isa {
 
   // Reads `bytes` (a multiple of 1024, 64-byte aligned) once; returns a value that depends on all of them.
   long long (*read)(const void* data, std::size_t bytes);
+
+  Kernels kernels[4];  // by Number: float32, float64, bfloat16, float16
 };
 
 // Every row compiled into this build, best first; the last one, "portable", runs anywhere.

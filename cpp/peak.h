@@ -5,43 +5,48 @@
 // the chains must be unrolled, or the chains live in memory and half the rate is lost (measured, GCC 12).
 constexpr int kChains = kRegisters * 3 / 4;
 
-inline float sum_of_lanes(const Vec* chains) {
+inline float sum_of_chains(const V<float>* chains) {
   float sum = 0;
 #pragma GCC unroll 32
-  for (int i = 0; i < kChains; i++)
-    for (int lane = 0; lane < kLanes; lane++) sum += chains[i][lane];
+  for (int i = 0; i < kChains; i++) sum += sum_of_lanes<float>(chains[i]);
   return sum;
 }
 
 // Every chain: c <- c x + y. With x = y = 0.5 they stay at 1: no overflow, no denormals.
 inline float chains_fp32(long steps, float x, float y) {
-  Vec chains[kChains];
-  const Vec vx = splat(x), vy = splat(y);
+  V<float> chains[kChains];
+  const V<float> vx = splat(x), vy = splat(y);
 #pragma GCC unroll 32
   for (int i = 0; i < kChains; i++) chains[i] = splat(1.0f + i);
   for (long step = 0; step < steps; step++)
 #pragma GCC unroll 32
-    for (int i = 0; i < kChains; i++) chains[i] = multiply_add(chains[i], vx, vy);
-  return sum_of_lanes(chains);
+    for (int i = 0; i < kChains; i++) chains[i] = multiply_add<float>(chains[i], vx, vy);
+  return sum_of_chains(chains);
 }
 
-inline float multiply_add_fp32(float a, float b, float c) { return multiply_add(splat(a), splat(b), splat(c))[0]; }
+inline float multiply_add_fp32(float a, float b, float c) {
+  return multiply_add<float>(splat(a), splat(b), splat(c))[0];
+}
 
 #if REDBLUE_REGION == REDBLUE_AVX512_BF16
+inline V<unsigned> splat_pair(float even, float odd) {
+  return splat(unsigned(to_bfloat16(odd)) << 16 | to_bfloat16(even));
+}
+
 // Every chain: c <- c + x y + x y.
 inline float chains_bf16(long steps, float x, float y) {
-  Vec chains[kChains];
-  const Pairs px = splat_pairs(x, x), py = splat_pairs(y, y);
+  V<float> chains[kChains];
+  const V<unsigned> px = splat_pair(x, x), py = splat_pair(y, y);
 #pragma GCC unroll 32
   for (int i = 0; i < kChains; i++) chains[i] = splat(1.0f + i);
   for (long step = 0; step < steps; step++)
 #pragma GCC unroll 32
-    for (int i = 0; i < kChains; i++) chains[i] = multiply_add(px, py, chains[i]);
-  return sum_of_lanes(chains);
+    for (int i = 0; i < kChains; i++) chains[i] = multiply_add_pairs(px, py, chains[i]);
+  return sum_of_chains(chains);
 }
 
 inline float multiply_add_bf16(float a, float b, float c) {
-  return multiply_add(splat_pairs(a, 0), splat_pairs(b, 0), splat(c))[0];
+  return multiply_add_pairs(splat_pair(a, 0), splat_pair(b, 0), splat(c))[0];
 }
 #else
 constexpr float (*chains_bf16)(long, float, float) = nullptr;

@@ -1,20 +1,38 @@
 // All code of one instruction set, and its row. Included once inside each target region of isa.cpp.
-#include "vec.h"  // first: the others use its vector type
+// In this order: each uses what stands before it.
+#include "vec.h"
+#include "exp.h"
+#include "tile.h"
+#include "pack.h"
+#include "scores.h"
+#include "flash.h"
 
 #include "bandwidth.h"
 #include "peak.h"
+
+// The kernels of one number type.
+template <class T, class F>
+constexpr Kernels kKernels = {
+    F::kStep, Flash<T, F>::kLanesAtOnce, Flash<T, F>::forward, Flash<T, F>::deltas, Flash<T, F>::backward,
+};
+#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+using Bfloat16Format = Bfloat16Pairs;
+#else
+using Bfloat16Format = Float32;
+#endif
 
 // A constant: filling it must not run instructions that the CPU may not have.
 constexpr Isa kRow = {
     kName,
     supported,
-    sizeof(Vec),
+    kVectorBytes,
     kRegisters,
     chains_fp32,
     chains_bf16,
-    2L * kChains * kLanes,
-    4L * kChains * kLanes,
+    2L * kChains * kLanesOf<float>,
+    4L * kChains * kLanesOf<float>,
     multiply_add_fp32,
     multiply_add_bf16,
     read,
+    {kKernels<float, Float32>, kKernels<double, Float64>, kKernels<bfloat16, Bfloat16Format>, kKernels<float16, Float32>},
 };

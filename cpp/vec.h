@@ -1,38 +1,109 @@
-// The vector type of one instruction set. Included once inside each target region of isa.cpp, which sets
-// REDBLUE_REGION; hence no include guard, and no #include here.
+// The vectors of one instruction set: V<float>, V<double>, and what kernels ask of them. Included once inside each target
+// region of isa.cpp, which sets REDBLUE_REGION; hence no include guard, and no #include here.
+//
+// V<T> is the compiler's own vector type, so + - * / < and ?: work on whole vectors; only what it does badly is written
+// per instruction set. Sums of products contract to fused multiply-adds where there are such.
 #if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
-using Vec = __m512;
-constexpr int kRegisters = 32;
-inline Vec splat(float value) { return _mm512_set1_ps(value); }
-inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+constexpr int kVectorBytes = 64, kRegisters = 32;
 #elif REDBLUE_REGION == REDBLUE_AVX2
-using Vec = __m256;
-constexpr int kRegisters = 16;
-inline Vec splat(float value) { return _mm256_set1_ps(value); }
-inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+constexpr int kVectorBytes = 32, kRegisters = 16;
 #elif REDBLUE_REGION == REDBLUE_NEON
-using Vec = float32x4_t;
-constexpr int kRegisters = 32;
-inline Vec splat(float value) { return vdupq_n_f32(value); }
-inline Vec multiply_add(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
+constexpr int kVectorBytes = 16, kRegisters = 32;
 #else
-// Compiler vectors of 16 bytes: SSE2 on x86. Rounds twice where there is no fused multiply-add.
-typedef float Vec __attribute__((vector_size(16)));
-constexpr int kRegisters = 16;
-inline Vec splat(float value) { return Vec{value, value, value, value}; }
-inline Vec multiply_add(Vec a, Vec b, Vec c) { return a * b + c; }
+constexpr int kVectorBytes = 16, kRegisters = 16;  // SSE2 on x86: no fused multiply-add, so products round twice
 #endif
 
-constexpr int kLanes = sizeof(Vec) / sizeof(float);
+template <class T>
+struct Vector {
+  typedef T Held __attribute__((vector_size(kVectorBytes), may_alias));
+  typedef T Loose __attribute__((vector_size(kVectorBytes), may_alias, aligned(alignof(T))));  // in memory, anywhere
+};
+template <class T>
+using V = typename Vector<T>::Held;
+template <class T>
+constexpr int kLanesOf = kVectorBytes / sizeof(T);
+
+template <class T>
+inline V<T> load(const T* p) {
+  return *reinterpret_cast<const typename Vector<T>::Loose*>(p);
+}
+template <class T>
+inline void store(T* p, V<T> value) {
+  *reinterpret_cast<typename Vector<T>::Loose*>(p) = value;
+}
+template <class T>
+inline V<T> splat(T value) {
+  return value - V<T>{};  // keeps -0
+}
+template <class To, class From>
+inline To bits(From value) {  // the same bits as another type
+  static_assert(sizeof(To) == sizeof(From), "bits() changes no size");
+  To to;
+  __builtin_memcpy(&to, &value, sizeof to);
+  return to;
+}
+
+template <class T>
+inline V<T> multiply_add(V<T> a, V<T> b, V<T> c) {
+  return a * b + c;
+}
+// The larger; b where either is NaN.
+template <class T>
+inline V<T> larger(V<T> a, V<T> b) {
+  return a > b ? a : b;
+}
+#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+template <>
+inline V<float> splat(float value) { return _mm512_set1_ps(value); }
+template <>
+inline V<double> splat(double value) { return _mm512_set1_pd(value); }
+template <>
+inline V<float> larger<float>(V<float> a, V<float> b) { return _mm512_max_ps(a, b); }
+#elif REDBLUE_REGION == REDBLUE_AVX2
+template <>
+inline V<float> splat(float value) { return _mm256_set1_ps(value); }
+template <>
+inline V<double> splat(double value) { return _mm256_set1_pd(value); }
+template <>
+inline V<float> larger<float>(V<float> a, V<float> b) { return _mm256_max_ps(a, b); }
+#endif
 
 #if REDBLUE_REGION == REDBLUE_AVX512_BF16
-// Two bfloat16 per fp32 lane: the even one in the low half.
-using Pairs = __m512bh;
-inline Pairs splat_pairs(float even, float odd) {
-  const unsigned low = (unsigned short)_mm256_extract_epi16((__m256i)_mm512_cvtneps_pbh(splat(even)), 0);
-  const unsigned high = (unsigned short)_mm256_extract_epi16((__m256i)_mm512_cvtneps_pbh(splat(odd)), 0);
-  return (Pairs)_mm512_set1_epi32((int)(high << 16 | low));
+// Two bfloat16 per fp32 lane: the even one in the low half. Each fp32 lane of c gains both products.
+inline V<float> multiply_add_pairs(V<unsigned> a, V<unsigned> b, V<float> c) {
+  return _mm512_dpbf16_ps(c, bits<__m512bh>(a), bits<__m512bh>(b));
 }
-// Each fp32 lane of c gains both products.
-inline Vec multiply_add(Pairs a, Pairs b, Vec c) { return _mm512_dpbf16_ps(c, a, b); }
 #endif
+
+template <class T>
+inline T sum_of_lanes(V<T> value) {
+  T sum = 0;
+  for (int lane = 0; lane < kLanesOf<T>; lane++) sum += value[lane];
+  return sum;
+}
+
+// Lane by lane from a and b, numbered one after the other.
+template <class U, class Index>
+inline U shuffle(U a, U b, Index index) {
+#if defined(__clang__)
+  U result;
+  for (unsigned lane = 0; lane < sizeof(Index) / sizeof index[0]; lane++) {
+    const unsigned from = index[lane], lanes = sizeof(Index) / sizeof index[0];
+    result[lane] = from < lanes ? a[from] : b[from - lanes];
+  }
+  return result;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+// Pairs of 16-bit numbers: even[c] in the low half, odd[c] in the high one.
+inline V<unsigned> interleave(const std::uint16_t* even, const std::uint16_t* odd) {
+  V<unsigned> low, high;
+#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+  low = bits<V<unsigned>>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even))));
+  high = bits<V<unsigned>>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd))));
+#else
+  for (int lane = 0; lane < kLanesOf<unsigned>; lane++) low[lane] = even[lane], high[lane] = odd[lane];
+#endif
+  return high << 16 | low;
+}

@@ -1,0 +1,70 @@
+// Exponential and hyperbolic tangent of whole vectors. Included once inside each target region of isa.cpp.
+//
+// exp: x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by a polynomial fitted to the least relative error (float: degree 5,
+// 1.05e-7 before rounding; double: Taylor's, degree 13). Promise, tested over the whole range: relative error at most
+// 4e-7 (float) and 4e-16 (double) for results that are normal numbers, an absolute one of the least normal number below;
+// exp(-inf) = 0, NaN stays. From kMostExp on (no score less its row's maximum gets there) nothing is promised.
+
+constexpr float kMostExp = 88.0f;
+
+template <class T>
+struct ExpOf;
+
+template <>
+struct ExpOf<float> {
+  using Int = int;
+  static constexpr float kLeast = -87.33654f, kMagic = 12582912.0f;  // ln of the least normal number; 1.5 x 2^23
+  static constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.428606765330187e-6f;
+  static constexpr int kMantissa = 23;
+  static constexpr float kTerms[] = {0.008312501013278961f, 0.041890330612659454f, 0.16667115688323975f,
+                                     0.499992311000824f,    1.0f,                  1.0f};
+};
+
+template <>
+struct ExpOf<double> {
+  using Int = long long;
+  static constexpr double kLeast = -708.3964185322641, kMagic = 6755399441055744.0;  // 1.5 x 2^52
+  static constexpr double kLn2High = 0.6931471803691238, kLn2Low = 1.9082149292705877e-10;
+  static constexpr int kMantissa = 52;
+  static constexpr double kTerms[] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
+                                      1.0 / 40320,      1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,
+                                      1.0 / 6,          0.5,             1.0,            1.0};
+};
+
+template <class T>
+inline V<T> exp(V<T> x) {
+  using E = ExpOf<T>;
+  using Bits = V<typename E::Int>;
+  const V<T> clamped = larger<T>(splat(E::kLeast), x);  // NaN stays
+  const V<T> shifted = multiply_add<T>(clamped, splat(T(1.4426950408889634)), splat(E::kMagic));  // n in the low bits
+  const V<T> n = shifted - splat(E::kMagic);
+  V<T> r = multiply_add<T>(n, splat(-E::kLn2High), clamped);
+  r = multiply_add<T>(n, splat(-E::kLn2Low), r);
+  V<T> power = splat(E::kTerms[0]);
+#pragma GCC unroll 16
+  for (unsigned i = 1; i < sizeof(E::kTerms) / sizeof(T); i++) power = multiply_add<T>(power, r, splat(E::kTerms[i]));
+#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+  if constexpr (sizeof(T) == 4) return _mm512_scalef_ps(power, n);
+#endif
+  const V<T> result = bits<V<T>>(bits<Bits>(power) + (bits<Bits>(shifted) << E::kMantissa));
+  return x < splat(E::kLeast) ? V<T>{} : x == x ? result : x;
+}
+
+template <class T>
+inline V<T> magnitude(V<T> x) {
+  return x < V<T>{} ? -x : x;
+}
+
+// tanh; relative error at most 4e-7 (float) and 4e-15 (double). Small arguments by Lambert's continued fraction
+// x / (1 + x^2 / (3 + x^2 / (5 + ...))), the others by e^(-2|x|).
+template <class T>
+inline V<T> tanh(V<T> x) {
+  constexpr int kLast = sizeof(T) == 4 ? 9 : 17;
+  const V<T> square = x * x, size = magnitude<T>(x);
+  V<T> fraction = splat(T(kLast));
+#pragma GCC unroll 8
+  for (int odd = kLast - 2; odd > 0; odd -= 2) fraction = multiply_add<T>(square, splat(T(1)) / fraction, splat(T(odd)));
+  const V<T> tail = exp<T>(size * splat(T(-2)));
+  const V<T> large = (splat(T(1)) - tail) / (splat(T(1)) + tail);
+  return size < splat(T(0.625)) ? x / fraction : x < V<T>{} ? -large : large;
+}

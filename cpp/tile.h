@@ -1,0 +1,152 @@
+// Register-tiled products of packed panels. Included once inside each target region of isa.cpp.
+//
+// Every product of attention, forward and backward, is one and the same thing here:
+//
+//     C[m][lane] (+)= sum over k of A[m, k] B[k][lane]
+//
+// B: a panel, k-th row at b + k * bk, loaded as whole vectors. A: single units, broadcast; at a + m * am + k * ak.
+// C: sums, m-th row at c + m * cm, whole vectors. A unit is what one multiply-add takes per lane: a float, a double, or
+// a pair of bfloat16 that are neighbours along k (so k counts units: half the length).
+//
+// In registers: MR rows of C, each of NR vectors; MR x NR sums, NR vectors of B, and A's broadcast. With 32 registers
+// 6 x 4 = 24 sums, with 16 registers 6 x 2 = 12: loads (MR + NR per MR x NR multiply-adds) never bind.
+
+constexpr int kNR = kRegisters == 32 ? 4 : 2;
+constexpr int kMR = 6;
+
+// What the numbers in a packed panel are.
+struct Float32 {
+  using Number = float;  // as packed
+  using Unit = float;
+  using Sum = float;
+  static constexpr int kStep = 1;  // numbers per unit
+  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) { return multiply_add<float>(b, a, c); }
+};
+struct Float64 {
+  using Number = double;
+  using Unit = double;
+  using Sum = double;
+  static constexpr int kStep = 1;
+  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) { return multiply_add<double>(b, a, c); }
+};
+#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+struct Bfloat16Pairs {
+  using Number = bfloat16;
+  using Unit = unsigned;
+  using Sum = float;
+  static constexpr int kStep = 2;
+  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) { return multiply_add_pairs(b, a, c); }
+};
+#endif
+
+// Rows of an array that will be needed next, fetched a few lines at a time while something else is computed: a tile's
+// first touch otherwise waits for memory (at d = 512 that cost a tenth of the time).
+struct Ahead {
+  const char* row = nullptr;  // of `rows` rows, `stride` bytes apart, `bytes` bytes each
+  long rows = 0, stride = 0, bytes = 0, at = 0;
+
+  void fetch(long lines) {
+    for (; lines > 0 && rows > 0; lines--) {
+      __builtin_prefetch(row + at, 0, 2);
+      at += 64;
+      if (at >= bytes) at = 0, row += stride, rows--;
+    }
+  }
+};
+constexpr long kLinesAhead = 16;  // per step of `column`
+
+enum class Start { kZero, kSum, kScaled };  // C starts at 0, at itself, or at itself times `factors`, lane by lane
+
+template <class F, int MR, int NR>
+inline void micro(const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk, typename F::Sum* c,
+                  long cm, long length, Start start, const typename F::Sum* factors) {
+  using Sum = typename F::Sum;
+  constexpr int L = kLanesOf<Sum>;
+  V<Sum> sums[MR][NR];
+  if (start == Start::kZero) {
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; m++)
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; v++) sums[m][v] = V<Sum>{};
+  } else {
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; m++)
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; v++) sums[m][v] = load(c + m * cm + v * L);
+    if (start == Start::kScaled) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; v++) {
+        const V<Sum> factor = load(factors + v * L);
+#pragma GCC unroll 8
+        for (int m = 0; m < MR; m++) sums[m][v] *= factor;
+      }
+    }
+  }
+  for (long k = 0; k < length; k++) {
+    V<typename F::Unit> row[NR];
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) row[v] = load(b + v * L);
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; m++) {
+      const V<typename F::Unit> unit = splat(a[m * am]);
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; v++) sums[m][v] = F::multiply_add_unit(row[v], unit, sums[m][v]);
+    }
+    a += ak;
+    b += bk;
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; m++)
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) store(c + m * cm + v * L, sums[m][v]);
+}
+
+// The loop over m for NR vectors of lanes. What is left of a multiple of MR is shared out evenly over the last two
+// steps, since a step of one or two rows would wait for its own sums.
+template <class F, int NR>
+inline void column(long rows, const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk,
+                   typename F::Sum* c, long cm, long length, Start start, const typename F::Sum* factors, Ahead& ahead) {
+  long m = 0;
+  const auto step = [&](auto height) {
+    constexpr int MR = decltype(height)::value;
+    ahead.fetch(kLinesAhead);
+    micro<F, MR, NR>(a + m * am, am, ak, b, bk, c + m * cm, cm, length, start, factors);
+    m += MR;
+  };
+  while (rows - m > kMR + 2 || rows - m == kMR) step(std::integral_constant<int, kMR>{});
+  if (rows - m > kMR) step(std::integral_constant<int, 4>{});
+  switch (rows - m) {
+    case 5: return step(std::integral_constant<int, 5>{});
+    case 4: return step(std::integral_constant<int, 4>{});
+    case 3: return step(std::integral_constant<int, 3>{});
+    case 2: return step(std::integral_constant<int, 2>{});
+    case 1: return step(std::integral_constant<int, 1>{});
+  }
+}
+
+// C (rows x lanes) as above; lanes a multiple of the vector's. Panels of B that are longer than a first-level cache are
+// taken in parts of `depth` units.
+template <class F>
+inline void product(long rows, long lanes, long length, const typename F::Unit* a, long am, long ak,
+                    const typename F::Unit* b, long bk, typename F::Sum* c, long cm, Start start,
+                    const typename F::Sum* factors, Ahead& ahead, long depth = 1 << 30) {
+  constexpr int L = kLanesOf<typename F::Sum>;
+  long k = 0;
+  do {
+    const long part = length - k < depth ? length - k : depth;
+    for (long lane = 0; lane < lanes; lane += kNR * L) {
+      const auto go = [&](auto width) {
+        column<F, decltype(width)::value>(rows, a + k * ak, am, ak, b + k * bk + lane, bk, c + lane, cm, part, start,
+                                          factors + lane, ahead);
+      };
+      switch ((lanes - lane) / L) {
+        case 1: go(std::integral_constant<int, 1>{}); break;
+        case 2: go(std::integral_constant<int, 2>{}); break;
+        case 3: go(std::integral_constant<int, kNR < 3 ? kNR : 3>{}); break;
+        default: go(std::integral_constant<int, kNR>{});
+      }
+    }
+    start = Start::kSum;
+    k += part;
+  } while (k < length);
+}
