@@ -51,6 +51,17 @@ inline V<T> exp(V<T> x) {
 }
 
 template <class T>
+inline void exp_all(T* x, std::size_t count) {
+  constexpr std::size_t L = kLanesOf<T>;
+  for (std::size_t i = 0; i < count; i += L) {
+    T lanes[L] = {};
+    std::copy_n(x + i, std::min(L, count - i), lanes);
+    store(lanes, exp<T>(load(lanes)));
+    std::copy_n(lanes, std::min(L, count - i), x + i);
+  }
+}
+
+template <class T>
 inline V<T> magnitude(V<T> x) {
   return x < V<T>{} ? -x : x;
 }

@@ -13,8 +13,8 @@ class Room;
 
 // The attention kernels of one number type in one instruction set; see kernels.h.
 struct Kernels {
-  int step;    // numbers per unit of a packed panel
-  long lanes;  // rows of queries that are computed at once
+  int packed_bytes;  // of a number in a packed panel
+  long lanes;        // rows of queries that are computed at once
   Moved (*forward)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
   Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
   Moved (*backward)(const Call& call, std::int64_t stream, long key, long keys, Room& room);
@@ -39,6 +39,10 @@ struct Isa {
 
   // Reads `bytes` (a multiple of 1024, 64-byte aligned) once; returns a value that depends on all of them.
   long long (*read)(const void* data, std::size_t bytes);
+
+  // Each of `count` numbers becomes its exponential, as the kernels compute it.
+  void (*exp_fp32)(float* x, std::size_t count);
+  void (*exp_fp64)(double* x, std::size_t count);
 
   Kernels kernels[4];  // by Number: float32, float64, bfloat16, float16
 };

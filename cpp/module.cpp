@@ -8,6 +8,7 @@
 #include "belady.h"
 #include "cache.h"
 #include "isa.h"
+#include "kernels.h"
 #include "measure.h"
 
 namespace nb = nanobind;
@@ -30,6 +31,64 @@ auto copied(const std::vector<T>& values) {
   return nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {values.size()}, owner);
 }
 
+using redblue::Array;
+using redblue::Call;
+
+// (address, lead strides..., head, row, column), strides in elements; None: not given.
+Array make_array(nb::handle given, int leads) {
+  Array array;
+  if (given.is_none()) return array;
+  const auto parts = nb::cast<nb::tuple>(given);
+  if (parts.size() != std::size_t(leads) + 4) throw std::invalid_argument("an array is (address, strides...)");
+  array.data = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(parts[0]));
+  for (int i = 0; i < leads; i++) array.lead[i] = nb::cast<std::int64_t>(parts[1 + i]);
+  array.head = nb::cast<std::int64_t>(parts[leads + 1]);
+  array.row = nb::cast<std::int64_t>(parts[leads + 2]);
+  array.column = nb::cast<std::int64_t>(parts[leads + 3]);
+  return array;
+}
+
+// What both passes share. sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). band: (first, end).
+// tile: (rows, cols, depth, threads).
+Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, std::pair<std::int64_t, std::int64_t> band,
+               double scale, double softcap, int bias_number, double dropout, std::uint64_t seed, const nb::tuple& tile) {
+  Call call;
+  call.leads = int(sizes.size()) - 6;
+  if (call.leads < 0 || call.leads > redblue::kMostLead)
+    throw std::invalid_argument("at most " + std::to_string(redblue::kMostLead) + " leading dimensions");
+  call.number = redblue::Number(number);
+  for (int i = 0; i < call.leads; i++) call.lead_sizes[i] = nb::cast<std::int64_t>(sizes[i]);
+  std::int64_t* const fields[] = {&call.kv_heads, &call.group, &call.n_q, &call.n_k, &call.d, &call.d_v};
+  for (int i = 0; i < 6; i++) *fields[i] = nb::cast<std::int64_t>(sizes[call.leads + i]);
+  Array* const given[] = {&call.q,    &call.k,  &call.v,  &call.out, &call.lse,  &call.bias,  &call.sinks,
+                          &call.dout, &call.dq, &call.dk, &call.dv,  &call.dlse, &call.delta, &call.dbias};
+  for (std::size_t i = 0; i < arrays.size() && i < std::size(given); i++) *given[i] = make_array(arrays[i], call.leads);
+  call.first = band.first;
+  call.end = band.second;
+  call.scale = scale;
+  call.softcap = softcap;
+  call.bias_number = redblue::Number(bias_number);
+  call.dropout = dropout;
+  call.seed = seed;
+  call.rows = nb::cast<std::int64_t>(tile[0]);
+  call.cols = nb::cast<std::int64_t>(tile[1]);
+  call.depth = nb::cast<std::int64_t>(tile[2]);
+  call.threads = nb::cast<int>(tile[3]);
+  if (call.rows < 1 || call.cols < 1 || call.depth < 1) throw std::invalid_argument("tile edges must be at least 1");
+  return call;
+}
+
+template <redblue::Moved (*pass)(const Call&, const Isa&)>
+std::pair<std::int64_t, std::int64_t> run_pass(const Isa& isa, int number, const nb::tuple& sizes, const nb::tuple& arrays,
+                                               std::pair<std::int64_t, std::int64_t> band, double scale, double softcap,
+                                               int bias_number, double dropout, std::uint64_t seed,
+                                               const nb::tuple& tile) {
+  const Call call = make_call(number, sizes, arrays, band, scale, softcap, bias_number, dropout, seed, tile);
+  const nb::gil_scoped_release others_may_run;
+  const redblue::Moved moved = pass(call, isa);
+  return {moved.reads, moved.writes};
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -38,10 +97,21 @@ NB_MODULE(_core, m) {
       .def_prop_ro("supported", [](const Isa& isa) { return isa.supported(); })
       .def_ro("vector_bytes", &Isa::vector_bytes)
       .def_ro("vector_registers", &Isa::vector_registers)
+      .def("lanes", [](const Isa& isa, int number) { return isa.kernels[number & 3].lanes; }, "number"_a)
+      .def("packed_bytes", [](const Isa& isa, int number) { return isa.kernels[number & 3].packed_bytes; }, "number"_a)
       .def_prop_ro("has_bfloat16", [](const Isa& isa) { return isa.chains_bf16 != nullptr; });
 
   m.def("list_isas", &redblue::list_isas);
-  m.def("choose_isa", [](const std::string& isa) { return redblue::choose_isa(isa); }, "isa"_a = "");
+  m.def("choose_isa", &redblue::choose_isa, "isa"_a = "", nb::rv_policy::reference);
+
+  m.def("attention_forward", run_pass<redblue::forward>);
+  m.def("attention_backward", run_pass<redblue::backward>);
+  m.def("exp", [](nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu> x, const Isa& isa) {
+    isa.exp_fp32(x.data(), x.shape(0));
+  });
+  m.def("exp", [](nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu> x, const Isa& isa) {
+    isa.exp_fp64(x.data(), x.shape(0));
+  });
 
   m.def(
       "multiply_add",

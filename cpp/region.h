@@ -13,7 +13,7 @@
 // The kernels of one number type.
 template <class T, class F>
 constexpr Kernels kKernels = {
-    F::kStep, Flash<T, F>::kLanesAtOnce, Flash<T, F>::forward, Flash<T, F>::deltas, Flash<T, F>::backward,
+    sizeof(typename F::Number), Flash<T, F>::kLanesAtOnce, Flash<T, F>::forward, Flash<T, F>::deltas, Flash<T, F>::backward,
 };
 #if REDBLUE_REGION == REDBLUE_AVX512_BF16
 using Bfloat16Format = Bfloat16Pairs;
@@ -34,5 +34,7 @@ constexpr Isa kRow = {
     multiply_add_fp32,
     multiply_add_bf16,
     read,
+    exp_all<float>,
+    exp_all<double>,
     {kKernels<float, Float32>, kKernels<double, Float64>, kKernels<bfloat16, Bfloat16Format>, kKernels<float16, Float32>},
 };

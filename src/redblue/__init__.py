@@ -9,6 +9,7 @@ from redblue.machine import CacheLevel, CapacityError
 from redblue.masks import Mask
 from redblue.memories import Memory, list_memories, memory, this_machine
 from redblue.models import Model, list_models, model
+from redblue.op import attention, attention_backward, scaled_dot_product_attention
 from redblue.planner import Plan, plan
 from redblue.problem import Problem
 from redblue.schedules import NotCovered, TooFewWords, list_schedules
@@ -31,6 +32,8 @@ __all__ = [
     "Simulation",
     "TooFewWords",
     "UnknownName",
+    "attention",
+    "attention_backward",
     "count",
     "list_memories",
     "list_models",
@@ -40,6 +43,7 @@ __all__ = [
     "memory",
     "model",
     "plan",
+    "scaled_dot_product_attention",
     "simulate",
     "this_machine",
 ]

@@ -1,0 +1,1 @@
+"""The compiled kernels: what runs a plan."""
