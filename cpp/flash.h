@@ -398,4 +398,57 @@ struct Flash {
     moved.writes += count * (d + d_v);
     return moved;
   }
+
+  // One piece of the bias's gradient: queries r0 .. and keys j0 .., the sum of dS over the `count` streams (of an unstacked
+  // call) that share it, and over all queries or keys where it is broadcast along them. P and dS are computed once more.
+  static Moved bias_gradient(const Call& call, const std::int64_t* streams, long count, Piece piece, Room& room) {
+    const long d = call.d, d_v = call.d_v, at_once = std::min<long>(piece.keys, kKeysAtOnce);
+    const bool k_in_place = in_place(call.k, d), v_in_place = in_place(call.v, d_v);
+    const long k_length = k_in_place ? call.k.row : padded(d), v_length = v_in_place ? call.v.row : padded(d_v);
+    Unit* const q_panel = room.take<Unit>(units(d) * kLanesAtOnce);
+    Unit* const dout_panel = room.take<Unit>(units(d_v) * kLanesAtOnce);
+    Packed* const k_tile = k_in_place ? nullptr : room.take<Packed>(at_once * k_length);
+    Packed* const v_tile = v_in_place ? nullptr : room.take<Packed>(at_once * v_length);
+    Packed* const pack_room = room.take<Packed>(L * padded(std::max(d, d_v)) + 2 * L * S);
+    Sum lse[kLanesAtOnce], delta[kLanesAtOnce];
+    Tile tile(call, at_once, room);
+    tile.slopes = nullptr;  // the bias is added after the softcap
+    const long sum_rows = call.dbias.row ? piece.rows : 1, sum_keys = call.dbias.column ? piece.keys : 1;
+    Sum* const sums = room.take<Sum>(sum_rows * sum_keys);
+    std::fill_n(sums, sum_rows * sum_keys, Sum(0));
+    Ahead nothing_ahead;
+    for (long i = 0; i < count; i++) {
+      const Stream s(call, streams[i]);
+      const auto q_row = s.row<const T>(call.q), dout_row = s.row<const T>(call.dout);
+      const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
+      for (long r0 = piece.row; r0 < piece.row + piece.rows; r0 += kLanesAtOnce) {
+        const Rows rows = rows_of(r0, std::min(kLanesAtOnce, piece.row + piece.rows - r0));
+        const auto [live, live_end] = s.keys_of(r0, rows.count);
+        const long first = std::max(live, piece.key), end = std::min(live_end, piece.key + piece.keys);
+        if (first >= end) continue;
+        pack_panel<F, T>([&](long r) { return q_row(r0 + r); }, call.q.column, rows.count, rows.lanes, d, q_panel, pack_room);
+        pack_panel<F, T>([&](long r) { return dout_row(r0 + r); }, call.dout.column, rows.count, rows.lanes, d_v, dout_panel,
+                         pack_room);
+        row_sums(s, rows, lse, delta);
+        for (long j = first; j < end; j += at_once) {
+          const long keys = std::min(at_once, end - j);
+          if (!k_in_place) pack_rows<T>([&](long x) { return k_row(j + x); }, call.k.column, keys, d, k_tile, k_length);
+          if (!v_in_place) pack_rows<T>([&](long x) { return v_row(j + x); }, call.v.column, keys, d_v, v_tile, v_length);
+          tile.compute(s, rows, j, keys, k_in_place ? reinterpret_cast<const Packed*>(k_row(j)) : k_tile, k_length,
+                       v_in_place ? reinterpret_cast<const Packed*>(v_row(j)) : v_tile, v_length, q_panel, dout_panel, lse,
+                       delta, nothing_ahead);
+          for (long r = 0; r < rows.count; r++)
+            for (long x = 0; x < keys; x++)
+              sums[(call.dbias.row ? r0 - piece.row + r : 0) * sum_keys + (call.dbias.column ? j - piece.key + x : 0)] +=
+                  tile.ds[x * rows.lanes + r];
+        }
+      }
+    }
+    Sum* const to = at<Sum>(call.dbias, Stream(call, streams[0]).offset(call.dbias)) +
+                    Stream(call, streams[0]).kv_head * call.dbias.head;
+    for (long r = 0; r < sum_rows; r++)
+      for (long x = 0; x < sum_keys; x++)
+        to[(piece.row + r) * call.dbias.row + (piece.key + x) * call.dbias.column] = sums[r * sum_keys + x];
+    return {};
+  }
 };

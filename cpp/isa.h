@@ -10,6 +10,9 @@ namespace redblue {
 struct Call;
 struct Moved;
 class Room;
+struct Piece {  // of all pairs of queries and keys
+  long row, rows, key, keys;
+};
 
 // The attention kernels of one number type in one instruction set; see kernels.h.
 struct Kernels {
@@ -18,6 +21,7 @@ struct Kernels {
   Moved (*forward)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
   Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
   Moved (*backward)(const Call& call, std::int64_t stream, long key, long keys, Room& room);
+  Moved (*bias_gradient)(const Call& call, const std::int64_t* streams, long count, Piece piece, Room& room);
 };
 
 // One row. A function pointer is null where the instruction set has no such instruction.

@@ -2,7 +2,9 @@
 #include "kernels.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <vector>
 
 #include "pool.h"
 #include "room.h"
@@ -31,6 +33,51 @@ class Tally {
 };
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// The same call with the query heads of a key head as one more leading dimension: a stream is then one query head.
+Call unstacked(const Call& given) {
+  Call call = given;
+  Array* const by_query[] = {&call.q,    &call.out, &call.lse,   &call.dout, &call.dq,
+                             &call.dlse, &call.delta, &call.bias, &call.dbias};
+  for (Array* array : by_query) {
+    array->lead[call.leads] = array->head;
+    array->head *= call.group;
+  }
+  call.lead_sizes[call.leads++] = call.group;
+  call.group = 1;
+  return call;
+}
+
+// Where the bias's gradient of a stream begins.
+std::int64_t dbias_offset(const Call& call, std::int64_t stream) {
+  std::int64_t offset = stream % call.kv_heads * call.dbias.head;
+  stream /= call.kv_heads;
+  for (int l = call.leads - 1; l >= 0; l--) {
+    offset += stream % call.lead_sizes[l] * call.dbias.lead[l];
+    stream /= call.lead_sizes[l];
+  }
+  return offset;
+}
+
+void bias_gradient(const Call& given, const Kernels& kernels) {
+  const Call call = unstacked(given);
+  std::map<std::int64_t, std::vector<std::int64_t>> sharing;  // streams by where their gradients add up
+  for (std::int64_t stream = 0; stream < call.streams(); stream++)
+    sharing[dbias_offset(call, stream)].push_back(stream);
+  std::vector<const std::vector<std::int64_t>*> slices;
+  for (const auto& [offset, streams] : sharing) slices.push_back(&streams);
+  constexpr std::int64_t kKeys = 192;
+  const std::int64_t rows = call.dbias.row ? kernels.lanes : std::max<std::int64_t>(1, call.n_q);
+  const std::int64_t keys = call.dbias.column ? kKeys : std::max<std::int64_t>(1, call.n_k);
+  const std::int64_t row_pieces = call.dbias.row ? ceil_div(call.n_q, rows) : 1;
+  const std::int64_t key_pieces = call.dbias.column ? ceil_div(call.n_k, keys) : 1;
+  share_out(row_pieces * key_pieces * std::int64_t(slices.size()), call.threads, [&](std::int64_t task) {
+    const auto& streams = *slices[task / (row_pieces * key_pieces)];
+    const std::int64_t row = task / key_pieces % row_pieces * rows, key = task % key_pieces * keys;
+    const Piece piece{row, std::min(rows, call.n_q - row), key, std::min(keys, call.n_k - key)};
+    kernels.bias_gradient(call, streams.data(), streams.size(), piece, own_room());
+  });
+}
 
 }  // namespace
 
@@ -74,6 +121,7 @@ Moved backward(const Call& given, const Isa& isa) {
       throw;
     }
   });
+  if (call.dbias.data) bias_gradient(call, kernels);
   return tally.sum();
 }
 

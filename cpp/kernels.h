@@ -13,7 +13,7 @@ namespace redblue {
 
 enum class Number { kFloat32, kFloat64, kBfloat16, kFloat16, kBool };
 
-constexpr int kMostLead = 8;
+constexpr int kMostLead = 9;  // eight of the caller's and, in unstacked calls, the query heads that share a key head
 
 // An array (lead..., heads, rows, columns), read in place through its strides, which count elements.
 struct Array {

@@ -54,8 +54,8 @@ Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, std:
                double scale, double softcap, int bias_number, double dropout, std::uint64_t seed, const nb::tuple& tile) {
   Call call;
   call.leads = int(sizes.size()) - 6;
-  if (call.leads < 0 || call.leads > redblue::kMostLead)
-    throw std::invalid_argument("at most " + std::to_string(redblue::kMostLead) + " leading dimensions");
+  if (call.leads < 0 || call.leads >= redblue::kMostLead)
+    throw std::invalid_argument("at most " + std::to_string(redblue::kMostLead - 1) + " leading dimensions");
   call.number = redblue::Number(number);
   for (int i = 0; i < call.leads; i++) call.lead_sizes[i] = nb::cast<std::int64_t>(sizes[i]);
   std::int64_t* const fields[] = {&call.kv_heads, &call.group, &call.n_q, &call.n_k, &call.d, &call.d_v};

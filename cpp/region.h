@@ -14,6 +14,7 @@
 template <class T, class F>
 constexpr Kernels kKernels = {
     sizeof(typename F::Number), Flash<T, F>::kLanesAtOnce, Flash<T, F>::forward, Flash<T, F>::deltas, Flash<T, F>::backward,
+    Flash<T, F>::bias_gradient,
 };
 #if REDBLUE_REGION == REDBLUE_AVX512_BF16
 using Bfloat16Format = Bfloat16Pairs;
