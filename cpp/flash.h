@@ -12,6 +12,8 @@ struct Flash {
   static constexpr int L = kLanesOf<Sum>, S = F::kStep;
   static constexpr long kLanesAtOnce = kNR * L;
   static constexpr long kKeysAtOnce = 48;  // backward: scores and their gradients, twice this by kLanesAtOnce, stay in L1
+  static constexpr long kRowsAhead = 32;
+  static constexpr long kFew = L < 8 ? L : 8;  // rows, up to which vectors along the features read K and V faster
   static constexpr Sum kLowest = -std::numeric_limits<Sum>::infinity();
 
   static long up(long count, long multiple) { return (count + multiple - 1) / multiple * multiple; }
@@ -54,8 +56,12 @@ struct Flash {
     }
   }
 
-  // One block of rows of one stream: rows r0 .. r0 + count - 1.
-  static Moved forward(const Call& call, std::int64_t stream, long r0, long count, Room& room) {
+  // One block of rows of one stream against a range of keys. partial: null where these are all keys; else unfinished
+  // results go there, (maximum, sum, d_v features) per stacked row, for `merge`.
+  static Moved forward(const Call& call, std::int64_t stream, Piece piece, void* partial, Room& room) {
+    if (piece.rows <= kFew && call.q.column == 1 && call.k.column == 1 && call.v.column == 1 && Wide<T>::kWhole)
+      return forward_few(call, stream, piece, partial, room);
+    const long r0 = piece.row, count = piece.rows;
     const Stream s(call, stream);
     const long d = call.d, d_v = call.d_v, groups = (count + kLanesAtOnce - 1) / kLanesAtOnce;
     const long cols = up(std::min(call.cols, call.n_k), S);
@@ -86,7 +92,7 @@ struct Flash {
                        q_panels + g * units(d) * kLanesAtOnce, pack_room);
       for (long lane = 0; lane < kLanesAtOnce; lane++) {
         const long r = rows.start + std::min(lane, rows.count - 1);
-        const Sum sink = call.sinks.data ? at<const Sum>(call.sinks, 0)[s.kv_head * call.group + r % call.group] : kLowest;
+        const Sum sink = first_score(s, r, piece);
         row_max[g * kLanesAtOnce + lane] = sink;
         row_sum[g * kLanesAtOnce + lane] = sink == kLowest ? 0 : 1;
       }
@@ -94,7 +100,7 @@ struct Flash {
     std::memset(static_cast<void*>(out_panels), 0, groups * d_v * kLanesAtOnce * sizeof(Sum));
     moved.reads += count * d;
 
-    const auto [live, live_end] = s.keys_of(r0, count);
+    const auto [live, live_end] = live_keys(s, piece);
     for (long j0 = live; j0 < live_end; j0 += call.cols) {
       const long tile_keys = std::min<long>(call.cols, live_end - j0);
       if (!k_in_place) pack_rows<T>([&](long r) { return k_row(j0 + r); }, call.k.column, tile_keys, d, k_tile, k_length);
@@ -114,26 +120,29 @@ struct Flash {
         const long lanes = rows.lanes, j = j0 + from;
         product<F>(keys, lanes, units(d), as_units(k_rows + from * k_length), k_length / S, 1,
                    q_panels + g * units(d) * kLanesAtOnce, lanes, scores, lanes, Start::kZero, nullptr, ahead_k, call.depth);
-        Sum scale = Sum(call.scale);
-        if (!plain_scores(call)) {
-          finish_scores<Sum>(s, rows, j, keys, scores, nullptr, extra, sum_room);
-          scale = 1;
-        }
-        if (!s.holds(rows.start, rows.count, j, keys)) {
-          const Sum nothing = scale < 0 ? -kLowest : kLowest;
-          mask_tile<Sum>(s, rows, j, keys, scores, nothing);
-        }
+        const Sum scale = finish_tile(s, rows, j, keys, scores, extra, sum_room);
         softmax(keys, lanes, scale, scores, row_max + g * kLanesAtOnce, row_sum + g * kLanesAtOnce, factors);
-        if (call.dropout > 0) {
-          dropout_tile<Sum>(s, rows, j, keys, extra);
-          for (long x = 0; x < keys * lanes; x += L) store(scores + x, load(scores + x) * load(extra + x));
-        }
+        if (call.dropout > 0) drop(s, rows, j, keys, scores, extra);
         if constexpr (S == 2) to_panels(scores, keys, lanes, p_panel, nullptr);
         product<F>(d_v, lanes, units(keys), as_units(v_rows) + from / S * v_length, 1, v_length, p_panel, lanes,
                    out_panels + g * d_v * kLanesAtOnce, lanes, Start::kScaled, factors, ahead_v);
       }
     }
 
+    if (partial) {
+      Sum* const rows_of_stream = static_cast<Sum*>(partial) + stream * call.stacked() * (d_v + 2);
+      for (long g = 0; g < groups; g++) {
+        const Rows rows = group_rows(g);
+        for (long lane = 0; lane < rows.count; lane++) {
+          Sum* const to = rows_of_stream + (rows.start + lane) * (d_v + 2);
+          to[0] = row_max[g * kLanesAtOnce + lane];
+          to[1] = row_sum[g * kLanesAtOnce + lane];
+          for (long c = 0; c < d_v; c++) to[2 + c] = out_panels[g * d_v * kLanesAtOnce + c * rows.lanes + lane];
+        }
+      }
+      moved.writes += count * (d_v + 2);
+      return moved;
+    }
     const auto out_row = s.row<T>(call.out);
     Sum* const lse = at<Sum>(call.lse, 0);
     for (long g = 0; g < groups; g++) {
@@ -149,6 +158,109 @@ struct Flash {
     }
     moved.writes += count * (d_v + 1);
     return moved;
+  }
+
+  // What a row's maximum starts from: its head's sink, which the first piece of the keys counts.
+  static Sum first_score(const Stream& s, long r, const Piece& piece) {
+    const bool has = s.call.sinks.data && piece.key == 0;
+    return has ? at<const Sum>(s.call.sinks, 0)[s.kv_head * s.call.group + r % s.call.group] : kLowest;
+  }
+  static std::pair<long, long> live_keys(const Stream& s, const Piece& piece) {
+    const auto [live, live_end] = s.keys_of(piece.row, piece.rows);
+    const long start = std::max(live, piece.key), stop = std::min(live_end, piece.key + piece.keys);
+    return {start, std::max(start, stop)};
+  }
+
+  // The same for so few rows that vectors lie along the features: decode.h.
+  static Moved forward_few(const Call& call, std::int64_t stream, Piece piece, void* partial, Room& room) {
+    const Stream s(call, stream);
+    const long d = call.d, d_v = call.d_v, cols = std::min(call.cols, call.n_k);
+    const long q_length = up(d, L), out_length = up(d_v, L);
+    const Rows rows = rows_of(piece.row, piece.rows);
+    Sum* const q = room.take<Sum>(rows.count * q_length);
+    Sum* const out = room.take<Sum>(rows.count * out_length);
+    Sum* const scores = room.take<Sum>(cols * rows.lanes);
+    Sum* const extra = call.bias.data || call.dropout > 0 ? room.take<Sum>(cols * rows.lanes) : nullptr;
+    Sum* const sum_room = call.bias.data ? room.take<Sum>(L * up(cols, L)) : nullptr;
+    Sum row_max[kLanesAtOnce], row_sum[kLanesAtOnce], factors[kLanesAtOnce];
+    const auto q_row = s.row<const T>(call.q);
+    const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
+    pack_rows<T>([&](long r) { return q_row(rows.start + r); }, call.q.column, rows.count, d, q, q_length);
+    std::fill_n(out, rows.count * out_length, Sum(0));
+    std::fill_n(scores, cols * rows.lanes, Sum(0));  // of lanes without a row, too
+    for (long lane = 0; lane < rows.lanes; lane++) {
+      row_max[lane] = first_score(s, rows.start + std::min(lane, rows.count - 1), piece);
+      row_sum[lane] = row_max[lane] == kLowest ? 0 : 1;
+    }
+    Moved moved{rows.count * d, 0};
+    const auto [live, live_end] = live_keys(s, piece);
+    for (long j = live; j < live_end; j += cols) {
+      const long keys = std::min(cols, live_end - j);
+      dots<T>(keys, rows.count, d, [&](long key) { return k_row(j + key); }, q, q_length, scores, rows.lanes,
+              kRowsAhead * call.k.row);
+      const Sum scale = finish_tile(s, rows, j, keys, scores, extra, sum_room);
+      softmax(keys, rows.lanes, scale, scores, row_max, row_sum, factors);
+      if (call.dropout > 0) drop(s, rows, j, keys, scores, extra);
+      weighted_sum<T>(keys, rows.count, d_v, [&](long key) { return v_row(j + key); }, scores, rows.lanes, factors, out,
+                      out_length, kRowsAhead * call.v.row);
+      moved.reads += keys * (d + d_v);
+    }
+    const auto out_row = s.row<T>(call.out);
+    for (long r = 0; r < rows.count; r++) {
+      if (partial) {
+        Sum* const to = static_cast<Sum*>(partial) + (stream * call.stacked() + rows.start + r) * (d_v + 2);
+        to[0] = row_max[r];
+        to[1] = row_sum[r];
+        std::copy_n(out + r * out_length, d_v, to + 2);
+      } else {
+        finish_row(s, rows.start + r, row_max[r], row_sum[r], out + r * out_length, out_row(rows.start + r));
+      }
+    }
+    moved.writes += rows.count * (d_v + (partial ? 2 : 1));
+    return moved;
+  }
+
+  static void finish_row(const Stream& s, long r, Sum top, Sum sum, const Sum* weighted, T* out) {
+    at<Sum>(s.call.lse, 0)[s.number(r)] = top + std::log(sum);
+    unpack_row(weighted, s.call.d_v, sum == 0 ? Sum(0) : 1 / sum, out, s.call.out.column);
+  }
+
+  // The pieces' results for rows r0 .. of one stream, put together in their order.
+  static Moved merge(const Call& call, std::int64_t stream, long r0, long count, const void* partials, long pieces,
+                     Room& room) {
+    const Stream s(call, stream);
+    const long width = call.d_v + 2, piece_size = call.streams() * call.stacked() * width;
+    Sum* const weighted = room.take<Sum>(call.d_v);
+    const auto out_row = s.row<T>(call.out);
+    for (long r = r0; r < r0 + count; r++) {
+      const Sum* const first = static_cast<const Sum*>(partials) + (stream * call.stacked() + r) * width;
+      Sum top = kLowest, sum = 0;
+      for (long p = 0; p < pieces; p++) top = std::max(top, first[p * piece_size]);
+      std::fill_n(weighted, call.d_v, Sum(0));
+      for (long p = 0; p < pieces; p++) {
+        const Sum* const part = first + p * piece_size;
+        const Sum factor = part[0] == kLowest ? 0 : std::exp(part[0] - top);
+        sum += part[1] * factor;
+        for (long c = 0; c < call.d_v; c++) weighted[c] += part[2 + c] * factor;
+      }
+      finish_row(s, r, top, sum, weighted, out_row(r));
+    }
+    return {pieces * count * width, count * (call.d_v + 1)};
+  }
+
+  // Scores as softmax takes them, options and mask applied; returns the factor that is still to come.
+  static Sum finish_tile(const Stream& s, const Rows& rows, long j, long keys, Sum* scores, Sum* extra, Sum* sum_room) {
+    Sum scale = Sum(s.call.scale);
+    if (!plain_scores(s.call)) {
+      finish_scores<Sum>(s, rows, j, keys, scores, nullptr, extra, sum_room);
+      scale = 1;
+    }
+    if (!s.holds(rows.start, rows.count, j, keys)) mask_tile<Sum>(s, rows, j, keys, scores, scale < 0 ? -kLowest : kLowest);
+    return scale;
+  }
+  static void drop(const Stream& s, const Rows& rows, long j, long keys, Sum* p, Sum* extra) {
+    dropout_tile<Sum>(s, rows, j, keys, extra);
+    for (long x = 0; x < keys * rows.lanes; x += L) store(p + x, load(p + x) * load(extra + x));
   }
 
   // One tile's step of the online softmax: scores <- exp(scale scores - the new maximum); row_max and row_sum follow,

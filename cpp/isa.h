@@ -18,7 +18,8 @@ struct Piece {  // of all pairs of queries and keys
 struct Kernels {
   int packed_bytes;  // of a number in a packed panel
   long lanes;        // rows of queries that are computed at once
-  Moved (*forward)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
+  Moved (*forward)(const Call& call, std::int64_t stream, Piece piece, void* partial, Room& room);
+  Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const void* partials, long pieces, Room& room);
   Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
   Moved (*backward)(const Call& call, std::int64_t stream, long key, long keys, Room& room);
   Moved (*bias_gradient)(const Call& call, const std::int64_t* streams, long count, Piece piece, Room& room);

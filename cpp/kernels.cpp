@@ -85,11 +85,22 @@ Moved forward(const Call& call, const Isa& isa) {
   const Kernels& kernels = kernels_for(call, isa);
   const std::int64_t rows = call.stacked(), blocks = ceil_div(rows, call.rows), streams = call.streams();
   Tally tally;
+  const std::int64_t pieces = std::clamp<std::int64_t>(call.pieces, 1, std::max<std::int64_t>(1, call.n_k));
+  const std::int64_t width = call.d_v + 2, keys = ceil_div(call.n_k, pieces);
+  const std::size_t sum_bytes = call.number == Number::kFloat64 ? 8 : 4, piece_bytes = streams * rows * width * sum_bytes;
+  const std::unique_ptr<char[]> partials(pieces > 1 ? new char[pieces * piece_bytes] : nullptr);
   // Late rows first: under a causal mask they take longest.
-  share_out(blocks * streams, call.threads, [&](std::int64_t task) {
-    const std::int64_t row = (blocks - 1 - task / streams) * call.rows;
-    tally.add(kernels.forward(call, task % streams, row, std::min(call.rows, rows - row), own_room()));
+  share_out(pieces * blocks * streams, call.threads, [&](std::int64_t task) {
+    const std::int64_t piece = task % pieces, row = (blocks - 1 - task / pieces / streams) * call.rows;
+    const Piece part{row, std::min(call.rows, rows - row), piece * keys, keys};
+    void* const partial = partials ? partials.get() + piece * piece_bytes : nullptr;
+    tally.add(kernels.forward(call, task / pieces % streams, part, partial, own_room()));
   });
+  if (partials)
+    share_out(blocks * streams, call.threads, [&](std::int64_t task) {
+      const std::int64_t row = task / streams * call.rows, count = std::min(call.rows, rows - row);
+      tally.add(kernels.merge(call, task % streams, row, count, partials.get(), pieces, own_room()));
+    });
   return tally.sum();
 }
 

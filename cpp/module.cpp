@@ -49,7 +49,7 @@ Array make_array(nb::handle given, int leads) {
 }
 
 // What both passes share. sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). band: (first, end).
-// tile: (rows, cols, depth, threads).
+// tile: (rows, cols, depth, pieces, threads).
 Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, std::pair<std::int64_t, std::int64_t> band,
                double scale, double softcap, int bias_number, double dropout, std::uint64_t seed, const nb::tuple& tile) {
   Call call;
@@ -73,7 +73,8 @@ Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, std:
   call.rows = nb::cast<std::int64_t>(tile[0]);
   call.cols = nb::cast<std::int64_t>(tile[1]);
   call.depth = nb::cast<std::int64_t>(tile[2]);
-  call.threads = nb::cast<int>(tile[3]);
+  call.pieces = nb::cast<std::int64_t>(tile[3]);
+  call.threads = nb::cast<int>(tile[4]);
   if (call.rows < 1 || call.cols < 1 || call.depth < 1) throw std::invalid_argument("tile edges must be at least 1");
   return call;
 }

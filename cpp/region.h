@@ -5,6 +5,7 @@
 #include "tile.h"
 #include "pack.h"
 #include "scores.h"
+#include "decode.h"
 #include "flash.h"
 
 #include "bandwidth.h"
@@ -13,7 +14,7 @@
 // The kernels of one number type.
 template <class T, class F>
 constexpr Kernels kKernels = {
-    sizeof(typename F::Number), Flash<T, F>::kLanesAtOnce, Flash<T, F>::forward, Flash<T, F>::deltas, Flash<T, F>::backward,
+    sizeof(typename F::Number), Flash<T, F>::kLanesAtOnce, Flash<T, F>::forward, Flash<T, F>::merge, Flash<T, F>::deltas, Flash<T, F>::backward,
     Flash<T, F>::bias_gradient,
 };
 #if REDBLUE_REGION == REDBLUE_AVX512_BF16

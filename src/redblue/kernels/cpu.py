@@ -23,6 +23,7 @@ Array = tuple[int, ...]
 # Row blocks (forward) or key blocks (backward) over all heads: so many, where there are rows enough, that cores finish
 # together, however many they are. Not a function of the threads, so that results are not either.
 LEAST_TASKS = 32
+LEAST_PIECE = 1024  # keys
 
 
 class Sizes(NamedTuple):
@@ -45,11 +46,16 @@ class Sizes(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What the core is told: queries (stacked) and keys of a tile, features that a product takes at once."""
+    """What the core is told.
+
+    rows, cols: queries (stacked) and keys of a tile. depth: features that a product takes at once. pieces: that the
+    keys are cut into, forward, where there are too few rows for all cores.
+    """
 
     rows: int
     cols: int
-    depth: int
+    depth: int = 1 << 30
+    pieces: int = 1
 
 
 @cache
@@ -96,8 +102,11 @@ def _tile(direction: str, rows: int, keys: int, d: int, d_v: int, streams: int, 
         best = schedules.get(name).make_tiles(problem, {"rows": lanes, "cols": 48})
     most = max(1, rows if direction == "forward" else keys) * streams // LEAST_TASKS
     if direction == "forward":
-        return Tile(max(lanes, min(best.rows, most // lanes * lanes)), max(best.cols, 96), 1 << 30)
-    return Tile(lanes, max(48, min(best.cols, most // 48 * 48)), 1 << 30)
+        tile_rows = max(lanes, min(best.rows, most // lanes * lanes))
+        tasks = streams * -(-rows // tile_rows)
+        pieces = max(1, min(LEAST_TASKS // tasks, keys // LEAST_PIECE))
+        return Tile(tile_rows, max(best.cols, 96), pieces=pieces)
+    return Tile(lanes, max(48, min(best.cols, most // 48 * 48)))
 
 
 def forward(

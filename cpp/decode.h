@@ -1,0 +1,84 @@
+// The two products for few queries, where reading K and V once is all the work: vectors lie along the features, as the
+// arrays do, and nothing is packed. What lies `ahead` numbers further on is fetched in advance. Included once inside each target region of isa.cpp.
+
+// scores[key][lane] = q[lane] . k[key] for the `count` rows of `q`, each `length` sums wide. L keys at a time: their L
+// vectors of partial sums are transposed, so that adding vectors adds the lanes.
+template <class T, class Sum, class Row>
+inline void dots(long keys, long count, long columns, Row k_row, const Sum* q, long length, Sum* scores, long lanes,
+                 long ahead) {
+  constexpr int L = kLanesOf<Sum>;
+  alignas(kVectorBytes) Sum partial[L * L], turned[L * L];
+  for (long key = 0; key < keys; key += L) {
+    const long here = keys - key < L ? keys - key : L;
+    for (long r = 0; r < count; r++) {
+      const Sum* const row = q + r * length;
+      for (long x = 0; x < L; x += 4) {
+        // Four keys side by side: enough independent sums to keep the units busy.
+        const T* p[4];
+        for (long y = 0; y < 4; y++) p[y] = k_row(key + (x + y < here ? x + y : here - 1));
+        V<Sum> sums[4] = {};
+        long c = 0;
+        if constexpr (Wide<T>::kWhole)
+          for (; c + L <= columns; c += L) {
+            const V<Sum> part = load(row + c);
+#pragma GCC unroll 4
+            for (int y = 0; y < 4; y++) {
+              if (r == 0) __builtin_prefetch(p[y] + c + ahead, 0, 2);
+              sums[y] = multiply_add<Sum>(Wide<T>::load_wide(p[y] + c), part, sums[y]);
+            }
+          }
+#pragma GCC unroll 4
+        for (int y = 0; y < 4; y++) {
+          Sum tail = 0;
+          for (long t = c; t < columns; t++) tail += Sum(widen(p[y][t])) * row[t];
+          sums[y][0] += tail;
+          if (x + y < L) store(partial + (x + y) * L, sums[y]);
+        }
+      }
+      transpose(partial, L, turned, L);
+      V<Sum> total = load(turned);
+      for (long i = 1; i < L; i++) total += load(turned + i * L);
+      for (long i = 0; i < here; i++) scores[(key + i) * lanes + r] = total[i];
+    }
+  }
+}
+
+// out[lane] = out[lane] factors[lane] + sum over keys of p[key][lane] v[key].
+template <class T, class Sum, class Row>
+inline void weighted_sum(long keys, long count, long columns, Row v_row, const Sum* p, long lanes, const Sum* factors,
+                         Sum* out, long length, long ahead) {
+  constexpr int L = kLanesOf<Sum>, kAtOnce = 8;
+  for (long r = 0; r < count; r++) {
+    Sum* const row = out + r * length;
+    long c = 0;
+    if constexpr (Wide<T>::kWhole)
+      for (; c + kAtOnce * L <= columns; c += kAtOnce * L) {
+        V<Sum> sums[kAtOnce];
+#pragma GCC unroll 8
+        for (int x = 0; x < kAtOnce; x++) sums[x] = load(row + c + x * L) * splat(factors[r]);
+        for (long key = 0; key < keys; key++) {
+          const T* const from = v_row(key) + c;
+          const V<Sum> weight = splat(p[key * lanes + r]);
+#pragma GCC unroll 8
+          for (int x = 0; x < kAtOnce; x++) {
+            if (r == 0) __builtin_prefetch(from + x * L + ahead, 0, 2);
+            sums[x] = multiply_add<Sum>(Wide<T>::load_wide(from + x * L), weight, sums[x]);
+          }
+        }
+#pragma GCC unroll 8
+        for (int x = 0; x < kAtOnce; x++) store(row + c + x * L, sums[x]);
+      }
+    if constexpr (Wide<T>::kWhole)
+      for (; c + L <= columns; c += L) {
+        V<Sum> sum = load(row + c) * splat(factors[r]);
+        for (long key = 0; key < keys; key++)
+          sum = multiply_add<Sum>(Wide<T>::load_wide(v_row(key) + c), splat(p[key * lanes + r]), sum);
+        store(row + c, sum);
+      }
+    for (; c < columns; c++) {
+      Sum sum = row[c] * factors[r];
+      for (long key = 0; key < keys; key++) sum += p[key * lanes + r] * Sum(widen(v_row(key)[c]));
+      row[c] = sum;
+    }
+  }
+}
