@@ -35,7 +35,8 @@ template <class T>
 inline V<T> exp(V<T> x) {
   using E = ExpOf<T>;
   using Bits = V<typename E::Int>;
-  const V<T> clamped = larger<T>(splat(E::kLeast), x);  // NaN stays
+  constexpr bool kScales = kVectorBytes == 64 && sizeof(T) == 4;  // there is an instruction that multiplies by 2^n
+  const V<T> clamped = larger<T>(splat(kScales ? T(-110) : E::kLeast), x);  // NaN stays
   const V<T> shifted = multiply_add<T>(clamped, splat(T(1.4426950408889634)), splat(E::kMagic));  // n in the low bits
   const V<T> n = shifted - splat(E::kMagic);
   V<T> r = multiply_add<T>(n, splat(-E::kLn2High), clamped);
@@ -44,7 +45,7 @@ inline V<T> exp(V<T> x) {
 #pragma GCC unroll 16
   for (unsigned i = 1; i < sizeof(E::kTerms) / sizeof(T); i++) power = multiply_add<T>(power, r, splat(E::kTerms[i]));
 #if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
-  if constexpr (sizeof(T) == 4) return _mm512_scalef_ps(power, n);
+  if constexpr (kScales) return _mm512_scalef_ps(power, n);  // to denormals and to 0, which e^-110 is
 #endif
   const V<T> result = bits<V<T>>(bits<Bits>(power) + (bits<Bits>(shifted) << E::kMantissa));
   return x < splat(E::kLeast) ? V<T>{} : x == x ? result : x;

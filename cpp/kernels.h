@@ -67,7 +67,6 @@ struct Call {
   // The plan: queries (stacked) and keys of a tile; forward the queries stay, backward the keys.
   std::int64_t rows = 64, cols = 64;
   std::int64_t pieces = 1;       // forward: that the keys are cut into, where there are too few rows for all cores
-  std::int64_t depth = 1 << 30;  // features of a panel that a product takes at once
   int threads = 1;
 
   std::int64_t streams() const {

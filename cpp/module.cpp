@@ -49,7 +49,7 @@ Array make_array(nb::handle given, int leads) {
 }
 
 // What both passes share. sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). band: (first, end).
-// tile: (rows, cols, depth, pieces, threads).
+// tile: (rows, cols, pieces, threads).
 Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, std::pair<std::int64_t, std::int64_t> band,
                double scale, double softcap, int bias_number, double dropout, std::uint64_t seed, const nb::tuple& tile) {
   Call call;
@@ -72,10 +72,9 @@ Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, std:
   call.seed = seed;
   call.rows = nb::cast<std::int64_t>(tile[0]);
   call.cols = nb::cast<std::int64_t>(tile[1]);
-  call.depth = nb::cast<std::int64_t>(tile[2]);
-  call.pieces = nb::cast<std::int64_t>(tile[3]);
-  call.threads = nb::cast<int>(tile[4]);
-  if (call.rows < 1 || call.cols < 1 || call.depth < 1) throw std::invalid_argument("tile edges must be at least 1");
+  call.pieces = nb::cast<std::int64_t>(tile[2]);
+  call.threads = nb::cast<int>(tile[3]);
+  if (call.rows < 1 || call.cols < 1) throw std::invalid_argument("tile edges must be at least 1");
   return call;
 }
 
@@ -102,7 +101,11 @@ NB_MODULE(_core, m) {
       .def("packed_bytes", [](const Isa& isa, int number) { return isa.kernels[number & 3].packed_bytes; }, "number"_a)
       .def_prop_ro("has_bfloat16", [](const Isa& isa) { return isa.chains_bf16 != nullptr; });
 
-  m.def("list_isas", &redblue::list_isas);
+  m.def("list_isas", [] {
+    nb::list rows;
+    for (const Isa& isa : redblue::list_isas()) rows.append(nb::cast(&isa, nb::rv_policy::reference));
+    return rows;
+  });
   m.def("choose_isa", &redblue::choose_isa, "isa"_a = "", nb::rv_policy::reference);
 
   m.def("attention_forward", run_pass<redblue::forward>);

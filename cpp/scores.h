@@ -79,8 +79,8 @@ struct Band {
   }
 };
 
-// Whether scores need more than a factor.
-inline bool plain_scores(const Call& call) { return !call.softcap && !call.bias.data; }
+// Whether scores need no more than a factor, which exp takes along (but not 0, times the -inf of a mask).
+inline bool plain_scores(const Call& call) { return !call.softcap && !call.bias.data && call.scale != 0; }
 
 template <class Sum>
 void load_bias(const Stream& s, const Rows& rows, long j, long keys, Sum* to, Sum* room) {

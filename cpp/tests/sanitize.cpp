@@ -1,0 +1,247 @@
+// Random small calls on buffers of exactly the size they need, held against a plain loop: for builds with sanitizers
+// (make sanitize). Usage: sanitize [calls] [seed]; prints the seed and number of a call that fails.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../kernels.h"
+#include "../numbers.h"
+#include "../pool.h"
+
+using namespace redblue;
+
+namespace {
+
+std::mt19937_64 generator;
+std::int64_t pick(std::int64_t low, std::int64_t high) { return std::uniform_int_distribution<std::int64_t>(low, high)(generator); }
+bool chance(double share) { return std::bernoulli_distribution(share)(generator); }
+double normal() { return std::normal_distribution<double>()(generator); }
+
+int bytes_of(Number number) {
+  switch (number) {
+    case Number::kFloat64: return 8;
+    case Number::kFloat32: return 4;
+    case Number::kBool: return 1;
+    default: return 2;
+  }
+}
+
+// A (lead, heads, rows, columns) array in a heap block that ends with its last number.
+struct Buffer {
+  Number number;
+  std::int64_t size[4], stride[4], extent = 1;  // extent: numbers from the first to the last
+  std::unique_ptr<char[]> memory;
+  Array array;
+
+  // broadcast: some strides may be 0.
+  Buffer(Number n, std::int64_t lead, std::int64_t heads, std::int64_t rows, std::int64_t columns, bool plain = false,
+         bool broadcast = false)
+      : number(n), size{lead, heads, rows, columns} {
+    int order[4] = {3, 2, 1, 0};  // innermost first
+    if (!plain && chance(0.5)) std::shuffle(order, order + 4, generator);
+    std::int64_t step = !plain && chance(0.3) ? pick(2, 3) : 1;
+    for (int axis : order) {
+      stride[axis] = broadcast && chance(0.5) ? 0 : step;
+      if (stride[axis]) step *= std::max<std::int64_t>(1, size[axis]), step += !plain && chance(0.2) ? pick(1, 3) : 0;
+      extent += stride[axis] * std::max<std::int64_t>(0, size[axis] - 1);
+    }
+    const bool empty = !lead || !heads || !rows || !columns;
+    memory.reset(new char[empty ? 0 : extent * bytes_of(number)]);
+    array.data = memory.get();
+    array.lead[0] = stride[0], array.head = stride[1], array.row = stride[2], array.column = stride[3];
+    for (std::int64_t i = 0; !empty && i < extent; i++) set(i, normal());
+  }
+  void set(std::int64_t at, double value) {
+    char* const p = memory.get() + at * bytes_of(number);
+    switch (number) {
+      case Number::kFloat64: *reinterpret_cast<double*>(p) = value; break;
+      case Number::kFloat32: *reinterpret_cast<float*>(p) = float(value); break;
+      case Number::kBfloat16: narrow(float(value), *reinterpret_cast<bfloat16*>(p)); break;
+      case Number::kFloat16: narrow(float(value), *reinterpret_cast<float16*>(p)); break;
+      case Number::kBool: *p = value > -0.5; break;
+    }
+  }
+  double get(std::int64_t b, std::int64_t h, std::int64_t r, std::int64_t c) const {
+    const char* const p = memory.get() + (b * stride[0] + h * stride[1] + r * stride[2] + c * stride[3]) * bytes_of(number);
+    switch (number) {
+      case Number::kFloat64: return *reinterpret_cast<const double*>(p);
+      case Number::kFloat32: return *reinterpret_cast<const float*>(p);
+      case Number::kBfloat16: return widen(*reinterpret_cast<const bfloat16*>(p));
+      case Number::kFloat16: return widen(*reinterpret_cast<const float16*>(p));
+      default: return *p ? 0.0 : -std::numeric_limits<double>::infinity();
+    }
+  }
+};
+
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+void compare(const char* name, const Isa& isa, Number number, double got, double expected) {
+  const double allowed = number == Number::kFloat64 ? 1e-11 : number == Number::kFloat32 ? 2e-4 : number == Number::kFloat16 ? 0.03 : 0.3;
+  if (got == expected || std::abs(got - expected) <= allowed * (1 + std::abs(expected))) return;
+  throw Failure(std::string(isa.name) + ", number type " + std::to_string(int(number)) + ": " + name + " is " +
+                std::to_string(got) + ", expected " + std::to_string(expected));
+}
+
+void one_call(const Isa& isa) {
+  const auto length = [] { return chance(0.1) ? 0 : chance(0.5) ? pick(1, 9) : pick(10, 140); };
+  const auto width = [] { return chance(0.5) ? pick(1, 9) : pick(10, 70); };
+  const Number number = Number(pick(0, 3)), sums = number == Number::kFloat64 ? Number::kFloat64 : Number::kFloat32;
+  const std::int64_t lead = pick(1, 2), kv_heads = pick(1, 2), group = pick(1, 3), heads = kv_heads * group;
+  const std::int64_t n_q = length(), n_k = length(), d = width(), d_v = width();
+  Call call;
+  call.number = number;
+  call.leads = 1;
+  call.lead_sizes[0] = lead;
+  call.kv_heads = kv_heads, call.group = group, call.n_q = n_q, call.n_k = n_k, call.d = d, call.d_v = d_v;
+  call.scale = chance(0.1) ? 0 : chance(0.1) ? -0.3 : 1 / std::sqrt(double(d));
+  call.softcap = chance(0.3) ? 2.0 : 0;
+  call.first = chance(0.5) ? -n_q : pick(-n_q, n_k);
+  call.end = chance(0.5) ? n_k + 1 : call.first + pick(1, n_q + n_k + 1);
+  call.dropout = chance(0.2) ? 0.3 : 0;
+  call.seed = generator();
+  call.rows = pick(1, 150), call.cols = pick(1, 150), call.threads = int(pick(1, 4));
+  call.pieces = chance(0.5) ? 1 : pick(2, 5);
+
+  Buffer q(number, lead, heads, n_q, d), k(number, lead, kv_heads, n_k, d), v(number, lead, kv_heads, n_k, d_v);
+  Buffer out(number, lead, heads, n_q, d_v), dout(number, lead, heads, n_q, d_v), dq(number, lead, heads, n_q, d);
+  Buffer dk(number, lead, kv_heads, n_k, d), dv(number, lead, kv_heads, n_k, d_v);
+  Buffer lse(sums, lead, heads, n_q, 1, true), delta(sums, lead, heads, n_q, 1, true), dlse(sums, lead, heads, n_q, 1, true);
+  Number bias_number = Number(pick(0, 4));
+  if (bias_number == Number::kFloat64 && sums != Number::kFloat64) bias_number = Number::kBool;
+  const bool biased = chance(0.5), sunk = chance(0.3), bias_learns = biased && chance(0.7);
+  Buffer bias(bias_number, lead, heads, n_q, n_k, false, true), sinks(sums, 1, 1, 1, heads, true);
+  Buffer dbias(sums, lead, heads, n_q, n_k, false, true);
+  call.q = q.array, call.k = k.array, call.v = v.array, call.out = out.array, call.lse = lse.array;
+  call.dout = dout.array, call.dq = dq.array, call.dk = dk.array, call.dv = dv.array, call.delta = delta.array;
+  if (biased) call.bias = bias.array, call.bias_number = bias_number;
+  if (bias_learns) call.dbias = dbias.array;
+  if (sunk) call.sinks = sinks.array;
+  if (chance(0.5)) call.dlse = dlse.array;
+
+  forward(call, isa);
+  backward(call, isa);
+  if (call.dropout > 0) return;
+
+  const double nothing = -std::numeric_limits<double>::infinity();
+  std::vector<double> dk_sum(lead * kv_heads * n_k * d), dv_sum(lead * kv_heads * n_k * d_v), dbias_sum(dbias.extent);
+  std::vector<double> s(n_k), slope(n_k), p(n_k), dp(n_k);
+  for (std::int64_t b = 0; b < lead; b++)
+    for (std::int64_t h = 0; h < heads; h++)
+      for (std::int64_t i = 0; i < n_q; i++) {
+        const std::int64_t kv = h / group;
+        const double sink = sunk ? sinks.get(0, 0, 0, h) : nothing;
+        double top = sink, total = 0;
+        for (std::int64_t j = 0; j < n_k; j++) {
+          double dot = 0;
+          for (std::int64_t c = 0; c < d; c++) dot += q.get(b, h, i, c) * k.get(b, kv, j, c);
+          s[j] = dot * call.scale, slope[j] = 1;
+          if (call.softcap) {
+            const double bent = std::tanh(s[j] / call.softcap);
+            s[j] = call.softcap * bent, slope[j] = 1 - bent * bent;
+          }
+          if (biased) s[j] += bias.get(b, h, i, j);
+          if (j < i + call.first || j >= i + call.end) s[j] = nothing;
+          top = std::max(top, s[j]);
+        }
+        const double base = top == nothing ? 0 : top;
+        total = std::exp(sink - base);
+        for (std::int64_t j = 0; j < n_k; j++) total += p[j] = std::exp(s[j] - base);
+        for (std::int64_t j = 0; j < n_k; j++) p[j] /= total == 0 ? 1 : total;
+        compare("lse", isa, number, lse.get(b, h, i, 0), base + std::log(total));
+        double sum = call.dlse.data ? -dlse.get(b, h, i, 0) : 0;
+        for (std::int64_t c = 0; c < d_v; c++) {
+          double value = 0;
+          for (std::int64_t j = 0; j < n_k; j++) value += p[j] * v.get(b, kv, j, c);
+          compare("out", isa, number, out.get(b, h, i, c), value);
+          sum += value * dout.get(b, h, i, c);
+        }
+        std::vector<double> dq_row(d);
+        for (std::int64_t j = 0; j < n_k; j++) {
+          dp[j] = 0;
+          for (std::int64_t c = 0; c < d_v; c++) {
+            dp[j] += dout.get(b, h, i, c) * v.get(b, kv, j, c);
+            dv_sum[((b * kv_heads + kv) * n_k + j) * d_v + c] += p[j] * dout.get(b, h, i, c);
+          }
+          const double ds = p[j] * (dp[j] - sum), dx = ds * slope[j] * call.scale;
+          if (bias_learns)
+            dbias_sum[b * dbias.stride[0] + h * dbias.stride[1] + i * dbias.stride[2] + j * dbias.stride[3]] += ds;
+          for (std::int64_t c = 0; c < d; c++) {
+            dq_row[c] += dx * k.get(b, kv, j, c);
+            dk_sum[((b * kv_heads + kv) * n_k + j) * d + c] += dx * q.get(b, h, i, c);
+          }
+        }
+        for (std::int64_t c = 0; c < d; c++) compare("dq", isa, number, dq.get(b, h, i, c), dq_row[c]);
+      }
+  for (std::int64_t b = 0; b < lead; b++)
+    for (std::int64_t h = 0; h < kv_heads; h++)
+      for (std::int64_t j = 0; j < n_k; j++) {
+        for (std::int64_t c = 0; c < d; c++)
+          compare("dk", isa, number, dk.get(b, h, j, c), dk_sum[((b * kv_heads + h) * n_k + j) * d + c]);
+        for (std::int64_t c = 0; c < d_v; c++)
+          compare("dv", isa, number, dv.get(b, h, j, c), dv_sum[((b * kv_heads + h) * n_k + j) * d_v + c]);
+      }
+  if (bias_learns && (number == Number::kFloat64 || number == Number::kFloat32))
+    for (std::int64_t b = 0; b < lead; b++)
+      for (std::int64_t h = 0; h < heads; h++)
+        for (std::int64_t i = 0; i < n_q; i++)
+          for (std::int64_t j = 0; j < n_k; j++)
+            compare("dbias", isa, number, dbias.get(b, h, i, j),
+                    dbias_sum[b * dbias.stride[0] + h * dbias.stride[1] + i * dbias.stride[2] + j * dbias.stride[3]]);
+}
+
+// Callers side by side share the workers; a task that throws leaves them intact.
+void many_callers() {
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong{0};
+  for (int caller = 0; caller < 4; caller++)
+    callers.emplace_back([&wrong, caller] {
+      for (int round = 0; round < 50; round++) {
+        std::vector<int> done(23);
+        share_out(23, 3, [&](std::int64_t task) { done[task]++; });
+        wrong += done != std::vector<int>(23, 1);
+        if ((round + caller) % 5) continue;
+        try {
+          share_out(9, 3, [](std::int64_t task) {
+            if (task == 4) throw std::bad_alloc();
+          });
+          wrong++;
+        } catch (const std::bad_alloc&) {
+        }
+      }
+    });
+  for (std::thread& caller : callers) caller.join();
+  if (wrong) throw Failure("share_out: a task was not done once, or an exception was lost");
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const long calls = count > 1 ? std::atol(arguments[1]) : 300;
+  const std::uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 1;
+  int rows = 0;
+  for (const Isa& isa : list_isas()) {
+    if (!isa.supported()) {
+      std::printf("%s: this CPU cannot run it\n", isa.name);
+      continue;
+    }
+    for (long call = 0; call < calls; call++) try {
+        generator.seed(seed * 1000003 + call);
+        one_call(isa);
+      } catch (const Failure& failure) {
+        std::printf("FAILED: seed %llu, call %ld: %s\n", static_cast<unsigned long long>(seed), call, failure.what());
+        return 1;
+      }
+    rows++;
+  }
+  many_callers();
+  std::printf("%ld calls on each of %d instruction sets, and callers side by side: as expected\n", calls, rows);
+  return 0;
+}
