@@ -6,24 +6,18 @@ columns), 0 where it is broadcast. Everything must have been checked: the core r
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
-from redblue import _core, memories, schedules
+from redblue import _core
 from redblue.errors import RedblueError
-from redblue.problem import BYTES_PER_WORD, Problem
-from redblue.schedules import TooFewWords
+from redblue.kernels.tiles import Tile, plan
 
 NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
 MOST_LEAD = 8  # leading dimensions, before the heads
 MOST_D = 4096  # of d and d_v
 
 Array = tuple[int, ...]
-
-# Row blocks (forward) or key blocks (backward) over all heads: so many, where there are rows enough, that cores finish
-# together, however many they are. Not a function of the threads, so that results are not either.
-LEAST_TASKS = 32
-LEAST_PIECE = 1024  # keys
 
 
 class Sizes(NamedTuple):
@@ -45,19 +39,6 @@ class Sizes(NamedTuple):
         return count
 
 
-class Tile(NamedTuple):
-    """What the core is told.
-
-    rows, cols: queries (stacked) and keys of a tile. depth: features that a product takes at once. pieces: that the
-    keys are cut into, forward, where there are too few rows for all cores.
-    """
-
-    rows: int
-    cols: int
-    depth: int = 1 << 30
-    pieces: int = 1
-
-
 @cache
 def isa() -> _core.Isa:
     """The instruction set of this process: the one that REDBLUE_ISA names, else the best that this CPU can run.
@@ -70,43 +51,24 @@ def isa() -> _core.Isa:
         raise RedblueError(str(error)) from error
 
 
-@cache
-def cache_bytes() -> tuple[int, int]:
-    """Capacities of this machine's first two cache levels, as one core sees them."""
-    known = [level.capacity_bytes for level in memories.this_machine().levels if level.capacity_bytes]
-    first = known[0] if known else 32 << 10
-    return first, known[1] if len(known) > 2 else 8 * first
-
-
 def plan_tile(direction: str, sizes: Sizes, dtype: str) -> Tile:
     """The plan's tile for this call; the same for all sequence lengths of one magnitude."""
-    rows, keys = sizes.n_q * sizes.group, sizes.n_k
-    return _tile(direction, _magnitude(rows), _magnitude(keys), sizes.d, sizes.d_v, _magnitude(sizes.streams), dtype, isa())
+    row, number = isa(), NUMBERS[dtype]
+    rows, streams = sizes.n_q * sizes.group, sizes.streams
+    return plan(
+        direction,
+        _magnitude(rows),
+        _magnitude(sizes.n_k),
+        sizes.d,
+        sizes.d_v,
+        _magnitude(streams),
+        row.lanes(number),
+        row.packed_bytes(number),
+    )
 
 
 def _magnitude(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
-
-
-@lru_cache(maxsize=4096)
-def _tile(direction: str, rows: int, keys: int, d: int, d_v: int, streams: int, dtype: str, row: _core.Isa) -> Tile:
-    lanes, name = row.lanes(NUMBERS[dtype]), {"forward": "flash", "backward": "flash_onepass"}[direction]
-    packed_bytes = row.packed_bytes(NUMBERS[dtype])
-    as_packed = {8: "float64", 4: "float32", 2: "bfloat16"}[packed_bytes]
-    problem = Problem(n_q=rows, n_k=keys, d=d, d_v=d_v, dtype=as_packed, direction=direction)
-    words = cache_bytes()[1] // BYTES_PER_WORD[as_packed]
-    multiple = {"rows": lanes, "cols": 48}
-    try:
-        best = schedules.get(name).tiles(problem, words, multiple)
-    except TooFewWords:
-        best = schedules.get(name).make_tiles(problem, {"rows": lanes, "cols": 48})
-    most = max(1, rows if direction == "forward" else keys) * streams // LEAST_TASKS
-    if direction == "forward":
-        tile_rows = max(lanes, min(best.rows, most // lanes * lanes))
-        tasks = streams * -(-rows // tile_rows)
-        pieces = max(1, min(LEAST_TASKS // tasks, keys // LEAST_PIECE))
-        return Tile(tile_rows, max(best.cols, 96), pieces=pieces)
-    return Tile(lanes, max(48, min(best.cols, most // 48 * 48)))
 
 
 def forward(

@@ -1,0 +1,81 @@
+"""From a plan to a kernel's tile: what stays in the last cache, and a tile of scores that stays in the first.
+
+The kernels run `flash` forward and `flash_onepass` backward as written in redblue.schedules; how many queries (forward)
+or keys (backward) stay is what those schedules' own search finds for the last cache, a core's share of it, at the
+boundary to main memory. Nearer boundaries are passed at the speed of arithmetic: the panels of what stays stream by.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from redblue import schedules
+from redblue.detect import detect_cpu
+from redblue.problem import Problem
+from redblue.schedules import TooFewWords
+
+# So many tasks over all heads, where there are rows enough, that cores finish together, however many they are. Not a
+# function of the number of threads, so that results are not either.
+LEAST_TASKS = 32
+LEAST_PIECE = 1024  # keys, where they are cut into pieces because there are too few rows
+
+# Beyond this, what is saved no longer shows, and there is less to share out (measured, Zen 5, d 64 to 2048).
+MOST_ROWS, MOST_KEYS = 512, 384
+
+KEYS_STEP = 48  # a multiple of every micro-kernel's rows
+MOST_SCORE_KEYS = 192
+
+DTYPES = {8: "float64", 4: "float32", 2: "bfloat16"}  # by bytes of a packed number
+
+
+class Tile(NamedTuple):
+    """What the core is told.
+
+    rows, cols: queries (stacked) and keys of a tile. pieces: that the keys are cut into, forward, where there are too
+    few rows for all cores.
+    """
+
+    rows: int
+    cols: int
+    pieces: int = 1
+
+
+@cache
+def cache_bytes() -> tuple[int, int]:
+    """This machine's first cache and a core's share of its last, in bytes; modest ones where it does not say."""
+    cpu = detect_cpu()
+    if not cpu.caches:
+        return 32 << 10, 1 << 20
+    first, last = cpu.caches[0], cpu.caches[-1]
+    sharers = max(1, -(-cpu.cores // max(1, last.count)))
+    return first.capacity_bytes, last.capacity_bytes // sharers
+
+
+@lru_cache(maxsize=4096)
+def plan(direction: str, rows: int, keys: int, d: int, d_v: int, streams: int, lanes: int, packed_bytes: int) -> Tile:
+    """The tile for `streams` streams of `rows` stacked queries and `keys` keys.
+
+    lanes: queries that the kernel computes at once. packed_bytes: of a number in its panels.
+    """
+    first, last = (size // packed_bytes for size in cache_bytes())
+    # A tile of scores takes half of the first cache.
+    score_keys = max(KEYS_STEP, min(MOST_SCORE_KEYS, first // 2 // lanes // KEYS_STEP * KEYS_STEP))
+    forward = direction == "forward"
+    schedule = schedules.get("flash" if forward else "flash_onepass")
+    problem = Problem(n_q=max(1, rows), n_k=max(1, keys), d=d, d_v=d_v, dtype=DTYPES[packed_bytes], direction=direction)
+    multiple = {"rows": lanes, "cols": score_keys if forward else KEYS_STEP}
+    try:
+        best = schedule.tiles(problem, last, multiple)
+    except TooFewWords:
+        best = schedule.make_tiles(problem, multiple)
+    share = max(1, rows if forward else keys) * streams // LEAST_TASKS
+    if not forward:
+        return Tile(lanes, _step(min(best.cols, share, MOST_KEYS), KEYS_STEP))
+    stay = _step(min(best.rows, share, MOST_ROWS), lanes)
+    tasks = max(1, streams * -(-rows // stay))
+    return Tile(stay, score_keys, pieces=max(1, min(LEAST_TASKS // tasks, keys // LEAST_PIECE)))
+
+
+def _step(count: int, multiple: int) -> int:
+    return max(multiple, count // multiple * multiple)
