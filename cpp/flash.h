@@ -23,7 +23,7 @@ struct Flash {
   static const Unit* as_units(const Packed* p) { return reinterpret_cast<const Unit*>(p); }
   // Whether rows of an array can be broadcast from where they lie; pairs: as pack_pairs would lay them.
   static bool in_place(const Array& array, long columns) {
-    return std::is_same_v<T, Packed> && array.column == 1 && columns % S == 0;
+    return std::is_same_v<T, Packed> && array.column == 1 && columns % S == 0 && array.row % S == 0;
   }
   static bool in_place_pairs(const Array& array) { return std::is_same_v<T, Packed> && S == 1 && array.column == 1; }
   template <class Row>

@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 import redblue as rb
+from redblue import _core
 from redblue.cli import app, main
 from redblue.errors import RedblueError
+from redblue.kernels import cpu
 from redblue.options import parse_mask, parse_tiles
 
 SMALL = ["--n", "256", "--d", "32"]
@@ -87,6 +89,21 @@ def test_models():
     assert "gpt2" in run("models").output
 
 
+def test_info(monkeypatch):
+    cpu.isa.cache_clear()
+    monkeypatch.setenv("REDBLUE_ISA", "portable")
+    rows = run_json("info")["instruction_sets"]
+    assert [row["name"] for row in rows] == [isa.name for isa in _core.list_isas()]
+    assert [row["name"] for row in rows if row["chosen"]] == ["portable"]
+    assert "forced by REDBLUE_ISA=portable" in run("info").output
+    cpu.isa.cache_clear()
+    monkeypatch.setenv("REDBLUE_ISA", "z80")
+    with pytest.raises(rb.RedblueError, match="'z80'; this CPU can run: .*portable"):
+        cpu.isa()
+    monkeypatch.undo()
+    cpu.isa.cache_clear()
+
+
 def test_report(tmp_path):
     page = tmp_path / "page.html"
     data = run_json("report", "gpt2", "-m", "t4", "-o", str(page), "--n", "256")
@@ -94,7 +111,7 @@ def test_report(tmp_path):
     assert "<html" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", ["report", "plan", "count", "bound", "memories", "models"])
+@pytest.mark.parametrize("command", ["report", "plan", "count", "bound", "info", "memories", "models"])
 def test_every_command_has_help_with_an_example_and_json(command):
     text = run(command, "--help").output
     assert "Example: redblue" in text

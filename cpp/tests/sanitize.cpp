@@ -1,12 +1,15 @@
 // Random small calls on buffers of exactly the size they need, held against a plain loop: for builds with sanitizers
 // (make sanitize). Usage: sanitize [calls] [seed]; prints the seed and number of a call that fails.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <memory>
 #include <random>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -51,7 +54,8 @@ struct Buffer {
       if (stride[axis]) step *= std::max<std::int64_t>(1, size[axis]), step += !plain && chance(0.2) ? pick(1, 3) : 0;
       extent += stride[axis] * std::max<std::int64_t>(0, size[axis] - 1);
     }
-    const bool empty = !lead || !heads || !rows || !columns;
+    bool empty = false;
+    for (int axis = 0; axis < 4; axis++) empty |= !size[axis] && stride[axis];
     memory.reset(new char[empty ? 0 : extent * bytes_of(number)]);
     array.data = memory.get();
     array.lead[0] = stride[0], array.head = stride[1], array.row = stride[2], array.column = stride[3];

@@ -25,6 +25,12 @@ class Isa:
     def has_bfloat16(self) -> bool:
         """Whether it multiplies bfloat16 pairs into fp32 sums."""
 
+    def lanes(self, number: int) -> int:
+        """Queries that its attention kernel for this number type (redblue.kernels.cpu.NUMBERS) computes at once."""
+
+    def packed_bytes(self, number: int) -> int:
+        """Bytes of a number of that type as the kernel's packed panels hold it."""
+
 def list_isas() -> list[Isa]:
     """Every instruction set of this build, best first; the last one, "portable", runs anywhere."""
 
@@ -33,6 +39,42 @@ def choose_isa(isa: str = "") -> Isa:
 
     Raises ValueError, listing the names, for one that is unknown or that this CPU lacks.
     """
+
+def attention_forward(
+    isa: Isa,
+    number: int,
+    sizes: tuple[int, ...],
+    arrays: tuple[tuple[int, ...] | None, ...],
+    band: tuple[int, int],
+    scale: float,
+    softcap: float,
+    bias_number: int,
+    dropout: float,
+    seed: int,
+    tile: tuple[int, ...],
+) -> tuple[int, int]:
+    """See redblue.kernels.cpu.forward. Checks next to nothing: it reads and writes where `arrays` say.
+
+    sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). tile: (rows, cols, pieces, threads).
+    """
+
+def attention_backward(
+    isa: Isa,
+    number: int,
+    sizes: tuple[int, ...],
+    arrays: tuple[tuple[int, ...] | None, ...],
+    band: tuple[int, int],
+    scale: float,
+    softcap: float,
+    bias_number: int,
+    dropout: float,
+    seed: int,
+    tile: tuple[int, ...],
+) -> tuple[int, int]:
+    """See redblue.kernels.cpu.backward, and attention_forward."""
+
+def exp(x: np.ndarray, isa: Isa) -> None:
+    """Each number of a contiguous float32 or float64 array becomes its exponential, as the kernels compute it."""
 
 def multiply_add(a: float, b: float, c: float, dtype: str = "float32", isa: str = "") -> float:
     """a * b + c as the chains of `multiply_add_rate` compute it (bfloat16: a and b are rounded to it, c is fp32)."""

@@ -18,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import redblue as rb
 from redblue import counts, planner, tables
 from redblue.errors import RedblueError
+from redblue.info_command import EPILOG as INFO_EPILOG
+from redblue.info_command import info
 from redblue.options import (
     DV,
     NK,
@@ -198,6 +200,7 @@ def bound(
 
 
 app.command(epilog=EPILOG)(sweep)
+app.command(epilog=INFO_EPILOG)(info)
 
 
 @app.command("recount", epilog="Example: redblue recount")
