@@ -98,7 +98,7 @@ def test_info(monkeypatch):
     assert "forced by REDBLUE_ISA=portable" in run("info").output
     cpu.isa.cache_clear()
     monkeypatch.setenv("REDBLUE_ISA", "z80")
-    with pytest.raises(rb.RedblueError, match="'z80'; this CPU can run: .*portable"):
+    with pytest.raises(rb.RedblueError, match="'z80'; this CPU can run: "):
         cpu.isa()
     monkeypatch.undo()
     cpu.isa.cache_clear()

@@ -11,7 +11,7 @@ from redblue.cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+BLOCKS = re.findall(r"```(\w+(?: torch)?)\n(.*?)```", README, flags=re.DOTALL)
 COMMANDS = [
     line.removeprefix("redblue ")
     for language, text in BLOCKS
@@ -31,6 +31,14 @@ def test_python_examples(capsys):
         if language == "python":
             exec(compile(text, "README.md", "exec"), {})
     assert "shared memory/L2" in capsys.readouterr().out
+
+
+def test_torch_examples():
+    pytest.importorskip("torch")
+    examples = [text for language, text in BLOCKS if language == "python torch"]
+    assert examples
+    for text in examples:
+        exec(compile(text, "README.md", "exec"), {})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
