@@ -1,13 +1,17 @@
 # Every target sets up what it needs in .venv; a fresh machine needs Python >= 3.10 with venv, g++ >= 11 and make.
 PYTHON ?= python3
 VENV := .venv
+BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*)
 
+SANITIZED := build/sanitize
+SANITIZE := -std=c++17 -O1 -g1 -pthread
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test check format bench docs certify clean
+.PHONY: help setup report test check format sanitize fuzz bench docs certify clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -20,7 +24,7 @@ report: setup ## the report on this machine and a few GPUs, as one HTML page
 test: setup $(VENV)/peers.stamp ## every test, those against PyTorch and transformers included
 	$(BIN)/python -m pytest -n 2
 
-check: setup ## format, lint and types
+check: setup $(VENV)/peers.stamp ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
@@ -29,8 +33,17 @@ format: setup ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## measure this machine and the laboratory's speed
-	$(BIN)/python benchmarks/laboratory.py
+sanitize: ## kernels and pool under AddressSanitizer, UBSan and ThreadSanitizer
+	$(MAKE) --jobs 2 $(SANITIZED)/memory $(SANITIZED)/threads
+	$(SANITIZED)/memory 150
+	$(SANITIZED)/threads 150
+
+fuzz: setup ## random calls between pages that may not be touched, for ten minutes
+	$(BIN)/python benchmarks/fuzz.py
+
+bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, and attention beside its peers
+	$(BENCH)/bin/python benchmarks/laboratory.py
+	$(BENCH)/bin/python benchmarks/attention.py
 
 docs: setup ## draw the figures and tables of the documentation
 	$(BIN)/python docs/figures.py
@@ -39,8 +52,19 @@ docs: setup ## draw the figures and tables of the documentation
 certify: setup ## find and certify the table of lower bounds again (about half an hour)
 	$(BIN)/python docs/certify.py
 
-clean: ## remove .venv and everything built
-	rm -rf $(VENV) build dist report.html .pytest_cache .ruff_cache .hypothesis
+clean: ## remove both environments and everything built
+	rm -rf $(VENV) $(BENCH) build dist report.html .pytest_cache .ruff_cache .hypothesis
+
+# -O1: what the sanitizers' own documentation advises. Threads need one instruction set only.
+$(SANITIZED)/memory: $(wildcard cpp/*.* cpp/tests/*)
+	@mkdir -p $(@D)
+	$(CXX) $(SANITIZE) -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+	cpp/isa.cpp cpp/kernels.cpp cpp/pool.cpp cpp/tests/sanitize.cpp -o $@
+
+$(SANITIZED)/threads: $(wildcard cpp/*.* cpp/tests/*)
+	@mkdir -p $(@D)
+	$(CXX) $(SANITIZE) -fsanitize=thread \
+	cpp/tests/portable.cpp cpp/kernels.cpp cpp/pool.cpp cpp/tests/sanitize.cpp -o $@
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"redblue needs Python 3.10 or newer, \
@@ -58,4 +82,16 @@ $(VENV)/redblue.stamp: $(SOURCES) $(VENV)/tools.stamp
 
 $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
 	$(PIP) torch transformers
+	@touch $@
+
+# A release build in an environment of its own, beside the peers.
+$(BENCH)/redblue.stamp: $(SOURCES) $(BENCH)/peers.stamp
+	$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt \
+	-C build-dir=build/bench -C cmake.build-type=Release --editable .
+	@touch $@
+
+$(BENCH)/peers.stamp: constraints.txt benchmarks/requirements.txt $(VENV)/python.stamp
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt \
+	-r benchmarks/requirements.txt torch
 	@touch $@

@@ -55,7 +55,7 @@ inline void weighted_sum(long keys, long count, long columns, Row v_row, const S
       for (; c + kAtOnce * L <= columns; c += kAtOnce * L) {
         V<Sum> sums[kAtOnce];
 #pragma GCC unroll 8
-        for (int x = 0; x < kAtOnce; x++) sums[x] = load(row + c + x * L) * splat(factors[r]);
+        for (int x = 0; x < kAtOnce; x++) sums[x] = V<Sum>{};
         for (long key = 0; key < keys; key++) {
           const T* const from = v_row(key) + c;
           const V<Sum> weight = splat(p[key * lanes + r]);
@@ -66,19 +66,20 @@ inline void weighted_sum(long keys, long count, long columns, Row v_row, const S
           }
         }
 #pragma GCC unroll 8
-        for (int x = 0; x < kAtOnce; x++) store(row + c + x * L, sums[x]);
+        for (int x = 0; x < kAtOnce; x++)
+          store(row + c + x * L, multiply_add<Sum>(load(row + c + x * L), splat(factors[r]), sums[x]));
       }
     if constexpr (Wide<T>::kWhole)
       for (; c + L <= columns; c += L) {
-        V<Sum> sum = load(row + c) * splat(factors[r]);
+        V<Sum> sum = V<Sum>{};
         for (long key = 0; key < keys; key++)
           sum = multiply_add<Sum>(Wide<T>::load_wide(v_row(key) + c), splat(p[key * lanes + r]), sum);
-        store(row + c, sum);
+        store(row + c, multiply_add<Sum>(load(row + c), splat(factors[r]), sum));
       }
     for (; c < columns; c++) {
-      Sum sum = row[c] * factors[r];
+      Sum sum = 0;
       for (long key = 0; key < keys; key++) sum += p[key * lanes + r] * Sum(widen(v_row(key)[c]));
-      row[c] = sum;
+      row[c] = row[c] * factors[r] + sum;
     }
   }
 }

@@ -15,6 +15,9 @@ struct ExpOf<float> {
   using Int = int;
   static constexpr float kLeast = -87.33654f, kMagic = 12582912.0f;  // ln of the least normal number; 1.5 x 2^23
   static constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.428606765330187e-6f;
+  static constexpr float kLeast2 = -126.0f;
+  static constexpr float kTerms2[] = {0.0013264658628031611f, 0.00967156607657671f, 0.055507343262434006f,
+                                      0.24022240936756134f,   0.6931470036506653f,  1.0f};
   static constexpr int kMantissa = 23;
   static constexpr float kTerms[] = {0.008312501013278961f, 0.041890330612659454f, 0.16667115688323975f,
                                      0.499992311000824f,    1.0f,                  1.0f};
@@ -25,6 +28,7 @@ struct ExpOf<double> {
   using Int = long long;
   static constexpr double kLeast = -708.3964185322641, kMagic = 6755399441055744.0;  // 1.5 x 2^52
   static constexpr double kLn2High = 0.6931471803691238, kLn2Low = 1.9082149292705877e-10;
+  static constexpr double kLeast2 = -1022.0;
   static constexpr int kMantissa = 52;
   static constexpr double kTerms[] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
                                       1.0 / 40320,      1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,
@@ -51,13 +55,41 @@ inline V<T> exp(V<T> x) {
   return x < splat(E::kLeast) ? V<T>{} : x == x ? result : x;
 }
 
+// 2^x, with the same promise (degree 5: 9.2e-8 before rounding). Cheaper than exp: x - n is exact.
 template <class T>
-inline void exp_all(T* x, std::size_t count) {
+inline V<T> exp2(V<T> x) {
+  using E = ExpOf<T>;
+  using Bits = V<typename E::Int>;
+  constexpr bool kScales = kVectorBytes == 64 && sizeof(T) == 4;
+  const V<T> clamped = larger<T>(splat(kScales ? T(-160) : E::kLeast2), x);  // NaN stays
+  const V<T> shifted = clamped + splat(E::kMagic);
+  const V<T> n = shifted - splat(E::kMagic);
+  V<T> r = clamped - n;
+  V<T> power;
+  if constexpr (sizeof(T) == 4) {
+    power = splat(E::kTerms2[0]);
+#pragma GCC unroll 8
+    for (int i = 1; i < 6; i++) power = multiply_add<T>(power, r, splat(E::kTerms2[i]));
+  } else {
+    r *= splat(T(0.6931471805599453));
+    power = splat(E::kTerms[0]);
+#pragma GCC unroll 16
+    for (unsigned i = 1; i < sizeof(E::kTerms) / sizeof(T); i++) power = multiply_add<T>(power, r, splat(E::kTerms[i]));
+  }
+#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+  if constexpr (kScales) return _mm512_scalef_ps(power, n);
+#endif
+  const V<T> result = bits<V<T>>(bits<Bits>(power) + (bits<Bits>(shifted) << E::kMantissa));
+  return x < splat(E::kLeast2) ? V<T>{} : x == x ? result : x;
+}
+
+template <class T, V<T> (*function)(V<T>)>
+inline void for_all(T* x, std::size_t count) {
   constexpr std::size_t L = kLanesOf<T>;
   for (std::size_t i = 0; i < count; i += L) {
     T lanes[L] = {};
     std::copy_n(x + i, std::min(L, count - i), lanes);
-    store(lanes, exp<T>(load(lanes)));
+    store(lanes, function(load(lanes)));
     std::copy_n(lanes, std::min(L, count - i), x + i);
   }
 }

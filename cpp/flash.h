@@ -14,6 +14,7 @@ struct Flash {
   static constexpr long kKeysAtOnce = 96;  // backward, of a tile's; 24 to 144 are equally fast (measured, Zen 5)
   static constexpr long kRowsAhead = 32;
   static constexpr long kFew = L < 8 ? L : 8;  // rows, up to which vectors along the features read K and V faster
+  static constexpr Sum kLog2E = Sum(1.4426950408889634);
   static constexpr Sum kLowest = -std::numeric_limits<Sum>::infinity();
 
   static long up(long count, long multiple) { return (count + multiple - 1) / multiple * multiple; }
@@ -31,6 +32,9 @@ struct Flash {
     if (rows <= 0 || array.column != 1) return {};
     return {reinterpret_cast<const char*>(row(first)), rows, long(array.row * sizeof(T)), long(columns * sizeof(T)), 0};
   }
+
+  // The log-sum-exp of a row from its maximum, in units of ln 2, and its sum.
+  static Sum log_sum(Sum top, Sum sum) { return Sum(double(top) * 0.6931471805599453 + std::log(double(sum))); }
 
   static Rows rows_of(long start, long count) { return {start, count, up(count, L)}; }
 
@@ -150,7 +154,7 @@ struct Flash {
       for (long lane = 0; lane < rows.count; lane++) {
         const Sum sum = row_sum[g * kLanesAtOnce + lane];
         factors[lane] = sum == 0 ? 0 : 1 / sum;
-        lse[s.number(rows.start + lane)] = row_max[g * kLanesAtOnce + lane] + std::log(sum);
+        lse[s.number(rows.start + lane)] = log_sum(row_max[g * kLanesAtOnce + lane], sum);
       }
       for (long lane = rows.count; lane < kLanesAtOnce; lane++) factors[lane] = 0;
       unpack_panel<T>(out_panels + g * d_v * kLanesAtOnce, rows.lanes, rows.count, d_v, factors,
@@ -163,7 +167,7 @@ struct Flash {
   // What a row's maximum starts from: its head's sink, which the first piece of the keys counts.
   static Sum first_score(const Stream& s, long r, const Piece& piece) {
     const bool has = s.call.sinks.data && piece.key == 0;
-    return has ? at<const Sum>(s.call.sinks, 0)[s.kv_head * s.call.group + r % s.call.group] : kLowest;
+    return has ? at<const Sum>(s.call.sinks, 0)[s.kv_head * s.call.group + r % s.call.group] * kLog2E : kLowest;
   }
   static std::pair<long, long> live_keys(const Stream& s, const Piece& piece) {
     const auto [live, live_end] = s.keys_of(piece.row, piece.rows);
@@ -221,7 +225,7 @@ struct Flash {
   }
 
   static void finish_row(const Stream& s, long r, Sum top, Sum sum, const Sum* weighted, T* out) {
-    at<Sum>(s.call.lse, 0)[s.number(r)] = top + std::log(sum);
+    at<Sum>(s.call.lse, 0)[s.number(r)] = log_sum(top, sum);
     unpack_row(weighted, s.call.d_v, sum == 0 ? Sum(0) : 1 / sum, out, s.call.out.column);
   }
 
@@ -239,7 +243,7 @@ struct Flash {
       std::fill_n(weighted, call.d_v, Sum(0));
       for (long p = 0; p < pieces; p++) {
         const Sum* const part = first + p * piece_size;
-        const Sum factor = part[0] == kLowest ? 0 : std::exp(part[0] - top);
+        const Sum factor = part[0] == kLowest ? 0 : std::exp2(part[0] - top);
         sum += part[1] * factor;
         for (long c = 0; c < call.d_v; c++) weighted[c] += part[2 + c] * factor;
       }
@@ -263,10 +267,10 @@ struct Flash {
     for (long x = 0; x < keys * rows.lanes; x += L) store(p + x, load(p + x) * load(extra + x));
   }
 
-  // One tile's step of the online softmax: scores <- exp(scale scores - the new maximum); row_max and row_sum follow,
-  // and `factors` is what earlier sums shrink by.
+  // One tile's step of the online softmax: scores <- 2^(log2(e) scale scores - the new maximum); row_max (of scores in
+  // that unit) and row_sum follow, and `factors` is what earlier sums shrink by.
   static void softmax(long keys, long lanes, Sum scale_by, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors) {
-    const V<Sum> scale = splat(scale_by), lowest = splat(kLowest);
+    const V<Sum> scale = splat(scale_by * kLog2E), lowest = splat(kLowest);
     for (long v = 0; v < lanes; v += L) {
       V<Sum> tops[4] = {lowest, lowest, lowest, lowest};
       long key = 0;
@@ -277,24 +281,24 @@ struct Flash {
       const V<Sum> old = load(row_max + v);
       const V<Sum> top = larger<Sum>(larger<Sum>(larger<Sum>(tops[0], tops[1]), larger<Sum>(tops[2], tops[3])), old);
       const V<Sum> base = top == lowest ? V<Sum>{} : top;  // a row that attends nothing so far: exp(-inf - 0) = 0
-      const V<Sum> shrink = exp<Sum>(old - base);
-      V<Sum> sums[2] = {load(row_sum + v) * shrink, V<Sum>{}};
+      const V<Sum> shrink = exp2<Sum>(old - base);
+      V<Sum> sums[2] = {};
       for (key = 0; key + 2 <= keys; key += 2)
 #pragma GCC unroll 2
         for (int x = 0; x < 2; x++) {
           Sum* const p = scores + (key + x) * lanes + v;
-          const V<Sum> weight = exp<Sum>(multiply_add<Sum>(load(p), scale, -base));
+          const V<Sum> weight = exp2<Sum>(multiply_add<Sum>(load(p), scale, -base));
           sums[x] += weight;
           store(p, weight);
         }
       if (key < keys) {
         Sum* const p = scores + key * lanes + v;
-        const V<Sum> weight = exp<Sum>(multiply_add<Sum>(load(p), scale, -base));
+        const V<Sum> weight = exp2<Sum>(multiply_add<Sum>(load(p), scale, -base));
         sums[0] += weight;
         store(p, weight);
       }
       store(row_max + v, top);
-      store(row_sum + v, sums[0] + sums[1]);
+      store(row_sum + v, multiply_add<Sum>(load(row_sum + v), shrink, sums[0] + sums[1]));
       store(factors + v, shrink);
     }
   }

@@ -45,9 +45,11 @@ struct Isa {
   // Reads `bytes` (a multiple of 1024, 64-byte aligned) once; returns a value that depends on all of them.
   long long (*read)(const void* data, std::size_t bytes);
 
-  // Each of `count` numbers becomes its exponential, as the kernels compute it.
+  // Each of `count` numbers becomes e or 2 to its power, as the kernels compute it.
   void (*exp_fp32)(float* x, std::size_t count);
   void (*exp_fp64)(double* x, std::size_t count);
+  void (*exp2_fp32)(float* x, std::size_t count);
+  void (*exp2_fp64)(double* x, std::size_t count);
 
   Kernels kernels[4];  // by Number: float32, float64, bfloat16, float16
 };

@@ -110,12 +110,12 @@ NB_MODULE(_core, m) {
 
   m.def("attention_forward", run_pass<redblue::forward>);
   m.def("attention_backward", run_pass<redblue::backward>);
-  m.def("exp", [](nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu> x, const Isa& isa) {
-    isa.exp_fp32(x.data(), x.shape(0));
-  });
-  m.def("exp", [](nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu> x, const Isa& isa) {
-    isa.exp_fp64(x.data(), x.shape(0));
-  });
+  using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  m.def("exp", [](Floats x, const Isa& isa) { isa.exp_fp32(x.data(), x.shape(0)); });
+  m.def("exp", [](Doubles x, const Isa& isa) { isa.exp_fp64(x.data(), x.shape(0)); });
+  m.def("exp2", [](Floats x, const Isa& isa) { isa.exp2_fp32(x.data(), x.shape(0)); });
+  m.def("exp2", [](Doubles x, const Isa& isa) { isa.exp2_fp64(x.data(), x.shape(0)); });
 
   m.def(
       "multiply_add",

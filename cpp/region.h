@@ -36,7 +36,9 @@ constexpr Isa kRow = {
     multiply_add_fp32,
     multiply_add_bf16,
     read,
-    exp_all<float>,
-    exp_all<double>,
+    for_all<float, exp<float>>,
+    for_all<double, exp<double>>,
+    for_all<float, exp2<float>>,
+    for_all<double, exp2<double>>,
     {kKernels<float, Float32>, kKernels<double, Float64>, kKernels<bfloat16, Bfloat16Format>, kKernels<float16, Float32>},
 };

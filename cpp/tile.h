@@ -57,43 +57,50 @@ constexpr long kLinesAhead = 16;  // per step of `column`
 
 enum class Start { kZero, kSum, kScaled };  // C starts at 0, at itself, or at itself times `factors`, lane by lane
 
+// Pairs of bfloat16 may begin at any number, so a unit's address may be no multiple of its size.
+template <class Unit>
+inline Unit loose(const Unit* p) {
+  Unit unit;
+  __builtin_memcpy(&unit, reinterpret_cast<const char*>(p), sizeof unit);
+  return unit;
+}
+
 template <class F, int MR, int NR>
 inline void micro(const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk, typename F::Sum* c,
                   long cm, long length, Start start, const typename F::Sum* factors) {
   using Sum = typename F::Sum;
   constexpr int L = kLanesOf<Sum>;
   V<Sum> sums[MR][NR];
-  if (start == Start::kZero) {
 #pragma GCC unroll 8
-    for (int m = 0; m < MR; m++)
+  for (int m = 0; m < MR; m++)
 #pragma GCC unroll 4
-      for (int v = 0; v < NR; v++) sums[m][v] = V<Sum>{};
-  } else {
-#pragma GCC unroll 8
-    for (int m = 0; m < MR; m++)
-#pragma GCC unroll 4
-      for (int v = 0; v < NR; v++) sums[m][v] = load(c + m * cm + v * L);
-    if (start == Start::kScaled) {
-#pragma GCC unroll 4
-      for (int v = 0; v < NR; v++) {
-        const V<Sum> factor = load(factors + v * L);
-#pragma GCC unroll 8
-        for (int m = 0; m < MR; m++) sums[m][v] *= factor;
-      }
-    }
-  }
+    for (int v = 0; v < NR; v++) sums[m][v] = V<Sum>{};
   for (long k = 0; k < length; k++) {
     V<typename F::Unit> row[NR];
 #pragma GCC unroll 4
     for (int v = 0; v < NR; v++) row[v] = load(b + v * L);
 #pragma GCC unroll 8
     for (int m = 0; m < MR; m++) {
-      const V<typename F::Unit> unit = splat(a[m * am]);
+      const V<typename F::Unit> unit = splat(loose(a + m * am));
 #pragma GCC unroll 4
       for (int v = 0; v < NR; v++) sums[m][v] = F::multiply_add_unit(row[v], unit, sums[m][v]);
     }
     a += ak;
     b += bk;
+  }
+  // What C was joins at the end: a sum over thousands of keys is then one of tiles' sums, and its error hardly grows.
+  if (start == Start::kScaled) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) {
+      const V<Sum> factor = load(factors + v * L);
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; m++) sums[m][v] = multiply_add<Sum>(load(c + m * cm + v * L), factor, sums[m][v]);
+    }
+  } else if (start == Start::kSum) {
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; m++)
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; v++) sums[m][v] += load(c + m * cm + v * L);
   }
 #pragma GCC unroll 8
   for (int m = 0; m < MR; m++)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from redblue import sweep
+from attention import ROWS, running
+from redblue import _core, sweep
 from sweeps import SMALL, Stop, stop_after
 
 
@@ -19,3 +20,11 @@ def interrupted(tmp_path):
         sweep.run(SMALL, output=path, jobs=1, progress=stop_after(5))
     assert not path.exists()
     return path
+
+
+@pytest.fixture(params=ROWS)
+def isa(request):
+    """Every instruction set that this CPU can run, each in force for the test; the others show as skipped."""
+    row = _core.choose_isa(request.param)
+    with running(row):
+        yield row

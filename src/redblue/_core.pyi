@@ -76,6 +76,9 @@ def attention_backward(
 def exp(x: np.ndarray, isa: Isa) -> None:
     """Each number of a contiguous float32 or float64 array becomes its exponential, as the kernels compute it."""
 
+def exp2(x: np.ndarray, isa: Isa) -> None:
+    """The same for powers of two."""
+
 def multiply_add(a: float, b: float, c: float, dtype: str = "float32", isa: str = "") -> float:
     """a * b + c as the chains of `multiply_add_rate` compute it (bfloat16: a and b are rounded to it, c is fp32)."""
 

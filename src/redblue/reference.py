@@ -2,58 +2,143 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 
 class Forward(NamedTuple):
     out: np.ndarray  # (..., n_q, d_v)
-    lse: np.ndarray  # (..., n_q)
-    p: np.ndarray  # (..., n_q, n_k): the probabilities
+    lse: np.ndarray  # (..., n_q): sinks included
+    p: np.ndarray  # (..., n_q, n_k): the probabilities, before dropout
     row_max: np.ndarray  # (..., n_q): of the scores; the lowest float64 where a row attends nothing
     row_sum: np.ndarray  # (..., n_q): of exp(score - row_max)
 
 
 class Gradients(NamedTuple):
+    """Each of the shape of what it is the gradient of."""
+
     dq: np.ndarray  # (..., n_q, d)
     dk: np.ndarray  # (..., n_k, d)
     dv: np.ndarray  # (..., n_k, d_v)
+    dbias: np.ndarray | None = None
+    dsinks: np.ndarray | None = None  # (H,)
 
 
 class GradientX(NamedTuple):
     dx: np.ndarray  # (..., d, d)
 
 
-def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, attends: np.ndarray | None = None) -> Forward:
-    """softmax(Q K^T / sqrt(d)) V in float64. Shapes (..., n_q, d), (..., n_k, d), (..., n_k, d_v).
+def forward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    attends: np.ndarray | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+    dropout: np.ndarray | None = None,
+) -> Forward:
+    """softmax(softcap(scale Q K^T) + bias, masked) V in float64. Shapes (..., n_q, d), (..., n_k, d), (..., n_k, d_v).
 
-    attends: boolean (n_q, n_k), True where a query attends a key. A row that attends nothing gives 0 and lse -inf.
+    Leading dimensions broadcast; where there are heads (the third dimension from the end), those of K and V may be
+    fewer, and then serve as many of Q's each. A row that attends nothing gives 0 and lse -inf.
+
+    attends: boolean (n_q, n_k), True where a query attends a key. scale: 1 / sqrt(d) if None. softcap: scores x become
+    softcap tanh(x / softcap). bias: added after that; a boolean one is True where a query attends. sinks: (H,), a score
+    more for each row of a head, without a value. dropout: what each probability is multiplied by, 0 or 1 / (1 - share).
     """
-    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    s = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
-    if attends is not None:
-        s = np.where(attends, s, -np.inf)
-    top = s.max(axis=-1, keepdims=True)
-    top = np.where(top == -np.inf, 0.0, top)
-    weights = np.exp(s - top)
-    total = weights.sum(axis=-1, keepdims=True)
-    p = weights / np.where(total == 0, 1.0, total)
-    with np.errstate(divide="ignore"):
+    q, k, v = _widened(q, k, v)
+    s, _ = _scores(q, k, attends, scale, softcap, bias)
+    with np.errstate(invalid="ignore", divide="ignore"):  # infinite scores less their maximum; log(0)
+        top = s.max(axis=-1, keepdims=True, initial=-np.inf)
+        sink = -np.inf if sinks is None else np.asarray(sinks, np.float64)[:, None, None]
+        top = np.maximum(top, sink)
+        top = np.where(top == -np.inf, 0.0, top)
+        weights = np.exp(s - top)
+        total = weights.sum(axis=-1, keepdims=True) + np.exp(sink - top)
+        p = weights / np.where(total == 0, 1.0, total)
         lse = (top + np.log(total))[..., 0]
+        out = (p if dropout is None else p * dropout) @ v
     lowest = np.where(np.isinf(lse), np.finfo(np.float64).min, top[..., 0])
-    return Forward(p @ v, lse, p, lowest, total[..., 0])
+    return Forward(out, lse, p, lowest, total[..., 0])
 
 
 def backward(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, attends: np.ndarray | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    dout: np.ndarray,
+    attends: np.ndarray | None = None,
+    *,
+    dlse: np.ndarray | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+    dropout: np.ndarray | None = None,
 ) -> Gradients:
-    """Gradients of sum(dout * out) with respect to Q, K and V, in float64."""
-    p = forward(q, k, v, attends).p
-    q, k, v, dout = (np.asarray(x, np.float64) for x in (q, k, v, dout))
-    dp = dout @ np.swapaxes(v, -1, -2)
-    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) / np.sqrt(q.shape[-1])
-    return Gradients(ds @ k, np.swapaxes(ds, -1, -2) @ q, np.swapaxes(p, -1, -2) @ dout)
+    """Gradients of sum(dout * out) + sum(dlse * lse), in float64, with respect to Q, K, V, the bias and the sinks."""
+    shapes = [np.shape(x) for x in (q, k, v)]
+    found = forward(q, k, v, attends, scale=scale, softcap=softcap, bias=bias, sinks=sinks, dropout=dropout)
+    q, k, v = _widened(q, k, v)
+    dout, p, kept = np.asarray(dout, np.float64), found.p, 1.0 if dropout is None else dropout
+    with np.errstate(invalid="ignore"):
+        _, slope = _scores(q, k, attends, scale, softcap, bias)
+        dp = dout @ np.swapaxes(v, -1, -2) * kept
+        delta = (p * dp).sum(axis=-1) - (0.0 if dlse is None else dlse)
+        ds = p * (dp - delta[..., None])
+        dx = ds * slope * (q.shape[-1] ** -0.5 if scale is None else scale)
+        dq, dk, dv = dx @ k, np.swapaxes(dx, -1, -2) @ q, np.swapaxes(p * kept, -1, -2) @ dout
+    dbias = dsinks = None
+    if bias is not None and bias.dtype != bool:
+        dbias = summed_to(ds, bias.shape)
+    if sinks is not None:
+        shares = np.exp(np.asarray(sinks, np.float64)[:, None] - np.where(np.isneginf(found.lse), 0.0, found.lse))
+        dsinks = summed_to((-shares * delta).sum(axis=-1), sinks.shape)
+    dq, dk, dv = (summed_to(x, shape) for x, shape in zip((dq, dk, dv), shapes, strict=True))
+    return Gradients(dq, dk, dv, dbias, dsinks)
+
+
+def _widened(q: np.ndarray, *kv: np.ndarray) -> list[np.ndarray]:
+    """In float64, and the heads of K and V repeated."""
+    arrays = [np.asarray(x, np.float64) for x in (q, *kv)]
+    heads = max((x.shape[-3] for x in arrays if x.ndim > 2), default=1)
+    return [
+        np.repeat(x, heads // x.shape[-3], axis=-3) if x.ndim > 2 and 1 < x.shape[-3] < heads else x for x in arrays
+    ]
+
+
+def _scores(
+    q: np.ndarray,
+    k: np.ndarray,
+    attends: np.ndarray | None,
+    scale: float | None,
+    softcap: float | None,
+    bias: np.ndarray | None,
+) -> tuple[np.ndarray, Any]:
+    """The scores, -inf where a query does not attend, and the derivative of softcap tanh(x / softcap)."""
+    slope = 1.0
+    with np.errstate(invalid="ignore"):
+        s = q @ np.swapaxes(k, -1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if softcap is not None:
+            bent = np.tanh(s / softcap)
+            s, slope = softcap * bent, 1.0 - bent**2
+        if bias is not None:
+            s = np.where(bias, s, -np.inf) if bias.dtype == bool else s + np.asarray(bias, np.float64)
+    return (s if attends is None else np.where(attends, s, -np.inf)), slope
+
+
+def summed_to(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The gradient of an array of this shape, from that of what it was broadcast, or its heads repeated, to."""
+    gradient = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
+    if len(shape) > 2 and 1 < shape[-3] < gradient.shape[-3]:
+        group = gradient.shape[-3] // shape[-3]
+        gradient = gradient.reshape(*gradient.shape[:-3], shape[-3], group, *gradient.shape[-2:]).sum(axis=-3)
+    spread = tuple(i for i, size in enumerate(shape) if size == 1 != gradient.shape[i])
+    return gradient.sum(axis=spread, keepdims=True)
 
 
 def gradient_x(

@@ -1,0 +1,65 @@
+"""The words that the kernels move between their tiles and the arrays: those of their schedules, exactly."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention import DRAWN, DTYPES, described
+from redblue import Mask, Problem, count, op
+from redblue.kernels import cpu
+from spaces import masks
+
+LENGTHS = st.integers(1, 70) | st.sampled_from([127, 128, 129, 200])
+
+
+@st.composite
+def problems(draw, direction):
+    kv_heads = draw(st.integers(1, 2))
+    sizes = [draw(LENGTHS), draw(LENGTHS), draw(st.integers(1, 20)), draw(st.integers(1, 20)), draw(st.integers(1, 2))]
+    heads, dtype = kv_heads * draw(st.integers(1, 3)), draw(st.sampled_from(list(DTYPES)))
+    return Problem(*sizes, heads, kv_heads, dtype, draw(masks), direction)
+
+
+def moved(row, problem, tile):
+    """What the compiled pass says it moved."""
+    p, dtype = problem, DTYPES[problem.dtype]
+    sums = np.float64 if p.dtype == "float64" else np.float32
+    rng = np.random.default_rng(0)
+
+    def array(heads, n, d, of=dtype):
+        return rng.standard_normal((p.batch, heads, n, d)).astype(of)
+
+    q, dout = array(p.heads, p.n_q, p.d), array(p.heads, p.n_q, p.d_v)
+    k, v = array(p.kv_heads, p.n_k, p.d), array(p.kv_heads, p.n_k, p.d_v)
+    out, lse = np.empty_like(dout), np.empty((*q.shape[:-1], 1), sums)
+    sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
+    common = {"band": op.band_of(p.mask, p.n_q, p.n_k), "scale": 0.1, "threads": 2, "tile": tile, "row": row}
+    forward = cpu.forward(sizes, p.dtype, *(described(x) for x in (q, k, v, out, lse)), **common)
+    if p.direction == "forward":
+        return forward
+    written = [np.empty_like(x) for x in (q, k, v, lse)]
+    return cpu.backward(sizes, p.dtype, *(described(x) for x in (q, k, v, out, lse, dout, *written)), **common)
+
+
+def expected(schedule, problem, rows, cols):
+    found = count(schedule, problem, tiles={"rows": rows, "cols": cols})
+    return found.reads, found.writes
+
+
+@DRAWN
+@given(problem=problems("forward"), rows=st.integers(1, 150), cols=st.integers(1, 150))
+def test_forward_moves_what_flash_moves(isa, problem, rows, cols):
+    assert moved(isa, problem, cpu.Tile(rows, cols)) == expected("flash", problem, rows, cols)
+
+
+@DRAWN
+@given(problem=problems("backward"), cols=st.integers(1, 150))
+def test_backward_moves_what_flash_onepass_moves(isa, problem, cols):
+    rows = isa.lanes(cpu.NUMBERS[problem.dtype])
+    assert moved(isa, problem, cpu.Tile(rows, cols)) == expected("flash_onepass", problem, rows, cols)
+
+
+def test_a_causal_forward_pass_by_hand(isa):
+    # Rows 0-1 see 2 keys, rows 2-3 see 4: each block reads its queries, those keys and values; writes out and lse.
+    problem = Problem(4, 4, 3, 5, mask=Mask.causal(), dtype="float32")
+    assert moved(isa, problem, cpu.Tile(2, 2)) == (4 * 3 + (2 + 4) * (3 + 5), 4 * (5 + 1))
