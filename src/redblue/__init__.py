@@ -5,6 +5,7 @@ from importlib.metadata import version
 from redblue.bounds import Bound, lower_bound, lower_bounds
 from redblue.counts import Count, count
 from redblue.errors import RedblueError, UnknownName
+from redblue.integrations.torch_sdpa import enable_sdpa, sdpa
 from redblue.machine import CacheLevel, CapacityError
 from redblue.masks import Mask
 from redblue.memories import Memory, list_memories, memory, this_machine
@@ -35,6 +36,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "count",
+    "enable_sdpa",
     "list_memories",
     "list_models",
     "list_schedules",
@@ -44,6 +46,7 @@ __all__ = [
     "model",
     "plan",
     "scaled_dot_product_attention",
+    "sdpa",
     "simulate",
     "this_machine",
 ]

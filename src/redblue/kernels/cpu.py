@@ -6,7 +6,7 @@ columns), 0 where it is broadcast. Everything must have been checked: the core r
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from redblue import _core
@@ -53,7 +53,12 @@ def isa() -> _core.Isa:
 
 def plan_tile(direction: str, sizes: Sizes, dtype: str) -> Tile:
     """The plan's tile for this call; the same for all sequence lengths of one magnitude."""
-    row, number = isa(), NUMBERS[dtype]
+    return _planned(direction, sizes, dtype, isa())
+
+
+@lru_cache(maxsize=1024)
+def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa) -> Tile:
+    number = NUMBERS[dtype]
     rows, streams = sizes.n_q * sizes.group, sizes.streams
     return plan(
         direction,

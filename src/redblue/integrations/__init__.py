@@ -1,0 +1,1 @@
+"""Other libraries made to use redblue, on request."""

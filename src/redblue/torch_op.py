@@ -1,0 +1,115 @@
+"""redblue.attention for PyTorch tensors: checks, broadcasting, and the shortest way to the kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from redblue import checks, torch_autograd, torch_kernels
+from redblue.checks import Options, Scalars
+from redblue.errors import RedblueError
+
+
+def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False) -> Any:
+    """See redblue.attention. Raises RedblueError for what no kernel takes."""
+    scalars = checks.check_scalars(options)
+    window = checks.window_of(options.mask)
+    bias, sinks = options.bias, options.sinks
+    plain = _is_plain(q, k, v, bias, sinks)
+    if not plain:
+        _check_tensors({"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks})
+    flat = q.dim() == k.dim() == v.dim() == 2  # one head
+    if q.dim() == 2 or k.dim() == 2 or v.dim() == 2:
+        q, k, v = (x.unsqueeze(0) if x.dim() == 2 else x for x in (q, k, v))
+    # Symbolic sizes have no hash
+    spread = (torch_kernels.known_spread if plain else torch_kernels.spread_of)(q.shape, k.shape, v.shape)
+    if spread.q is not None:
+        q = q.expand(spread.q)
+    if spread.k is not None:
+        k = k.expand(spread.k)
+    if spread.v is not None:
+        v = v.expand(spread.v)
+    left = -1 if window.left is None else window.left
+    right = -1 if window.right is None else window.right
+    seed = _seed(q, scalars) if scalars.dropout else None
+    rest = left, right, window.align == "bottom-right", scalars.scale, scalars.softcap, scalars.dropout
+    if not plain:
+        out, lse = torch_autograd.forward_now()(q, k, v, bias, sinks, seed, *rest)
+    elif torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (sinks is not None and sinks.requires_grad)
+    ):
+        out, lse = torch_autograd.eager(q, k, v, bias, sinks, seed, rest)
+    else:
+        out, lse = torch_kernels.forward(q, k, v, bias, sinks, seed, *rest)
+    if flat:
+        out, lse = out[0], lse[0]
+    return (out, lse) if return_lse else out
+
+
+def _is_plain(*tensors: Any) -> bool:
+    """Whether nothing but autograd watches this call, so that it may skip PyTorch's dispatcher, which takes 10 us."""
+    if (
+        torch.compiler.is_dynamo_compiling()
+        or _dispatch_modes()
+        or _function_modes()
+        or _transforms()
+        or _tracing() is not None
+        or _autocast("cpu")
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    for x in tensors:
+        if x is not None and (
+            type(x) not in _PLAIN
+            or not x.is_cpu
+            or x.layout is not _STRIDED
+            or x.is_nested
+            or x.is_neg()
+            or _is_wrapped(x)  # one that outlived its transform
+        ):
+            return False
+    return True
+
+
+# Looked up once: a tiny call notices
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._is_torch_function_mode_enabled
+_transforms = torch._C._are_functorch_transforms_active
+_tracing = torch._C._get_tracing_state
+_autocast = torch.is_autocast_enabled
+_STRIDED = torch.strided
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
+_PLAIN = {Tensor, torch.nn.Parameter}
+
+
+def _check_tensors(given: dict[str, Any]) -> None:
+    """Raise RedblueError for what is no ordinary tensor on the CPU, or has a forward-mode tangent."""
+    for name, x in given.items():
+        if x is None:
+            continue
+        if not isinstance(x, Tensor):
+            raise RedblueError(f"{name} must be a PyTorch tensor as the others are, got {type(x).__name__}")
+        if x.is_nested:
+            raise RedblueError(f"{name} is a nested tensor: give a padded one and a mask, or one call per sequence")
+        if x.layout != torch.strided:
+            raise RedblueError(f"{name} must be dense, got a tensor of layout {x.layout}: use to_dense()")
+        if x.device.type not in ("cpu", "meta"):
+            raise RedblueError(f"{name} is on {x.device}: this version has kernels for the CPU, none for GPUs")
+        if x.device != given["q"].device:
+            raise RedblueError(f"{name} must be on the device of q ({given['q'].device}), got {x.device}")
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            raise RedblueError(f"{name} has a forward-mode tangent: only reverse mode (backward, vjp) is supported")
+
+
+def _seed(q: Tensor, scalars: Scalars) -> Tensor:
+    """From PyTorch's generator, unless given; as a tensor, so that a compiled graph draws a new one in each run."""
+    if scalars.seed is not None:
+        return torch.tensor(scalars.seed, dtype=torch.int64, device=q.device)
+    return torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=q.device)
