@@ -12,28 +12,25 @@ inline void dots(long keys, long count, long columns, Row k_row, const Sum* q, l
     const long here = keys - key < L ? keys - key : L;
     for (long r = 0; r < count; r++) {
       const Sum* const row = q + r * length;
-      for (long x = 0; x < L; x += 4) {
-        // Four keys side by side: enough independent sums to keep the units busy.
-        const T* p[4];
-        for (long y = 0; y < 4; y++) p[y] = k_row(key + (x + y < here ? x + y : here - 1));
+      for (long x = 0; x < L; x++) {
+        // Key after key, as they lie in memory, so that the machine's own prefetcher keeps up.
+        const T* const from = k_row(key + (x < here ? x : here - 1));
         V<Sum> sums[4] = {};
         long c = 0;
-        if constexpr (Wide<T>::kWhole)
-          for (; c + L <= columns; c += L) {
-            const V<Sum> part = load(row + c);
+        if constexpr (Wide<T>::kWhole) {
+          for (; c + 4 * L <= columns; c += 4 * L)
 #pragma GCC unroll 4
             for (int y = 0; y < 4; y++) {
-              if (r == 0) __builtin_prefetch(p[y] + c + ahead, 0, 2);
-              sums[y] = multiply_add<Sum>(Wide<T>::load_wide(p[y] + c), part, sums[y]);
+              if (r == 0) __builtin_prefetch(from + c + y * L + ahead, 0, 2);
+              sums[y] = multiply_add<Sum>(Wide<T>::load_wide(from + c + y * L), load(row + c + y * L), sums[y]);
             }
-          }
-#pragma GCC unroll 4
-        for (int y = 0; y < 4; y++) {
-          Sum tail = 0;
-          for (long t = c; t < columns; t++) tail += Sum(widen(p[y][t])) * row[t];
-          sums[y][0] += tail;
-          if (x + y < L) store(partial + (x + y) * L, sums[y]);
+          for (; c + L <= columns; c += L) sums[0] = multiply_add<Sum>(Wide<T>::load_wide(from + c), load(row + c), sums[0]);
         }
+        V<Sum> sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        Sum tail = 0;
+        for (; c < columns; c++) tail += Sum(widen(from[c])) * row[c];
+        sum[0] += tail;
+        store(partial + x * L, sum);
       }
       transpose(partial, L, turned, L);
       V<Sum> total = load(turned);

@@ -92,6 +92,9 @@ def report(
     batch: Batch = 1,
     dtype: Dtype = None,
     direction: Direction = "forward",
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Run the kernels here, if this-machine is asked for.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Models on machines: regimes, schedules, words, bounds and times, as one HTML page and a summary."""
@@ -107,6 +110,7 @@ def report(
             chosen,
             machines,
             command=shlex.join(["redblue", *sys.argv[1:]]),
+            measure=measure,
             progress=lambda done, total, what: progress.update(task, completed=done, total=total, description=what),
         )
     write(made, output)

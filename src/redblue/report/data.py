@@ -16,6 +16,7 @@ from redblue.planner import REGIMES, LevelPlan, Plan, describe, plan
 from redblue.problem import Problem
 from redblue.report.checks import Check, checks
 from redblue.report.curves import Curve, curve, curve_key
+from redblue.report.measured import Measured, Run, measured, this_machine_among
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that the page and the terminal show. date: local, ISO 8601. command: what makes it again."""
+    """Everything that the page and the terminal show.
+
+    date: local, ISO 8601. command: what makes it again. measured: each shape on this machine, in their order; none
+    where nothing was measured.
+    """
 
     models: tuple[Model, ...]
     memories: tuple[Memory, ...]
@@ -53,6 +58,7 @@ class Report:
     command: str
     date: str
     version: str
+    measured: tuple[Measured, ...] = ()
 
     @property
     def cells(self) -> Iterator[tuple[Shape, Plan, LevelPlan]]:
@@ -107,6 +113,7 @@ class Report:
             "checks": [
                 asdict(check) | {"problem": describe(check.problem), "passed": check.passed} for check in self.checks
             ],
+            "measured": [each.to_dict() for each in self.measured],
         }
 
 
@@ -115,11 +122,13 @@ def collect(
     memories: Sequence[Memory],
     progress: Callable[[int, int, str], object] | None = None,
     command: str | None = None,
+    measure: bool = False,
 ) -> Report:
     """Plan every shape of `models` on `memories` and on the devices these hold, draw its curve, and run the checks.
 
     progress: called with the steps done, all steps, and what the next one is. command: the command line that asked;
-    by default one with the same models and memories by name. Raises RedblueError if there is no model or no memory.
+    by default one with the same models and memories by name. measure: also run each shape's kernel on this machine, if
+    it is among the memories. Raises RedblueError if there is no model or no memory.
     """
     if not models or not memories:
         lacking = "memory (`redblue memories` lists them)" if models else "model (`redblue models` lists them)"
@@ -129,28 +138,38 @@ def collect(
     for machine in (machine for memory in memories for machine in (memory, *memory.devices)):
         machines += [machine] if machine not in machines else []
     wanted = [(model, layers) for model in models for layers in model]
+    here = this_machine_among(machines) if measure else None
+    total = len(wanted) * (2 if here else 1) + 1
     curves: dict[Problem, Curve] = {}
     shapes = []
     for done, (model, layers) in enumerate(wanted):
-        say(done, len(wanted) + 1, f"{model.name}, {layers.name}")
+        say(done, total, f"{model.name}, {layers.name}")
         key = curve_key(layers.problem)
         if key not in curves:
             curves[key] = curve(key, machines)
         shapes.append(Shape(model, layers, tuple(plan(layers.problem, machine) for machine in machines), curves[key]))
-    say(len(wanted), len(wanted) + 1, "running the chosen schedules on numbers")
+    say(len(wanted), total, "running the chosen schedules on numbers")
     verdicts = tuple(checks((shape.label, plan) for shape in shapes for plan in shape.plans))
-    say(len(wanted) + 1, len(wanted) + 1, "done")
+    runs: dict[Problem, Run] = {}
+    found: list[Measured] = []
+    if here is not None:
+        for done, shape in enumerate(shapes, len(wanted) + 1):
+            say(done, total, f"measuring {shape.label} on this machine")
+            found.append(measured(shape.label, shape.problem, here, runs))
+    say(total, total, "done")
     return Report(
         tuple(models),
         tuple(machines),
         tuple(shapes),
         verdicts,
-        command or _command(models, memories),
+        command or _command(models, memories, measure),
         datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
         version("redblue"),
+        tuple(found),
     )
 
 
-def _command(models: Sequence[Model], memories: Sequence[Memory]) -> str:
+def _command(models: Sequence[Model], memories: Sequence[Memory], measure: bool) -> str:
     options = [word for memory in memories for word in ("--memory", memory.name)]
+    options += ["--no-measure"] if this_machine_among(memories) and not measure else []
     return shlex.join(["redblue", "report", *(model.name for model in models), *options])

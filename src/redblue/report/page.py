@@ -15,8 +15,9 @@ from redblue.errors import RedblueError
 from redblue.report import figures
 from redblue.report.checks import TOLERANCE
 from redblue.report.data import Report
-from redblue.report.terminal import verdict
-from redblue.text import amount, capacity, limit_text, mask_text, nesting_text, ratio, shape_text, time
+from redblue.report.measured import RUN_SECONDS
+from redblue.report.terminal import measured_verdict, share, times, verdict
+from redblue.text import amount, capacity, limit_text, mask_text, nesting_text, ratio, shape_text, tile_text, time
 
 
 def render(report: Report) -> str:
@@ -32,6 +33,7 @@ def render(report: Report) -> str:
         charts=charts,
         colours=style.COLOURS,
         tolerance=TOLERANCE,
+        run_seconds=RUN_SECONDS,
         library=_library(),
     )
 
@@ -91,9 +93,14 @@ def _template() -> jinja2.Template:
         "mask": mask_text,
         "limit": limit_text,
         "nesting": nesting_text,
+        "measured_class": lambda report: "fail" if any(each.failed for each in report.measured) else "pass",
+        "measured_verdict": measured_verdict,
         "ratio": ratio,
+        "share": share,
         "shape": shape_text,
+        "tiles": tile_text,
         "time": time,
+        "times": times,
         "verdict": verdict,
     }
     return environment.get_template("page.html.jinja")
