@@ -141,7 +141,8 @@ def example(stream: Problem, seed: int = 0) -> tuple[dict[str, np.ndarray], dict
     forward = reference.forward(arrays["q"], arrays["k"], arrays["v"], attends)._asdict()
     if stream.direction == "forward":
         return arrays, forward
-    return arrays | forward, reference.backward(**arrays, attends=attends)._asdict()
+    gradients = reference.backward(arrays["q"], arrays["k"], arrays["v"], arrays["dout"], attends)
+    return arrays | forward, {name: getattr(gradients, name) for name in ("dq", "dk", "dv")}
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
