@@ -33,8 +33,10 @@ struct Flash {
     return {reinterpret_cast<const char*>(row(first)), rows, long(array.row * sizeof(T)), long(columns * sizeof(T)), 0};
   }
 
-  // The log-sum-exp of a row from its maximum, in units of ln 2, and its sum.
-  static Sum log_sum(Sum top, Sum sum) { return Sum(double(top) * 0.6931471805599453 + std::log(double(sum))); }
+  // The log-sum-exp of a row from its maximum and its sum.
+  static Sum log_sum(const Call& call, Sum top, Sum sum) {
+    return Sum(double(top) * factor_left(call) + std::log(double(sum)));
+  }
 
   static Rows rows_of(long start, long count) { return {start, count, up(count, L)}; }
 
@@ -124,8 +126,8 @@ struct Flash {
         const long lanes = rows.lanes, j = j0 + from;
         product<F>(keys, lanes, units(d), as_units(k_rows + from * k_length), k_length / S, 1,
                    q_panels + g * units(d) * kLanesAtOnce, lanes, scores, lanes, Start::kZero, nullptr, ahead_k);
-        const Sum scale = finish_tile(s, rows, j, keys, scores, extra, sum_room);
-        softmax(keys, lanes, scale, scores, row_max + g * kLanesAtOnce, row_sum + g * kLanesAtOnce, factors);
+        finish_tile(s, rows, j, keys, scores, nullptr, extra, sum_room);
+        softmax(keys, lanes, Sum(factor_left(call)), scores, row_max + g * kLanesAtOnce, row_sum + g * kLanesAtOnce, factors);
         if (call.dropout > 0) drop(s, rows, j, keys, scores, extra);
         if constexpr (S == 2) to_panels(scores, keys, lanes, p_panel, nullptr);
         product<F>(d_v, lanes, units(keys), as_units(v_rows) + from / S * v_length, 1, v_length, p_panel, lanes,
@@ -154,7 +156,7 @@ struct Flash {
       for (long lane = 0; lane < rows.count; lane++) {
         const Sum sum = row_sum[g * kLanesAtOnce + lane];
         factors[lane] = sum == 0 ? 0 : 1 / sum;
-        lse[s.number(rows.start + lane)] = log_sum(row_max[g * kLanesAtOnce + lane], sum);
+        lse[s.number(rows.start + lane)] = log_sum(call, row_max[g * kLanesAtOnce + lane], sum);
       }
       for (long lane = rows.count; lane < kLanesAtOnce; lane++) factors[lane] = 0;
       unpack_panel<T>(out_panels + g * d_v * kLanesAtOnce, rows.lanes, rows.count, d_v, factors,
@@ -167,7 +169,7 @@ struct Flash {
   // What a row's maximum starts from: its head's sink, which the first piece of the keys counts.
   static Sum first_score(const Stream& s, long r, const Piece& piece) {
     const bool has = s.call.sinks.data && piece.key == 0;
-    return has ? at<const Sum>(s.call.sinks, 0)[s.kv_head * s.call.group + r % s.call.group] * kLog2E : kLowest;
+    return has ? at<const Sum>(s.call.sinks, 0)[s.kv_head * s.call.group + r % s.call.group] : kLowest;
   }
   static std::pair<long, long> live_keys(const Stream& s, const Piece& piece) {
     const auto [live, live_end] = s.keys_of(piece.row, piece.rows);
@@ -202,8 +204,8 @@ struct Flash {
       const long keys = std::min(cols, live_end - j);
       dots<T>(keys, rows.count, d, [&](long key) { return k_row(j + key); }, q, q_length, scores, rows.lanes,
               kRowsAhead * call.k.row);
-      const Sum scale = finish_tile(s, rows, j, keys, scores, extra, sum_room);
-      softmax(keys, rows.lanes, scale, scores, row_max, row_sum, factors);
+      finish_tile(s, rows, j, keys, scores, nullptr, extra, sum_room);
+      softmax(keys, rows.lanes, Sum(factor_left(call)), scores, row_max, row_sum, factors);
       if (call.dropout > 0) drop(s, rows, j, keys, scores, extra);
       weighted_sum<T>(keys, rows.count, d_v, [&](long key) { return v_row(j + key); }, scores, rows.lanes, factors, out,
                       out_length, kRowsAhead * call.v.row);
@@ -225,7 +227,7 @@ struct Flash {
   }
 
   static void finish_row(const Stream& s, long r, Sum top, Sum sum, const Sum* weighted, T* out) {
-    at<Sum>(s.call.lse, 0)[s.number(r)] = log_sum(top, sum);
+    at<Sum>(s.call.lse, 0)[s.number(r)] = log_sum(s.call, top, sum);
     unpack_row(weighted, s.call.d_v, sum == 0 ? Sum(0) : 1 / sum, out, s.call.out.column);
   }
 
@@ -243,7 +245,7 @@ struct Flash {
       std::fill_n(weighted, call.d_v, Sum(0));
       for (long p = 0; p < pieces; p++) {
         const Sum* const part = first + p * piece_size;
-        const Sum factor = part[0] == kLowest ? 0 : std::exp2(part[0] - top);
+        const Sum factor = part[0] == kLowest ? 0 : std::exp((part[0] - top) * Sum(factor_left(call)));
         sum += part[1] * factor;
         for (long c = 0; c < call.d_v; c++) weighted[c] += part[2 + c] * factor;
       }
@@ -252,48 +254,45 @@ struct Flash {
     return {pieces * count * width, count * (call.d_v + 1)};
   }
 
-  // Scores as softmax takes them, options and mask applied; returns the factor that is still to come.
-  static Sum finish_tile(const Stream& s, const Rows& rows, long j, long keys, Sum* scores, Sum* extra, Sum* sum_room) {
-    Sum scale = Sum(s.call.scale);
-    if (!plain_scores(s.call)) {
-      finish_scores<Sum>(s, rows, j, keys, scores, nullptr, extra, sum_room);
-      scale = 1;
-    }
-    if (!s.holds(rows.start, rows.count, j, keys)) mask_tile<Sum>(s, rows, j, keys, scores, scale < 0 ? -kLowest : kLowest);
-    return scale;
+  // Scores as softmax takes them, options and mask applied.
+  static void finish_tile(const Stream& s, const Rows& rows, long j, long keys, Sum* scores, Sum* slopes, Sum* extra,
+                          Sum* sum_room) {
+    if (!plain_scores(s.call)) finish_scores<Sum>(s, rows, j, keys, scores, slopes, extra, sum_room);
+    if (!s.holds(rows.start, rows.count, j, keys)) mask_tile<Sum>(s, rows, j, keys, scores, kLowest);
   }
   static void drop(const Stream& s, const Rows& rows, long j, long keys, Sum* p, Sum* extra) {
     dropout_tile<Sum>(s, rows, j, keys, extra);
     for (long x = 0; x < keys * rows.lanes; x += L) store(p + x, load(p + x) * load(extra + x));
   }
 
-  // One tile's step of the online softmax: scores <- 2^(log2(e) scale scores - the new maximum); row_max (of scores in
-  // that unit) and row_sum follow, and `factors` is what earlier sums shrink by.
-  static void softmax(long keys, long lanes, Sum scale_by, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors) {
-    const V<Sum> scale = splat(scale_by * kLog2E), lowest = splat(kLowest);
+  // One tile's step of the online softmax: scores <- e^(factor (score - the new maximum)); row_max and row_sum follow, and
+  // `factors` is what earlier sums shrink by. The maximum is of scores without the factor, so that the largest weight is
+  // exactly 1, however large scores are.
+  static void softmax(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors) {
+    const V<Sum> scale = splat(factor * kLog2E), lowest = splat(kLowest);
     for (long v = 0; v < lanes; v += L) {
       V<Sum> tops[4] = {lowest, lowest, lowest, lowest};
       long key = 0;
       for (; key + 4 <= keys; key += 4)
 #pragma GCC unroll 4
-        for (int x = 0; x < 4; x++) tops[x] = larger<Sum>(load(scores + (key + x) * lanes + v) * scale, tops[x]);
-      for (; key < keys; key++) tops[0] = larger<Sum>(load(scores + key * lanes + v) * scale, tops[0]);
+        for (int x = 0; x < 4; x++) tops[x] = larger<Sum>(load(scores + (key + x) * lanes + v), tops[x]);
+      for (; key < keys; key++) tops[0] = larger<Sum>(load(scores + key * lanes + v), tops[0]);
       const V<Sum> old = load(row_max + v);
       const V<Sum> top = larger<Sum>(larger<Sum>(larger<Sum>(tops[0], tops[1]), larger<Sum>(tops[2], tops[3])), old);
       const V<Sum> base = top == lowest ? V<Sum>{} : top;  // a row that attends nothing so far: exp(-inf - 0) = 0
-      const V<Sum> shrink = exp2<Sum>(old - base);
+      const V<Sum> shrink = exp2<Sum>((old - base) * scale);
       V<Sum> sums[2] = {};
       for (key = 0; key + 2 <= keys; key += 2)
 #pragma GCC unroll 2
         for (int x = 0; x < 2; x++) {
           Sum* const p = scores + (key + x) * lanes + v;
-          const V<Sum> weight = exp2<Sum>(multiply_add<Sum>(load(p), scale, -base));
+          const V<Sum> weight = exp2<Sum>((load(p) - base) * scale);
           sums[x] += weight;
           store(p, weight);
         }
       if (key < keys) {
         Sum* const p = scores + key * lanes + v;
-        const V<Sum> weight = exp2<Sum>(multiply_add<Sum>(load(p), scale, -base));
+        const V<Sum> weight = exp2<Sum>((load(p) - base) * scale);
         sums[0] += weight;
         store(p, weight);
       }
@@ -335,20 +334,16 @@ struct Flash {
                  nullptr, ahead);
       product<F>(keys, lanes, units(call.d_v), as_units(v), v_length / S, 1, dout_panel, lanes, ds, lanes, Start::kZero,
                  nullptr, ahead);
-      Sum scale = Sum(call.scale);
-      if (!plain_scores(call)) {
-        finish_scores<Sum>(s, rows, j, keys, p, slopes, extra, room);
-        scale = 1;
-      }
       const bool partial = !s.holds(rows.start, rows.count, j, keys);
-      if (partial) mask_tile<Sum>(s, rows, j, keys, p, scale < 0 ? -kLowest : kLowest);
+      finish_tile(s, rows, j, keys, p, slopes, extra, room);
       const bool drops = call.dropout > 0;
       if (drops) dropout_tile<Sum>(s, rows, j, keys, extra);
-      const V<Sum> factor = splat(scale);
+      const V<Sum> factor = splat(Sum(factor_left(call)));
       for (long lane = 0; lane < lanes; lane += L) {
         const V<Sum> base = load(lse + lane), row_delta = load(delta + lane);
         for (long x = lane; x < keys * lanes; x += lanes) {
-          const V<Sum> weight = exp<Sum>(multiply_add<Sum>(load(p + x), factor, -base));
+          // Rounded as lse was: where one score outweighs all others, its weight is 1.
+          const V<Sum> weight = exp<Sum>(rounded<Sum>(load(p + x) * factor) - base);
           V<Sum> dp = load(ds + x);
           store(p + x, weight);
           if (drops) {

@@ -79,8 +79,12 @@ struct Band {
   }
 };
 
-// Whether scores need no more than a factor, which exp takes along (but not 0, times the -inf of a mask).
-inline bool plain_scores(const Call& call) { return !call.softcap && !call.bias.data && call.scale != 0; }
+// Whether scores need no more than a positive factor, which the softmax takes along.
+inline bool plain_scores(const Call& call) {
+  return !call.softcap && !call.bias.data && !call.sinks.data && call.scale > 0;
+}
+// What the softmax has to multiply scores by, once those that are not plain are finished.
+inline double factor_left(const Call& call) { return plain_scores(call) ? call.scale : 1; }
 
 template <class Sum>
 void load_bias(const Stream& s, const Rows& rows, long j, long keys, Sum* to, Sum* room) {

@@ -75,6 +75,19 @@ inline V<float> multiply_add_pairs(V<unsigned> a, V<unsigned> b, V<float> c) {
 }
 #endif
 
+// The value, rounded: a product that goes through here is not contracted with what follows.
+template <class T>
+inline V<T> rounded(V<T> value) {
+#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+  asm("" : "+v"(value));
+#elif defined(__x86_64__)
+  asm("" : "+x"(value));
+#elif defined(__aarch64__)
+  asm("" : "+w"(value));
+#endif
+  return value;
+}
+
 template <class T>
 inline T sum_of_lanes(V<T> value) {
   T sum = 0;

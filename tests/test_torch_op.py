@@ -507,3 +507,26 @@ def test_the_op_itself_never_trusts_its_arguments():
         backward_op(out[:, :2], None, X, X, X, out, lse, None, None, *OPEN, False)
     with pytest.raises(rb.RedblueError, match="lse must be"):
         backward_op(out, None, X, X, X, out, lse.double(), None, None, *OPEN, False)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1, 1), (4, 0)])
+def test_a_bias_without_pairs_has_gradient_zero(shape):
+    bias = torch.zeros(shape, requires_grad=True)
+    q, k, v = torch.ones(1, 4, 8), torch.ones(1, 0, 8), torch.ones(1, 0, 8)
+    (gradient,) = torch.autograd.grad(rb.attention(q, k, v, bias=bias).sum(), bias)
+    assert gradient.shape == shape
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("size", [1e3, 1e5, 1e6, 1e15])
+@pytest.mark.parametrize("rows", [1, 20])
+def test_scores_of_any_finite_size(size, rows):
+    q, k = torch.full((1, rows, 1), size), torch.full((1, 5, 1), size)
+    v = torch.arange(5.0).reshape(1, 5, 1)
+    given = [x.requires_grad_() for x in (q, k, v)]
+    out = rb.attention(*given, scale=1.0)
+    assert out.flatten().tolist() == [2.0] * rows
+    dq, dk, dv = torch.autograd.grad(out.sum(), given)
+    assert torch.isfinite(dq).all()
+    assert torch.isfinite(dk).all()
+    assert torch.isfinite(dv).all()

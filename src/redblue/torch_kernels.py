@@ -197,6 +197,8 @@ def backward(
     common = _common(call, bias, seed, tuple(rest))
     if bias is not None and bias_grad:
         spread = dbias.expand(call.bias)
+        if not spread.numel():  # no pair, so nothing would be written
+            dbias.zero_()
         common["dbias"] = (spread.data_ptr(), *spread.stride())
     lse = lse.contiguous()
     if dlse is not None:
