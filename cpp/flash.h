@@ -35,7 +35,7 @@ struct Flash {
 
   // The log-sum-exp of a row from its maximum and its sum.
   static Sum log_sum(const Call& call, Sum top, Sum sum) {
-    return Sum(double(top) * factor_left(call) + std::log(double(sum)));
+    return Sum(double(top) * Sum(factor_left(call)) + std::log(double(sum)));  // the factor as backward has it
   }
 
   static Rows rows_of(long start, long count) { return {start, count, up(count, L)}; }

@@ -1,13 +1,14 @@
 // Attention on the CPU: what a call consists of, and the passes over it. Knows neither Python nor torch.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "isa.h"
+#include "pool.h"
 
 namespace redblue {
 
@@ -28,9 +29,9 @@ class Progress {
   explicit Progress(std::int64_t blocks) : done_(blocks) {}
   void reach(std::int64_t block, std::int64_t count) { done_[block].store(count, std::memory_order_release); }
   void wait(std::int64_t block, std::int64_t count) const {
-    for (int tries = 0; done_[block].load(std::memory_order_acquire) != count; tries++) {
-      if (stopped_.load(std::memory_order_relaxed)) throw std::runtime_error("another thread of this call failed");
-      if (tries > 64) std::this_thread::yield();
+    for (int tries = 0; done_[block].load(std::memory_order_acquire) != count; tries = std::min(tries + 1, 64)) {
+      if (stopped_.load(std::memory_order_relaxed)) throw Stopped();
+      if (tries == 64) std::this_thread::yield();  // one block of rows of the other thread away: not worth a sleep
     }
   }
   void stop() { stopped_ = true; }  // nobody waits for ever

@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -28,6 +29,8 @@ struct Job {
   void run() {
     for (std::int64_t task; (task = next.fetch_add(1)) < tasks;) try {
         (*work)(task);
+      } catch (const Stopped&) {
+        next = tasks;
       } catch (...) {
         next = tasks;
         const std::lock_guard<std::mutex> lock(mutex);
@@ -38,12 +41,18 @@ struct Job {
 
 class Pool {
  public:
-  // `helpers` workers are asked to join.
+  explicit Pool(long owner) : owner_(owner) {}
+  long owner() const { return owner_; }
+
+  // Up to `helpers` workers are asked to join: as many as the system lets run.
   void post(const std::shared_ptr<Job>& job, int helpers) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      for (; workers_ < helpers; workers_++) std::thread([this] { serve(); }).detach();
-      for (int i = 0; i < helpers; i++) jobs_.push_back(job);
+      try {
+        for (; workers_ < helpers; workers_++) std::thread([this] { serve(); }).detach();
+      } catch (const std::system_error&) {
+      }
+      for (int i = 0; i < helpers && i < workers_; i++) jobs_.push_back(job);
     }
     if (helpers == 1) wake_.notify_one();
     else wake_.notify_all();
@@ -77,29 +86,27 @@ class Pool {
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Job>> jobs_;
   int workers_ = 0;
+  const long owner_;  // the process whose threads they are
 };
 
+long this_process() {
+#if defined(__unix__) || defined(__APPLE__)
+  return getpid();
+#else
+  return 0;
+#endif
+}
+
 // Never destroyed: workers sleep in it until the process ends. A forked child has none of its parent's threads, so it
-// makes a pool of its own; the parent's stays behind untouched.
+// makes a pool of its own, and leaves the parent's, whatever state that is in.
 Pool& pool() {
   static std::atomic<Pool*> current{nullptr};
-#if defined(__unix__) || defined(__APPLE__)
-  static std::atomic<pid_t> owner{0};
-  static std::atomic_flag making = ATOMIC_FLAG_INIT;
-  const pid_t here = getpid();
-  if (owner.load(std::memory_order_acquire) != here) {
-    while (making.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
-    if (owner.load() != here) {
-      current = new Pool;
-      owner.store(here, std::memory_order_release);
-    }
-    making.clear(std::memory_order_release);
+  for (;;) {
+    Pool* found = current.load();
+    if (found && found->owner() == this_process()) return *found;
+    auto made = std::make_unique<Pool>(this_process());
+    if (current.compare_exchange_strong(found, made.get())) return *made.release();
   }
-#else
-  static Pool* const only = new Pool;
-  current = only;
-#endif
-  return *current.load();
 }
 
 }  // namespace

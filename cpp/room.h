@@ -16,8 +16,8 @@ class Room {
     const std::size_t bytes = (count * sizeof(T) + kAlign - 1) / kAlign * kAlign;
     taken_ += bytes;
     if (used_ + bytes > size_) {
-      full_.push_back(std::move(block_));  // its pieces stay valid until clear()
-      allocate(std::max(bytes, size_));
+      if (block_) full_.push_back(std::move(block_));  // its pieces stay valid until clear()
+      allocate(std::max({bytes, size_, wanted_}));
     }
     T* const piece = reinterpret_cast<T*>(block_.get() + used_);
     used_ += bytes;
@@ -27,7 +27,8 @@ class Room {
   void clear() {
     if (!full_.empty()) {  // next time, one block for all
       full_.clear();
-      allocate(taken_);
+      wanted_ = taken_;
+      release();
     }
     used_ = taken_ = 0;
   }
@@ -38,15 +39,19 @@ class Room {
   struct Free {
     void operator()(char* memory) const { ::operator delete(memory, kPage); }
   };
-  void allocate(std::size_t bytes) {
+  void release() {
     block_.reset();
+    size_ = used_ = 0;
+  }
+  void allocate(std::size_t bytes) {  // where memory ends it throws, and this holds nothing
+    release();
+    wanted_ = 0;
     block_.reset(static_cast<char*>(::operator new(bytes, kPage)));
     size_ = bytes;
-    used_ = 0;
   }
   std::unique_ptr<char, Free> block_;
   std::vector<std::unique_ptr<char, Free>> full_;
-  std::size_t size_ = 0, used_ = 0, taken_ = 0;
+  std::size_t size_ = 0, used_ = 0, taken_ = 0, wanted_ = 0;
 };
 
 }  // namespace redblue

@@ -520,13 +520,37 @@ def test_a_bias_without_pairs_has_gradient_zero(shape):
 
 @pytest.mark.parametrize("size", [1e3, 1e5, 1e6, 1e15])
 @pytest.mark.parametrize("rows", [1, 20])
-def test_scores_of_any_finite_size(size, rows):
+@pytest.mark.parametrize("scale", [1.0, 72**-0.5])
+def test_scores_of_any_finite_size(size, rows, scale):
     q, k = torch.full((1, rows, 1), size), torch.full((1, 5, 1), size)
     v = torch.arange(5.0).reshape(1, 5, 1)
     given = [x.requires_grad_() for x in (q, k, v)]
-    out = rb.attention(*given, scale=1.0)
-    assert out.flatten().tolist() == [2.0] * rows
+    out = rb.attention(*given, scale=scale)
+    assert out.flatten().tolist() == pytest.approx([2.0] * rows)
     dq, dk, dv = torch.autograd.grad(out.sum(), given)
     assert torch.isfinite(dq).all()
     assert torch.isfinite(dk).all()
     assert torch.isfinite(dv).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale": torch.ones(3)}, "scale must be a number"),
+        ({"scale": 10**400}, "scale must be a number"),
+        ({"scale": torch.tensor(0.3, requires_grad=True)}, "scale has no gradient"),
+        ({"seed": torch.tensor(1.5), "dropout": 0.5}, "seed must be a whole number"),
+        ({"k": None}, "k must be a PyTorch tensor"),
+    ],
+)
+def test_what_is_no_number_and_no_tensor_is_named(change, message):
+    given = {name: torch.ones(1, 4, 8) for name in "qkv"} | change
+    q, k, v = (given.pop(name) for name in "qkv")
+    with pytest.raises(RedblueError, match=message):
+        rb.attention(q, k, v, **given)
+
+
+def test_a_window_wider_than_any_integer_is_open():
+    q = torch.ones(1, 4, 8, requires_grad=True)
+    rb.attention(q, q, q, mask=rb.Mask.sliding_window(left=10**30, right=0)).sum().backward()
+    assert torch.isfinite(q.grad).all()

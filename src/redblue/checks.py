@@ -6,6 +6,7 @@ A message names the argument, what was given and what is allowed.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -52,9 +53,10 @@ def check_scalars(options: Options) -> Scalars:
     if not 0 <= dropout < 1:
         raise RedblueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
     if seed is not None:
-        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-            raise RedblueError(f"seed must be a whole number, got {seed!r}")
-        seed = (int(seed) + 2**63) % 2**64 - 2**63
+        try:
+            seed = (operator.index(seed) + 2**63) % 2**64 - 2**63
+        except (TypeError, ValueError, RuntimeError):
+            raise RedblueError(f"seed must be a whole number, got {seed!r}") from None
     if options.schedule != "auto" and options.schedule not in SCHEDULES:
         known = ", ".join(SCHEDULES)
         raise RedblueError(f"schedule must be one of auto, {known} (those with a kernel), got {options.schedule!r}")
@@ -65,7 +67,12 @@ def _number(name: str, value: Any) -> float:
     if type(value) is not float:
         if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
             raise RedblueError(f"{name} must be a number, got {value!r}")
-        value = float(value)
+        if getattr(value, "requires_grad", False):
+            raise RedblueError(f"{name} has no gradient: give a number, or multiply q by a tensor, got {value!r}")
+        try:
+            value = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise RedblueError(f"{name} must be a number, got {value!r}") from None
     if not -math.inf < value < math.inf:
         raise RedblueError(f"{name} must be finite, got {value!r}")
     return value

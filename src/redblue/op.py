@@ -139,6 +139,8 @@ def default_threads() -> int:
 
 def as_numpy(name: str, array: Any) -> np.ndarray:
     """A view of any array on the CPU. Raises RedblueError for others."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise RedblueError(f"{name} is a masked array: give its .data, and its mask as bias")
     if isinstance(array, np.ndarray):
         if not array.dtype.isnative:
             raise RedblueError(f"{name} must be in this machine's byte order, got {array.dtype.str}: use .astype")
@@ -219,13 +221,13 @@ class NumpyCall:
         for name, array in (("dout", dout), ("out", out)):
             if array.shape != shape or array.dtype != self.q.dtype:
                 raise RedblueError(f"{name} must be {shape} of {self.dtype}, got {array.shape} of {array.dtype.name}")
-        if lse.shape != shape[:-1]:
-            raise RedblueError(f"lse must have shape {shape[:-1]}, got {lse.shape}")
+        for name, array in (("lse", lse), ("dlse", dlse)):
+            if array is not None and (array.shape != shape[:-1] or array.dtype.name not in ("float32", "float64")):
+                wanted = f"{shape[:-1]} of float32 or float64"
+                raise RedblueError(f"{name} must be {wanted}, got {array.shape} of {array.dtype.name}")
         lse = np.ascontiguousarray(lse, self.sum_dtype)
         more = {}
         if dlse is not None:
-            if dlse.shape != lse.shape:
-                raise RedblueError(f"dlse must have the shape of lse, {lse.shape}, got {dlse.shape}")
             dlse = np.ascontiguousarray(dlse, self.sum_dtype)
             more["dlse"] = _described(dlse[..., None])
         delta = self.sums()

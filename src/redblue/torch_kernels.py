@@ -6,6 +6,7 @@ travels as its two sides (-1: open) and its alignment, so that a compiled graph 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -130,6 +131,11 @@ def _shape(x: Tensor | None) -> Any:
 def _common(call: _Call, bias: Tensor | None, seed: Tensor | None, rest: tuple) -> dict[str, Any]:
     """Arguments that both passes share. rest: from `left` on."""
     left, right, bottom_right, scale, softcap, dropout = rest
+    if not 0 <= dropout < 1 or (dropout and (seed is None or seed.numel() != 1)) or not 0 <= softcap < math.inf:
+        raise RedblueError(
+            "dropout must be at least 0 and below 1 and have one seed, softcap at least 0; "
+            f"got {dropout}, {seed} and {softcap}"
+        )
     sizes = call.sizes
     offset = sizes.n_k - sizes.n_q if bottom_right else 0
     most = sizes.n_q + sizes.n_k  # a side so wide never binds, and fits
@@ -234,10 +240,10 @@ def _check_outputs(call: _Call, dout: Tensor, dlse: Tensor | None, out: Tensor, 
     for name, x, wanted, dtype in (
         ("dout", dout, shape, call.dtype),
         ("out", out, shape, call.dtype),
-        ("lse", lse, shape[:-1], str(call.sums)),
-        ("dlse", dlse, shape[:-1], str(call.sums)),
+        ("lse", lse, shape[:-1], str(call.sums).removeprefix("torch.")),
+        ("dlse", dlse, shape[:-1], str(call.sums).removeprefix("torch.")),
     ):
-        if x is not None and (tuple(x.shape) != wanted or str(x.dtype).removeprefix("torch.") not in dtype):
+        if x is not None and (tuple(x.shape) != wanted or str(x.dtype).removeprefix("torch.") != dtype):
             raise RedblueError(f"{name} must be {wanted} of {dtype}, got {tuple(x.shape)} of {x.dtype}")
 
 

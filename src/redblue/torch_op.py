@@ -32,8 +32,8 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
         k = k.expand(spread.k)
     if spread.v is not None:
         v = v.expand(spread.v)
-    left = -1 if window.left is None else window.left
-    right = -1 if window.right is None else window.right
+    left = -1 if window.left is None else min(window.left, _WIDEST)
+    right = -1 if window.right is None else min(window.right, _WIDEST)
     seed = _seed(q, scalars) if scalars.dropout else None
     rest = left, right, window.align == "bottom-right", scalars.scale, scalars.softcap, scalars.dropout
     if not plain:
@@ -85,6 +85,7 @@ _transforms = torch._C._are_functorch_transforms_active
 _tracing = torch._C._get_tracing_state
 _autocast = torch.is_autocast_enabled
 _STRIDED = torch.strided
+_WIDEST = 2**60  # of a window's side: no wider one would bind
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 _PLAIN = {Tensor, torch.nn.Parameter}
 
@@ -92,7 +93,7 @@ _PLAIN = {Tensor, torch.nn.Parameter}
 def _check_tensors(given: dict[str, Any]) -> None:
     """Raise RedblueError for what is no ordinary tensor on the CPU, or has a forward-mode tangent."""
     for name, x in given.items():
-        if x is None:
+        if x is None and name in ("bias", "sinks"):
             continue
         if not isinstance(x, Tensor):
             raise RedblueError(f"{name} must be a PyTorch tensor as the others are, got {type(x).__name__}")
