@@ -546,7 +546,7 @@ def test_scores_of_any_finite_size(size, rows, scale):
 def test_what_is_no_number_and_no_tensor_is_named(change, message):
     given = {name: torch.ones(1, 4, 8) for name in "qkv"} | change
     q, k, v = (given.pop(name) for name in "qkv")
-    with pytest.raises(RedblueError, match=message):
+    with pytest.raises(rb.RedblueError, match=message):
         rb.attention(q, k, v, **given)
 
 
