@@ -18,7 +18,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     scalars = checks.check_scalars(options)
     window = checks.window_of(options.mask)
     bias, sinks = options.bias, options.sinks
-    plain = _is_plain(q, k, v, bias, sinks)
+    plain = q is not None and k is not None and v is not None and _is_plain(q, k, v, bias, sinks)
     if not plain:
         _check_tensors({"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks})
     flat = q.dim() == k.dim() == v.dim() == 2  # one head
