@@ -15,9 +15,9 @@ from redblue.detect import detect_cpu
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
-# So many tasks over all heads, where there are rows enough, that cores finish together, however many they are. Not a
-# function of the number of threads, so that results are not either.
-LEAST_TASKS = 32
+# So many tasks over all heads for each of the machine's cores, where there are rows enough, that cores finish together.
+# Not a function of the number of threads, so that results are not either.
+TASKS_PER_CORE = 8
 LEAST_PIECE = 1024  # keys, where they are cut into pieces because there are too few rows
 
 # Beyond this, what is saved no longer shows, and there is less to share out (measured, Zen 5, d 64 to 2048).
@@ -52,6 +52,11 @@ def cache_bytes() -> tuple[int, int]:
     return first.capacity_bytes, last.capacity_bytes // sharers
 
 
+@cache
+def least_tasks() -> int:
+    return TASKS_PER_CORE * detect_cpu().cores
+
+
 @lru_cache(maxsize=4096)
 def plan(direction: str, rows: int, keys: int, d: int, d_v: int, streams: int, lanes: int, packed_bytes: int) -> Tile:
     """The tile for `streams` streams of `rows` stacked queries and `keys` keys.
@@ -69,12 +74,12 @@ def plan(direction: str, rows: int, keys: int, d: int, d_v: int, streams: int, l
         best = schedule.tiles(problem, last, multiple)
     except TooFewWords:
         best = schedule.make_tiles(problem, multiple)
-    share = max(1, rows if forward else keys) * streams // LEAST_TASKS
+    share = max(1, rows if forward else keys) * streams // least_tasks()
     if not forward:
         return Tile(lanes, _step(min(best.cols, share, MOST_KEYS), KEYS_STEP))
     stay = _step(min(best.rows, share, MOST_ROWS), lanes)
     tasks = max(1, streams * -(-rows // stay))
-    return Tile(stay, score_keys, pieces=max(1, min(LEAST_TASKS // tasks, keys // LEAST_PIECE)))
+    return Tile(stay, score_keys, pieces=max(1, min(least_tasks() // tasks, keys // LEAST_PIECE)))
 
 
 def _step(count: int, multiple: int) -> int:
