@@ -18,7 +18,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     scalars = checks.check_scalars(options)
     window = checks.window_of(options.mask)
     bias, sinks = options.bias, options.sinks
-    plain = q is not None and k is not None and v is not None and _is_plain(q, k, v, bias, sinks)
+    plain = _is_plain(q, k, v, *(x for x in (bias, sinks) if x is not None))
     if not plain:
         _check_tensors({"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks})
     flat = q.dim() == k.dim() == v.dim() == 2  # one head
@@ -66,7 +66,7 @@ def _is_plain(*tensors: Any) -> bool:
     ):
         return False
     for x in tensors:
-        if x is not None and (
+        if (
             type(x) not in _PLAIN
             or not x.is_cpu
             or x.layout is not _STRIDED
