@@ -173,7 +173,7 @@ def test_two_processes_do_not_write_one_file(interrupted):
         sweep.run(SMALL, output=interrupted, restart=True)
 
 
-LONG = {"n": "1000:4096:x1.15", "d": "64,128", "words": "1000,9000", "mask": "causal"}
+LONG = {"n": "1000:4096:x1.08", "d": "64,128", "words": "1000,9000", "mask": "causal"}
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=lambda how: how.name)
@@ -188,7 +188,7 @@ def test_a_process_that_dies_loses_nothing(how, tmp_path, monkeypatch):
         )
     try:
         deadline = time.monotonic() + 60
-        while not journal_path(path).exists() or len(journal_path(path).read_bytes().splitlines()) < 6:
+        while not journal_path(path).exists() or len(journal_path(path).read_bytes().splitlines()) < 4:
             assert process.poll() is None, (tmp_path / "stderr").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -214,7 +214,7 @@ def test_a_process_that_dies_loses_nothing(how, tmp_path, monkeypatch):
     kept = {json.loads(line)["point"] for line in lines}
     evaluated = counting(monkeypatch)
     total = sweep.make_sweep(LONG).size
-    assert 5 <= len(kept) < total
+    assert 3 <= len(kept) < total
     rows = sweep.run(LONG, output=path, jobs=1)
     assert sorted(evaluated) == sorted(set(range(total)) - kept)
     assert rows == whole() == sweep.read(path)
