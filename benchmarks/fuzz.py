@@ -101,7 +101,7 @@ def one_call(seed: int, number: int) -> str:
     if rng.random() < 0.6:
         tile = cpu.Tile(int(rng.integers(1, 200)), int(rng.integers(1, 200)), pieces=int(rng.integers(1, 6)))
     options = {
-        "band": (first, end),
+        "mask": cpu.Attended(first, end),
         "scale": float(rng.choice([0.3, -0.2, 0.0, 1.0])),
         "softcap": float(rng.choice([0.0, 0.0, 3.0])),
         "dropout": float(rng.choice([0.0, 0.0, 0.4])),

@@ -28,7 +28,7 @@ class Kernel:
         x, lse = self.x, torch.empty(1, call.heads, call.n_q, 1)
         self.written = [torch.empty_like(x.q), lse]
         self.gradients = [torch.empty_like(array) for array in (x.q, x.k, x.v, lse)]
-        self.options = {"band": (-call.n_q, call.n_k + 1), "scale": call.d**-0.5, "threads": THREADS}
+        self.options = {"mask": cpu.Attended(-call.n_q, call.n_k + 1), "scale": call.d**-0.5, "threads": THREADS}
         if call.direction == "backward":
             cpu.forward(self.sizes, call.dtype, *_described(x[:3], self.written), **self.options)
 

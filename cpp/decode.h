@@ -12,9 +12,10 @@ inline void dots(long keys, long count, long columns, Row k_row, const Sum* q, l
     const long here = keys - key < L ? keys - key : L;
     for (long r = 0; r < count; r++) {
       const Sum* const row = q + r * length;
-      for (long x = 0; x < L; x++) {
+      for (long x = here; x < L; x++) store(partial + x * L, V<Sum>{});
+      for (long x = 0; x < here; x++) {
         // Key after key, as they lie in memory, so that the machine's own prefetcher keeps up.
-        const T* const from = k_row(key + (x < here ? x : here - 1));
+        const T* const from = k_row(key + x);
         V<Sum> sums[4] = {};
         long c = 0;
         if constexpr (Wide<T>::kWhole) {
@@ -44,35 +45,35 @@ inline void dots(long keys, long count, long columns, Row k_row, const Sum* q, l
 template <class T, class Sum, class Row>
 inline void weighted_sum(long keys, long count, long columns, Row v_row, const Sum* p, long lanes, const Sum* factors,
                          Sum* out, long length, long ahead) {
-  constexpr int L = kLanesOf<Sum>, kAtOnce = 8;
+  constexpr int L = kLanesOf<Sum>;
   for (long r = 0; r < count; r++) {
     Sum* const row = out + r * length;
     long c = 0;
-    if constexpr (Wide<T>::kWhole)
-      for (; c + kAtOnce * L <= columns; c += kAtOnce * L) {
-        V<Sum> sums[kAtOnce];
+    if constexpr (Wide<T>::kWhole) {
+      const auto columns_at_once = [&](auto width) {
+        constexpr int kAtOnce = decltype(width)::value;
+        for (; c + kAtOnce * L <= columns; c += kAtOnce * L) {
+          V<Sum> sums[kAtOnce];
 #pragma GCC unroll 8
-        for (int x = 0; x < kAtOnce; x++) sums[x] = V<Sum>{};
-        for (long key = 0; key < keys; key++) {
-          const T* const from = v_row(key) + c;
-          const V<Sum> weight = splat(p[key * lanes + r]);
+          for (int x = 0; x < kAtOnce; x++) sums[x] = V<Sum>{};
+          for (long key = 0; key < keys; key++) {
+            const T* const from = v_row(key) + c;
+            const V<Sum> weight = splat(p[key * lanes + r]);
 #pragma GCC unroll 8
-          for (int x = 0; x < kAtOnce; x++) {
-            if (r == 0) __builtin_prefetch(from + x * L + ahead, 0, 2);
-            sums[x] = multiply_add<Sum>(Wide<T>::load_wide(from + x * L), weight, sums[x]);
+            for (int x = 0; x < kAtOnce; x++) {
+              if (r == 0) __builtin_prefetch(from + x * L + ahead, 0, 2);
+              sums[x] = multiply_add<Sum>(Wide<T>::load_wide(from + x * L), weight, sums[x]);
+            }
           }
-        }
 #pragma GCC unroll 8
-        for (int x = 0; x < kAtOnce; x++)
-          store(row + c + x * L, multiply_add<Sum>(load(row + c + x * L), splat(factors[r]), sums[x]));
-      }
-    if constexpr (Wide<T>::kWhole)
-      for (; c + L <= columns; c += L) {
-        V<Sum> sum = V<Sum>{};
-        for (long key = 0; key < keys; key++)
-          sum = multiply_add<Sum>(Wide<T>::load_wide(v_row(key) + c), splat(p[key * lanes + r]), sum);
-        store(row + c, multiply_add<Sum>(load(row + c), splat(factors[r]), sum));
-      }
+          for (int x = 0; x < kAtOnce; x++)
+            store(row + c + x * L, multiply_add<Sum>(load(row + c + x * L), splat(factors[r]), sums[x]));
+        }
+      };
+      columns_at_once(std::integral_constant<int, 8>{});
+      columns_at_once(std::integral_constant<int, 4>{});
+      columns_at_once(std::integral_constant<int, 1>{});
+    }
     for (; c < columns; c++) {
       Sum sum = 0;
       for (long key = 0; key < keys; key++) sum += p[key * lanes + r] * Sum(widen(v_row(key)[c]));

@@ -9,8 +9,10 @@
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "kernels.h"
 #include "numbers.h"

@@ -22,6 +22,9 @@ struct Kernels {
   Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const void* partials, long pieces, Room& room);
   Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
   Moved (*backward)(const Call& call, std::int64_t stream, long key, long keys, Room& room);
+  Moved (*gather_forward)(const Call& call, std::int64_t stream, std::int64_t query, std::int64_t stop, Room& room);
+  Moved (*gather_queries)(const Call& call, std::int64_t stream, std::int64_t query, std::int64_t stop, Room& room);
+  Moved (*gather_keys)(const Call& call, std::int64_t stream, std::int64_t key, std::int64_t stop, Room& room);
   Moved (*bias_gradient)(const Call& call, const std::int64_t* streams, long count, Piece piece, Room& room);
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "pool.h"
@@ -37,8 +38,9 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 // The same call with the query heads of a key head as one more leading dimension: a stream is then one query head.
 Call unstacked(const Call& given) {
   Call call = given;
+  call.pattern = given.by_query;
   Array* const by_query[] = {&call.q,    &call.out, &call.lse,   &call.dout, &call.dq,
-                             &call.dlse, &call.delta, &call.bias, &call.dbias};
+                             &call.dlse, &call.delta, &call.bias, &call.dbias, &call.pattern.planes};
   for (Array* array : by_query) {
     array->lead[call.leads] = array->head;
     array->head *= call.group;
@@ -48,22 +50,53 @@ Call unstacked(const Call& given) {
   return call;
 }
 
-// Where the bias's gradient of a stream begins.
-std::int64_t dbias_offset(const Call& call, std::int64_t stream) {
-  std::int64_t offset = stream % call.kv_heads * call.dbias.head;
+// Where a stream's part of an array begins.
+std::int64_t offset_of(const Call& call, const Array& array, std::int64_t stream) {
+  std::int64_t offset = stream % call.kv_heads * array.head;
   stream /= call.kv_heads;
   for (int l = call.leads - 1; l >= 0; l--) {
-    offset += stream % call.lead_sizes[l] * call.dbias.lead[l];
+    offset += stream % call.lead_sizes[l] * array.lead[l];
     stream /= call.lead_sizes[l];
   }
   return offset;
+}
+
+// Which stream sees which plane of the pattern.
+std::int64_t plane_of(const Call& call, std::int64_t stream) {
+  const Array& planes = call.pattern.planes;
+  return planes.data ? reinterpret_cast<const std::int64_t*>(planes.data)[offset_of(call, planes, stream)] : 0;
+}
+
+// The keys in all runs of each block of rows, by plane.
+std::vector<std::int64_t> keys_of_blocks(const Pattern& pattern, std::int64_t blocks, std::int64_t panels_each) {
+  std::vector<std::int64_t> keys(pattern.planes_count * blocks);
+  for (std::int64_t plane = 0; plane < pattern.planes_count; plane++)
+    for (std::int64_t panel = 0; panel < pattern.panels; panel++) {
+      const std::int64_t* const at = pattern.starts + plane * pattern.panels + panel;
+      for (const Run* run = pattern.runs + at[0]; run < pattern.runs + at[1]; run++)
+        keys[plane * blocks + panel / panels_each] += run->stop - run->start;
+    }
+  return keys;
+}
+
+// Tasks (block of rows, stream), those that take longest first: late rows, under a causal mask.
+std::vector<std::int64_t> longest_first(const Call& call, std::int64_t blocks, std::int64_t streams) {
+  std::vector<std::int64_t> order(blocks * streams);
+  for (std::size_t i = 0; i < order.size(); i++) order[i] = order.size() - 1 - i;
+  if (!call.pattern.starts) return order;
+  const auto keys = keys_of_blocks(call.pattern, blocks, call.rows / call.pattern.panel);
+  std::vector<std::int64_t> planes(streams);
+  for (std::int64_t stream = 0; stream < streams; stream++) planes[stream] = plane_of(call, stream);
+  const auto work = [&](std::int64_t task) { return keys[planes[task % streams] * blocks + task / streams]; };
+  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return work(a) > work(b); });
+  return order;
 }
 
 void bias_gradient(const Call& given, const Kernels& kernels) {
   const Call call = unstacked(given);
   std::map<std::int64_t, std::vector<std::int64_t>> sharing;  // streams by where their gradients add up
   for (std::int64_t stream = 0; stream < call.streams(); stream++)
-    sharing[dbias_offset(call, stream)].push_back(stream);
+    sharing[offset_of(call, call.dbias, stream)].push_back(stream);
   std::vector<const std::vector<std::int64_t>*> slices;
   for (const auto& [offset, streams] : sharing) slices.push_back(&streams);
   constexpr std::int64_t kKeys = 192;
@@ -79,22 +112,105 @@ void bias_gradient(const Call& given, const Kernels& kernels) {
   });
 }
 
+// Work on lists (queries with their keys, or keys with their queries), shared out in parts of about equally many pairs,
+// which depend on the lists alone.
+template <class Work>
+void share_lists(const Call& call, std::int64_t count, bool by_key, Work work) {
+  constexpr std::int64_t kParts = 128, kOwn = 8;  // kOwn: pairs that a list costs besides its own
+  struct Part {
+    std::int64_t stream, first, stop;
+  };
+  std::vector<Part> parts;
+  for (std::int64_t stream = 0; stream < call.streams(); stream++) {
+    const std::int64_t plane = plane_of(call, stream);
+    const Edges::Lists lists = by_key ? call.edges.of_keys(plane) : call.edges.of_queries(plane);
+    const std::int64_t most = (lists.starts[count] - lists.starts[0] + kOwn * count) / kParts + 1;
+    for (std::int64_t first = 0, cost = 0, i = 0; i < count; i++) {
+      cost += lists.count(i) + kOwn;
+      if (cost < most && i + 1 < count) continue;
+      parts.push_back({stream, first, i + 1});
+      first = i + 1, cost = 0;
+    }
+  }
+  share_out(parts.size(), call.threads, [&](std::int64_t task) {
+    work(parts[task].stream, parts[task].first, parts[task].stop);
+  });
+}
+
+Moved gather_forward(const Call& call, const Kernels& kernels) {
+  Tally tally;
+  share_lists(call, call.n_q, false, [&](std::int64_t stream, std::int64_t first, std::int64_t stop) {
+    tally.add(kernels.gather_forward(call, stream, first, stop, own_room()));
+  });
+  return tally.sum();
+}
+
+Moved gather_backward(const Call& call, const Kernels& kernels) {
+  Tally tally;
+  share_lists(call, call.n_q, false, [&](std::int64_t stream, std::int64_t first, std::int64_t stop) {
+    tally.add(kernels.deltas(call, stream, first * call.group, (stop - first) * call.group, own_room()));
+    tally.add(kernels.gather_queries(call, stream, first, stop, own_room()));
+  });
+  share_lists(call, call.n_k, true, [&](std::int64_t stream, std::int64_t first, std::int64_t stop) {
+    tally.add(kernels.gather_keys(call, stream, first, stop, own_room()));
+  });
+  return tally.sum();
+}
+
 }  // namespace
 
-Moved forward(const Call& call, const Isa& isa) {
+ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::int64_t n_q, std::int64_t n_k) {
+  ByKey found{std::vector<std::int64_t>(n_k + 1), std::vector<std::int32_t>(query_starts[n_q])};
+  for (std::int64_t x = 0; x < query_starts[n_q]; x++) found.starts[keys[x] + 1]++;
+  for (std::int64_t j = 0; j < n_k; j++) found.starts[j + 1] += found.starts[j];
+  std::vector<std::int64_t> place = found.starts;
+  for (std::int64_t i = 0; i < n_q; i++)
+    for (std::int64_t x = query_starts[i]; x < query_starts[i + 1]; x++) found.queries[place[keys[x]]++] = std::int32_t(i);
+  return found;
+}
+
+Meetings::Meetings(const Pattern& pattern, std::int64_t n_k, std::int64_t cols)
+    : blocks_(ceil_div(n_k, cols)), starts_(pattern.planes_count * blocks_ + 1) {
+  // Use each block that a panel meets, once: use(place of the block, panel, how many it met before).
+  const auto each = [&](auto use) {
+    for (std::int64_t plane = 0; plane < pattern.planes_count; plane++)
+      for (std::int64_t panel = 0; panel < pattern.panels; panel++) {
+        const std::int64_t* const at = pattern.starts + plane * pattern.panels + panel;
+        std::int64_t done = 0, met = 0;  // blocks below `done` are behind us
+        for (const Run* run = pattern.runs + at[0]; run < pattern.runs + at[1]; run++)
+          for (std::int64_t block = std::max(done, run->start / cols); block * cols < run->stop; block++, done = block)
+            use(plane * blocks_ + block, panel, met++);
+      }
+  };
+  each([&](std::int64_t block, std::int64_t, std::int64_t) { starts_[block + 1]++; });
+  for (std::size_t i = 1; i < starts_.size(); i++) starts_[i] += starts_[i - 1];
+  list_.resize(starts_.back());
+  std::vector<std::int64_t> place = starts_;
+  Meeting* latest = nullptr;
+  each([&](std::int64_t block, std::int64_t panel, std::int64_t met) {
+    if (met) latest->last = false;
+    latest = &list_[place[block]++];
+    *latest = {panel, met, met == 0, true};
+  });
+}
+
+Moved forward(const Call& given, const Isa& isa) {
+  Call call = given;
   const Kernels& kernels = kernels_for(call, isa);
+  if (call.edges.query_starts) return gather_forward(call, kernels);
+  if (call.pattern.starts) call.rows = ceil_div(call.rows, call.pattern.panel) * call.pattern.panel;  // whole panels
   const std::int64_t rows = call.stacked(), blocks = ceil_div(rows, call.rows), streams = call.streams();
   Tally tally;
   const std::int64_t pieces = std::clamp<std::int64_t>(call.pieces, 1, std::max<std::int64_t>(1, call.n_k));
   const std::int64_t width = call.d_v + 2, keys = ceil_div(call.n_k, pieces);
   const std::size_t sum_bytes = call.number == Number::kFloat64 ? 8 : 4, piece_bytes = streams * rows * width * sum_bytes;
   const std::unique_ptr<char[]> partials(pieces > 1 ? new char[pieces * piece_bytes] : nullptr);
-  // Late rows first: under a causal mask they take longest.
+  const std::vector<std::int64_t> order = longest_first(call, blocks, streams);
   share_out(pieces * blocks * streams, call.threads, [&](std::int64_t task) {
-    const std::int64_t piece = task % pieces, row = (blocks - 1 - task / pieces / streams) * call.rows;
+    const std::int64_t piece = task % pieces, block = order[task / pieces], row = block / streams * call.rows;
     const Piece part{row, std::min(call.rows, rows - row), piece * keys, keys};
     void* const partial = partials ? partials.get() + piece * piece_bytes : nullptr;
-    tally.add(kernels.forward(call, task / pieces % streams, part, partial, own_room()));
+    tally.add(kernels.forward(call, block % streams, part, partial, own_room()));
   });
   if (partials)
     share_out(blocks * streams, call.threads, [&](std::int64_t task) {
@@ -107,8 +223,11 @@ Moved forward(const Call& call, const Isa& isa) {
 Moved backward(const Call& given, const Isa& isa) {
   Call call = given;
   const Kernels& kernels = kernels_for(call, isa);
+  if (call.edges.query_starts) return gather_backward(call, kernels);
   const std::int64_t rows = call.stacked(), streams = call.streams(), lanes = kernels.lanes;
   const std::int64_t blocks = ceil_div(rows, lanes), key_blocks = ceil_div(call.n_k, call.cols);
+  std::optional<Meetings> meetings;
+  if (call.pattern.starts) call.meetings = &meetings.emplace(call.pattern, call.n_k, call.cols);
   Tally tally;
   share_out(blocks * streams, call.threads, [&](std::int64_t task) {
     const std::int64_t row = task / streams * lanes;

@@ -23,6 +23,77 @@ struct Array {
   std::int64_t head = 0, row = 0, column = 0;
 };
 
+// Keys that rows of one panel attend; bits: where the first key's word lies, -1 where every row attends every key.
+struct Run {
+  std::int64_t start, stop, bits;
+};
+
+// The attending pairs themselves, as lists by query and by key; see redblue.masks.edges. For every plane, n_q + 1 (n_k + 1)
+// starts in the one array of all lists.
+struct Edges {
+  const std::int64_t *query_starts = nullptr, *key_starts = nullptr;  // null: tiles it is
+  const std::int32_t *keys = nullptr, *queries = nullptr;
+  std::int64_t n_q = 0, n_k = 0;
+
+  struct Lists {
+    const std::int64_t* starts;
+    const std::int32_t* all;
+    const std::int32_t* list(std::int64_t i) const { return all + starts[i]; }
+    std::int64_t count(std::int64_t i) const { return starts[i + 1] - starts[i]; }
+    std::int64_t longest(std::int64_t first, std::int64_t stop) const {
+      std::int64_t most = 0;
+      for (std::int64_t i = first; i < stop; i++) most = std::max(most, count(i));
+      return most;
+    }
+  };
+  Lists of_queries(std::int64_t plane) const { return {query_starts + plane * (n_q + 1), keys}; }
+  Lists of_keys(std::int64_t plane) const { return {key_starts + plane * (n_k + 1), queries}; }
+};
+
+// The same pairs by key: key_starts (n_k + 1) and queries, ascending, of lists by query that hold keys below n_k.
+struct ByKey {
+  std::vector<std::int64_t> starts;
+  std::vector<std::int32_t> queries;
+};
+ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::int64_t n_q, std::int64_t n_k);
+
+// A mask that is no band: for each of `panels` panels of `panel` stacked rows, runs of keys; see redblue.masks.lowered.
+// Streams may differ: `planes` (lead..., key/value heads) says which lists are a stream's.
+struct Pattern {
+  const std::int64_t* starts = nullptr;  // null: the mask is a band
+  const Run* runs = nullptr;
+  const std::uint64_t* bits = nullptr;
+  Array planes;  // of int64
+  std::int64_t panel = 1, panels = 0, planes_count = 1;
+  bool scattered = false;  // runs of few keys each
+};
+
+// Backward: a panel that attends keys of a block, which is the first or last of its blocks, or has `before` before it.
+struct Meeting {
+  std::int64_t panel, before;
+  bool first, last;
+};
+
+// The meetings of each block of `cols` keys, per plane of a pattern.
+class Meetings {
+ public:
+  Meetings(const Pattern& pattern, std::int64_t n_k, std::int64_t cols);
+  struct Range {
+    const Meeting *first, *stop;
+    const Meeting* begin() const { return first; }
+    const Meeting* end() const { return stop; }
+  };
+  Range of(std::int64_t plane, std::int64_t block) const {
+    const std::int64_t* const at = starts_.data() + plane * blocks_ + block;
+    return {list_.data() + at[0], list_.data() + at[1]};
+  }
+
+ private:
+  std::int64_t blocks_;
+  std::vector<std::int64_t> starts_;
+  std::vector<Meeting> list_;
+};
+
 // How many blocks of keys each block of rows has behind it: whoever adds to its dQ next waits here for its turn.
 class Progress {
  public:
@@ -57,7 +128,9 @@ struct Call {
   Array delta;            // of sums, as lse: backward writes row sums of dout * out, less dlse
 
   double scale = 1, softcap = 0;          // softcap 0: none
-  std::int64_t first = 0, end = 0;        // query i attends keys i + first .. i + end - 1
+  std::int64_t first = 0, end = 0;        // query i attends keys i + first .. i + end - 1, and, of these,
+  Pattern pattern, by_query;              // only the pattern's, if there is one; by_query: the same for a group of 1
+  Edges edges;                            // or only these pairs; their planes are the pattern's
   Array bias;                             // strides 0 where it is broadcast
   Number bias_number = Number::kFloat32;  // kBool: true means attend
   Array dbias;                            // of sums; strides 0 where the gradient is summed
@@ -80,6 +153,7 @@ struct Call {
   // Backward's own: per stream, panels of dQ in sums, and how many blocks of keys each block of rows has behind it.
   void* dq_panels = nullptr;
   Progress* progress = nullptr;
+  const Meetings* meetings = nullptr;  // of a pattern
 };
 
 // Words that a pass moved between its tiles and the arrays; see redblue.count.

@@ -48,9 +48,39 @@ Array make_array(nb::handle given, int leads) {
   return array;
 }
 
-// What both passes share. sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). band: (first, end).
+// (addresses of starts, runs and bits, planes as an array, panel, panels, number of planes, scattered).
+redblue::Pattern make_pattern(nb::handle given, int leads) {
+  redblue::Pattern pattern;
+  if (given.is_none()) return pattern;
+  const auto parts = nb::cast<nb::tuple>(given);
+  pattern.starts = reinterpret_cast<const std::int64_t*>(nb::cast<std::uintptr_t>(parts[0]));
+  pattern.runs = reinterpret_cast<const redblue::Run*>(nb::cast<std::uintptr_t>(parts[1]));
+  pattern.bits = reinterpret_cast<const std::uint64_t*>(nb::cast<std::uintptr_t>(parts[2]));
+  pattern.planes = make_array(parts[3], leads);
+  std::int64_t* const fields[] = {&pattern.panel, &pattern.panels, &pattern.planes_count};
+  for (int i = 0; i < 3; i++) *fields[i] = nb::cast<std::int64_t>(parts[4 + i]);
+  pattern.scattered = nb::cast<bool>(parts[7]);
+  return pattern;
+}
+
+// Addresses of (starts by query, keys, starts by key, queries), and the sizes that they are for.
+redblue::Edges make_edges(nb::handle given, const Call& call) {
+  redblue::Edges edges;
+  if (given.is_none()) return edges;
+  const auto parts = nb::cast<nb::tuple>(given);
+  const auto address = [&](int i) { return nb::cast<std::uintptr_t>(parts[i]); };
+  edges.query_starts = reinterpret_cast<const std::int64_t*>(address(0));
+  edges.keys = reinterpret_cast<const std::int32_t*>(address(1));
+  edges.key_starts = reinterpret_cast<const std::int64_t*>(address(2));
+  edges.queries = reinterpret_cast<const std::int32_t*>(address(3));
+  edges.n_q = call.n_q, edges.n_k = call.n_k;
+  return edges;
+}
+
+// What both passes share. sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). mask: (first, end, pattern, by_query,
+// edges).
 // tile: (rows, cols, pieces, threads).
-Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, std::pair<std::int64_t, std::int64_t> band,
+Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, const nb::tuple& mask,
                double scale, double softcap, int bias_number, double dropout, std::uint64_t seed, const nb::tuple& tile) {
   Call call;
   call.leads = int(sizes.size()) - 6;
@@ -63,8 +93,11 @@ Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, std:
   Array* const given[] = {&call.q,    &call.k,  &call.v,  &call.out, &call.lse,  &call.bias,  &call.sinks,
                           &call.dout, &call.dq, &call.dk, &call.dv,  &call.dlse, &call.delta, &call.dbias};
   for (std::size_t i = 0; i < arrays.size() && i < std::size(given); i++) *given[i] = make_array(arrays[i], call.leads);
-  call.first = band.first;
-  call.end = band.second;
+  call.first = nb::cast<std::int64_t>(mask[0]);
+  call.end = nb::cast<std::int64_t>(mask[1]);
+  call.pattern = make_pattern(mask[2], call.leads);
+  call.by_query = make_pattern(mask[3], call.leads);
+  call.edges = make_edges(mask[4], call);
   call.scale = scale;
   call.softcap = softcap;
   call.bias_number = redblue::Number(bias_number);
@@ -80,10 +113,9 @@ Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, std:
 
 template <redblue::Moved (*pass)(const Call&, const Isa&)>
 std::pair<std::int64_t, std::int64_t> run_pass(const Isa& isa, int number, const nb::tuple& sizes, const nb::tuple& arrays,
-                                               std::pair<std::int64_t, std::int64_t> band, double scale, double softcap,
-                                               int bias_number, double dropout, std::uint64_t seed,
-                                               const nb::tuple& tile) {
-  const Call call = make_call(number, sizes, arrays, band, scale, softcap, bias_number, dropout, seed, tile);
+                                               const nb::tuple& mask, double scale, double softcap, int bias_number,
+                                               double dropout, std::uint64_t seed, const nb::tuple& tile) {
+  const Call call = make_call(number, sizes, arrays, mask, scale, softcap, bias_number, dropout, seed, tile);
   const nb::gil_scoped_release others_may_run;
   const redblue::Moved moved = pass(call, isa);
   return {moved.reads, moved.writes};
@@ -108,6 +140,16 @@ NB_MODULE(_core, m) {
   });
   m.def("choose_isa", &redblue::choose_isa, "isa"_a = "", nb::rv_policy::reference);
 
+  using Starts = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  using Places = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  m.def(
+      "by_key",
+      [](Starts query_starts, Places keys, std::int64_t n_k) {
+        const std::int64_t n_q = std::int64_t(query_starts.shape(0)) - 1;
+        const auto found = redblue::by_key(query_starts.data(), keys.data(), n_q, n_k);
+        return nb::make_tuple(copied(found.starts), copied(found.queries));
+      },
+      "query_starts"_a, "keys"_a, "n_k"_a);
   m.def("attention_forward", run_pass<redblue::forward>);
   m.def("attention_backward", run_pass<redblue::backward>);
   using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

@@ -6,7 +6,11 @@
 #include "pack.h"
 #include "scores.h"
 #include "decode.h"
-#include "flash.h"
+#include "walk.h"
+#include "formats.h"
+#include "forward.h"
+#include "backward.h"
+#include "gather.h"
 
 #include "bandwidth.h"
 #include "peak.h"
@@ -14,8 +18,16 @@
 // The kernels of one number type.
 template <class T, class F>
 constexpr Kernels kKernels = {
-    sizeof(typename F::Number), Flash<T, F>::kLanesAtOnce, Flash<T, F>::forward, Flash<T, F>::merge, Flash<T, F>::deltas, Flash<T, F>::backward,
-    Flash<T, F>::bias_gradient,
+    sizeof(typename F::Number),
+    Formats<T, F>::kLanesAtOnce,
+    Forward<T, F>::run,
+    Forward<T, F>::merge,
+    Backward<T, F>::deltas,
+    Backward<T, F>::run,
+    Gather<T, F>::forward,
+    Gather<T, F>::query_gradients,
+    Gather<T, F>::key_gradients,
+    Backward<T, F>::bias_gradient,
 };
 #if REDBLUE_REGION == REDBLUE_AVX512_BF16
 using Bfloat16Format = Bfloat16Pairs;

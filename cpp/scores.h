@@ -54,7 +54,12 @@ struct Stream {
   std::int64_t number(long r) const {
     return offset(call.lse) + (kv_head * call.group + r % call.group) * call.lse.head + r / call.group * call.lse.row;
   }
-  // The keys that rows r .. r + count - 1 attend, as a range that may be empty.
+  // Which of the pattern's planes is this stream's.
+  std::int64_t plane() const {
+    const Array& planes = call.pattern.planes;
+    return planes.data ? *at<const std::int64_t>(planes, offset(planes) + kv_head * planes.head) : 0;
+  }
+  // The keys that rows r .. r + count - 1 attend by the band alone, as a range that may be empty.
   std::pair<long, long> keys_of(long r, long count) const {
     const std::int64_t low = r / call.group + call.first, high = (r + count - 1) / call.group + call.end;
     const std::int64_t start = std::max<std::int64_t>(0, low), stop = std::min(call.n_k, high);

@@ -55,6 +55,9 @@ struct Ahead {
 };
 constexpr long kLinesAhead = 16;  // per step of `column`
 
+// One chain of additions is so long at most: its error grows with its length (at d = 576 one chain doubled that of dV).
+constexpr long kLongest = 256;
+
 enum class Start { kZero, kSum, kScaled };  // C starts at 0, at itself, or at itself times `factors`, lane by lane
 
 // Pairs of bfloat16 may begin at any number, so a unit's address may be no multiple of its size.
@@ -113,11 +116,14 @@ inline void micro(const typename F::Unit* a, long am, long ak, const typename F:
 template <class F, int NR>
 inline void column(long rows, const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk,
                    typename F::Sum* c, long cm, long length, Start start, const typename F::Sum* factors, Ahead& ahead) {
+  const long parts = (length + kLongest - 1) / kLongest, part = parts > 1 ? (length + parts - 1) / parts : std::max(1L, length);
   long m = 0;
   const auto step = [&](auto height) {
     constexpr int MR = decltype(height)::value;
     ahead.fetch(kLinesAhead);
-    micro<F, MR, NR>(a + m * am, am, ak, b, bk, c + m * cm, cm, length, start, factors);
+    for (long k = 0; k == 0 || k < length; k += part)
+      micro<F, MR, NR>(a + m * am + k * ak, am, ak, b + k * bk, bk, c + m * cm, cm, std::min(part, length - k),
+                       k ? Start::kSum : start, factors);
     m += MR;
   };
   while (rows - m > kMR + 2 || rows - m == kMR) step(std::integral_constant<int, kMR>{});

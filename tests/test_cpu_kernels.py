@@ -161,7 +161,7 @@ def test_gradients_of_bias_sinks_and_lse(isa, data):
         sizes,
         case.q.dtype.name,
         *(described(x) for x in (case.q, case.k, case.v, out, lse[..., None], case.dout, *written)),
-        band=op.band_of(options["mask"], n_q, n_k),
+        mask=attended(options["mask"], sizes, case.q.dtype.name, bias_gradient=True),
         scale=case.q.shape[-1] ** -0.5 if options["scale"] is None else options["scale"],
         softcap=options["softcap"] or 0.0,
         bias=described(np.broadcast_to(options["bias"], case.full)),

@@ -110,7 +110,7 @@ one = (np.ones(1, np.float32).ctypes.data, 0, 0, 0)  # every array is one number
 for threads in (1, 3):
     try:
         cpu.backward(
-            Sizes((), 1, 1, rows, 1, d, 1), "float32", *[one] * 10, band=(-rows, rows), scale=1.0, threads=threads,
+            Sizes((), 1, 1, rows, 1, d, 1), "float32", *[one] * 10, mask=Attended(-rows, rows), scale=1.0, threads=threads,
             tile=Tile(64, 48),
         )
     except MemoryError:

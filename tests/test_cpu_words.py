@@ -33,7 +33,7 @@ def moved(row, problem, tile):
     k, v = array(p.kv_heads, p.n_k, p.d), array(p.kv_heads, p.n_k, p.d_v)
     out, lse = np.empty_like(dout), np.empty((*q.shape[:-1], 1), sums)
     sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
-    common = {"band": op.band_of(p.mask, p.n_q, p.n_k), "scale": 0.1, "threads": 2, "tile": tile, "row": row}
+    common = {"mask": attended(p.mask, sizes, p.dtype), "scale": 0.1, "threads": 2, "tile": tile, "row": row}
     forward = cpu.forward(sizes, p.dtype, *(described(x) for x in (q, k, v, out, lse)), **common)
     if p.direction == "forward":
         return forward

@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "../kernels.h"
 #include "../numbers.h"

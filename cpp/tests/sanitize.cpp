@@ -83,6 +83,92 @@ struct Buffer {
   }
 };
 
+// A random mask (plane, query, key), dense and as lists of runs.
+struct Mask {
+  std::int64_t planes, n_q, n_k;
+  std::vector<char> dense;
+  std::int64_t by_key_head[4] = {}, by_head[12] = {};  // planes of (lead, head)
+  struct Lists {
+    std::vector<std::int64_t> starts{0};
+    std::vector<Run> runs;
+    std::vector<std::uint64_t> bits;
+  } stacked, by_query;
+
+  Mask(std::int64_t p, std::int64_t q, std::int64_t k) : planes(p), n_q(q), n_k(k), dense(p * q * k) {
+    const double share = chance(0.3) ? 1 : chance(0.5) ? 0.5 : 0.05;
+    const std::int64_t edge = chance(0.5) ? 1 : pick(1, 40);  // of the blocks that it is made of
+    for (std::int64_t plane = 0; plane < planes; plane++)
+      for (std::int64_t i = 0; i < n_q; i += edge)
+        for (std::int64_t j = 0; j < n_k; j += edge) {
+          const bool live = chance(share);
+          for (std::int64_t a = i; a < std::min(n_q, i + edge); a++)
+            for (std::int64_t b = j; b < std::min(n_k, j + edge); b++) dense[(plane * n_q + a) * n_k + b] = live;
+        }
+  }
+  bool attends(std::int64_t plane, std::int64_t i, std::int64_t j) const { return dense[(plane * n_q + i) * n_k + j]; }
+
+  void list(Lists& to, std::int64_t group, std::int64_t panel) const {
+    const std::int64_t rows = n_q * group;
+    for (std::int64_t plane = 0; plane < planes; plane++)
+      for (std::int64_t r = 0; r < rows; r += panel) {
+        const std::int64_t count = std::min(panel, rows - r);
+        const std::size_t first = to.runs.size();
+        for (std::int64_t j = 0; j < n_k; j++) {
+          std::uint64_t word = 0, all = 0;
+          for (std::int64_t b = 0; b < count; b++)
+            all |= 1ull << b, word |= std::uint64_t(attends(plane, (r + b) / group, j)) << b;
+          if (!word) continue;
+          const bool whole = word == all;
+          Run* const last = to.runs.size() > first ? &to.runs.back() : nullptr;
+          if (last && last->stop == j && (last->bits < 0) == whole)
+            last->stop++;
+          else
+            to.runs.push_back({j, j + 1, whole ? -1 : std::int64_t(to.bits.size())});
+          if (!whole) to.bits.push_back(word);
+        }
+        to.starts.push_back(to.runs.size());
+      }
+  }
+  // The attending pairs by query and by key.
+  std::vector<std::int64_t> query_starts{}, key_starts{};
+  std::vector<std::int32_t> keys, queries;
+  Edges edges() {
+    for (std::int64_t plane = 0; plane < planes; plane++) {
+      for (std::int64_t i = 0; i < n_q; i++) {
+        query_starts.push_back(keys.size());
+        for (std::int64_t j = 0; j < n_k; j++)
+          if (attends(plane, i, j)) keys.push_back(std::int32_t(j));
+      }
+      query_starts.push_back(keys.size());
+      for (std::int64_t j = 0; j < n_k; j++) {
+        key_starts.push_back(queries.size());
+        for (std::int64_t i = 0; i < n_q; i++)
+          if (attends(plane, i, j)) queries.push_back(std::int32_t(i));
+      }
+      key_starts.push_back(queries.size());
+    }
+    return {query_starts.data(), key_starts.data(), keys.data(), queries.data(), n_q, n_k};
+  }
+
+  // The plane of a query head is that of its key head.
+  void share(std::int64_t lead, std::int64_t kv_heads, std::int64_t group) {
+    for (std::int64_t head = 0; head < lead * kv_heads; head++) {
+      by_key_head[head] = pick(0, planes - 1);
+      std::fill_n(by_head + head * group, group, by_key_head[head]);
+    }
+  }
+  Pattern pattern(Lists& lists, std::int64_t* table, std::int64_t heads, std::int64_t group, std::int64_t panel) {
+    list(lists, group, panel);
+    Pattern found;
+    found.starts = lists.starts.data(), found.runs = lists.runs.data(), found.bits = lists.bits.data();
+    found.panel = panel, found.panels = (n_q * group + panel - 1) / panel, found.planes_count = planes;
+    found.scattered = chance(0.3);
+    found.planes.data = reinterpret_cast<char*>(table);
+    found.planes.lead[0] = heads, found.planes.head = 1;
+    return found;
+  }
+};
+
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -125,6 +211,16 @@ void one_call(const Isa& isa) {
   Buffer dbias(sums, lead, heads, n_q, n_k, false, true);
   call.q = q.array, call.k = k.array, call.v = v.array, call.out = out.array, call.lse = lse.array;
   call.dout = dout.array, call.dq = dq.array, call.dk = dk.array, call.dv = dv.array, call.delta = delta.array;
+  const bool listed = chance(0.5);
+  Mask mask(pick(1, 3), n_q, n_k);
+  const std::int64_t panel = isa.kernels[int(number)].lanes;
+  if (listed) {
+    call.first = -n_q, call.end = n_k + 1;
+    mask.share(lead, kv_heads, group);
+    call.pattern = mask.pattern(mask.stacked, mask.by_key_head, kv_heads, group, panel);
+    call.by_query = mask.pattern(mask.by_query, mask.by_head, heads, 1, panel);
+    if (!bias_learns && chance(0.5)) call.edges = mask.edges();
+  }
   if (biased) call.bias = bias.array, call.bias_number = bias_number;
   if (bias_learns) call.dbias = dbias.array;
   if (sunk) call.sinks = sinks.array;
@@ -153,6 +249,7 @@ void one_call(const Isa& isa) {
           }
           if (biased) s[j] += bias.get(b, h, i, j);
           if (j < i + call.first || j >= i + call.end) s[j] = nothing;
+          if (listed && !mask.attends(mask.by_head[b * heads + h], i, j)) s[j] = nothing;
           top = std::max(top, s[j]);
         }
         const double base = top == nothing ? 0 : top;

@@ -1,6 +1,7 @@
 """The compiled core: instruction sets, and what this machine measurably does with them; caches that hold lines."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def attention_forward(
     number: int,
     sizes: tuple[int, ...],
     arrays: tuple[tuple[int, ...] | None, ...],
-    band: tuple[int, int],
+    mask: tuple[Any, ...],
     scale: float,
     softcap: float,
     bias_number: int,
@@ -55,7 +56,8 @@ def attention_forward(
 ) -> tuple[int, int]:
     """See redblue.kernels.cpu.forward. Checks next to nothing: it reads and writes where `arrays` say.
 
-    sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). tile: (rows, cols, pieces, threads).
+    sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). mask: redblue.kernels.cpu.Attended. tile: (rows, cols, pieces,
+    threads).
     """
 
 def attention_backward(
@@ -63,7 +65,7 @@ def attention_backward(
     number: int,
     sizes: tuple[int, ...],
     arrays: tuple[tuple[int, ...] | None, ...],
-    band: tuple[int, int],
+    mask: tuple[Any, ...],
     scale: float,
     softcap: float,
     bias_number: int,
@@ -72,6 +74,12 @@ def attention_backward(
     tile: tuple[int, ...],
 ) -> tuple[int, int]:
     """See redblue.kernels.cpu.backward, and attention_forward."""
+
+def by_key(query_starts: np.ndarray, keys: np.ndarray, n_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lists by query turned into lists by key: int64 (n_k + 1) starts and the int32 queries of each key, ascending.
+
+    query_starts: int64 (n_q + 1). keys: int32, each from 0 to n_k - 1, which nobody checks here.
+    """
 
 def exp(x: np.ndarray, isa: Isa) -> None:
     """Each number of a contiguous float32 or float64 array becomes its exponential, as the kernels compute it."""

@@ -10,7 +10,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from redblue.bands import Window
 from redblue.errors import RedblueError
 from redblue.kernels.cpu import MOST_D, MOST_LEAD, Sizes
 from redblue.masks import Mask
@@ -165,24 +164,14 @@ def check_dtypes(names: dict[str, str], bias: str | None = None) -> str:
     return first
 
 
-def window_of(mask: Mask | None) -> Window:
-    """The mask's sides. Raises RedblueError for masks that are no band."""
+def check_mask(mask: Any) -> None:
+    """Raise RedblueError unless this is a mask as users make it, or None."""
     if mask is None:
-        return _FULL
+        return
     if not isinstance(mask, Mask):
         raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {type(mask).__name__}")
-    if not isinstance(mask.rule, Window):
-        raise RedblueError(f"the kernels take full, causal and sliding-window masks, got {mask!r}: give it as bias")
-    return mask.rule
-
-
-_FULL = Window()
-
-
-def band_of(mask: Mask | None, n_q: int, n_k: int) -> tuple[int, int]:
-    """(first, end): query i attends keys i + first .. i + end - 1. Raises RedblueError for masks that are no band."""
-    band = window_of(mask).on(n_q, n_k, 1)
-    return band.first, band.end
+    if mask.group != 1:
+        raise RedblueError(f"mask must have one row per query, got one of {mask.group}: give the mask before for_group")
 
 
 def check_one_kind_of_mask(attn_mask: Any, is_causal: bool) -> None:

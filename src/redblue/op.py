@@ -10,10 +10,10 @@ import numpy as np
 
 from redblue.checks import (
     Options,
-    band_of,
     check_bias_shape,
     check_dtypes,
     check_grouping,
+    check_mask,
     check_one_kind_of_mask,
     check_scalars,
     check_shapes,
@@ -23,6 +23,7 @@ from redblue.checks import (
 )
 from redblue.errors import RedblueError
 from redblue.kernels import cpu
+from redblue.kernels.attended import attended, per_head
 from redblue.masks import Mask
 
 
@@ -157,9 +158,12 @@ class NumpyCall:
     """A call on NumPy arrays, checked."""
 
     def __init__(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> None:
+        check_mask(options.mask)
         self.flat = all(x.ndim == 2 for x in (q, k, v))  # one head
         self.shapes = q.shape, k.shape, v.shape
         q, k, v = (x[None] if x.ndim == 2 else x for x in (q, k, v))
+        if per_head(options.mask):  # no two heads see the same keys
+            k, v = (_ungrouped(q, x) for x in (k, v))
         self.sizes = sizes = check_shapes(q.shape, k.shape, v.shape)
         bias = None if options.bias is None else as_numpy("bias", options.bias)
         names = {"q": q.dtype.name, "k": k.dtype.name, "v": v.dtype.name}
@@ -169,7 +173,7 @@ class NumpyCall:
         if self.dropout and seed is None:
             raise RedblueError("dropout on NumPy arrays needs a seed, which attention_backward takes again")
         self.seed = (seed or 0) % 2**64
-        self.band = band_of(options.mask, sizes.n_q, sizes.n_k)
+        self.mask = attended(options.mask, sizes, self.dtype)
         self.sum_dtype = np.float64 if self.dtype == "float64" else np.float32
         heads = heads_of(sizes)
         self.q, self.k, self.v = (
@@ -190,7 +194,7 @@ class NumpyCall:
     @property
     def common(self) -> dict[str, Any]:
         return {
-            "band": self.band,
+            "mask": self.mask,
             "scale": self.scale,
             "softcap": self.softcap,
             "bias": None if self.bias is None else _described(self.bias),
@@ -240,15 +244,25 @@ class NumpyCall:
         return dq, dk, dv
 
 
+def _ungrouped(q: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """k or v with a head for each of q's."""
+    heads = x.shape[-3]
+    whole = heads and q.shape[-3] > heads and q.shape[-3] % heads == 0
+    return np.repeat(x, q.shape[-3] // heads, axis=-3) if whole else x
+
+
 def _summed_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The gradient of what was broadcast from `shape`."""
+    """The gradient of what was broadcast, or whose heads were repeated, from `shape`."""
+    dtype = array.dtype
+    wide = np.result_type(dtype, np.float32)  # a sum in 16 bits would be far off
+    if len(shape) > 2 and array.shape[-3] != shape[-3] > 1:
+        array = array.reshape(*array.shape[:-3], shape[-3], -1, *array.shape[-2:]).sum(axis=-3, dtype=wide)
     missing = array.ndim - len(shape)
     padded = (1,) * missing + tuple(shape)
     axes = tuple(i for i, size in enumerate(padded) if i < missing or (size == 1 and array.shape[i] != 1))
-    if not axes:
-        return array
-    wide = array if array.dtype == np.float64 else array.astype(np.float32)  # a sum in 16 bits would be far off
-    return wide.sum(axis=axes).reshape(shape).astype(array.dtype)
+    if axes:
+        array = array.astype(wide).sum(axis=axes).reshape(shape)
+    return array.astype(dtype, copy=False)
 
 
 def _described(array: np.ndarray) -> cpu.Array:

@@ -11,12 +11,14 @@ from torch import Tensor
 from redblue import torch_kernels
 from redblue.errors import RedblueError
 from redblue.torch_kernels import backward_op, forward_op, library
+from redblue.torch_masks import mask_named
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     """inputs: q, k, v, bias, sinks, seed and the rest, as the op takes them."""
     ctx.save_for_backward(*inputs[:6], *output)
     ctx.rest = inputs[6:]
+    ctx.mask = mask_named(inputs[9])  # held, not only named
     ctx.set_materialize_grads(False)
 
 

@@ -1,7 +1,8 @@
 """redblue::attention and redblue::attention_backward, PyTorch's ops: on the CPU, and as shapes alone.
 
 q (lead..., H, n_q, d), k (lead..., H_kv, n_k, d), v (lead..., H_kv, n_k, d_v), all leading dimensions given. The mask
-travels as its two sides (-1: open) and its alignment, so that a compiled graph holds for every sequence length.
+travels as its two sides (-1: open) and its alignment, so that a compiled graph holds for every sequence length; one
+that is no band by its name.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from redblue import checks
 from redblue.checks import heads_of
 from redblue.errors import RedblueError
 from redblue.kernels import cpu
-from redblue.kernels.cpu import Sizes
+from redblue.kernels.attended import attended
+from redblue.kernels.cpu import Attended, Sizes
+from redblue.torch_masks import mask_named
 
 library = torch.library.Library("redblue", "FRAGMENT")
 _MASK_AND_SCALARS = (
-    "SymInt left, SymInt right, bool bottom_right, float? scale, float softcap, float dropout"  # scale None: d^-1/2
+    "SymInt left, SymInt right, bool bottom_right, str mask, float? scale, float softcap, float dropout"  # scale None: d^-1/2
 )
 # Outputs are laid out like inputs, whose order a compiled graph must therefore keep
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
@@ -128,9 +131,9 @@ def _shape(x: Tensor | None) -> Any:
     return None if x is None else x.shape
 
 
-def _common(call: _Call, bias: Tensor | None, seed: Tensor | None, rest: tuple) -> dict[str, Any]:
+def _common(call: _Call, bias: Tensor | None, seed: Tensor | None, rest: tuple, bias_grad: bool) -> dict[str, Any]:
     """Arguments that both passes share. rest: from `left` on."""
-    left, right, bottom_right, scale, softcap, dropout = rest
+    left, right, bottom_right, mask, scale, softcap, dropout = rest
     if not 0 <= dropout < 1 or (dropout and (seed is None or seed.numel() != 1)) or not 0 <= softcap < math.inf:
         raise RedblueError(
             "dropout must be at least 0 and below 1 and have one seed, softcap at least 0; "
@@ -141,8 +144,12 @@ def _common(call: _Call, bias: Tensor | None, seed: Tensor | None, rest: tuple) 
     most = sizes.n_q + sizes.n_k  # a side so wide never binds, and fits
     left = most if left < 0 else min(left, most)
     right = most if right < 0 else min(right, most)
+    if mask:
+        kept = attended(mask_named(mask), sizes, call.dtype, bias_grad)
+    else:
+        kept = Attended(offset - left, offset + right + 1)
     common: dict[str, Any] = {
-        "band": (offset - left, offset + right + 1),
+        "mask": kept,
         "scale": sizes.d**-0.5 if scale is None else scale,
         "softcap": softcap,
         "threads": torch.get_num_threads(),
@@ -162,7 +169,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *
     out = q.new_empty_strided(*layout)
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if out.numel():
-        common = _common(call, bias, seed, rest)
+        common = _common(call, bias, seed, rest, False)
         if sinks is not None:
             sinks = _check_sinks(sinks).to(call.sums).contiguous()
             common["sinks"] = (sinks.data_ptr(), *[0] * (lse.dim() - 1), 1, 0)
@@ -200,7 +207,7 @@ def backward(
     dbias = q.new_empty((0,) if bias is None or not bias_grad else bias.shape, dtype=call.sums)
     if not out.numel():
         return dq.zero_(), dk.zero_(), dv.zero_(), dbias.zero_(), delta
-    common = _common(call, bias, seed, tuple(rest))
+    common = _common(call, bias, seed, tuple(rest), bias is not None and bias_grad)
     if bias is not None and bias_grad:
         spread = dbias.expand(call.bias)
         if not spread.numel():  # no pair, so nothing would be written

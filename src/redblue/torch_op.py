@@ -11,12 +11,17 @@ from torch.autograd import forward_ad
 from redblue import checks, torch_autograd, torch_kernels
 from redblue.checks import Options, Scalars
 from redblue.errors import RedblueError
+from redblue.kernels.attended import per_head
+from redblue.masks import Mask
+from redblue.masks.bands import Window
+from redblue.torch_masks import name_of, traced_name_of
 
 
 def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False) -> Any:
     """See redblue.attention. Raises RedblueError for what no kernel takes."""
     scalars = checks.check_scalars(options)
-    window = checks.window_of(options.mask)
+    checks.check_mask(options.mask)
+    window, name = (_FULL, "") if options.mask is None else _carried(options.mask)
     bias, sinks = options.bias, options.sinks
     plain = _is_plain(q, k, v, *(x for x in (bias, sinks) if x is not None))
     if not plain:
@@ -34,8 +39,10 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
         v = v.expand(spread.v)
     left = -1 if window.left is None else min(window.left, _WIDEST)
     right = -1 if window.right is None else min(window.right, _WIDEST)
+    if per_head(options.mask) and k.shape[-3] != q.shape[-3]:
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))  # no two heads see the same keys
     seed = _seed(q, scalars) if scalars.dropout else None
-    rest = left, right, window.align == "bottom-right", scalars.scale, scalars.softcap, scalars.dropout
+    rest = left, right, window.align == "bottom-right", name, scalars.scale, scalars.softcap, scalars.dropout
     if not plain:
         out, lse = torch_autograd.forward_now()(q, k, v, bias, sinks, seed, *rest)
     elif torch.is_grad_enabled() and (
@@ -51,6 +58,16 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     if flat:
         out, lse = out[0], lse[0]
     return (out, lse) if return_lse else out
+
+
+def _carried(mask: Mask) -> tuple[Window, str]:
+    """The mask as the ops take it: a band as its sides, another by its name."""
+    if isinstance(mask.rule, Window):
+        return mask.rule, ""
+    return _FULL, traced_name_of(mask) if torch.compiler.is_dynamo_compiling() else name_of(mask)
+
+
+_FULL = Window()
 
 
 def _is_plain(*tensors: Any) -> bool:

@@ -20,6 +20,43 @@ MOST_D = 4096  # of d and d_v
 Array = tuple[int, ...]
 
 
+class Pattern(NamedTuple):
+    """redblue.masks.Lowered as the core takes it: addresses of its arrays, and the planes as an Array."""
+
+    starts: int  # 0: none but the planes, which belong to Edges
+    runs: int
+    bits: int
+    planes: Array | None  # int64 (lead..., key/value heads, 1, 1); None: one plane for all
+    panel: int  # stacked rows
+    panels: int
+    planes_count: int
+    scattered: bool  # whether runs are short
+
+
+class Edges(NamedTuple):
+    """Addresses of the attending pairs as lists: int64 starts by query, int32 keys, int64 starts by key, int32 queries."""
+
+    query_starts: int
+    keys: int
+    key_starts: int
+    queries: int
+
+
+class Attended(NamedTuple):
+    """What a call's queries attend: query i keys i + first .. i + end - 1 and, of these, the pattern's if there is one.
+
+    by_query: the same pattern for unstacked queries, which the gradient of a bias takes. edges: the pattern's pairs
+    themselves, where pairs are to be gathered. held: whose memory it is.
+    """
+
+    first: int
+    end: int
+    pattern: Pattern | None = None
+    by_query: Pattern | None = None
+    edges: Edges | None = None
+    held: object = None
+
+
 class Sizes(NamedTuple):
     """Of one call. A key head's `group` query heads share it."""
 
@@ -85,7 +122,7 @@ def forward(
     out: Array,
     lse: Array,
     *,
-    band: tuple[int, int],
+    mask: Attended,
     scale: float,
     softcap: float = 0.0,
     bias: Array | None = None,
@@ -99,14 +136,14 @@ def forward(
 ) -> tuple[int, int]:
     """Write out and lse. Returns the words read and written between tiles and arrays.
 
-    band: query i attends keys i + first .. i + end - 1. lse and sinks: float64 for float64 arrays, else float32.
+    lse and sinks: float64 for float64 arrays, else float32.
     """
     return _core.attention_forward(
         row or isa(),
         NUMBERS[dtype],
         (*sizes.lead, *sizes[1:]),
         (q, k, v, out, lse, bias, sinks),
-        band,
+        mask,
         scale,
         softcap,
         NUMBERS[bias_dtype],
@@ -130,7 +167,7 @@ def backward(
     dv: Array,
     delta: Array,
     *,
-    band: tuple[int, int],
+    mask: Attended,
     scale: float,
     softcap: float = 0.0,
     bias: Array | None = None,
@@ -152,7 +189,7 @@ def backward(
         NUMBERS[dtype],
         (*sizes.lead, *sizes[1:]),
         (q, k, v, out, lse, bias, None, dout, dq, dk, dv, dlse, delta, dbias),
-        band,
+        mask,
         scale,
         softcap,
         NUMBERS[bias_dtype],

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from redblue import op, reference
-from redblue.checks import band_of, check_dtypes, check_shapes
+from redblue.checks import check_dtypes, check_shapes
 from redblue.kernels import cpu, tiles
+from redblue.kernels.attended import attended
+from redblue.masks import Mask
 from redblue.problem import Problem
 
 # Largest error of a result's checked rows against float64, relative in the Frobenius norm; results of 16 bits carry
@@ -43,7 +45,6 @@ def sizes_of(problem: Problem) -> cpu.Sizes:
     """As the kernel is told, for problems of one batch. Raises RedblueError, saying why, for what it cannot take."""
     p = problem
     check_dtypes({"the arrays": p.dtype})
-    band_of(p.mask, p.n_q, p.n_k)
     return check_shapes((p.heads, p.n_q, p.d), (p.key_heads, p.n_k, p.d), (p.key_heads, p.n_k, p.value_dim))
 
 
@@ -85,8 +86,8 @@ class Call:
     def _pass(self, kernel: Callable[..., tuple[int, int]], names: tuple[str, ...], tile: cpu.Tile) -> tuple[int, int]:
         p = self.problem
         arrays = (_described(self.arrays[name]) for name in names)
-        band = band_of(p.mask, p.n_q, p.n_k)
-        return kernel(self.sizes, p.dtype, *arrays, band=band, scale=self.scale, threads=self.threads, tile=tile)
+        mask = attended(p.mask, self.sizes, p.dtype)
+        return kernel(self.sizes, p.dtype, *arrays, mask=mask, scale=self.scale, threads=self.threads, tile=tile)
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -129,9 +130,8 @@ class Call:
 
     def attends(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Boolean (rows, keys)."""
-        first, end = band_of(self.problem.mask, self.problem.n_q, self.problem.n_k)
-        ahead = keys - rows[:, None]
-        return (first <= ahead) & (ahead < end)
+        pairs = self.problem.mask.on(self.problem.n_q, self.problem.n_k)
+        return np.concatenate([pairs.dense(range(row, row + 1), range(self.problem.n_k)) for row in rows])[:, keys]
 
     def wrong(self) -> str:
         """What is too far from float64; "" if nothing is."""
@@ -167,11 +167,10 @@ class Call:
             return torch.from_numpy(array)
 
         p, leaves = self.problem, [tensor(name) for name in ("q", "k", "v")]
-        first, end = band_of(p.mask, p.n_q, p.n_k)
         options: dict[str, Any] = {"enable_gqa": True} if p.group > 1 else {}
-        if first <= 1 - p.n_q and end == 1 < p.n_k:
+        if p.mask == Mask.causal():
             options["is_causal"] = True
-        elif first > 1 - p.n_q or end < p.n_k:
+        elif not p.mask.on(p.n_q, p.n_k).is_full:
             options["attn_mask"] = torch.from_numpy(self.attends(np.arange(p.n_q), np.arange(p.n_k)))
 
         def forward() -> tuple[Any, ...]:

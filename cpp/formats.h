@@ -1,0 +1,123 @@
+// What both passes share: how arrays of T are packed in format F, and what becomes of a tile of scores. Included once
+// inside each target region of isa.cpp.
+//
+// In the lanes of a vector lie queries, in the rows of a tile keys (scores) or features (outputs): S^T = K Q^T and
+// O^T = V^T P^T are both of tile.h's form, with Q^T and P^T as panels, and K and V broadcast from their own rows.
+template <class T, class F>
+struct Formats {
+  using Sum = typename F::Sum;
+  using Packed = typename F::Number;
+  using Unit = typename F::Unit;
+  static constexpr int L = kLanesOf<Sum>, S = F::kStep;
+  static constexpr long kLanesAtOnce = kNR * L;
+  static constexpr Sum kLog2E = Sum(1.4426950408889634);
+  static constexpr Sum kLowest = -std::numeric_limits<Sum>::infinity();
+
+  static long up(long count, long multiple) { return (count + multiple - 1) / multiple * multiple; }
+  static long units(long count) { return (count + S - 1) / S; }
+  // Rows of packed panels start in different cache sets, whatever d is.
+  static long padded(long columns) { return up(columns, S * L) + (columns % (1024 / sizeof(Packed)) ? 0 : S * L); }
+  static const Unit* as_units(const Packed* p) { return reinterpret_cast<const Unit*>(p); }
+  // Whether rows of an array can be broadcast from where they lie; pairs: as pack_pairs would lay them.
+  static bool in_place(const Array& array, long columns) {
+    return std::is_same_v<T, Packed> && array.column == 1 && columns % S == 0 && array.row % S == 0;
+  }
+  static bool in_place_pairs(const Array& array) { return std::is_same_v<T, Packed> && S == 1 && array.column == 1; }
+  template <class Row>
+  static Ahead ahead_of(const Array& array, Row row, long first, long rows, long columns) {
+    if (rows <= 0 || array.column != 1) return {};
+    return {reinterpret_cast<const char*>(row(first)), rows, long(array.row * sizeof(T)), long(columns * sizeof(T)), 0};
+  }
+  static Rows rows_of(long start, long count) { return {start, count, up(count, L)}; }
+
+  // Rows of K or V that products read: those of the array itself, or of a packed tile.
+  struct Side {
+    const Packed* rows;
+    long length;
+    long first;     // the key of row 0,
+    bool by_place;  // unless a chunk's rows lie in it as in the tile of scores
+    const Packed* of(const Stretch& x) const { return rows + (by_place ? x.at : x.j - first) * length; }
+  };
+  // The keys of a chunk: all its stretches, or one that stands for all rows where the sides lie as the tile does.
+  static constexpr Stretch whole_of(const Chunk& chunk) { return {0, 0, chunk.rows}; }
+  template <class Use>
+  static void each_stretch(const Chunk& chunk, bool by_place, Use use) {
+    if (by_place) return use(whole_of(chunk));
+    for (long i = 0; i < chunk.stretches_count; i++) use(chunk.stretches[i]);
+  }
+
+  // P in the formats of the products that follow. by_keys: units are neighbours along keys; by_rows: along rows.
+  static void to_panels(const Sum* p, long keys, long lanes, Unit* by_keys, Packed* by_rows) {
+    if constexpr (S == 2) {
+#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+      for (long key = 0; key < keys; key += 2)
+        for (long v = 0; v < lanes; v += L) {
+          const V<Sum> even = load(p + key * lanes + v);
+          const V<Sum> odd = key + 1 < keys ? load(p + (key + 1) * lanes + v) : V<Sum>{};
+          const auto half_even = bits<__m256i>(_mm512_cvtneps_pbh(even)), half_odd = bits<__m256i>(_mm512_cvtneps_pbh(odd));
+          if (by_rows) {
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(by_rows + key * lanes + v), half_even);
+            if (key + 1 < keys) _mm256_storeu_si256(reinterpret_cast<__m256i*>(by_rows + (key + 1) * lanes + v), half_odd);
+          }
+          if (by_keys)
+            store(by_keys + key / 2 * lanes + v,
+                  bits<V<unsigned>>(_mm512_or_si512(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half_odd), 16),
+                                                    _mm512_cvtepu16_epi32(half_even))));
+        }
+#endif
+    }
+  }
+
+  // Scores as softmax takes them, options and mask applied; rows between parts become `nothing`.
+  static void finish_chunk(const Stream& s, const Rows& rows, const Chunk& chunk, Sum* scores, Sum* slopes, Sum* extra,
+                           Sum* sum_room) {
+    for (long i = 0; i < chunk.parts_count; i++) {
+      const Part& part = chunk.parts[i];
+      Sum* const tile = scores + part.at * rows.lanes;
+      if (!plain_scores(s.call))
+        finish_scores<Sum>(s, rows, part.j, part.keys, tile, slopes ? slopes + part.at * rows.lanes : nullptr, extra, sum_room);
+      mask_part<Sum>(s, rows, part, tile, kLowest);
+    }
+    fill_gaps(chunk, rows.lanes, scores, kLowest);
+  }
+  static void fill_gaps(const Chunk& chunk, long lanes, Sum* tile, Sum value) {
+    chunk.each_gap([&](long row, long count) { std::fill_n(tile + row * lanes, count * lanes, value); });
+  }
+
+  // One tile's step of the online softmax: scores <- e^(factor (score - the new maximum)); row_max and row_sum follow, and
+  // `factors` is what earlier sums shrink by. The maximum is of scores without the factor, so that the largest weight is
+  // exactly 1, however large scores are.
+  static void softmax(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors) {
+    const V<Sum> scale = splat(factor * kLog2E), lowest = splat(kLowest);
+    for (long v = 0; v < lanes; v += L) {
+      V<Sum> tops[4] = {lowest, lowest, lowest, lowest};
+      long key = 0;
+      for (; key + 4 <= keys; key += 4)
+#pragma GCC unroll 4
+        for (int x = 0; x < 4; x++) tops[x] = larger<Sum>(load(scores + (key + x) * lanes + v), tops[x]);
+      for (; key < keys; key++) tops[0] = larger<Sum>(load(scores + key * lanes + v), tops[0]);
+      const V<Sum> old = load(row_max + v);
+      const V<Sum> top = larger<Sum>(larger<Sum>(larger<Sum>(tops[0], tops[1]), larger<Sum>(tops[2], tops[3])), old);
+      const V<Sum> base = top == lowest ? V<Sum>{} : top;  // a row that attends nothing so far: exp(-inf - 0) = 0
+      const V<Sum> shrink = exp2<Sum>((old - base) * scale);
+      V<Sum> sums[2] = {};
+      for (key = 0; key + 2 <= keys; key += 2)
+#pragma GCC unroll 2
+        for (int x = 0; x < 2; x++) {
+          Sum* const p = scores + (key + x) * lanes + v;
+          const V<Sum> weight = exp2<Sum>((load(p) - base) * scale);
+          sums[x] += weight;
+          store(p, weight);
+        }
+      if (key < keys) {
+        Sum* const p = scores + key * lanes + v;
+        const V<Sum> weight = exp2<Sum>((load(p) - base) * scale);
+        sums[0] += weight;
+        store(p, weight);
+      }
+      store(row_max + v, top);
+      store(row_sum + v, multiply_add<Sum>(load(row_sum + v), shrink, sums[0] + sums[1]));
+      store(factors + v, shrink);
+    }
+  }
+};

@@ -1,0 +1,268 @@
+// The forward pass: the schedule `flash`. Included once inside each target region of isa.cpp.
+template <class T, class F>
+struct Forward : Formats<T, F> {
+  using Base = Formats<T, F>;
+  using typename Base::Packed, typename Base::Side, typename Base::Sum, typename Base::Unit;
+  using Base::as_units, Base::kLanesAtOnce, Base::kLowest, Base::L, Base::padded, Base::rows_of, Base::S, Base::units, Base::up;
+  static constexpr long kRowsAhead = 32;
+  static constexpr long kFew = L < 8 ? L : 8;  // rows, up to which vectors along the features read K and V faster
+
+  // The log-sum-exp of a row from its maximum and its sum.
+  static Sum log_sum(const Call& call, Sum top, Sum sum) {
+    return Sum(double(top) * Sum(factor_left(call)) + std::log(double(sum)));  // the factor as backward has it
+  }
+
+  // One block of rows of one stream against a range of keys. partial: null where these are all keys; else unfinished
+  // results go there, (maximum, sum, d_v features) per stacked row, for `merge`.
+  //
+  // The panels of a block share each window of `cols` keys; a panel alone takes its next `cols` keys wherever they lie.
+  static Moved run(const Call& call, std::int64_t stream, Piece piece, void* partial, Room& room) {
+    if (piece.rows <= kFew && call.q.column == 1 && call.k.column == 1 && call.v.column == 1 && Wide<T>::kWhole)
+      return run_few(call, stream, piece, partial, room);
+    const long r0 = piece.row, count = piece.rows;
+    const Stream s(call, stream);
+    const long d = call.d, d_v = call.d_v, groups = (count + kLanesAtOnce - 1) / kLanesAtOnce;
+    const long cols = up(std::min(call.cols, call.n_k), S), most = cols + S;
+    const bool windows = groups > 1, k_in_place = Base::in_place(call.k, d), v_in_place = Base::in_place_pairs(call.v);
+    const long k_length = padded(d), v_length = padded(d_v);
+    Unit* const q_panels = room.take<Unit>(groups * units(d) * kLanesAtOnce);
+    Sum* const out_panels = room.take<Sum>(groups * d_v * kLanesAtOnce);
+    Sum* const row_max = room.take<Sum>(groups * kLanesAtOnce);
+    Sum* const row_sum = room.take<Sum>(groups * kLanesAtOnce);
+    Sum* const factors = room.take<Sum>(kLanesAtOnce);
+    Packed* const k_tile = k_in_place && windows ? nullptr : room.take<Packed>(most * k_length);
+    Packed* const v_tile = v_in_place && windows ? nullptr : room.take<Packed>(most * v_length);
+    Sum* const scores = room.take<Sum>(most * kLanesAtOnce);
+    Unit* const p_panel = S == 1 ? reinterpret_cast<Unit*>(scores) : room.take<Unit>(units(most) * kLanesAtOnce);
+    Sum* const extra = call.bias.data || call.dropout > 0 ? room.take<Sum>(most * kLanesAtOnce) : nullptr;
+    Packed* const pack_room = room.take<Packed>(L * padded(std::max(d, d_v)) + 2 * L * S);
+    Sum* const sum_room = call.bias.data ? room.take<Sum>(L * up(most, L)) : nullptr;
+    Chunk chunk(room, most);
+    long* const list = room.take<long>(most);
+    bool* const used = room.take<bool>(cols);  // of a window's keys
+    Moved moved;
+
+    const auto q_row = s.row<const T>(call.q);
+    const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
+    const auto group_rows = [&](long g) {
+      return rows_of(r0 + g * kLanesAtOnce, std::min(kLanesAtOnce, count - g * kLanesAtOnce));
+    };
+    std::vector<Walk> walks;
+    const long end = std::min<std::int64_t>(call.n_k, piece.key + piece.keys);
+    for (long g = 0; g < groups; g++) {
+      const Rows rows = group_rows(g);
+      walks.emplace_back(s, rows, piece.key, end);
+      pack_panel<F, T>([&](long r) { return q_row(rows.start + r); }, call.q.column, rows.count, rows.lanes, d,
+                       q_panels + g * units(d) * kLanesAtOnce, pack_room);
+      for (long lane = 0; lane < kLanesAtOnce; lane++) {
+        const long r = rows.start + std::min(lane, rows.count - 1);
+        const Sum sink = first_score(s, r, piece);
+        row_max[g * kLanesAtOnce + lane] = sink;
+        row_sum[g * kLanesAtOnce + lane] = sink == kLowest ? 0 : 1;
+      }
+    }
+    std::memset(static_cast<void*>(out_panels), 0, groups * d_v * kLanesAtOnce * sizeof(Sum));
+    moved.reads += count * d;
+    const auto next = [&](long key) {
+      long first = Walk::kNone;
+      for (Walk& walk : walks) first = std::min(first, walk.next(key));
+      return first;
+    };
+    const auto pack_v = [&](auto row, long keys, Packed* to) {
+      pack_pairs<F, T>(row, call.v.column, keys, d_v, to, v_length, pack_room);
+    };
+
+    for (long j0 = next(piece.key); j0 < end;) {
+      const long limit = windows ? std::min(j0 + cols, end) : end;
+      if (windows) std::fill_n(used, limit - j0, false);
+      const Side array_k{reinterpret_cast<const Packed*>(k_row(0)), long(call.k.row), 0, false};
+      const Side array_v{reinterpret_cast<const Packed*>(v_row(0)), long(call.v.row), 0, false};
+      const Side window_k = k_in_place ? array_k : Side{k_tile, k_length, j0, false};
+      const Side window_v = v_in_place ? array_v : Side{v_tile, v_length, j0, false};
+      // In a window K and V are packed once for all panels, where they must be
+      bool packed = !windows || (k_in_place && v_in_place);
+      long stop = limit;
+      Ahead ahead_k, ahead_v;
+      for (long g = 0; g < groups; g++) {
+        const Rows rows = group_rows(g);
+        const long lanes = rows.lanes;
+        Walk& walk = walks[g];
+        for (long key = walk.next(j0); key < limit;) {
+          key = chunk.fill(walk, key, limit, windows ? most : cols, windows && !v_in_place ? S : 1, j0);
+          if (!windows) stop = key;
+          if (!packed) {
+            if (!k_in_place)
+              pack_rows<T>([&](long r) { return k_row(j0 + r); }, call.k.column, limit - j0, d, k_tile, k_length);
+            if (!v_in_place) pack_v([&](long r) { return v_row(j0 + r); }, limit - j0, v_tile);
+            packed = true;
+          }
+          Side k_side = window_k, v_side = window_v;
+          if (!windows) {
+            const bool copy_k = !k_in_place || chunk.scattered(), copy_v = !v_in_place || chunk.scattered();
+            if (copy_k || copy_v) chunk.list(list);
+            if (copy_k) pack_rows<T>([&](long r) { return k_row(list[r]); }, call.k.column, chunk.rows, d, k_tile, k_length);
+            if (copy_v) pack_v([&](long r) { return v_row(list[r]); }, chunk.rows, v_tile);
+            if (copy_k) k_side = {k_tile, k_length, 0, true};
+            if (copy_v) v_side = {v_tile, v_length, 0, true};
+            moved.reads += chunk.keys * (d + d_v);
+          } else {
+            for (long i = 0; i < chunk.parts_count; i++)
+              std::fill_n(used + (chunk.parts[i].j - j0), chunk.parts[i].keys, true);
+          }
+          if (g == 0 && stop < end) {
+            const long coming = std::min(cols, end - stop);
+            ahead_k = Base::ahead_of(call.k, k_row, stop, coming, d);
+            ahead_v = Base::ahead_of(call.v, v_row, stop, coming, d_v);
+          }
+          Base::each_stretch(chunk, k_side.by_place, [&](const Stretch& x) {
+            product<F>(x.keys, lanes, units(d), as_units(k_side.of(x)), k_side.length / S, 1,
+                       q_panels + g * units(d) * kLanesAtOnce, lanes, scores + x.at * lanes, lanes, Start::kZero, nullptr,
+                       ahead_k);
+          });
+          Base::finish_chunk(s, rows, chunk, scores, nullptr, extra, sum_room);
+          Base::softmax(chunk.rows, lanes, Sum(factor_left(call)), scores, row_max + g * kLanesAtOnce, row_sum + g * kLanesAtOnce,
+                        factors);
+          if (call.dropout > 0) drop(s, rows, chunk, scores, extra);
+          if constexpr (S == 2) Base::to_panels(scores, chunk.rows, lanes, p_panel, nullptr);
+          Start start = Start::kScaled;
+          Base::each_stretch(chunk, v_side.by_place, [&](const Stretch& x) {
+            product<F>(d_v, lanes, units(x.keys), as_units(v_side.of(x)), 1, v_side.length, p_panel + x.at / S * lanes,
+                       lanes, out_panels + g * d_v * kLanesAtOnce, lanes, start, factors, ahead_v);
+            start = Start::kSum;
+          });
+        }
+      }
+      if (windows) moved.reads += std::count(used, used + (limit - j0), true) * (d + d_v);
+      j0 = next(windows ? limit : end);
+    }
+
+    if (partial) {
+      Sum* const rows_of_stream = static_cast<Sum*>(partial) + stream * call.stacked() * (d_v + 2);
+      for (long g = 0; g < groups; g++) {
+        const Rows rows = group_rows(g);
+        for (long lane = 0; lane < rows.count; lane++) {
+          Sum* const to = rows_of_stream + (rows.start + lane) * (d_v + 2);
+          to[0] = row_max[g * kLanesAtOnce + lane];
+          to[1] = row_sum[g * kLanesAtOnce + lane];
+          for (long c = 0; c < d_v; c++) to[2 + c] = out_panels[g * d_v * kLanesAtOnce + c * rows.lanes + lane];
+        }
+      }
+      moved.writes += count * (d_v + 2);
+      return moved;
+    }
+    const auto out_row = s.row<T>(call.out);
+    Sum* const lse = at<Sum>(call.lse, 0);
+    for (long g = 0; g < groups; g++) {
+      const Rows rows = group_rows(g);
+      for (long lane = 0; lane < rows.count; lane++) {
+        const Sum sum = row_sum[g * kLanesAtOnce + lane];
+        factors[lane] = sum == 0 ? 0 : 1 / sum;
+        lse[s.number(rows.start + lane)] = log_sum(call, row_max[g * kLanesAtOnce + lane], sum);
+      }
+      for (long lane = rows.count; lane < kLanesAtOnce; lane++) factors[lane] = 0;
+      unpack_panel<T>(out_panels + g * d_v * kLanesAtOnce, rows.lanes, rows.count, d_v, factors,
+                      [&](long r) { return out_row(rows.start + r); }, call.out.column);
+    }
+    moved.writes += count * (d_v + 1);
+    return moved;
+  }
+
+  // What a row's maximum starts from: its head's sink, which the first piece of the keys counts.
+  static Sum first_score(const Stream& s, long r, const Piece& piece) {
+    const bool has = s.call.sinks.data && piece.key == 0;
+    return has ? at<const Sum>(s.call.sinks, 0)[s.kv_head * s.call.group + r % s.call.group] : kLowest;
+  }
+
+  static void drop(const Stream& s, const Rows& rows, const Chunk& chunk, Sum* p, Sum* extra) {
+    for (long i = 0; i < chunk.parts_count; i++) {
+      const Part& part = chunk.parts[i];
+      Sum* const tile = p + part.at * rows.lanes;
+      dropout_tile<Sum>(s, rows, part.j, part.keys, extra);
+      for (long x = 0; x < part.keys * rows.lanes; x += L) store(tile + x, load(tile + x) * load(extra + x));
+    }
+  }
+
+  // The same for so few rows that vectors lie along the features: decode.h.
+  static Moved run_few(const Call& call, std::int64_t stream, Piece piece, void* partial, Room& room) {
+    const Stream s(call, stream);
+    const long d = call.d, d_v = call.d_v, cols = std::min(call.cols, call.n_k);
+    const long q_length = up(d, L), out_length = up(d_v, L);
+    const Rows rows = rows_of(piece.row, piece.rows);
+    Sum* const q = room.take<Sum>(rows.count * q_length);
+    Sum* const out = room.take<Sum>(rows.count * out_length);
+    Sum* const scores = room.take<Sum>(cols * rows.lanes);
+    Sum* const extra = call.bias.data || call.dropout > 0 ? room.take<Sum>(cols * rows.lanes) : nullptr;
+    Sum* const sum_room = call.bias.data ? room.take<Sum>(L * up(cols, L)) : nullptr;
+    Chunk chunk(room, cols);
+    long* const list = room.take<long>(cols);
+    Sum row_max[kLanesAtOnce], row_sum[kLanesAtOnce], factors[kLanesAtOnce];
+    const auto q_row = s.row<const T>(call.q);
+    const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
+    pack_rows<T>([&](long r) { return q_row(rows.start + r); }, call.q.column, rows.count, d, q, q_length);
+    std::fill_n(out, rows.count * out_length, Sum(0));
+    std::fill_n(scores, cols * rows.lanes, Sum(0));  // of lanes without a row, too
+    for (long lane = 0; lane < rows.lanes; lane++) {
+      row_max[lane] = first_score(s, rows.start + std::min(lane, rows.count - 1), piece);
+      row_sum[lane] = row_max[lane] == kLowest ? 0 : 1;
+    }
+    Moved moved{rows.count * d, 0};
+    const long end = std::min<std::int64_t>(call.n_k, piece.key + piece.keys);
+    Walk walk(s, rows, piece.key, end);
+    for (long j = walk.next(piece.key); j < end;) {
+      const long first = j;
+      j = chunk.fill(walk, j, end, cols, 1, 0);
+      if (!chunk.whole()) chunk.list(list);
+      const bool whole = chunk.whole();
+      const auto key_of = [&](long x) { return whole ? first + x : list[x]; };
+      dots<T>(chunk.rows, rows.count, d, [&](long x) { return k_row(key_of(x)); }, q, q_length, scores, rows.lanes,
+              kRowsAhead * call.k.row);
+      Base::finish_chunk(s, rows, chunk, scores, nullptr, extra, sum_room);
+      Base::softmax(chunk.rows, rows.lanes, Sum(factor_left(call)), scores, row_max, row_sum, factors);
+      if (call.dropout > 0) drop(s, rows, chunk, scores, extra);
+      weighted_sum<T>(chunk.rows, rows.count, d_v, [&](long x) { return v_row(key_of(x)); }, scores, rows.lanes, factors,
+                      out, out_length, kRowsAhead * call.v.row);
+      moved.reads += chunk.keys * (d + d_v);
+    }
+    const auto out_row = s.row<T>(call.out);
+    for (long r = 0; r < rows.count; r++) {
+      if (partial) {
+        Sum* const to = static_cast<Sum*>(partial) + (stream * call.stacked() + rows.start + r) * (d_v + 2);
+        to[0] = row_max[r];
+        to[1] = row_sum[r];
+        std::copy_n(out + r * out_length, d_v, to + 2);
+      } else {
+        finish_row(s, rows.start + r, row_max[r], row_sum[r], out + r * out_length, out_row(rows.start + r));
+      }
+    }
+    moved.writes += rows.count * (d_v + (partial ? 2 : 1));
+    return moved;
+  }
+
+  static void finish_row(const Stream& s, long r, Sum top, Sum sum, const Sum* weighted, T* out) {
+    at<Sum>(s.call.lse, 0)[s.number(r)] = log_sum(s.call, top, sum);
+    unpack_row(weighted, s.call.d_v, sum == 0 ? Sum(0) : 1 / sum, out, s.call.out.column);
+  }
+
+  // The pieces' results for rows r0 .. of one stream, put together in their order.
+  static Moved merge(const Call& call, std::int64_t stream, long r0, long count, const void* partials, long pieces,
+                     Room& room) {
+    const Stream s(call, stream);
+    const long width = call.d_v + 2, piece_size = call.streams() * call.stacked() * width;
+    Sum* const weighted = room.take<Sum>(call.d_v);
+    const auto out_row = s.row<T>(call.out);
+    for (long r = r0; r < r0 + count; r++) {
+      const Sum* const first = static_cast<const Sum*>(partials) + (stream * call.stacked() + r) * width;
+      Sum top = kLowest, sum = 0;
+      for (long p = 0; p < pieces; p++) top = std::max(top, first[p * piece_size]);
+      std::fill_n(weighted, call.d_v, Sum(0));
+      for (long p = 0; p < pieces; p++) {
+        const Sum* const part = first + p * piece_size;
+        const Sum factor = part[0] == kLowest ? 0 : std::exp((part[0] - top) * Sum(factor_left(call)));
+        sum += part[1] * factor;
+        for (long c = 0; c < call.d_v; c++) weighted[c] += part[2 + c] * factor;
+      }
+      finish_row(s, r, top, sum, weighted, out_row(r));
+    }
+    return {pieces * count * width, count * (call.d_v + 1)};
+  }
+};

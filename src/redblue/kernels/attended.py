@@ -1,0 +1,130 @@
+"""What a call's queries attend, in the form that the core takes: a band, runs of keys, or single pairs.
+
+Bands are two numbers. Any other mask is lowered to runs of keys for each panel of rows, or, where panels would be
+mostly empty, to lists of pairs. Which of the two is counted: a tile does all pairs of a panel's rows and the keys that
+some of them attend, gathering does those that attend, each at the price of several of a tile's.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from redblue import _core
+from redblue.errors import RedblueError
+from redblue.kernels import cpu
+from redblue.kernels.cpu import Attended, Edges, Pattern, Sizes
+from redblue.masks import Mask
+from redblue.masks.bands import Window
+
+GATHER_PRICE = 12.0  # of a gathered pair, in pairs of a tile
+GATHER_PRICE_KEYS = 0.0
+SAMPLED_PANELS = 64
+SHORT_RUN = 24  # keys: of runs shorter than this on average, the core copies several together
+
+
+def attended(mask: Mask | None, sizes: Sizes, dtype: str, bias_gradient: bool = False) -> Attended:
+    """Raises RedblueError for a mask that does not fit the sizes."""
+    if mask is None:
+        return Attended(-sizes.n_q, sizes.n_k + 1)
+    if isinstance(mask.rule, Window):
+        band = mask.rule.on(sizes.n_q, sizes.n_k, 1)
+        return Attended(band.first, band.end)
+    check_lead(mask, sizes)
+    return _pattern(mask, sizes, cpu.isa().lanes(cpu.NUMBERS[dtype]), bias_gradient)
+
+
+def check_lead(mask: Mask, sizes: Sizes) -> None:
+    """Raise RedblueError unless the mask's planes broadcast to (lead..., heads)."""
+    full = (*sizes.lead, sizes.kv_heads * sizes.group)
+    lead = (1,) * (len(full) - len(mask.lead)) + mask.lead
+    if len(lead) != len(full) or any(a not in (1, b) for a, b in zip(lead, full, strict=True)):
+        raise RedblueError(f"the mask is one for each of {mask.lead}, which must broadcast to (..., heads) = {full}")
+
+
+def per_head(mask: Mask | None) -> bool:
+    """Whether heads have masks of their own: then heads that share a key head cannot be computed as one."""
+    return mask is not None and bool(mask.lead) and mask.lead[-1] > 1
+
+
+@lru_cache(maxsize=32)
+def _pattern(mask: Mask, sizes: Sizes, lanes: int, bias_gradient: bool) -> Attended:
+    everything = Attended(-sizes.n_q, sizes.n_k + 1)
+    if not bias_gradient and gathers(mask, sizes, lanes):
+        edges, planes, held = _edges(mask, sizes)
+        pattern = Pattern(0, 0, 0, planes, 1, 0, 1, False)
+        return everything._replace(pattern=pattern, edges=edges, held=held)
+    pattern, held = _runs(mask, sizes, sizes.group, lanes)
+    by_query = None
+    if bias_gradient:
+        by_query, more = (pattern, ()) if sizes.group == 1 else _runs(mask, sizes, 1, lanes)
+        held = (held, more)
+    return everything._replace(pattern=pattern, by_query=by_query, held=held)
+
+
+def gathers(mask: Mask, sizes: Sizes, lanes: int) -> bool:
+    """Whether pairs cost less one by one than in tiles: the planner's choice, by counting."""
+    rows = sizes.n_q * sizes.group
+    planes = max(1, prod(mask.lead))
+    nnz = mask.nnz(sizes.n_q, sizes.n_k) / planes * sizes.group
+    if nnz * lanes >= rows * sizes.n_k:  # no panel can be so empty
+        return False
+    laid = mask.plane(0).for_group(sizes.group).on(rows, sizes.n_k)
+    panels = -(-rows // lanes)
+    chosen = np.unique(np.linspace(0, panels - 1, min(panels, SAMPLED_PANELS)).astype(int)).tolist()
+    keys = sum(
+        len(run) for p in chosen for run in laid.cols_of(range(p * lanes, min(rows, (p + 1) * lanes)))
+    )
+    in_tiles = keys / max(1, len(chosen)) * panels * lanes
+    return in_tiles > GATHER_PRICE * nnz
+
+
+def _runs(mask: Mask, sizes: Sizes, group: int, lanes: int) -> tuple[Pattern, object]:
+    from redblue.masks.lowered import lowered
+
+    found = lowered(mask, sizes.n_q, sizes.n_k, group, lanes)
+    held = _owned(found.starts), _owned(found.runs), _owned(found.bits)
+    planes, kept = _planes(found.planes, sizes)
+    panels = -(-sizes.n_q * group // lanes)
+    keys = int((found.runs[:, 1] - found.runs[:, 0]).sum())
+    scattered = keys < SHORT_RUN * len(found.runs)
+    count = (len(found.starts) - 1) // max(1, panels)
+    addresses = (x.ctypes.data for x in held)
+    return Pattern(*addresses, planes, lanes, panels, max(1, count), scattered), (held, kept)
+
+
+def _edges(mask: Mask, sizes: Sizes) -> tuple[Edges, cpu.Array | None, object]:
+    count = prod(mask.lead)
+    distinct = list(dict.fromkeys(mask.plane(i) for i in range(count)))
+    each = np.array([distinct.index(mask.plane(i)) for i in range(count)]).reshape(mask.lead)
+    if sizes.n_q > 2**31 - 1 or sizes.n_k > 2**31 - 1:
+        raise RedblueError(f"a mask of single pairs takes at most 2^31 - 1 queries and keys, got {sizes.n_q}, {sizes.n_k}")
+    parts, before = [], 0
+    for plane in distinct:
+        starts, keys = plane.to_csr(sizes.n_q, sizes.n_k)
+        keys = np.ascontiguousarray(keys, np.int32)
+        by_key, queries = _core.by_key(np.ascontiguousarray(starts), keys, sizes.n_k)
+        parts.append((starts + before, keys, by_key + before, queries))
+        before += len(keys)
+    joined = [_owned(np.concatenate(part)) for part in zip(*parts, strict=True)]
+    planes, kept = _planes(each, sizes)
+    return Edges(*(x.ctypes.data for x in joined)), planes, (joined, kept)
+
+
+def _planes(planes: np.ndarray, sizes: Sizes) -> tuple[cpu.Array | None, object]:
+    """Which plane each stream sees, with strides of 0 where the mask broadcasts."""
+    if not planes.ndim or planes.size == 1:
+        return None, None
+    kept = np.ascontiguousarray(planes, np.int64)
+    heads = sizes.kv_heads * sizes.group if kept.shape[-1] > 1 else 1
+    laid = np.broadcast_to(kept, (*sizes.lead, heads))
+    strides = [stride // 8 for stride in laid.strides]
+    if heads == 1:
+        strides[-1] = 0
+    return (kept.ctypes.data, *strides, 0, 0), kept
+
+
+def _owned(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array)
