@@ -130,8 +130,8 @@ struct Backward : Formats<T, F> {
   }
 
   // One block of keys of one stream: keys j0 .. j0 + count - 1 stay with their gradients, queries stream by. The shares
-  // of dQ are added in the order of the keys, whichever thread has them: a block of rows waits for the block of keys
-  // before. Blocks of keys are begun in that order, so the first one begun never waits.
+  // of dQ are added in the order of Turns, whichever thread has them: a block of rows waits for the block of keys before.
+  // Blocks of keys are begun in that order, so the first one begun never waits.
   static Moved run(const Call& call, std::int64_t stream, long j0, long count, Room& room) {
     const Stream s(call, stream);
     const long d = call.d, d_v = call.d_v, rows_total = call.stacked(), at_once = std::min<long>(count, kKeysAtOnce);
@@ -279,7 +279,9 @@ struct Backward : Formats<T, F> {
       const long r0 = panel * kLanesAtOnce;
       const auto [live, end] = s.keys_of(r0, std::min<std::int64_t>(kLanesAtOnce, rows - r0));
       if (std::max<long>(live, j0) >= std::min<long>(end, j0 + count)) continue;
-      use(Meeting{panel, number, live >= j0, end <= j0 + count});
+      const std::int64_t low = live / call.cols, high = (end - 1) / call.cols;
+      const std::int64_t before = call.turns.before(number, low, high);
+      use(Meeting{panel, before, before == 0, before == high - low});
     }
   }
 

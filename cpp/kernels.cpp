@@ -169,28 +169,33 @@ ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::in
   return found;
 }
 
-Meetings::Meetings(const Pattern& pattern, std::int64_t n_k, std::int64_t cols)
-    : blocks_(ceil_div(n_k, cols)), starts_(pattern.planes_count * blocks_ + 1) {
-  // Use each block that a panel meets, once: use(place of the block, panel, how many it met before).
+Meetings::Meetings(const Pattern& pattern, std::int64_t n_k, std::int64_t cols) {
+  turns.blocks = ceil_div(n_k, cols);
+  starts_.resize(pattern.planes_count * turns.blocks + 1);
+  // The blocks that each panel meets, ascending: use(plane, panel, blocks).
+  std::vector<std::int64_t> met;
   const auto each = [&](auto use) {
     for (std::int64_t plane = 0; plane < pattern.planes_count; plane++)
       for (std::int64_t panel = 0; panel < pattern.panels; panel++) {
         const std::int64_t* const at = pattern.starts + plane * pattern.panels + panel;
-        std::int64_t done = 0, met = 0;  // blocks below `done` are behind us
+        met.clear();
         for (const Run* run = pattern.runs + at[0]; run < pattern.runs + at[1]; run++)
-          for (std::int64_t block = std::max(done, run->start / cols); block * cols < run->stop; block++, done = block)
-            use(plane * blocks_ + block, panel, met++);
+          for (std::int64_t block = std::max(met.empty() ? 0 : met.back() + 1, run->start / cols); block * cols < run->stop; block++)
+            met.push_back(block);
+        use(plane, panel);
       }
   };
-  each([&](std::int64_t block, std::int64_t, std::int64_t) { starts_[block + 1]++; });
+  each([&](std::int64_t plane, std::int64_t) {
+    turns.turns = std::max(turns.turns, std::int64_t(met.size()));
+    for (std::int64_t block : met) starts_[plane * turns.blocks + block + 1]++;
+  });
   for (std::size_t i = 1; i < starts_.size(); i++) starts_[i] += starts_[i - 1];
   list_.resize(starts_.back());
   std::vector<std::int64_t> place = starts_;
-  Meeting* latest = nullptr;
-  each([&](std::int64_t block, std::int64_t panel, std::int64_t met) {
-    if (met) latest->last = false;
-    latest = &list_[place[block]++];
-    *latest = {panel, met, met == 0, true};
+  each([&](std::int64_t plane, std::int64_t panel) {
+    std::stable_sort(met.begin(), met.end(), [&](auto a, auto b) { return a % turns.turns < b % turns.turns; });
+    const std::int64_t last = std::int64_t(met.size()) - 1;
+    for (std::int64_t i = 0; i <= last; i++) list_[place[plane * turns.blocks + met[i]]++] = {panel, i, i == 0, i == last};
   });
 }
 
@@ -227,7 +232,13 @@ Moved backward(const Call& given, const Isa& isa) {
   const std::int64_t rows = call.stacked(), streams = call.streams(), lanes = kernels.lanes;
   const std::int64_t blocks = ceil_div(rows, lanes), key_blocks = ceil_div(call.n_k, call.cols);
   std::optional<Meetings> meetings;
-  if (call.pattern.starts) call.meetings = &meetings.emplace(call.pattern, call.n_k, call.cols);
+  if (call.pattern.starts) {
+    call.meetings = &meetings.emplace(call.pattern, call.n_k, call.cols);
+    call.turns = meetings->turns;
+  } else {  // a panel attends so many blocks at most
+    const std::int64_t width = std::clamp<std::int64_t>(call.end - call.first, 0, call.n_k) + ceil_div(lanes, call.group);
+    call.turns = {key_blocks, std::min(key_blocks, width / call.cols + 2)};
+  }
   Tally tally;
   share_out(blocks * streams, call.threads, [&](std::int64_t task) {
     const std::int64_t row = task / streams * lanes;
@@ -243,7 +254,7 @@ Moved backward(const Call& given, const Isa& isa) {
   const std::int64_t wave = std::max<std::int64_t>(1, std::min<std::int64_t>(call.threads, streams));
   share_out(streams * key_blocks, call.threads, [&](std::int64_t task) {
     const std::int64_t first = task / (wave * key_blocks) * wave, width = std::min(wave, streams - first);
-    const std::int64_t within = task - first * key_blocks, key = within / width * call.cols;
+    const std::int64_t within = task - first * key_blocks, key = call.turns.at(within / width) * call.cols;
     try {
       tally.add(kernels.backward(call, first + within % width, key, std::min(call.cols, call.n_k - key), own_room()));
     } catch (...) {

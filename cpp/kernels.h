@@ -68,6 +68,28 @@ struct Pattern {
   bool scattered = false;  // runs of few keys each
 };
 
+// Backward takes the blocks of keys in turns of `turns`: blocks 0, turns, 2 turns, ..., then 1, turns + 1, ... Where no
+// panel attends so many blocks, those of one turn share no panel, and threads need not wait for each other.
+struct Turns {
+  std::int64_t blocks = 1, turns = 1;
+  // The block that is taken at a place of that order, and how many of the blocks low .. high are taken before a block.
+  std::int64_t at(std::int64_t place) const {
+    const std::int64_t each = blocks / turns, longer = blocks % turns, head = longer * (each + 1);
+    if (place < head) return place / (each + 1) + place % (each + 1) * turns;
+    return longer + (place - head) / each + (place - head) % each * turns;
+  }
+  std::int64_t before(std::int64_t block, std::int64_t low, std::int64_t high) const {
+    if (turns >= blocks) return block - low;
+    std::int64_t count = 0;
+    for (std::int64_t turn = 0; turn <= block % turns; turn++) {
+      const std::int64_t stop = turn < block % turns ? high + 1 : block;
+      const std::int64_t first = low + ((turn - low) % turns + turns) % turns;
+      if (first < stop) count += (stop - first - 1) / turns + 1;
+    }
+    return count;
+  }
+};
+
 // Backward: a panel that attends keys of a block, which is the first or last of its blocks, or has `before` before it.
 struct Meeting {
   std::int64_t panel, before;
@@ -78,18 +100,18 @@ struct Meeting {
 class Meetings {
  public:
   Meetings(const Pattern& pattern, std::int64_t n_k, std::int64_t cols);
+  Turns turns;
   struct Range {
     const Meeting *first, *stop;
     const Meeting* begin() const { return first; }
     const Meeting* end() const { return stop; }
   };
   Range of(std::int64_t plane, std::int64_t block) const {
-    const std::int64_t* const at = starts_.data() + plane * blocks_ + block;
+    const std::int64_t* const at = starts_.data() + plane * turns.blocks + block;
     return {list_.data() + at[0], list_.data() + at[1]};
   }
 
  private:
-  std::int64_t blocks_;
   std::vector<std::int64_t> starts_;
   std::vector<Meeting> list_;
 };
@@ -154,6 +176,7 @@ struct Call {
   void* dq_panels = nullptr;
   Progress* progress = nullptr;
   const Meetings* meetings = nullptr;  // of a pattern
+  Turns turns;
 };
 
 // Words that a pass moved between its tiles and the arrays; see redblue.count.
