@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import redblue as rb
+from oracle import compositions
 from redblue import _core, op, reference
-from redblue.kernels import cpu
+from redblue.kernels import attended, cpu
 from spaces import masks
 
 DTYPES = {
@@ -57,6 +58,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     tile: cpu.Tile | None = None
     threads: int = 1
+    gathers: bool | None = None  # whether masks that are no bands go by single pairs; None: as planned
 
     @property
     def full(self) -> tuple[int, ...]:
@@ -67,11 +69,12 @@ class Case:
 
     def __repr__(self) -> str:
         arrays = {n: getattr(self, n) for n in ("q", "k", "v", "dout")} | self.options
+        told = {"tile": self.tile, "threads": self.threads, "gathers": self.gathers}
         return "\n".join(
             f"{n}: {x.dtype} {x.shape}, strides {x.strides}, {x.ravel()[:4]}"
             if isinstance(x, np.ndarray)
             else f"{n}: {x}"
-            for n, x in (arrays | {"tile": self.tile, "threads": self.threads}).items()
+            for n, x in (arrays | told).items()
         )
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -88,8 +91,13 @@ class Case:
 
 
 @contextmanager
-def running(row: _core.Isa | None = None, tile: cpu.Tile | None = None, threads: int | None = None):
-    """Calls within use this instruction set, these tiles (both passes), so many threads."""
+def running(
+    row: _core.Isa | None = None,
+    tile: cpu.Tile | None = None,
+    threads: int | None = None,
+    gathers: bool | None = None,
+):
+    """Calls within use this instruction set, these tiles (both passes), so many threads, pairs or tiles."""
     with pytest.MonkeyPatch.context() as patch:
         if row is not None:
             patch.setattr(cpu, "isa", lambda: row)
@@ -97,6 +105,8 @@ def running(row: _core.Isa | None = None, tile: cpu.Tile | None = None, threads:
             patch.setattr(cpu, "plan_tile", lambda direction, sizes, dtype, *_: tile)
         if threads is not None:
             patch.setattr(op, "default_threads", lambda: threads)
+        if gathers is not None:
+            patch.setattr(attended, "gathers", lambda *_: gathers)
         yield
 
 
@@ -106,12 +116,12 @@ def described(array: np.ndarray) -> cpu.Array:
 
 
 def forward(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    with running(None, case.tile, case.threads):
+    with running(None, case.tile, case.threads, case.gathers):
         return rb.attention(case.q, case.k, case.v, return_lse=True, **case.options)
 
 
 def backward(case: Case, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
-    with running(None, case.tile, case.threads):
+    with running(None, case.tile, case.threads, case.gathers):
         return rb.attention_backward(case.dout, case.q, case.k, case.v, out, lse, dlse=dlse, **case.options)
 
 
@@ -296,6 +306,12 @@ TILES = st.builds(
 )
 
 
+def all_masks(n_q: int, n_k: int, heads: int) -> st.SearchStrategy[rb.Mask]:
+    """Of every kind and composed, the same for all heads and one for each."""
+    one = compositions(n_q, n_k).map(lambda said: said[0])
+    return one | st.lists(one, min_size=heads, max_size=heads).map(rb.Mask.per_head)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     dtype = DTYPES[draw(st.sampled_from(list(DTYPES)))]
@@ -320,7 +336,8 @@ def cases(draw: st.DrawFn) -> Case:
     for name in ("q", "k", "v", "dout"):
         setattr(case, name, laid(getattr(case, name), draw(st.sampled_from(LAYOUTS))))
     options = case.options
-    options["mask"] = draw(st.none() | masks)
+    options["mask"] = draw(st.none() | masks if 0 in (n_q, n_k) else st.none() | masks | all_masks(n_q, n_k, heads))
+    case.gathers = draw(st.none() | st.booleans())
     options["scale"] = draw(st.sampled_from([None, None, None, 0.3, -0.4, 0.0]))
     options["softcap"] = draw(st.sampled_from([None, None, 2.0, 30.0]))
     if draw(st.booleans()):

@@ -98,7 +98,7 @@ LITTLE_MEMORY = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 from test_cpu_threads import cpu, example, np, results
-from redblue.kernels.cpu import Sizes, Tile
+from redblue.kernels.cpu import Attended, Sizes, Tile
 
 case = example()
 case.threads = 3
@@ -110,8 +110,8 @@ one = (np.ones(1, np.float32).ctypes.data, 0, 0, 0)  # every array is one number
 for threads in (1, 3):
     try:
         cpu.backward(
-            Sizes((), 1, 1, rows, 1, d, 1), "float32", *[one] * 10, mask=Attended(-rows, rows), scale=1.0, threads=threads,
-            tile=Tile(64, 48),
+            Sizes((), 1, 1, rows, 1, d, 1), "float32", *[one] * 10, mask=Attended(-rows, rows), scale=1.0,
+            threads=threads, tile=Tile(64, 48),
         )
     except MemoryError:
         case.threads = threads

@@ -62,8 +62,8 @@ BAD_OPTIONS = {
     "mask text": ({"mask": "causal"}, r"mask must be a redblue.Mask.*, got (str|'causal')"),
     "mask array": ({"mask": np.ones((5, 7), bool)}, r"mask must be a redblue.Mask.*, got (ndarray|array)"),
     "block mask": (
-        {"mask": Mask.blocks(np.eye(2, dtype=bool), 4)},
-        r"the kernels take full, causal and sliding-window",
+        {"mask": Mask.blocks(np.eye(3, dtype=bool), 4)},
+        r"the mask's layout has 3 x 3 blocks of 4 queries x 4 keys, but n_q = 5 and n_k = 7",
     ),
     "bias shape": (
         {"bias": np.zeros((5, 6), np.float32)},

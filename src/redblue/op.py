@@ -85,9 +85,16 @@ def scaled_dot_product_attention(
 
     attn_mask: boolean (True means attend) or floating (added to the scores), broadcastable to (..., n_q, n_k), with
     gradient if it needs one; not together with is_causal, which is aligned top left. Unlike `attention`, heads are
-    grouped only if enable_gqa says so. NumPy arrays work too, without dropout.
+    grouped only if enable_gqa says so. NumPy arrays work too, without dropout, and nested tensors, without attn_mask.
     """
     check_one_kind_of_mask(attn_mask, is_causal)
+    if is_torch(query) and query.is_nested:
+        from redblue import torch_nested
+
+        if attn_mask is not None:
+            raise RedblueError("attn_mask is not for nested tensors, which are masked by their lengths: use is_causal")
+        mask = Mask.causal() if is_causal else None
+        return torch_nested.scaled_dot_product_attention(query, key, value, dropout_p, mask, scale)
     check_grouping(query, key, value, enable_gqa)
     mask = Mask.causal() if is_causal else None
     return attention(query, key, value, mask=mask, bias=attn_mask, dropout=dropout_p, scale=scale)
@@ -173,7 +180,7 @@ class NumpyCall:
         if self.dropout and seed is None:
             raise RedblueError("dropout on NumPy arrays needs a seed, which attention_backward takes again")
         self.seed = (seed or 0) % 2**64
-        self.mask = attended(options.mask, sizes, self.dtype)
+        self.mask = options.mask
         self.sum_dtype = np.float64 if self.dtype == "float64" else np.float32
         heads = heads_of(sizes)
         self.q, self.k, self.v = (
@@ -191,10 +198,9 @@ class NumpyCall:
             check_sinks_dtype(sinks.dtype.name)
             self.sinks = np.ascontiguousarray(sinks, self.sum_dtype)
 
-    @property
-    def common(self) -> dict[str, Any]:
+    def common(self, direction: str) -> dict[str, Any]:
         return {
-            "mask": self.mask,
+            "mask": attended(self.mask, self.sizes, self.dtype, direction),
             "scale": self.scale,
             "softcap": self.softcap,
             "bias": None if self.bias is None else _described(self.bias),
@@ -212,7 +218,7 @@ class NumpyCall:
         sinks = None if self.sinks is None else (self.sinks.ctypes.data, *[0] * (lse.ndim - 1), 1, 0)
         q, k, v = (_described(x) for x in (self.q, self.k, self.v))
         places = _described(out), _described(lse[..., None])
-        cpu.forward(self.sizes, self.dtype, q, k, v, *places, sinks=sinks, **self.common)
+        cpu.forward(self.sizes, self.dtype, q, k, v, *places, sinks=sinks, **self.common("forward"))
         return (out[0], lse[0]) if self.flat else (out, lse)
 
     def backward(
@@ -239,7 +245,7 @@ class NumpyCall:
         q, k, v, dq, dk, dv = (_described(x) for x in (self.q, self.k, self.v, *gradients))
         given = _described(out), _described(lse[..., None]), _described(dout)
         places = dq, dk, dv, _described(delta[..., None])
-        cpu.backward(self.sizes, self.dtype, q, k, v, *given, *places, **self.common, **more)
+        cpu.backward(self.sizes, self.dtype, q, k, v, *given, *places, **self.common("backward"), **more)
         dq, dk, dv = (_summed_to(x, shape) for x, shape in zip(gradients, self.shapes, strict=True))
         return dq, dk, dv
 
@@ -256,7 +262,8 @@ def _summed_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     dtype = array.dtype
     wide = np.result_type(dtype, np.float32)  # a sum in 16 bits would be far off
     if len(shape) > 2 and array.shape[-3] != shape[-3] > 1:
-        array = array.reshape(*array.shape[:-3], shape[-3], -1, *array.shape[-2:]).sum(axis=-3, dtype=wide)
+        *lead, heads, n, columns = array.shape
+        array = array.reshape(*lead, shape[-3], heads // shape[-3], n, columns).sum(axis=-3, dtype=wide)
     missing = array.ndim - len(shape)
     padded = (1,) * missing + tuple(shape)
     axes = tuple(i for i, size in enumerate(padded) if i < missing or (size == 1 and array.shape[i] != 1))

@@ -2,7 +2,7 @@
 
 q (lead..., H, n_q, d), k (lead..., H_kv, n_k, d), v (lead..., H_kv, n_k, d_v), all leading dimensions given. The mask
 travels as its two sides (-1: open) and its alignment, so that a compiled graph holds for every sequence length; one
-that is no band by its name.
+that is no band by its name. scale None: d^-1/2.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from redblue.kernels.cpu import Attended, Sizes
 from redblue.torch_masks import mask_named
 
 library = torch.library.Library("redblue", "FRAGMENT")
-_MASK_AND_SCALARS = (
-    "SymInt left, SymInt right, bool bottom_right, str mask, float? scale, float softcap, float dropout"  # scale None: d^-1/2
-)
+_MASK_AND_SCALARS = "SymInt left, SymInt right, bool bottom_right, str mask, float? scale, float softcap, float dropout"
 # Outputs are laid out like inputs, whose order a compiled graph must therefore keep
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 library.define(
@@ -131,7 +129,9 @@ def _shape(x: Tensor | None) -> Any:
     return None if x is None else x.shape
 
 
-def _common(call: _Call, bias: Tensor | None, seed: Tensor | None, rest: tuple, bias_grad: bool) -> dict[str, Any]:
+def _common(
+    call: _Call, bias: Tensor | None, seed: Tensor | None, rest: tuple, direction: str, bias_grad: bool = False
+) -> dict[str, Any]:
     """Arguments that both passes share. rest: from `left` on."""
     left, right, bottom_right, mask, scale, softcap, dropout = rest
     if not 0 <= dropout < 1 or (dropout and (seed is None or seed.numel() != 1)) or not 0 <= softcap < math.inf:
@@ -145,7 +145,7 @@ def _common(call: _Call, bias: Tensor | None, seed: Tensor | None, rest: tuple, 
     left = most if left < 0 else min(left, most)
     right = most if right < 0 else min(right, most)
     if mask:
-        kept = attended(mask_named(mask), sizes, call.dtype, bias_grad)
+        kept = attended(mask_named(mask), sizes, call.dtype, direction, bias_grad)
     else:
         kept = Attended(offset - left, offset + right + 1)
     common: dict[str, Any] = {
@@ -169,7 +169,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *
     out = q.new_empty_strided(*layout)
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if out.numel():
-        common = _common(call, bias, seed, rest, False)
+        common = _common(call, bias, seed, rest, "forward")
         if sinks is not None:
             sinks = _check_sinks(sinks).to(call.sums).contiguous()
             common["sinks"] = (sinks.data_ptr(), *[0] * (lse.dim() - 1), 1, 0)
@@ -207,7 +207,7 @@ def backward(
     dbias = q.new_empty((0,) if bias is None or not bias_grad else bias.shape, dtype=call.sums)
     if not out.numel():
         return dq.zero_(), dk.zero_(), dv.zero_(), dbias.zero_(), delta
-    common = _common(call, bias, seed, tuple(rest), bias is not None and bias_grad)
+    common = _common(call, bias, seed, tuple(rest), "backward", bias is not None and bias_grad)
     if bias is not None and bias_grad:
         spread = dbias.expand(call.bias)
         if not spread.numel():  # no pair, so nothing would be written

@@ -50,5 +50,11 @@ def mask_named(name: str) -> Mask | None:
     return found
 
 
+def _traced_name_of(mask: Mask) -> str:
+    if not hasattr(mask, "rule"):  # half a mask: the tracer made it
+        raise RedblueError("a mask other than a window must be made outside of what torch.compile compiles")
+    return name_of(mask)
+
+
 # Asked while torch.compile traces, not by what it compiles
-traced_name_of: Any = torch.compiler.assume_constant_result(name_of)
+traced_name_of: Any = torch.compiler.assume_constant_result(_traced_name_of)

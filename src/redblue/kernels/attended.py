@@ -19,13 +19,16 @@ from redblue.kernels.cpu import Attended, Edges, Pattern, Sizes
 from redblue.masks import Mask
 from redblue.masks.bands import Window
 
-GATHER_PRICE = 12.0  # of a gathered pair, in pairs of a tile
-GATHER_PRICE_KEYS = 0.0
+# What a gathered pair costs, in pairs of a tile: for its arithmetic, and, over d + d_v, for all else (measured, Zen 5).
+GATHER_PRICE = {"forward": (5.0, 440.0), "backward": (7.0, 900.0)}
 SAMPLED_PANELS = 64
+KEPT = 32  # masks, with sizes
 SHORT_RUN = 24  # keys: of runs shorter than this on average, the core copies several together
 
 
-def attended(mask: Mask | None, sizes: Sizes, dtype: str, bias_gradient: bool = False) -> Attended:
+def attended(
+    mask: Mask | None, sizes: Sizes, dtype: str, direction: str = "forward", bias_gradient: bool = False
+) -> Attended:
     """Raises RedblueError for a mask that does not fit the sizes."""
     if mask is None:
         return Attended(-sizes.n_q, sizes.n_k + 1)
@@ -33,7 +36,12 @@ def attended(mask: Mask | None, sizes: Sizes, dtype: str, bias_gradient: bool = 
         band = mask.rule.on(sizes.n_q, sizes.n_k, 1)
         return Attended(band.first, band.end)
     check_lead(mask, sizes)
-    return _pattern(mask, sizes, cpu.isa().lanes(cpu.NUMBERS[dtype]), bias_gradient)
+    if per_head(mask) and sizes.group > 1:
+        raise RedblueError("heads that share a key head must have one mask: repeat k and v for masks of their own")
+    lanes = cpu.isa().lanes(cpu.NUMBERS[dtype])
+    if not bias_gradient and gathers(mask, sizes, lanes, direction):  # a bias's gradient is summed tile by tile
+        return _pairs(mask, sizes)
+    return _tiles(mask, sizes, lanes, bias_gradient)
 
 
 def check_lead(mask: Mask, sizes: Sizes) -> None:
@@ -49,22 +57,23 @@ def per_head(mask: Mask | None) -> bool:
     return mask is not None and bool(mask.lead) and mask.lead[-1] > 1
 
 
-@lru_cache(maxsize=32)
-def _pattern(mask: Mask, sizes: Sizes, lanes: int, bias_gradient: bool) -> Attended:
-    everything = Attended(-sizes.n_q, sizes.n_k + 1)
-    if not bias_gradient and gathers(mask, sizes, lanes):
-        edges, planes, held = _edges(mask, sizes)
-        pattern = Pattern(0, 0, 0, planes, 1, 0, 1, False)
-        return everything._replace(pattern=pattern, edges=edges, held=held)
+@lru_cache(maxsize=KEPT)
+def _tiles(mask: Mask, sizes: Sizes, lanes: int, bias_gradient: bool) -> Attended:
     pattern, held = _runs(mask, sizes, sizes.group, lanes)
-    by_query = None
+    by_query, more = None, None
     if bias_gradient:
-        by_query, more = (pattern, ()) if sizes.group == 1 else _runs(mask, sizes, 1, lanes)
-        held = (held, more)
-    return everything._replace(pattern=pattern, by_query=by_query, held=held)
+        by_query, more = (pattern, None) if sizes.group == 1 else _runs(mask, sizes, 1, lanes)
+    return Attended(-sizes.n_q, sizes.n_k + 1, pattern, by_query, held=(held, more))
 
 
-def gathers(mask: Mask, sizes: Sizes, lanes: int) -> bool:
+@lru_cache(maxsize=KEPT)
+def _pairs(mask: Mask, sizes: Sizes) -> Attended:
+    edges, planes, held = _edges(mask, sizes)
+    return Attended(-sizes.n_q, sizes.n_k + 1, Pattern(0, 0, 0, planes, 1, 0, 1, False), edges=edges, held=held)
+
+
+@lru_cache(maxsize=256)
+def gathers(mask: Mask, sizes: Sizes, lanes: int, direction: str) -> bool:
     """Whether pairs cost less one by one than in tiles: the planner's choice, by counting."""
     rows = sizes.n_q * sizes.group
     planes = max(1, prod(mask.lead))
@@ -74,11 +83,10 @@ def gathers(mask: Mask, sizes: Sizes, lanes: int) -> bool:
     laid = mask.plane(0).for_group(sizes.group).on(rows, sizes.n_k)
     panels = -(-rows // lanes)
     chosen = np.unique(np.linspace(0, panels - 1, min(panels, SAMPLED_PANELS)).astype(int)).tolist()
-    keys = sum(
-        len(run) for p in chosen for run in laid.cols_of(range(p * lanes, min(rows, (p + 1) * lanes)))
-    )
+    keys = sum(len(run) for p in chosen for run in laid.cols_of(range(p * lanes, min(rows, (p + 1) * lanes))))
     in_tiles = keys / max(1, len(chosen)) * panels * lanes
-    return in_tiles > GATHER_PRICE * nnz
+    arithmetic, overhead = GATHER_PRICE[direction]
+    return in_tiles > (arithmetic + overhead / (sizes.d + sizes.d_v)) * nnz
 
 
 def _runs(mask: Mask, sizes: Sizes, group: int, lanes: int) -> tuple[Pattern, object]:
@@ -100,7 +108,9 @@ def _edges(mask: Mask, sizes: Sizes) -> tuple[Edges, cpu.Array | None, object]:
     distinct = list(dict.fromkeys(mask.plane(i) for i in range(count)))
     each = np.array([distinct.index(mask.plane(i)) for i in range(count)]).reshape(mask.lead)
     if sizes.n_q > 2**31 - 1 or sizes.n_k > 2**31 - 1:
-        raise RedblueError(f"a mask of single pairs takes at most 2^31 - 1 queries and keys, got {sizes.n_q}, {sizes.n_k}")
+        raise RedblueError(
+            f"a mask of single pairs takes at most 2^31 - 1 queries and keys, got {sizes.n_q}, {sizes.n_k}"
+        )
     parts, before = [], 0
     for plane in distinct:
         starts, keys = plane.to_csr(sizes.n_q, sizes.n_k)

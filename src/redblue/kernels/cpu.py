@@ -34,7 +34,7 @@ class Pattern(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """Addresses of the attending pairs as lists: int64 starts by query, int32 keys, int64 starts by key, int32 queries."""
+    """Addresses of the attending pairs as lists: int64 starts and int32 keys by query, then the other way round."""
 
     query_starts: int
     keys: int

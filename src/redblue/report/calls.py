@@ -86,7 +86,7 @@ class Call:
     def _pass(self, kernel: Callable[..., tuple[int, int]], names: tuple[str, ...], tile: cpu.Tile) -> tuple[int, int]:
         p = self.problem
         arrays = (_described(self.arrays[name]) for name in names)
-        mask = attended(p.mask, self.sizes, p.dtype)
+        mask = attended(p.mask, self.sizes, p.dtype, p.direction)
         return kernel(self.sizes, p.dtype, *arrays, mask=mask, scale=self.scale, threads=self.threads, tile=tile)
 
     @property
