@@ -173,12 +173,12 @@ def _together(kind: type[Several], a: Rule, b: Rule) -> Rule:
     """The rules' parts side by side; those that are one simple rule together become it."""
     found: list[Rule] = []
     for part in (part for rule in (a, b) for part in (rule.rules if isinstance(rule, kind) else (rule,))):
-        new = part
+        new, where = part, len(found)
         for other in list(found):
             if (one := _one(kind, other, new)) is not None:
+                new, where = one, min(where, found.index(other))
                 found.remove(other)
-                new = one
-        found.append(new)
+        found.insert(where, new)
     return found[0] if len(found) == 1 else kind(tuple(found))
 
 

@@ -288,3 +288,13 @@ class Mask:
             return indptr, indices
         each, rows = np.diff(indptr), np.arange(n_q) // self.group
         return np.append(0, np.cumsum(each[rows])), np.concatenate([indices[indptr[i] : indptr[i + 1]] for i in rows])
+
+    def plot(self, n_q: int | None = None, n_k: int | None = None, tile: tuple[int, int] | None = None) -> Any:
+        """An Altair chart of its tiles: full, or partly attended (the paler, the less); single pairs where n is small.
+
+        tile: their edges in queries and keys; at most 64 along an axis if left out. Notebooks show it, and
+        `.save("mask.svg")` writes it. Raises RedblueError for more tiles or planes than can be drawn.
+        """
+        from redblue.masks.picture import plot
+
+        return plot(self, *self.sizes(n_q, n_k), tile)

@@ -166,6 +166,10 @@ class Squares(Pattern):
     layout: np.ndarray
     block: tuple[int, int]
 
+    @property
+    def steps(self) -> tuple[int, int]:
+        return self.block
+
     def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
         return self._runs(first, stop, np.bitwise_or)
 
@@ -272,6 +276,10 @@ class Coarse(Pattern):
     block: tuple[int, int]
 
     @property
+    def steps(self) -> tuple[int, int]:
+        return self.block
+
+    @property
     def exact(self) -> tuple[bool, bool]:
         return self.of.exact
 
@@ -302,6 +310,11 @@ class Joined(Pattern):
         outer, inner = (a and b for a, b in zip(self.a.exact, self.b.exact, strict=True))
         return (False, inner) if self.op is np.bitwise_and else (outer, False)
 
+    @property
+    def steps(self) -> tuple[int, int]:
+        (a, b), (c, d) = self.a.steps, self.b.steps
+        return max(a, c), max(b, d)
+
     def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
         return self._join(self.a.outer(first, stop), self.b.outer(first, stop))
 
@@ -323,6 +336,10 @@ class Inverted(Pattern):
     """Where a pattern does not attend."""
 
     of: Pattern
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        return self.of.steps
 
     @property
     def exact(self) -> tuple[bool, bool]:
