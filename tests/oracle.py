@@ -58,6 +58,18 @@ def documents(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
 
 
 @st.composite
+def windowed_documents(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+    count = draw(st.integers(1, 4))
+    lengths, keys, window = draw(parts(n_q, count)), draw(parts(n_k, count)), draw(masks).rule
+    said, i, j = np.zeros((n_q, n_k), bool), 0, 0
+    for n, m in zip(lengths, keys, strict=True):
+        if n and m:
+            said[i : i + n, j : j + m] = band(n, m, window.left, window.right, window.align)
+        i, j = i + n, j + m
+    return Mask.documents(lengths, keys, within=Mask(window)), said
+
+
+@st.composite
 def dilated(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
     window, step = draw(st.integers(0, 6)), draw(st.integers(1, 6))
     i, j = grid(n_q, n_k)
@@ -112,7 +124,8 @@ def dense(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
 
 
 KINDS = (
-    bands, layouts, prefixes, documents, dilated, strided, global_tokens, butterflies, n_of_m, graphs, dense
+    bands, layouts, prefixes, documents, windowed_documents, dilated, strided, global_tokens, butterflies, n_of_m,
+    graphs, dense,
 )  # fmt: skip
 
 

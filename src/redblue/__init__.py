@@ -15,6 +15,7 @@ from redblue.planner import Plan, plan
 from redblue.problem import Problem
 from redblue.schedules import NotCovered, TooFewWords, list_schedules
 from redblue.simulation import Simulation, simulate
+from redblue.varlen import attention_varlen
 
 __version__ = version("redblue")
 
@@ -35,6 +36,7 @@ __all__ = [
     "UnknownName",
     "attention",
     "attention_backward",
+    "attention_varlen",
     "count",
     "enable_sdpa",
     "list_memories",

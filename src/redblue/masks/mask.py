@@ -18,6 +18,7 @@ from redblue.masks import algebra, arrays, rules
 from redblue.masks.bands import Window
 from redblue.masks.layouts import Blocks
 from redblue.masks.numbers import Numbers, number, numbers, pair
+from redblue.masks.packed import WindowedDocuments
 from redblue.masks.pairs import Pairs
 from redblue.masks.rule import Rule
 
@@ -74,10 +75,11 @@ class Mask:
         return cls(algebra.Stack.of(each, (len(each), 1)))
 
     @classmethod
-    def documents(cls, lengths: Any, key_lengths: Any = None) -> Mask:
+    def documents(cls, lengths: Any, key_lengths: Any = None, within: Mask | None = None) -> Mask:
         """Documents packed one behind the other, of which each attends itself; n_q and n_k are the sums of the lengths.
 
         lengths: queries of each, some perhaps 0. key_lengths: keys of each, as many as queries if left out.
+        within: a window that masks each, counted from its own first query and key, or last (align="bottom-right").
         """
         queries = numbers("lengths", lengths)
         keys = queries if key_lengths is None else numbers("key_lengths", key_lengths)
@@ -87,7 +89,11 @@ class Mask:
             total = each.array.sum(dtype=np.float64)
             if total > rules.MOST_TOKENS:
                 raise RedblueError(f"{name} must add up to at most {rules.MOST_TOKENS:,}, got about {total:.3g}")
-        return cls(rules.Documents(queries, keys))
+        if within is None or within.is_full:
+            return cls(rules.Documents(queries, keys))
+        if not isinstance(within.rule, Window):
+            raise RedblueError(f"within must be a window, such as Mask.causal(), got {within!r}: use & for others")
+        return cls(WindowedDocuments(queries, keys, within.rule))
 
     @classmethod
     def dilated(cls, window: int, step: int) -> Mask:

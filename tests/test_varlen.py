@@ -1,0 +1,93 @@
+"""Packed sequences and nested tensors, against one call for each sequence."""
+
+import numpy as np
+import pytest
+
+import redblue as rb
+from redblue import Mask
+
+LENGTHS, KEY_LENGTHS = (5, 0, 9, 1), (5, 3, 2, 30)
+STARTS, KEY_STARTS = (np.append(0, np.cumsum(x)) for x in (LENGTHS, KEY_LENGTHS))
+WINDOWS = [None, Mask.causal(), Mask.causal(align="bottom-right"), Mask.sliding_window(2, 1)]
+
+
+def packed(rng, heads=4, kv_heads=2):
+    q = rng.standard_normal((STARTS[-1], heads, 6))
+    return q, rng.standard_normal((KEY_STARTS[-1], kv_heads, 6)), rng.standard_normal((KEY_STARTS[-1], kv_heads, 3))
+
+
+@pytest.mark.parametrize("mask", WINDOWS)
+def test_each_sequence_attends_itself(mask):
+    q, k, v = packed(np.random.default_rng(0))
+    out, lse = rb.attention_varlen(q, k, v, STARTS, KEY_STARTS, mask=mask, softcap=5.0, return_lse=True)
+    assert (out.shape, lse.shape) == ((15, 4, 3), (4, 15))
+    for a, b, c, d in zip(STARTS, STARTS[1:], KEY_STARTS, KEY_STARTS[1:], strict=False):
+        alone = (x.swapaxes(0, 1) for x in (q[a:b], k[c:d], v[c:d]))
+        wanted, wanted_lse = rb.attention(*alone, mask=mask, softcap=5.0, return_lse=True)
+        np.testing.assert_allclose(out[a:b].swapaxes(0, 1), wanted, atol=1e-12)
+        np.testing.assert_allclose(lse[:, a:b], wanted_lse, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cu_seqlens_q": [0, 5, 4, 15]}, r"cu_seqlens_q must not descend, but cu_seqlens_q\[2\] = 4 follows 5"),
+        ({"cu_seqlens_q": [1, 15]}, r"cu_seqlens_q\[0\] must be 0, got 1"),
+        ({"cu_seqlens_q": []}, r"cu_seqlens_q\[0\] must be 0, got an empty array"),
+        ({"cu_seqlens_q": [0, 5.5]}, r"cu_seqlens_q must be a list of whole numbers"),
+        ({"cu_seqlens_k": [0, 4]}, r"cu_seqlens_k must end with the rows of k, 40, got 4"),
+        ({"cu_seqlens_k": [0, 40]}, r"cu_seqlens_k must be for as many sequences as cu_seqlens_q \(4\), got 1"),
+        ({"cu_seqlens_k": None}, r"cu_seqlens_q must end with the rows of k, 40, got 15"),
+        ({"mask": Mask.prefix(3)}, r"mask must be a window within each sequence.*got Mask.prefix\(3\)"),
+        ({"q": np.zeros((15, 6))}, r"q must be packed as \(total, heads, d\), got shape \(15, 6\)"),
+        ({"v": None}, r"v must be packed as \(total, heads, d\), got NoneType"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    q, k, v = packed(np.random.default_rng(0))
+    given = {"q": q, "k": k, "v": v, "cu_seqlens_q": STARTS, "cu_seqlens_k": KEY_STARTS} | change
+    with pytest.raises(rb.RedblueError, match=message):
+        rb.attention_varlen(**given)
+
+
+def test_gradients_of_tensors():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x).requires_grad_() for x in packed(np.random.default_rng(0)))
+    starts, key_starts = (torch.from_numpy(x).int() for x in (STARTS, KEY_STARTS))
+    out = rb.attention_varlen(q, k, v, starts, key_starts, mask=Mask.causal())
+    assert out.is_contiguous()
+    found = torch.autograd.grad(out.sin().sum(), (q, k, v))
+    loss = 0
+    for a, b, c, d in zip(STARTS, STARTS[1:], KEY_STARTS, KEY_STARTS[1:], strict=False):
+        alone = (x.transpose(0, 1) for x in (q[a:b], k[c:d], v[c:d]))
+        loss = loss + rb.attention(*alone, mask=Mask.causal()).sin().sum()
+    for x, y in zip(found, torch.autograd.grad(loss, (q, k, v)), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", ["jagged", "strided"])
+def test_nested_tensors_go_through_the_twin(layout):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    lengths = (5, 2, 9)
+    each = [[torch.from_numpy(rng.standard_normal((n, 2, 4))).requires_grad_() for n in lengths] for _ in range(3)]
+    nested = [torch.nested.as_nested_tensor(x, layout=getattr(torch, layout)).transpose(1, 2) for x in each]
+    out = rb.scaled_dot_product_attention(*nested, is_causal=True)
+    assert out.is_nested
+    assert out.layout == nested[0].layout
+    loss = sum(part.sin().sum() for part in out.unbind())
+    found = torch.autograd.grad(loss, [x for of in each for x in of])
+    alone = [
+        torch.nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in one), is_causal=True)
+        for one in zip(*each, strict=True)
+    ]
+    for part, wanted in zip(out.unbind(), alone, strict=True):
+        torch.testing.assert_close(part, wanted)
+    wanted = torch.autograd.grad(sum(x.sin().sum() for x in alone), [x for of in each for x in of])
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y)
+    with pytest.raises(rb.RedblueError, match="attn_mask is not for nested tensors"):
+        rb.scaled_dot_product_attention(*nested, attn_mask=torch.ones(2, 2))
+    with pytest.raises(rb.RedblueError, match="key must be a nested tensor as the others are"):
+        rb.scaled_dot_product_attention(nested[0], torch.ones(3, 2, 5, 4).double(), nested[2])
