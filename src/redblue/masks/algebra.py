@@ -10,11 +10,11 @@ import numpy as np
 
 from redblue.errors import RedblueError
 from redblue.masks.bands import Window
+from redblue.masks.composed import Inverted, Joined
 from redblue.masks.layouts import Blocks
 from redblue.masks.numbers import Numbers
 from redblue.masks.pairs import Pairs
 from redblue.masks.pattern import Pattern
-from redblue.masks.patterns import Inverted, Joined
 from redblue.masks.rule import Rule, Sizes
 
 

@@ -16,11 +16,13 @@ import numpy as np
 from redblue.errors import RedblueError
 from redblue.masks import algebra, arrays, rules
 from redblue.masks.bands import Window
+from redblue.masks.block_mask import read
 from redblue.masks.layouts import Blocks
 from redblue.masks.numbers import Numbers, number, numbers, pair
 from redblue.masks.packed import WindowedDocuments
 from redblue.masks.pairs import Pairs
 from redblue.masks.rule import Rule
+from redblue.masks.tiled import csr
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,6 @@ class Mask:
 
         The pairs of partial blocks are asked once and kept; batch entries and heads of size 1 broadcast.
         """
-        from redblue.masks.block_mask import read
-
         return cls(read(block_mask))
 
     @classmethod
@@ -286,8 +286,6 @@ class Mask:
 
         Memory in proportion to the pairs that attend. Raises RedblueError for a mask of several planes.
         """
-        from redblue.masks.tiled import csr
-
         n_q, n_k = self.sizes(n_q, n_k)
         indptr, indices = csr(self.rule.laid(n_q // self.group, n_k))
         if self.group == 1:
@@ -301,6 +299,6 @@ class Mask:
         tile: their edges in queries and keys; at most 64 along an axis if left out. Notebooks show it, and
         `.save("mask.svg")` writes it. Raises RedblueError for more tiles or planes than can be drawn.
         """
-        from redblue.masks.picture import plot
+        from redblue.masks.picture import plot  # which loads Altair
 
         return plot(self, *self.sizes(n_q, n_k), tile)

@@ -10,11 +10,12 @@ import numpy as np
 from redblue.errors import RedblueError
 from redblue.integers import ceil_div
 from redblue.masks import spans
+from redblue.masks.composed import Coarse, Joined
 from redblue.masks.layouts import Blocks
 from redblue.masks.numbers import Numbers
 from redblue.masks.pairs import Pairs
 from redblue.masks.pattern import Pattern
-from redblue.masks.patterns import Coarse, Diagonal, Dilated, FirstKeys, Graph, Joined, Packed, Periodic, Tokens
+from redblue.masks.patterns import Diagonal, Dilated, FirstKeys, Graph, Packed, Periodic, Tokens
 from redblue.masks.rule import Rule, Sizes, fits
 
 MOST_TOKENS = 1 << 60  # of all documents together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from redblue.integers import ceil_div
 from redblue.masks import spans
 from redblue.masks.pairs import Pairs, Runs, TileSums, Transposed
 from redblue.masks.pattern import MOST_ROWS, Pattern, Tiling, below, popcount, tiling
-from redblue.masks.rule import Rule
+
+if TYPE_CHECKING:
+    from redblue.masks.rule import Rule
 
 KEPT_RUNS = 1 << 24  # of one laid mask, for the edges of tiles that were asked about: 400 MB
 
