@@ -16,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 
 import gate
+import masked
 import tiles
 import torch  # pyright: ignore[reportMissingImports]
 import training
@@ -25,6 +26,7 @@ from timing import THREADS, race, rate, ratio, spread
 
 from redblue import _core
 from redblue.detect import detect_cpu
+from redblue.masks import Mask
 
 DIMS = (64, 128, 256, 512)
 ODD_DIMS = (40, 72, 80, 96, 160)
@@ -315,6 +317,18 @@ def tile(direction: str, dtype: str, d: int) -> Measure:
     return Measure(title, lambda bench: bench.check(call), run, d)
 
 
+def masks() -> dict[str, list[Measure]]:
+    found: dict[str, list[Measure]] = {}
+    for name, title, checked, run in masked.CASES:
+
+        def check(bench: Bench, checked: Callable[[], list[Mask]] = checked) -> None:
+            for mask in checked():
+                masked.check(mask)
+
+        found.setdefault(name, []).append(Measure(title, check, run))
+    return found
+
+
 def measures() -> dict[str, list[Measure]]:
     """By the name that --only takes."""
     bf16 = {PEAK} if _core.choose_isa().has_bfloat16 else set()
@@ -347,4 +361,5 @@ def measures() -> dict[str, list[Measure]]:
         "overhead": [overhead()],
         "neighbours": [after_us(), after_them()],
         "tiles": [tile(*sides, d) for sides in TILE_SIDES for d in TILE_DIMS],
+        **masks(),
     }
