@@ -1,6 +1,6 @@
 """Peak memory of attention, forward and backward, at a length whose scores alone would take 16 GiB.
 
-Usage: python benchmarks/memory.py [--n 65536] [--d 64] [--json PATH]
+Usage: python benchmarks/memory.py [--n 65536] [--d 64] [--window KEYS] [--json PATH]
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--n", type=int, default=65_536)
     parser.add_argument("--d", type=int, default=64)
+    parser.add_argument("--window", type=int, help="causal, each query attends so many keys before its own")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     q, k, v = (torch.randn(1, 1, given.n, given.d, requires_grad=True) for _ in range(3))
     dout = torch.randn(1, 1, given.n, given.d)
-    rb.attention(*(x[:, :, :256] for x in (q, k, v))).sum().backward()  # what PyTorch and the pool take once
-    for x in (q, k, v):
-        x.grad = None
+    small = torch.randn(1, 1, 256, given.d, requires_grad=True)
+    rb.attention(small, small, small).sum().backward()  # what PyTorch and the pool take once
     before = peak_bytes()
-    out = rb.attention(q, k, v)
+    mask = None if given.window is None else rb.Mask.sliding_window(given.window, 0)
+    out = rb.attention(q, k, v, mask=mask)
     forward = peak_bytes() - before
     out.backward(dout)
     both = peak_bytes() - before
@@ -41,6 +42,7 @@ def main() -> None:
     found = {
         "n": given.n,
         "d": given.d,
+        "window": given.window,
         "array_bytes": array,
         "scores_bytes": 4 * given.n**2,
         "forward_bytes": forward,

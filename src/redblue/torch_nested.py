@@ -28,7 +28,8 @@ def scaled_dot_product_attention(
         raise RedblueError("value must have the lengths of key, sequence by sequence")
     out = attention_varlen(q, k, v, starts, key_starts, mask=mask, dropout=dropout, scale=scale)
     if query.layout == torch.jagged:
-        return torch.nested.nested_tensor_from_jagged(out, query.transpose(1, 2).offsets()).transpose(1, 2)
+        inside: Any = query.transpose(1, 2)
+        return torch.nested.nested_tensor_from_jagged(out, inside.offsets()).transpose(1, 2)
     parts = [part.transpose(0, 1) for part in out.split(starts.diff().tolist())]
     return torch.nested.as_nested_tensor(parts)
 

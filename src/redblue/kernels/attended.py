@@ -18,6 +18,8 @@ from redblue.kernels import cpu
 from redblue.kernels.cpu import Attended, Edges, Pattern, Sizes
 from redblue.masks import Mask
 from redblue.masks.bands import Window
+from redblue.masks.lowered import lowered
+from redblue.masks.pattern import tiling
 
 # What a gathered pair costs, in pairs of a tile: for its arithmetic, and, over d + d_v, for all else (measured, Zen 5).
 GATHER_PRICE = {"forward": (5.0, 440.0), "backward": (7.0, 900.0)}
@@ -74,33 +76,31 @@ def _pairs(mask: Mask, sizes: Sizes) -> Attended:
 
 @lru_cache(maxsize=256)
 def gathers(mask: Mask, sizes: Sizes, lanes: int, direction: str) -> bool:
-    """Whether pairs cost less one by one than in tiles: the planner's choice, by counting."""
-    rows = sizes.n_q * sizes.group
-    planes = max(1, prod(mask.lead))
-    nnz = mask.nnz(sizes.n_q, sizes.n_k) / planes * sizes.group
+    """Whether pairs cost less one by one than in tiles, by counting both; tiles by a sample of the panels."""
+    rows, group = sizes.n_q * sizes.group, sizes.group
+    nnz = mask.nnz(sizes.n_q, sizes.n_k) / max(1, prod(mask.lead)) * group
     if nnz * lanes >= rows * sizes.n_k:  # no panel can be so empty
         return False
-    laid = mask.plane(0).for_group(sizes.group).on(rows, sizes.n_k)
     panels = -(-rows // lanes)
-    chosen = np.unique(np.linspace(0, panels - 1, min(panels, SAMPLED_PANELS)).astype(int)).tolist()
-    keys = sum(len(run) for p in chosen for run in laid.cols_of(range(p * lanes, min(rows, (p + 1) * lanes))))
-    in_tiles = keys / max(1, len(chosen)) * panels * lanes
+    first = np.unique(np.linspace(0, panels - 1, min(panels, SAMPLED_PANELS)).astype(np.int64)) * lanes
+    pattern = mask.plane(0).rule.laid(sizes.n_q, sizes.n_k)
+    found = tiling(pattern, first, np.minimum(first + lanes, rows), group)
+    keys = int((found.full[1::2] - found.full[::2]).sum()) + len(found.at)
+    in_tiles = keys / max(1, len(first)) * panels * lanes
     arithmetic, overhead = GATHER_PRICE[direction]
     return in_tiles > (arithmetic + overhead / (sizes.d + sizes.d_v)) * nnz
 
 
 def _runs(mask: Mask, sizes: Sizes, group: int, lanes: int) -> tuple[Pattern, object]:
-    from redblue.masks.lowered import lowered
-
     found = lowered(mask, sizes.n_q, sizes.n_k, group, lanes)
-    held = _owned(found.starts), _owned(found.runs), _owned(found.bits)
+    held = found.starts, found.runs, found.bits
     planes, kept = _planes(found.planes, sizes)
     panels = -(-sizes.n_q * group // lanes)
     keys = int((found.runs[:, 1] - found.runs[:, 0]).sum())
     scattered = keys < SHORT_RUN * len(found.runs)
     count = (len(found.starts) - 1) // max(1, panels)
-    addresses = (x.ctypes.data for x in held)
-    return Pattern(*addresses, planes, lanes, panels, max(1, count), scattered), (held, kept)
+    starts, runs, bits = (x.ctypes.data for x in held)
+    return Pattern(starts, runs, bits, planes, lanes, panels, max(1, count), scattered), (held, kept)
 
 
 def _edges(mask: Mask, sizes: Sizes) -> tuple[Edges, cpu.Array | None, object]:
@@ -118,9 +118,10 @@ def _edges(mask: Mask, sizes: Sizes) -> tuple[Edges, cpu.Array | None, object]:
         by_key, queries = _core.by_key(np.ascontiguousarray(starts), keys, sizes.n_k)
         parts.append((starts + before, keys, by_key + before, queries))
         before += len(keys)
-    joined = [_owned(np.concatenate(part)) for part in zip(*parts, strict=True)]
+    joined = [np.concatenate(part) for part in zip(*parts, strict=True)]
+    starts, keys, key_starts, queries = (x.ctypes.data for x in joined)
     planes, kept = _planes(each, sizes)
-    return Edges(*(x.ctypes.data for x in joined)), planes, (joined, kept)
+    return Edges(starts, keys, key_starts, queries), planes, (joined, kept)
 
 
 def _planes(planes: np.ndarray, sizes: Sizes) -> tuple[cpu.Array | None, object]:
@@ -134,7 +135,3 @@ def _planes(planes: np.ndarray, sizes: Sizes) -> tuple[cpu.Array | None, object]
     if heads == 1:
         strides[-1] = 0
     return (kept.ctypes.data, *strides, 0, 0), kept
-
-
-def _owned(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array)
