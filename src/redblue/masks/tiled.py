@@ -204,6 +204,7 @@ class Tiled:
 
     def _live(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Edges of the columns that some row of each range attends. Ranges may be of any length, none is empty."""
+        spans.stride(len(first), self.n_cols)
         if self.pattern.exact[0]:
             return self.pattern.outer(first // self.group, (stop - 1) // self.group + 1)
         of, piece = spans.listed(0, ceil_div(stop - first, MOST_ROWS))
