@@ -42,6 +42,7 @@ LOOKS = {
     "flash1": Look("#2a8c5a", "#5fc792", "cross"),
     "flash": Look("#0068a8", "#5bb0ea", "circle"),
     "flash_onepass": Look("#5a4fb0", "#a79bf2", "triangle-down"),
+    "gather": Look("#b3263a", "#ef7d8a", "wedge"),
     "spilled_ds": Look("#9a7b00", "#d3b13a", "triangle-right"),
     "hybrid": Look("#b0508a", "#e08fc0", "square"),
     "saha_ye": Look("#00808a", "#4fc3cc", "triangle-left"),
