@@ -10,10 +10,10 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from redblue.bands import Window
 from redblue.errors import RedblueError
 from redblue.kernels.cpu import MOST_D, MOST_LEAD, Sizes
 from redblue.masks import Mask
+from redblue.masks.bands import Window
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SCHEDULES = ("flash",)

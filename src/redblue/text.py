@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from redblue.bands import Window
-from redblue.layouts import Blocks
 from redblue.masks import Mask
+from redblue.masks.bands import Window
+from redblue.masks.layouts import Blocks
 from redblue.problem import Problem
 
 # Said wherever the standard schedule's backward counts are shown: it starts from more than the others do.

@@ -14,13 +14,16 @@ import numpy as np
 
 from redblue.errors import RedblueError
 from redblue.integers import ceil_div, clip, floor_sum, larger, smaller
-from redblue.pairs import Pairs, Runs, TileSums, Transposed
+from redblue.masks.pairs import Pairs, Runs, TileSums, Transposed
+from redblue.masks.pattern import Pattern
+from redblue.masks.patterns import Diagonal
+from redblue.masks.rule import Rule
 
 ALIGNMENTS = ("top-left", "bottom-right")
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(Rule):
     """The rule of full, causal and sliding-window masks.
 
     left, right: keys before and after the query's own that it sees; None: all of them.
@@ -57,6 +60,10 @@ class Window:
         everything = n_rows + n_cols
         left, right = (everything if side is None else min(side, everything) for side in (self.left, self.right))
         return Band(n_rows, n_cols, first=offset - left, end=offset + right + 1, group=group)
+
+    def laid(self, n_q: int, n_k: int) -> Pattern:
+        band = self.on(n_q, n_k, 1)
+        return Diagonal(n_q, n_k, band.first, band.end)
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Window:
         """The sides scaled with the keys."""

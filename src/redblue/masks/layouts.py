@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from redblue.errors import RedblueError
 from redblue.integers import ceil_div, smaller
-from redblue.pairs import Pairs, Runs, TileSums, Transposed
+from redblue.masks.pairs import Pairs, Runs, TileSums, Transposed
+from redblue.masks.pattern import Pattern
+from redblue.masks.patterns import Squares
+from redblue.masks.rule import Rule
 
 SHOWN = 16  # blocks: larger layouts print as their shape and density
 TOGETHER = 1 << 14  # blocks: in larger layouts column edges too are taken by octaves, which bounds the tables
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Rule):
     """The rule of a block layout, a value like any other: bits of the layout, packed; its shape; the blocks' edges."""
 
     bits: bytes
@@ -47,6 +50,10 @@ class Blocks:
         rows, cols = array.shape
         return cls(np.packbits(array).tobytes(), (rows, cols), (edges[0].__index__(), edges[1].__index__()))
 
+    def like(self, layout: np.ndarray) -> Blocks:
+        """The same kind of rule, of another layout of the same shape."""
+        return replace(self, bits=np.packbits(layout).tobytes())
+
     @functools.cached_property
     def layout(self) -> np.ndarray:
         """Boolean (rows of blocks, columns of blocks), read-only."""
@@ -68,6 +75,21 @@ class Blocks:
     def is_full(self) -> bool:
         return bool(self.layout.all())
 
+    def check(self, n_q: int, n_k: int) -> None:
+        """Raises RedblueError where the layout does not fit."""
+        bq, bk = self.block
+        needed = ceil_div(n_q, bq), ceil_div(n_k, bk)
+        if self.shape != needed:
+            raise RedblueError(
+                f"the mask's layout has {self.shape[0]} x {self.shape[1]} blocks of {bq} queries x {bk} keys, but n_q "
+                f"= {n_q} and n_k = {n_k} need {needed[0]} x {needed[1]}: give another layout or other blocks"
+            )
+
+    def laid(self, n_q: int, n_k: int) -> Pattern:
+        self.check(n_q, n_k)
+        # No edge beyond its axis: it would say the same and, if huge, not fit 64-bit integers.
+        return Squares(n_q, n_k, self.layout, (max(1, min(self.block[0], n_q)), max(1, min(self.block[1], n_k))))
+
     def on(self, n_rows: int, n_cols: int, group: int) -> Layout:
         return _laid(self, n_rows, n_cols, group)
 
@@ -87,14 +109,8 @@ class Blocks:
 @functools.lru_cache(maxsize=64)
 def _laid(rule: Blocks, n_rows: int, n_cols: int, group: int) -> Layout:
     n_q, (bq, bk) = n_rows // group, rule.block
-    needed = ceil_div(n_q, bq), ceil_div(n_cols, bk)
-    if rule.shape != needed:
-        raise RedblueError(
-            f"the mask's layout has {rule.shape[0]} x {rule.shape[1]} blocks of {bq} queries x {bk} keys, but n_q = "
-            f"{n_q} and n_k = {n_cols} need {needed[0]} x {needed[1]}: give another layout or other blocks"
-        )
-    # No edge beyond its axis: it would say the same and, if huge, not fit 64-bit integers.
-    return Layout(n_rows, n_cols, rule, (min(bq, n_q) * group, min(bk, n_cols)))
+    rule.check(n_q, n_cols)
+    return Layout(n_rows, n_cols, rule, (max(1, min(bq, n_q)) * group, max(1, min(bk, n_cols))))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+"""Whole numbers that a rule is made of: immutable, compared by value, printed in short, and checked when given."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from redblue.errors import RedblueError
+
+SHOWN = 16  # numbers: longer lists print their ends
+
+
+class Numbers:
+    """A read-only array of int64 that is a value: equal if its numbers are. The hash is found once."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = np.array(array, np.int64)
+        self.array.flags.writeable = False
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Numbers) and np.array_equal(self.array, other.array))
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.array.shape, self.array.tobytes()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __repr__(self) -> str:
+        if len(self) <= SHOWN:
+            return repr(self.array.tolist())
+        ends = [", ".join(map(str, part.tolist())) for part in (self.array[:3], self.array[-2:])]
+        return f"<{len(self):,} numbers: {ends[0]}, ..., {ends[1]}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Numbers, (self.array,)
+
+
+def numbers(name: str, given: Any, least: int = 0) -> Numbers:
+    """What a user gives as a list of whole numbers of at least `least`. Raises RedblueError, naming the entry."""
+    array = whole(name, given)
+    bad = np.flatnonzero(array < least)
+    if len(bad):
+        raise RedblueError(f"{name}[{bad[0]}] must be at least {least}, got {array[bad[0]]}")
+    return Numbers(array)
+
+
+def whole(name: str, given: Any) -> np.ndarray:
+    """A 1-D array of int64. Raises RedblueError for anything else."""
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise RedblueError(f"{name} must be a list of whole numbers; its entries are not alike ({error})") from None
+    if array.size == 0 and array.ndim == 1:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise RedblueError(
+            f"{name} must be a list of whole numbers that fit 64 bits, got shape {array.shape} of {array.dtype}"
+        )
+    if array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
+        raise RedblueError(f"{name}[{array.argmax()}] must fit 63 bits, got {array.max()}")
+    return array.astype(np.int64)
+
+
+def number(name: str, given: Any, least: int, most: int = 1 << 60) -> int:
+    """One whole number. Raises RedblueError for anything else, and out of least .. most."""
+    if isinstance(given, (bool, np.bool_)) or not hasattr(given, "__index__"):
+        raise RedblueError(f"{name} must be a whole number, got {given!r}")
+    value = given.__index__()
+    if not least <= value <= most:
+        bounds = f"at least {least}" if value < least else f"at most {most:,}"
+        raise RedblueError(f"{name} must be {bounds}, got {value if value.bit_length() < 256 else 'a larger one'}")
+    return value
+
+
+def pair(name: str, given: Any) -> tuple[int, int]:
+    """(queries, keys), from two whole numbers of at least 1 or from one for both. Raises RedblueError."""
+    parts = tuple(given) if isinstance(given, (tuple, list, np.ndarray)) else (given, given)
+    if len(parts) != 2:
+        raise RedblueError(f"{name} must be two whole numbers (queries, keys) of at least 1, or one; got {given!r}")
+    return number(f"{name}[0]", parts[0], 1), number(f"{name}[1]", parts[1], 1)
