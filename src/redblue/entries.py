@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from redblue.bands import Band
 from redblue.errors import RedblueError
-from redblue.layouts import Layout
-from redblue.pairs import Pairs, Transposed
+from redblue.masks.bands import Band
+from redblue.masks.layouts import Layout
+from redblue.masks.pairs import Pairs, Transposed
+from redblue.masks.tiled import Tiled, csr
 
 MOST_ENTRIES = 1 << 26  # pairs that are written out: half a gigabyte of their columns
 
@@ -26,6 +27,8 @@ def degrees(pairs: Pairs) -> np.ndarray:
         layout, (rows, cols) = base.rule.layout if base is pairs else base.rule.layout.T, pairs.steps
         widths = np.diff(np.minimum(np.arange(layout.shape[1] + 1) * cols, pairs.n_cols))
         return np.repeat(layout @ widths, rows)[: pairs.n_rows]
+    if isinstance(base, Tiled):
+        return base.degrees[base is not pairs]
     return np.diff(entries(pairs)[0])
 
 
@@ -39,10 +42,14 @@ def entries(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
             f"the mask has {pairs.nnz:,} pairs, at most {MOST_ENTRIES:,} are written out one by one: give fewer "
             f"queries and keys, or use a format that is not made of pairs"
         )
-    if pairs.n_rows * pairs.n_cols <= MOST_ENTRIES:
-        rows, cols = np.nonzero(pairs.dense(range(pairs.n_rows), range(pairs.n_cols)))
-        return np.searchsorted(rows, np.arange(pairs.n_rows + 1)).astype(np.int64), cols.astype(np.int64)
+    if isinstance(pairs, Transposed):
+        starts, cols = entries(pairs.of)
+        order = np.argsort(cols, kind="stable")
+        ends = np.cumsum(np.bincount(cols, minlength=pairs.n_rows))
+        return np.append(0, ends), np.repeat(np.arange(pairs.n_cols), np.diff(starts))[order]
+    if isinstance(pairs, Tiled) and pairs.group == 1:
+        return csr(pairs.pattern)
     runs = [pairs.cols_of(range(row, row + 1)) for row in range(pairs.n_rows)]
-    found = [np.arange(run.start, run.stop) for each in runs for run in each]
     starts = np.cumsum([0, *(sum(map(len, each)) for each in runs)])
-    return starts, np.concatenate(found) if found else np.zeros(0, np.int64)
+    found = [np.arange(run.start, run.stop) for each in runs for run in each]
+    return starts, np.concatenate([np.zeros(0, np.int64), *found])

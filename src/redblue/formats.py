@@ -30,7 +30,7 @@ import numpy as np
 from redblue.entries import degrees, entries
 from redblue.errors import RedblueError, UnknownName
 from redblue.integers import ceil_div
-from redblue.pairs import Pairs
+from redblue.masks.pairs import Pairs
 
 Part = tuple[str, tuple[range, ...]]  # of an array: what a sweep loads at a time
 Arrays = Mapping[str, np.ndarray]
@@ -61,6 +61,11 @@ class Format(Protocol):
     def decode(self, side: Pairs, loaded: Arrays, rows: range) -> np.ndarray:
         """Which columns the rows attend, from these parts alone: (len(rows), columns of the side), bool."""
         ...
+
+
+def ends(starts: np.ndarray, of: range) -> tuple[int, int]:
+    """Where the entries of these rows begin, and where they end."""
+    return int(starts[of.start]), int(starts[of.stop])
 
 
 def pieces(name: str, start: int, stop: int, step: int) -> Iterator[Part]:
@@ -117,7 +122,7 @@ class Csr:
 
     def parts(self, side: Pairs, arrays: Arrays, rows: range) -> Iterator[Part]:
         yield "starts", (range(rows.start, rows.stop + 1),)
-        yield from pieces("cols", *arrays["starts"][[rows.start, rows.stop]].tolist(), len(rows))
+        yield from pieces("cols", *ends(arrays["starts"], rows), len(rows))
 
     def decode(self, side: Pairs, loaded: Arrays, rows: range) -> np.ndarray:
         found = np.zeros((len(rows), side.n_cols), bool)
@@ -218,7 +223,7 @@ def _places(side: Pairs, n: int, m: int) -> np.ndarray:
 
 def parse(format: str | Format) -> Format:
     """The format of that name. Raises RedblueError."""
-    from redblue.tile_lists import BlockList, BitTiles
+    from redblue.tile_lists import BitTiles, BlockList
 
     if not isinstance(format, str):
         return format

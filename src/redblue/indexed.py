@@ -11,7 +11,7 @@ from redblue.errors import RedblueError
 from redblue.formats import Format
 from redblue.integers import ceil_div
 from redblue.machine import Machine, Tile
-from redblue.pairs import Pairs, Runs
+from redblue.masks.pairs import Pairs, Runs
 from redblue.problem import Problem
 from redblue.schedules.schedule import Sweep
 
@@ -34,7 +34,9 @@ def index_words(problem: Problem, format: Format, sweeps: Iterable[Sweep]) -> in
     for side, edge, times in sweeps:
         length, heads = found[side].n_rows, group if side == "rows" else 1
         if ceil_div(length * heads, edge) > MOST_BLOCKS:
-            raise RedblueError(f"a sweep over blocks of {edge} has more than {MOST_BLOCKS:,} of them: give larger tiles")
+            raise RedblueError(
+                f"a sweep over blocks of {edge} has more than {MOST_BLOCKS:,} of them: give larger tiles"
+            )
         starts = np.arange(0, length * heads, edge)
         stops = np.minimum(starts + edge, length * heads)
         format.size(found[side], bits)  # raises where the mask cannot be stored so

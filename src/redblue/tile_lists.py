@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from redblue.errors import RedblueError
-from redblue.formats import Arrays, Part, pack, pieces, unpack
+from redblue.formats import Arrays, Part, ends, pack, pieces, unpack
 from redblue.integers import ceil_div
-from redblue.pairs import Pairs
+from redblue.masks.pairs import Pairs
 
-MOST_TILES = 1 << 20  # that are looked at one by one: some seconds
+MOST_TILES = 1 << 22  # that are looked at one by one: some seconds
 
 
 class Tiles(NamedTuple):
@@ -75,7 +75,7 @@ class BlockList:
         edge = side.steps[0]
         touched = range(rows.start // edge, ceil_div(rows.stop, edge))
         yield "starts", (range(touched.start, touched.stop + 1),)
-        yield from pieces("cols", *arrays["starts"][[touched.start, touched.stop]].tolist(), len(rows))
+        yield from pieces("cols", *ends(arrays["starts"], touched), len(rows))
 
     def decode(self, side: Pairs, loaded: Arrays, rows: range) -> np.ndarray:
         edge, width = side.steps
@@ -121,7 +121,9 @@ class BitTiles:
         tiles = live_tiles(side, self.edge, self.edge)
         row = np.repeat(np.arange(len(tiles.starts) - 1), np.diff(tiles.starts))
         words = [
-            pack(self._dense(side, r, c), bits) for r, c, full in zip(row, tiles.cols, tiles.full, strict=True) if not full
+            pack(self._dense(side, int(r), int(c)), bits)
+            for r, c, full in zip(row, tiles.cols, tiles.full, strict=True)
+            if not full
         ]
         blank = np.zeros((0, ceil_div(self.edge, bits)), f"<u{bits // 8}")
         return {
@@ -134,7 +136,7 @@ class BitTiles:
     def _dense(self, side: Pairs, row: int, col: int) -> np.ndarray:
         rows, cols = (
             range(at * self.edge, min((at + 1) * self.edge, length))
-            for at, length in ((int(row), side.n_rows), (int(col), side.n_cols))
+            for at, length in ((row, side.n_rows), (col, side.n_cols))
         )
         return np.pad(side.dense(rows, cols), ((0, self.edge - len(rows)), (0, self.edge - len(cols))))
 
@@ -142,10 +144,10 @@ class BitTiles:
         touched = range(rows.start // self.edge, ceil_div(rows.stop, self.edge))
         for name in ("starts", "partial"):
             yield name, (range(touched.start, touched.stop + 1),)
-        yield from pieces("cols", *arrays["starts"][[touched.start, touched.stop]].tolist(), len(rows))
+        yield from pieces("cols", *ends(arrays["starts"], touched), len(rows))
         for r in touched:
             within = range(max(rows.start, r * self.edge), min(rows.stop, (r + 1) * self.edge))
-            for tile in range(*arrays["partial"][[r, r + 1]].tolist()):
+            for tile in range(*ends(arrays["partial"], range(r, r + 1))):
                 at = range(within.start + (tile - r) * self.edge, within.stop + (tile - r) * self.edge)
                 yield from (("bits", (at, range(word, word + 1))) for word in range(arrays["bits"].shape[1]))
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from redblue.bands import Band
 from redblue.bounds.degrees import Side, sides
 from redblue.integers import ceil_div, smaller
-from redblue.pairs import Pairs, Transposed
+from redblue.masks.bands import Band
+from redblue.masks.pairs import Pairs, Transposed
 
 MOST_ROWS = 10  # rows, or columns, up to which every set of them is tried
 EVERY = 512  # K is kept at every u up to here, beyond in steps of 1/128
@@ -123,7 +123,7 @@ def kappas(pairs: Pairs) -> Callable[[Any, Any], Any]:
 
 
 def band(pairs: Band, r: Any, c: Any) -> Any:
-    """Of a band: h (p + c - h) for p queries and c columns of at least h = ceil(width / 2) each, and g times as many."""
+    """Of a band: h (p + c - h) for p queries and c columns, both h = ceil(width / 2) or more; times the heads."""
     half, queries = ceil_div(pairs.end - pairs.first, 2), ceil_div(r, pairs.group)
     wide = smaller(queries, c) > half
     return pairs.group * np.where(wide, half * (queries + c - half), queries * c)

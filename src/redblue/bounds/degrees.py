@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from redblue.bands import Band
+from redblue.entries import degrees, entries
 from redblue.integers import ceil_div
-from redblue.layouts import Layout
-from redblue.pairs import Pairs
+from redblue.masks.bands import Band
+from redblue.masks.layouts import Layout
+from redblue.masks.pairs import Pairs
+from redblue.tile_lists import live_tiles
 
-MOST_DENSE = 1 << 24  # pairs of a mask that may be written out to be counted
+MOST_LISTED = 1 << 22  # pairs, or blocks, that are looked at one by one
 MOST_COMMON = 1 << 22  # (row, row, common column) triples that are counted: about a second
 
 
@@ -40,42 +42,47 @@ class Side:
 
     def common(self, r: Any) -> Any:
         """The most that r rows share with one of them, in all."""
-        assert self.lengths is not None and self.shared is not None
+        assert self.lengths is not None
+        assert self.shared is not None
         return np.interp(r, self.lengths, self.shared)
 
 
 def sides(pairs: Pairs) -> tuple[Side, Side]:
-    """Of the rows and of the columns. Cheap: what would take long is replaced by what bounds it."""
+    """Of the rows and of the columns. Cheap: what would take long is left out, which only loosens the bounds."""
     if isinstance(pairs, Band):
         width = min(pairs.end - pairs.first, pairs.n_cols)
         tall = min(pairs.group * (pairs.end - pairs.first), pairs.n_rows)
         return _alike(width, pairs.n_rows), _alike(tall, pairs.n_cols)
+    rows, cols = pairs.steps
+    shape = ceil_div(pairs.n_rows, rows), ceil_div(pairs.n_cols, cols)
     if isinstance(pairs, Layout):
-        return blocks(pairs.rule.layout, pairs.block)
-    if pairs.n_rows * pairs.n_cols <= MOST_DENSE:
-        return blocks(pairs.dense(range(pairs.n_rows), range(pairs.n_cols)), (1, 1))
-    return _alike(pairs.n_cols, pairs.n_rows), _alike(pairs.n_rows, pairs.n_cols)
+        row, col = np.nonzero(pairs.rule.layout)
+    elif rows * cols > 1 and pairs.sums(rows, cols).tiles <= MOST_LISTED:
+        starts, col, _ = live_tiles(pairs, rows, cols)
+        row = np.repeat(np.arange(shape[0]), np.diff(starts))
+    elif rows * cols == 1 and pairs.nnz <= MOST_LISTED:
+        starts, col = entries(pairs)
+        row = np.repeat(np.arange(shape[0]), np.diff(starts))
+    else:
+        return _known(degrees(pairs), (1, 1)), _known(degrees(pairs.T), (1, 1))
+    # Blocks that the edge cuts off count as whole ones.
+    return _side(row, col, shape, (rows, cols)), _side(col, row, shape[::-1], (cols, rows))
 
 
-def blocks(layout: np.ndarray, block: tuple[int, int]) -> tuple[Side, Side]:
-    """Of a mask that is made of blocks. Blocks that the edge cuts off count as whole ones."""
-    rows, cols = np.nonzero(layout)
-    return (
-        side(rows, cols, layout.shape, block),
-        side(cols, rows, layout.shape[::-1], block[::-1]),
-    )
-
-
-def side(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], block: tuple[int, int] = (1, 1)) -> Side:
-    """Of the rows of live (row, column) blocks."""
-    degrees, many = np.unique(np.bincount(rows, minlength=shape[0]), return_counts=True)
-    degrees, many = degrees[::-1] * block[1], many[::-1] * block[0]
-    counts, sums = (np.append(0, np.cumsum(x)).astype(float) for x in (many, many * degrees))
-    shared = _common(rows, cols, shape)
+def _side(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], block: tuple[int, int]) -> Side:
+    known, shared = _known(np.bincount(rows, minlength=shape[0]), block), _common(rows, cols, shape)
     if shared is None:
-        return Side(degrees.astype(float), counts, sums)
+        return known
     lengths = np.arange(len(shared) + 1.0) * block[0]
-    return Side(degrees.astype(float), counts, sums, lengths, np.append(0.0, shared) * block[0] * block[1])
+    return replace(known, lengths=lengths, shared=np.append(0.0, shared) * block[0] * block[1])
+
+
+def _known(blocks: np.ndarray, block: tuple[int, int]) -> Side:
+    """Of rows of blocks with so many live ones."""
+    kinds, many = np.unique(blocks, return_counts=True)
+    kinds, many = kinds[::-1] * block[1], many[::-1] * block[0]
+    counts, sums = (np.append(0, np.cumsum(x)).astype(float) for x in (many, many * kinds))
+    return Side(kinds.astype(float), counts, sums)
 
 
 def _alike(degree: int, count: int) -> Side:

@@ -1,10 +1,10 @@
 """The phase problem of one mask: how much a phase can do when its rows and columns cover only so many pairs.
 
 docs/theory.md, Theorem 5. A phase touches at most W = M + L words that were not computed in it. `phases` bounds what it
-can do for any mask, by products of rows and columns; here K(u), the most pairs of this mask in u rows and columns, takes
-their place. With n words of a product's two factors, of s = d or d_v features, and e pairs, the phase forms at most
-s min(e, sigma(e) n / s) of its products, sigma(e) = sup min(e, K(u)) / u; without a mask that is sqrt(e) / 2, which is
-Loomis and Whitney's inequality.
+can do for any mask, by products of rows and columns; here K(u), the most pairs of this mask in u rows and columns,
+takes their place. With n words of a product's two factors, of s = d or d_v features, and e pairs, the phase forms at
+most s min(e, sigma(e) n / s) of its products, sigma(e) = sup min(e, K(u)) / u; without a mask that is sqrt(e) / 2,
+which is Loomis and Whitney's inequality.
 
 The value is bounded from above by branch and bound over three numbers of words: of Q and K (A1), of dO and V (A2,
 backward only), and of pairs' scores and probabilities (t). All that a phase earns grows with the pairs that it has and
@@ -14,7 +14,6 @@ latter. No concavity is needed of the mask.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -59,10 +58,15 @@ def candidates(direction: str, d: int, d_v: int, words: int) -> list[Weights]:
     """Weights to try; all are valid. Those of the certified table at these sizes, and even ones."""
     table = min(
         rows(direction),
-        key=lambda row: abs(math.log(float(row["xi"]) ** 2 * words / d**2))
-        + abs(math.log(float(row["xi_v"]) ** 2 * words / d_v**2)),
+        key=lambda row: (
+            abs(math.log(float(row["xi"]) ** 2 * words / d**2))
+            + abs(math.log(float(row["xi_v"]) ** 2 * words / d_v**2))
+        ),
     )
-    return [Weights(*(float(table[name]) for name in Weights._fields)), *(even(direction, d, d_v, x) for x in (0.02, 0.1))]
+    return [
+        Weights(*(float(table[name]) for name in Weights._fields)),
+        *(even(direction, d, d_v, x) for x in (0.02, 0.1)),
+    ]
 
 
 def loads(cover: Cover, direction: str, d: int, d_v: int, words: int, pairs: int) -> int:
@@ -72,13 +76,15 @@ def loads(cover: Cover, direction: str, d: int, d_v: int, words: int, pairs: int
         if cover.is_dense_to((words + length) / min(d, d_v)):
             continue  # no less than without a mask
         for weights in candidates(direction, d, d_v, words + length):
-            earned = most_earned(cover, Task(direction, d, d_v, words + length, weights), length * pairs / (best + length))
+            earned = most_earned(
+                cover, Task(direction, d, d_v, words + length, weights), length * pairs / (best + length)
+            )
             best = max(best, length * (math.ceil(pairs / earned * (1 - 1e-12)) - 1))
     return int(best)
 
 
 def most_earned(cover: Cover, task: Task, enough: float = math.inf) -> float:
-    """An upper bound of what a phase earns, in pairs: within GAP of its value, or at least `enough`, if so much is earned.
+    """An upper bound of what a phase earns, in pairs: to within GAP, or (more coarsely) once it earns `enough`.
 
     Boxes are halved until each is worth little more than what some phase is known to earn.
     """
@@ -98,7 +104,7 @@ def most_earned(cover: Cover, task: Task, enough: float = math.inf) -> float:
             return max(1.0, most * ROUNDING)
         settled = max(settled, float(upper[~split].max(initial=0)))
         size = size / 2
-        halves = CHILDREN[:, :, : 8] if free.all() else CHILDREN[:, :, [0, 1, 4, 5]]
+        halves = CHILDREN[:, :, :8] if free.all() else CHILDREN[:, :, [0, 1, 4, 5]]
         low = (low[:, split, None] + halves * size[:, :, None]).reshape(3, -1)
 
 
