@@ -39,6 +39,8 @@ from redblue.options import (
     with_problem,
 )
 from redblue.recount import recount
+from redblue.sparse_command import EPILOG as SPARSE_EPILOG
+from redblue.sparse_command import sparse
 from redblue.sweep_command import EPILOG, sweep
 from redblue.text import STANDARD_REMARK
 
@@ -204,6 +206,7 @@ def bound(
 
 
 app.command(epilog=EPILOG)(sweep)
+app.command(epilog=SPARSE_EPILOG)(sparse)
 app.command(epilog=INFO_EPILOG)(info)
 
 
