@@ -78,6 +78,7 @@ class StoredIndex:
         heads = self.group if side == "rows" else 1
         block = range(rows.start // heads, ceil_div(rows.stop, heads))
         loaded: dict[str, list[Any]] = {name: [] for name in self.arrays[side]}
+        self.last = None
         for name, part in self.format.parts(self.sides[side], self.arrays[side], block):
             if self.held is not None:
                 machine.free(self.held)
@@ -95,7 +96,7 @@ class StoredIndex:
         return self.last.runs()
 
     def found(self, pairs: Pairs) -> Any:
-        """What was read last, as `dense` answers it; the mask itself on machines without numbers."""
+        """What was read last, as `holds` and `dense` answer it; the mask itself on machines without numbers."""
         return pairs if self.last is None else self.last
 
 
@@ -110,6 +111,9 @@ class _Found:
         live = np.repeat(self.attends.any(axis=0), self.group if self.side == "cols" else 1)
         change = np.flatnonzero(np.diff(live, prepend=False, append=False)).tolist()
         return tuple(range(a, b) for a, b in zip(change[::2], change[1::2], strict=True))
+
+    def holds(self, rows: range, cols: range) -> bool:
+        return bool(self.dense(rows, cols).all())
 
     def dense(self, rows: range, cols: range) -> np.ndarray:
         query, key = np.asarray(rows) // self.group, np.asarray(cols)

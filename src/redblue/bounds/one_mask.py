@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from redblue.bounds.table import rows
 LENGTHS = (0.5, 1, 2, 4, 16)  # phases' L, in M
 GAP = 0.04  # between what a phase is proved and known to earn at most
 MOST_BOXES = 1 << 15  # at once
-STARTS = 64  # numbers of pairs between which the starts of scores are charged, and of words
+STARTS, WORDS = 512, 64  # numbers of pairs, and of words, between which the starts of scores are charged
 ROUNDING = 1 + 1e-9
 TINY = 1e-300
 CHILDREN = np.array(list(itertools.product((0, 1), repeat=3))).T[:, None, :]
@@ -44,29 +45,27 @@ class Task(NamedTuple):
     weights: Weights
 
 
-def even(direction: str, d: int, d_v: int, start: float) -> Weights:
-    """Every word that a product reads earns alike; `start` is charged for each score (backward: dP) that is begun."""
+def even(direction: str, d: int, d_v: int) -> list[Weights]:
+    """Weights with which every word earns alike, whatever product reads it.
+
+    Forward, with two charges for each score that is begun. Backward of dQ, dK and dV: dP would share dO with dV.
+    """
     if direction == "forward":
         share = d / (d + d_v)
-        return Weights(share + start, start, 0, 0, 0, 1 - share)
+        return [Weights(share + start, start, 0, 0, 0, 1 - share) for start in (0.02, 0.1)]
     share = d / (2 * d + d_v)
-    half = (1 - 2 * share) / 2  # dP and dV share the words of dO
-    return Weights(0, 0, half + start, start, share, half)
+    return [Weights(0, 0, 0, 0, share, 1 - 2 * share)]
 
 
 def candidates(direction: str, d: int, d_v: int, words: int) -> list[Weights]:
-    """Weights to try; all are valid. Those of the certified table at these sizes, and even ones."""
-    table = min(
-        rows(direction),
-        key=lambda row: (
-            abs(math.log(float(row["xi"]) ** 2 * words / d**2))
-            + abs(math.log(float(row["xi_v"]) ** 2 * words / d_v**2))
-        ),
-    )
-    return [
-        Weights(*(float(table[name]) for name in Weights._fields)),
-        *(even(direction, d, d_v, x) for x in (0.02, 0.1)),
-    ]
+    """Weights to try, of which all are valid: even ones, and those of the certified table nearest to these sizes."""
+
+    def away(row: dict[str, str]) -> float:
+        sizes = (float(row["xi"]) / d, float(row["xi_v"]) / d_v)
+        return sum(abs(math.log(size**2 * words)) for size in sizes)
+
+    table = min(rows(direction), key=away)
+    return [Weights(*(float(table[name]) for name in Weights._fields)), *even(direction, d, d_v)]
 
 
 def loads(cover: Cover, direction: str, d: int, d_v: int, words: int, pairs: int) -> int:
@@ -115,7 +114,7 @@ def _worth(cover: Cover, task: Task, begun: Any, low: np.ndarray, high: np.ndarr
     left = task.words - low.sum(axis=0)  # for outputs, and forward for V
     p_pairs, p_rest = whole + high[2], high[1]
     if task.direction == "forward":
-        return begun(high[0]) + w.scores_start * high[2] + w.p * _products(cover, p_pairs, left / d_v)
+        return begun(high[0], low[2]) + w.scores_start * high[2] + w.p * _products(cover, p_pairs, left / d_v)
     ds_pairs = np.minimum(whole, cover.most(high[1] / d_v)) + high[2]
     p_slope, ds_slope = (np.maximum(cover.slope(pairs), TINY) for pairs in (p_pairs, ds_pairs))
     best = np.zeros(low.shape[1])
@@ -125,7 +124,7 @@ def _worth(cover: Cover, task: Task, begun: Any, low: np.ndarray, high: np.ndarr
         dv = np.minimum(p_pairs, p_slope * (p_rest + z) / d_v)
         dqk = np.minimum(ds_pairs, ds_slope * (high[0] + left - z) / (2 * d))
         best = np.maximum(best, w.p * dv + 2 * w.ds * dqk)
-    return begun(high[1]) + w.dp_start * high[2] + best
+    return begun(high[1], low[2]) + w.dp_start * high[2] + best
 
 
 def _products(cover: Cover, pairs: Any, words: Any) -> Any:
@@ -133,19 +132,24 @@ def _products(cover: Cover, pairs: Any, words: Any) -> Any:
     return np.minimum(pairs, cover.slope(pairs) * words)
 
 
-def _begun(cover: Cover, task: Task) -> Any:
-    """What the products of scores (backward: of dP) earn, less the charge for starts, by the words of their factors.
+def _begun(cover: Cover, task: Task) -> Callable[[Any, Any], Any]:
+    """What the products of scores (backward: of dP) earn, by the words of their factors and by t, less what they pay.
 
-    At most weight min(e, sigma(e) A / s) - start (e - t), with e pairs of which t cross: the charge for those that
-    cross is given back where this is used. Between two of a list of e the gain is that of the larger, the charge that
-    of the smaller; between two of a list of A, A is the larger.
+    At most weight min(e, sigma(e) A / s) - start (e - t), where e >= t pairs have such products, t of which cross; that
+    + start t is left to the caller. Between two of a list of e the gain is that of the larger, the charge that of the
+    smaller; between two of a list of A, A is the larger.
     """
     w, backward = task.weights, task.direction == "backward"
     weight, start, size = (w.dp, w.dp_start, task.d_v) if backward else (w.scores, w.scores_start, task.d)
     if not weight:
-        return lambda words: 0.0
-    pairs = np.append(0.0, np.geomspace(1, max(2.0, cover.pairs[-1]), STARTS * 4))
-    grid = np.linspace(0, task.words, STARTS + 1)
+        return lambda words, t: 0.0
+    pairs = np.append(0.0, np.geomspace(1, max(2.0, cover.pairs[-1], task.words), STARTS))
+    grid = np.linspace(0, task.words, WORDS + 1)
     gain = weight * np.minimum(pairs[1:], cover.slope(pairs[1:]) * grid[:, None] / size) - start * pairs[:-1]
-    table = np.maximum(gain.max(axis=1), 0)
-    return lambda words: table[np.minimum(np.ceil(words * (STARTS / task.words) * (1 - 1e-12)), STARTS).astype(int)]
+    table = np.maximum.accumulate(gain[:, ::-1], axis=1)[:, ::-1]  # the most from some number of pairs on
+
+    def earned(words: Any, t: Any) -> Any:
+        at = np.minimum(np.ceil(words * (WORDS / task.words) * (1 - 1e-12)), WORDS).astype(int)
+        return table[at, np.minimum(np.searchsorted(pairs, t, "right") - 1, STARTS - 1)]
+
+    return earned

@@ -27,7 +27,7 @@ class Index(Protocol):
 
     def read(self, machine: Machine, pairs: Any, rows: range) -> tuple[range, ...]: ...
     def found(self, pairs: Any) -> Any:
-        """The mask as it was read last: what answers `dense` for the rows asked for."""
+        """The mask as it was read last: what answers `holds` and `dense` for the rows asked for."""
         ...
 
 
@@ -182,6 +182,10 @@ class Machine(ABC):
         Costs no words if the mask is known by rule; else all that its index says of the rows is read.
         """
         return pairs.cols_of(rows) if self.index is None else self.index.read(self, pairs, rows)
+
+    def holds(self, pairs: Any, rows: range, cols: range) -> bool:
+        """Whether every pair of the tile attends, so that it needs no masking: as `cols_of` found it."""
+        return (pairs if self.index is None else self.index.found(pairs)).holds(rows, cols)
 
     def where(self, pairs: Any, rows: range, cols: range, value: Value, otherwise: float) -> Value:
         """value where (rows x cols) of the mask attend, `otherwise` elsewhere: as `cols_of` found them."""

@@ -63,7 +63,7 @@ def dkv_tiles(
         for i in grid(live, rows, problem.n_q) if aligned else blocks(live, rows):
             q_i, dout_i, lse_i, delta_i = m.load(q[i]), m.load(dout[i]), m.load(lse[i]), m.load(delta[i])
             p = m.new("p", probabilities(q_i @ k_j.T * scale, lse_i))
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 p[...] = m.where(pairs, i, j, p, 0.0)
             dv_j += p.T @ dout_i
             p *= dout_i @ v_j.T - delta_i[:, None]  # now dS

@@ -42,7 +42,7 @@ def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: 
             k_j = m.load(k[j])
             s = m.new("s", q_i @ k_j.T * scale)
             m.free(k_j)
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 s[...] = m.where(pairs, i, j, s, -np.inf)
             new_max = m.new("new_max", maximum(row_max, s.max(axis=1)))
             row_max[...] = exp(row_max - new_max)  # what was summed so far shrinks by this
@@ -111,7 +111,7 @@ def backward(
         for j in blocks(m.cols_of(pairs, i), t.cols):
             k_j, v_j = m.load(k[j]), m.load(v[j])
             ds = m.new("ds", probabilities(q_i @ k_j.T * scale, lse_i))
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 ds[...] = m.where(pairs, i, j, ds, 0.0)
             ds *= dout_i @ v_j.T - delta_i[:, None]
             dq_i += ds @ k_j

@@ -43,7 +43,7 @@ def forward(
         for i in grid(m.cols_of(pairs.T, j), t.rows, problem.n_q):
             q_i, out_i, sum_i, max_i = m.load(q[i]), m.load(out[i]), m.load(row_sum[i]), m.load(row_max[i])
             s = m.new("s", q_i @ k_j.T * scale)
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 s[...] = m.where(pairs, i, j, s, -np.inf)
             tile_max = m.new("tile_max", maximum(s.max(axis=1), LOWEST))
             s[...] = exp(s - tile_max[:, None])
@@ -103,7 +103,7 @@ def backward(
             q_i, out_i, dout_i, dq_i = m.load(q[i]), m.load(out[i]), m.load(dout[i]), m.load(dq[i])
             sum_i, max_i = m.load(row_sum[i]), m.load(row_max[i])
             p = m.new("p", probabilities(q_i @ k_j.T * scale, max_i) / maximum(sum_i, 1)[:, None])
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 p[...] = m.where(pairs, i, j, p, 0.0)
             dv_j += p.T @ dout_i
             delta_i = m.new("delta_i", (dout_i * out_i).sum(axis=1))

@@ -80,7 +80,7 @@ def _accumulate(
         for j in blocks(m.cols_of(pairs, i), t.grad_cols):
             k_j, v_j = m.load(k[j]), m.load(v[j])
             ds = m.new("ds", probabilities(q_i @ k_j.T * scale, lse_i))
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 ds[...] = m.where(pairs, i, j, ds, 0.0)
             ds *= c_i @ v_j.T - delta_i[:, None]
             g_i += ds @ k_j

@@ -56,7 +56,7 @@ def backward(
         for j in grid(m.cols_of(pairs, i), t.depth, problem.n_k):
             k_j = m.load(k[j])
             p_ij = m.new("p_ij", probabilities(q_i @ k_j.T * scale, lse_i))
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 p_ij[...] = m.where(pairs, i, j, p_ij, 0.0)
             m.store(p[i, j], p_ij)
             m.free(k_j, p_ij)

@@ -55,7 +55,7 @@ def backward(
         for j in grid(m.cols_of(pairs, i), t.cols, problem.n_k):
             s = score_tile(m, "s", q, k, i, j, t.depth)
             s[...] = probabilities(s * scale, lse_i)
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 s[...] = m.where(pairs, i, j, s, 0.0)
             m.store(p[i, j], s)
             m.free(s)

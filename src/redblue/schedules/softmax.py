@@ -37,7 +37,7 @@ def spill(
     stats: row maximum and row sum so far. top: where the maxima go, (len(i), 1).
     """
     row_max, row_sum = stats
-    if not pairs.holds(i, j):
+    if not m.holds(pairs, i, j):
         s[...] = m.where(pairs, i, j, s, -np.inf)
     tile_max = m.new("tile_max", maximum(s.max(axis=1), LOWEST))
     s[...] = exp(s - tile_max[:, None])

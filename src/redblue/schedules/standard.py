@@ -60,7 +60,7 @@ def _scores(m: Machine, result: Slow, left: Slow, right: Slow, t: Any, scale: fl
 
 def _load_masked(m: Machine, s: Slow, pairs: Pairs, i: range, j: range) -> Tile:
     s_ij = m.load(s[i, j])
-    if not pairs.holds(i, j):
+    if not m.holds(pairs, i, j):
         s_ij[...] = m.where(pairs, i, j, s_ij, -np.inf)
     return s_ij
 
