@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 import numpy as np
 import vl_convert
 
 import redblue as rb
-from redblue import schedules
+from redblue import Mask, schedules
+from redblue.masks import picture
 from redblue.planner import REGIMES
 from redblue.report.curves import curve
 from redblue.report.figures import words_figure
@@ -57,6 +59,34 @@ def gap_over_x(path: Path) -> None:
     _write(chart.properties(width=700, height=320), path)
 
 
+def patterns(path: Path) -> None:
+    """Masks of every kind, each on 48 queries and keys, pair by pair."""
+    n, layout = 48, np.random.default_rng(5).random((6, 6)) < 0.4
+    shown = {
+        "causal()": Mask.causal(),
+        "sliding_window(6, 3)": Mask.sliding_window(6, 3),
+        "prefix(12) | causal()": Mask.prefix(12) | Mask.causal(),
+        "documents(...)": Mask.documents([10, 21, 5, 12]),
+        "causal() & documents(...)": Mask.causal() & Mask.documents([10, 21, 5, 12]),
+        "dilated(4, step=3)": Mask.dilated(4, step=3),
+        "strided(8)": Mask.strided(8),
+        "window | global_tokens(...)": Mask.sliding_window(4, 4) | Mask.global_tokens([0, 1, 30]),
+        "n_of_m(2, 4)": Mask.n_of_m(2, 4),
+        "blocks(layout, 8)": Mask.blocks(layout, 8),
+        "butterfly(3)": Mask.butterfly(3),
+        "bigbird(block=3, random=2)": Mask.bigbird(block=3, random=2, first=1),
+        "random_blocks(0.2, block=4)": Mask.random_blocks(0.2, block=4),
+        "~documents(...)": ~Mask.documents([10, 21, 5, 12]),
+        "causal() & ~n_of_m(1, 6)": Mask.causal() & ~Mask.n_of_m(1, 6),
+    }
+    each = [
+        picture.chart(mask, n, n, side=144).properties(title=alt.TitleParams(title, fontSize=11, fontWeight="normal"))
+        for title, mask in shown.items()
+    ]
+    bare = {"axisX": {"disable": True}, "axisY": {"disable": True}, "view": {"stroke": COLOURS["light"]["grid"]}}
+    _write(alt.concat(*each, columns=5), path, bare)
+
+
 def drop_in(direction: str) -> list[str]:
     return [name for name in rb.list_schedules(direction) if schedules.get(name).drop_in]
 
@@ -68,11 +98,14 @@ def _words(name: str, problem: rb.Problem, words: int) -> int | None:
         return None
 
 
-def _write(chart: alt.Chart | alt.LayerChart, path: Path) -> None:
-    path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": printed()}))
+def _write(
+    figure: alt.Chart | alt.LayerChart | alt.ConcatChart, path: Path, style: dict[str, Any] | None = None
+) -> None:
+    path.write_text(vl_convert.vegalite_to_svg(figure.to_dict() | {"config": printed() | (style or {})}))
     print(f"written: {path.relative_to(HERE.parent)}")
 
 
 if __name__ == "__main__":
     words_over_capacity(HERE / "words.svg")
     gap_over_x(HERE / "gap.svg")
+    patterns(HERE / "masks.svg")

@@ -1,4 +1,4 @@
-"""The README's examples run as they are written."""
+"""The examples of the README and of the guide to masks run as they are written."""
 
 import re
 import shlex
@@ -11,7 +11,9 @@ from redblue.cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w+(?: torch)?)\n(.*?)```", README, flags=re.DOTALL)
+MASKS = (ROOT / "docs" / "masks.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"```(\w+(?: torch)?)\n(.*?)```", flags=re.DOTALL)
+BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS)]
 COMMANDS = [
     line.removeprefix("redblue ")
     for language, text in BLOCKS
@@ -22,14 +24,16 @@ COMMANDS = [
 
 
 def test_the_readme_has_examples():
-    assert len(COMMANDS) >= 6
+    assert len(COMMANDS) >= 9
+    assert len(BLOCK.findall(MASKS)) >= 4
     assert any(language == "python" for language, _ in BLOCKS)
 
 
-def test_python_examples(capsys):
+def test_python_examples(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for language, text in BLOCKS:
         if language == "python":
-            exec(compile(text, "README.md", "exec"), {})
+            exec(compile(text, "README.md or docs/masks.md", "exec"), {})
     assert "shared memory/L2" in capsys.readouterr().out
 
 
@@ -52,8 +56,9 @@ def test_command_examples(command, tmp_path, monkeypatch):
 
 
 def test_linked_files_exist():
-    for link in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / link).exists(), link
+    for text, folder in ((README, ROOT), (MASKS, ROOT / "docs")):
+        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (folder / link).exists(), link
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle import compositions, leaves
-from redblue.masks.lowered import Lowered, lowered
+from redblue.masks.lowered import SHORTEST, Lowered, lowered
 
 SIZES = st.integers(1, 45)
 
@@ -16,20 +16,26 @@ def rebuilt(low: Lowered, plane: int, rows: int, n_k: int, panel: int) -> np.nda
     dense = np.zeros((rows, n_k), bool)
     for p in range(panels):
         begin, end = low.starts[plane * panels + p : plane * panels + p + 2]
-        before, was_full = -1, False
+        before, was_full, short = -1, False, False
+        whole = (1 << len(dense[p * panel : (p + 1) * panel])) - 1
         here = dense[p * panel : (p + 1) * panel]
         for first, stop, at in low.runs[begin:end].tolist():
             assert max(before, 0) <= first < stop <= n_k
-            assert not (was_full and at < 0 and first == before), "neighbouring full runs are one"
+            if first == before:
+                assert was_full != (at < 0), "neighbouring full runs are one, and so are those with bits"
+                assert not short, "a short full run has bits"
+                assert at >= 0 or stop - first >= SHORTEST, "a short full run has bits"
             if at < 0:
                 here[:, first:stop] = True
             else:
                 words = low.bits[at : at + stop - first]
                 assert words.all(), "every key of a run is attended"
+                ones = "".join("1" if word == whole else "0" for word in words.tolist())
+                assert "1" * SHORTEST not in ones, "a long full run has no bits"
                 bits = (words >> np.arange(64, dtype=np.uint64)[:, None]) & np.uint64(1)
                 assert not bits[len(here) :].any(), "rows that do not exist attend nothing"
                 here[:, first:stop] = bits[: len(here)]
-            before, was_full = stop, at < 0
+            before, was_full, short = stop, at < 0, at < 0 and stop - first < SHORTEST
     return dense
 
 

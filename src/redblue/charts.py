@@ -8,8 +8,8 @@ from typing import Any
 
 import vl_convert
 
+from redblue.files import check_target, replace_whole
 from redblue.style import COLOURS, printed
-from redblue.sweep.store import check_target, replace_whole
 
 SUFFIXES = (".svg", ".png", ".html")
 

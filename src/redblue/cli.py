@@ -20,6 +20,8 @@ from redblue import counts, planner, tables
 from redblue.errors import RedblueError
 from redblue.info_command import EPILOG as INFO_EPILOG
 from redblue.info_command import info
+from redblue.mask_command import EPILOG as MASK_EPILOG
+from redblue.mask_command import mask
 from redblue.options import (
     DV,
     NK,
@@ -206,6 +208,7 @@ def bound(
 
 
 app.command(epilog=EPILOG)(sweep)
+app.command(epilog=MASK_EPILOG)(mask)
 app.command(epilog=SPARSE_EPILOG)(sparse)
 app.command(epilog=INFO_EPILOG)(info)
 

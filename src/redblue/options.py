@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
-import zipfile
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 import redblue as rb
 from redblue.errors import RedblueError
+from redblue.masks.names import parse
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 N = Annotated[int | None, typer.Option("--n", help="Sequence length (n_q = n_k).")]
@@ -30,8 +28,8 @@ MaskText = Annotated[
     str,
     typer.Option(
         "--mask",
-        help="full, causal, causal-bottom-right, window:LEFT[,RIGHT], or blocks:FILE.npy,BQ[,BK]: a boolean array, "
-        "True where a block of BQ queries attends a block of BK keys.",
+        help="full, causal, causal-bottom-right, window:LEFT[,RIGHT], blocks:FILE.npy,BQ[,BK] (a boolean array, True "
+        "where a block of BQ queries attends a block of BK keys), or any that redblue mask --help lists.",
     ),
 ]
 Direction = Annotated[str, typer.Option(help="forward, backward or gradient_x.")]
@@ -41,39 +39,9 @@ Memories = Annotated[
 ]
 
 
-MOST_DIGITS = 18  # of a number in a mask
-
-
 def parse_mask(text: str) -> rb.Mask:
-    """A mask from its name on the command line."""
-    if text in ("full", "causal"):
-        return rb.Mask.full() if text == "full" else rb.Mask.causal()
-    if text == "causal-bottom-right":
-        return rb.Mask.causal(align="bottom-right")
-    kind, _, sides = text.partition(":")
-    left, _, right = sides.partition(",")
-    if kind == "window" and max(len(left), len(right)) > MOST_DIGITS:
-        raise RedblueError(f"a window's sides may have {MOST_DIGITS} digits, got {text[:40]}...")
-    if kind == "window" and left.isdecimal() and (right.isdecimal() or "," not in sides):
-        return rb.Mask.sliding_window(int(left), int(right or 0))
-    if layout := re.fullmatch(rf"blocks:(.+?),(\d{{1,{MOST_DIGITS}}})(?:,(\d{{1,{MOST_DIGITS}}}))?", text):
-        path, rows, cols = layout.groups()
-        return rb.Mask.blocks(_boolean_array(path), (int(rows), int(cols or rows)))
-    raise RedblueError(
-        "mask must be full, causal, causal-bottom-right, window:LEFT[,RIGHT] such as window:1024,0, or "
-        f"blocks:FILE.npy,BQ[,BK] such as blocks:layout.npy,128; got {text!r}"
-    )
-
-
-def _boolean_array(path: str) -> np.ndarray:
-    try:
-        with open(path, "rb") as file:
-            array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise RedblueError(f"cannot read {path!r} as an array that numpy.save wrote: {error}") from None
-    if not isinstance(array, np.ndarray):
-        raise RedblueError(f"{path!r} holds several arrays: give a .npy file, which numpy.save writes")
-    return array
+    """A mask from its name on the command line. Raises RedblueError that lists the names."""
+    return parse(text)
 
 
 def parse_tiles(text: str | None) -> dict[str, int] | None:

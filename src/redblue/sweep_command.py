@@ -85,11 +85,12 @@ def sweep(
     VALUES of an axis: one value, a list A,B,C, or a range FIRST:LAST:xFACTOR or FIRST:LAST:+STEP, such as 64,128,256
     or 1024:65536:x2 or 128:512:+64. Every schedule that applies is counted at every point.
     """
+    from redblue.files import check_target
     from redblue.sweep import picture as pictures
     from redblue.sweep.grid import make_sweep
     from redblue.sweep.journal import journal_path
     from redblue.sweep.runner import run
-    from redblue.sweep.store import FORMATS, check_target
+    from redblue.sweep.store import FORMATS
     from redblue.sweep.terminal import summary
 
     # No emoji: they would take the place of a range's ":100:".

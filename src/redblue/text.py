@@ -69,7 +69,7 @@ def mask_text(mask: Mask) -> str:
     rule = mask.rule
     if mask.is_full:
         return "full"
-    if isinstance(rule, Blocks):
+    if type(rule) is Blocks:
         return f"{rule.shape[0]} x {rule.shape[1]} blocks, {rule.density:.0%} of them"
     if not isinstance(rule, Window):
         return repr(mask)

@@ -10,11 +10,11 @@ import numpy as np
 
 from redblue.errors import RedblueError
 from redblue.masks.bands import Window
+from redblue.masks.composed import Inverted, Joined
 from redblue.masks.layouts import Blocks
 from redblue.masks.numbers import Numbers
 from redblue.masks.pairs import Pairs
 from redblue.masks.pattern import Pattern
-from redblue.masks.patterns import Inverted, Joined
 from redblue.masks.rule import Rule, Sizes
 
 
@@ -173,12 +173,12 @@ def _together(kind: type[Several], a: Rule, b: Rule) -> Rule:
     """The rules' parts side by side; those that are one simple rule together become it."""
     found: list[Rule] = []
     for part in (part for rule in (a, b) for part in (rule.rules if isinstance(rule, kind) else (rule,))):
-        new = part
+        new, where = part, len(found)
         for other in list(found):
             if (one := _one(kind, other, new)) is not None:
+                new, where = one, min(where, found.index(other))
                 found.remove(other)
-                new = one
-        found.append(new)
+        found.insert(where, new)
     return found[0] if len(found) == 1 else kind(tuple(found))
 
 

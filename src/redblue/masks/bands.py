@@ -41,6 +41,8 @@ class Window(Rule):
                 raise RedblueError(f"{name} must be a whole number of keys, 0 or more, or None; got {value!r}")
         if self.align not in ALIGNMENTS:
             raise RedblueError(f"align must be one of {', '.join(ALIGNMENTS)}, got {self.align!r}")
+        if self.is_full:  # it has no diagonal to align: all full masks are one value
+            object.__setattr__(self, "align", ALIGNMENTS[0])
 
     def __repr__(self) -> str:
         align = "" if self.align == "top-left" else f"align={self.align!r}"

@@ -141,7 +141,7 @@ class Layout:
 
     @property
     def nnz(self) -> int:
-        return int(self.sums(*self.block).area)
+        return int(self.sums(*self.block).area) if self.n_rows and self.n_cols else 0
 
     def cols_of(self, rows: range) -> Runs:
         """The columns that some row of `rows` attends, as maximal runs."""
@@ -155,7 +155,8 @@ class Layout:
 
     def dense(self, rows: range, cols: range) -> np.ndarray:
         """Boolean (len(rows), len(cols)) array, True where the row attends the column."""
-        return self.rule.layout[np.ix_(np.asarray(rows) // self.block[0], np.asarray(cols) // self.block[1])]
+        row, col = (np.arange(x.start, x.stop) // edge for x, edge in zip((rows, cols), self.block, strict=True))
+        return self.rule.layout[np.ix_(row, col)]
 
     def holds(self, rows: range, cols: range) -> bool:
         """Whether every pair of the tile attends, so that it needs no masking."""

@@ -50,7 +50,7 @@ def lowered(mask: Mask, n_q: int, n_k: int, group: int, panel: int) -> Lowered:
     if group < 1:
         raise RedblueError(f"group must be at least 1 row per query, got {group}")
     parts, used = planes(mask.rule)
-    first = np.arange(ceil_div(n_q * group, panel)) * panel
+    first = spans.numbered(ceil_div(n_q * group, panel)) * panel
     stop = np.minimum(first + panel, n_q * group)
     each = [_runs(tiling(part.laid(n_q, n_k), first, stop, group), n_k) for part in parts]
     counts = np.concatenate([np.zeros(1, np.int64), *(found[0] for found in each)])

@@ -16,10 +16,12 @@ import numpy as np
 from redblue.errors import RedblueError
 from redblue.masks import algebra, arrays, rules
 from redblue.masks.bands import Window
+from redblue.masks.block_mask import read
 from redblue.masks.layouts import Blocks
 from redblue.masks.numbers import Numbers, number, numbers, pair
 from redblue.masks.pairs import Pairs
 from redblue.masks.rule import Rule
+from redblue.masks.tiled import csr
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,6 @@ class Mask:
 
         The pairs of partial blocks are asked once and kept; batch entries and heads of size 1 broadcast.
         """
-        from redblue.masks.block_mask import read
-
         return cls(read(block_mask))
 
     @classmethod
@@ -280,11 +280,19 @@ class Mask:
 
         Memory in proportion to the pairs that attend. Raises RedblueError for a mask of several planes.
         """
-        from redblue.masks.tiled import csr
-
         n_q, n_k = self.sizes(n_q, n_k)
         indptr, indices = csr(self.rule.laid(n_q // self.group, n_k))
         if self.group == 1:
             return indptr, indices
         each, rows = np.diff(indptr), np.arange(n_q) // self.group
         return np.append(0, np.cumsum(each[rows])), np.concatenate([indices[indptr[i] : indptr[i + 1]] for i in rows])
+
+    def plot(self, n_q: int | None = None, n_k: int | None = None, tile: tuple[int, int] | None = None) -> Any:
+        """An Altair chart of its tiles: full, or partly attended (the paler, the less); single pairs where n is small.
+
+        tile: their edges in queries and keys; at most 64 along an axis if left out. Notebooks show it, and
+        `.save("mask.svg")` writes it. Raises RedblueError for more tiles or planes than can be drawn.
+        """
+        from redblue.masks.picture import plot  # which loads Altair
+
+        return plot(self, *self.sizes(n_q, n_k), tile)

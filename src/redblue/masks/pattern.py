@@ -34,6 +34,11 @@ class Pattern(ABC):
         """Whether `outer` holds no other keys than some query attends, and `inner` all that every query attends."""
         return True, True
 
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Along queries and along keys, the edge of the blocks that it is made of."""
+        return 1, 1
+
     @abstractmethod
     def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Edges (see spans) of a set that holds every key that some query of the range attends."""

@@ -1,4 +1,4 @@
-"""The patterns that rules are laid as: diagonals, documents, tokens, blocks and graphs."""
+"""The patterns that rules are laid as: diagonals, documents, tokens, periods, blocks and graphs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 
 from redblue.integers import ceil_div
 from redblue.masks import spans
-from redblue.masks.pattern import ByColumns, Pattern, below
+from redblue.masks.pattern import ByColumns, Pattern, below, ones
+
+MOST_CYCLE = 1 << 16  # words of the table for a pattern that repeats
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +111,12 @@ class Dilated(Pattern):
         away = np.asarray(k) - q
         return (away % self.step == 0) & (np.abs(away) <= self.reach)
 
+    def words(self, rows: np.ndarray, count: int, group: int, keys: np.ndarray) -> np.ndarray:
+        if self.step * group > MOST_CYCLE:
+            return super().words(rows, count, group, keys)
+        near = ones((keys - self.reach) * group - rows, (keys + self.reach + 1) * group - rows)
+        return near & _cycle(np.arange(self.step) == 0, -1, rows, count, group, keys)
+
 
 @dataclass(frozen=True, eq=False)
 class Tokens(Pattern):
@@ -158,6 +166,20 @@ class Periodic(Pattern):
     def attends(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
         return (np.asarray(k) + q) % self.m < self.n
 
+    def words(self, rows: np.ndarray, count: int, group: int, keys: np.ndarray) -> np.ndarray:
+        if self.m * group > MOST_CYCLE:
+            return super().words(rows, count, group, keys)
+        return _cycle(np.arange(self.m) < self.n, 1, rows, count, group, keys)
+
+
+def _cycle(holds: np.ndarray, sign: int, rows: np.ndarray, count: int, group: int, keys: np.ndarray) -> np.ndarray:
+    """Words of a pattern in which query q attends key k where holds[(k + sign q) mod m], m its length."""
+    bits = np.arange(count)
+    later = (np.arange(group)[:, None] + bits) // group  # queries after the first row's, by where in its group that is
+    held = holds[(np.arange(len(holds))[:, None, None] + sign * later) % len(holds)]
+    table = np.bitwise_or.reduce(held.astype(np.uint64) << bits.astype(np.uint64), axis=2)
+    return table[(keys + sign * (rows // group)) % len(holds), rows % group]
+
 
 @dataclass(frozen=True, eq=False)
 class Squares(Pattern):
@@ -165,6 +187,10 @@ class Squares(Pattern):
 
     layout: np.ndarray
     block: tuple[int, int]
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        return self.block
 
     def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
         return self._runs(first, stop, np.bitwise_or)
@@ -262,81 +288,3 @@ def _holds(known: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray
         return np.zeros(asked.shape, np.int64), np.zeros(asked.shape, bool)
     where = np.minimum(np.searchsorted(known, asked), len(known) - 1)
     return where, known[where] == asked
-
-
-@dataclass(frozen=True, eq=False)
-class Coarse(Pattern):
-    """A pattern of blocks, each of `block` (queries, keys) of this one; the last of an axis may be shorter."""
-
-    of: Pattern
-    block: tuple[int, int]
-
-    @property
-    def exact(self) -> tuple[bool, bool]:
-        return self.of.exact
-
-    def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return self._wide(self.of.outer(first // self.block[0], ceil_div(stop, self.block[0])))
-
-    def inner(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return self._wide(self.of.inner(first // self.block[0], ceil_div(stop, self.block[0])))
-
-    def _wide(self, edges: np.ndarray) -> np.ndarray:
-        at, key = np.divmod(edges, self.of.n_k + 1)
-        return at * (self.n_k + 1) + np.minimum(key * self.block[1], self.n_k)
-
-    def attends(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-        return self.of.attends(np.asarray(q) // self.block[0], np.asarray(k) // self.block[1])
-
-
-@dataclass(frozen=True, eq=False)
-class Joined(Pattern):
-    """Where both of two patterns attend (op is bitwise_and), or either of them (bitwise_or)."""
-
-    a: Pattern
-    b: Pattern
-    op: np.ufunc
-
-    @property
-    def exact(self) -> tuple[bool, bool]:
-        outer, inner = (a and b for a, b in zip(self.a.exact, self.b.exact, strict=True))
-        return (False, inner) if self.op is np.bitwise_and else (outer, False)
-
-    def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return self._join(self.a.outer(first, stop), self.b.outer(first, stop))
-
-    def inner(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return self._join(self.a.inner(first, stop), self.b.inner(first, stop))
-
-    def _join(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return spans.intersection(a, b) if self.op is np.bitwise_and else spans.union(a, b)
-
-    def attends(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-        return self.op(self.a.attends(q, k), self.b.attends(q, k))
-
-    def words(self, rows: np.ndarray, count: int, group: int, keys: np.ndarray) -> np.ndarray:
-        return self.op(self.a.words(rows, count, group, keys), self.b.words(rows, count, group, keys))
-
-
-@dataclass(frozen=True, eq=False)
-class Inverted(Pattern):
-    """Where a pattern does not attend."""
-
-    of: Pattern
-
-    @property
-    def exact(self) -> tuple[bool, bool]:
-        outer, inner = self.of.exact
-        return inner, outer
-
-    def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return spans.difference(spans.everything(len(first), self.n_k), self.of.inner(first, stop))
-
-    def inner(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return spans.difference(spans.everything(len(first), self.n_k), self.of.outer(first, stop))
-
-    def attends(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-        return ~self.of.attends(q, k)
-
-    def words(self, rows: np.ndarray, count: int, group: int, keys: np.ndarray) -> np.ndarray:
-        return ~self.of.words(rows, count, group, keys)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from redblue.errors import RedblueError
 from redblue.masks.pairs import Pairs
 from redblue.masks.pattern import Pattern
+from redblue.masks.tiled import tiled
 
 Sizes = tuple[int | None, int | None]  # n_q and n_k, where a rule knows them
 
@@ -30,15 +31,13 @@ class Rule(ABC):
 
     def on(self, n_rows: int, n_cols: int, group: int) -> Pairs:
         """The rule laid on rows of which `group` belong to each query. Raises RedblueError where it does not fit."""
-        from redblue.masks.tiled import tiled  # which is made of patterns
-
         return tiled(self, n_rows, n_cols, group)
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule:
         """The same kind of rule for other numbers of queries and keys; the same rule if they are the same."""
         if old == new or self.sizes == (None, None):
             return self
-        from redblue.masks.arrays import sampled
+        from redblue.masks.arrays import sampled  # a rule itself
 
         return sampled(self, old, new)
 

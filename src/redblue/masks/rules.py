@@ -9,11 +9,13 @@ import numpy as np
 
 from redblue.errors import RedblueError
 from redblue.integers import ceil_div
+from redblue.masks import spans
+from redblue.masks.composed import Coarse, Joined
 from redblue.masks.layouts import Blocks
 from redblue.masks.numbers import Numbers
 from redblue.masks.pairs import Pairs
 from redblue.masks.pattern import Pattern
-from redblue.masks.patterns import Coarse, Diagonal, Dilated, FirstKeys, Graph, Joined, Packed, Periodic, Tokens
+from redblue.masks.patterns import Diagonal, Dilated, FirstKeys, Graph, Packed, Periodic, Tokens
 from redblue.masks.rule import Rule, Sizes, fits
 
 MOST_TOKENS = 1 << 60  # of all documents together
@@ -85,7 +87,7 @@ class Strided(Rule):
 
     def laid(self, n_q: int, n_k: int) -> Pattern:
         most = n_q + n_k
-        stride = min(self.stride, most)
+        stride = max(1, min(self.stride, most))
         every = Dilated(n_q, n_k, (most // stride + 1) * stride, stride)
         before = Joined(n_q, n_k, every, Diagonal(n_q, n_k, -most, 1), np.bitwise_and)
         return Joined(n_q, n_k, Diagonal(n_q, n_k, -stride, 1), before, np.bitwise_or)
@@ -115,7 +117,7 @@ class GlobalTokens(Rule):
 
 
 def _tokens(indices: np.ndarray, n_q: int, n_k: int) -> Tokens:
-    queries, keys = np.zeros(n_q, bool), np.zeros(n_k, bool)
+    queries, keys = spans.numbered(n_q) < 0, spans.numbered(n_k) < 0
     queries[indices[indices < n_q]] = True
     keys[indices[indices < n_k]] = True
     return Tokens(n_q, n_k, queries, keys)
@@ -150,9 +152,9 @@ class Butterfly(Rule):
 
     def laid(self, n_q: int, n_k: int) -> Pattern:
         rows, cols = ceil_div(n_q, self.block[0]), ceil_div(n_k, self.block[1])
-        block = np.arange(rows)[:, None]
-        partners = block ^ np.append(0, 1 << np.arange(max(1, max(rows, cols) - 1).bit_length()))
-        return Coarse(n_q, n_k, _graph(partners, cols), self.block)
+        flips = np.append(0, 1 << np.arange(max(rows, cols).bit_length()))
+        block, flip = np.divmod(spans.numbered(rows * len(flips)), len(flips))
+        return Coarse(n_q, n_k, _graph((block ^ flips[flip]).reshape(rows, len(flips)), cols), self.block)
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def _bigbird(rule: BigBird, n_q: int, n_k: int) -> Pattern:
 
 def _drawn(rows: int, cols: int, count: int, rng: np.random.Generator) -> np.ndarray:
     """`count` different columns for each row, each such set alike likely (Floyd's algorithm). Shape (rows, count)."""
-    drawn = np.full((rows, count), -1)
+    drawn = np.full_like(spans.numbered(rows * count), -1).reshape(rows, count)
     for i, last in enumerate(range(cols - count, cols)):
         new = rng.integers(0, last + 1, rows)
         drawn[:, i] = np.where((drawn == new[:, None]).any(axis=1), last, new)
@@ -228,4 +230,5 @@ def _layout(rule: RandomBlocks, n_q: int, n_k: int) -> Blocks:
             f"n_q = {n_q:,} and n_k = {n_k:,} have {shape[0]:,} x {shape[1]:,} blocks of {rule.block}, more than can "
             f"be drawn ({MOST_BLOCKS:,}): give larger blocks"
         )
-    return Blocks.of(np.random.default_rng(rule.seed).random(shape, np.float32) < rule.density, rule.block)
+    layout = np.random.default_rng(rule.seed).random(shape, np.float32) < rule.density
+    return Blocks(np.packbits(layout).tobytes(), shape, rule.block)

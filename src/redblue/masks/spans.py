@@ -29,6 +29,16 @@ def stride(ranges: int, n_k: int) -> int:
     return n_k + 1
 
 
+def numbered(count: int) -> np.ndarray:
+    """0 .. count - 1. Raises RedblueError for more than memory should hold."""
+    if count > MOST:
+        raise RedblueError(
+            f"the mask would be listed in {count:,} parts, of at most {MOST:,}: give smaller sizes, or a mask that is "
+            "a band or a layout of blocks alone"
+        )
+    return np.arange(count)
+
+
 def from_runs(at: np.ndarray, first: np.ndarray, stop: np.ndarray, n_k: int) -> np.ndarray:
     """Edges of the runs first .. stop - 1 of the ranges `at`, in order; they may be empty or touch, not overlap.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,10 +12,14 @@ from redblue.integers import ceil_div
 from redblue.masks import spans
 from redblue.masks.pairs import Pairs, Runs, TileSums, Transposed
 from redblue.masks.pattern import MOST_ROWS, Pattern, Tiling, below, popcount, tiling
-from redblue.masks.rule import Rule
+
+if TYPE_CHECKING:
+    from redblue.masks.rule import Rule
+
+KEPT_RUNS = 1 << 24  # of one laid mask, for the edges of tiles that were asked about: 400 MB
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def tiled(rule: Rule, n_rows: int, n_cols: int, group: int) -> Tiled:
     """The rule laid on rows of which `group` belong to each query. Raises RedblueError where it does not fit."""
     return Tiled(n_rows, n_cols, rule.laid(n_rows // group, n_cols), group)
@@ -44,7 +48,8 @@ class Tiled:
 
     @property
     def steps(self) -> tuple[int, int]:
-        return 1, 1
+        rows, cols = self.pattern.steps
+        return rows * self.group, cols
 
     @property
     def is_full(self) -> bool:
@@ -62,7 +67,7 @@ class Tiled:
     # The tiles ------------------------------------------------------------------------------------
     @functools.cached_property
     def _tiles(self) -> Tiling:
-        first = np.arange(ceil_div(self.n_rows, MOST_ROWS)) * MOST_ROWS
+        first = spans.numbered(ceil_div(self.n_rows, MOST_ROWS)) * MOST_ROWS
         return tiling(self.pattern, first, np.minimum(first + MOST_ROWS, self.n_rows), self.group)
 
     @functools.cached_property
@@ -111,7 +116,7 @@ class Tiled:
         """The rows that some column of `cols` is attended by, as maximal runs."""
         if not cols or not self.n_rows:
             return ()
-        panels = np.arange(ceil_div(self.n_rows, MOST_ROWS))
+        panels = spans.numbered(ceil_div(self.n_rows, MOST_ROWS))
         low, high = self._window(panels, cols)
         full, at, words, lengths = self._tiles
         words = np.append(words, np.uint64(0))
@@ -126,9 +131,7 @@ class Tiled:
 
     def dense(self, rows: range, cols: range) -> np.ndarray:
         """Boolean (len(rows), len(cols)) array, True where the row attends the column."""
-        q, k = np.asarray(rows)[:, None] // self.group, np.asarray(cols)[None]
-        if not rows or not cols:
-            return np.zeros((len(rows), len(cols)), bool)
+        q, k = np.arange(rows.start, rows.stop)[:, None] // self.group, np.arange(cols.start, cols.stop)[None]
         return np.broadcast_to(self.pattern.attends(q, k), (len(rows), len(cols))).copy()
 
     def holds(self, rows: range, cols: range) -> bool:
@@ -204,14 +207,17 @@ class Tiled:
         if rows not in known:
             part = max((edge for edge in known if rows % edge == 0), default=None)
             if part is None or self.pattern.exact[0]:
-                first = np.arange(ceil_div(self.n_rows, rows)) * rows
+                first = spans.numbered(ceil_div(self.n_rows, rows)) * rows
                 edges = self._live(first, np.minimum(first + rows, self.n_rows))
             else:  # what the blocks attend that it is made of
                 block, first, stop = known[part]
                 base = block // (rows // part) * (self.n_cols + 1)
                 edges = spans.from_any_runs(base + first, base + stop)
             block, key = np.divmod(edges.reshape(-1, 2), self.n_cols + 1)
-            known[rows] = Blocks(block[:, 0], key[:, 0], key[:, 1])
+            found = Blocks(block[:, 0], key[:, 0], key[:, 1])
+            if sum(len(each.block) for each in known.values()) + len(found.block) > KEPT_RUNS:
+                return found
+            known[rows] = found
         return known[rows]
 
     def _live(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
@@ -235,7 +241,7 @@ def _ranges(runs: np.ndarray) -> Runs:
 
 def csr(pattern: Pattern) -> tuple[np.ndarray, np.ndarray]:
     """(indptr, indices): the keys that each query attends, ascending."""
-    first = np.arange(pattern.n_q)
+    first = spans.numbered(pattern.n_q)
     found = tiling(pattern, first, first + 1, 1)
     edges = spans.union(found.full, spans.from_positions(found.at))
     row, key = np.divmod(edges.reshape(-1, 2), pattern.n_k + 1)

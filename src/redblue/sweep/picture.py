@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
-import vl_convert
 
 from redblue import schedules
+from redblue.charts import SUFFIXES, write
 from redblue.errors import RedblueError
-from redblue.style import COLOURS, LOOKS, printed
+from redblue.files import check_target
+from redblue.style import COLOURS, LOOKS
 from redblue.sweep.grid import Cache, Sweep
 from redblue.sweep.points import Row
-from redblue.sweep.store import check_target, replace_whole
 from redblue.text import STANDARD_REMARK
 
-SUFFIXES = (".svg", ".png", ".html")
 HEIGHTS = {
     "words_per_pair": "words per attended pair",
     "gap": "gap: words over the best proved bound",
@@ -123,22 +122,8 @@ def draw(
     x: the axis; the one of most values if left out. y: one of HEIGHTS. One more axis of several values becomes facets.
     Raises RedblueError for more axes than that, and where nothing fits.
     """
-    target = check_target(path, SUFFIXES, force)
-    spec = figure(sweep, rows, x, y).to_dict()
-    style = printed()
-    style["header"] = {"labelFontSize": 12, "titleFontSize": 12, "labelColor": COLOURS["light"]["ink"], "title": None}
-    spec["config"] = style
-
-    def save(draft: Path) -> None:
-        if draft.suffix.lower() == ".png":
-            draft.write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
-        else:
-            svg = draft.suffix.lower() == ".svg"
-            text = vl_convert.vegalite_to_svg(spec) if svg else vl_convert.vegalite_to_html(spec, bundle=True)
-            draft.write_text(text, encoding="utf-8")
-
-    replace_whole(target, save)
-    return target
+    check_target(path, SUFFIXES, force)
+    return write(figure(sweep, rows, x, y).to_dict(), path, force)
 
 
 def figure(

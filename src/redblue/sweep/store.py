@@ -3,54 +3,17 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from redblue.errors import RedblueError
+from redblue.files import as_path, check_installed, check_target, replace_whole
 from redblue.sweep.points import COLUMNS, Row
 
 WANTED = "give a file that redblue sweep -o (or sweep.write) wrote"
-
-
-def check_target(path: str | os.PathLike[str], suffixes: Sequence[str], force: bool) -> Path:
-    """The file that `path` means, if it can be written there; RedblueError says why not.
-
-    force: a file that is there already may be replaced.
-    """
-    target = _path(path)
-    if target.suffix.lower() not in suffixes:
-        raise RedblueError(f"cannot tell what to write to {path}: its name must end in {', '.join(suffixes)}")
-    try:
-        target.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass  # said below
-    except (OSError, ValueError) as error:  # a name that no file can have, or a folder that is closed
-        raise RedblueError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}; name another") from None
-    if target.is_dir() or not target.parent.is_dir():
-        wrong = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
-        raise RedblueError(f"cannot write {path}: {wrong}; name a file in a folder that exists")
-    if target.exists() and not force:
-        raise RedblueError(f"{path} exists: name another file, or replace it with --force (force=True)")
-    if not os.access(target.parent, os.W_OK):
-        raise RedblueError(f"cannot write {path}: you may not write in {target.parent}; name another folder")
-    _check_installed(target)
-    return target
-
-
-def _path(path: str | os.PathLike[str]) -> Path:
-    if not isinstance(path, (str, os.PathLike)):
-        raise RedblueError(f"a file must be given by its name, got {path!r}")
-    return Path(path)
-
-
-def _check_installed(target: Path) -> None:
-    if target.suffix.lower() == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise RedblueError("Parquet needs pyarrow: pip install 'redblue[parquet]', or name a .csv or .jsonl file")
 
 
 def write(rows: Sequence[Row], path: str | os.PathLike[str]) -> Path:
@@ -63,29 +26,16 @@ def write(rows: Sequence[Row], path: str | os.PathLike[str]) -> Path:
 
 def read(path: str | os.PathLike[str]) -> list[Row]:
     """The rows of a file that `write` wrote. Raises RedblueError for any other."""
-    target = _path(path)
+    target = as_path(path)
     if target.suffix.lower() not in FORMATS:
         raise RedblueError(f"cannot tell how to read {path}: its name must end in {', '.join(FORMATS)}")
-    _check_installed(target)
+    check_installed(target)
     try:
         return FORMATS[target.suffix.lower()][1](target)
     except OSError as error:
         raise RedblueError(f"cannot read {path}: {error.strerror or error}; {WANTED}") from error
     except (ValueError, RecursionError, csv.Error) as error:
         raise RedblueError(f"{path} does not hold the rows of a sweep: {error}; {WANTED}") from error
-
-
-def replace_whole(target: Path, save: Callable[[Path], object]) -> None:
-    """Have `save` write a draft, which then takes the target's place at once."""
-    try:
-        with tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
-            draft = Path(folder, target.name)
-            save(draft)
-            with draft.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(draft, target)
-    except OSError as error:
-        raise RedblueError(f"cannot write {target}: {error.strerror or error}; name another file") from error
 
 
 def _write_csv(rows: Sequence[Row], path: Path) -> None:
