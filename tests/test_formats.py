@@ -24,7 +24,7 @@ def figures(c):
 
 
 @pytest.mark.parametrize(("schedule", "direction"), MASKED)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_closed_form_equals_both_machines_with_every_format(schedule, direction, data):
     n_q, n_k, heads = data.draw(st.integers(1, 13)), data.draw(st.integers(1, 13)), data.draw(st.integers(1, 2))

@@ -239,11 +239,14 @@ def _choose(
         raise RedblueError("give the cache's capacity in words, or the tiles, or both")
     chosen = found.tiles(problem, share)
     room = share
-    while stored and (over := _cost(found, problem, chosen, stored).peak - share) > 0:
-        room -= over  # what the index takes of the cache
-        chosen = found.tiles(problem, room) if room > 0 else chosen
-        if room < 1:
-            raise schedules.TooFewWords(f"{schedule} needs more than {share} words beside the index of its mask")
+    try:
+        while stored and (over := _cost(found, problem, chosen, stored).peak - share) > 0:
+            room -= over  # what the index takes of the cache
+            chosen = found.tiles(problem, max(1, room))
+    except schedules.TooFewWords as error:
+        raise schedules.TooFewWords(
+            f"beside the index of the mask, {room} of {share} words are left: {error}"
+        ) from None
     return found, chosen, share, stored
 
 
