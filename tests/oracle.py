@@ -111,8 +111,17 @@ def dense(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
     return Mask.from_dense(array), np.broadcast_to(array, (n_q, n_k))
 
 
+@st.composite
+def drawn(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+    """Random patterns: each pair as the mask itself says it, so that its tiles are held against its pairs."""
+    block, seed = (draw(st.integers(1, 5)), draw(st.integers(1, 5))), draw(st.integers(0, 9))
+    numbers = draw(st.integers(0, 2)), draw(st.integers(0, 3))
+    mask = draw(st.sampled_from([Mask.random_blocks(0.4, seed, block), Mask.bigbird(block, 3, *numbers, seed)]))
+    return mask, mask.to_dense(n_q, n_k)
+
+
 KINDS = (
-    bands, layouts, prefixes, documents, dilated, strided, global_tokens, butterflies, n_of_m, graphs, dense
+    bands, layouts, prefixes, documents, dilated, strided, global_tokens, butterflies, n_of_m, graphs, dense, drawn
 )  # fmt: skip
 
 

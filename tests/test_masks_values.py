@@ -319,6 +319,7 @@ def test_bigbird_has_its_three_kinds_of_blocks(window, first, random):
         (lambda: Mask.from_dense(TWO).to_dense(3, 3), "the dense mask is for n_q = 2, but n_q = 3 was given"),
         (lambda: Mask.from_block_mask(TWO), "must be a torch.nn.attention.flex_attention.BlockMask, got ndarray"),
         (lambda: lowered(Mask.full(), 4, 4, 1, 65), "panel must be 1 to 64 rows, got 65"),
+        (lambda: lowered(Mask.full().for_group(2), 4, 4, 1, 16), "give the mask of the queries"),
         (lambda: lowered(Mask.full(), 4, 4, 0, 16), "group must be at least 1 row per query, got 0"),
         (lambda: (Mask.documents([3]) & Mask.documents([4])).nnz(3, 3), "documents is for n_q = 4"),
         (lambda: Mask.causal().nnz(-1, 3), "n_q must be at least 0, got -1"),

@@ -15,7 +15,7 @@ from redblue.masks.mask import Mask
 from redblue.masks.pattern import MOST_ROWS, Tiling, below, popcount, tiling
 
 SHORTEST = 8  # keys of a full run beside keys with bits: a shorter one would cost a kernel more than its bits do
-KEPT = 32  # masks, with sizes, whose lowered form is kept
+KEPT = 16  # masks, with sizes, whose lowered form is kept
 
 
 class Lowered(NamedTuple):
@@ -28,7 +28,7 @@ class Lowered(NamedTuple):
     bits: uint64, for each key of a run that is not full a word: bit b says that row p * panel + b attends the key. None
         is 0.
     planes: int64, shape `mask.lead`: which plane an entry uses; equal planes share one.
-    nnz: attending pairs of a (stacked) row and a key, over all planes.
+    nnz: attending pairs of a (stacked) row and a key, over the planes that are stored: a shared one counts once.
     """
 
     starts: np.ndarray
@@ -49,6 +49,8 @@ def lowered(mask: Mask, n_q: int, n_k: int, group: int, panel: int) -> Lowered:
         raise RedblueError(f"panel must be 1 to {MOST_ROWS} rows, got {panel}")
     if group < 1:
         raise RedblueError(f"group must be at least 1 row per query, got {group}")
+    if mask.group != 1:
+        raise RedblueError(f"give the mask of the queries, and their rows as group; got one of {mask.group} rows each")
     parts, used = planes(mask.rule)
     first = spans.numbered(ceil_div(n_q * group, panel)) * panel
     stop = np.minimum(first + panel, n_q * group)

@@ -1,7 +1,8 @@
 """Which (query, key) pairs attend: masks, as users make and hold them.
 
-A mask is a rule without sizes. `on(n_q, n_k)` lays it on queries and keys, which gives what schedules ask (`Pairs`).
-Each kind of rule has a file of its own: bands (full, causal, sliding window) and layouts of blocks.
+A mask is a rule without sizes. `on(n_q, n_k)` lays it on queries and keys, which gives what schedules ask (`Pairs`);
+`redblue.masks.lowered` what kernels take. Bands (full, causal, sliding window) and layouts of blocks have closed forms;
+all other rules, and every composition, are laid as patterns (`redblue.masks.pattern`), which are answered tile by tile.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from redblue.masks import spans
 
 MOST_ROWS = 64  # of a tile whose pairs are looked at: as many as a word has bits
 MOST_WORDS = 1 << 28  # that one tiling may keep: 2 GiB
-ONES = np.uint64(2**64 - 1)
+BELOW = np.array([(1 << bit) - 1 for bit in range(MOST_ROWS + 1)], np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +90,7 @@ def ones(first: np.ndarray, stop: np.ndarray) -> np.ndarray:
 
 def below(bit: np.ndarray) -> np.ndarray:
     """Words whose bits below `bit` are set: none for 0 and less, all for 64 and more."""
-    inside = np.clip(bit, 0, MOST_ROWS)
-    return np.where(inside == MOST_ROWS, ONES, (np.uint64(1) << (inside % MOST_ROWS).astype(np.uint64)) - np.uint64(1))
+    return BELOW[np.clip(bit, 0, MOST_ROWS)]
 
 
 def popcount(words: np.ndarray) -> np.ndarray:
