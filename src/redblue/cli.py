@@ -41,6 +41,8 @@ from redblue.options import (
     with_problem,
 )
 from redblue.recount import recount
+from redblue.sparse_command import EPILOG as SPARSE_EPILOG
+from redblue.sparse_command import sparse
 from redblue.sweep_command import EPILOG, sweep
 from redblue.text import STANDARD_REMARK
 
@@ -207,6 +209,7 @@ def bound(
 
 app.command(epilog=EPILOG)(sweep)
 app.command(epilog=MASK_EPILOG)(mask)
+app.command(epilog=SPARSE_EPILOG)(sparse)
 app.command(epilog=INFO_EPILOG)(info)
 
 

@@ -37,11 +37,15 @@ class Look(NamedTuple):
     shape: str
 
 
+# A path, within a square of side 2: Vega-Lite has no name for it
+STAR = "M0,-1L.29,-.4L.95,-.31L.48,.15L.59,.81L0,.5L-.59,.81L-.48,.15L-.95,-.31L-.29,-.4Z"
+
 LOOKS = {
     "standard": Look("#757d86", "#98a1ab", "diamond"),
     "flash1": Look("#2a8c5a", "#5fc792", "cross"),
     "flash": Look("#0068a8", "#5bb0ea", "circle"),
     "flash_onepass": Look("#5a4fb0", "#a79bf2", "triangle-down"),
+    "gather": Look("#b3263a", "#ef7d8a", STAR),
     "spilled_ds": Look("#9a7b00", "#d3b13a", "triangle-right"),
     "hybrid": Look("#b0508a", "#e08fc0", "square"),
     "saha_ye": Look("#00808a", "#4fc3cc", "triangle-left"),

@@ -10,6 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from redblue.bounds import one_mask
+from redblue.bounds.cover import cover
+from redblue.bounds.family import family
 from redblue.bounds.table import phase_loads
 from redblue.errors import RedblueError
 from redblue.problem import Problem
@@ -83,6 +86,12 @@ def _phases(p: Problem, words: int) -> int:
     return phase_loads(p.direction, p.d, p.value_dim, words, _live(p)[2]) - sums + _outputs(p)
 
 
+def _one_mask(p: Problem, words: int) -> int:
+    """Phases whose pairs are those of this mask (Theorem 5)."""
+    pairs = p.mask.on(p.n_q, p.n_k)
+    return one_mask.loads(cover(pairs), p.direction, p.d, p.value_dim, words, pairs.nnz) if pairs.nnz else 0
+
+
 def _large_cache(p: Problem, words: int) -> int:
     """Phases of L loads that touch W = M + L words: twice M, or the least that Theorem 1 covers."""
     d, d_v, pairs = p.d, p.value_dim, _live(p)[2]
@@ -117,9 +126,7 @@ def _order_backward(p: Problem, words: int) -> int:
 
 
 def _order_sparse(p: Problem, words: int) -> int:
-    rows, keys, pairs = _live(p)
-    entries = rows * p.d + keys * (p.d + p.value_dim)
-    return min(entries**2 // words, math.isqrt(entries**2 * pairs // words))
+    return family(p).form(words)
 
 
 def _order_any_arithmetic(p: Problem, words: int) -> int:
@@ -168,6 +175,20 @@ PROVED = (
             _phases,
         )
         for direction, constant in CONSTANTS.items()
+    ),
+    *(
+        Row(
+            "one mask",
+            direction,
+            "max over L of L (ceil(Z / G(K, d, d_v, M + L)) - 1), K(u): most pairs of this mask in u rows and keys",
+            "that of phases, with K(u) for u^2 / 4",
+            CHAINS + "; for this one mask",
+            "docs/theory.md, Theorem 5; G bounded by branch and bound, K by what is quick to know of the mask",
+            True,
+            _one_mask,
+            lambda stream, words: not stream.mask.is_full,
+        )
+        for direction in ("forward", "backward")
     ),
     Row(
         "large cache",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +20,15 @@ from redblue.machine.rules import CapacityError, MachineError, NotKept, NotStore
 from redblue.machine.values import Region, Slow, Tile, Value
 
 MOST_FLAGS = 2**31  # bytes that a run may spend on remembering which words of slow memory were stored
+
+
+class Index(Protocol):
+    """The stored index of a mask: who asks for rows reads what it says of them."""
+
+    def read(self, machine: Machine, pairs: Any, rows: range) -> tuple[range, ...]: ...
+    def found(self, pairs: Any) -> Any:
+        """The mask as it was read last: what answers `holds` and `dense` for the rows asked for."""
+        ...
 
 
 class Machine(ABC):
@@ -34,6 +43,7 @@ class Machine(ABC):
         self.reads = self.writes = self.held = self.peak = self.flops = 0
         self.clock = 0  # moves so far: a computed value is valid until the next one
         self._outputs: list[Slow] = []
+        self.index: Index | None = None  # of a mask that is stored, not known by rule
 
     # What a kind of machine decides -----------------------------------------------------------
     @abstractmethod
@@ -166,9 +176,21 @@ class Machine(ABC):
             self.held -= tile.words
         self.tick()
 
+    def cols_of(self, pairs: Any, rows: range) -> tuple[range, ...]:
+        """The columns that some of the rows attend, for a schedule that comes to these rows.
+
+        Costs no words if the mask is known by rule; else all that its index says of the rows is read.
+        """
+        return pairs.cols_of(rows) if self.index is None else self.index.read(self, pairs, rows)
+
+    def holds(self, pairs: Any, rows: range, cols: range) -> bool:
+        """Whether every pair of the tile attends, so that it needs no masking: as `cols_of` found it."""
+        return (pairs if self.index is None else self.index.found(pairs)).holds(rows, cols)
+
     def where(self, pairs: Any, rows: range, cols: range, value: Value, otherwise: float) -> Value:
-        """value where (rows x cols) of the mask attend, `otherwise` elsewhere. Masks known by rule cost no words."""
+        """value where (rows x cols) of the mask attend, `otherwise` elsewhere: as `cols_of` found them."""
         self._own(value)
+        pairs = pairs if self.index is None else self.index.found(pairs)
         return Value(self, self.select(pairs, rows, cols, value.read(), otherwise), summed=value.summed)
 
     def _own(self, *values: Value) -> None:

@@ -15,7 +15,9 @@ class Numeric(Machine):
     """Runs a schedule on float64 arrays. What nobody wrote is NaN, in slow memory and in new tiles alike."""
 
     def slow_input(self, name: str, shape: tuple[int, ...], data: np.ndarray | None) -> np.ndarray:
-        array = np.asarray(data, np.float64)
+        array = np.asarray(data)
+        if array.dtype.kind not in "iu":  # an index stays as it is
+            array = array.astype(np.float64)
         if array.shape != shape:
             raise MachineError(f"{name} has shape {array.shape}, the problem needs {shape}")
         return array

@@ -87,6 +87,24 @@ class Tiled:
         within = rows.stop - panels * MOST_ROWS, rows.start - panels * MOST_ROWS
         return panels, below(within[0]) & ~below(within[1])
 
+    @functools.cached_property
+    def degrees(self) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs of each row, and of each column."""
+        full, at, words, lengths = self._tiles
+        width = self.n_cols + 1
+        panel, of_word = full[::2] // width, at // width
+        rows = np.repeat(np.bincount(panel, full[1::2] - full[::2], len(lengths)).astype(np.int64), lengths)
+        begins = np.flatnonzero(np.diff(of_word, prepend=-1))
+        partial = np.zeros((len(lengths), MOST_ROWS), np.int64)
+        if len(begins):
+            for bit in range(MOST_ROWS):
+                ones = (words >> np.uint64(bit) & np.uint64(1)).astype(np.int64)
+                partial[of_word[begins], bit] = np.add.reduceat(ones, begins)
+        edges = (np.bincount(at % width, lengths[panel], width) for at in (full[::2], full[1::2]))
+        covered = np.cumsum(np.subtract(*edges))
+        cols = covered + np.bincount(at % width, popcount(words), width)
+        return rows + partial.ravel()[: self.n_rows], np.rint(cols[:-1]).astype(np.int64)
+
     # What schedules ask ---------------------------------------------------------------------------
     def cols_of(self, rows: range) -> Runs:
         """The columns that some row of `rows` attends, as maximal runs."""

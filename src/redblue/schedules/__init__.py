@@ -6,6 +6,7 @@ from redblue.schedules import (
     flash,
     flash1,
     flash_onepass,
+    gather,
     gradient_x,
     gradient_x_small,
     hybrid,
@@ -14,10 +15,10 @@ from redblue.schedules import (
     spilled_ds,
     standard,
 )
-from redblue.schedules.schedule import Cost, NotCovered, Schedule, TooFewWords
+from redblue.schedules.schedule import Cost, NotCovered, Schedule, Sweep, TooFewWords
 
 MODULES = (
-    *(standard, flash1, flash, flash_onepass, spilled_ds, hybrid, saha_ye, small_cache),
+    *(standard, flash1, flash, flash_onepass, gather, spilled_ds, hybrid, saha_ye, small_cache),
     *(gradient_x, gradient_x_small),
 )
 SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}
@@ -41,4 +42,4 @@ def get(name: str) -> Schedule:
     return SCHEDULES[name]
 
 
-__all__ = ["SCHEDULES", "Cost", "NotCovered", "Schedule", "TooFewWords", "covering", "get", "list_schedules"]
+__all__ = ["SCHEDULES", "Cost", "NotCovered", "Schedule", "Sweep", "TooFewWords", "covering", "get", "list_schedules"]

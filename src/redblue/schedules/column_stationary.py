@@ -59,11 +59,11 @@ def dkv_tiles(
     for j in blocks(problem.n_k, cols):
         k_j, v_j = m.load(k[j]), m.load(v[j])
         dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.value_dim)
-        live = pairs.rows_of(j)
+        live = m.cols_of(pairs.T, j)
         for i in grid(live, rows, problem.n_q) if aligned else blocks(live, rows):
             q_i, dout_i, lse_i, delta_i = m.load(q[i]), m.load(dout[i]), m.load(lse[i]), m.load(delta[i])
             p = m.new("p", probabilities(q_i @ k_j.T * scale, lse_i))
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 p[...] = m.where(pairs, i, j, p, 0.0)
             dv_j += p.T @ dout_i
             p *= dout_i @ v_j.T - delta_i[:, None]  # now dS

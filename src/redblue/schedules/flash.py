@@ -16,7 +16,7 @@ from redblue.integers import larger, smaller
 from redblue.machine import Machine, Slow, exp, log, maximum
 from redblue.problem import Problem
 from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, longest_stay
-from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import LOWEST, probabilities
 
@@ -38,11 +38,11 @@ def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: 
     for i in blocks(problem.n_q, t.rows):
         q_i, out_i = m.load(q[i]), m.zeros("out_i", len(i), problem.value_dim)
         row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
-        for j in blocks(pairs.cols_of(i), t.cols):
+        for j in blocks(m.cols_of(pairs, i), t.cols):
             k_j = m.load(k[j])
             s = m.new("s", q_i @ k_j.T * scale)
             m.free(k_j)
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 s[...] = m.where(pairs, i, j, s, -np.inf)
             new_max = m.new("new_max", maximum(row_max, s.max(axis=1)))
             row_max[...] = exp(row_max - new_max)  # what was summed so far shrinks by this
@@ -108,10 +108,10 @@ def backward(
         m.free(out_i)
         m.store(delta[i], delta_i)
         q_i, lse_i, dq_i = m.load(q[i]), m.load(lse[i]), m.zeros("dq_i", len(i), problem.d)
-        for j in blocks(pairs.cols_of(i), t.cols):
+        for j in blocks(m.cols_of(pairs, i), t.cols):
             k_j, v_j = m.load(k[j]), m.load(v[j])
             ds = m.new("ds", probabilities(q_i @ k_j.T * scale, lse_i))
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 ds[...] = m.where(pairs, i, j, ds, 0.0)
             ds *= dout_i @ v_j.T - delta_i[:, None]
             dq_i += ds @ k_j
@@ -160,7 +160,13 @@ schedule = Schedule(
     title="FlashAttention (FlashAttention-2 order; backward in two kernels)",
     source="Dao et al., NeurIPS 2022 (arXiv 2205.14135), Thm 2 and 5; the order of FlashAttention-2 (arXiv 2307.08691)",
     passes={
-        "forward": Pass(forward, ForwardTiles, forward_cost, forward_tiles),
-        "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles),
+        "forward": Pass(forward, ForwardTiles, forward_cost, forward_tiles, lambda p, t: (Sweep("rows", t.rows),)),
+        "backward": Pass(
+            backward,
+            BackwardTiles,
+            backward_cost,
+            backward_tiles,
+            lambda p, t: (Sweep("rows", t.rows), Sweep("cols", t.dkv_cols)),
+        ),
     },
 )

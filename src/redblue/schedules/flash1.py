@@ -21,7 +21,7 @@ import numpy as np
 from redblue.integers import ceil_div, smaller
 from redblue.machine import Machine, Slow, exp, maximum
 from redblue.problem import Problem
-from redblue.schedules.schedule import Cost, Pass, Schedule, blocks, grid
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid
 from redblue.schedules.softmax import LOWEST, probabilities
 
 
@@ -40,10 +40,10 @@ def forward(
         _store_full(m, row_max, i, LOWEST)
     for j in blocks(problem.n_k, t.cols):
         k_j, v_j = m.load(k[j]), m.load(v[j])
-        for i in grid(pairs.rows_of(j), t.rows, problem.n_q):
+        for i in grid(m.cols_of(pairs.T, j), t.rows, problem.n_q):
             q_i, out_i, sum_i, max_i = m.load(q[i]), m.load(out[i]), m.load(row_sum[i]), m.load(row_max[i])
             s = m.new("s", q_i @ k_j.T * scale)
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 s[...] = m.where(pairs, i, j, s, -np.inf)
             tile_max = m.new("tile_max", maximum(s.max(axis=1), LOWEST))
             s[...] = exp(s - tile_max[:, None])
@@ -99,11 +99,11 @@ def backward(
     for j in blocks(problem.n_k, t.cols):
         k_j, v_j = m.load(k[j]), m.load(v[j])
         dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.value_dim)
-        for i in grid(pairs.rows_of(j), t.rows, problem.n_q):
+        for i in grid(m.cols_of(pairs.T, j), t.rows, problem.n_q):
             q_i, out_i, dout_i, dq_i = m.load(q[i]), m.load(out[i]), m.load(dout[i]), m.load(dq[i])
             sum_i, max_i = m.load(row_sum[i]), m.load(row_max[i])
             p = m.new("p", probabilities(q_i @ k_j.T * scale, max_i) / maximum(sum_i, 1)[:, None])
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 p[...] = m.where(pairs, i, j, p, 0.0)
             dv_j += p.T @ dout_i
             delta_i = m.new("delta_i", (dout_i * out_i).sum(axis=1))
@@ -158,8 +158,8 @@ schedule = Schedule(
     title="FlashAttention-1 as printed: keys and values in the outer loop",
     source="Dao et al., NeurIPS 2022 (arXiv 2205.14135), Algorithms 1, 4 and 5",
     passes={
-        "forward": Pass(forward, Tiles, forward_cost, forward_tiles),
-        "backward": Pass(backward, Tiles, backward_cost, backward_tiles),
+        "forward": Pass(forward, Tiles, forward_cost, forward_tiles, lambda p, t: (Sweep("cols", t.cols),)),
+        "backward": Pass(backward, Tiles, backward_cost, backward_tiles, lambda p, t: (Sweep("cols", t.cols),)),
     },
     drop_in=False,
 )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
 from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, longest_stay, row_deltas, row_deltas_cost
-from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks
 
 
 class BackwardTiles(NamedTuple):
@@ -38,7 +38,7 @@ def backward(
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     delta = row_deltas(m, problem, t.rows, out, dout)
     for i in blocks(problem.n_q, t.rows):
-        if not pairs.cols_of(i):
+        if not m.cols_of(pairs, i):
             nothing = m.zeros("dq_i", len(i), problem.d)
             m.store(dq[i], nothing)
             m.free(nothing)
@@ -69,5 +69,13 @@ schedule = Schedule(
     name="flash_onepass",
     title="FlashAttention backward in one sweep",
     source="the order of FlashAttention, Algorithm 4 (arXiv 2205.14135), with the lse and delta of arXiv 2307.08691",
-    passes={"backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles)},
+    passes={
+        "backward": Pass(
+            backward,
+            BackwardTiles,
+            backward_cost,
+            backward_tiles,
+            lambda p, t: (Sweep("rows", t.rows), Sweep("cols", t.cols)),
+        )
+    },
 )

@@ -18,7 +18,7 @@ from redblue.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
 from redblue.schedules import flash
-from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import probabilities
 
@@ -77,10 +77,10 @@ def _accumulate(
         delta_i = m.new("delta_i", (c_i * out_i).sum(axis=1))
         m.free(out_i)
         q_i, lse_i, g_i = m.load(q[i]), m.load(lse[i]), m.zeros("g_i", len(i), problem.d)
-        for j in blocks(pairs.cols_of(i), t.grad_cols):
+        for j in blocks(m.cols_of(pairs, i), t.grad_cols):
             k_j, v_j = m.load(k[j]), m.load(v[j])
             ds = m.new("ds", probabilities(q_i @ k_j.T * scale, lse_i))
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 ds[...] = m.where(pairs, i, j, ds, 0.0)
             ds *= c_i @ v_j.T - delta_i[:, None]
             g_i += ds @ k_j
@@ -153,5 +153,13 @@ schedule = Schedule(
     name="gradient_x",
     title="The gradient with respect to X, large cache: probabilities recomputed, dX accumulated",
     source="arXiv 2410.09397, Thm 4.1 (its large-cache upper bound), in the row-stationary order of FlashAttention-2",
-    passes={"gradient_x": Pass(gradient, Tiles, gradient_cost, gradient_tiles)},
+    passes={
+        "gradient_x": Pass(
+            gradient,
+            Tiles,
+            gradient_cost,
+            gradient_tiles,
+            lambda p, t: (Sweep("rows", t.rows), Sweep("rows", t.grad_rows)),
+        )
+    },
 )

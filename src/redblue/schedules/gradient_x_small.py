@@ -17,7 +17,7 @@ from redblue.machine import Machine, Slow, exp, maximum
 from redblue.masks import Mask, Pairs
 from redblue.problem import Problem
 from redblue.schedules.products import consume, consume_cost, consume_tiles, score_cost, score_peak, score_tile
-from redblue.schedules.schedule import Cost, Pass, Schedule, blocks, grid, within
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, within
 from redblue.schedules.softmax import LOWEST, spill, weigh, weigh_cost
 from redblue.schedules.spilled import spill_and_weigh_tiles
 
@@ -56,7 +56,7 @@ def gradient(
     top_of, sum_of = m.scratch("row_max", (n_q,)), m.scratch("row_sum", (n_q,))
     for i in blocks(n_q, t.rows):
         row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
-        for j in grid(pairs.cols_of(i), t.cols, n_k):
+        for j in grid(m.cols_of(pairs, i), t.cols, n_k):
             s = score_tile(m, "s", q, a2, i, j, t.depth)
             s *= scale
             spill(m, s, pairs, i, j, (row_max, row_sum), p, top[i, _column(j, t.cols)])
@@ -79,7 +79,7 @@ def gradient(
             delta_i += (c_if * out_if).sum(axis=1)
             m.store(c[i, f], c_if)
             m.free(out_if, c_if)
-        for j in grid(pairs.cols_of(i), t.cols, n_k):
+        for j in grid(m.cols_of(pairs, i), t.cols, n_k):
             ds = score_tile(m, "ds", c, v, i, j, t.depth)
             factor = m.load(top[i, _column(j, t.cols)])
             factor[...] = exp(factor - row_max[:, None]) / row_sum[:, None] * scale
@@ -157,10 +157,16 @@ def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles
     return Tiles._make((*pairs, *(edge for tile in products if tile for edge in tile)))
 
 
+def _sweeps(p: Problem, t: Tiles) -> tuple[Sweep, ...]:
+    """P, then dS; between them P V, at last dS A2."""
+    out = Sweep("rows", t.out_rows, ceil_div(p.value_dim, t.out_cols))
+    return Sweep("rows", t.rows, 2), out, Sweep("rows", t.g_rows, ceil_div(p.d, t.g_cols))
+
+
 schedule = Schedule(
     name="gradient_x_small",
     title="The gradient with respect to X, small cache: output-stationary products, P and dS spilled",
     source="reconstructed after arXiv 2410.09397, Algorithm 6 (Thm 4.3), with row maxima",
-    passes={"gradient_x": Pass(gradient, Tiles, gradient_cost, gradient_tiles)},
+    passes={"gradient_x": Pass(gradient, Tiles, gradient_cost, gradient_tiles, _sweeps)},
     spills=True,
 )

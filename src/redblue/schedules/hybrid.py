@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from redblue.integers import smaller
+from redblue.integers import ceil_div, smaller
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
 from redblue.schedules.column_stationary import longest_stay, row_deltas, row_deltas_cost
 from redblue.schedules.products import consume, consume_cost, consume_tiles
-from redblue.schedules.schedule import Cost, Pass, Schedule, blocks, grid, overlap, whole, within
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, overlap, whole, within
 from redblue.schedules.softmax import probabilities
 from redblue.schedules.spilled import forward_pass
 
@@ -53,10 +53,10 @@ def backward(
 
     for i in blocks(problem.n_q, t.rows):
         q_i, lse_i = m.load(q[i]), m.load(lse[i])
-        for j in grid(pairs.cols_of(i), t.depth, problem.n_k):
+        for j in grid(m.cols_of(pairs, i), t.depth, problem.n_k):
             k_j = m.load(k[j])
             p_ij = m.new("p_ij", probabilities(q_i @ k_j.T * scale, lse_i))
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 p_ij[...] = m.where(pairs, i, j, p_ij, 0.0)
             m.store(p[i, j], p_ij)
             m.free(k_j, p_ij)
@@ -64,7 +64,7 @@ def backward(
 
     for j in blocks(problem.n_k, t.cols):
         v_j, dv_j = m.load(v[j]), m.zeros("dv_j", len(j), problem.value_dim)
-        for i in grid(pairs.rows_of(j), t.depth, problem.n_q):
+        for i in grid(m.cols_of(pairs.T, j), t.depth, problem.n_q):
             dout_i, delta_i = m.load(dout[i]), m.load(delta[i])
             for part in whole(overlap(j, pairs.cols_of(i)), t.depth, problem.n_k):
                 p_ij, keys = m.load(p[i, part]), within(part, j)
@@ -117,13 +117,19 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
     return BackwardTiles(rows, cols, depth, *dq, *dk)
 
 
+def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:
+    own = Sweep("rows", t.rows), Sweep("cols", t.cols)
+    dq = Sweep("rows", t.dq_rows, ceil_div(p.d, t.dq_cols))
+    return *own, dq, Sweep("cols", t.dk_rows, ceil_div(p.d, t.dk_cols))
+
+
 schedule = Schedule(
     name="hybrid",
     title="Hybrid: what fits stays, P spilled, other products output-stationary",
     source="derived for redblue: docs/theory.md, 'The regimes'",
     passes={
         "forward": forward_pass(stays=True),
-        "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles),
+        "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles, _sweeps),
     },
     spills=True,
 )

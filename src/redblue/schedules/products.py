@@ -49,7 +49,7 @@ def consume(m: Machine, result: Slow, x: Slow, other: Slow, pairs: Pairs, rows: 
     for i in blocks(pairs.n_rows, rows):
         for f in blocks(other.shape[1], cols):
             tile = m.zeros(result.name, len(i), len(f))
-            for j in grid(pairs.cols_of(i), depth, pairs.n_cols):
+            for j in grid(m.cols_of(pairs, i), depth, pairs.n_cols):
                 other_slice = m.load(other[j, f])
                 for live in overlap(i, pairs.rows_of(j)):
                     x_slice = m.load(x[live, j])

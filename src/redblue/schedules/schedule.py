@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from redblue.errors import RedblueError
 from redblue.integers import ceil_div, larger
@@ -65,6 +65,17 @@ class Cost:
         return Cost(self.reads + later.reads, self.writes + later.writes, peak, self.flops + later.flops)
 
 
+class Sweep(NamedTuple):
+    """A pass over the mask, block by block, that asks once for each block of rows (of columns) what it attends.
+
+    side: "rows" or "cols". edge: rows (columns) of a block. times: how often each block asks.
+    """
+
+    side: str
+    edge: int
+    times: int = 1
+
+
 @dataclass(frozen=True)
 class Pass:
     """One direction of a schedule, for one stream (see Problem.one_stream).
@@ -72,12 +83,14 @@ class Pass:
     run(machine, problem, tiles, *arrays): the program; its parameter names say which arrays it takes.
     tile_type: a NamedTuple of tile edges. cost(problem, tiles): the closed form.
     search(problem, words, multiple): the tiles of fewest words, as a tile_type of integers, or None.
+    sweeps(problem, tiles): where the program asks the mask (m.cols_of), which matters if its index is stored.
     """
 
     run: Callable[..., None]
     tile_type: Callable[..., Any]
     cost: Callable[[Problem, Any], Cost]
     search: Callable[[Problem, int, Mapping[str, int]], Any]
+    sweeps: Callable[[Problem, Any], tuple[Sweep, ...]] = lambda problem, tiles: ()
 
     @property
     def arrays(self) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from redblue.integers import larger, smaller
+from redblue.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
 from redblue.schedules.products import consume, consume_cost, consume_tiles, score_cost, score_peak, score_tile
-from redblue.schedules.schedule import Cost, Pass, Schedule, blocks, grid, within
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, within
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import probabilities
 from redblue.schedules.spilled import forward_pass
@@ -52,10 +52,10 @@ def backward(
 
     for i in blocks(problem.n_q, t.rows):
         lse_i = m.load(lse[i])
-        for j in grid(pairs.cols_of(i), t.cols, problem.n_k):
+        for j in grid(m.cols_of(pairs, i), t.cols, problem.n_k):
             s = score_tile(m, "s", q, k, i, j, t.depth)
             s[...] = probabilities(s * scale, lse_i)
-            if not pairs.holds(i, j):
+            if not m.holds(pairs, i, j):
                 s[...] = m.where(pairs, i, j, s, 0.0)
             m.store(p[i, j], s)
             m.free(s)
@@ -67,7 +67,7 @@ def backward(
             out_f, dout_f = m.load(out[i, f]), m.load(dout[i, f])
             delta_i += (out_f * dout_f).sum(axis=1)
             m.free(out_f, dout_f)
-        for j in grid(pairs.cols_of(i), t.cols, problem.n_k):
+        for j in grid(m.cols_of(pairs, i), t.cols, problem.n_k):
             ds_ij = score_tile(m, "ds", dout, v, i, j, t.depth)
             for part in blocks(j, t.depth):
                 p_slice = m.load(p[i, part])
@@ -130,11 +130,21 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
     return BackwardTiles._make((*pair, depth, *(edge for tile in gradients if tile for edge in tile)))
 
 
+def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:
+    """P, then dS; then the products of both."""
+    dq = Sweep("rows", t.dq_rows, ceil_div(p.d, t.dq_cols))
+    dk = Sweep("cols", t.dk_rows, ceil_div(p.d, t.dk_cols))
+    return Sweep("rows", t.rows, 2), dq, dk, Sweep("cols", t.dv_rows, ceil_div(p.value_dim, t.dv_cols))
+
+
 schedule = Schedule(
     "small_cache",
     "Small-cache attention: output-stationary products, P spilled",
     "Saha & Ye, ICML 2024 (arXiv 2402.07443), Algorithm 1, with row maxima; backward reconstructed after "
     "Algorithm 6 of arXiv 2410.09397",
-    {"forward": forward_pass(stays=False), "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles)},
+    {
+        "forward": forward_pass(stays=False),
+        "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles, _sweeps),
+    },
     spills=True,
 )

@@ -37,7 +37,7 @@ def spill(
     stats: row maximum and row sum so far. top: where the maxima go, (len(i), 1).
     """
     row_max, row_sum = stats
-    if not pairs.holds(i, j):
+    if not m.holds(pairs, i, j):
         s[...] = m.where(pairs, i, j, s, -np.inf)
     tile_max = m.new("tile_max", maximum(s.max(axis=1), LOWEST))
     s[...] = exp(s - tile_max[:, None])
@@ -61,7 +61,7 @@ def weigh(
         lse_i = m.load(lse[i])
         for f in blocks(v.shape[1], out_cols):
             out_if = m.zeros("out_if", len(i), len(f))
-            for j in grid(pairs.cols_of(i), cols, pairs.n_cols):
+            for j in grid(m.cols_of(pairs, i), cols, pairs.n_cols):
                 column = range(j.start // cols, j.start // cols + 1)
                 factors = [(live, m.load(top[live, column])) for live in overlap(i, pairs.rows_of(j))]
                 for live, factor in factors:

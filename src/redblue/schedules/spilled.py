@@ -17,7 +17,7 @@ from redblue.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow, Tile, log
 from redblue.problem import Problem
 from redblue.schedules.products import score_cost, score_peak, score_tile
-from redblue.schedules.schedule import Cost, Pass, blocks, grid
+from redblue.schedules.schedule import Cost, Pass, Sweep, blocks, grid
 from redblue.schedules.search import edges, pair_edges
 from redblue.schedules.softmax import LOWEST, spill, weigh, weigh_cost, weigh_peak
 
@@ -39,7 +39,7 @@ def forward(
     for i in blocks(problem.n_q, t.rows):
         q_i = m.load(q[i]) if stays else q
         row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
-        for j in grid(pairs.cols_of(i), t.cols, problem.n_k):
+        for j in grid(m.cols_of(pairs, i), t.cols, problem.n_k):
             s = score_tile(m, "s", q_i, k, i, j, t.depth)
             s *= scale
             spill(m, s, pairs, i, j, (row_max, row_sum), p, top[i, range(j.start // t.cols, j.start // t.cols + 1)])
@@ -131,4 +131,9 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays:
 def forward_pass(stays: bool) -> Pass:
     """The forward pass, with the queries staying or streaming while scores are computed."""
     bind = partial(partial, stays=stays)
-    return Pass(bind(forward), ForwardTiles, bind(forward_cost), bind(forward_tiles))
+    return Pass(bind(forward), ForwardTiles, bind(forward_cost), bind(forward_tiles), sweeps)
+
+
+def sweeps(p: Problem, t: ForwardTiles) -> tuple[Sweep, ...]:
+    """One while P is computed, and one for each column block of O while it is weighed."""
+    return Sweep("rows", t.rows), Sweep("rows", t.out_rows, ceil_div(p.value_dim, t.out_cols))

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from redblue.integers import ceil_div
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
 from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, longest_stay, row_deltas, row_deltas_cost
 from redblue.schedules.products import consume, consume_cost, consume_tiles
-from redblue.schedules.schedule import Cost, Pass, Schedule, overlap, whole, within
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, overlap, whole, within
 
 
 class BackwardTiles(NamedTuple):
@@ -70,6 +71,14 @@ schedule = Schedule(
     name="spilled_ds",
     title="Backward with dS spilled: dK and dV column-stationary, dQ output-stationary",
     source="derived for redblue: docs/theory.md, 'The regimes'",
-    passes={"backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles)},
+    passes={
+        "backward": Pass(
+            backward,
+            BackwardTiles,
+            backward_cost,
+            backward_tiles,
+            lambda p, t: (Sweep("cols", t.cols), Sweep("rows", t.dq_rows, ceil_div(p.d, t.dq_cols))),
+        )
+    },
     spills=True,
 )

@@ -16,7 +16,7 @@ from redblue.machine import Machine, Slow, Tile, exp, maximum
 from redblue.masks import Mask, Pairs
 from redblue.problem import Problem
 from redblue.schedules.products import consume, consume_cost, consume_tiles, score_cost, score_peak, score_tile
-from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import LOWEST
 
@@ -60,7 +60,7 @@ def _scores(m: Machine, result: Slow, left: Slow, right: Slow, t: Any, scale: fl
 
 def _load_masked(m: Machine, s: Slow, pairs: Pairs, i: range, j: range) -> Tile:
     s_ij = m.load(s[i, j])
-    if not pairs.holds(i, j):
+    if not m.holds(pairs, i, j):
         s_ij[...] = m.where(pairs, i, j, s_ij, -np.inf)
     return s_ij
 
@@ -72,6 +72,7 @@ def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: 
     for i in blocks(problem.n_q, t.softmax_rows):
         row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
         held = None
+        m.cols_of(pairs, i)  # which of the scores count
         for j in cols:
             held = _load_masked(m, s, pairs, i, j)
             row_sum *= exp(row_max - maximum(row_max, held.max(axis=1)))
@@ -79,6 +80,8 @@ def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: 
             row_sum += exp(held - row_max[:, None]).sum(axis=1)
             if len(cols) > 1:
                 m.free(held)
+        if len(cols) > 1:
+            m.cols_of(pairs, i)
         for j in cols:
             s_ij = held if held and len(cols) == 1 else _load_masked(m, s, pairs, i, j)
             s_ij[...] = exp(s_ij - row_max[:, None]) / maximum(row_sum, 1)[:, None]
@@ -193,7 +196,13 @@ schedule = Schedule(
     title="Standard attention: scores and probabilities in slow memory",
     source="Dao et al., NeurIPS 2022 (arXiv 2205.14135), Algorithms 0 and 3",
     passes={
-        "forward": Pass(forward, ForwardTiles, forward_cost, forward_tiles),
+        "forward": Pass(
+            forward,
+            ForwardTiles,
+            forward_cost,
+            forward_tiles,
+            lambda p, t: (Sweep("rows", t.softmax_rows, 1 + (t.softmax_cols < p.n_k)),),
+        ),
         "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles),
     },
     drop_in=False,
