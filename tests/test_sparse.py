@@ -69,6 +69,18 @@ def test_every_schedule_and_format_is_what_count_says(direction):
     assert all(each["why"] for point in data["points"] for each in point["missing"])
 
 
+def test_count_takes_an_index():
+    arguments = ("count", "flash", "--n", "48", "--d", "4", "--words", "200", "--mask", "window:6,5", "--index", "csr")
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    found = json.loads(result.stdout)
+    mask = rb.Mask.sliding_window(6, 5)
+    assert (
+        found["index_words"] == rb.count("flash", rb.Problem(48, 48, 4, mask=mask), words=200, index="csr").index_words
+    )
+    assert json.loads(CliRunner().invoke(app, [*arguments, "--json", "--run"]).stdout)["reads"] == found["reads"]
+    assert "of the reads" in CliRunner().invoke(app, [*arguments]).output
+
+
 def test_the_index_of_both_sides_is_needed_backward():
     forward, backward = (run_json(*SMALL, "--direction", d)["index_words"] for d in ("forward", "backward"))
     assert backward["csr"] == 2 * forward["csr"] == 2 * (49 + rb.Mask.sliding_window(6, 5).nnz(48, 48))

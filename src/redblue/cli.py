@@ -170,6 +170,9 @@ def count(
     at_once: Annotated[
         int, typer.Option(help="Streams (batch x key/value heads) that run side by side and share the cache.")
     ] = 1,
+    index: Annotated[
+        str, typer.Option(help="How the mask is stored: rule (it is not), bits, blocks, tiles[:EDGE], csr, coo or N:M.")
+    ] = "rule",
     run: Annotated[bool, typer.Option("--run", help="Count by running it, not from its closed form.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -179,7 +182,7 @@ def count(
 
     def attempt(name: str) -> None:
         try:
-            found.append(counter(name, problem, words=words, tiles=edges, at_once=at_once))
+            found.append(counter(name, problem, words=words, tiles=edges, at_once=at_once, index=index))
         except (rb.TooFewWords, rb.CapacityError, rb.NotCovered) as error:
             reasons.append(str(error))
 

@@ -63,7 +63,8 @@ def counts_table(found: Iterable[Count], left_out: Sequence[str]) -> Table:
     )
     for c in found:
         moved = (f"{c.words:,}", f"{c.reads:,}\n{c.writes:,}", f"{c.peak:,}", amount(c.flops))
-        made.add_row(f"{c.schedule}\n{tile_text(c.tiles)}", *moved)
+        index = f"\nindex: {c.index_words:,} of the reads" if c.index != "rule" else ""
+        made.add_row(f"{c.schedule}\n{tile_text(c.tiles)}{index}", *moved)
     return made
 
 

@@ -12,7 +12,9 @@ import numpy as np
 from redblue.errors import RedblueError
 from redblue.formats import Arrays, Part, ends, pack, pieces, unpack
 from redblue.integers import ceil_div
-from redblue.masks.pairs import Pairs
+from redblue.masks.census import census
+from redblue.masks.pairs import Pairs, Transposed
+from redblue.masks.tiled import Tiled
 
 MOST_TILES = 1 << 22  # that are looked at one by one: some seconds
 
@@ -30,21 +32,34 @@ class Tiles(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def live_tiles(side: Pairs, rows: int, cols: int) -> Tiles:
-    """Raises RedblueError for more than MOST_TILES."""
+    """rows: a multiple of the rows that one query fills. Raises RedblueError for more than MOST_TILES."""
     many = int(side.sums(rows, cols).tiles)
     if many > MOST_TILES:
         raise RedblueError(
             f"the mask has {many:,} live tiles of {rows} x {cols}, at most {MOST_TILES:,} are listed: give larger tiles"
         )
-    starts, found, full = [0], [], []
+    if isinstance(side, Transposed):
+        of = live_tiles(side.of, cols, rows)
+        row = np.repeat(np.arange(len(of.starts) - 1), np.diff(of.starts))
+        order = np.argsort(of.cols, kind="stable")
+        return Tiles(_starts(of.cols, ceil_div(side.n_rows, rows)), row[order], of.full[order])
+    if isinstance(side, Tiled):
+        found = census(side.pattern, rows // side.group, cols)
+        return Tiles(_starts(found.row, ceil_div(side.n_rows, rows)), found.col, found.pairs == found.area)
+    row, col, full = [], [], []
     for top in range(0, side.n_rows, rows):
         block = range(top, min(top + rows, side.n_rows))
-        runs = side.cols_of(block)
-        here = sorted({at for run in runs for at in range(run.start // cols, ceil_div(run.stop, cols))})
-        found += here
+        here = sorted({at for run in side.cols_of(block) for at in range(run.start // cols, ceil_div(run.stop, cols))})
+        row += [top // rows] * len(here)
+        col += here
         full += [side.holds(block, range(at * cols, min((at + 1) * cols, side.n_cols))) for at in here]
-        starts.append(len(found))
-    return Tiles(np.array(starts), np.array(found, np.int64), np.array(full, bool))
+    starts = _starts(np.array(row, np.int64), ceil_div(side.n_rows, rows))
+    return Tiles(starts, np.array(col, np.int64), np.array(full, bool))
+
+
+def _starts(rows: np.ndarray, count: int) -> np.ndarray:
+    """Where each row begins in a list that is sorted by rows, or will be."""
+    return np.append(0, np.cumsum(np.bincount(rows, minlength=count)))
 
 
 @dataclass(frozen=True)
