@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from redblue import _core
-from redblue.kernels import cpu
+from redblue.kernels import attended, cpu
+from redblue.masks import Mask
 
 PAGE = mmap.PAGESIZE
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}
@@ -70,6 +71,15 @@ class Guarded:
         self.described = (start + first - low * BYTES[dtype], *strides)
 
 
+def listed(rng: np.random.Generator, sizes: cpu.Sizes, lanes: int, bias_gradient: bool) -> cpu.Attended:
+    """A random mask, the same or another for each batch entry, as runs of keys or as pairs."""
+    shape = (sizes.lead[0], 1) if rng.random() < 0.3 else ()
+    mask = Mask.from_dense(rng.random((*shape, sizes.n_q, sizes.n_k)) < rng.choice([0.01, 0.1, 0.6, 1.0]))
+    if not bias_gradient and rng.random() < 0.5:
+        return attended.in_pairs(mask, sizes)
+    return attended.in_tiles(mask, sizes, lanes, bias_gradient)
+
+
 def one_call(seed: int, number: int) -> str:
     """Do it. Returns it in words."""
     rng = np.random.default_rng([seed, number])
@@ -97,11 +107,15 @@ def one_call(seed: int, number: int) -> str:
     sinks = Guarded(rng, sums, (1, 1, 1, heads), "plain") if rng.random() < 0.3 else None
     first = -n_q if rng.random() < 0.5 else int(rng.integers(-n_q - 3, n_k + 4))
     end = n_k + 1 if rng.random() < 0.5 else first + int(rng.integers(1, n_q + n_k + 2))
+    mask = cpu.Attended(first, end)
+    sizes = cpu.Sizes((lead,), kv_heads, group, n_q, n_k, d, d_v)
+    if rng.random() < 0.5 and n_q and n_k:
+        mask = listed(rng, sizes, row.lanes(cpu.NUMBERS[dtype]), dbias is not None)
     tile = None
     if rng.random() < 0.6:
         tile = cpu.Tile(int(rng.integers(1, 200)), int(rng.integers(1, 200)), pieces=int(rng.integers(1, 6)))
     options = {
-        "mask": cpu.Attended(first, end),
+        "mask": mask,
         "scale": float(rng.choice([0.3, -0.2, 0.0, 1.0])),
         "softcap": float(rng.choice([0.0, 0.0, 3.0])),
         "dropout": float(rng.choice([0.0, 0.0, 0.4])),
@@ -112,7 +126,6 @@ def one_call(seed: int, number: int) -> str:
         "tile": tile,
         "row": row,
     }
-    sizes = cpu.Sizes((lead,), kv_heads, group, n_q, n_k, d, d_v)
     arrays = [x.described for x in (q, k, v, out, lse)]
     cpu.forward(sizes, dtype, *arrays, sinks=sinks.described if sinks else None, **options)
     more = [x.described for x in (dout, dq, dk, dv, delta)]

@@ -42,8 +42,8 @@ def attended(
         raise RedblueError("heads that share a key head must have one mask: repeat k and v for masks of their own")
     lanes = cpu.isa().lanes(cpu.NUMBERS[dtype])
     if not bias_gradient and gathers(mask, sizes, lanes, direction):  # a bias's gradient is summed tile by tile
-        return _pairs(mask, sizes)
-    return _tiles(mask, sizes, lanes, bias_gradient)
+        return in_pairs(mask, sizes)
+    return in_tiles(mask, sizes, lanes, bias_gradient)
 
 
 def check_lead(mask: Mask, sizes: Sizes) -> None:
@@ -60,7 +60,7 @@ def per_head(mask: Mask | None) -> bool:
 
 
 @lru_cache(maxsize=KEPT)
-def _tiles(mask: Mask, sizes: Sizes, lanes: int, bias_gradient: bool) -> Attended:
+def in_tiles(mask: Mask, sizes: Sizes, lanes: int, bias_gradient: bool) -> Attended:
     pattern, held = _runs(mask, sizes, sizes.group, lanes)
     by_query, more = None, None
     if bias_gradient:
@@ -69,7 +69,7 @@ def _tiles(mask: Mask, sizes: Sizes, lanes: int, bias_gradient: bool) -> Attende
 
 
 @lru_cache(maxsize=KEPT)
-def _pairs(mask: Mask, sizes: Sizes) -> Attended:
+def in_pairs(mask: Mask, sizes: Sizes) -> Attended:
     edges, planes, held = _edges(mask, sizes)
     return Attended(-sizes.n_q, sizes.n_k + 1, Pattern(0, 0, 0, planes, 1, 0, 1, False), edges=edges, held=held)
 
@@ -86,9 +86,9 @@ def gathers(mask: Mask, sizes: Sizes, lanes: int, direction: str) -> bool:
     pattern = mask.plane(0).rule.laid(sizes.n_q, sizes.n_k)
     found = tiling(pattern, first, np.minimum(first + lanes, rows), group)
     keys = int((found.full[1::2] - found.full[::2]).sum()) + len(found.at)
-    in_tiles = keys / max(1, len(first)) * panels * lanes
+    tile_pairs = keys / max(1, len(first)) * panels * lanes
     arithmetic, overhead = GATHER_PRICE[direction]
-    return in_tiles > (arithmetic + overhead / (sizes.d + sizes.d_v)) * nnz
+    return tile_pairs > (arithmetic + overhead / (sizes.d + sizes.d_v)) * nnz
 
 
 def _runs(mask: Mask, sizes: Sizes, group: int, lanes: int) -> tuple[Pattern, object]:

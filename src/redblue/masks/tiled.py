@@ -62,6 +62,8 @@ class Tiled:
 
     @functools.cached_property
     def _nnz(self) -> int:
+        if isinstance(self.pattern, Graph):
+            return len(self.pattern.indices) * self.group
         full, _, words, lengths = self._tiles
         return int(((full[1::2] - full[::2]) * lengths[full[::2] // (self.n_cols + 1)]).sum() + popcount(words).sum())
 
