@@ -92,24 +92,26 @@ struct Backward : Formats<T, F> {
     }
   }
 
-  // Row sums of dout * out, less the gradient of lse; and dQ = 0 where the whole block attends nothing.
+  // A row's sum of dout * out, less the gradient of its lse.
+  static void store_delta(const Stream& s, long r) {
+    const Call& call = s.call;
+    const T *const a = s.row<const T>(call.out)(r), *const b = s.row<const T>(call.dout)(r);
+    V<Sum> sums = V<Sum>{};
+    Sum sum = 0;
+    long c = 0;
+    if constexpr (Wide<T>::kWhole)
+      if (call.out.column == 1 && call.dout.column == 1)
+        for (; c + L <= call.d_v; c += L) sums = multiply_add<Sum>(Wide<T>::load_wide(a + c), Wide<T>::load_wide(b + c), sums);
+    for (; c < call.d_v; c++) sum += Sum(widen(a[c * call.out.column])) * widen(b[c * call.dout.column]);
+    const auto number = s.number(r);
+    at<Sum>(call.delta, 0)[number] =
+        sum + sum_of_lanes<Sum>(sums) - (call.dlse.data ? at<const Sum>(call.dlse, 0)[number] : 0);
+  }
+
+  // The deltas of a panel, and dQ = 0 where it attends nothing.
   static Moved deltas(const Call& call, std::int64_t stream, long r0, long count, Room&) {
     const Stream s(call, stream);
-    const auto out = s.row<const T>(call.out), dout = s.row<const T>(call.dout);
-    for (long r = r0; r < r0 + count; r++) {
-      const T *a = out(r), *b = dout(r);
-      V<Sum> sums = V<Sum>{};
-      Sum sum = 0;
-      long c = 0;
-      if constexpr (Wide<T>::kWhole)
-        if (call.out.column == 1 && call.dout.column == 1)
-          for (; c + L <= call.d_v; c += L)
-            sums = multiply_add<Sum>(Wide<T>::load_wide(a + c), Wide<T>::load_wide(b + c), sums);
-      for (; c < call.d_v; c++) sum += Sum(widen(a[c * call.out.column])) * widen(b[c * call.dout.column]);
-      const auto number = s.number(r);
-      at<Sum>(call.delta, 0)[number] =
-          sum + sum_of_lanes<Sum>(sums) - (call.dlse.data ? at<const Sum>(call.dlse, 0)[number] : 0);
-    }
+    for (long r = r0; r < r0 + count; r++) store_delta(s, r);
     Moved moved{2 * count * call.d_v, count};
     if (Walk(s, rows_of(r0, count), 0, call.n_k).next(0) != Walk::kNone) return moved;
     const auto dq = s.row<T>(call.dq);

@@ -190,7 +190,7 @@ struct Gather : Formats<T, F> {
     }
   }
 
-  // dQ of queries first .. stop - 1; `deltas` must have run.
+  // Deltas and dQ of queries first .. stop - 1.
   static Moved query_gradients(const Call& call, std::int64_t stream, std::int64_t first, std::int64_t stop, Room& room) {
     const Stream s(call, stream);
     const Edges::Lists edges = call.edges.of_queries(s.plane());
@@ -207,17 +207,18 @@ struct Gather : Formats<T, F> {
         pack_row<T>(dout_row(r), call.dout.column, call.d_v, lists.own_b, up(call.d_v, L));
         dot(pairs, k_row, call.k.column, call.d, lists.own_a, lists.scores);
         dot(pairs, v_row, call.v.column, call.d_v, lists.own_b, lists.other);
+        Backward<T, F>::store_delta(s, r);
         differentiate(pairs, lists);
         std::fill_n(lists.sum_a, up(call.d, L), Sum(0));
         add(pairs, k_row, call.k.column, call.d, lists.other, lists.sum_a);
         unpack_row(lists.sum_a, call.d, Sum(call.scale), dq_row(r), call.dq.column);
-        moved.reads += call.d + call.d_v + 2 + pairs.count * (call.d + call.d_v);
-        moved.writes += call.d;
+        moved.reads += call.d + 2 * call.d_v + 1 + pairs.count * (call.d + call.d_v);
+        moved.writes += call.d + 1;
       }
     return moved;
   }
 
-  // dK and dV of keys first .. stop - 1; `deltas` must have run.
+  // dK and dV of keys first .. stop - 1, once all deltas are known.
   static Moved key_gradients(const Call& call, std::int64_t stream, std::int64_t first, std::int64_t stop, Room& room) {
     const Stream s(call, stream);
     const Edges::Lists edges = call.edges.of_keys(s.plane());

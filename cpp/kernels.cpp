@@ -148,7 +148,6 @@ Moved gather_forward(const Call& call, const Kernels& kernels) {
 Moved gather_backward(const Call& call, const Kernels& kernels) {
   Tally tally;
   share_lists(call, call.n_q, false, [&](std::int64_t stream, std::int64_t first, std::int64_t stop) {
-    tally.add(kernels.deltas(call, stream, first * call.group, (stop - first) * call.group, own_room()));
     tally.add(kernels.gather_queries(call, stream, first, stop, own_room()));
   });
   share_lists(call, call.n_k, true, [&](std::int64_t stream, std::int64_t first, std::int64_t stop) {

@@ -1,7 +1,8 @@
 """The words that the kernels move between their tiles and the arrays: those of their schedules, exactly."""
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from attention import DRAWN, DTYPES, described, running
@@ -24,7 +25,7 @@ def problems(draw, direction):
     return Problem(*sizes, heads, kv_heads, dtype, mask, direction)
 
 
-def moved(row, problem, tile):
+def moved(row, problem, tile, gathers=False):
     """What the compiled pass says it moved."""
     p, dtype = problem, DTYPES[problem.dtype]
     sums = np.float64 if p.dtype == "float64" else np.float32
@@ -37,7 +38,7 @@ def moved(row, problem, tile):
     k, v = array(p.kv_heads, p.n_k, p.d), array(p.kv_heads, p.n_k, p.d_v)
     out, lse = np.empty_like(dout), np.empty((*q.shape[:-1], 1), sums)
     sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
-    with running(row, gathers=False):
+    with running(row, gathers=gathers):
         mask = attended(p.mask, sizes, p.dtype)
     common = {"mask": mask, "scale": 0.1, "threads": 2, "tile": tile, "row": row}
     forward = cpu.forward(sizes, p.dtype, *(described(x) for x in (q, k, v, out, lse)), **common)
@@ -67,6 +68,16 @@ def test_forward_moves_what_flash_moves(isa, problem, rows, cols):
 def test_backward_moves_what_flash_onepass_moves(isa, problem, cols):
     rows = isa.lanes(cpu.NUMBERS[problem.dtype])
     assert moved(isa, problem, cpu.Tile(rows, cols)) == expected("flash_onepass", problem, rows, cols)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@DRAWN
+@given(data=st.data())
+def test_gathering_moves_what_its_schedule_moves(isa, direction, data):
+    problem = data.draw(problems(direction))
+    assume(not isinstance(problem.mask.rule, Window))
+    found = count("gather", problem, words=10**9)
+    assert moved(isa, problem, cpu.Tile(64, 48), gathers=True) == (found.reads, found.writes)
 
 
 def test_a_causal_forward_pass_by_hand(isa):
