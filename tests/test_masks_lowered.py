@@ -1,10 +1,13 @@
 """The lowered form of masks: every pair is where the mask says, and runs are few."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle import compositions, leaves
+from redblue import Mask, RedblueError
+from redblue.masks import pattern, spans
 from redblue.masks.lowered import SHORTEST, Lowered, lowered
 
 SIZES = st.integers(1, 45)
@@ -60,3 +63,35 @@ def test_every_constructor(data, n_q, n_k, group, panel):
 @given(st.data(), SIZES, SIZES, st.integers(1, 3), st.sampled_from([1, 3, 16, 32, 64]))
 def test_random_compositions(data, n_q, n_k, group, panel):
     check(*data.draw(compositions(n_q, n_k)), group, panel)
+
+
+def test_a_million_tokens():
+    """Documents of uneven length and a window, in proportion to their tiles: 1.6e8 pairs of 1e12."""
+    n, lengths = 1_000_000, np.tile([100, 300, 1600], 500)
+    mask = Mask.documents(lengths) & Mask.sliding_window(200, 50)
+    low = lowered(mask, n, n, 1, 16)
+    assert low.nnz == 500 * sum(Mask.sliding_window(200, 50).nnz(length, length) for length in (100, 300, 1600))
+    assert len(low.bits) < 50 * n / 16
+    assert lowered(mask, n, n, 1, 16) is low
+    indptr, indices = (Mask.sliding_window(1, 0) & Mask.documents(lengths)).to_csr()
+    assert (len(indptr), len(indices)) == (n + 1, 2 * n - len(lengths))
+
+
+def test_a_long_run_is_looked_at_in_pieces(monkeypatch):
+    monkeypatch.setattr(spans, "AT_ONCE", 7)
+    rng = np.random.default_rng(0)
+    for mask in (Mask.n_of_m(2, 5), Mask.n_of_m(1, 3) | Mask.from_dense(rng.random((40, 50)) < 0.3)):
+        check(mask, np.array(mask.on(40, 50).dense(range(40), range(50))), 2, 16)
+        assert len(mask.to_csr(40, 50)[1]) == mask.to_dense(40, 50).sum()
+
+
+def test_what_is_partly_attended_everywhere_is_refused(monkeypatch):
+    monkeypatch.setattr(pattern, "MOST_WORDS", 1000)
+    with pytest.raises(RedblueError, match="attended in part nearly everywhere: n_q = 64 and n_k = 700 take more than"):
+        lowered(Mask.n_of_m(2, 4), 64, 700, 1, 16)
+    monkeypatch.setattr(spans, "MOST", 100)
+    with pytest.raises(RedblueError, match=r"keeps too much to be listed: .* runs or keys, of at most 100"):
+        lowered(Mask.strided(20), 640, 640, 1, 16)
+    monkeypatch.setattr(spans, "MOST_RANGES", 39)
+    with pytest.raises(RedblueError, match="listed in 40 parts, of at most 39"):
+        lowered(Mask.causal(), 640, 640, 1, 16)

@@ -15,6 +15,7 @@ from redblue.errors import RedblueError
 
 LARGEST = 1 << 62  # of positions: what 64-bit integers hold, with room for sums
 MOST = 1 << 28  # runs, keys or pairs that are listed one by one: 2 GiB
+MOST_RANGES = 1 << 26  # ranges of queries that are asked together
 AT_ONCE = 1 << 21  # positions looked at together
 NOTHING = np.zeros(0, np.int64)
 
@@ -31,10 +32,10 @@ def stride(ranges: int, n_k: int) -> int:
 
 def numbered(count: int) -> np.ndarray:
     """0 .. count - 1. Raises RedblueError for more than memory should hold."""
-    if count > MOST:
+    if count > MOST_RANGES:
         raise RedblueError(
-            f"the mask would be listed in {count:,} parts, of at most {MOST:,}: give smaller sizes, or a mask that is "
-            "a band or a layout of blocks alone"
+            f"the mask would be listed in {count:,} parts, of at most {MOST_RANGES:,}: give smaller sizes, or a mask "
+            "that is a band or a layout of blocks alone"
         )
     return np.arange(count)
 

@@ -12,6 +12,7 @@ from redblue.integers import ceil_div
 from redblue.masks import spans
 from redblue.masks.pairs import Pairs, Runs, TileSums, Transposed
 from redblue.masks.pattern import MOST_ROWS, Pattern, Tiling, below, popcount, tiling
+from redblue.masks.patterns import Graph
 
 if TYPE_CHECKING:
     from redblue.masks.rule import Rule
@@ -222,6 +223,7 @@ class Tiled:
 
     def _live(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Edges of the columns that some row of each range attends. Ranges may be of any length, none is empty."""
+        spans.stride(len(first), self.n_cols)
         if self.pattern.exact[0]:
             return self.pattern.outer(first // self.group, (stop - 1) // self.group + 1)
         of, piece = spans.listed(0, ceil_div(stop - first, MOST_ROWS))
@@ -241,6 +243,8 @@ def _ranges(runs: np.ndarray) -> Runs:
 
 def csr(pattern: Pattern) -> tuple[np.ndarray, np.ndarray]:
     """(indptr, indices): the keys that each query attends, ascending."""
+    if isinstance(pattern, Graph):
+        return pattern.indptr.copy(), pattern.indices.copy()
     first = spans.numbered(pattern.n_q)
     found = tiling(pattern, first, first + 1, 1)
     edges = spans.union(found.full, spans.from_positions(found.at))
