@@ -88,7 +88,8 @@ def patterns(path: Path) -> None:
 
 
 def drop_in(direction: str) -> list[str]:
-    return [name for name in rb.list_schedules(direction) if schedules.get(name).drop_in]
+    found = ((name, schedules.get(name)) for name in rb.list_schedules(direction))
+    return [name for name, schedule in found if schedule.drop_in and not schedule.scattered]
 
 
 def _words(name: str, problem: rb.Problem, words: int) -> int | None:

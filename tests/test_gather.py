@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from redblue import Mask, Problem, count, counts
+from redblue import Mask, Problem, count, counts, schedules
 from test_cover import plane
 
 MASK = Mask.sliding_window(3, 2) | Mask.global_tokens([4])
@@ -53,3 +53,9 @@ def test_fully_masked_rows_and_columns_give_zero():
     empty = Mask.from_dense(np.zeros((5, 4), bool))
     for direction in ("forward", "backward"):
         assert counts.check("gather", Problem(5, 4, 3, mask=empty, direction=direction), words=50).error == 0
+
+
+def test_it_is_offered_for_masks_alone():
+    assert "gather" in schedules.covering(Problem(8, 8, 2, mask=MASK))
+    assert "gather" not in schedules.covering(Problem(8, 8, 2))
+    assert count("gather", Problem(8, 8, 2), words=50).words == 8 * 2 + 64 * 4 + 8 * 3

@@ -147,7 +147,7 @@ def test_where_nothing_fits_the_level_says_the_least_that_would():
 
 def test_schedules_that_do_not_drop_in_are_never_planned():
     plan = rb.plan(rb.Problem(512, 512, 64, direction="backward"), "h100-sxm")
-    able = schedules.list_schedules("backward")
+    able = schedules.covering(plan.problem)
     assert set(plan.levels[0].candidates) == {name for name in able if schedules.get(name).drop_in}
 
 

@@ -30,9 +30,10 @@ def list_schedules(direction: str | None = None) -> list[str]:
 
 
 def covering(problem: Problem) -> list[str]:
-    """Names of the schedules that have a program for the problem's direction and mask."""
+    """Names of the schedules that have a program for the problem's direction and mask, and are meant for such masks."""
     found = ((name, SCHEDULES[name]) for name in list_schedules(problem.direction))
-    return [name for name, schedule in found if problem.mask.is_full or not schedule.full_only]
+    full = problem.mask.is_full
+    return [name for name, schedule in found if not (schedule.scattered if full else schedule.full_only)]
 
 
 def get(name: str) -> Schedule:

@@ -93,4 +93,5 @@ schedule = Schedule(
             backward, BackwardTiles, backward_cost, backward_tiles, lambda p, t: (Sweep("rows", 1), Sweep("cols", 1))
         ),
     },
+    scattered=True,
 )

@@ -110,7 +110,7 @@ class Schedule:
     drop_in: its passes take and give what the operator does (O and lse; for gradient_x, what Problem says), so that a
     planner may choose it; `standard` instead keeps the n^2 probabilities for its backward pass.
     spills: it writes arrays of n_q n_k words to slow memory.
-    safe: finite for any finite scores. full_only: takes no mask.
+    safe: finite for any finite scores. full_only: takes no mask. scattered: for masks; another is as good without one.
     """
 
     name: str
@@ -121,6 +121,7 @@ class Schedule:
     spills: bool = False
     safe: bool = True
     full_only: bool = False
+    scattered: bool = False
 
     def direction(self, problem: Problem) -> Pass:
         """The pass for the problem. Raises NotCovered if there is none."""
