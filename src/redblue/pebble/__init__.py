@@ -1,0 +1,42 @@
+"""The red-blue pebble game, which settles I/O complexity. It knows neither PyTorch nor kernels."""
+
+from redblue.pebble.constructors import (
+    attention_backward_graph,
+    attention_graph,
+    chain_graph,
+    diamond_graph,
+    fft_graph,
+    matmul_graph,
+    random_graph,
+    stencil_graph,
+    tree_graph,
+)
+from redblue.pebble.graph import Graph, GraphError, from_edges, from_networkx
+from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game, Move
+from redblue.pebble.rules import Further, Rules, hierarchy, least_red
+
+__all__ = [
+    "COMPUTE",
+    "DELETE",
+    "LOAD",
+    "STORE",
+    "Further",
+    "Game",
+    "Graph",
+    "GraphError",
+    "Move",
+    "Rules",
+    "attention_backward_graph",
+    "attention_graph",
+    "chain_graph",
+    "diamond_graph",
+    "fft_graph",
+    "from_edges",
+    "from_networkx",
+    "hierarchy",
+    "least_red",
+    "matmul_graph",
+    "random_graph",
+    "stencil_graph",
+    "tree_graph",
+]
