@@ -10,6 +10,7 @@
 #include "isa.h"
 #include "kernels.h"
 #include "measure.h"
+#include "pebble.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -29,6 +30,11 @@ auto copied(const std::vector<T>& values) {
   std::copy(values.begin(), values.end(), data);
   nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
   return nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {values.size()}, owner);
+}
+
+template <class T>
+std::vector<T> taken(const nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>& array) {
+  return {array.data(), array.data() + array.shape(0)};
 }
 
 using redblue::Array;
@@ -172,4 +178,35 @@ NB_MODULE(_core, m) {
         return redblue::belady(lines.data(), kinds.data(), lines.shape(0), capacity, fetch_on_write);
       },
       "lines"_a, "kinds"_a, "capacity"_a, "fetch_on_write"_a = false);
+
+  using Flags = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  using redblue::PebbleReferee;
+  nb::class_<PebbleReferee>(m, "PebbleReferee")
+      .def(
+          "__init__",
+          [](PebbleReferee* self, const Lines& starts, const Lines& parents, const Lines& words, const Lines& capacities,
+             const Flags& blue, const Flags& free, bool once, bool partial, bool sliding, bool keeps_sinks) {
+            new (self) PebbleReferee({taken(starts), taken(parents), taken(words), taken(capacities), taken(blue),
+                                      taken(free), once, partial, sliding, keeps_sinks});
+          },
+          "starts"_a, "parents"_a, "words"_a, "capacities"_a, "blue"_a, "free"_a, "once"_a = false, "partial"_a = false,
+          "sliding"_a = false, "keeps_sinks"_a = true)
+      .def(
+          "play",
+          [](PebbleReferee& self, const Kinds& kinds, const Lines& nodes, const Lines& parents, const Kinds& levels) {
+            const std::size_t count = kinds.shape(0);
+            if (nodes.shape(0) != count || parents.shape(0) != count || levels.shape(0) != count)
+              throw std::invalid_argument("a game's arrays have one length");
+            const nb::gil_scoped_release others_may_run;
+            return self.play(kinds.data(), nodes.data(), parents.data(), levels.data(), count);
+          },
+          "kinds"_a, "nodes"_a, "parents"_a, "levels"_a)
+      .def_prop_ro("broken", [](const PebbleReferee& self) { return int(self.broken()); })
+      .def("have", [](const PebbleReferee& self) { return copied(self.have()); })
+      .def("marked_in", [](const PebbleReferee& self) { return copied(self.marked_in()); })
+      .def_prop_ro("held", &PebbleReferee::held)
+      .def_prop_ro("peak", &PebbleReferee::peak)
+      .def_prop_ro("loaded", &PebbleReferee::loaded)
+      .def_prop_ro("stored", &PebbleReferee::stored)
+      .def_prop_ro("computes", &PebbleReferee::computes);
 }

@@ -142,3 +142,48 @@ class CacheHierarchy:
 
 def belady(lines: np.ndarray, kinds: np.ndarray, capacity: int, fetch_on_write: bool = False) -> LineCounts:
     """Belady's MIN on one fully associative level of `capacity` lines; see redblue.machine.caches."""
+
+class PebbleReferee:
+    """Plays the pebble game by the rules; see redblue.pebble.referee.
+
+    starts, parents: the graph in compressed rows (int64). words: of each node. capacities: of each level but slow
+    memory, nearest first. blue, free: per node (uint8), whether it starts in slow memory, whether a source is computed.
+    Raises ValueError for arrays that do not fit together.
+    """
+
+    def __init__(
+        self,
+        starts: np.ndarray,
+        parents: np.ndarray,
+        words: np.ndarray,
+        capacities: np.ndarray,
+        blue: np.ndarray,
+        free: np.ndarray,
+        once: bool = False,
+        partial: bool = False,
+        sliding: bool = False,
+        keeps_sinks: bool = True,
+    ) -> None: ...
+    def play(self, kinds: np.ndarray, nodes: np.ndarray, parents: np.ndarray, levels: np.ndarray) -> int:
+        """How many moves were legal: all, or the number of the first that was not. The arrays are those of a Game."""
+
+    @property
+    def broken(self) -> int:
+        """Which rule the last move broke, 0 for none: the number of its row in redblue.pebble.referee.BROKEN."""
+
+    def have(self) -> np.ndarray:
+        """Per node (uint8), bit l for a pebble of level l."""
+
+    def marked_in(self) -> np.ndarray:
+        """Per node, the marked edges into it; empty where the rules mark none."""
+
+    @property
+    def held(self) -> list[int]: ...
+    @property
+    def peak(self) -> list[int]: ...
+    @property
+    def loaded(self) -> list[int]: ...
+    @property
+    def stored(self) -> list[int]: ...
+    @property
+    def computes(self) -> int: ...

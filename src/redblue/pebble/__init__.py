@@ -13,6 +13,7 @@ from redblue.pebble.constructors import (
 )
 from redblue.pebble.graph import Graph, GraphError, from_edges, from_networkx
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game, Move
+from redblue.pebble.referee import IllegalMove, Unfinished, Verdict, check
 from redblue.pebble.rules import Further, Rules, hierarchy, least_red
 
 __all__ = [
@@ -24,11 +25,15 @@ __all__ = [
     "Game",
     "Graph",
     "GraphError",
+    "IllegalMove",
     "Move",
     "Rules",
+    "Unfinished",
+    "Verdict",
     "attention_backward_graph",
     "attention_graph",
     "chain_graph",
+    "check",
     "diamond_graph",
     "fft_graph",
     "from_edges",

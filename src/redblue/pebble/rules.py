@@ -39,6 +39,7 @@ class Rules:
     sliding: a red pebble may slide from a parent to the node that is computed from it. Not with "partial".
     load_cost, store_cost: per word moved between red and the next level. compute_cost: per node computed (with
     "partial": per edge marked).
+    constants: sources that are no inputs: they do not start blue, and are computed from nothing.
     weights: words of each node; 1 each if None. Words count for capacities and for costs of loads and stores.
     further: levels between the red pebbles' and slow memory, nearest first (Savage's memory hierarchy game, COCOON
     1995). A word moves between neighbouring levels only, and may lie in several. Not with "partial".
@@ -53,6 +54,7 @@ class Rules:
     load_cost: float = 1
     store_cost: float = 1
     compute_cost: float = 0
+    constants: tuple[int, ...] = ()
     weights: tuple[int, ...] | None = None
     further: tuple[Further, ...] = ()
 
@@ -66,6 +68,7 @@ class Rules:
             for v, weight in enumerate(weights):
                 _count(f"weights[{v}]", weight)
             object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "constants", tuple(sorted(int(v) for v in self.constants)))
         further = tuple(Further(*level) for level in self.further)
         for i, level in enumerate(further):
             _count(f"further[{i}].words", level.words)
@@ -96,6 +99,15 @@ class Rules:
     @property
     def store_costs(self) -> tuple[float, ...]:
         return self.store_cost, *(level.store_cost for level in self.further)
+
+    def starts_blue(self, graph: Graph) -> np.ndarray:
+        """Whether each node lies in slow memory at the start, (n,). Raises RedblueError if a constant is no source."""
+        blue = graph.in_degree == 0
+        for v in self.constants:
+            if not 0 <= v < graph.n or not blue[v]:
+                raise RedblueError(f"constants name node {v}, which is no source of this graph")
+        blue[list(self.constants)] = False
+        return blue & self.inputs_start_blue
 
     def words_of(self, graph: Graph) -> np.ndarray:
         """Words of each node, (n,). Raises RedblueError if the weights are for another number of nodes."""
