@@ -12,6 +12,7 @@ from redblue.pebble.constructors import (
     tree_graph,
 )
 from redblue.pebble.graph import Graph, GraphError, from_edges, from_networkx
+from redblue.pebble.heuristics import Found, heuristic
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game, Move
 from redblue.pebble.referee import IllegalMove, Unfinished, Verdict, check
 from redblue.pebble.rules import Further, Rules, hierarchy, least_red
@@ -21,6 +22,7 @@ __all__ = [
     "DELETE",
     "LOAD",
     "STORE",
+    "Found",
     "Further",
     "Game",
     "Graph",
@@ -38,6 +40,7 @@ __all__ = [
     "fft_graph",
     "from_edges",
     "from_networkx",
+    "heuristic",
     "hierarchy",
     "least_red",
     "matmul_graph",
