@@ -73,7 +73,7 @@ def test_attention_is_scheduled_as_the_schedules_do_it():
 def test_large_graphs():
     graph = pebble.fft_graph(1024)
     found = heuristic(graph, 34)  # 32 points, and the two of a butterfly
-    assert found.order.startswith("bands of 5 levels")
+    assert found.order.startswith("bands of 5 levels, by what they load")
     assert found.cost == 2 * 2 * 1024  # two bands, each of which reads and writes everything
 
 

@@ -35,9 +35,8 @@ class _Level:
         self.level, self.capacity = level, rules.further[level - 1].words
         self.words = rules.words_of(graph).tolist()
         self.below = rules.starts_blue(graph).tolist()  # whether the levels below hold the word
-        sinks = np.zeros(graph.n, bool)
-        sinks[graph.sinks] = rules.sinks_end_blue
-        self.ends_below = sinks.tolist()
+        self.sink = (graph.out_degree == 0).tolist()
+        self.sinks_end_blue = rules.sinks_end_blue
         self.here: set[int] = set()
         self.held = 0
         self.due: list[int] = []  # per node: when it is loaded next; `never` if it is not
@@ -70,7 +69,8 @@ class _Level:
     def _ask(self, v: int, due: int) -> None:
         """v was asked for: it is due again then, or at an end."""
         self.due[v] = due
-        if due == self.never:
+        lasts = self.sink[v] and not self.below[v] and not self.sinks_end_blue  # its only pebble, which may stay here
+        if due == self.never and not lasts:
             self._drop(v)
         else:
             heapq.heappush(self.queue, (-due, v))
@@ -84,7 +84,7 @@ class _Level:
         self.held += self.words[v]
 
     def _drop(self, v: int) -> None:
-        if not self.below[v] and (self.due[v] < self.never or self.ends_below[v]):
+        if not self.below[v] and (self.due[v] < self.never or self.sink[v]):
             self._move(STORE, v)
             self.below[v] = True
         self._move(DELETE, v)

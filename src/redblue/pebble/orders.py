@@ -11,7 +11,6 @@ from redblue.pebble.graph import Graph
 
 MOST_BITS = 4 * 10**9  # of the sets of inputs that outputs need, while tiles are chosen
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of tiles, in outputs
-MOST_BAND = 16  # levels
 
 
 def orders(graph: Graph, needed: np.ndarray, red: int) -> Iterator[tuple[str, np.ndarray]]:
@@ -24,8 +23,9 @@ def orders(graph: Graph, needed: np.ndarray, red: int) -> Iterator[tuple[str, np
     yield "as given", np.flatnonzero(needed)
     yield "depth first", depth_first(graph, needed)
     late = lateness(graph)
-    for levels in range(1, min(MOST_BAND, int(-late.min())) + 1):
-        yield f"bands of {levels} levels", in_bands(graph, needed, late, levels)
+    for levels in range(1, min(red.bit_length() + 1, int(-late.min())) + 1):
+        yield f"bands of {levels} levels", in_bands(graph, needed, late, levels, False)
+        yield f"bands of {levels} levels, by what they load", in_bands(graph, needed, late, levels, True)
     early = needed & ~below_hubs(graph)
     stages = [("", [needed])] + ([("two stages, ", [early, needed & ~early])] if (needed & ~early).any() else [])
     for name, parts in stages:
@@ -53,6 +53,13 @@ def depth_first(graph: Graph, needed: np.ndarray) -> np.ndarray:
     return np.array(order, np.int64)
 
 
+def siblings(graph: Graph) -> np.ndarray:
+    """Each node's first parent, (n,), its own number if it has none: what shares parents is computed together."""
+    first = np.arange(graph.n)
+    np.minimum.at(first, graph.heads, graph.parents)
+    return first
+
+
 def lateness(graph: Graph) -> np.ndarray:
     """Minus the longest way from each node to an output, (n,)."""
     late, starts, parents = [0] * graph.n, graph.starts.tolist(), graph.parents.tolist()
@@ -63,22 +70,27 @@ def lateness(graph: Graph) -> np.ndarray:
     return np.array(late)
 
 
-def in_bands(graph: Graph, needed: np.ndarray, late: np.ndarray, levels: int) -> np.ndarray:
-    """Bands of so many levels, counted from the outputs; in each, what hangs together is computed together."""
-    band = late // levels
-    component = list(range(graph.n))
+def in_bands(graph: Graph, needed: np.ndarray, late: np.ndarray, levels: int, loads: bool) -> np.ndarray:
+    """Bands of so many levels, counted from the outputs; in each, what hangs together is computed together.
+
+    loads: whether nodes also hang together by a parent from outside their band.
+    """
+    band = -(-late // levels)
+    component = list(range(2 * graph.n))  # of nodes, and after them of parents from outside
 
     def find(v: int) -> int:
         while component[v] != v:
             component[v] = v = component[component[v]]
         return v
 
-    together = (band[graph.heads] == band[graph.parents]) & needed[graph.parents]
-    for v, p in zip(graph.heads[together].tolist(), graph.parents[together].tolist(), strict=True):
+    inside = (band[graph.heads] == band[graph.parents]) & needed[graph.parents]
+    above = np.where(inside, graph.parents, graph.parents + graph.n)
+    together = inside | loads
+    for v, p in zip(graph.heads[together].tolist(), above[together].tolist(), strict=True):
         component[find(v)] = find(p)
     nodes = np.flatnonzero(needed)
     root = np.array([find(v) for v in nodes.tolist()], np.int64)
-    return nodes[np.lexsort((nodes, late[nodes], root, band[nodes]))]
+    return nodes[np.lexsort((nodes, siblings(graph)[nodes], late[nodes], root, band[nodes]))]
 
 
 def below_hubs(graph: Graph) -> np.ndarray:
@@ -94,6 +106,7 @@ def tile_by_tile(graph: Graph, parts: list[np.ndarray], late: np.ndarray, red: i
     """Sizes of tiles and orders: part after part, tile after tile of its outputs."""
     outputs = [_outputs(graph, part) for part in parts]
     reaches = [_inputs_of(graph, part, own) for part, own in zip(parts, outputs, strict=True)]
+    first = siblings(graph)
     sizes = sorted({a * b for a, b in product(EDGES, EDGES) if a * b <= red})
     for size in sizes:
         tilings = [_tilings(reach, size) for reach in reaches]
@@ -105,7 +118,7 @@ def tile_by_tile(graph: Graph, parts: list[np.ndarray], late: np.ndarray, red: i
                 width, rows, cols = found[min(choice, len(found) - 1)] if found else (own.size, 1, own.size)
                 group = grouped(graph, part, own, _tiling(own.size, width, rows, cols))
                 nodes = np.flatnonzero(part)
-                orders.append(nodes[np.lexsort((nodes, late[nodes], group[nodes]))])
+                orders.append(nodes[np.lexsort((nodes, first[nodes], late[nodes], group[nodes]))])
                 names.append(f"{rows} x {cols}")
             yield " and ".join(names), np.concatenate(orders)
 
