@@ -16,6 +16,7 @@ from redblue.pebble.heuristics import Found, heuristic
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game, Move
 from redblue.pebble.referee import IllegalMove, Unfinished, Verdict, check
 from redblue.pebble.rules import Further, Rules, hierarchy, least_red
+from redblue.pebble.store import Saved, read_game, save_game
 
 __all__ = [
     "COMPUTE",
@@ -30,6 +31,7 @@ __all__ = [
     "IllegalMove",
     "Move",
     "Rules",
+    "Saved",
     "Unfinished",
     "Verdict",
     "attention_backward_graph",
@@ -45,6 +47,8 @@ __all__ = [
     "least_red",
     "matmul_graph",
     "random_graph",
+    "read_game",
+    "save_game",
     "stencil_graph",
     "tree_graph",
 ]
