@@ -15,6 +15,7 @@ from redblue.pebble.graph import Graph, GraphError, from_edges, from_networkx
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game, Move
 from redblue.pebble.referee import IllegalMove, Unfinished, Verdict, check
 from redblue.pebble.rules import Further, Rules, hierarchy, least_red
+from redblue.pebble.solver import Progress, Solution, solve
 
 __all__ = [
     "COMPUTE",
@@ -27,7 +28,9 @@ __all__ = [
     "GraphError",
     "IllegalMove",
     "Move",
+    "Progress",
     "Rules",
+    "Solution",
     "Unfinished",
     "Verdict",
     "attention_backward_graph",
@@ -42,6 +45,7 @@ __all__ = [
     "least_red",
     "matmul_graph",
     "random_graph",
+    "solve",
     "stencil_graph",
     "tree_graph",
 ]
