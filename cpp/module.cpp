@@ -1,6 +1,7 @@
 // The Python face of the compiled core; the only file that knows Python. Types and docstrings are in _core.pyi.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +13,7 @@
 #include "measure.h"
 #include "pebble.h"
 #include "pebble_play.h"
+#include "pebble_task.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -228,4 +230,31 @@ NB_MODULE(_core, m) {
       .def_prop_ro("loaded", &PebbleReferee::loaded)
       .def_prop_ro("stored", &PebbleReferee::stored)
       .def_prop_ro("computes", &PebbleReferee::computes);
+
+  m.def(
+      "search_pebbles",
+      [](const Lines& starts, const Lines& parents, const Lines& words, const Flags& blue, std::int64_t red,
+         const std::array<std::int64_t, 3>& costs, const std::array<bool, 4>& flags, double seconds, std::int64_t bytes,
+         int beam, int symmetries, const nb::callable& keep_on) {
+        const auto [once, partial, sliding, sinks_end_blue] = flags;
+        const redblue::PebbleTask task{taken(starts), taken(parents), taken(words), taken(blue), red, costs[0],
+                                       costs[1], costs[2], once, partial, sliding, sinks_end_blue};
+        const auto asks = [&](const redblue::PebbleProgress& at) {
+          const nb::gil_scoped_acquire python;
+          if (PyErr_CheckSignals() != 0) {
+            if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) throw nb::python_error();
+            PyErr_Clear();
+            return false;
+          }
+          return nb::cast<bool>(keep_on(at.cost, at.lower_bound, at.expanded, at.stored));
+        };
+        const redblue::PebbleFound found = [&] {
+          const nb::gil_scoped_release others_may_run;
+          return redblue::search_pebbles(task, {seconds, bytes, beam, symmetries, asks});
+        }();
+        return nb::make_tuple(found.at.cost, found.at.lower_bound, found.proved, found.at.expanded,
+                              copied(found.kinds), copied(found.nodes), copied(found.parents));
+      },
+      "starts"_a, "parents"_a, "words"_a, "blue"_a, "red"_a, "costs"_a, "flags"_a, "seconds"_a, "bytes"_a, "beam"_a,
+      "symmetries"_a, "keep_on"_a);
 }

@@ -1,6 +1,6 @@
 """The compiled core: instruction sets, and what this machine measurably does with them; caches that hold lines."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -200,3 +200,28 @@ class PebbleReferee:
     def stored(self) -> list[int]: ...
     @property
     def computes(self) -> int: ...
+
+def search_pebbles(
+    starts: np.ndarray,
+    parents: np.ndarray,
+    words: np.ndarray,
+    blue: np.ndarray,
+    red: int,
+    costs: tuple[int, int, int],
+    flags: tuple[bool, bool, bool, bool],
+    seconds: float,
+    bytes: int,
+    beam: int,
+    symmetries: int,
+    keep_on: Callable[[int, int, int, int], bool],
+) -> tuple[int, int, bool, int, np.ndarray, np.ndarray, np.ndarray]:
+    """The cheapest pebble game; see redblue.pebble.solver.
+
+    starts, parents, words: as PebbleReferee takes them. blue (uint8): per node whether it starts in slow memory. costs:
+    of a word loaded, a word stored, a node computed (partial: an edge marked). flags: once, partial, sliding, whether
+    sinks end blue. seconds: 0 for no limit. keep_on(cost, lower bound, states expanded, states stored) is asked some
+    times per second, and stops the search by False; so does Ctrl-C.
+
+    Returns (cost, lower bound, whether the cost is proved the least, states expanded, kinds, nodes, parents), the
+    arrays being those of a Game; cost -1: no game was found. Raises ValueError for more than 128 nodes.
+    """

@@ -16,6 +16,7 @@ from redblue.pebble.heuristics import Found, heuristic
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game, Move
 from redblue.pebble.referee import IllegalMove, Unfinished, Verdict, check
 from redblue.pebble.rules import Further, Rules, hierarchy, least_red
+from redblue.pebble.solver import Progress, Solution, solve
 from redblue.pebble.store import Saved, read_game, save_game
 
 __all__ = [
@@ -30,8 +31,10 @@ __all__ = [
     "GraphError",
     "IllegalMove",
     "Move",
+    "Progress",
     "Rules",
     "Saved",
+    "Solution",
     "Unfinished",
     "Verdict",
     "attention_backward_graph",
@@ -49,6 +52,7 @@ __all__ = [
     "random_graph",
     "read_game",
     "save_game",
+    "solve",
     "stencil_graph",
     "tree_graph",
 ]

@@ -1,0 +1,174 @@
+// The cheapest pebble game, proved cheapest: A* over settled states, after a beam search for a game to beat.
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <map>
+
+#include "pebble_partial.h"
+#include "pebble_red_blue.h"
+#include "pebble_store.h"
+
+namespace redblue {
+
+// A* (Hart, Nilsson, Raphael 1968): states in the order of cost so far plus `estimate`, which is never too much. States
+// that a symmetry of the graph makes equal are one. States that cannot beat the best game known are not kept.
+template <class Rules>
+class PebbleSearch {
+ public:
+  using State = typename Rules::State;
+  using States = PebbleStates<State>;
+
+  PebbleSearch(const PebbleTask& task, const PebbleLimits& limits)
+      : rules_(task), limits_(limits), started_(Clock::now()),
+        symmetries_(PebbleSymmetries(rules_.board(), std::size_t(limits.symmetries)).found()) {}
+
+  PebbleFound run() {
+    State first = rules_.first();
+    begin_cost_ = rules_.settle(first, NoRecord{});
+    first = canonical(first);
+    found_.at.lower_bound = begin_cost_ + rules_.estimate(first);
+    beam(first);
+    if (!stopped_) best_first(first);
+    if (found_.proved) found_.at.lower_bound = found_.at.cost;
+    return std::move(found_);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr double kAskEvery = 0.05;  // seconds
+  static constexpr std::int64_t kNever = std::numeric_limits<std::int32_t>::max();
+
+  // Breadth-first, keeping the best `beam` states of each layer: finds a game, proves nothing.
+  void beam(const State& first) {
+    States states;
+    std::vector<std::uint32_t> layer{states.add(first, States::kNone, std::int32_t(begin_cost_))};
+    if (rules_.finished(first)) finish(states, layer[0]);
+    while (!layer.empty() && !stopped_) {
+      std::vector<std::pair<std::int64_t, std::uint32_t>> next;
+      for (const std::uint32_t i : layer) {
+        if (!goes_on(states)) break;
+        grow(states, i, [&](std::uint32_t child, std::int64_t total) { next.emplace_back(total, child); });
+      }
+      if (next.size() > std::size_t(limits_.beam)) {
+        std::nth_element(next.begin(), next.begin() + limits_.beam, next.end());
+        next.resize(limits_.beam);
+      }
+      layer.clear();
+      for (const auto& [total, child] : next) layer.push_back(child);
+    }
+  }
+
+  void best_first(const State& first) {
+    States states;
+    std::map<std::int64_t, std::vector<std::uint32_t>> open;
+    const std::uint32_t root = states.add(first, States::kNone, std::int32_t(begin_cost_));
+    open[begin_cost_ + rules_.estimate(first)].push_back(root);
+    while (!open.empty()) {
+      auto at = open.begin();
+      if (at->second.empty()) {
+        open.erase(at);
+        continue;
+      }
+      if (at->first >= upper()) break;
+      found_.at.lower_bound = std::max(found_.at.lower_bound, at->first);
+      const std::uint32_t i = at->second.back();
+      at->second.pop_back();
+      if (states[i].done) continue;
+      if (!goes_on(states)) return;
+      states[i].done = true;
+      grow(states, i, [&](std::uint32_t child, std::int64_t total) { open[total].push_back(child); });
+    }
+    found_.proved = found_.at.cost >= 0;
+  }
+
+  // visit(number, least total cost) of every state that one step from state i reaches at less cost than known before.
+  template <class Visit>
+  void grow(States& states, std::uint32_t i, Visit&& visit) {
+    const State from = states[i].state;
+    const std::int64_t so_far = states[i].cost;
+    ++found_.at.expanded;
+    rules_.expand(from, [&](const typename Rules::Step& step) {
+      State to = from;
+      const std::int64_t cost = so_far + rules_.play(to, step, NoRecord{});
+      if (cost >= upper()) return;
+      to = canonical(to);
+      std::uint32_t child = states.find(to);
+      if (child != States::kNone && states[child].cost <= cost) return;
+      const std::int64_t total = cost + rules_.estimate(to);
+      if (total >= upper()) return;
+      if (child == States::kNone) {
+        child = states.add(to, i, std::int32_t(cost));
+      } else {
+        states[child].from = i;
+        states[child].cost = std::int32_t(cost);
+        states[child].done = false;
+      }
+      if (rules_.finished(to))
+        finish(states, child);
+      else
+        visit(child, total);
+    });
+  }
+
+  // Takes down the game that leads to a finished state: the states on the way are canonical, the moves must not be.
+  void finish(States& states, std::uint32_t last) {
+    std::vector<std::uint32_t> way;
+    for (std::uint32_t i = last; i != States::kNone; i = states[i].from) way.push_back(i);
+    found_.kinds.clear();
+    found_.nodes.clear();
+    found_.parents.clear();
+    const PebbleRecord record{found_};
+    State now = rules_.first();
+    found_.at.cost = rules_.settle(now, record);
+    for (std::size_t k = way.size() - 1; k-- > 0;) {
+      std::int64_t least_cost = kNever;
+      typename Rules::Step best{};
+      rules_.expand(now, [&](const typename Rules::Step& step) {
+        State to = now;
+        const std::int64_t cost = rules_.play(to, step, NoRecord{});
+        if (cost < least_cost && canonical(to) == states[way[k]].state) best = step, least_cost = cost;
+      });
+      if (least_cost == kNever) throw std::logic_error("a step of the game cannot be found again");
+      found_.at.cost += rules_.play(now, best, record);
+    }
+  }
+
+  State canonical(const State& state) const {
+    State best = state;
+    for (const Renumbering& numbers : symmetries_) {
+      if (best.red < renumbered(state.red, numbers)) continue;
+      const State image = rules_.renumber(state, numbers);
+      if (image < best) best = image;
+    }
+    return best;
+  }
+
+  std::int64_t upper() const { return found_.at.cost < 0 ? kNever : found_.at.cost; }
+
+  // Whether the search may go on; asks now and then.
+  bool goes_on(const States& states) {
+    found_.at.stored = states.size();
+    if (found_.at.expanded % 64 == 0) {
+      const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+      stopped_ = stopped_ || (limits_.seconds > 0 && seconds > limits_.seconds);
+      if (seconds >= asked_ + kAskEvery) {
+        asked_ = seconds;
+        stopped_ = stopped_ || !limits_.keep_on(found_.at);
+      }
+    }
+    stopped_ = stopped_ || states.bytes() > limits_.bytes;
+    return !stopped_;
+  }
+
+  Rules rules_;
+  PebbleLimits limits_;
+  Clock::time_point started_;
+  std::vector<Renumbering> symmetries_;
+  double asked_ = 0;  // seconds
+  std::int64_t begin_cost_ = 0;
+  PebbleFound found_;
+  bool stopped_ = false;
+};
+
+}  // namespace redblue
