@@ -14,6 +14,8 @@ from redblue.pebble.constructors import (
 from redblue.pebble.graph import Graph, GraphError, from_edges, from_networkx
 from redblue.pebble.heuristics import Found, heuristic
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game, Move
+from redblue.pebble.named import graph_named
+from redblue.pebble.player import render, strip, write_game
 from redblue.pebble.referee import IllegalMove, Unfinished, Verdict, check
 from redblue.pebble.rules import Further, Rules, hierarchy, least_red
 from redblue.pebble.solver import Progress, Solution, solve
@@ -45,14 +47,18 @@ __all__ = [
     "fft_graph",
     "from_edges",
     "from_networkx",
+    "graph_named",
     "heuristic",
     "hierarchy",
     "least_red",
     "matmul_graph",
     "random_graph",
     "read_game",
+    "render",
     "save_game",
     "solve",
     "stencil_graph",
+    "strip",
     "tree_graph",
+    "write_game",
 ]
