@@ -185,7 +185,7 @@ class PartialRules {
     Bits pair = bit<Bits>(node);
     if (parent >= 0) pair |= bit<Bits>(parent);
     const Bits may = s.red & ~pair;
-    const PebbleOffer<Bits> offer{may & s.blue, may & ~s.blue, board_.task.load, board_.task.store, slack};
+    const PebbleOffer<Bits> offer{may & s.blue, may & ~s.blue, board_.reload(), board_.task.store, slack};
     auto choice = [&](Bits evicted, Bits stored) { visit(Step{node, parent, evicted, stored}); };
     PebbleRoom<Bits, decltype(choice)>(board_, offer, choice).evict(board_.words(s.red | pair) - board_.task.red);
   }

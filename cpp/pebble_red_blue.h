@@ -225,7 +225,7 @@ class RedBlueRules {
   PebbleOffer<Bits> offer(const State& s, int v, std::int64_t slack, std::int64_t excess, std::int64_t rest) const {
     const std::int64_t load = board_.task.load, store = board_.task.store;
     const Bits may = s.red & ~board_.parents[v];
-    if (once_) return {may & s.blue, may & ~s.blue, load, store, slack};
+    if (once_) return {may & s.blue, may & ~s.blue, board_.reload(), store, slack};
     PebbleOffer<Bits> offer{may, may & ~s.blue, 0, store, slack};
     if (excess <= 0 || slack >= kMuch) return offer;
     State all{s.red | board_.parents[v] | bit<Bits>(v), s.blue};
