@@ -126,14 +126,14 @@ class PartialRules {
   }
 
   template <class Visit>
-  void expand(const State& s, Visit&& visit) const {
+  void expand(const State& s, std::int64_t slack, Visit&& visit) const {
     const Bits had = s.red | s.blue;
     every_.without(s.marked).each([&](int e) {
       const int parent = int(board_.task.parents[e]), node = heads_[e];
-      if (had >> parent & 1 && s.marked.covers(into_[parent])) step(s, node, parent, visit);
+      if (had >> parent & 1 && s.marked.covers(into_[parent])) step(s, node, parent, slack, visit);
     });
     each(board_.all & ~had, [&](int v) {
-      if (!board_.parents[v] && !(out_[v].size() && s.marked.covers(out_[v]))) step(s, v, -1, visit);
+      if (!board_.parents[v] && !(out_[v].size() && s.marked.covers(out_[v]))) step(s, v, -1, slack, visit);
     });
   }
 
@@ -146,6 +146,9 @@ class PartialRules {
     return board_.task.load * board_.words(wanted & s.blue & ~s.red) + board_.task.store * board_.words(stores) +
            board_.task.compute * every_.without(s.marked).size();
   }
+
+  // Edges still to be marked.
+  int left(const State& s) const { return every_.without(s.marked).size(); }
 
   State renumber(const State& s, const Renumbering& numbers) const {
     State image;
@@ -178,12 +181,13 @@ class PartialRules {
   }
 
   template <class Visit>
-  void step(const State& s, int node, int parent, Visit&& visit) const {
+  void step(const State& s, int node, int parent, std::int64_t slack, Visit&& visit) const {
     Bits pair = bit<Bits>(node);
     if (parent >= 0) pair |= bit<Bits>(parent);
-    auto each_choice = [&](Bits evicted, Bits stored) { visit(Step{node, parent, evicted, stored}); };
-    PebbleRoom<Bits, decltype(each_choice)>(board_, s.blue, ~s.blue, each_choice)
-        .evict(s.red & ~pair, board_.words(s.red | pair) - board_.task.red);
+    const Bits may = s.red & ~pair;
+    const PebbleOffer<Bits> offer{may & s.blue, may & ~s.blue, board_.reload(), board_.task.store, slack};
+    auto choice = [&](Bits evicted, Bits stored) { visit(Step{node, parent, evicted, stored}); };
+    PebbleRoom<Bits, decltype(choice)>(board_, offer, choice).evict(board_.words(s.red | pair) - board_.task.red);
   }
 
   // An edge to mark at once, or -1: one whose head is dark already; and one that is the last out of a dark node, into a

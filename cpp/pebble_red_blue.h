@@ -6,6 +6,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "pebble_room.h"
 #include "pebble_symmetry.h"
@@ -80,18 +81,19 @@ class RedBlueRules {
     }
   }
 
-  // visit(step) for every step worth taking.
+  // visit(step) for every step worth taking that may lead to a game of `slack` more than the least estimated from here.
   template <class Visit>
-  void expand(const State& s, Visit&& visit) const {
+  void expand(const State& s, std::int64_t slack, Visit&& visit) const {
     const Bits computed = once_ ? computed_in(s) : 0;
     const Bits wanted = (once_ ? board_.all & ~computed : live_again(s)) & ~s.red & ~board_.blue;
+    const std::int64_t rest = once_ ? 0 : estimate(s);
     each(wanted, [&](int v) {
       const Bits parents = board_.parents[v], together = s.red | parents;
       if (parents & ~(s.red | s.blue)) return;
       const std::int64_t excess = board_.words(together) + board_.task.words[v] - board_.task.red;
-      const Bits must = once_ ? ~s.blue : Bits(0);
+      const PebbleOffer<Bits> offer = this->offer(s, v, slack, excess, rest);
       auto plain = [&](Bits evicted, Bits stored) { visit(Step{v, -1, evicted, stored}); };
-      PebbleRoom<Bits, decltype(plain)>(board_, s.blue, must, plain).evict(s.red & ~parents, excess);
+      PebbleRoom<Bits, decltype(plain)>(board_, offer, plain).evict(excess);
       if (!board_.task.sliding || excess <= 0) return;
       each(parents, [&](int p) {
         const Bits one = bit<Bits>(p);
@@ -102,7 +104,7 @@ class RedBlueRules {
         };
         const std::int64_t before = board_.words(together) - board_.task.red;
         const std::int64_t after = before + board_.task.words[v] - board_.task.words[p];
-        PebbleRoom<Bits, decltype(slid)>(board_, s.blue, must, slid).evict(s.red & ~parents, std::max(before, after));
+        PebbleRoom<Bits, decltype(slid)>(board_, offer, slid).evict(std::max(before, after));
       });
     });
   }
@@ -118,26 +120,22 @@ class RedBlueRules {
       return cost + board_.task.load * board_.words(wanted & computed & ~s.red) +
              board_.task.compute * count(board_.all & ~computed);
     }
-    const Bits had = s.red | s.blue;
-    Bits computes = missing, used = 0;
-    for (Bits todo = missing; todo;) {
-      const int v = least(todo);
-      todo &= todo - 1;
-      used |= board_.parents[v];
-      const Bits above = board_.parents[v] & ~had & ~computes;
-      computes |= above;
-      todo |= above;
-    }
+    const auto [computes, used] = ahead(s);
     const Bits forced = used & board_.blue & ~s.red, either = used & s.blue & ~s.red & ~board_.blue;
     cost += board_.task.load * board_.words(forced) + board_.task.compute * count(computes);
     return either ? cost + Cut(board_, s.blue, s.red | forced).flow(either) : cost;
   }
+
+  // Nodes still to be computed, at least.
+  int left(const State& s) const { return once_ ? count(board_.all & ~computed_in(s)) : count(ahead(s).first); }
 
   State renumber(const State& s, const Renumbering& numbers) const {
     return {renumbered(s.red, numbers), renumbered(s.blue, numbers)};
   }
 
  private:
+  static constexpr std::int64_t kMuch = std::int64_t(1) << 30;  // a slack that excludes nothing
+
   // The least words to load so that every node of a set is loaded or computed from what is: a minimum cut, by flow.
   class Cut {
    public:
@@ -208,6 +206,43 @@ class RedBlueRules {
     std::array<Bits, kWidth<Bits>> carried_{};  // per node the children that flow comes from; the rest of along_ is void
     std::array<std::array<std::int64_t, kWidth<Bits>>, kWidth<Bits>> along_;
   };
+
+  // With recomputation: the nodes that must be computed, and all their parents.
+  std::pair<Bits, Bits> ahead(const State& s) const {
+    const Bits had = s.red | s.blue;
+    Bits todo = lacking(s) & ~s.red, computes = todo, used = 0;
+    while (todo) {
+      const Bits parents = board_.parents[least(todo)], above = parents & ~had & ~computes;
+      todo = (todo & (todo - 1)) | above;
+      computes |= above;
+      used |= parents;
+    }
+    return {computes, used};
+  }
+
+  // What may be taken off to compute node v. Once, whatever is still needed must be loaded again. With recomputation a
+  // pebble stays if the game cannot be cheap enough without it.
+  PebbleOffer<Bits> offer(const State& s, int v, std::int64_t slack, std::int64_t excess, std::int64_t rest) const {
+    const std::int64_t load = board_.task.load, store = board_.task.store;
+    const Bits may = s.red & ~board_.parents[v];
+    if (once_) return {may & s.blue, may & ~s.blue, board_.reload(), store, slack};
+    PebbleOffer<Bits> offer{may, may & ~s.blue, 0, store, slack};
+    if (excess <= 0 || slack >= kMuch) return offer;
+    State all{s.red | board_.parents[v] | bit<Bits>(v), s.blue};
+    std::int64_t paid = load * board_.words(board_.parents[v] & ~s.red) + board_.task.compute;
+    if (board_.task.sinks_end_blue && board_.sinks >> v & 1 && !(s.blue >> v & 1)) {
+      paid += store * board_.task.words[v];
+      all.blue |= bit<Bits>(v);
+    }
+    each(may, [&](int e) {
+      const Bits one = bit<Bits>(e);
+      const std::int64_t most = rest + slack - paid;
+      if (estimate({all.red & ~one, all.blue}) > most) offer.drop &= ~one;
+      if (offer.store & one && estimate({all.red & ~one, all.blue | one}) + store * board_.task.words[e] > most)
+        offer.store &= ~one;
+    });
+    return offer;
+  }
 
   // Sinks whose pebble is missing at the end.
   Bits lacking(const State& s) const {

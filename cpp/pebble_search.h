@@ -4,6 +4,7 @@
 #include <chrono>
 #include <limits>
 #include <map>
+#include <queue>
 
 #include "pebble_partial.h"
 #include "pebble_red_blue.h"
@@ -21,6 +22,7 @@ class PebbleSearch {
 
   PebbleSearch(const PebbleTask& task, const PebbleLimits& limits)
       : rules_(task), limits_(limits), started_(Clock::now()),
+        step_(std::max<std::int64_t>(1, std::min(task.load, task.store))),
         symmetries_(PebbleSymmetries(rules_.board(), std::size_t(limits.symmetries)).found()) {}
 
   PebbleFound run() {
@@ -28,7 +30,7 @@ class PebbleSearch {
     begin_cost_ = rules_.settle(first, NoRecord{});
     first = canonical(first);
     found_.at.lower_bound = begin_cost_ + rules_.estimate(first);
-    beam(first);
+    for (int beam = 1; beam <= limits_.beam && !stopped_; beam *= 10) sweep(first, beam);
     if (!stopped_) best_first(first);
     if (found_.proved) found_.at.lower_bound = found_.at.cost;
     return std::move(found_);
@@ -36,73 +38,79 @@ class PebbleSearch {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr int kSweeps = 8;
   static constexpr double kAskEvery = 0.05;  // seconds
   static constexpr std::int64_t kNever = std::numeric_limits<std::int32_t>::max();
 
-  // Breadth-first, keeping the best `beam` states of each layer: finds a game, proves nothing.
-  void beam(const State& first) {
+  // Finds a game, proves nothing: sweeps over the states from those with most left to do to those with least, and in
+  // every sweep takes one step from the best `beam` of those that have equally much left.
+  void sweep(const State& first, int beam) {
+    using Ranked = std::pair<std::int64_t, std::uint32_t>;
+    std::map<int, std::priority_queue<Ranked, std::vector<Ranked>, std::greater<>>, std::greater<>> levels;
     States states;
-    std::vector<std::uint32_t> layer{states.add(first, States::kNone, std::int32_t(begin_cost_))};
-    if (rules_.finished(first)) finish(states, layer[0]);
-    while (!layer.empty() && !stopped_) {
-      std::vector<std::pair<std::int64_t, std::uint32_t>> next;
-      for (const std::uint32_t i : layer) {
-        if (!goes_on(states)) break;
-        grow(states, i, [&](std::uint32_t child, std::int64_t total) { next.emplace_back(total, child); });
-      }
-      if (next.size() > std::size_t(limits_.beam)) {
-        std::nth_element(next.begin(), next.begin() + limits_.beam, next.end());
-        next.resize(limits_.beam);
-      }
-      layer.clear();
-      for (const auto& [total, child] : next) layer.push_back(child);
-    }
+    const std::uint32_t root = states.add(first, States::kNone, begin_cost_, 0);
+    if (rules_.finished(first)) finish(states, root);
+    levels[rules_.left(first)].emplace(0, root);
+    for (int round = 0; round < kSweeps && !stopped_; ++round)
+      for (auto& [left, level] : levels)
+        for (int k = 0; k < beam && !level.empty() && goes_on(states); ++k) {
+          const auto [total, i] = level.top();
+          level.pop();
+          if (total < upper())
+            grow(states, i, upper() - 1, [&](std::uint32_t child, std::int64_t least_total) {
+              levels[rules_.left(states[child].state)].emplace(least_total, child);
+            });
+        }
   }
 
+  // Expands a state when its total cost is due, but only to states of that total; to the others when theirs is.
   void best_first(const State& first) {
     States states;
     std::map<std::int64_t, std::vector<std::uint32_t>> open;
-    const std::uint32_t root = states.add(first, States::kNone, std::int32_t(begin_cost_));
-    open[begin_cost_ + rules_.estimate(first)].push_back(root);
-    while (!open.empty()) {
-      auto at = open.begin();
+    const std::int64_t least_total = begin_cost_ + rules_.estimate(first);
+    const std::uint32_t root = states.add(first, States::kNone, begin_cost_, least_total);
+    open[least_total].push_back(root);
+    while (!open.empty() && open.begin()->first < upper()) {
+      const auto at = open.begin();
       if (at->second.empty()) {
         open.erase(at);
         continue;
       }
-      if (at->first >= upper()) break;
-      found_.at.lower_bound = std::max(found_.at.lower_bound, at->first);
+      const std::int64_t due = at->first, next = due + step_;
+      found_.at.lower_bound = std::max(found_.at.lower_bound, due);
       const std::uint32_t i = at->second.back();
       at->second.pop_back();
-      if (states[i].done) continue;
+      if (states[i].due != due) continue;
       if (!goes_on(states)) return;
-      states[i].done = true;
-      grow(states, i, [&](std::uint32_t child, std::int64_t total) { open[total].push_back(child); });
+      states[i].due = std::int32_t(next);
+      grow(states, i, next - 1, [&](std::uint32_t child, std::int64_t total) { open[total].push_back(child); });
+      if (next < upper()) open[next].push_back(i);
     }
     found_.proved = found_.at.cost >= 0;
   }
 
-  // visit(number, least total cost) of every state that one step from state i reaches at less cost than known before.
+  // visit(number, total) of every state that one step from state i reaches at less cost than known before, as far as
+  // its total, the least that a game costs which goes that way, is at most `most`.
   template <class Visit>
-  void grow(States& states, std::uint32_t i, Visit&& visit) {
+  void grow(States& states, std::uint32_t i, std::int64_t most, Visit&& visit) {
     const State from = states[i].state;
     const std::int64_t so_far = states[i].cost;
     ++found_.at.expanded;
-    rules_.expand(from, [&](const typename Rules::Step& step) {
+    rules_.expand(from, most - so_far - rules_.estimate(from), [&](const typename Rules::Step& step) {
       State to = from;
       const std::int64_t cost = so_far + rules_.play(to, step, NoRecord{});
-      if (cost >= upper()) return;
+      if (cost > most) return;
       to = canonical(to);
       std::uint32_t child = states.find(to);
       if (child != States::kNone && states[child].cost <= cost) return;
       const std::int64_t total = cost + rules_.estimate(to);
-      if (total >= upper()) return;
+      if (total > most || total >= upper()) return;
       if (child == States::kNone) {
-        child = states.add(to, i, std::int32_t(cost));
+        child = states.add(to, i, cost, total);
       } else {
         states[child].from = i;
         states[child].cost = std::int32_t(cost);
-        states[child].done = false;
+        states[child].due = std::int32_t(total);
       }
       if (rules_.finished(to))
         finish(states, child);
@@ -124,7 +132,7 @@ class PebbleSearch {
     for (std::size_t k = way.size() - 1; k-- > 0;) {
       std::int64_t least_cost = kNever;
       typename Rules::Step best{};
-      rules_.expand(now, [&](const typename Rules::Step& step) {
+      rules_.expand(now, kNever, [&](const typename Rules::Step& step) {
         State to = now;
         const std::int64_t cost = rules_.play(to, step, NoRecord{});
         if (cost < least_cost && canonical(to) == states[way[k]].state) best = step, least_cost = cost;
@@ -164,6 +172,7 @@ class PebbleSearch {
   Rules rules_;
   PebbleLimits limits_;
   Clock::time_point started_;
+  std::int64_t step_;  // between the totals at which a state is expanded again
   std::vector<Renumbering> symmetries_;
   double asked_ = 0;  // seconds
   std::int64_t begin_cost_ = 0;

@@ -17,7 +17,7 @@ class PebbleStates {
     State state;
     std::uint32_t from;  // the state that the cheapest way to it comes from
     std::int32_t cost;   // of that way
-    bool done;
+    std::int32_t due;    // the total cost at which it is expanded next
   };
 
   PebbleStates() : slots_(1 << 12, kNone) {}
@@ -31,11 +31,11 @@ class PebbleStates {
   // The state's number, or kNone.
   std::uint32_t find(const State& state) { return slots_[slot(state)]; }
 
-  std::uint32_t add(const State& state, std::uint32_t from, std::int32_t cost) {
+  std::uint32_t add(const State& state, std::uint32_t from, std::int64_t cost, std::int64_t due) {
     if (2 * std::size_t(size_) >= slots_.size()) grow();
     if (size_ >> kChunkBits == chunks_.size()) chunks_.push_back(std::make_unique<Chunk>());
     const std::uint32_t i = size_++;
-    (*this)[i] = {state, from, cost, false};
+    (*this)[i] = {state, from, std::int32_t(cost), std::int32_t(due)};
     slots_[slot(state)] = i;
     return i;
   }

@@ -74,6 +74,10 @@ struct PebbleBoardBits {
     return sum;
   }
 
+  // What a word of a pebble taken off costs later, at least, where nothing is recomputed: a load, unless it may be a
+  // sink's that can stay where it is.
+  std::int64_t reload() const { return task.sinks_end_blue ? task.load : 0; }
+
   PebbleTask task;
   int n;
   bool unit = true;

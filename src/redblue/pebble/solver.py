@@ -8,7 +8,8 @@ A* over the states of the game (compiled, cpp/pebble_search.h). What keeps it sm
 - States that a symmetry of the graph makes equal are one.
 - What the rest costs at least: with recomputation a minimum cut, the words to load and store with any number of red
   pebbles from here on; else every value still needed that is not red is loaded, and every sink stored.
-- A beam search first finds a game; states that cannot beat the best game known are dropped.
+- States are made only when their total is due (partial expansion A*; Yoshizumi, Miura, Ishida, AAAI 2000), and no
+  pebble is taken off without which the total would be more. A beam search finds a first game before.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from redblue.pebble.referee import check
 from redblue.pebble.rules import Rules, check_red, rules_of
 
 MOST_NODES = 128
-BEAM = 100
+BEAM = 10  # states per level of the search for a first game
 SYMMETRIES = 256  # of the graph used at most: each is tried on every state
 LARGEST_COST = 1_000_000  # of a word or a node, in the unit that makes all costs whole
 
 
 class Progress(NamedTuple):
-    """Where a search stands. cost: of the best game so far (None: no game yet). nodes: states expanded; stored: kept."""
+    """Where a search stands. cost: of the best game so far, None before the first. nodes: states expanded."""
 
     cost: float | None
     lower_bound: float
@@ -161,6 +162,6 @@ def _check_size(graph: Graph, rules: Rules) -> None:
         raise RedblueError(f"solve takes at most {MOST_NODES} nodes, this graph has {graph.n}: use heuristic")
     if rules.partial and len(graph.parents) > 2 * MOST_NODES:
         raise RedblueError(
-            f"with partial computation solve takes at most {2 * MOST_NODES} edges, this graph has {len(graph.parents)}: "
-            "use heuristic"
+            f"with partial computation solve takes at most {2 * MOST_NODES} edges, this graph has "
+            f"{len(graph.parents)}: use heuristic"
         )
