@@ -17,20 +17,20 @@ def orders(graph: Graph, needed: np.ndarray, red: int) -> Iterator[tuple[str, np
     """Names and orders of the `needed` nodes (a flag each), parents first.
 
     Tiles have up to `red` outputs. In a tile nodes are computed as late as they can be: all that are as far from an
-    output together. In two stages, what does not depend on a value used twice comes first, in tiles of its own (as P in
-    attention that spills it).
+    output together, but a chain that leads to a value used several times all at once. In two stages, what does not
+    depend on such a value comes first, in tiles of its own (as P in attention that spills it).
     """
     yield "as given", np.flatnonzero(needed)
     yield "depth first", depth_first(graph, needed)
-    late = lateness(graph)
+    late = lateness(graph, needed)
     for levels in range(1, min(red.bit_length() + 1, int(-late.min())) + 1):
         yield f"bands of {levels} levels", in_bands(graph, needed, late, levels, False)
         yield f"bands of {levels} levels, by what they load", in_bands(graph, needed, late, levels, True)
     early = needed & ~below_hubs(graph)
     stages = [("", [needed])] + ([("two stages, ", [early, needed & ~early])] if (needed & ~early).any() else [])
     for name, parts in stages:
-        for size, order in tile_by_tile(graph, parts, late, red):
-            yield f"{name}tiles of {size} outputs", order
+        for size, order in tile_by_tile(graph, parts, red):
+            yield f"{name}tiles of {size}", order
 
 
 def depth_first(graph: Graph, needed: np.ndarray) -> np.ndarray:
@@ -60,14 +60,31 @@ def siblings(graph: Graph) -> np.ndarray:
     return first
 
 
-def lateness(graph: Graph) -> np.ndarray:
-    """Minus the longest way from each node to an output, (n,)."""
-    late, starts, parents = [0] * graph.n, graph.starts.tolist(), graph.parents.tolist()
+def lateness(graph: Graph, part: np.ndarray) -> np.ndarray:
+    """Minus the longest way from each node through the part to one of its outputs, (n,)."""
+    late, inside, starts, parents = [0] * graph.n, part.tolist(), graph.starts.tolist(), graph.parents.tolist()
     for v in reversed(range(graph.n)):
-        above = late[v] - 1
-        for p in parents[starts[v] : starts[v + 1]]:
-            late[p] = min(late[p], above)
+        if inside[v]:
+            above = late[v] - 1
+            for p in parents[starts[v] : starts[v + 1]]:
+                late[p] = min(late[p], above)
     return np.array(late)
+
+
+def gathered(graph: Graph, part: np.ndarray, late: np.ndarray) -> np.ndarray:
+    """Lateness, but that of its end for a chain of nodes that leads to one with several children in the part, (n,).
+
+    Chains whose own parents have several children are left as they are: they would keep these waiting.
+    """
+    (from_child, children), when, below = graph.children, late.tolist(), below_hubs(graph).tolist()
+    inside = np.bincount(graph.parents[part[graph.heads]], minlength=graph.n).tolist()
+    leads = [False] * graph.n  # to such a node, or is one
+    for v in reversed(range(graph.n)):
+        child = int(children[from_child[v]]) if inside[v] == 1 and graph.out_degree[v] == 1 else v
+        leads[v] = not below[v] and (inside[v] > 1 or (child != v and leads[child]))
+        if child != v and leads[child]:
+            when[v] = when[child]
+    return np.array(when)
 
 
 def in_bands(graph: Graph, needed: np.ndarray, late: np.ndarray, levels: int, loads: bool) -> np.ndarray:
@@ -102,25 +119,33 @@ def below_hubs(graph: Graph) -> np.ndarray:
     return np.array(below)
 
 
-def tile_by_tile(graph: Graph, parts: list[np.ndarray], late: np.ndarray, red: int) -> Iterator[tuple[str, np.ndarray]]:
+def tile_by_tile(graph: Graph, parts: list[np.ndarray], red: int) -> Iterator[tuple[str, np.ndarray]]:
     """Sizes of tiles and orders: part after part, tile after tile of its outputs."""
     outputs = [_outputs(graph, part) for part in parts]
     reaches = [_inputs_of(graph, part, own) for part, own in zip(parts, outputs, strict=True)]
-    first = siblings(graph)
+    first, lates = siblings(graph), [lateness(graph, part) for part in parts]
+    whens = [gathered(graph, part, late) for part, late in zip(parts, lates, strict=True)]
     sizes = sorted({a * b for a, b in product(EDGES, EDGES) if a * b <= red})
+    chains = any((when != late).any() for when, late in zip(whens, lates, strict=True))
     for size in sizes:
         tilings = [_tilings(reach, size) for reach in reaches]
         if not any(tilings):
             continue
         for choice in range(2 if max(map(len, tilings)) > 1 else 1):
-            names, orders = [], []
-            for part, own, found in zip(parts, outputs, tilings, strict=True):
-                width, rows, cols = found[min(choice, len(found) - 1)] if found else (own.size, 1, own.size)
-                group = grouped(graph, part, own, _tiling(own.size, width, rows, cols))
-                nodes = np.flatnonzero(part)
-                orders.append(nodes[np.lexsort((nodes, first[nodes], late[nodes], group[nodes]))])
-                names.append(f"{rows} x {cols}")
-            yield " and ".join(names), np.concatenate(orders)
+            chosen = [found[min(choice, len(found) - 1)] if found else (0, 1, 0) for found in tilings]
+            groups = [
+                grouped(graph, part, own, _tiling(own.size, width or own.size, rows, cols or own.size))
+                for part, own, (width, rows, cols) in zip(parts, outputs, chosen, strict=True)
+            ]
+            name = " and ".join(
+                f"{rows} x {cols or own.size}" for (_, rows, cols), own in zip(chosen, outputs, strict=True)
+            )
+            for said, times in ((", chain by chain", whens), ("", lates)) if chains else (("", lates),):
+                orders = []
+                for part, group, late, when in zip(parts, groups, lates, times, strict=True):
+                    nodes = np.flatnonzero(part)
+                    orders.append(nodes[np.lexsort((nodes, first[nodes], late[nodes], when[nodes], group[nodes]))])
+                yield f"{name} outputs{said}", np.concatenate(orders)
 
 
 def grouped(graph: Graph, part: np.ndarray, outputs: np.ndarray, group: np.ndarray) -> np.ndarray:
@@ -146,9 +171,12 @@ def _outputs(graph: Graph, part: np.ndarray) -> np.ndarray:
 
 
 def _inputs_of(graph: Graph, part: np.ndarray, outputs: np.ndarray) -> list[int]:
-    """Which nodes from outside the part each output needs, as sets of bits; empty where they would take too much."""
+    """What each output needs, as sets of bits: nodes from outside the part, and those in it that have several children.
+
+    Two tiles that need the same node load it twice, or keep it. Empty sets where they would take too much memory.
+    """
     inside, starts, parents = part.tolist(), graph.starts.tolist(), graph.parents.tolist()
-    fed = np.unique(graph.parents[part[graph.heads] & ~part[graph.parents]])
+    fed = np.unique(graph.parents[part[graph.heads] & (~part[graph.parents] | (graph.out_degree[graph.parents] > 1))])
     if graph.n * fed.size > MOST_BITS:
         return [0] * outputs.size
     reach = [0] * graph.n
