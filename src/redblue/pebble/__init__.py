@@ -1,5 +1,6 @@
 """The red-blue pebble game, which settles I/O complexity. It knows neither PyTorch nor kernels."""
 
+from redblue.pebble.bounds import GraphBound, lower_bound, lower_bounds
 from redblue.pebble.constructors import (
     attention_backward_graph,
     attention_graph,
@@ -25,6 +26,7 @@ __all__ = [
     "Further",
     "Game",
     "Graph",
+    "GraphBound",
     "GraphError",
     "IllegalMove",
     "Move",
@@ -43,6 +45,8 @@ __all__ = [
     "from_networkx",
     "hierarchy",
     "least_red",
+    "lower_bound",
+    "lower_bounds",
     "matmul_graph",
     "random_graph",
     "solve",
