@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "measure.h"
 #include "pebble.h"
+#include "pebble_play.h"
 #include "pebble_task.h"
 
 namespace nb = nanobind;
@@ -183,16 +184,34 @@ NB_MODULE(_core, m) {
 
   using Flags = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
   using redblue::PebbleReferee;
-  nb::class_<PebbleReferee>(m, "PebbleReferee")
+  nb::class_<redblue::PebbleBoard>(m, "PebbleBoard")
       .def(
           "__init__",
-          [](PebbleReferee* self, const Lines& starts, const Lines& parents, const Lines& words, const Lines& capacities,
-             const Flags& blue, const Flags& free, bool once, bool partial, bool sliding, bool keeps_sinks) {
-            new (self) PebbleReferee({taken(starts), taken(parents), taken(words), taken(capacities), taken(blue),
-                                      taken(free), once, partial, sliding, keeps_sinks});
+          [](redblue::PebbleBoard* self, const Lines& starts, const Lines& parents, const Lines& words,
+             const Lines& capacities, const Flags& blue, const Flags& free, bool once, bool partial, bool sliding,
+             bool keeps_sinks) {
+            redblue::PebbleBoard board{taken(starts), taken(parents), taken(words), taken(capacities), taken(blue),
+                                       taken(free),   once,           partial,      sliding,           keeps_sinks};
+            board.check();
+            new (self) redblue::PebbleBoard(std::move(board));
           },
           "starts"_a, "parents"_a, "words"_a, "capacities"_a, "blue"_a, "free"_a, "once"_a = false, "partial"_a = false,
-          "sliding"_a = false, "keeps_sinks"_a = true)
+          "sliding"_a = false, "keeps_sinks"_a = true);
+
+  m.def(
+      "pebble_play",
+      [](const redblue::PebbleBoard& board, const Lines& order, bool recent, double ratio, bool recomputes) {
+        redblue::PebbleMoves moves;
+        {
+          const nb::gil_scoped_release others_may_run;
+          moves = redblue::PebblePlayer(board, {recent, ratio}, recomputes).play(order.data(), order.shape(0));
+        }
+        return nb::make_tuple(copied(moves.kinds), copied(moves.nodes), copied(moves.parents));
+      },
+      "board"_a, "order"_a, "recent"_a, "ratio"_a, "recomputes"_a);
+
+  nb::class_<PebbleReferee>(m, "PebbleReferee")
+      .def(nb::init<redblue::PebbleBoard>(), "board"_a)
       .def(
           "play",
           [](PebbleReferee& self, const Kinds& kinds, const Lines& nodes, const Lines& parents, const Kinds& levels) {

@@ -37,14 +37,18 @@ struct PebbleBoard {
   bool keeps_sinks = true;                // partial: a sink's dark red pebble stays until it is stored
 
   std::int64_t nodes() const { return std::int64_t(words.size()); }
+
+  void check() const {
+    const std::size_t n = words.size(), levels = capacities.size();
+    if (starts.size() != n + 1 || blue.size() != n || free.size() != n || levels < 1 || levels > 6)
+      throw std::invalid_argument("a board's arrays have one entry per node, and 1 to 6 levels have a capacity");
+  }
 };
 
 class PebbleReferee {
  public:
   explicit PebbleReferee(PebbleBoard board) : board_(std::move(board)), slow_(int(board_.capacities.size())) {
     const std::size_t n = board_.words.size(), edges = board_.parents.size();
-    if (board_.starts.size() != n + 1 || board_.blue.size() != n || board_.free.size() != n || slow_ < 1 || slow_ > 7)
-      throw std::invalid_argument("a board's arrays have one entry per node, and it has 1 to 7 levels with a capacity");
     held_.assign(slow_, 0);
     peak_ = held_;
     loaded_ = stored_ = held_;

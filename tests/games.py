@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from redblue.pebble import COMPUTE, DELETE, LOAD, STORE, Game, Graph, Move, Rules, random_graph
+from redblue.pebble import COMPUTE, DELETE, LOAD, STORE, Further, Game, Graph, Move, Rules, random_graph
 
 
 class Illegal(Exception):
@@ -128,6 +128,28 @@ def graphs(draw: st.DrawFn, most: int = 9) -> Graph:
         draw(st.integers(1, most)),
         draw(st.integers(1, 4)),
         draw(st.integers(1, 3)),
+    )
+
+
+@st.composite
+def rule_sets(draw: st.DrawFn, graph: Graph, least_words: int = 1) -> Rules:
+    """Any rules for the graph; least_words: of the levels beside red."""
+    name = draw(st.sampled_from(["red-blue", "one-shot", "partial"]))
+    partial = name == "partial"
+    sources = graph.sources.tolist()
+    return Rules(
+        name,
+        inputs_start_blue=draw(st.booleans()),
+        sinks_end_blue=draw(st.booleans()),
+        sliding=not partial and draw(st.booleans()),
+        load_cost=draw(st.integers(0, 3)),
+        store_cost=draw(st.integers(0, 3)),
+        compute_cost=draw(st.integers(0, 3)),
+        constants=draw(st.lists(st.sampled_from(sources), unique=True)),
+        weights=draw(st.none() | st.lists(st.integers(1, 3), min_size=graph.n, max_size=graph.n)),
+        further=()
+        if partial
+        else draw(st.lists(st.builds(Further, st.integers(least_words, 9), st.just(2), st.integers(0, 3)), max_size=2)),
     )
 
 

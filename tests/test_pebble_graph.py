@@ -158,5 +158,6 @@ def test_the_least_red():
     chain = pebble.chain_graph(3)
     assert least_red(chain, Rules(weights=(5, 1, 2))) == 6
     assert least_red(chain, Rules(weights=(5, 1, 2), sliding=True)) == 5
+    assert least_red(pebble.tree_graph(2, 1), Rules(weights=(1, 1, 3), sliding=True)) == 4
     assert least_red(chain, Rules("partial", weights=(1, 1, 4))) == 5
     assert least_red(pebble.chain_graph(1)) == 1

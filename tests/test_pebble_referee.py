@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from games import Illegal, Plain, graphs, naive_game
+from games import Illegal, Plain, graphs, naive_game, rule_sets
 from redblue import RedblueError, memory, pebble
 from redblue.pebble import (
     COMPUTE,
@@ -41,28 +41,7 @@ def test_costs_and_weights():
     assert verdict.cost == 30 + 10 + 14
 
 
-@st.composite
-def rule_sets(draw, graph):
-    name = draw(st.sampled_from(["red-blue", "one-shot", "partial"]))
-    partial = name == "partial"
-    sources = graph.sources.tolist()
-    return Rules(
-        name,
-        inputs_start_blue=draw(st.booleans()),
-        sinks_end_blue=draw(st.booleans()),
-        sliding=not partial and draw(st.booleans()),
-        load_cost=draw(st.integers(0, 3)),
-        store_cost=draw(st.integers(0, 3)),
-        compute_cost=draw(st.integers(0, 3)),
-        constants=draw(st.lists(st.sampled_from(sources), unique=True)),
-        weights=draw(st.none() | st.lists(st.integers(1, 3), min_size=graph.n, max_size=graph.n)),
-        further=()
-        if partial
-        else draw(st.lists(st.builds(Further, st.integers(1, 9), st.just(2), st.integers(0, 3)), max_size=2)),
-    )
-
-
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_the_referee_is_the_rules(data):
     """Random games of mostly legal moves: both stop at the same move, or agree on the end and the cost."""

@@ -143,8 +143,8 @@ class CacheHierarchy:
 def belady(lines: np.ndarray, kinds: np.ndarray, capacity: int, fetch_on_write: bool = False) -> LineCounts:
     """Belady's MIN on one fully associative level of `capacity` lines; see redblue.machine.caches."""
 
-class PebbleReferee:
-    """Plays the pebble game by the rules; see redblue.pebble.referee.
+class PebbleBoard:
+    """What the pebble game is played on, and by which rules; see redblue.pebble.rules.
 
     starts, parents: the graph in compressed rows (int64). words: of each node. capacities: of each level but slow
     memory, nearest first. blue, free: per node (uint8), whether it starts in slow memory, whether a source is computed.
@@ -164,6 +164,19 @@ class PebbleReferee:
         sliding: bool = False,
         keeps_sinks: bool = True,
     ) -> None: ...
+
+def pebble_play(
+    board: PebbleBoard, order: np.ndarray, recent: bool, ratio: float, recomputes: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Kinds, nodes and parents of the moves of a game that computes nodes in that order; see redblue.pebble.heuristics.
+
+    Raises ValueError for an order that is none of the board's graph, and where the red pebbles are too few for it.
+    """
+
+class PebbleReferee:
+    """Plays the pebble game by the rules; see redblue.pebble.referee."""
+
+    def __init__(self, board: PebbleBoard) -> None: ...
     def play(self, kinds: np.ndarray, nodes: np.ndarray, parents: np.ndarray, levels: np.ndarray) -> int:
         """How many moves were legal: all, or the number of the first that was not. The arrays are those of a Game."""
 

@@ -38,6 +38,7 @@ from redblue.options import (
     parse_tiles,
     with_problem,
 )
+from redblue.pebble_command import app as pebble
 from redblue.recount import recount
 from redblue.sweep_command import EPILOG, sweep
 from redblue.text import STANDARD_REMARK
@@ -204,6 +205,7 @@ def bound(
 
 
 app.command(epilog=EPILOG)(sweep)
+app.add_typer(pebble, name="pebble")
 app.command(epilog=INFO_EPILOG)(info)
 
 

@@ -13,16 +13,21 @@ from redblue.pebble.constructors import (
     tree_graph,
 )
 from redblue.pebble.graph import Graph, GraphError, from_edges, from_networkx
+from redblue.pebble.heuristics import Found, heuristic
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game, Move
+from redblue.pebble.named import graph_named
+from redblue.pebble.player import render, strip, write_game
 from redblue.pebble.referee import IllegalMove, Unfinished, Verdict, check
 from redblue.pebble.rules import Further, Rules, hierarchy, least_red
 from redblue.pebble.solver import Progress, Solution, solve
+from redblue.pebble.store import Saved, read_game, save_game
 
 __all__ = [
     "COMPUTE",
     "DELETE",
     "LOAD",
     "STORE",
+    "Found",
     "Further",
     "Game",
     "Graph",
@@ -32,6 +37,7 @@ __all__ = [
     "Move",
     "Progress",
     "Rules",
+    "Saved",
     "Solution",
     "Unfinished",
     "Verdict",
@@ -43,13 +49,20 @@ __all__ = [
     "fft_graph",
     "from_edges",
     "from_networkx",
+    "graph_named",
+    "heuristic",
     "hierarchy",
     "least_red",
     "lower_bound",
     "lower_bounds",
     "matmul_graph",
     "random_graph",
+    "read_game",
+    "render",
+    "save_game",
     "solve",
     "stencil_graph",
+    "strip",
     "tree_graph",
+    "write_game",
 ]

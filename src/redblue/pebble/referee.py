@@ -11,7 +11,7 @@ from redblue import _core
 from redblue.errors import RedblueError
 from redblue.pebble.graph import Graph
 from redblue.pebble.moves import KINDS, LOAD, STORE, Game, Move
-from redblue.pebble.rules import Rules, check_red, rules_of
+from redblue.pebble.rules import Rules, board_of, check_red, rules_of
 
 SHOWN = 6  # nodes named in a message
 
@@ -84,7 +84,7 @@ def check(graph: Graph, moves: Iterable[Sequence[int]], red: int, rules: str | R
     """
     rules, game = rules_of(rules), Game.of(moves)
     check_red(graph, red, rules)
-    referee = _referee(graph, red, rules)
+    referee = _core.PebbleReferee(board_of(graph, (red, *(level.words for level in rules.further)), rules))
     legal = referee.play(game.kinds, game.nodes, game.parents, game.levels)
     if legal < len(game):
         raise _illegal(graph, red, rules, referee, legal, game[legal])
@@ -100,22 +100,6 @@ def check(graph: Graph, moves: Iterable[Sequence[int]], red: int, rules: str | R
         peak=referee.peak[0],
         peaks=tuple(referee.peak),
         by_boundary=by_boundary,
-    )
-
-
-def _referee(graph: Graph, red: int, rules: Rules) -> _core.PebbleReferee:
-    blue = rules.starts_blue(graph)
-    return _core.PebbleReferee(
-        graph.starts,
-        graph.parents,
-        rules.words_of(graph),
-        np.array([red, *(level.words for level in rules.further)], np.int64),
-        blue.astype(np.uint8),
-        ((graph.in_degree == 0) & ~blue).astype(np.uint8),
-        once=rules.name == "one-shot",
-        partial=rules.partial,
-        sliding=rules.sliding,
-        keeps_sinks=rules.sinks_end_blue,
     )
 
 

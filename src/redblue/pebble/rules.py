@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
 
+from redblue import _core
 from redblue.errors import RedblueError
 from redblue.memories import Memory
 from redblue.memories import memory as find_memory
@@ -150,6 +152,23 @@ def check_red(graph: Graph, red: int, rules: str | Rules = "red-blue") -> int:
     if red < least:
         raise RedblueError(f"red is {red}: this graph needs at least {least} with the rules {rules_of(rules).name!r}")
     return red
+
+
+def board_of(graph: Graph, capacities: Sequence[int], rules: Rules) -> _core.PebbleBoard:
+    """What the compiled core plays on. capacities: words of each level but slow memory, nearest first."""
+    blue = rules.starts_blue(graph)
+    return _core.PebbleBoard(
+        graph.starts,
+        graph.parents,
+        rules.words_of(graph),
+        np.array(capacities, np.int64),
+        blue.astype(np.uint8),
+        ((graph.in_degree == 0) & ~blue).astype(np.uint8),
+        once=rules.name == "one-shot",
+        partial=rules.partial,
+        sliding=rules.sliding,
+        keeps_sinks=rules.sinks_end_blue,
+    )
 
 
 def hierarchy(memory: str | Memory, bytes_per_word: int = 4, name: str = "red-blue") -> tuple[int, Rules]:
