@@ -4,6 +4,7 @@
 #include <chrono>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <queue>
 
 #include "pebble_partial.h"
@@ -53,7 +54,7 @@ class PebbleSearch {
     levels[rules_.left(first)].emplace(0, root);
     for (int round = 0; round < kSweeps && !stopped_; ++round)
       for (auto& [left, level] : levels)
-        for (int k = 0; k < beam && !level.empty() && goes_on(states); ++k) {
+        for (int k = 0; k < beam && !level.empty() && fits(states) && goes_on(states); ++k) {
           const auto [total, i] = level.top();
           level.pop();
           if (total < upper())
@@ -81,7 +82,7 @@ class PebbleSearch {
       const std::uint32_t i = at->second.back();
       at->second.pop_back();
       if (states[i].due != due) continue;
-      if (!goes_on(states)) return;
+      if (!fits(states) || !goes_on(states)) return;
       states[i].due = std::int32_t(next);
       grow(states, i, next - 1, [&](std::uint32_t child, std::int64_t total) { open[total].push_back(child); });
       if (next < upper()) open[next].push_back(i);
@@ -100,11 +101,11 @@ class PebbleSearch {
       State to = from;
       const std::int64_t cost = so_far + rules_.play(to, step, NoRecord{});
       if (cost > most) return;
+      const std::int64_t total = cost + rules_.estimate(to);
+      if (total > most || total >= upper()) return;
       to = canonical(to);
       std::uint32_t child = states.find(to);
       if (child != States::kNone && states[child].cost <= cost) return;
-      const std::int64_t total = cost + rules_.estimate(to);
-      if (total > most || total >= upper()) return;
       if (child == States::kNone) {
         child = states.add(to, i, cost, total);
       } else {
@@ -119,17 +120,21 @@ class PebbleSearch {
     });
   }
 
-  // Takes down the game that leads to a finished state: the states on the way are canonical, the moves must not be.
+  // Takes down the game that leads to a finished state. Every state on the way is numbered anew by a symmetry: `given`
+  // has each node's number in the graph as it was given.
   void finish(States& states, std::uint32_t last) {
     std::vector<std::uint32_t> way;
     for (std::uint32_t i = last; i != States::kNone; i = states[i].from) way.push_back(i);
     found_.kinds.clear();
     found_.nodes.clear();
     found_.parents.clear();
-    const PebbleRecord record{found_};
+    Renumbering given(rules_.board().n);
+    std::iota(given.begin(), given.end(), std::uint8_t(0));
     State now = rules_.first();
-    found_.at.cost = rules_.settle(now, record);
+    found_.at.cost = rules_.settle(now, PebbleRecord{found_, given});
+    canonical(now, &given);
     for (std::size_t k = way.size() - 1; k-- > 0;) {
+      now = states[way[k + 1]].state;
       std::int64_t least_cost = kNever;
       typename Rules::Step best{};
       rules_.expand(now, kNever, [&](const typename Rules::Step& step) {
@@ -138,21 +143,30 @@ class PebbleSearch {
         if (cost < least_cost && canonical(to) == states[way[k]].state) best = step, least_cost = cost;
       });
       if (least_cost == kNever) throw std::logic_error("a step of the game cannot be found again");
-      found_.at.cost += rules_.play(now, best, record);
+      found_.at.cost += rules_.play(now, best, PebbleRecord{found_, given});
+      canonical(now, &given);
     }
   }
 
-  State canonical(const State& state) const {
+  // The state that stands for all that symmetries make of this one; `given` follows the nodes to their new numbers.
+  State canonical(const State& state, Renumbering* given = nullptr) const {
     State best = state;
+    const Renumbering* by = nullptr;
     for (const Renumbering& numbers : symmetries_) {
       if (best.red < renumbered(state.red, numbers)) continue;
       const State image = rules_.renumber(state, numbers);
-      if (image < best) best = image;
+      if (image < best) best = image, by = &numbers;
+    }
+    if (given && by) {
+      const Renumbering before = *given;
+      for (std::size_t v = 0; v < before.size(); ++v) (*given)[(*by)[v]] = before[v];
     }
     return best;
   }
 
   std::int64_t upper() const { return found_.at.cost < 0 ? kNever : found_.at.cost; }
+
+  bool fits(const States& states) const { return states.bytes() <= limits_.bytes; }
 
   // Whether the search may go on; asks now and then.
   bool goes_on(const States& states) {
@@ -165,7 +179,6 @@ class PebbleSearch {
         stopped_ = stopped_ || !limits_.keep_on(found_.at);
       }
     }
-    stopped_ = stopped_ || states.bytes() > limits_.bytes;
     return !stopped_;
   }
 

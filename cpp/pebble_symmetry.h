@@ -10,8 +10,6 @@
 
 namespace redblue {
 
-using Renumbering = std::vector<std::uint8_t>;  // new number of each node
-
 // All of a group of at most `most` symmetries: of the whole group if it is so small, else of the largest found that
 // leaves the first few nodes in place, the smallest number of them that will do.
 template <class Bits>

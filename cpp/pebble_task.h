@@ -85,13 +85,16 @@ struct PebbleBoardBits {
   std::vector<Bits> parents, children;
 };
 
-// Takes a game down, move by move.
+using Renumbering = std::vector<std::uint8_t>;  // the new number of each node
+
+// Takes a game down, move by move, in the numbers that nodes were given.
 struct PebbleRecord {
   PebbleFound& found;
+  const Renumbering& given;
   void operator()(PebbleMove kind, int node, int parent = -1) const {
     found.kinds.push_back(std::int8_t(kind));
-    found.nodes.push_back(node);
-    found.parents.push_back(parent);
+    found.nodes.push_back(given[node]);
+    found.parents.push_back(parent < 0 ? parent : given[parent]);
   }
 };
 

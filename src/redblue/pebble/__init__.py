@@ -1,5 +1,6 @@
 """The red-blue pebble game, which settles I/O complexity. It knows neither PyTorch nor kernels."""
 
+from redblue.pebble.bounds import GraphBound, lower_bound, lower_bounds
 from redblue.pebble.constructors import (
     attention_backward_graph,
     attention_graph,
@@ -30,6 +31,7 @@ __all__ = [
     "Further",
     "Game",
     "Graph",
+    "GraphBound",
     "GraphError",
     "IllegalMove",
     "Move",
@@ -51,6 +53,8 @@ __all__ = [
     "heuristic",
     "hierarchy",
     "least_red",
+    "lower_bound",
+    "lower_bounds",
     "matmul_graph",
     "random_graph",
     "read_game",

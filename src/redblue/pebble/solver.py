@@ -77,18 +77,37 @@ def solve(
     Raises RedblueError for more than 128 nodes, more than two levels of memory, costs that are no multiples of one
     unit, and red below the least that works.
     """
-    rules = rules_of(rules)
-    check_red(graph, red, rules)
-    _check_size(graph, rules)
     if time_limit is not None and not time_limit > 0:
         raise RedblueError(f"time_limit must be more than 0 seconds, got {time_limit!r}; leave it out for no limit")
+    return _search(graph, red, rules_of(rules), time_limit or 0, progress, memory_bytes, BEAM)
+
+
+def least_cost(graph: Graph, red: int, rules: str | Rules = "red-blue", memory_bytes: int = 2 << 20) -> float:
+    """What every game costs at least, as far as the search proves it in so much memory; raises as `solve` does."""
+    return _search(graph, red, rules_of(rules), 0, None, memory_bytes, 0).lower_bound
+
+
+def _search(
+    graph: Graph,
+    red: int,
+    rules: Rules,
+    seconds: float,
+    progress: Callable[[Progress], None] | None,
+    memory_bytes: int,
+    beam: int,
+) -> Solution:
+    check_red(graph, red, rules)
+    _check_size(graph, rules)
     costs, unit = _whole_costs(rules)
     start = time.perf_counter()
 
     def keep_on(cost: int, lower_bound: int, nodes: int, stored: int) -> bool:
         if progress is not None:
             best = None if cost < 0 else _plain(cost, unit)
-            progress(Progress(best, _plain(lower_bound, unit), nodes, stored, time.perf_counter() - start))
+            try:
+                progress(Progress(best, _plain(lower_bound, unit), nodes, stored, time.perf_counter() - start))
+            except KeyboardInterrupt:
+                return False
         return True
 
     cost, lower_bound, optimal, nodes, *arrays = _core.search_pebbles(
@@ -99,15 +118,15 @@ def solve(
         red,
         costs,
         (rules.name == "one-shot", rules.partial, rules.sliding, rules.sinks_end_blue),
-        time_limit or 0,
+        seconds,
         memory_bytes,
-        BEAM,
+        beam,
         SYMMETRIES,
         keep_on,
     )
     moves = Game.from_arrays(*arrays) if cost >= 0 else _first_game(graph, rules)
     return Solution(
-        cost=check(graph, moves, red, rules).cost,
+        cost=_plain(cost, unit) if cost >= 0 else check(graph, moves, red, rules).cost,
         moves=moves,
         optimal=optimal,
         lower_bound=_plain(lower_bound, unit),
