@@ -40,10 +40,18 @@ def test_solve_check_and_play(tmp_path):
 
 def test_tables_say_what_is_proved(tmp_path):
     assert "optimal, proved" in run("solve", "tree:2,2", "--red", 3).output
-    assert "not proved" in re.sub(r"\s+", " ", run("solve", "tree:2,2", "--red", 3, "--heuristic").output)
+    assert "optimal, proved" in run("solve", "tree:2,2", "--red", 3, "--heuristic").output
+    assert "x the best bound, 128" in run("solve", "fft:64", "--red", 4, "--heuristic").output
     assert "rules partial" in run("solve", "tree:2,2", "--red", 2, "--rules", "partial").output
-    assert data("solve", "fft:8", "--red", 2, "--sliding", "--heuristic")["peak"] == 2
-    assert len(data("solve", "fft:8", "-m", "h100-sxm", "--heuristic")["peaks"]) >= 2
+    assert data("solve", "tree:2,2", "--red", 2, "--sliding", "--heuristic")["peak"] == 2
+    assert len(data("solve", "fft:4", "-m", "h100-sxm", "--heuristic")["peaks"]) >= 2
+
+
+def test_bounds():
+    found = data("bound", "fft:4", "--red", 3, "--rules", "one-shot")["bounds"]
+    assert found[0]["words"] >= found[-1]["words"]
+    assert {"compulsory", "partition"} <= {each["method"] for each in found}
+    assert "compulsory" in run("bound", "fft:4", "-m", "h100-sxm").output
 
 
 def test_schedules_are_traced(tmp_path):
@@ -90,7 +98,7 @@ def test_exit_code_2(monkeypatch, capsys):
     assert "this graph needs at least 3" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["solve", "check", "trace", "play"])
+@pytest.mark.parametrize("command", ["solve", "check", "trace", "play", "bound"])
 def test_every_command_shows_an_example(command):
     assert f"Example: redblue pebble {command}" in re.sub(r"\s+", " ", run(command, "--help").output)
 

@@ -77,6 +77,12 @@ def test_large_graphs():
     assert found.cost <= 2 * 2 * 256  # two bands, each of which reads and writes everything
 
 
+def test_the_gap_is_to_the_best_bound():
+    assert heuristic(pebble.tree_graph(2, 2), 3).gap == 1
+    found = heuristic(pebble.matmul_graph(12, 12, 12), red=60, tries=0)
+    assert found.gap == found.cost / pebble.lower_bound(found.graph, 60).words > 1
+
+
 def test_levels_are_filled_one_after_the_other():
     graph = pebble.fft_graph(16)
     two = heuristic(graph, 4)

@@ -31,7 +31,9 @@ RulesName = Annotated[str, typer.Option("--rules", help="red-blue, one-shot or p
 Sliding = Annotated[bool, typer.Option("--sliding", help="A red pebble may slide from a parent to the node computed.")]
 Machine = Annotated[
     str | None,
-    typer.Option("--memory", "-m", help="Every level of a machine's memory, instead of --red. With --heuristic."),
+    typer.Option(
+        "--memory", "-m", help="Every level of a machine's memory, instead of --red; solve: with --heuristic."
+    ),
 ]
 GamePath = Annotated[Path, typer.Argument(metavar="GAME", help="A game (.jsonl), as solve and trace write it.")]
 
@@ -96,8 +98,10 @@ def solve(
             raise RedblueError("--time-limit is for the exact search: leave it out with --heuristic")
         game = rb.pebble.heuristic(found, words, rule_set)
         moves, verdict = game.moves, game.verdict
-        said = f"order: {game.order}; eviction: {game.eviction}; {game.tried:,} games compared; not proved optimal"
-        own: dict[str, Any] = {"optimal": False, "order": game.order, "eviction": game.eviction, "tried": game.tried}
+        proof = "optimal, proved" if game.gap == 1 else f"{game.gap:.2f} x the best bound, {game.bound.words:,}"
+        said = f"{proof}; order: {game.order}; eviction: {game.eviction}; {game.tried:,} games compared"
+        own: dict[str, Any] = {"optimal": game.gap == 1, "lower_bound": game.bound.words, "bound": game.bound.method}
+        own |= {"order": game.order, "eviction": game.eviction, "tried": game.tried}
     else:
         solution = _search(found, words, rule_set, time_limit)
         moves, verdict = solution.moves, rb.pebble.check(found, solution.moves, words, rule_set)
@@ -143,6 +147,29 @@ def check(
     data |= _verdict(verdict) | {"moves": len(saved.moves)}
     figures = {name: data[name] for name in ("cost", "loads", "stores", "computes", "peak", "moves")}
     _show(data, [_text(saved.graph, saved.red, saved.rules), "legal and finished"], figures, as_json)
+
+
+@app.command(epilog="Example: redblue pebble bound attention:n=2,d=1 --red 5 --rules one-shot")
+def bound(
+    graph: GraphText,
+    red: Red = None,
+    rules: RulesName = "red-blue",
+    sliding: Sliding = False,
+    memory: Machine = None,
+    as_json: Json = False,
+) -> None:
+    """Lower bounds on what any game costs, the best first: those that hold for these rules."""
+    found = rb.pebble.graph_named(graph)
+    words, rule_set = _board(red, rules, sliding, memory)
+    bounds = rb.pebble.lower_bounds(found, words, rule_set)
+    if as_json:
+        listed = [{"method": each.method, "words": each.words} for each in bounds]
+        print(json.dumps({"graph": _graph(found), "red": words, "rules": rule_set.name, "bounds": listed}, indent=2))
+        return
+    rows = table(("bound",), ("at least",))
+    for each in bounds:
+        rows.add_row(each.method, f"{each.words:,}")
+    Console(emoji=False).print(Group(Text(_text(found, words, rule_set)), rows))
 
 
 @app.command(epilog="Example: redblue pebble trace flash --n 4 --d 2 --words 40 -o game.jsonl")

@@ -126,7 +126,9 @@ def lower_bound(graph: Graph, red: int, rules: str | Rules = "red-blue") -> Grap
 
 def _summed(name: str, method: Method, graph: Graph, red: int, rules: Rules) -> GraphBound:
     """The bound over all boundaries, and what every game computes."""
-    capacities = np.cumsum([red, *(level.words for level in rules.further)]).tolist()
+    # what holds the whole graph is as good as anything larger
+    most = int(rules.words_of(graph).sum())
+    capacities = np.minimum(np.cumsum([red, *(level.words for level in rules.further)]), most).tolist()
     moved = [method.moved(graph, capacity, rules) for capacity in capacities]
     costs = zip(moved, rules.load_costs, rules.store_costs, strict=True)
     words = sum(m.loads * load + m.stores * store + m.either * min(load, store) for m, load, store in costs)

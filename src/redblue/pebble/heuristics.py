@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from redblue.pebble.moves import COMPUTE, LOAD, STORE, Game
 from redblue.pebble.orders import orders
 from redblue.pebble.referee import Verdict, check
 from redblue.pebble.rules import Rules, board_of, check_red, rules_of
+
+if TYPE_CHECKING:
+    from redblue.pebble.bounds import GraphBound
 
 MOST_STEPS = 5_000_000  # nodes that a local search may play, all its tries together
 MENDED = ", mended"  # said of an order that the local search changed
@@ -47,12 +52,27 @@ class Found:
     order, eviction: what it was made of. tried: games that were compared.
     """
 
+    graph: Graph
+    red: int
+    rules: Rules
     cost: float
     moves: Game
     order: str
     eviction: str
     tried: int
     verdict: Verdict
+
+    @cached_property
+    def bound(self) -> GraphBound:
+        """The best bound known for this graph; some seconds where it is found by a search. Needs SciPy."""
+        from redblue.pebble.bounds import lower_bound
+
+        return lower_bound(self.graph, self.red, self.rules)
+
+    @property
+    def gap(self) -> float:
+        """Cost over the best bound: 1 proves that the game is optimal. NaN where both are 0."""
+        return self.cost / self.bound.words if self.bound.words else math.inf if self.cost else math.nan
 
 
 class _Attempt(NamedTuple):
@@ -86,7 +106,7 @@ def heuristic(graph: Graph, red: int, rules: str | Rules = "red-blue", *, tries:
     assert best is not None
     moves = deepen(graph, best.moves, rules)
     verdict = check(graph, moves, red, rules)
-    return Found(verdict.cost, moves, best.name, best.eviction, tried, verdict)
+    return Found(graph, red, rules, verdict.cost, moves, best.name, best.eviction, tried, verdict)
 
 
 def _attempts(graph: Graph, red: int, rules: Rules, tries: int, draw: np.random.Generator) -> Iterator[_Attempt]:
