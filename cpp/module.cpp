@@ -246,7 +246,12 @@ NB_MODULE(_core, m) {
             PyErr_Clear();
             return false;
           }
-          return nb::cast<bool>(keep_on(at.cost, at.lower_bound, at.expanded, at.stored));
+          try {
+            return nb::cast<bool>(keep_on(at.cost, at.lower_bound, at.expanded, at.stored));
+          } catch (const nb::python_error& error) {
+            if (!error.matches(PyExc_KeyboardInterrupt)) throw;
+            return false;
+          }
         };
         const redblue::PebbleFound found = [&] {
           const nb::gil_scoped_release others_may_run;

@@ -7,7 +7,12 @@ namespace {
 template <class Bits>
 PebbleFound search(const PebbleTask& task, const PebbleLimits& limits) {
   if (task.partial) return PebbleSearch<PartialRules<Bits>>(task, limits).run();
-  return PebbleSearch<RedBlueRules<Bits>>(task, limits).run();
+  // A game that computes each node once is a game with recomputation, too, and found sooner.
+  PebbleTask once = task;
+  once.once = true;
+  PebbleFound known;
+  if (!task.once) known = PebbleSearch<RedBlueRules<Bits>>(once, limits).first_game();
+  return PebbleSearch<RedBlueRules<Bits>>(task, limits).run(std::move(known));
 }
 
 }  // namespace

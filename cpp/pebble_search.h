@@ -26,13 +26,19 @@ class PebbleSearch {
         step_(std::max<std::int64_t>(1, std::min(task.load, task.store))),
         symmetries_(PebbleSymmetries(rules_.board(), std::size_t(limits.symmetries)).found()) {}
 
-  PebbleFound run() {
-    State first = rules_.first();
-    begin_cost_ = rules_.settle(first, NoRecord{});
-    first = canonical(first);
-    found_.at.lower_bound = begin_cost_ + rules_.estimate(first);
+  // A game that is good, if the limits leave room for one; `known` is one to beat, legal by these rules.
+  PebbleFound first_game(PebbleFound known = {}) {
+    found_ = std::move(known);
+    stopped_ = found_.stopped;
+    const State first = begin();
     for (int beam = 1; beam <= limits_.beam && !stopped_; beam *= 10) sweep(first, beam);
-    if (!stopped_) best_first(first);
+    found_.stopped = stopped_;
+    return found_;
+  }
+
+  PebbleFound run(PebbleFound known = {}) {
+    first_game(std::move(known));
+    if (!stopped_) best_first(begin());
     if (found_.proved) found_.at.lower_bound = found_.at.cost;
     return std::move(found_);
   }
@@ -42,6 +48,14 @@ class PebbleSearch {
   static constexpr int kSweeps = 8;
   static constexpr double kAskEvery = 0.05;  // seconds
   static constexpr std::int64_t kNever = std::numeric_limits<std::int32_t>::max();
+
+  State begin() {
+    State first = rules_.first();
+    begin_cost_ = rules_.settle(first, NoRecord{});
+    first = canonical(first);
+    found_.at.lower_bound = begin_cost_ + rules_.estimate(first);
+    return first;
+  }
 
   // Finds a game, proves nothing: sweeps over the states from those with most left to do to those with least, and in
   // every sweep takes one step from the best `beam` of those that have equally much left.

@@ -30,7 +30,7 @@ struct PebbleProgress {
 
 struct PebbleFound {
   PebbleProgress at;
-  bool proved = false;
+  bool proved = false, stopped = false;
   std::vector<std::int8_t> kinds;
   std::vector<std::int64_t> nodes, parents;
 };

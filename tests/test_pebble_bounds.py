@@ -12,15 +12,16 @@ from redblue.pebble import (
     chain_graph,
     diamond_graph,
     fft_graph,
-    from_edges,
     least_red,
     lower_bound,
     lower_bounds,
     matmul_graph,
+    random_graph,
     solve,
     stencil_graph,
     tree_graph,
 )
+from redblue.pebble.cuts import spectral, wavefront
 from redblue.pebble.partition import largest_phase, moved, verify
 
 pytest.importorskip("scipy")
@@ -38,8 +39,8 @@ SOLVED = [
     (matmul_graph(2, 2, 2, "products"), 3),
     (attention_graph(2, 1), 4),
     (attention_graph(2, 1), 6),
-    (stencil_graph(4, 3), 4),
-    (diamond_graph(4, 4), 3),
+    (stencil_graph(4, 2), 4),
+    (diamond_graph(3, 3), 3),
     (chain_graph(9), 2),
 ]
 
@@ -50,12 +51,13 @@ def test_every_bound_lies_below_the_optimum(graph, red, rules):
     found = solve(graph, red, rules)
     assert found.optimal
     bounds = lower_bounds(graph, red, rules)
-    assert {bound.method for bound in bounds} == METHODS[rules]
+    # The relaxation is left out where it would take long.
+    assert METHODS[rules] - {"relaxation"} <= {bound.method for bound in bounds} <= METHODS[rules]
     assert all(0 <= bound.words <= found.cost for bound in bounds), (bounds, found.cost)
     assert lower_bound(graph, red, rules) == bounds[0]
 
 
-@pytest.mark.parametrize("first", range(0, 90, 30))
+@pytest.mark.parametrize("first", range(0, 60, 30))
 def test_every_bound_lies_below_random_optima(first):
     for seed in range(first, first + 30):
         graph = drawn(seed, 9)
@@ -70,19 +72,16 @@ def test_every_bound_lies_below_random_optima(first):
 
 
 def test_some_bounds_beat_the_compulsory_one():
-    stencil = {b.method: b.words for b in lower_bounds(stencil_graph(8, 6), 4, "one-shot")}
-    assert (stencil["compulsory"], stencil["wavefront"]) == (16, 24)
+    again, at = wavefront(stencil_graph(8, 6), 4, Rules("one-shot"))
+    assert (again, at[0]) == (4, "x")
     assert lower_bound(fft_graph(4), 3).words == 14
     assert lower_bound(fft_graph(4), 3).method == "search"
-    bipartite = from_edges([(("x", i), ("y", j)) for i in range(2) for j in range(40)])
-    assert lower_bound(bipartite, 3, "one-shot").words == 42
+    assert "relaxation" in {bound.method for bound in lower_bounds(fft_graph(4), 3, "partial")}
 
 
 def test_the_spectral_bound_sees_an_expander():
-    """All-to-all layers: whatever the order, a phase of a few nodes needs far more than is red."""
-    layers = [(("x", t, i), ("x", t + 1, j)) for t in range(6) for i in range(30) for j in range(30)]
-    found = {b.method: b.words for b in lower_bounds(from_edges(layers), 31, "one-shot")}
-    assert found["spectral"] >= found["compulsory"] == 60
+    """Edges of a random graph that lead anywhere cross every cut into phases."""
+    assert spectral(random_graph(1, nodes=1400, sources=20, in_degree=8), 9, Rules("one-shot"))[0] >= 15
 
 
 def test_attention_bounds_lie_below_the_optima():

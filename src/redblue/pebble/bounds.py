@@ -21,7 +21,7 @@ from redblue.pebble.solver import MOST_NODES, least_cost
 
 PARTITION_NODES = 150  # an integer program of that size takes a few seconds
 ANY = ("red-blue", "one-shot", "partial")
-RELAXED_VARIABLES = 6000  # a linear program of that size takes about a second
+RELAXED_VARIABLES = 1500  # a linear program of that size takes about a second
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,12 @@ def lower_bounds(graph: Graph, red: int, rules: str | Rules = "red-blue") -> lis
     small = graph.n <= MOST_NODES and (not rules.partial or len(graph.parents) <= 2 * MOST_NODES)
     if rules.levels == 2 and small:
         found.append(GraphBound(least_cost(graph, red, rules), "search"))
-    if rules.levels == 2 and rules.name != "red-blue" and not rules.sliding and _variables(graph) <= RELAXED_VARIABLES:
+    if (
+        rules.levels == 2
+        and rules.name != "red-blue"
+        and not rules.sliding
+        and _variables(graph, rules) <= RELAXED_VARIABLES
+    ):
         found.append(GraphBound(_rounded(relaxation(graph, red, rules), rules), "relaxation"))
     return sorted(found, key=lambda bound: -bound.words)
 
@@ -138,9 +143,9 @@ def _computing(graph: Graph, rules: Rules) -> float:
     return rules.compute_cost * (int(inner) + int(np.count_nonzero(free)))
 
 
-def _variables(graph: Graph) -> int:
-    """Of the integer program, about."""
-    return graph.n * len(graph.parents)
+def _variables(graph: Graph, rules: Rules) -> int:
+    """Of the integer program, in blocks; with partial computation it has more rows for each."""
+    return graph.n * (4 * len(graph.parents) if rules.partial else int(np.count_nonzero(graph.in_degree)))
 
 
 def _rounded(words: float, rules: Rules) -> float:

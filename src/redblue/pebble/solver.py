@@ -34,6 +34,7 @@ MOST_NODES = 128
 BEAM = 10  # states per level of the search for a first game
 SYMMETRIES = 256  # of the graph used at most: each is tried on every state
 LARGEST_COST = 1_000_000  # of a word or a node, in the unit that makes all costs whole
+MOST_COST = 1 << 30  # of a game, in that unit
 
 
 class Progress(NamedTuple):
@@ -99,15 +100,13 @@ def _search(
     check_red(graph, red, rules)
     _check_size(graph, rules)
     costs, unit = _whole_costs(rules)
+    _check_total(graph, rules, costs)
     start = time.perf_counter()
 
     def keep_on(cost: int, lower_bound: int, nodes: int, stored: int) -> bool:
         if progress is not None:
             best = None if cost < 0 else _plain(cost, unit)
-            try:
-                progress(Progress(best, _plain(lower_bound, unit), nodes, stored, time.perf_counter() - start))
-            except KeyboardInterrupt:
-                return False
+            progress(Progress(best, _plain(lower_bound, unit), nodes, stored, time.perf_counter() - start))
         return True
 
     cost, lower_bound, optimal, nodes, *arrays = _core.search_pebbles(
@@ -164,6 +163,18 @@ def _whole_costs(rules: Rules) -> tuple[tuple[int, int, int], Fraction]:
             f"at most {LARGEST_COST:,} multiples of one unit: round them"
         )
     return (load, store, compute), Fraction(divisor, scale)
+
+
+def _check_total(graph: Graph, rules: Rules, costs: tuple[int, int, int]) -> None:
+    """The search counts costs in 32 bits: the first game that there always is must fit."""
+    (load, store, compute), words = costs, rules.words_of(graph)
+    loaded, stored = int(words[graph.parents].sum()), int(words.sum())
+    most = load * loaded + store * stored + compute * (graph.n + len(graph.parents))
+    if most >= MOST_COST:
+        raise RedblueError(
+            f"a game may cost up to {most:,} units of {float(_whole_costs(rules)[1]):g}, solve takes less than "
+            f"{MOST_COST:,}: round costs or weights"
+        )
 
 
 def _plain(cost: int, unit: Fraction) -> float:
