@@ -33,10 +33,11 @@ format: setup ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-sanitize: ## kernels and pool under AddressSanitizer, UBSan and ThreadSanitizer
-	$(MAKE) --jobs 2 $(SANITIZED)/memory $(SANITIZED)/threads
+sanitize: ## kernels, pool and pebble games under AddressSanitizer, UBSan and ThreadSanitizer
+	$(MAKE) --jobs 2 $(SANITIZED)/memory $(SANITIZED)/threads $(SANITIZED)/pebbles
 	$(SANITIZED)/memory 150
 	$(SANITIZED)/threads 150
+	$(SANITIZED)/pebbles 300
 
 fuzz: setup ## random calls between pages that may not be touched, for ten minutes
 	$(BIN)/python benchmarks/fuzz.py
@@ -67,6 +68,11 @@ $(SANITIZED)/threads: $(wildcard cpp/*.* cpp/tests/*)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) -fsanitize=thread \
 	cpp/tests/portable.cpp cpp/kernels.cpp cpp/pool.cpp cpp/tests/sanitize.cpp -o $@
+
+$(SANITIZED)/pebbles: $(wildcard cpp/pebble* cpp/tests/pebbles.cpp)
+	@mkdir -p $(@D)
+	$(CXX) $(SANITIZE) -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+	cpp/pebble_search.cpp cpp/tests/pebbles.cpp -o $@
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"redblue needs Python 3.10 or newer, \

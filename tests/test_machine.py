@@ -12,10 +12,11 @@ from redblue.machine import (
     NotStored,
     Numeric,
     TooLong,
+    Tracing,
     UseAfterFree,
 )
 
-MACHINES = [Counting, Numeric]
+MACHINES = [Counting, Numeric, Tracing]
 
 
 def arrays(machine, n=4):

@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from redblue import pebble
 from redblue.bounds import Bound, lower_bound, lower_bounds
 from redblue.counts import Count, count
 from redblue.errors import RedblueError, UnknownName
@@ -15,6 +16,7 @@ from redblue.planner import Plan, plan
 from redblue.problem import Problem
 from redblue.schedules import NotCovered, TooFewWords, list_schedules
 from redblue.simulation import Simulation, simulate
+from redblue.traces import Traced, trace
 from redblue.varlen import attention_varlen
 
 __version__ = version("redblue")
@@ -33,6 +35,7 @@ __all__ = [
     "RedblueError",
     "Simulation",
     "TooFewWords",
+    "Traced",
     "UnknownName",
     "attention",
     "attention_backward",
@@ -46,9 +49,11 @@ __all__ = [
     "lower_bounds",
     "memory",
     "model",
+    "pebble",
     "plan",
     "scaled_dot_product_attention",
     "sdpa",
     "simulate",
     "this_machine",
+    "trace",
 ]

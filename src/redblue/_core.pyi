@@ -1,6 +1,6 @@
 """The compiled core: instruction sets, and what this machine measurably does with them; caches that hold lines."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -150,3 +150,86 @@ class CacheHierarchy:
 
 def belady(lines: np.ndarray, kinds: np.ndarray, capacity: int, fetch_on_write: bool = False) -> LineCounts:
     """Belady's MIN on one fully associative level of `capacity` lines; see redblue.machine.caches."""
+
+class PebbleBoard:
+    """What the pebble game is played on, and by which rules; see redblue.pebble.rules.
+
+    starts, parents: the graph in compressed rows (int64). words: of each node. capacities: of each level but slow
+    memory, nearest first. blue, free: per node (uint8), whether it starts in slow memory, whether a source is computed.
+    Raises ValueError for arrays that do not fit together.
+    """
+
+    def __init__(
+        self,
+        starts: np.ndarray,
+        parents: np.ndarray,
+        words: np.ndarray,
+        capacities: np.ndarray,
+        blue: np.ndarray,
+        free: np.ndarray,
+        once: bool = False,
+        partial: bool = False,
+        sliding: bool = False,
+        keeps_sinks: bool = True,
+    ) -> None: ...
+
+def pebble_play(
+    board: PebbleBoard, order: np.ndarray, recent: bool, ratio: float, recomputes: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Kinds, nodes and parents of the moves of a game that computes nodes in that order; see redblue.pebble.heuristics.
+
+    Raises ValueError for an order that is none of the board's graph, and where the red pebbles are too few for it.
+    """
+
+class PebbleReferee:
+    """Plays the pebble game by the rules; see redblue.pebble.referee."""
+
+    def __init__(self, board: PebbleBoard) -> None: ...
+    def play(self, kinds: np.ndarray, nodes: np.ndarray, parents: np.ndarray, levels: np.ndarray) -> int:
+        """How many moves were legal: all, or the number of the first that was not. The arrays are those of a Game."""
+
+    @property
+    def broken(self) -> int:
+        """Which rule the last move broke, 0 for none: the number of its row in redblue.pebble.referee.BROKEN."""
+
+    def have(self) -> np.ndarray:
+        """Per node (uint8), bit l for a pebble of level l."""
+
+    def marked_in(self) -> np.ndarray:
+        """Per node, the marked edges into it; empty where the rules mark none."""
+
+    @property
+    def held(self) -> list[int]: ...
+    @property
+    def peak(self) -> list[int]: ...
+    @property
+    def loaded(self) -> list[int]: ...
+    @property
+    def stored(self) -> list[int]: ...
+    @property
+    def computes(self) -> int: ...
+
+def search_pebbles(
+    starts: np.ndarray,
+    parents: np.ndarray,
+    words: np.ndarray,
+    blue: np.ndarray,
+    red: int,
+    costs: tuple[int, int, int],
+    flags: tuple[bool, bool, bool, bool],
+    seconds: float,
+    bytes: int,
+    beam: int,
+    symmetries: int,
+    keep_on: Callable[[int, int, int, int], bool],
+) -> tuple[int, int, bool, int, np.ndarray, np.ndarray, np.ndarray]:
+    """The cheapest pebble game; see redblue.pebble.solver.
+
+    starts, parents, words: as PebbleReferee takes them. blue (uint8): per node whether it starts in slow memory. costs:
+    of a word loaded, a word stored, a node computed (partial: an edge marked). flags: once, partial, sliding, whether
+    sinks end blue. seconds: 0 for no limit. keep_on(cost, lower bound, states expanded, states stored) is asked some
+    times per second, and stops the search by False; so does Ctrl-C.
+
+    Returns (cost, lower bound, whether the cost is proved the least, states expanded, kinds, nodes, parents), the
+    arrays being those of a Game; cost -1: no game was found. Raises ValueError for more than 128 nodes.
+    """

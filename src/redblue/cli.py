@@ -40,6 +40,7 @@ from redblue.options import (
     parse_tiles,
     with_problem,
 )
+from redblue.pebble_command import app as pebble
 from redblue.recount import recount
 from redblue.sparse_command import EPILOG as SPARSE_EPILOG
 from redblue.sparse_command import sparse
@@ -213,6 +214,7 @@ def bound(
 app.command(epilog=EPILOG)(sweep)
 app.command(epilog=MASK_EPILOG)(mask)
 app.command(epilog=SPARSE_EPILOG)(sparse)
+app.add_typer(pebble, name="pebble")
 app.command(epilog=INFO_EPILOG)(info)
 
 

@@ -6,6 +6,7 @@ from redblue.machine.caches import CacheLevel, LevelTraffic, Trace, belady, cach
 from redblue.machine.counting import Counting
 from redblue.machine.numeric import Numeric
 from redblue.machine.rules import CapacityError, MachineError, NotKept, NotLoaded, NotStored, TooLong, UseAfterFree
+from redblue.machine.tracing import Tracing
 from redblue.machine.values import Region, Slow, Tile, Value, exp, log, maximum, minimum
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Tile",
     "TooLong",
     "Trace",
+    "Tracing",
     "UseAfterFree",
     "Value",
     "belady",

@@ -1,0 +1,207 @@
+"""The graphs of the literature, and those of attention. Labels say what each node is: `q[0,1]`, `s[1,0]+2`, `l[3]`.
+
+A chain of sums labels its partial results by the number of terms in them, `c[i,j]+t`; its last node has the plain name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from redblue.errors import RedblueError
+from redblue.masks import Mask
+from redblue.pebble.graph import Builder, Graph, GraphError
+
+ACCUMULATE = ("fma", "products")
+
+
+def matmul_graph(m: int, k: int, n: int, accumulate: str = "fma") -> Graph:
+    """C = A B, A (m, k), B (k, n), by the standard algorithm: m k n products.
+
+    accumulate: "fma" for a chain of k multiply-adds per output, the first of them a plain product; "products" for k
+    product nodes per output and a chain of k - 1 sums. Nodes: mk + kn inputs, and mkn or m(2k - 1)n more.
+    """
+    _sizes(m=m, k=k, n=n)
+    _form(accumulate)
+    builder = Builder()
+    a, b = _matrix(builder, "a", m, k), _matrix(builder, "b", k, n)
+    for i, j in product(range(m), range(n)):
+        _dot(builder, f"c[{i},{j}]", [(a[i, t], b[t, j]) for t in range(k)], accumulate)
+    return builder.graph()
+
+
+def attention_graph(n: int, d: int, d_v: int | None = None, mask: Mask | None = None, accumulate: str = "fma") -> Graph:
+    """softmax(Q K^T) V without its row maxima, which real arithmetic does not need. Q, K (n, d), V (n, d_v).
+
+    Per attended pair a chain of d multiply-adds, the exponential fused into the last: `p[i,j]`. Per row a chain of
+    additions: `l[i]`. Per output a chain of multiply-adds over the row's pairs, `o[i,c]+t`, then one division by l_i:
+    `o[i,c]`. A row without pairs has no node beside its query's. accumulate: as in matmul_graph.
+    """
+    d_v = d if d_v is None else d_v
+    _sizes(n=n, d=d, d_v=d_v)
+    _form(accumulate)
+    builder, attends = Builder(), _attends(mask, n)
+    q, k, v = _matrix(builder, "q", n, d), _matrix(builder, "k", n, d), _matrix(builder, "v", n, d_v)
+    for i in range(n):
+        keys = attends[i]
+        p = {j: _dot(builder, f"p[{i},{j}]", _zip(q[i], k[j]), accumulate, f"s[{i},{j}]") for j in keys}
+        if not keys:
+            continue
+        row_sum = _chain(builder, f"l[{i}]", list(p.values()))
+        for c in range(d_v):
+            terms = [(p[j], v[j, c]) for j in keys]
+            total = _dot(builder, f"o[{i},{c}]+{len(keys)}", terms, accumulate, f"o[{i},{c}]")
+            builder.node(f"o[{i},{c}]", total, row_sum)
+    return builder.graph()
+
+
+def attention_backward_graph(n: int, d: int, mask: Mask | None = None) -> Graph:
+    """dQ, dK and dV from Q, K, V, O, dO (n, d) and the log-sum-exp (n,), as chains of multiply-adds.
+
+    p[i,j] = exp(q_i k_j - lse_i), the exponential fused into the last multiply-add; delta[i] = dO_i O_i;
+    dp[i,j] = dO_i v_j; ds[i,j] = p (dp - delta); dv_j = sum p dO_i, dk_j = sum ds q_i, dq_i = sum ds k_j.
+    Rows without pairs and keys that nobody attends have no gradient nodes.
+    """
+    _sizes(n=n, d=d)
+    builder, attends = Builder(), _attends(mask, n)
+    q, k, v, out, dout = (_matrix(builder, name, n, d) for name in ("q", "k", "v", "out", "dout"))
+    lse = [builder.node(f"lse[{i}]") for i in range(n)]
+    p, ds = {}, {}
+    for i in range(n):
+        if not attends[i]:
+            continue
+        delta = _dot(builder, f"delta[{i}]", _zip(dout[i], out[i]))
+        for j in attends[i]:
+            p[i, j] = _dot(builder, f"p[{i},{j}]", _zip(q[i], k[j]), also=(lse[i],), partial=f"s[{i},{j}]")
+            dp = _dot(builder, f"dp[{i},{j}]", _zip(dout[i], v[j]))
+            ds[i, j] = builder.node(f"ds[{i},{j}]", p[i, j], dp, delta)
+    for name, weight, source, at in (("dq", ds, k, 0), ("dk", ds, q, 1), ("dv", p, dout, 1)):
+        for x, c in product(range(n), range(d)):
+            terms = [(weight[pair], source[pair[1 - at], c]) for pair in weight if pair[at] == x]
+            if terms:
+                _dot(builder, f"{name}[{x},{c}]", terms)
+    return builder.graph()
+
+
+def fft_graph(points: int) -> Graph:
+    """The butterflies of a Fourier transform: log2(points) steps of `points` nodes, two parents each."""
+    _sizes(points=points)
+    if points & (points - 1) or points < 2:
+        raise GraphError(f"points must be a power of two of at least 2, got {points}")
+    builder = Builder()
+    row = [builder.node(f"x[{i}]") for i in range(points)]
+    for step in range(points.bit_length() - 1):
+        row = [builder.node(f"y{step + 1}[{i}]", *sorted((row[i], row[i ^ (1 << step)]))) for i in range(points)]
+    return builder.graph()
+
+
+def tree_graph(arity: int, depth: int) -> Graph:
+    """The complete in-tree: arity^depth leaves are inputs, the root is the output."""
+    _sizes(arity=arity, depth=depth)
+    builder = Builder()
+    row = [builder.node(f"t{depth}[{i}]") for i in range(arity**depth)]
+    for level in reversed(range(depth)):
+        row = [builder.node(f"t{level}[{i}]", *row[i * arity : (i + 1) * arity]) for i in range(arity**level)]
+    return builder.graph()
+
+
+def chain_graph(length: int) -> Graph:
+    """`length` nodes, each but the first computed from the one before."""
+    _sizes(length=length)
+    builder = Builder()
+    for i in range(length):
+        builder.node(f"x[{i}]", *((i - 1,) if i else ()))
+    return builder.graph()
+
+
+def stencil_graph(points: int, steps: int, radius: int = 1) -> Graph:
+    """`steps` steps on a line of `points` points, each computed from its neighbours within `radius` one step before."""
+    _sizes(points=points, steps=steps, radius=radius)
+    builder = Builder()
+    row = [builder.node(f"x0[{i}]") for i in range(points)]
+    for step in range(1, steps + 1):
+        row = [builder.node(f"x{step}[{i}]", *row[max(0, i - radius) : i + radius + 1]) for i in range(points)]
+    return builder.graph()
+
+
+def diamond_graph(rows: int, cols: int) -> Graph:
+    """A grid whose node (i, j) is computed from (i - 1, j) and (i, j - 1): one input, one output."""
+    _sizes(rows=rows, cols=cols)
+    builder = Builder()
+    for i, j in product(range(rows), range(cols)):
+        here = i * cols + j
+        builder.node(f"x[{i},{j}]", *([here - cols] if i else []), *([here - 1] if j else []))
+    return builder.graph()
+
+
+def random_graph(seed: int, nodes: int = 12, sources: int = 3, in_degree: int = 2) -> Graph:
+    """`sources` inputs, then nodes with 1 to in_degree parents, drawn from all before: the same for the same seed."""
+    _sizes(nodes=nodes, sources=sources, in_degree=in_degree)
+    draw, builder = np.random.default_rng(seed), Builder()
+    for v in range(nodes):
+        most = min(in_degree, v)
+        parents = draw.choice(v, draw.integers(1, most + 1), replace=False) if v >= sources else ()
+        builder.node(f"x[{v}]", *sorted(int(p) for p in parents))
+    return builder.graph()
+
+
+def _matrix(builder: Builder, name: str, rows: int, cols: int) -> np.ndarray:
+    """Inputs name[i,j] as an array of node numbers."""
+    return np.array([[builder.node(f"{name}[{i},{j}]") for j in range(cols)] for i in range(rows)])
+
+
+def _zip(a: np.ndarray, b: np.ndarray) -> list[tuple[int, int]]:
+    return list(zip(a.tolist(), b.tolist(), strict=True))
+
+
+def _dot(
+    builder: Builder,
+    name: str,
+    terms: Sequence[tuple[int, int]],
+    accumulate: str = "fma",
+    partial: str | None = None,
+    also: tuple[int, ...] = (),
+) -> int:
+    """The node `name`: the sum of products of the terms' pairs.
+
+    partial: what partial sums are named after (`name` if None). also: parents of the last node beside its own.
+    """
+    partial = name if partial is None else partial
+    if accumulate == "fma":
+        before: tuple[int, ...] = ()
+        for t, (a, b) in enumerate(terms[:-1], start=1):
+            before = (builder.node(f"{partial}+{t}", *before, a, b),)
+        return builder.node(name, *before, *terms[-1], *also)
+    if len(terms) == 1:
+        return builder.node(name, *terms[0], *also)
+    factors = [builder.node(f"{builder.labels[a]}*{builder.labels[b]}", a, b) for a, b in terms]
+    return _chain(builder, name, factors, partial, also)
+
+
+def _chain(
+    builder: Builder, name: str, terms: Sequence[int], partial: str | None = None, also: tuple[int, ...] = ()
+) -> int:
+    """The node `name`: the sum of the terms, one after the other; a single term is its own sum."""
+    partial, total = name if partial is None else partial, terms[0]
+    for t, term in enumerate(terms[1:], start=2):
+        last = t == len(terms)
+        total = builder.node(name if last else f"{partial}+{t}", total, term, *(also if last else ()))
+    return total
+
+
+def _attends(mask: Mask | None, n: int) -> list[list[int]]:
+    """The keys that each query attends."""
+    return [np.flatnonzero(row).tolist() for row in (mask or Mask.full()).to_dense(n, n)]
+
+
+def _form(accumulate: str) -> None:
+    if accumulate not in ACCUMULATE:
+        raise RedblueError(f"accumulate must be {' or '.join(map(repr, ACCUMULATE))}, got {accumulate!r}")
+
+
+def _sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise RedblueError(f"{name} must be a whole number of at least 1, got {size!r}")

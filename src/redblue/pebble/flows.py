@@ -1,0 +1,36 @@
+"""Maximum flows, by SciPy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from redblue.errors import RedblueError
+
+LARGEST = 2**31 - 1  # SciPy counts in 32 bits
+
+
+class Network(NamedTuple):
+    """Edges (tails, heads, capacities) between nodes 0 to size - 1; flow runs from `source` to `sink`."""
+
+    tails: np.ndarray
+    heads: np.ndarray
+    capacities: np.ndarray
+    source: int
+    sink: int
+    size: int
+
+
+def max_flow(network: Network) -> int:
+    """The value of a maximum flow. Raises RedblueError without SciPy, and for capacities beyond 2^31."""
+    try:
+        from scipy.sparse import csr_matrix
+        from scipy.sparse.csgraph import maximum_flow
+    except ImportError:
+        raise RedblueError('bounds by cuts need SciPy: pip install "redblue[pebble]"') from None
+    if network.capacities.max(initial=0) > LARGEST:
+        raise RedblueError(f"a flow network's capacities must be at most {LARGEST:,}")
+    shape, capacities = (network.size, network.size), network.capacities.astype(np.int32)
+    graph = csr_matrix((capacities, (network.tails, network.heads)), shape, dtype=np.int32)
+    return int(maximum_flow(graph, network.source, network.sink).flow_value)

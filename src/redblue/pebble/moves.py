@@ -1,0 +1,119 @@
+"""Moves of a pebble game, one by one or ten million of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from redblue.errors import RedblueError
+
+LOAD, STORE, COMPUTE, DELETE = range(4)
+KINDS = ("load", "store", "compute", "delete")
+
+
+class Move(NamedTuple):
+    """One move.
+
+    kind: LOAD, STORE, COMPUTE or DELETE. node: where the pebble goes, or is taken from.
+    parent: of COMPUTE only: with partial computation the parent that is aggregated into the node; with sliding the
+    parent whose red pebble slides to the node; else -1.
+    level: 0 unless there are more than two levels of memory: LOAD and STORE cross the boundary between levels `level`
+    and `level` + 1, DELETE takes the pebble of that level.
+    """
+
+    kind: int
+    node: int
+    parent: int = -1
+    level: int = 0
+
+    def __str__(self) -> str:
+        text = f"{KINDS[self.kind] if 0 <= self.kind < len(KINDS) else self.kind} {self.node}"
+        text += f" from {self.parent}" if self.parent >= 0 else ""
+        return text + (f" at level {self.level}" if self.level else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Game(Sequence[Move]):
+    """The moves of a game, as arrays of one length: the fields of Move. Reads like a list of Move."""
+
+    kinds: np.ndarray = field(repr=False)
+    nodes: np.ndarray = field(repr=False)
+    parents: np.ndarray = field(repr=False)
+    levels: np.ndarray = field(repr=False)
+
+    @classmethod
+    def of(cls, moves: Iterable[Sequence[int]]) -> Game:
+        """A game from moves, or from tuples (kind, node[, parent[, level]]); a Game stays what it is.
+
+        Raises RedblueError, naming the move's number, for anything else.
+        """
+        if isinstance(moves, Game):
+            return moves
+        rows = [_fields(number, move) for number, move in enumerate(moves)]
+        return cls.from_arrays(*np.array(rows, np.int64).reshape(-1, 4).T)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        kinds: Iterable[int] | np.ndarray,
+        nodes: Iterable[int] | np.ndarray,
+        parents: Iterable[int] | np.ndarray | None = None,
+        levels: Iterable[int] | np.ndarray | None = None,
+    ) -> Game:
+        """A game from arrays or lists of one length; parents of -1 and levels of 0 if left out."""
+        kind_array = np.ascontiguousarray(kinds, np.int8)
+        count = kind_array.size
+        game = cls(
+            kind_array,
+            np.ascontiguousarray(nodes, np.int64),
+            np.full(count, -1) if parents is None else np.ascontiguousarray(parents, np.int64),
+            np.zeros(count, np.int8) if levels is None else np.ascontiguousarray(levels, np.int8),
+        )
+        lengths = [array.shape for array in (game.kinds, game.nodes, game.parents, game.levels)]
+        if set(lengths) != {(count,)}:
+            raise RedblueError(f"a game's arrays must have one length, got the shapes {lengths}")
+        return game
+
+    def __len__(self) -> int:
+        return self.kinds.size
+
+    @overload
+    def __getitem__(self, index: int) -> Move: ...
+    @overload
+    def __getitem__(self, index: slice) -> Game: ...
+    def __getitem__(self, index: int | slice) -> Move | Game:
+        if isinstance(index, slice):
+            return Game(self.kinds[index], self.nodes[index], self.parents[index], self.levels[index])
+        return Move(int(self.kinds[index]), int(self.nodes[index]), int(self.parents[index]), int(self.levels[index]))
+
+    def __iter__(self) -> Iterator[Move]:
+        columns = (array.tolist() for array in (self.kinds, self.nodes, self.parents, self.levels))
+        return map(Move._make, zip(*columns, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Game):
+            return NotImplemented
+        pairs = zip(_arrays(self), _arrays(other), strict=True)
+        return all(np.array_equal(a, b) for a, b in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Game({len(self):,} moves)"
+
+
+def _arrays(game: Game) -> tuple[np.ndarray, ...]:
+    return game.kinds, game.nodes, game.parents, game.levels
+
+
+def _fields(number: int, move: Sequence[int]) -> tuple[int, ...]:
+    try:
+        whole = tuple(x.__index__() for x in move)
+    except (TypeError, AttributeError):
+        whole = ()
+    if not 2 <= len(whole) <= 4:
+        raise RedblueError(f"move {number} must be whole numbers (kind, node[, parent[, level]]), got {move!r}")
+    return whole + (-1, 0)[len(whole) - 2 :]
