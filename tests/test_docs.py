@@ -1,6 +1,7 @@
-"""The examples of the README and of the guide to masks run as they are written."""
+"""The examples of the README, of the guides and of examples/ run as they are written."""
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -13,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MASKS = (ROOT / "docs" / "masks.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"```(\w+(?: torch)?)\n(.*?)```", flags=re.DOTALL)
-BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS)]
+OPERATOR = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
+BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS), *BLOCK.findall(OPERATOR)]
 COMMANDS = [
     line.removeprefix("redblue ")
     for language, text in BLOCKS
@@ -26,6 +28,8 @@ COMMANDS = [
 def test_the_readme_has_examples():
     assert len(COMMANDS) >= 9
     assert len(BLOCK.findall(MASKS)) >= 4
+    assert BLOCK.findall(OPERATOR)
+    assert list((ROOT / "examples").glob("*.py"))
     assert any(language == "python" for language, _ in BLOCKS)
 
 
@@ -33,7 +37,7 @@ def test_python_examples(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for language, text in BLOCKS:
         if language == "python":
-            exec(compile(text, "README.md or docs/masks.md", "exec"), {})
+            exec(compile(text, "README.md or docs", "exec"), {})
     assert "shared memory/L2" in capsys.readouterr().out
 
 
@@ -55,8 +59,14 @@ def test_command_examples(command, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(script, capsys):
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out
+
+
 def test_linked_files_exist():
-    for text, folder in ((README, ROOT), (MASKS, ROOT / "docs")):
+    for text, folder in ((README, ROOT), (MASKS, ROOT / "docs"), (OPERATOR, ROOT / "docs")):
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (folder / link).exists(), link
 
