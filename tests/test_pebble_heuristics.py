@@ -109,3 +109,11 @@ def test_bad_input():
         heuristic(pebble.fft_graph(4), 2)
     with pytest.raises(RedblueError, match="red must be a whole number of at least 1, got -3"):
         heuristic(pebble.fft_graph(4), -3)
+
+
+def test_a_search_that_is_stopped_takes_the_better_game():
+    graph = pebble.attention_graph(2, 2)
+    stopped = pebble.solve(graph, 7, time_limit=1e-6)
+    assert stopped.cost <= heuristic(graph, 7).cost
+    assert check(graph, stopped.moves, 7).cost == stopped.cost
+    assert not stopped.optimal or stopped.cost == stopped.lower_bound

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ import numpy as np
 from redblue import _core
 from redblue.errors import RedblueError
 from redblue.pebble.graph import Graph
+from redblue.pebble.heuristics import heuristic
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
 from redblue.pebble.referee import check
 from redblue.pebble.rules import Rules, check_red, rules_of
@@ -74,13 +75,23 @@ def solve(
     """The cheapest game on `graph` with `red` words of red pebbles.
 
     time_limit: seconds. progress: called some times per second. At the time limit, at Ctrl-C, and when the states no
-    longer fit memory_bytes, the best game so far is returned with `optimal` False.
+    longer fit memory_bytes, the better of the best game so far and the heuristic's is returned (which takes a moment
+    more), with `optimal` False unless it costs no more than the bound that is proved by then.
     Raises RedblueError for more than 128 nodes, more than two levels of memory, costs that are no multiples of one
     unit, and red below the least that works.
     """
     if time_limit is not None and not time_limit > 0:
         raise RedblueError(f"time_limit must be more than 0 seconds, got {time_limit!r}; leave it out for no limit")
-    return _search(graph, red, rules_of(rules), time_limit or 0, progress, memory_bytes, BEAM)
+    found = _search(graph, red, rules_of(rules), time_limit or 0, progress, memory_bytes, BEAM)
+    if found.optimal:
+        return found
+    try:
+        good = heuristic(graph, red, rules)
+    except KeyboardInterrupt:
+        return found
+    if good.cost >= found.cost:
+        return found
+    return replace(found, cost=good.cost, moves=good.moves, optimal=good.cost <= found.lower_bound)
 
 
 def least_cost(graph: Graph, red: int, rules: str | Rules = "red-blue", memory_bytes: int = 2 << 20) -> float:
