@@ -11,7 +11,6 @@ from typing import Any
 
 import jinja2
 import numpy as np
-import vl_convert
 
 from redblue.errors import RedblueError
 from redblue.pebble.graph import Graph
@@ -94,7 +93,7 @@ def write_game(
         content = render(graph, moves, red, rules, title, note).encode()
     else:
         drawn = strip(graph, moves, red, rules, frames)
-        content = drawn.encode() if target.suffix == ".svg" else vl_convert.svg_to_png(drawn, scale=2)
+        content = drawn.encode() if target.suffix == ".svg" else _png(drawn)
     try:
         with tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
             draft = Path(folder, "drawn")
@@ -103,6 +102,12 @@ def write_game(
     except OSError as error:
         raise RedblueError(f"cannot write {path}: {error.strerror or error}; name another file") from None
     return target
+
+
+def _png(drawn: str) -> bytes:
+    import vl_convert  # here, for it takes a while and few need it
+
+    return vl_convert.svg_to_png(drawn, scale=2)
 
 
 def _check_size(graph: Graph, game: Game) -> None:
