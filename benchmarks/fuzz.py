@@ -109,7 +109,7 @@ def one_call(seed: int, number: int) -> str:
     end = n_k + 1 if rng.random() < 0.5 else first + int(rng.integers(1, n_q + n_k + 2))
     mask = cpu.Attended(first, end)
     sizes = cpu.Sizes((lead,), kv_heads, group, n_q, n_k, d, d_v)
-    if rng.random() < 0.5 and n_q and n_k:
+    if rng.random() < 0.5:
         mask = listed(rng, sizes, row.lanes(cpu.NUMBERS[dtype]), dbias is not None)
     tile = None
     if rng.random() < 0.6:

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 import redblue as rb  # noqa: E402
 from attention import running  # noqa: E402
 from redblue import Mask, torch_masks  # noqa: E402
+from redblue.kernels import attended  # noqa: E402
 from redblue.torch_autograd import backward_op, forward_op  # noqa: E402
 from test_torch_op import check, check_close, normal, textbook  # noqa: E402
 
@@ -63,7 +64,7 @@ def test_dropout_drops_the_same_pairs_whatever_the_kernel(gathers):
 def test_opcheck():
     q, k, v = normal(2, 4, 7, 8), normal(2, 2, 9, 8), normal(2, 2, 9, 3)
     mask = MASKS["documents"]
-    rest = -1, -1, False, torch_masks.name_of(mask), None, 0.0, 0.0
+    rest = -1, -1, False, torch_masks.name_of(mask), "auto", None, 0.0, 0.0
     torch.library.opcheck(forward_op, (q, k, v, None, None, None, *rest))
     with torch.no_grad():
         out, lse = forward_op(q, k, v, None, None, None, *rest)
@@ -115,23 +116,35 @@ def test_a_mask_made_while_compiling_is_refused():
 def test_a_mask_that_nobody_holds_lasts_until_the_backward_pass():
     q = normal(1, 1, 7, 4)
     out = rb.attention(q, q, q, mask=Mask.documents([3, 4]))
-    for i in range(torch_masks.KEPT + 1):
-        torch_masks.name_of(Mask.prefix(i))
+    for cached in (attended.gathers, attended.in_tiles, attended.in_pairs):
+        cached.cache_clear()
     gc.collect()
     (got,) = torch.autograd.grad(out.sum(), q)
     (wanted,) = torch.autograd.grad(textbook(q, q, q, Mask.documents([3, 4])).sum(), q)
     check_close(got, wanted)
 
 
-def test_names_are_of_values_and_end():
-    name = torch_masks.name_of(Mask.documents([2, 5]))
-    assert name == torch_masks.name_of(Mask.documents([2, 5])) != torch_masks.name_of(Mask.documents([5, 2]))
-    assert torch_masks.mask_named(name) == Mask.documents([2, 5])
-    for i in range(torch_masks.KEPT):
-        torch_masks.name_of(Mask.prefix(i))
+def test_names_are_of_values_and_last_as_long_as_any_equal_mask():
+    first, second = Mask.documents([2, 5]), Mask.documents([2, 5])
+    name = torch_masks.name_of(first)
+    assert name == torch_masks.name_of(second) != torch_masks.name_of(Mask.documents([5, 2]))
+    del first
+    gc.collect()
+    assert torch_masks.mask_named(name) is second
+    del second
     gc.collect()
     with pytest.raises(rb.RedblueError, match=f"the mask of this call, {name}, is gone"):
         torch_masks.mask_named(name)
+
+
+@pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.documents([3, 4])])
+def test_either_schedule_may_be_asked_for(mask):
+    q = normal(2, 2, 7, 4)
+    wanted = textbook(q, q, q, mask)
+    for schedule in "flash", "gather", "auto":
+        out = rb.attention(q, q, q, mask=mask, schedule=schedule)
+        check_close(out, wanted)
+        check_close(*(torch.autograd.grad(x.sum(), q, retain_graph=True)[0] for x in (out, wanted)))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])

@@ -14,7 +14,7 @@ import redblue as rb  # noqa: E402
 from redblue.torch_autograd import backward_op, forward_op  # noqa: E402
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-OPEN = (-1, -1, False, "", None, 0.0, 0.0)  # no mask, scale, softcap, dropout
+OPEN = (-1, -1, False, "", "auto", None, 0.0, 0.0)  # no mask, scale, softcap, dropout
 
 
 @pytest.fixture(autouse=True)
@@ -297,7 +297,7 @@ def test_twin_with_masks():
 def test_opcheck():
     q, k, v, bias, sinks = normal(2, 4, 5, 8), normal(2, 2, 7, 8), normal(2, 2, 7, 3), normal(4, 1, 7), normal(4)
     torch.library.opcheck(forward_op, (q, k, v, bias, sinks, None, *OPEN))
-    torch.library.opcheck(forward_op, (q, k, v, None, None, torch.tensor(5), 3, 0, True, "", 0.3, 2.0, 0.2))
+    torch.library.opcheck(forward_op, (q, k, v, None, None, torch.tensor(5), 3, 0, True, "", "auto", 0.3, 2.0, 0.2))
     with torch.no_grad():
         out, lse = forward_op(q, k, v, bias, sinks, None, *OPEN)
         dout, dlse = torch.randn_like(out), torch.randn_like(lse)
@@ -310,7 +310,7 @@ def test_the_op_and_the_short_way_around_the_dispatcher_agree():
     q, k, v, bias, sinks = normal(2, 4, 5, 8), normal(2, 2, 7, 8), normal(2, 2, 7, 3), normal(4, 1, 7), normal(4)
     inputs = q, k, v, bias, sinks
     short = rb.attention(q, k, v, bias=bias, sinks=sinks, mask=rb.Mask.causal(), return_lse=True)
-    op = forward_op(*inputs, None, -1, 0, False, "", None, 0.0, 0.0)
+    op = forward_op(*inputs, None, -1, 0, False, "", "auto", None, 0.0, 0.0)
     found = [torch.autograd.grad([out.sin().sum(), lse.sum()], inputs) for out, lse in (short, op)]
     for x, y in zip((*short, *found[0]), (*op, *found[1]), strict=True):
         assert torch.equal(x, y)
@@ -474,7 +474,7 @@ REFUSED = {
     "scale": ((X, X, X), {"scale": float("nan")}, "scale must be finite, got nan"),
     "softcap": ((X, X, X), {"softcap": 0}, "softcap must be above 0, or None, got 0"),
     "mask": ((X, X, X), {"mask": torch.ones(5, 5)}, "mask must be a redblue.Mask"),
-    "schedule": ((X, X, X), {"schedule": "fast"}, "schedule must be one of auto, flash .*, got 'fast'"),
+    "schedule": ((X, X, X), {"schedule": "fast"}, "schedule must be one of auto, flash, gather .*, got 'fast'"),
 }
 
 

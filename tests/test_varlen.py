@@ -73,6 +73,8 @@ def test_nested_tensors_go_through_the_twin(layout):
     lengths = (5, 2, 9)
     each = [[torch.from_numpy(rng.standard_normal((n, 2, 4))).requires_grad_() for n in lengths] for _ in range(3)]
     nested = [torch.nested.as_nested_tensor(x, layout=getattr(torch, layout)).transpose(1, 2) for x in each]
+    parts = [[x.detach() for x in each[0][:2]], [x.detach()[:, :1] for x in each[1]]]
+    fewer, grouped = (torch.nested.as_nested_tensor(x, layout=getattr(torch, layout)).transpose(1, 2) for x in parts)
     out = rb.scaled_dot_product_attention(*nested, is_causal=True)
     assert out.is_nested
     assert out.layout == nested[0].layout
@@ -89,5 +91,13 @@ def test_nested_tensors_go_through_the_twin(layout):
         torch.testing.assert_close(x, y)
     with pytest.raises(rb.RedblueError, match="attn_mask is not for nested tensors"):
         rb.scaled_dot_product_attention(*nested, attn_mask=torch.ones(2, 2))
-    with pytest.raises(rb.RedblueError, match="key must be a nested tensor as the others are"):
-        rb.scaled_dot_product_attention(nested[0], torch.ones(3, 2, 5, 4).double(), nested[2])
+    dense = torch.ones(3, 2, 5, 4).double()
+    for given, message in (
+        ((nested[0], dense, nested[2]), "key must be a nested tensor as the others are"),
+        ((dense, nested[1], nested[2]), "query must be a nested tensor as the others are"),
+        ((nested[0], fewer, fewer), r"key must have as many sequences as query \(3\), got 2"),
+        ((nested[0], grouped, grouped), "query has 2 heads, key 1 and value 1: they must be equal, or give enable_gqa"),
+    ):
+        with pytest.raises(rb.RedblueError, match=message):
+            rb.scaled_dot_product_attention(*given)
+    assert rb.scaled_dot_product_attention(nested[0], grouped, grouped, enable_gqa=True).is_nested

@@ -56,7 +56,7 @@ def attention(
     dropout: the share of probabilities that become 0. Which ones: a function of the seed (drawn from PyTorch's
     generator if None; required for NumPy arrays), the same for all tiles, threads and both passes.
     return_lse: also give the log-sum-exp of each row's scores (..., H, n_q), sinks included; differentiable.
-    schedule: which algorithm; "auto" takes the plan's.
+    schedule: "flash" (tiles), "gather" (pair by pair, for graphs), or "auto": for this mask the one that costs less.
 
     Returns out (..., H, n_q, d_v), or (out, lse). Raises RedblueError, naming the argument, for what it cannot take.
     """
@@ -88,13 +88,13 @@ def scaled_dot_product_attention(
     grouped only if enable_gqa says so. NumPy arrays work too, without dropout, and nested tensors, without attn_mask.
     """
     check_one_kind_of_mask(attn_mask, is_causal)
-    if is_torch(query) and query.is_nested:
+    if any(is_torch(x) and x.is_nested for x in (query, key, value)):
         from redblue import torch_nested
 
         if attn_mask is not None:
             raise RedblueError("attn_mask is not for nested tensors, which are masked by their lengths: use is_causal")
         mask = Mask.causal() if is_causal else None
-        return torch_nested.scaled_dot_product_attention(query, key, value, dropout_p, mask, scale)
+        return torch_nested.scaled_dot_product_attention(query, key, value, dropout_p, mask, scale, enable_gqa)
     check_grouping(query, key, value, enable_gqa)
     mask = Mask.causal() if is_causal else None
     return attention(query, key, value, mask=mask, bias=attn_mask, dropout=dropout_p, scale=scale)
@@ -180,7 +180,7 @@ class NumpyCall:
         if self.dropout and seed is None:
             raise RedblueError("dropout on NumPy arrays needs a seed, which attention_backward takes again")
         self.seed = (seed or 0) % 2**64
-        self.mask = options.mask
+        self.mask, self.schedule = options.mask, options.schedule
         self.sum_dtype = np.float64 if self.dtype == "float64" else np.float32
         heads = heads_of(sizes)
         self.q, self.k, self.v = (
@@ -200,7 +200,7 @@ class NumpyCall:
 
     def common(self, direction: str) -> dict[str, Any]:
         return {
-            "mask": attended(self.mask, self.sizes, self.dtype, direction),
+            "mask": attended(self.mask, self.sizes, self.dtype, direction, schedule=self.schedule),
             "scale": self.scale,
             "softcap": self.softcap,
             "bias": None if self.bias is None else _described(self.bias),

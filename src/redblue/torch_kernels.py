@@ -24,7 +24,9 @@ from redblue.kernels.cpu import Attended, Sizes
 from redblue.torch_masks import mask_named
 
 library = torch.library.Library("redblue", "FRAGMENT")
-_MASK_AND_SCALARS = "SymInt left, SymInt right, bool bottom_right, str mask, float? scale, float softcap, float dropout"
+_MASK_AND_SCALARS = (
+    "SymInt left, SymInt right, bool bottom_right, str mask, str schedule, float? scale, float softcap, float dropout"
+)
 # Outputs are laid out like inputs, whose order a compiled graph must therefore keep
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 library.define(
@@ -133,7 +135,7 @@ def _common(
     call: _Call, bias: Tensor | None, seed: Tensor | None, rest: tuple, direction: str, bias_grad: bool = False
 ) -> dict[str, Any]:
     """Arguments that both passes share. rest: from `left` on."""
-    left, right, bottom_right, mask, scale, softcap, dropout = rest
+    left, right, bottom_right, mask, schedule, scale, softcap, dropout = rest
     if not 0 <= dropout < 1 or (dropout and (seed is None or seed.numel() != 1)) or not 0 <= softcap < math.inf:
         raise RedblueError(
             "dropout must be at least 0 and below 1 and have one seed, softcap at least 0; "
@@ -145,7 +147,7 @@ def _common(
     left = most if left < 0 else min(left, most)
     right = most if right < 0 else min(right, most)
     if mask:
-        kept = attended(mask_named(mask), sizes, call.dtype, direction, bias_grad)
+        kept = attended(mask_named(mask), sizes, call.dtype, direction, bias_grad, schedule)
     else:
         kept = Attended(offset - left, offset + right + 1)
     common: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Masks in PyTorch's ops, which take no objects: each goes by a name.
 
-A compiled graph holds the name. A mask is found by it as long as somebody holds the mask, or KEPT others have not been
-named since.
+A call holds its mask from forward to backward. A compiled graph holds the name only: its mask is found as long as
+somebody holds it, or an equal one that went by that name, or KEPT others have not been compiled since.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ KEPT = 64
 _lock = threading.Lock()
 _number = itertools.count(1)
 _names: weakref.WeakKeyDictionary[Mask, str] = weakref.WeakKeyDictionary()
-_masks: weakref.WeakValueDictionary[str, Mask] = weakref.WeakValueDictionary()
-_latest: OrderedDict[str, Mask] = OrderedDict()
+_masks: dict[str, weakref.WeakValueDictionary[int, Mask]] = {}  # all that went by a name, by their id
+_compiled: OrderedDict[str, Mask] = OrderedDict()
 
 
 def name_of(mask: Mask) -> str:
@@ -31,12 +31,10 @@ def name_of(mask: Mask) -> str:
     with _lock:
         name = _names.get(mask)
         if name is None:
+            for gone in [name for name, held in _masks.items() if not held]:
+                del _masks[gone]
             name = _names[mask] = f"mask{next(_number)}"
-            _masks[name] = mask
-        _latest[name] = _masks[name]
-        _latest.move_to_end(name)
-        if len(_latest) > KEPT:
-            _latest.popitem(last=False)
+        _masks.setdefault(name, weakref.WeakValueDictionary())[id(mask)] = mask
         return name
 
 
@@ -44,7 +42,7 @@ def mask_named(name: str) -> Mask | None:
     """The mask, None for "". Raises RedblueError for one that is gone."""
     if not name:
         return None
-    found = _masks.get(name)
+    found = next(iter(_masks.get(name, {}).values()), None)
     if found is None:
         raise RedblueError(f"the mask of this call, {name}, is gone: keep a reference to a mask that a graph uses")
     return found
@@ -53,7 +51,13 @@ def mask_named(name: str) -> Mask | None:
 def _traced_name_of(mask: Mask) -> str:
     if not hasattr(mask, "rule"):  # half a mask: the tracer made it
         raise RedblueError("a mask other than a window must be made outside of what torch.compile compiles")
-    return name_of(mask)
+    name = name_of(mask)
+    with _lock:
+        _compiled[name] = mask
+        _compiled.move_to_end(name)
+        if len(_compiled) > KEPT:
+            _compiled.popitem(last=False)
+    return name
 
 
 # Asked while torch.compile traces, not by what it compiles

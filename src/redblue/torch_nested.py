@@ -13,7 +13,7 @@ from redblue.varlen import attention_varlen
 
 
 def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, dropout: float, mask: Mask | None, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, mask: Mask | None, scale: float | None, grouped: bool
 ) -> Tensor:
     """Of nested tensors (batch, heads, length, d), of either layout; the result is one of query's layout."""
     for name, x in (("query", query), ("key", key), ("value", value)):
@@ -24,6 +24,11 @@ def scaled_dot_product_attention(
     q, starts = _packed("query", query)
     k, key_starts = _packed("key", key)
     v, value_starts = _packed("value", value)
+    if len(key_starts) != len(starts):
+        raise RedblueError(f"key must have as many sequences as query ({len(starts) - 1}), got {len(key_starts) - 1}")
+    if not grouped and len({q.shape[1], k.shape[1], v.shape[1]}) > 1:
+        heads = f"query has {q.shape[1]} heads, key {k.shape[1]} and value {v.shape[1]}"
+        raise RedblueError(f"{heads}: they must be equal, or give enable_gqa=True")
     if not torch.equal(key_starts, value_starts):
         raise RedblueError("value must have the lengths of key, sequence by sequence")
     out = attention_varlen(q, k, v, starts, key_starts, mask=mask, dropout=dropout, scale=scale)

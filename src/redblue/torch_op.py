@@ -21,7 +21,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     """See redblue.attention. Raises RedblueError for what no kernel takes."""
     scalars = checks.check_scalars(options)
     checks.check_mask(options.mask)
-    window, name = (_FULL, "") if options.mask is None else _carried(options.mask)
+    window, name = _carried(options.mask, options.schedule)
     bias, sinks = options.bias, options.sinks
     plain = _is_plain(q, k, v, *(x for x in (bias, sinks) if x is not None))
     if not plain:
@@ -42,7 +42,16 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     if per_head(options.mask) and k.shape[-3] != q.shape[-3]:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))  # no two heads see the same keys
     seed = _seed(q, scalars) if scalars.dropout else None
-    rest = left, right, window.align == "bottom-right", name, scalars.scale, scalars.softcap, scalars.dropout
+    rest = (
+        left,
+        right,
+        window.align == "bottom-right",
+        name,
+        options.schedule,
+        scalars.scale,
+        scalars.softcap,
+        scalars.dropout,
+    )
     if not plain:
         out, lse = torch_autograd.forward_now()(q, k, v, bias, sinks, seed, *rest)
     elif torch.is_grad_enabled() and (
@@ -60,14 +69,19 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     return (out, lse) if return_lse else out
 
 
-def _carried(mask: Mask) -> tuple[Window, str]:
-    """The mask as the ops take it: a band as its sides, another by its name."""
-    if isinstance(mask.rule, Window):
+def _carried(mask: Mask | None, schedule: str) -> tuple[Window, str]:
+    """The mask as the ops take it: a band as its sides, another, or one whose pairs are gathered, by its name."""
+    if schedule == "gather":
+        mask = mask or _EVERYTHING
+    elif mask is None:
+        return _FULL, ""
+    elif isinstance(mask.rule, Window):
         return mask.rule, ""
     return _FULL, traced_name_of(mask) if torch.compiler.is_dynamo_compiling() else name_of(mask)
 
 
 _FULL = Window()
+_EVERYTHING = Mask.full()
 
 
 def _is_plain(*tensors: Any) -> bool:
