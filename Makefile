@@ -45,7 +45,7 @@ fuzz: setup ## random calls between pages that may not be touched, for ten minut
 bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, and attention beside its peers
 	$(BENCH)/bin/python benchmarks/laboratory.py
 	$(BENCH)/bin/python benchmarks/memory.py
-	$(BENCH)/bin/python benchmarks/memory.py --n 131072 --d 128 --window 4096
+	$(BENCH)/bin/python benchmarks/memory.py --n 131072 --d 128 --window 4096 --most 100
 	$(BENCH)/bin/python benchmarks/attention.py
 
 docs: setup ## draw the figures and tables of the documentation

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=65_536)
     parser.add_argument("--d", type=int, default=64)
     parser.add_argument("--window", type=int, help="causal, each query attends so many keys before its own")
+    parser.add_argument("--most", type=int, help="fail if the forward pass adds more than so many MB (10^6 bytes)")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     q, k, v = (torch.randn(1, 1, given.n, given.d, requires_grad=True) for _ in range(3))
@@ -55,6 +56,8 @@ def main() -> None:
     )
     if given.json:
         given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if given.most is not None and forward > given.most * 10**6:
+        raise SystemExit(f"the forward pass added {forward / 1e6:.0f} MB, more than {given.most}")
     # Whatever allocators keep besides: far from n^2.
     if both > 10 * array + 64 * MIB:
         raise SystemExit("more than ten arrays: something of size n^2?")
