@@ -209,8 +209,7 @@ def test_representations_are_short():
 @pytest.mark.parametrize(
     ("layout", "block", "says"),
     [
-        ([True, False], 2, r"2-D boolean array with blocks in it, got shape \(2,\)"),
-        (np.zeros((0, 3), bool), 2, r"got shape \(0, 3\)"),
+        ([True, False], 2, r"2-D boolean array, got shape \(2,\)"),
         ([[True], [True, False]], 2, "its rows are not alike"),
         ([[1, 0]], 2, r"must be boolean \(True: attend\), got int64: pass layout != 0"),
         (DIAGONAL, 0, r"block must be two whole numbers \(queries, keys\) of at least 1, or one; got 0"),

@@ -35,6 +35,10 @@ class Several(Rule):
         n_q, n_k = zip(*(rule.sizes for rule in self.rules), strict=True)
         return next((n for n in n_q if n is not None), None), next((n for n in n_k if n is not None), None)
 
+    @property
+    def takes_any(self) -> bool:
+        return all(rule.takes_any for rule in self.rules)
+
     def laid(self, n_q: int, n_k: int) -> Pattern:
         laid = (rule.laid(n_q, n_k) for rule in self.rules)
         return functools.reduce(lambda a, b: Joined(n_q, n_k, a, b, self.op), laid)
@@ -71,6 +75,10 @@ class Not(Rule):
     @property
     def sizes(self) -> Sizes:
         return self.rule.sizes
+
+    @property
+    def takes_any(self) -> bool:
+        return self.rule.takes_any
 
     def laid(self, n_q: int, n_k: int) -> Pattern:
         return Inverted(n_q, n_k, self.rule.laid(n_q, n_k))
@@ -186,13 +194,14 @@ def _one(kind: type[Several], a: Rule, b: Rule) -> Rule | None:
     """The one rule that says the same as the two, where that is simple."""
     if a == b:
         return a
-    for rule, other in ((a, b), (b, a)):
-        if rule.is_full:
-            return other if kind is Both else rule
     if isinstance(a, Window) and isinstance(b, Window) and a.align == b.align:
         return _window(kind, a, b)
     if isinstance(a, Blocks) and isinstance(b, Blocks) and (type(a), a.shape, a.block) == (type(b), b.shape, b.block):
         return a.like(kind.op(a.layout, b.layout))
+    for rule, other in ((a, b), (b, a)):
+        kept, dropped = (other, rule) if kind is Both else (rule, other)
+        if rule.is_full and dropped.takes_any:
+            return kept
     return None
 
 

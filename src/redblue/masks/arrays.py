@@ -117,6 +117,10 @@ class Dense(Blocks):
         rows, cols = (None if n == 1 else n for n in self.shape)
         return rows, cols
 
+    @property
+    def takes_any(self) -> bool:
+        return self.sizes == (None, None)
+
     def check(self, n_q: int, n_k: int) -> None:
         fits("the dense mask", self.sizes, n_q, n_k, "give an array of that shape")
 
@@ -137,6 +141,8 @@ def from_dense(given: Any) -> Rule:
     if not array.ndim:
         raise RedblueError("the dense mask must have at least one axis, its keys; got a single number")
     array = array[None] if array.ndim == 1 else array
+    while array.ndim > 2 and array.shape[0] == 1:  # it broadcasts: one mask for all
+        array = array[0]
     *lead, n_q, n_k = array.shape
     if not lead:
         return Dense.of_array(array)

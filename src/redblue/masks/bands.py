@@ -6,6 +6,7 @@ all live tiles cost O(log n), however large n is.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from redblue.errors import RedblueError
 from redblue.integers import ceil_div, clip, floor_sum, larger, smaller
+from redblue.masks.numbers import number
 from redblue.masks.pairs import Pairs, Runs, TileSums, Transposed
 from redblue.masks.pattern import Pattern
 from redblue.masks.patterns import Diagonal
@@ -37,8 +39,8 @@ class Window(Rule):
     def __post_init__(self) -> None:
         for name in ("left", "right"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise RedblueError(f"{name} must be a whole number of keys, 0 or more, or None; got {value!r}")
+            if value is not None:  # as wide as one likes
+                object.__setattr__(self, name, number(name, value, 0, math.inf))
         if self.align not in ALIGNMENTS:
             raise RedblueError(f"align must be one of {', '.join(ALIGNMENTS)}, got {self.align!r}")
         if self.is_full:  # it has no diagonal to align: all full masks are one value

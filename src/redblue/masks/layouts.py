@@ -39,8 +39,8 @@ class Blocks(Rule):
             array = np.asarray(layout)
         except ValueError as error:
             raise RedblueError(f"layout must be a 2-D boolean array; its rows are not alike ({error})") from None
-        if array.ndim != 2 or not array.size:
-            raise RedblueError(f"layout must be a 2-D boolean array with blocks in it, got shape {array.shape}")
+        if array.ndim != 2:
+            raise RedblueError(f"layout must be a 2-D boolean array, got shape {array.shape}")
         if array.dtype != np.bool_:
             raise RedblueError(f"layout must be boolean (True: attend), got {array.dtype}: pass layout != 0, perhaps")
         edges = tuple(block) if isinstance(block, (Sequence, np.ndarray)) else (block, block)
@@ -63,8 +63,8 @@ class Blocks(Rule):
 
     @property
     def density(self) -> float:
-        """Share of the blocks that attend."""
-        return float(self.layout.mean())
+        """Share of the blocks that attend; 0 where there are none."""
+        return int(self.layout.sum()) / max(1, self.layout.size)
 
     def __repr__(self) -> str:
         if self.layout.size <= SHOWN:
@@ -74,6 +74,10 @@ class Blocks(Rule):
     @property
     def is_full(self) -> bool:
         return bool(self.layout.all())
+
+    @property
+    def takes_any(self) -> bool:
+        return False  # its shape is for some sizes only
 
     def check(self, n_q: int, n_k: int) -> None:
         """Raises RedblueError where the layout does not fit."""
@@ -96,11 +100,11 @@ class Blocks(Rule):
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Blocks:
         """Blocks of the same share of each axis, or every so-manieth of them where there are more than places."""
         block = [
-            edge if before == after else ceil_div(after, count)
+            edge if before == after else ceil_div(after, max(1, count))
             for edge, count, before, after in zip(self.block, self.shape, old, new, strict=True)
         ]
         rows, cols = (
-            np.arange(ceil_div(length, edge)) * count // ceil_div(length, edge)
+            np.arange(ceil_div(length, edge)) * count // max(1, ceil_div(length, edge))
             for length, edge, count in zip(new, block, self.shape, strict=True)
         )
         return Blocks.of(self.layout[np.ix_(rows, cols)], block)
@@ -173,7 +177,7 @@ class Layout:
         octaves = 64 * np.frexp(r)[1] + np.frexp(c)[1] * (self.rule.layout.size > TOGETHER)
         for octave in np.unique(octaves):
             here = np.flatnonzero(octaves == octave)
-            total[:, here] = self._sums(r[here], c[here])
+            total[:, here] = self._sums(r[here], c[here]) if self.n_rows and self.n_cols else 0
         if not shape:
             return TileSums(*(int(x) for x in total[:, 0]))
         return TileSums(*(total if total.dtype == object else total.astype(np.int64)).reshape(4, *shape))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from redblue.errors import RedblueError
-from redblue.masks import algebra, arrays, rules
+from redblue.masks import algebra, arrays, rules, spans
 from redblue.masks.bands import Window
 from redblue.masks.block_mask import read
 from redblue.masks.layouts import Blocks
@@ -75,6 +75,8 @@ class Mask:
     def key_lengths(cls, lengths: Any) -> Mask:
         """Padding: in batch entry b, every query attends keys 0..lengths[b]-1. lengths: (batch,) whole numbers."""
         each = [rules.Prefix(int(n)) for n in numbers("lengths", lengths).array]
+        if not each:
+            raise RedblueError("lengths must have at least one entry, for a batch of one; got none")
         return cls(algebra.Stack.of(each, (len(each), 1)))
 
     @classmethod
@@ -92,6 +94,8 @@ class Mask:
             total = each.array.sum(dtype=np.float64)
             if total > rules.MOST_TOKENS:
                 raise RedblueError(f"{name} must add up to at most {rules.MOST_TOKENS:,}, got about {total:.3g}")
+        if within is not None and not isinstance(within, Mask):
+            raise RedblueError(f"within must be a window, such as Mask.causal(), got {within!r}")
         if within is None or within.is_full:
             return cls(rules.Documents(queries, keys))
         if not isinstance(within.rule, Window):
@@ -185,6 +189,10 @@ class Mask:
 
         The shape broadcasts to (..., heads): (heads,), (batch, 1) or (batch, heads).
         """
+        if not isinstance(masks, Sequence):
+            raise RedblueError(f"masks must be a list of masks, such as [Mask.causal()]; got {masks!r}")
+        if shape is not None and not isinstance(shape, (Sequence, np.ndarray)):
+            raise RedblueError(f"shape must be a tuple of whole numbers, such as (heads,); got {shape!r}")
         wanted = (len(masks),) if shape is None else tuple(number(f"shape[{i}]", n, 1) for i, n in enumerate(shape))
         if not masks or len(masks) != math.prod(wanted):
             raise RedblueError(f"shape {wanted} needs {math.prod(wanted)} masks, at least one; got {len(masks)}")
@@ -201,7 +209,7 @@ class Mask:
     @classmethod
     def per_batch(cls, masks: Sequence[Mask]) -> Mask:
         """masks[b] for batch entry b, whatever the head."""
-        return cls.stack(masks, (len(masks), 1))
+        return cls.stack(masks, (len(masks), 1) if isinstance(masks, Sequence) else None)
 
     def __and__(self, other: Mask) -> Mask:
         """Pairs that both attend."""
@@ -244,7 +252,7 @@ class Mask:
 
     def for_group(self, group: int) -> Mask:
         """The same mask when each query fills `group` consecutive rows."""
-        return replace(self, group=self.group * group)
+        return replace(self, group=self.group * number("group", group, 1))
 
     def on(self, n_q: int, n_k: int) -> Pairs:
         """The mask laid on n_q rows and n_k keys. Raises RedblueError where it does not fit."""
@@ -256,12 +264,16 @@ class Mask:
 
     def sizes(self, n_q: int | None = None, n_k: int | None = None) -> tuple[int, int]:
         """n_q and n_k, those that are left out from what the mask knows. Raises RedblueError if it knows none."""
-        found = [own if given is None else given for own, given in zip(self.rule.sizes, (n_q, n_k), strict=True)]
+        queries, keys = self.rule.sizes
+        known = None if queries is None else queries * self.group, keys
+        found = [own if given is None else given for own, given in zip(known, (n_q, n_k), strict=True)]
         missing = [name for name, n in zip(("n_q", "n_k"), found, strict=True) if n is None]
         if missing:
             raise RedblueError(f"{self!r} is for any sizes: give {' and '.join(missing)}")
-        n_q, n_k = found
-        return number("n_q", n_q, 0), number("n_k", n_k, 0)
+        n_q, n_k = (number(name, n, 0) for name, n in zip(("n_q", "n_k"), found, strict=True))
+        if n_q % self.group:
+            raise RedblueError(f"n_q must be a multiple of the mask's {self.group} rows per query, got {n_q}")
+        return n_q, n_k
 
     def nnz(self, n_q: int | None = None, n_k: int | None = None) -> int:
         """Pairs that attend, over all planes. Sizes may be left out where the mask knows them."""
@@ -292,13 +304,15 @@ class Mask:
         if self.group == 1:
             return indptr, indices
         each, rows = np.diff(indptr), np.arange(n_q) // self.group
-        return np.append(0, np.cumsum(each[rows])), np.concatenate([indices[indptr[i] : indptr[i + 1]] for i in rows])
+        _, entries = spans.listed(indptr[rows], each[rows])
+        return np.append(0, np.cumsum(each[rows])), indices[entries]
 
-    def plot(self, n_q: int | None = None, n_k: int | None = None, tile: tuple[int, int] | None = None) -> Any:
+    def plot(self, n_q: int | None = None, n_k: int | None = None, tile: int | tuple[int, int] | None = None) -> Any:
         """An Altair chart of its tiles: full, or partly attended (the paler, the less); single pairs where n is small.
 
-        tile: their edges in queries and keys; at most 64 along an axis if left out. Notebooks show it, and
-        `.save("mask.svg")` writes it. Raises RedblueError for more tiles or planes than can be drawn.
+        tile: their edges in queries and keys, or one number for both; at most 64 along an axis if left out.
+        Notebooks show it, and `.save("mask.svg")` writes it. Raises RedblueError for more tiles or planes than can be
+        drawn.
         """
         from redblue.masks.picture import plot  # which loads Altair
 

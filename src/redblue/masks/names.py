@@ -116,7 +116,7 @@ def _one(part: str, text: str) -> Mask:
 
 
 def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\d+(\.\d*)?|\.\d+", text) is not None
+    return re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", text) is not None
 
 
 def _not_one(text: str) -> RedblueError:

@@ -68,7 +68,7 @@ def whole(name: str, given: Any) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def number(name: str, given: Any, least: int, most: int = 1 << 60) -> int:
+def number(name: str, given: Any, least: int, most: float = 1 << 60) -> int:
     """One whole number. Raises RedblueError for anything else, and out of least .. most."""
     if isinstance(given, (bool, np.bool_)) or not hasattr(given, "__index__"):
         raise RedblueError(f"{name} must be a whole number, got {given!r}")

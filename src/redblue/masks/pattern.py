@@ -19,6 +19,7 @@ from redblue.masks import spans
 
 MOST_ROWS = 64  # of a tile whose pairs are looked at: as many as a word has bits
 MOST_WORDS = 1 << 28  # that one tiling may keep: 2 GiB
+MOST_LOOKED = 1 << 32  # keys of ranges that one tiling looks at: about ten minutes
 BELOW = np.array([(1 << bit) - 1 for bit in range(MOST_ROWS + 1)], np.uint64)
 
 
@@ -123,6 +124,10 @@ def tiling(pattern: Pattern, first: np.ndarray, stop: np.ndarray, group: int) ->
     partial = spans.difference(outer, full)
     lengths, count = stop - first, int((stop - first).max(initial=0))
     width, valid = spans.stride(len(first), pattern.n_k), below(lengths)
+    looked = int((partial[1::2] - partial[::2]).sum())
+    # Where `outer` is exact, each of these keeps a word: what is too much is known before any is looked at.
+    if looked > (MOST_WORDS if pattern.exact[0] else MOST_LOOKED):
+        raise _too_many(pattern)
     kept = 0
     at: list[np.ndarray] = [spans.NOTHING]
     words: list[np.ndarray] = [np.zeros(0, np.uint64)]
@@ -134,8 +139,12 @@ def tiling(pattern: Pattern, first: np.ndarray, stop: np.ndarray, group: int) ->
         words.append(found[some])
         kept += len(at[-1])
         if kept > MOST_WORDS:
-            raise RedblueError(
-                f"the mask is attended in part nearly everywhere: n_q = {pattern.n_q:,} and n_k = {pattern.n_k:,} take "
-                f"more than {MOST_WORDS:,} words of bits; give smaller sizes, or a mask that keeps less"
-            )
+            raise _too_many(pattern)
     return Tiling(full, np.concatenate(at), np.concatenate(words), lengths)
+
+
+def _too_many(pattern: Pattern) -> RedblueError:
+    return RedblueError(
+        f"the mask is attended in part nearly everywhere: n_q = {pattern.n_q:,} and n_k = {pattern.n_k:,} take more "
+        f"than {MOST_WORDS:,} words of bits; give smaller sizes, or a mask that keeps less"
+    )

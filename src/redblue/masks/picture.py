@@ -12,6 +12,7 @@ from redblue.errors import RedblueError
 from redblue.integers import ceil_div
 from redblue.masks.census import Census, census
 from redblue.masks.mask import Mask
+from redblue.masks.numbers import pair
 from redblue.style import COLOURS, printed
 from redblue.text import amount
 
@@ -22,13 +23,13 @@ SIDE = 320  # pixels of the longer axis
 SHADES = " ░▒▓█"
 
 
-def edges_of(n_q: int, n_k: int, tile: tuple[int, int] | None) -> tuple[int, int]:
+def edges_of(n_q: int, n_k: int, tile: int | tuple[int, int] | None) -> tuple[int, int]:
     """The edges of a picture's tiles: those given, or squares of which MOST_TILES cover the longer axis."""
     edge = max(1, ceil_div(max(n_q, n_k), MOST_TILES))
-    return tile or (edge, edge)
+    return (edge, edge) if tile is None else pair("tile", tile)
 
 
-def chart(mask: Mask, n_q: int, n_k: int, tile: tuple[int, int] | None = None, side: int = SIDE) -> alt.Chart:
+def chart(mask: Mask, n_q: int, n_k: int, tile: int | tuple[int, int] | None = None, side: int = SIDE) -> alt.Chart:
     """A picture of one plane. tile: edges of its tiles in queries and keys. Raises RedblueError for too many tiles."""
     rows, cols = edges_of(n_q, n_k, tile)
     if ceil_div(n_q, rows) * ceil_div(n_k, cols) > MOST_DRAWN:
@@ -107,7 +108,7 @@ def _title(mask: Mask, found: Census, rows: int, cols: int) -> alt.TitleParams:
     )
 
 
-def plot(mask: Mask, n_q: int, n_k: int, tile: tuple[int, int] | None = None) -> alt.Chart | alt.ConcatChart:
+def plot(mask: Mask, n_q: int, n_k: int, tile: int | tuple[int, int] | None = None) -> alt.Chart | alt.ConcatChart:
     """A picture of the mask; of several planes, beside each other. Raises RedblueError for more than MOST_PLANES."""
     planes = [mask.plane(i) for i in range(min(math.prod(mask.lead), MOST_PLANES + 1))]
     if len(planes) > MOST_PLANES:

@@ -25,9 +25,18 @@ class Rule(ABC):
         """The n_q and n_k that the rule is for; None where it takes any."""
         return None, None
 
+    @property
+    def takes_any(self) -> bool:
+        """Whether it can be laid on any n_q and n_k, so that leaving it out lets no other sizes pass."""
+        return self.sizes == (None, None)
+
     @abstractmethod
     def laid(self, n_q: int, n_k: int) -> Pattern:
         """The rule on n_q queries and n_k keys, for the algebra. Raises RedblueError where it does not fit."""
+
+    def pairs(self, n_q: int, n_k: int) -> int | None:
+        """How many pairs attend, in closed form; None where they are counted by tiles."""
+        return None
 
     def on(self, n_rows: int, n_cols: int, group: int) -> Pairs:
         """The rule laid on rows of which `group` belong to each query. Raises RedblueError where it does not fit."""

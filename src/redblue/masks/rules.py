@@ -9,7 +9,7 @@ import numpy as np
 
 from redblue.errors import RedblueError
 from redblue.integers import ceil_div
-from redblue.masks import spans
+from redblue.masks import closed, spans
 from redblue.masks.composed import Coarse, Joined
 from redblue.masks.layouts import Blocks
 from redblue.masks.numbers import Numbers
@@ -72,6 +72,10 @@ class DilatedWindow(Rule):
         window = min(self.window, (n_q + n_k) // self.step + 1)
         return Dilated(n_q, n_k, window * self.step, self.step)
 
+    def pairs(self, n_q: int, n_k: int) -> int:
+        before, after = (closed.diagonals(*n, self.step, self.window + 1) for n in ((n_q, n_k), (n_k, n_q)))
+        return before + after - min(n_q, n_k)
+
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> DilatedWindow:
         return DilatedWindow(ceil_div(self.window * new[1], old[1]), self.step)
 
@@ -90,7 +94,20 @@ class Strided(Rule):
         stride = max(1, min(self.stride, most))
         every = Dilated(n_q, n_k, (most // stride + 1) * stride, stride)
         before = Joined(n_q, n_k, every, Diagonal(n_q, n_k, -most, 1), np.bitwise_and)
-        return Joined(n_q, n_k, Diagonal(n_q, n_k, -stride, 1), before, np.bitwise_or)
+        return _NearAndFar(n_q, n_k, Diagonal(n_q, n_k, -stride, 1), before, np.bitwise_or)
+
+    def pairs(self, n_q: int, n_k: int) -> int:
+        near, far = ((1, self.stride + 1), (self.stride, n_q + 2))  # the first two of the far ones are near
+        first, every, twice = (closed.diagonals(n_q, n_k, *of) for of in (near, far, (self.stride, 2)))
+        return first + every - twice
+
+
+class _NearAndFar(Joined):
+    """What Strided is laid as: its outer set is exact, since keys before all queries of a range need no diagonal."""
+
+    @property
+    def exact(self) -> tuple[bool, bool]:
+        return True, super().exact[1]
 
 
 @dataclass(frozen=True)
@@ -102,9 +119,13 @@ class GlobalTokens(Rule):
     def __repr__(self) -> str:
         return f"Mask.global_tokens({self.indices!r})"
 
+    @property
+    def takes_any(self) -> bool:
+        return not len(self.indices)
+
     def laid(self, n_q: int, n_k: int) -> Pattern:
         beyond = np.flatnonzero(self.indices.array >= max(n_q, n_k))
-        if len(beyond):
+        if len(beyond) and max(n_q, n_k):  # of no tokens at all, none is missed
             raise RedblueError(
                 f"indices[{beyond[0]}] of the global tokens is {self.indices.array[beyond[0]]:,}, but there are only "
                 f"{n_q:,} queries and {n_k:,} keys: leave it out"
@@ -139,6 +160,9 @@ class NOfM(Rule):
 
     def laid(self, n_q: int, n_k: int) -> Pattern:
         return Periodic(n_q, n_k, self.n, self.m)
+
+    def pairs(self, n_q: int, n_k: int) -> int:
+        return closed.periodic(n_q, n_k, self.n, self.m)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ KEPT_RUNS = 1 << 24  # of one laid mask, for the edges of tiles that were asked 
 @functools.lru_cache(maxsize=16)
 def tiled(rule: Rule, n_rows: int, n_cols: int, group: int) -> Tiled:
     """The rule laid on rows of which `group` belong to each query. Raises RedblueError where it does not fit."""
-    return Tiled(n_rows, n_cols, rule.laid(n_rows // group, n_cols), group)
+    return Tiled(n_rows, n_cols, rule.laid(n_rows // group, n_cols), group, rule.pairs(n_rows // group, n_cols))
 
 
 class Blocks(NamedTuple):
@@ -36,12 +36,16 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tiled:
-    """A pattern on stacked rows. Its pairs are looked at once, when first needed, in panels of 64 rows."""
+    """A pattern on stacked rows. Its pairs are looked at once, when first needed, in panels of 64 rows.
+
+    known: pairs of queries and columns, where the rule says without looking.
+    """
 
     n_rows: int
     n_cols: int
     pattern: Pattern
     group: int
+    known: int | None = None
 
     @property
     def T(self) -> Pairs:
@@ -62,6 +66,8 @@ class Tiled:
 
     @functools.cached_property
     def _nnz(self) -> int:
+        if self.known is not None:
+            return self.known * self.group
         if isinstance(self.pattern, Graph):
             return len(self.pattern.indices) * self.group
         full, _, words, lengths = self._tiles
@@ -169,7 +175,7 @@ class Tiled:
     # Sums over tiles ------------------------------------------------------------------------------
     def sums(self, rows: Any, cols: Any) -> TileSums:
         """Sums over the live tiles of the grid of `rows` x `cols` tiles; both may be arrays (broadcast)."""
-        r, c = np.broadcast_arrays(np.minimum(rows, self.n_rows), np.minimum(cols, self.n_cols))
+        r, c = np.broadcast_arrays(np.minimum(rows, max(1, self.n_rows)), np.minimum(cols, max(1, self.n_cols)))
         shape, each = r.shape, np.stack([r.ravel(), c.ravel()], axis=1).astype(np.int64)
         distinct, where = np.unique(each, axis=0, return_inverse=True)
         found = np.array([self._sum(*pair) for pair in distinct.tolist()], np.int64).reshape(-1, 4)
