@@ -140,6 +140,14 @@ def test_arrays_that_are_no_graph(starts, parents, says):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
+        (lambda: pebble.from_edges([([1], 2)]), r"a node's name must be .* got \[1\]"),
+        (lambda: pebble.from_edges([], [1, "1", 1]), "node 1 is given twice"),
+        (lambda: pebble.Graph(("a", "b"), [0, 0, 1], [0.5]), r"parents\[0\] must be a whole number .* got 0.5"),
+        (lambda: pebble.random_graph(-1), "seed must be a whole number of at least 0, got -1"),
+        (lambda: pebble.attention_graph(2, 1, mask="causal"), "mask must be a redblue.Mask"),
+        (lambda: pebble.solve(pebble.chain_graph(2), 2, time_limit="5"), "time_limit must be"),
+        (lambda: pebble.solve(pebble.chain_graph(2), 2, memory_bytes="a"), "memory_bytes must be"),
+        (lambda: pebble.heuristic(pebble.chain_graph(2), 2, tries="x"), "tries must be"),
         (lambda: pebble.matmul_graph(0, 1, 1), "m must be a whole number of at least 1, got 0"),
         (lambda: pebble.attention_graph(2, True), "d must be a whole number"),
         (lambda: pebble.attention_graph(2, 1, accumulate="fast"), "accumulate must be 'fma' or 'products', got 'fast'"),
@@ -161,3 +169,8 @@ def test_the_least_red():
     assert least_red(pebble.tree_graph(2, 1), Rules(weights=(1, 1, 3), sliding=True)) == 4
     assert least_red(chain, Rules("partial", weights=(1, 1, 4))) == 5
     assert least_red(pebble.chain_graph(1)) == 1
+
+
+def test_numpy_integers_are_sizes():
+    assert pebble.fft_graph(np.int64(4)) == pebble.fft_graph(4)
+    assert pebble.random_graph(np.int64(3), nodes=np.int32(9)) == pebble.random_graph(3, nodes=9)

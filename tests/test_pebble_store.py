@@ -59,6 +59,11 @@ def test_a_file_is_readable_by_people(file):
         (2, '["other", "parent"]', "line 3 is damaged: expected a node"),
         (3, '["t0[0]", 0]', "not those of the graph that its header names"),
         (3, '["t0[0]", 0, 9]', "unknown parent 9"),
+        (2, '["t1[0]"]', r"line 3: two nodes are named 't1\[0\]'"),
+        (3, '["t0[0]", 0, 0]', "line 4: node .* has a parent twice"),
+        (3, '["t0[0]", 3]', "line 4: node .* unknown parent 3"),
+        (5, f'["load", {10**30}]', "line 6 is damaged"),
+        (5, '["load", 0, -1, 256]', "line 6: there is no level 256"),
         (5, '["lift", 1]', "line 6 is damaged: expected a move"),
         (5, '["load"]', "line 6 is damaged"),
         (5, '["load", 1.5]', "line 6 is damaged"),
@@ -80,7 +85,15 @@ def test_a_damaged_line_is_named(file, line, text, says):
     ("field", "value", "says"),
     [
         ("version", 2, "line 1: the game has version 2, this redblue reads 1"),
-        ("nodes", "3", "line 1 is damaged"),
+        ("nodes", "3", "line 1: nodes must be a whole number of at least 1, got '3'"),
+        ("nodes", -3, "line 1: nodes must be a whole number of at least 1, got -3"),
+        ("red", -3, "line 1: red must be"),
+        ("red", 10**30, "line 1: red must be at most"),
+        ("rules", {"constants": [99]}, "line 1: constants name node 99"),
+        ("rules", {"sliding": "no"}, "line 1: sliding must be True or False, got 'no'"),
+        ("rules", {"weights": [10**30, 1, 1]}, r"line 1: weights\[0\] must be at most"),
+        ("rules", {"weights": [1]}, "line 1: weights are given for 1 nodes"),
+        ("rules", {"load_cost": 10**400}, "line 1"),
         ("rules", {"name": "chess"}, "line 1: rules must be 'red-blue'"),
         ("rules", {"gravity": 1}, "line 1: the rules have the unknown field 'gravity'; known: "),
     ],
@@ -90,6 +103,18 @@ def test_a_damaged_header_is_named(file, field, value, says):
     file.write_text("\n".join([json.dumps(json.loads(header) | {field: value}), *lines]))
     with pytest.raises(RedblueError, match=says):
         read_game(file)
+
+
+def test_what_no_file_can_hold_is_refused(tmp_path):
+    with pytest.raises(RedblueError, match="move 1 has the kind 9"):
+        save_game(tmp_path / "game", GRAPH, [(0, 0), (9, 1)], 3)
+    assert not (tmp_path / "game").exists()
+
+
+def test_numpy_scalars_are_saved_as_numbers(tmp_path):
+    rules = Rules(load_cost=np.float32(2), store_cost=np.int64(3), weights=np.array([1, 1, 1]))
+    save_game(tmp_path / "game", GRAPH, MOVES, np.int64(3), rules)
+    assert read_game(tmp_path / "game").rules == rules
 
 
 def test_a_game_for_another_graph(file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +44,7 @@ def _board(red: int | None, rules: str, sliding: bool, machine: str | None = Non
         raise RedblueError("the game needs its red pebbles: give --red, such as --red 5, or --memory, not both")
     if machine is not None:
         red, levels = rb.pebble.hierarchy(machine, name=rules)
-        return red, levels
+        return red, replace(levels, sliding=sliding)
     assert red is not None
     return red, rb.pebble.Rules(rules, sliding=sliding)
 

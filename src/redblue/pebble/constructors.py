@@ -5,7 +5,7 @@ A chain of sums labels its partial results by the number of terms in them, `c[i,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from redblue.errors import RedblueError
 from redblue.masks import Mask
 from redblue.pebble.graph import Builder, Graph, GraphError
+from redblue.pebble.whole import count
 
 ACCUMULATE = ("fma", "products")
 
@@ -23,7 +24,7 @@ def matmul_graph(m: int, k: int, n: int, accumulate: str = "fma") -> Graph:
     accumulate: "fma" for a chain of k multiply-adds per output, the first of them a plain product; "products" for k
     product nodes per output and a chain of k - 1 sums. Nodes: mk + kn inputs, and mkn or m(2k - 1)n more.
     """
-    _sizes(m=m, k=k, n=n)
+    m, k, n = _sizes(m=m, k=k, n=n)
     _form(accumulate)
     builder = Builder()
     a, b = _matrix(builder, "a", m, k), _matrix(builder, "b", k, n)
@@ -40,7 +41,7 @@ def attention_graph(n: int, d: int, d_v: int | None = None, mask: Mask | None = 
     `o[i,c]`. A row without pairs has no node beside its query's. accumulate: as in matmul_graph.
     """
     d_v = d if d_v is None else d_v
-    _sizes(n=n, d=d, d_v=d_v)
+    n, d, d_v = _sizes(n=n, d=d, d_v=d_v)
     _form(accumulate)
     builder, attends = Builder(), _attends(mask, n)
     q, k, v = _matrix(builder, "q", n, d), _matrix(builder, "k", n, d), _matrix(builder, "v", n, d_v)
@@ -64,7 +65,7 @@ def attention_backward_graph(n: int, d: int, mask: Mask | None = None) -> Graph:
     dp[i,j] = dO_i v_j; ds[i,j] = p (dp - delta); dv_j = sum p dO_i, dk_j = sum ds q_i, dq_i = sum ds k_j.
     Rows without pairs and keys that nobody attends have no gradient nodes.
     """
-    _sizes(n=n, d=d)
+    n, d = _sizes(n=n, d=d)
     builder, attends = Builder(), _attends(mask, n)
     q, k, v, out, dout = (_matrix(builder, name, n, d) for name in ("q", "k", "v", "out", "dout"))
     lse = [builder.node(f"lse[{i}]") for i in range(n)]
@@ -87,7 +88,7 @@ def attention_backward_graph(n: int, d: int, mask: Mask | None = None) -> Graph:
 
 def fft_graph(points: int) -> Graph:
     """The butterflies of a Fourier transform: log2(points) steps of `points` nodes, two parents each."""
-    _sizes(points=points)
+    (points,) = _sizes(points=points)
     if points & (points - 1) or points < 2:
         raise GraphError(f"points must be a power of two of at least 2, got {points}")
     builder = Builder()
@@ -99,7 +100,7 @@ def fft_graph(points: int) -> Graph:
 
 def tree_graph(arity: int, depth: int) -> Graph:
     """The complete in-tree: arity^depth leaves are inputs, the root is the output."""
-    _sizes(arity=arity, depth=depth)
+    arity, depth = _sizes(arity=arity, depth=depth)
     builder = Builder()
     row = [builder.node(f"t{depth}[{i}]") for i in range(arity**depth)]
     for level in reversed(range(depth)):
@@ -109,7 +110,7 @@ def tree_graph(arity: int, depth: int) -> Graph:
 
 def chain_graph(length: int) -> Graph:
     """`length` nodes, each but the first computed from the one before."""
-    _sizes(length=length)
+    (length,) = _sizes(length=length)
     builder = Builder()
     for i in range(length):
         builder.node(f"x[{i}]", *((i - 1,) if i else ()))
@@ -118,7 +119,7 @@ def chain_graph(length: int) -> Graph:
 
 def stencil_graph(points: int, steps: int, radius: int = 1) -> Graph:
     """`steps` steps on a line of `points` points, each computed from its neighbours within `radius` one step before."""
-    _sizes(points=points, steps=steps, radius=radius)
+    points, steps, radius = _sizes(points=points, steps=steps, radius=radius)
     builder = Builder()
     row = [builder.node(f"x0[{i}]") for i in range(points)]
     for step in range(1, steps + 1):
@@ -128,7 +129,7 @@ def stencil_graph(points: int, steps: int, radius: int = 1) -> Graph:
 
 def diamond_graph(rows: int, cols: int) -> Graph:
     """A grid whose node (i, j) is computed from (i - 1, j) and (i, j - 1): one input, one output."""
-    _sizes(rows=rows, cols=cols)
+    rows, cols = _sizes(rows=rows, cols=cols)
     builder = Builder()
     for i, j in product(range(rows), range(cols)):
         here = i * cols + j
@@ -138,8 +139,8 @@ def diamond_graph(rows: int, cols: int) -> Graph:
 
 def random_graph(seed: int, nodes: int = 12, sources: int = 3, in_degree: int = 2) -> Graph:
     """`sources` inputs, then nodes with 1 to in_degree parents, drawn from all before: the same for the same seed."""
-    _sizes(nodes=nodes, sources=sources, in_degree=in_degree)
-    draw, builder = np.random.default_rng(seed), Builder()
+    nodes, sources, in_degree = _sizes(nodes=nodes, sources=sources, in_degree=in_degree)
+    draw, builder = np.random.default_rng(count("seed", seed, 0)), Builder()
     for v in range(nodes):
         most = min(in_degree, v)
         parents = draw.choice(v, draw.integers(1, most + 1), replace=False) if v >= sources else ()
@@ -193,6 +194,8 @@ def _chain(
 
 def _attends(mask: Mask | None, n: int) -> list[list[int]]:
     """The keys that each query attends."""
+    if mask is not None and not isinstance(mask, Mask):
+        raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {mask!r}")
     return [np.flatnonzero(row).tolist() for row in (mask or Mask.full()).to_dense(n, n)]
 
 
@@ -201,7 +204,5 @@ def _form(accumulate: str) -> None:
         raise RedblueError(f"accumulate must be {' or '.join(map(repr, ACCUMULATE))}, got {accumulate!r}")
 
 
-def _sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise RedblueError(f"{name} must be a whole number of at least 1, got {size!r}")
+def _sizes(**sizes: int) -> Iterator[int]:
+    return (count(name, size) for name, size in sizes.items())

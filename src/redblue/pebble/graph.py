@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from redblue.errors import RedblueError
+from redblue.pebble.whole import NotWhole, whole_array
 
 
 class GraphError(RedblueError):
@@ -35,7 +36,10 @@ class Graph:
 
     def __post_init__(self) -> None:
         for name in ("starts", "parents"):
-            array = np.array(getattr(self, name), np.int64)
+            try:
+                array = whole_array(getattr(self, name)).copy()
+            except NotWhole as error:
+                raise GraphError(f"{name}[{error.number}] {error}") from None
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         object.__setattr__(self, "labels", tuple(self.labels))
@@ -160,7 +164,7 @@ def from_edges(edges: Iterable[tuple[Hashable, Hashable]], nodes: Iterable[Hasha
 
     Raises GraphError for a cycle (naming it), an edge to an unknown node, a node or an edge given twice, and no node.
     """
-    known = list(nodes) if nodes is not None else None
+    known = [_name(node) for node in nodes] if nodes is not None else None
     if known is not None and len(set(known)) < len(known):
         raise GraphError(f"node {_first_twice(known)!r} is given twice: name each node once")
     numbers: dict[Hashable, int] = {name: i for i, name in enumerate(known or ())}
@@ -168,7 +172,7 @@ def from_edges(edges: Iterable[tuple[Hashable, Hashable]], nodes: Iterable[Hasha
     for edge in edges:
         if not isinstance(edge, tuple | list) or len(edge) != 2:
             raise GraphError(f"an edge is a pair (parent, child), got {edge!r}")
-        for name in edge:
+        for name in map(_name, edge):
             if name not in numbers:
                 if known is not None:
                     raise GraphError(f"edge {tuple(edge)!r} names the unknown node {name!r}: list it in nodes")
@@ -225,6 +229,14 @@ def _cycle(parents: list[dict[int, None]], missing: list[int]) -> list[int]:
     return [v, *walked[:0:-1], v]
 
 
+def _name(node: Hashable) -> Hashable:
+    try:
+        hash(node)
+    except TypeError:
+        raise GraphError(f"a node's name must be a text, a number or a tuple of them, got {node!r}") from None
+    return node
+
+
 def _first_twice(names: Iterable[Hashable]) -> Hashable:
     """The first, in sorted order of text, of the names that are given more than once."""
-    return next(a for a, b in pairwise(sorted(names, key=str)) if a == b)
+    return min((name for name, times in Counter(names).items() if times > 1), key=str)

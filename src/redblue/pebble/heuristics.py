@@ -17,6 +17,7 @@ from redblue.pebble.moves import COMPUTE, LOAD, STORE, Game
 from redblue.pebble.orders import orders
 from redblue.pebble.referee import Verdict, check
 from redblue.pebble.rules import Rules, board_of, check_red, rules_of
+from redblue.pebble.whole import count
 
 if TYPE_CHECKING:
     from redblue.pebble.bounds import GraphBound
@@ -93,7 +94,7 @@ def heuristic(graph: Graph, red: int, rules: str | Rules = "red-blue", *, tries:
     Raises RedblueError as `check` does, for `red` and rules that cannot be played.
     """
     rules = rules_of(rules)
-    check_red(graph, red, rules)
+    red, tries, seed = check_red(graph, red, rules), count("tries", tries, 0), count("seed", seed, 0)
     tried, best = 0, None
     try:
         for attempt in _attempts(graph, red, rules, tries, np.random.default_rng(seed)):

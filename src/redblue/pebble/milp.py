@@ -18,7 +18,7 @@ from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
 from redblue.pebble.program import Program
 from redblue.pebble.referee import check
 from redblue.pebble.rules import Rules, check_red, rules_of
-from redblue.pebble.solver import Solution
+from redblue.pebble.solver import Solution, cost_unit
 
 
 def solve_milp(
@@ -37,18 +37,20 @@ def solve_milp(
     rules = rules_of(rules)
     start = time.perf_counter()
     model = _model(graph, red, rules, steps)
-    found = model.solve(whole=True, time_limit=time_limit)
+    found = model.solve(whole=True, time_limit=time_limit, mip_rel_gap=0)
     if found.x is None:
         return None
     moves = _moves(graph, model, np.round(found.x).astype(int))
     exact = rules.name != "red-blue"
     least = found.mip_dual_bound if exact else 0.0
     cost = check(graph, moves, red, rules).cost
+    # Costs are multiples of a unit: what is less than one above the bound is the optimum.
+    optimal = exact and found.status == 0 and cost - least < 0.999 * float(cost_unit(rules))
     return Solution(
         cost=cost,
         moves=moves,
-        optimal=exact and found.status == 0,
-        lower_bound=cost if exact and found.status == 0 else least,
+        optimal=optimal,
+        lower_bound=cost if optimal else least,
         nodes=int(found.mip_node_count),
         seconds=time.perf_counter() - start,
     )

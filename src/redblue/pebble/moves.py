@@ -9,6 +9,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from redblue.errors import RedblueError
+from redblue.pebble.whole import NotWhole, whole_array
 
 LOAD, STORE, COMPUTE, DELETE = range(4)
 KINDS = ("load", "store", "compute", "delete")
@@ -53,7 +54,7 @@ class Game(Sequence[Move]):
         if isinstance(moves, Game):
             return moves
         rows = [_fields(number, move) for number, move in enumerate(moves)]
-        return cls.from_arrays(*np.array(rows, np.int64).reshape(-1, 4).T)
+        return cls.from_arrays(*(zip(*rows, strict=True) if rows else [()] * 4))
 
     @classmethod
     def from_arrays(
@@ -63,14 +64,17 @@ class Game(Sequence[Move]):
         parents: Iterable[int] | np.ndarray | None = None,
         levels: Iterable[int] | np.ndarray | None = None,
     ) -> Game:
-        """A game from arrays or lists of one length; parents of -1 and levels of 0 if left out."""
-        kind_array = np.ascontiguousarray(kinds, np.int8)
+        """A game from arrays or lists of one length; parents of -1 and levels of 0 if left out.
+
+        Raises RedblueError, naming the move's number, for what is no whole number, or too large for its array.
+        """
+        kind_array = _column("kind", kinds, np.int8)
         count = kind_array.size
         game = cls(
             kind_array,
-            np.ascontiguousarray(nodes, np.int64),
-            np.full(count, -1) if parents is None else np.ascontiguousarray(parents, np.int64),
-            np.zeros(count, np.int8) if levels is None else np.ascontiguousarray(levels, np.int8),
+            _column("node", nodes, np.int64),
+            np.full(count, -1) if parents is None else _column("parent", parents, np.int64),
+            np.zeros(count, np.int8) if levels is None else _column("level", levels, np.int8),
         )
         lengths = [array.shape for array in (game.kinds, game.nodes, game.parents, game.levels)]
         if set(lengths) != {(count,)}:
@@ -107,6 +111,13 @@ class Game(Sequence[Move]):
 
 def _arrays(game: Game) -> tuple[np.ndarray, ...]:
     return game.kinds, game.nodes, game.parents, game.levels
+
+
+def _column(name: str, values: Iterable[int] | np.ndarray, dtype: type[np.signedinteger]) -> np.ndarray:
+    try:
+        return whole_array(values, dtype)
+    except NotWhole as error:
+        raise RedblueError(f"the {name} of move {error.number} {error}") from None
 
 
 def _fields(number: int, move: Sequence[int]) -> tuple[int, ...]:

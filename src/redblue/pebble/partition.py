@@ -75,11 +75,14 @@ def largest_phase(graph: Graph, red: int, words: int, rules: str | Rules = "red-
 def moved(graph: Graph, phase: Phase) -> int:
     """Words that every game moves if no phase computes more than phase.most nodes."""
     phases = -(-int(np.count_nonzero(graph.in_degree)) // max(1, phase.most))
-    return phase.words * (phases - 1) + (phases > 1)
+    return phase.words * max(0, phases - 1) + (phases > 1)
 
 
 def verify(graph: Graph, red: int, phase: Phase, rules: str | Rules = "red-blue") -> None:
-    """Check a phase by following edges alone; raises RedblueError, saying what is wrong with it."""
+    """Check by following edges alone that a phase can be; raises RedblueError, saying what is wrong with it.
+
+    That no phase has more than `most` nodes is not checked: it rests on the dual bound of HiGHS.
+    """
     rules = rules_of(rules)
     size = rules.words_of(graph)
     path = undominated(graph, phase.nodes, phase.dominator, rules)

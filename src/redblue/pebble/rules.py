@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from redblue.errors import RedblueError
 from redblue.memories import Memory
 from redblue.memories import memory as find_memory
 from redblue.pebble.graph import Graph
+from redblue.pebble.whole import LARGEST, count, is_whole
 
 NAMES = ("red-blue", "one-shot", "partial")
 MOST_LEVELS = 7  # of memory, slow memory included
@@ -65,15 +66,19 @@ class Rules:
             raise RedblueError(f"rules must be {', '.join(map(repr, NAMES))} or Rules, got {self.name!r}")
         for field in ("load_cost", "store_cost", "compute_cost"):
             _cost(field, getattr(self, field))
+        for field in ("inputs_start_blue", "sinks_end_blue", "sliding"):
+            _flag(field, getattr(self, field))
         if self.weights is not None:
-            weights = tuple(int(w) if isinstance(w, np.integer) else w for w in self.weights)
-            for v, weight in enumerate(weights):
-                _count(f"weights[{v}]", weight)
-            object.__setattr__(self, "weights", weights)
-        object.__setattr__(self, "constants", tuple(sorted(int(v) for v in self.constants)))
-        further = tuple(Further(*level) for level in self.further)
+            weights = [count(f"weights[{v}]", w) for v, w in enumerate(_listed("weights", self.weights))]
+            object.__setattr__(self, "weights", tuple(weights))
+        constants = [count(f"constants[{i}]", v, 0) for i, v in enumerate(_listed("constants", self.constants))]
+        object.__setattr__(self, "constants", tuple(sorted(constants)))
+        levels = [_listed(f"further[{i}]", level) for i, level in enumerate(_listed("further", self.further))]
+        if odd := [level for level in levels if not 1 <= len(level) <= 3]:
+            raise RedblueError(f"a level of `further` is (words, load_cost, store_cost), got {odd[0]!r}")
+        further = tuple(Further(*level) for level in levels)
         for i, level in enumerate(further):
-            _count(f"further[{i}].words", level.words)
+            count(f"further[{i}].words", level.words)
             _cost(f"further[{i}].load_cost", level.load_cost)
             _cost(f"further[{i}].store_cost", level.store_cost)
         object.__setattr__(self, "further", further)
@@ -147,7 +152,7 @@ def least_red(graph: Graph, rules: str | Rules = "red-blue") -> int:
 
 def check_red(graph: Graph, red: int, rules: str | Rules = "red-blue") -> int:
     """`red` itself, if every node can be computed with it. Raises RedblueError, saying the least that works."""
-    _count("red", red)
+    red = count("red", red)
     least = least_red(graph, rules)
     if red < least:
         raise RedblueError(f"red is {red}: this graph needs at least {least} with the rules {rules_of(rules).name!r}")
@@ -193,11 +198,18 @@ def hierarchy(memory: str | Memory, bytes_per_word: int = 4, name: str = "red-bl
     return words[0], Rules(name, further=further)
 
 
-def _count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise RedblueError(f"{name} must be a whole number of at least 1, got {value!r}")
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise RedblueError(f"{name} must be True or False, got {value!r}")
 
 
-def _cost(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+def _listed(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise RedblueError(f"{name} must be a list or a tuple, got {values!r}")
+    return list(values)
+
+
+def _cost(name: str, value: Any) -> None:
+    number = isinstance(value, int | float | Real) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf or (is_whole(value) and value > LARGEST):
         raise RedblueError(f"{name} must be a number of at least 0, got {value!r}")

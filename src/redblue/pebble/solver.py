@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from redblue.pebble.heuristics import heuristic
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
 from redblue.pebble.referee import check
 from redblue.pebble.rules import Rules, check_red, rules_of
+from redblue.pebble.whole import count
 
 MOST_NODES = 128
 BEAM = 10  # states per level of the search for a first game
@@ -80,7 +82,7 @@ def solve(
     Raises RedblueError for more than 128 nodes, more than two levels of memory, costs that are no multiples of one
     unit, and red below the least that works.
     """
-    if time_limit is not None and not time_limit > 0:
+    if time_limit is not None and (not isinstance(time_limit, Real) or not time_limit > 0):
         raise RedblueError(f"time_limit must be more than 0 seconds, got {time_limit!r}; leave it out for no limit")
     found = _search(graph, red, rules_of(rules), time_limit or 0, progress, memory_bytes, BEAM)
     if found.optimal:
@@ -108,7 +110,7 @@ def _search(
     memory_bytes: int,
     beam: int,
 ) -> Solution:
-    check_red(graph, red, rules)
+    red, memory_bytes = check_red(graph, red, rules), count("memory_bytes", memory_bytes)
     _check_size(graph, rules)
     costs, unit = _whole_costs(rules)
     _check_total(graph, rules, costs)
@@ -174,6 +176,11 @@ def _whole_costs(rules: Rules) -> tuple[tuple[int, int, int], Fraction]:
             f"at most {LARGEST_COST:,} multiples of one unit: round them"
         )
     return (load, store, compute), Fraction(divisor, scale)
+
+
+def cost_unit(rules: Rules) -> Fraction:
+    """The largest number that the costs of all moves, and so of games, are multiples of."""
+    return _whole_costs(rules)[1]
 
 
 def _check_total(graph: Graph, rules: Rules, costs: tuple[int, int, int]) -> None:

@@ -10,10 +10,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from redblue.errors import RedblueError
 from redblue.pebble.graph import Builder, Graph
 from redblue.pebble.moves import KINDS, Game
-from redblue.pebble.rules import Rules, rules_of
+from redblue.pebble.rules import MOST_LEVELS, Rules, rules_of
+from redblue.pebble.whole import LARGEST, count, is_whole
 
 FORMAT, VERSION = "redblue pebble game", 1
 AnyValue = TypeVar("AnyValue")
@@ -41,13 +44,16 @@ def save_game(
     name and its parents' numbers; for each move its kind, node, and parent and level unless they are -1 and 0.
     """
     game, target = Game.of(moves), Path(path).resolve()
+    wrong = np.flatnonzero((game.kinds < 0) | (game.kinds >= len(KINDS)))
+    if wrong.size:
+        raise RedblueError(f"move {wrong[0]} has the kind {game.kinds[wrong[0]]}: 0 load, 1 store, 2 compute, 3 delete")
     header = {"format": FORMAT, "version": VERSION, "graph": graph.digest, "nodes": graph.n, "moves": len(game)}
-    header |= {"red": red, "rules": asdict(rules_of(rules))}
+    header |= {"red": count("red", red), "rules": asdict(rules_of(rules))}
     try:
         with tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
             draft = Path(folder, "game")
             with draft.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(header) + "\n")
+                file.write(json.dumps(header, default=float) + "\n")
                 for v, label in enumerate(graph.labels):
                     file.write(json.dumps([label, *graph.parents_of(v).tolist()]) + "\n")
                 for kind, *rest in game:
@@ -78,10 +84,16 @@ def read_game(path: str | os.PathLike[str], graph: Graph | None = None) -> Saved
 def _read(path: object, lines: Iterator[tuple[int, str]]) -> Saved:
     header = _line(path, lines, _header, "the header of a game")
     builder = Builder()
+    names: set[str] = set()
     for _ in range(header["nodes"]):
-        label, *parents = _line(path, lines, _node, 'a node: ["name", parent, ...]')
+        label, *parents = _line(path, lines, lambda found: _node(found, names), 'a node: ["name", parent, ...]')
         builder.node(label, *parents)
     graph = builder.graph()
+    try:
+        header["rules"].starts_blue(graph)
+        header["rules"].words_of(graph)
+    except RedblueError as error:
+        raise RedblueError(f"{path}, line 1: {error}") from None
     if graph.digest != header["graph"]:
         raise RedblueError(f"{path}: its nodes are not those of the graph that its header names: the file was changed")
     rows = [_line(path, lines, _move, 'a move: ["load", node] and so on') for _ in range(header["moves"])]
@@ -100,7 +112,7 @@ def _line(path: object, lines: Iterator[tuple[int, str]], parse: Callable[[Any],
         return parse(json.loads(text))
     except RedblueError as error:
         raise RedblueError(f"{path}, line {number}: {error}") from None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         raise RedblueError(f"{path}, line {number} is damaged: expected {what}, got {text.strip()[:60]!r}") from None
 
 
@@ -111,24 +123,33 @@ def _header(found: dict[str, Any]) -> dict[str, Any]:
         raise RedblueError(
             f"the game has version {found['version']}, this redblue reads {VERSION}: use another redblue"
         )
-    counts = [found["nodes"], found["moves"], found["red"]]
-    if not all(isinstance(x, int) and not isinstance(x, bool) for x in counts):
-        raise ValueError
+    for name, least in (("nodes", 1), ("moves", 0), ("red", 1)):
+        count(name, found[name], least)
     known = {field.name for field in fields(Rules)}
     if unknown := sorted(set(found["rules"]) - known):
         raise RedblueError(f"the rules have the unknown field {unknown[0]!r}; known: {', '.join(sorted(known))}")
     return found | {"rules": Rules(**found["rules"])}
 
 
-def _node(found: list[Any]) -> list[Any]:
+def _node(found: list[Any], names: set[str]) -> list[Any]:
+    """A node that comes after the nodes `names`, to which it is added."""
     label, *parents = found
-    if not isinstance(label, str) or not all(isinstance(p, int) and not isinstance(p, bool) for p in parents):
+    if not isinstance(label, str) or not all(map(is_whole, parents)):
         raise ValueError
+    if label in names:
+        raise RedblueError(f"two nodes are named {label!r}")
+    if odd := [p for p in parents if not 0 <= p < len(names)]:
+        raise RedblueError(f"node {label!r} has the unknown parent {odd[0]}: {len(names)} nodes come before it")
+    if len(set(parents)) < len(parents):
+        raise RedblueError(f"node {label!r} has a parent twice")
+    names.add(label)
     return found
 
 
 def _move(found: list[Any]) -> tuple[int, ...]:
     kind, *rest = found
-    if not 1 <= len(rest) <= 3 or not all(isinstance(x, int) and not isinstance(x, bool) for x in rest):
+    if not 1 <= len(rest) <= 3 or not all(is_whole(x) and abs(x) <= LARGEST for x in rest):
         raise ValueError
+    if len(rest) == 3 and not 0 <= rest[2] < MOST_LEVELS:
+        raise RedblueError(f"there is no level {rest[2]}: levels are 0 to {MOST_LEVELS - 1}")
     return KINDS.index(kind), *rest
