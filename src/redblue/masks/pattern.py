@@ -19,7 +19,7 @@ from redblue.masks import spans
 
 MOST_ROWS = 64  # of a tile whose pairs are looked at: as many as a word has bits
 MOST_WORDS = 1 << 28  # that one tiling may keep: 2 GiB
-MOST_LOOKED = 1 << 32  # keys of ranges that one tiling looks at: about ten minutes
+MOST_LOOKED = 1 << 32  # keys of ranges that one tiling looks at
 BELOW = np.array([(1 << bit) - 1 for bit in range(MOST_ROWS + 1)], np.uint64)
 
 
