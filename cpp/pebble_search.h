@@ -84,6 +84,11 @@ class PebbleSearch {
     std::map<std::int64_t, std::vector<std::uint32_t>> open;
     const std::int64_t least_total = begin_cost_ + rules_.estimate(first);
     const std::uint32_t root = states.add(first, States::kNone, begin_cost_, least_total);
+    if (rules_.finished(first)) {  // nothing to do: a state is looked at when it is reached, and this one never is
+      if (begin_cost_ < upper()) finish(states, root);
+      found_.proved = true;
+      return;
+    }
     open[least_total].push_back(root);
     while (!open.empty() && open.begin()->first < upper()) {
       const auto at = open.begin();

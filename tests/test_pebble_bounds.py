@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from pebbles import drawn
-from redblue import Problem, RedblueError
+from redblue import Problem, RedblueError, pebble
 from redblue import lower_bound as attention_bound
 from redblue.pebble import (
     Further,
@@ -129,3 +129,18 @@ def test_a_false_phase_is_refused(cheat, says):
 def test_red_below_the_least_is_refused():
     with pytest.raises(RedblueError, match="needs at least 3"):
         lower_bound(fft_graph(4), 2)
+
+
+@pytest.mark.parametrize(
+    ("graph", "red", "rules", "optimum"),
+    [
+        (pebble.chain_graph(1), 1, pebble.Rules(), 0),
+        (pebble.chain_graph(1), 1, pebble.Rules(load_cost=10**6, store_cost=10**6, compute_cost=1), 0),
+        (pebble.from_edges([("a", "b"), ("b", "c")]), 3, pebble.Rules(inputs_start_blue=False, store_cost=7), 7),
+        (pebble.fft_graph(4), 12, pebble.Rules(inputs_start_blue=False, sinks_end_blue=False), 0),
+    ],
+    ids=["no move", "dear moves", "one store", "free"],
+)
+def test_where_hardly_anything_is_to_be_done(graph, red, rules, optimum):
+    assert pebble.solve(graph, red, rules).cost == optimum
+    assert all(0 <= bound.words <= optimum for bound in lower_bounds(graph, red, rules))

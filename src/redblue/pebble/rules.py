@@ -210,6 +210,6 @@ def _listed(name: str, values: Any) -> list[Any]:
 
 
 def _cost(name: str, value: Any) -> None:
-    number = isinstance(value, int | float | Real) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf or (is_whole(value) and value > LARGEST):
+    real = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not 0 <= real < math.inf or (is_whole(value) and real > LARGEST):
         raise RedblueError(f"{name} must be a number of at least 0, got {value!r}")
