@@ -35,6 +35,13 @@ def test_pairs_where_panels_are_nearly_empty():
     assert planned(Mask.from_coo(*np.unique(edges, axis=1), (16_384, 16_384)), 16_384) == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("density", "forward", "backward"), [(0.03, True, True), (0.1, True, False), (0.3, False, False)]
+)
+def test_scattered_pairs_are_gathered_as_long_as_that_is_cheaper(density, forward, backward):
+    assert planned(Mask.from_dense(RNG.random((1024, 1024)) < density), 1024) == [forward, backward]
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_heads_are_weighed_by_what_they_keep_in_whatever_order(first):
     thin = [Mask.dilated(4, 64)] * 7

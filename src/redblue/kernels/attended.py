@@ -95,11 +95,12 @@ def gathers(mask: Mask, sizes: Sizes, lanes: int, direction: str) -> bool:
     parts, each = planes(mask.rule)
     share = np.bincount(each.ravel(), minlength=len(parts)) / max(1, each.size)  # of the streams, each plane
     nnz = sizes.group * mask.nnz(sizes.n_q, sizes.n_k) / max(1, each.size)
-    if nnz * lanes >= sizes.n_q * sizes.group * sizes.n_k:  # no panel can be so empty
+    arithmetic, overhead = GATHER_PRICE[direction]
+    price = arithmetic + overhead / (sizes.d + sizes.d_v)
+    if price * nnz >= sizes.n_q * sizes.group * sizes.n_k:  # cheaper than that are tiles of everything
         return False
     in_tiles = sum(times * _pairs_in_tiles(part, sizes, lanes) for part, times in zip(parts, share, strict=True))
-    arithmetic, overhead = GATHER_PRICE[direction]
-    return in_tiles > (arithmetic + overhead / (sizes.d + sizes.d_v)) * nnz
+    return in_tiles > price * nnz
 
 
 def _pairs_in_tiles(rule: Rule, sizes: Sizes, lanes: int) -> float:

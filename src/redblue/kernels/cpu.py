@@ -88,13 +88,13 @@ def isa() -> _core.Isa:
         raise RedblueError(str(error)) from error
 
 
-def plan_tile(direction: str, sizes: Sizes, dtype: str) -> Tile:
+def plan_tile(direction: str, sizes: Sizes, dtype: str, sparse: bool = False) -> Tile:
     """The plan's tile for this call; the same for all sequence lengths of one magnitude."""
-    return _planned(direction, sizes, dtype, isa())
+    return _planned(direction, sizes, dtype, isa(), sparse)
 
 
 @lru_cache(maxsize=1024)
-def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa) -> Tile:
+def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa, sparse: bool) -> Tile:
     number = NUMBERS[dtype]
     rows, streams = sizes.n_q * sizes.group, sizes.streams
     return plan(
@@ -106,6 +106,7 @@ def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa) -> Tile:
         _magnitude(streams),
         row.lanes(number),
         row.packed_bytes(number),
+        sparse,
     )
 
 
@@ -149,7 +150,7 @@ def forward(
         NUMBERS[bias_dtype],
         dropout,
         seed,
-        (*(tile or plan_tile("forward", sizes, dtype)), threads),
+        (*(tile or plan_tile("forward", sizes, dtype, mask.pattern is not None)), threads),
     )
 
 
@@ -195,5 +196,5 @@ def backward(
         NUMBERS[bias_dtype],
         dropout,
         seed,
-        (*(tile or plan_tile("backward", sizes, dtype)), threads),
+        (*(tile or plan_tile("backward", sizes, dtype, mask.pattern is not None)), threads),
     )

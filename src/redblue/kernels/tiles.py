@@ -22,6 +22,7 @@ LEAST_PIECE = 1024  # keys, where they are cut into pieces because there are too
 
 # Beyond this, what is saved no longer shows, and there is less to share out (measured, Zen 5, d 64 to 2048).
 MOST_ROWS, MOST_KEYS = 512, 384
+MOST_SPARSE_KEYS = 768  # where rows skip some of a block's keys: then fewer of its rows are needed at once
 
 KEYS_STEP = 48  # a multiple of every micro-kernel's rows
 MOST_SCORE_KEYS = 192
@@ -58,10 +59,12 @@ def least_tasks() -> int:
 
 
 @lru_cache(maxsize=4096)
-def plan(direction: str, rows: int, keys: int, d: int, d_v: int, streams: int, lanes: int, packed_bytes: int) -> Tile:
+def plan(
+    direction: str, rows: int, keys: int, d: int, d_v: int, streams: int, lanes: int, packed_bytes: int, sparse: bool
+) -> Tile:
     """The tile for `streams` streams of `rows` stacked queries and `keys` keys.
 
-    lanes: queries that the kernel computes at once. packed_bytes: of a number in its panels.
+    sparse: whether the mask is one of listed runs. lanes: queries that the kernel computes at once. packed_bytes: of a number in its panels.
     """
     first, last = (size // packed_bytes for size in cache_bytes())
     # A tile of scores takes half of the first cache.
@@ -76,7 +79,7 @@ def plan(direction: str, rows: int, keys: int, d: int, d_v: int, streams: int, l
         best = schedule.make_tiles(problem, multiple)
     share = max(1, rows if forward else keys) * streams // least_tasks()
     if not forward:
-        return Tile(lanes, _step(min(best.cols, share, MOST_KEYS), KEYS_STEP))
+        return Tile(lanes, _step(min(best.cols, share, MOST_SPARSE_KEYS if sparse else MOST_KEYS), KEYS_STEP))
     stay = _step(min(best.rows, share, MOST_ROWS), lanes)
     tasks = max(1, streams * -(-rows // stay))
     return Tile(stay, score_keys, pieces=max(1, min(least_tasks() // tasks, keys // LEAST_PIECE)))
