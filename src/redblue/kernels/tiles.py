@@ -64,7 +64,8 @@ def plan(
 ) -> Tile:
     """The tile for `streams` streams of `rows` stacked queries and `keys` keys.
 
-    sparse: whether the mask is one of listed runs. lanes: queries that the kernel computes at once. packed_bytes: of a number in its panels.
+    sparse: whether the mask is one of listed runs. lanes: queries that the kernel computes at once. packed_bytes: of a
+    number in its panels.
     """
     first, last = (size // packed_bytes for size in cache_bytes())
     # A tile of scores takes half of the first cache.
