@@ -13,7 +13,8 @@ import pytest
 import redblue as rb
 from redblue import sweep
 from redblue.errors import RedblueError
-from redblue.sweep.journal import Journal, journal_path
+from redblue.journal import journal_path
+from redblue.sweep.runner import open_journal
 from sweeps import SMALL, Stop, counting, stop_after
 
 
@@ -67,7 +68,7 @@ FOREIGN = {
 def test_a_file_that_is_no_journal_is_kept(content, restart, tmp_path):
     path = tmp_path / "r.csv"
     journal_path(path).write_bytes(content)
-    with pytest.raises(RedblueError, match=r"is not a sweep's journal.*move it away, or name another output"):
+    with pytest.raises(RedblueError, match=r"is no sweep's journal.*move it away, or name another output"):
         sweep.run(SMALL, output=path, jobs=1, restart=restart)
     assert journal_path(path).read_bytes() == content
     assert not path.exists()
@@ -108,7 +109,7 @@ def test_a_write_that_fails_is_said(interrupted, expected):
         def write(self, data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with Journal(journal_path(interrupted), sweep.make_sweep(SMALL)) as journal:
+    with open_journal(interrupted, sweep.make_sweep(SMALL)) as journal:
         real, journal._file = journal._file, Full()
         with pytest.raises(RedblueError, match=r"No space left on device\. The points that it keeps stay there"):
             journal.add(5, expected[:1])
@@ -167,7 +168,7 @@ def test_points_of_a_memory_that_changed_are_refused(tmp_path):
 
 def test_two_processes_do_not_write_one_file(interrupted):
     with (
-        Journal(journal_path(interrupted), sweep.make_sweep(SMALL)),
+        open_journal(interrupted, sweep.make_sweep(SMALL)),
         pytest.raises(RedblueError, match="another process is writing"),
     ):
         sweep.run(SMALL, output=interrupted, restart=True)

@@ -8,9 +8,8 @@ import pytest
 from joblib._parallel_backends import ThreadingBackend
 
 import redblue as rb
-from redblue import problem, sweep
+from redblue import parallel, problem, sweep
 from redblue.errors import RedblueError
-from redblue.sweep import runner
 from sweeps import SMALL, counting
 
 
@@ -136,7 +135,7 @@ def test_a_bug_is_not_taken_for_a_bad_point(monkeypatch):
 
 @pytest.mark.parametrize("jobs", [2, None])
 def test_results_do_not_depend_on_jobs(jobs, expected, monkeypatch):
-    monkeypatch.setattr(runner, "ALONE_SECONDS", 0.0)
+    monkeypatch.setattr(parallel, "ALONE_SECONDS", 0.0)
     evaluated = counting(monkeypatch)  # in this process
     assert sweep.run(SMALL, jobs=jobs) == expected
     assert len(evaluated) == (1 if jobs is None else 0)

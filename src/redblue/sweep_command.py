@@ -86,9 +86,9 @@ def sweep(
     or 1024:65536:x2 or 128:512:+64. Every schedule that applies is counted at every point.
     """
     from redblue.files import check_target
+    from redblue.journal import journal_path
     from redblue.sweep import picture as pictures
     from redblue.sweep.grid import make_sweep
-    from redblue.sweep.journal import journal_path
     from redblue.sweep.runner import run
     from redblue.sweep.store import FORMATS
     from redblue.sweep.terminal import summary

@@ -1,8 +1,8 @@
-"""What a sweep has done so far, in a file beside its output, so that no crash and no Ctrl-C loses it.
+"""What a sweep or an experiment has done so far, in a file beside its output: no crash and no Ctrl-C loses it.
 
-JSON lines. The first is a header: redblue's version, and what decides the rows. Each other one is a finished point,
-written by a single call: only the last line can be half-written, and then that point is done again. A file that begins
-otherwise is somebody's own, whatever its name: it is neither written nor discarded.
+JSON lines. The first is a header: the kind of work, redblue's version, and what decides the rows. Each other one is a
+finished point, written by a single call: only the last line can be half-written, and then that point is done again. A
+file that begins otherwise is somebody's own, whatever its name: it is neither written nor discarded.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import redblue as rb
 from redblue.errors import RedblueError
-from redblue.sweep.grid import Sweep
-from redblue.sweep.points import COLUMNS, Row
+
+Row = dict[str, Any]
 
 FORMAT = 1
-BEGINNING = b'{"redblue_sweep":'  # of every header
 WHAT_TO_DO = "--restart (restart=True) discards it and starts anew"
 
 
@@ -29,23 +28,35 @@ def journal_path(output: Path) -> Path:
 
 
 class Journal:
-    """The finished points of one sweep, by index. Close it, or use it in a `with` statement.
+    """The finished points of one piece of work, by index. Close it, or use it in a `with` statement.
 
-    Raises RedblueError for a file that is no journal, one of another sweep or version, one that is damaged other than
-    at its end, and one that another process is writing; none of them is touched. `restart` discards journals, and only
-    journals.
+    kind: "sweep" or "experiment". identity: everything that decides the rows, as plain data. size: how many points.
+    columns: the keys of each row, which are then not repeated in each; left out, rows are kept as they are.
+    Raises RedblueError for a file that is no journal, one of other work or another version, one that is damaged
+    other than at its end, and one that another process is writing; none of them is touched. `restart` discards
+    journals, and only journals.
     """
 
-    def __init__(self, path: Path, sweep: Sweep, restart: bool = False) -> None:
-        self.path, self.done = path, dict[int, list[Row]]()
-        header = {"redblue_sweep": FORMAT, "version": rb.__version__, **sweep.identity, "columns": list(COLUMNS)}
+    def __init__(
+        self,
+        path: Path,
+        kind: str,
+        identity: Mapping[str, Any],
+        size: int,
+        restart: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        self.path, self.kind, self.size, self.columns = path, kind, size, columns
+        self.done = dict[int, list[Row]]()
+        header = {f"redblue_{kind}": FORMAT, "version": rb.__version__, **identity}
+        header |= {"columns": list(columns)} if columns is not None else {}
         try:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise RedblueError(f"cannot write {path}: {error.strerror}; name a file where you may write") from error
         try:
             self._lock()
-            self._read(json.loads(json.dumps(header)), sweep.size, restart)
+            self._read(json.loads(json.dumps(header)), restart)
         except OSError as error:
             self._file.close()
             raise RedblueError(f"cannot use {path}: {error.strerror or error}; name another output") from error
@@ -65,41 +76,56 @@ class Journal:
         except BlockingIOError:
             raise RedblueError(f"another process is writing {self.path}: wait for it, or name another output") from None
 
-    def _read(self, header: dict[str, Any], size: int, restart: bool) -> None:
+    def _read(self, header: dict[str, Any], restart: bool) -> None:
         """Take over the finished points; write the header where there is none."""
         self._file.seek(0)
         first, *lines = self._file.read().splitlines(keepends=True) or [b""]
         half = not first.endswith(b"\n")
-        begun = half and _line(header).startswith(first)  # by this sweep, or an empty file
+        begun = half and _line(header).startswith(first)  # by this work, or an empty file
         entry = {} if half else _parsed(first)
-        if not (begun or "redblue_sweep" in entry or (half and first.startswith(BEGINNING))):
+        name = f"redblue_{self.kind}"
+        if not (begun or name in entry or (half and first.startswith(f'{{"{name}":'.encode()))):
             raise RedblueError(
-                f"{self.path} is not a sweep's journal, the only file that is continued or discarded there: move it "
+                f"{self.path} is no {self.kind}'s journal, the only file that is continued or discarded there: move it "
                 f"away, or name another output"
             )
         if not begun and not restart:
-            _check_header(entry, header, self.path)
+            self._check_header(entry, header)
         if begun or restart:
             self._file.truncate(0)
             self._write(header)
             return
         good = len(first)  # bytes
         for number, line in enumerate(lines, start=2):
-            if self._take(line, size):
+            if self._take(line):
                 good += len(line)
             elif number == len(lines) + 1 and not line.endswith(b"\n"):
                 self._file.truncate(good)
             else:
                 raise RedblueError(f"{self.path} is damaged in line {number}: {WHAT_TO_DO}")
 
-    def _take(self, line: bytes, size: int) -> bool:
+    def _check_header(self, entry: dict[str, Any], header: dict[str, Any]) -> None:
+        if not entry:  # half-written
+            raise RedblueError(f"{self.path} was begun by another {self.kind} or version of redblue: {WHAT_TO_DO}")
+        name = f"redblue_{self.kind}"
+        if (entry[name], entry.get("version")) != (FORMAT, header["version"]):
+            raise RedblueError(
+                f"{self.path} was written by redblue {entry.get('version')}, this is {header['version']}: {WHAT_TO_DO}"
+            )
+        if entry != header:
+            raise RedblueError(
+                f"{self.path} holds another {self.kind}, which differs in {', '.join(_differences(entry, header))}: "
+                f"repeat that one, or name another output; {WHAT_TO_DO}"
+            )
+
+    def _take(self, line: bytes) -> bool:
         """Take over a finished point; False if its line is not whole."""
         entry = _parsed(line) if line.endswith(b"\n") else {}
         index, rows = entry.get("point"), entry.get("rows")
-        if type(index) is not int or not 0 <= index < size or not isinstance(rows, list):
+        if type(index) is not int or not 0 <= index < self.size or not isinstance(rows, list):
             return False
         try:
-            self.done[index] = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+            self.done[index] = rows if self.columns is None else [_zipped(self.columns, row) for row in rows]
         except (ValueError, TypeError):
             return False
         return True
@@ -116,13 +142,14 @@ class Journal:
 
     def _unwritable(self, why: str) -> RedblueError:
         return RedblueError(
-            f"cannot write {self.path}: {why}. The points that it keeps stay there: make room, and repeat the sweep to "
-            f"go on from them"
+            f"cannot write {self.path}: {why}. The points that it keeps stay there: make room, and repeat the "
+            f"{self.kind} to go on from them"
         )
 
     def add(self, index: int, rows: Sequence[Row]) -> None:
         """Keep a finished point."""
-        self._write({"point": index, "rows": [[row[name] for name in COLUMNS] for row in rows]})
+        kept = rows if self.columns is None else [[row[name] for name in self.columns] for row in rows]
+        self._write({"point": index, "rows": kept})
         self.done[index] = list(rows)
 
     def close(self) -> None:
@@ -151,23 +178,13 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _check_header(entry: dict[str, Any], header: dict[str, Any], path: Path) -> None:
-    if not entry:  # half-written
-        raise RedblueError(f"{path} was begun by another sweep or version of redblue: {WHAT_TO_DO}")
-    if (entry["redblue_sweep"], entry.get("version")) != (FORMAT, header["version"]):
-        raise RedblueError(
-            f"{path} was written by redblue {entry.get('version')}, this is {header['version']}: {WHAT_TO_DO}"
-        )
-    if entry != header:
-        raise RedblueError(
-            f"{path} holds another sweep, which differs in {', '.join(_differences(entry, header))}: repeat that one, "
-            f"or name another output; {WHAT_TO_DO}"
-        )
+def _zipped(columns: Sequence[str], row: Sequence[Any]) -> Row:
+    return dict(zip(columns, row, strict=True))
 
 
 def _differences(entry: dict[str, Any], header: dict[str, Any]) -> list[str]:
     """Names of the axes, or of what else, that two headers do not share."""
-    one, other = entry.get("axes"), header["axes"]
-    one = one if isinstance(one, dict) else {}
+    one, other = entry.get("axes"), header.get("axes")
+    one, other = (each if isinstance(each, dict) else {} for each in (one, other))
     axes = [name for name in (one | other) if one.get(name) != other.get(name)]
     return axes or [name for name in (entry | header) if entry.get(name) != header.get(name)]
