@@ -1,5 +1,9 @@
 """Fixtures that several test files share."""
 
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton decides when it is imported: all tests see its interpreter
+
 import pytest
 
 from attention import ROWS, running

@@ -1,0 +1,1 @@
+"""The meter: words that a kernel really moves."""
