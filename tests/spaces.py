@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -70,4 +72,7 @@ def tile_edges(draw: st.DrawFn, schedule: Schedule, problem: Problem) -> dict[st
         edges["depth"] = draw(st.integers(1, 3))
         edges["rows"] = edges["depth"] * draw(st.integers(1, 4))
         edges["cols"] = edges["depth"] * draw(st.integers(1, 4))
+    if "chunk" in edges:
+        step = math.lcm(*(edges[edge] for edge in ("rows", "depth", "dq_rows")))
+        edges["chunk"] = draw(st.sampled_from([step, 2 * step, problem.one_stream().n_q]))
     return edges

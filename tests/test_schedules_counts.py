@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from redblue import Mask, Problem, count, counts, list_schedules, schedules
+from redblue import Mask, Problem, RedblueError, count, counts, list_schedules, schedules
 from redblue.machine import Numeric
 from redblue.schedules.flash1 import printed_tiles
 
@@ -179,6 +179,21 @@ def test_causal_halves_every_leading_constant():
             full = count(name, Problem(n, n, 128, direction=direction), words=words).words
             causal = count(name, Problem(n, n, 128, mask=Mask.causal(), direction=direction), words=words).words
             assert causal / full == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(("chunk", "more"), [(64, 0), (100, 0), (32, 1), (16, 3), (24, 2)])
+def test_chunks_of_queries_cost_their_accumulated_gradients(chunk, more):
+    """Each chunk but the first reads and writes dK and dV once more; `hybrid` reads V again, too."""
+    problem, tiles = Problem(64, 40, 7, 5, direction="backward"), {"rows": 8, "cols": 16, "dq_rows": 4, "dk_rows": 9}
+    for name, words in (("small_cache", 2 * 40 * (7 + 5)), ("hybrid", 2 * 40 * (7 + 5) + 40 * 5)):
+        whole, cut = (count(name, problem, tiles=tiles | given) for given in ({}, {"chunk": chunk}))
+        assert cut.words - whole.words == more * words
+
+
+def test_a_chunk_holds_whole_tiles():
+    problem = Problem(64, 64, 8, direction="backward")
+    with pytest.raises(RedblueError, match=r"tile edge chunk \(20\) must be a multiple of rows \(8\)"):
+        count("hybrid", problem, tiles={"rows": 8, "chunk": 20})
 
 
 def test_heads_add_up_and_groups_share_their_keys():

@@ -29,7 +29,7 @@ def fewest_words(schedule, problem, words):
     stream, one_pass = problem.one_stream(), schedule.direction(problem)
     features = {"out_cols": stream.value_dim, "dv_cols": stream.value_dim, "dq_cols": stream.d, "dk_cols": stream.d}
     keys = ("cols", "dkv_cols", "softmax_cols", "dk_rows", "dv_rows")
-    best = dict.fromkeys(one_pass.edges, 1)
+    best = dict.fromkeys(one_pass.edges, 1) | ({"chunk": stream.n_q} if "chunk" in one_pass.edges else {})
 
     def cost(edges):
         return one_pass.cost(stream, one_pass.tile_type(**edges))

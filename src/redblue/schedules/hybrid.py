@@ -4,7 +4,8 @@ Forward (1 + d / sqrt(M))^2 n^2 words at leading order, for x = d / sqrt(M) >= 1
 (x^2), P is written (1), and outputs stay while P V is summed (2 x). Best for d^2 / 4 <= M <= d^2.
 Backward queries stay while P is computed and written (x^2 + 1); then V_j and dV_j stay while P is read, dV accumulated,
 and dS written (2 x^2 + 2); dQ and dK are output-stationary products of dS (each 2 x, or 1 + x^2 for x <= 1): 5 x^2 + 5
-for x <= 1, 3 x^2 + 4 x + 3 above. Best for d^2 / 4 <= M <= 4/3 d^2.
+for x <= 1, 3 x^2 + 4 x + 3 above. Best for d^2 / 4 <= M <= 4/3 d^2. P and dS of `chunk` queries at a time take
+chunk x n_k words each; with more than one chunk, V is read, and dK and dV are read and written, once for each.
 Derived in this project (docs/theory.md), by trying every combination of what is recomputed, spilled and kept.
 """
 
@@ -17,7 +18,7 @@ from redblue.integers import ceil_div, smaller
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
 from redblue.schedules.column_stationary import longest_stay, row_deltas, row_deltas_cost
-from redblue.schedules.products import consume, consume_cost, consume_tiles
+from redblue.schedules.products import consume, consume_cost, consume_tiles, resume_cost, share_of
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, overlap, whole, within
 from redblue.schedules.softmax import probabilities
 from redblue.schedules.spilled import forward_pass
@@ -31,6 +32,7 @@ class BackwardTiles(NamedTuple):
     dq_cols: Any
     dk_rows: Any  # tile of dK: keys, features
     dk_cols: Any
+    chunk: Any  # queries whose P and dS are in slow memory at once
 
 
 def backward(
@@ -47,11 +49,21 @@ def backward(
     dk: Slow,
     dv: Slow,
 ) -> None:
-    scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
-    p, ds = m.scratch("p", (problem.n_q, problem.n_k)), m.scratch("ds", (problem.n_q, problem.n_k))
+    pairs, shape = problem.mask.on(problem.n_q, problem.n_k), (problem.n_q, problem.n_k)
+    p, ds = m.scratch("p", shape), m.scratch("ds", shape)
     delta = row_deltas(m, problem, t.depth, out, dout)
+    for chunk in blocks(problem.n_q, t.chunk):
+        _write_p(m, problem, t, chunk, q, k, lse, p)
+        _write_ds(m, problem, t, chunk, v, dout, delta, p, ds, dv)
+        consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth, of=chunk)
+        consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth, over=chunk)
 
-    for i in blocks(problem.n_q, t.rows):
+
+def _write_p(
+    m: Machine, problem: Problem, t: BackwardTiles, chunk: range, q: Slow, k: Slow, lse: Slow, p: Slow
+) -> None:
+    scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
+    for i in blocks(chunk, t.rows):
         q_i, lse_i = m.load(q[i]), m.load(lse[i])
         for j in grid(m.cols_of(pairs, i), t.depth, problem.n_k):
             k_j = m.load(k[j])
@@ -62,9 +74,27 @@ def backward(
             m.free(k_j, p_ij)
         m.free(q_i, lse_i)
 
+
+def _write_ds(
+    m: Machine,
+    problem: Problem,
+    t: BackwardTiles,
+    chunk: range,
+    v: Slow,
+    dout: Slow,
+    delta: Slow,
+    p: Slow,
+    ds: Slow,
+    dv: Slow,
+) -> None:
+    """Turn P into dS, and add the chunk's share to dV."""
+    scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     for j in blocks(problem.n_k, t.cols):
-        v_j, dv_j = m.load(v[j]), m.zeros("dv_j", len(j), problem.value_dim)
-        for i in grid(m.cols_of(pairs.T, j), t.depth, problem.n_q):
+        summed, begun = share_of(chunk, m.cols_of(pairs.T, j))
+        if summed is None:
+            continue
+        v_j, dv_j = m.load(v[j]), m.load(dv[j]) if begun else m.zeros("dv_j", len(j), problem.value_dim)
+        for i in grid(summed, t.depth, problem.n_q):
             dout_i, delta_i = m.load(dout[i]), m.load(delta[i])
             for part in whole(overlap(j, pairs.cols_of(i)), t.depth, problem.n_k):
                 p_ij, keys = m.load(p[i, part]), within(part, j)
@@ -77,9 +107,6 @@ def backward(
         m.store(dv[j], dv_j)
         m.free(v_j, dv_j)
 
-    consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth)
-    consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth)
-
 
 def _p_cost(p: Problem, rows: Any, depth: int) -> Cost:
     sums = p.mask.on(p.n_q, p.n_k).sums(rows, depth)
@@ -88,39 +115,43 @@ def _p_cost(p: Problem, rows: Any, depth: int) -> Cost:
     return row_deltas_cost(p, depth) + Cost(p.n_q * (p.d + 1) + p.d * sums.cols, sums.area, peak, 2 * p.d * sums.area)
 
 
-def _ds_cost(p: Problem, cols: Any, depth: int) -> Cost:
+def _ds_cost(p: Problem, cols: Any, depth: int, chunk: Any) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     streamed, area = pairs.sums(depth, cols).rows, pairs.sums(depth, depth).area
     own, c, w = p.n_k * p.value_dim, smaller(cols, p.n_k), min(depth, p.n_q)
     peak = 2 * c * p.value_dim + w * (p.value_dim + 1) + w * c
-    return Cost(own + streamed * (p.value_dim + 1) + area, own + area, peak, 4 * p.value_dim * area)
+    again = resume_cost(pairs.T, p.value_dim, cols, chunk)  # dV, and before it V
+    reads = own + streamed * (p.value_dim + 1) + area + 2 * again.reads
+    return Cost(reads, own + area + again.writes, peak, 4 * p.value_dim * area)
 
 
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     return (
         _p_cost(p, t.rows, t.depth)
-        + _ds_cost(p, t.cols, t.depth)
+        + _ds_cost(p, t.cols, t.depth, t.chunk)
         + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
         + consume_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
+        + resume_cost(pairs.T, p.d, t.dk_rows, t.chunk)
     )
 
 
 def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
     pairs, depth = p.mask.on(p.n_q, p.n_k), multiple["depth"]
     rows = longest_stay(pairs, p.n_q, words, multiple["rows"], lambda rows: _p_cost(p, rows, depth))
-    cols = longest_stay(pairs, p.n_k, words, multiple["cols"], lambda cols: _ds_cost(p, cols, depth))
+    cols = longest_stay(pairs, p.n_k, words, multiple["cols"], lambda cols: _ds_cost(p, cols, depth, p.n_q))
     dq = consume_tiles(pairs, p.d, words, depth, multiple["dq_rows"], multiple["dq_cols"])
     dk = consume_tiles(pairs.T, p.d, words, depth, multiple["dk_rows"], multiple["dk_cols"])
     if not (rows and cols and dq and dk):
         return None
-    return BackwardTiles(rows, cols, depth, *dq, *dk)
+    return BackwardTiles._make((rows, cols, depth, *dq, *dk, p.n_q))
 
 
 def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:
-    own = Sweep("rows", t.rows), Sweep("cols", t.cols)
+    chunks = ceil_div(p.n_q, t.chunk)
+    own = Sweep("rows", t.rows), Sweep("cols", t.cols, chunks)
     dq = Sweep("rows", t.dq_rows, ceil_div(p.d, t.dq_cols))
-    return *own, dq, Sweep("cols", t.dk_rows, ceil_div(p.d, t.dk_cols))
+    return *own, dq, Sweep("cols", t.dk_rows, chunks * ceil_div(p.d, t.dk_cols))
 
 
 schedule = Schedule(

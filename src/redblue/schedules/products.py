@@ -11,7 +11,7 @@ from typing import Any
 
 from redblue.integers import ceil_div, smaller
 from redblue.machine import Machine, Slow, Tile
-from redblue.masks import Pairs
+from redblue.masks import Pairs, Runs
 from redblue.schedules.schedule import Cost, blocks, grid, overlap, within
 from redblue.schedules.search import cheapest, edges, pair_edges
 
@@ -44,12 +44,32 @@ def score_cost(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int, re
     return Cost(features * streamed, 0, peak, 2 * features * sums.area)
 
 
-def consume(m: Machine, result: Slow, x: Slow, other: Slow, pairs: Pairs, rows: int, cols: int, depth: int) -> None:
-    """result = x @ other, where x holds words only for the live tiles of `pairs`: the rest is never read."""
-    for i in blocks(pairs.n_rows, rows):
+def consume(
+    m: Machine,
+    result: Slow,
+    x: Slow,
+    other: Slow,
+    pairs: Pairs,
+    rows: int,
+    cols: int,
+    depth: int,
+    *,
+    of: range | None = None,
+    over: range | None = None,
+) -> None:
+    """result = x @ other, where x holds words only for the live tiles of `pairs`: the rest is never read.
+
+    of: the rows of result, if not all. over: the columns of x that are summed, if not all: the part of a result that
+    earlier columns began is loaded, and what no column adds to is left alone.
+    """
+    for i in blocks(of or range(pairs.n_rows), rows):
         for f in blocks(other.shape[1], cols):
-            tile = m.zeros(result.name, len(i), len(f))
-            for j in grid(m.cols_of(pairs, i), depth, pairs.n_cols):
+            columns = m.cols_of(pairs, i)
+            summed, begun = share_of(over, columns) if over else (columns, False)
+            if summed is None:
+                continue
+            tile = m.load(result[i, f]) if begun else m.zeros(result.name, len(i), len(f))
+            for j in grid(summed, depth, pairs.n_cols):
                 other_slice = m.load(other[j, f])
                 for live in overlap(i, pairs.rows_of(j)):
                     x_slice = m.load(x[live, j])
@@ -59,6 +79,17 @@ def consume(m: Machine, result: Slow, x: Slow, other: Slow, pairs: Pairs, rows: 
                 m.free(other_slice)
             m.store(result[i, f], tile)
             m.free(tile)
+
+
+def share_of(chunk: range, live: Runs) -> tuple[Runs | None, bool]:
+    """Of what a result is summed over, the part in this chunk, and whether an earlier chunk began it.
+
+    None: nothing is left to do, since the first chunk begins what no chunk adds to.
+    """
+    met = overlap(chunk, live)
+    if not met and (live or chunk.start):
+        return None, False
+    return met, bool(met) and live[0].start < chunk.start
 
 
 def consume_peak(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int) -> Any:
@@ -71,6 +102,12 @@ def consume_cost(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int) 
     reads = ceil_div(features, cols) * slices + features * pairs.sums(rows, depth).cols
     peak = consume_peak(pairs, features, rows, cols, depth)
     return Cost(reads, pairs.n_rows * features, peak, 2 * features * slices)
+
+
+def resume_cost(pairs: Pairs, features: int, rows: Any, chunk: Any) -> Cost:
+    """What it costs more to sum over `chunk` columns at a time, whose results stay in slow memory between."""
+    begun = features * (pairs.sums(rows, chunk).rows - pairs.sums(rows, pairs.n_cols).rows)
+    return Cost(begun, begun, 0, 0)
 
 
 def consume_tiles(

@@ -30,6 +30,7 @@ SHAPES = {
 PRODUCED = {"forward": ("out", "lse", "p", "row_max", "row_sum"), "backward": ("dq", "dk", "dv"), "gradient_x": ("dx",)}
 
 
+WHOLE = ("chunk",)  # edges that are all queries unless they are given: shorter ones only save slow memory
 LONGEST = 2**27  # of an axis: beyond it the search would take seconds
 LARGEST = 2**58  # n_q n_k d, or n d d: beyond it the search over 64-bit integers could overflow
 
@@ -153,7 +154,8 @@ class Schedule:
         multiple = dict.fromkeys(one_pass.edges, 1) | dict(multiple or {})
         tiles = one_pass.search(stream, words, multiple)
         if tiles is None:
-            least = int(one_pass.cost(stream, one_pass.tile_type(*(multiple[e] for e in one_pass.edges))).peak)
+            shortest = one_pass.tile_type(**(multiple | {e: stream.n_q for e in WHOLE if e in multiple}))
+            least = int(one_pass.cost(stream, shortest).peak)
             raise TooFewWords(
                 f"{self.name} {problem.direction} with d = {problem.d}, d_v = {problem.d_v} needs a cache of at least "
                 f"{least} words, got {words}"
@@ -161,13 +163,14 @@ class Schedule:
         return tiles
 
     def make_tiles(self, problem: Problem, edges: Mapping[str, int]) -> Any:
-        """Tiles from named edges, checked; edges left out are 1."""
+        """Tiles from named edges, checked; edges left out are 1, or all queries for a chunk of them."""
         one_pass = self.direction(problem)
         unknown = sorted(set(edges) - set(one_pass.edges))
         if unknown:
             allowed = ", ".join(one_pass.edges)
             raise RedblueError(f"{self.name} {problem.direction} has no tile edge {unknown[0]!r}; it has {allowed}")
-        tiles = one_pass.tile_type(**(dict.fromkeys(one_pass.edges, 1) | dict(edges)))
+        queries = problem.one_stream().n_q
+        tiles = one_pass.tile_type(**{e: edges.get(e, queries if e in WHOLE else 1) for e in one_pass.edges})
         self._check(problem, tiles)
         return tiles
 
@@ -180,6 +183,10 @@ class Schedule:
             tile = getattr(tiles, edge)
             if tile % depth and tile < length:
                 raise RedblueError(f"tile edge {edge} ({tile}) must be a multiple of depth ({depth})")
+        chunk = getattr(tiles, "chunk", stream.n_q)
+        for edge in ("rows", "depth", "dq_rows"):
+            if chunk < stream.n_q and chunk % getattr(tiles, edge):
+                raise RedblueError(f"tile edge chunk ({chunk}) must be a multiple of {edge} ({getattr(tiles, edge)})")
 
     def cost(self, problem: Problem, tiles: Any) -> Cost:
         """Closed-form cost of the whole problem: every stream, one after the other."""

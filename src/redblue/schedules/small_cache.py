@@ -3,7 +3,8 @@
 Forward after Saha & Ye's Algorithm 1, made safe for any finite scores: 4 n^2 d / sqrt(M) + n^2 words at leading
 order (Algorithm 1 as printed, with tiles of side sqrt(M/4), moves 8 n^2 d / sqrt(M) + n^2).
 Backward after Algorithm 6 of arXiv 2410.09397, for dQ, dK and dV instead of the gradient with respect to X: a
-reconstruction. Five products, P written and read, dS written: 10 n^2 d / sqrt(M) + 3 n^2.
+reconstruction. Five products, P written and read, dS written: 10 n^2 d / sqrt(M) + 3 n^2. P and dS of `chunk` queries
+at a time take chunk x n_k words each; with more than one chunk, dK and dV are read and written once for each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from typing import Any, NamedTuple
 from redblue.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
-from redblue.schedules.products import consume, consume_cost, consume_tiles, score_cost, score_peak, score_tile
+from redblue.schedules.products import (
+    consume,
+    consume_cost,
+    consume_tiles,
+    resume_cost,
+    score_cost,
+    score_peak,
+    score_tile,
+)
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, within
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import probabilities
@@ -31,6 +40,7 @@ class BackwardTiles(NamedTuple):
     dk_cols: Any
     dv_rows: Any  # tile of dV: keys, features
     dv_cols: Any
+    chunk: Any  # queries whose P and dS are in slow memory at once
 
 
 def backward(
@@ -47,10 +57,32 @@ def backward(
     dk: Slow,
     dv: Slow,
 ) -> None:
-    scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
-    p, ds = m.scratch("p", (problem.n_q, problem.n_k)), m.scratch("ds", (problem.n_q, problem.n_k))
+    pairs, shape = problem.mask.on(problem.n_q, problem.n_k), (problem.n_q, problem.n_k)
+    p, ds = m.scratch("p", shape), m.scratch("ds", shape)
+    for chunk in blocks(problem.n_q, t.chunk):
+        _pairs(m, problem, t, chunk, q, k, v, out, lse, dout, p, ds)
+        consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth, of=chunk)
+        consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth, over=chunk)
+        consume(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth, over=chunk)
 
-    for i in blocks(problem.n_q, t.rows):
+
+def _pairs(
+    m: Machine,
+    problem: Problem,
+    t: BackwardTiles,
+    chunk: range,
+    q: Slow,
+    k: Slow,
+    v: Slow,
+    out: Slow,
+    lse: Slow,
+    dout: Slow,
+    p: Slow,
+    ds: Slow,
+) -> None:
+    """Write P, then dS, of a chunk of queries."""
+    scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
+    for i in blocks(chunk, t.rows):
         lse_i = m.load(lse[i])
         for j in grid(m.cols_of(pairs, i), t.cols, problem.n_k):
             s = score_tile(m, "s", q, k, i, j, t.depth)
@@ -61,7 +93,7 @@ def backward(
             m.free(s)
         m.free(lse_i)
 
-    for i in blocks(problem.n_q, t.rows):
+    for i in blocks(chunk, t.rows):
         delta_i = m.zeros("delta_i", len(i))
         for f in blocks(problem.value_dim, t.depth):
             out_f, dout_f = m.load(out[i, f]), m.load(dout[i, f])
@@ -77,10 +109,6 @@ def backward(
             m.store(ds[i, j], ds_ij)
             m.free(ds_ij)
         m.free(delta_i)
-
-    consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth)
-    consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth)
-    consume(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth)
 
 
 def _backward_peak(p: Problem, rows: Any, cols: Any, depth: int) -> Any:
@@ -107,7 +135,9 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
         _pair_cost(p, t.rows, t.cols, t.depth)
         + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
         + consume_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
+        + resume_cost(pairs.T, p.d, t.dk_rows, t.chunk)
         + consume_cost(pairs.T, p.value_dim, t.dv_rows, t.dv_cols, t.depth)
+        + resume_cost(pairs.T, p.value_dim, t.dv_rows, t.chunk)
     )
 
 
@@ -127,14 +157,14 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
     ]
     if pair is None or any(edges is None for edges in gradients):
         return None
-    return BackwardTiles._make((*pair, depth, *(edge for tile in gradients if tile for edge in tile)))
+    return BackwardTiles._make((*pair, depth, *(edge for tile in gradients if tile for edge in tile), p.n_q))
 
 
 def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:
     """P, then dS; then the products of both."""
-    dq = Sweep("rows", t.dq_rows, ceil_div(p.d, t.dq_cols))
-    dk = Sweep("cols", t.dk_rows, ceil_div(p.d, t.dk_cols))
-    return Sweep("rows", t.rows, 2), dq, dk, Sweep("cols", t.dv_rows, ceil_div(p.value_dim, t.dv_cols))
+    chunks, dq = ceil_div(p.n_q, t.chunk), Sweep("rows", t.dq_rows, ceil_div(p.d, t.dq_cols))
+    dk = Sweep("cols", t.dk_rows, chunks * ceil_div(p.d, t.dk_cols))
+    return Sweep("rows", t.rows, 2), dq, dk, Sweep("cols", t.dv_rows, chunks * ceil_div(p.value_dim, t.dv_cols))
 
 
 schedule = Schedule(
