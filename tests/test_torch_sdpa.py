@@ -69,6 +69,29 @@ def test_enabled_until_the_last_is_disabled(q, calls):
     assert calls["forward"] == 1
 
 
+@pytest.mark.parametrize("fails_at", ["CPU", "AutogradCUDA"])
+def test_an_override_that_fails_half_way_leaves_nothing(q, calls, monkeypatch, fails_at):
+    before = torch._C._dispatch_dump("aten::scaled_dot_product_attention")
+    impl = torch.library.Library.impl
+
+    def failing(self, name, function, key, **more):
+        if key == fails_at:
+            raise OSError(fails_at)
+        return impl(self, name, function, key, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.library.Library, "impl", failing)
+        with pytest.raises(OSError, match=fails_at):
+            rb.enable_sdpa()
+    assert torch._C._dispatch_dump("aten::scaled_dot_product_attention") == before
+    attend(q)
+    assert calls["forward"] == 0
+    with rb.sdpa():
+        attend(q)
+    assert calls["forward"] == 1
+    assert torch._C._dispatch_dump("aten::scaled_dot_product_attention") == before
+
+
 def test_undone_by_an_exception(q, calls):
     with pytest.raises(ZeroDivisionError), rb.sdpa():
         raise ZeroDivisionError

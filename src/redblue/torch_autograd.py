@@ -134,18 +134,24 @@ def eager(*given: Any) -> tuple[Tensor, Tensor]:
     return _apply(*given)  # pyright: ignore
 
 
-def _autocast(q, k, v, bias, *rest):
-    """As for PyTorch's: to the type of autocast, except float64."""
-    dtype = torch.get_autocast_dtype("cpu")
-    q, k, v, bias = (
-        x.to(dtype) if x is not None and x.is_floating_point() and x.dtype != torch.float64 else x
-        for x in (q, k, v, bias)
-    )
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
-        return forward_op(q, k, v, bias, *rest)
+def _autocast(device: str, key: str) -> Any:
+    """The op under autocast of this kind of device; as PyTorch's: to autocast's type, except float64."""
+    off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def attention(q, k, v, bias, *rest):
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v, bias = (
+            x.to(dtype) if x is not None and x.is_floating_point() and x.dtype != torch.float64 else x
+            for x in (q, k, v, bias)
+        )
+        with torch._C._ExcludeDispatchKeyGuard(off):
+            return forward_op(q, k, v, bias, *rest)
+
+    return attention
 
 
-library.impl("attention", _autocast, "AutocastCPU")
+for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+    library.impl("attention", _autocast(device, key), key)
 
 
 def _vmap_forward(op, info, in_dims, q, k, v, bias, sinks, seed, *rest):

@@ -1,4 +1,4 @@
-"""redblue::attention and redblue::attention_backward, PyTorch's ops: on the CPU, and as shapes alone.
+"""redblue::attention and redblue::attention_backward, PyTorch's ops: on the CPU, on GPUs, and as shapes alone.
 
 q (lead..., H, n_q, d), k (lead..., H_kv, n_k, d), v (lead..., H_kv, n_k, d_v), all leading dimensions given. The mask
 travels as its two sides (-1: open) and its alignment, so that a compiled graph holds for every sequence length; one
@@ -7,9 +7,10 @@ that is no band by its name. scale None: d^-1/2.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ from redblue.kernels import cpu
 from redblue.kernels.attended import attended
 from redblue.kernels.cpu import Attended, Sizes
 from redblue.torch_masks import mask_named
+
+OLDEST_TRITON = (3, 3)
 
 library = torch.library.Library("redblue", "FRAGMENT")
 _MASK_AND_SCALARS = (
@@ -164,7 +167,38 @@ def _common(
     return common
 
 
+@cache
+def gpu_kernels() -> Any:
+    """Those for CUDA and ROCm devices, imported with the first tensor on one. Raises RedblueError without Triton."""
+    try:
+        import triton
+    except ImportError as error:
+        raise RedblueError(
+            "tensors on a GPU need Triton: pip install 'redblue[gpu]', or move them with .cpu()"
+        ) from error
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        raise RedblueError(f"tensors on a GPU need Triton {oldest} or newer, got {triton.__version__}: update PyTorch")
+    return importlib.import_module("redblue.kernels.gpu.call")
+
+
+def _on_gpu(direction: str, *given: Any) -> Any:
+    """Forward or backward where the tensors are. PyTorch's current device may be another one.
+
+    The ops stay opaque to torch.compile. torch.library.triton_op would show it the launches inside, to fuse what comes
+    before and after; but nothing can join kernels whose tiles are planned for the shared memory that there is, while
+    masks, which lie on the device before a graph is captured, and tuning, which times launches, want ordinary code.
+    """
+    devices = {x.device for x in given if isinstance(x, Tensor)}
+    if len(devices) > 1:
+        raise RedblueError(f"all tensors must be on one device, got {', '.join(sorted(map(str, devices)))}")
+    with torch.cuda.device(devices.pop()):
+        return getattr(gpu_kernels(), direction)(*given)
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *rest: Any) -> tuple[Tensor, Tensor]:
+    if q.is_cuda:
+        return _on_gpu("forward", q, k, v, bias, sinks, seed, *rest)
     types = q.dtype, k.dtype, v.dtype, None if bias is None else bias.dtype
     call = _known_call(q.shape, k.shape, v.shape, _shape(bias), _shape(sinks), *types)
     layout = call.out[_inside(q)]
@@ -258,6 +292,8 @@ def _check_outputs(call: _Call, dout: Tensor, dlse: Tensor | None, out: Tensor, 
 
 library.impl("attention", forward, "CPU")
 library.impl("attention_backward", backward, "CPU")
+library.impl("attention", partial(_on_gpu, "forward"), "CUDA")
+library.impl("attention_backward", partial(_on_gpu, "backward"), "CUDA")
 
 
 @torch.library.register_fake("redblue::attention", lib=library)

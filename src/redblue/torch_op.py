@@ -93,20 +93,21 @@ def _is_plain(*tensors: Any) -> bool:
         or _transforms()
         or _tracing() is not None
         or _autocast("cpu")
+        or _autocast("cuda")
         or forward_ad._current_level >= 0
     ):
         return False
     for x in tensors:
         if (
             type(x) not in _PLAIN
-            or not x.is_cpu
+            or not (x.is_cpu or x.is_cuda)
             or x.layout is not _STRIDED
             or x.is_nested
             or x.is_neg()
             or _is_wrapped(x)  # one that outlived its transform
         ):
             return False
-    return True
+    return len({x.get_device() for x in tensors}) == 1
 
 
 # Looked up once: a tiny call notices
@@ -122,7 +123,7 @@ _PLAIN = {Tensor, torch.nn.Parameter}
 
 
 def _check_tensors(given: dict[str, Any]) -> None:
-    """Raise RedblueError for what is no ordinary tensor on the CPU, or has a forward-mode tangent."""
+    """Raise RedblueError for what is no ordinary tensor on a device with kernels, or has a forward-mode tangent."""
     for name, x in given.items():
         if x is None and name in ("bias", "sinks"):
             continue
@@ -132,16 +133,18 @@ def _check_tensors(given: dict[str, Any]) -> None:
             raise RedblueError(f"{name} is a nested tensor: give a padded one and a mask, or one call per sequence")
         if x.layout != torch.strided:
             raise RedblueError(f"{name} must be dense, got a tensor of layout {x.layout}: use to_dense()")
-        if x.device.type not in ("cpu", "meta"):
-            raise RedblueError(f"{name} is on {x.device}: this version has kernels for the CPU, none for GPUs")
+        if x.device.type not in ("cpu", "cuda", "meta"):
+            raise RedblueError(f"{name} is on {x.device}: there are kernels for the CPU and for CUDA and ROCm devices")
         if x.device != given["q"].device:
             raise RedblueError(f"{name} must be on the device of q ({given['q'].device}), got {x.device}")
+        if x.is_cuda:
+            torch_kernels.gpu_kernels()  # says what is missing
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
             raise RedblueError(f"{name} has a forward-mode tangent: only reverse mode (backward, vjp) is supported")
 
 
 def _seed(q: Tensor, scalars: Scalars) -> Tensor:
     """From PyTorch's generator, unless given; as a tensor, so that a compiled graph draws a new one in each run."""
-    if scalars.seed is not None:
-        return torch.tensor(scalars.seed, dtype=torch.int64, device=q.device)
+    if scalars.seed is not None:  # filled there: to copy it would be to wait for the device
+        return torch.full((), scalars.seed, dtype=torch.int64, device=q.device)
     return torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=q.device)

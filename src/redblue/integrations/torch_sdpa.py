@@ -1,8 +1,9 @@
 """F.scaled_dot_product_attention of unmodified PyTorch models, through redblue, for as long as asked for.
 
-The override sits in PyTorch's dispatcher, at aten::scaled_dot_product_attention for tensors on the CPU, so it holds for
-whoever calls that function, under whatever name, in every thread. What redblue does not take, and tensors on other
-devices, PyTorch computes as ever. Functions that torch.compile has compiled keep what was in force when it did.
+The override sits in PyTorch's dispatcher, at aten::scaled_dot_product_attention for tensors on the CPU and on GPUs, so
+it holds for whoever calls that function, under whatever name, in every thread, and before PyTorch chooses among its own
+kernels, which on GPUs leaves head dimensions above 256 and masks to slow ones. What redblue does not take, and tensors
+on other devices, PyTorch computes as ever. Functions that torch.compile has compiled keep what was in force then.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Override:
     def __init__(self) -> None:
         with _lock:
             if not _active:
-                _install()
+                _undo.push(_installed())
             _active.append(self)
 
     def disable(self) -> None:
@@ -35,8 +36,9 @@ class Override:
 
 
 def enable_sdpa() -> Override:
-    """Send every F.scaled_dot_product_attention on the CPU through redblue, until `disable` of what this returns.
+    """Send every F.scaled_dot_product_attention through redblue, until `disable` of what this returns.
 
+    On the CPU and, where Triton is installed, on CUDA and ROCm devices; what redblue does not take stays PyTorch's.
     Raises RedblueError where PyTorch is not installed.
     """
     return Override()
@@ -57,24 +59,30 @@ _active: list[Override] = []
 _undo = ExitStack()  # of what is installed
 
 
-def _install() -> None:
+# Both keys of a device: a tensor has the second but in inference mode. ROCm's tensors have CUDA's.
+KEYS = ("CPU", "AutogradCPU", "CUDA", "AutogradCUDA")
+
+
+def _installed() -> ExitStack:
+    """The override in force, and how to undo it. If any of it fails, none of it stays."""
     try:
         import torch
     except ImportError as error:
         raise RedblueError("this needs PyTorch: pip install 'redblue[torch]'") from error
 
-    ours = torch.library.Library("aten", "IMPL")
-    _undo.callback(ours._destroy)
-    # Both keys: a tensor has the second but in inference mode
-    for key in ("CPU", "AutogradCPU"):
-        ours.impl("scaled_dot_product_attention", _attention, key)
-    _undo.callback(_forget_dispatch)
-    _forget_dispatch()
-    config: Any = getattr(torch.compiler, "config", None)
-    if hasattr(config, "cache_key_tag"):
-        # What was compiled with the override and what without are cached on disk under the same key otherwise
-        _undo.callback(setattr, config, "cache_key_tag", config.cache_key_tag)
-        config.cache_key_tag += "redblue"
+    with ExitStack() as undo:
+        undo.callback(_forget_dispatch)  # last
+        ours = torch.library.Library("aten", "IMPL")
+        undo.callback(ours._destroy)
+        for key in KEYS:
+            ours.impl("scaled_dot_product_attention", _attention, key)
+        _forget_dispatch()
+        config: Any = getattr(torch.compiler, "config", None)
+        if hasattr(config, "cache_key_tag"):
+            # What was compiled with the override and what without are cached on disk under the same key otherwise
+            undo.callback(setattr, config, "cache_key_tag", config.cache_key_tag)
+            config.cache_key_tag += "redblue"
+        return undo.pop_all()
 
 
 def _forget_dispatch() -> None:
