@@ -89,7 +89,7 @@ $(VENV)/redblue.stamp: $(SOURCES) $(VENV)/tools.stamp
 	@touch $@
 
 $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
-	$(PIP) torch transformers
+	$(PIP) torch transformers "triton; sys_platform == 'linux'"
 	@touch $@
 
 # A release build in an environment of its own, beside the peers.

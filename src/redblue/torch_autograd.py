@@ -19,6 +19,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*inputs[:6], *output)
     ctx.rest = inputs[6:]
     ctx.mask = mask_named(inputs[9])  # held, not only named
+    ctx.handed_to = torch_kernels.handed_to()
     ctx.set_materialize_grads(False)
 
 
@@ -31,7 +32,8 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tens
     if dout is None:
         dout = torch.zeros_like(out)
     bias_grad = bias is not None and ctx.needs_input_grad[3]
-    dq, dk, dv, dbias, delta = backward_now()(dout, dlse, q, k, v, out, lse, bias, seed, *ctx.rest, bias_grad)
+    with torch_kernels.handing_over(to=ctx.handed_to):
+        dq, dk, dv, dbias, delta = backward_now()(dout, dlse, q, k, v, out, lse, bias, seed, *ctx.rest, bias_grad)
     dbias = dbias.to(bias.dtype) if bias is not None and bias_grad else None
     dsinks = _sinks_gradient(sinks, lse, delta) if sinks is not None and ctx.needs_input_grad[4] else None
     return dq, dk, dv, dbias, dsinks, *none[5:]

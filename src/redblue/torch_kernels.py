@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -107,7 +108,7 @@ def _call(q: Any, k: Any, v: Any, bias: Any, sinks: Any, *dtypes: torch.dtype | 
     return _Call(sizes, dtype, sums, full, bias_name or "float32", *inputs, out, _dense(full[:-1]))
 
 
-_known_call = lru_cache(maxsize=1024)(_call)
+known_call = lru_cache(maxsize=1024)(_call)
 
 
 def _layouts(shape: Any) -> tuple[Layout, Layout]:
@@ -124,14 +125,22 @@ def _dense(shape: tuple[int, ...], order: Sequence[int] | None = None) -> Layout
     return shape, tuple(strides)
 
 
-def _inside(x: Tensor) -> int:
+def inside(x: Tensor) -> int:
     """Whether each position has its heads together. As PyTorch's kernels, ours write outputs and gradients like the
     tensor that they belong to, so that joining the heads after it, or splitting them before it, is no copy."""
     return 1 if x.dim() == 4 and x.stride(1) < x.stride(2) else 0
 
 
-def _shape(x: Tensor | None) -> Any:
+def shape_of(x: Tensor | None) -> Any:
     return None if x is None else x.shape
+
+
+def check_numbers(softcap: float, dropout: float, seed: Tensor | None) -> None:
+    if not 0 <= dropout < 1 or (dropout and (seed is None or seed.numel() != 1)) or not 0 <= softcap < math.inf:
+        raise RedblueError(
+            "dropout must be at least 0 and below 1 and have one seed, softcap at least 0; "
+            f"got {dropout}, {seed} and {softcap}"
+        )
 
 
 def _common(
@@ -139,11 +148,7 @@ def _common(
 ) -> dict[str, Any]:
     """Arguments that both passes share. rest: from `left` on."""
     left, right, bottom_right, mask, schedule, scale, softcap, dropout = rest
-    if not 0 <= dropout < 1 or (dropout and (seed is None or seed.numel() != 1)) or not 0 <= softcap < math.inf:
-        raise RedblueError(
-            "dropout must be at least 0 and below 1 and have one seed, softcap at least 0; "
-            f"got {dropout}, {seed} and {softcap}"
-        )
+    check_numbers(softcap, dropout, seed)
     sizes = call.sizes
     offset = sizes.n_k - sizes.n_q if bottom_right else 0
     most = sizes.n_q + sizes.n_k  # a side so wide never binds, and fits
@@ -196,18 +201,38 @@ def _on_gpu(direction: str, *given: Any) -> Any:
         return getattr(gpu_kernels(), direction)(*given)
 
 
+_instead: Any = None
+
+
+@contextmanager
+def handing_over(to: Any) -> Iterator[None]:
+    """Within, CPU tensors go to the functions `forward` and `backward` of `to`, unless it is None."""
+    global _instead
+    before, _instead = _instead, to
+    try:
+        yield
+    finally:
+        _instead = before
+
+
+def handed_to() -> Any:
+    return _instead
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *rest: Any) -> tuple[Tensor, Tensor]:
     if q.is_cuda:
         return _on_gpu("forward", q, k, v, bias, sinks, seed, *rest)
+    if _instead is not None:
+        return _instead.forward(q, k, v, bias, sinks, seed, *rest)
     types = q.dtype, k.dtype, v.dtype, None if bias is None else bias.dtype
-    call = _known_call(q.shape, k.shape, v.shape, _shape(bias), _shape(sinks), *types)
-    layout = call.out[_inside(q)]
+    call = known_call(q.shape, k.shape, v.shape, shape_of(bias), shape_of(sinks), *types)
+    layout = call.out[inside(q)]
     out = q.new_empty_strided(*layout)
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if out.numel():
         common = _common(call, bias, seed, rest, "forward")
         if sinks is not None:
-            sinks = _check_sinks(sinks).to(call.sums).contiguous()
+            sinks = check_sinks(sinks).to(call.sums).contiguous()
             common["sinks"] = (sinks.data_ptr(), *[0] * (lse.dim() - 1), 1, 0)
         cpu.forward(
             call.sizes,
@@ -234,11 +259,13 @@ def backward(
     seed: Tensor | None,
     *more: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    if _instead is not None:
+        return _instead.backward(dout, dlse, q, k, v, out, lse, bias, seed, *more)
     *rest, bias_grad = more
     types = q.dtype, k.dtype, v.dtype, None if bias is None else bias.dtype
-    call = _known_call(q.shape, k.shape, v.shape, _shape(bias), None, *types)
-    _check_outputs(call, dout, dlse, out, lse)
-    dq, dk, dv = (x.new_empty_strided(*two[_inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
+    call = known_call(q.shape, k.shape, v.shape, shape_of(bias), None, *types)
+    check_outputs(call, dout, dlse, out, lse)
+    dq, dk, dv = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
     delta = q.new_empty(lse.shape, dtype=call.sums)
     dbias = q.new_empty((0,) if bias is None or not bias_grad else bias.shape, dtype=call.sums)
     if not out.numel():
@@ -271,13 +298,13 @@ def backward(
     return dq, dk, dv, dbias, delta
 
 
-def _check_sinks(sinks: Tensor) -> Tensor:
+def check_sinks(sinks: Tensor) -> Tensor:
     if not sinks.dtype.is_floating_point:
         raise RedblueError(f"sinks must be of a floating type, got {sinks.dtype}")
     return sinks
 
 
-def _check_outputs(call: _Call, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor) -> None:
+def check_outputs(call: _Call, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor) -> None:
     """Raise RedblueError unless these are outputs of `attention` and their gradients: the kernel trusts them."""
     shape = call.out[0][0]
     for name, x, wanted, dtype in (
@@ -299,17 +326,17 @@ library.impl("attention_backward", partial(_on_gpu, "backward"), "CUDA")
 @torch.library.register_fake("redblue::attention", lib=library)
 def _fake_forward(q, k, v, bias, sinks, seed, *rest):
     types = q.dtype, k.dtype, v.dtype, None if bias is None else bias.dtype
-    call = _call(q.shape, k.shape, v.shape, _shape(bias), _shape(sinks), *types)
+    call = _call(q.shape, k.shape, v.shape, shape_of(bias), shape_of(sinks), *types)
     if sinks is not None:
-        _check_sinks(sinks)
-    return q.new_empty_strided(*call.out[_inside(q)]), q.new_empty_strided(*call.lse, dtype=call.sums)
+        check_sinks(sinks)
+    return q.new_empty_strided(*call.out[inside(q)]), q.new_empty_strided(*call.lse, dtype=call.sums)
 
 
 @torch.library.register_fake("redblue::attention_backward", lib=library)
 def _fake_backward(dout, dlse, q, k, v, out, lse, bias, seed, *rest):
     types = q.dtype, k.dtype, v.dtype, None if bias is None else bias.dtype
-    call = _call(q.shape, k.shape, v.shape, _shape(bias), None, *types)
-    _check_outputs(call, dout, dlse, out, lse)
-    gradients = (x.new_empty_strided(*two[_inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
+    call = _call(q.shape, k.shape, v.shape, shape_of(bias), None, *types)
+    check_outputs(call, dout, dlse, out, lse)
+    gradients = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
     dbias = q.new_empty(bias.shape if bias is not None and rest[-1] else (0,), dtype=call.sums)
     return *gradients, dbias, q.new_empty(lse.shape, dtype=call.sums)

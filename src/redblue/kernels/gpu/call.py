@@ -1,0 +1,136 @@
+"""The operator's two passes on GPUs: from a checked call to launches of kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import knobs
+
+import redblue
+from redblue import torch_kernels
+from redblue.errors import RedblueError
+from redblue.kernels.cpu import Sizes
+from redblue.kernels.gpu import flash
+from redblue.kernels.gpu.plan import Launch, card_of, plan
+from redblue.kernels.gpu.task import Task
+from redblue.torch_masks import mask_named
+
+KERNELS = {"flash": flash}
+
+
+def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """redblue.attention by these kernels: on tensors of a GPU, or, where Triton interprets, of the CPU.
+
+    Raises RedblueError for CPU tensors unless TRITON_INTERPRET=1 was set before Triton was imported.
+    """
+    if isinstance(q, Tensor) and q.is_cuda:
+        return redblue.attention(q, k, v, **options)
+    with interpreted():
+        return redblue.attention(q, k, v, **options)
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Within, calls on CPU tensors run these kernels under Triton's interpreter, and so will their gradients.
+
+    Raises RedblueError unless TRITON_INTERPRET=1 was set before Triton was imported.
+    """
+    if not knobs.runtime.interpret:
+        raise RedblueError(
+            "tensors on the CPU can be given to GPU kernels only where Triton interprets: set TRITON_INTERPRET=1 "
+            "before anything imports Triton, or call redblue.attention"
+        )
+    with torch_kernels.handing_over(to=sys.modules[__name__]):
+        yield
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *rest: Any) -> tuple[Tensor, Tensor]:
+    """As torch_kernels.forward."""
+    call = torch_kernels.known_call(
+        q.shape, k.shape, v.shape, torch_kernels.shape_of(bias), torch_kernels.shape_of(sinks), *_types(q, k, v, bias)
+    )
+    out = q.new_empty_strided(*call.out[torch_kernels.inside(q)])
+    lse = q.new_empty_strided(*call.lse, dtype=call.sums)
+    if not out.numel():
+        return out, lse
+    if bias is not None or sinks is not None or seed is not None or rest[3] or rest[6]:
+        raise RedblueError("kernels for GPUs take bands only, and no bias, softcap, sinks or dropout")
+    launch = _planned("forward", call, q, rest)
+    if sinks is not None:
+        sinks = torch_kernels.check_sinks(sinks).to(call.sums).contiguous()
+    for task in _tasks(call, bias, sinks, seed, rest, q=q, k=k, v=v, out=out, lse=lse):
+        for run in KERNELS[launch.kernel].forward(task, launch, _precision(q)):
+            run()
+    return out, lse
+
+
+def _types(*tensors: Tensor | None) -> list[torch.dtype | None]:
+    return [None if x is None else x.dtype for x in tensors]
+
+
+def _planned(direction: str, call: Any, q: Tensor, rest: tuple) -> Launch:
+    return plan(direction, call.sizes, call.dtype, card_of(q.device), bool(rest[3]), rest[4])
+
+
+def _precision(x: Tensor) -> str:
+    """Of products of float32 numbers: PyTorch's own setting."""
+    return "tf32" if x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def _tasks(call: Any, bias: Any, sinks: Any, seed: Any, rest: tuple, **arrays: Tensor | None) -> Iterator[Task]:
+    """The call in parts of one leading dimension: one part, unless the strides of some tensor forbid that."""
+    left, right, bottom_right, mask, _, scale, softcap, dropout = rest
+    sizes = call.sizes
+    torch_kernels.check_numbers(softcap, dropout, seed)
+    offset = sizes.n_k - sizes.n_q if bottom_right else 0
+    most = sizes.n_q + sizes.n_k  # a side so wide never binds, and fits
+    common: dict[str, Any] = {
+        "first": None if left < 0 else offset - min(left, most),
+        "end": None if right < 0 else offset + min(right, most) + 1,
+        "mask": mask_named(mask),
+        "scale": sizes.d**-0.5 if scale is None else scale,
+        "softcap": softcap,
+        "sinks": sinks,
+        "dropout": 0.0 if seed is None else dropout,
+        "seed": seed,
+    }
+    arrays["bias"] = None if bias is None else bias.expand(call.bias)
+    named = {name: x for name, x in arrays.items() if x is not None}
+    lse = named["lse"]
+    for part in _parts(tuple(named.values())):
+        given: dict[str, Any] = dict(zip(named, part, strict=True))
+        first_row = given["lse"].storage_offset() - lse.storage_offset()
+        yield Task(sizes=_sizes(sizes, part[0].shape[0]), first_row=first_row, **given, **common)
+
+
+def _sizes(sizes: Sizes, batch: int) -> Sizes:
+    return sizes._replace(lead=(batch,))
+
+
+def _parts(arrays: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+    """Views of the tensors with one leading dimension, where there are any number of them."""
+    if arrays[0].dim() == 3:
+        yield from _parts(tuple(x[None] for x in arrays))
+        return
+    if arrays[0].dim() == 4:
+        yield arrays
+        return
+    joined = [_joined(x) for x in arrays]
+    if all(x is not None for x in joined):
+        yield from _parts(tuple(x for x in joined if x is not None))
+        return
+    for i in range(arrays[0].shape[0]):
+        yield from _parts(tuple(x[i] for x in arrays))
+
+
+def _joined(x: Tensor) -> Tensor | None:
+    """A view with the first two dimensions as one; None where their strides allow none."""
+    try:
+        return x.view(x.shape[0] * x.shape[1], *x.shape[2:])
+    except RuntimeError:
+        return None

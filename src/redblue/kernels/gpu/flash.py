@@ -1,0 +1,205 @@
+"""The schedule `flash`, forward: a block of rows and its output stay, keys and values stream by."""
+
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from redblue.kernels.gpu.plan import Launch
+from redblue.kernels.gpu.scores import (
+    LN2,
+    LOWEST,
+    constant,
+    factor_left,
+    finish,
+    in_band,
+    index,
+    load,
+    product,
+    row_offsets,
+    start,
+    store,
+)
+from redblue.kernels.gpu.task import Run, Task, array, parts
+
+
+def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
+    """What writes task.out and task.lse."""
+    sizes, rows = task.sizes, launch.tiles.rows
+    (d0, d1), (v0, v1) = parts(sizes.d), parts(sizes.d_v)
+    blocks = -(-task.rows // rows)
+    arguments = {
+        "q": array(task.q),
+        "k": array(task.k),
+        "v": array(task.v),
+        "out": array(task.out),
+        "lse": task.lse,
+        "scores": task.scores,
+        "n_q": sizes.n_q,
+        "n_k": sizes.n_k,
+        "kv_heads": sizes.kv_heads,
+        "GROUP": sizes.group,
+        "D": sizes.d,
+        "D0": d0,
+        "D1": d1,
+        "D_V": sizes.d_v,
+        "V0": v0,
+        "V1": v1,
+        "ROWS": rows,
+        "COLS": launch.tiles.cols,
+        "PLAIN": task.plain,
+        "WHOLE_ROWS": task.rows % rows == 0,
+        "WHOLE_COLS": sizes.n_k % launch.tiles.cols == 0,
+        "WIDE": task.wide,
+        "PRECISION": precision,
+    }
+    return [Run(flash_forward, (blocks * task.streams,), arguments, launch.warps, launch.stages)]
+
+
+@triton.jit
+def flash_forward(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    scores,
+    n_q,
+    n_k,
+    kv_heads,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,  # of q and k, in parts of D0 and D1
+    D0: tl.constexpr,
+    D1: tl.constexpr,
+    D_V: tl.constexpr,
+    V0: tl.constexpr,
+    V1: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    PLAIN: tl.constexpr,
+    WHOLE_ROWS: tl.constexpr,
+    WHOLE_COLS: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    SUMS: tl.constexpr = lse.dtype.element_ty
+    n_rows = n_q * GROUP
+    blocks = tl.cdiv(n_rows, ROWS)
+    block = tl.program_id(0) % blocks
+    stream = tl.program_id(0) // blocks
+    if scores.end is not None:  # the longest first
+        block = blocks - 1 - block
+    batch, head = stream // kv_heads, stream % kv_heads
+
+    i_row = block * ROWS + tl.arange(0, ROWS)
+    i_query = i_row // GROUP
+    m_row = None if WHOLE_ROWS else i_row < n_rows
+    at_q = start(q, batch, head * GROUP)
+    q_offsets = row_offsets(q, index(i_row, WIDE), GROUP)
+    q0 = load(at_q, q_offsets, q, m_row, 0, D0, D)
+    q1 = load(at_q, q_offsets, q, m_row, D0, D1, D) if D1 else q0
+    acc0 = tl.zeros((ROWS, V0), SUMS)
+    acc1 = tl.zeros((ROWS, V1), SUMS) if V1 else acc0
+    top = tl.full((ROWS,), LOWEST, SUMS)
+    total = tl.zeros((ROWS,), SUMS)
+
+    # Keys low .. high - 1 are attended by some row, those of whole tiles within inner_low .. inner_high - 1 by all
+    low, high, inner_low, inner_high = block * 0, n_k, block * 0, n_k
+    first_query = block * ROWS // GROUP
+    last_query = (tl.minimum(block * ROWS + ROWS, n_rows) - 1) // GROUP
+    if scores.first is not None:
+        low = tl.maximum(0, first_query + scores.first)
+        inner_low = tl.maximum(0, last_query + scores.first)
+    if scores.end is not None:
+        high = tl.minimum(n_k, last_query + scores.end)
+        inner_high = tl.minimum(n_k, first_query + scores.end)
+    full_low = tl.cdiv(inner_low, COLS) * COLS
+    full_high = inner_high // COLS * COLS
+    at_k, at_v = start(k, batch, head), start(v, batch, head)
+    if scores.first is not None:
+        left, stop = low // COLS * COLS, tl.minimum(full_low, high)
+        acc0, acc1, top, total = _keys(
+            left, stop, low, high, q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, i_query,
+            D, D0, D1, D_V, V0, V1, COLS, PLAIN, True, WIDE, PRECISION
+        )  # fmt: skip
+    acc0, acc1, top, total = _keys(
+        full_low, full_high, low, high, q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, i_query,
+        D, D0, D1, D_V, V0, V1, COLS, PLAIN, False, WIDE, PRECISION
+    )  # fmt: skip
+    if scores.end is not None or not WHOLE_COLS:
+        acc0, acc1, top, total = _keys(
+            tl.maximum(full_low, full_high), high, low, high, q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores,
+            i_query, D, D0, D1, D_V, V0, V1, COLS, PLAIN, True, WIDE, PRECISION
+        )  # fmt: skip
+
+    some = total > 0  # not where a row attends nothing
+    share = tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)
+    at_out = start(out, batch, head * GROUP)
+    out_offsets = row_offsets(out, index(i_row, WIDE), GROUP)
+    store(at_out, out_offsets, out, acc0 * share[:, None], m_row, 0, V0, D_V)
+    if V1:
+        store(at_out, out_offsets, out, acc1 * share[:, None], m_row, V0, V1, D_V)
+    b_lse = tl.where(some, top * constant(LN2, SUMS) + tl.log(tl.where(some, total, 1.0)), float("-inf"))
+    p_lse = lse + ((batch * kv_heads + head) * GROUP + i_row % GROUP).to(tl.int64) * n_q + i_query
+    tl.store(p_lse, b_lse, mask=m_row)
+
+
+@triton.jit
+def _keys(
+    begin,
+    stop,
+    low,
+    high,
+    q0,
+    q1,
+    acc0,
+    acc1,
+    top,
+    total,
+    at_k,
+    at_v,
+    k,
+    v,
+    scores,
+    i_query,
+    D: tl.constexpr,
+    D0: tl.constexpr,
+    D1: tl.constexpr,
+    D_V: tl.constexpr,
+    V0: tl.constexpr,
+    V1: tl.constexpr,
+    COLS: tl.constexpr,
+    PLAIN: tl.constexpr,
+    MASKED: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Take the tiles of keys begin .. stop - 1 along. MASKED: only pairs within low .. high and the band attend."""
+    left = factor_left(scores, PLAIN, acc0.dtype)
+    for j in tl.range(begin, stop, COLS):
+        i_key = j + tl.arange(0, COLS)
+        m_key = (i_key >= low) & (i_key < high) if MASKED else None
+        k_offsets, v_offsets = index(i_key, WIDE) * k.row, index(i_key, WIDE) * v.row
+        s = tl.zeros((acc0.shape[0], COLS), acc0.dtype)
+        k0 = load(at_k, k_offsets, k, m_key, 0, D0, D)
+        s = product(q0, tl.trans(k0), s, PRECISION)
+        if D1:
+            k1 = load(at_k, k_offsets, k, m_key, D0, D1, D)
+            s = product(q1, tl.trans(k1), s, PRECISION)
+        s = finish(s, scores, PLAIN)
+        if MASKED:
+            s = tl.where(m_key[None, :] & in_band(scores, i_query, i_key), s, float("-inf"))
+        new_top = tl.maximum(top, tl.max(s, 1) * left)
+        p = tl.exp2(s * left - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(p, 1)
+        top = new_top
+        p = p.to(v.at.dtype.element_ty)
+        v0 = load(at_v, v_offsets, v, m_key, 0, V0, D_V)
+        acc0 = product(p, v0, acc0 * shrink[:, None], PRECISION)
+        if V1:
+            v1 = load(at_v, v_offsets, v, m_key, V0, V1, D_V)
+            acc1 = product(p, v1, acc1 * shrink[:, None], PRECISION)
+    return acc0, acc1, top, total
