@@ -32,7 +32,7 @@ KINDS = ("gpu", "accelerator", "cpu", "microcontroller")
 TEXTS = ("title", "vendor", "architecture")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8")
 LEVEL_FIGURES = ("capacity", "count", "bandwidth", "line", "ways")
-# What the planner does not use, and the catalogue's tests hold its figures against: key in the file -> key in `facts`
+# What the catalogue's tests hold its figures against, and the planner of GPU kernels uses: key in the file -> key in `facts`
 FACTS = {
     "shaders": "shaders",  # float32 lanes of the whole machine
     "lanes": "lanes_per_core",  # of one core: a GPU's SM or compute unit, as the fastest level counts them
@@ -41,6 +41,7 @@ FACTS = {
     "unified_l1": "unified_l1_bytes",  # of one core: L1 cache and shared memory are cut from it
     "registers": "registers_bytes",  # of one core
     "tensor_memory": "tensor_memory_bytes",  # of one core
+    "compute_capability": "compute_capability",  # NVIDIA's, times ten: 86 for 8.6
 }
 
 

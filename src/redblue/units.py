@@ -22,6 +22,7 @@ UNITS: dict[str, dict[str, float]] = {
     "ways": {"ways": 1},
     "shaders": {"lanes": 1},
     "lanes": {"lanes": 1},
+    "compute_capability": {"sm": 1},
     "clock": {"hz": 1, "mhz": 1e6, "ghz": 1e9},
 }
 
