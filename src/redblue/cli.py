@@ -18,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import redblue as rb
 from redblue import counts, planner, tables
 from redblue.errors import RedblueError
+from redblue.experiment_command import EPILOG as EXPERIMENT_EPILOG
+from redblue.experiment_command import experiment
 from redblue.info_command import EPILOG as INFO_EPILOG
 from redblue.info_command import info
 from redblue.mask_command import EPILOG as MASK_EPILOG
@@ -212,6 +214,7 @@ def bound(
 
 
 app.command(epilog=EPILOG)(sweep)
+app.command(epilog=EXPERIMENT_EPILOG)(experiment)
 app.command(epilog=MASK_EPILOG)(mask)
 app.command(epilog=SPARSE_EPILOG)(sparse)
 app.add_typer(pebble, name="pebble")

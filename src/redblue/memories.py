@@ -30,6 +30,9 @@ CATALOGUE = Path(__file__).with_name("memories.toml")
 THIS_MACHINE = "this-machine"
 KINDS = ("gpu", "accelerator", "cpu", "microcontroller")
 TEXTS = ("title", "vendor", "architecture")
+# Hardware fills these, the least recently used line leaves first; software fills all others.
+CACHE = re.compile(r"L\d|.*cache|SLC", re.IGNORECASE)
+USABLE_SHARE = 0.75  # of a cache, that tiles are chosen for: the best single rule (docs/results/real-caches.md)
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8")
 LEVEL_FIGURES = ("capacity", "count", "bandwidth", "line", "ways")
 # What the catalogue's tests hold its figures against, and the planner of GPU kernels uses: key in the file -> key in `facts`
@@ -56,6 +59,11 @@ class Level:
     line_bytes: int | None = None
     ways: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict)  # figure ("capacity", "bandwidth" ...) -> "source, date"
+
+    @property
+    def usable_share(self) -> float:
+        """How much of it tiles should be chosen for: all that software fills, USABLE_SHARE of a cache."""
+        return USABLE_SHARE if CACHE.match(self.name) else 1.0
 
 
 @dataclass(frozen=True)

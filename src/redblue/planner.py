@@ -27,7 +27,7 @@ from redblue.schedules.schedule import SHAPES, TooFewWords
 from redblue.tables import plan_table
 from redblue.text import capacity
 
-SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of a level's capacity that its tiles may try to fill
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of what is usable of a level, that its tiles may try to fill
 
 REGIMES = ("large-cache", "between", "small-cache")
 
@@ -51,14 +51,17 @@ def largest_head_dimension(level: Level, bytes_per_word: int) -> int | None:
 class LevelPlan:
     """The plan for one boundary. Words and bytes are over all streams of the problem.
 
-    capacity_words: M, of one instance of the fast side. schedule, tiles, words: the choice, or None where no schedule
-    fits (`why` says the least that would). With grouped heads, a tile's rows are g to a query. bound: the largest
-    proved lower bound. candidates: fewest words of every schedule that fits; free_words: of the chosen one, whose tiles
-    here nest and so may move more. seconds: bytes at the boundary's bandwidth, None where that is not known.
+    capacity_words: M, of one instance of the fast side; usable_words: of these, what tiles are chosen for: a cache that
+    hardware fills does not hold all that it should (Level.usable_share). schedule, tiles, words: the choice, or None
+    where no schedule fits (`why` says the least that would). With grouped heads, a tile's rows are g to a query.
+    bound: the largest proved lower bound. candidates: fewest words of every schedule that fits; free_words: of the
+    chosen one, whose tiles here nest and so may move more. seconds: bytes at the boundary's bandwidth, None where that
+    is not known.
     """
 
     boundary: str
     capacity_words: int
+    usable_words: int
     regime: str
     schedule: str | None
     tiles: dict[str, int]
@@ -147,7 +150,7 @@ def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machi
     """
     machine = memories.memory(memory)
     boundaries = [each for each in machine.boundaries if each.capacity_bytes]
-    best = [_best(problem, capacity_words(each, problem), machine.tile_multiple) for each in boundaries]
+    best = [_best(problem, each, machine.tile_multiple) for each in boundaries]
     nested = nest(problem, best, machine.tile_multiple)
     levels = [_level(problem, *each) for each in zip(boundaries, best, nested, strict=True)]
     if not levels:
@@ -182,6 +185,7 @@ class Best:
     """What fits at one boundary by itself: fewest words of each schedule, and why the others do not fit."""
 
     capacity_words: int
+    usable_words: int
     words: dict[str, int]
     reasons: tuple[str, ...]
 
@@ -190,8 +194,9 @@ class Best:
         return min(self.words, key=self.words.__getitem__) if self.words else None
 
 
-def _best(problem: Problem, words: int, step: int) -> Best:
-    found, reasons = {}, []
+def _best(problem: Problem, boundary: Boundary, step: int) -> Best:
+    capacity = capacity_words(boundary, problem)
+    words, found, reasons = max(1, int(capacity * boundary.fast.usable_share)), {}, []
     for schedule in map(schedules.get, schedules.covering(problem)):
         if schedule.drop_in:
             try:
@@ -199,13 +204,14 @@ def _best(problem: Problem, words: int, step: int) -> Best:
                 found[schedule.name] = schedule.words(problem, tiles)
             except TooFewWords as error:
                 reasons.append(str(error))
-    return Best(words, found, tuple(reasons))
+    return Best(capacity, words, found, tuple(reasons))
 
 
 def _level(problem: Problem, boundary: Boundary, best: Best, tiles: Any) -> LevelPlan:
     common: dict[str, Any] = {
         "boundary": boundary.name,
         "capacity_words": best.capacity_words,
+        "usable_words": best.usable_words,
         "regime": regime(problem.d, best.capacity_words),
         "bound": lower_bound(problem, best.capacity_words),
         "candidates": best.words,
@@ -265,9 +271,9 @@ def _multiples(problem: Problem, best: Best, step: int, inner: dict[str, int], s
     edges = schedule.direction(problem).edges
     multiple = {edge: inner.get(edge, inner.get(MEANS.get(edge, edge), step)) for edge in edges}
     try:
-        return schedule.tiles(problem, int(best.capacity_words * share), multiple)
+        return schedule.tiles(problem, int(best.usable_words * share), multiple)
     except TooFewWords:
-        return schedule.tiles(problem, best.capacity_words, dict.fromkeys(edges, step)) if share == 1 else None
+        return schedule.tiles(problem, best.usable_words, dict.fromkeys(edges, step)) if share == 1 else None
 
 
 def describe(problem: Problem) -> dict[str, Any]:

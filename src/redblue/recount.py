@@ -7,7 +7,7 @@ its Figure 2, one attention layer of GPT-2 medium, forward and backward, in giga
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from redblue.counts import count, run
 from redblue.problem import Problem
@@ -16,13 +16,16 @@ PAPER = "Dao et al., NeurIPS 2022 (arXiv 2205.14135)"
 SECOND_PAPER = "Dao, 2023 (arXiv 2307.08691): FlashAttention-2's order"
 SMALL = Problem(n_q=32, n_k=32, d=4)
 GPT2_MEDIUM = Problem(n_q=1024, n_k=1024, d=64, heads=16, batch=64, dtype="float16")  # one layer
+PASSES = "mask and dropout as passes of their own"
 ROOMY = 1 << 20  # words: standard attention reads every operand once
 
 
 @dataclass(frozen=True)
 class Recount:
     """One figure. expected: what the paper's lines add up to, or what it prints; counted: by running its algorithm, or,
-    where that would take long, from the closed form that equals a run. unit: "words" or "GB"."""
+    where that would take long, from the closed form that equals a run. unit: "words" or "GB". parts: what the count
+    adds up from, where it is of several passes.
+    """
 
     what: str
     schedule: str
@@ -32,6 +35,7 @@ class Recount:
     counted: float
     unit: str
     source: str
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
@@ -50,13 +54,15 @@ def _traffic(
 ) -> Recount:
     """passes: reads and writes of n^2 matrices beside the schedule's, per head, in both directions together."""
     layer = GPT2_MEDIUM
-    bytes_moved = passes * layer.streams * layer.n_q * layer.n_k * layer.bytes_per_word
+    parts = {}
     for direction in ("forward", "backward"):
         problem = replace(layer, direction=direction)
         counted = count(schedule, problem, words=None if tiles else 1 << 30, tiles=tiles or None)
-        bytes_moved += counted.words * problem.bytes_per_word
-    what = "GPT-2 medium, one layer, forward + backward"
-    return Recount(what, schedule, tiles, formula, printed, bytes_moved / 1e9, "GB", f"{PAPER}, Figure 2{version}")
+        parts[direction] = counted.words * problem.bytes_per_word / 1e9
+    if passes:
+        parts[PASSES] = passes * layer.streams * layer.n_q * layer.n_k * layer.bytes_per_word / 1e9
+    what, source = "GPT-2 medium, one layer, forward + backward", f"{PAPER}, Figure 2{version}"
+    return Recount(what, schedule, tiles, formula, printed, sum(parts.values()), "GB", source, parts)
 
 
 def recount() -> list[Recount]:

@@ -1,8 +1,9 @@
 """From a plan to a kernel's tile: what stays in the last cache, and a tile of scores that stays in the first.
 
 The kernels run `flash` forward and `flash_onepass` backward as written in redblue.schedules; how many queries (forward)
-or keys (backward) stay is what those schedules' own search finds for the last cache, a core's share of it, at the
-boundary to main memory. Nearer boundaries are passed at the speed of arithmetic: the panels of what stays stream by.
+or keys (backward) stay is what those schedules' own search finds for what is usable of a core's share of the last
+cache, at the boundary to main memory. Nearer boundaries are passed at the speed of arithmetic: the panels of what stays
+stream by.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from redblue import schedules
 from redblue.detect import detect_cpu
+from redblue.memories import USABLE_SHARE
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
@@ -67,7 +69,8 @@ def plan(
     sparse: whether the mask is one of listed runs. lanes: queries that the kernel computes at once. packed_bytes: of a
     number in its panels.
     """
-    first, last = (size // packed_bytes for size in cache_bytes())
+    first, last = cache_bytes()
+    first, last = first // packed_bytes, int(last * USABLE_SHARE) // packed_bytes
     # A tile of scores takes half of the first cache.
     score_keys = max(KEYS_STEP, min(MOST_SCORE_KEYS, first // 2 // lanes // KEYS_STEP * KEYS_STEP))
     forward = direction == "forward"

@@ -1,0 +1,17 @@
+"""The experiments by name. Each is a module of this package that holds an EXPERIMENT."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from redblue.errors import UnknownName
+from redblue.experiments.experiment import Experiment
+
+NAMES = ("figure-2022", "sparse", "real-caches")
+
+
+def get(name: str) -> Experiment:
+    """Raises UnknownName."""
+    if name not in NAMES:
+        raise UnknownName("experiment", name, NAMES, "redblue experiment --list says what each asks")
+    return import_module(f"redblue.experiments.{name.replace('-', '_')}").EXPERIMENT

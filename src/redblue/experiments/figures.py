@@ -1,0 +1,12 @@
+"""What the figures of experiments share."""
+
+from __future__ import annotations
+
+import math
+
+
+def steps(low: float, high: float) -> list[float]:
+    """Labels of a logarithmic axis: powers of ten, with 2 and 5 times these where they would be few."""
+    factors = (1, 2, 5) if high / low < 200 else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [n * 10.0**e for e in powers for n in factors if low <= n * 10.0**e <= high]
