@@ -1,5 +1,6 @@
 """The Triton kernels of `flash` against float64: under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -39,7 +40,10 @@ def normal(*shape, dtype=torch.float64, grad=False):
 
 def check_forward(q, k, v, **options):
     got = gpu.attention(q, k, v, **options, return_lse=True)
-    expected = textbook(q, k, v, **options, return_lse=True)
+    if options.get("dropout"):  # the CPU's are held against the textbook elsewhere
+        expected = rb.attention(*(x.cpu().double() for x in (q, k, v)), **options, return_lse=True)
+    else:
+        expected = textbook(q, k, v, **options, return_lse=True)
     for x, y in zip(got, expected, strict=True):
         check_close(x, y, q.dtype)
     return got
@@ -101,6 +105,80 @@ def test_strides_are_read_in_place():
     v = normal(1, 1, 19, 8)[..., ::2].expand(2, 3, 19, 4)
     out, _ = check_forward(q[..., ::2], k, v)
     assert out.stride() == q.new_empty(2, 5, 3, 4).transpose(1, 2).stride()
+
+
+def test_scores_bent_biased_and_with_sinks():
+    q, k, v = normal(2, 4, 19, 5), normal(2, 2, 35, 5), normal(2, 2, 35, 4)
+    sinks = torch.tensor([-1.0, 0.5, -torch.inf, 20.0], device=DEVICE)
+    check_forward(q, k, v, softcap=0.7, scale=2.0)
+    check_forward(q, k, v, softcap=3.0, bias=normal(4, 19, 35), sinks=sinks, mask=rb.Mask.causal())
+
+
+@pytest.mark.parametrize("shape", [(), (35,), (19, 1), (4, 1, 35), (2, 1, 19, 35)], ids=str)
+def test_bias_of_any_broadcastable_shape(shape):
+    q, k, v = normal(2, 4, 19, 5), normal(2, 2, 35, 5), normal(2, 2, 35, 4)
+    check_forward(q, k, v, bias=normal(*shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_bias_of_any_type(dtype):
+    q, k, v = (normal(2, n, 5, dtype=torch.float32) for n in (19, 35, 35))
+    bias = normal(19, 35) > 0.5 if dtype == torch.bool else normal(19, 35).to(dtype)
+    bias[3] = False if dtype == torch.bool else -torch.inf
+    out, lse = check_forward(q, k, v, bias=bias)
+    assert not out[:, 3].any()
+    assert (lse[:, 3] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.3, 1.0, 30.0])
+def test_softcap_in_float32(size):
+    q, k, v = (normal(1, n, 5, dtype=torch.float32) * size for n in (19, 35, 35))
+    check_forward(q, k, v, softcap=2.0)
+
+
+def test_dropout_is_the_cpus():
+    q, k = torch.zeros(2, 4, 19, 1, device=DEVICE), torch.zeros(2, 2, 35, 1, device=DEVICE)
+    v = torch.eye(35, device=DEVICE).expand(2, 2, 35, 35)
+    for seed in (0, 2**40 + 7, -5):
+        ours, cpus = (f(q, k, v, dropout=0.7, seed=seed) for f in (gpu.attention, rb.attention))
+        assert torch.equal(ours == 0, cpus == 0)
+    check_forward(normal(2, 4, 19, 5), normal(2, 2, 35, 5), normal(2, 2, 35, 4), dropout=0.3, seed=3)
+    # A number for each row, also where leading dimensions cannot be joined
+    check_forward(normal(2, 2, 2, 5, 3), normal(2, 1, 1, 7, 3), normal(2, 1, 1, 7, 3), dropout=0.3, seed=3)
+
+
+SPARSE = {
+    "documents": rb.Mask.documents([3, 20, 14]),
+    "causal documents": rb.Mask.documents([3, 20, 14]) & rb.Mask.causal(),
+    "blocks": rb.Mask.blocks([[True, False, True], [False, False, True], [False, False, False]], 16),
+    "dots": rb.Mask.from_dense(np.random.default_rng(0).random((37, 37)) < 0.1),
+    "nothing": rb.Mask.from_dense(np.zeros((37, 37), bool)),
+}
+
+
+@pytest.mark.parametrize("mask", SPARSE.values(), ids=SPARSE)
+def test_listed_masks(mask):
+    n = 48 if mask is SPARSE["blocks"] else 37
+    check_forward(normal(1, 2, n, 5), normal(1, 2, n, 5), normal(1, 2, n, 4), mask=mask)
+    check_forward(normal(1, 6, n, 5), normal(1, 2, n, 5), normal(1, 2, n, 4), mask=mask)  # rows of three heads
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(64, 128), (128, 64), (32, 128), (128, 16)])
+def test_listed_masks_in_tiles_of_several_words(monkeypatch, rows, cols):
+    monkeypatch.setitem(TILES, "forward", flash.ForwardTiles(rows, cols))
+    mask = rb.Mask.from_dense(np.random.default_rng(0).random((150, 280)) < 0.5) | rb.Mask.blocks(
+        [[True, False, False]], (150, 100)
+    )
+    check_forward(normal(1, 150, 3), normal(1, 280, 3), normal(1, 280, 3), mask=mask)
+
+
+def test_masks_of_each_head_and_batch_entry():
+    masks = [rb.Mask.documents([7, 30]), rb.Mask.causal(), rb.Mask.from_dense(np.eye(37, dtype=bool))]
+    per_head = rb.Mask.per_head(masks)
+    q, k, v = normal(2, 3, 37, 5), normal(2, 3, 37, 5), normal(2, 3, 37, 4)
+    for h, mask in enumerate(masks):
+        expected = textbook(q[:, h], k[:, h], v[:, h], mask=mask)
+        check_close(gpu.attention(q, k, v, mask=per_head)[:, h], expected)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="of CPU tensors")

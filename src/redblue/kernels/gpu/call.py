@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from triton import knobs
@@ -14,10 +16,14 @@ from triton import knobs
 import redblue
 from redblue import torch_kernels
 from redblue.errors import RedblueError
+from redblue.kernels.attended import check_lead
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu import flash
+from redblue.kernels.gpu.lists import KEPT
 from redblue.kernels.gpu.plan import Launch, card_of, plan
 from redblue.kernels.gpu.task import Task
+from redblue.masks import Mask
+from redblue.masks.algebra import planes
 from redblue.torch_masks import mask_named
 
 KERNELS = {"flash": flash}
@@ -58,12 +64,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if not out.numel():
         return out, lse
-    if bias is not None or sinks is not None or seed is not None or rest[3] or rest[6]:
-        raise RedblueError("kernels for GPUs take bands only, and no bias, softcap, sinks or dropout")
     launch = _planned("forward", call, q, rest)
     if sinks is not None:
         sinks = torch_kernels.check_sinks(sinks).to(call.sums).contiguous()
-    for task in _tasks(call, bias, sinks, seed, rest, q=q, k=k, v=v, out=out, lse=lse):
+    for task in _tasks(call, q, bias, sinks, seed, rest, k=k, v=v, out=out, lse=lse):
         for run in KERNELS[launch.kernel].forward(task, launch, _precision(q)):
             run()
     return out, lse
@@ -82,30 +86,46 @@ def _precision(x: Tensor) -> str:
     return "tf32" if x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-def _tasks(call: Any, bias: Any, sinks: Any, seed: Any, rest: tuple, **arrays: Tensor | None) -> Iterator[Task]:
+def _tasks(
+    call: Any, q: Tensor, bias: Any, sinks: Any, seed: Any, rest: tuple, **arrays: Tensor | None
+) -> Iterator[Task]:
     """The call in parts of one leading dimension: one part, unless the strides of some tensor forbid that."""
     left, right, bottom_right, mask, _, scale, softcap, dropout = rest
     sizes = call.sizes
     torch_kernels.check_numbers(softcap, dropout, seed)
     offset = sizes.n_k - sizes.n_q if bottom_right else 0
     most = sizes.n_q + sizes.n_k  # a side so wide never binds, and fits
+    named_mask = mask_named(mask)
+    if named_mask is not None:
+        check_lead(named_mask, sizes)
     common: dict[str, Any] = {
         "first": None if left < 0 else offset - min(left, most),
         "end": None if right < 0 else offset + min(right, most) + 1,
-        "mask": mask_named(mask),
+        "mask": named_mask,
         "scale": sizes.d**-0.5 if scale is None else scale,
         "softcap": softcap,
         "sinks": sinks,
         "dropout": 0.0 if seed is None else dropout,
-        "seed": seed,
+        "seed": seed if dropout else None,
     }
-    arrays["bias"] = None if bias is None else bias.expand(call.bias)
+    arrays["q"], arrays["bias"] = q, (None if bias is None else bias.expand(call.bias))
+    arrays["planes"] = None if named_mask is None else _planes(named_mask, sizes, q.device)
     named = {name: x for name, x in arrays.items() if x is not None}
     lse = named["lse"]
     for part in _parts(tuple(named.values())):
         given: dict[str, Any] = dict(zip(named, part, strict=True))
         first_row = given["lse"].storage_offset() - lse.storage_offset()
         yield Task(sizes=_sizes(sizes, part[0].shape[0]), first_row=first_row, **given, **common)
+
+
+@lru_cache(maxsize=KEPT)
+def _planes(mask: Mask, sizes: Sizes, device: torch.device) -> Tensor | None:
+    """Which of its planes each stream sees: int32 (lead..., key heads); None: there is but one."""
+    _, each = planes(mask.rule)
+    if each.size == 1:
+        return None
+    found = torch.from_numpy(each.astype(np.int32)).to(device)
+    return found.expand(*sizes.lead, sizes.kv_heads)
 
 
 def _sizes(sizes: Sizes, batch: int) -> Sizes:

@@ -10,14 +10,18 @@ import triton.language as tl
 from redblue.kernels.gpu.plan import Launch
 from redblue.kernels.gpu.scores import (
     LN2,
-    LOWEST,
+    block_of,
     constant,
     factor_left,
     finish,
+    first_top,
     in_band,
     index,
+    kept,
+    listed,
     load,
     product,
+    row_numbers,
     row_offsets,
     start,
     store,
@@ -37,6 +41,7 @@ def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
         "out": array(task.out),
         "lse": task.lse,
         "scores": task.scores,
+        "lists": task.lists(rows, launch.tiles.cols, "rows"),
         "n_q": sizes.n_q,
         "n_k": sizes.n_k,
         "kv_heads": sizes.kv_heads,
@@ -66,6 +71,7 @@ def flash_forward(
     out,
     lse,
     scores,
+    lists,
     n_q,
     n_k,
     kv_heads,
@@ -94,7 +100,6 @@ def flash_forward(
     batch, head = stream // kv_heads, stream % kv_heads
 
     i_row = block * ROWS + tl.arange(0, ROWS)
-    i_query = i_row // GROUP
     m_row = None if WHOLE_ROWS else i_row < n_rows
     at_q = start(q, batch, head * GROUP)
     q_offsets = row_offsets(q, index(i_row, WIDE), GROUP)
@@ -102,36 +107,50 @@ def flash_forward(
     q1 = load(at_q, q_offsets, q, m_row, D0, D1, D) if D1 else q0
     acc0 = tl.zeros((ROWS, V0), SUMS)
     acc1 = tl.zeros((ROWS, V1), SUMS) if V1 else acc0
-    top = tl.full((ROWS,), LOWEST, SUMS)
-    total = tl.zeros((ROWS,), SUMS)
-
-    # Keys low .. high - 1 are attended by some row, those of whole tiles within inner_low .. inner_high - 1 by all
-    low, high, inner_low, inner_high = block * 0, n_k, block * 0, n_k
-    first_query = block * ROWS // GROUP
-    last_query = (tl.minimum(block * ROWS + ROWS, n_rows) - 1) // GROUP
-    if scores.first is not None:
-        low = tl.maximum(0, first_query + scores.first)
-        inner_low = tl.maximum(0, last_query + scores.first)
-    if scores.end is not None:
-        high = tl.minimum(n_k, last_query + scores.end)
-        inner_high = tl.minimum(n_k, first_query + scores.end)
-    full_low = tl.cdiv(inner_low, COLS) * COLS
-    full_high = inner_high // COLS * COLS
+    top, total = first_top(scores, head, i_row, GROUP, SUMS)
+    numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
     at_k, at_v = start(k, batch, head), start(v, batch, head)
-    if scores.first is not None:
-        left, stop = low // COLS * COLS, tl.minimum(full_low, high)
+
+    if lists is None:
+        # Keys low .. high - 1 are attended by some row, those of whole tiles within inner_low .. inner_high - 1 by all
+        low, high, inner_low, inner_high = block * 0, n_k, block * 0, n_k
+        first_query = block * ROWS // GROUP
+        last_query = (tl.minimum(block * ROWS + ROWS, n_rows) - 1) // GROUP
+        if scores.first is not None:
+            low = tl.maximum(0, first_query + scores.first)
+            inner_low = tl.maximum(0, last_query + scores.first)
+        if scores.end is not None:
+            high = tl.minimum(n_k, last_query + scores.end)
+            inner_high = tl.minimum(n_k, first_query + scores.end)
+        full_low, full_high = tl.cdiv(inner_low, COLS) * COLS, inner_high // COLS * COLS
+        if scores.first is not None:
+            acc0, acc1, top, total = _keys(
+                low // COLS * COLS, tl.minimum(full_low, high), low, high, "masked",
+                q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, lists, batch, head, i_row, m_row, numbers,
+                GROUP, D, D0, D1, D_V, V0, V1, COLS, PLAIN, WIDE, PRECISION
+            )  # fmt: skip
         acc0, acc1, top, total = _keys(
-            left, stop, low, high, q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, i_query,
-            D, D0, D1, D_V, V0, V1, COLS, PLAIN, True, WIDE, PRECISION
+            full_low, full_high, low, high, "whole",
+            q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, lists, batch, head, i_row, m_row, numbers,
+            GROUP, D, D0, D1, D_V, V0, V1, COLS, PLAIN, WIDE, PRECISION
         )  # fmt: skip
-    acc0, acc1, top, total = _keys(
-        full_low, full_high, low, high, q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, i_query,
-        D, D0, D1, D_V, V0, V1, COLS, PLAIN, False, WIDE, PRECISION
-    )  # fmt: skip
-    if scores.end is not None or not WHOLE_COLS:
+        if scores.end is not None or not WHOLE_COLS:
+            acc0, acc1, top, total = _keys(
+                tl.maximum(full_low, full_high), high, low, high, "masked",
+                q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, lists, batch, head, i_row, m_row, numbers,
+                GROUP, D, D0, D1, D_V, V0, V1, COLS, PLAIN, WIDE, PRECISION
+            )  # fmt: skip
+    else:
+        at = block_of(lists, batch, head, block, blocks)
         acc0, acc1, top, total = _keys(
-            tl.maximum(full_low, full_high), high, low, high, q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores,
-            i_query, D, D0, D1, D_V, V0, V1, COLS, PLAIN, True, WIDE, PRECISION
+            tl.load(lists.full_starts + at), tl.load(lists.full_starts + at + 1), 0, n_k, "full",
+            q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, lists, batch, head, i_row, m_row, numbers,
+            GROUP, D, D0, D1, D_V, V0, V1, COLS, PLAIN, WIDE, PRECISION
+        )  # fmt: skip
+        acc0, acc1, top, total = _keys(
+            tl.load(lists.partial_starts + at), tl.load(lists.partial_starts + at + 1), 0, n_k, "partial",
+            q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, lists, batch, head, i_row, m_row, numbers,
+            GROUP, D, D0, D1, D_V, V0, V1, COLS, PLAIN, WIDE, PRECISION
         )  # fmt: skip
 
     some = total > 0  # not where a row attends nothing
@@ -142,8 +161,7 @@ def flash_forward(
     if V1:
         store(at_out, out_offsets, out, acc1 * share[:, None], m_row, V0, V1, D_V)
     b_lse = tl.where(some, top * constant(LN2, SUMS) + tl.log(tl.where(some, total, 1.0)), float("-inf"))
-    p_lse = lse + ((batch * kv_heads + head) * GROUP + i_row % GROUP).to(tl.int64) * n_q + i_query
-    tl.store(p_lse, b_lse, mask=m_row)
+    tl.store(lse + numbers, b_lse, mask=m_row)
 
 
 @triton.jit
@@ -152,6 +170,7 @@ def _keys(
     stop,
     low,
     high,
+    TILES: tl.constexpr,
     q0,
     q1,
     acc0,
@@ -163,7 +182,13 @@ def _keys(
     k,
     v,
     scores,
-    i_query,
+    lists,
+    batch,
+    head,
+    i_row,
+    m_row,
+    numbers,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     D0: tl.constexpr,
     D1: tl.constexpr,
@@ -172,30 +197,56 @@ def _keys(
     V1: tl.constexpr,
     COLS: tl.constexpr,
     PLAIN: tl.constexpr,
-    MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Take the tiles of keys begin .. stop - 1 along. MASKED: only pairs within low .. high and the band attend."""
-    left = factor_left(scores, PLAIN, acc0.dtype)
-    for j in tl.range(begin, stop, COLS):
-        i_key = j + tl.arange(0, COLS)
-        m_key = (i_key >= low) & (i_key < high) if MASKED else None
+    """Take tiles of keys along: the rows' output, maxima and sums so far.
+
+    TILES: "whole" and "masked" are those from key `begin` below `stop`, of which "masked" ones attend only within
+    low .. high - 1 and the band; "full" and "partial" are entries begin .. stop - 1 of lists.
+    """
+    ROWS: tl.constexpr = i_row.shape[0]
+    SUMS: tl.constexpr = top.dtype
+    WORDS: tl.constexpr = (COLS + 63) // 64
+    LISTED: tl.constexpr = TILES == "full" or TILES == "partial"
+    left = factor_left(scores, PLAIN, SUMS)
+    for t in tl.range(begin, stop, 1 if LISTED else COLS):
+        j = t
+        if TILES == "full":
+            j = tl.load(lists.full + t) * COLS
+        if TILES == "partial":
+            j = tl.load(lists.partial + t) * COLS
+        i_col = tl.arange(0, COLS)
+        i_key = j + i_col
+        m_key = None
+        if TILES == "masked":
+            m_key = (i_key >= low) & (i_key < high)
+        if TILES == "partial":
+            m_key = listed(lists.live + t * WORDS, i_col, COLS)
         k_offsets, v_offsets = index(i_key, WIDE) * k.row, index(i_key, WIDE) * v.row
-        s = tl.zeros((acc0.shape[0], COLS), acc0.dtype)
         k0 = load(at_k, k_offsets, k, m_key, 0, D0, D)
-        s = product(q0, tl.trans(k0), s, PRECISION)
+        s = product(q0, tl.trans(k0), tl.zeros((ROWS, COLS), SUMS), PRECISION)
         if D1:
             k1 = load(at_k, k_offsets, k, m_key, D0, D1, D)
             s = product(q1, tl.trans(k1), s, PRECISION)
-        s = finish(s, scores, PLAIN)
-        if MASKED:
-            s = tl.where(m_key[None, :] & in_band(scores, i_query, i_key), s, float("-inf"))
+        s, _ = finish(
+            s, scores, batch, head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :],
+            None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :], GROUP, PLAIN
+        )  # fmt: skip
+        if TILES == "masked":
+            m_pair = m_key[None, :] & in_band(scores, (i_row // GROUP)[:, None], i_key[None, :])
+            s = tl.where(m_pair, s, float("-inf"))
+        if TILES == "partial":
+            line = t * ROWS + tl.arange(0, ROWS)
+            m_pair = listed((lists.bits + line * WORDS)[:, None], i_col[None, :], COLS)
+            s = tl.where(m_pair, s, float("-inf"))
         new_top = tl.maximum(top, tl.max(s, 1) * left)
         p = tl.exp2(s * left - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(p, 1)
         top = new_top
+        if scores.seed is not None:
+            p *= kept(scores, numbers, j, COLS, SUMS)
         p = p.to(v.at.dtype.element_ty)
         v0 = load(at_v, v_offsets, v, m_key, 0, V0, D_V)
         acc0 = product(p, v0, acc0 * shrink[:, None], PRECISION)

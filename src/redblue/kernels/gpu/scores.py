@@ -92,6 +92,7 @@ def product(a, b, acc, PRECISION: tl.constexpr):
 
 
 # Scores -----------------------------------------------------------------------------------------------------------
+# Tiles of scores lie either way: i_row, i_query and i_key are (rows, 1) and (1, keys), or (1, rows) and (keys, 1).
 
 
 @triton.jit
@@ -101,19 +102,111 @@ def factor_left(scores, PLAIN: tl.constexpr, SUMS: tl.constexpr):
 
 
 @triton.jit
-def finish(s, scores, PLAIN: tl.constexpr):
-    """Scores from products."""
+def finish(s, scores, batch, head, i_row, i_key, m_row, m_key, GROUP: tl.constexpr, PLAIN: tl.constexpr):
+    """Scores from products, and the derivative of softcap tanh(x / softcap), which is s if there is no softcap.
+
+    head: the key head. m_row, m_key: which rows and keys there are, shaped as i_row and i_key; None: all.
+    """
+    slope = s
     if not PLAIN:
-        s *= number(scores.scale, s.dtype) * constant(LOG2E, s.dtype)
-    return s
+        if scores.softcap is None:
+            s = s * (number(scores.scale, s.dtype) * constant(LOG2E, s.dtype))
+        else:
+            bent = tanh(s * number(scores.bend, s.dtype))
+            s = bent * (number(scores.softcap, s.dtype) * constant(LOG2E, s.dtype))
+            slope = 1.0 - bent * bent
+        if scores.bias is not None:
+            bias = scores.bias
+            p_bias = start(bias, batch, head * GROUP) + (row_offsets(bias, i_row, GROUP) + i_key * bias.col)
+            if m_row is None and m_key is None:
+                b_bias = tl.load(p_bias)
+            elif m_row is None:
+                b_bias = tl.load(p_bias, mask=m_key, other=0)
+            elif m_key is None:
+                b_bias = tl.load(p_bias, mask=m_row, other=0)
+            else:
+                b_bias = tl.load(p_bias, mask=m_row & m_key, other=0)
+            if b_bias.dtype.is_int():  # boolean: True attends
+                s = tl.where(b_bias != 0, s, float("-inf"))
+            else:
+                s += b_bias.to(s.dtype) * constant(LOG2E, s.dtype)
+    return s, slope
+
+
+@triton.jit
+def tanh(x):
+    """To a few units in the last place (of 1, in float64)."""
+    size = tl.abs(x)
+    power = tl.exp2(size * (-2.0 * constant(LOG2E, x.dtype)))
+    bent = (1.0 - power) / (1.0 + power)
+    if x.dtype == tl.float32:  # near 0 that would cancel: the series, up to the term below a unit in the last place
+        y = size * size
+        series = -17.0 / 315.0 + y * (62.0 / 2835.0 - y * (1382.0 / 155925.0))
+        series = size + size * y * (-1.0 / 3.0 + y * (2.0 / 15.0 + y * series))
+        bent = tl.where(size < 0.3, series, bent)
+    return tl.where(x < 0, -bent, bent)
 
 
 @triton.jit
 def in_band(scores, i_query, i_key):
-    """(rows, keys): whether the query attends the key by the band."""
-    m = i_key[None, :] >= 0
+    """Whether the query attends the key by the band."""
+    m = (i_query >= 0) & (i_key >= 0)
     if scores.first is not None:
-        m &= i_key[None, :] >= (i_query + scores.first)[:, None]
+        m &= i_key >= i_query + scores.first
     if scores.end is not None:
-        m &= i_key[None, :] < (i_query + scores.end)[:, None]
+        m &= i_key < i_query + scores.end
     return m
+
+
+@triton.jit
+def first_top(scores, head, i_row, GROUP: tl.constexpr, SUMS: tl.constexpr):
+    """The maximum and the sum that rows start from: those of their heads' sinks."""
+    top = tl.full(i_row.shape, LOWEST, SUMS)
+    total = tl.zeros(i_row.shape, SUMS)
+    if scores.sinks is not None:
+        b_sink = tl.load(scores.sinks + head * GROUP + i_row % GROUP).to(SUMS) * constant(LOG2E, SUMS)
+        top = tl.maximum(b_sink, top)
+        total = tl.where(b_sink == float("-inf"), total, 1.0)
+    return top, total
+
+
+@triton.jit
+def row_numbers(batch, head, kv_heads, n_q, i_row, GROUP: tl.constexpr):
+    """Where rows lie in arrays of one number per row: (batch, heads, n_q)."""
+    return ((batch.to(tl.int64) * kv_heads + head) * GROUP + i_row % GROUP) * n_q + i_row // GROUP
+
+
+@triton.jit
+def kept(scores, numbers, j, COLS: tl.constexpr, SUMS: tl.constexpr):
+    """(rows, COLS): 0 where the probability of keys j .. is dropped, else 1 / (1 - dropout). j: a multiple of 4.
+
+    Philox 4x32-10 (Salmon et al., SC 2011) of (row's number, key's quarter), as in cpp/scores.h: the same on all tiles.
+    """
+    i_quarter = (j // 4 + tl.arange(0, COLS // 4)).to(tl.uint32)[None, :]
+    counter = numbers[:, None] + scores.first_row
+    zero = i_quarter * 0
+    low, high = counter.to(tl.uint32) + zero, (counter >> 32).to(tl.uint32) + zero
+    i_quarter = i_quarter + low * 0
+    a, b, c, d = tl.philox(tl.load(scores.seed), low, high, i_quarter, i_quarter * 0)
+    least = tl.full((), scores.least, tl.int32).to(tl.uint32, bitcast=True)
+    a, b, c, d = (a >= least).to(tl.int8), (b >= least).to(tl.int8), (c >= least).to(tl.int8), (d >= least).to(tl.int8)
+    keeps = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (numbers.shape[0], COLS))
+    return tl.where(keeps != 0, number(scores.kept, SUMS), 0.0)
+
+
+# Listed tiles -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def block_of(lists, batch, head, block, blocks):
+    """The block's number among those of all planes."""
+    return block if lists.planes is None else tl.load(start(lists.planes, batch, head)) * blocks + block
+
+
+@triton.jit
+def listed(at, i, SIZE: tl.constexpr):
+    """Whether bits i = 0 .. SIZE - 1 of the words at `at` are set: a scalar and (SIZE,), or (n, 1) and (1, SIZE)."""
+    words = tl.load(at)
+    for w in tl.static_range(1, SIZE // 64):
+        words = tl.where(i < 64 * w, words, tl.load(at + w))
+    return ((words >> (i % 64).to(tl.int64)) & 1) != 0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from redblue.kernels.cpu import Sizes
+from redblue.kernels.gpu.lists import Lists, Plane, lists
 from redblue.masks import Mask
 
 
@@ -35,6 +36,7 @@ class Scores(NamedTuple):
 
     scale: Number
     softcap: Number | None
+    bend: Number | None  # scale / softcap
     first: int | None  # query i attends keys i + first .. i + end - 1
     end: int | None
     bias: Array | None
@@ -42,6 +44,7 @@ class Scores(NamedTuple):
     seed: Any  # of dropout
     least: int  # 32-bit random words at or above it (unsigned) are kept
     kept: Number  # what a kept probability is multiplied by
+    first_row: int  # Task.first_row
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Task:
         return Scores(
             self.number(self.scale),
             self.number(self.softcap) if self.softcap else None,
+            self.number(self.scale / self.softcap) if self.softcap else None,
             self.first,
             self.end,
             None if self.bias is None else array(self.bias),
@@ -103,6 +107,7 @@ class Task:
             self.seed,
             least - 2**32 if least >= 2**31 else least,
             self.number(1 / (1 - self.dropout)),
+            self.first_row,
         )
 
     def number(self, x: float) -> Number:
@@ -110,6 +115,14 @@ class Task:
             return Number(x)
         high = struct.unpack("f", struct.pack("f", x))[0]
         return Number(high, x - high)
+
+    def lists(self, rows: int, cols: int, by: str) -> Lists | None:
+        """Of a mask that is no band, for tiles of so many rows and keys; by: "rows" stay, or "cols"."""
+        if self.mask is None:
+            return None
+        sizes = self.sizes
+        found = lists(self.mask, sizes.n_q, sizes.n_k, sizes.group, rows, cols, by, self.q.device)
+        return found if self.planes is None else found._replace(planes=Plane(self.planes, *self.planes.stride()))
 
     @property
     def wide(self) -> bool:
