@@ -35,7 +35,7 @@ CACHE = re.compile(r"L\d|.*cache|SLC", re.IGNORECASE)
 USABLE_SHARE = 0.75  # of a cache, that tiles are chosen for: the best single rule (docs/results/real-caches.md)
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8")
 LEVEL_FIGURES = ("capacity", "count", "bandwidth", "line", "ways")
-# What the catalogue's tests hold its figures against, and the planner of GPU kernels uses: key in the file -> key in `facts`
+# What the catalogue's tests hold its figures against, and plans of GPU kernels use: key in the file -> key in `facts`
 FACTS = {
     "shaders": "shaders",  # float32 lanes of the whole machine
     "lanes": "lanes_per_core",  # of one core: a GPU's SM or compute unit, as the fastest level counts them
