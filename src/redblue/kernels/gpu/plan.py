@@ -1,25 +1,34 @@
-"""From a card to a kernel and its tiles."""
+"""From a card to a kernel and its tiles: of all launches that fit, the one that moves the fewest words.
+
+A launch fits if its shared memory is there and its results lie in registers (`needs`). Its words are those of its
+schedule's closed form, between shared memory and what is behind it. Before them goes that all multiprocessors have
+something to do; what they leave open goes by what is known to keep one busy: two or three stages, streaming tiles of
+64, few warps.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+import warnings
+from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple
 
-import torch
-
+from redblue import schedules
+from redblue.errors import RedblueError
 from redblue.kernels.cpu import Sizes
-from redblue.schedules import flash
+from redblue.kernels.gpu.card import Card, card_named, card_of
+from redblue.kernels.gpu.needs import need, pipelines
+from redblue.kernels.gpu.phases import KERNELS, Part
+from redblue.problem import Problem
 
+__all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of", "plan"]
 
-class Card(NamedTuple):
-    """What of a GPU decides what runs on it."""
-
-    arch: int = 90  # 10 * major + minor of the compute capability
-    shared_bytes: int = 227 << 10  # of one block, at most
-    registers: int = 65536  # 32-bit, of one multiprocessor
-    l2_bytes: int = 50 << 20
-    multiprocessors: int = 132
-    warp: int = 32  # lanes
+LEAST = 16  # the shortest edge of a tile that a tensor core takes
+MOST = (128, 64)  # the longest: longer ones save words that no longer show, and leave fewer blocks
+WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, where words do not decide
+BUSY = 0.75  # share of the multiprocessors that have a block: more need not be
+NEAR = 2.0  # candidates may move so many times the words of the first
+MOST_CANDIDATES = 6
 
 
 class Launch(NamedTuple):
@@ -33,25 +42,129 @@ class Launch(NamedTuple):
     shared_bytes: int = 0
 
 
-@cache
-def card_of(device: torch.device) -> Card:
-    """The device's own; a Hopper's for the CPU, where Triton interprets."""
-    if device.type != "cuda":
-        return Card()
-    found = torch.cuda.get_device_properties(device)
-    return Card(
-        10 * found.major + found.minor,
-        found.shared_memory_per_block_optin,
-        found.regs_per_multiprocessor,
-        found.L2_cache_size,
-        found.multi_processor_count,
-        found.warp_size,
-    )
+class Unplanned(RedblueError):
+    """A kernel of which no tile fits on a card: what the smallest would need, and what a block of the card has."""
+
+    def __init__(self, direction: str, sizes: Sizes, dtype: str, card: Card, least: Launch) -> None:
+        self.kernel, self.least, self.card = least.kernel, least, card
+        self.need_bytes, self.have_bytes = least.shared_bytes, card.shared_bytes
+        tiles = ", ".join(f"{name} {edge}" for name, edge in least.tiles._asdict().items())
+        super().__init__(
+            f"{self.kernel}, {direction}, with d = {sizes.d}, d_v = {sizes.d_v} in {dtype} does not fit: its smallest "
+            f"tiles ({tiles}) need {self.need_bytes:,} bytes of shared memory, and a block on this card has "
+            f"{self.have_bytes:,}"
+        )
 
 
 def plan(direction: str, sizes: Sizes, dtype: str, card: Card, sparse: bool = False, schedule: str = "auto") -> Launch:
-    """sparse: whether the mask is no band. schedule: what must run; "auto": what moves the fewest words."""
-    rows = 32 if max(sizes.d, sizes.d_v) > 256 else 64
-    if direction == "forward":
-        return Launch("flash", flash.ForwardTiles(2 * rows, rows), warps=8)
-    return Launch("flash", flash.BackwardTiles(rows, 32, 32, rows), warps=4, stages=1)
+    """The first of the candidates."""
+    return candidates(direction, sizes, dtype, card, sparse, schedule)[0]
+
+
+def candidates(
+    direction: str, sizes: Sizes, dtype: str, card: Card, sparse: bool = False, schedule: str = "auto"
+) -> tuple[Launch, ...]:
+    """At most MOST_CANDIDATES launches, the best by the plan first; the same for all lengths of one magnitude.
+
+    sparse: whether the mask is no band. schedule: the kernel that is to run; "auto": any. Where it cannot run on this
+    card, one that can takes its place, with a warning the first time. Raises Unplanned where none can.
+    """
+    rows, keys, streams = (_magnitude(x) for x in (sizes.n_q * sizes.group, sizes.n_k, sizes.streams))
+    alike = Sizes((1,), streams, 1, rows, keys, sizes.d, sizes.d_v)
+    return _candidates(direction, alike, dtype, card, schedule)
+
+
+@lru_cache(maxsize=4096)
+def _candidates(direction: str, sizes: Sizes, dtype: str, card: Card, schedule: str) -> tuple[Launch, ...]:
+    ranked = {name: _ranked(name, direction, sizes, dtype, card) for name, way in KERNELS if way == direction}
+    asked = ranked.get(schedule)
+    if isinstance(asked, list):
+        return _few(asked)
+    found = [choice for choices in ranked.values() if isinstance(choices, list) for choice in choices]
+    if not found:
+        raise asked or next(why for why in reversed(ranked.values()) if isinstance(why, Unplanned))
+    best = _few(sorted(found, key=_rank))
+    if asked:
+        warnings.warn(f"{asked}; {best[0].kernel} runs instead", stacklevel=2)
+    return best
+
+
+class _Choice(NamedTuple):
+    rank: tuple[float, ...]  # less is better
+    launch: Launch
+    words: int
+
+
+def _rank(choice: _Choice) -> tuple[float, ...]:
+    return choice.rank
+
+
+def _few(ranked: list[_Choice]) -> tuple[Launch, ...]:
+    """The first, and those that come next and differ from it in one respect."""
+    first, near = ranked[0], [choice for choice in ranked if choice.words <= NEAR * ranked[0].words]
+    respects = [lambda x: x.kernel, lambda x: x.stages, lambda x: x.warps, *map(_edge, range(len(first.launch.tiles)))]
+    found = {first.launch: None}
+    for respect in respects:
+        other = next((each.launch for each in near if respect(each.launch) != respect(first.launch)), None)
+        found |= {other: None} if other else {}
+    return tuple(found)[:MOST_CANDIDATES]
+
+
+def _edge(i: int) -> Any:
+    return lambda launch: launch.tiles[i] if i < len(launch.tiles) else None
+
+
+def _ranked(name: str, direction: str, sizes: Sizes, dtype: str, card: Card) -> list[_Choice] | Unplanned:
+    """The kernel's launches that fit, the best first."""
+    stages = STAGES if pipelines(card) else (1,)
+    streams = [x for x in STREAMS if x <= max(LEAST, sizes.n_q, sizes.n_k)]
+    tried = [
+        _fitted(name, direction, sizes, dtype, card, *setting) for setting in product(WARPS, stages, streams, MOST)
+    ]
+    found = {choice.launch: choice for choice in tried if isinstance(choice, _Choice)}
+    if found:
+        return sorted(found.values(), key=_rank)
+    least = min((each for each in tried if isinstance(each, Launch)), key=lambda launch: launch.shared_bytes)
+    return Unplanned(direction, sizes, dtype, card, least)
+
+
+def _fitted(
+    name: str, direction: str, sizes: Sizes, dtype: str, card: Card, warps: int, stages: int, stream: int, most: int
+) -> _Choice | Launch:
+    """The best launch with these, or, where nothing fits, the smallest."""
+    kernel, one_pass = KERNELS[name, direction], schedules.get(name).passes[direction]
+    problem = Problem(n_q=sizes.n_q, n_k=sizes.n_k, d=sizes.d, d_v=sizes.d_v, direction=direction)
+    tiles = one_pass.tile_type(**dict.fromkeys(one_pass.edges, LEAST) | dict.fromkeys(kernel.streams, stream))
+    shared, pressure, idle = 0, 1.0, 0.0
+    for part in kernel.parts:
+        options = []
+        for t in _lengths(part, tiles, most, sizes):
+            needed = need(part.phase(t, sizes), dtype, card, warps, stages)
+            options.append(
+                (
+                    needed.shared_bytes > card.shared_bytes and needed.shared_bytes,
+                    max(1.0, needed.pressure),  # up to 1, nothing is spilled
+                    max(0.0, 1 - part.blocks(t, sizes) / (BUSY * card.multiprocessors)),
+                    int(one_pass.cost(problem, t).words),
+                    needed.shared_bytes,
+                    t,
+                )
+            )
+        best = min(options)
+        shared, pressure, idle, tiles = max(shared, best[4]), max(pressure, best[1]), max(idle, best[2]), best[5]
+    launch = Launch(name, tiles, warps, stages, shared_bytes=shared)
+    if shared > card.shared_bytes:
+        return launch
+    words = int(one_pass.cost(problem, tiles).words)
+    likes = STAGES.index(stages), STREAMS.index(stream), WARPS.index(warps)
+    return _Choice((pressure, idle, words, *likes), launch, words)
+
+
+def _lengths(part: Part, tiles: Any, most: int, sizes: Sizes) -> list[Any]:
+    """The tiles with every power of two for the part's edges."""
+    edges = [LEAST << i for i in range((most // LEAST).bit_length())]
+    return [tiles._replace(**dict(zip(part.edges, x, strict=True))) for x in product(edges, repeat=len(part.edges))]
+
+
+def _magnitude(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()

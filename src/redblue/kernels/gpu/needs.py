@@ -1,0 +1,76 @@
+"""What a kernel needs of a multiprocessor: a model of what Triton allocates, so that no plan has to be compiled first.
+
+Shared memory holds operands that stay, tiles that stream by, and results on their way to being operands (P and dS).
+How it is filled depends on what multiplies:
+
+- from sm_80 on, streaming tiles are copied ahead into `stages - 1` buffers;
+- on sm_90 and sm_100 into `stages`, since products still read one while the next arrives;
+- with one stage there is no copying ahead, and of all streaming tiles one is there at a time;
+- sm_75, where Triton does not use the tensor cores, and float32 without TF32 multiply one by one: with operands of 4
+  bytes, of which a thread holds those of a whole product in registers.
+
+What is stored at the end passes through shared memory too, but in the place of what the loop no longer needs.
+
+As Triton 3.9.0 compiles them, flash forward in float16, causal, takes this many bytes: d 128, rows x cols x stages
+128 x 32 x 2 and 128 x 32 x 3: 49,152 and 65,536 on sm_80 and sm_120, 65,536 and 81,920 on sm_90; d 512, 64 x 32 x 2:
+135,168, and 196,608. That is the model, but for P (R C elements), which sm_90 need not exchange, and SLACK; sm_100 takes
+up to 1,024 more. So the model is never below, and above by no more than what is exchanged. benchmarks/gpu_fit.py holds
+it against every plan.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from redblue.kernels.gpu.card import Card
+
+BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+SLACK = 1024  # bytes, for barriers, padding, and what is exchanged to sum over a row
+MOST_REGISTERS = 255  # of a thread
+# How many of a thread's registers results that are summed may take, and all results, and, where products are made one
+# by one, the operands of a product. Beyond, Triton spills hundreds of bytes; up to them, mostly none.
+SUMS, RESULTS, OPERANDS = 0.51, 0.64, 2.1
+
+
+class Phase(NamedTuple):
+    """A Triton kernel, by what a block of it holds, in elements."""
+
+    stay: int  # operands that stay
+    stream: tuple[int, ...]  # tiles that stream by
+    exchanged: int  # results that become operands
+    sums: int  # results that are summed
+    scores: int  # other results
+    stored: int  # the largest tile that is stored
+    product: tuple[int, int, int]  # the one of most operands: rows, columns, and what is summed over
+
+
+class Need(NamedTuple):
+    shared_bytes: int
+    pressure: float  # on registers: up to 1 hardly any are spilled
+
+
+def need(phase: Phase, dtype: str, card: Card, warps: int, stages: int) -> Need:
+    word, threads = BYTES[dtype], warps * card.warp
+    registers = min(MOST_REGISTERS, card.registers // threads)
+    wide = max(1, word // 4)  # registers of a number
+    takes = [phase.sums / threads / SUMS, (phase.sums + phase.scores) / threads / RESULTS]
+    if one_by_one(dtype, card):
+        word = max(word, 4)
+        rows, cols, inner = phase.product
+        takes.append((rows + cols) / math.sqrt(threads) * inner / OPERANDS)  # threads lie in a square
+    streaming = max(phase.stream)
+    if stages > 1 and pipelines(card):
+        streaming = (stages if card.arch // 10 in (9, 10) else stages - 1) * sum(phase.stream)
+    shared = word * max(phase.stay + streaming + phase.exchanged, phase.stored) + SLACK
+    return Need(shared, wide * max(takes) / registers)
+
+
+def pipelines(card: Card) -> bool:
+    """Whether Triton copies ahead on it."""
+    return not 0 < card.arch < 80
+
+
+def one_by_one(dtype: str, card: Card) -> bool:
+    """Whether products are made without tensor cores."""
+    return not pipelines(card) or dtype in ("float32", "float64")

@@ -1,0 +1,130 @@
+"""Plans of GPU kernels: they fit by the model, follow the words, and say why where nothing fits."""
+
+import contextlib
+import itertools
+import warnings
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from redblue import RedblueError, list_memories, memory, schedules
+from redblue.kernels.cpu import Sizes
+from redblue.kernels.gpu.card import OTHER, Card, card_named
+from redblue.kernels.gpu.needs import need, pipelines
+from redblue.kernels.gpu.phases import KERNELS
+from redblue.kernels.gpu.plan import MOST_CANDIDATES, Unplanned, candidates, plan
+from redblue.problem import Problem
+
+GPUS = [name for name in list_memories() if memory(name).kind == "gpu"]
+CARDS = {name: card_named(name) for name in ("t4", "a100-sxm", "rtx-4090", "h100-sxm", "b200", "rtx-5090", "mi300x")}
+DIRECTIONS = ("forward", "backward")
+
+
+def sizes_of(d, d_v=None, n=4096, heads=16, group=1):
+    return Sizes((2,), heads // group, group, n, n, d, d_v or d)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_cards_of_the_catalogue(name):
+    machine = memory(name)
+    if "registers_bytes" not in machine.facts:
+        with pytest.raises(RedblueError, match=f"which {name} is not"):
+            card_named(name)
+        return
+    card = card_named(name)
+    assert card.shared_bytes == machine.levels[0].capacity_bytes
+    assert card.multiprocessors == machine.levels[0].count
+    assert card.l2_bytes >= 2**19
+    assert (card.arch == OTHER) == (machine.vendor != "NVIDIA")
+    if machine.vendor == "NVIDIA":
+        assert card.registers == 65536
+
+
+def test_a_cpu_is_no_card():
+    with pytest.raises(RedblueError, match="which zen5-server is not"):
+        card_named("zen5-server")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", CARDS)
+def test_what_is_planned_fits_by_the_model(name, dtype, direction):
+    card = CARDS[name]
+    for d, d_v in ((16, 16), (40, 40), (80, 128), (128, 128), (192, 128), (256, 256), (512, 512), (576, 512)):
+        sizes = sizes_of(d, d_v)
+        found = ()
+        with contextlib.suppress(Unplanned):  # flash alone does not reach everything
+            found = candidates(direction, sizes, dtype, card)
+        assert len(found) <= MOST_CANDIDATES
+        assert len(set(found)) == len(found)
+        for launch in found:
+            phases = [part.phase(launch.tiles, sizes) for part in KERNELS[launch.kernel, direction].parts]
+            needs = [need(phase, dtype, card, launch.warps, launch.stages) for phase in phases]
+            assert max(each.shared_bytes for each in needs) == launch.shared_bytes <= card.shared_bytes
+            assert all(edge & (edge - 1) == 0 for edge in launch.tiles), "Triton's tiles are powers of two"
+            assert launch.stages == 1 or pipelines(card)
+
+
+def test_no_launch_that_fits_moves_fewer_words():
+    """Tried one by one, for a card that all of its rows keep busy."""
+    card, sizes = CARDS["rtx-4090"], sizes_of(192)
+    problem = Problem(n_q=sizes.n_q, n_k=sizes.n_k, d=192)
+    one_pass = schedules.get("flash").passes["forward"]
+    (part,) = KERNELS["flash", "forward"].parts
+    words = {}
+    for rows, cols, warps, stages in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3)):
+        tiles = one_pass.tile_type(rows, cols)
+        needed = need(part.phase(tiles, sizes), "float16", card, warps, stages)
+        if needed.shared_bytes <= card.shared_bytes and needed.pressure <= 1:
+            words[tiles, warps, stages] = one_pass.cost(problem, tiles).words
+    found = plan("forward", sizes, "float16", card, schedule="flash")
+    assert words[found.tiles, found.warps, found.stages] == min(words.values())
+
+
+def test_more_shared_memory_never_moves_more_words():
+    sizes = sizes_of(256)
+    problem = Problem(n_q=sizes.n_q, n_k=sizes.n_k, d=256)
+    one_pass = schedules.get("flash").passes["forward"]
+    moved = []
+    for kib in (48, 64, 99, 163, 227):
+        card = Card(arch=80, shared_bytes=kib << 10)
+        moved.append(one_pass.cost(problem, plan("forward", sizes, "float16", card, schedule="flash").tiles).words)
+    assert moved == sorted(moved, reverse=True)
+    assert moved[0] > moved[-1]
+
+
+def test_every_multiprocessor_has_something_to_do():
+    """Fewer rows in a block where there are few."""
+    card = CARDS["h100-sxm"]
+    for heads, n in ((1, 512), (1, 2048), (4, 1024), (32, 4096)):
+        rows = plan("forward", Sizes((1,), heads, 1, n, n, 64, 64), "float16", card, schedule="flash").tiles.rows
+        assert rows == 16 or heads * n // rows >= card.multiprocessors / 2
+    assert rows == 128
+
+
+def test_lengths_of_one_magnitude_have_one_plan():
+    card = CARDS["h100-sxm"]
+    one, other = Sizes((2, 3), 8, 4, 1000, 1500, 64, 64), Sizes((6,), 8, 4, 1024, 2048, 64, 64)
+    assert plan("forward", one, "bfloat16", card) is plan("forward", other, "bfloat16", card)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_hardly_anything(n):
+    for direction in DIRECTIONS:
+        assert plan(direction, Sizes((1,), 1, 1, n, n, 1, 1), "float32", Card()).tiles.rows >= 16
+
+
+def test_what_cannot_be_planned_says_why():
+    card = Card(arch=80, shared_bytes=8 << 10)
+    with pytest.raises(Unplanned, match="8,192") as caught:
+        plan("forward", sizes_of(512), "float16", card, schedule="flash")
+    why = caught.value
+    assert why.have_bytes == 8192 < why.need_bytes == why.least.shared_bytes
+    assert f"{why.need_bytes:,} bytes" in str(why)
+    # What it says would do does
+    enough = card._replace(shared_bytes=why.need_bytes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert plan("forward", sizes_of(512), "float16", enough, schedule="flash").shared_bytes == why.need_bytes
