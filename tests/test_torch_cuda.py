@@ -8,6 +8,7 @@ import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -286,3 +287,62 @@ def test_in_a_traced_graph(fake):
     with rb.sdpa():
         graph = make_fx(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True))(q)
     assert next(node.target for node in graph.graph.nodes if node.op == "call_function") is torch_kernels.forward_op
+
+
+# What the kernels keep on a device -----------------------------------------------------------------------------------
+
+
+def test_lists_of_masks_are_refused_while_a_graph_is_captured(monkeypatch):
+    pytest.importorskip("triton")
+    from redblue.kernels.gpu import device
+
+    array = np.arange(6)[::2]
+    assert device.copied(array, torch.device("cpu")).tolist() == [0, 2, 4]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(rb.RedblueError, match="call once with this mask and these sizes before"):
+        device.copied(array, torch.device("cuda"))
+
+
+def test_what_a_captured_graph_reads_is_kept_and_other_streams_are_told(monkeypatch):
+    pytest.importorskip("triton")
+    from redblue.kernels.gpu import device
+
+    class Array:
+        is_cuda, device = True, torch.device("cuda:1")
+
+        def __init__(self, at):
+            self.at, self.streams = at, []
+
+        def data_ptr(self):
+            return self.at
+
+        def record_stream(self, stream):
+            self.streams.append(stream)
+
+    kept = {}
+    monkeypatch.setattr(device, "_of_graphs", kept)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda of: f"stream of {of}")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
+    capturing, x, y = [], Array(1), Array(2)
+    device.in_use([x, None, torch.ones(1)])
+    assert (x.streams, kept) == (["stream of cuda:1"], {})
+    capturing.append(True)
+    device.in_use([y, None])
+    device.in_use([y])
+    assert (y.streams, kept) == ([], {2: y})
+
+
+def test_products_of_float32_follow_pytorchs_setting_by_either_name(monkeypatch):
+    pytest.importorskip("triton")
+    from redblue.kernels.gpu import call
+
+    x = torch.ones(1)
+    for said, precision in (
+        ({"fp32_precision": "tf32"}, "tf32"),
+        ({"fp32_precision": "none", "allow_tf32": True}, "ieee"),
+        ({"allow_tf32": True}, "tf32"),
+        ({"allow_tf32": False}, "ieee"),
+    ):
+        monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**said))
+        assert call._precision(x) == precision
+        assert call._precision(x.half()) == "ieee"

@@ -19,6 +19,7 @@ from redblue.errors import RedblueError
 from redblue.kernels.attended import check_lead
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu import flash
+from redblue.kernels.gpu.device import copied
 from redblue.kernels.gpu.lists import KEPT
 from redblue.kernels.gpu.plan import Launch, card_of, plan
 from redblue.kernels.gpu.task import Task
@@ -82,8 +83,12 @@ def _planned(direction: str, call: Any, q: Tensor, rest: tuple) -> Launch:
 
 
 def _precision(x: Tensor) -> str:
-    """Of products of float32 numbers: PyTorch's own setting."""
-    return "tf32" if x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    """Of products of float32 numbers: PyTorch's own setting, under its new name where it has one."""
+    if x.dtype != torch.float32:
+        return "ieee"
+    said = torch.backends.cuda.matmul
+    new = getattr(said, "fp32_precision", None)  # the old name must not be read once the new one was set
+    return "tf32" if (said.allow_tf32 if new is None else new == "tf32") else "ieee"
 
 
 def _tasks(
@@ -124,8 +129,7 @@ def _planes(mask: Mask, sizes: Sizes, device: torch.device) -> Tensor | None:
     _, each = planes(mask.rule)
     if each.size == 1:
         return None
-    found = torch.from_numpy(each.astype(np.int32)).to(device)
-    return found.expand(*sizes.lead, sizes.kv_heads)
+    return copied(each.astype(np.int32), device).expand(*sizes.lead, sizes.kv_heads)
 
 
 def _sizes(sizes: Sizes, batch: int) -> Sizes:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from redblue.integers import ceil_div
+from redblue.kernels.gpu.device import copied
 from redblue.masks import Mask
 from redblue.masks.lowered import Lowered, lowered
 from redblue.masks.pattern import below
@@ -63,7 +64,7 @@ def lists(mask: Mask, n_q: int, n_k: int, group: int, rows: int, cols: int, by: 
 
     def on_device(array: np.ndarray) -> torch.Tensor:
         array = array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int32)
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return copied(array, device)
 
     return Lists(None, *map(on_device, (full_starts, full, partial_starts, partial, live, bits)))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from redblue.kernels.cpu import Sizes
+from redblue.kernels.gpu.device import in_use
 from redblue.kernels.gpu.lists import Lists, Plane, lists
 from redblue.masks import Mask
 
@@ -122,6 +123,7 @@ class Task:
             return None
         sizes = self.sizes
         found = lists(self.mask, sizes.n_q, sizes.n_k, sizes.group, rows, cols, by, self.q.device)
+        in_use((*found, self.planes))
         return found if self.planes is None else found._replace(planes=Plane(self.planes, *self.planes.stride()))
 
     @property
