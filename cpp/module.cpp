@@ -11,6 +11,7 @@
 #include "isa.h"
 #include "kernels.h"
 #include "measure.h"
+#include "meter.h"
 #include "pebble.h"
 #include "pebble_play.h"
 #include "pebble_task.h"
@@ -126,6 +127,7 @@ std::pair<std::int64_t, std::int64_t> run_pass(const Isa& isa, int number, const
                                                double dropout, std::uint64_t seed, const nb::tuple& tile) {
   const Call call = make_call(number, sizes, arrays, mask, scale, softcap, bias_number, dropout, seed, tile);
   const nb::gil_scoped_release others_may_run;
+  const redblue::Measured measured;
   const redblue::Moved moved = pass(call, isa);
   return {moved.reads, moved.writes};
 }
@@ -161,6 +163,32 @@ NB_MODULE(_core, m) {
       "query_starts"_a, "keys"_a, "n_k"_a);
   m.def("attention_forward", run_pass<redblue::forward>);
   m.def("attention_backward", run_pass<redblue::backward>);
+
+  m.def("under_valgrind", &redblue::under_valgrind);
+  m.def(
+      "meter_arm",
+      [](const std::vector<std::pair<std::uintptr_t, std::size_t>>& outputs, std::size_t line_bytes) {
+        std::vector<redblue::Output> kept;
+        for (const auto& [address, bytes] : outputs) kept.push_back({address, bytes});
+        redblue::meter().arm(std::move(kept), line_bytes);
+      },
+      "outputs"_a, "line_bytes"_a);
+  m.def("meter_start", [] { redblue::meter().start(); });
+  m.def("meter_stop", [] { redblue::meter().stop(); });
+  m.def(
+      "meter_loop",
+      [](const std::string& name, std::uintptr_t to, std::uintptr_t other, std::uintptr_t third, std::size_t count,
+         std::size_t step) {
+        double* const c = reinterpret_cast<double*>(to);
+        const double* const a = reinterpret_cast<const double*>(other);
+        const double* const b = reinterpret_cast<const double*>(third);
+        const redblue::Measured measured;
+        if (name == "copy") redblue::copy_loop(c, a, count);
+        else if (name == "strided") redblue::strided_loop(a, count, step, 2);
+        else if (name == "product") redblue::product_loop(c, a, b, count, step);
+        else throw std::invalid_argument("no loop of that name");
+      },
+      "name"_a, "to"_a, "other"_a, "third"_a, "count"_a, "step"_a);
   using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
   using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
   m.def("exp", [](Floats x, const Isa& isa) { isa.exp_fp32(x.data(), x.shape(0)); });

@@ -10,6 +10,7 @@ from redblue.integrations.torch_sdpa import enable_sdpa, sdpa
 from redblue.machine import CacheLevel, CapacityError
 from redblue.masks import Mask
 from redblue.memories import Memory, list_memories, memory, this_machine
+from redblue.meter import Measurement, measure
 from redblue.models import Model, list_models, model
 from redblue.op import attention, attention_backward, scaled_dot_product_attention
 from redblue.planner import Plan, plan
@@ -27,6 +28,7 @@ __all__ = [
     "CapacityError",
     "Count",
     "Mask",
+    "Measurement",
     "Memory",
     "Model",
     "NotCovered",
@@ -47,6 +49,7 @@ __all__ = [
     "list_schedules",
     "lower_bound",
     "lower_bounds",
+    "measure",
     "memory",
     "model",
     "pebble",

@@ -233,3 +233,25 @@ def search_pebbles(
     Returns (cost, lower bound, whether the cost is proved the least, states expanded, kinds, nodes, parents), the
     arrays being those of a Game; cost -1: no game was found. Raises ValueError for more than 128 nodes.
     """
+
+def under_valgrind() -> bool:
+    """Whether valgrind runs this process."""
+
+def meter_arm(outputs: Sequence[tuple[int, int]], line_bytes: int) -> None:
+    """Have callgrind count the next call of a kernel, or of meter_loop (cpp/meter.h).
+
+    outputs: (address, bytes) of what it writes, whose lines are touched afterwards. line_bytes: the cache's.
+    """
+
+def meter_start() -> None:
+    """Empty callgrind's caches, and have it count from here on. Nothing where valgrind does not run."""
+
+def meter_stop() -> None:
+    """Have callgrind write down what it counted, touch what meter_arm named, write that down, and count no more."""
+
+def meter_loop(name: str, to: int, other: int, third: int, count: int, step: int) -> None:
+    """A loop over doubles whose traffic is known, on addresses that nobody checks.
+
+    "copy": `count` of them from `other` to `to`. "strided": every `step`-th of `count` from `other`, twice.
+    "product": `to` += `other` x `third`, all count x count, in tiles of step x step.
+    """

@@ -1,0 +1,55 @@
+// Where a measurement begins and ends, said to valgrind's callgrind; nothing outside it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace redblue {
+
+// Memory whose lines, if the cache still holds them at the end, are written back later.
+struct Output {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+};
+
+class Meter {
+ public:
+  // The next Measured measures. line_bytes: the cache's.
+  void arm(std::vector<Output> outputs, std::size_t line_bytes);
+  void start();
+  void stop();
+  bool armed() const { return line_bytes_ != 0; }
+
+ private:
+  std::vector<Output> outputs_;
+  std::size_t line_bytes_ = 0;
+};
+
+Meter& meter();
+
+// What it encloses is measured if the meter is armed.
+class Measured {
+ public:
+  Measured() : on_(meter().armed()) {
+    if (on_) meter().start();
+  }
+  ~Measured() {
+    if (on_) meter().stop();
+  }
+  Measured(const Measured&) = delete;
+  Measured& operator=(const Measured&) = delete;
+
+ private:
+  const bool on_;
+};
+
+// Whether valgrind runs this process.
+bool under_valgrind();
+
+// Loops whose traffic is known, to test meters on. Arrays of doubles.
+void copy_loop(double* to, const double* from, std::size_t count);
+double strided_loop(const double* from, std::size_t count, std::size_t stride, int times);
+// C += A B, all n x n, in tiles of `tile` x `tile`.
+void product_loop(double* c, const double* a, const double* b, std::size_t n, std::size_t tile);
+
+}  // namespace redblue

@@ -1,0 +1,68 @@
+"""What runs under valgrind: one call of the compiled core, planned by `redblue.meter.cachegrind`.
+
+A script, given a JSON file. It imports neither redblue nor NumPy, which would take valgrind long: it loads the compiled
+module alone, lays the arrays one after the other in memory of its own, each from the start of a line on, and calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import mmap
+import sys
+from pathlib import Path
+from typing import Any
+
+ALIGNED = 64  # bytes: a line, of any cache that is not told otherwise
+
+
+def load(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("redblue._core", path)
+    assert spec is not None
+    assert spec.loader is not None
+    core = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(core)
+    return core
+
+
+def lay(regions: list[dict[str, Any]], align: int) -> tuple[mmap.mmap, list[int]]:
+    """Memory for the regions, {"bytes": size} of zeros or with {"file": path} its content, and their addresses."""
+    starts, end = [], 0
+    for region in regions:
+        starts.append(end)
+        end += -(-region["bytes"] // align) * align
+    memory = mmap.mmap(-1, max(1, end))
+    for start, region in zip(starts, regions, strict=True):
+        if "file" in region:
+            memory[start : start + region["bytes"]] = Path(region["file"]).read_bytes()
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return memory, [base + start for start in starts]
+
+
+def placed(value: Any, addresses: list[int]) -> Any:
+    """Arguments with {"region": i} replaced by its address; lists become tuples."""
+    if isinstance(value, dict):
+        return addresses[value["region"]]
+    return tuple(placed(each, addresses) for each in value) if isinstance(value, list) else value
+
+
+def main(path: str) -> None:
+    task = json.loads(Path(path).read_text())
+    core = load(task["core"])
+    if not core.under_valgrind():
+        sys.exit("the compiled module does not see valgrind")
+    memory, addresses = lay(task["regions"], max(ALIGNED, task["line_bytes"]))
+    outputs = [(addresses[i], task["regions"][i]["bytes"]) for i in task["outputs"]]
+    arguments = placed(task["arguments"], addresses)
+    if task["isa"]:
+        arguments = (core.choose_isa(task["isa"]), *arguments)
+    call = getattr(core, task["function"])
+    core.meter_arm(outputs, task["line_bytes"])
+    print(json.dumps(call(*arguments)))
+    sys.stdout.flush()
+    del memory
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

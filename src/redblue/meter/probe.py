@@ -1,0 +1,33 @@
+"""The words that the compiled kernels say they move: each block that they take from an array, or put there, is counted.
+
+Exact, and equal to the schedule's closed form (tests/test_cpu_words.py). Nothing is needed, and nothing is learnt of
+caches: it is what crosses the boundary between the arrays and tiles that the kernel holds itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from redblue import _core
+from redblue.meter.calls import KernelCall, Region
+
+ALIGNED = 64  # bytes
+
+
+def moved(call: KernelCall) -> tuple[int, int]:
+    """Words read and written. Runs the kernel here, on zeros."""
+    sizes = [region if isinstance(region, int) else len(region) for region in call.regions]
+    starts = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)])
+    memory = np.zeros(int(starts[-1]) + ALIGNED, np.uint8)
+    for start, region in zip(starts, call.regions, strict=False):
+        if isinstance(region, bytes):
+            memory[start : start + len(region)] = np.frombuffer(region, np.uint8)
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, Region):
+            return memory.ctypes.data + int(starts[value.index])
+        return tuple(map(placed, value)) if isinstance(value, tuple) else value
+
+    return getattr(_core, call.function)(_core.choose_isa(call.isa), *placed(call.arguments))
