@@ -74,5 +74,7 @@ def tile_edges(draw: st.DrawFn, schedule: Schedule, problem: Problem) -> dict[st
         edges["cols"] = edges["depth"] * draw(st.integers(1, 4))
     if "chunk" in edges:
         step = math.lcm(*(edges[edge] for edge in ("rows", "depth", "dq_rows")))
-        edges["chunk"] = draw(st.sampled_from([step, 2 * step, problem.one_stream().n_q]))
+        edges["chunk"] = draw(st.sampled_from([step, 2 * step, max(1, problem.one_stream().n_q)]))
+    if "span" in edges:
+        edges["span"] = draw(st.sampled_from([edges["cols"], 2 * edges["cols"], max(1, problem.n_k)]))
     return edges

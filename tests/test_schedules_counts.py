@@ -190,6 +190,20 @@ def test_chunks_of_queries_cost_their_accumulated_gradients(chunk, more):
         assert cut.words - whole.words == more * words
 
 
+@pytest.mark.parametrize(("mask", "walked"), [(Mask.full(), 4 * 64), (Mask.causal(), 8 * (1 + 1 + 2 + 2 + 3 + 3 + 4 + 4))])
+def test_walks_of_spans_of_keys_cost_what_is_kept_for_each_row(mask, walked):
+    """Rows of all walks, 16 of 64 keys each: a row's log-sum-exp is written and read, or read; hybrid reads Q again."""
+    forward, backward = (Problem(64, 64, 7, 5, mask=mask, direction=way) for way in ("forward", "backward"))
+    edges = {"rows": 8, "cols": 8, "span": 16}
+    for name, q in (("small_cache", 0), ("hybrid", 7)):
+        whole, cut = (count(name, forward, tiles=edges | given) for given in ({"span": 64}, {}))
+        assert cut.words - whole.words == 2 * walked + q * (walked - 64)
+        whole, cut = (count(name, backward, tiles=edges | given) for given in ({"span": 64}, {}))
+        assert cut.words - whole.words == (q + 1 if q else 2) * (walked - 64)
+    with pytest.raises(RedblueError, match=r"tile edge span \(12\) must be a multiple of cols \(8\)"):
+        count("hybrid", forward, tiles=edges | {"span": 12})
+
+
 def test_a_chunk_holds_whole_tiles():
     problem = Problem(64, 64, 8, direction="backward")
     with pytest.raises(RedblueError, match=r"tile edge chunk \(20\) must be a multiple of rows \(8\)"):

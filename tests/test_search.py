@@ -19,7 +19,7 @@ SEARCHED = pytest.mark.parametrize(("schedule", "direction"), [p for p in ATTENT
 def phases(schedule, edges):
     """Groups of edges whose words add up independently of the other groups'."""
     if schedule.name in ("hybrid", "small_cache") and "out_rows" in edges:
-        return [[e for e in edges if e != "depth"]]  # one phase reads what depends on the other's tile
+        return [[e for e in edges if e not in ("depth", "span")]]  # one phase reads what depends on the other's tile
     pairs = [("rows", "cols"), ("out_rows", "out_cols"), ("dkv_rows", "dkv_cols"), ("softmax_cols",)]
     pairs += [(f"{g}_rows", f"{g}_cols") for g in ("dq", "dk", "dv")]
     return [[e for e in pair if e in edges] for pair in pairs if set(pair) & set(edges)]
@@ -29,7 +29,7 @@ def fewest_words(schedule, problem, words):
     stream, one_pass = problem.one_stream(), schedule.direction(problem)
     features = {"out_cols": stream.value_dim, "dv_cols": stream.value_dim, "dq_cols": stream.d, "dk_cols": stream.d}
     keys = ("cols", "dkv_cols", "softmax_cols", "dk_rows", "dv_rows")
-    best = dict.fromkeys(one_pass.edges, 1) | ({"chunk": stream.n_q} if "chunk" in one_pass.edges else {})
+    best = {e: {"chunk": stream.n_q, "span": stream.n_k}.get(e, 1) for e in one_pass.edges}
 
     def cost(edges):
         return one_pass.cost(stream, one_pass.tile_type(**edges))

@@ -19,7 +19,19 @@ from redblue.machine import Machine, Slow
 from redblue.problem import Problem
 from redblue.schedules.column_stationary import longest_stay, row_deltas, row_deltas_cost
 from redblue.schedules.products import consume, consume_cost, consume_tiles, resume_cost, share_of
-from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, overlap, whole, within
+from redblue.schedules.schedule import (
+    Cost,
+    Pass,
+    Schedule,
+    Sweep,
+    blocks,
+    grid,
+    overlap,
+    rows_walked,
+    walks,
+    whole,
+    within,
+)
 from redblue.schedules.softmax import probabilities
 from redblue.schedules.spilled import forward_pass
 
@@ -33,6 +45,7 @@ class BackwardTiles(NamedTuple):
     dk_rows: Any  # tile of dK: keys, features
     dk_cols: Any
     chunk: Any  # queries whose P and dS are in slow memory at once
+    span: Any  # keys that one walk of a block of queries covers, while P is written
 
 
 def backward(
@@ -64,15 +77,17 @@ def _write_p(
 ) -> None:
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     for i in blocks(chunk, t.rows):
-        q_i, lse_i = m.load(q[i]), m.load(lse[i])
-        for j in grid(m.cols_of(pairs, i), t.depth, problem.n_k):
-            k_j = m.load(k[j])
-            p_ij = m.new("p_ij", probabilities(q_i @ k_j.T * scale, lse_i))
-            if not m.holds(pairs, i, j):
-                p_ij[...] = m.where(pairs, i, j, p_ij, 0.0)
-            m.store(p[i, j], p_ij)
-            m.free(k_j, p_ij)
-        m.free(q_i, lse_i)
+        live = m.cols_of(pairs, i)
+        for walk in walks(live, t.span, problem.n_k):
+            q_i, lse_i = m.load(q[i]), m.load(lse[i])
+            for j in grid(overlap(walk, live), t.depth, problem.n_k):
+                k_j = m.load(k[j])
+                p_ij = m.new("p_ij", probabilities(q_i @ k_j.T * scale, lse_i))
+                if not m.holds(pairs, i, j):
+                    p_ij[...] = m.where(pairs, i, j, p_ij, 0.0)
+                m.store(p[i, j], p_ij)
+                m.free(k_j, p_ij)
+            m.free(q_i, lse_i)
 
 
 def _write_ds(
@@ -108,11 +123,12 @@ def _write_ds(
         m.free(v_j, dv_j)
 
 
-def _p_cost(p: Problem, rows: Any, depth: int) -> Cost:
-    sums = p.mask.on(p.n_q, p.n_k).sums(rows, depth)
+def _p_cost(p: Problem, rows: Any, depth: int, span: Any) -> Cost:
+    pairs = p.mask.on(p.n_q, p.n_k)
+    sums, walked = pairs.sums(rows, depth), rows_walked(pairs, rows, span)
     r, w = smaller(rows, p.n_q), min(depth, p.n_k)
     peak = r * (p.d + 1) + w * p.d + r * w
-    return row_deltas_cost(p, depth) + Cost(p.n_q * (p.d + 1) + p.d * sums.cols, sums.area, peak, 2 * p.d * sums.area)
+    return row_deltas_cost(p, depth) + Cost(walked * (p.d + 1) + p.d * sums.cols, sums.area, peak, 2 * p.d * sums.area)
 
 
 def _ds_cost(p: Problem, cols: Any, depth: int, chunk: Any) -> Cost:
@@ -128,7 +144,7 @@ def _ds_cost(p: Problem, cols: Any, depth: int, chunk: Any) -> Cost:
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     return (
-        _p_cost(p, t.rows, t.depth)
+        _p_cost(p, t.rows, t.depth, t.span)
         + _ds_cost(p, t.cols, t.depth, t.chunk)
         + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
         + consume_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
@@ -138,13 +154,13 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
 
 def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
     pairs, depth = p.mask.on(p.n_q, p.n_k), multiple["depth"]
-    rows = longest_stay(pairs, p.n_q, words, multiple["rows"], lambda rows: _p_cost(p, rows, depth))
+    rows = longest_stay(pairs, p.n_q, words, multiple["rows"], lambda rows: _p_cost(p, rows, depth, p.n_k))
     cols = longest_stay(pairs, p.n_k, words, multiple["cols"], lambda cols: _ds_cost(p, cols, depth, p.n_q))
     dq = consume_tiles(pairs, p.d, words, depth, multiple["dq_rows"], multiple["dq_cols"])
     dk = consume_tiles(pairs.T, p.d, words, depth, multiple["dk_rows"], multiple["dk_cols"])
     if not (rows and cols and dq and dk):
         return None
-    return BackwardTiles._make((rows, cols, depth, *dq, *dk, p.n_q))
+    return BackwardTiles._make((rows, cols, depth, *dq, *dk, p.n_q, p.n_k))
 
 
 def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from redblue.errors import RedblueError
 from redblue.integers import ceil_div, larger
-from redblue.masks import Runs
+from redblue.masks import Pairs, Runs
 from redblue.problem import Problem
 
 # Arrays in slow memory that a pass may take, by parameter name. "p" are the softmax probabilities.
@@ -30,7 +30,9 @@ SHAPES = {
 PRODUCED = {"forward": ("out", "lse", "p", "row_max", "row_sum"), "backward": ("dq", "dk", "dv"), "gradient_x": ("dx",)}
 
 
-WHOLE = ("chunk",)  # edges that are all queries unless they are given: shorter ones only save slow memory
+# Edges that are as long as an axis unless they are given: shorter ones only save slow memory, or give more processors
+# something to do.
+WHOLE = {"chunk": "n_q", "span": "n_k"}
 LONGEST = 2**27  # of an axis: beyond it the search would take seconds
 LARGEST = 2**58  # n_q n_k d, or n d d: beyond it the search over 64-bit integers could overflow
 
@@ -154,8 +156,8 @@ class Schedule:
         multiple = dict.fromkeys(one_pass.edges, 1) | dict(multiple or {})
         tiles = one_pass.search(stream, words, multiple)
         if tiles is None:
-            shortest = one_pass.tile_type(**(multiple | {e: stream.n_q for e in WHOLE if e in multiple}))
-            least = int(one_pass.cost(stream, shortest).peak)
+            whole_axes = {edge: getattr(stream, axis) for edge, axis in WHOLE.items() if edge in multiple}
+            least = int(one_pass.cost(stream, one_pass.tile_type(**(multiple | whole_axes))).peak)
             raise TooFewWords(
                 f"{self.name} {problem.direction} with d = {problem.d}, d_v = {problem.d_v} needs a cache of at least "
                 f"{least} words, got {words}"
@@ -163,14 +165,15 @@ class Schedule:
         return tiles
 
     def make_tiles(self, problem: Problem, edges: Mapping[str, int]) -> Any:
-        """Tiles from named edges, checked; edges left out are 1, or all queries for a chunk of them."""
+        """Tiles from named edges, checked; edges left out are 1, or all of their axis (see WHOLE)."""
         one_pass = self.direction(problem)
         unknown = sorted(set(edges) - set(one_pass.edges))
         if unknown:
             allowed = ", ".join(one_pass.edges)
             raise RedblueError(f"{self.name} {problem.direction} has no tile edge {unknown[0]!r}; it has {allowed}")
-        queries = problem.one_stream().n_q
-        tiles = one_pass.tile_type(**{e: edges.get(e, queries if e in WHOLE else 1) for e in one_pass.edges})
+        stream = problem.one_stream()
+        least = {e: max(1, getattr(stream, WHOLE[e])) if e in WHOLE else 1 for e in one_pass.edges}
+        tiles = one_pass.tile_type(**(least | dict(edges)))
         self._check(problem, tiles)
         return tiles
 
@@ -187,6 +190,9 @@ class Schedule:
         for edge in ("rows", "depth", "dq_rows"):
             if chunk < stream.n_q and chunk % getattr(tiles, edge):
                 raise RedblueError(f"tile edge chunk ({chunk}) must be a multiple of {edge} ({getattr(tiles, edge)})")
+        span = getattr(tiles, "span", stream.n_k)
+        if span < stream.n_k and span % tiles.cols:
+            raise RedblueError(f"tile edge span ({span}) must be a multiple of cols ({tiles.cols})")
 
     def cost(self, problem: Problem, tiles: Any) -> Cost:
         """Closed-form cost of the whole problem: every stream, one after the other."""
@@ -220,6 +226,16 @@ def grid(spans: Runs, size: int, length: int) -> Iterator[range]:
     """The blocks of range(length) that the spans touch, each once."""
     for part in whole(spans, size, length):
         yield from blocks(part, size)
+
+
+def walks(spans: Runs, size: int, length: int) -> Iterator[range]:
+    """What one walk covers at a time: all of range(length), or those of its blocks of `size` that the spans touch."""
+    return iter((range(length),)) if size >= length else grid(spans, size, length)
+
+
+def rows_walked(pairs: Pairs, rows: Any, size: Any) -> Any:
+    """Rows of all walks: each block of `rows` rows once for each of its walks."""
+    return pairs.n_rows if size >= pairs.n_cols else pairs.sums(rows, size).rows
 
 
 def overlap(a: range, spans: Runs) -> Runs:

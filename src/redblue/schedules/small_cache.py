@@ -24,7 +24,7 @@ from redblue.schedules.products import (
     score_peak,
     score_tile,
 )
-from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, within
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, overlap, rows_walked, walks, within
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import probabilities
 from redblue.schedules.spilled import forward_pass
@@ -41,6 +41,7 @@ class BackwardTiles(NamedTuple):
     dv_rows: Any  # tile of dV: keys, features
     dv_cols: Any
     chunk: Any  # queries whose P and dS are in slow memory at once
+    span: Any  # keys that one walk of a block of queries covers, while P and dS are written
 
 
 def backward(
@@ -59,8 +60,17 @@ def backward(
 ) -> None:
     pairs, shape = problem.mask.on(problem.n_q, problem.n_k), (problem.n_q, problem.n_k)
     p, ds = m.scratch("p", shape), m.scratch("ds", shape)
+    delta = m.scratch("delta", (problem.n_q,))
+    for i in blocks(problem.n_q, t.rows):
+        delta_i = m.zeros("delta_i", len(i))
+        for f in blocks(problem.value_dim, t.depth):
+            out_f, dout_f = m.load(out[i, f]), m.load(dout[i, f])
+            delta_i += (out_f * dout_f).sum(axis=1)
+            m.free(out_f, dout_f)
+        m.store(delta[i], delta_i)
+        m.free(delta_i)
     for chunk in blocks(problem.n_q, t.chunk):
-        _pairs(m, problem, t, chunk, q, k, v, out, lse, dout, p, ds)
+        _pairs(m, problem, t, chunk, q, k, v, lse, dout, delta, p, ds)
         consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth, of=chunk)
         consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth, over=chunk)
         consume(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth, over=chunk)
@@ -74,41 +84,41 @@ def _pairs(
     q: Slow,
     k: Slow,
     v: Slow,
-    out: Slow,
     lse: Slow,
     dout: Slow,
+    delta: Slow,
     p: Slow,
     ds: Slow,
 ) -> None:
     """Write P, then dS, of a chunk of queries."""
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     for i in blocks(chunk, t.rows):
-        lse_i = m.load(lse[i])
-        for j in grid(m.cols_of(pairs, i), t.cols, problem.n_k):
-            s = score_tile(m, "s", q, k, i, j, t.depth)
-            s[...] = probabilities(s * scale, lse_i)
-            if not m.holds(pairs, i, j):
-                s[...] = m.where(pairs, i, j, s, 0.0)
-            m.store(p[i, j], s)
-            m.free(s)
-        m.free(lse_i)
+        live = m.cols_of(pairs, i)
+        for walk in walks(live, t.span, problem.n_k):
+            lse_i = m.load(lse[i])
+            for j in grid(overlap(walk, live), t.cols, problem.n_k):
+                s = score_tile(m, "s", q, k, i, j, t.depth)
+                s[...] = probabilities(s * scale, lse_i)
+                if not m.holds(pairs, i, j):
+                    s[...] = m.where(pairs, i, j, s, 0.0)
+                m.store(p[i, j], s)
+                m.free(s)
+            m.free(lse_i)
 
     for i in blocks(chunk, t.rows):
-        delta_i = m.zeros("delta_i", len(i))
-        for f in blocks(problem.value_dim, t.depth):
-            out_f, dout_f = m.load(out[i, f]), m.load(dout[i, f])
-            delta_i += (out_f * dout_f).sum(axis=1)
-            m.free(out_f, dout_f)
-        for j in grid(m.cols_of(pairs, i), t.cols, problem.n_k):
-            ds_ij = score_tile(m, "ds", dout, v, i, j, t.depth)
-            for part in blocks(j, t.depth):
-                p_slice = m.load(p[i, part])
-                columns = within(part, j)
-                ds_ij[:, columns] = scale * p_slice * (ds_ij[:, columns] - delta_i[:, None])
-                m.free(p_slice)
-            m.store(ds[i, j], ds_ij)
-            m.free(ds_ij)
-        m.free(delta_i)
+        live = m.cols_of(pairs, i)
+        for walk in walks(live, t.span, problem.n_k):
+            delta_i = m.load(delta[i])
+            for j in grid(overlap(walk, live), t.cols, problem.n_k):
+                ds_ij = score_tile(m, "ds", dout, v, i, j, t.depth)
+                for part in blocks(j, t.depth):
+                    p_slice = m.load(p[i, part])
+                    columns = within(part, j)
+                    ds_ij[:, columns] = scale * p_slice * (ds_ij[:, columns] - delta_i[:, None])
+                    m.free(p_slice)
+                m.store(ds[i, j], ds_ij)
+                m.free(ds_ij)
+            m.free(delta_i)
 
 
 def _backward_peak(p: Problem, rows: Any, cols: Any, depth: int) -> Any:
@@ -120,19 +130,20 @@ def _backward_peak(p: Problem, rows: Any, cols: Any, depth: int) -> Any:
     return larger(write_p, larger(multiply, 2 * r * min(depth, d_v))) + r
 
 
-def _pair_cost(p: Problem, rows: Any, cols: Any, depth: int) -> Cost:
+def _pair_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     s = score_cost(pairs, p.d, rows, cols, depth, False)
     ds = score_cost(pairs, p.value_dim, rows, cols, depth, False)
     area = pairs.sums(rows, cols).area
-    reads = s.reads + ds.reads + area + p.n_q * (1 + 2 * p.value_dim)  # P; lse; out and dout for delta
-    return Cost(reads, 2 * area, _backward_peak(p, rows, cols, depth), s.flops + ds.flops)
+    reads = s.reads + ds.reads + area + 2 * p.n_q * p.value_dim  # P; out and dout for delta
+    reads = reads + 2 * rows_walked(pairs, rows, span)  # lse, delta
+    return Cost(reads, 2 * area + p.n_q, _backward_peak(p, rows, cols, depth), s.flops + ds.flops)
 
 
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     return (
-        _pair_cost(p, t.rows, t.cols, t.depth)
+        _pair_cost(p, t.rows, t.cols, t.depth, t.span)
         + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
         + consume_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
         + resume_cost(pairs.T, p.d, t.dk_rows, t.chunk)
@@ -150,14 +161,14 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
         words,
         pairs,
     )
-    pair = cheapest(_pair_cost(p, *tried, depth), tried, words)
+    pair = cheapest(_pair_cost(p, *tried, depth, p.n_k), tried, words)
     gradients = [
         consume_tiles(laid, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
         for name, laid, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.value_dim))
     ]
     if pair is None or any(edges is None for edges in gradients):
         return None
-    return BackwardTiles._make((*pair, depth, *(edge for tile in gradients if tile for edge in tile), p.n_q))
+    return BackwardTiles._make((*pair, depth, *(edge for tile in gradients if tile for edge in tile), p.n_q, p.n_k))
 
 
 def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:

@@ -58,8 +58,8 @@ def weigh(
     """
     rows, out_cols, depth = tile
     for i in blocks(pairs.n_rows, rows):
-        lse_i = m.load(lse[i])
         for f in blocks(v.shape[1], out_cols):
+            lse_i = m.load(lse[i])
             out_if = m.zeros("out_if", len(i), len(f))
             for j in grid(m.cols_of(pairs, i), cols, pairs.n_cols):
                 column = range(j.start // cols, j.start // cols + 1)
@@ -78,8 +78,7 @@ def weigh(
                     m.free(v_slice)
                 m.free(*(factor for _, factor in factors))
             m.store(out[i, f], out_if)
-            m.free(out_if)
-        m.free(lse_i)
+            m.free(out_if, lse_i)
 
 
 def weigh_peak(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int) -> Any:
@@ -88,9 +87,9 @@ def weigh_peak(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int) ->
 
 
 def weigh_cost(pairs: Pairs, features: int, spilled_cols: Any, rows: Any, cols: Any, depth: int) -> Cost:
-    times = ceil_div(features, cols)  # how often P and its tile maxima are read
+    times = ceil_div(features, cols)  # how often P, its tile maxima and lse are read
     slices = pairs.sums(1, depth).area
-    reads = pairs.n_rows + times * (slices + pairs.sums(1, spilled_cols).tiles)
+    reads = times * (pairs.n_rows + slices + pairs.sums(1, spilled_cols).tiles)
     reads = reads + features * pairs.sums(rows, depth).cols
     peak = weigh_peak(pairs, features, rows, cols, depth)
     return Cost(reads, pairs.n_rows * features, peak, 2 * features * slices)

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue.integers import ceil_div, larger, smaller
-from redblue.machine import Machine, Slow, Tile, log
+from redblue.machine import Machine, Slow, Tile, exp, log, maximum
 from redblue.problem import Problem
 from redblue.schedules.products import score_cost, score_peak, score_tile
-from redblue.schedules.schedule import Cost, Pass, Sweep, blocks, grid
+from redblue.schedules.schedule import Cost, Pass, Sweep, blocks, grid, overlap, rows_walked, walks
 from redblue.schedules.search import edges, pair_edges
 from redblue.schedules.softmax import LOWEST, spill, weigh, weigh_cost, weigh_peak
 
@@ -28,6 +28,7 @@ class ForwardTiles(NamedTuple):
     depth: Any  # features (of scores) or keys (of outputs) per streamed slice
     out_rows: Any  # output tile: queries
     out_cols: Any  # output tile: features of V
+    span: Any  # keys that one walk of a block of queries covers; where there are more, what it finds is merged
 
 
 def forward(
@@ -36,19 +37,40 @@ def forward(
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     p = m.scratch("p", (problem.n_q, problem.n_k))
     top = m.scratch("top", (problem.n_q, ceil_div(problem.n_k, t.cols)))
+    cut = t.span < problem.n_k
+    part = m.scratch("part", (ceil_div(problem.n_k, t.span) * problem.n_q,)) if cut else lse
     for i in blocks(problem.n_q, t.rows):
-        q_i = m.load(q[i]) if stays else q
-        row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
-        for j in grid(m.cols_of(pairs, i), t.cols, problem.n_k):
-            s = score_tile(m, "s", q_i, k, i, j, t.depth)
-            s *= scale
-            spill(m, s, pairs, i, j, (row_max, row_sum), p, top[i, range(j.start // t.cols, j.start // t.cols + 1)])
-        row_max += log(row_sum)
-        m.store(lse[i], row_max)
-        m.free(row_max, row_sum)
-        if isinstance(q_i, Tile):
-            m.free(q_i)
+        live = m.cols_of(pairs, i)
+        for walk in walks(live, t.span, problem.n_k):
+            q_i = m.load(q[i]) if stays else q
+            row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
+            for j in grid(overlap(walk, live), t.cols, problem.n_k):
+                s = score_tile(m, "s", q_i, k, i, j, t.depth)
+                s *= scale
+                spill(m, s, pairs, i, j, (row_max, row_sum), p, top[i, range(j.start // t.cols, j.start // t.cols + 1)])
+            row_max += log(row_sum)
+            m.store(part[_part(i, walk, t.span, problem.n_q)], row_max)
+            m.free(row_max, row_sum)
+            if isinstance(q_i, Tile):
+                m.free(q_i)
+        if cut:
+            row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
+            for walk in walks(live, t.span, problem.n_k):
+                found = m.load(part[_part(i, walk, t.span, problem.n_q)])
+                row_sum *= exp(row_max - maximum(row_max, found))
+                row_sum += exp(found - maximum(row_max, found))
+                row_max[...] = maximum(row_max, found)
+                m.free(found)
+            row_max += log(row_sum)
+            m.store(lse[i], row_max)
+            m.free(row_max, row_sum)
     weigh(m, out, p, top, v, lse, pairs, t.cols, (t.out_rows, t.out_cols, t.depth))
+
+
+def _part(i: range, walk: range, span: int, n_q: int) -> range:
+    """Where a walk of rows i leaves their log-sum-exp: those of all rows for one span after another."""
+    before = walk.start // span * n_q
+    return range(before + i.start, before + i.stop)
 
 
 def _forward_peak(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> Any:
@@ -58,12 +80,14 @@ def _forward_peak(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> 
     return larger(score_peak(pairs, p.d, rows, cols, depth, stays), r * c + r) + r * (p.d * stays + 2)
 
 
-def _spill_cost(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> Cost:
+def _spill_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any, stays: bool) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     scores, sums = score_cost(pairs, p.d, rows, cols, depth, stays), pairs.sums(rows, cols)
+    walked = rows_walked(pairs, rows, span)
+    parts = walked if span < p.n_k else 0
     return Cost(
-        scores.reads + p.n_q * p.d * stays,
-        sums.area + sums.rows + p.n_q,  # P, the tiles' row maxima, lse
+        scores.reads + walked * p.d * stays + parts,
+        sums.area + sums.rows + parts + p.n_q,  # P, the tiles' row maxima, lse of walks and of rows
         _forward_peak(p, rows, cols, depth, stays),
         scores.flops,
     )
@@ -71,7 +95,7 @@ def _spill_cost(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> Co
 
 def forward_cost(p: Problem, t: ForwardTiles, *, stays: bool) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
-    return _spill_cost(p, t.rows, t.cols, t.depth, stays) + weigh_cost(
+    return _spill_cost(p, t.rows, t.cols, t.depth, t.span, stays) + weigh_cost(
         pairs, p.value_dim, t.cols, t.out_rows, t.out_cols, t.depth
     )
 
@@ -123,9 +147,9 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays:
         words,
         multiple,
         lambda rows, cols: _forward_peak(p, rows, cols, depth, stays),
-        lambda rows, cols: _spill_cost(p, rows, cols, depth, stays),
+        lambda rows, cols: _spill_cost(p, rows, cols, depth, p.n_k, stays),
     )
-    return ForwardTiles._make(found) if found else None
+    return ForwardTiles._make((*found, p.n_k)) if found else None
 
 
 def forward_pass(stays: bool) -> Pass:
