@@ -11,10 +11,10 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test check format sanitize fuzz bench docs certify clean
+.PHONY: help setup report test check format sanitize fuzz bench gpu-fit docs certify clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
 
 setup: $(VENV)/redblue.stamp ## install everything into .venv; again after a change to cpp/ or pyproject.toml
 
@@ -47,6 +47,9 @@ bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, a
 	$(BENCH)/bin/python benchmarks/memory.py
 	$(BENCH)/bin/python benchmarks/memory.py --n 131072 --d 128 --window 4096 --most 100
 	$(BENCH)/bin/python benchmarks/attention.py
+
+gpu-fit: setup $(VENV)/peers.stamp ## compile every planned GPU kernel for every architecture; no GPU is needed
+	nice -n 19 $(BIN)/python benchmarks/gpu_fit.py
 
 # Experiments that count or simulate; the others measure, some for a quarter of an hour (redblue experiment --list).
 COUNTED := figure-2022 sparse real-caches

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -44,6 +45,17 @@ def copy_block(x, out, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr):
 def through_an_integer(x, address, BLOCK: tl.constexpr):
     p = address.to(tl.pointer_type(tl.float32))
     tl.store(x + tl.arange(0, BLOCK), tl.load(p + tl.arange(0, BLOCK)))
+
+
+class Array(NamedTuple):
+    at: Any
+    stride: int
+
+
+@triton.jit
+def double(x, pair, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x.at + i * x.stride, 2 * tl.load(x.at + i * x.stride) + tl.load(pair[1] + i))
 
 
 def rows_case(n_rows, n_cols, dtype=torch.float32):
@@ -111,6 +123,14 @@ def test_descriptors_count_what_lies_inside_their_shape():
         copy_block[(1,)](x, out, 3, 12, ROWS=4, COLS=16)
     assert torch.equal(out, x)
     assert tally.tensors == {"x": Traffic(36, 0, 144), "out": Traffic(0, 36, 144)}
+
+
+def test_arguments_that_are_tuples():
+    x, other = torch.ones(8), torch.ones(4)
+    with counting() as tally:
+        double[(1,)](Array(x[::2], 2), (0, other), BLOCK=4)
+    assert x.tolist() == [3, 1] * 4
+    assert tally.tensors == {"x.at": Traffic(4, 4, 32), "pair.1": Traffic(4, 0, 16)}
 
 
 def test_what_lies_in_no_argument():

@@ -5,9 +5,10 @@
     tally.tensors["q"].reads
 
 Any kernel will do. One lane of a load or store that its mask leaves on is one word; lanes that it leaves off are none.
-A word belongs to the kernel's argument in whose tensor its address lies, so what is data and what is an index list can
-be told apart. Block pointers and tensor descriptors count the lanes inside their shape; an atomic operation reads and
-writes each of its lanes. What a GPU moves may be more (whole sectors) or less (what its caches still hold).
+A word belongs to the kernel's argument in whose tensor its address lies ("q"; "q.at" for a field of a tuple), so what
+is data and what is an index list can be told apart. Block pointers and tensor descriptors count the lanes inside their
+shape; an atomic operation reads and writes each of its lanes. What a GPU moves may be more (whole sectors) or less
+(what its caches still hold).
 """
 
 from __future__ import annotations
@@ -178,8 +179,9 @@ class _Held:
 
 def _held(name: str, value: Any) -> Iterator[_Held]:
     if isinstance(value, tuple):
-        for i, part in enumerate(value):
-            yield from _held(f"{name}[{i}]", part)
+        fields = getattr(value, "_fields", range(len(value)))
+        for key, part in zip(fields, value, strict=True):
+            yield from _held(f"{name}.{key}", part)
         return
     value = getattr(value, "base", None) if hasattr(value, "block_shape") else value  # a tensor descriptor's
     if hasattr(value, "data_ptr") and value.numel():

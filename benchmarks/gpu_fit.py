@@ -1,0 +1,198 @@
+"""Whether what is planned fits: every kernel compiled ahead of time for every NVIDIA architecture of the catalogue.
+
+No GPU is asked. One card stands for its architecture, by its shared memory. Results are kept (redblue.kernels.gpu.fit),
+so that a run that was stopped goes on where it was. The exit code is 1 if any kernel does not fit its card, needs more
+than the plan's model says, spills more than SPILLED_BYTES, or cannot be planned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import altair as alt
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from redblue import charts, list_memories, memory
+from redblue.errors import RedblueError
+from redblue.style import LOOKS
+
+HEAD_DIMENSIONS = (16, 40, 64, 80, 96, 128, 192, 256, 320, 512, 576, 1024, 2048)
+DTYPES = ("float16", "bfloat16", "float32")
+DIRECTIONS = ("forward", "backward")
+# A call whose blocks keep every card busy and do not end where the sequence does: causal, 2 x 16 heads, n = 4095
+BATCH, HEADS, N, CAUSAL = 2, 16, 4095, {"end": 1}
+SPILLED_BYTES = 1024  # of a thread: more than this many, in every step, and products wait for them
+# What tests compile: of every kind of architecture, and of every regime
+SPREAD = (
+    ("sm_75", 64, "float16"),
+    ("sm_75", 512, "float16"),
+    ("sm_80", 128, "bfloat16"),
+    ("sm_86", 256, "float16"),
+    ("sm_89", 576, "bfloat16"),
+    ("sm_90", 80, "float16"),
+    ("sm_90", 512, "bfloat16"),
+    ("sm_100", 1024, "float16"),
+    ("sm_120", 40, "float32"),
+)
+
+Row = dict[str, Any]
+
+
+class Case(NamedTuple):
+    card: str  # of the catalogue
+    arch: int
+    d: int
+    dtype: str
+    direction: str
+
+
+def cards() -> dict[int, str]:
+    """The first card of each architecture that Triton compiles for, and PyTorch runs on."""
+    found: dict[int, str] = {}
+    for name in list_memories():
+        arch = round(memory(name).facts.get("compute_capability", 0))
+        if arch >= 75:
+            found.setdefault(arch, name)
+    return dict(sorted(found.items()))
+
+
+def cases(spread: bool) -> Iterator[Case]:
+    """All, those that compile fast first; or a few of every sort."""
+    for dtype in DTYPES:
+        for d in HEAD_DIMENSIONS:
+            for arch, card in cards().items():
+                if (spread and (f"sm_{arch}", d, dtype) not in SPREAD) or (arch, dtype) == (75, "bfloat16"):
+                    continue
+                yield from (Case(card, arch, d, dtype, direction) for direction in DIRECTIONS)
+
+
+def compiled(case: Case) -> Row:
+    """In a process of its own, where Triton does not interpret."""
+    from redblue.kernels.cpu import Sizes
+    from redblue.kernels.gpu import fit, plan
+
+    card, sizes = plan.card_named(case.card), Sizes((BATCH,), HEADS, 1, N, N, case.d, case.d)
+    row: Row = {**case._asdict(), "shared_bytes_of_card": card.shared_bytes}
+    try:
+        launch = plan.plan(case.direction, sizes, case.dtype, card)
+    except RedblueError as why:
+        return row | {"wrong": [f"not planned: {why}"]}
+    row |= {"kernel": launch.kernel, "tiles": launch.tiles._asdict(), "chunk": launch.chunk}
+    row |= {"warps": launch.warps, "stages": launch.stages, "planned_shared_bytes": launch.shared_bytes}
+    try:
+        fits = fit.fits(case.direction, sizes, case.dtype, card, launch, **CAUSAL)
+    except Exception as why:  # whatever the compiler raises
+        return row | {"kernels": [], "wrong": [f"not compiled: {type(why).__name__}: {str(why)[:500]}"]}
+    wrong = []
+    for each in fits:
+        if not each.on(card):
+            wrong.append(
+                f"{each.kernel} does not fit: {each.shared_bytes:,} bytes, {each.tensor_memory_columns} columns"
+            )
+        elif each.shared_bytes > launch.shared_bytes:
+            wrong.append(f"{each.kernel} takes {each.shared_bytes:,} bytes, the model said {launch.shared_bytes:,}")
+        if each.spilled_bytes > SPILLED_BYTES:
+            wrong.append(f"{each.kernel} spills {each.spilled_bytes:,} bytes")
+    return row | {"kernels": [each._asdict() for each in fits], "wrong": wrong}
+
+
+def _calmly() -> None:
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    os.nice(19)
+
+
+def run(found: list[Case], jobs: int) -> list[Row]:
+    """Every case's row, in order."""
+    rows: dict[Case, Row] = {}
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _calmly) as pool:
+        waiting = {pool.submit(compiled, case): case for case in found}
+        console = Console(stderr=True)
+        for done in track(as_completed(waiting), "compiling", len(waiting), console=console):
+            rows[waiting[done]] = done.result()
+            for wrong in rows[waiting[done]]["wrong"]:
+                case = waiting[done]
+                console.print(f"sm_{case.arch}, d {case.d}, {case.dtype}, {case.direction}: {wrong}", style="red")
+    return [rows[case] for case in found]
+
+
+def table(rows: list[Row]) -> Table:
+    """By architecture: which kernel where, the most shared memory that was taken, the most that was spilled."""
+    made = Table("type", "direction", "card", "kernels, by d", "shared bytes taken", "of", "spilled bytes")
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if "kernel" in row:
+            groups.setdefault((row["dtype"], row["direction"], f"sm_{row['arch']} {row['card']}"), []).append(row)
+    for names, group in groups.items():
+        kernels = {row["kernel"]: [] for row in group}
+        for row in group:
+            kernels[row["kernel"]].append(row["d"])
+        where = "; ".join(f"{name} {', '.join(map(str, sizes))}" for name, sizes in kernels.items())
+        parts = [part for row in group for part in row["kernels"]]
+        shared, spilled = ([part[key] for part in parts] for key in ("shared_bytes", "spilled_bytes"))
+        card = group[0]["shared_bytes_of_card"]
+        made.add_row(*names, where, f"{min(shared):,} to {max(shared):,}", f"{card:,}", f"up to {max(spilled):,}")
+    return made
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Which kernel is planned where: architectures by head dimensions."""
+    points = [
+        {
+            "d": row["d"],
+            "card": f"sm_{row['arch']}",
+            "kernel": row["kernel"],
+            "panel": f"{row['direction']}, {row['dtype']}",
+        }
+        for row in rows
+        if "kernel" in row and row["dtype"] != "bfloat16"  # planned as float16
+    ]
+    names = [name for name in LOOKS if any(point["kernel"] == name for point in points)]
+    colour = alt.Color(
+        "kernel:N", title=None, scale=alt.Scale(domain=names, range=[LOOKS[name].light for name in names])
+    )
+    order = [f"sm_{arch}" for arch in cards()]
+    chart = (
+        alt.Chart(alt.Data(values=points))
+        .mark_rect(stroke="white")
+        .encode(
+            x=alt.X("d:O", axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("card:N", sort=order, title=None),
+            color=colour,
+            facet=alt.Facet("panel:N", columns=2, title=None),
+        )
+        .properties(width=330, height=150)
+    )
+    charts.write(chart.to_dict(), path, force=True)
+
+
+def main(
+    spread: Annotated[bool, typer.Option(help="Only a few of every sort, as in the tests.")] = False,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Where every result goes.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Where a picture goes: which kernel is planned where.")] = None,
+) -> None:
+    """Compile every planned kernel for every architecture."""
+    rows = run(list(cases(spread)), jobs)
+    if json_file:
+        json_file.write_text(json.dumps(rows, indent=1))
+    if figure:
+        draw(rows, figure)
+    Console().print(table(rows))
+    wrong = sum(bool(row["wrong"]) for row in rows)
+    print(f"{len(rows)} plans compiled, {wrong} of them wrong")
+    sys.exit(1 if wrong or not rows else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)
