@@ -52,7 +52,7 @@ gpu-fit: setup $(VENV)/peers.stamp ## compile every planned GPU kernel for every
 	nice -n 19 $(BIN)/python benchmarks/gpu_fit.py
 
 # Experiments that count or simulate; the others measure, some for a quarter of an hour (redblue experiment --list).
-COUNTED := figure-2022 sparse real-caches
+COUNTED := regimes heads sparse real-caches figure-2022
 
 docs: setup ## draw the figures and tables of the documentation
 	$(BIN)/python docs/figures.py

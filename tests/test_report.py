@@ -12,7 +12,7 @@ import vl_convert
 from rich.console import Console
 
 import redblue as rb
-from redblue import schedules, style
+from redblue import experiments, schedules, style
 from redblue.errors import RedblueError
 from redblue.memories import Level, Memory
 from redblue.models import Layers, Model
@@ -336,3 +336,20 @@ def test_every_schedule_has_a_look_of_its_own():
     for direction in ("forward", "backward", "gradient_x"):
         looks = [style.LOOKS[name] for name in rb.list_schedules(direction)]
         assert len({look.shape for look in looks}) == len({look.light for look in looks}) == len(looks)
+
+
+def test_results_of_experiments_are_shown_with_what_made_them(tmp_path):
+    found = experiments.run("figure-2022", out=tmp_path)
+    made = collect([model()], [TINY], results=[found])
+    page = render(made)
+    seen = Seen(page)
+    assert {"class": "drawn", "data-result": "figure-2022"}.items() <= next(
+        attributes for tag, attributes in seen.tags if attributes.get("data-result")
+    ).items()
+    for text in (found.command, found.machine, found.date, found.findings[0]):
+        assert text in seen.text
+    specs = json.loads(re.search(r'id="charts">(.*?)</script>', page, flags=re.DOTALL)[1])["results"]
+    assert list(specs) == ["figure-2022"]
+    assert vl_convert.vegalite_to_svg(specs["figure-2022"] | {"config": style.config("dark")}).startswith("<svg")
+    assert made.to_dict()["results"][0]["command"] == found.command
+    assert "data-result" not in render(collect([model()], [TINY]))

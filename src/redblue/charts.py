@@ -9,7 +9,7 @@ from typing import Any
 import vl_convert
 
 from redblue.files import check_target, replace_whole
-from redblue.style import COLOURS, printed
+from redblue.style import printed
 
 SUFFIXES = (".svg", ".png", ".html")
 
@@ -20,8 +20,7 @@ def write(spec: dict[str, Any], path: str | os.PathLike[str], force: bool) -> Pa
     force: a file that is there already is replaced.
     """
     target = check_target(path, SUFFIXES, force)
-    header = {"labelFontSize": 12, "titleFontSize": 12, "labelColor": COLOURS["light"]["ink"], "title": None}
-    styled = spec | {"config": printed() | {"header": header}}
+    styled = spec | {"config": printed()}
 
     def save(draft: Path) -> None:
         if draft.suffix.lower() == ".png":

@@ -102,14 +102,19 @@ def report(
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Run the kernels here, if this-machine is asked for.")
     ] = True,
+    results: Annotated[
+        Path, typer.Option(help="A folder of experiments' results, which the page shows if it is there.")
+    ] = Path("docs", "results"),
     as_json: Json = False,
 ) -> None:
     """Models on machines: regimes, schedules, words, bounds and times, as one HTML page and a summary."""
+    from redblue.experiments import read_all
     from redblue.report import check_output, collect, summary, write
 
     check_output(output)
     chosen = [rb.model(name, n=n, batch=batch, dtype=dtype, direction=direction) for name in models or REPORT_MODELS]
     machines = machines_named(memory or REPORT_MEMORIES)
+    found = read_all(results)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("planning", total=None)
@@ -118,6 +123,7 @@ def report(
             machines,
             command=shlex.join(["redblue", *sys.argv[1:]]),
             measure=measure,
+            results=found,
             progress=lambda done, total, what: progress.update(task, completed=done, total=total, description=what),
         )
     write(made, output)

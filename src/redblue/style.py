@@ -86,6 +86,7 @@ def config(scheme: str = "light") -> dict[str, Any]:
             "symbolBaseStrokeColor": colour["ink"],
             "layout": {"bottom": {"direction": "vertical", "anchor": "start", "margin": 8}},
         },
+        "header": {**text, "labelColor": colour["ink"], "labelFontSize": 12, "titleFontSize": 12, "title": None},
         "style": {
             "ink": {"color": colour["ink"]},
             "faint": {"color": colour["muted"]},

@@ -8,7 +8,7 @@ from redblue.experiments.result import Result
 
 def page(result: Result) -> str:
     about = result.about
-    found = "\n".join(f"- {line}" for line in about.findings(result.rows))
+    found = "\n".join(f"- {line}" for line in result.findings)
     tables = "\n\n".join(f"## {each.title}\n\n{table(each)}" for each in about.tables(result.rows))
     return f"""\
 # {about.title}

@@ -230,9 +230,9 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method=f"""
-The model's cache holds what the schedule says. A CPU's holds what was touched last, in lines, and each line in one set
-only. So tiles that fill all of *M* in the model do not stay in a real cache of *M* words, and the question is for how
-much of it tiles should be chosen. Simulated (`redblue.machine.Cached`), not measured.
+The model's cache holds what the schedule says. A CPU's holds what was touched last, in lines, and each line in one
+set only. So tiles that fill all of *M* in the model do not stay in a real cache of *M* words, and the question is for
+how much of it tiles should be chosen. Simulated (`redblue.machine.Cached`), not measured.
 
 Forward, full mask, one head, float32, lines of 64 bytes, one level of LRU that writes back; overwriting a whole line
 does not read it first. Tile edges are multiples of {LINE_WORDS} words, except the rows of `flash`. Everything is
@@ -243,12 +243,12 @@ counted that moves between the cache and the next level, dead tiles that are wri
 
 The figure: the cache of 32 KiB; above 6 nothing is drawn, and the dashed line is what the planner assumes.
 
-*Usable share*: the largest part of the capacity that tiles hold in the model while the cache moves at most 1.05 / 1.25
-times the words counted for these tiles. Tiles are chosen for 2/{SHARES}, 3/{SHARES} ... of the capacity; the share is
-what they hold then. *The best choice*: the share whose tiles move the fewest words, and these over what the model
-counts for tiles chosen for the whole cache: the price of a real one. *Which share to plan for*: over the caches that
-hardware has (8, 12, 16 ways) and all layouts but the power of two, the words moved over those of the best share of each
-case.
+*Usable share*: the largest part of the capacity that tiles hold in the model while the cache moves at most 1.05 /
+1.25 times the words counted for these tiles. Tiles are chosen for 2/{SHARES}, 3/{SHARES} ... of the capacity; the
+share is what they hold then. *The best choice*: the share whose tiles move the fewest words, and these over what the
+model counts for tiles chosen for the whole cache: the price of a real one. *Which share to plan for*: over the caches
+that hardware has (8, 12, 16 ways) and all layouts but the power of two, the words moved over those of the best share
+of each case.
 
 **Least recently used.** Tiles that stay must be touched again before everything else in the cache has been. From one
 use to the next, a `flash` forward pass touches all that it keeps, *and* the slices of K and V that it has finished
@@ -258,15 +258,15 @@ with: LRU cannot know that they are dead. With r rows and c columns it needs
 
 where the model needs the larger of c d, c d_v and r instead of the last two terms. With whole lines and one set this
 capacity moves exactly the counted words, and besides the dead tiles that LRU writes back
-(`tests/test_cached_costs.py`). One line less makes LRU evict each line just before its next use: a cliff, not a slope.
-That is why a full cache can cost a multiple, and a part of it nothing.
-`hybrid` keeps rows of Q of which it uses one slice of features at a time, so a whole score tile, its spilled P and c
-rows of K pass by in between: it needs the most slack. Its row maxima lie in columns, a line for each word.
+(`tests/test_cached_costs.py`). One line less makes LRU evict each line just before its next use: a cliff, not a
+slope. That is why a full cache can cost a multiple, and a part of it nothing. `hybrid` keeps rows of Q of which it
+uses one slice of features at a time, so a whole score tile, its spilled P and c rows of K pass by in between: it
+needs the most slack. Its row maxima lie in columns, a line for each word.
 
 **Sets.** Rows that lie a power of two apart fall into few sets: with {PITCH_WORDS} words between rows, all rows of q
 begin in the same set of an L1d, and a tile of more rows than ways cannot stay. Padding each row, or copying tiles to
 memory of their own, spreads them. A copy passes through the cache as well and finds its source in few sets. Rows that
-lie side by side are a power of two apart too where d (for P: n) is one, as here: that is what padding mends in the last
-rows. The CPU kernels copy panels of what stays to memory of their own.
+lie side by side are a power of two apart too where d (for P: n) is one, as here: that is what padding mends in the
+last rows. The CPU kernels copy panels of what stays to memory of their own.
 """,
 )

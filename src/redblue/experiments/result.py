@@ -40,9 +40,14 @@ class Result:
         quick = "; the few points of --quick" if self.quick else ""
         return f"{self.machine}, {self.date}, redblue {self.version}{tools}{quick}"
 
+    @property
+    def findings(self) -> list[str]:
+        """In sentences, with names between backticks."""
+        return self.about.findings(self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with what is found in sentences."""
-        return asdict(self) | {"findings": self.about.findings(self.rows)}
+        return asdict(self) | {"findings": self.findings}
 
 
 def json_path(folder: Path, name: str) -> Path:

@@ -206,15 +206,15 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method=f"""
-Counted, not measured. Forward, one head, n = {N}, d = {D}, M = {M_WORDS:,} words = d², 16-bit words (an index of 32-bit
-places takes two). Every schedule ({", ".join(f"`{name}`" for name in schedules.list_schedules("forward"))}) is counted
-with every format that can store the mask, with its best tiles; drawn is the schedule of fewest words. Blocks are of
-{BLOCK} x {BLOCK} pairs, drawn at random; a butterfly's are of 1 to 128; random pairs and blocks have no rule, so they
-need an index. One mask, schedule by schedule: `redblue sparse`.
+Counted, not measured. Forward, one head, n = {N}, d = {D}, M = {M_WORDS:,} words = d², 16-bit words (an index of
+32-bit places takes two). Every schedule ({", ".join(f"`{name}`" for name in schedules.list_schedules("forward"))}) is
+counted with every format that can store the mask, with its best tiles; drawn is the schedule of fewest words. Blocks
+are of {BLOCK} x {BLOCK} pairs, drawn at random; a butterfly's are of 1 to 128; random pairs and blocks have no rule,
+so they need an index. One mask, schedule by schedule: `redblue sparse`.
 
-*Proved* is what holds of this one mask: the best of the compulsory words, the phase problem on its number of pairs, and
-the phase problem of what so many of its rows and columns can cover ([theory](../theory.md), Theorem 5). *The family's
-form* is min(Z_in² / M, Z_in √Z_QK / √M) of arXiv 2410.09397, Theorem 4.5, its constant left out: it speaks of the worst
-input with so many nonzero entries, so that a structured mask may lie below it.
+*Proved* is what holds of this one mask: the best of the compulsory words, the phase problem on its number of pairs,
+and the phase problem of what so many of its rows and columns can cover ([theory](../theory.md), Theorem 5). *The
+family's form* is min(Z_in² / M, Z_in √Z_QK / √M) of arXiv 2410.09397, Theorem 4.5, its constant left out: it speaks
+of the worst input with so many nonzero entries, so that a structured mask may lie below it.
 """,
 )

@@ -25,7 +25,7 @@ def listed(found: Sequence[Experiment]) -> RenderableType:
 
 def shown(result: Result) -> RenderableType:
     """What is found, in sentences; the tables are too wide for a terminal, and stand in the page."""
-    lines = [f"- {plain(line)}" for line in result.about.findings(result.rows)]
+    lines = [f"- {plain(line)}" for line in result.findings]
     return Group(Text(result.about.question, style="bold"), Text("\n".join(lines)), Text(result.made, style="dim"))
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from redblue.errors import RedblueError
+from redblue.experiments.result import Result
 from redblue.memories import Memory
 from redblue.models import Layers, Model
 from redblue.planner import REGIMES, LevelPlan, Plan, describe, plan
@@ -48,7 +49,7 @@ class Report:
     """Everything that the page and the terminal show.
 
     date: local, ISO 8601. command: what makes it again. measured: each shape on this machine, in their order; none
-    where nothing was measured.
+    where nothing was measured. results: of experiments, each with the machine and the date that made it.
     """
 
     models: tuple[Model, ...]
@@ -59,6 +60,7 @@ class Report:
     date: str
     version: str
     measured: tuple[Measured, ...] = ()
+    results: tuple[Result, ...] = ()
 
     @property
     def cells(self) -> Iterator[tuple[Shape, Plan, LevelPlan]]:
@@ -114,6 +116,10 @@ class Report:
                 asdict(check) | {"problem": describe(check.problem), "passed": check.passed} for check in self.checks
             ],
             "measured": [each.to_dict() for each in self.measured],
+            "results": [
+                {"experiment": each.experiment, "command": each.command, "made": each.made, "findings": each.findings}
+                for each in self.results
+            ],
         }
 
 
@@ -123,12 +129,14 @@ def collect(
     progress: Callable[[int, int, str], object] | None = None,
     command: str | None = None,
     measure: bool = False,
+    results: Sequence[Result] = (),
 ) -> Report:
     """Plan every shape of `models` on `memories` and on the devices these hold, draw its curve, and run the checks.
 
     progress: called with the steps done, all steps, and what the next one is. command: the command line that asked;
     by default one with the same models and memories by name. measure: also run each shape's kernel on this machine, if
-    it is among the memories. Raises RedblueError if there is no model or no memory.
+    it is among the memories. results: of experiments, to be shown too. Raises RedblueError if there is no model or no
+    memory.
     """
     if not models or not memories:
         lacking = "memory (`redblue memories` lists them)" if models else "model (`redblue models` lists them)"
@@ -166,6 +174,7 @@ def collect(
         datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
         version("redblue"),
         tuple(found),
+        tuple(results),
     )
 
 

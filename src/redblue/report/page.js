@@ -1,4 +1,4 @@
-const { figures, themes } = JSON.parse(document.getElementById("charts").textContent);
+const { figures, results, themes } = JSON.parse(document.getElementById("charts").textContent);
 const choice = document.getElementById("shape");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let drawn = null;
@@ -22,5 +22,14 @@ function say(values) {
   }));
 }
 
+async function drawResults() {
+  const scheme = dark.matches ? "dark" : "light";
+  for (const place of document.querySelectorAll("[data-result]")) {
+    const options = { config: themes[scheme], renderer: "svg", actions: false, tooltip: { theme: scheme } };
+    await window.vegaEmbed(place, structuredClone(results[place.dataset.result]), options);
+  }
+}
+
+dark.addEventListener("change", drawResults);
 for (const event of [choice, dark]) event.addEventListener("change", draw);
-draw();
+draw().then(drawResults);

@@ -6,12 +6,15 @@ import os
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import vl_convert
 
 from redblue import style
 from redblue.errors import RedblueError
+from redblue.experiments.result import Result
+from redblue.experiments.terminal import plain
 from redblue.report import figures
 from redblue.report.checks import TOLERANCE
 from redblue.report.data import Report
@@ -25,6 +28,7 @@ def render(report: Report) -> str:
     curves = report.curves
     charts = {
         "figures": [figures.words_figure(curve).to_dict() | {"config": {}} for curve in curves],
+        "results": {each.experiment: _responsive(each) for each in report.results},
         "themes": {scheme: style.config(scheme) for scheme in style.COLOURS},
     }
     return _template().render(
@@ -36,6 +40,10 @@ def render(report: Report) -> str:
         run_seconds=RUN_SECONDS,
         library=_library(),
     )
+
+
+def _responsive(result: Result) -> dict[str, Any]:
+    return result.about.figure(result.rows).to_dict() | {"config": {}}
 
 
 def check_output(path: str | os.PathLike[str]) -> Path:
@@ -93,6 +101,7 @@ def _template() -> jinja2.Template:
         "mask": mask_text,
         "limit": limit_text,
         "nesting": nesting_text,
+        "plain": plain,
         "measured_class": lambda report: "fail" if any(each.failed for each in report.measured) else "pass",
         "measured_verdict": measured_verdict,
         "ratio": ratio,
