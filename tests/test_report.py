@@ -352,4 +352,4 @@ def test_results_of_experiments_are_shown_with_what_made_them(tmp_path):
     assert list(specs) == ["figure-2022"]
     assert vl_convert.vegalite_to_svg(specs["figure-2022"] | {"config": style.config("dark")}).startswith("<svg")
     assert made.to_dict()["results"][0]["command"] == found.command
-    assert "data-result" not in render(collect([model()], [TINY]))
+    assert 'data-result="' not in render(collect([model()], [TINY]))
