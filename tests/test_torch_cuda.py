@@ -346,3 +346,12 @@ def test_products_of_float32_follow_pytorchs_setting_by_either_name(monkeypatch)
         monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**said))
         assert call._precision(x) == precision
         assert call._precision(x.half()) == "ieee"
+
+
+def test_the_planner_can_be_told_of_another_card():
+    from redblue.kernels.gpu.card import Card, card_of, told
+
+    own = card_of(torch.device("cpu"))
+    with told(Card(arch=75, shared_bytes=24 << 10)):
+        assert card_of(torch.device("cpu")).shared_bytes == 24 << 10
+    assert card_of(torch.device("cpu")) == own

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -45,15 +47,37 @@ def card_named(name: str | os.PathLike[str] | Memory) -> Card:
     )
 
 
-@cache
 def card_of(device: torch.device) -> Card:
-    """The device's own; a Hopper's for the CPU, where Triton interprets."""
+    """The device's own, unless the planner is told of another."""
+    return _told or _detected(device)
+
+
+@contextmanager
+def told(card: Card) -> Iterator[None]:
+    """Within, kernels are planned for this card whatever the device is, such as one with less shared memory."""
+    global _told
+    before, _told = _told, card
+    try:
+        yield
+    finally:
+        _told = before
+
+
+_told: Card | None = None
+
+
+@cache
+def _detected(device: torch.device) -> Card:
+    """A Hopper's for the CPU, where Triton interprets."""
     if device.type != "cuda":
         return Card()
-    found = torch.cuda.get_device_properties(device)
+    from triton.runtime import driver  # PyTorch does not say what a block of an AMD GPU has
+
+    found, triton = torch.cuda.get_device_properties(device), cast(Any, driver.active)
+    place = torch.cuda.current_device() if device.index is None else device.index
     return Card(
         OTHER if torch.version.hip else 10 * found.major + found.minor,
-        getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block),
+        triton.utils.get_device_properties(place)["max_shared_mem"],
         found.regs_per_multiprocessor,
         found.L2_cache_size,
         found.multi_processor_count,
