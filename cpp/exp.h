@@ -53,33 +53,44 @@ inline V<T> exp(V<T> x) {
   return x < splat(E::kLeast) ? V<T>{} : x == x ? result : x;
 }
 
-// 2^x, with the same promise (degree 5: 9.2e-8 before rounding). Cheaper than exp: x - n is exact.
+// 2^r for |r| <= 1/2 (float: degree 5, 9.2e-8 before rounding).
+template <class T>
+inline V<T> power_of_fraction(V<T> r) {
+  using E = ExpOf<T>;
+  if constexpr (sizeof(T) == 4) {
+    V<T> power = splat(E::kTerms2[0]);
+#pragma GCC unroll 8
+    for (int i = 1; i < 6; i++) power = multiply_add<T>(power, r, splat(E::kTerms2[i]));
+    return power;
+  } else {
+    r *= splat(T(0.6931471805599453));
+    V<T> power = splat(E::kTerms[0]);
+#pragma GCC unroll 16
+    for (unsigned i = 1; i < sizeof(E::kTerms) / sizeof(T); i++) power = multiply_add<T>(power, r, splat(E::kTerms[i]));
+    return power;
+  }
+}
+
+// 2^x, with the same promise. Cheaper than exp: x - n is exact.
 template <class T>
 inline V<T> exp2(V<T> x) {
   using E = ExpOf<T>;
   using Bits = V<typename E::Int>;
-  constexpr bool kScales = kVectorBytes == 64 && sizeof(T) == 4;
-  const V<T> clamped = larger<T>(splat(kScales ? T(-160) : E::kLeast2), x);  // NaN stays
+  const V<T> clamped = larger<T>(splat(E::kLeast2), x);  // NaN stays
   const V<T> shifted = clamped + splat(E::kMagic);
-  const V<T> n = shifted - splat(E::kMagic);
-  V<T> r = clamped - n;
-  V<T> power;
-  if constexpr (sizeof(T) == 4) {
-    power = splat(E::kTerms2[0]);
-#pragma GCC unroll 8
-    for (int i = 1; i < 6; i++) power = multiply_add<T>(power, r, splat(E::kTerms2[i]));
-  } else {
-    r *= splat(T(0.6931471805599453));
-    power = splat(E::kTerms[0]);
-#pragma GCC unroll 16
-    for (unsigned i = 1; i < sizeof(E::kTerms) / sizeof(T); i++) power = multiply_add<T>(power, r, splat(E::kTerms[i]));
-  }
-#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
-  if constexpr (kScales) return _mm512_scalef_ps(power, n);
-#endif
+  const V<T> power = power_of_fraction<T>(clamped - (shifted - splat(E::kMagic)));
   const V<T> result = bits<V<T>>(bits<Bits>(power) + (bits<Bits>(shifted) << E::kMantissa));
   return x < splat(E::kLeast2) ? V<T>{} : x == x ? result : x;
 }
+#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+// To round, and to multiply by 2^n down to denormals and 0 (which 2^-160 is), are instructions here: with them a softmax takes
+// a tenth less time (measured, Zen 5).
+template <>
+inline V<float> exp2<float>(V<float> x) {
+  const V<float> clamped = larger<float>(splat(-160.0f), x), n = _mm512_roundscale_ps(clamped, _MM_FROUND_NO_EXC);
+  return _mm512_scalef_ps(power_of_fraction<float>(clamped - n), n);
+}
+#endif
 
 template <class T, V<T> (*function)(V<T>)>
 inline void for_all(T* x, std::size_t count) {

@@ -100,23 +100,19 @@ struct Formats {
       const V<Sum> top = larger<Sum>(larger<Sum>(larger<Sum>(tops[0], tops[1]), larger<Sum>(tops[2], tops[3])), old);
       const V<Sum> base = top == lowest ? V<Sum>{} : top;  // a row that attends nothing so far: exp(-inf - 0) = 0
       const V<Sum> shrink = exp2<Sum>((old - base) * scale);
-      V<Sum> sums[2] = {};
-      for (key = 0; key + 2 <= keys; key += 2)
-#pragma GCC unroll 2
-        for (int x = 0; x < 2; x++) {
-          Sum* const p = scores + (key + x) * lanes + v;
-          const V<Sum> weight = exp2<Sum>((load(p) - base) * scale);
-          sums[x] += weight;
-          store(p, weight);
-        }
-      if (key < keys) {
-        Sum* const p = scores + key * lanes + v;
+      const auto weigh = [&](long at, V<Sum>& sum) {
+        Sum* const p = scores + at * lanes + v;
         const V<Sum> weight = exp2<Sum>((load(p) - base) * scale);
-        sums[0] += weight;
+        sum += weight;
         store(p, weight);
-      }
+      };
+      V<Sum> sums[4] = {};
+      for (key = 0; key + 4 <= keys; key += 4)
+#pragma GCC unroll 4
+        for (int x = 0; x < 4; x++) weigh(key + x, sums[x]);
+      for (; key < keys; key++) weigh(key, sums[0]);
       store(row_max + v, top);
-      store(row_sum + v, multiply_add<Sum>(load(row_sum + v), shrink, sums[0] + sums[1]));
+      store(row_sum + v, multiply_add<Sum>(load(row_sum + v), shrink, (sums[0] + sums[1]) + (sums[2] + sums[3])));
       store(factors + v, shrink);
     }
   }
