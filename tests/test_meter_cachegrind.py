@@ -86,6 +86,11 @@ def product_trace(n, tile):
 def test_behind_a_nearer_cache_less_arrives():
     found = loop("strided", (8, 8 * 2048), 2048, 8, outputs=(), level=cache(64), inner=cache(512, 8))
     assert near(found["read_miss_lines"], 256)  # the nearer one holds them all
+    assert near(found["inner_miss_lines"], 256)
+    smaller = loop("strided", (8, 8 * 2048), 2048, 8, outputs=(), level=cache(512), inner=cache(64, 8))
+    assert near(smaller["inner_miss_lines"], 512)  # of both passes
+    assert near(smaller["read_miss_lines"], 256)
+    assert "inner_miss_lines" not in loop("strided", (8, 8 * 64), 64, 8, outputs=())
     assert near(loop("strided", (8, 8 * 2048), 2048, 8, outputs=())["read_miss_lines"], 512)
 
 
@@ -130,7 +135,7 @@ def test_what_callgrind_writes():
         "desc: Trigger: Client Request: kernel\ntotals: 11 5 4 1 3 2 1 3 2 1 1\n"
     )
     (events,) = valgrind.read(text).values()
-    assert events == valgrind.Events(read_misses=3, write_misses=2, code_misses=1, write_backs=2, accesses=9)
+    assert events == valgrind.Events(read_misses=3, write_misses=2, code_misses=1, write_backs=2, accesses=9, inner_misses=5)
     assert not valgrind.read("events: Ir\ndesc: Trigger: Program termination\ntotals: 3\n")
 
 

@@ -79,7 +79,8 @@ def run(
         found, said = valgrind.run(command, cache, folder, {"PATH": os.environ.get("PATH", "")}, inner)
         sizes = [each["bytes"] for each in described]
         written = sum(-(-sizes[i] // cache.line_bytes) for i in outputs)
-        return traffic(found, written), json.loads(said)
+        nearer = {"inner_miss_lines": found["kernel"].inner_misses} if inner else {}
+        return traffic(found, written) | nearer, json.loads(said)
 
 
 def traffic(found: dict[str, Events], output_lines: int) -> dict[str, int]:

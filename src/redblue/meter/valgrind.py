@@ -28,13 +28,17 @@ SHOWN = 12  # lines of what valgrind said, where it failed
 
 @dataclass(frozen=True)
 class Events:
-    """What the cache did while something ran, in lines; see `traffic`."""
+    """What the cache did while something ran, in lines; see `cachegrind.traffic`.
+
+    inner_misses: of the cache before it, D1: all that was asked of the cache for data.
+    """
 
     read_misses: int
     write_misses: int
     code_misses: int
     write_backs: int
     accesses: int
+    inner_misses: int
 
 
 def find() -> tuple[str, str]:
@@ -139,5 +143,6 @@ def read(text: str) -> dict[str, Events]:
             code_misses=counts["ILmr"],
             write_backs=counts["ILdmr"] + counts["DLdmr"] + counts["DLdmw"],
             accesses=counts["Dr"] + counts["Dw"],
+            inner_misses=counts["D1mr"] + counts["D1mw"],
         )
     }
