@@ -18,7 +18,7 @@ from redblue import torch_kernels
 from redblue.errors import RedblueError
 from redblue.kernels.attended import check_lead
 from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu import flash
+from redblue.kernels.gpu import flash, spilled
 from redblue.kernels.gpu.device import copied
 from redblue.kernels.gpu.lists import KEPT
 from redblue.kernels.gpu.plan import Launch, card_of, plan
@@ -27,7 +27,7 @@ from redblue.masks import Mask
 from redblue.masks.algebra import planes
 from redblue.torch_masks import mask_named
 
-KERNELS = {"flash": flash}
+KERNELS = {"flash": flash, "hybrid": spilled, "small_cache": spilled}
 
 
 def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:

@@ -1,0 +1,85 @@
+"""Which keys a block of rows attends by the band, and which rows attend a block of keys. None: all."""
+
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def keys_of(scores, first, stop, n_k, GROUP: tl.constexpr):
+    """The keys that some of rows first .. stop - 1 attend, as a range that may be empty."""
+    low, high = first * 0, n_k
+    if scores.first is not None:
+        low = tl.maximum(0, first // GROUP + scores.first)
+    if scores.end is not None:
+        high = tl.minimum(n_k, (stop - 1) // GROUP + scores.end)
+    return low, high
+
+
+@triton.jit
+def rows_of(scores, first, stop, n_rows, GROUP: tl.constexpr):
+    """The rows that attend some of keys first .. stop - 1, as a range that may be empty."""
+    low, high = first * 0, n_rows
+    if scores.end is not None:
+        low = tl.maximum(0, first - scores.end + 1) * GROUP
+    if scores.first is not None:
+        high = tl.minimum(n_rows, (stop - scores.first) * GROUP)
+    return low, high
+
+
+@triton.jit
+def attending_rows(scores, i_query, key, KEYS: tl.constexpr):
+    """Which queries attend some of KEYS keys from `key` on."""
+    m = None
+    if scores.first is not None:
+        m = i_query + scores.first < key + KEYS
+    if scores.end is not None:
+        later = i_query + scores.end > key
+        m = later if m is None else m & later
+    return m
+
+
+@triton.jit
+def attended_keys(scores, i_key, first, stop, GROUP: tl.constexpr):
+    """Which keys are attended by some of rows first .. stop - 1."""
+    m = None
+    if scores.first is not None:
+        m = i_key >= first // GROUP + scores.first
+    if scores.end is not None:
+        earlier = i_key < (stop - 1) // GROUP + scores.end
+        m = earlier if m is None else m & earlier
+    return m
+
+
+@triton.jit
+def attends(scores, i_query, i_key):
+    """(rows, keys): whether the query attends the key."""
+    m = None
+    if scores.first is not None:
+        m = (i_query + scores.first)[:, None] <= i_key[None, :]
+    if scores.end is not None:
+        earlier = (i_query + scores.end)[:, None] > i_key[None, :]
+        m = earlier if m is None else m & earlier
+    return m
+
+
+@triton.jit
+def attended_blocks(scores, i_key, first, stop, KEYS: tl.constexpr, GROUP: tl.constexpr):
+    """Which keys lie in a block of KEYS, some of which are attended by some of rows first .. stop - 1."""
+    i_block = i_key // KEYS * KEYS
+    m = None
+    if scores.first is not None:
+        m = i_block + KEYS > first // GROUP + scores.first
+    if scores.end is not None:
+        earlier = i_block < (stop - 1) // GROUP + scores.end
+        m = earlier if m is None else m & earlier
+    return m
+
+
+@triton.jit
+def live_tiles(p_starts, share, shares):
+    """Which entries of its list a block has, of these one of `shares` equal shares."""
+    begin, stop = tl.load(p_starts), tl.load(p_starts + 1)
+    count = stop - begin
+    return begin + count * share // shares, begin + count * (share + 1) // shares

@@ -1,0 +1,452 @@
+"""The schedules `hybrid` and `small_cache`, forward: P is spilled chunk by chunk of rows and weighs V from there.
+
+Shared memory and registers depend on the tiles alone, not on the head dimensions, except that hybrid's rows of Q stay.
+P is spilled as exp2(score - its tile's row maximum), in the inputs' type, with 0 for what is dropped.
+"""
+
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from redblue.integers import ceil_div
+from redblue.kernels.gpu.band import attending_rows, keys_of, live_tiles
+from redblue.kernels.gpu.chunks import PLACE, Chunk, by_column, by_row, chunks, line_at
+from redblue.kernels.gpu.plan import Launch
+from redblue.kernels.gpu.products import both, lanes, places, read, rows_held, score_tile, write
+from redblue.kernels.gpu.scores import (
+    LN2,
+    LOG2E,
+    LOWEST,
+    block_of,
+    constant,
+    factor_left,
+    finish,
+    first_top,
+    in_band,
+    index,
+    kept,
+    listed,
+    number,
+    product,
+    row_numbers,
+    row_offsets,
+    start,
+)
+from redblue.kernels.gpu.task import Run, Task, array
+
+
+def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
+    """What writes task.out and task.lse."""
+    sizes, t, sums = task.sizes, launch.tiles, task.lse.dtype
+    if task.mask is not None:  # P is read by the tiles that are listed for writing it
+        t = t._replace(out_rows=t.rows)
+    spans = max(1, ceil_div(sizes.n_k, t.span))
+    common = {
+        "p": by_row(task, launch.chunk, sizes.n_k, task.q.dtype),
+        "top": by_column(task, launch.chunk, ceil_div(sizes.n_k, t.cols), sums),
+        "lse": task.lse,
+        "scores": task.scores,
+        "lists": task.lists(t.rows, t.cols, "rows"),
+        "n_q": sizes.n_q,
+        "n_k": sizes.n_k,
+        "kv_heads": sizes.kv_heads,
+        "GROUP": sizes.group,
+        "COLS": t.cols,
+        "DEPTH": t.depth,
+        "WIDE": task.wide,
+        "PRECISION": precision,
+    }
+    walks = {"span": t.span, "part": by_column(task, launch.chunk, spans, sums) if spans > 1 else None}
+    runs = []
+    for chunk in chunks(task, launch.chunk):
+        runs.append(_spill(task, launch, chunk, common | walks | chunk.place, spans))
+        if spans > 1:
+            runs.append(_settle(task, launch, chunk, common | walks | chunk.place))
+        runs.append(_weigh(task, launch, chunk, common | chunk.place, t.out_rows))
+    return runs
+
+
+def _spill(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any], spans: int) -> Run:
+    t, sizes = launch.tiles, task.sizes
+    arguments = common | {
+        "q": array(task.q),
+        "k": array(task.k),
+        "d": sizes.d,
+        "SLICES": ceil_div(sizes.d, t.depth) if launch.kernel == "hybrid" else 0,
+        "ROWS": t.rows,
+        "PLAIN": task.plain,
+        "WHOLE_ROWS": chunk.rows % t.rows == 0,
+        "WHOLE_COLS": sizes.n_k % t.cols == 0,
+        "WHOLE": sizes.d % t.depth == 0,
+    }
+    return Run(spill, (ceil_div(chunk.rows, t.rows) * chunk.streams, spans), arguments, launch.warps, launch.stages)
+
+
+def _settle(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any]) -> Run:
+    names = "part", "lse", "scores", "lists", "stream", "row", "rows", "n_q", "n_k", "kv_heads", "span", "GROUP"
+    arguments = {name: common[name] for name in names} | {"ROWS": launch.tiles.rows}
+    return Run(settle, (ceil_div(chunk.rows, launch.tiles.rows) * chunk.streams,), arguments, 4, 1)
+
+
+def _weigh(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any], rows: int) -> Run:
+    t, sizes = launch.tiles, task.sizes
+    arguments = common | {
+        "v": array(task.v),
+        "out": array(task.out),
+        "d_v": sizes.d_v,
+        "ROWS": rows,
+        "FEATURES": t.out_cols,
+        "WHOLE_ROWS": chunk.rows % rows == 0,
+        "WHOLE_KEYS": sizes.n_k % t.depth == 0,
+        "WHOLE": sizes.d_v % t.out_cols == 0,
+    }
+    tiles = ceil_div(chunk.rows, rows) * ceil_div(sizes.d_v, t.out_cols)
+    return Run(weigh, (tiles * chunk.streams,), arguments, launch.warps, launch.stages)
+
+
+@triton.jit
+def log_sum(row_max, row_sum):
+    """log2 of row_sum 2^row_max: -inf where nothing was summed."""
+    some = row_sum != 0
+    return tl.where(some, row_max + tl.log2(tl.where(some, row_sum, 1.0)), float("-inf"))
+
+
+@triton.jit(do_not_specialize=PLACE)
+def spill(
+    q,
+    k,
+    p,
+    top,
+    part,
+    lse,
+    scores,
+    lists,
+    stream,
+    row,
+    rows,
+    n_q,
+    n_k,
+    kv_heads,
+    d,
+    span,
+    GROUP: tl.constexpr,
+    SLICES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PLAIN: tl.constexpr,
+    WHOLE_ROWS: tl.constexpr,
+    WHOLE_COLS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """P and its tiles' row maxima, of a block of rows and a span of keys; and the rows' log-sum-exp.
+
+    part: where that of each span goes; None if there is but one.
+    """
+    SUMS: tl.constexpr = lse.dtype.element_ty
+    blocks = tl.cdiv(rows, ROWS)
+    block = tl.program_id(0) % blocks
+    local = tl.program_id(0) // blocks
+    if scores.end is not None:  # the longest first
+        block = blocks - 1 - block
+    batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
+    i_local = block * ROWS + tl.arange(0, ROWS)
+    i_row = row + i_local
+    m_row = None if WHOLE_ROWS else i_local < rows
+    numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
+
+    top_row, total = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
+    if part is None:
+        top_row, total = first_top(scores, head, i_row, GROUP, SUMS)
+    at_q, at_k = start(q, batch, head * GROUP), start(k, batch, head)
+    q_offsets = row_offsets(q, index(i_row, WIDE), GROUP)
+    if lists is None:
+        low, high = keys_of(scores, row + block * ROWS, row + tl.minimum(block * ROWS + ROWS, rows), n_k, GROUP)
+        begin = tl.maximum(low, tl.program_id(1) * span) // COLS * COLS
+        stop = tl.minimum(high, tl.program_id(1) * span + span)
+        m_held = m_row if part is None else tl.where(begin < stop, i_local, rows) < rows
+        b_q = rows_held(at_q, q, q_offsets, m_held, d, SLICES, DEPTH, WIDE)
+        top_row, total = _spill_tiles(
+            begin, stop, "band", top_row, total, b_q, at_q, q_offsets, at_k, q, k, p, top, scores, lists, batch, head,
+            local, i_local, i_row, m_row, numbers, n_k, d,
+            GROUP, SLICES, COLS, DEPTH, PLAIN, WHOLE_COLS, WHOLE, WIDE, PRECISION
+        )  # fmt: skip
+        if part is not None and begin < stop:
+            write(line_at(part, local, tl.program_id(1)) + i_local, log_sum(top_row, total), m_row)
+    else:
+        b_q = rows_held(at_q, q, q_offsets, m_row, d, SLICES, DEPTH, WIDE)
+        at = block_of(lists, batch, head, (row // ROWS) + block, tl.cdiv(n_q * GROUP, ROWS))
+        begin, stop = live_tiles(lists.full_starts + at, tl.program_id(1), tl.num_programs(1))
+        top_row, total = _spill_tiles(
+            begin, stop, "full", top_row, total, b_q, at_q, q_offsets, at_k, q, k, p, top, scores, lists, batch, head,
+            local, i_local, i_row, m_row, numbers, n_k, d,
+            GROUP, SLICES, COLS, DEPTH, PLAIN, WHOLE_COLS, WHOLE, WIDE, PRECISION
+        )  # fmt: skip
+        begin, stop = live_tiles(lists.partial_starts + at, tl.program_id(1), tl.num_programs(1))
+        top_row, total = _spill_tiles(
+            begin, stop, "partial", top_row, total, b_q, at_q, q_offsets, at_k, q, k, p, top, scores, lists, batch,
+            head, local, i_local, i_row, m_row, numbers, n_k, d,
+            GROUP, SLICES, COLS, DEPTH, PLAIN, WHOLE_COLS, WHOLE, WIDE, PRECISION
+        )  # fmt: skip
+        if part is not None:
+            write(line_at(part, local, tl.program_id(1)) + i_local, log_sum(top_row, total), m_row)
+    if part is None:
+        write(lse + numbers, log_sum(top_row, total) * constant(LN2, SUMS), m_row)
+
+
+@triton.jit
+def _spill_tiles(
+    begin,
+    stop,
+    TILES: tl.constexpr,
+    top_row,
+    total,
+    b_q,
+    at_q,
+    q_offsets,
+    at_k,
+    q,
+    k,
+    p,
+    top,
+    scores,
+    lists,
+    batch,
+    head,
+    local,
+    i_local,
+    i_row,
+    m_row,
+    numbers,
+    n_k,
+    d,
+    GROUP: tl.constexpr,
+    SLICES: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PLAIN: tl.constexpr,
+    WHOLE_COLS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Spill tiles of P; the rows' maximum and sum so far.
+
+    TILES: "band": those from key `begin` below `stop`; "full" and "partial": entries begin .. stop - 1 of lists.
+    """
+    ROWS: tl.constexpr = i_row.shape[0]
+    SUMS: tl.constexpr = total.dtype
+    left = factor_left(scores, PLAIN, SUMS)
+    p_rows = line_at(p, local, i_local)
+    for t in tl.range(begin, stop, COLS if TILES == "band" else 1, flatten=SLICES == 0):
+        j = t
+        if TILES == "full":
+            j = tl.load(lists.full + t) * COLS
+        if TILES == "partial":
+            j = tl.load(lists.partial + t) * COLS
+        i_key = j + tl.arange(0, COLS)
+        m_key = None if WHOLE_COLS or TILES == "full" else i_key < n_k
+        k_offsets = index(i_key, WIDE) * k.row
+        s = score_tile(
+            b_q, at_q, q, q_offsets, m_row, at_k, k, k_offsets, m_key, d, tl.zeros((ROWS, COLS), SUMS),
+            SLICES, DEPTH, WHOLE, WIDE, PRECISION
+        )  # fmt: skip
+        s, _ = finish(
+            s, scores, batch, head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :],
+            None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :], GROUP, PLAIN
+        )  # fmt: skip
+        m_pair = attending(scores, lists, t, TILES, i_row, i_key, m_key, ROWS, COLS, GROUP)
+        s = s * left if m_pair is None else tl.where(m_pair, s * left, float("-inf"))
+        tile_max = tl.maximum(tl.max(s, 1), LOWEST)
+        s = tl.exp2(s - tile_max[:, None])
+        higher = tl.maximum(top_row, tile_max)
+        total = total * tl.exp2(top_row - higher) + tl.sum(s, 1) * tl.exp2(tile_max - higher)
+        top_row = higher
+        if scores.seed is not None:
+            s = tl.where(kept(scores, numbers, j, COLS, SUMS) != 0, s, 0.0)
+        write(p_rows[:, None] + i_key[None, :], s, lanes(m_row, m_key))
+        write(line_at(top, local, j // COLS) + i_local, tile_max, m_row)
+    return top_row, total
+
+
+@triton.jit
+def attending(
+    scores,
+    lists,
+    t,
+    TILES: tl.constexpr,
+    i_row,
+    i_key,
+    m_key,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Which pairs of a tile attend; None: all. t: the entry of lists that it lies in, if it is a "partial" one."""
+    if TILES == "partial":
+        line = t * ROWS + i_row % ROWS
+        return listed((lists.bits + line * ((COLS + 63) // 64))[:, None], (i_key % COLS)[None, :], COLS)
+    elif TILES == "full":
+        return None
+    elif scores.first is not None or scores.end is not None:
+        m = in_band(scores, (i_row // GROUP)[:, None], i_key[None, :])
+        return m if m_key is None else m & m_key[None, :]
+    else:
+        return None if m_key is None else m_key[None, :]
+
+
+@triton.jit(do_not_specialize=PLACE)
+def settle(
+    part, lse, scores, lists, stream, row, rows, n_q, n_k, kv_heads, span, GROUP: tl.constexpr, ROWS: tl.constexpr
+):
+    """The log-sum-exp of a block of rows from those of spans of keys."""
+    SUMS: tl.constexpr = lse.dtype.element_ty
+    blocks = tl.cdiv(rows, ROWS)
+    block = tl.program_id(0) % blocks
+    local = tl.program_id(0) // blocks
+    batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
+    i_local = block * ROWS + tl.arange(0, ROWS)
+    i_row = row + i_local
+    m_row = i_local < rows
+    begin, stop = block * 0, tl.cdiv(n_k, span)
+    if lists is None:
+        low, high = keys_of(scores, row + block * ROWS, row + tl.minimum(block * ROWS + ROWS, rows), n_k, GROUP)
+        begin, stop = low // span, tl.cdiv(high, span)
+    top_row, total = first_top(scores, head, i_row, GROUP, SUMS)
+    for s in range(begin, stop):
+        b_part = tl.load(line_at(part, local, s) + i_local, mask=m_row, other=LOWEST)
+        higher = tl.maximum(top_row, b_part)
+        total = total * tl.exp2(top_row - higher) + tl.exp2(b_part - higher)
+        top_row = higher
+    numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
+    write(lse + numbers, log_sum(top_row, total) * constant(LN2, SUMS), m_row)
+
+
+@triton.jit(do_not_specialize=PLACE)
+def weigh(
+    v,
+    out,
+    p,
+    top,
+    lse,
+    scores,
+    lists,
+    stream,
+    row,
+    rows,
+    n_q,
+    n_k,
+    kv_heads,
+    d_v,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WHOLE_ROWS: tl.constexpr,
+    WHOLE_KEYS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A tile of O = P V, where P was spilled in tiles of COLS keys."""
+    SUMS: tl.constexpr = lse.dtype.element_ty
+    blocks, times = tl.cdiv(rows, ROWS), tl.cdiv(d_v, FEATURES)
+    block = tl.program_id(0) // times % blocks  # those that share rows of P run at once
+    local = tl.program_id(0) // times // blocks
+    if scores.end is not None:  # the longest first
+        block = blocks - 1 - block
+    batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
+    i_local = block * ROWS + tl.arange(0, ROWS)
+    i_row = row + i_local
+    i_f = tl.program_id(0) % times * FEATURES + tl.arange(0, FEATURES)
+    m_row = None if WHOLE_ROWS else i_local < rows
+    m_f = None if WHOLE else i_f < d_v
+
+    # What a tile of P is multiplied by as it is read: its rows' exp2(maximum - log-sum-exp)
+    b_lse = read(lse + row_numbers(batch, head, kv_heads, n_q, i_row, GROUP), m_row)
+    b_lse = tl.maximum(b_lse * constant(LOG2E, SUMS), LOWEST)
+    acc, factor = tl.zeros((ROWS, FEATURES), SUMS), tl.zeros((ROWS,), SUMS)
+    at_v = start(v, batch, head)
+    if lists is None:
+        low, high = keys_of(scores, row + block * ROWS, row + tl.minimum(block * ROWS + ROWS, rows), n_k, GROUP)
+        acc = _weigh_tiles(
+            low // DEPTH * DEPTH, high, "band", acc, factor, b_lse, at_v, v, p, top, scores, lists, local, i_local,
+            i_row // GROUP, i_f, m_row, m_f, n_k, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION
+        )  # fmt: skip
+    else:
+        at = block_of(lists, batch, head, (row // ROWS) + block, tl.cdiv(n_q * GROUP, ROWS))
+        begin, stop = live_tiles(lists.full_starts + at, 0, 1)
+        acc = _weigh_tiles(
+            begin * (COLS // DEPTH), stop * (COLS // DEPTH), "full", acc, factor, b_lse, at_v, v, p, top, scores,
+            lists, local, i_local, i_row // GROUP, i_f, m_row, m_f, n_k, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION
+        )  # fmt: skip
+        begin, stop = live_tiles(lists.partial_starts + at, 0, 1)
+        acc = _weigh_tiles(
+            begin * (COLS // DEPTH), stop * (COLS // DEPTH), "partial", acc, factor, b_lse, at_v, v, p, top, scores,
+            lists, local, i_local, i_row // GROUP, i_f, m_row, m_f, n_k, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION
+        )  # fmt: skip
+    if scores.seed is not None:
+        acc *= number(scores.kept, SUMS)
+    out_offsets = row_offsets(out, index(i_row, WIDE), GROUP)
+    write(places(start(out, batch, head * GROUP), out, out_offsets, i_f, WIDE), acc, lanes(m_row, m_f))
+
+
+@triton.jit
+def _weigh_tiles(
+    begin,
+    stop,
+    TILES: tl.constexpr,
+    acc,
+    factor,
+    b_lse,
+    at_v,
+    v,
+    p,
+    top,
+    scores,
+    lists,
+    local,
+    i_local,
+    i_query,
+    i_f,
+    m_row,
+    m_f,
+    n_k,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WHOLE_KEYS: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """acc + P V over slices of DEPTH keys. TILES: as of _spill_tiles; of listed tiles begin and stop count slices."""
+    PER: tl.constexpr = COLS // DEPTH
+    p_rows = line_at(p, local, i_local)
+    for t in tl.range(begin, stop, DEPTH if TILES == "band" else 1):
+        j = t
+        next_tile = (t % COLS == 0) | (t == begin)
+        if TILES == "full":
+            j = tl.load(lists.full + t // PER) * COLS + t % PER * DEPTH
+            next_tile = t % PER == 0
+        if TILES == "partial":
+            j = tl.load(lists.partial + t // PER) * COLS + t % PER * DEPTH
+            next_tile = t % PER == 0
+        i_key = j + tl.arange(0, DEPTH)
+        m_key = None if WHOLE_KEYS or TILES == "full" else i_key < n_k
+        m_top, m_p = both(m_row, next_tile & (i_local >= 0)), m_row
+        if TILES == "band":
+            m_top = both(m_top, attending_rows(scores, i_query, j // COLS * COLS, COLS))
+            m_p = both(m_row, attending_rows(scores, i_query, j, DEPTH))
+        b_top = tl.load(line_at(top, local, j // COLS) + i_local, mask=m_top, other=float("-inf"))
+        factor = tl.where(next_tile, tl.exp2(b_top - b_lse), factor)
+        b_p = read(p_rows[:, None] + i_key[None, :], lanes(m_p, m_key))
+        b_v = read(places(at_v, v, index(i_key, WIDE) * v.row, i_f, WIDE), lanes(m_key, m_f))
+        acc = product((b_p * factor[:, None]).to(b_v.dtype), b_v, acc, PRECISION)
+    return acc
