@@ -43,8 +43,8 @@ def lane(m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr):
     i_col = FROM + tl.arange(0, WIDTH)
     if FROM + WIDTH > D:
         return (i_col < D)[None, :] if m_row is None else m_row[:, None] & (i_col < D)[None, :]
-    else:
-        return None if m_row is None else m_row[:, None]
+    elif m_row is not None:  # Triton 3.6 cannot return None but by returning nothing
+        return m_row[:, None]
 
 
 @triton.jit
