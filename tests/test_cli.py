@@ -43,7 +43,11 @@ def test_count():
     data = run_json("count", "flash", *SMALL, "--words", "2000")
     expected = rb.count("flash", problem, words=2000)
     assert (data["words"], data["tiles"]) == (expected.words, expected.tiles)
-    assert run_json("count", "flash", *SMALL, "--tiles", "rows=8,cols=4", "--run")["tiles"] == {"rows": 8, "cols": 4}
+    assert run_json("count", "flash", *SMALL, "--tiles", "rows=8,cols=4", "--run")["tiles"] == {
+        "rows": 8,
+        "cols": 4,
+        "span": 256,
+    }
     assert [row["schedule"] for row in run_json("count", *SMALL, "--words", "2000")] == rb.list_schedules("forward")
     assert [row["schedule"] for row in run_json("count", *SMALL, "--words", "60")] == [
         "standard",

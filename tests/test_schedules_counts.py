@@ -190,7 +190,9 @@ def test_chunks_of_queries_cost_their_accumulated_gradients(chunk, more):
         assert cut.words - whole.words == more * words
 
 
-@pytest.mark.parametrize(("mask", "walked"), [(Mask.full(), 4 * 64), (Mask.causal(), 8 * (1 + 1 + 2 + 2 + 3 + 3 + 4 + 4))])
+@pytest.mark.parametrize(
+    ("mask", "walked"), [(Mask.full(), 4 * 64), (Mask.causal(), 8 * (1 + 1 + 2 + 2 + 3 + 3 + 4 + 4))]
+)
 def test_walks_of_spans_of_keys_cost_what_is_kept_for_each_row(mask, walked):
     """Rows of all walks, 16 of 64 keys each: a row's log-sum-exp is written and read, or read; hybrid reads Q again."""
     forward, backward = (Problem(64, 64, 7, 5, mask=mask, direction=way) for way in ("forward", "backward"))
@@ -236,3 +238,12 @@ def test_saha_ye_overflows_as_its_docstring_says(score, correct):
 @pytest.mark.parametrize(("dtype", "limit"), [("float16", 11.09), ("float32", 88.7), ("float64", 709.78)])
 def test_the_scores_beyond_which_an_exponential_overflows(dtype, limit):
     assert np.log(np.float64(np.finfo(dtype).max)) == pytest.approx(limit, abs=0.03)
+
+
+@pytest.mark.parametrize(("mask", "walked"), [(Mask.full(), 4 * 64), (Mask.causal(), 16 + 32 + 48 + 64)])
+def test_spans_of_flash_cost_queries_and_partial_results(mask, walked):
+    """Each walk reads its queries, and writes an output and a log-sum-exp that are read once more."""
+    problem, edges = Problem(64, 64, 8, 12, mask=mask), {"rows": 16, "cols": 8}
+    whole, cut = (count("flash", problem, tiles=edges | {"span": span}) for span in (64, 16))
+    assert cut.reads - whole.reads == (walked - 64) * 8 + walked * 13
+    assert cut.writes - whole.writes == walked * 13

@@ -1,22 +1,25 @@
 """FlashAttention: nothing of size n^2 ever leaves the cache. The large-cache regime, M >= d^2.
 
 Forward (row-stationary, the order of FlashAttention-2): a block of queries and its output stay, keys and values
-stream: 4 n^2 d^2 / M words. Backward in two kernels that both recompute the probabilities: dQ row-stationary
-(6 n^2 d^2 / M), then dK and dV column-stationary (8 n^2 d^2 / M).
+stream: 4 n^2 d^2 / M words. Where queries are too few for all processors, as in decoding, keys are cut into spans: each
+walk of a block of queries through one leaves its output and log-sum-exp in slow memory, and they are merged.
+Backward in two kernels that both recompute the probabilities: dQ row-stationary (6 n^2 d^2 / M), then dK and dV
+column-stationary (8 n^2 d^2 / M).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.integers import larger, smaller
-from redblue.machine import Machine, Slow, exp, log, maximum
-from redblue.problem import Problem
+from redblue.integers import ceil_div, larger, smaller
+from redblue.machine import Machine, Region, Slow, Tile, exp, log, maximum
+from redblue.masks import Pairs, Runs
+from redblue.problem import LARGEST, Problem
 from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, longest_stay
-from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, overlap, part_of, rows_walked, walks
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import LOWEST, probabilities
 
@@ -24,6 +27,7 @@ from redblue.schedules.softmax import LOWEST, probabilities
 class ForwardTiles(NamedTuple):
     rows: Any  # queries that stay
     cols: Any  # keys and values that stream by together
+    span: Any = LARGEST  # keys that one walk of a block of queries covers; where there are more, walks are merged
 
 
 class BackwardTiles(NamedTuple):
@@ -34,44 +38,98 @@ class BackwardTiles(NamedTuple):
 
 
 def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: Slow, out: Slow, lse: Slow) -> None:
-    scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
+    pairs, cut, part_out, part_lse = problem.mask.on(problem.n_q, problem.n_k), t.span < problem.n_k, out, lse
+    if cut:
+        found = ceil_div(problem.n_k, t.span) * problem.n_q
+        part_out, part_lse = m.scratch("part_out", (found, problem.value_dim)), m.scratch("part_lse", (found,))
     for i in blocks(problem.n_q, t.rows):
-        q_i, out_i = m.load(q[i]), m.zeros("out_i", len(i), problem.value_dim)
-        row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
-        for j in blocks(m.cols_of(pairs, i), t.cols):
-            k_j = m.load(k[j])
-            s = m.new("s", q_i @ k_j.T * scale)
-            m.free(k_j)
-            if not m.holds(pairs, i, j):
-                s[...] = m.where(pairs, i, j, s, -np.inf)
-            new_max = m.new("new_max", maximum(row_max, s.max(axis=1)))
-            row_max[...] = exp(row_max - new_max)  # what was summed so far shrinks by this
-            s[...] = exp(s - new_max[:, None])
-            row_sum *= row_max
-            row_sum += s.sum(axis=1)
-            out_i *= row_max[:, None]
-            row_max[...] = new_max
-            m.free(new_max)
-            v_j = m.load(v[j])
-            out_i += s @ v_j
-            m.free(s, v_j)
-        out_i /= maximum(row_sum, 1)[:, None]  # at least exp(0), unless the row attends nothing: then 0
-        row_max += log(row_sum)
-        m.store(out[i], out_i)
-        m.store(lse[i], row_max)
-        m.free(q_i, out_i, row_max, row_sum)
+        parts, live = [], m.cols_of(pairs, i)
+        for walk in walks(live, t.span, problem.n_k):
+            parts.append(part_of(i, walk, t.span, problem.n_q) if cut else i)
+            _walk(m, problem, pairs, i, overlap(walk, live), t.cols, q, k, v, part_out[parts[-1]], part_lse[parts[-1]])
+        if cut:
+            _merge(m, i, parts, part_out, part_lse, out, lse)
 
 
-def _forward_peak(p: Problem, rows: Any, cols: Any) -> Any:
+def _walk(
+    m: Machine,
+    problem: Problem,
+    pairs: Pairs,
+    i: range,
+    keys: Runs,
+    cols: int,
+    q: Slow,
+    k: Slow,
+    v: Slow,
+    out: Region,
+    lse: Region,
+) -> None:
+    """What rows i find among these keys."""
+    scale, q_i = problem.d**-0.5, m.load(q[i])
+    out_i = m.zeros("out_i", len(i), problem.value_dim)
+    row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
+    for j in blocks(keys, cols):
+        k_j = m.load(k[j])
+        s = m.new("s", q_i @ k_j.T * scale)
+        m.free(k_j)
+        if not m.holds(pairs, i, j):
+            s[...] = m.where(pairs, i, j, s, -np.inf)
+        new_max = m.new("new_max", maximum(row_max, s.max(axis=1)))
+        row_max[...] = exp(row_max - new_max)  # what was summed so far shrinks by this
+        s[...] = exp(s - new_max[:, None])
+        row_sum *= row_max
+        row_sum += s.sum(axis=1)
+        out_i *= row_max[:, None]
+        row_max[...] = new_max
+        m.free(new_max)
+        v_j = m.load(v[j])
+        out_i += s @ v_j
+        m.free(s, v_j)
+    _finish(m, out_i, row_max, row_sum, out, lse)
+    m.free(q_i)
+
+
+def _merge(m: Machine, i: range, parts: Sequence[range], part_out: Slow, part_lse: Slow, out: Slow, lse: Slow) -> None:
+    """The output of rows i from what their walks found."""
+    out_i = m.zeros("out_i", len(i), out.shape[1])
+    row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
+    for part in parts:
+        share = m.load(part_lse[part])
+        new_max = m.new("new_max", maximum(row_max, share))
+        row_max[...] = exp(row_max - new_max)
+        share[...] = exp(share - new_max)
+        row_sum *= row_max
+        row_sum += share
+        out_i *= row_max[:, None]
+        row_max[...] = new_max
+        m.free(new_max)
+        found = m.load(part_out[part])
+        out_i += share[:, None] * found
+        m.free(share, found)
+    _finish(m, out_i, row_max, row_sum, out[i], lse[i])
+
+
+def _finish(m: Machine, out_i: Tile, row_max: Tile, row_sum: Tile, out: Region, lse: Region) -> None:
+    out_i /= maximum(row_sum, 1)[:, None]  # at least exp(0), unless the row attends nothing: then 0
+    row_max += log(row_sum)
+    m.store(out, out_i)
+    m.store(lse, row_max)
+    m.free(out_i, row_max, row_sum)
+
+
+def _forward_peak(p: Problem, rows: Any, cols: Any, cut: bool = False) -> Any:
     r, c = smaller(rows, p.n_q), smaller(cols, p.n_k)
-    return r * (p.d + p.value_dim + 2) + r * c + larger(c * max(p.d, p.value_dim), r)
+    walk = r * (p.d + p.value_dim + 2) + r * c + larger(c * max(p.d, p.value_dim), r)
+    return larger(walk, r * (2 * p.value_dim + 3)) if cut else walk
 
 
 def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
-    streamed = p.mask.on(p.n_q, p.n_k).sums(t.rows, 1)
-    reads = p.n_q * p.d + (p.d + p.value_dim) * streamed.cols
-    writes = p.n_q * (p.value_dim + 1)
-    return Cost(reads, writes, _forward_peak(p, t.rows, t.cols), 2 * (p.d + p.value_dim) * streamed.area)
+    pairs, cut = p.mask.on(p.n_q, p.n_k), t.span < p.n_k
+    streamed, walked = pairs.sums(t.rows, 1), rows_walked(pairs, t.rows, t.span)
+    parts = walked * (p.value_dim + 1) * cut
+    reads = walked * p.d + (p.d + p.value_dim) * streamed.cols + parts
+    writes = p.n_q * (p.value_dim + 1) + parts
+    return Cost(reads, writes, _forward_peak(p, t.rows, t.cols, cut), 2 * (p.d + p.value_dim) * streamed.area)
 
 
 def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> ForwardTiles | None:
@@ -82,7 +140,7 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Forwar
         edges(p.n_q, multiple["rows"], not pairs.is_full), cols, lambda r, c: _forward_peak(p, r, c), words, pairs
     )
     best = cheapest(forward_cost(p, ForwardTiles(*tried)), tried, words)
-    return ForwardTiles._make(best) if best else None
+    return ForwardTiles(*best, span=p.n_k) if best else None
 
 
 def backward(

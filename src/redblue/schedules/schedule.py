@@ -233,6 +233,12 @@ def walks(spans: Runs, size: int, length: int) -> Iterator[range]:
     return iter((range(length),)) if size >= length else grid(spans, size, length)
 
 
+def part_of(i: range, walk: range, span: int, n_rows: int) -> range:
+    """Where a walk of rows i leaves what it found: that of all rows for one span after another."""
+    before = walk.start // span * n_rows
+    return range(before + i.start, before + i.stop)
+
+
 def rows_walked(pairs: Pairs, rows: Any, size: Any) -> Any:
     """Rows of all walks: each block of `rows` rows once for each of its walks."""
     return pairs.n_rows if size >= pairs.n_cols else pairs.sums(rows, size).rows

@@ -17,7 +17,7 @@ from redblue.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow, Tile, exp, log, maximum
 from redblue.problem import Problem
 from redblue.schedules.products import score_cost, score_peak, score_tile
-from redblue.schedules.schedule import Cost, Pass, Sweep, blocks, grid, overlap, rows_walked, walks
+from redblue.schedules.schedule import Cost, Pass, Sweep, blocks, grid, overlap, part_of, rows_walked, walks
 from redblue.schedules.search import edges, pair_edges
 from redblue.schedules.softmax import LOWEST, spill, weigh, weigh_cost, weigh_peak
 
@@ -49,14 +49,14 @@ def forward(
                 s *= scale
                 spill(m, s, pairs, i, j, (row_max, row_sum), p, top[i, range(j.start // t.cols, j.start // t.cols + 1)])
             row_max += log(row_sum)
-            m.store(part[_part(i, walk, t.span, problem.n_q)], row_max)
+            m.store(part[part_of(i, walk, t.span, problem.n_q)], row_max)
             m.free(row_max, row_sum)
             if isinstance(q_i, Tile):
                 m.free(q_i)
         if cut:
             row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
             for walk in walks(live, t.span, problem.n_k):
-                found = m.load(part[_part(i, walk, t.span, problem.n_q)])
+                found = m.load(part[part_of(i, walk, t.span, problem.n_q)])
                 row_sum *= exp(row_max - maximum(row_max, found))
                 row_sum += exp(found - maximum(row_max, found))
                 row_max[...] = maximum(row_max, found)
@@ -65,12 +65,6 @@ def forward(
             m.store(lse[i], row_max)
             m.free(row_max, row_sum)
     weigh(m, out, p, top, v, lse, pairs, t.cols, (t.out_rows, t.out_cols, t.depth))
-
-
-def _part(i: range, walk: range, span: int, n_q: int) -> range:
-    """Where a walk of rows i leaves their log-sum-exp: those of all rows for one span after another."""
-    before = walk.start // span * n_q
-    return range(before + i.start, before + i.stop)
 
 
 def _forward_peak(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> Any:

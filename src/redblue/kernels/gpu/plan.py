@@ -20,6 +20,7 @@ from redblue.kernels.gpu.card import Card, card_named, card_of
 from redblue.kernels.gpu.needs import need, pipelines
 from redblue.kernels.gpu.phases import KERNELS, Part
 from redblue.problem import Problem
+from redblue.schedules.schedule import WHOLE
 
 __all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of", "plan"]
 
@@ -134,7 +135,8 @@ def _fitted(
     """The best launch with these, or, where nothing fits, the smallest."""
     kernel, one_pass = KERNELS[name, direction], schedules.get(name).passes[direction]
     problem = Problem(n_q=sizes.n_q, n_k=sizes.n_k, d=sizes.d, d_v=sizes.d_v, direction=direction)
-    tiles = one_pass.tile_type(**dict.fromkeys(one_pass.edges, LEAST) | dict.fromkeys(kernel.streams, stream))
+    shortest = {edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else LEAST for edge in one_pass.edges}
+    tiles = one_pass.tile_type(**(shortest | dict.fromkeys(kernel.streams, stream)))
     shared, pressure, idle = 0, 1.0, 0.0
     for part in kernel.parts:
         options = []
