@@ -75,7 +75,7 @@ def test_no_launch_that_fits_moves_fewer_words():
     (part,) = KERNELS["flash", "forward"].parts
     words = {}
     for rows, cols, warps, stages in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3)):
-        tiles = one_pass.tile_type(rows, cols)
+        tiles = one_pass.tile_type(rows, cols, sizes.n_k)
         needed = need(part.phase(tiles, sizes), "float16", card, warps, stages)
         if needed.shared_bytes <= card.shared_bytes and needed.pressure <= 1:
             words[tiles, warps, stages] = one_pass.cost(problem, tiles).words
