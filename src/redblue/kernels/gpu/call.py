@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from redblue import torch_kernels
 from redblue.errors import RedblueError
 from redblue.kernels.attended import check_lead
 from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu import flash, spilled
+from redblue.kernels.gpu import flash, flash_backward, spilled
+from redblue.kernels.gpu.bias import add_bias_gradient
 from redblue.kernels.gpu.device import copied
 from redblue.kernels.gpu.lists import KEPT
 from redblue.kernels.gpu.plan import Launch, card_of, plan
@@ -27,7 +28,19 @@ from redblue.masks import Mask
 from redblue.masks.algebra import planes
 from redblue.torch_masks import mask_named
 
-KERNELS = {"flash": flash, "hybrid": spilled, "small_cache": spilled}
+
+class Passes(NamedTuple):
+    """What gives the launches that write a task's outputs."""
+
+    forward: Any
+    backward: Any
+
+
+KERNELS: dict[str, Any] = {
+    "flash": Passes(flash.forward, flash_backward.backward),
+    "hybrid": spilled,
+    "small_cache": spilled,
+}
 
 
 def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
@@ -72,6 +85,43 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *
         for run in KERNELS[launch.kernel].forward(task, launch, _precision(q)):
             run()
     return out, lse
+
+
+def backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    *more: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As torch_kernels.backward."""
+    *rest, bias_grad = more
+    call = torch_kernels.known_call(
+        q.shape, k.shape, v.shape, torch_kernels.shape_of(bias), None, *_types(q, k, v, bias)
+    )
+    torch_kernels.check_outputs(call, dout, dlse, out, lse)
+    inside = torch_kernels.inside
+    dq, dk, dv = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
+    delta = q.new_empty(lse.shape, dtype=call.sums)
+    dbias = q.new_zeros((0,) if bias is None or not bias_grad else bias.shape, dtype=call.sums)
+    if not out.numel():
+        return dq.zero_(), dk.zero_(), dv.zero_(), dbias, delta
+    launch = _planned("backward", call, q, tuple(rest))
+    tensors = {"k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv, "delta": delta}
+    tensors |= {"lse": lse.contiguous(), "dlse": None if dlse is None else dlse.contiguous()}
+    if bias is not None and bias_grad:
+        tensors["dbias"] = dbias.expand(call.bias)
+    for task in _tasks(call, q, bias, None, seed, tuple(rest), **tensors):
+        for run in KERNELS[launch.kernel].backward(task, launch, _precision(q)):
+            run()
+        if task.dbias is not None:
+            add_bias_gradient(task, _precision(q))
+    return dq, dk, dv, dbias, delta
 
 
 def _types(*tensors: Tensor | None) -> list[torch.dtype | None]:

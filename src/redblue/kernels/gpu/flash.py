@@ -4,6 +4,8 @@
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -18,6 +20,7 @@ from redblue.kernels.gpu.scores import (
     in_band,
     index,
     kept,
+    key_range,
     listed,
     load,
     product,
@@ -31,17 +34,30 @@ from redblue.kernels.gpu.task import Run, Task, array, parts
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     """What writes task.out and task.lse."""
-    sizes, rows = task.sizes, launch.tiles.rows
-    (d0, d1), (v0, v1) = parts(sizes.d), parts(sizes.d_v)
+    rows, cols = launch.tiles
     blocks = -(-task.rows // rows)
     arguments = {
+        **common(task, precision),
+        "out": array(task.out),
+        "lists": task.lists(rows, cols, "rows"),
+        "ROWS": rows,
+        "COLS": cols,
+        "WHOLE_ROWS": task.rows % rows == 0,
+        "WHOLE_COLS": task.sizes.n_k % cols == 0,
+    }
+    return [Run(flash_forward, (blocks * task.streams,), arguments, launch.warps, launch.stages)]
+
+
+def common(task: Task, precision: str) -> dict[str, Any]:
+    """Arguments of forward and backward kernels alike."""
+    sizes = task.sizes
+    (d0, d1), (v0, v1) = parts(sizes.d), parts(sizes.d_v)
+    return {
         "q": array(task.q),
         "k": array(task.k),
         "v": array(task.v),
-        "out": array(task.out),
         "lse": task.lse,
         "scores": task.scores,
-        "lists": task.lists(rows, launch.tiles.cols, "rows"),
         "n_q": sizes.n_q,
         "n_k": sizes.n_k,
         "kv_heads": sizes.kv_heads,
@@ -52,15 +68,10 @@ def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
         "D_V": sizes.d_v,
         "V0": v0,
         "V1": v1,
-        "ROWS": rows,
-        "COLS": launch.tiles.cols,
         "PLAIN": task.plain,
-        "WHOLE_ROWS": task.rows % rows == 0,
-        "WHOLE_COLS": sizes.n_k % launch.tiles.cols == 0,
         "WIDE": task.wide,
         "PRECISION": precision,
     }
-    return [Run(flash_forward, (blocks * task.streams,), arguments, launch.warps, launch.stages)]
 
 
 @triton.jit
@@ -112,17 +123,8 @@ def flash_forward(
     at_k, at_v = start(k, batch, head), start(v, batch, head)
 
     if lists is None:
-        # Keys low .. high - 1 are attended by some row, those of whole tiles within inner_low .. inner_high - 1 by all
-        low, high, inner_low, inner_high = block * 0, n_k, block * 0, n_k
-        first_query = block * ROWS // GROUP
-        last_query = (tl.minimum(block * ROWS + ROWS, n_rows) - 1) // GROUP
-        if scores.first is not None:
-            low = tl.maximum(0, first_query + scores.first)
-            inner_low = tl.maximum(0, last_query + scores.first)
-        if scores.end is not None:
-            high = tl.minimum(n_k, last_query + scores.end)
-            inner_high = tl.minimum(n_k, first_query + scores.end)
-        full_low, full_high = tl.cdiv(inner_low, COLS) * COLS, inner_high // COLS * COLS
+        last_row = tl.minimum(block * ROWS + ROWS, n_rows) - 1
+        low, high, full_low, full_high = key_range(scores, block * ROWS, last_row, n_k, GROUP, COLS)
         if scores.first is not None:
             acc0, acc1, top, total = _keys(
                 low // COLS * COLS, tl.minimum(full_low, high), low, high, "masked",

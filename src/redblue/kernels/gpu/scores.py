@@ -22,7 +22,13 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 @triton.jit
 def start(x, batch, head):
     """Where the rows of a batch entry's head begin. Offsets between streams may take 64 bits."""
-    return x.at + batch.to(tl.int64) * x.batch + head.to(tl.int64) * x.head
+    return x.at + wide(batch) * x.batch + wide(head) * x.head
+
+
+@triton.jit
+def wide(i):
+    """A number, a loop's too, in 64 bits."""
+    return tl.full((), i, tl.int64)
 
 
 @triton.jit
@@ -56,6 +62,27 @@ def load(at, offsets, x, m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.c
         return tl.load(p_x)
     else:
         return tl.load(p_x, mask=m_x, other=0.0)
+
+
+@triton.jit
+def load_slice(at, offsets, x, m_row, begin, WIDTH: tl.constexpr, D: tl.constexpr):
+    """The same of columns begin .. begin + WIDTH - 1, where that is known only as it runs."""
+    i_col = begin + tl.arange(0, WIDTH)
+    p_x = at + offsets[:, None] + (i_col * x.col)[None, :]
+    if D % WIDTH:
+        m_col = (i_col < D)[None, :]
+        return tl.load(p_x, mask=m_col if m_row is None else m_row[:, None] & m_col, other=0.0)
+    else:
+        return tl.load(p_x) if m_row is None else tl.load(p_x, mask=m_row[:, None], other=0.0)
+
+
+@triton.jit
+def numbers_at(at, m_row, other):
+    """A number per row; `other` where there is no such row."""
+    if m_row is None:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=m_row, other=other)
 
 
 @triton.jit
@@ -159,6 +186,34 @@ def in_band(scores, i_query, i_key):
 
 
 @triton.jit
+def key_range(scores, first_row, last_row, n_k, GROUP: tl.constexpr, COLS: tl.constexpr):
+    """Of the band: keys low .. high - 1 are attended by some of the rows, and all those of the tiles between full_low
+    and full_high by every row."""
+    low, high, inner_low, inner_high = first_row * 0, n_k, first_row * 0, n_k
+    if scores.first is not None:
+        low = tl.maximum(0, first_row // GROUP + scores.first)
+        inner_low = tl.maximum(0, last_row // GROUP + scores.first)
+    if scores.end is not None:
+        high = tl.minimum(n_k, last_row // GROUP + scores.end)
+        inner_high = tl.minimum(n_k, first_row // GROUP + scores.end)
+    return low, high, tl.cdiv(inner_low, COLS) * COLS, tl.maximum(inner_high, 0) // COLS * COLS
+
+
+@triton.jit
+def row_range(scores, first_key, last_key, n_q, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """The same of rows: which attend some of the keys, and, in whole tiles, every key."""
+    low, high, inner_low, inner_high = first_key * 0, n_q, first_key * 0, n_q
+    if scores.end is not None:
+        low = tl.maximum(0, first_key - scores.end + 1)
+        inner_low = tl.maximum(0, last_key - scores.end + 1)
+    if scores.first is not None:
+        high = tl.minimum(n_q, last_key - scores.first + 1)
+        inner_high = tl.minimum(n_q, first_key - scores.first + 1)
+    full_high = tl.maximum(inner_high, 0) * GROUP // ROWS * ROWS
+    return low * GROUP, high * GROUP, tl.cdiv(inner_low * GROUP, ROWS) * ROWS, full_high
+
+
+@triton.jit
 def first_top(scores, head, i_row, GROUP: tl.constexpr, SUMS: tl.constexpr):
     """The maximum and the sum that rows start from: those of their heads' sinks."""
     top = tl.full(i_row.shape, LOWEST, SUMS)
@@ -173,7 +228,14 @@ def first_top(scores, head, i_row, GROUP: tl.constexpr, SUMS: tl.constexpr):
 @triton.jit
 def row_numbers(batch, head, kv_heads, n_q, i_row, GROUP: tl.constexpr):
     """Where rows lie in arrays of one number per row: (batch, heads, n_q)."""
-    return ((batch.to(tl.int64) * kv_heads + head) * GROUP + i_row % GROUP) * n_q + i_row // GROUP
+    return ((wide(batch) * kv_heads + head) * GROUP + i_row % GROUP) * n_q + i_row // GROUP
+
+
+@triton.jit
+def log_sum(at, m_row):
+    """Rows' log-sum-exp in units of log 2; of rows without scores +inf, so that the power of what is less it is 0."""
+    b_lse = numbers_at(at, m_row, float("inf"))
+    return tl.where(b_lse == float("-inf"), float("inf"), b_lse * constant(LOG2E, b_lse.dtype))
 
 
 @triton.jit

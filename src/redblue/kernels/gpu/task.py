@@ -79,6 +79,7 @@ class Task:
     dk: Tensor | None = None
     dv: Tensor | None = None
     delta: Tensor | None = None
+    dbias: Tensor | None = None  # as bias
 
     @property
     def rows(self) -> int:
@@ -138,7 +139,8 @@ def reach(x: Tensor) -> int:
     return sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:], strict=True))
 
 
-def array(x: Tensor) -> Array:
+def array(x: Tensor | None) -> Array:
+    assert x is not None  # what a direction has
     return Array(x, *x.stride())
 
 
