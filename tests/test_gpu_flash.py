@@ -39,8 +39,8 @@ def normal(*shape, dtype=torch.float64):
     return torch.randn(shape, dtype=dtype, device=DEVICE, requires_grad=True)
 
 
-def check(q, k, v, *more, **options):
-    """Outputs, and the gradients of q, k, v and `more` (the options that have one)."""
+def check_forward(q, k, v, **options):
+    """Gives what was got and what was expected."""
     got = gpu.attention(q, k, v, **options, return_lse=True)
     if options.get("dropout"):  # the CPU's are held against the textbook elsewhere
         expected = rb.attention(*(x.cpu().double() for x in (q, k, v)), **options, return_lse=True)
@@ -48,6 +48,12 @@ def check(q, k, v, *more, **options):
         expected = textbook(q, k, v, **options, return_lse=True)
     for x, y in zip(got, expected, strict=True):
         check_close(x, y, q.dtype)
+    return got, expected
+
+
+def check(q, k, v, *more, **options):
+    """Outputs, and the gradients of q, k, v and `more` (the options that have one)."""
+    got, expected = check_forward(q, k, v, **options)
     douts = [torch.randn_like(x) for x in got]
     gradients = torch.autograd.grad(got, (q, k, v, *more), douts)
     wanted = torch.autograd.grad(

@@ -80,3 +80,10 @@ def counted(kernel, direction, shape, mask, edges):
 def test_flash_forward(shape, mask, stay, stream):
     found, wanted = counted("flash", "forward", SHAPES[shape], MASKS[mask], {"rows": stay, "cols": stream})
     assert found == wanted
+
+
+@every_case
+def test_flash_backward(shape, mask, stay, stream):
+    edges = {"rows": stay, "cols": stream, "dkv_rows": stream, "dkv_cols": stay}
+    found, wanted = counted("flash", "backward", SHAPES[shape], MASKS[mask], edges)
+    assert found == wanted

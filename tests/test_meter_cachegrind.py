@@ -135,7 +135,9 @@ def test_what_callgrind_writes():
         "desc: Trigger: Client Request: kernel\ntotals: 11 5 4 1 3 2 1 3 2 1 1\n"
     )
     (events,) = valgrind.read(text).values()
-    assert events == valgrind.Events(read_misses=3, write_misses=2, code_misses=1, write_backs=2, accesses=9, inner_misses=5)
+    assert events == valgrind.Events(
+        read_misses=3, write_misses=2, code_misses=1, write_backs=2, accesses=9, inner_misses=5
+    )
     assert not valgrind.read("events: Ir\ndesc: Trigger: Program termination\ntotals: 3\n")
 
 
