@@ -34,7 +34,7 @@ from redblue.kernels.gpu.task import Run, Task, array, parts
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     """What writes task.out and task.lse."""
-    rows, cols = launch.tiles
+    rows, cols = launch.tiles.rows, launch.tiles.cols
     blocks = -(-task.rows // rows)
     arguments = {
         **common(task, precision),
