@@ -199,6 +199,21 @@ def test_listed_masks_in_tiles_of_several_words(monkeypatch, rows, cols):
     check(normal(1, 150, 3), normal(1, 150, 3), normal(1, 150, 3), mask=mask)
 
 
+@pytest.mark.parametrize("mask", [*MASKS, *SPARSE.values()][:-2], ids=str)
+@pytest.mark.parametrize("span", [16, 32])
+def test_keys_cut_into_spans(monkeypatch, mask, span):
+    monkeypatch.setitem(TILES, "forward", flash.ForwardTiles(16, 16, span))
+    n_q, n_k = (48, 48) if mask is SPARSE["blocks"] else (37, 37) if mask in SPARSE.values() else (3, 37)
+    sinks = torch.tensor([0.5, -torch.inf], device=DEVICE)
+    check_forward(normal(1, 2, n_q, 5), normal(1, 1, n_k, 5), normal(1, 1, n_k, 4), mask=mask, sinks=sinks)
+
+
+def test_spans_with_dropout_and_bias(monkeypatch):
+    monkeypatch.setitem(TILES, "forward", flash.ForwardTiles(16, 16, 16))
+    q, k, v = normal(2, 2, 2, 3, 3), normal(2, 1, 1, 35, 3), normal(2, 1, 1, 35, 3)
+    check_forward(q, k, v, dropout=0.3, seed=3, bias=normal(3, 35), softcap=2.0)
+
+
 def test_masks_of_each_head_and_batch_entry():
     masks = [rb.Mask.documents([7, 30]), rb.Mask.causal(), rb.Mask.from_dense(np.eye(37, dtype=bool))]
     per_head = rb.Mask.per_head(masks)

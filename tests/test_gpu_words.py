@@ -83,6 +83,13 @@ def test_flash_forward(shape, mask, stay, stream):
 
 
 @every_case
+def test_flash_forward_in_spans(shape, mask, stay, stream):
+    edges = {"rows": stay, "cols": 16, "span": 32}
+    found, wanted = counted("flash", "forward", SHAPES[shape], MASKS[mask], edges)
+    assert found == wanted
+
+
+@every_case
 def test_flash_backward(shape, mask, stay, stream):
     edges = {"rows": stay, "cols": stream, "dkv_rows": stream, "dkv_cols": stay}
     found, wanted = counted("flash", "backward", SHAPES[shape], MASKS[mask], edges)

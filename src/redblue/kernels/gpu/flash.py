@@ -9,9 +9,12 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from redblue.integers import ceil_div
+from redblue.kernels.gpu.decode import listed_tiles, merging, parts_of
 from redblue.kernels.gpu.plan import Launch
 from redblue.kernels.gpu.scores import (
     LN2,
+    LOWEST,
     block_of,
     constant,
     factor_left,
@@ -28,24 +31,37 @@ from redblue.kernels.gpu.scores import (
     row_offsets,
     start,
     store,
+    wide,
 )
 from redblue.kernels.gpu.task import Run, Task, array, parts
 
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
-    """What writes task.out and task.lse."""
-    rows, cols = launch.tiles.rows, launch.tiles.cols
-    blocks = -(-task.rows // rows)
+    """What writes task.out and task.lse. A span of the tiles that cuts the keys is a multiple of cols."""
+    rows, cols, span = launch.tiles
+    sizes = task.sizes
+    spans = ceil_div(sizes.n_k, span) if span < sizes.n_k else 1
+    lists = task.lists(rows, cols, "rows", span)
+    grid = ceil_div(task.rows, rows) * task.streams, spans
     arguments = {
         **common(task, precision),
         "out": array(task.out),
-        "lists": task.lists(rows, cols, "rows"),
+        "lists": lists,
+        "span": span if spans > 1 else None,
+        "out_step": None,
+        "lse_step": None,
         "ROWS": rows,
         "COLS": cols,
         "WHOLE_ROWS": task.rows % rows == 0,
-        "WHOLE_COLS": task.sizes.n_k % cols == 0,
+        "WHOLE_COLS": sizes.n_k % cols == 0,
     }
-    return [Run(flash_forward, (blocks * task.streams,), arguments, launch.warps, launch.stages)]
+    if spans == 1:
+        return [Run(flash_forward, grid, arguments, launch.warps, launch.stages)]
+    found = parts_of(task, spans)
+    arguments |= {"out": array(found.out[0]), "lse": found.lse}
+    arguments |= {"out_step": found.out.stride(0), "lse_step": found.lse.stride(0)}
+    walks = Run(flash_forward, grid, arguments, launch.warps, launch.stages)
+    return [walks, merging(task, found, lists, rows, cols, span)]
 
 
 def common(task: Task, precision: str) -> dict[str, Any]:
@@ -86,6 +102,9 @@ def flash_forward(
     n_q,
     n_k,
     kv_heads,
+    span,  # of keys that a walk covers; None: all
+    out_step,  # from where one walk leaves its output to where the next does
+    lse_step,
     GROUP: tl.constexpr,
     D: tl.constexpr,  # of q and k, in parts of D0 and D1
     D0: tl.constexpr,
@@ -110,6 +129,23 @@ def flash_forward(
         block = blocks - 1 - block
     batch, head = stream // kv_heads, stream % kv_heads
 
+    walk = tl.program_id(1)
+    low, high, full_low, full_high = block * 0, n_k, block * 0, n_k
+    if lists is None:
+        last_row = tl.minimum(block * ROWS + ROWS, n_rows) - 1
+        low, high, full_low, full_high = key_range(scores, block * ROWS, last_row, n_k, GROUP, COLS)
+        if span is not None:
+            low, high = tl.maximum(low, walk * span), tl.minimum(high, walk * span + span)
+            full_low, full_high = tl.maximum(full_low, walk * span), tl.minimum(full_high, walk * span + span)
+            if low >= high:
+                return
+    else:
+        at = block_of(lists, batch, head, block, blocks)
+        if span is not None:
+            at = at * tl.cdiv(n_k, span) + walk
+            if listed_tiles(lists, at) == 0:
+                return
+
     i_row = block * ROWS + tl.arange(0, ROWS)
     m_row = None if WHOLE_ROWS else i_row < n_rows
     at_q = start(q, batch, head * GROUP)
@@ -118,13 +154,13 @@ def flash_forward(
     q1 = load(at_q, q_offsets, q, m_row, D0, D1, D) if D1 else q0
     acc0 = tl.zeros((ROWS, V0), SUMS)
     acc1 = tl.zeros((ROWS, V1), SUMS) if V1 else acc0
-    top, total = first_top(scores, head, i_row, GROUP, SUMS)
+    top, total = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
+    if span is None:
+        top, total = first_top(scores, head, i_row, GROUP, SUMS)
     numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
     at_k, at_v = start(k, batch, head), start(v, batch, head)
 
     if lists is None:
-        last_row = tl.minimum(block * ROWS + ROWS, n_rows) - 1
-        low, high, full_low, full_high = key_range(scores, block * ROWS, last_row, n_k, GROUP, COLS)
         if scores.first is not None:
             acc0, acc1, top, total = _keys(
                 low // COLS * COLS, tl.minimum(full_low, high), low, high, "masked",
@@ -143,7 +179,6 @@ def flash_forward(
                 GROUP, D, D0, D1, D_V, V0, V1, COLS, PLAIN, WIDE, PRECISION
             )  # fmt: skip
     else:
-        at = block_of(lists, batch, head, block, blocks)
         acc0, acc1, top, total = _keys(
             tl.load(lists.full_starts + at), tl.load(lists.full_starts + at + 1), 0, n_k, "full",
             q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, lists, batch, head, i_row, m_row, numbers,
@@ -157,13 +192,15 @@ def flash_forward(
 
     some = total > 0  # not where a row attends nothing
     share = tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)
-    at_out = start(out, batch, head * GROUP)
+    at_out, p_lse = start(out, batch, head * GROUP), lse + numbers
+    if span is not None:
+        at_out, p_lse = at_out + wide(walk) * out_step, p_lse + wide(walk) * lse_step
     out_offsets = row_offsets(out, index(i_row, WIDE), GROUP)
     store(at_out, out_offsets, out, acc0 * share[:, None], m_row, 0, V0, D_V)
     if V1:
         store(at_out, out_offsets, out, acc1 * share[:, None], m_row, V0, V1, D_V)
     b_lse = tl.where(some, top * constant(LN2, SUMS) + tl.log(tl.where(some, total, 1.0)), float("-inf"))
-    tl.store(lse + numbers, b_lse, mask=m_row)
+    tl.store(p_lse, b_lse, mask=m_row)
 
 
 @triton.jit

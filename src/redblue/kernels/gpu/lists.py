@@ -47,15 +47,18 @@ class Plane(NamedTuple):
 
 
 @lru_cache(maxsize=KEPT)
-def lists(mask: Mask, n_q: int, n_k: int, group: int, rows: int, cols: int, by: str, device: Any) -> Lists:
+def lists(
+    mask: Mask, n_q: int, n_k: int, group: int, rows: int, cols: int, by: str, device: Any, span: int | None = None
+) -> Lists:
     """The mask's lists on a device, without planes. by: "rows" (which stay, keys are listed) or "cols".
 
+    span: where rows stay, each block has a list for every `span` keys, one behind the other; None: one for all.
     rows, cols: powers of two of at least 16. Raises RedblueError where the mask does not fit n_q and n_k.
     """
     panel = min(rows, 64)
     found = lowered(mask, n_q, n_k, group, panel)
     each = [
-        _plane(found, plane, ceil_div(n_q * group, panel), n_q * group, n_k, rows, cols, panel, by)
+        _plane(found, plane, ceil_div(n_q * group, panel), n_q * group, n_k, rows, cols, panel, by, span)
         for plane in range(1 + int(found.planes.max(initial=0)))
     ]
     starts = (np.cumsum(np.concatenate([[0], *(x[i] for x in each)])).astype(np.int32) for i in (0, 2))
@@ -70,7 +73,16 @@ def lists(mask: Mask, n_q: int, n_k: int, group: int, rows: int, cols: int, by: 
 
 
 def _plane(
-    found: Lowered, plane: int, panels: int, n_rows: int, n_k: int, rows: int, cols: int, panel: int, by: str
+    found: Lowered,
+    plane: int,
+    panels: int,
+    n_rows: int,
+    n_k: int,
+    rows: int,
+    cols: int,
+    panel: int,
+    by: str,
+    span: int | None,
 ) -> tuple[np.ndarray, ...]:
     """Full tiles per block, the full tiles, the same of partial ones, their live lines and bits."""
     starts = found.starts[plane * panels : (plane + 1) * panels + 1]
@@ -93,6 +105,8 @@ def _plane(
         full &= (row_block + 1) * rows <= n_rows
     blocks, other = (row_block, col_block) if by == "rows" else (col_block, row_block)
     total = ceil_div(n_rows, rows) if by == "rows" else ceil_div(n_k, cols)
+    if span is not None and span < n_k:
+        blocks, total = blocks * ceil_div(n_k, span) + other * cols // span, total * ceil_div(n_k, span)
     order = np.lexsort((other, blocks))
     order_full, order_partial = order[full[order]], order[~full[order]]
 

@@ -118,12 +118,15 @@ class Task:
         high = struct.unpack("f", struct.pack("f", x))[0]
         return Number(high, x - high)
 
-    def lists(self, rows: int, cols: int, by: str) -> Lists | None:
-        """Of a mask that is no band, for tiles of so many rows and keys; by: "rows" stay, or "cols"."""
+    def lists(self, rows: int, cols: int, by: str, span: int | None = None) -> Lists | None:
+        """Of a mask that is no band, for tiles of so many rows and keys; by: "rows" stay, or "cols".
+
+        span: of keys, a multiple of cols, that have lists of their own; None: all.
+        """
         if self.mask is None:
             return None
         sizes = self.sizes
-        found = lists(self.mask, sizes.n_q, sizes.n_k, sizes.group, rows, cols, by, self.q.device)
+        found = lists(self.mask, sizes.n_q, sizes.n_k, sizes.group, rows, cols, by, self.q.device, span)
         in_use((*found, self.planes))
         return found if self.planes is None else found._replace(planes=Plane(self.planes, *self.planes.stride()))
 
