@@ -77,9 +77,9 @@ def test_lanes_that_the_mask_leaves_off_are_not_counted(n_rows, n_cols, dtype):
     assert torch.equal(out, x[rows.long()])
     words, size = n_rows * n_cols, x.element_size()
     assert tally.tensors == {
-        "x": Traffic(words, 0, size * words),
-        "rows": Traffic(n_rows, 0, 4 * n_rows),
-        "out": Traffic(0, words, size * words),
+        "x": Traffic(words, 0, size * words, 0),
+        "rows": Traffic(n_rows, 0, 4 * n_rows, 0),
+        "out": Traffic(0, words, 0, size * words),
     }
     assert tally.launches == {"gather_rows": 1}
     assert tally.total().words == 2 * words + n_rows
@@ -105,8 +105,8 @@ def test_views_of_one_array_are_told_apart():
     # `out` is written as if its rows were dense: 12 words from column 3 of row 0 on, of which some lie in x
     strays = np.count_nonzero(np.arange(3, 15) % 8 < 3)
     assert strays == 3
-    assert tally.tensors["x"] == Traffic(12, strays, 4 * (12 + strays))
-    assert tally.tensors["out"] == Traffic(0, 12 - strays, 4 * (12 - strays))
+    assert tally.tensors["x"] == Traffic(12, strays, 4 * 12, 4 * strays)
+    assert tally.tensors["out"] == Traffic(0, 12 - strays, 0, 4 * (12 - strays))
 
 
 def test_an_atomic_operation_reads_and_writes_each_lane():
@@ -114,7 +114,7 @@ def test_an_atomic_operation_reads_and_writes_each_lane():
     with counting() as tally:
         sums[(1,)](x, total, best, 5, BLOCK=8)
     assert total.tolist() == [3, 2]
-    assert tally.tensors == {"x": Traffic(8, 0, 32), "total": Traffic(5, 5, 40), "best": Traffic(1, 1, 8)}
+    assert tally.tensors == {"x": Traffic(8, 0, 32), "total": Traffic(5, 5, 20, 20), "best": Traffic(1, 1, 4, 4)}
 
 
 def test_descriptors_count_what_lies_inside_their_shape():
@@ -122,7 +122,7 @@ def test_descriptors_count_what_lies_inside_their_shape():
     with counting() as tally:
         copy_block[(1,)](x, out, 3, 12, ROWS=4, COLS=16)
     assert torch.equal(out, x)
-    assert tally.tensors == {"x": Traffic(36, 0, 144), "out": Traffic(0, 36, 144)}
+    assert tally.tensors == {"x": Traffic(36, 0, 144), "out": Traffic(0, 36, 0, 144)}
 
 
 def test_arguments_that_are_tuples():
@@ -130,7 +130,7 @@ def test_arguments_that_are_tuples():
     with counting() as tally:
         double[(1,)](Array(x[::2], 2), (0, other), BLOCK=4)
     assert x.tolist() == [3, 1] * 4
-    assert tally.tensors == {"x.at": Traffic(4, 4, 32), "pair.1": Traffic(4, 0, 16)}
+    assert tally.tensors == {"x.at": Traffic(4, 4, 16, 16), "pair.1": Traffic(4, 0, 16)}
 
 
 def test_what_lies_in_no_argument():
@@ -138,7 +138,7 @@ def test_what_lies_in_no_argument():
     with counting() as tally:
         through_an_integer[(1,)](x, hidden.data_ptr(), BLOCK=4)
     assert torch.equal(x, hidden)
-    assert tally.tensors == {ELSEWHERE: Traffic(4, 0, 16), "x": Traffic(0, 4, 16)}
+    assert tally.tensors == {ELSEWHERE: Traffic(4, 0, 16), "x": Traffic(0, 4, 0, 16)}
 
 
 def test_kernels_that_are_compiled_are_refused(monkeypatch):

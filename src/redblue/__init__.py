@@ -10,7 +10,7 @@ from redblue.integrations.torch_sdpa import enable_sdpa, sdpa
 from redblue.machine import CacheLevel, CapacityError
 from redblue.masks import Mask
 from redblue.memories import Memory, list_memories, memory, this_machine
-from redblue.meter import Measurement, measure
+from redblue.meter import Measurement, measure, measure_callable
 from redblue.models import Model, list_models, model
 from redblue.op import attention, attention_backward, scaled_dot_product_attention
 from redblue.planner import Plan, plan
@@ -50,6 +50,7 @@ __all__ = [
     "lower_bound",
     "lower_bounds",
     "measure",
+    "measure_callable",
     "memory",
     "model",
     "pebble",

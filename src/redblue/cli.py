@@ -24,6 +24,8 @@ from redblue.info_command import EPILOG as INFO_EPILOG
 from redblue.info_command import info
 from redblue.mask_command import EPILOG as MASK_EPILOG
 from redblue.mask_command import mask
+from redblue.measure_command import EPILOG as MEASURE_EPILOG
+from redblue.measure_command import measure
 from redblue.options import (
     DV,
     NK,
@@ -225,6 +227,7 @@ app.command(epilog=MASK_EPILOG)(mask)
 app.command(epilog=SPARSE_EPILOG)(sparse)
 app.add_typer(pebble, name="pebble")
 app.command(epilog=INFO_EPILOG)(info)
+app.command("measure", epilog=MEASURE_EPILOG)(with_problem(measure, dtype="float32"))
 
 
 @app.command("recount", epilog="Example: redblue recount")

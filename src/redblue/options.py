@@ -78,14 +78,19 @@ def make_problem(
     return rb.Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
 
 
-def with_problem(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of make_problem beside its own; it is called with the problem they make."""
+def with_problem(command: Callable[..., None], dtype: str | None = None) -> Callable[..., None]:
+    """Give a command the options of make_problem beside its own; it is called with the problem they make.
+
+    dtype: of the problem where none is given; that of make_problem if None.
+    """
     options = inspect.signature(make_problem, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        command(make_problem(**{name: given.pop(name) for name in options}), **given)
+        chosen: dict[str, Any] = {name: given.pop(name) for name in options}
+        chosen["dtype"] = chosen["dtype"] or dtype
+        command(make_problem(**chosen), **given)
 
     return taking(run, [p for p in (*own.values(), *options.values()) if p.name != "problem"])
 

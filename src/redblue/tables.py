@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from redblue.bounds import Bound
     from redblue.counts import Count
     from redblue.memories import Memory
+    from redblue.meter import Measurement
     from redblue.models import Model
     from redblue.planner import Plan
     from redblue.recount import Recount
@@ -65,6 +66,26 @@ def counts_table(found: Iterable[Count], left_out: Sequence[str]) -> Table:
         moved = (f"{c.words:,}", f"{c.reads:,}\n{c.writes:,}", f"{c.peak:,}", amount(c.flops))
         index = f"\nindex: {c.index_words:,} of the reads" if c.index != "rule" else ""
         made.add_row(f"{c.schedule}\n{tile_text(c.tiles)}{index}", *moved)
+    return made
+
+
+def measurement_table(found: Iterable[Measurement]) -> Table:
+    made = table(
+        ("kernel\ntiles\nboundary\nhow",),
+        ("measured\nwords", "read\nwritten", "counted\nwords", "measured /\ncounted", "proved\nbound"),
+        caption="read and written: words towards the fast side, and back",
+    )
+    for m in found:
+        read, written = (f"{each // m.bytes_per_word:,}" for each in (m.bytes_read, m.bytes_written))
+        parts = "".join(f"\n{name.replace('_', ' ')}: {value:,}" for name, value in m.parts.items())
+        made.add_row(
+            f"{m.kernel}\n{tile_text(m.tiles)}\n{m.boundary}\n{m.meter} ({m.tool}): {m.how}{parts}",
+            f"{m.measured_words:,.0f}",
+            f"{read}\n{written}",
+            f"{m.counted_words:,}" if m.counted_words is not None else "-",
+            ratio(m.over_counted),
+            f"{m.bound_words:,}" if m.bound_words is not None else "-",
+        )
     return made
 
 

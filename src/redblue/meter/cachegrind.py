@@ -79,8 +79,19 @@ def run(
         found, said = valgrind.run(command, cache, folder, {"PATH": os.environ.get("PATH", "")}, inner)
         sizes = [each["bytes"] for each in described]
         written = sum(-(-sizes[i] // cache.line_bytes) for i in outputs)
-        nearer = {"inner_miss_lines": found["kernel"].inner_misses} if inner else {}
-        return traffic(found, written) | nearer, json.loads(said)
+        marked = dict(found)
+        nearer = {"inner_miss_lines": marked["kernel"].inner_misses} if inner else {}
+        return traffic(marked, written) | nearer, json.loads(said)
+
+
+def described(cache: CacheLevel, inner: CacheLevel | None) -> str:
+    """The simulated caches, in words."""
+    nearer = f", behind {inner.capacity_bytes:,} bytes, {_ways(inner)}" if inner else ""
+    return f"lines of {cache.line_bytes} bytes, {_ways(cache)}, LRU, write-back{nearer}"
+
+
+def _ways(cache: CacheLevel) -> str:
+    return f"{cache.ways} ways" if cache.ways else "fully associative"
 
 
 def traffic(found: dict[str, Events], output_lines: int) -> dict[str, int]:

@@ -53,9 +53,6 @@ class KernelCall:
     def kernel(self) -> str:
         return f"{self.schedule} {self.problem.direction}, {self.isa}"
 
-    def counted_words(self) -> int:
-        return counts.count(self.schedule, self.problem, tiles=self.tiles).words
-
 
 def kernel_call(
     problem: Problem,

@@ -17,7 +17,7 @@ import inspect
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import wraps
 from typing import Any
 from unittest.mock import patch
@@ -35,14 +35,19 @@ class Traffic:
 
     reads: int = 0
     writes: int = 0
-    bytes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
 
     @property
     def words(self) -> int:
         return self.reads + self.writes
 
+    @property
+    def bytes(self) -> int:
+        return self.bytes_read + self.bytes_written
+
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.reads + other.reads, self.writes + other.writes, self.bytes + other.bytes)
+        return Traffic(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass
@@ -143,7 +148,8 @@ class _Hooks:
             found = self.traffic.setdefault(name, Traffic())
             found.reads += reads * lanes
             found.writes += writes * lanes
-            found.bytes += (reads + writes) * lanes * size
+            found.bytes_read += reads * lanes * size
+            found.bytes_written += writes * lanes * size
 
     def _owners(self, addresses: np.ndarray) -> Iterator[tuple[str, int]]:
         for held in self.held:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from redblue.errors import RedblueError
 from redblue.machine import CacheLevel
+from redblue.meter import processes
 
 LEAST = (3, 10)  # decodes AVX2, and its callgrind simulates write-backs
 INSTALL = "install it (apt install valgrind, dnf install valgrind), or measure with probe, which needs nothing"
@@ -87,24 +88,18 @@ def options(cache: CacheLevel, inner: CacheLevel | None) -> list[str]:
 
 def run(
     command: Sequence[str], cache: CacheLevel, folder: Path, env: Mapping[str, str], inner: CacheLevel | None = None
-) -> tuple[dict[str, Events], str]:
-    """Run the command under callgrind. What the cache did, by the names that the program gave; and its standard output.
+) -> tuple[list[tuple[str, Events]], str]:
+    """Run the command under callgrind. What the cache did between its marks, in order, by name; and standard output.
 
     inner: a cache between the program and `cache`. Raises RedblueError; KeyboardInterrupt ends the child, too.
     """
     path, _ = find()
     arguments = [path, "-q", *options(cache, inner), f"--callgrind-out-file={folder / 'out'}", *command]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(arguments, **pipes, text=True, env=dict(env)) as child:
-        try:
-            said, errors = child.communicate()
-        except BaseException:
-            child.kill()
-            child.wait()  # Popen itself would leave after an interrupt
-            raise
-    if child.returncode:
-        raise RedblueError(_failure(path, child.returncode, errors))
-    found = dict(part for file in sorted(folder.glob("out*")) for part in read(file.read_text()).items())
+    status, said, errors = processes.run(arguments, env)
+    if status:
+        raise RedblueError(_failure(path, status, errors))
+    files = sorted(folder.glob("out.*"), key=lambda file: int(file.suffix[1:]))
+    found = [part for file in files for part in read(file.read_text()).items()]
     if not found:
         raise RedblueError(f"{path} wrote no counts, so the program never reached what is measured: {_tail(errors)}")
     return found, said

@@ -1,0 +1,102 @@
+"""One call of the Triton kernels for a problem: planned for a fast memory of so many words, or for the card itself.
+
+As a script it is what ncu profiles, given a file with the arguments of gpu_call: what runs between cudaProfilerStart
+and Stop counts.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from redblue import schedules
+from redblue.errors import RedblueError
+from redblue.kernels.cpu import Sizes
+from redblue.kernels.gpu.call import KERNELS
+from redblue.kernels.gpu.plan import Launch, card_of, plan
+from redblue.kernels.gpu.task import Task
+from redblue.masks.bands import Window
+from redblue.problem import Problem
+
+
+class GpuCall(NamedTuple):
+    schedule: str
+    tiles: dict[str, int]
+    run: Callable[[], None]
+
+
+def gpu_call(
+    problem: Problem,
+    words: int | None,
+    schedule: str | None = None,
+    tiles: Mapping[str, int] | None = None,
+    device: str = "cpu",
+) -> GpuCall:
+    """The launches for the problem. words: of shared memory that a block is given; None: what the card has.
+
+    Raises RedblueError for a direction or a schedule without a kernel, Unplanned where nothing fits.
+    """
+    p = problem
+    if p.direction not in ("forward", "backward") or p.dtype not in ("float64", "float32", "float16", "bfloat16"):
+        raise RedblueError(f"GPU kernels run forward and backward in float64 to float16, got {p.direction}, {p.dtype}")
+    sizes = Sizes((p.batch,), p.key_heads, p.group, p.n_q, p.n_k, p.d, p.value_dim)
+    card = card_of(torch.device(device))
+    if words is not None:
+        card = card._replace(shared_bytes=words * p.bytes_per_word)
+    if tiles is None:
+        launch = plan(p.direction, sizes, p.dtype, card, not isinstance(p.mask.rule, Window), schedule or "auto")
+    else:
+        name = schedule or "flash"
+        launch = Launch(name, schedules.get(name).make_tiles(p, tiles))
+    kernel = KERNELS.get(launch.kernel)
+    if kernel is None or not hasattr(kernel, p.direction):
+        raise RedblueError(f"no GPU kernel follows {launch.kernel} {p.direction}; there are: {', '.join(KERNELS)}")
+    task = _task(p, sizes, torch.device(device))
+
+    def run() -> None:
+        for each in getattr(kernel, p.direction)(task, launch):
+            each()
+
+    return GpuCall(launch.kernel, launch.tiles._asdict(), run)
+
+
+def _task(p: Problem, sizes: Sizes, device: torch.device) -> Task:
+    dtype = getattr(torch, p.dtype)
+    rows, keys = (p.batch, p.heads, p.n_q), (p.batch, p.key_heads, p.n_k)
+    shapes = {"q": (*rows, p.d), "k": (*keys, p.d), "v": (*keys, p.value_dim), "out": (*rows, p.value_dim)}
+    if p.direction == "backward":
+        shapes |= {"dout": (*rows, p.value_dim), "dq": (*rows, p.d), "dk": (*keys, p.d), "dv": (*keys, p.value_dim)}
+    arrays: dict[str, Any] = {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+    sums = torch.float64 if p.dtype == "float64" else torch.float32
+    for name in ("lse", "delta") if p.direction == "backward" else ("lse",):
+        arrays[name] = torch.zeros(rows, dtype=sums, device=device)
+    rule = p.mask.rule
+    if isinstance(rule, Window):
+        found = rule.on(p.n_q, p.n_k, 1)
+        seen: dict[str, Any] = {} if p.mask.is_full else {"first": found.first, "end": found.end}
+    else:
+        if p.mask.lead:
+            raise RedblueError("GPU kernels are measured with one mask for all heads: give each head its own problem")
+        seen = {"mask": p.mask}
+    return Task(sizes=sizes, scale=p.d**-0.5, **arrays, **seen)
+
+
+def main(path: str) -> None:
+    call = gpu_call(*pickle.loads(Path(path).read_bytes()), device="cuda")
+    call.run()  # compiled before it is measured
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    call.run()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+    Path(path).with_suffix(".json").write_text(json.dumps([call.schedule, call.tiles]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
