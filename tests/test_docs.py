@@ -3,6 +3,7 @@
 import re
 import runpy
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from redblue.cli import app
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MASKS = (ROOT / "docs" / "masks.md").read_text(encoding="utf-8")
-BLOCK = re.compile(r"```(\w+(?: torch)?)\n(.*?)```", flags=re.DOTALL)
+BLOCK = re.compile(r"```(\w+(?: torch| valgrind)?)\n(.*?)```", flags=re.DOTALL)
 OPERATOR = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
-BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS), *BLOCK.findall(OPERATOR)]
+METER = (ROOT / "docs" / "meter.md").read_text(encoding="utf-8")
+BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS), *BLOCK.findall(OPERATOR), *BLOCK.findall(METER)]
 COMMANDS = [
     line.removeprefix("redblue ")
     for language, text in BLOCKS
@@ -49,6 +51,14 @@ def test_torch_examples():
         exec(compile(text, "README.md", "exec"), {})
 
 
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_valgrind_examples():
+    examples = [text for language, text in BLOCKS if language == "python valgrind"]
+    assert examples
+    for text in examples:
+        exec(compile(text, "docs", "exec"), {})
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_examples(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -66,7 +76,7 @@ def test_examples_run(script, capsys):
 
 
 def test_linked_files_exist():
-    for text, folder in ((README, ROOT), (MASKS, ROOT / "docs"), (OPERATOR, ROOT / "docs")):
+    for text, folder in ((README, ROOT), (MASKS, ROOT / "docs"), (OPERATOR, ROOT / "docs"), (METER, ROOT / "docs")):
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (folder / link).exists(), link
 

@@ -101,8 +101,17 @@ def version() -> str:
 
 def needs() -> None:
     """Raise RedblueError unless something is counted here when perf is asked."""
-    for formula in available().values():
+    refusals = [_refusal(formula) for formula in available().values()]
+    if refusals[0] and all(refusals):
+        raise refusals[0]
+
+
+def _refusal(formula: Formula) -> RedblueError | None:
+    try:
         count(lambda: None, formula)
+    except RedblueError as error:
+        return error
+    return None
 
 
 def boundary_for(capacity_bytes: int, found: Mapping[str, Formula]) -> str:
