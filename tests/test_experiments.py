@@ -3,18 +3,22 @@
 import json
 from pathlib import Path
 from statistics import geometric_mean
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from redblue import experiments
+from redblue.charts import write
 from redblue.cli import app
+from redblue.counts import count
 from redblue.errors import RedblueError
-from redblue.experiments import heads, real_caches, regimes, runner, sparse
+from redblue.experiments import gpu, heads, real_caches, regimes, runner, sparse
 from redblue.experiments.figure_2022 import FLASH1, STANDARD, WITH_PASSES, totals
 from redblue.journal import journal_path
 from redblue.memories import USABLE_SHARE
 from redblue.recount import recount
+from redblue.schedules import TooFewWords
 from sweeps import Stop, stop_after
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -159,6 +163,41 @@ def test_each_boundary_has_a_regime_of_its_own():
         assert row["words"] >= row["bound_words"]
         assert (row["regime"] == "large-cache") == (row["M"] >= row["d"] ** 2)
     assert set(applies.values()) <= set(regimes.STATEMENTS) == set(regimes.SHADES) == set(regimes.SHORT)
+
+
+def test_the_gpu_experiment_needs_one_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "detect_cuda", tuple)
+    with pytest.raises(RedblueError, match="the experiment gpu cannot run here: it needs an NVIDIA GPU"):
+        experiments.run("gpu", out=tmp_path)
+    monkeypatch.setattr(gpu, "detect_cuda", lambda: ("a card",))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpu.ncu, "PLACES", ())
+    with pytest.raises(RedblueError, match=r"cannot run here: .*Nsight Compute"):
+        experiments.run("gpu", out=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_gpu_experiment_asks_and_draws(tmp_path, monkeypatch):
+    """With a meter that reads twice what is counted, and shared memory too small for one of the schedules."""
+
+    def measured(problem, using, plan_words, schedule, boundary):
+        assert using == "ncu"
+        if schedule == "hybrid":
+            raise TooFewWords("it needs more")
+        made = count(schedule, problem, words=plan_words)
+        size = problem.bytes_per_word * made.words
+        return SimpleNamespace(
+            bytes_read=size, bytes_written=size, counted_words=made.words, tiles=made.tiles, kernel=schedule
+        )
+
+    monkeypatch.setattr(gpu, "measured", measured)
+    rows = [row for point in gpu.points(True) for row in gpu.measure(point)]
+    assert len(rows) == 6
+    assert {row["schedule"] for row in gpu.held(rows)} == {"flash", "small_cache"}
+    assert {row["bytes"] / row["counted_bytes"] for row in gpu.held(rows)} == {2}
+    write(gpu.figure(rows).to_dict(), tmp_path / "gpu.svg", force=False)
+    assert len(gpu.tables(rows)[0].rows) == 4
+    assert len(gpu.findings(rows)) == 2
 
 
 def test_no_mask_is_below_its_bound_and_an_index_costs_its_words():
