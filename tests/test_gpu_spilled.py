@@ -102,7 +102,7 @@ def test_dropout_is_the_cpus(launch, kernel):
 @BOTH
 @pytest.mark.parametrize("mask", SPARSE.values(), ids=SPARSE)
 def test_listed_masks(launch, kernel, mask):
-    launch(kernel, cols=16, span=16)
+    launch(kernel)
     n = 48 if mask is SPARSE["blocks"] else 37
     check_forward(normal(1, 6, n, 5), normal(1, 2, n, 5), normal(1, 2, n, 4), mask=mask)  # rows of three heads
 

@@ -8,34 +8,34 @@ import triton.language as tl
 
 @triton.jit
 def keys_of(scores, first, stop, n_k, GROUP: tl.constexpr):
-    """The keys that some of rows first .. stop - 1 attend, as a range that may be empty."""
+    """The keys that some of rows first .. stop - 1 attend: a range, 0 .. 0 if there are none."""
     low, high = first * 0, n_k
     if scores.first is not None:
         low = tl.maximum(0, first // GROUP + scores.first)
     if scores.end is not None:
         high = tl.minimum(n_k, (stop - 1) // GROUP + scores.end)
-    return low, high
+    return tl.where(low < high, low, 0), tl.where(low < high, high, 0)
 
 
 @triton.jit
 def rows_of(scores, first, stop, n_rows, GROUP: tl.constexpr):
-    """The rows that attend some of keys first .. stop - 1, as a range that may be empty."""
+    """The rows that attend some of keys first .. stop - 1: a range, 0 .. 0 if there are none."""
     low, high = first * 0, n_rows
     if scores.end is not None:
         low = tl.maximum(0, first - scores.end + 1) * GROUP
     if scores.first is not None:
         high = tl.minimum(n_rows, (stop - scores.first) * GROUP)
-    return low, high
+    return tl.where(low < high, low, 0), tl.where(low < high, high, 0)
 
 
 @triton.jit
-def attending_rows(scores, i_query, key, KEYS: tl.constexpr):
-    """Which queries attend some of KEYS keys from `key` on."""
+def attending_rows(scores, i_query, first, stop):
+    """Which queries attend some of keys first .. stop - 1."""
     m = None
     if scores.first is not None:
-        m = i_query + scores.first < key + KEYS
+        m = i_query + scores.first < stop
     if scores.end is not None:
-        later = i_query + scores.end > key
+        later = i_query + scores.end > first
         m = later if m is None else m & later
     return m
 
@@ -65,12 +65,12 @@ def attends(scores, i_query, i_key):
 
 
 @triton.jit
-def attended_blocks(scores, i_key, first, stop, KEYS: tl.constexpr, GROUP: tl.constexpr):
+def attended_blocks(scores, i_key, first, stop, n_k, KEYS: tl.constexpr, GROUP: tl.constexpr):
     """Which keys lie in a block of KEYS, some of which are attended by some of rows first .. stop - 1."""
     i_block = i_key // KEYS * KEYS
     m = None
     if scores.first is not None:
-        m = i_block + KEYS > first // GROUP + scores.first
+        m = tl.minimum(i_block + KEYS, n_k) > first // GROUP + scores.first
     if scores.end is not None:
         earlier = i_block < (stop - 1) // GROUP + scores.end
         m = earlier if m is None else m & earlier
@@ -83,3 +83,14 @@ def live_tiles(p_starts, share, shares):
     begin, stop = tl.load(p_starts), tl.load(p_starts + 1)
     count = stop - begin
     return begin + count * share // shares, begin + count * (share + 1) // shares
+
+
+@triton.jit
+def first_from(entries, begin, stop, least):
+    """Of ascending entries begin .. stop - 1, the first that is no less."""
+    while begin < stop:
+        middle = (begin + stop) // 2
+        later = tl.load(entries + middle) < least
+        begin = tl.where(later, middle + 1, begin)
+        stop = tl.where(later, stop, middle)
+    return begin

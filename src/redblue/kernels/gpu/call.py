@@ -18,7 +18,7 @@ from redblue import torch_kernels
 from redblue.errors import RedblueError
 from redblue.kernels.attended import check_lead
 from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu import flash, flash_backward, spilled
+from redblue.kernels.gpu import flash, flash_backward, spilled, spilled_backward
 from redblue.kernels.gpu.bias import add_bias_gradient
 from redblue.kernels.gpu.device import copied
 from redblue.kernels.gpu.lists import KEPT
@@ -38,8 +38,8 @@ class Passes(NamedTuple):
 
 KERNELS: dict[str, Any] = {
     "flash": Passes(flash.forward, flash_backward.backward),
-    "hybrid": spilled,
-    "small_cache": spilled,
+    "hybrid": Passes(spilled.forward, spilled_backward.backward),
+    "small_cache": Passes(spilled.forward, spilled_backward.backward),
 }
 
 

@@ -56,6 +56,11 @@ def chunks(task: Task, most: int) -> Iterator[Chunk]:
             yield Chunk(stream, min(together, task.streams - stream), 0, task.rows)
 
 
+def whole(task: Task, length: int, edge: int, depth: int) -> bool:
+    """Whether an axis is whole slices of `depth`: of all of it, or of every listed tile of `edge`."""
+    return length % (depth if task.mask is None else edge) == 0
+
+
 def by_row(task: Task, most: int, columns: int, dtype: torch.dtype) -> Spilled:
     """Room for (streams, rows, columns) of any one of the chunks."""
     streams, rows = _most(task, most)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from redblue.integers import ceil_div
 from redblue.kernels.gpu.band import attending_rows, keys_of, live_tiles
-from redblue.kernels.gpu.chunks import PLACE, Chunk, by_column, by_row, chunks, line_at
+from redblue.kernels.gpu.chunks import PLACE, Chunk, by_column, by_row, chunks, line_at, whole
 from redblue.kernels.gpu.plan import Launch
 from redblue.kernels.gpu.products import both, lanes, places, read, rows_held, score_tile, write
 from redblue.kernels.gpu.scores import (
@@ -102,7 +102,7 @@ def _weigh(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any], row
         "ROWS": rows,
         "FEATURES": t.out_cols,
         "WHOLE_ROWS": chunk.rows % rows == 0,
-        "WHOLE_KEYS": sizes.n_k % t.depth == 0,
+        "WHOLE_KEYS": whole(task, sizes.n_k, t.cols, t.depth),
         "WHOLE": sizes.d_v % t.out_cols == 0,
     }
     tiles = ceil_div(chunk.rows, rows) * ceil_div(sizes.d_v, t.out_cols)
@@ -442,8 +442,9 @@ def _weigh_tiles(
         m_key = None if WHOLE_KEYS or TILES == "full" else i_key < n_k
         m_top, m_p = both(m_row, next_tile & (i_local >= 0)), m_row
         if TILES == "band":
-            m_top = both(m_top, attending_rows(scores, i_query, j // COLS * COLS, COLS))
-            m_p = both(m_row, attending_rows(scores, i_query, j, DEPTH))
+            first = j // COLS * COLS
+            m_top = both(m_top, attending_rows(scores, i_query, first, tl.minimum(first + COLS, n_k)))
+            m_p = both(m_row, attending_rows(scores, i_query, j, tl.minimum(j + DEPTH, n_k)))
         b_top = tl.load(line_at(top, local, j // COLS) + i_local, mask=m_top, other=float("-inf"))
         factor = tl.where(next_tile, tl.exp2(b_top - b_lse), factor)
         b_p = read(p_rows[:, None] + i_key[None, :], lanes(m_p, m_key))
