@@ -14,7 +14,7 @@ from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.card import OTHER, Card, card_named
 from redblue.kernels.gpu.needs import need, pipelines
 from redblue.kernels.gpu.phases import KERNELS
-from redblue.kernels.gpu.plan import MOST_CANDIDATES, Unplanned, candidates, plan
+from redblue.kernels.gpu.plan import ALIKE, MOST_CANDIDATES, Unplanned, candidates, plan
 from redblue.problem import Problem
 
 GPUS = [name for name in list_memories() if memory(name).kind == "gpu"]
@@ -63,7 +63,11 @@ def test_what_is_planned_fits_by_the_model(name, dtype, direction):
             phases = [part.phase(launch.tiles, sizes) for part in KERNELS[launch.kernel, direction].parts]
             needs = [need(phase, dtype, card, launch.warps, launch.stages) for phase in phases]
             assert max(each.shared_bytes for each in needs) == launch.shared_bytes <= card.shared_bytes
-            assert all(edge & (edge - 1) == 0 for edge in launch.tiles), "Triton's tiles are powers of two"
+            edges = launch.tiles._asdict()
+            span = edges.pop("span", sizes.n_k)
+            assert all(edge & (edge - 1) == 0 for edge in edges.values()), "Triton's tiles are powers of two"
+            assert span >= sizes.n_k or span % edges["cols"] == 0
+            assert (launch.chunk > 0) == (launch.kernel != "flash")
             assert launch.stages == 1 or pipelines(card)
 
 
@@ -80,7 +84,7 @@ def test_no_launch_that_fits_moves_fewer_words():
         if needed.shared_bytes <= card.shared_bytes and needed.pressure <= 1:
             words[tiles, warps, stages] = one_pass.cost(problem, tiles).words
     found = plan("forward", sizes, "float16", card, schedule="flash")
-    assert words[found.tiles, found.warps, found.stages] == min(words.values())
+    assert words[found.tiles, found.warps, found.stages] <= ALIKE * min(words.values())
 
 
 def test_more_shared_memory_never_moves_more_words():
@@ -116,15 +120,48 @@ def test_hardly_anything(n):
         assert plan(direction, Sizes((1,), 1, 1, n, n, 1, 1), "float32", Card()).tiles.rows >= 16
 
 
-def test_what_cannot_be_planned_says_why():
-    card = Card(arch=80, shared_bytes=8 << 10)
-    with pytest.raises(Unplanned, match="8,192") as caught:
-        plan("forward", sizes_of(512), "float16", card, schedule="flash")
-    why = caught.value
-    assert why.have_bytes == 8192 < why.need_bytes == why.least.shared_bytes
-    assert f"{why.need_bytes:,} bytes" in str(why)
-    # What it says would do does
-    enough = card._replace(shared_bytes=why.need_bytes)
-    with warnings.catch_warnings():
+def test_what_cannot_be_planned_says_why_and_another_runs():
+    """With the d of a flash that no tile of fits: the papers' small-cache algorithm takes its place."""
+    card, sizes = Card(arch=80, shared_bytes=24 << 10), sizes_of(768)
+    with pytest.warns(UserWarning, match="24,576; small_cache runs instead") as caught:
+        found = plan("forward", sizes, "float16", card, schedule="flash")
+    assert (found.kernel, found) == ("small_cache", plan("forward", sizes, "float16", card))
+    with warnings.catch_warnings():  # once
         warnings.simplefilter("error")
-        assert plan("forward", sizes_of(512), "float16", enough, schedule="flash").shared_bytes == why.need_bytes
+        assert plan("forward", sizes, "float16", card, schedule="flash") == found
+        # What it says would do does
+        need_bytes = int(str(caught[0].message).split(" bytes")[0].split()[-1].replace(",", ""))
+        enough = card._replace(shared_bytes=need_bytes)
+        assert plan("forward", sizes, "float16", enough, schedule="flash").kernel == "flash"
+
+
+def test_what_no_kernel_can_run_says_why():
+    with pytest.raises(Unplanned, match="has 1,500") as caught:
+        plan("forward", sizes_of(768), "float16", Card(arch=80, shared_bytes=1500))
+    why = caught.value
+    assert why.have_bytes == 1500 < why.need_bytes == why.least.shared_bytes
+    assert f"{why.need_bytes:,} bytes" in str(why)
+
+
+def test_regimes():
+    """As head dimensions grow, and the sooner the less shared memory there is: flash, hybrid, small_cache."""
+    order = {name: i for i, name in enumerate(("flash", "hybrid", "small_cache"))}
+    first = {}
+    for name in ("rtx-4090", "a100-sxm", "h100-sxm"):
+        kernels = [plan("forward", sizes_of(d), "float16", CARDS[name]).kernel for d in (64, 128, 256, 320, 512, 1024)]
+        assert kernels[0] == "flash"
+        assert kernels[-1] == "small_cache"
+        assert kernels == sorted(kernels, key=order.__getitem__)
+        first[name] = kernels.index("small_cache")
+    assert first["rtx-4090"] <= first["a100-sxm"] <= first["h100-sxm"]
+
+
+def test_chunks_stay_in_the_l2_and_keep_all_multiprocessors_busy():
+    for name, d in itertools.product(("rtx-4090", "h100-sxm"), (512, 1024)):
+        card = CARDS[name]
+        launch = plan("forward", sizes_of(d, n=16384), "float16", card, schedule="small_cache")
+        t = launch.tiles
+        assert launch.chunk % max(t.rows, t.out_rows) == 0
+        busy = launch.chunk // t.out_rows * (d // t.out_cols) >= 0.75 * card.multiprocessors
+        assert busy
+        assert 2 * launch.chunk * 16384 <= max(card.l2_bytes / 2, 2 * 16384 * t.out_rows * card.multiprocessors)

@@ -85,22 +85,24 @@ def runs(direction: str, sizes: Sizes, dtype: str, launch: Launch, **options: An
 
 def key(run: Run, arch: int) -> str:
     """What the compiled kernel depends on, as a name for a file."""
-    constants = {parameter.name for parameter in run.kernel.params if parameter.is_constexpr}
-    arguments = {name: value if name in constants else _type(value) for name, value in run.arguments.items()}
+    arguments = {
+        parameter.name: _type(value, not parameter.do_not_specialize) if not parameter.is_constexpr else value
+        for parameter, value in zip(run.kernel.params, run.positional, strict=True)
+    }
     text = json.dumps(
         [triton_version, arch, run.kernel.cache_key, run.warps, run.stages, arguments], sort_keys=True, default=str
     )
     return f"{run.kernel.__name__}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
-def _type(value: Any) -> Any:
-    """What Triton specialises a kernel to."""
+def _type(value: Any, special: bool) -> Any:
+    """What Triton compiles a kernel for. special: by numbers, too."""
     if isinstance(value, tuple):
-        return [_type(part) for part in value]
+        return [_type(part, special) for part in value]
     if isinstance(value, torch.Tensor):
         return str(value.dtype)
     if isinstance(value, int) and not isinstance(value, bool):
-        return ["int", value == 1, value % 16 == 0, value.bit_length() > 31]
+        return ["int", value.bit_length() > 31, *((value == 1, value % 16 == 0) if special else ())]
     return type(value).__name__
 
 
@@ -118,8 +120,9 @@ def _kept(name: str, run: Run, arch: int) -> Fit:
 
 def _compile(run: Run, arch: int) -> Fit:
     log = io.StringIO()
+    run.kernel.device_caches.clear()  # what this process has compiled would say nothing
     with _target(arch), contextlib.redirect_stdout(log):
-        done = run.kernel.warmup(**run.arguments, grid=run.grid, num_warps=run.warps, num_stages=run.stages)
+        done = run.kernel.warmup(*run.positional, grid=run.grid, num_warps=run.warps, num_stages=run.stages)
     said = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log.getvalue(), re.DOTALL)
     if not said:
         raise RedblueError(f"ptxas did not say what {run.kernel.__name__} takes: {log.getvalue()!r}")

@@ -28,9 +28,11 @@ from redblue.kernels.gpu.card import Card
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 SLACK = 1024  # bytes, for barriers, padding, and what is exchanged to sum over a row
 MOST_REGISTERS = 255  # of a thread
-# How many of a thread's registers results that are summed may take, and all results, and, where products are made one
-# by one, the operands of a product. Beyond, Triton spills hundreds of bytes; up to them, mostly none.
-SUMS, RESULTS, OPERANDS = 0.51, 0.64, 2.1
+# How many of a thread's registers results that are summed may take, and all results. Beyond, Triton spills hundreds of
+# bytes; up to them, mostly none.
+SUMS, RESULTS = 0.51, 0.64
+# Where products are made one by one: twice the results and half of a product's operands, of 4 bytes and of fewer.
+ONE_BY_ONE, CONVERTED = 1.53, 0.9
 
 
 class Phase(NamedTuple):
@@ -54,16 +56,18 @@ def need(phase: Phase, dtype: str, card: Card, warps: int, stages: int) -> Need:
     word, threads = BYTES[dtype], warps * card.warp
     registers = min(MOST_REGISTERS, card.registers // threads)
     wide = max(1, word // 4)  # registers of a number
-    takes = [phase.sums / threads / SUMS, (phase.sums + phase.scores) / threads / RESULTS]
+    takes = max(phase.sums / SUMS, (phase.sums + phase.scores) / RESULTS) / threads
     if one_by_one(dtype, card):
-        word = max(word, 4)
         rows, cols, inner = phase.product
-        takes.append((rows + cols) / math.sqrt(threads) * inner / OPERANDS)  # threads lie in a square
+        operands = (rows + cols) / math.sqrt(threads) * inner  # threads lie in a square
+        takes = 2 * (phase.sums + phase.scores) / threads + operands / 2
+        takes /= ONE_BY_ONE if word >= 4 else CONVERTED
+        word = max(word, 4)
     streaming = max(phase.stream)
     if stages > 1 and pipelines(card):
         streaming = (stages if card.arch // 10 in (9, 10) else stages - 1) * sum(phase.stream)
     shared = word * max(phase.stay + streaming + phase.exchanged, phase.stored) + SLACK
-    return Need(shared, wide * max(takes) / registers)
+    return Need(shared, wide * takes / registers)
 
 
 def pipelines(card: Card) -> bool:

@@ -20,10 +20,14 @@ class Part(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """streams: the edges of tiles that stream by, which change no words, or hardly any."""
+    """streams: the edges of tiles that stream by, which change no words, or hardly any. most: the longest other edges
+    that are tried. spilled: arrays of a chunk of rows by all keys that are in memory at once.
+    """
 
     streams: tuple[str, ...]
     parts: tuple[Part, ...]
+    most: tuple[int, ...]
+    spilled: int = 0
 
 
 def laid(sizes: Sizes) -> tuple[int, int]:
@@ -74,6 +78,32 @@ def _flash_dkv(t: Any, sizes: Sizes) -> Phase:
     )
 
 
+def _spill(t: Any, sizes: Sizes) -> Phase:
+    """small_cache: slices of queries and of keys stream by."""
+    r, c, w = t.rows, t.cols, t.depth
+    return Phase(0, (r * w, c * w), 0, r * c, 0, r * c, (r, c, w))
+
+
+def _spill_held(t: Any, sizes: Sizes) -> Phase:
+    """hybrid: queries stay; keys stream by whole, since the loop over their slices is unrolled."""
+    r, c, w = t.rows, t.cols, t.depth
+    held = ceil_div(sizes.d, w) * w
+    return Phase(r * held, (c * held,), r * c, r * c, 0, r * c, (r, c, held))
+
+
+def _weigh(t: Any, sizes: Sizes) -> Phase:
+    r, c, w = t.out_rows, t.out_cols, t.depth
+    return Phase(0, (r * w, w * c), r * w, r * c, r * w, r * c, (r, c, w))
+
+
+def _by_tiles(t: Any, sizes: Sizes) -> int:
+    return _by_rows(t, sizes) * ceil_div(sizes.n_k, t.cols)  # spans give them something to do
+
+
+def _by_out(t: Any, sizes: Sizes) -> int:
+    return ceil_div(_rows(sizes), t.out_rows) * ceil_div(sizes.d_v, t.out_cols) * sizes.streams
+
+
 def _by_rows(t: Any, sizes: Sizes) -> int:
     return ceil_div(_rows(sizes), t.rows) * sizes.streams
 
@@ -82,9 +112,13 @@ def _by_keys(t: Any, sizes: Sizes) -> int:
     return ceil_div(sizes.n_k, t.dkv_cols) * sizes.streams
 
 
+FLASH, SPILLED = (128, 64), (256, 128, 64)  # longer ones save words that no longer show, and leave fewer blocks
+OUT = Part(("out_rows", "out_cols"), _weigh, _by_out)
 KERNELS = {
-    ("flash", "forward"): Kernel(("cols",), (Part(("rows",), _flash_forward, _by_rows),)),
+    ("flash", "forward"): Kernel(("cols",), (Part(("rows",), _flash_forward, _by_rows),), FLASH),
     ("flash", "backward"): Kernel(
-        ("cols", "dkv_rows"), (Part(("rows",), _flash_dq, _by_rows), Part(("dkv_cols",), _flash_dkv, _by_keys))
+        ("cols", "dkv_rows"), (Part(("rows",), _flash_dq, _by_rows), Part(("dkv_cols",), _flash_dkv, _by_keys)), FLASH
     ),
+    ("hybrid", "forward"): Kernel(("depth",), (Part(("rows", "cols"), _spill_held, _by_tiles), OUT), SPILLED, 1),
+    ("small_cache", "forward"): Kernel(("depth",), (Part(("rows", "cols"), _spill, _by_tiles), OUT), SPILLED, 1),
 }

@@ -8,6 +8,7 @@ something to do; what they leave open goes by what is known to keep one busy: tw
 
 from __future__ import annotations
 
+import math
 import warnings
 from functools import lru_cache
 from itertools import product
@@ -15,9 +16,10 @@ from typing import Any, NamedTuple
 
 from redblue import schedules
 from redblue.errors import RedblueError
+from redblue.integers import ceil_div
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.card import Card, card_named, card_of
-from redblue.kernels.gpu.needs import need, pipelines
+from redblue.kernels.gpu.needs import BYTES, need, pipelines
 from redblue.kernels.gpu.phases import KERNELS, Part
 from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE
@@ -25,9 +27,10 @@ from redblue.schedules.schedule import WHOLE
 __all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of", "plan"]
 
 LEAST = 16  # the shortest edge of a tile that a tensor core takes
-MOST = (128, 64)  # the longest: longer ones save words that no longer show, and leave fewer blocks
 WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, where words do not decide
+L2_SHARE = 0.5  # for what is spilled of a chunk of rows, so that it is read from there
 BUSY = 0.75  # share of the multiprocessors that have a block: more need not be
+ALIKE = 1.03  # words within this factor do not decide
 NEAR = 2.0  # candidates may move so many times the words of the first
 MOST_CANDIDATES = 6
 
@@ -120,7 +123,8 @@ def _ranked(name: str, direction: str, sizes: Sizes, dtype: str, card: Card) -> 
     stages = STAGES if pipelines(card) else (1,)
     streams = [x for x in STREAMS if x <= max(LEAST, sizes.n_q, sizes.n_k)]
     tried = [
-        _fitted(name, direction, sizes, dtype, card, *setting) for setting in product(WARPS, stages, streams, MOST)
+        _fitted(name, direction, sizes, dtype, card, *setting)
+        for setting in product(WARPS, stages, streams, KERNELS[name, direction].most)
     ]
     found = {choice.launch: choice for choice in tried if isinstance(choice, _Choice)}
     if found:
@@ -154,12 +158,35 @@ def _fitted(
             )
         best = min(options)
         shared, pressure, idle, tiles = max(shared, best[4]), max(pressure, best[1]), max(idle, best[2]), best[5]
-    launch = Launch(name, tiles, warps, stages, shared_bytes=shared)
+    chunk = 0
+    if kernel.spilled:
+        tiles, chunk = _chunked(tiles, sizes, kernel.spilled * BYTES[dtype], card)
+    launch = Launch(name, tiles, warps, stages, chunk, shared)
     if shared > card.shared_bytes:
         return launch
     words = int(one_pass.cost(problem, tiles).words)
     likes = STAGES.index(stages), STREAMS.index(stream), WARPS.index(warps)
-    return _Choice((pressure, idle, words, *likes), launch, words)
+    return _Choice((pressure, idle, round(math.log(words, ALIKE)), *likes, words), launch, words)
+
+
+def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any, int]:
+    """The tiles with their spans of keys, and rows of a chunk: what stays in the L2, or more where that is too few for
+    all multiprocessors.
+
+    pair_bytes: what is spilled of a pair.
+    """
+    rows, blocks = sizes.n_q * sizes.group, ceil_div(3 * card.multiprocessors, 4)
+    edges = tiles._asdict()
+    step = max(edge for name, edge in edges.items() if name in ("rows", "cols", "out_rows", "dq_rows"))
+    in_l2 = int(L2_SHARE * card.l2_bytes) // max(1, pair_bytes * sizes.n_k)
+    features, height = (
+        (edges["out_cols"], edges["out_rows"]) if "out_cols" in edges else (edges["dq_cols"], edges["dq_rows"])
+    )
+    busy = height * ceil_div(blocks, ceil_div(sizes.d_v, features))
+    chunk = min(ceil_div(max(in_l2, busy), step) * step, ceil_div(rows, step) * step * sizes.streams)
+    walks = ceil_div(blocks * edges["rows"], chunk)  # of each block of rows, where those are too few
+    span = max(edges["cols"], ceil_div(ceil_div(sizes.n_k, walks), edges["cols"]) * edges["cols"])
+    return tiles._replace(span=span), chunk
 
 
 def _lengths(part: Part, tiles: Any, most: int, sizes: Sizes) -> list[Any]:

@@ -156,9 +156,14 @@ class Run(NamedTuple):
     warps: int
     stages: int
 
+    @property
+    def positional(self) -> list[Any]:
+        """The arguments in order: as keywords Triton refuses some names, such as stream, when it compiles."""
+        return [self.arguments[name] for name in self.kernel.arg_names]
+
     def __call__(self) -> None:
         if all(self.grid):
-            self.kernel[self.grid](**self.arguments, num_warps=self.warps, num_stages=self.stages)
+            self.kernel[self.grid](*self.positional, num_warps=self.warps, num_stages=self.stages)
 
 
 def parts(d: int) -> tuple[int, int]:
