@@ -6,14 +6,22 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from triton.language import constexpr  # noqa: E402
+
 import redblue as rb  # noqa: E402
+from attention import DTYPES, Case, floors, in_sums, unfused  # noqa: E402
+from attention import check_close as check_to_twice  # noqa: E402
+from redblue import reference  # noqa: E402
 from redblue.kernels import gpu  # noqa: E402
+from redblue.kernels.cpu import Sizes  # noqa: E402
 from redblue.kernels.gpu import bias, call  # noqa: E402
+from redblue.kernels.gpu import flash as flash_kernels  # noqa: E402
 from redblue.kernels.gpu.plan import Launch  # noqa: E402
+from redblue.kernels.gpu.task import Task  # noqa: E402
 from redblue.schedules import flash  # noqa: E402
 from test_torch_op import TOLERANCE, check_close, textbook  # noqa: E402
 
-DEVICE = "cpu" if call.knobs.runtime.interpret else "cuda"
+DEVICE = "cpu" if call.INTERPRETED.value else "cuda"
 # The interpreter computes lanes that are masked off, too
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -227,8 +235,84 @@ def test_masks_of_each_head_and_batch_entry():
         check_close(x, y)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_errors_are_no_larger_than_twice_those_of_the_unfused_expression(dtype):
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((2, n, 24)).astype(DTYPES[dtype]) for n in (37, 53, 53, 37)]
+    case = Case(*arrays, options={"softcap": 2.0, "mask": rb.Mask.causal()})
+    q, k, v, dout = (torch.from_numpy(x.astype(np.float32)).to(DEVICE, getattr(torch, dtype)) for x in arrays)
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    out, lse = gpu.attention(q, k, v, **case.options, return_lse=True)
+    found = {"out": out, "lse": lse} | dict(
+        zip(("dq", "dk", "dv"), torch.autograd.grad(out, (q, k, v), dout), strict=True)
+    )
+    exact = reference.forward(case.q, case.k, case.v, **case.arguments())._asdict()
+    exact |= reference.backward(case.q, case.k, case.v, case.dout, **case.arguments())._asdict()
+    naive, floor = unfused(case) | {"lse": unfused(in_sums(case))["lse"]}, floors(case)
+    for name, got in found.items():
+        check_to_twice(name, got.detach().double().cpu().numpy(), exact[name], naive[name], floor[name])
+
+
+def test_results_are_bitwise_the_same_from_run_to_run():
+    q, k, v, bias = (normal(*shape, dtype=torch.float32) for shape in ((2, 19, 5), (2, 35, 5), (2, 35, 4), (2, 1, 35)))
+    dout = torch.randn(2, 19, 4, device=DEVICE)
+
+    def run():
+        out = gpu.attention(q, k, v, bias=bias)
+        return out, *torch.autograd.grad(out, (q, k, v, bias), dout)
+
+    assert all(torch.equal(x, y) for x, y in zip(run(), run(), strict=True))
+
+
+def test_offsets_of_64_bits(monkeypatch):
+    sizes = Sizes((1,), 1, 1, 2**26, 2, 64, 64)
+    q, k, lse = (torch.empty(shape, device="meta") for shape in ((1, 1, 2**26, 64), (1, 1, 2, 64), (1, 1, 2**26)))
+    assert Task(sizes, q, k, k, q, lse, 1.0).wide
+    assert not Task(sizes, q[:, :, : 2**25], k, k, k, lse, 1.0).wide
+    assert Task(sizes, k, torch.empty(1, 1, 64, 2**26, device="meta").mT, k, k, lse, 1.0).wide  # columns apart
+    monkeypatch.setattr(Task, "wide", True)
+    bias = normal(2, 19, 35)
+    check(normal(2, 19, 40), normal(1, 35, 40), normal(1, 35, 5), bias, bias=bias, mask=rb.Mask.causal())
+    check(normal(1, 37, 5), normal(1, 37, 5), normal(1, 37, 5), mask=SPARSE["dots"])
+
+
+def test_products_of_float32_are_as_pytorch_is_told(monkeypatch):
+    seen, forward = [], flash_kernels.forward
+
+    def spied(task, launch, precision):
+        seen.append(precision)
+        return forward(task, launch, precision)
+
+    monkeypatch.setitem(call.KERNELS, "flash", call.Passes(spied, None))
+    q, matmul = torch.randn(1, 3, 5, device=DEVICE), torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        for allowed in (False, True):
+            matmul.allow_tf32 = allowed
+            gpu.attention(q, q, q)
+        gpu.attention(*3 * [q.half()])
+    finally:
+        matmul.allow_tf32 = before
+    assert seen == ["ieee", "tf32", "ieee"]
+
+
+def test_gradients_run_where_the_outputs_did(monkeypatch):
+    q, k, v = normal(1, 3, 5), normal(1, 7, 5), normal(1, 7, 5)
+    out, planned = gpu.attention(q, k, v), call.plan
+    seen = []
+    monkeypatch.setattr(call, "plan", lambda direction, *given: seen.append(direction) or planned(direction, *given))
+    out.sum().backward()
+    rb.attention(*(x.detach().cpu() for x in (q, k, v)))
+    assert seen == ["backward"]
+
+
+def test_arrays_that_are_no_tensors_are_refused():
+    with pytest.raises(rb.RedblueError, match="take PyTorch tensors, got ndarray"):
+        gpu.attention(*3 * [np.zeros((2, 3), np.float32)])
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="of CPU tensors")
 def test_the_interpreter_must_be_on(monkeypatch):
-    monkeypatch.setattr(call.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(call, "INTERPRETED", constexpr(False))
     with pytest.raises(rb.RedblueError, match="TRITON_INTERPRET=1"):
         gpu.attention(normal(2, 3), normal(2, 3), normal(2, 3))

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from triton import knobs
 
 import redblue
 from redblue import torch_kernels
@@ -23,6 +22,7 @@ from redblue.kernels.gpu.bias import add_bias_gradient
 from redblue.kernels.gpu.device import copied
 from redblue.kernels.gpu.lists import KEPT
 from redblue.kernels.gpu.plan import Launch, card_of, plan
+from redblue.kernels.gpu.scores import INTERPRETED
 from redblue.kernels.gpu.task import Task
 from redblue.masks import Mask
 from redblue.masks.algebra import planes
@@ -46,9 +46,12 @@ KERNELS: dict[str, Any] = {
 def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
     """redblue.attention by these kernels: on tensors of a GPU, or, where Triton interprets, of the CPU.
 
-    Raises RedblueError for CPU tensors unless TRITON_INTERPRET=1 was set before Triton was imported.
+    Raises RedblueError for CPU tensors unless TRITON_INTERPRET=1 was set before Triton was imported, and for arrays
+    that are no PyTorch tensors.
     """
-    if isinstance(q, Tensor) and q.is_cuda:
+    if not isinstance(q, Tensor):
+        raise RedblueError(f"kernels for GPUs take PyTorch tensors, got {type(q).__name__}: call redblue.attention")
+    if q.is_cuda:
         return redblue.attention(q, k, v, **options)
     with interpreted():
         return redblue.attention(q, k, v, **options)
@@ -60,7 +63,7 @@ def interpreted() -> Iterator[None]:
 
     Raises RedblueError unless TRITON_INTERPRET=1 was set before Triton was imported.
     """
-    if not knobs.runtime.interpret:
+    if not INTERPRETED.value:
         raise RedblueError(
             "tensors on the CPU can be given to GPU kernels only where Triton interprets: set TRITON_INTERPRET=1 "
             "before anything imports Triton, or call redblue.attention"

@@ -131,7 +131,7 @@ def merge(
     some = total > 0
     acc *= tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)[:, None]
     out_offsets = row_offsets(out, index(i_row, WIDE), GROUP)
-    p_out = start(out, batch, head * GROUP) + out_offsets[:, None] + (i_col * out.col)[None, :]
+    p_out = start(out, batch, head * GROUP) + out_offsets[:, None] + (index(i_col, WIDE) * out.col)[None, :]
     tl.store(p_out, acc.to(out.at.dtype.element_ty), mask=m_out)
     b_lse = tl.where(some, top * constant(LN2, SUMS) + tl.log(tl.where(some, total, 1.0)), float("-inf"))
     tl.store(lse + numbers, b_lse, mask=m_row)

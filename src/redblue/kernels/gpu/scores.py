@@ -13,7 +13,6 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-3.0e38)  # what a row's maximum starts from: finite, so that -inf less it is no NaN
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 # Places -----------------------------------------------------------------------------------------------------------
@@ -29,6 +28,9 @@ def start(x, batch, head):
 def wide(i):
     """A number, a loop's too, in 64 bits."""
     return tl.full((), i, tl.int64)
+
+
+INTERPRETED = tl.constexpr(not isinstance(start, triton.JITFunction))
 
 
 @triton.jit
@@ -56,7 +58,7 @@ def lane(m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr):
 @triton.jit
 def load(at, offsets, x, m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr):
     """A tile of x: rows at `offsets`, columns FROM .. FROM + WIDTH - 1; 0 where there is no such row or column."""
-    p_x = at + offsets[:, None] + ((FROM + tl.arange(0, WIDTH)) * x.col)[None, :]
+    p_x = at + offsets[:, None] + ((FROM + tl.arange(0, WIDTH)).to(offsets.dtype) * x.col)[None, :]
     m_x = lane(m_row, FROM, WIDTH, D)
     if m_x is None:
         return tl.load(p_x)
@@ -68,7 +70,7 @@ def load(at, offsets, x, m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.c
 def load_slice(at, offsets, x, m_row, begin, WIDTH: tl.constexpr, D: tl.constexpr):
     """The same of columns begin .. begin + WIDTH - 1, where that is known only as it runs."""
     i_col = begin + tl.arange(0, WIDTH)
-    p_x = at + offsets[:, None] + (i_col * x.col)[None, :]
+    p_x = at + offsets[:, None] + (i_col.to(offsets.dtype) * x.col)[None, :]
     if D % WIDTH:
         m_col = (i_col < D)[None, :]
         return tl.load(p_x, mask=m_col if m_row is None else m_row[:, None] & m_col, other=0.0)
@@ -87,7 +89,7 @@ def numbers_at(at, m_row, other):
 
 @triton.jit
 def store(at, offsets, x, b_x, m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr):
-    p_x = at + offsets[:, None] + ((FROM + tl.arange(0, WIDTH)) * x.col)[None, :]
+    p_x = at + offsets[:, None] + ((FROM + tl.arange(0, WIDTH)).to(offsets.dtype) * x.col)[None, :]
     m_x = lane(m_row, FROM, WIDTH, D)
     if m_x is None:
         tl.store(p_x, b_x.to(x.at.dtype.element_ty))
