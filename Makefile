@@ -68,12 +68,12 @@ clean: ## remove both environments and everything built
 $(SANITIZED)/memory: $(wildcard cpp/*.* cpp/tests/*)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-	cpp/isa.cpp cpp/kernels.cpp cpp/pool.cpp cpp/tests/sanitize.cpp -o $@
+	cpp/isa.cpp cpp/kernels.cpp cpp/pool.cpp cpp/spilled.cpp cpp/tests/sanitize.cpp -o $@
 
 $(SANITIZED)/threads: $(wildcard cpp/*.* cpp/tests/*)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) -fsanitize=thread \
-	cpp/tests/portable.cpp cpp/kernels.cpp cpp/pool.cpp cpp/tests/sanitize.cpp -o $@
+	cpp/tests/portable.cpp cpp/kernels.cpp cpp/pool.cpp cpp/spilled.cpp cpp/tests/sanitize.cpp -o $@
 
 $(SANITIZED)/pebbles: $(wildcard cpp/pebble* cpp/tests/pebbles.cpp)
 	@mkdir -p $(@D)

@@ -9,9 +9,23 @@ namespace redblue {
 
 struct Call;
 struct Moved;
+struct Spill;
 class Room;
 struct Piece {  // of all pairs of queries and keys
   long row, rows, key, keys;
+};
+
+// What the schedules that write P do, block by block; each follows when all blocks of those before are done.
+enum class Phase {
+  kScores,   // forward, blocks of rows: P
+  kOutputs,  // and O
+  kDeltas,   // backward, blocks of rows: row sums of dout * out
+  kWeights,  // P
+  kValues,   // blocks of keys: dV (`small_cache`),
+  kProducts, // then, blocks of rows: dS;
+  kBoth,     // or, blocks of keys: dV and dS (`hybrid`)
+  kQueries,  // blocks of rows: dQ
+  kKeys,     // blocks of keys: dK
 };
 
 // The attention kernels of one number type in one instruction set; see kernels.h.
@@ -22,6 +36,7 @@ struct Kernels {
   Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const void* partials, long pieces, Room& room);
   Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
   Moved (*backward)(const Call& call, std::int64_t stream, long key, long keys, Room& room);
+  Moved (*spilled)(const Call& call, const Spill& spill, Phase phase, long first, long count, Room& room);
   Moved (*gather_forward)(const Call& call, std::int64_t stream, std::int64_t query, std::int64_t stop, Room& room);
   Moved (*gather_queries)(const Call& call, std::int64_t stream, std::int64_t query, std::int64_t stop, Room& room);
   Moved (*gather_keys)(const Call& call, std::int64_t stream, std::int64_t key, std::int64_t stop, Room& room);

@@ -8,32 +8,10 @@
 #include <vector>
 
 #include "pool.h"
-#include "room.h"
+#include "tasks.h"
 
 namespace redblue {
 namespace {
-
-const Kernels& kernels_for(const Call& call, const Isa& isa) { return isa.kernels[static_cast<int>(call.number)]; }
-
-Room& own_room() {
-  static thread_local Room room;
-  room.clear();
-  return room;
-}
-
-class Tally {
- public:
-  void add(const Moved& moved) {
-    reads_ += moved.reads;
-    writes_ += moved.writes;
-  }
-  Moved sum() const { return {reads_, writes_}; }
-
- private:
-  std::atomic<std::int64_t> reads_{0}, writes_{0};
-};
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // The same call with the query heads of a key head as one more leading dimension: a stream is then one query head.
 Call unstacked(const Call& given) {
@@ -202,12 +180,13 @@ Moved forward(const Call& given, const Isa& isa) {
   Call call = given;
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_forward(call, kernels);
+  if (call.spilled.rows) return spilled_forward(call, isa);
   if (call.pattern.starts) call.rows = ceil_div(call.rows, call.pattern.panel) * call.pattern.panel;  // whole panels
   const std::int64_t rows = call.stacked(), blocks = ceil_div(rows, call.rows), streams = call.streams();
   Tally tally;
   const std::int64_t pieces = std::clamp<std::int64_t>(call.pieces, 1, std::max<std::int64_t>(1, call.n_k));
   const std::int64_t width = call.d_v + 2, keys = ceil_div(call.n_k, pieces);
-  const std::size_t sum_bytes = call.number == Number::kFloat64 ? 8 : 4, piece_bytes = streams * rows * width * sum_bytes;
+  const std::size_t sum_bytes = bytes_of_sum(call), piece_bytes = streams * rows * width * sum_bytes;
   const std::unique_ptr<char[]> partials(pieces > 1 ? new char[pieces * piece_bytes] : nullptr);
   const std::vector<std::int64_t> order = longest_first(call, blocks, streams);
   share_out(pieces * blocks * streams, call.threads, [&](std::int64_t task) {
@@ -228,6 +207,11 @@ Moved backward(const Call& given, const Isa& isa) {
   Call call = given;
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_backward(call, kernels);
+  if (call.spilled.rows) {
+    const Moved moved = spilled_backward(call, isa);
+    if (call.dbias.data) bias_gradient(call, kernels);
+    return moved;
+  }
   const std::int64_t rows = call.stacked(), streams = call.streams(), lanes = kernels.lanes;
   const std::int64_t blocks = ceil_div(rows, lanes), key_blocks = ceil_div(call.n_k, call.cols);
   std::optional<Meetings> meetings;
@@ -243,7 +227,7 @@ Moved backward(const Call& given, const Isa& isa) {
     const std::int64_t row = task / streams * lanes;
     tally.add(kernels.deltas(call, task % streams, row, std::min(lanes, rows - row), own_room()));
   });
-  const std::size_t sum_bytes = call.number == Number::kFloat64 ? 8 : 4;
+  const std::size_t sum_bytes = bytes_of_sum(call);
   const std::unique_ptr<char[]> panels(new char[streams * blocks * lanes * call.d * sum_bytes + 64]);
   Progress progress(blocks * streams);
   call.dq_panels = panels.get() + (64 - reinterpret_cast<std::uintptr_t>(panels.get()) % 64);

@@ -134,6 +134,13 @@ class Progress {
   std::atomic<bool> stopped_{false};
 };
 
+// Tiles of the schedules that write P to memory; see redblue.schedules. out_*: of the output and, backward, of dQ.
+struct SpillTiles {
+  std::int64_t rows = 0, cols = 1, depth = 1, out_rows = 1, out_cols = 1;  // rows 0: nothing is written
+  std::int64_t dk_rows = 1, dk_cols = 1, dv_rows = 1, dv_cols = 1, chunk = 1;
+  bool stays = false;  // the queries, while P is computed: `hybrid`, not `small_cache`
+};
+
 // softmax(cap tanh(scale Q K^T / cap) + bias, masked) V for every (lead..., key/value head). The g query heads that share
 // a key/value head are stacked: row r is query r / g of its g heads' r % g-th, so that K and V are read once for all.
 // "Sums" are float64 for float64 arrays, else float32.
@@ -164,6 +171,7 @@ struct Call {
   std::int64_t rows = 64, cols = 64;
   std::int64_t pieces = 1;       // forward: that the keys are cut into, where there are too few rows for all cores
   int threads = 1;
+  SpillTiles spilled;            // or the tiles of a schedule that writes P
 
   std::int64_t streams() const {
     std::int64_t count = kv_heads;
@@ -177,6 +185,34 @@ struct Call {
   Progress* progress = nullptr;
   const Meetings* meetings = nullptr;  // of a pattern
   Turns turns;
+};
+
+// What one stream has in memory of a chunk of its rows. See spilled.h.
+struct Spill {
+  const SpillTiles& tiles;
+  std::int64_t stream = 0, row = 0, rows = 0;  // the chunk
+  bool last = true;                            // of the stream's chunks
+  std::int64_t lanes = 1, depth = 1;           // rows of a panel, and of a slice of rows or keys
+  std::int64_t keys = 0, slices = 0, blocks = 0;  // of a panel; of depth, and of cols, keys
+  void* p = nullptr;                 // P, then dS: [panel][key][lane]
+  void* slopes = nullptr;            // of the softcap, alike, of sums
+  void* tops = nullptr;              // forward, maxima: sums [panel][block of keys][lane]
+  std::uint8_t* live = nullptr;      // [slice of rows][slice of keys]: whether a pair attends
+  std::uint8_t* begun = nullptr;     // [slice of keys]: the same of all chunks before
+  void *dk = nullptr, *dv = nullptr; // what chunks so far add up to, in sums; null: in the arrays themselves
+
+  // Whether some of these rows attend some of these keys, as slices tell.
+  bool meets(std::int64_t first, std::int64_t count, std::int64_t key, std::int64_t many) const {
+    for (std::int64_t r = (first - row) / depth; r * depth < first - row + count; r++)
+      for (std::int64_t k = key / depth; k * depth < key + many; k++)
+        if (live[r * slices + k]) return true;
+    return false;
+  }
+  bool has_begun(std::int64_t key, std::int64_t many) const {
+    for (std::int64_t k = key / depth; k * depth < key + many; k++)
+      if (begun[k]) return true;
+    return false;
+  }
 };
 
 // Words that a pass moved between its tiles and the arrays; see redblue.count.

@@ -87,9 +87,21 @@ redblue::Edges make_edges(nb::handle given, const Call& call) {
   return edges;
 }
 
+// See redblue.kernels.tiles.SpillTile.
+redblue::SpillTiles make_tiles(nb::handle given) {
+  redblue::SpillTiles t;
+  const auto edges = nb::cast<nb::tuple>(given);
+  t.stays = nb::cast<std::int64_t>(edges[0]);
+  std::int64_t* const fields[] = {&t.rows,    &t.cols,    &t.depth,   &t.out_rows, &t.out_cols,
+                                  &t.dk_rows, &t.dk_cols, &t.dv_rows, &t.dv_cols,  &t.chunk};
+  for (int i = 0; i < 10; i++) *fields[i] = nb::cast<std::int64_t>(edges[i + 1]);
+  if (t.rows < 1) throw std::invalid_argument("tile edges must be at least 1");
+  return t;
+}
+
 // What both passes share. sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). mask: (first, end, pattern, by_query,
 // edges).
-// tile: (rows, cols, pieces, threads).
+// tile: (rows, cols, pieces, threads, tiles of a schedule that writes P or None).
 Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, const nb::tuple& mask,
                double scale, double softcap, int bias_number, double dropout, std::uint64_t seed, const nb::tuple& tile) {
   Call call;
@@ -117,6 +129,7 @@ Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, cons
   call.cols = nb::cast<std::int64_t>(tile[1]);
   call.pieces = nb::cast<std::int64_t>(tile[2]);
   call.threads = nb::cast<int>(tile[3]);
+  if (!tile[4].is_none()) call.spilled = make_tiles(tile[4]);
   if (call.rows < 1 || call.cols < 1) throw std::invalid_argument("tile edges must be at least 1");
   return call;
 }

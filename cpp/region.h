@@ -10,6 +10,8 @@
 #include "formats.h"
 #include "forward.h"
 #include "backward.h"
+#include "spilled.h"
+#include "spilled_backward.h"
 #include "gather.h"
 
 #include "bandwidth.h"
@@ -24,6 +26,7 @@ constexpr Kernels kKernels = {
     Forward<T, F>::merge,
     Backward<T, F>::deltas,
     Backward<T, F>::run,
+    SpilledBackward<T, F>::phase,
     Gather<T, F>::forward,
     Gather<T, F>::query_gradients,
     Gather<T, F>::key_gradients,

@@ -58,7 +58,8 @@ constexpr long kLinesAhead = 16;  // per step of `column`
 // One chain of additions is so long at most: its error grows with its length (at d = 576 one chain doubled that of dV).
 constexpr long kLongest = 256;
 
-enum class Start { kZero, kSum, kScaled };  // C starts at 0, at itself, or at itself times `factors`, lane by lane
+// C starts at 0, at itself, or at itself times `factors`, lane by lane; weighed: at itself, and products times `factors`.
+enum class Start { kZero, kSum, kScaled, kWeighed };
 
 // Pairs of bfloat16 may begin at any number, so a unit's address may be no multiple of its size.
 template <class Unit>
@@ -99,6 +100,13 @@ inline void micro(const typename F::Unit* a, long am, long ak, const typename F:
 #pragma GCC unroll 8
       for (int m = 0; m < MR; m++) sums[m][v] = multiply_add<Sum>(load(c + m * cm + v * L), factor, sums[m][v]);
     }
+  } else if (start == Start::kWeighed) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) {
+      const V<Sum> factor = load(factors + v * L);
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; m++) sums[m][v] = multiply_add<Sum>(sums[m][v], factor, load(c + m * cm + v * L));
+    }
   } else if (start == Start::kSum) {
 #pragma GCC unroll 8
     for (int m = 0; m < MR; m++)
@@ -123,7 +131,7 @@ inline void column(long rows, const typename F::Unit* a, long am, long ak, const
     ahead.fetch(kLinesAhead);
     for (long k = 0; k == 0 || k < length; k += part)
       micro<F, MR, NR>(a + m * am + k * ak, am, ak, b + k * bk, bk, c + m * cm, cm, std::min(part, length - k),
-                       k ? Start::kSum : start, factors);
+                       k && start != Start::kWeighed ? Start::kSum : start, factors);
     m += MR;
   };
   while (rows - m > kMR + 2 || rows - m == kMR) step(std::integral_constant<int, kMR>{});

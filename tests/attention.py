@@ -56,7 +56,7 @@ class Case:
     v: np.ndarray
     dout: np.ndarray
     options: dict[str, Any] = field(default_factory=dict)
-    tile: cpu.Tile | None = None
+    tile: cpu.Tile | cpu.SpillTile | None = None
     threads: int = 1
     gathers: bool | None = None  # whether masks that are no bands go by single pairs; None: as planned
 
@@ -93,7 +93,7 @@ class Case:
 @contextmanager
 def running(
     row: _core.Isa | None = None,
-    tile: cpu.Tile | None = None,
+    tile: cpu.Tile | cpu.SpillTile | None = None,
     threads: int | None = None,
     gathers: bool | None = None,
 ):
@@ -102,7 +102,8 @@ def running(
         if row is not None:
             patch.setattr(cpu, "isa", lambda: row)
         if tile is not None:
-            patch.setattr(cpu, "plan_tile", lambda direction, sizes, dtype, *_: tile)
+            patch.setattr(cpu, "plan_tile", lambda *_: tile)
+            patch.setattr(cpu, "plan_spill_tile", lambda *_: tile)
         if threads is not None:
             patch.setattr(op, "default_threads", lambda: threads)
         if gathers is not None:
@@ -126,7 +127,11 @@ def backward(case: Case, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | No
 
 
 def kept(
-    full: tuple[int, ...], dropout: float, seed: int, tile: cpu.Tile | None = None, threads: int = 1
+    full: tuple[int, ...],
+    dropout: float,
+    seed: int,
+    tile: cpu.Tile | cpu.SpillTile | None = None,
+    threads: int = 1,
 ) -> np.ndarray:
     """Which probabilities are kept: scores are all 0 and values the identity, so the output is the probabilities."""
     *lead, heads, n_q, n_k = full
@@ -305,6 +310,9 @@ TILES = st.builds(
     st.sampled_from([1, 1, 2, 5]),
 )
 
+EDGES = st.sampled_from([1, 2, 3, 7, 8, 16, 33, 48, 100])
+SPILL_TILES = st.builds(cpu.SpillTile, st.booleans(), *[EDGES] * 10)
+
 
 def all_masks(n_q: int, n_k: int, heads: int) -> st.SearchStrategy[rb.Mask]:
     """Of every kind and composed, the same for all heads and one for each."""
@@ -356,5 +364,7 @@ def cases(draw: st.DrawFn) -> Case:
         options["sinks"] = sinks
     if draw(st.sampled_from([False, False, True])):
         options["dropout"], options["seed"] = draw(st.sampled_from([0.1, 0.5, 0.9])), draw(st.integers(0, 2**64 - 1))
-    case.tile, case.threads = draw(st.none() | TILES), draw(st.sampled_from([1, 2, 5]))
+    options["schedule"] = draw(st.sampled_from(["auto", "auto", "hybrid", "small_cache"]))
+    case.tile = draw(st.none() | (TILES if options["schedule"] == "auto" else SPILL_TILES))
+    case.threads = draw(st.sampled_from([1, 2, 5]))
     return case

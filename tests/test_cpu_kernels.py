@@ -26,6 +26,9 @@ from redblue import Mask, reference
 from redblue.kernels import cpu
 from redblue.kernels.attended import attended
 
+SPILLED = cpu.SPILLED
+SPILLING = [cpu.SpillTile(stays, 8, 8, 4, 8, 5, 6, 3, 7, 4, chunk) for stays, chunk in ((True, 16), (False, 8))]
+
 
 def example(q_shape, k_shape, d_v=None, dtype="float32", times=1.0, start=0, **options):
     """A call on random arrays: q and dout (..., H, n_q, d), k and v (..., H_kv, n_k, d)."""
@@ -53,10 +56,11 @@ def typical(got, expected):
     return np.sqrt(np.mean((got.astype(np.float64) - expected) ** 2))
 
 
+@pytest.mark.parametrize("schedule", ["flash", *SPILLED])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("options", [{}, {"mask": Mask.causal()}, {"softcap": 3.0}], ids=["plain", "causal", "softcap"])
-def test_typical_errors_are_below_twice_the_unfused_ones_without_any_floor(isa, dtype, options):
-    case = example((2, 150, 48), (2, 170, 48), dtype=dtype, **options)
+def test_typical_errors_are_below_twice_the_unfused_ones_without_any_floor(isa, dtype, options, schedule):
+    case = example((2, 150, 48), (2, 170, 48), dtype=dtype, schedule=schedule, **options)
     out, lse = forward(case)
     dlse = np.random.default_rng(1).standard_normal(lse.shape).astype(lse.dtype)
     exact = reference.forward(case.q, case.k, case.v, **case.arguments())
@@ -70,8 +74,9 @@ def test_typical_errors_are_below_twice_the_unfused_ones_without_any_floor(isa, 
 
 @pytest.mark.parametrize(("d", "d_v"), [(4096, 3), (1, 4096), (1025, 577)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_large_head_dimensions(isa, d, d_v, dtype):
-    case = example((1, 5, d), (1, 7, d), d_v, dtype, mask=Mask.causal())
+@pytest.mark.parametrize("schedule", ["flash", *SPILLED])
+def test_large_head_dimensions(isa, d, d_v, dtype, schedule):
+    case = example((1, 5, d), (1, 7, d), d_v, dtype, mask=Mask.causal(), schedule=schedule)
     check_forward(case)
     check_backward(case)
 
@@ -98,7 +103,7 @@ def test_as_many_leading_dimensions_as_promised(isa):
     ],
     ids=["causal", "window", "negative", "zero", "boolean", "infinite"],
 )
-@pytest.mark.parametrize("tile", [None, cpu.Tile(1, 1)], ids=["plan", "tiny"])
+@pytest.mark.parametrize("tile", [None, cpu.Tile(1, 1), *SPILLING], ids=["plan", "tiny", *SPILLED])
 def test_rows_that_attend_nothing_give_zero(isa, dtype, options, tile):
     case = example((2, 9, 3), (2, 4, 3), dtype=dtype, **options)
     if dtype == "float64" and "bias" in options and options["bias"].dtype != bool:
@@ -197,7 +202,7 @@ def test_gradients_of_bias_sinks_and_lse(isa, data):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["q", "k", "v", "bias"])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("tile", [None, cpu.Tile(2, 3)], ids=["plan", "tiny"])
+@pytest.mark.parametrize("tile", [None, cpu.Tile(2, 3), *SPILLING], ids=["plan", "tiny", *SPILLED])
 def test_nan_and_infinity_reach_what_the_expression_says(isa, value, name, dtype, tile):
     case = example((2, 5, 3), (2, 7, 3), dtype=dtype)
     case.tile = tile
@@ -253,7 +258,7 @@ def test_a_seed_drops_the_same_for_all_tiles_threads_and_instruction_sets(isa):
     with running(cpu._core.choose_isa("portable")):
         expected = [kept(full, 0.3, seed) for seed in seeds]
     for seed, mask in zip(seeds, expected, strict=True):
-        for tile in (None, cpu.Tile(1, 1), cpu.Tile(5, 7), cpu.Tile(64, 50), cpu.Tile(16, 16, pieces=3)):
+        for tile in (None, cpu.Tile(1, 1), cpu.Tile(5, 7), cpu.Tile(64, 50), cpu.Tile(16, 16, pieces=3), *SPILLING):
             for threads in (1, 3):
                 assert np.array_equal(kept(full, 0.3, seed, tile, threads), mask)
 
@@ -267,7 +272,7 @@ def test_backward_drops_what_forward_dropped(isa, group):
     for head in (0, 1):
         case.dout = np.zeros((2, n_q, n_q), np.float32)
         case.dout[head] = np.eye(n_q)
-        for tile in (None, cpu.Tile(3, 5), cpu.Tile(64, 7)):
+        for tile in (None, cpu.Tile(3, 5), cpu.Tile(64, 7), *SPILLING):
             case.tile = tile
             out, lse = forward(case)
             _, _, dv = backward(case, out, lse)

@@ -17,6 +17,9 @@ from attention import DTYPES, Case, backward, forward, running
 from redblue import Mask
 from redblue.kernels import cpu
 
+SPILLING = [cpu.SpillTile(stays, 32, 48, 16, 48, 9, 50, 20, 30, 7, chunk=96) for stays in (True, False)]
+IDS = ["plan", "tiny", "pieces", *cpu.SPILLED]
+
 
 def example(dtype="float32", heads=4, kv_heads=2, n=150, **options):
     rng = np.random.default_rng(0)
@@ -30,7 +33,7 @@ def results(case):
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize("tile", [None, cpu.Tile(16, 16), cpu.Tile(64, 40, pieces=3)], ids=["plan", "tiny", "pieces"])
+@pytest.mark.parametrize("tile", [None, cpu.Tile(16, 16), cpu.Tile(64, 40, pieces=3), *SPILLING], ids=IDS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (1, 1)])
 def test_bitwise_the_same_for_any_number_of_threads(isa, dtype, tile, heads, kv_heads):
     case = example(dtype, heads, kv_heads, mask=Mask.causal(), dropout=0.2, seed=5)

@@ -1,5 +1,6 @@
 """The words that the kernels move between their tiles and the arrays: those of their schedules, exactly."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -70,6 +71,32 @@ def test_forward_moves_what_flash_moves(isa, problem, rows, cols):
 def test_backward_moves_what_flash_onepass_moves(isa, problem, cols):
     rows = isa.lanes(cpu.NUMBERS[problem.dtype])
     assert moved(isa, problem, cpu.Tile(rows, cols)) == expected("flash_onepass", problem, rows, cols)
+
+
+@pytest.mark.parametrize("schedule", cpu.SPILLED)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@DRAWN
+@given(data=st.data())
+def test_what_writes_p_moves_what_its_schedule_moves(isa, direction, schedule, data):
+    """For a mask that is widened to whole slices of stacked rows and of keys."""
+    problem = data.draw(problems(direction))
+    lanes, times = isa.lanes(cpu.NUMBERS[problem.dtype]), st.integers(1, 3)
+    vector = isa.vector_bytes // (8 if problem.dtype == "float64" else 4)
+    panel = data.draw(st.sampled_from([vector, lanes])) if isinstance(problem.mask.rule, Window) else lanes
+    depth = panel * data.draw(st.integers(1, 2))
+    rows, out_rows = depth * data.draw(times), panel * data.draw(times)
+    others = [data.draw(st.integers(1, 90)) for _ in range(5)]
+    chunk = math.lcm(rows, out_rows) * data.draw(times)
+    tile = cpu.SpillTile(schedule == "hybrid", rows, depth * data.draw(times), depth, out_rows, *others, chunk)
+
+    dense = np.repeat(problem.mask.to_dense(problem.n_q, problem.n_k), problem.group, axis=0)
+    slices = [np.arange(0, length, depth) for length in dense.shape]
+    live = np.logical_or.reduceat(np.logical_or.reduceat(dense, slices[0], axis=0), slices[1], axis=1)
+    widened = np.repeat(np.repeat(live, depth, axis=0), depth, axis=1)[: dense.shape[0], : dense.shape[1]]
+    one = replace(problem.one_stream(), mask=Mask.from_dense(widened))
+    found = count(schedule, one, tiles=tile.edges(direction))
+    streams = problem.batch * problem.kv_heads
+    assert moved(isa, problem, tile) == (streams * found.reads, streams * found.writes)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

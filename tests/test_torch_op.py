@@ -474,7 +474,11 @@ REFUSED = {
     "scale": ((X, X, X), {"scale": float("nan")}, "scale must be finite, got nan"),
     "softcap": ((X, X, X), {"softcap": 0}, "softcap must be above 0, or None, got 0"),
     "mask": ((X, X, X), {"mask": torch.ones(5, 5)}, "mask must be a redblue.Mask"),
-    "schedule": ((X, X, X), {"schedule": "fast"}, "schedule must be one of auto, flash, gather .*, got 'fast'"),
+    "schedule": (
+        (X, X, X),
+        {"schedule": "fast"},
+        "schedule must be one of auto, flash, hybrid, small_cache, gather .*, got 'fast'",
+    ),
 }
 
 

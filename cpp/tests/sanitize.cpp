@@ -199,6 +199,11 @@ void one_call(const Isa& isa) {
   call.seed = generator();
   call.rows = pick(1, 150), call.cols = pick(1, 150), call.threads = int(pick(1, 4));
   call.pieces = chance(0.5) ? 1 : pick(2, 5);
+  if (chance(0.5)) {
+    const std::int64_t depth = pick(1, 40);
+    call.spilled = {depth * pick(1, 4), depth * pick(1, 4), depth, pick(1, 150), pick(1, 80), pick(1, 150),
+                    pick(1, 80), pick(1, 150), pick(1, 80), pick(1, 200), chance(0.5)};
+  }
 
   Buffer q(number, lead, heads, n_q, d), k(number, lead, kv_heads, n_k, d), v(number, lead, kv_heads, n_k, d_v);
   Buffer out(number, lead, heads, n_q, d_v), dout(number, lead, heads, n_q, d_v), dq(number, lead, heads, n_q, d);

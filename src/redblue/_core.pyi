@@ -57,7 +57,7 @@ def attention_forward(
     """See redblue.kernels.cpu.forward. Checks next to nothing: it reads and writes where `arrays` say.
 
     sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). mask: redblue.kernels.cpu.Attended. tile: (rows, cols, pieces,
-    threads).
+    threads, None or a redblue.kernels.tiles.SpillTile).
     """
 
 def attention_backward(

@@ -15,7 +15,7 @@ from redblue.kernels.cpu import MOST_D, MOST_LEAD, Sizes
 from redblue.masks import Mask
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-SCHEDULES = ("flash", "gather")
+SCHEDULES = ("flash", "hybrid", "small_cache", "gather")
 
 
 class Options(NamedTuple):

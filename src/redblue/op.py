@@ -56,7 +56,9 @@ def attention(
     dropout: the share of probabilities that become 0. Which ones: a function of the seed (drawn from PyTorch's
     generator if None; required for NumPy arrays), the same for all tiles, threads and both passes.
     return_lse: also give the log-sum-exp of each row's scores (..., H, n_q), sinks included; differentiable.
-    schedule: "flash" (tiles), "gather" (pair by pair, for graphs), or "auto": for this mask the one that costs less.
+    schedule: "flash" (tiles), "gather" (pair by pair, for graphs), or "auto": for this mask the one that costs less. On
+    CPUs also "hybrid" and "small_cache", which move fewer words through caches below d^2 words, and keep some rows of P
+    at a time in memory.
 
     Returns out (..., H, n_q, d_v), or (out, lse). Raises RedblueError, naming the argument, for what it cannot take.
     """
@@ -201,6 +203,7 @@ class NumpyCall:
     def common(self, direction: str) -> dict[str, Any]:
         return {
             "mask": attended(self.mask, self.sizes, self.dtype, direction, schedule=self.schedule),
+            "schedule": self.schedule,
             "scale": self.scale,
             "softcap": self.softcap,
             "bias": None if self.bias is None else _described(self.bias),

@@ -163,6 +163,7 @@ def _common(
         "scale": sizes.d**-0.5 if scale is None else scale,
         "softcap": softcap,
         "threads": torch.get_num_threads(),
+        "schedule": schedule,
     }
     if bias is not None:
         spread = bias.expand(call.bias)

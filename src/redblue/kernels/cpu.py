@@ -7,13 +7,16 @@ columns), 0 where it is broadcast. Everything must have been checked: the core r
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redblue import _core
 from redblue.errors import RedblueError
-from redblue.kernels.tiles import Tile, plan
+from redblue.kernels import capacity
+from redblue.kernels.tiles import SpillTile, Tile, plan
+from redblue.problem import Problem
 
 NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
+SPILLED = ("hybrid", "small_cache")  # schedules that write P
 MOST_LEAD = 8  # leading dimensions, before the heads
 MOST_D = 4096  # of d and d_v
 
@@ -110,6 +113,33 @@ def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa, sparse: b
     )
 
 
+def plan_spill_tile(schedule: str, direction: str, sizes: Sizes, dtype: str) -> SpillTile:
+    """The same for a schedule that writes P."""
+    lengths = _magnitude(sizes.n_q * sizes.group), _magnitude(sizes.n_k)
+    streams, row = _magnitude(sizes.streams), row_of(isa(), NUMBERS[dtype])
+    return capacity.plan_spilled(schedule, direction, *lengths, sizes.d, sizes.d_v, streams, row)
+
+
+def row_of(row: _core.Isa, number: int) -> capacity.Row:
+    sum_bytes = 8 if number == NUMBERS["float64"] else 4
+    return capacity.Row(row.lanes(number), row.vector_bytes // sum_bytes, row.packed_bytes(number))
+
+
+def tiles_for(schedule: str, problem: Problem, words: int, row: _core.Isa | None = None) -> Tile | SpillTile:
+    """What the kernel of this schedule should be given for a cache of `words` words: see redblue.kernels.capacity."""
+    return capacity.tiles_for(schedule, problem, words, row_of(row or isa(), NUMBERS[problem.dtype]))
+
+
+def _told(
+    direction: str, sizes: Sizes, dtype: str, mask: Attended, schedule: str, tile: Tile | SpillTile | None, threads: int
+) -> tuple[Any, ...]:
+    """The tile as the core takes it: rows, cols, pieces, threads; and the edges of a schedule that writes P."""
+    if tile is None and schedule in SPILLED:
+        tile = plan_spill_tile(schedule, direction, sizes, dtype)
+    tile = tile or plan_tile(direction, sizes, dtype, mask.pattern is not None)
+    return (*tile, threads, None) if isinstance(tile, Tile) else (1, 1, 1, threads, tuple(map(int, tile)))
+
+
 def _magnitude(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
@@ -132,12 +162,14 @@ def forward(
     dropout: float = 0.0,
     seed: int = 0,
     threads: int = 1,
-    tile: Tile | None = None,
+    schedule: str = "auto",
+    tile: Tile | SpillTile | None = None,
     row: _core.Isa | None = None,
 ) -> tuple[int, int]:
     """Write out and lse. Returns the words read and written between tiles and arrays.
 
-    lse and sinks: float64 for float64 arrays, else float32.
+    lse and sinks: float64 for float64 arrays, else float32. schedule: "hybrid" and "small_cache" write P to memory of
+    their own; all others are `flash`, unless the mask is given as pairs.
     """
     return _core.attention_forward(
         row or isa(),
@@ -150,7 +182,7 @@ def forward(
         NUMBERS[bias_dtype],
         dropout,
         seed,
-        (*(tile or plan_tile("forward", sizes, dtype, mask.pattern is not None)), threads),
+        _told("forward", sizes, dtype, mask, schedule, tile, threads),
     )
 
 
@@ -178,7 +210,8 @@ def backward(
     dropout: float = 0.0,
     seed: int = 0,
     threads: int = 1,
-    tile: Tile | None = None,
+    schedule: str = "auto",
+    tile: Tile | SpillTile | None = None,
     row: _core.Isa | None = None,
 ) -> tuple[int, int]:
     """Write dq, dk, dv, delta (row sums of dout * out, less dlse; as lse) and, if given, dbias (of lse's type).
@@ -196,5 +229,5 @@ def backward(
         NUMBERS[bias_dtype],
         dropout,
         seed,
-        (*(tile or plan_tile("backward", sizes, dtype, mask.pattern is not None)), threads),
+        _told("backward", sizes, dtype, mask, schedule, tile, threads),
     )

@@ -9,7 +9,7 @@ stream by.
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redblue import schedules
 from redblue.detect import detect_cpu
@@ -29,6 +29,8 @@ MOST_SPARSE_KEYS = 768  # where rows skip some of a block's keys: then fewer of 
 KEYS_STEP = 48  # a multiple of every micro-kernel's rows
 MOST_SCORE_KEYS = 192
 
+ALL = 2**40  # queries: more than there are
+
 DTYPES = {8: "float64", 4: "float32", 2: "bfloat16"}  # by bytes of a packed number
 
 
@@ -42,6 +44,43 @@ class Tile(NamedTuple):
     rows: int
     cols: int
     pieces: int = 1
+
+    def edges(self, direction: str) -> dict[str, int]:
+        """As the schedule calls them."""
+        return {"rows": self.rows, "cols": self.cols}
+
+
+class SpillTile(NamedTuple):
+    """The same for a schedule that writes P: its own edges. out_rows and out_cols are those of dQ, too.
+
+    stays: the queries, while P is computed (`hybrid`). chunk: queries of P kept at once. Walks span all keys.
+    """
+
+    stays: bool
+    rows: int
+    cols: int
+    depth: int
+    out_rows: int
+    out_cols: int
+    dk_rows: int = 1
+    dk_cols: int = 1
+    dv_rows: int = 1
+    dv_cols: int = 1
+    chunk: int = ALL
+
+    @staticmethod
+    def of(schedule: str, tiles: Any) -> SpillTile:
+        """From the tiles of `hybrid` or `small_cache`, of either pass."""
+        edges = {name.replace("dq_", "out_"): edge for name, edge in tiles._asdict().items() if name != "span"}
+        return SpillTile(schedule == "hybrid", **edges)
+
+    def edges(self, direction: str) -> dict[str, int]:
+        """As the schedule calls them."""
+        edges = {
+            name.replace("out_", "dq_" if direction == "backward" else "out_"): x for name, x in self._asdict().items()
+        }
+        own = schedules.get("hybrid" if self.stays else "small_cache").passes[direction].edges
+        return {name: edges[name] for name in own if name in edges}
 
 
 @cache
@@ -83,11 +122,11 @@ def plan(
         best = schedule.make_tiles(problem, multiple)
     share = max(1, rows if forward else keys) * streams // least_tasks()
     if not forward:
-        return Tile(lanes, _step(min(best.cols, share, MOST_SPARSE_KEYS if sparse else MOST_KEYS), KEYS_STEP))
-    stay = _step(min(best.rows, share, MOST_ROWS), lanes)
+        return Tile(lanes, step(min(best.cols, share, MOST_SPARSE_KEYS if sparse else MOST_KEYS), KEYS_STEP))
+    stay = step(min(best.rows, share, MOST_ROWS), lanes)
     tasks = max(1, streams * -(-rows // stay))
     return Tile(stay, score_keys, pieces=max(1, min(least_tasks() // tasks, keys // LEAST_PIECE)))
 
 
-def _step(count: int, multiple: int) -> int:
+def step(count: int, multiple: int) -> int:
     return max(multiple, count // multiple * multiple)

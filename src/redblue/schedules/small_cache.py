@@ -70,27 +70,16 @@ def backward(
         m.store(delta[i], delta_i)
         m.free(delta_i)
     for chunk in blocks(problem.n_q, t.chunk):
-        _pairs(m, problem, t, chunk, q, k, v, lse, dout, delta, p, ds)
+        _write_p(m, problem, t, chunk, q, k, lse, p)
+        consume(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth, over=chunk)
+        _write_ds(m, problem, t, chunk, v, dout, delta, p, ds)  # it may lie in the place of P, which is done with
         consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth, of=chunk)
         consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth, over=chunk)
-        consume(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth, over=chunk)
 
 
-def _pairs(
-    m: Machine,
-    problem: Problem,
-    t: BackwardTiles,
-    chunk: range,
-    q: Slow,
-    k: Slow,
-    v: Slow,
-    lse: Slow,
-    dout: Slow,
-    delta: Slow,
-    p: Slow,
-    ds: Slow,
+def _write_p(
+    m: Machine, problem: Problem, t: BackwardTiles, chunk: range, q: Slow, k: Slow, lse: Slow, p: Slow
 ) -> None:
-    """Write P, then dS, of a chunk of queries."""
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     for i in blocks(chunk, t.rows):
         live = m.cols_of(pairs, i)
@@ -105,6 +94,19 @@ def _pairs(
                 m.free(s)
             m.free(lse_i)
 
+
+def _write_ds(
+    m: Machine,
+    problem: Problem,
+    t: BackwardTiles,
+    chunk: range,
+    v: Slow,
+    dout: Slow,
+    delta: Slow,
+    p: Slow,
+    ds: Slow,
+) -> None:
+    scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     for i in blocks(chunk, t.rows):
         live = m.cols_of(pairs, i)
         for walk in walks(live, t.span, problem.n_k):
