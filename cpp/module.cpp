@@ -129,7 +129,7 @@ Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, cons
   call.cols = nb::cast<std::int64_t>(tile[1]);
   call.pieces = nb::cast<std::int64_t>(tile[2]);
   call.threads = nb::cast<int>(tile[3]);
-  if (!tile[4].is_none()) call.spilled = make_tiles(tile[4]);
+  if (tile.size() > 4 && !tile[4].is_none()) call.spilled = make_tiles(tile[4]);
   if (call.rows < 1 || call.cols < 1) throw std::invalid_argument("tile edges must be at least 1");
   return call;
 }

@@ -75,6 +75,6 @@ def test_a_schedule_without_a_kernel_is_refused():
 def test_edges_are_those_of_the_schedule(name, direction):
     asked = problem(direction)
     tile = capacity.tiles_for(name, asked, 1 << 14, AVX2)
-    assert SpillTile.of(name, capacity.schedules.get(name).make_tiles(asked, tile.edges(direction))) == tile
+    assert SpillTile.of(name, capacity.schedules.get(name).make_tiles(asked, tile.edges(direction))._asdict()) == tile
     planned = capacity.plan_spilled(name, direction, 4096, 1 << 20, 64, 64, 8, AVX2)
     assert planned.chunk * (1 << 20) * AVX2.packed_bytes <= capacity.P_BYTES

@@ -78,7 +78,7 @@ def tiles_for(schedule: str, problem: Problem, words: int, row: Row) -> Tile | S
     best = min(tried, key=lambda tiles: found.words(problem, tiles))
     if schedule.startswith("flash"):
         return Tile(best.rows, best.cols)
-    return SpillTile.of(schedule, best)
+    return SpillTile.of(schedule, best._asdict())
 
 
 def plan_spilled(

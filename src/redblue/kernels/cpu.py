@@ -127,17 +127,19 @@ def row_of(row: _core.Isa, number: int) -> capacity.Row:
 
 def tiles_for(schedule: str, problem: Problem, words: int, row: _core.Isa | None = None) -> Tile | SpillTile:
     """What the kernel of this schedule should be given for a cache of `words` words: see redblue.kernels.capacity."""
-    return capacity.tiles_for(schedule, problem, words, row_of(row or isa(), NUMBERS[problem.dtype]))
+    of = row_of(row or isa(), NUMBERS[problem.dtype])
+    return capacity.tiles_for(schedule, problem, words * problem.bytes_per_word // of.packed_bytes, of)
 
 
-def _told(
-    direction: str, sizes: Sizes, dtype: str, mask: Attended, schedule: str, tile: Tile | SpillTile | None, threads: int
-) -> tuple[Any, ...]:
-    """The tile as the core takes it: rows, cols, pieces, threads; and the edges of a schedule that writes P."""
-    if tile is None and schedule in SPILLED:
-        tile = plan_spill_tile(schedule, direction, sizes, dtype)
-    tile = tile or plan_tile(direction, sizes, dtype, mask.pattern is not None)
+def told(tile: Tile | SpillTile, threads: int) -> tuple[Any, ...]:
+    """As the core takes it: rows, cols, pieces, threads; and the edges of a schedule that writes P."""
     return (*tile, threads, None) if isinstance(tile, Tile) else (1, 1, 1, threads, tuple(map(int, tile)))
+
+
+def _tile(direction: str, sizes: Sizes, dtype: str, mask: Attended, schedule: str) -> Tile | SpillTile:
+    if schedule in SPILLED:
+        return plan_spill_tile(schedule, direction, sizes, dtype)
+    return plan_tile(direction, sizes, dtype, mask.pattern is not None)
 
 
 def _magnitude(count: int) -> int:
@@ -182,7 +184,7 @@ def forward(
         NUMBERS[bias_dtype],
         dropout,
         seed,
-        _told("forward", sizes, dtype, mask, schedule, tile, threads),
+        told(tile or _tile("forward", sizes, dtype, mask, schedule), threads),
     )
 
 
@@ -229,5 +231,5 @@ def backward(
         NUMBERS[bias_dtype],
         dropout,
         seed,
-        _told("backward", sizes, dtype, mask, schedule, tile, threads),
+        told(tile or _tile("backward", sizes, dtype, mask, schedule), threads),
     )

@@ -8,8 +8,9 @@ stream by.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from redblue import schedules
 from redblue.detect import detect_cpu
@@ -69,9 +70,9 @@ class SpillTile(NamedTuple):
     chunk: int = ALL
 
     @staticmethod
-    def of(schedule: str, tiles: Any) -> SpillTile:
+    def of(schedule: str, tiles: Mapping[str, int]) -> SpillTile:
         """From the tiles of `hybrid` or `small_cache`, of either pass."""
-        edges = {name.replace("dq_", "out_"): edge for name, edge in tiles._asdict().items() if name != "span"}
+        edges = {name.replace("dq_", "out_"): edge for name, edge in tiles.items() if name != "span"}
         return SpillTile(schedule == "hybrid", **edges)
 
     def edges(self, direction: str) -> dict[str, int]:

@@ -14,15 +14,14 @@ import numpy as np
 
 from redblue import _core, counts
 from redblue.errors import RedblueError
-from redblue.integers import ceil_div
-from redblue.kernels import cpu
+from redblue.kernels import capacity, cpu
 from redblue.kernels.attended import check_lead, in_pairs, in_tiles
 from redblue.masks.bands import Window
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
 KEYS = 6  # that stream by together: rows of the micro-kernel
-OTHER_BYTES = 4608  # what a kernel touches besides its tiles: its stack, its arguments (measured under valgrind)
+CODE_WORDS = 832  # of a cache that code shares, what is kept for it (measured under valgrind)
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,8 @@ def kernel_call(
 ) -> KernelCall:
     """The compiled kernel's call for the problem, in tiles for a fast memory of `words` words, or in these.
 
-    schedule: "flash" forward and "flash_onepass" backward if None; or "gather". Raises RedblueError, TooFewWords.
+    schedule: "flash" forward and "flash_onepass" backward if None; or "hybrid", "small_cache", "gather". Raises
+    RedblueError, TooFewWords.
     """
     row = isa or cpu.isa()
     if problem.direction not in ("forward", "backward"):
@@ -71,55 +71,36 @@ def kernel_call(
     if problem.dtype not in cpu.NUMBERS:
         raise RedblueError(f"no compiled kernel computes in {problem.dtype}: take {', '.join(list(cpu.NUMBERS)[:4])}")
     schedule = schedule or ("flash" if problem.direction == "forward" else "flash_onepass")
-    if schedule not in ("flash", "flash_onepass", "gather") or schedule == (
-        "flash" if problem.direction == "backward" else "flash_onepass"
-    ):
+    known = (*capacity.KERNELS[problem.direction], "gather")
+    if schedule not in known:
         raise RedblueError(
-            f"no compiled kernel follows {schedule!r} {problem.direction}: forward flash and gather, backward "
-            f"flash_onepass and gather do"
+            f"no compiled kernel follows {schedule!r} {problem.direction}: {', '.join(known[:-1])} and {known[-1]} do"
         )
-    lanes = row.lanes(cpu.NUMBERS[problem.dtype])
-    rows, cols = _tile(problem, words, tiles, lanes, row.packed_bytes(cpu.NUMBERS[problem.dtype]), schedule)
-    named = {} if schedule == "gather" else {"rows": rows, "cols": cols}
-    return _call(problem, schedule, named, row, (rows, cols, 1, 1))
-
-
-def _tile(
-    problem: Problem, words: int, tiles: Mapping[str, int] | None, lanes: int, packed: int, schedule: str
-) -> tuple[int, int]:
     if schedule == "gather":
         if tiles:
             raise RedblueError("gather has no tiles")
-        return lanes, KEYS
-    if tiles is not None:
-        found = counts.count(schedule, problem, tiles=tiles).tiles
-        if problem.direction == "backward" and found["rows"] != lanes:
-            raise RedblueError(f"this kernel takes rows={lanes} backward, a vector's queries, got {found['rows']}")
-        return found["rows"], found["cols"]
-    room = (words * problem.bytes_per_word - OTHER_BYTES) // packed
-    d, d_v, stream = problem.d, problem.value_dim, problem.one_stream()
-    if problem.direction == "forward":
-        # What streams by is there twice, since a cache forgets the oldest: these keys and the next.
-        cols, least = min(KEYS, stream.n_k), lanes
-        stays, streams = d + d_v + 2, 2 * cols * (d + d_v) + cols * lanes
-        fit = (room - streams) // stays // lanes * lanes
-        rows = min(fit, ceil_div(stream.n_q, lanes) * lanes)
+        return _call(problem, schedule, {}, row, cpu.Tile(row.lanes(cpu.NUMBERS[problem.dtype]), KEYS))
+    if tiles is None:
+        try:
+            tile = cpu.tiles_for(schedule, problem, words - min(CODE_WORDS, words // 5), row)
+        except TooFewWords:
+            tile = cpu.tiles_for(schedule, problem, words, row)
     else:
-        rows, least = lanes, 1
-        stays, streams = 2 * (d + d_v) + 2 * lanes, lanes * (4 * d + 2 * d_v)
-        fit = (room - streams) // stays
-        cols = min(fit, stream.n_k)
-    if fit < least:
-        needed = ceil_div((streams + least * stays) * packed + OTHER_BYTES, problem.bytes_per_word)
-        raise TooFewWords(
-            f"the kernel of {schedule} {problem.direction} with d = {d}, d_v = {d_v} needs a cache of at least "
-            f"{needed} words, got {words}"
-        )
-    return rows, cols
+        tile = _given(problem, schedule, tiles, row)
+    return _call(problem, schedule, tile.edges(problem.direction), row, tile)
+
+
+def _given(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa) -> cpu.Tile | cpu.SpillTile:
+    found, lanes = counts.count(schedule, problem, tiles=tiles).tiles, row.lanes(cpu.NUMBERS[problem.dtype])
+    if schedule in cpu.SPILLED:
+        return cpu.SpillTile.of(schedule, found)
+    if problem.direction == "backward" and found["rows"] != lanes:
+        raise RedblueError(f"this kernel takes rows={lanes} backward, a vector's queries, got {found['rows']}")
+    return cpu.Tile(found["rows"], found["cols"])
 
 
 def _call(
-    problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa, tile: tuple[int, ...]
+    problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa, tile: cpu.Tile | cpu.SpillTile
 ) -> KernelCall:
     p, number = problem, cpu.NUMBERS[problem.dtype]
     sums = 8 if p.dtype == "float64" else 4
@@ -144,7 +125,7 @@ def _call(
         dq, dk, dv, delta = outputs
         arrays = (*arrays, dout, dq, dk, dv, None, delta, None)
     mask = _mask(problem, sizes, row.lanes(number), schedule, regions)
-    arguments = (number, (*sizes.lead, *sizes[1:]), arrays, mask, p.d**-0.5, 0.0, 0, 0.0, 0, tile)
+    arguments = (number, (*sizes.lead, *sizes[1:]), arrays, mask, p.d**-0.5, 0.0, 0, 0.0, 0, cpu.told(tile, 1))
     written = tuple(each[0].index for each in outputs)
     return KernelCall(p, schedule, tiles, row.name, f"attention_{p.direction}", tuple(regions), written, arguments)
 
