@@ -21,8 +21,8 @@ SIZES = Sizes((2,), 4, 2, 1000, 1000, 64, 64)
 CPU = torch.device("cpu")
 
 
-def kind(sizes=SIZES, mask="full", direction="forward", dtype="float16", card=None):
-    return tune.Kind.of(direction, sizes, dtype, mask, CPU, card or Card())
+def kind(sizes=SIZES, mask="full", direction="forward", dtype="float16", card=None, schedule="auto"):
+    return tune.Kind.of(direction, sizes, dtype, mask, schedule, CPU, card or Card())
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +85,7 @@ def test_kinds_are_apart_and_lengths_of_one_magnitude_are_not(clock):
         kind(mask="lists"),
         kind(direction="backward"),
         kind(dtype="bfloat16"),
+        kind(schedule="flash"),
         kind(card=Card(arch=80)),
     ]
     for i, other in enumerate(others, 2):

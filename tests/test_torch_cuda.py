@@ -355,3 +355,37 @@ def test_the_planner_can_be_told_of_another_card():
     with told(Card(arch=75, shared_bytes=24 << 10)):
         assert card_of(torch.device("cpu")).shared_bytes == 24 << 10
     assert card_of(torch.device("cpu")) == own
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_was_found_fastest_runs(monkeypatch):
+    """As on a GPU: each candidate once, on the call's own arrays, then the chosen one."""
+    pytest.importorskip("triton")
+    from redblue.kernels import gpu
+    from redblue.kernels.gpu import call, tune
+
+    q, k = torch.randn(1, 2, 20, 8, requires_grad=True), torch.randn(1, 1, 30, 8)
+    expected = gpu.attention(q, k, k, mask=rb.Mask.causal())
+    (wanted,) = torch.autograd.grad(expected.sum(), q)
+    asked, ran = [], []
+
+    def chosen(kind, candidates, run):
+        asked.append(kind)
+        for launch in candidates[:2]:
+            run(launch)
+            ran.append(launch)
+        return candidates[1]
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(tune, "chosen", chosen)
+    given = q.detach(), k, k, None, None, None, -1, 0, False, "", "auto", None, 0.0, 0.0
+    out, lse = call.forward(*given)
+    dout = torch.ones_like(out)
+    dq, *_ = call.backward(dout, None, *given[:3], out, lse, None, None, *given[6:], False)
+    assert [(kind.direction, kind.mask, kind.dtype) for kind in asked] == [
+        ("forward", "band", "float32 ieee"),
+        ("backward", "band", "float32 ieee"),
+    ]
+    assert len(ran) == 4
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(dq, wanted)

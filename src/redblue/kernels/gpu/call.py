@@ -17,11 +17,11 @@ from redblue import torch_kernels
 from redblue.errors import RedblueError
 from redblue.kernels.attended import check_lead
 from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu import flash, flash_backward, spilled, spilled_backward
+from redblue.kernels.gpu import flash, flash_backward, spilled, spilled_backward, tune
 from redblue.kernels.gpu.bias import add_bias_gradient
 from redblue.kernels.gpu.device import copied
 from redblue.kernels.gpu.lists import KEPT
-from redblue.kernels.gpu.plan import Launch, card_of, plan
+from redblue.kernels.gpu.plan import Launch, candidates, card_of, plan
 from redblue.kernels.gpu.scores import INTERPRETED
 from redblue.kernels.gpu.task import Task
 from redblue.masks import Mask
@@ -81,12 +81,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if not out.numel():
         return out, lse
-    launch = _planned("forward", call, q, rest)
     if sinks is not None:
         sinks = torch_kernels.check_sinks(sinks).to(call.sums).contiguous()
-    for task in _tasks(call, q, bias, sinks, seed, rest, k=k, v=v, out=out, lse=lse):
-        for run in KERNELS[launch.kernel].forward(task, launch, _precision(q)):
-            run()
+    tasks = list(_tasks(call, q, bias, sinks, seed, rest, k=k, v=v, out=out, lse=lse))
+    _run("forward", tasks, call, q, rest)
     return out, lse
 
 
@@ -114,16 +112,14 @@ def backward(
     dbias = q.new_zeros((0,) if bias is None or not bias_grad else bias.shape, dtype=call.sums)
     if not out.numel():
         return dq.zero_(), dk.zero_(), dv.zero_(), dbias, delta
-    launch = _planned("backward", call, q, tuple(rest))
     tensors = {"k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv, "delta": delta}
     tensors |= {"lse": lse.contiguous(), "dlse": None if dlse is None else dlse.contiguous()}
     if bias is not None and bias_grad:
         tensors["dbias"] = dbias.expand(call.bias)
-    for task in _tasks(call, q, bias, None, seed, tuple(rest), **tensors):
-        for run in KERNELS[launch.kernel].backward(task, launch, _precision(q)):
-            run()
-        if task.dbias is not None:
-            add_bias_gradient(task, _precision(q))
+    tasks = list(_tasks(call, q, bias, None, seed, tuple(rest), **tensors))
+    _run("backward", tasks, call, q, tuple(rest))
+    for task in tasks if bias_grad else ():
+        add_bias_gradient(task, _precision(q))
     return dq, dk, dv, dbias, delta
 
 
@@ -131,8 +127,24 @@ def _types(*tensors: Tensor | None) -> list[torch.dtype | None]:
     return [None if x is None else x.dtype for x in tensors]
 
 
-def _planned(direction: str, call: Any, q: Tensor, rest: tuple) -> Launch:
-    return plan(direction, call.sizes, call.dtype, card_of(q.device), bool(rest[3]), rest[4])
+def _run(direction: str, tasks: list[Task], call: Any, q: Tensor, rest: tuple) -> None:
+    """The tasks as planned or, on a GPU, as was found to be fastest among the plan's candidates."""
+    precision = _precision(q)
+
+    def run(launch: Launch) -> None:
+        for task in tasks:
+            for each in getattr(KERNELS[launch.kernel], direction)(task, launch, precision):
+                each()
+
+    left, right, _, mask, schedule = rest[:5]
+    card = card_of(q.device)
+    asked = direction, call.sizes, call.dtype, card, bool(mask), schedule
+    if not (q.is_cuda and tune.enabled()):
+        run(plan(*asked))
+        return
+    seen = "lists" if mask else "full" if left < 0 and right < 0 else "band"
+    kind = tune.Kind.of(direction, call.sizes, f"{call.dtype} {precision}", seen, schedule, q.device, card)
+    run(tune.chosen(kind, candidates(*asked), run))
 
 
 def _precision(x: Tensor) -> str:

@@ -47,14 +47,18 @@ class Kind(NamedTuple):
     keys: int
     d: int
     d_v: int
-    dtype: str
+    dtype: str  # and, of float32, the precision of its products
     mask: str  # "full", "band" or "lists"
+    schedule: str  # that was asked for
     versions: tuple[str, str]
 
     @classmethod
-    def of(cls, direction: str, sizes: Sizes, dtype: str, mask: str, device: torch.device, card: Card) -> Kind:
+    def of(
+        cls, direction: str, sizes: Sizes, dtype: str, mask: str, schedule: str, device: torch.device, card: Card
+    ) -> Kind:
         streams, rows, keys = (_magnitude(x) for x in (sizes.streams, sizes.n_q * sizes.group, sizes.n_k))
-        return cls(_name(device), card, direction, streams, rows, keys, sizes.d, sizes.d_v, dtype, mask, _versions())
+        of = _name(device), card, direction, streams, rows, keys, sizes.d, sizes.d_v, dtype, mask, schedule
+        return cls(*of, _versions())
 
 
 def chosen(kind: Kind, candidates: Sequence[Launch], run: Run) -> Launch:
