@@ -227,9 +227,7 @@ def _tile(
     m_row, m_key = i_row < n_q, i_key < n_k
     m_pair = m_row[:, None] & m_key[None, :] & in_band(scores, i_row[:, None], i_key[None, :])
     if lists is not None:
-        plane = row_tile * 0
-        if lists.planes is not None:
-            plane = tl.load(start(lists.planes, batch, query_head))
+        plane = tl.load(start(lists.planes, batch, query_head))
         number = tl.load(cells + (wide(plane) * row_tiles + row_tile) * col_tiles + col_tile)
         m_pair &= number > -2
         line = tl.maximum(number, 0) * EDGE + tl.arange(0, EDGE)

@@ -23,7 +23,7 @@ def copied(array: np.ndarray, device: torch.device) -> Tensor:
         )
     here = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
-        return here
+        return here.to(device)
     # Apart, because while torch.compile warms up for a graph, what this thread allocates is the graph's
     with ThreadPoolExecutor(1) as apart:
         return apart.submit(here.to, device).result()

@@ -21,15 +21,23 @@ KEPT = 16
 AT_ONCE = 1 << 24  # pairs whose bits are turned together
 
 
+class Plane(NamedTuple):
+    """Which plane a stream sees: int32 (batch, key heads), and its strides."""
+
+    at: Any
+    batch: int
+    head: int
+
+
 class Lists(NamedTuple):
     """Of plane p and block i the entries starts[p * blocks + i] .. starts[p * blocks + i + 1] - 1.
 
-    planes: Plane of each stream; None: one for all. full, partial: which tile along the other side.
+    planes: Plane of each stream. full, partial: which tile along the other side.
     live: words of 64 bits: which of a partial tile's lines along the other side are attended by any of the block's.
     bits: of each line of the block, words of 64 bits: which lines along the other side it attends, or is attended by.
     """
 
-    planes: Any
+    planes: Plane | None  # a kernel's: never None, which Triton 3.6 cannot tell within a tuple
     full_starts: Any
     full: Any
     partial_starts: Any
@@ -38,12 +46,10 @@ class Lists(NamedTuple):
     bits: Any
 
 
-class Plane(NamedTuple):
-    """Which plane a stream sees: int32 (batch, key heads), and its strides."""
-
-    at: Any
-    batch: int
-    head: int
+@lru_cache(maxsize=KEPT)
+def first_plane(device: torch.device) -> torch.Tensor:
+    """(1, 1), of strides 0: what every stream sees of a mask of one plane."""
+    return copied(np.zeros(1, np.int32), device).as_strided((1, 1), (0, 0))
 
 
 @lru_cache(maxsize=KEPT)

@@ -106,7 +106,7 @@ def constant(x: tl.constexpr, SUMS: tl.constexpr):
 def number(x, SUMS: tl.constexpr):
     """A task.Number."""
     high = tl.full((), x.high, SUMS)
-    return high if x.low is None else high + tl.full((), x.low, SUMS)
+    return high + tl.full((), x.low, SUMS) if tl.float64 == SUMS else high
 
 
 # Products ---------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def kept(scores, numbers, j, COLS: tl.constexpr, SUMS: tl.constexpr):
 @triton.jit
 def block_of(lists, batch, head, block, blocks):
     """The block's number among those of all planes."""
-    return block if lists.planes is None else tl.load(start(lists.planes, batch, head)) * blocks + block
+    return tl.load(start(lists.planes, batch, head)) * blocks + block
 
 
 @triton.jit

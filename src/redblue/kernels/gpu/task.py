@@ -11,7 +11,7 @@ from torch import Tensor
 
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.device import in_use
-from redblue.kernels.gpu.lists import Lists, Plane, lists
+from redblue.kernels.gpu.lists import Lists, Plane, first_plane, lists
 from redblue.masks import Mask
 
 
@@ -29,7 +29,7 @@ class Number(NamedTuple):
     """A number as kernels take it: two float32 whose sum has 48 bits, where sums are in float64."""
 
     high: float
-    low: float | None = None
+    low: float = 0.0
 
 
 class Scores(NamedTuple):
@@ -127,8 +127,9 @@ class Task:
             return None
         sizes = self.sizes
         found = lists(self.mask, sizes.n_q, sizes.n_k, sizes.group, rows, cols, by, self.q.device, span)
-        in_use((*found, self.planes))
-        return found if self.planes is None else found._replace(planes=Plane(self.planes, *self.planes.stride()))
+        planes = first_plane(self.q.device) if self.planes is None else self.planes
+        in_use((*found[1:], planes))
+        return found._replace(planes=Plane(planes, *planes.stride()))
 
     @property
     def wide(self) -> bool:
