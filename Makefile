@@ -11,7 +11,7 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test check format sanitize fuzz bench gpu-fit docs certify clean
+.PHONY: help setup report test check format sanitize fuzz bench gpu gpu-fit docs certify clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -47,6 +47,11 @@ bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, a
 	$(BENCH)/bin/python benchmarks/memory.py
 	$(BENCH)/bin/python benchmarks/memory.py --n 131072 --d 128 --window 4096 --most 100
 	$(BENCH)/bin/python benchmarks/attention.py
+
+gpu: ## on a machine with a GPU, from a fresh clone: tests on it, then both benchmarks, at most ten minutes each
+	.ci/gpu test kernels
+	.ci/gpu bench
+	.ci/gpu small-cache
 
 gpu-fit: setup $(VENV)/peers.stamp ## compile every planned GPU kernel for every architecture; no GPU is needed
 	nice -n 19 $(BIN)/python benchmarks/gpu_fit.py

@@ -1,0 +1,22 @@
+"""Prints what of redblue's dependencies, and of the packages named besides, this Python lacks, one per line."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+try:
+    import tomllib
+except ImportError:
+    from pip._vendor import tomli as tomllib
+from pip._vendor.packaging.requirements import Requirement
+
+project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+for text in [*project["dependencies"], *sys.argv[1:]]:
+    need = Requirement(text)
+    if need.marker and not need.marker.evaluate():
+        continue
+    try:
+        if not need.specifier.contains(version(need.name), prereleases=True):
+            print(text)
+    except PackageNotFoundError:
+        print(text)

@@ -1,0 +1,259 @@
+"""Attention on a GPU, beside its peers and the card's measured matmul peak: `make gpu`.
+
+Correctness first: every contender is held against float64 before it is timed, and if redblue is wrong, the run ends.
+The most important calls come first; each result is kept in the JSON file as it comes, and a run that is interrupted, or
+whose budget is spent, goes on where it ended when it is started again on the same device with the same versions.
+--dry runs all of this without a GPU: tiny calls under Triton's interpreter, without peers; its times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+if "--dry" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+
+import torch  # pyright: ignore[reportMissingImports]
+from gpu_calls import OURS, PLANNED, Call, Limit, inputs, limits, plan
+from gpu_gate import Gate, Red, check_small
+from gpu_peers import contender
+from gpu_timing import Device, Dry, medians, peak
+from rich.console import Console
+
+from redblue.files import replace_whole
+from redblue.tables import table
+
+KEPT = Path(__file__).parent.parent / "docs" / "gpu.json"
+BUDGET_SECONDS = 480.0
+PACKAGES = ("redblue", "torch", "triton", "ffpa-attn")
+PAGE_WIDTH = 132  # of what is not a terminal
+TOLD = 200  # characters of why a contender refused
+
+
+@dataclass
+class Point:
+    """One contender's times of one call, in seconds, or why there are none. errors: of each result, from float64."""
+
+    call: Call
+    contender: str
+    seconds: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    refused: str = ""
+
+
+@dataclass
+class Kept:
+    """What the JSON file holds. peaks: TFLOP/s of matrix products, by type."""
+
+    about: dict[str, Any]
+    peaks: dict[str, float] = field(default_factory=dict)
+    points: list[Point] = field(default_factory=list)
+
+    def has(self, call: Call, name: str) -> bool:
+        return any(point.call == call and point.contender == name for point in self.points)
+
+    def times(self) -> dict[Call, dict[str, float]]:
+        found: dict[Call, dict[str, list[float]]] = {}
+        for point in self.points:
+            if point.seconds:
+                found.setdefault(point.call, {})[point.contender] = point.seconds
+        return {call: medians(each) for call, each in found.items()}
+
+    def write(self, path: Path) -> None:
+        text = json.dumps({"about": self.about, "peaks": self.peaks, "points": [asdict(x) for x in self.points]})
+        replace_whole(path, lambda draft: draft.write_text(text.replace('{"call"', '\n{"call"') + "\n"))
+
+    @classmethod
+    def read(cls, path: Path) -> Kept:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        points = [Point(**each | {"call": Call(**each["call"])}) for each in kept["points"]]
+        return cls(kept["about"], kept["peaks"], points)
+
+
+def about(dry: bool) -> dict[str, Any]:
+    """When, where and how."""
+    versions = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
+    facts: dict[str, Any] = {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "device": "none: dry",
+        "versions": {name: versions.get(name, "not installed") for name in PACKAGES},
+        "dry": dry,
+    }
+    if not dry:
+        card = torch.cuda.get_device_properties(0)
+        facts |= {
+            "device": card.name,
+            "multiprocessors": card.multi_processor_count,
+            "shared_bytes": getattr(card, "shared_memory_per_block_optin", None),
+            "l2_bytes": card.L2_cache_size,
+            "memory_bytes": card.total_memory,
+            "cuda": torch.version.cuda or torch.version.hip,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    return facts
+
+
+def resumed(path: Path, facts: dict[str, Any]) -> Kept:
+    """What was kept of the same device and versions; nothing of others."""
+    try:
+        kept = Kept.read(path)
+    except (OSError, ValueError, TypeError, KeyError):
+        return Kept(facts)
+    same = all(kept.about.get(key) == facts[key] for key in facts if key != "date")
+    return kept if same else Kept(facts)
+
+
+def told(failure: Exception, said: list[warnings.WarningMessage]) -> str:
+    """Why, in the contender's own words: PyTorch gives its reasons as warnings."""
+    reasons = [str(each.message).split(" (Triggered")[0] for each in said if issubclass(each.category, UserWarning)]
+    text = "; ".join([f"{type(failure).__name__}: {failure}", *dict.fromkeys(reasons)])
+    return " ".join(text.split())[:TOLD]
+
+
+def measured(call: Call, name: str, given: list[torch.Tensor], gate: Gate, device: Device | Dry) -> Point:
+    """Raises Red if it is redblue, and wrong."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            run = contender(name, call, given)
+            errors = gate.check(name, run())
+            return Point(call, name, device.seconds(run), errors)
+        except Red:
+            raise
+        except Exception as failure:  # of whatever kind: it must not end the run
+            return Point(call, name, refused=told(failure, said))
+        finally:
+            device.free()
+
+
+def run(kept: Kept, given: argparse.Namespace, device: Device | Dry, console: Console) -> bool:
+    """Whether all was measured before the budget was spent."""
+    end = time.monotonic() + given.budget
+    for call, names in plan(given.dry):
+        missing = [name for name in names if not kept.has(call, name) and (name in OURS or not given.alone)]
+        if not missing or (given.only and given.only not in call.title):
+            continue
+        if time.monotonic() > end:
+            return False
+        try:
+            if PLANNED in missing:
+                check_small(call, device.name)
+            arrays = inputs(call, device.name)
+            gate = Gate(call, arrays)
+        except torch.OutOfMemoryError as failure:
+            kept.points += [Point(call, name, refused=told(failure, [])) for name in missing]
+            continue
+        if call.dtype not in kept.peaks:
+            kept.peaks[call.dtype] = peak(device, call.dtype, 64) if given.dry else peak(device, call.dtype)
+        for name in missing:
+            if time.monotonic() > end:
+                return False
+            point = measured(call, name, arrays, gate, device)
+            kept.points.append(point)
+            kept.write(given.json)
+            speed = f"{call.flops / medians({name: point.seconds})[name] / 1e12:.1f} TFLOP/s" if point.seconds else ""
+            console.print(f"{call.title}: {name} {speed or point.refused}", highlight=False)
+        del arrays, gate
+        device.free()
+    return True
+
+
+def shown(value: float | None, each: Limit) -> tuple[str, str]:
+    """The value and whether it is reached."""
+    if value is None:
+        return "", "not measured"
+    met = value <= each.must if each.at_most else value >= each.must
+    return f"{value:.2f} {each.unit}" if each.unit == "x" else f"{value:.0f} {each.unit}", "pass" if met else "FAIL"
+
+
+def show(kept: Kept, console: Console) -> None:
+    times = kept.times()
+    made = table(("must reach, B1 H32 n8192 bf16",), ("must", "measured", ""), title=kept.about["device"])
+    for each in limits():
+        must = "" if not each.must else f"{'<= ' if each.at_most else ''}{each.must:g} {each.unit}"
+        value, met = shown(each.value(times), each)
+        made.add_row(each.what, must, value, met if each.must else "", style="red" if met == "FAIL" else None)
+    rates = table(("call", "contender"), ("TFLOP/s", "of the peak", "largest error"))
+    last = None
+    for point in sorted(kept.points, key=lambda x: (x.call.direction, x.call.d, x.call.n, x.call.causal)):
+        name = "" if point.call == last else point.call.title
+        last = point.call
+        if point.refused:
+            rates.add_row(name, f"{point.contender}: {point.refused}", style="dim")
+            continue
+        rate = point.call.flops / times[point.call][point.contender] / 1e12
+        share = f"{rate / kept.peaks[point.call.dtype]:.0%}"
+        rates.add_row(name, point.contender, f"{rate:.1f}", share, f"{max(point.errors):.1e}")
+    console.print(rates, made)
+
+
+def draw(kept: Kept, path: Path) -> None:
+    """The figure, where what draws it is installed: a machine with a GPU need not have it."""
+    if importlib.util.find_spec("altair") is None:
+        print(f"no altair, so no {path.name}: --show draws it from the JSON file elsewhere", file=sys.stderr)
+        return
+    import gpu_figure
+
+    gpu_figure.draw(kept.about, kept.peaks, kept.times(), path)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET_SECONDS, help="seconds, compilations included (%(default)s)"
+    )
+    parser.add_argument("--only", help="calls whose title contains this, such as 'd 512'")
+    parser.add_argument("--alone", action="store_true", help="without peers")
+    parser.add_argument("--fresh", action="store_true", help="forget what was kept before")
+    parser.add_argument("--dry", action="store_true", help="without a GPU: tiny, interpreted, no times")
+    parser.add_argument("--json", type=Path, default=None, help=f"where results are kept ({KEPT.name})")
+    parser.add_argument(
+        "--show", action="store_true", help="measure nothing: the tables and the figure of what is kept"
+    )
+    given = parser.parse_args()
+    if given.dry and given.json is None:
+        parser.error("--dry needs --json: its results are not for keeping")
+    given.json = given.json or KEPT
+    return given
+
+
+def main() -> None:
+    given = arguments()
+    console = Console(width=None if sys.stdout.isatty() else PAGE_WIDTH)
+    if given.show:
+        kept = Kept.read(given.json)
+        show(kept, console)
+        draw(kept, given.json.with_suffix(".svg"))
+        return
+    if not given.dry and not torch.cuda.is_available():
+        sys.exit("no GPU that PyTorch sees: run this where there is one, or --dry --json FILE to see that it works")
+    device = Dry() if given.dry else Device()
+    facts = about(given.dry)
+    kept = Kept(facts) if given.fresh else resumed(given.json, facts)
+    try:
+        complete = run(kept, given, device, console)
+    except Red as red:
+        sys.exit(f"wrong result, so nothing more is timed: {red}")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    kept.write(given.json)
+    show(kept, console)
+    draw(kept, given.json.with_suffix(".svg"))
+    if not complete:
+        console.print("The budget is spent: the same command goes on where this one ended.", style="yellow")
+
+
+if __name__ == "__main__":
+    main()
