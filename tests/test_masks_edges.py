@@ -146,3 +146,7 @@ def test_a_million_tokens():
         Mask.n_of_m(1, 2).on(n, n).sums(64, 64)
     with pytest.raises(RedblueError, match="attended in part nearly everywhere"):
         Mask.strided(1000).on(n, n).sums(64, 64).area, Mask.strided(1000).on(n, n).degrees
+
+
+def test_dense_masks_of_several_heads_without_keys():
+    assert Mask.from_dense(np.ones((2, 3, 0), bool)).lead == (2,)

@@ -194,6 +194,19 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(call, (q, k, v, bias, sinks))
 
 
+@pytest.mark.parametrize("schedule", ["hybrid", "small_cache"])
+def test_a_schedule_that_is_asked_for(schedule):
+    """Its gradients, and the same call compiled."""
+    q, k, v = normal(1, 4, 9, 5), normal(1, 2, 11, 5), normal(1, 2, 11, 3)
+
+    def call(q, k, v):
+        return rb.attention(q, k, v, softcap=3.0, mask=rb.Mask.causal(), schedule=schedule)
+
+    assert torch.autograd.gradcheck(call, (q, k, v), fast_mode=True)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), call(q, k, v))
+
+
 def test_rows_without_keys():
     bias = torch.ones(5, 7, dtype=torch.bool)
     bias[2] = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +149,7 @@ def from_dense(given: Any) -> Rule:
         return Dense.of_array(array)
     if 0 in lead:
         raise RedblueError(f"the dense mask must have at least one batch entry and head, got shape {array.shape}")
-    return Stack.of([Dense.of_array(each) for each in array.reshape(-1, n_q, n_k)], tuple(lead))
+    return Stack.of([Dense.of_array(each) for each in array.reshape(math.prod(lead), n_q, n_k)], tuple(lead))
 
 
 def shown(array: np.ndarray) -> str:
