@@ -1,9 +1,11 @@
-"""Which keys a block of rows attends by the band, and which rows attend a block of keys. None: all."""
+"""Which keys a block of rows attends, by the band or by lists, and which rows attend a block of keys. None: all."""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
+
+from redblue.kernels.gpu.scores import in_band, listed
 
 
 @triton.jit
@@ -53,18 +55,6 @@ def attended_keys(scores, i_key, first, stop, GROUP: tl.constexpr):
 
 
 @triton.jit
-def attends(scores, i_query, i_key):
-    """(rows, keys): whether the query attends the key."""
-    m = None
-    if scores.first is not None:
-        m = (i_query + scores.first)[:, None] <= i_key[None, :]
-    if scores.end is not None:
-        earlier = (i_query + scores.end)[:, None] > i_key[None, :]
-        m = earlier if m is None else m & earlier
-    return m
-
-
-@triton.jit
 def attended_blocks(scores, i_key, first, stop, n_k, KEYS: tl.constexpr, GROUP: tl.constexpr):
     """Which keys lie in a block of KEYS, some of which are attended by some of rows first .. stop - 1."""
     i_block = i_key // KEYS * KEYS
@@ -94,3 +84,29 @@ def first_from(entries, begin, stop, least):
         begin = tl.where(later, middle + 1, begin)
         stop = tl.where(later, stop, middle)
     return begin
+
+
+@triton.jit
+def attending(
+    scores,
+    lists,
+    t,
+    TILES: tl.constexpr,
+    i_row,
+    i_key,
+    m_key,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Which pairs of a tile attend; None: all. t: the entry of lists that it lies in, if it is a "partial" one."""
+    if TILES == "partial":
+        line = t * ROWS + i_row % ROWS
+        return listed((lists.bits + line * ((COLS + 63) // 64))[:, None], (i_key % COLS)[None, :], COLS)
+    elif TILES == "full":
+        return None
+    elif scores.first is not None or scores.end is not None:
+        m = in_band(scores, (i_row // GROUP)[:, None], i_key[None, :])
+        return m if m_key is None else m & m_key[None, :]
+    else:
+        return None if m_key is None else m_key[None, :]
