@@ -14,6 +14,12 @@ constexpr std::int64_t kTogether = 32 << 20;  // bytes of P: so many streams are
 
 std::int64_t up(std::int64_t count, std::int64_t multiple) { return ceil_div(count, multiple) * multiple; }
 
+// Keys of a panel of P. Panels that lie a power of two apart would share few of a cache's sets: a slice more parts them.
+std::int64_t padded(std::int64_t keys, std::int64_t bytes_of_key, std::int64_t slice) {
+  constexpr std::int64_t kApart = 2048;  // half of what one way of a first cache holds
+  return keys * bytes_of_key % kApart ? keys : keys + slice;
+}
+
 // Pieces of one allocation that begin at cache lines.
 class Pieces {
  public:
@@ -57,7 +63,7 @@ class Spilling {
     tiles_ = fitted(call, kernels_, isa.vector_bytes / sum, lanes_);
     const std::int64_t rows = call.stacked(), chunk = std::min(tiles_.chunk, up(rows, lanes_));
     chunks_ = std::max<std::int64_t>(1, ceil_div(rows, tiles_.chunk));
-    keys_ = up(call.n_k, 2), slices_ = ceil_div(call.n_k, tiles_.depth), blocks_ = ceil_div(call.n_k, tiles_.cols);
+    keys_ = padded(up(call.n_k, 2), lanes_ * packed, tiles_.depth), slices_ = ceil_div(call.n_k, tiles_.depth), blocks_ = ceil_div(call.n_k, tiles_.cols);
     const std::int64_t area = chunk * keys_;
     p_ = pieces_.add(area * packed);
     live_ = pieces_.add(ceil_div(chunk, tiles_.depth) * slices_);

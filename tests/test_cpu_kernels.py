@@ -1,5 +1,7 @@
 """The CPU kernels against float64, on every instruction set that this CPU can run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -77,6 +79,15 @@ def test_typical_errors_are_below_twice_the_unfused_ones_without_any_floor(isa, 
 @pytest.mark.parametrize("schedule", ["flash", *SPILLED])
 def test_large_head_dimensions(isa, d, d_v, dtype, schedule):
     case = example((1, 5, d), (1, 7, d), d_v, dtype, mask=Mask.causal(), schedule=schedule)
+    check_forward(case)
+    check_backward(case)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tile", SPILLING, ids=("hybrid", "small_cache"))
+def test_panels_of_spilled_scores_that_would_lie_a_power_of_two_apart(isa, dtype, tile):
+    case = example((1, 40, 5), (1, 128, 5), 3, dtype, schedule="hybrid" if tile.stays else "small_cache")
+    case = replace(case, tile=tile)
     check_forward(case)
     check_backward(case)
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from redblue.errors import UnknownName
 from redblue.experiments.experiment import Experiment
 
-NAMES = ("regimes", "heads", "sparse", "real-caches", "figure-2022", "gpu")
+NAMES = ("crossing", "backward", "nesting", "regimes", "heads", "sparse", "real-caches", "figure-2022", "gpu")
 
 
 def get(name: str) -> Experiment:
