@@ -64,7 +64,7 @@ def test_what_is_planned_fits_by_the_model(name, dtype, direction):
             needs = [need(phase, dtype, card, launch.warps, launch.stages) for phase in phases]
             assert max(each.shared_bytes for each in needs) == launch.shared_bytes <= card.shared_bytes
             edges = launch.tiles._asdict()
-            span = edges.pop("span", sizes.n_k)
+            span, _ = edges.pop("span", sizes.n_k), edges.pop("chunk", 0)
             assert all(edge & (edge - 1) == 0 for edge in edges.values()), "Triton's tiles are powers of two"
             assert span >= sizes.n_k or span % edges["cols"] == 0
             assert (launch.chunk > 0) == (launch.kernel != "flash")

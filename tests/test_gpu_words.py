@@ -42,6 +42,7 @@ CASES = [
     *(("odd", mask, 16, 64) for mask in ("full", "causal", "dilated")),
     *(("one row", mask, 16, 16) for mask in ("full", "causal from the end", "n of m")),
 ]
+BANDS = ("full", "causal", "causal from the end", "window")
 every_case = pytest.mark.parametrize(("shape", "mask", "stay", "stream"), CASES)
 
 
@@ -64,12 +65,12 @@ def problem_of(shape, mask, direction):
     return Problem(n_q, n_k, d, d_v, batch, **heads, dtype="float32", mask=mask or Mask.full(), direction=direction)
 
 
-def counted(kernel, direction, shape, mask, edges):
+def counted(kernel, direction, shape, mask, edges, chunk=0):
     """Words of the kernel, and of its schedule, with these tiles."""
     problem, schedule = problem_of(shape, mask, direction), schedules.get(kernel)
     tiles = schedule.make_tiles(problem, edges)
     with counting() as tally:
-        for run in getattr(KERNELS[kernel], direction)(task_of(shape, mask), Launch(kernel, tiles)):
+        for run in getattr(KERNELS[kernel], direction)(task_of(shape, mask), Launch(kernel, tiles, chunk=chunk)):
             run()
     lists = [name for name in tally.tensors if name.startswith("lists")]
     found, wanted = tally.total(without=lists), schedule.cost(problem, tiles)
@@ -93,4 +94,12 @@ def test_flash_forward_in_spans(shape, mask, stay, stream):
 def test_flash_backward(shape, mask, stay, stream):
     edges = {"rows": stay, "cols": stream, "dkv_rows": stream, "dkv_cols": stay}
     found, wanted = counted("flash", "backward", SHAPES[shape], MASKS[mask], edges)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("kernel", ["hybrid", "small_cache"])
+@pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [case for case in CASES if case[1] in BANDS])
+def test_spilled_forward_in_spans_and_chunks(kernel, shape, mask, stay, stream):
+    edges = {"rows": stay, "cols": stream, "depth": 16, "out_rows": stay, "out_cols": 16, "span": 2 * stream}
+    found, wanted = counted(kernel, "forward", SHAPES[shape], MASKS[mask], edges, chunk=32)
     assert found == wanted

@@ -10,6 +10,8 @@ from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.needs import Phase
 from redblue.kernels.gpu.task import parts
 
+LEAST = 16  # the shortest edge of a tile that a tensor core takes
+
 
 class Part(NamedTuple):
     """edges: of tiles that stay, for words to decide on. phase, blocks: by tiles and sizes."""
@@ -96,6 +98,43 @@ def _weigh(t: Any, sizes: Sizes) -> Phase:
     return Phase(0, (r * w, w * c), r * w, r * c, r * w, r * c, (r, c, w))
 
 
+def _spill_ds(t: Any, sizes: Sizes) -> Phase:
+    """small_cache: dS of a tile, from P, which has been spilled by less."""
+    r, c, w = t.rows, t.cols, t.depth
+    return Phase(0, (r * w, c * w), r * c, r * c, r * c, r * c, (r, c, w))
+
+
+def _spill_p_held(t: Any, sizes: Sizes) -> Phase:
+    """hybrid: queries stay, `depth` keys stream by whole."""
+    r, w, held = t.rows, t.depth, ceil_div(sizes.d, LEAST) * LEAST
+    return Phase(r * held, (w * held,), r * w, r * w, 0, r * w, (r, w, held))
+
+
+def _turn(t: Any, sizes: Sizes) -> Phase:
+    """hybrid: V and dV of a block of keys stay, `depth` rows of dO and P stream by; registers hold slices of all."""
+    c, w, held = t.cols, t.depth, ceil_div(sizes.d_v, LEAST) * LEAST
+    return Phase(c * held, (w * held, w * c), 2 * w * c, (2 * c + w) * held, 2 * w * c, c * held, (c, w, held))
+
+
+def _sum_of(rows: str, cols: str, name: str) -> Part:
+    """dQ, dK or dV: a tile stays, slices of what was spilled stream by with those of the other factor."""
+
+    def phase(t: Any, sizes: Sizes) -> Phase:
+        r, c, w = getattr(t, rows), getattr(t, cols), t.depth
+        return Phase(0, (r * w, w * c), r * w, r * c, 0, 2 * r * c, (r, c, w))  # stored as sums, of up to 4 bytes
+
+    def blocks(t: Any, sizes: Sizes) -> int:
+        length = _rows(sizes) if name == "dq" else sizes.n_k
+        features = sizes.d_v if name == "dv" else sizes.d
+        return ceil_div(length, getattr(t, rows)) * ceil_div(features, getattr(t, cols)) * sizes.streams
+
+    return Part((rows, cols), phase, blocks)
+
+
+def _by_cols(t: Any, sizes: Sizes) -> int:
+    return ceil_div(sizes.n_k, t.cols) * sizes.streams
+
+
 def _by_tiles(t: Any, sizes: Sizes) -> int:
     return _by_rows(t, sizes) * ceil_div(sizes.n_k, t.cols)  # spans give them something to do
 
@@ -112,6 +151,7 @@ def _by_keys(t: Any, sizes: Sizes) -> int:
     return ceil_div(sizes.n_k, t.dkv_cols) * sizes.streams
 
 
+DQ, DK, DV = (_sum_of(f"{name}_rows", f"{name}_cols", name) for name in ("dq", "dk", "dv"))
 FLASH, SPILLED = (128, 64), (256, 128, 64)  # longer ones save words that no longer show, and leave fewer blocks
 OUT = Part(("out_rows", "out_cols"), _weigh, _by_out)
 KERNELS = {
@@ -121,4 +161,13 @@ KERNELS = {
     ),
     ("hybrid", "forward"): Kernel(("depth",), (Part(("rows", "cols"), _spill_held, _by_tiles), OUT), SPILLED, 1),
     ("small_cache", "forward"): Kernel(("depth",), (Part(("rows", "cols"), _spill, _by_tiles), OUT), SPILLED, 1),
+    ("hybrid", "backward"): Kernel(
+        ("depth",),
+        (Part(("rows",), _spill_p_held, _by_rows), Part(("cols",), _turn, _by_cols), DQ, DK),
+        SPILLED,
+        2,
+    ),
+    ("small_cache", "backward"): Kernel(
+        ("depth",), (Part(("rows", "cols"), _spill_ds, _by_tiles), DQ, DK, DV), SPILLED, 2
+    ),
 }

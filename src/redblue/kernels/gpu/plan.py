@@ -20,13 +20,12 @@ from redblue.integers import ceil_div
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.card import Card, card_named, card_of
 from redblue.kernels.gpu.needs import BYTES, need, pipelines
-from redblue.kernels.gpu.phases import KERNELS, Part
+from redblue.kernels.gpu.phases import KERNELS, LEAST, Part
 from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE
 
 __all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of", "plan"]
 
-LEAST = 16  # the shortest edge of a tile that a tensor core takes
 WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, where words do not decide
 L2_SHARE = 0.5  # for what is spilled of a chunk of rows, so that it is read from there
 BUSY = 0.75  # share of the multiprocessors that have a block: more need not be
@@ -138,7 +137,7 @@ def _fitted(
 ) -> _Choice | Launch:
     """The best launch with these, or, where nothing fits, the smallest."""
     kernel, one_pass = KERNELS[name, direction], schedules.get(name).passes[direction]
-    problem = Problem(n_q=sizes.n_q, n_k=sizes.n_k, d=sizes.d, d_v=sizes.d_v, direction=direction)
+    problem = _problem(direction, sizes)
     shortest = {edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else LEAST for edge in one_pass.edges}
     tiles = one_pass.tile_type(**(shortest | dict.fromkeys(kernel.streams, stream)))
     shared, pressure, idle = 0, 1.0, 0.0
@@ -151,7 +150,7 @@ def _fitted(
                     needed.shared_bytes > card.shared_bytes and needed.shared_bytes,
                     max(1.0, needed.pressure),  # up to 1, nothing is spilled
                     max(0.0, 1 - part.blocks(t, sizes) / (BUSY * card.multiprocessors)),
-                    int(one_pass.cost(problem, t).words),
+                    _words(name, direction, sizes, t),
                     needed.shared_bytes,
                     t,
                 )
@@ -164,9 +163,19 @@ def _fitted(
     launch = Launch(name, tiles, warps, stages, chunk, shared)
     if shared > card.shared_bytes:
         return launch
-    words = int(one_pass.cost(problem, tiles).words)
+    words = _words(name, direction, sizes, tiles)
     likes = STAGES.index(stages), STREAMS.index(stream), WARPS.index(warps)
     return _Choice((pressure, idle, round(math.log(words, ALIKE)), *likes, words), launch, words)
+
+
+def _problem(direction: str, sizes: Sizes) -> Problem:
+    return Problem(n_q=max(1, sizes.n_q), n_k=max(1, sizes.n_k), d=sizes.d, d_v=sizes.d_v, direction=direction)
+
+
+@lru_cache(maxsize=1 << 14)
+def _words(name: str, direction: str, sizes: Sizes, tiles: Any) -> int:
+    """Of one stream."""
+    return int(schedules.get(name).passes[direction].cost(_problem(direction, sizes), tiles).words)
 
 
 def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any, int]:
@@ -175,18 +184,18 @@ def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any
 
     pair_bytes: what is spilled of a pair.
     """
-    rows, blocks = sizes.n_q * sizes.group, ceil_div(3 * card.multiprocessors, 4)
-    edges = tiles._asdict()
-    step = max(edge for name, edge in edges.items() if name in ("rows", "cols", "out_rows", "dq_rows"))
-    in_l2 = int(L2_SHARE * card.l2_bytes) // max(1, pair_bytes * sizes.n_k)
-    features, height = (
-        (edges["out_cols"], edges["out_rows"]) if "out_cols" in edges else (edges["dq_cols"], edges["dq_rows"])
+    rows, blocks, t = sizes.n_q * sizes.group, math.ceil(BUSY * card.multiprocessors), tiles._asdict()
+    height, width, features = (
+        (t["out_rows"], t["out_cols"], sizes.d_v) if "out_rows" in t else (t["dq_rows"], t["dq_cols"], sizes.d)
     )
-    busy = height * ceil_div(blocks, ceil_div(sizes.d_v, features))
-    chunk = min(ceil_div(max(in_l2, busy), step) * step, ceil_div(rows, step) * step * sizes.streams)
-    walks = ceil_div(blocks * edges["rows"], chunk)  # of each block of rows, where those are too few
-    span = max(edges["cols"], ceil_div(ceil_div(sizes.n_k, walks), edges["cols"]) * edges["cols"])
-    return tiles._replace(span=span), chunk
+    step = max(t["rows"], height, t["cols"], t["depth"])
+    in_l2 = int(L2_SHARE * card.l2_bytes) // (pair_bytes * max(1, sizes.n_k))
+    busy = height * ceil_div(blocks, ceil_div(features, width))
+    chunk = min(ceil_div(max(in_l2, busy), step) * step, max(1, ceil_div(rows, step)) * step * max(1, sizes.streams))
+    walks = ceil_div(blocks * t["rows"], chunk)  # of each block of rows, where those are too few
+    edge = max(t["cols"], t["depth"])
+    edges = {"span": max(edge, ceil_div(ceil_div(sizes.n_k, walks), edge) * edge), "chunk": min(chunk, max(1, rows))}
+    return tiles._replace(**{name: length for name, length in edges.items() if name in t}), chunk
 
 
 def _lengths(part: Part, tiles: Any, most: int, sizes: Sizes) -> list[Any]:
