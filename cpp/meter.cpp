@@ -48,15 +48,22 @@ void Meter::arm(std::vector<Output> outputs, std::size_t line_bytes) {
 void Meter::start() { request(kStart); }  // callgrind empties its caches
 
 // What was counted so far is one dump; touching every line of the outputs makes another, whose misses tell how many of
-// them the cache no longer held. Backwards: what was written last is touched before it can be evicted.
+// them the cache no longer held. From both ends of all of them at once: what was written last lies at an end, and must be
+// touched before what is not there takes its place.
 void Meter::stop() {
   dump("kernel");
   unsigned sum = 0;  // valgrind leaves out loads that nothing uses
-  for (auto output = outputs_.rbegin(); output != outputs_.rend(); ++output) {
-    const std::uintptr_t first = output->address / line_bytes_, end = (output->address + output->bytes - 1) / line_bytes_;
-    if (output->bytes == 0) continue;
-    for (std::uintptr_t line = end + 1; line-- > first;)
-      sum += *reinterpret_cast<const unsigned char*>(std::max(line * line_bytes_, output->address));
+  bool more = true;
+  for (std::uintptr_t i = 0; more; i++) {
+    more = false;
+    for (const Output& output : outputs_) {
+      const std::uintptr_t end = output.address + output.bytes, first = output.address / line_bytes_;
+      const std::uintptr_t lines = output.bytes ? (end - 1) / line_bytes_ - first + 1 : 0;
+      if (2 * i >= lines) continue;
+      more = true;
+      for (const std::uintptr_t line : {first + i, first + lines - 1 - i})
+        sum += *reinterpret_cast<const unsigned char*>(std::max(line * line_bytes_, output.address));
+    }
   }
   static volatile unsigned used;
   used = sum;

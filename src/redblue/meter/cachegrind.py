@@ -1,9 +1,10 @@
 """Lines that a compiled kernel moves between a cache of any shape and memory, in valgrind's simulation.
 
 Read: the lines of read misses, and those of write misses, which an ordinary store reads before it changes them (write
-allocation). Written: dirty lines when they are evicted, and at the end those of the outputs that the cache still holds;
-what is left of the kernel's own tiles is dead, and is not counted. Lines of code are not counted, but take their place.
-Prefetches are not simulated. Replacement is LRU.
+allocation). Written: dirty lines when they are evicted, and at the end those of the outputs that the cache still holds
+(at least: touching those that it does not hold may evict one before it is touched); what is left of the kernel's own
+tiles is dead, and is not counted. Lines of code are not counted, but take their place. Prefetches are not simulated.
+Replacement is LRU.
 """
 
 from __future__ import annotations
