@@ -13,7 +13,7 @@ from redblue import RedblueError, list_memories, memory, schedules
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.card import OTHER, Card, card_named
 from redblue.kernels.gpu.needs import need, pipelines
-from redblue.kernels.gpu.phases import KERNELS
+from redblue.kernels.gpu.phases import KERNELS, LEAST_SPAN
 from redblue.kernels.gpu.plan import ALIKE, MOST_CANDIDATES, Unplanned, candidates, plan
 from redblue.problem import Problem
 
@@ -99,13 +99,18 @@ def test_more_shared_memory_never_moves_more_words():
     assert moved[0] > moved[-1]
 
 
-def test_every_multiprocessor_has_something_to_do():
-    """Fewer rows in a block where there are few."""
+@pytest.mark.parametrize(
+    ("heads", "n_q", "n_k"), [(1, 512, 512), (1, 2048, 2048), (8, 1, 32768), (1, 1, 2048), (32, 4096, 4096)]
+)
+def test_every_multiprocessor_has_something_to_do(heads, n_q, n_k):
+    """Where there are few queries, blocks hold fewer, and keys are cut into spans."""
     card = CARDS["h100-sxm"]
-    for heads, n in ((1, 512), (1, 2048), (4, 1024), (32, 4096)):
-        rows = plan("forward", Sizes((1,), heads, 1, n, n, 64, 64), "float16", card, schedule="flash").tiles.rows
-        assert rows == 16 or heads * n // rows >= card.multiprocessors / 2
-    assert rows == 128
+    t = plan("forward", Sizes((1,), heads, 1, n_q, n_k, 64, 64), "float16", card, schedule="flash").tiles
+    walks = -(-n_k // t.span)
+    blocks = heads * -(-n_q // t.rows) * walks
+    assert blocks >= 0.7 * card.multiprocessors or (t.rows == 16 and n_k // walks <= 2 * LEAST_SPAN)
+    assert walks == 1 or n_k // walks >= LEAST_SPAN
+    assert n_q < 4096 or (t.rows, walks) == (128, 1)
 
 
 def test_lengths_of_one_magnitude_have_one_plan():

@@ -11,6 +11,7 @@ from redblue.kernels.gpu.needs import Phase
 from redblue.kernels.gpu.task import parts
 
 LEAST = 16  # the shortest edge of a tile that a tensor core takes
+LEAST_SPAN = 512  # keys of a walk: shorter ones leave more to merge than they find
 
 
 class Part(NamedTuple):
@@ -147,6 +148,10 @@ def _by_rows(t: Any, sizes: Sizes) -> int:
     return ceil_div(_rows(sizes), t.rows) * sizes.streams
 
 
+def _by_walks(t: Any, sizes: Sizes) -> int:
+    return _by_rows(t, sizes) * ceil_div(sizes.n_k, LEAST_SPAN)
+
+
 def _by_keys(t: Any, sizes: Sizes) -> int:
     return ceil_div(sizes.n_k, t.dkv_cols) * sizes.streams
 
@@ -155,7 +160,7 @@ DQ, DK, DV = (_sum_of(f"{name}_rows", f"{name}_cols", name) for name in ("dq", "
 FLASH, SPILLED = (128, 64), (256, 128, 64)  # longer ones save words that no longer show, and leave fewer blocks
 OUT = Part(("out_rows", "out_cols"), _weigh, _by_out)
 KERNELS = {
-    ("flash", "forward"): Kernel(("cols",), (Part(("rows",), _flash_forward, _by_rows),), FLASH),
+    ("flash", "forward"): Kernel(("cols",), (Part(("rows",), _flash_forward, _by_walks),), FLASH),
     ("flash", "backward"): Kernel(
         ("cols", "dkv_rows"), (Part(("rows",), _flash_dq, _by_rows), Part(("dkv_cols",), _flash_dkv, _by_keys)), FLASH
     ),

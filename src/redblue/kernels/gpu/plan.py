@@ -20,7 +20,7 @@ from redblue.integers import ceil_div
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.card import Card, card_named, card_of
 from redblue.kernels.gpu.needs import BYTES, need, pipelines
-from redblue.kernels.gpu.phases import KERNELS, LEAST, Part
+from redblue.kernels.gpu.phases import KERNELS, LEAST, LEAST_SPAN, Part
 from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE
 
@@ -160,6 +160,8 @@ def _fitted(
     chunk = 0
     if kernel.spilled:
         tiles, chunk = _chunked(tiles, sizes, kernel.spilled * BYTES[dtype], card)
+    elif "span" in tiles._fields:
+        tiles = _cut(tiles, sizes, card)
     launch = Launch(name, tiles, warps, stages, chunk, shared)
     if shared > card.shared_bytes:
         return launch
@@ -176,6 +178,15 @@ def _problem(direction: str, sizes: Sizes) -> Problem:
 def _words(name: str, direction: str, sizes: Sizes, tiles: Any) -> int:
     """Of one stream."""
     return int(schedules.get(name).passes[direction].cost(_problem(direction, sizes), tiles).words)
+
+
+def _cut(tiles: Any, sizes: Sizes, card: Card) -> Any:
+    """The tiles with keys cut into spans where rows are too few for all multiprocessors, as in decoding."""
+    blocks = ceil_div(sizes.n_q * sizes.group, tiles.rows) * max(1, sizes.streams)
+    walks = min(ceil_div(math.ceil(BUSY * card.multiprocessors), max(1, blocks)), sizes.n_k // LEAST_SPAN)
+    if walks < 2:
+        return tiles
+    return tiles._replace(span=ceil_div(ceil_div(sizes.n_k, walks), tiles.cols) * tiles.cols)
 
 
 def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any, int]:
