@@ -41,9 +41,9 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
         for row in of(rows, MEASURED)
     ]
     floors = {(row["d"], row["M"]): _per_pair(row, "bound_words") for row in rows if row["kind"] == COUNTED}
-    bound = [{"facet": facet[d], "M": words, "floor": floor} for (d, words), floor in floors.items()]
-    heights = [row["y"] for row in drawn] + [row["at"] for row in dots]
-    low, high = min(floors.values()) / 1.2, max(heights) * 1.3
+    least = {d: min(floor for (of_d, _), floor in floors.items() if of_d == d) / 1.3 for d in sizes}
+    bound = [{"facet": facet[d], "M": words, "floor": floor, "low": least[d]} for (d, words), floor in floors.items()]
+    heights = [*floors.values(), *(row["y"] for row in drawn), *(row["at"] for row in dots)]
     lines = [
         {"facet": facet[d], "M": each.over_d2 * d * d, "label": each.label}
         for d in sizes
@@ -59,8 +59,8 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
     y = alt.Y(
         "y:Q",
         title="words per pair",
-        scale=alt.Scale(type="log", domain=[low, high], nice=False),
-        axis=alt.Axis(values=steps(low, high), format="~g", domain=False, ticks=False),
+        scale=alt.Scale(type="log", nice=False, zero=False),
+        axis=alt.Axis(values=steps(min(heights) / 10, max(heights)), format="~g", domain=False, ticks=False),
     )
     hues = alt.Scale(domain=list(names), range=[LOOKS[name].light for name in names])
     marks = alt.Scale(domain=list(names), range=[LOOKS[name].shape for name in names])
@@ -70,7 +70,7 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
     shown = [alt.Tooltip(f"{name}:N") for name in ("schedule", "cache", "tiles")]
     shown += [alt.Tooltip("M:Q", format=","), alt.Tooltip("over:N", title="measured over counted")]
     base = alt.Chart()
-    floor = base.transform_filter("isValid(datum.floor)").transform_calculate(low=str(low))
+    floor = base.transform_filter("isValid(datum.floor)")
     rules = base.transform_filter("isValid(datum.label)").encode(x=x)
     layers = [
         floor.mark_area(style="ink", opacity=0.08, clip=True).encode(x=x, y="floor:Q", y2="low:Q"),
@@ -81,12 +81,13 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
     ]
     for filled, cache in ((True, FULL), (False, SET_ASSOCIATIVE)):
         drawn_here = base.transform_filter(alt.datum.cache == cache)
-        mark = drawn_here.mark_point(filled=filled, size=60, opacity=1, strokeWidth=1.6, clip=True)
+        mark = drawn_here.mark_point(filled=filled, size=60, opacity=1, strokeWidth=1.6)
         layers.append(mark.encode(x=x, y="at:Q", color=colour, shape=shape, tooltip=shown))
     chart = alt.LayerChart(layer=layers, data=alt.Data(values=[*bound, *lines, *drawn, *dots]))
     sized = chart.properties(width=300, height=250)
     columns = 3 if len(sizes) > 4 else 2
-    return sized.facet(facet=alt.Facet("facet:N", sort=[facet[d] for d in sizes], title=None), columns=columns)
+    faceted = sized.facet(facet=alt.Facet("facet:N", sort=[facet[d] for d in sizes], title=None), columns=columns)
+    return faceted.resolve_axis(x="independent").resolve_scale(y="independent")
 
 
 def _per_pair(row: Row, name: str) -> float:
