@@ -316,3 +316,12 @@ def test_the_interpreter_must_be_on(monkeypatch):
     monkeypatch.setattr(call, "INTERPRETED", constexpr(False))
     with pytest.raises(rb.RedblueError, match="TRITON_INTERPRET=1"):
         gpu.attention(normal(2, 3), normal(2, 3), normal(2, 3))
+
+
+def test_what_an_old_compiler_fails_on_is_refused(monkeypatch):
+    monkeypatch.setattr(call.triton, "__version__", "3.3.1")
+    q = torch.randn(1, 5, 8, requires_grad=True, device=DEVICE)
+    out = gpu.attention(q, q, q, dropout=0.5, seed=1)
+    with pytest.raises(rb.RedblueError, match=r"gradients with dropout need Triton 3\.4 or newer, got 3\.3\.1"):
+        out.sum().backward()
+    gpu.attention(q, q, q).sum().backward()

@@ -12,9 +12,8 @@ from redblue.errors import RedblueError
 from redblue.meter import counters
 from redblue.meter.counters import Formula, formulas
 
-# perf stat -x; of perf 6.1 (its columns: value, unit, event, time, share). The first as perf wrote them on a virtual
-# machine, the second after its documentation.
-RECORDED = """# started on Sun Nov 22 01:00:00 2026
+# perf stat -x; after the documentation of perf 6.1 (its columns: value, unit, event, time, share); none is recorded.
+REFUSED = """# started on Sun Nov 22 01:00:00 2026
 
 <not supported>;;l1d.replacement;0;100.00;;
 10485760;;L1-dcache-loads;2042132;100.00;;
@@ -59,7 +58,7 @@ def test_perf_output():
         with pytest.raises(RedblueError, match=said):
             counters._bytes(found, event)
     with pytest.raises(RedblueError, match=r"not supported: this \(virtual\) machine does not offer it; measure with"):
-        counters._bytes(counters.read(RECORDED), "l1d.replacement")
+        counters._bytes(counters.read(REFUSED), "l1d.replacement")
 
 
 def test_the_boundary_of_the_smallest_cache_that_holds_it(monkeypatch):

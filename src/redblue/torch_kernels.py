@@ -26,6 +26,7 @@ from redblue.kernels.cpu import Attended, Sizes
 from redblue.torch_masks import mask_named
 
 OLDEST_TRITON = (3, 3)
+OLDEST_DROPOUT_GRADIENTS = (3, 4)  # a pass of 3.3's compiler fails on the kernel of dK and dV with dropout
 
 library = torch.library.Library("redblue", "FRAGMENT")
 _MASK_AND_SCALARS = (
@@ -182,10 +183,13 @@ def gpu_kernels() -> Any:
         raise RedblueError(
             "tensors on a GPU need Triton: pip install 'redblue[gpu]', or move them with .cpu()"
         ) from error
-    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
-        oldest = ".".join(map(str, OLDEST_TRITON))
-        raise RedblueError(f"tensors on a GPU need Triton {oldest} or newer, got {triton.__version__}: update PyTorch")
+    check_triton(triton.__version__, OLDEST_TRITON, "tensors on a GPU")
     return importlib.import_module("redblue.kernels.gpu.call")
+
+
+def check_triton(version: str, oldest: tuple[int, int], what: str) -> None:
+    if tuple(int(part) for part in version.split(".")[:2]) < oldest:
+        raise RedblueError(f"{what} need Triton {oldest[0]}.{oldest[1]} or newer, got {version}: update PyTorch")
 
 
 def _on_gpu(direction: str, *given: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
 
 import redblue
@@ -106,6 +107,9 @@ def backward(
         q.shape, k.shape, v.shape, torch_kernels.shape_of(bias), None, *_types(q, k, v, bias)
     )
     torch_kernels.check_outputs(call, dout, dlse, out, lse)
+    if seed is not None:
+        oldest = torch_kernels.OLDEST_DROPOUT_GRADIENTS
+        torch_kernels.check_triton(triton.__version__, oldest, "gradients with dropout")
     inside = torch_kernels.inside
     dq, dk, dv = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
     delta = q.new_empty(lse.shape, dtype=call.sums)
