@@ -146,7 +146,7 @@ def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles
     accumulate = cheapest(_accumulate_cost(p, *tried, slices), tried, words)
     if q_cols is None or v_cols is None or forward is None or accumulate is None:
         return None
-    return Tiles(*q_cols, *v_cols, forward.rows, forward.cols, *accumulate, slices)
+    return Tiles._make((*q_cols, *v_cols, forward.rows, forward.cols, *accumulate, slices))
 
 
 schedule = Schedule(
