@@ -42,6 +42,7 @@ CASES = [
     *(("odd", mask, 16, 64) for mask in ("full", "causal", "dilated")),
     *(("one row", mask, 16, 16) for mask in ("full", "causal from the end", "n of m")),
 ]
+# Cut into spans, the tiles that lists name are shared out evenly instead, so that words may differ there
 BANDS = ("full", "causal", "causal from the end", "window")
 every_case = pytest.mark.parametrize(("shape", "mask", "stay", "stream"), CASES)
 
