@@ -176,6 +176,9 @@ runs twice: with tiles for L1, and with tiles for L2 (three quarters of it: [rea
 measured; ticks: the schedule's count for these tiles, at the boundary that they are for; dashed: the lower bound of
 that boundary.
 
+A kernel that fits no L1 has no bar there. `small_cache` lies far above its count where rows of K, which it reads in
+place, are a power of two apart and meet in few sets: [crossing](crossing.md) says more.
+
 At L1/L2 only what is read is measured, as callgrind's L1 writes through; the count there is of reads, too, and the
 bound of both ways, of which reads are nearly all. The kernels have tiles for one boundary: at the other they move
 what falls out of these tiles. Plans of two boundaries (`redblue plan`) nest; a kernel that follows both would need
