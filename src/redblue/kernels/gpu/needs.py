@@ -13,9 +13,9 @@ What is stored at the end passes through shared memory too, but in the place of 
 
 As Triton 3.9.0 compiles them, flash forward in float16, causal, takes this many bytes: d 128, rows x cols x stages
 128 x 32 x 2 and 128 x 32 x 3: 49,152 and 65,536 on sm_80 and sm_120, 65,536 and 81,920 on sm_90; d 512, 64 x 32 x 2:
-135,168, and 196,608. That is the model, but for P (R C elements), which sm_90 need not exchange, and SLACK; sm_100 has
-up to 1,024 more. So the model is never below, and above by no more than what is exchanged. benchmarks/gpu_fit.py holds
-it against every plan.
+135,168, and 196,608. That is the model but for what is exchanged: P (R C elements), which need not be always, and twice
+that with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90); sm_100 has up to 1,024 more for
+barriers. So the model is never below; benchmarks/gpu_fit.py holds it against every plan.
 """
 
 from __future__ import annotations

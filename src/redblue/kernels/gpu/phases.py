@@ -47,7 +47,7 @@ def _flash_forward(t: Any, sizes: Sizes) -> Phase:
     return Phase(
         stay=r * d,
         stream=(c * d, c * d_v),
-        exchanged=r * c,
+        exchanged=2 * r * c,  # P; with a bias or dropout, what is added to it, too
         sums=r * d_v,
         scores=r * c,
         stored=r * d_v,
