@@ -1,10 +1,11 @@
-"""Which keys a block of rows attends, by the band or by lists, and which rows attend a block of keys. None: all."""
+"""Which keys a block of rows attends, by the band or by lists, and which rows attend a block of keys (None: all)."""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 
+from redblue.kernels.gpu.products import both, lanes
 from redblue.kernels.gpu.scores import in_band, listed
 
 
@@ -33,38 +34,36 @@ def rows_of(scores, first, stop, n_rows, GROUP: tl.constexpr):
 @triton.jit
 def attending_rows(scores, i_query, first, stop):
     """Which queries attend some of keys first .. stop - 1."""
-    m = None
-    if scores.first is not None:
-        m = i_query + scores.first < stop
-    if scores.end is not None:
-        later = i_query + scores.end > first
-        m = later if m is None else m & later
-    return m
+    if scores.first is not None and scores.end is not None:
+        return (i_query + scores.first < stop) & (i_query + scores.end > first)
+    elif scores.first is not None:
+        return i_query + scores.first < stop
+    elif scores.end is not None:
+        return i_query + scores.end > first
 
 
 @triton.jit
 def attended_keys(scores, i_key, first, stop, GROUP: tl.constexpr):
     """Which keys are attended by some of rows first .. stop - 1."""
-    m = None
-    if scores.first is not None:
-        m = i_key >= first // GROUP + scores.first
-    if scores.end is not None:
-        earlier = i_key < (stop - 1) // GROUP + scores.end
-        m = earlier if m is None else m & earlier
-    return m
+    if scores.first is not None and scores.end is not None:
+        return (i_key >= first // GROUP + scores.first) & (i_key < (stop - 1) // GROUP + scores.end)
+    elif scores.first is not None:
+        return i_key >= first // GROUP + scores.first
+    elif scores.end is not None:
+        return i_key < (stop - 1) // GROUP + scores.end
 
 
 @triton.jit
 def attended_blocks(scores, i_key, first, stop, n_k, KEYS: tl.constexpr, GROUP: tl.constexpr):
     """Which keys lie in a block of KEYS, some of which are attended by some of rows first .. stop - 1."""
-    i_block = i_key // KEYS * KEYS
-    m = None
-    if scores.first is not None:
-        m = tl.minimum(i_block + KEYS, n_k) > first // GROUP + scores.first
-    if scores.end is not None:
-        earlier = i_block < (stop - 1) // GROUP + scores.end
-        m = earlier if m is None else m & earlier
-    return m
+    first_key = i_key // KEYS * KEYS
+    last_key = tl.minimum(first_key + KEYS, n_k) - 1
+    if scores.first is not None and scores.end is not None:
+        return (last_key >= first // GROUP + scores.first) & (first_key < (stop - 1) // GROUP + scores.end)
+    elif scores.first is not None:
+        return last_key >= first // GROUP + scores.first
+    elif scores.end is not None:
+        return first_key < (stop - 1) // GROUP + scores.end
 
 
 @triton.jit
@@ -103,10 +102,7 @@ def attending(
     if TILES == "partial":
         line = t * ROWS + i_row % ROWS
         return listed((lists.bits + line * ((COLS + 63) // 64))[:, None], (i_key % COLS)[None, :], COLS)
-    elif TILES == "full":
-        return None
-    elif scores.first is not None or scores.end is not None:
-        m = in_band(scores, (i_row // GROUP)[:, None], i_key[None, :])
-        return m if m_key is None else m & m_key[None, :]
-    else:
-        return None if m_key is None else m_key[None, :]
+    elif TILES == "band" and (scores.first is not None or scores.end is not None):
+        return both(in_band(scores, (i_row // GROUP)[:, None], i_key[None, :]), lanes(None, m_key))
+    elif TILES == "band":
+        return lanes(None, m_key)

@@ -13,12 +13,12 @@ from redblue.kernels.gpu.scores import index, product
 
 @triton.jit
 def both(a, b):
-    """Two masks as one; None: everything."""
-    if a is None:
+    """Two masks as one; None: everything, which Triton 3.6 can return only by returning nothing."""
+    if a is None and b is not None:
         return b
-    elif b is None:
+    elif a is not None and b is None:
         return a
-    else:
+    elif a is not None:
         return a & b
 
 
