@@ -8,8 +8,10 @@ pytest.importorskip("triton")
 
 import redblue as rb  # noqa: E402
 from redblue import schedules  # noqa: E402
+from redblue.kernels.cpu import Sizes  # noqa: E402
 from redblue.kernels.gpu import call  # noqa: E402
 from redblue.kernels.gpu.plan import Launch  # noqa: E402
+from redblue.kernels.gpu.task import Task  # noqa: E402
 from redblue.meter.interpreter import counting  # noqa: E402
 from redblue.schedules import hybrid, small_cache  # noqa: E402
 from redblue.schedules.spilled import ForwardTiles  # noqa: E402
@@ -128,3 +130,19 @@ def test_words_are_the_schedules(launch, kernel, mask, edges):
         out.backward(torch.ones_like(out))
     expected = schedules.get(kernel).cost(problem, TILES[kernel]._replace(**edges))
     assert (tally.total().reads, tally.total().writes) == (expected.reads, expected.writes)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_small_cache_compiles_the_same_kernels_for_any_head_dimension(direction):
+    """All that is compiled in is named in capitals, so neither registers nor shared memory grow."""
+    tiles = {"forward": FORWARD, "backward": TILES["small_cache"]}[direction]
+
+    def compiled(d):
+        shapes = {"q": (64, d), "k": (64, d), "v": (64, d), "out": (64, d), "dout": (64, d), "dq": (64, d)}
+        shapes |= {"dk": (64, d), "dv": (64, d), "lse": (64,), "delta": (64,)}
+        arrays = {name: torch.empty(1, 1, *shape, device="meta") for name, shape in shapes.items()}
+        task = Task(sizes=Sizes((1,), 1, 1, 64, 64, d, d), scale=1.0, **arrays)
+        runs = getattr(call.KERNELS["small_cache"], direction)(task, Launch("small_cache", tiles, chunk=32))
+        return [(run.kernel, {name: x for name, x in run.arguments.items() if name.isupper()}) for run in runs]
+
+    assert compiled(512) == compiled(4096)
