@@ -67,6 +67,8 @@ def test_what_is_planned_fits_by_the_model(name, dtype, direction):
             span, _ = edges.pop("span", sizes.n_k), edges.pop("chunk", 0)
             assert all(edge & (edge - 1) == 0 for edge in edges.values()), "Triton's tiles are powers of two"
             assert span >= sizes.n_k or span % edges["cols"] == 0
+            slices = edges.get("depth", 1)
+            assert all(edges[edge] % slices == 0 for edge in ("rows", "cols")), "what is spilled is read back in slices"
             assert (launch.chunk > 0) == (launch.kernel != "flash")
             assert launch.stages == 1 or pipelines(card)
 

@@ -115,7 +115,7 @@ def tile_grid(lists: Lists, row_tiles: int, col_tiles: int) -> Tensor:
         (lists.full_starts, lists.full, None),
         (lists.partial_starts, lists.partial, torch.arange(len(lists.partial), device=found.device, dtype=found.dtype)),
     ):
-        at = torch.repeat_interleave(block, starts.diff())
+        at = torch.repeat_interleave(block, starts.diff(), output_size=len(tiles))  # or it would wait for the device
         found[at, tiles] = found.new_full((), -1) if numbers is None else numbers
     return found.view(-1, row_tiles, col_tiles)
 

@@ -17,7 +17,7 @@ from redblue.masks import Mask
 from redblue.masks.lowered import Lowered, lowered
 from redblue.masks.pattern import below
 
-KEPT = 16
+KEPT = 128  # a mask takes one for each kernel and tile: some 4, and more while they are tuned
 AT_ONCE = 1 << 24  # pairs whose bits are turned together
 
 

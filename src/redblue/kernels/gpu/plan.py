@@ -140,10 +140,12 @@ def _fitted(
     problem = _problem(direction, sizes)
     shortest = {edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else LEAST for edge in one_pass.edges}
     tiles = one_pass.tile_type(**(shortest | dict.fromkeys(kernel.streams, stream)))
+    own = set(shortest) - set(kernel.streams) - set(WHOLE)
+    tiles = tiles._replace(**{edge: _shortest(edge, tiles) for edge in own})
     shared, pressure, idle = 0, 1.0, 0.0
     for part in kernel.parts:
         options = []
-        for t in _lengths(part, tiles, most, sizes):
+        for t in _lengths(part, tiles, most):
             needed = need(part.phase(t, sizes), dtype, card, warps, stages)
             options.append(
                 (
@@ -209,10 +211,19 @@ def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any
     return tiles._replace(**{name: length for name, length in edges.items() if name in t}), chunk
 
 
-def _lengths(part: Part, tiles: Any, most: int, sizes: Sizes) -> list[Any]:
+def _lengths(part: Part, tiles: Any, most: int) -> list[Any]:
     """The tiles with every power of two for the part's edges."""
-    edges = [LEAST << i for i in range((most // LEAST).bit_length())]
-    return [tiles._replace(**dict(zip(part.edges, x, strict=True))) for x in product(edges, repeat=len(part.edges))]
+    edges = (_powers(_shortest(edge, tiles), most) for edge in part.edges)
+    return [tiles._replace(**dict(zip(part.edges, x, strict=True))) for x in product(*edges)]
+
+
+def _shortest(edge: str, tiles: Any) -> int:
+    """Tiles of P and dS are read back in slices of `depth`, so they are made of whole ones."""
+    return max(LEAST, getattr(tiles, "depth", LEAST)) if edge in ("rows", "cols") else LEAST
+
+
+def _powers(least: int, most: int) -> list[int]:
+    return [least << i for i in range(max(1, (most // least).bit_length()))]
 
 
 def _magnitude(count: int) -> int:

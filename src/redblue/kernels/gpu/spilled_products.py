@@ -292,7 +292,7 @@ def _key_tiles(
         m_row = None if WHOLE_ROWS or TILES == "full" else i_row < row + rows
         b_x = read(line_at(x, local, i_row - row)[:, None] + i_key[None, :], lanes(m_row, m_x))
         if OF_P and scores.seed is not None:  # what is dropped is negative
-            b_x = tl.maximum(b_x, 0.0).to(b_x.dtype)
+            b_x = tl.maximum(b_x.to(acc.dtype), 0.0).to(b_x.dtype)
         other_offsets = row_offsets(other, index(i_row, WIDE), GROUP)
         b_other = read(places(at_other, other, other_offsets, i_f, WIDE), lanes(m_row, m_f))
         acc = product(tl.trans(b_x), b_other, acc, PRECISION)

@@ -141,7 +141,7 @@ def _turn_tiles(
         b_p = read(line_at(p, local, i_row - row)[:, None] + i_key[None, :], m_tile)
         used = b_p
         if scores.seed is not None:  # what is dropped is negative
-            used = tl.maximum(b_p, 0.0).to(b_p.dtype)
+            used = tl.maximum(b_p.to(SUMS), 0.0).to(b_p.dtype)
         dp = tl.zeros((DEPTH, i_key.shape[0]), SUMS)
         added = ()
         for f in tl.static_range(SLICES):

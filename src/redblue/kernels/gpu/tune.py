@@ -31,7 +31,7 @@ from redblue.kernels.gpu.plan import Card, Launch
 VARIABLE = "REDBLUE_TUNE"
 REPETITIONS, LONGEST_MILLISECONDS = 5, 50.0
 HOPELESS = 2.0  # times the best so far: not timed any further
-FORMAT = 1  # of what is kept
+FORMAT = 2  # of what is kept
 
 Run = Callable[[Launch], object]
 
