@@ -1,5 +1,7 @@
 """Gradients by the Triton kernels of `hybrid` and `small_cache` against float64: as test_gpu_spilled."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -108,6 +110,14 @@ def test_listed_masks(launch, kernel, mask):
     launch(kernel)
     n = 48 if mask is SPARSE["blocks"] else 37
     check(normal(1, 3, n, 5), normal(1, 1, n, 5), normal(1, 1, n, 4), mask=mask)
+
+
+@BOTH
+@pytest.mark.parametrize("mask", [rb.Mask.causal(), SPARSE["documents"]], ids=str)
+def test_slices_longer_than_tiles_are_cut(launch, monkeypatch, kernel, mask):
+    monkeypatch.setattr(sys.modules[__name__], "FORWARD", FORWARD._replace(depth=64, cols=16, span=48))
+    launch(kernel, depth=64, cols=16, rows=32, span=48)
+    check(normal(37, 5), normal(37, 5), normal(37, 4), mask=mask)
 
 
 def test_listed_masks_in_tiles_of_several_words(launch):

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from redblue.kernels.gpu.plan import Launch
 from redblue.kernels.gpu.task import Task
 
 ALIGNED = 16  # numbers: rows of what is spilled start at multiples, for the widest loads
@@ -42,6 +43,16 @@ class Spilled(NamedTuple):
     at: Any
     stream: int  # numbers from one to the next
     line: int
+
+
+def prepared(task: Task, launch: Launch) -> Launch:
+    """With a chunk; and, for a listed mask, with all tiles on one grid: what is spilled is read as it was written."""
+    t = launch.tiles
+    t = t._replace(depth=min(t.depth, t.rows, t.cols))  # a slice lies in one tile
+    if task.mask is not None:
+        grid = {"out_rows": t.rows, "dq_rows": t.rows, "dk_rows": t.cols, "dv_rows": t.cols}
+        t = t._replace(**{edge: grid[edge] for edge in t._fields if edge in grid})
+    return launch._replace(tiles=t, chunk=launch.chunk or task.rows)
 
 
 def chunks(task: Task, most: int) -> Iterator[Chunk]:

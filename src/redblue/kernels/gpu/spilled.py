@@ -15,7 +15,7 @@ import triton.language as tl
 
 from redblue.integers import ceil_div
 from redblue.kernels.gpu.band import attending, keys_of, live_tiles
-from redblue.kernels.gpu.chunks import PLACE, Chunk, by_column, by_row, chunks, line_at, whole
+from redblue.kernels.gpu.chunks import PLACE, Chunk, by_column, by_row, chunks, line_at, prepared, whole
 from redblue.kernels.gpu.plan import Launch
 from redblue.kernels.gpu.products import lanes, rows_held, score_tile, write
 from redblue.kernels.gpu.scores import (
@@ -38,10 +38,8 @@ from redblue.kernels.gpu.task import Run, Task, array
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     """What writes task.out and task.lse."""
-    launch = launch._replace(chunk=launch.chunk or task.rows)
+    launch = prepared(task, launch)
     sizes, t, sums = task.sizes, launch.tiles, task.lse.dtype
-    if task.mask is not None:  # P is read by the tiles that are listed for writing it
-        t = t._replace(out_rows=t.rows)
     spans = max(1, ceil_div(sizes.n_k, t.span))
     common = {
         "p": by_row(task, launch.chunk, sizes.n_k, task.q.dtype),

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from redblue.integers import ceil_div
-from redblue.kernels.gpu.chunks import Chunk, by_row, chunks, whole
+from redblue.kernels.gpu.chunks import Chunk, by_row, chunks, prepared, whole
 from redblue.kernels.gpu.plan import Launch
 from redblue.kernels.gpu.products import lanes, places, read, write
 from redblue.kernels.gpu.scores import (
@@ -31,11 +31,8 @@ from redblue.kernels.gpu.task import Run, Task, array
 
 def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     """What writes task.delta, dq, dk and dv."""
-    launch = launch._replace(chunk=launch.chunk or task.rows)
+    launch = prepared(task, launch)
     sizes, t, hybrid = task.sizes, launch.tiles, launch.kernel == "hybrid"
-    if task.mask is not None:  # P is read by the tiles that are listed for writing it
-        same = {"dq_rows": t.rows, "dk_rows": t.cols, "dv_rows": t.cols}
-        t = t._replace(**{edge: same[edge] for edge in t._fields if edge in same})
     common = {
         "scores": task.scores,
         "n_q": sizes.n_q,
@@ -53,7 +50,7 @@ def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     pairs = common | {"lists": task.lists(t.rows, t.cols, "rows"), "span": t.span} | spilled
     sums = {name: sums_of(task, launch, getattr(task, name)) for name in ("dk", "dv")}
     precisely = {"SUMS": tl.float64 if task.lse.dtype == torch.float64 else tl.float32}
-    gradients = Gradients(task, launch._replace(tiles=t), common | precisely, spilled, sums)
+    gradients = Gradients(task, launch, common | precisely, spilled, sums)
     runs = [_deltas(task, launch, common)]
     for chunk in chunks(task, launch.chunk):
         runs.append(_p(task, launch, chunk, pairs))

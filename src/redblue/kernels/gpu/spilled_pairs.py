@@ -157,7 +157,8 @@ def _p_tiles(
             s, scores, batch, head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :],
             None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :], GROUP, PLAIN
         )  # fmt: skip
-        m_pair = attending(scores, lists, t // PER, TILES, i_row, i_key, m_key, ROWS, COLS, GROUP)
+        entry = t // PER if TILES == "partial" else t
+        m_pair = attending(scores, lists, entry, TILES, i_row, i_key, m_key, ROWS, COLS, GROUP)
         s = tl.exp2(s * left - b_lse[:, None])
         if m_pair is not None:
             s = tl.where(m_pair, s, 0.0)
