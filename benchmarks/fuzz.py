@@ -114,7 +114,9 @@ def one_call(seed: int, number: int) -> str:
     tile = None
     if rng.random() < 0.6:
         tile = cpu.Tile(int(rng.integers(1, 200)), int(rng.integers(1, 200)), pieces=int(rng.integers(1, 6)))
-        if rng.random() < 0.5:
+        if rng.random() < 0.3:
+            tile = cpu.TwoPassTile(*(int(edge) for edge in rng.integers(1, 200, 4)))
+        elif rng.random() < 0.5:
             tile = cpu.SpillTile(bool(rng.random() < 0.5), *(int(edge) for edge in rng.integers(1, 200, 10)))
     options = {
         "mask": mask,

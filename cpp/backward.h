@@ -1,5 +1,5 @@
-// The backward pass: the schedule `flash_onepass`, and the bias's gradient. Included once inside each target region of
-// isa.cpp.
+// The backward pass: the schedule `flash_onepass`, the dK and dV of `flash`, and the bias's gradient. Included once inside
+// each target region of isa.cpp.
 template <class T, class F>
 struct Backward : Formats<T, F> {
   using Base = Formats<T, F>;
@@ -133,7 +133,8 @@ struct Backward : Formats<T, F> {
 
   // One block of keys of one stream: keys j0 .. j0 + count - 1 stay with their gradients, queries stream by. The shares
   // of dQ are added in the order of Turns, whichever thread has them: a block of rows waits for the block of keys before.
-  // Blocks of keys are begun in that order, so the first one begun never waits.
+  // Blocks of keys are begun in that order, so the first one begun never waits. Where dQ has a pass of its own (queries.h),
+  // there is nothing to wait for.
   static Moved run(const Call& call, std::int64_t stream, long j0, long count, Room& room) {
     const Stream s(call, stream);
     const long d = call.d, d_v = call.d_v, rows_total = call.stacked(), at_once = std::min<long>(count, kKeysAtOnce);
@@ -185,9 +186,8 @@ struct Backward : Formats<T, F> {
     moved.reads += count * (d + d_v);
 
     const std::int64_t blocks = (rows_total + kLanesAtOnce - 1) / kLanesAtOnce;
-    each_meeting(s, j0, count, [&](const Meeting& meeting) {
-      const long r0 = meeting.panel * kLanesAtOnce;
-      const Rows rows = rows_of(r0, std::min(kLanesAtOnce, rows_total - r0));
+    each_meeting(s, j0, count, [&](const Meeting& meeting, long r0, long rows_count) {
+      const Rows rows = rows_of(r0, rows_count);
       const auto q_from = [&](long r) { return q_row(r0 + r); };
       const auto dout_from = [&](long r) { return dout_row(r0 + r); };
       const long lanes = rows.lanes;
@@ -205,7 +205,7 @@ struct Backward : Formats<T, F> {
       Ahead ahead_dout = Base::ahead_of(call.dout, dout_row, next, coming, d_v);
       Ahead nothing_ahead;
       const std::int64_t block = stream * blocks + meeting.panel;
-      Sum* const dq_panel = static_cast<Sum*>(call.dq_panels) + block * d * kLanesAtOnce;
+      Sum* const dq_panel = call.dq_cols ? nullptr : static_cast<Sum*>(call.dq_panels) + block * d * kLanesAtOnce;
       // The first share of dQ finds nothing there yet, the last one leaves it in the caller's array.
       Start dq_start = meeting.first ? Start::kZero : Start::kSum;
       bool waits = !meeting.first;
@@ -242,6 +242,7 @@ struct Backward : Formats<T, F> {
         };
         add_share(tile.p_rows, dout_rows, dout_length, dv, dv_length);
         add_share(tile.ds_rows, q_rows, q_length, dk, dk_length);
+        if (call.dq_cols) continue;
         if (waits) call.progress->wait(block, meeting.before);
         waits = false;
         Base::each_stretch(chunk, pair_side.by_place, [&](const Stretch& x) {
@@ -250,6 +251,7 @@ struct Backward : Formats<T, F> {
           dq_start = Start::kSum;
         });
       }
+      if (call.dq_cols) return;
       moved.reads += meeting.first ? 0 : rows.count * d;
       moved.writes += rows.count * d;
       if (meeting.last)
@@ -266,24 +268,33 @@ struct Backward : Formats<T, F> {
     return moved;
   }
 
-  // The panels of rows that attend some of the keys j0 .. j0 + count - 1, ascending.
+  // use(meeting, row, rows) for the panels of rows that attend some of the keys j0 .. j0 + count - 1, ascending. Where they
+  // share no dQ with other keys, a band's panels begin at the first row that does.
   template <class Use>
   static void each_meeting(const Stream& s, long j0, long count, Use use) {
     const Call& call = s.call;
     const std::int64_t number = j0 / call.cols;
     if (call.meetings) {
-      for (const Meeting& meeting : call.meetings->of(s.plane(), number)) use(meeting);
+      for (const Meeting& meeting : call.meetings->of(s.plane(), number)) {
+        const long r0 = meeting.panel * kLanesAtOnce;
+        use(meeting, r0, std::min<long>(kLanesAtOnce, call.stacked() - r0));
+      }
       return;
     }
     const std::int64_t low = call.group * (j0 - call.end + 1), high = call.group * (j0 + count - call.first);
     const std::int64_t rows = call.stacked(), stop = std::min(rows, high);
+    if (call.dq_cols) {
+      for (long r0 = std::max<std::int64_t>(0, low); r0 < stop && call.first < call.end; r0 += kLanesAtOnce)
+        use(Meeting{0, 0, true, true}, r0, std::min<long>(kLanesAtOnce, stop - r0));
+      return;
+    }
     for (std::int64_t panel = std::max<std::int64_t>(0, low) / kLanesAtOnce; panel * kLanesAtOnce < stop; panel++) {
       const long r0 = panel * kLanesAtOnce;
       const auto [live, end] = s.keys_of(r0, std::min<std::int64_t>(kLanesAtOnce, rows - r0));
       if (std::max<long>(live, j0) >= std::min<long>(end, j0 + count)) continue;
       const std::int64_t low = live / call.cols, high = (end - 1) / call.cols;
       const std::int64_t before = call.turns.before(number, low, high);
-      use(Meeting{panel, before, before == 0, before == high - low});
+      use(Meeting{panel, before, before == 0, before == high - low}, r0, std::min<long>(kLanesAtOnce, rows - r0));
     }
   }
 

@@ -36,6 +36,7 @@ struct Kernels {
   Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const void* partials, long pieces, Room& room);
   Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
   Moved (*backward)(const Call& call, std::int64_t stream, long key, long keys, Room& room);
+  Moved (*queries)(const Call& call, std::int64_t stream, long row, long rows, Room& room);
   Moved (*spilled)(const Call& call, const Spill& spill, Phase phase, long first, long count, Room& room);
   Moved (*gather_forward)(const Call& call, std::int64_t stream, std::int64_t query, std::int64_t stop, Room& room);
   Moved (*gather_queries)(const Call& call, std::int64_t stream, std::int64_t query, std::int64_t stop, Room& room);

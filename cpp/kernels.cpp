@@ -134,6 +134,26 @@ Moved gather_backward(const Call& call, const Kernels& kernels) {
   return tally.sum();
 }
 
+// The schedule `flash`: dQ, which finds the row sums on its way, then dK and dV.
+Moved two_passes(Call call, const Kernels& kernels) {
+  if (call.pattern.starts) call.rows = ceil_div(call.rows, call.pattern.panel) * call.pattern.panel;  // whole panels
+  const std::int64_t rows = call.stacked(), streams = call.streams();
+  const std::int64_t blocks = ceil_div(rows, call.rows), key_blocks = ceil_div(call.n_k, call.cols);
+  Tally tally;
+  const std::vector<std::int64_t> order = longest_first(call, blocks, streams);
+  share_out(blocks * streams, call.threads, [&](std::int64_t task) {
+    const std::int64_t row = order[task] / streams * call.rows;
+    tally.add(kernels.queries(call, order[task] % streams, row, std::min(call.rows, rows - row), own_room()));
+  });
+  std::optional<Meetings> meetings;
+  if (call.pattern.starts) call.meetings = &meetings.emplace(call.pattern, call.n_k, call.cols);
+  share_out(streams * key_blocks, call.threads, [&](std::int64_t task) {
+    const std::int64_t key = task / streams * call.cols;
+    tally.add(kernels.backward(call, task % streams, key, std::min(call.cols, call.n_k - key), own_room()));
+  });
+  return tally.sum();
+}
+
 }  // namespace
 
 ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::int64_t n_q, std::int64_t n_k) {
@@ -207,8 +227,8 @@ Moved backward(const Call& given, const Isa& isa) {
   Call call = given;
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_backward(call, kernels);
-  if (call.spilled.rows) {
-    const Moved moved = spilled_backward(call, isa);
+  if (call.spilled.rows || call.dq_cols) {
+    const Moved moved = call.dq_cols ? two_passes(call, kernels) : spilled_backward(call, isa);
     if (call.dbias.data) bias_gradient(call, kernels);
     return moved;
   }

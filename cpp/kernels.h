@@ -169,6 +169,7 @@ struct Call {
 
   // The plan: queries (stacked) and keys of a tile; forward the queries stay, backward the keys.
   std::int64_t rows = 64, cols = 64;
+  std::int64_t dq_cols = 0;      // backward: keys that stream by together where dQ has a pass of its own; 0: it has none
   std::int64_t pieces = 1;       // forward: that the keys are cut into, where there are too few rows for all cores
   int threads = 1;
   SpillTiles spilled;            // or the tiles of a schedule that writes P

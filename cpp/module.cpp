@@ -101,7 +101,8 @@ redblue::SpillTiles make_tiles(nb::handle given) {
 
 // What both passes share. sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). mask: (first, end, pattern, by_query,
 // edges).
-// tile: (rows, cols, pieces, threads, tiles of a schedule that writes P or None).
+// tile: (rows, cols, pieces, threads, tiles of a schedule that writes P or None, and backward, where dQ has a pass of its
+// own, the keys that stream by together in it).
 Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, const nb::tuple& mask,
                double scale, double softcap, int bias_number, double dropout, std::uint64_t seed, const nb::tuple& tile) {
   Call call;
@@ -130,7 +131,8 @@ Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, cons
   call.pieces = nb::cast<std::int64_t>(tile[2]);
   call.threads = nb::cast<int>(tile[3]);
   if (tile.size() > 4 && !tile[4].is_none()) call.spilled = make_tiles(tile[4]);
-  if (call.rows < 1 || call.cols < 1) throw std::invalid_argument("tile edges must be at least 1");
+  if (tile.size() > 5) call.dq_cols = nb::cast<std::int64_t>(tile[5]);
+  if (call.rows < 1 || call.cols < 1 || call.dq_cols < 0) throw std::invalid_argument("tile edges must be at least 1");
   return call;
 }
 

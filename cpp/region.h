@@ -10,6 +10,7 @@
 #include "formats.h"
 #include "forward.h"
 #include "backward.h"
+#include "queries.h"
 #include "spilled.h"
 #include "spilled_backward.h"
 #include "gather.h"
@@ -26,6 +27,7 @@ constexpr Kernels kKernels = {
     Forward<T, F>::merge,
     Backward<T, F>::deltas,
     Backward<T, F>::run,
+    Queries<T, F>::run,
     SpilledBackward<T, F>::phase,
     Gather<T, F>::forward,
     Gather<T, F>::query_gradients,

@@ -56,7 +56,7 @@ class Case:
     v: np.ndarray
     dout: np.ndarray
     options: dict[str, Any] = field(default_factory=dict)
-    tile: cpu.Tile | cpu.SpillTile | None = None
+    tile: cpu.AnyTile | None = None
     threads: int = 1
     gathers: bool | None = None  # whether masks that are no bands go by single pairs; None: as planned
 
@@ -93,7 +93,7 @@ class Case:
 @contextmanager
 def running(
     row: _core.Isa | None = None,
-    tile: cpu.Tile | cpu.SpillTile | None = None,
+    tile: cpu.AnyTile | None = None,
     threads: int | None = None,
     gathers: bool | None = None,
 ):
@@ -130,7 +130,7 @@ def kept(
     full: tuple[int, ...],
     dropout: float,
     seed: int,
-    tile: cpu.Tile | cpu.SpillTile | None = None,
+    tile: cpu.AnyTile | None = None,
     threads: int = 1,
 ) -> np.ndarray:
     """Which probabilities are kept: scores are all 0 and values the identity, so the output is the probabilities."""
@@ -311,6 +311,7 @@ TILES = st.builds(
 )
 
 EDGES = st.sampled_from([1, 2, 3, 7, 8, 16, 33, 48, 100])
+TWO_PASS_TILES = st.builds(cpu.TwoPassTile, *[EDGES] * 4)
 SPILL_TILES = st.builds(cpu.SpillTile, st.booleans(), *[EDGES] * 10)
 
 
@@ -365,6 +366,6 @@ def cases(draw: st.DrawFn) -> Case:
     if draw(st.sampled_from([False, False, True])):
         options["dropout"], options["seed"] = draw(st.sampled_from([0.1, 0.5, 0.9])), draw(st.integers(0, 2**64 - 1))
     options["schedule"] = draw(st.sampled_from(["auto", "auto", "hybrid", "small_cache"]))
-    case.tile = draw(st.none() | (TILES if options["schedule"] == "auto" else SPILL_TILES))
+    case.tile = draw(st.none() | (TILES | TWO_PASS_TILES if options["schedule"] == "auto" else SPILL_TILES))
     case.threads = draw(st.sampled_from([1, 2, 5]))
     return case

@@ -29,6 +29,7 @@ from redblue.kernels import cpu
 from redblue.kernels.attended import attended
 
 SPILLED = cpu.SPILLED
+TWO_PASSES = cpu.TwoPassTile(5, 7, 1, 9)  # dkv_rows is the kernel's own
 SPILLING = [cpu.SpillTile(stays, 8, 8, 4, 8, 5, 6, 3, 7, 4, chunk) for stays, chunk in ((True, 16), (False, 8))]
 
 
@@ -114,7 +115,9 @@ def test_as_many_leading_dimensions_as_promised(isa):
     ],
     ids=["causal", "window", "negative", "zero", "boolean", "infinite"],
 )
-@pytest.mark.parametrize("tile", [None, cpu.Tile(1, 1), *SPILLING], ids=["plan", "tiny", *SPILLED])
+@pytest.mark.parametrize(
+    "tile", [None, cpu.Tile(1, 1), TWO_PASSES, *SPILLING], ids=["plan", "tiny", "two passes", *SPILLED]
+)
 def test_rows_that_attend_nothing_give_zero(isa, dtype, options, tile):
     case = example((2, 9, 3), (2, 4, 3), dtype=dtype, **options)
     if dtype == "float64" and "bias" in options and options["bias"].dtype != bool:
@@ -213,7 +216,9 @@ def test_gradients_of_bias_sinks_and_lse(isa, data):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["q", "k", "v", "bias"])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("tile", [None, cpu.Tile(2, 3), *SPILLING], ids=["plan", "tiny", *SPILLED])
+@pytest.mark.parametrize(
+    "tile", [None, cpu.Tile(2, 3), TWO_PASSES, *SPILLING], ids=["plan", "tiny", "two passes", *SPILLED]
+)
 def test_nan_and_infinity_reach_what_the_expression_says(isa, value, name, dtype, tile):
     case = example((2, 5, 3), (2, 7, 3), dtype=dtype)
     case.tile = tile
@@ -283,7 +288,7 @@ def test_backward_drops_what_forward_dropped(isa, group):
     for head in (0, 1):
         case.dout = np.zeros((2, n_q, n_q), np.float32)
         case.dout[head] = np.eye(n_q)
-        for tile in (None, cpu.Tile(3, 5), cpu.Tile(64, 7), *SPILLING):
+        for tile in (None, cpu.Tile(3, 5), cpu.Tile(64, 7), TWO_PASSES, *SPILLING):
             case.tile = tile
             out, lse = forward(case)
             _, _, dv = backward(case, out, lse)

@@ -18,7 +18,8 @@ from redblue import Mask
 from redblue.kernels import cpu
 
 SPILLING = [cpu.SpillTile(stays, 32, 48, 16, 48, 9, 50, 20, 30, 7, chunk=96) for stays in (True, False)]
-IDS = ["plan", "tiny", "pieces", *cpu.SPILLED]
+TWO_PASSES = cpu.TwoPassTile(32, 24, 16, 40)
+IDS = ["plan", "tiny", "pieces", "two passes", *cpu.SPILLED]
 
 
 def example(dtype="float32", heads=4, kv_heads=2, n=150, **options):
@@ -33,7 +34,7 @@ def results(case):
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize("tile", [None, cpu.Tile(16, 16), cpu.Tile(64, 40, pieces=3), *SPILLING], ids=IDS)
+@pytest.mark.parametrize("tile", [None, cpu.Tile(16, 16), cpu.Tile(64, 40, pieces=3), TWO_PASSES, *SPILLING], ids=IDS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (1, 1)])
 def test_bitwise_the_same_for_any_number_of_threads(isa, dtype, tile, heads, kv_heads):
     case = example(dtype, heads, kv_heads, mask=Mask.causal(), dropout=0.2, seed=5)

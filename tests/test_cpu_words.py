@@ -73,6 +73,23 @@ def test_backward_moves_what_flash_onepass_moves(isa, problem, cols):
     assert moved(isa, problem, cpu.Tile(rows, cols)) == expected("flash_onepass", problem, rows, cols)
 
 
+@DRAWN
+@given(problem=problems("backward"), edges=st.tuples(*[st.integers(1, 150)] * 3))
+def test_two_passes_move_what_flash_moves(isa, problem, edges):
+    """For a mask of listed runs, one that is widened to whole panels of stacked rows."""
+    lanes, (rows, cols, dkv_cols) = isa.lanes(cpu.NUMBERS[problem.dtype]), edges
+    found = moved(isa, problem, cpu.TwoPassTile(rows, cols, lanes, dkv_cols))
+    if not isinstance(problem.mask.rule, Window):
+        rows = -(-rows // lanes) * lanes
+        dense = np.repeat(problem.mask.to_dense(problem.n_q, problem.n_k), problem.group, axis=0)
+        panels = np.logical_or.reduceat(dense, np.arange(0, len(dense), lanes), axis=0)
+        widened = Mask.from_dense(np.repeat(panels, lanes, axis=0)[: len(dense)])
+        streams, problem = problem.batch * problem.kv_heads, replace(problem.one_stream(), mask=widened)
+        found = tuple(words // streams for words in found)
+    counted = count("flash", problem, tiles=cpu.TwoPassTile(rows, cols, lanes, dkv_cols).edges("backward"))
+    assert found == (counted.reads, counted.writes)
+
+
 @pytest.mark.parametrize("schedule", cpu.SPILLED)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @DRAWN

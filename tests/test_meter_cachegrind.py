@@ -117,7 +117,8 @@ def test_outputs_whose_first_rows_are_written_last_are_found_in_the_cache():
     problem = rb.Problem(128, 32, 64, dtype="float32")
     found = measure(problem, words=8192, using="cachegrind", tiles={"rows": 16, "cols": 6})
     rows_lines = 4 * 64 // 64
-    assert 16 * rows_lines <= found.parts["outputs_left_lines"] < 128 * rows_lines
+    # The last block's, but for what the end of the pass pushes out: a line or so, by where code and stack happen to lie
+    assert 15 * rows_lines <= found.parts["outputs_left_lines"] < 128 * rows_lines
 
 
 @needs_valgrind

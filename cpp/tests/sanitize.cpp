@@ -203,6 +203,8 @@ void one_call(const Isa& isa) {
     const std::int64_t depth = pick(1, 40);
     call.spilled = {depth * pick(1, 4), depth * pick(1, 4), depth, pick(1, 150), pick(1, 80), pick(1, 150),
                     pick(1, 80), pick(1, 150), pick(1, 80), pick(1, 200), chance(0.5)};
+  } else if (chance(0.5)) {
+    call.dq_cols = pick(1, 150);
   }
 
   Buffer q(number, lead, heads, n_q, d), k(number, lead, kv_heads, n_k, d), v(number, lead, kv_heads, n_k, d_v);

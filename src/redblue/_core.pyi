@@ -57,7 +57,7 @@ def attention_forward(
     """See redblue.kernels.cpu.forward. Checks next to nothing: it reads and writes where `arrays` say.
 
     sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). mask: redblue.kernels.cpu.Attended. tile: (rows, cols, pieces,
-    threads, None or a redblue.kernels.tiles.SpillTile).
+    threads, None or a redblue.kernels.tiles.SpillTile, and, where dQ has a pass of its own, its keys).
     """
 
 def attention_backward(

@@ -22,11 +22,6 @@ BACKWARD = Over(
 QUICK = Over("backward", BACKWARD.schedules, CHANGES, {32: 64}, {32: (4096,)})
 
 
-UNMEASURED = """
-`flash`, which computes dQ and dK, dV in two kernels, has no compiled kernel: it is counted only.
-"""
-
-
 def points(quick: bool) -> list[Point]:
     return (QUICK if quick else BACKWARD).points()
 
@@ -40,7 +35,7 @@ EXPERIMENT = Experiment(
     figure=BACKWARD.figure,
     tables=BACKWARD.tables,
     findings=BACKWARD.findings,
-    method=METHOD + UNMEASURED,
+    method=METHOD,
     missing=metered.missing,
     tools=metered.tools,
 )

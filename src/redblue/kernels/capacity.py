@@ -16,17 +16,20 @@ import numpy as np
 
 from redblue import schedules
 from redblue.errors import RedblueError
-from redblue.kernels.tiles import DTYPES, KEYS_STEP, SpillTile, Tile, cache_bytes, least_tasks, step
+from redblue.kernels.tiles import DTYPES, KEYS_STEP, SpillTile, Tile, TwoPassTile, cache_bytes, least_tasks, step
 from redblue.memories import USABLE_SHARE
 from redblue.problem import Problem
 from redblue.schedules import Cost, TooFewWords
 from redblue.schedules.search import cheapest, edges
 
 AXES = {"rows": "n_q", "cols": "n_k", "out_rows": "n_q", "out_cols": "value_dim", "dq_rows": "n_q", "dq_cols": "d"}
-AXES |= {"dk_rows": "n_k", "dk_cols": "d", "dv_rows": "n_k", "dv_cols": "value_dim"}
+AXES |= {"dkv_cols": "n_k", "dk_rows": "n_k", "dk_cols": "d", "dv_rows": "n_k", "dv_cols": "value_dim"}
 LINE_BYTES = 64
 P_BYTES = 64 << 20  # of P in memory at once for a call without a given tile, unless a block of rows is more
-KERNELS = {"forward": ("flash", "hybrid", "small_cache"), "backward": ("flash_onepass", "hybrid", "small_cache")}
+KERNELS = {
+    "forward": ("flash", "hybrid", "small_cache"),
+    "backward": ("flash", "flash_onepass", "hybrid", "small_cache"),
+}
 FEW_ROWS = 8  # at most these, and a vector of them: forward.h's run_few, which needs no panels
 FEW_KEYS, SCORE_KEYS = 4, 6  # of a tile of scores: for few rows; otherwise a micro-kernel's rows
 NEVER = 2**62  # words
@@ -57,7 +60,7 @@ class Phase(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def tiles_for(schedule: str, problem: Problem, words: int, row: Row) -> Tile | SpillTile:
+def tiles_for(schedule: str, problem: Problem, words: int, row: Row) -> Tile | SpillTile | TwoPassTile:
     """The tiles with which the kernel of this schedule moves the fewest words through a cache of `words` words.
 
     Raises RedblueError for a schedule without a kernel, and TooFewWords, with the least that works.
@@ -76,6 +79,8 @@ def tiles_for(schedule: str, problem: Problem, words: int, row: Row) -> Tile | S
         )
     tried = [_fill(found, problem, words, *way) for way, fewest in zip(ways, least, strict=True) if fewest <= words]
     best = min(tried, key=lambda tiles: found.words(problem, tiles))
+    if schedule == "flash" and problem.direction == "backward":
+        return TwoPassTile(*best)
     if schedule.startswith("flash"):
         return Tile(best.rows, best.cols)
     return SpillTile.of(schedule, best._asdict())
@@ -119,7 +124,7 @@ def _ways(schedule: str, problem: Problem, row: Row) -> Iterator[tuple[list[Phas
     """The phases of a kernel, and the multiples of its edges; several where depth may differ."""
     p = problem.one_stream()
     d, d_v, lanes = p.d, p.value_dim, row.lanes
-    if schedule == "flash":
+    if schedule == "flash" and p.direction == "forward":
         few = min(FEW_ROWS, row.vector)
 
         def held(t: Any) -> Any:
@@ -132,13 +137,21 @@ def _ways(schedule: str, problem: Problem, row: Row) -> Iterator[tuple[list[Phas
         yield [Phase(("rows",), held_few)], {"rows": 1, "cols": min(FEW_KEYS, p.n_k)}
         yield [Phase(("rows",), held)], {"rows": lanes, "cols": min(SCORE_KEYS, p.n_k)}
         return
-    if schedule == "flash_onepass":
+    if schedule.startswith("flash"):
 
-        def stays(t: Any) -> Any:
-            tile = 2 * lanes * np.minimum(t.cols, 2 * KEYS_STEP)
-            return 2 * t.cols * (d + d_v) + lanes * (4 * d + 4 * d_v) + tile + OTHER
+        def stays(cols: Any) -> Any:
+            tile = 2 * lanes * np.minimum(cols, 2 * KEYS_STEP)
+            return 2 * cols * (d + d_v) + lanes * (4 * d + 4 * d_v) + tile + OTHER
 
-        yield [Phase(("cols",), stays)], {"rows": lanes, "cols": 8}
+        def queries(t: Any) -> Any:
+            own = np.maximum(2 * d + d_v + t.cols + 2, 2 * d_v + 1)
+            return t.rows * own + t.cols * (2 * (d + d_v) + 2 * lanes) + OTHER
+
+        if schedule == "flash_onepass":
+            yield [Phase(("cols",), lambda t: stays(t.cols))], {"rows": lanes, "cols": 8}
+            return
+        multiple = {"rows": lanes, "cols": min(SCORE_KEYS, p.n_k), "dkv_rows": lanes, "dkv_cols": 8}
+        yield [Phase(("rows",), queries), Phase(("dkv_cols",), lambda t: stays(t.dkv_cols))], multiple
         return
     depths = {row.vector, row.line, lanes} if row.vector < row.line else {row.vector, lanes}
     for depth in sorted(depths):

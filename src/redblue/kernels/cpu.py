@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from redblue import _core
 from redblue.errors import RedblueError
 from redblue.kernels import capacity
-from redblue.kernels.tiles import SpillTile, Tile, plan
+from redblue.kernels.tiles import SpillTile, Tile, TwoPassTile, plan
 from redblue.problem import Problem
 
 NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
@@ -21,6 +21,7 @@ MOST_LEAD = 8  # leading dimensions, before the heads
 MOST_D = 4096  # of d and d_v
 
 Array = tuple[int, ...]
+AnyTile = Tile | SpillTile | TwoPassTile
 
 
 class Pattern(NamedTuple):
@@ -125,14 +126,16 @@ def row_of(row: _core.Isa, number: int) -> capacity.Row:
     return capacity.Row(row.lanes(number), row.vector_bytes // sum_bytes, row.packed_bytes(number))
 
 
-def tiles_for(schedule: str, problem: Problem, words: int, row: _core.Isa | None = None) -> Tile | SpillTile:
+def tiles_for(schedule: str, problem: Problem, words: int, row: _core.Isa | None = None) -> AnyTile:
     """What the kernel of this schedule should be given for a cache of `words` words: see redblue.kernels.capacity."""
     of = row_of(row or isa(), NUMBERS[problem.dtype])
     return capacity.tiles_for(schedule, problem, words * problem.bytes_per_word // of.packed_bytes, of)
 
 
-def told(tile: Tile | SpillTile, threads: int) -> tuple[Any, ...]:
-    """As the core takes it: rows, cols, pieces, threads; and the edges of a schedule that writes P."""
+def told(tile: AnyTile, threads: int) -> tuple[Any, ...]:
+    """As the core takes it: rows, cols, pieces, threads; a schedule's that writes P; cols of a pass of dQ."""
+    if isinstance(tile, TwoPassTile):
+        return (tile.rows, tile.dkv_cols, 1, threads, None, tile.cols)
     return (*tile, threads, None) if isinstance(tile, Tile) else (1, 1, 1, threads, tuple(map(int, tile)))
 
 
@@ -213,11 +216,12 @@ def backward(
     seed: int = 0,
     threads: int = 1,
     schedule: str = "auto",
-    tile: Tile | SpillTile | None = None,
+    tile: AnyTile | None = None,
     row: _core.Isa | None = None,
 ) -> tuple[int, int]:
     """Write dq, dk, dv, delta (row sums of dout * out, less dlse; as lse) and, if given, dbias (of lse's type).
 
+    schedule: as forward; `flash_onepass` where that is `flash`. The two passes of `flash` are a TwoPassTile's.
     Returns the words read and written between tiles and arrays, without those of dbias.
     """
     return _core.attention_backward(

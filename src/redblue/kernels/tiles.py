@@ -51,6 +51,22 @@ class Tile(NamedTuple):
         return {"rows": self.rows, "cols": self.cols}
 
 
+class TwoPassTile(NamedTuple):
+    """The same for `flash` backward: rows, cols of the pass of dQ, dkv_rows, dkv_cols of that of dK and dV.
+
+    dkv_rows: what the kernel computes at once.
+    """
+
+    rows: int
+    cols: int
+    dkv_rows: int
+    dkv_cols: int
+
+    def edges(self, direction: str) -> dict[str, int]:
+        """As the schedule calls them."""
+        return self._asdict()
+
+
 class SpillTile(NamedTuple):
     """The same for a schedule that writes P: its own edges. out_rows and out_cols are those of dQ, too.
 

@@ -62,8 +62,8 @@ def kernel_call(
 ) -> KernelCall:
     """The compiled kernel's call for the problem, in tiles for a fast memory of `words` words, or in these.
 
-    schedule: "flash" forward and "flash_onepass" backward if None; or "hybrid", "small_cache", "gather". Raises
-    RedblueError, TooFewWords.
+    schedule: "flash" forward and "flash_onepass" backward if None; or "flash" backward, "hybrid", "small_cache",
+    "gather". Raises RedblueError, TooFewWords.
     """
     row = isa or cpu.isa()
     if problem.direction not in ("forward", "backward"):
@@ -90,18 +90,19 @@ def kernel_call(
     return _call(problem, schedule, tile.edges(problem.direction), row, tile)
 
 
-def _given(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa) -> cpu.Tile | cpu.SpillTile:
+def _given(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa) -> cpu.AnyTile:
     found, lanes = counts.count(schedule, problem, tiles=tiles).tiles, row.lanes(cpu.NUMBERS[problem.dtype])
     if schedule in cpu.SPILLED:
         return cpu.SpillTile.of(schedule, found)
-    if problem.direction == "backward" and found["rows"] != lanes:
-        raise RedblueError(f"this kernel takes rows={lanes} backward, a vector's queries, got {found['rows']}")
+    at_once = "dkv_rows" if schedule == "flash" else "rows"
+    if problem.direction == "backward" and found[at_once] != lanes:
+        raise RedblueError(f"this kernel takes {at_once}={lanes} backward, a vector's queries, got {found[at_once]}")
+    if problem.direction == "backward" and schedule == "flash":
+        return cpu.TwoPassTile(**found)
     return cpu.Tile(found["rows"], found["cols"])
 
 
-def _call(
-    problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa, tile: cpu.Tile | cpu.SpillTile
-) -> KernelCall:
+def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa, tile: cpu.AnyTile) -> KernelCall:
     p, number = problem, cpu.NUMBERS[problem.dtype]
     sums = 8 if p.dtype == "float64" else 4
     sizes = cpu.Sizes((p.batch,), p.key_heads, p.group, p.n_q, p.n_k, p.d, p.value_dim)
