@@ -101,31 +101,35 @@ inline void pack_rows(Row row, long stride, long rows, long columns, N* to, long
   for (long r = 0; r < rows; r++) pack_row<T>(row(r), stride, columns, to + r * length, length);
 }
 
-// L x L units, transposed in registers: log2 L rounds of exchanges between vectors.
+// Vectors exchange blocks of kReach lanes with those kReach further on, then of twice as many, and so on. A template, so that
+// the order of lanes is a constant: as a loop, GCC built it anew at every step (four times as slow).
+template <class Unit, int kReach>
+inline void exchange(V<Unit>* rows) {
+  constexpr int L = kLanesOf<Unit>;
+  V<std::conditional_t<sizeof(Unit) == 8, long long, int>> low, high;
+#pragma GCC unroll 16
+  for (int lane = 0; lane < L; lane++) {
+    low[lane] = lane & kReach ? L + lane - kReach : lane;
+    high[lane] = lane & kReach ? L + lane : lane + kReach;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < L; i++)
+    if (!(i & kReach)) {
+      const V<Unit> a = rows[i], b = rows[i + kReach];
+      rows[i] = shuffle(a, b, low);
+      rows[i + kReach] = shuffle(a, b, high);
+    }
+  if constexpr (2 * kReach < L) exchange<Unit, 2 * kReach>(rows);
+}
+
+// L x L units, transposed in registers.
 template <class Unit>
 inline void transpose(const Unit* from, long from_length, Unit* to, long to_length) {
   constexpr int L = kLanesOf<Unit>;
-  using U = V<Unit>;
-  typedef std::conditional_t<sizeof(Unit) == 8, long long, int> Index;
-  U rows[L];
+  V<Unit> rows[L];
 #pragma GCC unroll 16
   for (int i = 0; i < L; i++) rows[i] = load(from + i * from_length);
-#pragma GCC unroll 4
-  for (int reach = 1; reach < L; reach *= 2) {
-    V<Index> low, high;
-#pragma GCC unroll 16
-    for (int lane = 0; lane < L; lane++) {
-      low[lane] = lane & reach ? L + lane - reach : lane;
-      high[lane] = lane & reach ? L + lane : lane + reach;
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < L; i++)
-      if (!(i & reach)) {
-        const U a = rows[i], b = rows[i + reach];
-        rows[i] = shuffle(a, b, low);
-        rows[i + reach] = shuffle(a, b, high);
-      }
-  }
+  exchange<Unit, 1>(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < L; i++) store(to + i * to_length, rows[i]);
 }
