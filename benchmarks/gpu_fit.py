@@ -2,7 +2,7 @@
 
 No GPU is asked. One card stands for its architecture, by its shared memory. Results are kept (redblue.kernels.gpu.fit),
 so that a run that was stopped goes on where it was. The exit code is 1 if any kernel does not fit its card, needs more
-than the plan's model says, spills more than SPILLED_BYTES, or cannot be planned.
+than the plan's model says, spills more than SPILLED_BYTES, has products wait for one another, or cannot be planned.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ def compiled(case: Case) -> Row:
             wrong.append(f"{each.kernel} takes {each.shared_bytes:,} bytes, the model said {launch.shared_bytes:,}")
         if each.spilled_bytes > SPILLED_BYTES:
             wrong.append(f"{each.kernel} spills {each.spilled_bytes:,} bytes")
+        if each.serialized:
+            wrong.append(f"{each.kernel} has its products wait for one another")
     return row | {"kernels": [each._asdict() for each in fits], "wrong": wrong}
 
 

@@ -38,8 +38,30 @@ def test_what_is_planned_fits_and_hardly_spills(rows):
         assert all(each["cubin_bytes"] > 1000 for each in row["kernels"])
 
 
+DROPOUT = """
+import torch
+from redblue.kernels.cpu import Sizes
+from redblue.kernels.gpu import fit
+from redblue.kernels.gpu.card import Card
+from redblue.kernels.gpu.plan import Launch
+from redblue.schedules.flash import BackwardTiles, ForwardTiles
+
+sizes = Sizes((1,), 32, 1, 4096, 4096, 128, 128)
+options = {"dropout": 0.1, "seed": torch.empty(1, dtype=torch.int64, device="meta")}
+for direction, tiles in ("forward", ForwardTiles(128, 64)), ("backward", BackwardTiles(128, 32, 32, 128)):
+    for each in fit.fits(direction, sizes, "bfloat16", Card(), Launch("flash", tiles, 8), **options):
+        print(each.kernel, each.serialized)
+"""
+
+
+def test_products_with_dropout_do_not_wait_for_one_another():
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
+    run = subprocess.run([sys.executable, "-c", DROPOUT], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["flash_forward", "False", "flash_dq", "False", "flash_dkv", "False"]
+
+
 def test_what_would_not_fit_is_seen():
-    taken = fit.Fit("kernel", 65536, 255, 0, 512, 10_000)
+    taken = fit.Fit("kernel", 65536, 255, 0, 512, 10_000, False)
     assert taken.on(Card(shared_bytes=65536))
     assert not taken.on(Card(shared_bytes=65535))
     assert not taken._replace(tensor_memory_columns=513).on(Card())

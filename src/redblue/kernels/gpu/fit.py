@@ -43,6 +43,7 @@ class Fit(NamedTuple):
     spilled_bytes: int  # of a thread: stored to local memory for want of registers
     tensor_memory_columns: int  # of a block, on sm_100
     cubin_bytes: int
+    serialized: bool  # whether the assembler makes each product wait for the one before, on sm_90
 
     def on(self, card: Card) -> bool:
         """Whether the card can run it."""
@@ -133,6 +134,7 @@ def _compile(run: Run, arch: int) -> Fit:
         int(said[1]),
         getattr(done.metadata, "tmem_size", 0) or 0,
         len(done.asm["cubin"]),
+        "instructions are serialized" in log.getvalue(),
     )
 
 

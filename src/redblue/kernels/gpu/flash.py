@@ -249,47 +249,49 @@ def _keys(
     WORDS: tl.constexpr = (COLS + 63) // 64
     LISTED: tl.constexpr = TILES == "full" or TILES == "partial"
     left = factor_left(scores, PLAIN, SUMS)
-    for t in tl.range(begin, stop, 1 if LISTED else COLS):
-        j = t
-        if TILES == "full":
-            j = tl.load(lists.full + t) * COLS
-        if TILES == "partial":
-            j = tl.load(lists.partial + t) * COLS
-        i_col = tl.arange(0, COLS)
-        i_key = j + i_col
-        m_key = None
-        if TILES == "masked":
-            m_key = (i_key >= low) & (i_key < high)
-        if TILES == "partial":
-            m_key = listed(lists.live + t * WORDS, i_col, COLS)
-        k_offsets, v_offsets = index(i_key, WIDE) * k.row, index(i_key, WIDE) * v.row
-        k0 = load(at_k, k_offsets, k, m_key, 0, D0, D)
-        s = product(q0, tl.trans(k0), tl.zeros((ROWS, COLS), SUMS), PRECISION)
-        if D1:
-            k1 = load(at_k, k_offsets, k, m_key, D0, D1, D)
-            s = product(q1, tl.trans(k1), s, PRECISION)
-        s, _ = finish(
-            s, scores, batch, head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :],
-            None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :], GROUP, PLAIN
-        )  # fmt: skip
-        if TILES == "masked":
-            m_pair = m_key[None, :] & in_band(scores, (i_row // GROUP)[:, None], i_key[None, :])
-            s = tl.where(m_pair, s, float("-inf"))
-        if TILES == "partial":
-            line = t * ROWS + tl.arange(0, ROWS)
-            m_pair = listed((lists.bits + line * WORDS)[:, None], i_col[None, :], COLS)
-            s = tl.where(m_pair, s, float("-inf"))
-        new_top = tl.maximum(top, tl.max(s, 1) * left)
-        p = tl.exp2(s * left - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(p, 1)
-        top = new_top
-        if scores.seed is not None:
-            p *= kept(scores, numbers, j, COLS, SUMS)
-        p = p.to(v.at.dtype.element_ty)
-        v0 = load(at_v, v_offsets, v, m_key, 0, V0, D_V)
-        acc0 = product(p, v0, acc0 * shrink[:, None], PRECISION)
-        if V1:
-            v1 = load(at_v, v_offsets, v, m_key, V0, V1, D_V)
-            acc1 = product(p, v1, acc1 * shrink[:, None], PRECISION)
+    # Else ptxas, where a loop not entered meets the loop's products still under way, waits for each of them
+    if begin < stop:
+        for t in tl.range(begin, stop, 1 if LISTED else COLS):
+            j = t
+            if TILES == "full":
+                j = tl.load(lists.full + t) * COLS
+            if TILES == "partial":
+                j = tl.load(lists.partial + t) * COLS
+            i_col = tl.arange(0, COLS)
+            i_key = j + i_col
+            m_key = None
+            if TILES == "masked":
+                m_key = (i_key >= low) & (i_key < high)
+            if TILES == "partial":
+                m_key = listed(lists.live + t * WORDS, i_col, COLS)
+            k_offsets, v_offsets = index(i_key, WIDE) * k.row, index(i_key, WIDE) * v.row
+            k0 = load(at_k, k_offsets, k, m_key, 0, D0, D)
+            s = product(q0, tl.trans(k0), tl.zeros((ROWS, COLS), SUMS), PRECISION)
+            if D1:
+                k1 = load(at_k, k_offsets, k, m_key, D0, D1, D)
+                s = product(q1, tl.trans(k1), s, PRECISION)
+            s, _ = finish(
+                s, scores, batch, head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :],
+                None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :], GROUP, PLAIN
+            )  # fmt: skip
+            if TILES == "masked":
+                m_pair = m_key[None, :] & in_band(scores, (i_row // GROUP)[:, None], i_key[None, :])
+                s = tl.where(m_pair, s, float("-inf"))
+            if TILES == "partial":
+                line = t * ROWS + tl.arange(0, ROWS)
+                m_pair = listed((lists.bits + line * WORDS)[:, None], i_col[None, :], COLS)
+                s = tl.where(m_pair, s, float("-inf"))
+            new_top = tl.maximum(top, tl.max(s, 1) * left)
+            p = tl.exp2(s * left - new_top[:, None])
+            shrink = tl.exp2(top - new_top)
+            total = total * shrink + tl.sum(p, 1)
+            top = new_top
+            if scores.seed is not None:
+                p *= kept(scores, numbers, j, COLS, SUMS)
+            p = p.to(v.at.dtype.element_ty)
+            v0 = load(at_v, v_offsets, v, m_key, 0, V0, D_V)
+            acc0 = product(p, v0, acc0 * shrink[:, None], PRECISION)
+            if V1:
+                v1 = load(at_v, v_offsets, v, m_key, V0, V1, D_V)
+                acc1 = product(p, v1, acc1 * shrink[:, None], PRECISION)
     return acc0, acc1, top, total

@@ -215,51 +215,52 @@ def _dq_keys(
     WORDS: tl.constexpr = (COLS + 63) // 64
     LISTED: tl.constexpr = TILES == "full" or TILES == "partial"
     left = factor_left(scores, PLAIN, SUMS)
-    for t in tl.range(begin, stop, 1 if LISTED else COLS):
-        j = t
-        if TILES == "full":
-            j = tl.load(lists.full + t) * COLS
-        if TILES == "partial":
-            j = tl.load(lists.partial + t) * COLS
-        i_col = tl.arange(0, COLS)
-        i_key = j + i_col
-        m_key = None
-        if TILES == "masked":
-            m_key = (i_key >= low) & (i_key < high)
-        if TILES == "partial":
-            m_key = listed(lists.live + t * WORDS, i_col, COLS)
-        k_offsets, v_offsets = index(i_key, WIDE) * k.row, index(i_key, WIDE) * v.row
-        k0 = load(at_k, k_offsets, k, m_key, 0, D0, D)
-        s = product(q0, tl.trans(k0), tl.zeros((ROWS, COLS), SUMS), PRECISION)
-        k1 = k0
-        if D1:
-            k1 = load(at_k, k_offsets, k, m_key, D0, D1, D)
-            s = product(q1, tl.trans(k1), s, PRECISION)
-        s, slope = finish(
-            s, scores, batch, head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :],
-            None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :], GROUP, PLAIN
-        )  # fmt: skip
-        p = tl.exp2(s * left - b_lse[:, None])
-        if TILES == "masked":
-            m_pair = m_key[None, :] & in_band(scores, (i_row // GROUP)[:, None], i_key[None, :])
-            p = tl.where(m_pair, p, 0.0)
-        if TILES == "partial":
-            line = t * ROWS + tl.arange(0, ROWS)
-            p = tl.where(listed((lists.bits + line * WORDS)[:, None], i_col[None, :], COLS), p, 0.0)
-        v0 = load(at_v, v_offsets, v, m_key, 0, V0, D_V)
-        dp = product(do0, tl.trans(v0), tl.zeros((ROWS, COLS), SUMS), PRECISION)
-        if V1:
-            v1 = load(at_v, v_offsets, v, m_key, V0, V1, D_V)
-            dp = product(do1, tl.trans(v1), dp, PRECISION)
-        if scores.seed is not None:
-            dp *= kept(scores, numbers, j, COLS, SUMS)
-        ds = p * (dp - b_delta[:, None])
-        if scores.softcap is not None:
-            ds *= slope
-        ds = ds.to(k.at.dtype.element_ty)
-        dq0 = product(ds, k0, dq0, PRECISION)
-        if D1:
-            dq1 = product(ds, k1, dq1, PRECISION)
+    if begin < stop:  # as in flash._keys
+        for t in tl.range(begin, stop, 1 if LISTED else COLS):
+            j = t
+            if TILES == "full":
+                j = tl.load(lists.full + t) * COLS
+            if TILES == "partial":
+                j = tl.load(lists.partial + t) * COLS
+            i_col = tl.arange(0, COLS)
+            i_key = j + i_col
+            m_key = None
+            if TILES == "masked":
+                m_key = (i_key >= low) & (i_key < high)
+            if TILES == "partial":
+                m_key = listed(lists.live + t * WORDS, i_col, COLS)
+            k_offsets, v_offsets = index(i_key, WIDE) * k.row, index(i_key, WIDE) * v.row
+            k0 = load(at_k, k_offsets, k, m_key, 0, D0, D)
+            s = product(q0, tl.trans(k0), tl.zeros((ROWS, COLS), SUMS), PRECISION)
+            k1 = k0
+            if D1:
+                k1 = load(at_k, k_offsets, k, m_key, D0, D1, D)
+                s = product(q1, tl.trans(k1), s, PRECISION)
+            s, slope = finish(
+                s, scores, batch, head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :],
+                None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :], GROUP, PLAIN
+            )  # fmt: skip
+            p = tl.exp2(s * left - b_lse[:, None])
+            if TILES == "masked":
+                m_pair = m_key[None, :] & in_band(scores, (i_row // GROUP)[:, None], i_key[None, :])
+                p = tl.where(m_pair, p, 0.0)
+            if TILES == "partial":
+                line = t * ROWS + tl.arange(0, ROWS)
+                p = tl.where(listed((lists.bits + line * WORDS)[:, None], i_col[None, :], COLS), p, 0.0)
+            v0 = load(at_v, v_offsets, v, m_key, 0, V0, D_V)
+            dp = product(do0, tl.trans(v0), tl.zeros((ROWS, COLS), SUMS), PRECISION)
+            if V1:
+                v1 = load(at_v, v_offsets, v, m_key, V0, V1, D_V)
+                dp = product(do1, tl.trans(v1), dp, PRECISION)
+            if scores.seed is not None:
+                dp *= kept(scores, numbers, j, COLS, SUMS)
+            ds = p * (dp - b_delta[:, None])
+            if scores.softcap is not None:
+                ds *= slope
+            ds = ds.to(k.at.dtype.element_ty)
+            dq0 = product(ds, k0, dq0, PRECISION)
+            if D1:
+                dq1 = product(ds, k1, dq1, PRECISION)
     return dq0, dq1
 
 
@@ -407,58 +408,59 @@ def _dkv_rows(
     LISTED: tl.constexpr = TILES == "full" or TILES == "partial"
     left = factor_left(scores, PLAIN, SUMS)
     i_key = block * COLS + tl.arange(0, COLS)
-    for t in tl.range(begin, stop, 1 if LISTED else ROWS):
-        r = t
-        if TILES == "full":
-            r = tl.load(lists.full + t) * ROWS
-        if TILES == "partial":
-            r = tl.load(lists.partial + t) * ROWS
-        i_line = tl.arange(0, ROWS)
-        i_row = r + i_line
-        m_row = None
-        if TILES == "masked":
-            m_row = (i_row >= low) & (i_row < high)
-        if TILES == "partial":
-            m_row = listed(lists.live + t * WORDS, i_line, ROWS)
-        numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
-        q_offsets = row_offsets(q, index(i_row, WIDE), GROUP)
-        dout_offsets = row_offsets(dout, index(i_row, WIDE), GROUP)
-        q0 = load(at_q, q_offsets, q, m_row, 0, D0, D)
-        s = product(k0, tl.trans(q0), tl.zeros((COLS, ROWS), SUMS), PRECISION)
-        q1 = q0
-        if D1:
-            q1 = load(at_q, q_offsets, q, m_row, D0, D1, D)
-            s = product(k1, tl.trans(q1), s, PRECISION)
-        s, slope = finish(
-            s, scores, batch, head, index(i_row, WIDE)[None, :], index(i_key, WIDE)[:, None],
-            None if m_row is None else m_row[None, :], None if m_key is None else m_key[:, None], GROUP, PLAIN
-        )  # fmt: skip
-        p = tl.exp2(s * left - log_sum(lse + numbers, m_row)[None, :])
-        if TILES == "masked":
-            m_pair = m_row[None, :] & in_band(scores, (i_row // GROUP)[None, :], i_key[:, None])
-            p = tl.where(m_pair, p, 0.0)
-        if TILES == "partial":
-            line = t * COLS + tl.arange(0, COLS)
-            p = tl.where(listed((lists.bits + line * WORDS)[:, None], i_line[None, :], ROWS), p, 0.0)
-        do0 = load(at_dout, dout_offsets, dout, m_row, 0, V0, D_V)
-        dp = product(v0, tl.trans(do0), tl.zeros((COLS, ROWS), SUMS), PRECISION)
-        do1 = do0
-        if V1:
-            do1 = load(at_dout, dout_offsets, dout, m_row, V0, V1, D_V)
-            dp = product(v1, tl.trans(do1), dp, PRECISION)
-        used = p
-        if scores.seed is not None:
-            keeps = tl.trans(kept(scores, numbers, block * COLS, COLS, SUMS))
-            used, dp = p * keeps, dp * keeps
-        used = used.to(dout.at.dtype.element_ty)
-        dv0 = product(used, do0, dv0, PRECISION)
-        if V1:
-            dv1 = product(used, do1, dv1, PRECISION)
-        ds = p * (dp - numbers_at(delta + numbers, m_row, 0.0)[None, :])
-        if scores.softcap is not None:
-            ds *= slope
-        ds = ds.to(q.at.dtype.element_ty)
-        dk0 = product(ds, q0, dk0, PRECISION)
-        if D1:
-            dk1 = product(ds, q1, dk1, PRECISION)
+    if begin < stop:  # as in flash._keys
+        for t in tl.range(begin, stop, 1 if LISTED else ROWS):
+            r = t
+            if TILES == "full":
+                r = tl.load(lists.full + t) * ROWS
+            if TILES == "partial":
+                r = tl.load(lists.partial + t) * ROWS
+            i_line = tl.arange(0, ROWS)
+            i_row = r + i_line
+            m_row = None
+            if TILES == "masked":
+                m_row = (i_row >= low) & (i_row < high)
+            if TILES == "partial":
+                m_row = listed(lists.live + t * WORDS, i_line, ROWS)
+            numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
+            q_offsets = row_offsets(q, index(i_row, WIDE), GROUP)
+            dout_offsets = row_offsets(dout, index(i_row, WIDE), GROUP)
+            q0 = load(at_q, q_offsets, q, m_row, 0, D0, D)
+            s = product(k0, tl.trans(q0), tl.zeros((COLS, ROWS), SUMS), PRECISION)
+            q1 = q0
+            if D1:
+                q1 = load(at_q, q_offsets, q, m_row, D0, D1, D)
+                s = product(k1, tl.trans(q1), s, PRECISION)
+            s, slope = finish(
+                s, scores, batch, head, index(i_row, WIDE)[None, :], index(i_key, WIDE)[:, None],
+                None if m_row is None else m_row[None, :], None if m_key is None else m_key[:, None], GROUP, PLAIN
+            )  # fmt: skip
+            p = tl.exp2(s * left - log_sum(lse + numbers, m_row)[None, :])
+            if TILES == "masked":
+                m_pair = m_row[None, :] & in_band(scores, (i_row // GROUP)[None, :], i_key[:, None])
+                p = tl.where(m_pair, p, 0.0)
+            if TILES == "partial":
+                line = t * COLS + tl.arange(0, COLS)
+                p = tl.where(listed((lists.bits + line * WORDS)[:, None], i_line[None, :], ROWS), p, 0.0)
+            do0 = load(at_dout, dout_offsets, dout, m_row, 0, V0, D_V)
+            dp = product(v0, tl.trans(do0), tl.zeros((COLS, ROWS), SUMS), PRECISION)
+            do1 = do0
+            if V1:
+                do1 = load(at_dout, dout_offsets, dout, m_row, V0, V1, D_V)
+                dp = product(v1, tl.trans(do1), dp, PRECISION)
+            used = p
+            if scores.seed is not None:
+                keeps = tl.trans(kept(scores, numbers, block * COLS, COLS, SUMS))
+                used, dp = p * keeps, dp * keeps
+            used = used.to(dout.at.dtype.element_ty)
+            dv0 = product(used, do0, dv0, PRECISION)
+            if V1:
+                dv1 = product(used, do1, dv1, PRECISION)
+            ds = p * (dp - numbers_at(delta + numbers, m_row, 0.0)[None, :])
+            if scores.softcap is not None:
+                ds *= slope
+            ds = ds.to(q.at.dtype.element_ty)
+            dk0 = product(ds, q0, dk0, PRECISION)
+            if D1:
+                dk1 = product(ds, q1, dk1, PRECISION)
     return dk0, dk1, dv0, dv1
