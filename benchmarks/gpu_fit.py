@@ -110,7 +110,6 @@ def compiled(case: Case) -> Row:
 
 def _calmly() -> None:
     os.environ.pop("TRITON_INTERPRET", None)
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     os.nice(19)
 
 

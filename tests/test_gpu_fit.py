@@ -55,8 +55,10 @@ for direction, tiles in ("forward", ForwardTiles(128, 64)), ("backward", Backwar
 
 
 def test_products_with_dropout_do_not_wait_for_one_another():
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
-    run = subprocess.run([sys.executable, "-c", DROPOUT], env=environment, capture_output=True, text=True, check=True)
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", DROPOUT], env=environment, capture_output=True, text=True, check=True
+    )
     assert run.stdout.split() == ["flash_forward", "False", "flash_dq", "False", "flash_dkv", "False"]
 
 

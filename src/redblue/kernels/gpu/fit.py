@@ -2,7 +2,7 @@
 
 Triton compiles for any architecture down to the binary, and the assembler says how many registers it took and how many
 bytes it had to spill. Results are kept in the user's cache folder, by the kernel's source, its arguments' types and
-constants, warps, stages, architecture and Triton's version.
+constants, settings, architecture and Triton's version.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def key(run: Run, arch: int) -> str:
         for parameter, value in zip(run.kernel.params, run.positional, strict=True)
     }
     text = json.dumps(
-        [triton_version, arch, run.kernel.cache_key, run.warps, run.stages, arguments], sort_keys=True, default=str
+        [triton_version, arch, run.kernel.cache_key, run.settings, arguments], sort_keys=True, default=str
     )
     return f"{run.kernel.__name__}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
@@ -123,7 +123,7 @@ def _compile(run: Run, arch: int) -> Fit:
     log = io.StringIO()
     run.kernel.device_caches.clear()  # what this process has compiled would say nothing
     with _target(arch), contextlib.redirect_stdout(log):
-        done = run.kernel.warmup(*run.positional, grid=run.grid, num_warps=run.warps, num_stages=run.stages)
+        done = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings)
     said = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log.getvalue(), re.DOTALL)
     if not said:
         raise RedblueError(f"ptxas did not say what {run.kernel.__name__} takes: {log.getvalue()!r}")
