@@ -201,8 +201,9 @@ struct Backward : Formats<T, F> {
       moved.reads += rows.count * (d + d_v + 2);
 
       const long next = r0 + kLanesAtOnce, coming = stacked ? 0 : std::min(kLanesAtOnce, rows_total - next);
-      Ahead ahead_q = Base::ahead_of(call.q, q_row, next, coming, d);
-      Ahead ahead_dout = Base::ahead_of(call.dout, dout_row, next, coming, d_v);
+      Ahead ahead_q, ahead_dout;
+      Base::add_ahead(ahead_q, call.q, q_row, next, coming, d);
+      Base::add_ahead(ahead_dout, call.dout, dout_row, next, coming, d_v);
       Ahead nothing_ahead;
       const std::int64_t block = stream * blocks + meeting.panel;
       Sum* const dq_panel = call.dq_cols ? nullptr : static_cast<Sum*>(call.dq_panels) + block * d * kLanesAtOnce;

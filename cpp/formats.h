@@ -23,10 +23,10 @@ struct Formats {
     return std::is_same_v<T, Packed> && array.column == 1 && columns % S == 0 && array.row % S == 0;
   }
   static bool in_place_pairs(const Array& array) { return std::is_same_v<T, Packed> && S == 1 && array.column == 1; }
+  // row: gives the array's rows from `first` on, which must lie at its own stride.
   template <class Row>
-  static Ahead ahead_of(const Array& array, Row row, long first, long rows, long columns) {
-    if (rows <= 0 || array.column != 1) return {};
-    return {reinterpret_cast<const char*>(row(first)), rows, long(array.row * sizeof(T)), long(columns * sizeof(T)), 0};
+  static void add_ahead(Ahead& ahead, const Array& array, Row row, long first, long rows, long columns) {
+    if (rows > 0 && array.column == 1) ahead.add(row(first), rows, long(array.row * sizeof(T)), long(columns * sizeof(T)));
   }
   static Rows rows_of(long start, long count) { return {start, count, up(count, L)}; }
 

@@ -47,13 +47,11 @@ struct Forward : Formats<T, F> {
     const auto group_rows = [&](long g) {
       return rows_of(r0 + g * kLanesAtOnce, std::min(kLanesAtOnce, count - g * kLanesAtOnce));
     };
-    std::vector<Walk> walks;
+    std::vector<Panel> panels;
     const long end = std::min<std::int64_t>(call.n_k, piece.key + piece.keys);
     for (long g = 0; g < groups; g++) {
       const Rows rows = group_rows(g);
-      walks.emplace_back(s, rows, piece.key, end);
-      pack_panel<F, T>([&](long r) { return q_row(rows.start + r); }, call.q.column, rows.count, rows.lanes, d,
-                       q_panels + g * units(d) * kLanesAtOnce, pack_room);
+      panels.push_back({Walk(s, rows, piece.key, end)});
       for (long lane = 0; lane < kLanesAtOnce; lane++) {
         const long r = rows.start + std::min(lane, rows.count - 1);
         const Sum sink = first_score(s, r, piece);
@@ -65,11 +63,44 @@ struct Forward : Formats<T, F> {
     moved.reads += count * d;
     const auto next = [&](long key) {
       long first = Walk::kNone;
-      for (Walk& walk : walks) first = std::min(first, walk.next(key));
+      for (Panel& panel : panels) first = std::min(first, panel.walk.next(key));
       return first;
     };
     const auto pack_v = [&](auto row, long keys, Packed* to) {
       pack_pairs<F, T>(row, call.v.column, keys, d_v, to, v_length, pack_room);
+    };
+
+    // Queries are read when they are first needed, and results written as soon as they are there: the next panel's, and
+    // this one's place, can then be fetched while products are computed.
+    Ahead ahead;
+    const auto begin = [&](long g) {
+      const Rows rows = group_rows(g);
+      pack_panel<F, T>([&](long r) { return q_row(rows.start + r); }, call.q.column, rows.count, rows.lanes, d,
+                       q_panels + g * units(d) * kLanesAtOnce, pack_room);
+      panels[g].begun = true;
+      if (g + 1 < groups && call.group == 1)
+        Base::add_ahead(ahead, call.q, q_row, group_rows(g + 1).start, group_rows(g + 1).count, d);
+    };
+    const auto out_row = s.row<T>(call.out);
+    const auto lse_row = s.row<Sum>(call.lse);
+    const auto finish = [&](long g) {
+      const Rows rows = group_rows(g);
+      const Sum *const top = row_max + g * kLanesAtOnce, *const sum = row_sum + g * kLanesAtOnce;
+      const Sum* const panel = out_panels + g * d_v * kLanesAtOnce;
+      panels[g].done = true;
+      if (partial) {
+        Sum* to = static_cast<Sum*>(partial) + (stream * call.stacked() + rows.start) * (d_v + 2);
+        for (long lane = 0; lane < rows.count; lane++, to += d_v + 2) {
+          to[0] = top[lane];
+          to[1] = sum[lane];
+          for (long c = 0; c < d_v; c++) to[2 + c] = panel[c * rows.lanes + lane];
+        }
+        return;
+      }
+      for (long lane = 0; lane < rows.lanes; lane++) factors[lane] = sum[lane] == 0 || lane >= rows.count ? 0 : 1 / sum[lane];
+      for (long lane = 0; lane < rows.count; lane++) *lse_row(rows.start + lane) = log_sum(call, top[lane], sum[lane]);
+      unpack_panel<T>(panel, rows.lanes, rows.count, d_v, factors, [&](long r) { return out_row(rows.start + r); },
+                      call.out.column);
     };
 
     for (long j0 = next(piece.key); j0 < end;) {
@@ -82,11 +113,10 @@ struct Forward : Formats<T, F> {
       // In a window K and V are packed once for all panels, where they must be
       bool packed = !windows || (k_in_place && v_in_place);
       long stop = limit;
-      Ahead ahead_k, ahead_v;
       for (long g = 0; g < groups; g++) {
         const Rows rows = group_rows(g);
         const long lanes = rows.lanes;
-        Walk& walk = walks[g];
+        Walk& walk = panels[g].walk;
         for (long key = walk.next(j0); key < limit;) {
           key = chunk.fill(walk, key, limit, windows ? most : cols, windows && !v_in_place ? S : 1, j0);
           if (!windows) stop = key;
@@ -110,14 +140,17 @@ struct Forward : Formats<T, F> {
               std::fill_n(used + (chunk.parts[i].j - j0), chunk.parts[i].keys, true);
           }
           if (g == 0 && stop < end) {
+            ahead.clear();  // of what has not been fetched by now, too little would be
             const long coming = std::min(cols, end - stop);
-            ahead_k = Base::ahead_of(call.k, k_row, stop, coming, d);
-            ahead_v = Base::ahead_of(call.v, v_row, stop, coming, d_v);
+            Base::add_ahead(ahead, call.v, v_row, stop, coming, d_v);
+            Base::add_ahead(ahead, call.k, k_row, stop, coming, d);
           }
+          if (!panels[g].begun) begin(g);
+          if (key >= end && !partial && call.group == 1) Base::add_ahead(ahead, call.out, out_row, rows.start, rows.count, d_v);
           Base::each_stretch(chunk, k_side.by_place, [&](const Stretch& x) {
             product<F>(x.keys, lanes, units(d), as_units(k_side.of(x)), k_side.length / S, 1,
                        q_panels + g * units(d) * kLanesAtOnce, lanes, scores + x.at * lanes, lanes, Start::kZero, nullptr,
-                       ahead_k);
+                       ahead);
           });
           Base::finish_chunk(s, rows, chunk, scores, nullptr, extra, sum_room);
           Base::softmax(chunk.rows, lanes, Sum(factor_left(call)), scores, row_max + g * kLanesAtOnce, row_sum + g * kLanesAtOnce,
@@ -127,45 +160,27 @@ struct Forward : Formats<T, F> {
           Start start = Start::kScaled;
           Base::each_stretch(chunk, v_side.by_place, [&](const Stretch& x) {
             product<F>(d_v, lanes, units(x.keys), as_units(v_side.of(x)), 1, v_side.length, p_panel + x.at / S * lanes,
-                       lanes, out_panels + g * d_v * kLanesAtOnce, lanes, start, factors, ahead_v);
+                       lanes, out_panels + g * d_v * kLanesAtOnce, lanes, start, factors, ahead);
             start = Start::kSum;
           });
         }
+        if (!panels[g].done && walk.next(limit) >= end) finish(g);
       }
       if (windows) moved.reads += std::count(used, used + (limit - j0), true) * (d + d_v);
       j0 = next(windows ? limit : end);
     }
 
-    if (partial) {
-      Sum* const rows_of_stream = static_cast<Sum*>(partial) + stream * call.stacked() * (d_v + 2);
-      for (long g = 0; g < groups; g++) {
-        const Rows rows = group_rows(g);
-        for (long lane = 0; lane < rows.count; lane++) {
-          Sum* const to = rows_of_stream + (rows.start + lane) * (d_v + 2);
-          to[0] = row_max[g * kLanesAtOnce + lane];
-          to[1] = row_sum[g * kLanesAtOnce + lane];
-          for (long c = 0; c < d_v; c++) to[2 + c] = out_panels[g * d_v * kLanesAtOnce + c * rows.lanes + lane];
-        }
-      }
-      moved.writes += count * (d_v + 2);
-      return moved;
-    }
-    const auto out_row = s.row<T>(call.out);
-    Sum* const lse = at<Sum>(call.lse, 0);
-    for (long g = 0; g < groups; g++) {
-      const Rows rows = group_rows(g);
-      for (long lane = 0; lane < rows.count; lane++) {
-        const Sum sum = row_sum[g * kLanesAtOnce + lane];
-        factors[lane] = sum == 0 ? 0 : 1 / sum;
-        lse[s.number(rows.start + lane)] = log_sum(call, row_max[g * kLanesAtOnce + lane], sum);
-      }
-      for (long lane = rows.count; lane < kLanesAtOnce; lane++) factors[lane] = 0;
-      unpack_panel<T>(out_panels + g * d_v * kLanesAtOnce, rows.lanes, rows.count, d_v, factors,
-                      [&](long r) { return out_row(rows.start + r); }, call.out.column);
-    }
-    moved.writes += count * (d_v + 1);
+    for (long g = 0; g < groups; g++)
+      if (!panels[g].done) finish(g);
+    moved.writes += count * (d_v + (partial ? 2 : 1));
     return moved;
   }
+
+  // Of a block of rows: the keys that it has still to see; whether its queries are packed, its results written.
+  struct Panel {
+    Walk walk;
+    bool begun = false, done = false;
+  };
 
   // What a row's maximum starts from: its head's sink, which the first piece of the keys counts.
   static Sum first_score(const Stream& s, long r, const Piece& piece) {

@@ -39,21 +39,39 @@ struct Bfloat16Pairs {
 };
 #endif
 
-// Rows of an array that will be needed next, fetched a few lines at a time while something else is computed: a tile's
-// first touch otherwise waits for memory (at d = 512 that cost a tenth of the time).
-struct Ahead {
-  const char* row = nullptr;  // of `rows` rows, `stride` bytes apart, `bytes` bytes each
-  long rows = 0, stride = 0, bytes = 0, at = 0;
-
+// Rows of arrays that will be needed soon, fetched a few lines at a time while something else is computed: their first touch
+// otherwise waits for memory (at d = 512 that cost a tenth of the time). What was added last is needed first.
+class Ahead {
+ public:
+  // `count` rows of `bytes` bytes each, `stride` bytes apart.
+  void add(const void* row, long count, long stride, long bytes) {
+    if (count > 0 && waiting_ < kMost) blocks_[waiting_++] = {static_cast<const char*>(row), count, stride, bytes, 0};
+  }
+  void clear() { waiting_ = 0; }
   void fetch(long lines) {
-    for (; lines > 0 && rows > 0; lines--) {
-      __builtin_prefetch(row + at, 0, 2);
-      at += 64;
-      if (at >= bytes) at = 0, row += stride, rows--;
+    while (waiting_ > 0 && lines > 0) {
+      Block& block = blocks_[waiting_ - 1];
+      const char* const line = block.row + block.at;
+      const long end = std::min(block.bytes - block.at, 64 * lines);
+      for (long at = 0; at < end; at += 64) __builtin_prefetch(line + at, 0, 2);
+      lines -= (end + 63) / 64;
+      block.at += end;
+      if (block.at < block.bytes) return;
+      block.at = 0, block.row += block.stride;
+      if (--block.count == 0) waiting_--;
     }
   }
+
+ private:
+  static constexpr int kMost = 4;
+  struct Block {
+    const char* row;
+    long count, stride, bytes, at;
+  };
+  Block blocks_[kMost];
+  int waiting_ = 0;
 };
-constexpr long kLinesAhead = 16;  // per step of `column`
+constexpr long kUnitsPerLine = 8;  // of a step of `column`, for each line that is fetched meanwhile
 
 // One chain of additions is so long at most: its error grows with its length (at d = 576 one chain doubled that of dV).
 constexpr long kLongest = 256;
@@ -128,10 +146,11 @@ inline void column(long rows, const typename F::Unit* a, long am, long ak, const
   long m = 0;
   const auto step = [&](auto height) {
     constexpr int MR = decltype(height)::value;
-    ahead.fetch(kLinesAhead);
-    for (long k = 0; k == 0 || k < length; k += part)
+    for (long k = 0; k == 0 || k < length; k += part) {
+      ahead.fetch((part + kUnitsPerLine - 1) / kUnitsPerLine);
       micro<F, MR, NR>(a + m * am + k * ak, am, ak, b + k * bk, bk, c + m * cm, cm, std::min(part, length - k),
                        k && start != Start::kWeighed ? Start::kSum : start, factors);
+    }
     m += MR;
   };
   while (rows - m > kMR + 2 || rows - m == kMR) step(std::integral_constant<int, kMR>{});

@@ -16,7 +16,17 @@ import numpy as np
 
 from redblue import schedules
 from redblue.errors import RedblueError
-from redblue.kernels.tiles import DTYPES, KEYS_STEP, SpillTile, Tile, TwoPassTile, cache_bytes, least_tasks, step
+from redblue.kernels.tiles import (
+    DTYPES,
+    FEW_ROWS,
+    KEYS_STEP,
+    SpillTile,
+    Tile,
+    TwoPassTile,
+    cache_bytes,
+    least_tasks,
+    step,
+)
 from redblue.memories import USABLE_SHARE
 from redblue.problem import Problem
 from redblue.schedules import Cost, TooFewWords
@@ -30,7 +40,6 @@ KERNELS = {
     "forward": ("flash", "hybrid", "small_cache"),
     "backward": ("flash", "flash_onepass", "hybrid", "small_cache"),
 }
-FEW_ROWS = 8  # at most these, and a vector of them: forward.h's run_few, which needs no panels
 FEW_KEYS, SCORE_KEYS = 4, 6  # of a tile of scores: for few rows; otherwise a micro-kernel's rows
 NEVER = 2**62  # words
 OTHER = 320  # words that any phase touches besides: the stack, row statistics, the map of slices

@@ -29,6 +29,10 @@ MOST_SPARSE_KEYS = 768  # where rows skip some of a block's keys: then fewer of 
 
 KEYS_STEP = 48  # a multiple of every micro-kernel's rows
 MOST_SCORE_KEYS = 192
+FEW_ROWS = 8  # at most these, and a vector of them: forward.h's run_few, which needs no panels
+# Of a tile of scores for so few rows: K and V are read in turns, and each turn begins anew to read memory ahead
+# (decoding gained a tenth over turns of 96 keys; Zen 5).
+FEW_ROWS_KEYS = 768
 
 ALL = 2**40  # queries: more than there are
 
@@ -129,6 +133,8 @@ def plan(
     first, last = first // packed_bytes, int(last * USABLE_SHARE) // packed_bytes
     # A tile of scores takes half of the first cache.
     score_keys = max(KEYS_STEP, min(MOST_SCORE_KEYS, first // 2 // lanes // KEYS_STEP * KEYS_STEP))
+    if rows <= FEW_ROWS:
+        score_keys = FEW_ROWS_KEYS
     forward = direction == "forward"
     schedule = schedules.get("flash" if forward else "flash_onepass")
     problem = Problem(n_q=max(1, rows), n_k=max(1, keys), d=d, d_v=d_v, dtype=DTYPES[packed_bytes], direction=direction)
