@@ -1,5 +1,8 @@
 """redblue under torch.compile: whole graphs, any sizes, forward and backward."""
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -33,6 +36,13 @@ def normal(*shape):
 
 def close(x, y):
     return x.shape == y.shape and bool((x - y).abs().max() < TOLERANCE)
+
+
+def test_calls_outside_a_graph_do_not_load_the_compiler():
+    """PyTorch's takes nearly a second to import."""
+    calls = "q = torch.randn(2, 3, 4, requires_grad=True); rb.attention(q, q, q, mask=rb.Mask.prefix(2)).sum().backward()"
+    script = f"import sys, torch, redblue as rb; {calls}; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
 def causal_on_itself(x, factor):

@@ -12,8 +12,6 @@ import weakref
 from collections import OrderedDict
 from typing import Any
 
-import torch
-
 from redblue.errors import RedblueError
 from redblue.masks import Mask
 
@@ -60,5 +58,7 @@ def _traced_name_of(mask: Mask) -> str:
     return name
 
 
-# Asked while torch.compile traces, not by what it compiles
-traced_name_of: Any = torch.compiler.assume_constant_result(_traced_name_of)
+# Asked while torch.compile traces, not by what it compiles. This is all that torch.compiler.assume_constant_result
+# does, but that imports torch._dynamo: nearly a second before everybody's first call.
+traced_name_of: Any = _traced_name_of
+traced_name_of._dynamo_marked_constant = True
