@@ -40,7 +40,7 @@ def close(x, y):
 
 def test_calls_outside_a_graph_do_not_load_the_compiler():
     """PyTorch's takes nearly a second to import."""
-    calls = "q = torch.ones(2, 3, 4, requires_grad=True); rb.attention(q, q, q, mask=rb.Mask.prefix(2)).sum().backward()"
+    calls = "q = torch.ones(2, 3, 4).requires_grad_(); rb.attention(q, q, q, mask=rb.Mask.prefix(2)).sum().backward()"
     script = f"import sys, torch, redblue as rb; {calls}; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
