@@ -13,8 +13,9 @@ from redblue import RedblueError, list_memories, memory, schedules
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.card import OTHER, Card, card_named
 from redblue.kernels.gpu.needs import need, pipelines
-from redblue.kernels.gpu.phases import KERNELS, LEAST_SPAN
+from redblue.kernels.gpu.phases import KERNELS, LEAST_SPAN, ON_ONE_GRID
 from redblue.kernels.gpu.plan import ALIKE, MOST_CANDIDATES, Unplanned, candidates, plan
+from redblue.kernels.gpu.task import Options
 from redblue.problem import Problem
 
 GPUS = [name for name in list_memories() if memory(name).kind == "gpu"]
@@ -47,23 +48,26 @@ def test_a_cpu_is_no_card():
         card_named("zen5-server")
 
 
+@pytest.mark.parametrize("options", [Options(), Options(True, True, True, False), Options(listed=True)], ids=str)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", CARDS)
-def test_what_is_planned_fits_by_the_model(name, dtype, direction):
+def test_what_is_planned_fits_by_the_model(name, dtype, direction, options):
     card = CARDS[name]
     for d, d_v in ((16, 16), (40, 40), (80, 128), (128, 128), (192, 128), (256, 256), (512, 512), (576, 512)):
         sizes = sizes_of(d, d_v)
         found = ()
         with contextlib.suppress(Unplanned):  # flash alone does not reach everything
-            found = candidates(direction, sizes, dtype, card)
+            found = candidates(direction, sizes, dtype, card, options)
         assert len(found) <= MOST_CANDIDATES
         assert len(set(found)) == len(found)
         for launch in found:
-            phases = [part.phase(launch.tiles, sizes) for part in KERNELS[launch.kernel, direction].parts]
+            phases = [part.phase(launch.tiles, sizes, options) for part in KERNELS[launch.kernel, direction].parts]
             needs = [need(phase, dtype, card, launch.warps, launch.stages) for phase in phases]
             assert max(each.shared_bytes for each in needs) == launch.shared_bytes <= card.shared_bytes
             edges = launch.tiles._asdict()
+            if options.listed:  # or the kernels would change the tiles to ones that were not planned
+                assert all(edges[edge] == edges[own] for edge, own in ON_ONE_GRID.items() if edge in edges)
             span, _ = edges.pop("span", sizes.n_k), edges.pop("chunk", 0)
             assert all(edge & (edge - 1) == 0 for edge in edges.values()), "Triton's tiles are powers of two"
             assert span >= sizes.n_k or span % edges["cols"] == 0
@@ -82,7 +86,7 @@ def test_no_launch_that_fits_moves_fewer_words():
     words = {}
     for rows, cols, warps, stages in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3)):
         tiles = one_pass.tile_type(rows, cols, sizes.n_k)
-        needed = need(part.phase(tiles, sizes), "float16", card, warps, stages)
+        needed = need(part.phase(tiles, sizes, Options()), "float16", card, warps, stages)
         if needed.shared_bytes <= card.shared_bytes and needed.pressure <= 1:
             words[tiles, warps, stages] = one_pass.cost(problem, tiles).words
     found = plan("forward", sizes, "float16", card, schedule="flash")
@@ -172,3 +176,24 @@ def test_chunks_stay_in_the_l2_and_keep_all_multiprocessors_busy():
         busy = launch.chunk // t.out_rows * (d // t.out_cols) >= 0.75 * card.multiprocessors
         assert busy
         assert 2 * launch.chunk * 16384 <= max(card.l2_bytes / 2, 2 * 16384 * t.out_rows * card.multiprocessors)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", ["rtx-4090", "h100-sxm", "b200"])
+def test_options_need_more(name, direction):
+    """A plan without options may not hold with them: what is planned then is smaller, or exchanged by less."""
+    card, sizes, some = CARDS[name], sizes_of(128), Options(bias=True, dropout=True)
+    without = plan(direction, sizes, "float16", card)
+    parts = KERNELS["flash", direction].parts
+    needs = [need(part.phase(without.tiles, sizes, some), "float16", card, without.warps, 2) for part in parts]
+    assert max(each.pressure for each in needs) > 1
+    launch = plan(direction, sizes, "float16", card, some)
+    needs = [need(part.phase(launch.tiles, sizes, some), "float16", card, launch.warps, 2) for part in parts]
+    assert max(each.pressure for each in needs) <= 1
+    assert launch != without
+
+
+def test_a_softcap_spills_one_more_array_backward():
+    card, sizes = CARDS["h100-sxm"], sizes_of(1024, n=1024)
+    chunks = [plan("backward", sizes, "float16", card, Options(softcap=cap)).chunk for cap in (False, True)]
+    assert chunks[1] < chunks[0]

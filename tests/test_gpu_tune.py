@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from redblue.kernels.cpu import Sizes  # noqa: E402
 from redblue.kernels.gpu import tune  # noqa: E402
 from redblue.kernels.gpu.plan import Card, Launch  # noqa: E402
+from redblue.kernels.gpu.task import Options  # noqa: E402
 
 CANDIDATES = [
     Launch("flash", (64, 64)),
@@ -21,8 +22,8 @@ SIZES = Sizes((2,), 4, 2, 1000, 1000, 64, 64)
 CPU = torch.device("cpu")
 
 
-def kind(sizes=SIZES, mask="full", direction="forward", dtype="float16", card=None, schedule="auto"):
-    return tune.Kind.of(direction, sizes, dtype, mask, schedule, CPU, card or Card())
+def kind(sizes=SIZES, mask="full", direction="forward", dtype="float16", card=None, schedule="auto", **options):
+    return tune.Kind.of(direction, sizes, dtype, mask, Options(**options), schedule, CPU, card or Card())
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +88,8 @@ def test_kinds_are_apart_and_lengths_of_one_magnitude_are_not(clock):
         kind(dtype="bfloat16"),
         kind(schedule="flash"),
         kind(card=Card(arch=80)),
+        kind(bias=True),
+        kind(dropout=True),
     ]
     for i, other in enumerate(others, 2):
         tune.chosen(other, CANDIDATES, clock.run)

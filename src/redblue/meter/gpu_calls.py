@@ -20,7 +20,7 @@ from redblue.errors import RedblueError
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.call import KERNELS
 from redblue.kernels.gpu.plan import Launch, card_of, plan
-from redblue.kernels.gpu.task import Task
+from redblue.kernels.gpu.task import Options, Task
 from redblue.masks.bands import Window
 from redblue.problem import Problem
 
@@ -50,7 +50,8 @@ def gpu_call(
     if words is not None:
         card = card._replace(shared_bytes=words * p.bytes_per_word)
     if tiles is None:
-        launch = plan(p.direction, sizes, p.dtype, card, not isinstance(p.mask.rule, Window), schedule or "auto")
+        options = Options(listed=not isinstance(p.mask.rule, Window))
+        launch = plan(p.direction, sizes, p.dtype, card, options, schedule or "auto")
     else:
         name = schedule or "flash"
         launch = Launch(name, schedules.get(name).make_tiles(p, tiles))

@@ -18,7 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from redblue.integers import ceil_div
+from redblue.kernels.gpu.card import card_of
 from redblue.kernels.gpu.lists import Lists
+from redblue.kernels.gpu.needs import one_by_one
 from redblue.kernels.gpu.scores import (
     factor_left,
     finish,
@@ -38,7 +40,9 @@ from redblue.kernels.gpu.task import Run, Task, array
 
 SHARES = 16
 EDGE = 64  # of tiles, of rows and of keys
-SLICE = 64  # of the head dimensions
+# Features of a slice, and warps; where products are made one by one, by threads that hold a slice of both factors, with
+# the former a thread of sm_75 spilled 9,552 bytes
+TENSOR_CORES, ONE_BY_ONE = (64, 4), (32, 8)
 
 
 def add_bias_gradient(task: Task, precision: str = "ieee") -> None:
@@ -72,6 +76,8 @@ def gradient_run(task: Task, target: Tensor, parts: tuple[int, int], shared: tup
     batch, heads = sizes.lead[0], sizes.kv_heads * group
     single = replace(task, sizes=sizes._replace(kv_heads=heads, group=1))  # rows of one head each
     lists = single.lists(edge, edge, "rows")
+    dtype = str(task.q.dtype).removeprefix("torch.")
+    width, warps = ONE_BY_ONE if one_by_one(dtype, card_of(task.q.device)) else TENSOR_CORES
     arguments: dict[str, Any] = {
         "q": array(task.q),
         "k": array(task.k),
@@ -93,8 +99,8 @@ def gradient_run(task: Task, target: Tensor, parts: tuple[int, int], shared: tup
         "D": sizes.d,
         "D_V": sizes.d_v,
         "EDGE": edge,
-        "D_SLICE": min(SLICE, max(16, triton.next_power_of_2(sizes.d))),
-        "V_SLICE": min(SLICE, max(16, triton.next_power_of_2(sizes.d_v))),
+        "D_SLICE": min(width, max(16, triton.next_power_of_2(sizes.d))),
+        "V_SLICE": min(width, max(16, triton.next_power_of_2(sizes.d_v))),
         "BATCH_SHARED": target.shape[0] == 1,
         "HEAD_SHARED": target.shape[1] == 1,
         "ROW_SHARED": shared[0],
@@ -103,7 +109,7 @@ def gradient_run(task: Task, target: Tensor, parts: tuple[int, int], shared: tup
         "PRECISION": precision,
     }
     programs = target.shape[0] * target.shape[1] * parts[0] * parts[1]
-    return Run(bias_gradient, (programs,), arguments, 4, 2)
+    return Run(bias_gradient, (programs,), arguments, warps, 2)
 
 
 def tile_grid(lists: Lists, row_tiles: int, col_tiles: int) -> Tensor:

@@ -18,11 +18,11 @@ from redblue import torch_kernels
 from redblue.errors import RedblueError
 from redblue.kernels.attended import check_lead
 from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu import flash, flash_backward, spilled, spilled_backward, tune
+from redblue.kernels.gpu import fallback, flash, flash_backward, spilled, spilled_backward, tune
 from redblue.kernels.gpu.bias import add_bias_gradient
 from redblue.kernels.gpu.device import copied
 from redblue.kernels.gpu.lists import KEPT
-from redblue.kernels.gpu.plan import Launch, candidates, card_of, plan
+from redblue.kernels.gpu.plan import Launch, candidates, card_of, launches, plan
 from redblue.kernels.gpu.scores import INTERPRETED
 from redblue.kernels.gpu.task import Task
 from redblue.masks import Mask
@@ -132,7 +132,8 @@ def _types(*tensors: Tensor | None) -> list[torch.dtype | None]:
 
 
 def _run(direction: str, tasks: list[Task], call: Any, q: Tensor, rest: tuple) -> None:
-    """The tasks as planned or, on a GPU, as was found to be fastest among the plan's candidates."""
+    """The tasks as planned or, on a GPU, as was found to be fastest among the plan's candidates; or by what takes their
+    place where the card refuses them."""
     precision = _precision(q)
 
     def run(launch: Launch) -> None:
@@ -141,14 +142,16 @@ def _run(direction: str, tasks: list[Task], call: Any, q: Tensor, rest: tuple) -
                 each()
 
     left, right, _, mask, schedule = rest[:5]
-    card = card_of(q.device)
-    asked = direction, call.sizes, call.dtype, card, bool(mask), schedule
-    if not (q.is_cuda and tune.enabled()):
-        run(plan(*asked))
-        return
+    card, options = card_of(q.device), tasks[0].options
     seen = "lists" if mask else "full" if left < 0 and right < 0 else "band"
-    kind = tune.Kind.of(direction, call.sizes, f"{call.dtype} {precision}", seen, schedule, q.device, card)
-    run(tune.chosen(kind, candidates(*asked), run))
+    dtype = f"{call.dtype} {precision}"
+    kind = tune.Kind.of(direction, call.sizes, dtype, seen, options, schedule, q.device, card)
+    asked = direction, call.sizes, call.dtype, card, options, schedule
+
+    def choose() -> Launch:
+        return tune.chosen(kind, candidates(*asked), run) if q.is_cuda and tune.enabled() else plan(*asked)
+
+    fallback.run(kind, choose, lambda: launches(*asked), run)
 
 
 def _precision(x: Tensor) -> str:

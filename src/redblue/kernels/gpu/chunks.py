@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from redblue.kernels.gpu.phases import ON_ONE_GRID
 from redblue.kernels.gpu.plan import Launch
 from redblue.kernels.gpu.task import Task
 
@@ -50,8 +51,7 @@ def prepared(task: Task, launch: Launch) -> Launch:
     t = launch.tiles
     t = t._replace(depth=min(t.depth, t.rows, t.cols))  # a slice lies in one tile
     if task.mask is not None:
-        grid = {"out_rows": t.rows, "dq_rows": t.rows, "dk_rows": t.cols, "dv_rows": t.cols}
-        t = t._replace(**{edge: grid[edge] for edge in t._fields if edge in grid})
+        t = t._replace(**{edge: getattr(t, own) for edge, own in ON_ONE_GRID.items() if edge in t._fields})
     return launch._replace(tiles=t, chunk=launch.chunk or task.rows)
 
 

@@ -26,9 +26,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from redblue.errors import RedblueError
+from redblue.integers import ceil_div
 from redblue.kernels.cpu import Sizes
+from redblue.kernels.gpu import bias
 from redblue.kernels.gpu.call import KERNELS
-from redblue.kernels.gpu.plan import Card, Launch
+from redblue.kernels.gpu.card import Card, told
+from redblue.kernels.gpu.plan import Launch
 from redblue.kernels.gpu.task import Run, Task
 
 TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor of sm_100, of 128 rows of 4 bytes
@@ -55,7 +58,9 @@ def fits(direction: str, sizes: Sizes, dtype: str, card: Card, launch: Launch, *
 
     Raises RedblueError in a process whose kernels are interpreted, and Triton's own errors where it cannot compile.
     """
-    return fits_of(runs(direction, sizes, dtype, launch, **options), card.arch)
+    with told(card):
+        found = runs(direction, sizes, dtype, launch, **options)
+    return fits_of(found, card.arch)
 
 
 def fits_of(found: Iterable[Run], arch: int) -> tuple[Fit, ...]:
@@ -66,7 +71,10 @@ def fits_of(found: Iterable[Run], arch: int) -> tuple[Fit, ...]:
 
 
 def runs(direction: str, sizes: Sizes, dtype: str, launch: Launch, **options: Any) -> list[Run]:
-    """What the launch would run on dense tensors of these sizes, of which none is allocated."""
+    """What the launch would run on dense tensors of these sizes, of which none is allocated.
+
+    With a dbias among the options, what writes that, too.
+    """
     sums = torch.float64 if dtype == "float64" else torch.float32
     (batch,), heads = sizes.lead, sizes.kv_heads * sizes.group
     shapes = {
@@ -81,7 +89,11 @@ def runs(direction: str, sizes: Sizes, dtype: str, launch: Launch, **options: An
         for name, shape in shapes.items()
     }
     task = Task(sizes=sizes, **arrays, **{"scale": sizes.d**-0.5, **options})
-    return list(getattr(KERNELS[launch.kernel], direction)(task, launch))
+    found = list(getattr(KERNELS[launch.kernel], direction)(task, launch))
+    if task.dbias is not None:
+        parts = ceil_div(sizes.n_q, bias.EDGE), ceil_div(sizes.n_k, bias.EDGE)
+        found.append(bias.gradient_run(task, task.dbias, parts, (False, False), "ieee"))
+    return found
 
 
 def key(run: Run, arch: int) -> str:

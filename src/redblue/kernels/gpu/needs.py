@@ -15,7 +15,14 @@ As Triton 3.9.0 compiles them, flash forward in float16, causal, takes this many
 128 x 32 x 2 and 128 x 32 x 3: 49,152 and 65,536 on sm_80 and sm_120, 65,536 and 81,920 on sm_90; d 512, 64 x 32 x 2:
 135,168, and 196,608. That is the model but for what is exchanged: P (R C elements), which need not be always, and twice
 that with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90); sm_100 has up to 1,024 more for
-barriers. So the model is never below; benchmarks/gpu_fit.py holds it against every plan.
+barriers, and there flash backward takes tiles of fewer than 64 that stream by twice, and a bias once more.
+
+A softcap and sinks take nothing. A bias takes registers, for the addresses of its elements, and so do dropout's bits:
+of flash, d 128, 128 x 64 forward, and 32 rows x 128 keys for dK and dV, with tiles planned without them, a bias spilled
+1,036 and 820 bytes of a thread on sm_80, dropout 116 and 15,348 (8 warps, 2 stages; neither: 0 and 32). So scores count
+as more tiles with them.
+
+The model is to be never below; benchmarks/gpu_fit.py holds it against every plan.
 """
 
 from __future__ import annotations
@@ -33,6 +40,7 @@ MOST_REGISTERS = 255  # of a thread
 SUMS, RESULTS = 0.51, 0.64
 # Where products are made one by one: twice the results and half of a product's operands, of 4 bytes and of fewer.
 ONE_BY_ONE, CONVERTED = 1.53, 0.9
+LOADED = 7  # and so many times what streams by together, where it passes through registers on its way
 
 
 class Phase(NamedTuple):
@@ -45,6 +53,10 @@ class Phase(NamedTuple):
     scores: int  # other results
     stored: int  # the largest tile that is stored
     product: tuple[int, int, int]  # the one of most operands: rows, columns, and what is summed over
+    added: int = 0  # what is exchanged for a bias or dropout, beyond results
+    both_ways: int = 0  # of the streaming tiles: factors as they lie and turned, with an edge of less than 64
+    waiting: int = 0  # operands that wait in registers, where products take them from there
+    together: bool = False  # whether streaming tiles are there at once even where nothing is copied ahead
 
 
 class Need(NamedTuple):
@@ -53,20 +65,27 @@ class Need(NamedTuple):
 
 
 def need(phase: Phase, dtype: str, card: Card, warps: int, stages: int) -> Need:
-    word, threads = BYTES[dtype], warps * card.warp
+    word, threads, family = BYTES[dtype], warps * card.warp, card.arch // 10
     registers = min(MOST_REGISTERS, card.registers // threads)
     wide = max(1, word // 4)  # registers of a number
-    takes = max(phase.sums / SUMS, (phase.sums + phase.scores) / RESULTS) / threads
+    waiting = phase.waiting if family not in (9, 10) else 0  # there products read shared memory
+    takes = max(phase.sums / SUMS, (phase.sums + phase.scores + waiting) / RESULTS) / threads
     if one_by_one(dtype, card):
         rows, cols, inner = phase.product
         operands = (rows + cols) / math.sqrt(threads) * inner  # threads lie in a square
         takes = 2 * (phase.sums + phase.scores) / threads + operands / 2
+        if phase.together and word >= 4 and not pipelines(card):
+            takes += LOADED * sum(phase.stream) / threads
         takes /= ONE_BY_ONE if word >= 4 else CONVERTED
         word = max(word, 4)
-    streaming = max(phase.stream)
+    streaming, exchanged = max(phase.stream), phase.exchanged
     if stages > 1 and pipelines(card):
-        streaming = (stages if card.arch // 10 in (9, 10) else stages - 1) * sum(phase.stream)
-    shared = word * max(phase.stay + streaming + phase.exchanged, phase.stored) + SLACK
+        streaming = (stages if family in (9, 10) else stages - 1) * sum(phase.stream)
+    elif phase.together:
+        streaming = max(streaming, sum(phase.stream) - exchanged // 2)
+    if family == 10:
+        exchanged = max(exchanged, phase.both_ways) + phase.added  # and what all others exchange, once more
+    shared = word * max(phase.stay + streaming + exchanged + phase.added, phase.stored) + SLACK
     return Need(shared, wide * takes / registers)
 
 

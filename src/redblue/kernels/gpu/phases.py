@@ -8,17 +8,21 @@ from typing import Any, NamedTuple
 from redblue.integers import ceil_div
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.needs import Phase
-from redblue.kernels.gpu.task import parts
+from redblue.kernels.gpu.task import Options, parts
 
 LEAST = 16  # the shortest edge of a tile that a tensor core takes
+SHORT = 64  # tiles with a shorter edge are laid out twice on sm_100 where they are multiplied turned, too
+WIDE = 64  # second parts of d from which on the first's operands wait for theirs
+# Of a listed mask what is spilled is read in the tiles that it was written in, so these edges equal those
+ON_ONE_GRID = {"out_rows": "rows", "dq_rows": "rows", "dk_rows": "cols", "dv_rows": "cols"}
 LEAST_SPAN = 512  # keys of a walk: shorter ones leave more to merge than they find
 
 
 class Part(NamedTuple):
-    """edges: of tiles that stay, for words to decide on. phase, blocks: by tiles and sizes."""
+    """edges: of tiles that stay, for words to decide on. phase, blocks: by tiles and sizes, phase by options, too."""
 
     edges: tuple[str, ...]
-    phase: Callable[[Any, Sizes], Phase]
+    phase: Callable[[Any, Sizes, Options], Phase]
     blocks: Callable[[Any, Sizes], int]
 
 
@@ -42,76 +46,89 @@ def _rows(sizes: Sizes) -> int:
     return sizes.n_q * sizes.group
 
 
-def _flash_forward(t: Any, sizes: Sizes) -> Phase:
+def _score_tiles(own: int, options: Options) -> int:
+    """How many tiles of scores lie in registers: the kernel's own, a bias with its addresses, and what is kept."""
+    return max(own, 4 * options.bias) + options.dropout
+
+
+def _flash_forward(t: Any, sizes: Sizes, options: Options) -> Phase:
     (d, d_v), r, c = laid(sizes), t.rows, t.cols
     return Phase(
         stay=r * d,
         stream=(c * d, c * d_v),
         exchanged=2 * r * c,  # P; with a bias or dropout, what is added to it, too
         sums=r * d_v,
-        scores=r * c,
+        scores=_score_tiles(1, options) * r * c,
         stored=r * d_v,
         product=(r, c, d),
     )
 
 
-def _flash_dq(t: Any, sizes: Sizes) -> Phase:
+def _flash_dq(t: Any, sizes: Sizes, options: Options) -> Phase:
     (d, d_v), r, c = laid(sizes), t.rows, t.cols
     return Phase(
         stay=r * (d + d_v),
         stream=(c * d, c * d_v),
         exchanged=r * c,
         sums=r * d,
-        scores=2 * r * c,
+        scores=_score_tiles(2, options) * r * c,
         stored=r * d,
         product=(r, c, max(d, d_v)),
+        added=r * c * (options.bias or options.dropout),
+        both_ways=c * d * (c < SHORT),
+        together=True,
     )
 
 
-def _flash_dkv(t: Any, sizes: Sizes) -> Phase:
+def _flash_dkv(t: Any, sizes: Sizes, options: Options) -> Phase:
     (d, d_v), r, c = laid(sizes), t.dkv_rows, t.dkv_cols
+    length = max(d, d_v)
     return Phase(
         stay=c * (d + d_v),
         stream=(r * d, r * d_v),
         exchanged=2 * r * c,
         sums=c * (d + d_v),
-        scores=2 * r * c,
-        stored=c * max(d, d_v),
-        product=(c, r, max(d, d_v)),
+        scores=_score_tiles(2, options) * r * c,
+        stored=c * length,
+        product=max((c, r, length), (c, length, r), key=lambda edges: (edges[0] + edges[1]) * edges[2]),
+        added=r * c * (options.bias or options.dropout),
+        both_ways=r * (d + d_v) * (r < SHORT),
+        waiting=2 * r * (d + d_v) * (min(parts(sizes.d)[1], parts(sizes.d_v)[1]) >= WIDE),
+        together=True,
     )
 
 
-def _spill(t: Any, sizes: Sizes) -> Phase:
-    """small_cache: slices of queries and of keys stream by."""
+def _spill(t: Any, sizes: Sizes, options: Options) -> Phase:
+    """small_cache: slices of queries and of keys stream by; tiles are stored while the next ones' arrive."""
     r, c, w = t.rows, t.cols, t.depth
-    return Phase(0, (r * w, c * w), 0, r * c, 0, r * c, (r, c, w))
+    return Phase(0, (r * w, c * w), r * c // 2, r * c, r * c * (options.bias or options.dropout), r * c, (r, c, w))
 
 
-def _spill_held(t: Any, sizes: Sizes) -> Phase:
+def _spill_held(t: Any, sizes: Sizes, options: Options) -> Phase:
     """hybrid: queries stay; keys stream by whole, since the loop over their slices is unrolled."""
     r, c, w = t.rows, t.cols, t.depth
     held = ceil_div(sizes.d, w) * w
-    return Phase(r * held, (c * held,), r * c, r * c, 0, r * c, (r, c, held))
+    return Phase(r * held, (c * held,), r * c, r * c, 0, r * c, (r, c, held), added=r * c * options.bias)
 
 
-def _weigh(t: Any, sizes: Sizes) -> Phase:
+def _weigh(t: Any, sizes: Sizes, options: Options) -> Phase:
     r, c, w = t.out_rows, t.out_cols, t.depth
     return Phase(0, (r * w, w * c), r * w, r * c, r * w, r * c, (r, c, w))
 
 
-def _spill_ds(t: Any, sizes: Sizes) -> Phase:
+def _spill_ds(t: Any, sizes: Sizes, options: Options) -> Phase:
     """small_cache: dS of a tile, from P, which has been spilled by less."""
     r, c, w = t.rows, t.cols, t.depth
     return Phase(0, (r * w, c * w), r * c, r * c, r * c, r * c, (r, c, w))
 
 
-def _spill_p_held(t: Any, sizes: Sizes) -> Phase:
+def _spill_p_held(t: Any, sizes: Sizes, options: Options) -> Phase:
     """hybrid: queries stay, `depth` keys stream by whole."""
     r, w, held = t.rows, t.depth, ceil_div(sizes.d, LEAST) * LEAST
-    return Phase(r * held, (w * held,), r * w, r * w, 0, r * w, (r, w, held))
+    return Phase(r * held, (w * held,), r * w, r * w, 0, r * w, (r, w, held), added=r * w * options.bias)
 
 
-def _turn(t: Any, sizes: Sizes) -> Phase:
+def _turn(t: Any, sizes: Sizes, options: Options) -> Phase:
     """hybrid: V and dV of a block of keys stay, `depth` rows of dO and P stream by; registers hold slices of all."""
     c, w, held = t.cols, t.depth, ceil_div(sizes.d_v, LEAST) * LEAST
     return Phase(c * held, (w * held, w * c), 2 * w * c, (2 * c + w) * held, 2 * w * c, c * held, (c, w, held))
@@ -120,7 +137,7 @@ def _turn(t: Any, sizes: Sizes) -> Phase:
 def _sum_of(rows: str, cols: str, name: str) -> Part:
     """dQ, dK or dV: a tile stays, slices of what was spilled stream by with those of the other factor."""
 
-    def phase(t: Any, sizes: Sizes) -> Phase:
+    def phase(t: Any, sizes: Sizes, options: Options) -> Phase:
         r, c, w = getattr(t, rows), getattr(t, cols), t.depth
         return Phase(0, (r * w, w * c), r * w, r * c, 0, 2 * r * c, (r, c, w))  # stored as sums, of up to 4 bytes
 

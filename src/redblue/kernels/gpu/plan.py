@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -20,11 +21,12 @@ from redblue.integers import ceil_div
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.card import Card, card_named, card_of
 from redblue.kernels.gpu.needs import BYTES, need, pipelines
-from redblue.kernels.gpu.phases import KERNELS, LEAST, LEAST_SPAN, Part
+from redblue.kernels.gpu.phases import KERNELS, LEAST, LEAST_SPAN, ON_ONE_GRID, Part
+from redblue.kernels.gpu.task import Options
 from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE
 
-__all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of", "plan"]
+__all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of", "launches", "plan"]
 
 WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, where words do not decide
 L2_SHARE = 0.5  # for what is spilled of a chunk of rows, so that it is read from there
@@ -32,12 +34,14 @@ BUSY = 0.75  # share of the multiprocessors that have a block: more need not be
 ALIKE = 1.03  # words within this factor do not decide
 NEAR = 2.0  # candidates may move so many times the words of the first
 MOST_CANDIDATES = 6
+LESS = 0.75  # of the shared memory of a launch that a card refused, for the next one
+PLAIN = Options()
 
 
 class Launch(NamedTuple):
     """What runs: a kernel by name, and its tiles by the names of its schedule."""
 
-    kernel: str  # "flash", "hybrid", "small_cache", "decode"
+    kernel: str  # "flash", "hybrid", "small_cache"
     tiles: Any
     warps: int = 4
     stages: int = 2
@@ -59,37 +63,66 @@ class Unplanned(RedblueError):
         )
 
 
-def plan(direction: str, sizes: Sizes, dtype: str, card: Card, sparse: bool = False, schedule: str = "auto") -> Launch:
+def plan(
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: Options = PLAIN, schedule: str = "auto"
+) -> Launch:
     """The first of the candidates."""
-    return candidates(direction, sizes, dtype, card, sparse, schedule)[0]
+    return candidates(direction, sizes, dtype, card, options, schedule)[0]
 
 
 def candidates(
-    direction: str, sizes: Sizes, dtype: str, card: Card, sparse: bool = False, schedule: str = "auto"
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: Options = PLAIN, schedule: str = "auto"
 ) -> tuple[Launch, ...]:
     """At most MOST_CANDIDATES launches, the best by the plan first; the same for all lengths of one magnitude.
 
-    sparse: whether the mask is no band. schedule: the kernel that is to run; "auto": any. Where it cannot run on this
-    card, one that can takes its place, with a warning the first time. Raises Unplanned where none can.
+    schedule: the kernel that is to run; "auto": any. Where it cannot run on this card, one that can takes its place,
+    with a warning the first time. Raises Unplanned where none can.
     """
+    return _warned(direction, _alike(sizes), dtype, card, options, schedule)
+
+
+def launches(
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: Options = PLAIN, schedule: str = "auto"
+) -> Iterator[Launch]:
+    """The candidates, then what is planned for ever less shared memory, down to the smallest tiles there are."""
+    found = candidates(direction, sizes, dtype, card, options, schedule)
+    while True:
+        yield from found
+        less = card._replace(shared_bytes=int(LESS * min(launch.shared_bytes for launch in found)))
+        try:
+            found = _candidates(direction, _alike(sizes), dtype, less, options, schedule)[0][:1]
+        except Unplanned:
+            return
+
+
+def _alike(sizes: Sizes) -> Sizes:
     rows, keys, streams = (_magnitude(x) for x in (sizes.n_q * sizes.group, sizes.n_k, sizes.streams))
-    alike = Sizes((1,), streams, 1, rows, keys, sizes.d, sizes.d_v)
-    return _candidates(direction, alike, dtype, card, schedule)
+    return Sizes((1,), streams, 1, rows, keys, sizes.d, sizes.d_v)
 
 
 @lru_cache(maxsize=4096)
-def _candidates(direction: str, sizes: Sizes, dtype: str, card: Card, schedule: str) -> tuple[Launch, ...]:
-    ranked = {name: _ranked(name, direction, sizes, dtype, card) for name, way in KERNELS if way == direction}
+def _warned(
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: Options, schedule: str
+) -> tuple[Launch, ...]:
+    found, why = _candidates(direction, sizes, dtype, card, options, schedule)
+    if why:
+        warnings.warn(f"{why}; {found[0].kernel} runs instead", stacklevel=3)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _candidates(
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: Options, schedule: str
+) -> tuple[tuple[Launch, ...], Unplanned | None]:
+    """And why they are not of the kernel that was asked for."""
+    ranked = {name: _ranked(name, direction, sizes, dtype, card, options) for name, way in KERNELS if way == direction}
     asked = ranked.get(schedule)
     if isinstance(asked, list):
-        return _few(asked)
+        return _few(asked), None
     found = [choice for choices in ranked.values() if isinstance(choices, list) for choice in choices]
     if not found:
         raise asked or next(why for why in reversed(ranked.values()) if isinstance(why, Unplanned))
-    best = _few(sorted(found, key=_rank))
-    if asked:
-        warnings.warn(f"{asked}; {best[0].kernel} runs instead", stacklevel=2)
-    return best
+    return _few(sorted(found, key=_rank)), asked
 
 
 class _Choice(NamedTuple):
@@ -117,12 +150,14 @@ def _edge(i: int) -> Any:
     return lambda launch: launch.tiles[i] if i < len(launch.tiles) else None
 
 
-def _ranked(name: str, direction: str, sizes: Sizes, dtype: str, card: Card) -> list[_Choice] | Unplanned:
+def _ranked(
+    name: str, direction: str, sizes: Sizes, dtype: str, card: Card, options: Options
+) -> list[_Choice] | Unplanned:
     """The kernel's launches that fit, the best first."""
     stages = STAGES if pipelines(card) else (1,)
     streams = [x for x in STREAMS if x <= max(LEAST, sizes.n_q, sizes.n_k)]
     tried = [
-        _fitted(name, direction, sizes, dtype, card, *setting)
+        _fitted(name, direction, sizes, dtype, card, options, *setting)
         for setting in product(WARPS, stages, streams, KERNELS[name, direction].most)
     ]
     found = {choice.launch: choice for choice in tried if isinstance(choice, _Choice)}
@@ -133,7 +168,16 @@ def _ranked(name: str, direction: str, sizes: Sizes, dtype: str, card: Card) -> 
 
 
 def _fitted(
-    name: str, direction: str, sizes: Sizes, dtype: str, card: Card, warps: int, stages: int, stream: int, most: int
+    name: str,
+    direction: str,
+    sizes: Sizes,
+    dtype: str,
+    card: Card,
+    options: Options,
+    warps: int,
+    stages: int,
+    stream: int,
+    most: int,
 ) -> _Choice | Launch:
     """The best launch with these, or, where nothing fits, the smallest."""
     kernel, one_pass = KERNELS[name, direction], schedules.get(name).passes[direction]
@@ -144,10 +188,10 @@ def _fitted(
     tiles = tiles._replace(**{edge: _shortest(edge, tiles) for edge in own})
     shared, pressure, idle = 0, 1.0, 0.0
     for part in kernel.parts:
-        options = []
-        for t in _lengths(part, tiles, most):
-            needed = need(part.phase(t, sizes), dtype, card, warps, stages)
-            options.append(
+        choices = []
+        for t in _lengths(part, tiles, most, ON_ONE_GRID if options.listed else {}):
+            needed = need(part.phase(t, sizes, options), dtype, card, warps, stages)
+            choices.append(
                 (
                     needed.shared_bytes > card.shared_bytes and needed.shared_bytes,
                     max(1.0, needed.pressure),  # up to 1, nothing is spilled
@@ -157,11 +201,12 @@ def _fitted(
                     t,
                 )
             )
-        best = min(options)
+        best = min(choices)
         shared, pressure, idle, tiles = max(shared, best[4]), max(pressure, best[1]), max(idle, best[2]), best[5]
     chunk = 0
     if kernel.spilled:
-        tiles, chunk = _chunked(tiles, sizes, kernel.spilled * BYTES[dtype], card)
+        arrays = kernel.spilled + (options.softcap and direction == "backward")  # its derivative
+        tiles, chunk = _chunked(tiles, sizes, arrays * BYTES[dtype], card)
     elif "span" in tiles._fields:
         tiles = _cut(tiles, sizes, card)
     launch = Launch(name, tiles, warps, stages, chunk, shared)
@@ -211,9 +256,11 @@ def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any
     return tiles._replace(**{name: length for name, length in edges.items() if name in t}), chunk
 
 
-def _lengths(part: Part, tiles: Any, most: int) -> list[Any]:
-    """The tiles with every power of two for the part's edges."""
-    edges = (_powers(_shortest(edge, tiles), most) for edge in part.edges)
+def _lengths(part: Part, tiles: Any, most: int, tied: Mapping[str, str]) -> list[Any]:
+    """The tiles with every power of two for the part's edges. tied: those that equal another, by its name."""
+    edges = (
+        [getattr(tiles, tied[edge])] if edge in tied else _powers(_shortest(edge, tiles), most) for edge in part.edges
+    )
     return [tiles._replace(**dict(zip(part.edges, x, strict=True))) for x in product(*edges)]
 
 

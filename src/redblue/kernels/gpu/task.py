@@ -48,6 +48,15 @@ class Scores(NamedTuple):
     first_row: int  # Task.first_row
 
 
+class Options(NamedTuple):
+    """What, besides sizes and type, decides how much a block of a kernel holds."""
+
+    bias: bool = False
+    dropout: bool = False
+    softcap: bool = False
+    listed: bool = False  # a mask that is no band
+
+
 @dataclass(frozen=True)
 class Task:
     """Tensors of one call, or of a part of it, as (batch, heads, rows, columns); checked and expanded, of any strides.
@@ -89,6 +98,10 @@ class Task:
     @property
     def streams(self) -> int:
         return self.sizes.streams
+
+    @property
+    def options(self) -> Options:
+        return Options(self.bias is not None, self.seed is not None, bool(self.softcap), self.mask is not None)
 
     @property
     def plain(self) -> bool:

@@ -27,6 +27,7 @@ import triton
 
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.plan import Card, Launch
+from redblue.kernels.gpu.task import Options
 
 VARIABLE = "REDBLUE_TUNE"
 REPETITIONS, LONGEST_MILLISECONDS = 5, 50.0
@@ -49,15 +50,24 @@ class Kind(NamedTuple):
     d_v: int
     dtype: str  # and, of float32, the precision of its products
     mask: str  # "full", "band" or "lists"
+    options: Options  # what fits without a bias may not fit with one
     schedule: str  # that was asked for
     versions: tuple[str, str]
 
     @classmethod
     def of(
-        cls, direction: str, sizes: Sizes, dtype: str, mask: str, schedule: str, device: torch.device, card: Card
+        cls,
+        direction: str,
+        sizes: Sizes,
+        dtype: str,
+        mask: str,
+        options: Options,
+        schedule: str,
+        device: torch.device,
+        card: Card,
     ) -> Kind:
         streams, rows, keys = (_magnitude(x) for x in (sizes.streams, sizes.n_q * sizes.group, sizes.n_k))
-        of = _name(device), card, direction, streams, rows, keys, sizes.d, sizes.d_v, dtype, mask, schedule
+        of = _name(device), card, direction, streams, rows, keys, sizes.d, sizes.d_v, dtype, mask, options, schedule
         return cls(*of, _versions())
 
 
