@@ -54,7 +54,7 @@ gpu: ## on a machine with a GPU, from a fresh clone: tests on it, then both benc
 	.ci/gpu small-cache
 
 gpu-fit: setup $(VENV)/peers.stamp ## compile every planned GPU kernel for every architecture; no GPU is needed
-	nice -n 19 $(BIN)/python benchmarks/gpu_fit.py
+	nice -n 19 $(BIN)/python benchmarks/gpu_fit.py --json docs/gpu-fit.json --figure docs/gpu-fit.svg
 
 # Experiments that count or simulate; the others measure, some for a quarter of an hour (redblue experiment --list).
 COUNTED := regimes heads sparse real-caches figure-2022
