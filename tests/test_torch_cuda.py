@@ -219,6 +219,7 @@ TAKEN = {
     "plain": {},
     "causal": {"is_causal": True},
     "wide": {"d": 512},
+    "wider than the CPU's kernels take": {"d": 4100},
     "no multiple of 8": {"d": 77},
     "values of another width": {"d": 192, "d_v": 128},
     "added": {"attn_mask": torch.float16},
@@ -229,7 +230,6 @@ TAKEN = {
     "bfloat16": {"dtype": torch.bfloat16},
 }
 LEFT = {
-    "wider than any kernel": {"d": 4100},
     "types that differ": {"other": torch.bfloat16},
     "a mask of whole numbers": {"attn_mask": torch.int64},
 }

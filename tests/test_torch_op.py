@@ -47,7 +47,7 @@ def textbook(q, k, v, mask=None, *, scale=None, bias=None, softcap=None, sinks=N
     if bias is not None:
         s = s.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else s + bias.double()
     if mask is not None:
-        s = s.masked_fill(~torch.from_numpy(mask.to_dense(*s.shape[-2:])), -torch.inf)
+        s = s.masked_fill(~torch.from_numpy(mask.to_dense(*s.shape[-2:])).to(s.device), -torch.inf)
     if sinks is not None:
         s = torch.cat([s, sinks.double()[:, None, None].expand(*s.shape[:-1], 1)], -1)
     dead = (s == -torch.inf).all(-1, keepdim=True)
@@ -60,7 +60,7 @@ def textbook(q, k, v, mask=None, *, scale=None, bias=None, softcap=None, sinks=N
 def check_close(got, expected, dtype=None):
     """To within the type's tolerance of the largest number expected (but of 1, if that is less)."""
     assert got.shape == expected.shape
-    got, expected = got.detach().double(), expected.detach().double()
+    got, expected = got.detach().double().cpu(), expected.detach().double().cpu()
     finite = expected.isfinite()
     assert torch.equal(got[~finite], expected[~finite])
     error = (got - expected)[finite].abs().max() if finite.any() else 0.0
@@ -473,8 +473,8 @@ REFUSED = {
     "device": ((X, X.to("meta"), X), {}, r"k must be on the device of q \(cpu\), got meta"),
     "sparse": ((X, X, X.to_sparse()), {}, "v must be dense, got a tensor of layout torch.sparse_coo"),
     "array": ((X, X.numpy(), X), {}, "k must be a PyTorch tensor as the others are, got ndarray"),
-    "wide": ((torch.zeros(1, 1, 2, 4097),) * 3, {}, "must be 1 to 4096, got 4097"),
-    "no d": ((X[..., :0],) * 3, {}, "must be 1 to 4096, got 0"),
+    "wide": ((torch.zeros(1, 1, 2, 4097),) * 3, {}, "must be 1 to 4096 on the CPU, got 4097"),
+    "no d": ((X[..., :0],) * 3, {}, "must be at least 1, got 0"),
     "ranks": ((torch.zeros([1] * 12),) * 3, {}, "q may have at most 11 dimensions"),
     "bias": ((X, X, X), {"bias": torch.zeros(4, 5)}, r"bias must broadcast to .* = \(2, 4, 5, 5\), got shape \(4, 5\)"),
     "bias's type": ((X, X, X), {"bias": torch.zeros(5, 5, dtype=torch.int64)}, "bias must be of type bool, .* int64"),

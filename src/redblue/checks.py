@@ -92,9 +92,9 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
         raise RedblueError(f"head dimension of k ({k[-1]}) must equal that of q ({q[-1]})")
     if k[-2] != v[-2]:
         raise RedblueError(f"v must have as many keys as k ({k[-2]}), got {v[-2]}")
-    for name, size in (("d, the last dimension of q and k,", q[-1]), ("d_v, the last dimension of v,", v[-1])):
-        if not 1 <= size <= MOST_D:
-            raise RedblueError(f"{name} must be 1 to {MOST_D}, got {size}")
+    for name, size in zip(_WIDTHS, (q[-1], v[-1]), strict=True):
+        if size < 1:
+            raise RedblueError(f"{name} must be at least 1, got {size}")
     kv_heads = k[-3] if v[-3] == 1 else v[-3]
     if k[-3] not in (1, kv_heads):
         raise RedblueError(f"v must have as many heads as k ({k[-3]}), got {v[-3]}")
@@ -108,6 +108,16 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
         shapes = ", ".join(f"{name} {shape}" for name, shape in (("q", q), ("k", k), ("v", v)))
         raise RedblueError(f"leading dimensions must broadcast, got {shapes}")
     return Sizes(lead, kv_heads, heads // kv_heads if kv_heads else 1, q[-2], k[-2], q[-1], v[-1])
+
+
+_WIDTHS = "d, the last dimension of q and k,", "d_v, the last dimension of v,"
+
+
+def check_widths_on_cpu(sizes: Sizes) -> None:
+    """Raise RedblueError for head dimensions that the kernels for the CPU do not take. Those for GPUs take any."""
+    for name, size in zip(_WIDTHS, (sizes.d, sizes.d_v), strict=True):
+        if size > MOST_D:
+            raise RedblueError(f"{name} must be 1 to {MOST_D} on the CPU, got {size}: tensors on a GPU may have more")
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:

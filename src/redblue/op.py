@@ -19,6 +19,7 @@ from redblue.checks import (
     check_shapes,
     check_sinks_dtype,
     check_sinks_shape,
+    check_widths_on_cpu,
     heads_of,
 )
 from redblue.errors import RedblueError
@@ -174,6 +175,7 @@ class NumpyCall:
         if per_head(options.mask):  # no two heads see the same keys
             k, v = (_ungrouped(q, x) for x in (k, v))
         self.sizes = sizes = check_shapes(q.shape, k.shape, v.shape)
+        check_widths_on_cpu(sizes)
         bias = None if options.bias is None else as_numpy("bias", options.bias)
         names = {"q": q.dtype.name, "k": k.dtype.name, "v": v.dtype.name}
         self.dtype = check_dtypes(names, None if bias is None else bias.dtype.name)

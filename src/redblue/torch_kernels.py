@@ -151,6 +151,7 @@ def _common(
     left, right, bottom_right, mask, schedule, scale, softcap, dropout = rest
     check_numbers(softcap, dropout, seed)
     sizes = call.sizes
+    checks.check_widths_on_cpu(sizes)
     offset = sizes.n_k - sizes.n_q if bottom_right else 0
     most = sizes.n_q + sizes.n_k  # a side so wide never binds, and fits
     left = most if left < 0 else min(left, most)

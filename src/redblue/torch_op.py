@@ -31,6 +31,8 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
         q, k, v = (x.unsqueeze(0) if x.dim() == 2 else x for x in (q, k, v))
     # Symbolic sizes have no hash
     spread = (torch_kernels.known_spread if plain else torch_kernels.spread_of)(q.shape, k.shape, v.shape)
+    if q.is_cpu and torch_kernels.handed_to() is None:
+        checks.check_widths_on_cpu(spread.sizes)
     if spread.q is not None:
         q = q.expand(spread.q)
     if spread.k is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from redblue import op, reference
-from redblue.checks import check_dtypes, check_shapes
+from redblue.checks import check_dtypes, check_shapes, check_widths_on_cpu
 from redblue.kernels import cpu, tiles
 from redblue.kernels.attended import attended
 from redblue.masks import Mask
@@ -45,7 +45,9 @@ def sizes_of(problem: Problem) -> cpu.Sizes:
     """As the kernel is told, for problems of one batch. Raises RedblueError, saying why, for what it cannot take."""
     p = problem
     check_dtypes({"the arrays": p.dtype})
-    return check_shapes((p.heads, p.n_q, p.d), (p.key_heads, p.n_k, p.d), (p.key_heads, p.n_k, p.value_dim))
+    sizes = check_shapes((p.heads, p.n_q, p.d), (p.key_heads, p.n_k, p.d), (p.key_heads, p.n_k, p.value_dim))
+    check_widths_on_cpu(sizes)
+    return sizes
 
 
 def computed_in(dtype: str) -> str:

@@ -22,7 +22,6 @@ from redblue.kernels.gpu.card import card_of
 from redblue.kernels.gpu.lists import Lists
 from redblue.kernels.gpu.needs import one_by_one
 from redblue.kernels.gpu.scores import (
-    factor_left,
     finish,
     in_band,
     index,
@@ -31,6 +30,7 @@ from redblue.kernels.gpu.scores import (
     load_slice,
     log_sum,
     numbers_at,
+    power,
     product,
     row_numbers,
     start,
@@ -254,7 +254,7 @@ def _tile(
             s, scores, batch, query_head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :], m_row[:, None],
             m_key[None, :], 1, False
         )  # fmt: skip
-        p = tl.exp2(s * factor_left(scores, False, SUMS) - log_sum(lse + numbers, m_row)[:, None])
+        p = power(s, log_sum(lse + numbers, m_row)[:, None], False)
         dp = tl.zeros((EDGE, EDGE), SUMS)
         for c in tl.range(0, D_V, V_SLICE):
             b_dout = load_slice(start(dout, batch, query_head), dout_offsets, dout, m_row, c, V_SLICE, D_V)

@@ -26,6 +26,7 @@ from redblue.kernels.gpu.scores import (
     key_range,
     listed,
     load,
+    power,
     product,
     row_numbers,
     row_offsets,
@@ -282,7 +283,7 @@ def _keys(
                 m_pair = listed((lists.bits + line * WORDS)[:, None], i_col[None, :], COLS)
                 s = tl.where(m_pair, s, float("-inf"))
             new_top = tl.maximum(top, tl.max(s, 1) * left)
-            p = tl.exp2(s * left - new_top[:, None])
+            p = power(s * left, new_top[:, None], PLAIN)
             shrink = tl.exp2(top - new_top)
             total = total * shrink + tl.sum(p, 1)
             top = new_top

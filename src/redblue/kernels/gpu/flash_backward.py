@@ -26,6 +26,7 @@ from redblue.kernels.gpu.scores import (
     log_sum,
     number,
     numbers_at,
+    power,
     product,
     row_numbers,
     row_offsets,
@@ -240,7 +241,7 @@ def _dq_keys(
                 s, scores, batch, head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :],
                 None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :], GROUP, PLAIN
             )  # fmt: skip
-            p = tl.exp2(s * left - b_lse[:, None])
+            p = power(s * left, b_lse[:, None], PLAIN)
             if TILES == "masked":
                 m_pair = m_key[None, :] & in_band(scores, (i_row // GROUP)[:, None], i_key[None, :])
                 p = tl.where(m_pair, p, 0.0)
@@ -435,7 +436,7 @@ def _dkv_rows(
                 s, scores, batch, head, index(i_row, WIDE)[None, :], index(i_key, WIDE)[:, None],
                 None if m_row is None else m_row[None, :], None if m_key is None else m_key[:, None], GROUP, PLAIN
             )  # fmt: skip
-            p = tl.exp2(s * left - log_sum(lse + numbers, m_row)[None, :])
+            p = power(s * left, log_sum(lse + numbers, m_row)[None, :], PLAIN)
             if TILES == "masked":
                 m_pair = m_row[None, :] & in_band(scores, (i_row // GROUP)[None, :], i_key[:, None])
                 p = tl.where(m_pair, p, 0.0)

@@ -241,6 +241,22 @@ def log_sum(at, m_row):
 
 
 @triton.jit
+def power(s, top, PLAIN: tl.constexpr):
+    """exp2(s - top), where s is above `top` by no more than rounding: 1 at most, unless scores are plain.
+
+    A `top` so large that its rounding alone is some units is first made less by that, so that the score that
+    outweighs all others has the weight 1, not 0, however products are fused and wherever `top` was kept.
+    """
+    if PLAIN:
+        return tl.exp2(s - top)
+    else:
+        step = constant(2.0**-20 if s.dtype == tl.float32 else 2.0**-49, s.dtype)
+        size = tl.abs(top)
+        less = tl.where((size * step > 16.0) & (size < float("inf")), top - size * step, top)
+        return tl.exp2(tl.where(s > less, 0.0, s - less))
+
+
+@triton.jit
 def kept(scores, numbers, j, COLS: tl.constexpr, SUMS: tl.constexpr):
     """(rows, COLS): 0 where the probability of keys j .. is dropped, else 1 / (1 - dropout). j: a multiple of 4.
 

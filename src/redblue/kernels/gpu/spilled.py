@@ -28,6 +28,7 @@ from redblue.kernels.gpu.scores import (
     first_top,
     index,
     kept,
+    power,
     row_numbers,
     row_offsets,
     start,
@@ -260,7 +261,7 @@ def _spill_tiles(
         m_pair = attending(scores, lists, t, TILES, i_row, i_key, m_key, ROWS, COLS, GROUP)
         s = s * left if m_pair is None else tl.where(m_pair, s * left, float("-inf"))
         tile_max = tl.maximum(tl.max(s, 1), LOWEST)
-        s = tl.exp2(s - tile_max[:, None])
+        s = power(s, tile_max[:, None], PLAIN)
         higher = tl.maximum(top_row, tile_max)
         total = total * tl.exp2(top_row - higher) + tl.sum(s, 1) * tl.exp2(tile_max - higher)
         top_row = higher

@@ -15,6 +15,7 @@ from redblue.kernels.gpu.scores import (
     index,
     kept,
     log_sum,
+    power,
     row_numbers,
     row_offsets,
     start,
@@ -159,7 +160,7 @@ def _p_tiles(
         )  # fmt: skip
         entry = t // PER if TILES == "partial" else t
         m_pair = attending(scores, lists, entry, TILES, i_row, i_key, m_key, ROWS, COLS, GROUP)
-        s = tl.exp2(s * left - b_lse[:, None])
+        s = power(s * left, b_lse[:, None], PLAIN)
         if m_pair is not None:
             s = tl.where(m_pair, s, 0.0)
         if scores.seed is not None:

@@ -15,6 +15,7 @@ from redblue.kernels.gpu.scores import (
     constant,
     index,
     number,
+    power,
     product,
     row_numbers,
     row_offsets,
@@ -139,7 +140,7 @@ def _weigh_tiles(
             m_top = both(m_top, attending_rows(scores, i_query, first, tl.minimum(first + COLS, n_k)))
             m_p = both(m_row, attending_rows(scores, i_query, j, tl.minimum(j + DEPTH, n_k)))
         b_top = tl.load(line_at(top, local, j // COLS) + i_local, mask=m_top, other=float("-inf"))
-        factor = tl.where(next_tile, tl.exp2(b_top - b_lse), factor)
+        factor = tl.where(next_tile, power(b_top, b_lse, False), factor)
         b_p = read(p_rows[:, None] + i_key[None, :], lanes(m_p, m_key))
         b_v = read(places(at_v, v, index(i_key, WIDE) * v.row, i_f, WIDE), lanes(m_key, m_f))
         acc = product((b_p * factor[:, None]).to(b_v.dtype), b_v, acc, PRECISION)

@@ -9,10 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from redblue.errors import RedblueError
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.device import in_use
 from redblue.kernels.gpu.lists import Lists, Plane, first_plane, lists
 from redblue.masks import Mask
+
+MOST_NUMBER = torch.finfo(torch.float32).max
+STEEP = 1024.0  # a scale above it makes scores of which float32 keeps no whole units
 
 
 class Array(NamedTuple):
@@ -105,8 +109,8 @@ class Task:
 
     @property
     def plain(self) -> bool:
-        """Whether scores need no more than a positive factor, which the exponential takes along."""
-        return not self.softcap and self.bias is None and self.scale > 0
+        """Whether scores need no more than a positive factor, which the exponential takes along, and no large one."""
+        return not self.softcap and self.bias is None and 0 < self.scale <= STEEP
 
     @property
     def scores(self) -> Scores:
@@ -126,6 +130,12 @@ class Task:
         )
 
     def number(self, x: float) -> Number:
+        """Raises RedblueError where float32 has no such number."""
+        if abs(x) > MOST_NUMBER:
+            raise RedblueError(
+                f"scale, softcap and their ratio must be at most {MOST_NUMBER:.3g} in size on a GPU, got {x:g}: "
+                "multiply q by the scale beforehand"
+            )
         if self.lse.dtype == torch.float32:
             return Number(x)
         high = struct.unpack("f", struct.pack("f", x))[0]
