@@ -2,7 +2,8 @@
 
 Correctness first: every contender is held against float64 before it is timed, and if redblue is wrong, the run ends.
 The most important calls come first; each result is kept in the JSON file as it comes, and a run that is interrupted, or
-whose budget is spent, goes on where it ended when it is started again on the same device with the same versions.
+whose budget is spent, says what it left out and goes on where it ended when it is started again on the same device with
+the same versions. All of it takes several such runs; what must be reached is in the first. --list shows the order.
 --dry runs all of this without a GPU: tiny calls under Triton's interpreter, without peers; its times mean nothing.
 """
 
@@ -17,6 +18,9 @@ import signal
 import sys
 import time
 import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +30,7 @@ if "--dry" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
 import torch  # pyright: ignore[reportMissingImports]
+from gpu_ahead import ahead
 from gpu_calls import OURS, PLANNED, Call, Limit, inputs, limits, plan
 from gpu_gate import Gate, Red, check_small
 from gpu_peers import contender
@@ -40,6 +45,8 @@ BUDGET_SECONDS = 480.0
 PACKAGES = ("redblue", "torch", "triton", "ffpa-attn")
 PAGE_WIDTH = 132  # of what is not a terminal
 TOLD = 200  # characters of why a contender refused
+PATIENCE_SECONDS = 75  # with one contender's call: compilers may take as long as they like
+AHEAD_SECONDS = 150.0  # of compilation on all cores before anything is timed
 
 
 @dataclass
@@ -122,14 +129,31 @@ def told(failure: Exception, said: list[warnings.WarningMessage]) -> str:
     return " ".join(text.split())[:TOLD]
 
 
+@contextmanager
+def patience(seconds: int) -> Iterator[None]:
+    """Raises TimeoutError within when the time is over."""
+
+    def over(signum: int, frame: object) -> None:
+        raise TimeoutError(f"took longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def measured(call: Call, name: str, given: list[torch.Tensor], gate: Gate, device: Device | Dry) -> Point:
     """Raises Red if it is redblue, and wrong."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            run = contender(name, call, given)
-            errors = gate.check(name, run())
-            return Point(call, name, device.seconds(run), errors)
+            with patience(PATIENCE_SECONDS):
+                run = contender(name, call, given)
+                errors = gate.check(name, run())
+                return Point(call, name, device.seconds(run), errors)
         except Red:
             raise
         except Exception as failure:  # of whatever kind: it must not end the run
@@ -138,18 +162,30 @@ def measured(call: Call, name: str, given: list[torch.Tensor], gate: Gate, devic
             device.free()
 
 
-def run(kept: Kept, given: argparse.Namespace, device: Device | Dry, console: Console) -> bool:
-    """Whether all was measured before the budget was spent."""
-    end = time.monotonic() + given.budget
+def left(kept: Kept, given: argparse.Namespace) -> list[tuple[Call, list[str]]]:
+    """What was asked for and is not measured yet, in order."""
+    found = []
     for call, names in plan(given.dry):
         missing = [name for name in names if not kept.has(call, name) and (name in OURS or not given.alone)]
-        if not missing or (given.only and given.only not in call.title):
-            continue
+        if missing and (not given.only or given.only in call.title):
+            found.append((call, missing))
+    return found
+
+
+def run(kept: Kept, given: argparse.Namespace, device: Device | Dry, console: Console) -> None:
+    """Measure what is left, until the budget is spent."""
+    end = time.monotonic() + given.budget
+    todo, checked = left(kept, given), set()
+    if not given.dry:
+        ahead([call for call, names in todo if {*names} & {*OURS}], min(given.budget / 3, AHEAD_SECONDS), console)
+    for call, missing in todo:
         if time.monotonic() > end:
-            return False
+            return
         try:
-            if PLANNED in missing:
+            kind = call.width, call.direction, call.density
+            if PLANNED in missing and kind not in checked:
                 check_small(call, device.name)
+                checked.add(kind)
             arrays = inputs(call, device.name)
             gate = Gate(call, arrays)
         except torch.OutOfMemoryError as failure:
@@ -159,7 +195,7 @@ def run(kept: Kept, given: argparse.Namespace, device: Device | Dry, console: Co
             kept.peaks[call.dtype] = peak(device, call.dtype, 64) if given.dry else peak(device, call.dtype)
         for name in missing:
             if time.monotonic() > end:
-                return False
+                return
             point = measured(call, name, arrays, gate, device)
             kept.points.append(point)
             kept.write(given.json)
@@ -167,7 +203,17 @@ def run(kept: Kept, given: argparse.Namespace, device: Device | Dry, console: Co
             console.print(f"{call.title}: {name} {speed or point.refused}", highlight=False)
         del arrays, gate
         device.free()
-    return True
+
+
+def say_left(todo: list[tuple[Call, list[str]]], console: Console) -> None:
+    """How much is left out, by length and contender, if anything is."""
+    if not todo:
+        return
+    counts = Counter((call.n, name) for call, names in todo for name in names)
+    made = table(("left out: the same command goes on with them",), ("points",), title="the budget is spent")
+    for (n, name), count in counts.items():
+        made.add_row(f"n {n}: {name}", str(count))
+    console.print(made)
 
 
 def shown(value: float | None, each: Limit) -> tuple[str, str]:
@@ -219,19 +265,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="forget what was kept before")
     parser.add_argument("--dry", action="store_true", help="without a GPU: tiny, interpreted, no times")
     parser.add_argument("--json", type=Path, default=None, help=f"where results are kept ({KEPT.name})")
+    parser.add_argument("--list", action="store_true", help="measure nothing: what would be measured, in order")
     parser.add_argument(
         "--show", action="store_true", help="measure nothing: the tables and the figure of what is kept"
     )
     given = parser.parse_args()
-    if given.dry and given.json is None:
+    if given.dry and given.json is None and not given.list:
         parser.error("--dry needs --json: its results are not for keeping")
     given.json = given.json or KEPT
     return given
 
 
+def say_plan(given: argparse.Namespace, console: Console) -> None:
+    todo = left(Kept({}), given)
+    for call, names in todo:
+        console.print(f"{call.title}: {', '.join(names)}", highlight=False)
+    console.print(f"{sum(len(names) for _, names in todo)} points of {len({call for call, _ in todo})} calls")
+
+
 def main() -> None:
     given = arguments()
     console = Console(width=None if sys.stdout.isatty() else PAGE_WIDTH)
+    if given.list:
+        say_plan(given, console)
+        return
     if given.show:
         kept = Kept.read(given.json)
         show(kept, console)
@@ -243,7 +300,7 @@ def main() -> None:
     facts = about(given.dry)
     kept = Kept(facts) if given.fresh else resumed(given.json, facts)
     try:
-        complete = run(kept, given, device, console)
+        run(kept, given, device, console)
     except Red as red:
         sys.exit(f"wrong result, so nothing more is timed: {red}")
     except KeyboardInterrupt:
@@ -251,8 +308,7 @@ def main() -> None:
     kept.write(given.json)
     show(kept, console)
     draw(kept, given.json.with_suffix(".svg"))
-    if not complete:
-        console.print("The budget is spent: the same command goes on where this one ended.", style="yellow")
+    say_left(left(kept, given), console)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ FLASH, CUDNN, EFFICIENT, MATH = "SDPA flash", "SDPA cuDNN", "SDPA efficient", "S
 FLEX, UNFUSED, FFPA = "FlexAttention", "unfused", "FFPA"
 OURS, SDPA = (PLANNED, TUNED), (FLASH, CUDNN, EFFICIENT, MATH)
 QUICK = (PLANNED, *SDPA, FFPA)  # whose first call takes no long compilation
-SLOW = (TUNED, FLEX, UNFUSED)
+LENGTHS = (4096, 16384, 2048, 1024)  # besides 8192
 PEERS = (*SDPA, FFPA, FLEX, UNFUSED)
 DENSITY, BLOCK = 0.1, 128
 
@@ -54,8 +54,12 @@ class Call:
         return 2 * self.heads * pairs * widths[self.direction]
 
     @property
+    def width(self) -> str:
+        return f"{self.d}" + (f"/{self.d_v}" if self.d_v else "")
+
+    @property
     def title(self) -> str:
-        d = f"d {self.d}" + (f"/{self.d_v}" if self.d_v else "")
+        d = f"d {self.width}"
         sparse = f", blocks {self.density:.0%}" if self.density < 1 else ""
         return f"{self.dtype} {self.direction}, {d}, n {self.n}, H {self.heads}{', causal' * self.causal}{sparse}"
 
@@ -85,24 +89,29 @@ def plan(dry: bool = False) -> Iterator[tuple[Call, tuple[str, ...]]]:
             yield Call(40, direction, False, n=33, d_v=16, heads=1, dtype="float32"), (PLANNED,)
         yield Call(16, "forward", density=0.5, n=260, heads=1, dtype="float16"), (PLANNED,)
         return
-    widths = (512, 128, 64, 256, 1024)
-    dense = [Call(d, direction) for d in widths for direction in both]
+    # What must be reached, other calls of the same length, then other lengths; at the end what takes long to compile
+    must = [Call(d, direction) for d in (512, 128, 64, 256, 1024) for direction in both]
+    widest = [call for call in must if call.d == 1024]
     sparse = [Call(d, direction, density=DENSITY) for d in (128, 512) for direction in both]
-    causal = [replace(call, causal=True) for call in dense]
-    latent = [Call(576, direction, True, d_v=512) for direction in both]
-    short = [replace(call, n=n) for n in (1024, 2048, 4096, 16384) for call in causal]
+    latent = [Call(576, direction, d_v=512) for direction in both]
+    causal = [replace(call, causal=True) for call in (*must, *latent)]
+    others = [replace(call, n=n) for n in LENGTHS for call in (*must, *latent, *causal)]
     for calls, names in (
-        (dense, QUICK),
+        (must, QUICK),
         (sparse, (PLANNED,)),
-        (dense[:4], SLOW),
-        (sparse, (TUNED, FLEX)),
-        (dense[4:], SLOW),
-        (causal, QUICK),
+        (widest, (UNFUSED, FLEX)),
+        (must, (TUNED,)),
+        (sparse, (TUNED,)),
         (latent, QUICK),
-        (causal, SLOW),
-        (short, QUICK),
-        (latent, SLOW),
-        (short, (TUNED,)),
+        (causal, QUICK),
+        ([call for call in must if call not in widest], (UNFUSED,)),
+        ([*latent, *causal], (UNFUSED,)),
+        (sparse, (FLEX,)),
+        ([*latent, *causal], (TUNED,)),
+        (others, (*QUICK, UNFUSED)),
+        ([call for call in (*must, *latent, *causal) if call not in widest], (FLEX,)),
+        (others, (TUNED,)),
+        (others, (FLEX,)),
     ):
         for call in calls:
             yield call, names

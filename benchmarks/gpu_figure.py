@@ -23,6 +23,8 @@ CONTENDERS = {
     UNFUSED: LOOKS["gather"],
     FFPA: LOOKS["saha_ye"],
 }
+PANELS = (("width", "n", 8192), ("n", "width", "128"), ("n", "width", "512"), ("n", "width", "576/512"))
+NAMED = {"width": "d", "n": "n"}
 WIDTH, HEIGHT = 300, 230
 
 
@@ -34,16 +36,16 @@ def draw(
     for direction in ("forward", "backward"):
         for causal in (False, True):
             chosen = {c: each for c, each in times.items() if (c.direction, c.causal) == (direction, causal)}
-            dense = {c: each for c, each in chosen.items() if c.density == 1 and not c.d_v}
-            for varied, fixed, value in (("d", "n", 8192), ("n", "d", 512)):
+            dense = {c: each for c, each in chosen.items() if c.density == 1}
+            for varied, fixed, value in PANELS:
                 some = {c: each for c, each in dense.items() if getattr(c, fixed) == value}
                 if len({getattr(c, varied) for c in some}) > 1:
-                    title = f"{direction}{', causal' * causal}, {fixed} {value}"
+                    title = f"{direction}{', causal' * causal}, {NAMED[fixed]} {value}"
                     panels.append(panel(title, varied, some, peaks))
     if not panels:
         return
     title = alt.TitleParams(f"{about['device']}, {about['date'][:10]}; 1 batch, 32 heads", anchor="start", dy=-8)
-    chart = alt.concat(*panels, columns=2, spacing=36).properties(title=title)
+    chart = alt.concat(*panels, columns=len(PANELS), spacing=36).properties(title=title)
     path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": printed()}), encoding="utf-8")
 
 
@@ -61,7 +63,8 @@ def panel(
     legend = alt.Legend(title=None, orient="bottom", direction="horizontal", columns=4)
     colour = alt.Color("contender:N", scale=alt.Scale(domain=names, range=[x.light for x in looks]), legend=legend)
     shape = alt.Shape("contender:N", scale=alt.Scale(domain=names, range=[x.shape for x in looks]), legend=legend)
-    x = alt.X(f"{varied}:O", title=varied, axis=alt.Axis(labelAngle=0))
+    order = list(dict.fromkeys(getattr(call, varied) for call in sorted(times, key=lambda call: (call.d, call.n))))
+    x = alt.X(f"{varied}:O", title=NAMED[varied], sort=order, axis=alt.Axis(labelAngle=0))
     y = alt.Y("rate:Q", title="TFLOP/s", scale=alt.Scale(domain=[0, roof], nice=False), axis=alt.Axis(tickCount=6))
     base = alt.Chart(alt.Data(values=points))
     return alt.layer(

@@ -30,6 +30,7 @@ KEPT = Path(__file__).parent.parent / "docs" / "small_cache.json"
 KILOBYTES = (24, 32, 48, 64, 99, 163, 227)  # of shared memory: from half a T4's to an H100's
 WIDTHS = (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024)
 SCHEDULES = ("flash", "hybrid", "small_cache")
+PAIRS = (("flash", "hybrid"), ("hybrid", "small_cache"))  # that take turns
 DIRECTIONS = ("forward", "backward")
 N, HEADS, DTYPE, WORD_BYTES = 8192, 16, "bfloat16", 2
 TENSOR_CORE = 16  # of which tile edges are multiples
@@ -122,24 +123,39 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
 
 def show(facts: dict[str, Any], rows: list[Row], console: Console) -> None:
     """Where another schedule takes over, for each memory: by words, and by time if there are any."""
-    pairs = (("flash", "hybrid"), ("hybrid", "small_cache"))
     for what in ("words", "seconds"):
         if not any(getattr(row, what) for row in rows):
             continue
-        heads = [f"{first}\n-> {second}" for first, second in pairs]
+        heads = [f"{first}\n-> {second}" for first, second in PAIRS]
         made = table(("direction",), ("KB", *heads), title=f"d^2 / M from which on another takes fewer {what}")
         for direction in DIRECTIONS:
             for kb in KILOBYTES:
                 some = [row for row in rows if (row.direction, row.kilobytes) == (direction, kb)]
-                found = (crossing(some, *pair, what) for pair in pairs)
+                found = (crossing(some, *pair, what) for pair in PAIRS)
                 made.add_row(direction, str(kb), *("" if x is None else f"{x:.2f}" for x in found))
         console.print(made)
     where = f"; times: {facts['device']}, {facts['date']}" if facts["device"] else ""
     console.print(f"predicted by the leading terms, forward: 1 and 4{where}", style="dim", highlight=False)
 
 
+def crossings(rows: list[Row]) -> list[dict[str, Any]]:
+    """Every crossing there is: of each direction and memory, in words and in seconds."""
+    found = []
+    for direction in DIRECTIONS:
+        for kb in KILOBYTES:
+            some = [row for row in rows if (row.direction, row.kilobytes) == (direction, kb)]
+            for what in ("words", "seconds"):
+                for pair in PAIRS:
+                    at = crossing(some, *pair, what)
+                    if at is not None:
+                        found.append({"direction": direction, "what": what, "schedule": pair[1], "d2_over_M": at})
+    return found
+
+
 def draw(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:
-    small_cache_figure.draw(facts, [asdict(row) | {"d2_over_M": row.d2_over_M, "n": N} for row in rows], path)
+    known = {"n": N, "word_bytes": WORD_BYTES}
+    each = [asdict(row) | {"d2_over_M": row.d2_over_M} | known for row in rows]
+    small_cache_figure.draw(facts, each, crossings(rows), path)
 
 
 def arguments() -> argparse.Namespace:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import statistics
 import time
 import warnings
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import small_cache
 import torch  # pyright: ignore[reportMissingImports]
+from gpu_ahead import side_by_side
 from gpu_calls import PLANNED, Call, inputs
 from gpu_gate import Gate
 from gpu_timing import Device
 from rich.console import Console
-from small_cache import DTYPE, HEADS, SCHEDULES, WORD_BYTES, N, Row
+from small_cache import DIRECTIONS, DTYPE, HEADS, SCHEDULES, WORD_BYTES, N, Row
+from small_cache_bytes import bytes_of
 
 import redblue as rb
 from redblue import schedules
@@ -24,12 +28,10 @@ from redblue.errors import RedblueError
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu.card import Card, card_of, told
 from redblue.kernels.gpu.plan import Launch, plan
-from redblue.meter import Measurement, measure
 
 WIDTHS = (512, 256, 1024, 128, 64)  # the most telling first
 MEASURED = ("launch", "launch_words", "seconds", "l1_l2_bytes", "l2_dram_bytes", "l2_dram_bound_bytes", "why")
-NEAR, FAR = "shared memory and L1/L2", "L2/DRAM"
-BYTES_WIDTHS = (512, 128)  # of which bytes are counted: each is a run of its own
+AHEAD_SECONDS = 150.0  # of compilation on all cores before anything is timed
 
 
 def measured(path: Path, budget: float, console: Console) -> tuple[dict[str, Any], list[Row]]:
@@ -52,9 +54,26 @@ def measured(path: Path, budget: float, console: Console) -> tuple[dict[str, Any
         for name in MEASURED if before is not None else ():
             setattr(row, name, getattr(before, name))
     end = time.monotonic() + budget
+    todo = [_place(row) for row in _in_order(rows) if not row.launch]
+    side_by_side(_compiled, todo, min(budget / 3, AHEAD_SECONDS), console)
     _time(rows, end, lambda: small_cache.write(path, facts, rows), console)
     _count_bytes(rows, end, lambda: small_cache.write(path, facts, rows), console)
+    for what, left in (
+        ("timed", sum(not row.launch for row in _in_order(rows))),
+        ("whose bytes were not counted", sum(bool(row.seconds) and not row.l1_l2_bytes for row in rows)),
+    ):
+        if left:
+            console.print(f"left out: {left} launches {'not ' * (what == 'timed')}{what}; again goes on with them")
     return facts, rows
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    """Those of WIDTHS: by width, direction, then from much memory to little."""
+    wanted = [row for row in rows if row.d in WIDTHS]
+    return sorted(
+        wanted,
+        key=lambda x: (WIDTHS.index(x.d), DIRECTIONS.index(x.direction), -x.kilobytes, SCHEDULES.index(x.schedule)),
+    )
 
 
 def _place(row: Row) -> tuple[str, int, int, str]:
@@ -72,25 +91,29 @@ def _kept(path: Path, facts: dict[str, Any]) -> dict[tuple[str, int, int, str], 
 
 
 def _time(rows: list[Row], end: float, write: Any, console: Console) -> None:
-    device, own = Device(), card_of(torch.device("cuda"))
-    for direction in small_cache.DIRECTIONS:
-        for d in WIDTHS:
-            todo = [row for row in rows if (row.direction, row.d) == (direction, d) and not row.launch]
-            if not todo or time.monotonic() > end:
-                continue
-            call = Call(d, direction, n=N, heads=HEADS, dtype=DTYPE)
-            given = inputs(call, device.name)
-            gate, known = Gate(call, given), {}  # one launch serves all memories that allow no other
-            for row in sorted(todo, key=lambda row: (-row.kilobytes, SCHEDULES.index(row.schedule))):
-                if time.monotonic() > end:
-                    return
-                card = own._replace(shared_bytes=min(own.shared_bytes, row.kilobytes << 10))
-                _time_one(row, call, given, gate, card, device, known)
-                write()
-                said = f"{row.seconds * 1e3:.2f} ms" if row.seconds else row.why
-                console.print(f"{direction}, d {d}, {row.kilobytes} KB: {row.schedule} {said}", highlight=False)
-            del given, gate
-            device.free()
+    device = Device()
+    for (d, direction), some in groupby(_in_order(rows), key=lambda row: (row.d, row.direction)):
+        todo = [row for row in some if not row.launch]
+        if not todo or time.monotonic() > end:
+            continue
+        call = Call(d, direction, n=N, heads=HEADS, dtype=DTYPE)
+        given = inputs(call, device.name)
+        gate, known = Gate(call, given), {}  # one launch serves all memories that allow no other
+        for row in todo:
+            if time.monotonic() > end:
+                return
+            _time_one(row, call, given, gate, card_with(row.kilobytes), device, known)
+            write()
+            said = f"{row.seconds * 1e3:.2f} ms" if row.seconds else row.why
+            console.print(f"{direction}, d {d}, {row.kilobytes} KB: {row.schedule} {said}", highlight=False)
+        del given, gate
+        device.free()
+
+
+def card_with(kilobytes: int) -> Card:
+    """This card with no more shared memory than that."""
+    own = card_of(torch.device("cuda"))
+    return own._replace(shared_bytes=min(own.shared_bytes, kilobytes << 10))
 
 
 def _time_one(
@@ -128,6 +151,16 @@ def planned(row: Row, card: Card) -> Launch:
     return launch
 
 
+def _compiled(place: tuple[str, int, int, str]) -> None:
+    """In a process of its own: the row's kernels are then in Triton's cache."""
+    row = Row(*place)
+    os.environ["REDBLUE_TUNE"] = "0"
+    with contextlib.suppress(Exception), told(card_with(row.kilobytes)):  # of whatever kind, memory included
+        planned(row, card_with(row.kilobytes))
+        _call(row, inputs(Call(row.d, row.direction, n=N, heads=HEADS, dtype=DTYPE), "cuda"))()
+    torch.cuda.empty_cache()
+
+
 def _call(row: Row, given: list[torch.Tensor]) -> Any:
     q, k, v, dout = given
     if row.direction == "forward":
@@ -138,23 +171,23 @@ def _call(row: Row, given: list[torch.Tensor]) -> Any:
 
 
 def _count_bytes(rows: list[Row], end: float, write: Any, console: Console) -> None:
-    """Of one head, at both boundaries; nothing where Nsight Compute does not run, which is said once."""
-    for row in rows:
-        if row.d not in BYTES_WIDTHS or not row.seconds or row.l1_l2_bytes:
+    """At both boundaries, of one head as it was timed; none where Nsight Compute does not run, which is said once."""
+    l2_words = torch.cuda.get_device_properties(0).L2_cache_size // WORD_BYTES
+    for (d, direction), some in groupby(_in_order(rows), key=lambda row: (row.d, row.direction)):
+        timed = [row for row in some if row.seconds]
+        todo = list({row.launch: row for row in timed if not row.l1_l2_bytes}.values())  # each launch once
+        if not todo or time.monotonic() > end:
             continue
-        if time.monotonic() > end:
-            return
         try:
-            near, far = (_bytes(row, boundary) for boundary in (NEAR, FAR))
+            found = bytes_of([_place(row) for row in todo])
         except RedblueError as error:
             console.print(f"no bytes: {error}", style="yellow", highlight=False)
             return
-        row.l1_l2_bytes, row.l2_dram_bytes = (each.bytes_read + each.bytes_written for each in (near, far))
-        row.l2_dram_bound_bytes = (far.bound_words or 0) * WORD_BYTES
+        moved = {row.launch: each for row, each in zip(todo, found, strict=True)}
+        bound = rb.lower_bound(small_cache.problem(direction, d), words=l2_words).words * WORD_BYTES
+        for row in timed:
+            if row.launch in moved:
+                row.l1_l2_bytes, row.l2_dram_bytes = moved[row.launch]
+                row.l2_dram_bound_bytes = bound
         write()
-        console.print(f"{row.direction}, d {row.d}, {row.kilobytes} KB: {row.schedule}, bytes counted", highlight=False)
-
-
-def _bytes(row: Row, boundary: str) -> Measurement:
-    problem = small_cache.problem(row.direction, row.d)
-    return measure(problem, plan_words=row.capacity_words, using="ncu", schedule=row.schedule, boundary=boundary)
+        console.print(f"{direction}, d {d}: bytes of {len(todo)} launches counted", highlight=False)

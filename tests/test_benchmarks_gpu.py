@@ -1,16 +1,24 @@
 """The GPU benchmark's script from end to end, without a GPU: tiny calls, interpreted, no times worth reading."""
 
+import itertools
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import redblue as rb  # noqa: E402
+
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
@@ -94,6 +102,60 @@ def test_the_most_important_calls_come_first_and_none_twice(modules):
     assert planned[0][0] == calls.Call(512)
     first = {call for call, names in planned[:14] if calls.PLANNED in names}
     assert all(calls.Call(d, way) in first for d in (64, 128, 256, 512, 1024) for way in ("forward", "backward"))
+    wanted = itertools.product((64, 128, 256, 512, 576, 1024), ("forward", "backward"), (False, True), LENGTHS)
+    every = {calls.Call(d, way, causal, n, 512 if d == 576 else 0) for d, way, causal, n in wanted}
+    assert {(call, name) for call in every for name in (*calls.OURS, *calls.PEERS)} <= set(pairs)
+    assert {call for call, _ in pairs} - every == {
+        calls.Call(d, way, density=0.1) for d in (128, 512) for way in ("forward", "backward")
+    }
+
+
+def test_what_must_be_reached_needs_nothing_but_the_first_calls(modules):
+    """The limits have their values before other lengths are timed."""
+    _, calls, _ = modules
+    times = {}
+    for call, names in calls.plan():
+        if call.n != 8192:
+            break
+        times.setdefault(call, {}).update(dict.fromkeys(names, 1.0))
+    assert all(each.value(times) is not None for each in calls.limits())
+
+
+def test_a_contender_that_takes_too_long_is_given_up(modules):
+    gpu, _, _ = modules
+    with pytest.raises(TimeoutError, match="took longer than 1 s"), gpu.patience(1):
+        time.sleep(5)
+    assert signal.alarm(0) == 0
+
+
+def test_what_is_left_out_is_said(modules, capsys):
+    gpu, calls, _ = modules
+    gpu.say_left([(calls.Call(64), [calls.FLEX, calls.MATH]), (calls.Call(128), [calls.FLEX])], gpu.Console(width=100))
+    said = capsys.readouterr().out
+    assert "n 8192: FlexAttention" in said
+    assert "2" in said
+
+
+def test_kernels_are_compiled_ahead_in_other_processes(tmp_path):
+    """Here: interpreted. The script says how many calls were made."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from gpu_ahead import ahead\nfrom gpu_calls import Call\nfrom rich.console import Console\n"
+        "if __name__ == '__main__':\n"
+        "    calls = [Call(16, 'backward', n=20, heads=1, dtype='float32')] * 2\n"
+        "    assert ahead(calls, 300, Console(), device='cpu') == 1\n"
+        "    assert ahead(calls, 0.1, Console(), device='cpu') == 0\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(BENCHMARKS), *filter(None, sys.path)])}
+    found = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "compiled ahead: 1 of 1 calls" in found.stdout
+
+
+def test_what_would_be_measured_is_listed():
+    said = run("gpu.py", "--list", "--alone", "--only", "d 512, n 8192", check=True).stdout
+    assert said.splitlines()[0] == "bfloat16 forward, d 512, n 8192, H 32: redblue, as planned"
+    assert said.splitlines()[-1] == "12 points of 6 calls"
 
 
 def test_small_caches_are_counted_without_a_gpu(tmp_path):
@@ -105,6 +167,86 @@ def test_small_caches_are_counted_without_a_gpu(tmp_path):
     assert all("seconds" not in row for row in rows)
     assert all(row["bound_words"] <= row["words"] <= row.get("tensor_core_words", row["words"]) for row in rows)
     assert path.with_suffix(".svg").read_text().startswith("<svg")
+
+
+def test_bytes_of_each_launch_are_kept_beside_their_bounds(modules, monkeypatch, capsys):
+    import small_cache
+    import small_cache_device
+
+    rows = [small_cache.Row("backward", 512, kb, "flash", launch="one", seconds=1.0) for kb in (99, 227)]
+    rows += [small_cache.Row("forward", 64, 24, "hybrid", launch="two", seconds=1.0)]
+    rows += [small_cache.Row("forward", 64, 24, "flash", launch="none")]
+    asked = []
+
+    def bytes_of(places):
+        asked.append(places)
+        return [(100 * len(asked) + i, i) for i in range(len(places))]
+
+    console = modules[0].Console(width=200)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=50 << 20))
+    monkeypatch.setattr(small_cache_device, "bytes_of", bytes_of)
+    small_cache_device._count_bytes(rows, math.inf, lambda: None, console)
+    assert asked == [[("backward", 512, 99, "flash")], [("forward", 64, 24, "hybrid")]] or asked == [
+        [("backward", 512, 227, "flash")],
+        [("forward", 64, 24, "hybrid")],
+    ]
+    assert [row.l1_l2_bytes for row in rows] == [100, 100, 200, None]
+    words = rb.lower_bound(small_cache.problem("forward", 64), words=25 << 20).words
+    assert rows[2].l2_dram_bound_bytes == 2 * words
+    small_cache_device._count_bytes(rows, math.inf, lambda: None, console)
+    assert len(asked) == 2
+
+    def refused(places):
+        raise rb.RedblueError("no counters here")
+
+    rows[0].l1_l2_bytes = None
+    monkeypatch.setattr(small_cache_device, "bytes_of", refused)
+    small_cache_device._count_bytes(rows, math.inf, lambda: None, console)
+    assert "no bytes: no counters here" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_only_the_kernels_of_the_second_run_are_counted(modules, monkeypatch, tmp_path):
+    import small_cache
+    import small_cache_bytes
+    import small_cache_device
+
+    from redblue.kernels.gpu.card import Card
+    from redblue.meter.interpreter import counting
+
+    for module in (small_cache, small_cache_device):
+        monkeypatch.setattr(module, "N", 40)
+    monkeypatch.setattr(small_cache_device, "HEADS", 1)
+    monkeypatch.setattr(small_cache_device, "card_with", lambda kb: Card(arch=80, shared_bytes=kb << 10))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    said = []
+    with counting() as tally:
+        profiler = SimpleNamespace(
+            start=lambda: said.append(tally.launches.total()), stop=lambda: said.append(tally.launches.total())
+        )
+        places = [("forward", 24, 48, "flash"), ("backward", 24, 48, "small_cache")]
+        small_cache_bytes.main(places, tmp_path / "kernels", profiler, "cpu")
+    kernels = json.loads((tmp_path / "kernels").read_text())
+    assert [said[1] - said[0], said[3] - said[2]] == kernels
+    assert said[0] == kernels[0]
+    assert kernels[1] >= 5
+
+
+def test_the_figure_has_times_bytes_and_crossings(modules, tmp_path):
+    import small_cache
+
+    facts, rows = small_cache.read(small_cache.KEPT)
+    assert {each["what"] for each in small_cache.crossings(rows)} == {"words"}
+    for row in rows:
+        row.seconds = row.tensor_core_words and row.tensor_core_words / 1e12
+        row.l1_l2_bytes = row.l2_dram_bytes = row.tensor_core_words and 2.0 * row.tensor_core_words
+        row.l2_dram_bound_bytes = float(row.bound_words)
+    assert {each["what"] for each in small_cache.crossings(rows)} == {"words", "seconds"}
+    small_cache.draw(tmp_path / "all.svg", facts, rows)
+    drawn = (tmp_path / "all.svg").read_text()
+    for title in ("words, counted", "time", "bytes, shared memory and L1 to L2", "bytes, L2 to memory"):
+        assert f"forward: {title}" in drawn
+        assert f"backward: {title}" in drawn
 
 
 def test_a_crossing_lies_where_the_ratio_is_one(modules):

@@ -86,7 +86,7 @@ def test_head_dimensions(d, d_v):
     check(normal(1, 2, N_Q, d), normal(1, 1, N_K, d), normal(1, 1, N_K, d_v), mask=rb.Mask.causal())
 
 
-@pytest.mark.parametrize("d", [1024, 2048])
+@pytest.mark.parametrize("d", [1024, 2048, 4112])
 def test_head_dimensions_beyond_shared_memory(d):
     check(normal(1, 1, 150, d), normal(1, 1, 200, d), normal(1, 1, 200, d))
 
@@ -140,8 +140,37 @@ def test_offsets_beyond_two_to_the_31():
     k = torch.empty(rows * step, dtype=torch.float16, device="cuda").as_strided((1, 1, rows, 64), (0, 0, step, 1))
     k.copy_(torch.randn(1, 1, rows, 64))
     q, v = normal(1, 1, 100, 64, grad=False), normal(1, 1, rows, 64, grad=False)
-    assert torch.equal(rb.attention(q, k, v), rb.attention(q, k.contiguous(), v))
-    assert torch.equal(rb.attention(q, v, k), rb.attention(q, v, k.contiguous()))
+    check_close(rb.attention(q, k, v), rb.attention(q, k.contiguous(), v), q.dtype)
+    check_close(rb.attention(q, v, k), rb.attention(q, v, k.contiguous()), q.dtype)
+
+
+@pytest.mark.parametrize("d", [64, 512])
+def test_gradients_of_strides_0(d):
+    q, k, v = (normal(2, 2, n, d) for n in (N_Q, N_K, N_K))
+    out = rb.attention(q, k, v)
+    given = torch.ones_like(out)
+    for x, y in zip(
+        *(
+            torch.autograd.grad(out, (q, k, v), x, retain_graph=True)
+            for x in (given, given[:1, :1, :1, :1].expand_as(out))
+        ),
+        strict=True,
+    ):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("schedule", ["flash", "hybrid", "small_cache"])
+@pytest.mark.parametrize("scale", [1e20, -1e30])
+def test_a_score_that_outweighs_all_others_has_the_weight_1(scale, schedule):
+    """However the compiler fuses products and sums. dQ and dK are rounding errors times the scale; dV is not."""
+    q, k, v = (normal(1, 2, n, 64, dtype=torch.float32) for n in (N_Q, N_K, N_K))
+    out = rb.attention(q, k, v, scale=scale, mask=MASKS["blocks"], schedule=schedule)
+    there = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
+    expected = textbook(*there, scale=scale, mask=MASKS["blocks"])
+    check_close(out, expected, q.dtype)
+    dout = torch.randn_like(out)
+    (dv,), (wanted,) = torch.autograd.grad(out, v, dout), torch.autograd.grad(expected, there[2], dout.double().cpu())
+    check_close(dv, wanted, q.dtype)
 
 
 def test_bitwise_the_same_again():

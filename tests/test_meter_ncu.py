@@ -62,6 +62,18 @@ def test_what_is_no_measurement(output, boundary, said):
         ncu.read(output, [boundary])
 
 
+def test_each_of_several_calls():
+    first, second = ncu.read_each(OUTPUT, [1, 1], ["L2/DRAM"])
+    assert first["L2/DRAM"] == ncu.Moved(1_048_576, 2_048, ("forward_kernel(float*, int)",))
+    assert second["L2/DRAM"] == ncu.Moved(1_500, 0, ("merge",))
+    (both,) = ncu.read_each(OUTPUT, [2], ["L2/DRAM"])
+    assert both == ncu.read(OUTPUT, ["L2/DRAM"])
+    with pytest.raises(RedblueError, match="profiled 2 kernels of the 3 that were launched"):
+        ncu.read_each(OUTPUT, [1, 2], ["L2/DRAM"])
+    with pytest.raises(RedblueError, match="failed with status 9"):
+        ncu.read_each("Killed", [1], ["L2/DRAM"], 9)
+
+
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
     """An ncu on PATH that answers so, and runs nothing."""

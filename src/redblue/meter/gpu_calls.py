@@ -58,7 +58,7 @@ def gpu_call(
     kernel = KERNELS.get(launch.kernel)
     if kernel is None or not hasattr(kernel, p.direction):
         raise RedblueError(f"no GPU kernel follows {launch.kernel} {p.direction}; there are: {', '.join(KERNELS)}")
-    task = _task(p, sizes, torch.device(device))
+    task = task_of(p, sizes, torch.device(device))
 
     def run() -> None:
         for each in getattr(kernel, p.direction)(task, launch):
@@ -67,7 +67,8 @@ def gpu_call(
     return GpuCall(launch.kernel, launch.tiles._asdict(), run)
 
 
-def _task(p: Problem, sizes: Sizes, device: torch.device) -> Task:
+def task_of(p: Problem, sizes: Sizes, device: torch.device) -> Task:
+    """The problem's tensors on the device, all zeros. Raises RedblueError for a mask of each head."""
     dtype = getattr(torch, p.dtype)
     rows, keys = (p.batch, p.heads, p.n_q), (p.batch, p.key_heads, p.n_k)
     shapes = {"q": (*rows, p.d), "k": (*keys, p.d), "v": (*keys, p.value_dim), "out": (*rows, p.value_dim)}

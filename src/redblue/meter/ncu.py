@@ -73,11 +73,35 @@ def version(path: str) -> str:
 
 def profile(command: Sequence[str], boundaries: Sequence[str], env: Mapping[str, str]) -> dict[str, Moved]:
     """What the kernels move that `command` launches between cudaProfilerStart and Stop. Raises RedblueError."""
+    status, said, errors = csv_of(command, boundaries, env)
+    return read(said, boundaries, status, errors)
+
+
+def csv_of(command: Sequence[str], boundaries: Sequence[str], env: Mapping[str, str]) -> tuple[int, str, str]:
+    """ncu's status and what it says of them, as `read` takes it, and its errors. Raises RedblueError without ncu."""
     path = find()
     metrics = ",".join(name for boundary in boundaries for side in METRICS[boundary] for name in side)
     options = ["--csv", "--print-units", "base", "--profile-from-start", "off", "--metrics", metrics]
-    status, said, errors = processes.run([path, *options, *command], env)
-    return read(said, boundaries, status, errors)
+    return processes.run([path, *options, *command], env)
+
+
+def read_each(
+    said: str, kernels: Sequence[int], boundaries: Sequence[str], status: int = 0, errors: str = ""
+) -> list[dict[str, Moved]]:
+    """As `read`, of each of several calls, which launched so many kernels one after the other."""
+    _check(said + errors, status)
+    start = re.search(r'^"?ID"?,', said, re.M)
+    lines = said[start.start() :].splitlines() if start else []
+    numbers = [int(found[1]) if (found := re.match(r'"?(\d+)"?,', line)) else -1 for line in lines]
+    launched, told = sum(kernels), 1 + max(numbers, default=-1)
+    if launched != told:
+        raise RedblueError(f"ncu profiled {told} kernels of the {launched} that were launched")
+    found, first = [], 0
+    for count in kernels:
+        own = (line for line, number in zip(lines, numbers, strict=True) if first <= number < first + count)
+        found.append(read("\n".join([lines[0], *own]), boundaries))
+        first += count
+    return found
 
 
 def read(said: str, boundaries: Sequence[str], status: int = 0, errors: str = "") -> dict[str, Moved]:
