@@ -175,6 +175,7 @@ def test_chunks_stay_in_the_l2_and_keep_all_multiprocessors_busy():
         assert launch.chunk % max(t.rows, t.out_rows) == 0
         busy = launch.chunk // t.out_rows * (d // t.out_cols) >= 0.75 * card.multiprocessors
         assert busy
+        assert -16384 % launch.chunk < 0.1 * launch.chunk, "no short chunk comes last"
         assert 2 * launch.chunk * 16384 <= max(card.l2_bytes / 2, 2 * 16384 * t.out_rows * card.multiprocessors)
 
 
@@ -197,3 +198,8 @@ def test_a_softcap_spills_one_more_array_backward():
     card, sizes = CARDS["h100-sxm"], sizes_of(1024, n=1024)
     chunks = [plan("backward", sizes, "float16", card, Options(softcap=cap)).chunk for cap in (False, True)]
     assert chunks[1] < chunks[0]
+
+
+def test_hopper_copies_two_tiles_ahead():
+    for d, direction in itertools.product((64, 128), DIRECTIONS):
+        assert plan(direction, sizes_of(d), "float16", CARDS["h100-sxm"]).stages == 3

@@ -3,7 +3,8 @@
 A launch fits if its shared memory is there and its results lie in registers (`needs`). Its words are those of its
 schedule's closed form, between shared memory and what is behind it. Before them goes that all multiprocessors have
 something to do; what they leave open goes by what is known to keep one busy: two or three stages, streaming tiles of
-64, few warps.
+64, few warps. On sm_90 three rather than two: with two, Triton asks for the next tiles after a step's last product and
+waits for them at once; but the streaming tiles come first, since short ones feed wgmma too slowly.
 """
 
 from __future__ import annotations
@@ -214,6 +215,8 @@ def _fitted(
         return launch
     words = _words(name, direction, sizes, tiles)
     likes = STAGES.index(stages), STREAMS.index(stream), WARPS.index(warps)
+    if card.arch // 10 == 9:
+        likes = stages == 1, STREAMS.index(stream), -stages, WARPS.index(warps)
     return _Choice((pressure, idle, round(math.log(words, ALIKE)), *likes, words), launch, words)
 
 
@@ -238,7 +241,7 @@ def _cut(tiles: Any, sizes: Sizes, card: Card) -> Any:
 
 def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any, int]:
     """The tiles with their spans of keys, and rows of a chunk: what stays in the L2, or more where that is too few for
-    all multiprocessors.
+    all multiprocessors, and so many that a stream's rows are equal chunks.
 
     pair_bytes: what is spilled of a pair.
     """
@@ -250,6 +253,8 @@ def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any
     in_l2 = int(L2_SHARE * card.l2_bytes) // (pair_bytes * max(1, sizes.n_k))
     busy = height * ceil_div(blocks, ceil_div(features, width))
     chunk = min(ceil_div(max(in_l2, busy), step) * step, max(1, ceil_div(rows, step)) * step * max(1, sizes.streams))
+    if chunk < rows:  # a short last one would leave multiprocessors idle
+        chunk = ceil_div(ceil_div(rows, rows // chunk), step) * step
     walks = ceil_div(blocks * t["rows"], chunk)  # of each block of rows, where those are too few
     edge = max(t["cols"], t["depth"])
     edges = {"span": max(edge, ceil_div(ceil_div(sizes.n_k, walks), edge) * edge), "chunk": min(chunk, max(1, rows))}
