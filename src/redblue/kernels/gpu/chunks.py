@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from redblue.integers import ceil_div
 from redblue.kernels.gpu.phases import ON_ONE_GRID
 from redblue.kernels.gpu.plan import Launch
 from redblue.kernels.gpu.task import Task
@@ -70,6 +71,16 @@ def chunks(task: Task, most: int) -> Iterator[Chunk]:
 def whole(task: Task, length: int, edge: int, depth: int) -> bool:
     """Whether an axis is whole slices of `depth`: of all of it, or of every listed tile of `edge`."""
     return length % (depth if task.mask is None else edge) == 0
+
+
+def widest(features: int, width: int) -> int:
+    """The widest slice of features that takes no more room than slices of `width`.
+
+    Of a sum over several slices, Triton waits for each on sm_90.
+    """
+    while ceil_div(features, 2 * width) * 2 * width == ceil_div(features, width) * width:
+        width *= 2
+    return width
 
 
 def by_row(task: Task, most: int, columns: int, dtype: torch.dtype) -> Spilled:

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from redblue.integers import ceil_div
 from redblue.kernels.gpu.band import attending, keys_of, live_tiles
-from redblue.kernels.gpu.chunks import PLACE, Chunk, by_column, by_row, chunks, line_at, prepared, whole
+from redblue.kernels.gpu.chunks import PLACE, Chunk, by_column, by_row, chunks, line_at, prepared, whole, widest
 from redblue.kernels.gpu.plan import Launch
 from redblue.kernels.gpu.products import lanes, rows_held, score_tile, write
 from redblue.kernels.gpu.scores import (
@@ -68,17 +68,19 @@ def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
 
 
 def _spill(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any], spans: int) -> Run:
-    t, sizes = launch.tiles, task.sizes
+    t, sizes, hybrid = launch.tiles, task.sizes, launch.kernel == "hybrid"
+    depth = widest(sizes.d, t.depth) if hybrid else t.depth
     arguments = common | {
         "q": array(task.q),
         "k": array(task.k),
         "d": sizes.d,
-        "SLICES": ceil_div(sizes.d, t.depth) if launch.kernel == "hybrid" else 0,
+        "SLICES": ceil_div(sizes.d, depth) if hybrid else 0,
+        "DEPTH": depth,
         "ROWS": t.rows,
         "PLAIN": task.plain,
         "WHOLE_ROWS": chunk.rows % t.rows == 0,
         "WHOLE_COLS": sizes.n_k % t.cols == 0,
-        "WHOLE": sizes.d % t.depth == 0,
+        "WHOLE": sizes.d % depth == 0,
     }
     return Run(spill, (ceil_div(chunk.rows, t.rows) * chunk.streams, spans), arguments, launch.warps, launch.stages)
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from redblue.integers import ceil_div
-from redblue.kernels.gpu.chunks import Chunk, by_row, chunks, prepared, whole
+from redblue.kernels.gpu.chunks import Chunk, by_row, chunks, prepared, whole, widest
 from redblue.kernels.gpu.plan import Launch
 from redblue.kernels.gpu.products import lanes, places, read, write
 from redblue.kernels.gpu.scores import (
@@ -82,7 +82,7 @@ def _deltas(task: Task, launch: Launch, common: dict[str, Any]) -> Run:
 def _p(task: Task, launch: Launch, chunk: Chunk, pairs: dict[str, Any]) -> Run:
     t, sizes = launch.tiles, task.sizes
     hybrid = launch.kernel == "hybrid"
-    keys, depth = (t.depth, slice_width(sizes.d)) if hybrid else (t.cols, t.depth)
+    keys, depth = (t.depth, widest(sizes.d, slice_width(sizes.d))) if hybrid else (t.cols, t.depth)
     names = {name: x for name, x in pairs.items() if name != "ds"} | chunk.place
     arguments = {"slope": None} | names | {
         "q": array(task.q),
