@@ -22,7 +22,7 @@ report: setup ## the report on this machine and a few GPUs, as one HTML page
 	$(BIN)/redblue report
 
 test: setup $(VENV)/peers.stamp ## every test, those against PyTorch and transformers included
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: setup $(VENV)/peers.stamp ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -1,6 +1,7 @@
 """Fixtures that several test files share."""
 
 import os
+import signal
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton decides when it is imported: all tests see its interpreter
 
@@ -32,3 +33,11 @@ def isa(request):
     row = _core.choose_isa(request.param)
     with running(row):
         yield row
+
+
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, as it does in a program that a shell does not run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

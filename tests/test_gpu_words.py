@@ -211,7 +211,7 @@ def test_gradient_of_a_bias(monkeypatch, shape, mask, shared):
     parts = [min(-(-n // 16), bias.SHARES) if dim in shared else n for dim, n in ((2, n_q), (3, n_k))]
     kept = own.shape[0] * own.shape[1] * parts[0] * parts[1]  # of dbias, which is added to
     problem = problem_of((batch, heads, 1, *sizes[3:]), MASKS[mask], "backward")
-    cost = gradient_bias_cost(problem.one_stream(), Tiles(16, 16, bias.SLICE))
+    cost = gradient_bias_cost(problem.one_stream(), Tiles(16, 16, bias.TENSOR_CORES[0]))
     found = tally.total(without=indices)
     assert found.reads == batch * heads * (cost.reads - n_q * n_k) + kept
     assert found.writes == kept

@@ -196,6 +196,7 @@ def test_no_valgrind_and_one_that_does_not_start(tmp_path, monkeypatch):
         measure(problem, words=4096, using="cachegrind")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_child(fake):
     folder = fake(f"{VERSION}; echo $$ > $0.pid; while :; do :; done")
     pid = folder / "valgrind.pid"

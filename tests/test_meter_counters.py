@@ -154,6 +154,7 @@ def test_what_is_missing(fake, tmp_path, monkeypatch):
         rb.measure_callable(print, using="counters")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_call_that_fails_ends_perf(fake):
     fake()
 

@@ -159,14 +159,6 @@ def test_bounded_memory_gives_a_game_and_a_bound():
     assert 16 <= found.lower_bound <= found.cost
 
 
-@pytest.fixture
-def interruptible():
-    """Ctrl-C raises KeyboardInterrupt, as it does outside of a test runner's worker."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_gives_the_best_so_far():
     graph = attention_graph(3, 2)
