@@ -177,6 +177,7 @@ def test_two_processes_do_not_write_one_file(interrupted):
 LONG = {"n": "1000:4096:x1.08", "d": "64,128", "words": "1000,9000", "mask": "causal"}
 
 
+@pytest.mark.usefixtures("interruptible")  # what is started inherits whether Ctrl-C is heard
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=lambda how: how.name)
 def test_a_process_that_dies_loses_nothing(how, tmp_path, monkeypatch):
     """A real one, in the middle of its work; what is done is not done again, the result as if it had not died."""
