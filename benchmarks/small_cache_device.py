@@ -16,7 +16,7 @@ import small_cache
 import torch  # pyright: ignore[reportMissingImports]
 from gpu_ahead import side_by_side
 from gpu_calls import PLANNED, Call, inputs
-from gpu_gate import Gate
+from gpu_gate import Gate, Red
 from gpu_timing import Device
 from rich.console import Console
 from small_cache import DIRECTIONS, DTYPE, HEADS, SCHEDULES, WORD_BYTES, N, Row
@@ -32,6 +32,7 @@ from redblue.kernels.gpu.plan import Launch, plan
 WIDTHS = (512, 256, 1024, 128, 64)  # the most telling first
 MEASURED = ("launch", "launch_words", "seconds", "l1_l2_bytes", "l2_dram_bytes", "l2_dram_bound_bytes", "why")
 AHEAD_SECONDS = 150.0  # of compilation on all cores before anything is timed
+TOLD = 300  # characters of why a launch failed
 
 
 def measured(path: Path, budget: float, console: Console) -> tuple[dict[str, Any], list[Row]]:
@@ -130,13 +131,20 @@ def _time_one(
     except RedblueError as error:
         row.launch, row.why = "none", str(error)
         return
+    if launch not in known:
+        try:
+            run = _call(row, given)
+            with told(card), warnings.catch_warnings():
+                warnings.filterwarnings("error", message=".* runs instead")  # where the card refuses it after all
+                gate.check(PLANNED, run())
+                known[launch] = statistics.median(device.seconds(run))
+        except Red:
+            raise
+        except Exception as failure:  # of whatever kind: it must not end the run
+            row.launch, row.why = "none", f"{type(failure).__name__}: {failure}"[:TOLD]
+            return
     problem = small_cache.problem(row.direction, row.d)
     row.launch, row.launch_words = repr(launch), schedules.get(row.schedule).words(problem, launch.tiles)
-    if launch not in known:
-        run = _call(row, given)
-        with told(card):
-            gate.check(PLANNED, run())
-            known[launch] = statistics.median(device.seconds(run))
     row.seconds = known[launch]
 
 

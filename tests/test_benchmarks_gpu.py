@@ -205,6 +205,35 @@ def test_bytes_of_each_launch_are_kept_beside_their_bounds(modules, monkeypatch,
     assert "no bytes: no counters here" in capsys.readouterr().out
 
 
+def test_a_launch_that_the_card_refuses_is_not_timed_as_another(modules, monkeypatch):
+    import warnings
+
+    import small_cache
+    import small_cache_device
+
+    from redblue.kernels.gpu.card import Card
+
+    class Device:
+        def seconds(self, run):
+            return [2.0]
+
+    def replaced(row, given):
+        def run():
+            if row.d == 512:
+                warnings.warn("flash does not fit; hybrid runs instead", stacklevel=1)
+
+        return run
+
+    gate = SimpleNamespace(check=lambda name, found: [])
+    monkeypatch.setattr(small_cache_device, "_call", replaced)
+    for d, seconds in ((512, None), (64, 2.0)):
+        row = small_cache.Row("forward", d, 227, "flash")
+        card = Card(arch=90, shared_bytes=227 << 10)
+        small_cache_device._time_one(row, None, [], gate, card, Device(), {})
+        assert row.seconds == seconds
+        assert ("hybrid runs instead" in row.why) == (seconds is None)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_only_the_kernels_of_the_second_run_are_counted(modules, monkeypatch, tmp_path):
     import small_cache
