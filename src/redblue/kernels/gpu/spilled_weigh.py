@@ -123,25 +123,26 @@ def _weigh_tiles(
     """acc + P V over slices of DEPTH keys. TILES: as of _spill_tiles; of listed tiles begin and stop count slices."""
     PER: tl.constexpr = COLS // DEPTH
     p_rows = line_at(p, local, i_local)
-    for t in tl.range(begin, stop, DEPTH if TILES == "band" else 1):
-        j = t
-        next_tile = (t % COLS == 0) | (t == begin)
-        if TILES == "full":
-            j = tl.load(lists.full + t // PER) * COLS + t % PER * DEPTH
-            next_tile = t % PER == 0
-        if TILES == "partial":
-            j = tl.load(lists.partial + t // PER) * COLS + t % PER * DEPTH
-            next_tile = t % PER == 0
-        i_key = j + tl.arange(0, DEPTH)
-        m_key = None if WHOLE_KEYS or TILES == "full" else i_key < n_k
-        m_top, m_p = both(m_row, next_tile & (i_local >= 0)), m_row
-        if TILES == "band":
-            first = j // COLS * COLS
-            m_top = both(m_top, attending_rows(scores, i_query, first, tl.minimum(first + COLS, n_k)))
-            m_p = both(m_row, attending_rows(scores, i_query, j, tl.minimum(j + DEPTH, n_k)))
-        b_top = tl.load(line_at(top, local, j // COLS) + i_local, mask=m_top, other=float("-inf"))
-        factor = tl.where(next_tile, power(b_top, b_lse, False), factor)
-        b_p = read(p_rows[:, None] + i_key[None, :], lanes(m_p, m_key))
-        b_v = read(places(at_v, v, index(i_key, WIDE) * v.row, i_f, WIDE), lanes(m_key, m_f))
-        acc = product((b_p * factor[:, None]).to(b_v.dtype), b_v, acc, PRECISION)
+    if begin < stop:  # or ptxas waits for each product, as in flash.py
+        for t in tl.range(begin, stop, DEPTH if TILES == "band" else 1):
+            j = t
+            next_tile = (t % COLS == 0) | (t == begin)
+            if TILES == "full":
+                j = tl.load(lists.full + t // PER) * COLS + t % PER * DEPTH
+                next_tile = t % PER == 0
+            if TILES == "partial":
+                j = tl.load(lists.partial + t // PER) * COLS + t % PER * DEPTH
+                next_tile = t % PER == 0
+            i_key = j + tl.arange(0, DEPTH)
+            m_key = None if WHOLE_KEYS or TILES == "full" else i_key < n_k
+            m_top, m_p = both(m_row, next_tile & (i_local >= 0)), m_row
+            if TILES == "band":
+                first = j // COLS * COLS
+                m_top = both(m_top, attending_rows(scores, i_query, first, tl.minimum(first + COLS, n_k)))
+                m_p = both(m_row, attending_rows(scores, i_query, j, tl.minimum(j + DEPTH, n_k)))
+            b_top = tl.load(line_at(top, local, j // COLS) + i_local, mask=m_top, other=float("-inf"))
+            factor = tl.where(next_tile, power(b_top, b_lse, False), factor)
+            b_p = read(p_rows[:, None] + i_key[None, :], lanes(m_p, m_key))
+            b_v = read(places(at_v, v, index(i_key, WIDE) * v.row, i_f, WIDE), lanes(m_key, m_f))
+            acc = product((b_p * factor[:, None]).to(b_v.dtype), b_v, acc, PRECISION)
     return acc
