@@ -230,6 +230,8 @@ def _dq_keys(
                 m_key = (i_key >= low) & (i_key < high)
             if TILES == "partial":
                 m_key = listed(lists.live + t * WORDS, i_col, COLS)
+            if scores.seed is not None:  # before the products: beside their results it spilled up to 14 KB of a thread
+                keeps = kept(scores, numbers, j, COLS, SUMS)
             k_offsets, v_offsets = index(i_key, WIDE) * k.row, index(i_key, WIDE) * v.row
             k0 = load(at_k, k_offsets, k, m_key, 0, D0, D)
             s = product(q0, tl.trans(k0), tl.zeros((ROWS, COLS), SUMS), PRECISION)
@@ -254,7 +256,7 @@ def _dq_keys(
                 v1 = load(at_v, v_offsets, v, m_key, V0, V1, D_V)
                 dp = product(do1, tl.trans(v1), dp, PRECISION)
             if scores.seed is not None:
-                dp *= kept(scores, numbers, j, COLS, SUMS)
+                dp *= keeps
             ds = p * (dp - b_delta[:, None])
             if scores.softcap is not None:
                 ds *= slope
@@ -424,6 +426,8 @@ def _dkv_rows(
             if TILES == "partial":
                 m_row = listed(lists.live + t * WORDS, i_line, ROWS)
             numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
+            if scores.seed is not None:  # as for dQ
+                keeps = tl.trans(kept(scores, numbers, block * COLS, COLS, SUMS))
             q_offsets = row_offsets(q, index(i_row, WIDE), GROUP)
             dout_offsets = row_offsets(dout, index(i_row, WIDE), GROUP)
             q0 = load(at_q, q_offsets, q, m_row, 0, D0, D)
@@ -451,7 +455,6 @@ def _dkv_rows(
                 dp = product(v1, tl.trans(do1), dp, PRECISION)
             used = p
             if scores.seed is not None:
-                keeps = tl.trans(kept(scores, numbers, block * COLS, COLS, SUMS))
                 used, dp = p * keeps, dp * keeps
             used = used.to(dout.at.dtype.element_ty)
             dv0 = product(used, do0, dv0, PRECISION)

@@ -14,12 +14,12 @@ What is stored at the end passes through shared memory too, but in the place of 
 As Triton 3.9.0 compiles them, flash forward in float16, causal, takes this many bytes: d 128, rows x cols x stages
 128 x 32 x 2 and 128 x 32 x 3: 49,152 and 65,536 on sm_80 and sm_120, 65,536 and 81,920 on sm_90; d 512, 64 x 32 x 2:
 135,168, and 196,608. That is the model but for what is exchanged: P (R C elements), which need not be always, and twice
-that with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90); sm_100 has up to 1,024 more for
+that with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90); sm_100 has up to 1,400 more for
 barriers, and there flash backward takes tiles of fewer than 64 that stream by twice, and a bias once more.
 
 A softcap and sinks take nothing. A bias takes registers, for the addresses of its elements, and so do dropout's bits:
 of flash, d 128, 128 x 64 forward, and 32 rows x 128 keys for dK and dV, with tiles planned without them, a bias spilled
-1,036 and 820 bytes of a thread on sm_80, dropout 116 and 15,348 (8 warps, 2 stages; neither: 0 and 32). So scores count
+1,036 and 820 bytes of a thread on sm_80, dropout 116 and 64 (8 warps, 2 stages; neither: 0 and 32). So scores count
 as more tiles with them.
 
 The model is to be never below; benchmarks/gpu_fit.py holds it against every plan.
@@ -85,7 +85,8 @@ def need(phase: Phase, dtype: str, card: Card, warps: int, stages: int) -> Need:
         streaming = max(streaming, sum(phase.stream) - exchanged // 2)
     if family == 10:
         exchanged = max(exchanged, phase.both_ways) + phase.added  # and what all others exchange, once more
-    shared = word * max(phase.stay + streaming + exchanged + phase.added, phase.stored) + SLACK
+    slack = SLACK * (2 if family == 10 else 1)
+    shared = word * max(phase.stay + streaming + exchanged + phase.added, phase.stored) + slack
     return Need(shared, wide * takes / registers)
 
 
