@@ -34,7 +34,7 @@ DIRECTIONS = ("forward", "backward")
 # A call whose blocks keep every card busy and do not end where the sequence does: causal, 2 x 16 heads, n = 4095
 BATCH, HEADS, N, CAUSAL = 2, 16, 4095, {"end": 1}
 SPILLED_BYTES = 1024  # of a thread: more than this many, in every step, and products wait for them
-TOLD_EVERY = 20  # plans, where no terminal shows a bar
+TOLD_EVERY, WIDE = 20, 180  # plans, and columns of the table, where no terminal shows a bar
 # And with options, in float16: those that change what a block holds, alone and together
 OPTIONS = ("bias", "dropout", "documents", "bias dropout softcap sinks")
 HEAD_DIMENSIONS_WITH_OPTIONS = (64, 128, 256, 512)
@@ -256,7 +256,7 @@ def main(
         json_file.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     if figure:
         draw(rows, figure)
-    Console().print(table(rows))
+    Console(width=None if sys.stdout.isatty() else WIDE).print(table(rows))
     wrong = sum(bool(row["wrong"]) for row in rows)
     print(f"{len(rows)} plans compiled, {wrong} of them wrong")
     sys.exit(1 if wrong or not rows else 0)

@@ -42,6 +42,11 @@ def laid(sizes: Sizes) -> tuple[int, int]:
     return sum(parts(sizes.d)), sum(parts(sizes.d_v))
 
 
+def _read(features: int) -> int:
+    """As laid, but no part shorter than 32: one of 16 takes as many registers, where products are made one by one."""
+    return sum(max(part, 32) for part in parts(features) if part)
+
+
 def _rows(sizes: Sizes) -> int:
     return sizes.n_q * sizes.group
 
@@ -82,7 +87,7 @@ def _flash_dq(t: Any, sizes: Sizes, options: Options) -> Phase:
 
 def _flash_dkv(t: Any, sizes: Sizes, options: Options) -> Phase:
     (d, d_v), r, c = laid(sizes), t.dkv_rows, t.dkv_cols
-    length = max(d, d_v)
+    length, inner = max(d, d_v), max(_read(sizes.d), _read(sizes.d_v))
     return Phase(
         stay=c * (d + d_v),
         stream=(r * d, r * d_v),
@@ -90,7 +95,7 @@ def _flash_dkv(t: Any, sizes: Sizes, options: Options) -> Phase:
         sums=c * (d + d_v),
         scores=_score_tiles(2, options) * r * c,
         stored=c * length,
-        product=max((c, r, length), (c, length, r), key=lambda edges: (edges[0] + edges[1]) * edges[2]),
+        product=max((c, r, inner), (c, length, r), key=lambda edges: (edges[0] + edges[1]) * edges[2]),
         added=r * c * (options.bias or options.dropout),
         both_ways=r * (d + d_v) * (r < SHORT),
         waiting=2 * r * (d + d_v) * (min(parts(sizes.d)[1], parts(sizes.d_v)[1]) >= WIDE),
