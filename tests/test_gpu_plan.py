@@ -180,6 +180,18 @@ def test_chunks_stay_in_the_l2_and_keep_all_multiprocessors_busy():
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("schedule", ["hybrid", "small_cache"])
+def test_what_is_spilled_grows_with_the_keys_alone_and_not_without_end(schedule, direction):
+    arrays, chunks = {"forward": 1, "backward": 2}[direction], {}
+    for n in (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20):
+        launch = plan(direction, sizes_of(512, n=n), "float16", CARDS["h100-sxm"], schedule=schedule)
+        chunks[n] = launch.chunk
+        assert 2 * arrays * launch.chunk * n <= 2 << 30
+        assert launch.chunk <= 8192
+    assert chunks[1 << 20] < chunks[1 << 16] <= chunks[1 << 14]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", ["rtx-4090", "h100-sxm", "b200"])
 def test_options_need_more(name, direction):
     """A plan without options may not hold with them: what is planned then is smaller, or exchanged by less."""

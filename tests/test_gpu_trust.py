@@ -104,6 +104,65 @@ def test_nothing(q, k, mask):
         assert not gradient.any()
 
 
+@pytest.mark.parametrize("shape", [(), (2, 1, 6, 1)], ids=str)
+@pytest.mark.parametrize("mask", [None, rb.Mask.documents([6], [0])], ids=["full", "listed"])
+def test_no_keys_and_a_bias_with_a_gradient(mask, shape):
+    q, k, v, own = normal(2, 2, 6, 5), normal(2, 1, 0, 5), normal(2, 1, 0, 4), normal(*shape)
+    out = gpu.attention(q, k, v, mask=mask, bias=own)
+    (gradient,) = torch.autograd.grad(out.sum(), own)
+    assert gradient.shape == own.shape
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0])], ids=["", "sinks"])
+@pytest.mark.parametrize("right", [0, 3])
+def test_rows_beyond_the_last_key_of_a_window(right, sinks):
+    """A block of them has no key at all; of spans of keys, too, nothing may be read that nothing wrote."""
+    sinks = None if sinks is None else sinks.to(DEVICE)
+    mask = rb.Mask.sliding_window(2, right)
+    check(normal(1, 2, 90, 5), normal(1, 1, 40, 5), normal(1, 1, 40, 4), mask=mask, sinks=sinks)
+
+
+def holes():
+    """Masks of 21 rows and 40 keys that leave out keys altogether; of some, those from the last on."""
+    some = np.random.default_rng(0).random((2, 1, 21, 40)) < 0.3
+    some[..., 33:] = some[0, :, :, 3:9] = some[1, :, :, 20] = False
+    return {
+        "top left": rb.Mask.causal(),
+        "window": rb.Mask.sliding_window(4, 2),
+        "none at all": rb.Mask.key_lengths([0, 0]),
+        "lengths": rb.Mask.key_lengths([18, 33]),
+        "dense": rb.Mask.from_dense(some),
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0, "dropout": 0.3, "seed": 3}], ids=["", "options"])
+@pytest.mark.parametrize("name", holes())
+def test_keys_that_no_query_attends_may_hold_anything(name, options):
+    mask = holes()[name]
+    q, k, v, own = normal(2, 2, 21, 5), normal(2, 1, 40, 5), normal(2, 1, 40, 4), normal(2, 1, 21, 40)
+    dense = mask.to_dense(21, 40)
+    seen = torch.from_numpy(dense.any(-2)).reshape(-1, 1, 40, 1).to(DEVICE)
+    bad_k, bad_v = ((x.detach().where(seen, torch.nan)).requires_grad_() for x in (k, v))
+    assert bad_k.isnan().any()
+    found, wanted = (
+        gpu.attention(q, *given, mask=mask, bias=own, return_lse=True, **options) for given in ((bad_k, bad_v), (k, v))
+    )
+    douts = [torch.randn_like(x) for x in found]
+    gradients = (
+        torch.autograd.grad(results, (q, *given, own), douts)
+        for results, given in ((found, (bad_k, bad_v)), (wanted, (k, v)))
+    )
+    for x, y in zip((*found, *next(gradients)), (*wanted, *next(gradients)), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_masks_of_each_entry_and_one_key_head_for_all_queries():
+    q, k, v, own = normal(2, 3, 20, 5), normal(2, 1, 20, 5), normal(2, 1, 20, 4), normal(2, 3, 20, 20)
+    for mask in (rb.Mask.key_lengths([5, 17]), rb.Mask.per_batch([rb.Mask.causal(), rb.Mask.documents([7, 13])])):
+        check(q, k, v, own, bias=own, mask=mask)
+
+
 # Sizes -------------------------------------------------------------------------------------------------------------
 
 

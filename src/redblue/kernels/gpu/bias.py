@@ -51,6 +51,8 @@ def add_bias_gradient(task: Task, precision: str = "ieee") -> None:
     assert dbias is not None
     own, at = _own(dbias), dbias.stride()
     n_q, n_k = dbias.shape[-2:]
+    if not dbias.numel():
+        return
     row_tiles, col_tiles = ceil_div(n_q, edge), ceil_div(n_k, edge)
     row_shared, col_shared = at[-2] == 0, at[-1] == 0
     row_parts = min(row_tiles, SHARES) if row_shared else row_tiles
@@ -123,7 +125,7 @@ def tile_grid(lists: Lists, row_tiles: int, col_tiles: int) -> Tensor:
     ):
         at = torch.repeat_interleave(block, starts.diff(), output_size=len(tiles))  # or it would wait for the device
         found[at, tiles] = found.new_full((), -1) if numbers is None else numbers
-    return found.view(-1, row_tiles, col_tiles)
+    return found.view(blocks // row_tiles, row_tiles, col_tiles)
 
 
 @triton.jit
@@ -233,7 +235,7 @@ def _tile(
     m_row, m_key = i_row < n_q, i_key < n_k
     m_pair = m_row[:, None] & m_key[None, :] & in_band(scores, i_row[:, None], i_key[None, :])
     if lists is not None:
-        plane = tl.load(start(lists.planes, batch, query_head))
+        plane = tl.load(start(lists.planes, batch, query_head // GROUP))
         number = tl.load(cells + (wide(plane) * row_tiles + row_tile) * col_tiles + col_tile)
         m_pair &= number > -2
         line = tl.maximum(number, 0) * EDGE + tl.arange(0, EDGE)

@@ -111,7 +111,8 @@ def merge(
     if lists is None:
         last_row = tl.minimum(block * ROWS + ROWS, n_rows) - 1
         low, high, _, _ = key_range(scores, block * ROWS, last_row, n_k, GROUP, COLS)
-        first, end = low // span, tl.cdiv(tl.maximum(high, low), span)
+        first = low // span  # and none where no key is attended: nothing was walked there
+        end = tl.where(low < high, tl.cdiv(high, span), first)
     top, total = first_top(scores, head, i_row, GROUP, SUMS)
     acc = tl.zeros((SOME, WIDTH), SUMS)
     for s in range(first, end):

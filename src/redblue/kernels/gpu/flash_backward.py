@@ -446,7 +446,8 @@ def _dkv_rows(
                 p = tl.where(m_pair, p, 0.0)
             if TILES == "partial":
                 line = t * COLS + tl.arange(0, COLS)
-                p = tl.where(listed((lists.bits + line * WORDS)[:, None], i_line[None, :], ROWS), p, 0.0)
+                m_pair = listed((lists.bits + line * WORDS)[:, None], i_line[None, :], ROWS)
+                p = tl.where(m_pair, p, 0.0)
             do0 = load(at_dout, dout_offsets, dout, m_row, 0, V0, D_V)
             dp = product(v0, tl.trans(do0), tl.zeros((COLS, ROWS), SUMS), PRECISION)
             do1 = do0
@@ -463,6 +464,8 @@ def _dkv_rows(
             ds = p * (dp - numbers_at(delta + numbers, m_row, 0.0)[None, :])
             if scores.softcap is not None:
                 ds *= slope
+            if TILES == "masked" or TILES == "partial":
+                ds = tl.where(m_pair, ds, 0.0)  # a key that no query attends may hold anything
             ds = ds.to(q.at.dtype.element_ty)
             dk0 = product(ds, q0, dk0, PRECISION)
             if D1:

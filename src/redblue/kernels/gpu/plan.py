@@ -31,6 +31,7 @@ __all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of",
 
 WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, where words do not decide
 L2_SHARE = 0.5  # for what is spilled of a chunk of rows, so that it is read from there
+MOST_SPILLED = 1 << 31  # bytes of a chunk, or what one step of rows takes: however long sequences are
 BUSY = 0.75  # share of the multiprocessors that have a block: more need not be
 ALIKE = 1.03  # words within this factor do not decide
 NEAR = 2.0  # candidates may move so many times the words of the first
@@ -241,7 +242,7 @@ def _cut(tiles: Any, sizes: Sizes, card: Card) -> Any:
 
 def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any, int]:
     """The tiles with their spans of keys, and rows of a chunk: what stays in the L2, or more where that is too few for
-    all multiprocessors, and so many that a stream's rows are equal chunks.
+    all multiprocessors, but no more than MOST_SPILLED; and so many that a stream's rows are equal chunks.
 
     pair_bytes: what is spilled of a pair.
     """
@@ -250,11 +251,13 @@ def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any
         (t["out_rows"], t["out_cols"], sizes.d_v) if "out_rows" in t else (t["dq_rows"], t["dq_cols"], sizes.d)
     )
     step = max(t["rows"], height, t["cols"], t["depth"])
-    in_l2 = int(L2_SHARE * card.l2_bytes) // (pair_bytes * max(1, sizes.n_k))
+    row_bytes = pair_bytes * max(1, sizes.n_k)
+    in_l2, most = int(L2_SHARE * card.l2_bytes) // row_bytes, max(1, MOST_SPILLED // (row_bytes * step)) * step
     busy = height * ceil_div(blocks, ceil_div(features, width))
     chunk = min(ceil_div(max(in_l2, busy), step) * step, max(1, ceil_div(rows, step)) * step * max(1, sizes.streams))
-    if chunk < rows:  # a short last one would leave multiprocessors idle
-        chunk = ceil_div(ceil_div(rows, rows // chunk), step) * step
+    if min(chunk, most) < rows:  # a short last one would leave multiprocessors idle
+        times = max(rows // min(chunk, most), ceil_div(rows, most))
+        chunk = ceil_div(ceil_div(rows, times), step) * step
     walks = ceil_div(blocks * t["rows"], chunk)  # of each block of rows, where those are too few
     edge = max(t["cols"], t["depth"])
     edges = {"span": max(edge, ceil_div(ceil_div(sizes.n_k, walks), edge) * edge), "chunk": min(chunk, max(1, rows))}

@@ -35,10 +35,12 @@ from redblue.kernels.gpu.scores import (
 )
 from redblue.kernels.gpu.spilled_weigh import weigh
 from redblue.kernels.gpu.task import Run, Task, array
+from redblue.kernels.gpu.unseen import seen
 
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     """What writes task.out and task.lse."""
+    task = seen(task)
     launch = prepared(task, launch)
     sizes, t, sums = task.sizes, launch.tiles, task.lse.dtype
     spans = max(1, ceil_div(sizes.n_k, t.span))

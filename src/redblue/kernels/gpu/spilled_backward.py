@@ -27,10 +27,12 @@ from redblue.kernels.gpu.scores import (
 from redblue.kernels.gpu.spilled_gradients import Gradients, slice_width, sums_of
 from redblue.kernels.gpu.spilled_pairs import spill_ds, spill_p
 from redblue.kernels.gpu.task import Run, Task, array
+from redblue.kernels.gpu.unseen import seen
 
 
 def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     """What writes task.delta, dq, dk and dv."""
+    task = seen(task)
     launch = prepared(task, launch)
     sizes, t, hybrid = task.sizes, launch.tiles, launch.kernel == "hybrid"
     common = {
