@@ -235,7 +235,7 @@ def draw(rows: list[Row], path: Path) -> None:
             color=colour,
             facet=alt.Facet("panel:N", columns=2, title=None),
         )
-        .properties(width=330, height=150)
+        .properties(width=400, height=150)
     )
     charts.write(chart.to_dict(), path, force=True)
 
