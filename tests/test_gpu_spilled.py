@@ -13,7 +13,7 @@ from redblue.kernels.gpu import call  # noqa: E402
 from redblue.kernels.gpu.plan import Launch  # noqa: E402
 from redblue.meter.interpreter import counting  # noqa: E402
 from redblue.schedules.spilled import ForwardTiles  # noqa: E402
-from test_gpu_flash import MASKS, SPARSE, check_forward, normal  # noqa: E402
+from test_gpu_flash import MASKS, SPARSE, check_forward, interpreted_only, normal  # noqa: E402
 from test_torch_op import TOLERANCE  # noqa: E402
 
 # The interpreter computes lanes that are masked off, too
@@ -122,6 +122,7 @@ def test_scores_that_overflow_a_naive_exponential(launch):
     check_forward(q * 1e3, k, v, scale=1.0)
 
 
+@interpreted_only
 @BOTH
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("edges", [{}, {"span": 128, "out_rows": 16, "rows": 32}, {"rows": 32, "depth": 32}], ids=str)

@@ -17,7 +17,7 @@ from redblue.kernels.gpu.task import Task  # noqa: E402
 from redblue.meter.interpreter import counting  # noqa: E402
 from redblue.schedules import hybrid, small_cache  # noqa: E402
 from redblue.schedules.spilled import ForwardTiles  # noqa: E402
-from test_gpu_flash import MASKS, SPARSE, check, normal  # noqa: E402
+from test_gpu_flash import MASKS, SPARSE, check, interpreted_only, normal  # noqa: E402
 from test_torch_op import TOLERANCE  # noqa: E402
 
 # The interpreter computes lanes that are masked off, too
@@ -128,6 +128,7 @@ def test_listed_masks_in_tiles_of_several_words(launch):
     check(normal(1, 150, 5), normal(1, 280, 5), normal(1, 280, 4), mask=mask)
 
 
+@interpreted_only
 @BOTH
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("edges", [{}, {"rows": 32, "chunk": 64, "span": 128, "cols": 64}], ids=str)

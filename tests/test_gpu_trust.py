@@ -15,7 +15,7 @@ from redblue.kernels.gpu import bias, call  # noqa: E402
 from redblue.kernels.gpu.plan import Launch  # noqa: E402
 from redblue.schedules import flash, hybrid, small_cache  # noqa: E402
 from redblue.schedules.spilled import ForwardTiles  # noqa: E402
-from test_gpu_flash import DEVICE, SPARSE, check, check_forward, normal  # noqa: E402
+from test_gpu_flash import DEVICE, SPARSE, check, check_forward, interpreted_only, normal  # noqa: E402
 
 # The interpreter computes lanes that are masked off, too
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -191,7 +191,7 @@ def far(shape, dim):
 PLACES = {"batch": 0, "head": 1, "row": 2, "column": 3}
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu_device.py has one of these")
+@interpreted_only  # of memory that few pages take; test_gpu_device.py has one for GPUs
 @pytest.mark.parametrize("mask", [rb.Mask.causal(), rb.Mask.documents([9, 9])], ids=["causal", "listed"])
 @pytest.mark.parametrize("dim", PLACES.values(), ids=PLACES)
 def test_offsets_beyond_two_to_the_31(dim, mask):
