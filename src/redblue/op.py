@@ -45,10 +45,11 @@ def attention(
 ) -> Any:
     """Exact attention: softmax(softcap(scale Q K^T) + bias, masked) V, without anything of size n_q n_k in memory.
 
-    q (..., H, n_q, d), k (..., H_kv, n_k, d), v (..., H_kv, n_k, d_v): PyTorch CPU tensors (with autograd), or NumPy
-    arrays and whatever else speaks DLPack (gives NumPy). All of one type: float64, float32, bfloat16 or float16; sums
-    are in float32 or better. Two-dimensional ones are one head. H is a multiple of H_kv (grouped-query attention,
-    nothing is expanded), the other leading dimensions broadcast. Any strides are read in place.
+    q (..., H, n_q, d), k (..., H_kv, n_k, d), v (..., H_kv, n_k, d_v): PyTorch tensors of the CPU or of a GPU (with
+    autograd; docs/gpu.md), or NumPy arrays and whatever else speaks DLPack (gives NumPy). All of one type: float64,
+    float32, bfloat16 or float16; sums are in float32 or better. Two-dimensional ones are one head. H is a multiple of
+    H_kv (grouped-query attention, nothing is expanded), the other leading dimensions broadcast. Any strides are read in
+    place.
 
     mask: which keys a query attends; Mask.full() if None. A row that attends nothing gives 0.
     scale: 1 / sqrt(d) if None. softcap: scores x become softcap tanh(x / softcap).
@@ -57,9 +58,9 @@ def attention(
     dropout: the share of probabilities that become 0. Which ones: a function of the seed (drawn from PyTorch's
     generator if None; required for NumPy arrays), the same for all tiles, threads and both passes.
     return_lse: also give the log-sum-exp of each row's scores (..., H, n_q), sinks included; differentiable.
-    schedule: "flash" (tiles), "gather" (pair by pair, for graphs), or "auto": for this mask the one that costs less. On
-    CPUs also "hybrid" and "small_cache", which move fewer words through caches below d^2 words, and keep some rows of P
-    at a time in memory.
+    schedule: "flash" (tiles); "hybrid" or "small_cache", which move fewer words through caches below d^2 words and keep
+    some rows of P at a time in memory; "gather" (pair by pair, for graphs), for which a GPU takes tiles; or "auto": on
+    the CPU flash or gather, on a GPU any of the others, whichever costs less.
 
     Returns out (..., H, n_q, d_v), or (out, lse). Raises RedblueError, naming the argument, for what it cannot take.
     """
