@@ -333,7 +333,7 @@ def test_graphs_replay_with_new_numbers(mask):
 def _forget_lists():
     from redblue.kernels.gpu import call, lists
 
-    lists.lists.cache_clear()
+    lists.forget()
     call._planes.cache_clear()
 
 

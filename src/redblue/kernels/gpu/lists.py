@@ -5,7 +5,9 @@ Tiles lie on a grid of `rows` (stacked) x `cols` keys. In a full one all rows at
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import lru_cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from redblue.masks.lowered import Lowered, lowered
 from redblue.masks.pattern import below
 
 KEPT = 128  # a mask takes one for each kernel and tile: some 4, and more while they are tuned
+KEPT_BYTES = 512 << 20  # on all devices together: 32 MB are the bits of a dense mask of 16384 queries and keys, once
 AT_ONCE = 1 << 24  # pairs whose bits are turned together
 
 
@@ -52,7 +55,24 @@ def first_plane(device: torch.device) -> torch.Tensor:
     return copied(np.zeros(1, np.int32), device).as_strided((1, 1), (0, 0))
 
 
-@lru_cache(maxsize=KEPT)
+class _Key(NamedTuple):
+    """What lists are made of, as `lists` takes it. span: None if it is no shorter than the keys."""
+
+    mask: Mask
+    n_q: int
+    n_k: int
+    group: int
+    rows: int
+    cols: int
+    by: str
+    device: torch.device
+    span: int | None
+
+
+_recent: OrderedDict[_Key, Lists] = OrderedDict()  # the least recently used first
+_lock = Lock()
+
+
 def lists(
     mask: Mask, n_q: int, n_k: int, group: int, rows: int, cols: int, by: str, device: Any, span: int | None = None
 ) -> Lists:
@@ -61,6 +81,43 @@ def lists(
     span: where rows stay, each block has a list for every `span` keys, one behind the other; None: one for all.
     rows, cols: powers of two of at least 16. Raises RedblueError where the mask does not fit n_q and n_k.
     """
+    key = _Key(mask, n_q, n_k, group, rows, cols, by, device, None if span is None or span >= n_k else span)
+    with _lock:
+        found = _recent.get(key)
+        if found is not None:
+            _recent.move_to_end(key)
+            return found
+    found = _made(key)
+    with _lock:
+        _recent[key] = found
+        _let_go(mask)
+    return found
+
+
+def forget() -> None:
+    """All lists that are kept."""
+    with _lock:
+        _recent.clear()
+
+
+def _let_go(newest: Mask) -> None:
+    """The least recently used, beyond KEPT and KEPT_BYTES; but for its bytes nothing of the newest mask's.
+
+    Its lists are of one call's passes, which would make each other's anew in turn, and could not be captured.
+    """
+    held = sum(map(_bytes, _recent.values()))
+    for key in list(_recent):
+        if len(_recent) <= KEPT and (held <= KEPT_BYTES or key.mask == newest):
+            continue
+        held -= _bytes(_recent.pop(key))
+
+
+def _bytes(found: Lists) -> int:
+    return sum(x.nbytes for x in found[1:])
+
+
+def _made(key: _Key) -> Lists:
+    mask, n_q, n_k, group, rows, cols, by, device, span = key
     panel = min(rows, 64)
     found = lowered(mask, n_q, n_k, group, panel)
     each = [
@@ -111,7 +168,7 @@ def _plane(
         full &= (row_block + 1) * rows <= n_rows
     blocks, other = (row_block, col_block) if by == "rows" else (col_block, row_block)
     total = ceil_div(n_rows, rows) if by == "rows" else ceil_div(n_k, cols)
-    if span is not None and span < n_k:
+    if span is not None:
         blocks, total = blocks * ceil_div(n_k, span) + other * cols // span, total * ceil_div(n_k, span)
     order = np.lexsort((other, blocks))
     order_full, order_partial = order[full[order]], order[~full[order]]
