@@ -3,14 +3,15 @@
 Correctness first: every contender is held against float64 before it is timed, and if redblue is wrong, the run ends.
 The most important calls come first; each result is kept in the JSON file as it comes, and a run that is interrupted, or
 whose budget is spent, says what it left out and goes on where it ended when it is started again on the same device with
-the same versions. All of it takes several such runs; what must be reached is in the first. --list shows the order.
+the same versions. redblue is measured anew when its kernels have changed; what failed in passing, such as for want of
+memory, is tried again after all else. All of it takes several such runs; what must be reached is in the first. --list
+shows the order.
 --dry runs all of this without a GPU: tiny calls under Triton's interpreter, without peers; its times mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import json
 import os
@@ -33,6 +34,7 @@ import torch  # pyright: ignore[reportMissingImports]
 from gpu_ahead import ahead
 from gpu_calls import OURS, PLANNED, Call, Limit, inputs, limits, plan
 from gpu_gate import Gate, Red, check_small
+from gpu_kept import changed, days, fingerprint, is_final, now, said_anew
 from gpu_peers import contender
 from gpu_timing import Device, Dry, medians, peak
 from rich.console import Console
@@ -42,7 +44,7 @@ from redblue.tables import table
 
 KEPT = Path(__file__).parent.parent / "docs" / "gpu.json"
 BUDGET_SECONDS = 480.0
-PACKAGES = ("redblue", "torch", "triton", "ffpa-attn")
+PACKAGES = ("redblue", "ffpa-attn")  # beside those of the fingerprint
 PAGE_WIDTH = 132  # of what is not a terminal
 TOLD = 200  # characters of why a contender refused
 PATIENCE_SECONDS = 75  # with one contender's call: compilers may take as long as they like
@@ -51,13 +53,18 @@ AHEAD_SECONDS = 150.0  # of compilation on all cores before anything is timed
 
 @dataclass
 class Point:
-    """One contender's times of one call, in seconds, or why there are none. errors: of each result, from float64."""
+    """One contender's times of one call, in seconds, or why there are none. errors: of each result, from float64.
+
+    passing: there are none, but another run may find some.
+    """
 
     call: Call
     contender: str
     seconds: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
     refused: str = ""
+    passing: bool = False
+    date: str = field(default_factory=now)
 
 
 @dataclass
@@ -68,8 +75,14 @@ class Kept:
     peaks: dict[str, float] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
 
-    def has(self, call: Call, name: str) -> bool:
-        return any(point.call == call and point.contender == name for point in self.points)
+    def add(self, point: Point) -> None:
+        """In place of what failed in passing before."""
+        same = [x for x in self.points if (x.call, x.contender) == (point.call, point.contender)]
+        self.points = [x for x in self.points if x not in same] + [point]
+
+    @property
+    def days(self) -> str:
+        return days(point.date for point in self.points)
 
     def times(self) -> dict[Call, dict[str, float]]:
         found: dict[Call, dict[str, list[float]]] = {}
@@ -90,18 +103,16 @@ class Kept:
 
 
 def about(dry: bool) -> dict[str, Any]:
-    """When, where and how."""
+    """Where and how; whatever else is kept must agree with all of it."""
     versions = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
     facts: dict[str, Any] = {
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "device": "none: dry",
+        **fingerprint("none: dry" if dry else torch.cuda.get_device_name()),
         "versions": {name: versions.get(name, "not installed") for name in PACKAGES},
         "dry": dry,
     }
     if not dry:
         card = torch.cuda.get_device_properties(0)
         facts |= {
-            "device": card.name,
             "multiprocessors": card.multi_processor_count,
             "shared_bytes": getattr(card, "shared_memory_per_block_optin", None),
             "l2_bytes": card.L2_cache_size,
@@ -112,14 +123,20 @@ def about(dry: bool) -> dict[str, Any]:
     return facts
 
 
-def resumed(path: Path, facts: dict[str, Any]) -> Kept:
-    """What was kept of the same device and versions; nothing of others."""
+def resumed(path: Path, facts: dict[str, Any], console: Console) -> Kept:
+    """What was kept of the same facts; of other kernels, what peers did; nothing of other devices and versions."""
     try:
         kept = Kept.read(path)
     except (OSError, ValueError, TypeError, KeyError):
         return Kept(facts)
-    same = all(kept.about.get(key) == facts[key] for key in facts if key != "date")
-    return kept if same else Kept(facts)
+    other = changed(kept.about, facts)
+    if other == ["kernels"]:
+        still = Kept(facts, kept.peaks, [point for point in kept.points if point.contender not in OURS])
+    else:
+        still = Kept(facts) if other else kept
+    if len(still.points) < len(kept.points):
+        console.print(said_anew(len(kept.points) - len(still.points), "points", other), highlight=False)
+    return still
 
 
 def told(failure: Exception, said: list[warnings.WarningMessage]) -> str:
@@ -157,18 +174,20 @@ def measured(call: Call, name: str, given: list[torch.Tensor], gate: Gate, devic
         except Red:
             raise
         except Exception as failure:  # of whatever kind: it must not end the run
-            return Point(call, name, refused=told(failure, said))
+            return Point(call, name, refused=told(failure, said), passing=not is_final(failure))
         finally:
             device.free()
 
 
 def left(kept: Kept, given: argparse.Namespace) -> list[tuple[Call, list[str]]]:
-    """What was asked for and is not measured yet, in order."""
+    """What was asked for and is not measured yet, in order; then what failed in passing."""
+    before = {(point.call, point.contender): point.passing for point in kept.points}
     found = []
-    for call, names in plan(given.dry):
-        missing = [name for name in names if not kept.has(call, name) and (name in OURS or not given.alone)]
-        if missing and (not given.only or given.only in call.title):
-            found.append((call, missing))
+    for passing in (None, True):
+        for call, names in plan(given.dry):
+            missing = [x for x in names if before.get((call, x)) is passing and (x in OURS or not given.alone)]
+            if missing and (not given.only or given.only in call.title):
+                found.append((call, missing))
     return found
 
 
@@ -189,7 +208,8 @@ def run(kept: Kept, given: argparse.Namespace, device: Device | Dry, console: Co
             arrays = inputs(call, device.name)
             gate = Gate(call, arrays)
         except torch.OutOfMemoryError as failure:
-            kept.points += [Point(call, name, refused=told(failure, [])) for name in missing]
+            for name in missing:
+                kept.add(Point(call, name, refused=told(failure, []), passing=True))
             continue
         if call.dtype not in kept.peaks:
             kept.peaks[call.dtype] = peak(device, call.dtype, 64) if given.dry else peak(device, call.dtype)
@@ -197,7 +217,7 @@ def run(kept: Kept, given: argparse.Namespace, device: Device | Dry, console: Co
             if time.monotonic() > end:
                 return
             point = measured(call, name, arrays, gate, device)
-            kept.points.append(point)
+            kept.add(point)
             kept.write(given.json)
             speed = f"{call.flops / medians({name: point.seconds})[name] / 1e12:.1f} TFLOP/s" if point.seconds else ""
             console.print(f"{call.title}: {name} {speed or point.refused}", highlight=False)
@@ -206,11 +226,11 @@ def run(kept: Kept, given: argparse.Namespace, device: Device | Dry, console: Co
 
 
 def say_left(todo: list[tuple[Call, list[str]]], console: Console) -> None:
-    """How much is left out, by length and contender, if anything is."""
+    """How much is left out or failed in passing, by length and contender, if anything is."""
     if not todo:
         return
     counts = Counter((call.n, name) for call, names in todo for name in names)
-    made = table(("left out: the same command goes on with them",), ("points",), title="the budget is spent")
+    made = table(("left out, or failed in passing",), ("points",), title="the same command goes on with these")
     for (n, name), count in counts.items():
         made.add_row(f"n {n}: {name}", str(count))
     console.print(made)
@@ -226,7 +246,9 @@ def shown(value: float | None, each: Limit) -> tuple[str, str]:
 
 def show(kept: Kept, console: Console) -> None:
     times = kept.times()
-    made = table(("must reach, B1 H32 n8192 bf16",), ("must", "measured", ""), title=kept.about["device"])
+    made = table(
+        ("must reach, B1 H32 n8192 bf16",), ("must", "measured", ""), title=f"{kept.about['device']}, {kept.days}"
+    )
     for each in limits():
         must = "" if not each.must else f"{'<= ' if each.at_most else ''}{each.must:g} {each.unit}"
         value, met = shown(each.value(times), each)
@@ -252,7 +274,7 @@ def draw(kept: Kept, path: Path) -> None:
         return
     import gpu_figure
 
-    gpu_figure.draw(kept.about, kept.peaks, kept.times(), path)
+    gpu_figure.draw(kept.about | {"days": kept.days}, kept.peaks, kept.times(), path)
 
 
 def arguments() -> argparse.Namespace:
@@ -298,7 +320,7 @@ def main() -> None:
         sys.exit("no GPU that PyTorch sees: run this where there is one, or --dry --json FILE to see that it works")
     device = Dry() if given.dry else Device()
     facts = about(given.dry)
-    kept = Kept(facts) if given.fresh else resumed(given.json, facts)
+    kept = Kept(facts) if given.fresh else resumed(given.json, facts, console)
     try:
         run(kept, given, device, console)
     except Red as red:

@@ -44,7 +44,7 @@ def draw(
                     panels.append(panel(title, varied, some, peaks))
     if not panels:
         return
-    title = alt.TitleParams(f"{about['device']}, {about['date'][:10]}; 1 batch, 32 heads", anchor="start", dy=-8)
+    title = alt.TitleParams(f"{about['device']}, {about['days']}; 1 batch, 32 heads", anchor="start", dy=-8)
     chart = alt.concat(*panels, columns=len(PANELS), spacing=36).properties(title=title)
     path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": printed()}), encoding="utf-8")
 

@@ -16,6 +16,7 @@ from gpu_calls import BLOCK, CUDNN, EFFICIENT, FLASH, FLEX, MATH, OURS, PLANNED,
 from torch import Tensor  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
+from redblue.errors import RedblueError
 
 Run = Callable[[], "list[Tensor]"]
 BACKENDS = {FLASH: "FLASH_ATTENTION", CUDNN: "CUDNN_ATTENTION", EFFICIENT: "EFFICIENT_ATTENTION", MATH: "MATH"}
@@ -23,7 +24,7 @@ TUNE = "REDBLUE_TUNE"  # redblue.kernels.gpu.tune's variable
 FFPA_WIDTHS = range(257, 1025)  # others it hands to SDPA
 
 
-class Refused(Exception):
+class Refused(RedblueError):
     """The contender cannot do this, or not as itself."""
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import small_cache_figure
+from gpu_kept import days
 from rich.console import Console
 
 import redblue as rb
@@ -51,6 +52,7 @@ class Row:
     launch: str = ""  # of the kernel, as planned for a card with so little shared memory
     launch_words: int | None = None  # of its tiles
     seconds: float | None = None  # of HEADS heads
+    date: str = ""  # when it was timed, or refused
     l1_l2_bytes: float | None = None  # as Nsight Compute counts them
     l2_dram_bytes: float | None = None
     l2_dram_bound_bytes: float | None = None  # by what the second cache holds
@@ -134,7 +136,8 @@ def show(facts: dict[str, Any], rows: list[Row], console: Console) -> None:
                 found = (crossing(some, *pair, what) for pair in PAIRS)
                 made.add_row(direction, str(kb), *("" if x is None else f"{x:.2f}" for x in found))
         console.print(made)
-    where = f"; times: {facts['device']}, {facts['date']}" if facts["device"] else ""
+    when = days(row.date for row in rows if row.seconds)
+    where = f"; times: {facts['device']}, {when}" if when else ""
     console.print(f"predicted by the leading terms, forward: 1 and 4{where}", style="dim", highlight=False)
 
 

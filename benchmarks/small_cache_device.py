@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import statistics
 import time
@@ -17,6 +16,7 @@ import torch  # pyright: ignore[reportMissingImports]
 from gpu_ahead import side_by_side
 from gpu_calls import PLANNED, Call, inputs
 from gpu_gate import Gate, Red
+from gpu_kept import changed, fingerprint, is_final, now, said_anew
 from gpu_timing import Device
 from rich.console import Console
 from small_cache import DIRECTIONS, DTYPE, HEADS, SCHEDULES, WORD_BYTES, N, Row
@@ -30,7 +30,7 @@ from redblue.kernels.gpu.card import Card, card_of, told
 from redblue.kernels.gpu.plan import Launch, plan
 
 WIDTHS = (512, 256, 1024, 128, 64)  # the most telling first
-MEASURED = ("launch", "launch_words", "seconds", "l1_l2_bytes", "l2_dram_bytes", "l2_dram_bound_bytes", "why")
+MEASURED = ("launch", "launch_words", "seconds", "date", "l1_l2_bytes", "l2_dram_bytes", "l2_dram_bound_bytes", "why")
 AHEAD_SECONDS = 150.0  # of compilation on all cores before anything is timed
 TOLD = 300  # characters of why a launch failed
 
@@ -43,13 +43,9 @@ def measured(path: Path, budget: float, console: Console) -> tuple[dict[str, Any
     if not torch.cuda.is_available():
         raise SystemExit("no GPU that PyTorch sees: run this where there is one, or --dry, which only counts")
     os.environ["REDBLUE_TUNE"] = "0"  # as planned: tiles for the memory that is told
-    facts = small_cache.about() | {
-        "device": torch.cuda.get_device_name(),
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "torch": torch.__version__,
-    }
+    facts = small_cache.about() | fingerprint(torch.cuda.get_device_name())
     rows = small_cache.everything()
-    done = _kept(path, facts)
+    done = _kept(path, facts, console)
     for row in rows:
         before = done.get(_place(row))
         for name in MEASURED if before is not None else ():
@@ -81,14 +77,17 @@ def _place(row: Row) -> tuple[str, int, int, str]:
     return row.direction, row.d, row.kilobytes, row.schedule
 
 
-def _kept(path: Path, facts: dict[str, Any]) -> dict[tuple[str, int, int, str], Row]:
-    """What was measured on the same device with the same PyTorch."""
+def _kept(path: Path, facts: dict[str, Any], console: Console) -> dict[tuple[str, int, int, str], Row]:
+    """What was measured, or finally refused, of the same problem with the same fingerprint."""
     try:
         kept, rows = small_cache.read(path)
     except (OSError, ValueError, TypeError, KeyError):
         return {}
-    same = all(kept.get(name) == facts[name] for name in ("device", "torch", "n", "dtype"))
-    return {_place(row): row for row in rows if row.launch} if same else {}
+    done = {_place(row): row for row in rows if row.launch}
+    other = changed(kept, {name: value for name, value in facts.items() if name != "date"})
+    if done and other:
+        console.print(said_anew(len(done), "launches", other), highlight=False)
+    return {} if other else done
 
 
 def _time(rows: list[Row], end: float, write: Any, console: Console) -> None:
@@ -126,6 +125,8 @@ def _time_one(
     device: Device,
     known: dict[Launch, float],
 ) -> None:
+    """Into the row; without a launch where it failed in passing."""
+    row.date = now()
     try:
         launch = planned(row, card)
     except RedblueError as error:
@@ -141,7 +142,8 @@ def _time_one(
         except Red:
             raise
         except Exception as failure:  # of whatever kind: it must not end the run
-            row.launch, row.why = "none", f"{type(failure).__name__}: {failure}"[:TOLD]
+            row.launch = "none" if is_final(failure) else ""
+            row.why = f"{type(failure).__name__}: {failure}"[:TOLD]
             return
     problem = small_cache.problem(row.direction, row.d)
     row.launch, row.launch_words = repr(launch), schedules.get(row.schedule).words(problem, launch.tiles)

@@ -8,6 +8,7 @@ from typing import Any
 
 import altair as alt
 import vl_convert
+from gpu_kept import days
 
 from redblue.style import LOOKS, printed
 
@@ -51,7 +52,7 @@ def draw(
             for way in ways(counted)
         ]
     shape = f"n = {facts['n']}, {facts['dtype']}, one head; shared memory of {facts['kilobytes']} KB"
-    where = f"; times: {facts['device']}, {facts['date'][:10]}" if timed else ""
+    where = f"; times: {facts['device']}, {days(row['date'] for row in timed)}" if timed else ""
     title = alt.TitleParams(shape + where, subtitle=READING, anchor="start", dy=-8)
     chart = alt.concat(*panels, columns=2, spacing=36).properties(title=title)
     path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": printed()}), encoding="utf-8")

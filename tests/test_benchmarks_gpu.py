@@ -40,6 +40,7 @@ def test_every_call_is_checked_and_kept(dry):
     path, said = dry
     kept = json.loads(path.read_text())
     assert kept["about"]["dry"]
+    assert "date" not in kept["about"]
     assert set(kept["peaks"]) == {"float16", "float32"}
     assert len(kept["points"]) == 5
     for point in kept["points"]:
@@ -88,7 +89,7 @@ def test_limits_and_figure_of_made_up_times(modules, tmp_path):
     assert values["d 1024 forward + backward, over the best that runs"] == pytest.approx(
         4e15 / (calls.Call(1024).flops + calls.Call(1024, "backward").flops)
     )
-    figure.draw({"device": "a card", "date": "2000-01-01"}, {"bfloat16": 1500.0}, times, tmp_path / "gpu.svg")
+    figure.draw({"device": "a card", "days": "2000-01-01"}, {"bfloat16": 1500.0}, times, tmp_path / "gpu.svg")
     assert "a card" in (tmp_path / "gpu.svg").read_text()
     assert gpu.shown(None, calls.limits()[0]) == ("", "not measured")
     assert gpu.shown(1.0, calls.limits()[0])[1] == "FAIL"
@@ -126,6 +127,117 @@ def test_a_contender_that_takes_too_long_is_given_up(modules):
     with pytest.raises(TimeoutError, match="took longer than 1 s"), gpu.patience(1):
         time.sleep(5)
     assert signal.alarm(0) == 0
+
+
+@pytest.fixture
+def asked():
+    """Everything, as the command line asks for it."""
+    return SimpleNamespace(dry=False, alone=False, only=None)
+
+
+def test_what_failed_in_passing_is_tried_again_after_all_else(modules, asked):
+    gpu, calls, _ = modules
+    call, names = next(calls.plan())
+    kept = gpu.Kept({})
+    kept.add(gpu.Point(call, names[0], refused="TimeoutError", passing=True))
+    kept.add(gpu.Point(call, names[1], refused="no block-sparse masks"))
+    first, *_, last = gpu.left(kept, asked)
+    assert first == (call, [*names[2:]])
+    assert last == (call, [names[0]])
+    kept.add(gpu.Point(call, names[0], [1.0]))
+    assert gpu.left(kept, asked)[-1] != last
+    assert [point.contender for point in kept.points] == [names[1], names[0]]
+
+
+def test_only_refusals_are_final(modules, monkeypatch):
+    gpu, calls, _ = modules
+    from gpu_peers import Refused
+    from triton import OutOfResources
+
+    gate = SimpleNamespace(check=lambda name, found: [])
+    for failure, passing in (
+        (TimeoutError("took longer than 75 s"), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 GiB"), True),
+        (RuntimeError("CUDA error: unspecified launch failure"), True),
+        (KeyError("some"), True),
+        (Refused("no block-sparse masks"), False),
+        (rb.RedblueError("flash does not fit"), False),
+        (OutOfResources(300_000, 232_448, "shared memory"), False),
+        (RuntimeError("No available kernel. Aborting execution."), False),
+        (ValueError("head dimension 1024 is not supported"), False),
+        (NotImplementedError(), False),
+    ):
+
+        def contender(name, call, given, failure=failure):
+            raise failure
+
+        monkeypatch.setattr(gpu, "contender", contender)
+        point = gpu.measured(calls.Call(64), calls.FLEX, [], gate, gpu.Dry())
+        assert (point.passing, bool(point.refused)) == (passing, True), failure
+
+
+def test_measurements_of_other_kernels_and_versions_are_made_anew(modules, tmp_path, capsys):
+    gpu, calls, _ = modules
+    facts = {"device": "a card", "torch": "2", "triton": "3", "kernels": "abc"}
+    call, console = calls.Call(64), gpu.Console(width=200)
+    old = gpu.Kept(facts, {"bfloat16": 900.0})
+    for name in (calls.TUNED, calls.FLEX):
+        old.add(gpu.Point(call, name, [1.0], date="2000-01-02T03:04:05+00:00"))
+    path = tmp_path / "gpu.json"
+    old.write(path)
+    assert gpu.resumed(path, facts, console) == old
+    assert gpu.resumed(tmp_path / "none", facts, console) == gpu.Kept(facts)
+    assert capsys.readouterr().out == ""
+
+    theirs = gpu.resumed(path, facts | {"kernels": "def"}, console)
+    assert theirs == gpu.Kept(facts | {"kernels": "def"}, old.peaks, old.points[1:])
+    assert capsys.readouterr().out == "measured anew: 1 points, kept of other kernels\n"
+    theirs.add(gpu.Point(call, calls.TUNED, [1.0], date="2000-02-03T03:04:05+00:00"))
+    assert theirs.days == "2000-01-02 to 2000-02-03"
+
+    other = facts | {"torch": "2.1", "kernels": "def"}
+    assert gpu.resumed(path, other, console) == gpu.Kept(other)
+    assert capsys.readouterr().out == "measured anew: 2 points, kept of other torch, kernels\n"
+
+
+def test_a_fingerprint_is_of_versions_and_sources(modules, tmp_path):
+    import gpu_kept
+    import triton
+
+    found = gpu_kept.fingerprint("a card")
+    assert found | {"kernels": ""} == {
+        "device": "a card",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "kernels": "",
+    }
+    assert found["kernels"] == gpu_kept.hashed(gpu_kept.KERNELS)
+    seen = {gpu_kept.hashed(tmp_path)}
+    for name, text in (("a.py", "x"), ("a.py", "y"), ("b.py", "y"), ("notes.txt", "z")):
+        (tmp_path / name).write_text(text)
+        seen.add(gpu_kept.hashed(tmp_path))
+    assert len(seen) == 4
+    assert gpu_kept.days([]) == ""
+    assert gpu_kept.days(["2000-01-02T03", "2000-01-02T04", ""]) == "2000-01-02"
+
+
+def test_small_caches_of_other_kernels_are_measured_anew(modules, tmp_path, capsys):
+    import small_cache
+    import small_cache_device
+
+    console, path = modules[0].Console(width=200), tmp_path / "small_cache.json"
+    facts = small_cache.about() | {"device": "a card", "torch": "2", "triton": "3", "kernels": "abc"}
+    timed = small_cache.Row("forward", 64, 24, "flash", launch="one", seconds=1.0, date="2000-01-02")
+    passing = small_cache.Row("forward", 64, 24, "hybrid", why="OutOfMemoryError: CUDA out of memory")
+    small_cache.write(path, facts, [timed, passing])
+    again = small_cache_device._kept(path, facts | {"date": "2000-03-04"}, console)
+    assert again == {small_cache_device._place(timed): timed}
+    assert capsys.readouterr().out == ""
+    for name in ("device", "torch", "triton", "kernels"):
+        assert small_cache_device._kept(path, facts | {name: "other"}, console) == {}
+        assert capsys.readouterr().out == f"measured anew: 1 launches, kept of other {name}\n"
+    small_cache.show(facts, [timed, passing], console)
+    assert "a card, 2000-01-02" in capsys.readouterr().out
 
 
 def test_what_is_left_out_is_said(modules, capsys):
@@ -232,6 +344,23 @@ def test_a_launch_that_the_card_refuses_is_not_timed_as_another(modules, monkeyp
         small_cache_device._time_one(row, None, [], gate, card, Device(), {})
         assert row.seconds == seconds
         assert ("hybrid runs instead" in row.why) == (seconds is None)
+        assert row.launch == "none" if seconds is None else row.launch
+        assert row.date
+
+
+def test_a_launch_that_fails_in_passing_is_left_to_the_next_run(modules, monkeypatch):
+    import small_cache
+    import small_cache_device
+
+    from redblue.kernels.gpu.card import Card
+
+    def full(row, given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(small_cache_device, "_call", full)
+    row = small_cache.Row("forward", 64, 227, "flash")
+    small_cache_device._time_one(row, None, [], None, Card(arch=90, shared_bytes=227 << 10), None, {})
+    assert (row.launch, row.seconds, row.why) == ("", None, "OutOfMemoryError: CUDA out of memory")
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
