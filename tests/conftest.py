@@ -42,3 +42,25 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def bfloat16_to_nearest():
+    """Triton's interpreter rounds float32 to bfloat16 as GPUs do: to nearest even. By itself it cuts bits off."""
+    import ml_dtypes
+    from triton import language
+    from triton.runtime import interpreter
+
+    convert = getattr(interpreter, "_convert_float", None)
+    if convert is None:  # another Triton's
+        yield
+        return
+
+    def rounded(numbers, dtype, wanted, mode):
+        if (dtype, wanted) != (language.float32, language.bfloat16):
+            return convert(numbers, dtype, wanted, mode)
+        return numbers.astype(ml_dtypes.bfloat16).view("uint16")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_convert_float", rounded)
+        yield

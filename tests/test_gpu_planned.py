@@ -38,6 +38,7 @@ def test_planned_tiles_give_what_the_cpu_gives(call, monkeypatch):
         torch.testing.assert_close(ours.double(), right, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.usefixtures("bfloat16_to_nearest")
 def test_what_is_dropped_is_dropped_in_16_bits(monkeypatch):
     monkeypatch.setenv("REDBLUE_TUNE", "0")
     generator = torch.Generator().manual_seed(0)
@@ -48,4 +49,4 @@ def test_what_is_dropped_is_dropped_in_16_bits(monkeypatch):
         attention(q, k, v, dropout=0.5, seed=1, schedule=schedule).sum().backward()
         gradients.append(v.grad)
     for ours in gradients[:2]:
-        torch.testing.assert_close(ours, gradients[2], atol=0.03, rtol=0.03)
+        torch.testing.assert_close(ours, gradients[2], atol=0.005, rtol=0.01)

@@ -16,8 +16,10 @@ from redblue.schedules.spilled import ForwardTiles  # noqa: E402
 from test_gpu_flash import MASKS, SPARSE, check_forward, interpreted_only, normal  # noqa: E402
 from test_torch_op import TOLERANCE  # noqa: E402
 
-# The interpreter computes lanes that are masked off, too
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes lanes that are masked off, too
+    pytest.mark.usefixtures("bfloat16_to_nearest"),
+]
 
 TILES = ForwardTiles(rows=16, cols=32, depth=16, out_rows=32, out_cols=16, span=32)
 BOTH = pytest.mark.parametrize("kernel", ["hybrid", "small_cache"])

@@ -20,8 +20,10 @@ from redblue.schedules.spilled import ForwardTiles  # noqa: E402
 from test_gpu_flash import MASKS, SPARSE, check, interpreted_only, normal  # noqa: E402
 from test_torch_op import TOLERANCE  # noqa: E402
 
-# The interpreter computes lanes that are masked off, too
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes lanes that are masked off, too
+    pytest.mark.usefixtures("bfloat16_to_nearest"),
+]
 
 FORWARD = ForwardTiles(16, 32, 16, 16, 16, 256)
 OUT = {"dq_rows": 32, "dq_cols": 16, "dk_rows": 16, "dk_cols": 32, "chunk": 32, "span": 64}
