@@ -175,6 +175,8 @@ def main() -> None:
     if given.show:
         facts, rows = read(given.json)
     elif given.dry:
+        if given.json.exists() and any(row.launch for row in read(given.json)[1]):
+            raise SystemExit(f"{given.json} holds what was measured, which --dry would write over: give another --json")
         facts, rows = about(), everything()
     else:
         import small_cache_device

@@ -279,6 +279,10 @@ def test_small_caches_are_counted_without_a_gpu(tmp_path):
     assert all("seconds" not in row for row in rows)
     assert all(row["bound_words"] <= row["words"] <= row.get("tensor_core_words", row["words"]) for row in rows)
     assert path.with_suffix(".svg").read_text().startswith("<svg")
+    measured = path.read_text().replace('"schedule"', '"launch": "one", "schedule"', 1)
+    path.write_text(measured)
+    assert "give another --json" in run("small_cache.py", "--dry", "--json", path).stderr
+    assert path.read_text() == measured
 
 
 def test_bytes_of_each_launch_are_kept_beside_their_bounds(modules, monkeypatch, capsys):
