@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import redblue as rb  # noqa: E402
+from attention import keys_seen  # noqa: E402
 from redblue import schedules  # noqa: E402
 from redblue.kernels.gpu import call  # noqa: E402
 from redblue.kernels.gpu.plan import Launch  # noqa: E402
@@ -130,7 +131,7 @@ def test_scores_that_overflow_a_naive_exponential(launch):
 @pytest.mark.parametrize("edges", [{}, {"span": 128, "out_rows": 16, "rows": 32}, {"rows": 32, "depth": 32}], ids=str)
 def test_words_are_the_schedules(launch, kernel, mask, edges):
     launch(kernel, **edges)
-    problem = rb.Problem(21, 70, 37, 20, heads=3, kv_heads=1, mask=mask)
+    problem = rb.Problem(21, keys_seen(mask, 21, 70), 37, 20, heads=3, kv_heads=1, mask=mask)
     q, k, v = normal(3, 21, 37), normal(1, 70, 37), normal(1, 70, 20)
     with counting() as tally:
         rb.kernels.gpu.attention(q, k, v, mask=mask)

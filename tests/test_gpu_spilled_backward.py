@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import redblue as rb  # noqa: E402
+from attention import keys_seen  # noqa: E402
 from redblue import schedules  # noqa: E402
 from redblue.kernels.cpu import Sizes  # noqa: E402
 from redblue.kernels.gpu import call  # noqa: E402
@@ -136,7 +137,7 @@ def test_listed_masks_in_tiles_of_several_words(launch):
 @pytest.mark.parametrize("edges", [{}, {"rows": 32, "chunk": 64, "span": 128, "cols": 64}], ids=str)
 def test_words_are_the_schedules(launch, kernel, mask, edges):
     launch(kernel, **edges)
-    problem = rb.Problem(13, 70, 17, 20, heads=3, kv_heads=1, mask=mask, direction="backward")
+    problem = rb.Problem(13, keys_seen(mask, 13, 70), 17, 20, heads=3, kv_heads=1, mask=mask, direction="backward")
     q, k, v = normal(3, 13, 17), normal(1, 70, 17), normal(1, 70, 20)
     out = rb.kernels.gpu.attention(q, k, v, mask=mask)
     with counting() as tally:

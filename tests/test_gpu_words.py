@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 import numpy as np
 import torch
 
+from attention import keys_seen
 from redblue import Mask, schedules
 from redblue.kernels.cpu import Sizes
 from redblue.kernels.gpu import bias
@@ -86,7 +87,8 @@ def moved(runs):
 
 def counted(kernel, direction, shape, mask, edges, chunk=0, seen=None):
     """Words of the kernel, and of its schedule, with these tiles. seen: what the kernel takes the mask for."""
-    problem, schedule = seen or problem_of(shape, mask, direction), schedules.get(kernel)
+    cut = (*shape[:4], keys_seen(mask, *shape[3:5]), *shape[5:]) if kernel in SPILLED else shape
+    problem, schedule = seen or problem_of(cut, mask, direction), schedules.get(kernel)
     tiles = schedule.make_tiles(problem, edges)
     runs = getattr(KERNELS[kernel], direction)(task_of(shape, mask), Launch(kernel, tiles, chunk=chunk))
     wanted = schedule.cost(problem, tiles)
