@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import redblue as rb  # noqa: E402
+from redblue import RedblueError  # noqa: E402
 from redblue.kernels.gpu import lists  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -73,3 +74,14 @@ def test_they_are_no_more_than_so_many(monkeypatch):
     for rows in (16, 32, 64):
         made(0, rows)
     assert [key.rows for key in lists._recent] == [32, 64]
+
+
+@pytest.mark.parametrize("by", ["rows", "cols"])
+def test_more_bits_than_a_kernel_can_count_are_refused(monkeypatch, by):
+    monkeypatch.setattr(lists, "MOST_WORDS", 65)
+    assert len(lists.lists(MASKS[0], 64, 64, 1, 64, 64, by, CPU).bits) == 64
+    lists.forget()
+    for mask in (MASKS[0], rb.Mask.per_head(MASKS[:2])):
+        monkeypatch.setattr(lists, "MOST_WORDS", 64 if mask is MASKS[0] else 128)
+        with pytest.raises(RedblueError, match=r"take (64|128) words of bits"):
+            lists.lists(mask, 64, 64, 1, 64, 64, by, CPU)

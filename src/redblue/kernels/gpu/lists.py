@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from redblue.errors import RedblueError
 from redblue.integers import ceil_div
 from redblue.kernels.gpu.device import copied
 from redblue.masks import Mask
@@ -22,6 +23,7 @@ from redblue.masks.pattern import below
 KEPT = 128  # a mask takes one for each kernel and tile: some 4, and more while they are tuned
 KEPT_BYTES = 512 << 20  # on all devices together: 32 MB are the bits of a dense mask of 16384 queries and keys, once
 AT_ONCE = 1 << 24  # pairs whose bits are turned together
+MOST_WORDS = 1 << 31  # of bits, whose places kernels count in 32 bits
 
 
 class Plane(NamedTuple):
@@ -79,7 +81,8 @@ def lists(
     """The mask's lists on a device, without planes. by: "rows" (which stay, keys are listed) or "cols".
 
     span: where rows stay, each block has a list for every `span` keys, one behind the other; None: one for all.
-    rows, cols: powers of two of at least 16. Raises RedblueError where the mask does not fit n_q and n_k.
+    rows, cols: powers of two of at least 16. Raises RedblueError where the mask does not fit n_q and n_k, or where
+    its partial tiles have MOST_WORDS words of bits.
     """
     key = _Key(mask, n_q, n_k, group, rows, cols, by, device, None if span is None or span >= n_k else span)
     with _lock:
@@ -127,12 +130,21 @@ def _made(key: _Key) -> Lists:
     starts = (np.cumsum(np.concatenate([[0], *(x[i] for x in each)])).astype(np.int32) for i in (0, 2))
     full_starts, partial_starts = starts
     full, partial, live, bits = (np.concatenate([x[i] for x in each]) for i in (1, 3, 4, 5))
+    _check(len(bits))
 
     def on_device(array: np.ndarray) -> torch.Tensor:
         array = array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int32)
         return copied(array, device)
 
     return Lists(None, *map(on_device, (full_starts, full, partial_starts, partial, live, bits)))
+
+
+def _check(words: int) -> None:
+    if words >= MOST_WORDS:
+        raise RedblueError(
+            f"the mask's partial tiles take {words:,} words of bits, and a GPU kernel takes fewer than {MOST_WORDS:,}: "
+            "give fewer queries, heads or batch entries at once, or a mask of fewer partial tiles"
+        )
 
 
 def _plane(
@@ -174,6 +186,7 @@ def _plane(
     order_full, order_partial = order[full[order]], order[~full[order]]
 
     # Words of a partial tile: of each panel and key, which of the panel's rows attend it
+    _check(len(order_partial) * (rows * ceil_div(cols, 64) if by == "rows" else cols * per_block))
     place = np.full(len(numbers), -1)
     place[order_partial] = np.arange(len(order_partial))
     words = np.zeros((len(order_partial), per_block, cols), np.uint64)

@@ -1,7 +1,8 @@
 """Keys that no query attends, taken away from kernels that spill: what such a key holds must not matter, be it NaN.
 
 These kernels multiply all keys of a slice by P or dS, which is 0 where a key is not attended, and 0 times NaN is NaN.
-A cache of keys that is not yet full is like that. Keys that some queries attend are left alone, as on the CPU.
+A cache of keys that is not yet full is like that. Left alone are keys that some queries attend, as on the CPU, and
+those before the first query's window, of which a tile may be read: to cut them off would move dropout's places.
 """
 
 from __future__ import annotations
