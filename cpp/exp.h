@@ -83,12 +83,18 @@ inline V<T> exp2(V<T> x) {
   return x < splat(E::kLeast2) ? V<T>{} : x == x ? result : x;
 }
 #if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
-// To round, and to multiply by 2^n down to denormals and 0 (which 2^-160 is), are instructions here: with them a softmax takes
-// a tenth less time (measured, Zen 5).
+// x less floor(x), and a product with 2^floor(x) down to denormals and 0, are instructions here, which take -inf and NaN as they
+// should: no bound, no rounding, no bits (a tenth less than with them; measured, Zen 5). 2^r for 0 <= r < 1 by a polynomial of
+// degree 5 (8.2e-8 before rounding) that is exactly 1 at 0.
 template <>
 inline V<float> exp2<float>(V<float> x) {
-  const V<float> clamped = larger<float>(splat(-160.0f), x), n = _mm512_roundscale_ps(clamped, _MM_FROUND_NO_EXC);
-  return _mm512_scalef_ps(power_of_fraction<float>(clamped - n), n);
+  constexpr float kTerms[] = {0.0018671301659196615f, 0.009017029777169228f, 0.05579991266131401f,
+                              0.24016444385051727f,   0.6931512951850891f,   1.0f};
+  const V<float> r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  V<float> power = splat(kTerms[0]);
+#pragma GCC unroll 8
+  for (int i = 1; i < 6; i++) power = multiply_add<float>(power, r, splat(kTerms[i]));
+  return _mm512_scalef_ps(power, x);
 }
 #endif
 

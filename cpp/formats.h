@@ -88,32 +88,51 @@ struct Formats {
   // `factors` is what earlier sums shrink by. The maximum is of scores without the factor, so that the largest weight is
   // exactly 1, however large scores are.
   static void softmax(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors) {
+    if (lanes == kLanesAtOnce) return softmax_of<kNR>(keys, lanes, factor, scores, row_max, row_sum, factors);
+    for (long v = 0; v < lanes; v += L) softmax_of<1>(keys, lanes, factor, scores + v, row_max + v, row_sum + v, factors + v);
+  }
+  // Of N vectors of lanes, in the order in which they lie in memory.
+  template <int N>
+  static void softmax_of(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors) {
+    constexpr int M = N == 1 ? 4 : 2;  // keys at once: chains of sums are so many times shorter
     const V<Sum> scale = splat(factor * kLog2E), lowest = splat(kLowest);
-    for (long v = 0; v < lanes; v += L) {
-      V<Sum> tops[4] = {lowest, lowest, lowest, lowest};
+    V<Sum> tops[M][N], base[N], sums[M][N] = {};
+    const auto each = [&](auto use) {
       long key = 0;
-      for (; key + 4 <= keys; key += 4)
+      for (; key + M <= keys; key += M)
 #pragma GCC unroll 4
-        for (int x = 0; x < 4; x++) tops[x] = larger<Sum>(load(scores + (key + x) * lanes + v), tops[x]);
-      for (; key < keys; key++) tops[0] = larger<Sum>(load(scores + key * lanes + v), tops[0]);
-      const V<Sum> old = load(row_max + v);
-      const V<Sum> top = larger<Sum>(larger<Sum>(larger<Sum>(tops[0], tops[1]), larger<Sum>(tops[2], tops[3])), old);
-      const V<Sum> base = top == lowest ? V<Sum>{} : top;  // a row that attends nothing so far: exp(-inf - 0) = 0
-      const V<Sum> shrink = exp2<Sum>((old - base) * scale);
-      const auto weigh = [&](long at, V<Sum>& sum) {
-        Sum* const p = scores + at * lanes + v;
-        const V<Sum> weight = exp2<Sum>((load(p) - base) * scale);
-        sum += weight;
-        store(p, weight);
-      };
-      V<Sum> sums[4] = {};
-      for (key = 0; key + 4 <= keys; key += 4)
+        for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-        for (int x = 0; x < 4; x++) weigh(key + x, sums[x]);
-      for (; key < keys; key++) weigh(key, sums[0]);
-      store(row_max + v, top);
-      store(row_sum + v, multiply_add<Sum>(load(row_sum + v), shrink, (sums[0] + sums[1]) + (sums[2] + sums[3])));
-      store(factors + v, shrink);
+          for (int n = 0; n < N; n++) use(scores + (key + m) * lanes + n * L, m, n);
+      for (; key < keys; key++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) use(scores + key * lanes + n * L, 0, n);
+    };
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) tops[m][n] = lowest;
+    each([&](const Sum* score, int m, int n) { tops[m][n] = larger<Sum>(load(score), tops[m][n]); });
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) {
+      const V<Sum> old = load(row_max + n * L);
+      V<Sum> top = old;
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) top = larger<Sum>(tops[m][n], top);
+      base[n] = top == lowest ? V<Sum>{} : top;  // a row that attends nothing so far: exp(-inf - 0) = 0
+      store(row_max + n * L, top);
+      store(factors + n * L, exp2<Sum>((old - base[n]) * scale));
+    }
+    each([&](Sum* score, int m, int n) {
+      const V<Sum> weight = exp2<Sum>((load(score) - base[n]) * scale);
+      sums[m][n] += weight;
+      store(score, weight);
+    });
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) {
+#pragma GCC unroll 4
+      for (int m = 1; m < M; m++) sums[0][n] += sums[m][n];
+      store(row_sum + n * L, multiply_add<Sum>(load(row_sum + n * L), load(factors + n * L), sums[0][n]));
     }
   }
 };

@@ -131,8 +131,8 @@ def plan(
     """
     first, last = cache_bytes()
     first, last = first // packed_bytes, int(last * USABLE_SHARE) // packed_bytes
-    # A tile of scores takes half of the first cache.
-    score_keys = max(KEYS_STEP, min(MOST_SCORE_KEYS, first // 2 // lanes // KEYS_STEP * KEYS_STEP))
+    # A tile of scores fills the first cache at most: a part of it that has gone to the second comes back in time.
+    score_keys = max(KEYS_STEP, min(MOST_SCORE_KEYS, first // lanes // KEYS_STEP * KEYS_STEP))
     if rows <= FEW_ROWS:
         score_keys = FEW_ROWS_KEYS
     forward = direction == "forward"
