@@ -80,6 +80,16 @@ struct Formats {
     }
     fill_gaps(chunk, rows.lanes, scores, kLowest);
   }
+  // Whether that would change nothing.
+  static bool finished(const Stream& s, const Rows& rows, const Chunk& chunk) {
+    long keys = 0;
+    for (long i = 0; i < chunk.parts_count; i++) {
+      const Part& part = chunk.parts[i];
+      if (part.bits || (!s.call.pattern.starts && !s.holds(rows.start, rows.count, part.j, part.keys))) return false;
+      keys += part.keys;
+    }
+    return plain_scores(s.call) && keys == chunk.rows;
+  }
   static void fill_gaps(const Chunk& chunk, long lanes, Sum* tile, Sum value) {
     chunk.each_gap([&](long row, long count) { std::fill_n(tile + row * lanes, count * lanes, value); });
   }

@@ -4,7 +4,6 @@ struct Forward : Formats<T, F> {
   using Base = Formats<T, F>;
   using typename Base::Packed, typename Base::Side, typename Base::Sum, typename Base::Unit;
   using Base::as_units, Base::kLanesAtOnce, Base::kLowest, Base::L, Base::padded, Base::rows_of, Base::S, Base::units, Base::up;
-  static constexpr long kRowsAhead = 32;
   static constexpr long kFew = L < 8 ? L : 8;  // rows, up to which vectors along the features read K and V faster
 
   // The log-sum-exp of a row from its maximum and its sum.
@@ -198,6 +197,7 @@ struct Forward : Formats<T, F> {
   }
 
   // The same for so few rows that vectors lie along the features: decode.h.
+  static long rows_ahead(long columns) { return std::max<long>(1, kBytesAhead / (columns * long(sizeof(T)))); }
   static Moved run_few(const Call& call, std::int64_t stream, Piece piece, void* partial, Room& room) {
     const Stream s(call, stream);
     const long d = call.d, d_v = call.d_v, cols = std::min(call.cols, call.n_k);
@@ -205,20 +205,20 @@ struct Forward : Formats<T, F> {
     const Rows rows = rows_of(piece.row, piece.rows);
     Sum* const q = room.take<Sum>(rows.count * q_length);
     Sum* const out = room.take<Sum>(rows.count * out_length);
-    Sum* const scores = room.take<Sum>(cols * rows.lanes);
+    Sum* const scores = room.take<Sum>(rows.count * up(cols, L));  // [row][key]
+    Sum* const tile = room.take<Sum>(cols * rows.lanes);           // [key][lane], where there is more to do than a softmax
     Sum* const extra = call.bias.data || call.dropout > 0 ? room.take<Sum>(cols * rows.lanes) : nullptr;
     Sum* const sum_room = call.bias.data ? room.take<Sum>(L * up(cols, L)) : nullptr;
     Chunk chunk(room, cols);
     long* const list = room.take<long>(cols);
-    Sum row_max[kLanesAtOnce], row_sum[kLanesAtOnce], factors[kLanesAtOnce];
+    Sum row_max[kFew], row_sum[kFew], factors[kFew];
     const auto q_row = s.row<const T>(call.q);
     const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
     pack_rows<T>([&](long r) { return q_row(rows.start + r); }, call.q.column, rows.count, d, q, q_length);
     std::fill_n(out, rows.count * out_length, Sum(0));
-    std::fill_n(scores, cols * rows.lanes, Sum(0));  // of lanes without a row, too
-    for (long lane = 0; lane < rows.lanes; lane++) {
-      row_max[lane] = first_score(s, rows.start + std::min(lane, rows.count - 1), piece);
-      row_sum[lane] = row_max[lane] == kLowest ? 0 : 1;
+    for (long r = 0; r < rows.count; r++) {
+      row_max[r] = first_score(s, rows.start + r, piece);
+      row_sum[r] = row_max[r] == kLowest ? 0 : 1;
     }
     Moved moved{rows.count * d, 0};
     const long end = std::min<std::int64_t>(call.n_k, piece.key + piece.keys);
@@ -228,14 +228,26 @@ struct Forward : Formats<T, F> {
       j = chunk.fill(walk, j, end, cols, 1, 0);
       if (!chunk.whole()) chunk.list(list);
       const bool whole = chunk.whole();
+      const long keys = chunk.rows, length = up(keys, L);
       const auto key_of = [&](long x) { return whole ? first + x : list[x]; };
-      dots<T>(chunk.rows, rows.count, d, [&](long x) { return k_row(key_of(x)); }, q, q_length, scores, rows.lanes,
-              kRowsAhead * call.k.row);
-      Base::finish_chunk(s, rows, chunk, scores, nullptr, extra, sum_room);
-      Base::softmax(chunk.rows, rows.lanes, Sum(factor_left(call)), scores, row_max, row_sum, factors);
-      if (call.dropout > 0) drop(s, rows, chunk, scores, extra);
-      weighted_sum<T>(chunk.rows, rows.count, d_v, [&](long x) { return v_row(key_of(x)); }, scores, rows.lanes, factors,
-                      out, out_length, kRowsAhead * call.v.row);
+      dots<T, kOnce>(keys, rows.count, d, [&](long x) { return k_row(key_of(x)); }, q, q_length, scores, length,
+                     rows_ahead(d) * call.k.row);
+      const auto by_tile = [&](auto change) {
+        for (long key = 0; key < keys; key++)
+          for (long r = 0; r < rows.lanes; r++) tile[key * rows.lanes + r] = r < rows.count ? scores[r * length + key] : 0;
+        change();
+        for (long r = 0; r < rows.count; r++)
+          for (long key = 0; key < keys; key++) scores[r * length + key] = tile[key * rows.lanes + r];
+      };
+      if (!Base::finished(s, rows, chunk))
+        by_tile([&] { Base::finish_chunk(s, rows, chunk, tile, nullptr, extra, sum_room); });
+      for (long r = 0; r < rows.count; r++) {
+        std::fill(scores + r * length + keys, scores + (r + 1) * length, kLowest);
+        softmax_of_row<Sum>(keys, Sum(factor_left(call)), scores + r * length, row_max[r], row_sum[r], factors[r]);
+      }
+      if (call.dropout > 0) by_tile([&] { drop(s, rows, chunk, tile, extra); });
+      weighted_sum<T, kOnce>(keys, rows.count, d_v, [&](long x) { return v_row(key_of(x)); }, scores, length, factors, out,
+                             out_length, rows_ahead(d_v) * call.v.row);
       moved.reads += chunk.keys * (d + d_v);
     }
     const auto out_row = s.row<T>(call.out);
