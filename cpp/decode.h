@@ -1,6 +1,7 @@
-// The two products for few queries, where reading K and V once is all the work: vectors lie along the features, as the
-// arrays do, and nothing is packed. Included once inside each target region of isa.cpp.
-constexpr long kBytesAhead = 8192;
+// The two products and the softmax for few queries, where reading K and V once is all the work: in products vectors lie along
+// the features, as the arrays do, and nothing is packed; in the softmax along the keys. Included once inside each target region
+// of isa.cpp.
+constexpr long kBytesAhead = 8192;  // of an array: a sixth of the first cache (4 and 16 KB: as fast or slower; measured, Zen 5)
 
 // The sums of neighbours: the first half of the lanes from a, the second from b. L vectors combined so, two by two, are one
 // whose lanes are the vectors' own sums, in order.
@@ -13,29 +14,26 @@ inline V<T> sums_of_pairs(V<T> a, V<T> b) {
   return shuffle(a, b, even) + shuffle(a, b, odd);
 }
 
-// What lies `ahead` numbers further on is fetched in advance: beside every vector where one query reads it, else by all
-// queries' passes over the same rows together, since a first one that waits for memory would let it wait afterwards. What is
-// needed once is not kept (a twentieth faster than fetching it into the second cache; measured, Zen 5).
-constexpr int kOnce = 0, kAgain = 3;  // as __builtin_prefetch says it
-
-template <int kNeeded>
+// What lies `ahead` numbers further on is fetched in advance. One query fetches it beside every vector, and does not keep it (a
+// twentieth faster than fetching it into the second cache; measured, Zen 5). Several queries read the same rows in turns, and
+// each fetches its share of what comes: if the first one fetched all, it would wait for memory, and memory for the others.
 struct Share {
   long ahead, pass, passes;
   template <class T>
   void fetch(const T* row, long columns) const {
     constexpr long kLine = 64 / sizeof(T);
-    for (long c = pass * kLine; c < columns; c += passes * kLine) fetch(row + c);
+    for (long c = pass * kLine; c < columns; c += passes * kLine) __builtin_prefetch(row + ahead + c, 0, 3);
   }
   template <class T>
-  void fetch(const T* from) const {
-    __builtin_prefetch(from + ahead, 0, kNeeded);
+  void fetch_once(const T* from) const {
+    __builtin_prefetch(from + ahead, 0, 0);
   }
 };
 
 // q . k[key] for N keys from `key` on, each in N lanes' worth of partial sums. Key after key, as they lie in memory, so
 // that the machine's own prefetcher keeps up.
-template <class T, int N, bool kAlone, class Sum, class Row, class Shared>
-inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const Sum* q, const Shared& share) {
+template <class T, int N, bool kAlone, class Sum, class Row>
+inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const Sum* q, const Share& share) {
   if constexpr (N > 1) {
     const V<Sum> first = dots_of<T, N / 2, kAlone>(key, last, columns, k_row, q, share);
     return sums_of_pairs<Sum>(first, dots_of<T, N / 2, kAlone>(key + N / 2, last, columns, k_row, q, share));
@@ -49,7 +47,7 @@ inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const
       for (; c + 4 * L <= columns; c += 4 * L)
 #pragma GCC unroll 4
         for (int y = 0; y < 4; y++) {
-          if (kAlone) share.fetch(from + c + y * L);
+          if (kAlone) share.fetch_once(from + c + y * L);
           sums[y] = multiply_add<Sum>(Wide<T>::load_wide(from + c + y * L), load(q + c + y * L), sums[y]);
         }
       for (; c + L <= columns; c += L) sums[0] = multiply_add<Sum>(Wide<T>::load_wide(from + c), load(q + c), sums[0]);
@@ -63,13 +61,13 @@ inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const
 }
 
 // scores[r][key] = q[r] . k[key]; rows of `q` are `length` sums apart, those of `scores`, whole vectors, `cols`.
-template <class T, int kNeeded, class Sum, class Row>
+template <class T, class Sum, class Row>
 inline void dots(long keys, long count, long columns, const Row& k_row, const Sum* q, long length, Sum* scores, long cols,
                  long ahead) {
   constexpr int L = kLanesOf<Sum>;
   for (long key = 0; key < keys; key += L)
     for (long r = 0; r < count; r++) {
-      const Share<kNeeded> share{ahead, r, count};
+      const Share share{ahead, r, count};
       store(scores + r * cols + key, count == 1 ? dots_of<T, L, true>(key, keys - 1, columns, k_row, q, share)
                                                 : dots_of<T, L, false>(key, keys - 1, columns, k_row, q + r * length, share));
     }
@@ -98,19 +96,21 @@ inline void softmax_of_row(long keys, Sum factor, Sum* scores, Sum& row_max, Sum
 
 // out[r] = out[r] factors[r] + sum over keys of p[r][key] v[key]. Keys whose rows fit the first cache serve all rows and all
 // columns before the next ones are read.
-template <class T, int kNeeded, class Sum, class Row>
+template <class T, class Sum, class Row>
 inline void weighted_sum(long keys, long count, long columns, Row v_row, const Sum* p, long cols, const Sum* factors,
                          Sum* out, long length, long ahead) {
   constexpr int L = kLanesOf<Sum>, kMostAtOnce = 8;
-  const bool once = count == 1 && columns <= kMostAtOnce * L;
-  const long block_bytes = count == 1 ? 16384 : 8192;  // measured, Zen 5: 5 and 10 % better than the other
-  const long block = once ? keys : std::max<long>(1, block_bytes / (columns * long(sizeof(T))));
+  // One query needs no blocks where it takes all columns at once; else larger ones serve it better, several queries smaller ones
+  // (by 5 and 10 %; measured, Zen 5).
+  const bool one_pass = count == 1 && (columns == kMostAtOnce * L || columns == 4 * L || columns == L);
+  const long bytes = count == 1 ? 2 * kBytesAhead : kBytesAhead;
+  const long block = one_pass ? keys : std::max<long>(1, bytes / (columns * long(sizeof(T))));
   for (long first = 0; first < keys; first += block)
     for (long r = 0; r < count; r++) {
       const long stop = std::min(keys, first + block);
       const Sum factor = first == 0 ? factors[r] : 1;
       const Sum* const weights = p + r * cols;
-      const Share<kNeeded> share{ahead, r, count};
+      const Share share{ahead, r, count};
       Sum* const row = out + r * length;
       long c = 0;
       if constexpr (Wide<T>::kWhole) {
@@ -126,7 +126,7 @@ inline void weighted_sum(long keys, long count, long columns, Row v_row, const S
               const V<Sum> weight = splat(weights[key]);
 #pragma GCC unroll 8
               for (int x = 0; x < kAtOnce; x++) {
-                if (alone) share.fetch(from + x * L);
+                if (alone) share.fetch_once(from + x * L);
                 sums[x] = multiply_add<Sum>(Wide<T>::load_wide(from + x * L), weight, sums[x]);
               }
             }

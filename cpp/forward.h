@@ -196,8 +196,11 @@ struct Forward : Formats<T, F> {
     }
   }
 
+  // How many rows of an array to read ahead. Several queries take L keys in turns: what comes then lies beyond these.
+  static long rows_ahead(long columns, long queries) {
+    return std::max<long>(queries == 1 ? 1 : L, kBytesAhead / (columns * long(sizeof(T))));
+  }
   // The same for so few rows that vectors lie along the features: decode.h.
-  static long rows_ahead(long columns) { return std::max<long>(1, kBytesAhead / (columns * long(sizeof(T)))); }
   static Moved run_few(const Call& call, std::int64_t stream, Piece piece, void* partial, Room& room) {
     const Stream s(call, stream);
     const long d = call.d, d_v = call.d_v, cols = std::min(call.cols, call.n_k);
@@ -230,8 +233,8 @@ struct Forward : Formats<T, F> {
       const bool whole = chunk.whole();
       const long keys = chunk.rows, length = up(keys, L);
       const auto key_of = [&](long x) { return whole ? first + x : list[x]; };
-      dots<T, kOnce>(keys, rows.count, d, [&](long x) { return k_row(key_of(x)); }, q, q_length, scores, length,
-                     rows_ahead(d) * call.k.row);
+      dots<T>(keys, rows.count, d, [&](long x) { return k_row(key_of(x)); }, q, q_length, scores, length,
+              rows_ahead(d, rows.count) * call.k.row);
       const auto by_tile = [&](auto change) {
         for (long key = 0; key < keys; key++)
           for (long r = 0; r < rows.lanes; r++) tile[key * rows.lanes + r] = r < rows.count ? scores[r * length + key] : 0;
@@ -246,8 +249,8 @@ struct Forward : Formats<T, F> {
         softmax_of_row<Sum>(keys, Sum(factor_left(call)), scores + r * length, row_max[r], row_sum[r], factors[r]);
       }
       if (call.dropout > 0) by_tile([&] { drop(s, rows, chunk, tile, extra); });
-      weighted_sum<T, kOnce>(keys, rows.count, d_v, [&](long x) { return v_row(key_of(x)); }, scores, length, factors, out,
-                             out_length, rows_ahead(d_v) * call.v.row);
+      weighted_sum<T>(keys, rows.count, d_v, [&](long x) { return v_row(key_of(x)); }, scores, length, factors, out,
+                      out_length, rows_ahead(d_v, 1) * call.v.row);
       moved.reads += chunk.keys * (d + d_v);
     }
     const auto out_row = s.row<T>(call.out);

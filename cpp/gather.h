@@ -42,7 +42,7 @@ struct Gather : Formats<T, F> {
   // to[x] <- own . row of the list's x-th
   template <class Row>
   static void dot(const Pairs& pairs, Row row, long stride, long columns, const Sum* own, Sum* to) {
-    if (stride == 1) return dots<T, kAgain>(pairs.count, 1, columns, fetched(pairs, row, columns), own, 0, to, 0, 0);
+    if (stride == 1) return dots<T>(pairs.count, 1, columns, fetched(pairs, row, columns), own, 0, to, 0, 0);
     for (long x = 0; x < pairs.count; x++) {
       const T* const from = row(pairs.list[x]);
       Sum sum = 0;
@@ -57,8 +57,8 @@ struct Gather : Formats<T, F> {
     if (stride == 1) {
       const auto coming = fetched(pairs, row, columns);
       for (long first = 0; first < pairs.count; first += kLongest)
-        weighted_sum<T, kAgain>(std::min(kLongest, pairs.count - first), 1, columns,
-                                [&](long x) { return coming(first + x); }, weights + first, 0, one, to, 0, 0);
+        weighted_sum<T>(std::min(kLongest, pairs.count - first), 1, columns, [&](long x) { return coming(first + x); },
+                        weights + first, 0, one, to, 0, 0);
       return;
     }
     for (long x = 0; x < pairs.count; x++) {

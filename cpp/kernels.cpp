@@ -45,27 +45,27 @@ std::int64_t plane_of(const Call& call, std::int64_t stream) {
   return planes.data ? reinterpret_cast<const std::int64_t*>(planes.data)[offset_of(call, planes, stream)] : 0;
 }
 
-// The keys that blocks of rows attend, all runs of all panels counted: by plane and block.
-std::vector<std::int64_t> keys_of_blocks(const Call& call, std::int64_t blocks) {
+// What blocks of rows have to do, as pairs of a row, or of a pattern's panel, and a key: by plane and block.
+std::vector<std::int64_t> work_of_blocks(const Call& call, std::int64_t blocks) {
   const Pattern& pattern = call.pattern;
   if (!pattern.starts) {
-    std::vector<std::int64_t> keys(blocks);
+    std::vector<std::int64_t> work(blocks);
     for (std::int64_t block = 0; block < blocks; block++) {
       const std::int64_t row = block * call.rows, stop = std::min(call.stacked(), row + call.rows);
       const std::int64_t low = std::max<std::int64_t>(0, row / call.group + call.first);
       const std::int64_t high = std::min(call.n_k, (stop - 1) / call.group + call.end);
-      keys[block] = std::max<std::int64_t>(0, high - low) * (stop - row);
+      work[block] = std::max<std::int64_t>(0, high - low) * (stop - row);
     }
-    return keys;
+    return work;
   }
-  std::vector<std::int64_t> keys(pattern.planes_count * blocks);
+  std::vector<std::int64_t> work(pattern.planes_count * blocks);
   for (std::int64_t plane = 0; plane < pattern.planes_count; plane++)
     for (std::int64_t panel = 0; panel < pattern.panels; panel++) {
       const std::int64_t* const at = pattern.starts + plane * pattern.panels + panel;
       for (const Run* run = pattern.runs + at[0]; run < pattern.runs + at[1]; run++)
-        keys[plane * blocks + panel / (call.rows / pattern.panel)] += run->stop - run->start;
+        work[plane * blocks + panel / (call.rows / pattern.panel)] += run->stop - run->start;
     }
-  return keys;
+  return work;
 }
 
 // A block of rows of one stream.
@@ -76,14 +76,14 @@ struct Task {
 // Those that take longest first; of equals those of one stream, which share its keys, after one another (1 % faster than
 // in turns with other streams; measured, Zen 5).
 std::vector<Task> longest_first(const Call& call, std::int64_t blocks, std::int64_t streams) {
-  const std::vector<std::int64_t> keys = keys_of_blocks(call, blocks);
+  const std::vector<std::int64_t> by_block = work_of_blocks(call, blocks);
   std::vector<Task> tasks;
   std::vector<std::int64_t> planes(streams);
   for (std::int64_t stream = 0; stream < streams; stream++) {
-    planes[stream] = call.pattern.starts ? plane_of(call, stream) : 0;
+    planes[stream] = plane_of(call, stream);
     for (std::int64_t block = 0; block < blocks; block++) tasks.push_back({stream, block});
   }
-  const auto work = [&](const Task& task) { return keys[planes[task.stream] * blocks + task.block]; };
+  const auto work = [&](const Task& task) { return by_block[planes[task.stream] * blocks + task.block]; };
   std::stable_sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) { return work(a) > work(b); });
   return tasks;
 }

@@ -2,7 +2,7 @@
 // each target region of isa.cpp.
 //
 // A tile holds keys in rows and queries in lanes, so that a row's maximum, sum and log-sum-exp are vectors: nothing is
-// ever summed across lanes.
+// ever summed across lanes. (Few rows have them the other way round: decode.h.)
 
 // The sums' own format: scores, and the bias as it is added to them.
 template <class Sum>

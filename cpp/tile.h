@@ -9,7 +9,8 @@
 // a pair of bfloat16 that are neighbours along k (so k counts units: half the length).
 //
 // In registers: MR rows of C, each of NR vectors; MR x NR sums, NR vectors of B, and A's broadcast. With 32 registers
-// 6 x 4 = 24 sums, with 16 registers 6 x 2 = 12: loads (MR + NR per MR x NR multiply-adds) never bind.
+// 6 x 4 = 24 sums, with 16 registers 6 x 2 = 12: loads (MR + NR, and one that fetches ahead, per MR x NR multiply-adds) never
+// bind.
 
 constexpr int kNR = kRegisters == 32 ? 4 : 2;
 constexpr int kMR = 6;
@@ -42,14 +43,16 @@ struct Bfloat16Pairs {
 // Rows of arrays that will be needed soon, fetched while something else is computed: their first touch otherwise waits for
 // memory (at d = 512 that cost a tenth of the time). What was added last is needed first.
 //
-// A product fetches one line in the time of kUnitsPerLine of its units, never many at once: those would wait for memory
-// together, and what the product itself needs from the second cache would wait with them (1 to 3 % of the time; measured, Zen 5).
+// A product fetches one line in the time of kUnitsPerLine of its units: many at once would wait for memory together, and what
+// the product itself needs from the second cache would wait with them (1 to 3 % of the time; measured, Zen 5). Only rows that
+// are too short for that, and do not lie one after the other, are fetched whole.
 class Ahead {
  public:
   // `count` rows of `bytes` bytes each, `stride` bytes apart.
   void add(const void* row, long count, long stride, long bytes) {
+    if (count <= 0 || waiting_ == kMost) return;
     if (stride == bytes) bytes *= count, count = 1;
-    if (count > 0 && waiting_ < kMost) blocks_[waiting_++] = {static_cast<const char*>(row), count, stride, bytes, 0};
+    blocks_[waiting_++] = {static_cast<const char*>(row), count, stride, bytes, 0};
   }
   void clear() { waiting_ = 0; }
 
@@ -58,15 +61,15 @@ class Ahead {
     const char* from;
     long step;
   };
-  // Rows too short to last for `units` units are fetched here and now; if that was all there is, `nothing` is fetched again.
+  // If there is nothing to fetch, or too little, that is `nothing`, again and again.
   Trail follow(long units, const void* nothing) {
-    for (long bytes = units * kStep; waiting_ > 0;) {
+    for (long bytes = units * kStep; waiting_ > 0 && bytes > 0;) {
       Block& block = blocks_[waiting_ - 1];
       const char* const from = block.row + block.at;
       const long left = block.bytes - block.at;
       if (left > bytes) {
         block.at += bytes;
-        return {from, (bytes + units - 1) / std::max(1L, units)};
+        return {from, (bytes + units - 1) / units};
       }
       for (long at = 0; at < left; at += kLine) __builtin_prefetch(from + at, 0, 2);
       bytes -= left;

@@ -1,4 +1,4 @@
-"""From a plan to a kernel's tile: what stays in the last cache, and a tile of scores that stays in the first.
+"""From a plan to a kernel's tile: what stays in the last cache, and a tile of scores no larger than the first.
 
 The kernels run `flash` forward and `flash_onepass` backward as written in redblue.schedules; how many queries (forward)
 or keys (backward) stay is what those schedules' own search finds for what is usable of a core's share of the last
@@ -130,8 +130,8 @@ def plan(
     number in its panels.
     """
     first, last = cache_bytes()
-    first, last = first // packed_bytes, int(last * USABLE_SHARE) // packed_bytes
-    # A tile of scores fills the first cache at most: a part of it that has gone to the second comes back in time.
+    # A tile of scores, which are sums, fills the first cache at most: what of it has gone to the second comes back in time.
+    first, last = first // max(packed_bytes, 4), int(last * USABLE_SHARE) // packed_bytes
     score_keys = max(KEYS_STEP, min(MOST_SCORE_KEYS, first // lanes // KEYS_STEP * KEYS_STEP))
     if rows <= FEW_ROWS:
         score_keys = FEW_ROWS_KEYS
