@@ -95,14 +95,17 @@ struct Formats {
 
   // One tile's step of the online softmax: scores <- e^(factor (score - the new maximum)); row_max and row_sum follow, and
   // `factors` is what earlier sums shrink by. The maximum is of scores without the factor, so that the largest weight is
-  // exactly 1, however large scores are.
-  static void softmax(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors) {
-    if (lanes == kLanesAtOnce) return softmax_of<kNR>(keys, lanes, factor, scores, row_max, row_sum, factors);
-    for (long v = 0; v < lanes; v += L) softmax_of<1>(keys, lanes, factor, scores + v, row_max + v, row_sum + v, factors + v);
+  // exactly 1, however large scores are. tops: the scores' own maxima, where they are known.
+  static void softmax(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors,
+                      const Sum* tops = nullptr) {
+    if (lanes == kLanesAtOnce) return softmax_of<kNR>(keys, lanes, factor, scores, row_max, row_sum, factors, tops);
+    for (long v = 0; v < lanes; v += L)
+      softmax_of<1>(keys, lanes, factor, scores + v, row_max + v, row_sum + v, factors + v, tops ? tops + v : nullptr);
   }
   // Of N vectors of lanes, in the order in which they lie in memory.
   template <int N>
-  static void softmax_of(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors) {
+  static void softmax_of(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors,
+                         const Sum* known) {
     constexpr int M = N == 1 ? 4 : 2;  // keys at once: chains of sums are so many times shorter
     const V<Sum> scale = splat(factor * kLog2E), lowest = splat(kLowest);
     V<Sum> tops[M][N], base[N], sums[M][N] = {};
@@ -120,8 +123,8 @@ struct Formats {
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-      for (int n = 0; n < N; n++) tops[m][n] = lowest;
-    each([&](const Sum* score, int m, int n) { tops[m][n] = larger<Sum>(load(score), tops[m][n]); });
+      for (int n = 0; n < N; n++) tops[m][n] = known ? load(known + n * L) : lowest;
+    if (!known) each([&](const Sum* score, int m, int n) { tops[m][n] = larger<Sum>(load(score), tops[m][n]); });
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++) {
       const V<Sum> old = load(row_max + n * L);

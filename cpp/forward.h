@@ -29,6 +29,7 @@ struct Forward : Formats<T, F> {
     Sum* const row_max = room.take<Sum>(groups * kLanesAtOnce);
     Sum* const row_sum = room.take<Sum>(groups * kLanesAtOnce);
     Sum* const factors = room.take<Sum>(kLanesAtOnce);
+    Sum* const tops = room.take<Sum>(kLanesAtOnce);
     Packed* const k_tile = k_in_place && windows ? nullptr : room.take<Packed>(most * k_length);
     Packed* const v_tile = v_in_place && windows ? nullptr : room.take<Packed>(most * v_length);
     Sum* const scores = room.take<Sum>(most * kLanesAtOnce);
@@ -146,14 +147,17 @@ struct Forward : Formats<T, F> {
           }
           if (!panels[g].begun) begin(g);
           if (key >= end && !partial && call.group == 1) Base::add_ahead(ahead, call.out, out_row, rows.start, rows.count, d_v);
+          // Where scores need nothing before the softmax, their maxima are taken while products are in registers.
+          Sum* const known = chunk.whole() && chunk.keys == chunk.rows && Base::finished(s, rows, chunk) ? tops : nullptr;
+          std::fill_n(tops, lanes, kLowest);
           Base::each_stretch(chunk, k_side.by_place, [&](const Stretch& x) {
             product<F>(x.keys, lanes, units(d), as_units(k_side.of(x)), k_side.length / S, 1,
                        q_panels + g * units(d) * kLanesAtOnce, lanes, scores + x.at * lanes, lanes, Start::kZero, nullptr,
-                       ahead);
+                       ahead, known);
           });
-          Base::finish_chunk(s, rows, chunk, scores, nullptr, extra, sum_room);
+          if (!known) Base::finish_chunk(s, rows, chunk, scores, nullptr, extra, sum_room);
           Base::softmax(chunk.rows, lanes, Sum(factor_left(call)), scores, row_max + g * kLanesAtOnce, row_sum + g * kLanesAtOnce,
-                        factors);
+                        factors, known);
           if (call.dropout > 0) drop(s, rows, chunk, scores, extra);
           if constexpr (S == 2) Base::to_panels(scores, chunk.rows, lanes, p_panel, nullptr);
           Start start = Start::kScaled;

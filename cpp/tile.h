@@ -106,7 +106,8 @@ inline Unit loose(const Unit* p) {
 
 template <class F, int MR, int NR>
 inline void micro(const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk, typename F::Sum* c,
-                  long cm, long length, Start start, const typename F::Sum* factors, Ahead::Trail ahead) {
+                  long cm, long length, Start start, const typename F::Sum* factors, Ahead::Trail ahead,
+                  typename F::Sum* tops) {
   using Sum = typename F::Sum;
   constexpr int L = kLanesOf<Sum>;
   V<Sum> sums[MR][NR];
@@ -150,6 +151,14 @@ inline void micro(const typename F::Unit* a, long am, long ak, const typename F:
 #pragma GCC unroll 4
       for (int v = 0; v < NR; v++) sums[m][v] += load(c + m * cm + v * L);
   }
+  if (tops)
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) {
+      V<Sum> top = load(tops + v * L);
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; m++) top = larger<Sum>(sums[m][v], top);
+      store(tops + v * L, top);
+    }
 #pragma GCC unroll 8
   for (int m = 0; m < MR; m++)
 #pragma GCC unroll 4
@@ -160,7 +169,8 @@ inline void micro(const typename F::Unit* a, long am, long ak, const typename F:
 // steps, since a step of one or two rows would wait for its own sums.
 template <class F, int NR>
 inline void column(long rows, const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk,
-                   typename F::Sum* c, long cm, long length, Start start, const typename F::Sum* factors, Ahead& ahead) {
+                   typename F::Sum* c, long cm, long length, Start start, const typename F::Sum* factors, Ahead& ahead,
+                   typename F::Sum* tops) {
   const long parts = (length + kLongest - 1) / kLongest, part = parts > 1 ? (length + parts - 1) / parts : std::max(1L, length);
   long m = 0;
   const auto step = [&](auto height) {
@@ -168,7 +178,8 @@ inline void column(long rows, const typename F::Unit* a, long am, long ak, const
     for (long k = 0; k == 0 || k < length; k += part) {
       const long units = std::min(part, length - k);
       micro<F, MR, NR>(a + m * am + k * ak, am, ak, b + k * bk, bk, c + m * cm, cm, units,
-                       k && start != Start::kWeighed ? Start::kSum : start, factors, ahead.follow(units, b));
+                       k && start != Start::kWeighed ? Start::kSum : start, factors, ahead.follow(units, b),
+                       k + part < length ? nullptr : tops);
     }
     m += MR;
   };
@@ -183,17 +194,19 @@ inline void column(long rows, const typename F::Unit* a, long am, long ak, const
   }
 }
 
-// C (rows x lanes) as above; lanes a multiple of the vector's. A panel of B that is longer than the first-level cache
+// C (rows x lanes) as above; lanes a multiple of the vector's. tops, if not null, grow to the largest of each lane, while C is
+// still in registers. A panel of B that is longer than the first-level cache
 // streams from the second, and costs nothing by that: taking it in parts of 128 or 256 units was no faster (measured,
 // Zen 5, d = 512).
 template <class F>
 inline void product(long rows, long lanes, long length, const typename F::Unit* a, long am, long ak,
                     const typename F::Unit* b, long bk, typename F::Sum* c, long cm, Start start,
-                    const typename F::Sum* factors, Ahead& ahead) {
+                    const typename F::Sum* factors, Ahead& ahead, typename F::Sum* tops = nullptr) {
   constexpr int L = kLanesOf<typename F::Sum>;
   for (long lane = 0; lane < lanes; lane += kNR * L) {
     const auto go = [&](auto width) {
-      column<F, decltype(width)::value>(rows, a, am, ak, b + lane, bk, c + lane, cm, length, start, factors + lane, ahead);
+      column<F, decltype(width)::value>(rows, a, am, ak, b + lane, bk, c + lane, cm, length, start, factors + lane, ahead,
+                                            tops ? tops + lane : nullptr);
     };
     switch ((lanes - lane) / L) {
       case 1: go(std::integral_constant<int, 1>{}); break;
