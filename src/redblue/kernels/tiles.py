@@ -130,7 +130,7 @@ def plan(
     number in its panels.
     """
     first, last = cache_bytes()
-    # A tile of scores, which are sums, fills the first cache at most: what of it has gone to the second comes back in time.
+    # A tile of scores, which are sums, fills the first cache at most: what has gone to the second comes back in time.
     first, last = first // max(packed_bytes, 4), int(last * USABLE_SHARE) // packed_bytes
     score_keys = max(KEYS_STEP, min(MOST_SCORE_KEYS, first // lanes // KEYS_STEP * KEYS_STEP))
     if rows <= FEW_ROWS:
