@@ -11,9 +11,9 @@ struct ExpOf;
 template <>
 struct ExpOf<float> {
   using Int = int;
-  static constexpr float kLeast = -87.33654f, kMagic = 12582912.0f;  // ln of the least normal number; 1.5 x 2^23
+  static constexpr float kLeast = -88.0f, kLeast2 = -127.0f;  // they round to 2^-127, of which power_of makes 0
+  static constexpr float kMagic = 12582912.0f + 127.0f;       // 1.5 x 2^23, and the exponent's bias
   static constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.428606765330187e-6f;
-  static constexpr float kLeast2 = -126.0f;
   static constexpr float kTerms2[] = {0.0013264658628031611f, 0.00967156607657671f, 0.055507343262434006f,
                                       0.24022240936756134f,   0.6931470036506653f,  1.0f};
   static constexpr int kMantissa = 23;
@@ -24,22 +24,28 @@ struct ExpOf<float> {
 template <>
 struct ExpOf<double> {
   using Int = long long;
-  static constexpr double kLeast = -708.3964185322641, kMagic = 6755399441055744.0;  // 1.5 x 2^52
+  static constexpr double kLeast = -709.0, kLeast2 = -1023.0;
+  static constexpr double kMagic = 6755399441055744.0 + 1023.0;  // 1.5 x 2^52, and the exponent's bias
   static constexpr double kLn2High = 0.6931471803691238, kLn2Low = 1.9082149292705877e-10;
-  static constexpr double kLeast2 = -1022.0;
   static constexpr int kMantissa = 52;
   static constexpr double kTerms[] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
                                       1.0 / 40320,      1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,
                                       1.0 / 6,          0.5,             1.0,            1.0};
 };
 
+// 2^n for whole n from that of the least normal number on, 0 below; shifted: n + kMagic, whose low bits are the exponent's.
+template <class T>
+inline V<T> power_of(V<T> shifted) {
+  using E = ExpOf<T>;
+  return bits<V<T>>(bits<V<typename E::Int>>(shifted) << E::kMantissa);
+}
+
 template <class T>
 inline V<T> exp(V<T> x) {
   using E = ExpOf<T>;
-  using Bits = V<typename E::Int>;
   constexpr bool kScales = kVectorBytes == 64 && sizeof(T) == 4;  // there is an instruction that multiplies by 2^n
   const V<T> clamped = larger<T>(splat(kScales ? T(-110) : E::kLeast), x);  // NaN stays
-  const V<T> shifted = multiply_add<T>(clamped, splat(T(1.4426950408889634)), splat(E::kMagic));  // n in the low bits
+  const V<T> shifted = multiply_add<T>(clamped, splat(T(1.4426950408889634)), splat(E::kMagic));
   const V<T> n = shifted - splat(E::kMagic);
   V<T> r = multiply_add<T>(n, splat(-E::kLn2High), clamped);
   r = multiply_add<T>(n, splat(-E::kLn2Low), r);
@@ -49,8 +55,7 @@ inline V<T> exp(V<T> x) {
 #if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
   if constexpr (kScales) return _mm512_scalef_ps(power, n);  // to denormals and to 0, which e^-110 is
 #endif
-  const V<T> result = bits<V<T>>(bits<Bits>(power) + (bits<Bits>(shifted) << E::kMantissa));
-  return x < splat(E::kLeast) ? V<T>{} : x == x ? result : x;
+  return power * power_of<T>(shifted);
 }
 
 // 2^r for |r| <= 1/2 (float: degree 5, 9.2e-8 before rounding).
@@ -75,12 +80,9 @@ inline V<T> power_of_fraction(V<T> r) {
 template <class T>
 inline V<T> exp2(V<T> x) {
   using E = ExpOf<T>;
-  using Bits = V<typename E::Int>;
   const V<T> clamped = larger<T>(splat(E::kLeast2), x);  // NaN stays
   const V<T> shifted = clamped + splat(E::kMagic);
-  const V<T> power = power_of_fraction<T>(clamped - (shifted - splat(E::kMagic)));
-  const V<T> result = bits<V<T>>(bits<Bits>(power) + (bits<Bits>(shifted) << E::kMantissa));
-  return x < splat(E::kLeast2) ? V<T>{} : x == x ? result : x;
+  return power_of_fraction<T>(clamped - (shifted - splat(E::kMagic))) * power_of<T>(shifted);
 }
 #if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
 // x less floor(x), and a product with 2^floor(x) down to denormals and 0, are instructions here, which take -inf and NaN as they

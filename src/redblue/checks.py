@@ -115,9 +115,10 @@ _WIDTHS = "d, the last dimension of q and k,", "d_v, the last dimension of v,"
 
 def check_widths_on_cpu(sizes: Sizes) -> None:
     """Raise RedblueError for head dimensions that the kernels for the CPU do not take. Those for GPUs take any."""
-    for name, size in zip(_WIDTHS, (sizes.d, sizes.d_v), strict=True):
-        if size > MOST_D:
-            raise RedblueError(f"{name} must be 1 to {MOST_D} on the CPU, got {size}: tensors on a GPU may have more")
+    if sizes.d <= MOST_D and sizes.d_v <= MOST_D:
+        return
+    name, size = (_WIDTHS[0], sizes.d) if sizes.d > MOST_D else (_WIDTHS[1], sizes.d_v)
+    raise RedblueError(f"{name} must be 1 to {MOST_D} on the CPU, got {size}: tensors on a GPU may have more")
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -129,7 +129,8 @@ def _dense(shape: tuple[int, ...], order: Sequence[int] | None = None) -> Layout
 def inside(x: Tensor) -> int:
     """Whether each position has its heads together. As PyTorch's kernels, ours write outputs and gradients like the
     tensor that they belong to, so that joining the heads after it, or splitting them before it, is no copy."""
-    return 1 if x.dim() == 4 and x.stride(1) < x.stride(2) else 0
+    strides = x.stride()
+    return 1 if len(strides) == 4 and strides[1] < strides[2] else 0
 
 
 def shape_of(x: Tensor | None) -> Any:

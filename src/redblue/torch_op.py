@@ -99,6 +99,7 @@ def _is_plain(*tensors: Any) -> bool:
         or forward_ad._current_level >= 0
     ):
         return False
+    device = tensors[0].get_device() if isinstance(tensors[0], Tensor) else None
     for x in tensors:
         if (
             type(x) not in _PLAIN
@@ -107,9 +108,10 @@ def _is_plain(*tensors: Any) -> bool:
             or x.is_nested
             or x.is_neg()
             or _is_wrapped(x)  # one that outlived its transform
+            or x.get_device() != device
         ):
             return False
-    return len({x.get_device() for x in tensors}) == 1
+    return True
 
 
 # Looked up once: a tiny call notices
