@@ -11,6 +11,7 @@ struct Backward : Formats<T, F> {
   struct Tile {
     Sum *p, *ds, *slopes, *extra, *room;
     Unit *p_rows, *ds_rows, *ds_panel;  // p_rows, ds_rows: units along the rows; ds_panel: along the keys
+    Sum *few_q = nullptr, *few_scores = nullptr;
 
     Tile(const Call& call, long keys, Room& room) {
       const long size = up(keys, S) * kLanesAtOnce;
@@ -19,6 +20,10 @@ struct Backward : Formats<T, F> {
       slopes = call.softcap ? room.take<Sum>(size) : nullptr;
       extra = call.bias.data || call.dropout > 0 ? room.take<Sum>(size) : nullptr;
       this->room = call.bias.data ? room.take<Sum>(L * up(keys, L)) : nullptr;
+      if (call.few) {
+        few_q = room.take<Sum>(Base::kFew * up(call.d, L));
+        few_scores = room.take<Sum>(Base::kFew * up(keys, L));
+      }
       if constexpr (S == 1) {
         p_rows = p;
         ds_rows = ds_panel = ds;
@@ -34,10 +39,13 @@ struct Backward : Formats<T, F> {
                  const Unit* dout_panel, const Sum* lse, const Sum* delta, Ahead& ahead) {
       const Call& call = s.call;
       const long lanes = rows.lanes;
-      Base::each_stretch(chunk, k.by_place, [&](const Stretch& x) {
-        product<F>(x.keys, lanes, units(call.d), as_units(k.of(x)), k.length / S, 1, q_panel, lanes, p + x.at * lanes, lanes,
-                   Start::kZero, nullptr, ahead);
-      });
+      if (call.few)
+        scores_of_few(s, rows, chunk);
+      else
+        Base::each_stretch(chunk, k.by_place, [&](const Stretch& x) {
+          product<F>(x.keys, lanes, units(call.d), as_units(k.of(x)), k.length / S, 1, q_panel, lanes, p + x.at * lanes,
+                     lanes, Start::kZero, nullptr, ahead);
+        });
       Base::each_stretch(chunk, v.by_place, [&](const Stretch& x) {
         product<F>(x.keys, lanes, units(call.d_v), as_units(v.of(x)), v.length / S, 1, dout_panel, lanes, ds + x.at * lanes,
                    lanes, Start::kZero, nullptr, ahead);
@@ -46,6 +54,22 @@ struct Backward : Formats<T, F> {
       for (long i = 0; i < chunk.parts_count; i++) differentiate(s, rows, chunk.parts[i], lse, delta);
       Base::fill_gaps(chunk, lanes, p, 0);
       Base::fill_gaps(chunk, lanes, ds, 0);
+    }
+
+    // p <- scores, rounded as forward's: where they are large, e to their difference from lse would magnify another rounding.
+    void scores_of_few(const Stream& s, const Rows& rows, const Chunk& chunk) {
+      const long d = s.call.d, q_length = up(d, L);
+      const auto q_row = s.row<const T>(s.call.q);
+      const auto k_row = s.key<const T>(s.call.k);
+      pack_rows<T>([&](long r) { return q_row(rows.start + r); }, s.call.q.column, rows.count, d, few_q, q_length);
+      std::fill_n(p, chunk.rows * rows.lanes, Sum(0));
+      for (long i = 0; i < chunk.parts_count; i++) {
+        const Part& part = chunk.parts[i];
+        const long length = up(part.keys, L);
+        dots<T>(part.keys, rows.count, d, [&](long x) { return k_row(part.j + x); }, few_q, q_length, few_scores, length, 0);
+        for (long key = 0; key < part.keys; key++)
+          for (long r = 0; r < rows.count; r++) p[(part.at + key) * rows.lanes + r] = few_scores[r * length + key];
+      }
     }
 
     void differentiate(const Stream& s, const Rows& rows, const Part& part, const Sum* lse, const Sum* delta) {

@@ -10,6 +10,7 @@ struct Formats {
   using Unit = typename F::Unit;
   static constexpr int L = kLanesOf<Sum>, S = F::kStep;
   static constexpr long kLanesAtOnce = kNR * L;
+  static constexpr long kFew = L < 8 ? L : 8;  // rows, up to which vectors along the features read K and V faster
   static constexpr Sum kLog2E = Sum(1.4426950408889634);
   static constexpr Sum kLowest = -std::numeric_limits<Sum>::infinity();
 

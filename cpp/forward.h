@@ -4,7 +4,6 @@ struct Forward : Formats<T, F> {
   using Base = Formats<T, F>;
   using typename Base::Packed, typename Base::Side, typename Base::Sum, typename Base::Unit;
   using Base::as_units, Base::kLanesAtOnce, Base::kLowest, Base::L, Base::padded, Base::rows_of, Base::S, Base::units, Base::up;
-  static constexpr long kFew = L < 8 ? L : 8;  // rows, up to which vectors along the features read K and V faster
 
   // The log-sum-exp of a row from its maximum and its sum.
   static Sum log_sum(const Call& call, Sum top, Sum sum) {
@@ -16,8 +15,7 @@ struct Forward : Formats<T, F> {
   //
   // The panels of a block share each window of `cols` keys; a panel alone takes its next `cols` keys wherever they lie.
   static Moved run(const Call& call, std::int64_t stream, Piece piece, void* partial, Room& room) {
-    if (piece.rows <= kFew && call.q.column == 1 && call.k.column == 1 && call.v.column == 1 && Wide<T>::kWhole)
-      return run_few(call, stream, piece, partial, room);
+    if (call.few) return run_few(call, stream, piece, partial, room);
     const long r0 = piece.row, count = piece.rows;
     const Stream s(call, stream);
     const long d = call.d, d_v = call.d_v, groups = (count + kLanesAtOnce - 1) / kLanesAtOnce;
@@ -218,7 +216,7 @@ struct Forward : Formats<T, F> {
     Sum* const sum_room = call.bias.data ? room.take<Sum>(L * up(cols, L)) : nullptr;
     Chunk chunk(room, cols);
     long* const list = room.take<long>(cols);
-    Sum row_max[kFew], row_sum[kFew], factors[kFew];
+    Sum row_max[Base::kFew], row_sum[Base::kFew], factors[Base::kFew];
     const auto q_row = s.row<const T>(call.q);
     const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
     pack_rows<T>([&](long r) { return q_row(rows.start + r); }, call.q.column, rows.count, d, q, q_length);

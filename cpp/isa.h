@@ -32,6 +32,7 @@ enum class Phase {
 struct Kernels {
   int packed_bytes;  // of a number in a packed panel
   long lanes;        // rows of queries that are computed at once
+  long few;          // so few, and scores are taken as decode.h does; 0: never
   Moved (*forward)(const Call& call, std::int64_t stream, Piece piece, void* partial, Room& room);
   Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const void* partials, long pieces, Room& room);
   Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Room& room);

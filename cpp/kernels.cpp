@@ -28,6 +28,12 @@ Call unstacked(const Call& given) {
   return call;
 }
 
+// Whether queries are so few that vectors along the features, as the arrays lie, read K and V faster. All of a call's, not of a
+// block: backward has blocks of its own.
+bool is_few(const Call& call, const Kernels& kernels) {
+  return call.stacked() <= kernels.few && call.q.column == 1 && call.k.column == 1 && call.v.column == 1;
+}
+
 // Where a stream's part of an array begins.
 std::int64_t offset_of(const Call& call, const Array& array, std::int64_t stream) {
   std::int64_t offset = stream % call.kv_heads * array.head;
@@ -220,6 +226,7 @@ Moved forward(const Call& given, const Isa& isa) {
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_forward(call, kernels);
   if (call.spilled.rows) return spilled_forward(call, isa);
+  call.few = is_few(call, kernels);
   if (call.pattern.starts) call.rows = ceil_div(call.rows, call.pattern.panel) * call.pattern.panel;  // whole panels
   const std::int64_t rows = call.stacked(), blocks = ceil_div(rows, call.rows), streams = call.streams();
   Tally tally;
@@ -247,6 +254,7 @@ Moved backward(const Call& given, const Isa& isa) {
   Call call = given;
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_backward(call, kernels);
+  call.few = !call.spilled.rows && is_few(call, kernels);
   if (call.spilled.rows || call.dq_cols) {
     const Moved moved = call.dq_cols ? two_passes(call, kernels) : spilled_backward(call, isa);
     if (call.dbias.data) bias_gradient(call, kernels);

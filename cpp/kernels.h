@@ -172,6 +172,7 @@ struct Call {
   std::int64_t dq_cols = 0;      // backward: keys that stream by together where dQ has a pass of its own; 0: it has none
   std::int64_t pieces = 1;       // forward: that the keys are cut into, where there are too few rows for all cores
   int threads = 1;
+  bool few = false;              // rows: scores are taken as decode.h does, in both passes, since others differ by rounding
   SpillTiles spilled;            // or the tiles of a schedule that writes P
 
   std::int64_t streams() const {

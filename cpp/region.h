@@ -23,6 +23,7 @@ template <class T, class F>
 constexpr Kernels kKernels = {
     sizeof(typename F::Number),
     Formats<T, F>::kLanesAtOnce,
+    Wide<T>::kWhole ? Formats<T, F>::kFew : 0,
     Forward<T, F>::run,
     Forward<T, F>::merge,
     Backward<T, F>::deltas,

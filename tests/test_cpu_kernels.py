@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -150,6 +151,26 @@ def test_scores_of_ten_thousand(isa, dtype):
     assert np.abs(s).max() > 1e4
     check_forward(case)
     check_backward(case)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("heads", "n_q"), [(1, 1), (1, 8), (1, 9), (1, 513), (8, 1), (4, 3)])
+def test_where_one_key_outweighs_all_others_it_has_the_whole_gradient(isa, dtype, heads, n_q):
+    """Scores of a million are rounded by more than 1: backward must round them as forward did."""
+    case = example((heads, n_q, 72), (1, 70, 72), dtype=dtype, times=100.0 if dtype == "float16" else 1000.0)
+    s = case.q.astype(float) @ case.k.astype(float).swapaxes(-1, -2) / 72**0.5
+    second, first = np.moveaxis(np.sort(s, -1)[..., -2:], -1, 0)
+    clear = first - second > 100 + 1e-5 * np.abs(s).max()
+    assert clear.mean() > 0.8
+    case.dout[~clear] = 0
+    out, lse = forward(case)
+    dq, dk, dv = backward(case, out, lse)
+    expected = np.zeros(dv.shape)
+    np.add.at(expected[0], s.argmax(-1).ravel(), case.dout.astype(float).reshape(-1, dv.shape[-1]))
+    assert (
+        np.abs(dv.astype(float) - expected).max() <= 8 * float(ml_dtypes.finfo(dv.dtype).eps) * np.abs(expected).max()
+    )
+    assert all(np.isfinite(x.astype(float)).all() for x in (dq, dk))
 
 
 # Gradients that only the core's face gives ----------------------------------------------------------

@@ -458,6 +458,26 @@ def test_results_do_not_depend_on_threads(threads):
     assert torch.equal(gradient, torch.autograd.grad(expected.sum(), q)[0])
 
 
+class Gradients(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        torch.manual_seed(index)
+        q = normal(1, 4, 200, 32, dtype=torch.float32)
+        return torch.autograd.grad(rb.attention(q, q, q).sum(), q)[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_inside_workers_of_a_data_loader(method):
+    data = Gradients()
+    expected = [data[index] for index in range(len(data))]
+    loader = torch.utils.data.DataLoader(data, num_workers=2, multiprocessing_context=method, timeout=60)
+    for (found,), right in zip(loader, expected, strict=True):
+        assert torch.equal(found, right)
+
+
 # Errors ------------------------------------------------------------------------------------------------------------
 
 X = torch.zeros(2, 4, 5, 8)

@@ -99,7 +99,7 @@ def _is_plain(*tensors: Any) -> bool:
         or forward_ad._current_level >= 0
     ):
         return False
-    device = tensors[0].get_device() if isinstance(tensors[0], Tensor) else None
+    device = tensors[0].get_device() if type(tensors[0]) in _PLAIN else None
     for x in tensors:
         if (
             type(x) not in _PLAIN
