@@ -33,7 +33,8 @@ struct SpilledBackward : Spilled<T, F> {
     const Stream s(call, spill.stream);
     const bool stays = spill.tiles.stays;
     const long lanes = spill.lanes, cols = stays ? spill.depth : long(spill.tiles.cols), most = std::min<long>(cols, call.n_k);
-    Scores product(s, spill, call.q, call.k, call.d, stays ? long(call.d) : long(spill.depth), r0, count, most, stays, room);
+    // In forward's slices: sums of others would be rounded otherwise, which e to a large score's difference from lse magnifies.
+    Scores product(s, spill, call.q, call.k, call.d, spill.depth, r0, count, most, stays, room);
     const Extra extra(call, spill, product.groups, most, room);
     Sum *const lse = room.take<Sum>(product.groups * lanes), *const delta = room.take<Sum>(lanes);
     for (long g = 0; g < product.groups; g++)

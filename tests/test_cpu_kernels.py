@@ -27,7 +27,7 @@ from attention import (
 )
 from redblue import Mask, reference
 from redblue.kernels import cpu
-from redblue.kernels.attended import attended
+from redblue.kernels.attended import attended, gathers
 
 SPILLED = cpu.SPILLED
 TWO_PASSES = cpu.TwoPassTile(5, 7, 1, 9)  # dkv_rows is the kernel's own
@@ -154,22 +154,41 @@ def test_scores_of_ten_thousand(isa, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("schedule", ["auto", *SPILLED, "gather"])
 @pytest.mark.parametrize(("heads", "n_q"), [(1, 1), (1, 8), (1, 9), (1, 513), (8, 1), (4, 3)])
-def test_where_one_key_outweighs_all_others_it_has_the_whole_gradient(isa, dtype, heads, n_q):
+def test_where_one_key_outweighs_all_others_it_has_the_whole_gradient(isa, dtype, heads, n_q, schedule):
     """Scores of a million are rounded by more than 1: backward must round them as forward did."""
-    case = example((heads, n_q, 72), (1, 70, 72), dtype=dtype, times=100.0 if dtype == "float16" else 1000.0)
-    s = case.q.astype(float) @ case.k.astype(float).swapaxes(-1, -2) / 72**0.5
+    times = 100.0 if dtype == "float16" else 1000.0
+    case = example((heads, n_q, 72), (1, 70, 72), dtype=dtype, times=times, schedule=schedule)
+    check_one_key_has_it_all(case)
+
+
+def test_tiles_after_pairs_only_where_scores_are_not_large(isa):
+    """Elsewhere each direction has the form that costs less."""
+    mask = Mask.global_tokens([0]) | Mask.sliding_window(3, 5)
+    case = example((4, 9, 257), (1, 300, 257), times=1000.0, mask=mask)
+    sizes = cpu.Sizes((), 1, 4, 9, 300, 257, 257)
+    ways = [gathers(mask, sizes, cpu.isa().lanes(cpu.NUMBERS["float32"]), way) for way in ("forward", "backward")]
+    if ways != [True, False]:
+        pytest.skip("both directions take the same form here")
+    check_one_key_has_it_all(case)
+
+
+def check_one_key_has_it_all(case):
+    """dV: whose score is the largest gets all of dout. Rows in which rounding may decide that have none."""
+    s = case.q.astype(float) @ case.k.astype(float).swapaxes(-1, -2) * case.q.shape[-1] ** -0.5
+    if "mask" in case.options:
+        s[:, ~case.options["mask"].to_dense(*case.full[-2:])] = -np.inf
     second, first = np.moveaxis(np.sort(s, -1)[..., -2:], -1, 0)
-    clear = first - second > 100 + 1e-5 * np.abs(s).max()
+    clear = first - second > 100 + 1e-5 * np.abs(s[np.isfinite(s)]).max()
     assert clear.mean() > 0.8
     case.dout[~clear] = 0
     out, lse = forward(case)
     dq, dk, dv = backward(case, out, lse)
     expected = np.zeros(dv.shape)
     np.add.at(expected[0], s.argmax(-1).ravel(), case.dout.astype(float).reshape(-1, dv.shape[-1]))
-    assert (
-        np.abs(dv.astype(float) - expected).max() <= 8 * float(ml_dtypes.finfo(dv.dtype).eps) * np.abs(expected).max()
-    )
+    epsilon = float(ml_dtypes.finfo(dv.dtype).eps)
+    assert np.abs(dv.astype(float) - expected).max() <= 8 * epsilon * np.abs(expected).max()
     assert all(np.isfinite(x.astype(float)).all() for x in (dq, dk))
 
 

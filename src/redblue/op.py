@@ -203,9 +203,9 @@ class NumpyCall:
             check_sinks_dtype(sinks.dtype.name)
             self.sinks = np.ascontiguousarray(sinks, self.sum_dtype)
 
-    def common(self, direction: str) -> dict[str, Any]:
+    def common(self, direction: str, lse: np.ndarray | None = None) -> dict[str, Any]:
         return {
-            "mask": attended(self.mask, self.sizes, self.dtype, direction, schedule=self.schedule),
+            "mask": attended(self.mask, self.sizes, self.dtype, direction, schedule=self.schedule, lse=lse),
             "schedule": self.schedule,
             "scale": self.scale,
             "softcap": self.softcap,
@@ -251,7 +251,7 @@ class NumpyCall:
         q, k, v, dq, dk, dv = (_described(x) for x in (self.q, self.k, self.v, *gradients))
         given = _described(out), _described(lse[..., None]), _described(dout)
         places = dq, dk, dv, _described(delta[..., None])
-        cpu.backward(self.sizes, self.dtype, q, k, v, *given, *places, **self.common("backward"), **more)
+        cpu.backward(self.sizes, self.dtype, q, k, v, *given, *places, **self.common("backward", lse), **more)
         dq, dk, dv = (_summed_to(x, shape) for x, shape in zip(gradients, self.shapes, strict=True))
         return dq, dk, dv
 

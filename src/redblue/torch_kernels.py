@@ -146,9 +146,14 @@ def check_numbers(softcap: float, dropout: float, seed: Tensor | None) -> None:
 
 
 def _common(
-    call: _Call, bias: Tensor | None, seed: Tensor | None, rest: tuple, direction: str, bias_grad: bool = False
+    call: _Call,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    rest: tuple,
+    lse: Tensor | None = None,
+    bias_grad: bool = False,
 ) -> dict[str, Any]:
-    """Arguments that both passes share. rest: from `left` on."""
+    """Arguments that both passes share. rest: from `left` on. lse: of backward."""
     left, right, bottom_right, mask, schedule, scale, softcap, dropout = rest
     check_numbers(softcap, dropout, seed)
     sizes = call.sizes
@@ -158,7 +163,8 @@ def _common(
     left = most if left < 0 else min(left, most)
     right = most if right < 0 else min(right, most)
     if mask:
-        kept = attended(mask_named(mask), sizes, call.dtype, direction, bias_grad, schedule)
+        direction, given = ("forward", None) if lse is None else ("backward", lse.numpy())
+        kept = attended(mask_named(mask), sizes, call.dtype, direction, bias_grad, schedule, given)
     else:
         kept = Attended(offset - left, offset + right + 1)
     common: dict[str, Any] = {
@@ -237,7 +243,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *
     out = q.new_empty_strided(*layout)
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if out.numel():
-        common = _common(call, bias, seed, rest, "forward")
+        common = _common(call, bias, seed, rest)
         if sinks is not None:
             sinks = check_sinks(sinks).to(call.sums).contiguous()
             common["sinks"] = (sinks.data_ptr(), *[0] * (lse.dim() - 1), 1, 0)
@@ -277,13 +283,13 @@ def backward(
     dbias = q.new_empty((0,) if bias is None or not bias_grad else bias.shape, dtype=call.sums)
     if not out.numel():
         return dq.zero_(), dk.zero_(), dv.zero_(), dbias.zero_(), delta
-    common = _common(call, bias, seed, tuple(rest), "backward", bias is not None and bias_grad)
+    lse = lse.contiguous()
+    common = _common(call, bias, seed, tuple(rest), lse, bias is not None and bias_grad)
     if bias is not None and bias_grad:
         spread = dbias.expand(call.bias)
         if not spread.numel():  # no pair, so nothing would be written
             dbias.zero_()
         common["dbias"] = (spread.data_ptr(), *spread.stride())
-    lse = lse.contiguous()
     if dlse is not None:
         dlse = dlse.contiguous()
         common["dlse"] = (dlse.data_ptr(), *dlse.stride(), 1)

@@ -26,6 +26,9 @@ from redblue.masks.rule import Rule
 
 # What a gathered pair costs, in pairs of a tile: for its arithmetic, and, over d + d_v, for all else (measured, Zen 5).
 GATHER_PRICE = {"forward": (5.0, 440.0), "backward": (7.0, 900.0)}
+# Tiles and pairs round scores differently: from log-sum-exps of this size on, e to the difference would show.
+LARGE = {"float64": 2.0**39}
+LARGE_OTHERWISE = 2.0**10  # sums are float32
 SAMPLED_PANELS = 64
 KEPT = 8  # masks, with sizes, whose forms are kept: those of a graph are as large as it is
 SHORT_RUN = 24  # keys: of runs shorter than this on average, the core copies several together
@@ -38,10 +41,12 @@ def attended(
     direction: str = "forward",
     bias_gradient: bool = False,
     schedule: str = "auto",
+    lse: np.ndarray | None = None,
 ) -> Attended:
     """Raises RedblueError for a mask that does not fit the sizes.
 
     schedule: "flash" by tiles, "gather" by pairs. A bias's gradient is summed tile by tile, whatever the schedule.
+    lse: for backward, what forward gave. Where it is large, "auto" takes the form that forward took: it rounds alike.
     """
     if schedule == "gather" and not bias_gradient:
         mask = mask or Mask.full()
@@ -54,9 +59,19 @@ def attended(
         return Attended(band.first, band.end)
     check_lead(mask, sizes)
     lanes = cpu.isa().lanes(cpu.NUMBERS[dtype])
-    if schedule == "auto" and not bias_gradient and gathers(mask, sizes, lanes, direction):
-        return in_pairs(mask, sizes)
+    if schedule == "auto" and not bias_gradient:
+        pairs = gathers(mask, sizes, lanes, direction)
+        if lse is not None and pairs != gathers(mask, sizes, lanes, "forward") and _is_large(lse, dtype):
+            pairs = not pairs
+        if pairs:
+            return in_pairs(mask, sizes)
     return in_tiles(mask, sizes, lanes, bias_gradient)
+
+
+def _is_large(lse: np.ndarray, dtype: str) -> bool:
+    return np.abs(lse, where=np.isfinite(lse), out=np.zeros_like(lse)).max(initial=0) > LARGE.get(
+        dtype, LARGE_OTHERWISE
+    )
 
 
 def check_lead(mask: Mask, sizes: Sizes) -> None:
@@ -89,7 +104,7 @@ def in_pairs(mask: Mask, sizes: Sizes) -> Attended:
     return Attended(-sizes.n_q, sizes.n_k + 1, Pattern(0, 0, 0, planes, 1, 0, 1, False), edges=edges, held=held)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=2 * KEPT)  # both directions
 def gathers(mask: Mask, sizes: Sizes, lanes: int, direction: str) -> bool:
     """Whether pairs cost less one by one than in tiles, by counting both."""
     parts, each = planes(mask.rule)
