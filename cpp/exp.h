@@ -4,7 +4,7 @@
 // 1.05e-7 before rounding; double: Taylor's, degree 13). Promise, tested over the whole range: relative error at most
 // 4e-7 (float) and 4e-16 (double) for results that are normal numbers, an absolute one of the least normal number below;
 // exp(-inf) = 0, NaN stays. From 88 on nothing is promised: no score less its row's maximum gets there, nor one less the row's
-// log-sum-exp, since both passes round scores alike.
+// log-sum-exp, where both passes round scores alike.
 
 template <class T>
 struct ExpOf;

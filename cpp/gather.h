@@ -39,10 +39,11 @@ struct Gather : Formats<T, F> {
       return row(pairs.list[x]);
     };
   }
-  // to[x] <- own . row of the list's x-th
+  // to[x] <- own . row of the list's x-th. other: of scores, own's stride in its array, which decides, too, since scores by
+  // queries and by keys must be rounded alike; else 1.
   template <class Row>
-  static void dot(const Pairs& pairs, Row row, long stride, long columns, const Sum* own, Sum* to) {
-    if (stride == 1) return dots<T>(pairs.count, 1, columns, fetched(pairs, row, columns), own, 0, to, 0, 0);
+  static void dot(const Pairs& pairs, Row row, long stride, long other, long columns, const Sum* own, Sum* to) {
+    if (stride == 1 && other == 1) return dots<T>(pairs.count, 1, columns, fetched(pairs, row, columns), own, 0, to, 0, 0);
     for (long x = 0; x < pairs.count; x++) {
       const T* const from = row(pairs.list[x]);
       Sum sum = 0;
@@ -133,7 +134,7 @@ struct Gather : Formats<T, F> {
         const Pairs pairs{s, long(i), false, edges.list(i), edges.count(i), head};
         const long r = pairs.row(0);
         pack_row<T>(q_row(r), call.q.column, call.d, lists.own_a, up(call.d, L));
-        dot(pairs, k_row, call.k.column, call.d, lists.own_a, lists.scores);
+        dot(pairs, k_row, call.k.column, call.q.column, call.d, lists.own_a, lists.scores);
         finish(pairs, lists.scores, lists.slopes);
         const Sum sink = call.sinks.data ? at<const Sum>(call.sinks, 0)[s.kv_head * call.group + head] : kLowest;
         Sum top = sink;
@@ -205,8 +206,8 @@ struct Gather : Formats<T, F> {
         const long r = pairs.row(0);
         pack_row<T>(q_row(r), call.q.column, call.d, lists.own_a, up(call.d, L));
         pack_row<T>(dout_row(r), call.dout.column, call.d_v, lists.own_b, up(call.d_v, L));
-        dot(pairs, k_row, call.k.column, call.d, lists.own_a, lists.scores);
-        dot(pairs, v_row, call.v.column, call.d_v, lists.own_b, lists.other);
+        dot(pairs, k_row, call.k.column, call.q.column, call.d, lists.own_a, lists.scores);
+        dot(pairs, v_row, call.v.column, 1, call.d_v, lists.own_b, lists.other);
         Backward<T, F>::store_delta(s, r);
         differentiate(pairs, lists);
         std::fill_n(lists.sum_a, up(call.d, L), Sum(0));
@@ -236,8 +237,8 @@ struct Gather : Formats<T, F> {
         const Pairs pairs{s, long(j), true, edges.list(j), edges.count(j), head};
         const auto q_row = [&](long i) { return q_rows(i * call.group + head); };
         const auto dout_row = [&](long i) { return dout_rows(i * call.group + head); };
-        dot(pairs, q_row, call.q.column, call.d, lists.own_a, lists.scores);
-        dot(pairs, dout_row, call.dout.column, call.d_v, lists.own_b, lists.other);
+        dot(pairs, q_row, call.q.column, call.k.column, call.d, lists.own_a, lists.scores);
+        dot(pairs, dout_row, call.dout.column, 1, call.d_v, lists.own_b, lists.other);
         differentiate(pairs, lists);
         add(pairs, q_row, call.q.column, call.d, lists.other, lists.sum_a);
         add(pairs, dout_row, call.dout.column, call.d_v, lists.scores, lists.sum_b);

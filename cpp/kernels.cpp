@@ -28,10 +28,10 @@ Call unstacked(const Call& given) {
   return call;
 }
 
-// Whether queries are so few that vectors along the features, as the arrays lie, read K and V faster. All of a call's, not of a
-// block: backward has blocks of its own.
-bool is_few(const Call& call, const Kernels& kernels) {
-  return call.stacked() <= kernels.few && call.q.column == 1 && call.k.column == 1 && call.v.column == 1;
+// Whether queries are so few that vectors along the features, as the arrays lie, read K and V faster. Backward, whose blocks are
+// others, goes by all of a call's; the plan never gives forward blocks of so few where there are more.
+bool is_few(const Call& call, const Kernels& kernels, std::int64_t rows) {
+  return rows <= kernels.few && call.q.column == 1 && call.k.column == 1 && call.v.column == 1;
 }
 
 // Where a stream's part of an array begins.
@@ -226,8 +226,8 @@ Moved forward(const Call& given, const Isa& isa) {
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_forward(call, kernels);
   if (call.spilled.rows) return spilled_forward(call, isa);
-  call.few = is_few(call, kernels);
   if (call.pattern.starts) call.rows = ceil_div(call.rows, call.pattern.panel) * call.pattern.panel;  // whole panels
+  call.few = is_few(call, kernels, std::min(call.rows, call.stacked()));
   const std::int64_t rows = call.stacked(), blocks = ceil_div(rows, call.rows), streams = call.streams();
   Tally tally;
   const std::int64_t pieces = std::clamp<std::int64_t>(call.pieces, 1, std::max<std::int64_t>(1, call.n_k));
@@ -254,7 +254,7 @@ Moved backward(const Call& given, const Isa& isa) {
   Call call = given;
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_backward(call, kernels);
-  call.few = !call.spilled.rows && is_few(call, kernels);
+  call.few = !call.spilled.rows && is_few(call, kernels, call.stacked());
   if (call.spilled.rows || call.dq_cols) {
     const Moved moved = call.dq_cols ? two_passes(call, kernels) : spilled_backward(call, isa);
     if (call.dbias.data) bias_gradient(call, kernels);

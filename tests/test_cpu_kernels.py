@@ -163,6 +163,14 @@ def test_where_one_key_outweighs_all_others_it_has_the_whole_gradient(isa, dtype
     check_one_key_has_it_all(case)
 
 
+@pytest.mark.parametrize("transposed", ["q", "k"])
+@pytest.mark.parametrize("schedule", ["auto", *SPILLED, "gather"])
+def test_the_same_where_features_of_one_array_are_not_neighbours(isa, transposed, schedule):
+    case = example((2, 20, 72), (1, 70, 72), times=1000.0, schedule=schedule)
+    setattr(case, transposed, np.ascontiguousarray(getattr(case, transposed).swapaxes(-1, -2)).swapaxes(-1, -2))
+    check_one_key_has_it_all(case)
+
+
 def test_tiles_after_pairs_only_where_scores_are_not_large(isa):
     """Elsewhere each direction has the form that costs less."""
     mask = Mask.global_tokens([0]) | Mask.sliding_window(3, 5)
