@@ -26,9 +26,8 @@ from redblue.masks.rule import Rule
 
 # What a gathered pair costs, in pairs of a tile: for its arithmetic, and, over d + d_v, for all else (measured, Zen 5).
 GATHER_PRICE = {"forward": (5.0, 440.0), "backward": (7.0, 900.0)}
-# Tiles and pairs round scores differently: from log-sum-exps of this size on, e to the difference would show.
-LARGE = {"float64": 2.0**39}
-LARGE_OTHERWISE = 2.0**10  # sums are float32
+# Tiles and pairs round scores differently: where lse is rounded by more than this, e to the difference would show.
+LARGE = 2.0**-13
 SAMPLED_PANELS = 64
 KEPT = 8  # masks, with sizes, whose forms are kept: those of a graph are as large as it is
 SHORT_RUN = 24  # keys: of runs shorter than this on average, the core copies several together
@@ -61,17 +60,16 @@ def attended(
     lanes = cpu.isa().lanes(cpu.NUMBERS[dtype])
     if schedule == "auto" and not bias_gradient:
         pairs = gathers(mask, sizes, lanes, direction)
-        if lse is not None and pairs != gathers(mask, sizes, lanes, "forward") and _is_large(lse, dtype):
+        if lse is not None and pairs != gathers(mask, sizes, lanes, "forward") and _is_large(lse):
             pairs = not pairs
         if pairs:
             return in_pairs(mask, sizes)
     return in_tiles(mask, sizes, lanes, bias_gradient)
 
 
-def _is_large(lse: np.ndarray, dtype: str) -> bool:
-    return np.abs(lse, where=np.isfinite(lse), out=np.zeros_like(lse)).max(initial=0) > LARGE.get(
-        dtype, LARGE_OTHERWISE
-    )
+def _is_large(lse: np.ndarray) -> bool:
+    size = np.abs(lse, where=np.isfinite(lse), out=np.zeros_like(lse)).max(initial=0)
+    return bool(size * np.finfo(lse.dtype).eps > LARGE)
 
 
 def check_lead(mask: Mask, sizes: Sizes) -> None:
