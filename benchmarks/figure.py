@@ -12,7 +12,7 @@ from peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE
 from results import Row
 from timing import spread
 
-from redblue.style import LOOKS, printed
+from redblue.base.style import LOOKS, printed
 
 LIBRARIES = {
     REDBLUE: LOOKS["flash"],

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from redblue import _core
-from redblue.kernels import attended, cpu
+from redblue.compiled import _core
+from redblue.kernels.cpu import mask_form, call as cpu
 from redblue.masks import Mask
 
 PAGE = mmap.PAGESIZE
@@ -76,8 +76,8 @@ def listed(rng: np.random.Generator, sizes: cpu.Sizes, lanes: int, bias_gradient
     shape = (sizes.lead[0], 1) if rng.random() < 0.3 else ()
     mask = Mask.from_dense(rng.random((*shape, sizes.n_q, sizes.n_k)) < rng.choice([0.01, 0.1, 0.6, 1.0]))
     if not bias_gradient and rng.random() < 0.5:
-        return attended.in_pairs(mask, sizes)
-    return attended.in_tiles(mask, sizes, lanes, bias_gradient)
+        return mask_form.in_pairs(mask, sizes)
+    return mask_form.in_tiles(mask, sizes, lanes, bias_gradient)
 
 
 def one_call(seed: int, number: int) -> str:

@@ -39,8 +39,8 @@ from gpu_peers import contender
 from gpu_timing import Device, Dry, medians, peak
 from rich.console import Console
 
-from redblue.files import replace_whole
-from redblue.tables import table
+from redblue.base.files import replace_whole
+from redblue.cli.tables import table
 
 KEPT = Path(__file__).parent.parent / "docs" / "gpu.json"
 BUDGET_SECONDS = 480.0

@@ -51,7 +51,7 @@ def side_by_side(make: Callable[[Any], None], calls: Sequence[Any], seconds: flo
 
 
 def _made(task: tuple[Call, str]) -> None:
-    from redblue.kernels.gpu import tune
+    from redblue.kernels.gpu.planning import tune
 
     call, device = task
     tune.chosen = _each

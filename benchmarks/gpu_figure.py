@@ -10,7 +10,7 @@ import altair as alt
 import vl_convert
 from gpu_calls import CUDNN, EFFICIENT, FFPA, FLASH, FLEX, MATH, PLANNED, TUNED, UNFUSED, Call
 
-from redblue.style import LOOKS, printed
+from redblue.base.style import LOOKS, printed
 
 CONTENDERS = {
     TUNED: LOOKS["flash"],

@@ -1,6 +1,6 @@
 """Whether what is planned fits: every kernel compiled ahead of time for every NVIDIA architecture of the catalogue.
 
-No GPU is asked. One card stands for its architecture, by its shared memory. Results are kept (redblue.kernels.gpu.fit),
+No GPU is asked. One card stands for its architecture, by its shared memory. Results are kept (redblue.kernels.gpu.planning.fit),
 so that a run that was stopped goes on where it was. The exit code is 1 if any kernel does not fit its card, needs more
 than the plan's model says, spills more than SPILLED_BYTES, has products wait for one another, or cannot be planned.
 """
@@ -24,9 +24,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from redblue import Mask, charts, list_memories, memory
-from redblue.errors import RedblueError
-from redblue.style import LOOKS
+from redblue import Mask, list_memories, memory
+from redblue.base import charts
+from redblue.base.errors import RedblueError
+from redblue.base.style import LOOKS
 
 HEAD_DIMENSIONS = (16, 40, 64, 80, 96, 128, 192, 256, 320, 512, 576, 1024, 2048)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -97,9 +98,9 @@ def cases(spread: bool) -> Iterator[Case]:
 
 def compiled(case: Case) -> Row:
     """In a process of its own, where Triton does not interpret."""
-    from redblue.kernels.cpu import Sizes
-    from redblue.kernels.gpu import fit, plan
-    from redblue.kernels.gpu.task import Options
+    from redblue.kernels.cpu.call import Sizes
+    from redblue.kernels.gpu.planning import fit, plan
+    from redblue.kernels.gpu.launch import Options
 
     card, sizes = plan.card_named(case.card), Sizes((BATCH,), HEADS, 1, N, N, case.d, case.d)
     row: Row = {**case._asdict(), "shared_bytes_of_card": card.shared_bytes}

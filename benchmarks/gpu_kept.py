@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import redblue
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 
 KERNELS = Path(redblue.__file__).parent / "kernels" / "gpu"
 # Words of compilers, PyTorch and peers where a card or a library can not; `runs instead` is redblue's own

@@ -16,11 +16,11 @@ from gpu_calls import BLOCK, CUDNN, EFFICIENT, FLASH, FLEX, MATH, OURS, PLANNED,
 from torch import Tensor  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 
 Run = Callable[[], "list[Tensor]"]
 BACKENDS = {FLASH: "FLASH_ATTENTION", CUDNN: "CUDNN_ATTENTION", EFFICIENT: "EFFICIENT_ATTENTION", MATH: "MATH"}
-TUNE = "REDBLUE_TUNE"  # redblue.kernels.gpu.tune's variable
+TUNE = "REDBLUE_TUNE"  # redblue.kernels.gpu.planning.tune's variable
 FFPA_WIDTHS = range(257, 1025)  # others it hands to SDPA
 
 

@@ -17,11 +17,12 @@ from typing import Any
 from rich.console import Console
 
 import redblue as rb
-from redblue import counts, schedules
-from redblue.roofline import roofline
-from redblue.tables import table
-from redblue.text import amount
-from redblue.text import time as seconds_text
+from redblue.lab import counts
+from redblue import schedules
+from redblue.catalogue.roofline import roofline
+from redblue.cli.tables import table
+from redblue.base.text import amount
+from redblue.base.text import time as seconds_text
 
 MILLION = 1_000_000
 LIMITS = {"closed_form_seconds": 1e-3, "search_seconds": 50e-3, "counting_run_seconds": 0.5}  # what was promised

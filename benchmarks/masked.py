@@ -20,7 +20,7 @@ from timing import Spread, race, rate, ratio
 
 import redblue as rb
 from redblue import Mask
-from redblue.kernels import attended
+from redblue.kernels.cpu import mask_form
 
 N, D, HEADS = 8192, 64, 4
 CHECKED_N = 1024
@@ -256,10 +256,10 @@ def choice(density: float, bench: Any) -> Row:
         runs[f"{name}, tiles"], runs[f"{name}, pairs"] = _forced(run, False), _forced(run, True)
     rates = timed(bench, runs)
     figures = []
-    sizes = attended.cpu.Sizes((1,), 1, 1, n, n, D, D)
-    lanes = attended.cpu.isa().lanes(attended.cpu.NUMBERS["float32"])
+    sizes = mask_form.cpu.Sizes((1,), 1, 1, n, n, D, D)
+    lanes = mask_form.cpu.isa().lanes(mask_form.cpu.NUMBERS["float32"])
     for name in passes:
-        planned = "pairs" if attended.gathers(mask, sizes, lanes, name) else "tiles"
+        planned = "pairs" if mask_form.gathers(mask, sizes, lanes, name) else "tiles"
         best = max(("tiles", "pairs"), key=lambda form: np.median(rates[f"{name}, {form}"]))
         worse = over(rates, f"{name}, {planned}", f"{name}, {best}")
         figures.append(Figure(f"{name}: planned {planned}, best {best}", worse, Limit(1.1), at_most=True))
@@ -276,12 +276,12 @@ def _forced(run: Run, pairs: bool) -> Run:
 
 @contextmanager
 def _form(pairs: bool):
-    planned = attended.gathers
-    attended.gathers = lambda *_: pairs  # pyright: ignore[reportAttributeAccessIssue]
+    planned = mask_form.gathers
+    mask_form.gathers = lambda *_: pairs  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        attended.gathers = planned
+        mask_form.gathers = planned
 
 
 # (name for --only, title, masks to check, what measures it)

@@ -40,7 +40,7 @@ def main(places: list[Place], kernels: Path, profiler: Any = torch.cuda.profiler
     from small_cache import Row, problem
     from small_cache_device import card_with, planned  # which imports this file
 
-    from redblue.kernels.cpu import Sizes
+    from redblue.kernels.cpu.call import Sizes
     from redblue.kernels.gpu.call import KERNELS
     from redblue.meter.gpu_calls import task_of
 

@@ -24,10 +24,10 @@ from small_cache_bytes import bytes_of
 
 import redblue as rb
 from redblue import schedules
-from redblue.errors import RedblueError
-from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu.card import Card, card_of, told
-from redblue.kernels.gpu.plan import Launch, plan
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning.card import Card, card_of, told
+from redblue.kernels.gpu.planning.plan import Launch, plan
 
 WIDTHS = (512, 256, 1024, 128, 64)  # the most telling first
 MEASURED = ("launch", "launch_words", "seconds", "date", "l1_l2_bytes", "l2_dram_bytes", "l2_dram_bound_bytes", "why")

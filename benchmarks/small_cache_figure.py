@@ -10,7 +10,7 @@ import altair as alt
 import vl_convert
 from gpu_kept import days
 
-from redblue.style import LOOKS, printed
+from redblue.base.style import LOOKS, printed
 
 PREDICTED = {"M = d²": 1.0, "M = d²/4": 4.0}
 READING = (

@@ -10,8 +10,8 @@ import torch  # pyright: ignore[reportMissingImports]
 from peers import Call, inputs
 from timing import THREADS, race, rate
 
-from redblue.kernels import cpu
-from redblue.kernels.cpu import NUMBERS, Sizes, Tile
+from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu.call import NUMBERS, Sizes, Tile
 
 ROWS = (1, 2, 3, 4, 6, 8, 16, 32)  # in kernel panels
 COLS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 22, 43)  # by 48; the last is all 2048 keys

@@ -28,7 +28,7 @@ struct Run {
   std::int64_t start, stop, bits;
 };
 
-// The attending pairs themselves, as lists by query and by key; see redblue.kernels.attended. For every plane, n_q + 1 (n_k + 1)
+// The attending pairs themselves, as lists by query and by key; see redblue.kernels.cpu.mask_form. For every plane, n_q + 1 (n_k + 1)
 // starts in the one array of all lists.
 struct Edges {
   const std::int64_t *query_starts = nullptr, *key_starts = nullptr;  // null: tiles it is

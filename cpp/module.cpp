@@ -87,7 +87,7 @@ redblue::Edges make_edges(nb::handle given, const Call& call) {
   return edges;
 }
 
-// See redblue.kernels.tiles.SpillTile.
+// See redblue.kernels.cpu.plan.SpillTile.
 redblue::SpillTiles make_tiles(nb::handle given) {
   redblue::SpillTiles t;
   const auto edges = nb::cast<nb::tuple>(given);

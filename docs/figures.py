@@ -12,10 +12,10 @@ import vl_convert
 import redblue as rb
 from redblue import Mask, schedules
 from redblue.masks import picture
-from redblue.planner import REGIMES
-from redblue.report.curves import curve
-from redblue.report.figures import words_figure
-from redblue.style import COLOURS, printed
+from redblue.lab.planner import REGIMES
+from redblue.studies.report.curves import curve
+from redblue.studies.report.figures import words_figure
+from redblue.base.style import COLOURS, printed
 
 HERE = Path(__file__).parent
 MACHINES = ("t4", "rtx-4090", "h100-sxm")

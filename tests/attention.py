@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 import redblue as rb
 from oracle import compositions
-from redblue import _core, op, reference
-from redblue.kernels import attended, cpu
+from redblue.compiled import _core
+from redblue.op import api
+from redblue.lab import reference
+from redblue.kernels.cpu import mask_form, call as cpu
 from spaces import masks
 
 DTYPES = {
@@ -112,9 +114,9 @@ def running(
             patch.setattr(cpu, "plan_tile", lambda *_: tile)
             patch.setattr(cpu, "plan_spill_tile", lambda *_: tile)
         if threads is not None:
-            patch.setattr(op, "default_threads", lambda: threads)
+            patch.setattr(api, "default_threads", lambda: threads)
         if gathers is not None:
-            patch.setattr(attended, "gathers", lambda *_: gathers)
+            patch.setattr(mask_form, "gathers", lambda *_: gathers)
         yield
 
 

@@ -9,7 +9,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once: produc
 import pytest
 
 from attention import ROWS, running
-from redblue import _core, sweep
+from redblue.compiled import _core
+from redblue.studies import sweep
 from sweeps import SMALL, Stop, stop_after
 
 

@@ -1,6 +1,7 @@
 """What tests of caches share: lines of 16 words, machines of one level, and runs."""
 
-from redblue import counts, schedules
+from redblue.lab import counts
+from redblue import schedules
 from redblue.machine import Cached, CacheLevel
 
 LINE_BYTES, WORD_BYTES = 64, 4

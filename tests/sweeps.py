@@ -1,6 +1,6 @@
 """What the tests of sweeps share: a small sweep, how to stop one, and how to count its points."""
 
-from redblue.sweep import runner
+from redblue.studies.sweep import runner
 
 SMALL = {"n": "64,100", "d": [8, 24], "words": "60,600", "mask": "full,causal"}
 

@@ -327,7 +327,7 @@ def test_a_launch_that_the_card_refuses_is_not_timed_as_another(modules, monkeyp
     import small_cache
     import small_cache_device
 
-    from redblue.kernels.gpu.card import Card
+    from redblue.kernels.gpu.planning.card import Card
 
     class Device:
         def seconds(self, run):
@@ -356,7 +356,7 @@ def test_a_launch_that_fails_in_passing_is_left_to_the_next_run(modules, monkeyp
     import small_cache
     import small_cache_device
 
-    from redblue.kernels.gpu.card import Card
+    from redblue.kernels.gpu.planning.card import Card
 
     def full(row, given):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -373,7 +373,7 @@ def test_only_the_kernels_of_the_second_run_are_counted(modules, monkeypatch, tm
     import small_cache_bytes
     import small_cache_device
 
-    from redblue.kernels.gpu.card import Card
+    from redblue.kernels.gpu.planning.card import Card
     from redblue.meter.interpreter import counting
 
     for module in (small_cache, small_cache_device):

@@ -6,19 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redblue import (
-    Mask,
-    NotCovered,
-    Problem,
-    RedblueError,
-    TooFewWords,
-    bounds,
-    count,
-    list_schedules,
-    lower_bound,
-    lower_bounds,
-    schedules,
-)
+from redblue import Mask, NotCovered, Problem, RedblueError, TooFewWords, bounds, count, list_schedules, lower_bound, lower_bounds, schedules
 from redblue.bounds import table
 from redblue.problem import DIRECTIONS
 from spaces import problems

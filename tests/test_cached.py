@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lines import LINE, figures, level, machine_of, run
-from redblue import Problem, RedblueError, counts
+from redblue import Problem, RedblueError
+from redblue.lab import counts
 from redblue.machine import Cached, MachineError, NotStored, TooLong, play
 from redblue.machine.cached import SCRATCH_LINES, Scratch
-from redblue.machine.caches import DISCARD, OVERWRITE, READ
-from redblue.simulation import simulate
+from redblue.machine.hierarchy import DISCARD, OVERWRITE, READ
+from redblue.lab.simulation import simulate
 from spaces import PASSES, covered, tile_edges
 
 
@@ -120,7 +121,7 @@ def test_simulations_multiply_streams_and_default_to_the_whole_nearest_level():
 
 
 def test_a_run_without_end_is_given_up(monkeypatch):
-    monkeypatch.setattr("redblue.simulation.MOST_ACCESSES", 1000)
+    monkeypatch.setattr("redblue.lab.simulation.MOST_ACCESSES", 1000)
     with pytest.raises(TooLong, match="more than 1,000 accesses"):
         simulate("flash", Problem(64, 64, 16), [level(64)])
 

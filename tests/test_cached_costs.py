@@ -5,10 +5,11 @@ import math
 import pytest
 
 from lines import LINE, level, lines_of, machine_of, run
-from redblue import Mask, Problem, counts, schedules
+from redblue import Mask, Problem, schedules
+from redblue.lab import counts
 from redblue.machine import CacheLevel, belady
 from redblue.schedules.schedule import PRODUCED
-from redblue.simulation import simulate
+from redblue.lab.simulation import simulate
 from spaces import PASSES
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from redblue import Problem, RedblueError, list_memories, memory
 from redblue.machine import CacheLevel, belady, caches_of, play
-from redblue.machine.caches import DISCARD, OVERWRITE, READ, WRITE, Trace
-from redblue.memories import Level, Memory
-from redblue.simulation import simulate
+from redblue.machine.hierarchy import DISCARD, OVERWRITE, READ, WRITE, Trace
+from redblue.catalogue.memories import Level, Memory
+from redblue.lab.simulation import simulate
 
 
 def level(lines, ways=None, name="L1"):

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redblue import Problem, RedblueError, TooFewWords, count
-from redblue.kernels import capacity
-from redblue.kernels.tiles import SpillTile, Tile
+from redblue.kernels.cpu import cache_fit
+from redblue.kernels.cpu.plan import SpillTile, Tile
 
-AVX2 = capacity.Row(lanes=16, vector=8, packed_bytes=4)  # of float32
-KERNELS = [(name, direction) for direction, names in capacity.KERNELS.items() for name in names]
+AVX2 = cache_fit.Row(lanes=16, vector=8, packed_bytes=4)  # of float32
+KERNELS = [(name, direction) for direction, names in cache_fit.KERNELS.items() for name in names]
 LENGTHS = st.integers(1, 300)
 
 
@@ -23,11 +23,11 @@ def problem(direction, d=64, n=512):
 def test_what_fits_is_counted_to_fit_and_what_does_not_says_the_least(schedule, direction, n_q, n_k, d, d_v, words):
     asked = Problem(n_q, n_k, d, d_v, dtype="float32", direction=direction)
     try:
-        tile = capacity.tiles_for(schedule, asked, words, AVX2)
+        tile = cache_fit.tiles_for(schedule, asked, words, AVX2)
     except TooFewWords as refusal:
         least = int(str(refusal).split("at least ")[1].split()[0])
         assert least > words
-        tile = capacity.tiles_for(schedule, asked, least, AVX2)
+        tile = cache_fit.tiles_for(schedule, asked, least, AVX2)
         words = least
     assert count(schedule, asked, tiles=tile.edges(direction)).peak <= words
 
@@ -37,7 +37,7 @@ def test_more_words_never_move_more(schedule, direction):
     moved = []
     for words in (1 << 10, 1 << 12, 1 << 14, 1 << 16):
         try:
-            tile = capacity.tiles_for(schedule, problem(direction), words, AVX2)
+            tile = cache_fit.tiles_for(schedule, problem(direction), words, AVX2)
         except TooFewWords:
             assert not moved
             continue
@@ -52,29 +52,29 @@ def test_each_schedule_has_its_own_regime():
         name: count(
             name,
             problem("forward", 512),
-            tiles=capacity.tiles_for(name, problem("forward", 512), 1 << 16, AVX2).edges("forward"),
+            tiles=cache_fit.tiles_for(name, problem("forward", 512), 1 << 16, AVX2).edges("forward"),
         ).words
-        for name in capacity.KERNELS["forward"]
+        for name in cache_fit.KERNELS["forward"]
     }
     assert words["small_cache"] < words["hybrid"] < words["flash"]
-    assert isinstance(capacity.tiles_for("small_cache", problem("forward", 512), 1024, AVX2), SpillTile)
-    assert isinstance(capacity.tiles_for("flash", problem("forward", 32), 2048, AVX2), Tile)
+    assert isinstance(cache_fit.tiles_for("small_cache", problem("forward", 512), 1024, AVX2), SpillTile)
+    assert isinstance(cache_fit.tiles_for("flash", problem("forward", 32), 2048, AVX2), Tile)
     with pytest.raises(TooFewWords, match="kernel of flash forward with d = 512, d_v = 512 needs a cache of at least"):
-        capacity.tiles_for("flash", problem("forward", 512), 4096, AVX2)
+        cache_fit.tiles_for("flash", problem("forward", 512), 4096, AVX2)
 
 
 def test_a_schedule_without_a_kernel_is_refused():
     with pytest.raises(
         RedblueError, match="no compiled kernel runs saha_ye forward; those with one: flash, hybrid, small"
     ):
-        capacity.tiles_for("saha_ye", problem("forward"), 4096, AVX2)
+        cache_fit.tiles_for("saha_ye", problem("forward"), 4096, AVX2)
 
 
 @pytest.mark.parametrize("name", ["hybrid", "small_cache"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_edges_are_those_of_the_schedule(name, direction):
     asked = problem(direction)
-    tile = capacity.tiles_for(name, asked, 1 << 14, AVX2)
-    assert SpillTile.of(name, capacity.schedules.get(name).make_tiles(asked, tile.edges(direction))._asdict()) == tile
-    planned = capacity.plan_spilled(name, direction, 4096, 1 << 20, 64, 64, 8, AVX2)
-    assert planned.chunk * (1 << 20) * AVX2.packed_bytes <= capacity.P_BYTES
+    tile = cache_fit.tiles_for(name, asked, 1 << 14, AVX2)
+    assert SpillTile.of(name, cache_fit.schedules.get(name).make_tiles(asked, tile.edges(direction))._asdict()) == tile
+    planned = cache_fit.plan_spilled(name, direction, 4096, 1 << 20, 64, 64, 8, AVX2)
+    assert planned.chunk * (1 << 20) * AVX2.packed_bytes <= cache_fit.P_BYTES

@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 import redblue as rb
-from redblue import _core
-from redblue.cli import app, main
-from redblue.errors import RedblueError
-from redblue.kernels import cpu
-from redblue.options import parse_mask, parse_tiles
+from redblue.compiled import _core
+from redblue.cli.main import app, main
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu import call as cpu
+from redblue.cli.options import parse_mask, parse_tiles
 
 SMALL = ["--n", "256", "--d", "32"]
 
@@ -197,7 +197,7 @@ def test_masks_and_tiles_from_text():
 
 
 def test_the_installed_command_runs():
-    command = [sys.executable, "-m", "redblue.cli", "count", "flash", *SMALL, "--tiles", "rows=8", "--json"]
+    command = [sys.executable, "-m", "redblue.cli.main", "count", "flash", *SMALL, "--tiles", "rows=8", "--json"]
     made = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(made.stdout)["schedule"] == "flash"
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from redblue import Mask, Problem, RedblueError, TooFewWords, count, counts, lower_bound
+from redblue import Mask, Problem, RedblueError, TooFewWords, count, lower_bound
+from redblue.lab import counts
 
 
 def test_heads_at_once_share_the_cache():

@@ -11,7 +11,7 @@ from oracle import compositions
 from redblue import Mask
 from redblue.bounds.cover import Cover, cover, exact, kappas, steps_of, upper
 from redblue.bounds.degrees import sides
-from redblue.entries import degrees, entries
+from redblue.masks.storage.pair_lists import degrees, entries
 
 
 def by_hand(attends):

@@ -25,9 +25,10 @@ from attention import (
     unfused,
     worst,
 )
-from redblue import Mask, reference
-from redblue.kernels import cpu
-from redblue.kernels.attended import attended, gathers
+from redblue import Mask
+from redblue.lab import reference
+from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu.mask_form import attended, gathers
 
 SPILLED = cpu.SPILLED
 TWO_PASSES = cpu.TwoPassTile(5, 7, 1, 9)  # dkv_rows is the kernel's own

@@ -15,7 +15,7 @@ import pytest
 import redblue as rb
 from attention import DTYPES, Case, backward, forward, running
 from redblue import Mask
-from redblue.kernels import cpu
+from redblue.kernels.cpu import call as cpu
 
 SPILLING = [cpu.SpillTile(stays, 32, 48, 16, 48, 9, 50, 20, 30, 7, chunk=96) for stays in (True, False)]
 TWO_PASSES = cpu.TwoPassTile(32, 24, 16, 40)

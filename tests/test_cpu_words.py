@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from attention import DRAWN, DTYPES, described, running
 from oracle import compositions
 from redblue import Mask, Problem, count
-from redblue.kernels import cpu
-from redblue.kernels.attended import attended
-from redblue.masks.bands import Window
+from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu.mask_form import attended
+from redblue.masks.rules.bands import Window
 from spaces import masks
 
 LENGTHS = st.integers(1, 70) | st.sampled_from([127, 128, 129, 200])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from redblue import detect
-from redblue.detect import Cache, detect_cpu, detect_cuda, parse_linux, parse_macos, parse_size
+from redblue.catalogue import detect
+from redblue.catalogue.detect import Cache, detect_cpu, detect_cuda, parse_linux, parse_macos, parse_size
 
 MACHINES = Path(__file__).parent / "data" / "machines"
 KIB, MIB = 2**10, 2**20

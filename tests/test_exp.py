@@ -5,7 +5,7 @@ import pytest
 
 import redblue as rb
 from attention import DTYPES
-from redblue import _core
+from redblue.compiled import _core
 
 # By type: ln and log2 of the least normal number, and up to where results are promised.
 LEAST = {"exp": {np.float32: -87.33654, np.float64: -708.3964185322641}, "exp2": {np.float32: -126, np.float64: -1022}}

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from redblue import experiments
-from redblue.charts import write
-from redblue.cli import app
-from redblue.counts import count
-from redblue.errors import RedblueError
-from redblue.experiments import gpu, heads, real_caches, regimes, runner, sparse
-from redblue.experiments.figure_2022 import FLASH1, STANDARD, WITH_PASSES, totals
-from redblue.journal import journal_path
-from redblue.memories import USABLE_SHARE
-from redblue.recount import recount
+from redblue.studies import experiments
+from redblue.base.charts import write
+from redblue.cli.main import app
+from redblue.lab.counts import count
+from redblue.base.errors import RedblueError
+from redblue.studies.experiments import gpu, heads, real_caches, regimes, runner, sparse
+from redblue.studies.experiments.figure_2022 import FLASH1, STANDARD, WITH_PASSES, totals
+from redblue.base.journal import journal_path
+from redblue.catalogue.memories import USABLE_SHARE
+from redblue.lab.recount import recount
 from redblue.schedules import TooFewWords
 from sweeps import Stop, stop_after
 

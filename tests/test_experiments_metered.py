@@ -4,12 +4,12 @@ import shutil
 
 import pytest
 
-from redblue import experiments
-from redblue.errors import RedblueError
-from redblue.experiments import backward, crossing, metered, nesting
-from redblue.experiments.metered import COUNTED, MEASURED, dividing, of
-from redblue.kernels.capacity import KERNELS
-from redblue.memories import USABLE_SHARE
+from redblue.studies import experiments
+from redblue.base.errors import RedblueError
+from redblue.studies.experiments import backward, crossing, metered, nesting
+from redblue.studies.experiments.metered import COUNTED, MEASURED, dividing, of
+from redblue.kernels.cpu.cache_fit import KERNELS
+from redblue.catalogue.memories import USABLE_SHARE
 
 needs_valgrind = pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is not installed")
 

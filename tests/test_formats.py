@@ -7,12 +7,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from oracle import compositions
-from redblue import Mask, Problem, RedblueError, TooFewWords, UnknownName, count, counts, formats, schedules
-from redblue.formats import Bits, Csr, NofM, parse
-from redblue.indexed import index_words, sides
+from redblue import Mask, Problem, RedblueError, TooFewWords, UnknownName, count, schedules
+from redblue.lab import counts
+from redblue.masks.storage import formats
+from redblue.masks.storage.formats import Bits, Csr, NofM, parse
+from redblue.schedules.stored_index import index_words, sides
 from redblue.machine import Counting
 from redblue.schedules.schedule import Sweep
-from redblue.tile_lists import BitTiles, BlockList
+from redblue.masks.storage.tile_lists import BitTiles, BlockList
 from spaces import PASSES, block_masks, tile_edges
 
 MASKED = [p for p in PASSES if not p.values[0].full_only]

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from redblue import Mask, Problem, count, counts, schedules
+from redblue import Mask, Problem, count, schedules
+from redblue.lab import counts
 from test_cover import plane
 
 MASK = Mask.sliding_window(3, 2) | Mask.global_tokens([4])

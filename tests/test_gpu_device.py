@@ -184,10 +184,10 @@ def test_bitwise_the_same_again():
 
 def room_bytes(n, d, card):
     """What a call of one head in 16 bits may take beside its inputs, by the plan."""
-    from redblue.integers import ceil_div
-    from redblue.kernels.cpu import Sizes
-    from redblue.kernels.gpu.phases import KERNELS
-    from redblue.kernels.gpu.plan import plan
+    from redblue.base.integers import ceil_div
+    from redblue.kernels.cpu.call import Sizes
+    from redblue.kernels.gpu.planning.footprints import KERNELS
+    from redblue.kernels.gpu.planning.plan import plan
 
     spilled = []
     for direction in ("forward", "backward"):
@@ -199,7 +199,7 @@ def room_bytes(n, d, card):
 
 
 def test_no_memory_of_the_size_of_the_scores():
-    from redblue.kernels.gpu.card import card_of
+    from redblue.kernels.gpu.planning.card import card_of
 
     n, d = 1 << 17, 512
     q, k, v = (normal(1, 1, n, d) for _ in range(3))
@@ -331,9 +331,9 @@ def test_graphs_replay_with_new_numbers(mask):
 
 
 def _forget_lists():
-    from redblue.kernels.gpu import call, lists
+    from redblue.kernels.gpu import call, mask_lists
 
-    lists.forget()
+    mask_lists.forget()
     call._planes.cache_clear()
 
 
@@ -389,7 +389,7 @@ def test_devices_that_differ_and_types_without_kernels_are_named():
 
 
 def test_tuning_changes_no_result_beyond_rounding(monkeypatch, tmp_path):
-    from redblue.kernels.gpu import tune
+    from redblue.kernels.gpu.planning import tune
 
     torch.use_deterministic_algorithms(False)
     monkeypatch.setenv("REDBLUE_TUNE", "1")
@@ -404,7 +404,7 @@ def test_tuning_changes_no_result_beyond_rounding(monkeypatch, tmp_path):
 
 
 def test_told_of_less_shared_memory_the_result_is_the_same():
-    from redblue.kernels.gpu.card import card_of, told
+    from redblue.kernels.gpu.planning.card import card_of, told
 
     q, k, v = (normal(1, 1, n, 256) for n in (200, 300, 300))
     with told(card_of(q.device)._replace(shared_bytes=48 << 10)):

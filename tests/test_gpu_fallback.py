@@ -10,10 +10,11 @@ triton = pytest.importorskip("triton")
 
 import redblue as rb  # noqa: E402
 from redblue.kernels import gpu  # noqa: E402
-from redblue.kernels.gpu import call, fallback, tune  # noqa: E402
-from redblue.kernels.gpu.card import Card  # noqa: E402
-from redblue.kernels.gpu.plan import Launch, launches, plan  # noqa: E402
-from redblue.kernels.gpu.task import Options  # noqa: E402
+from redblue.kernels.gpu import call
+from redblue.kernels.gpu.planning import fallback, tune  # noqa: E402
+from redblue.kernels.gpu.planning.card import Card  # noqa: E402
+from redblue.kernels.gpu.planning.plan import Launch, launches, plan  # noqa: E402
+from redblue.kernels.gpu.launch import Options  # noqa: E402
 from redblue.schedules.flash import ForwardTiles  # noqa: E402
 
 HAVE = 10_000

@@ -12,10 +12,10 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from redblue import RedblueError
-from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu import fit
-from redblue.kernels.gpu.card import Card
-from redblue.kernels.gpu.plan import plan
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import plan
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu_fit.py"
 

@@ -13,13 +13,13 @@ from triton.language import constexpr  # noqa: E402
 import redblue as rb  # noqa: E402
 from attention import DTYPES, Case, floors, in_sums, unfused  # noqa: E402
 from attention import check_close as check_to_twice  # noqa: E402
-from redblue import reference  # noqa: E402
+from redblue.lab import reference  # noqa: E402
 from redblue.kernels import gpu  # noqa: E402
-from redblue.kernels.cpu import Sizes  # noqa: E402
-from redblue.kernels.gpu import bias, call  # noqa: E402
-from redblue.kernels.gpu import flash as flash_kernels  # noqa: E402
-from redblue.kernels.gpu.plan import Launch  # noqa: E402
-from redblue.kernels.gpu.task import Task  # noqa: E402
+from redblue.kernels.cpu.call import Sizes  # noqa: E402
+from redblue.kernels.gpu import bias_gradient, call  # noqa: E402
+from redblue.kernels.gpu.flash import forward as flash_kernels  # noqa: E402
+from redblue.kernels.gpu.planning.plan import Launch  # noqa: E402
+from redblue.kernels.gpu.launch import Task  # noqa: E402
 from redblue.schedules import flash  # noqa: E402
 from test_torch_op import TOLERANCE, textbook  # noqa: E402
 from test_torch_op import check_close as check_to  # noqa: E402
@@ -39,7 +39,7 @@ TILES = {"forward": flash.ForwardTiles(16, 16), "backward": flash.BackwardTiles(
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     monkeypatch.setattr(call, "plan", lambda direction, *_: Launch("flash", TILES[direction]))
-    monkeypatch.setattr(bias, "EDGE", 16)
+    monkeypatch.setattr(bias_gradient, "EDGE", 16)
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from redblue import RedblueError, list_memories, memory, schedules
-from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu.card import OTHER, Card, card_named
-from redblue.kernels.gpu.needs import need, pipelines
-from redblue.kernels.gpu.phases import KERNELS, LEAST_SPAN, ON_ONE_GRID
-from redblue.kernels.gpu.plan import ALIKE, MOST_CANDIDATES, Unplanned, candidates, plan
-from redblue.kernels.gpu.task import Options
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning.card import OTHER, Card, card_named
+from redblue.kernels.gpu.planning.needs import need, pipelines
+from redblue.kernels.gpu.planning.footprints import KERNELS, LEAST_SPAN, ON_ONE_GRID
+from redblue.kernels.gpu.planning.plan import ALIKE, MOST_CANDIDATES, Unplanned, candidates, plan
+from redblue.kernels.gpu.launch import Options
 from redblue.problem import Problem
 
 GPUS = [name for name in list_memories() if memory(name).kind == "gpu"]

@@ -11,7 +11,7 @@ import redblue as rb  # noqa: E402
 from attention import keys_seen  # noqa: E402
 from redblue import schedules  # noqa: E402
 from redblue.kernels.gpu import call  # noqa: E402
-from redblue.kernels.gpu.plan import Launch  # noqa: E402
+from redblue.kernels.gpu.planning.plan import Launch  # noqa: E402
 from redblue.meter.interpreter import counting  # noqa: E402
 from redblue.schedules.spilled import ForwardTiles  # noqa: E402
 from test_gpu_flash import MASKS, SPARSE, check_forward, interpreted_only, normal  # noqa: E402

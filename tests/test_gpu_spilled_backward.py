@@ -11,10 +11,10 @@ pytest.importorskip("triton")
 import redblue as rb  # noqa: E402
 from attention import keys_seen  # noqa: E402
 from redblue import schedules  # noqa: E402
-from redblue.kernels.cpu import Sizes  # noqa: E402
+from redblue.kernels.cpu.call import Sizes  # noqa: E402
 from redblue.kernels.gpu import call  # noqa: E402
-from redblue.kernels.gpu.plan import Launch  # noqa: E402
-from redblue.kernels.gpu.task import Task  # noqa: E402
+from redblue.kernels.gpu.planning.plan import Launch  # noqa: E402
+from redblue.kernels.gpu.launch import Task  # noqa: E402
 from redblue.meter.interpreter import counting  # noqa: E402
 from redblue.schedules import hybrid, small_cache  # noqa: E402
 from redblue.schedules.spilled import ForwardTiles  # noqa: E402

@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 
 import redblue as rb  # noqa: E402
 from redblue.kernels import gpu  # noqa: E402
-from redblue.kernels.gpu import bias, call  # noqa: E402
-from redblue.kernels.gpu.plan import Launch  # noqa: E402
+from redblue.kernels.gpu import bias_gradient, call  # noqa: E402
+from redblue.kernels.gpu.planning.plan import Launch  # noqa: E402
 from redblue.schedules import flash, hybrid, small_cache  # noqa: E402
 from redblue.schedules.spilled import ForwardTiles  # noqa: E402
 from test_gpu_flash import DEVICE, SPARSE, check, check_forward, interpreted_only, normal  # noqa: E402
@@ -38,7 +38,7 @@ def kernel(request, monkeypatch):
     name = request.param.split()[0]
     planned = {"forward": Launch(name, forward, chunk=chunk), "backward": Launch(name, backward, chunk=chunk)}
     monkeypatch.setattr(call, "plan", lambda direction, *_: planned[direction])
-    monkeypatch.setattr(bias, "EDGE", 16)
+    monkeypatch.setattr(bias_gradient, "EDGE", 16)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
     yield request.param

@@ -8,10 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from redblue.kernels.cpu import Sizes  # noqa: E402
-from redblue.kernels.gpu import tune  # noqa: E402
-from redblue.kernels.gpu.plan import Card, Launch  # noqa: E402
-from redblue.kernels.gpu.task import Options  # noqa: E402
+from redblue.kernels.cpu.call import Sizes  # noqa: E402
+from redblue.kernels.gpu.planning import tune  # noqa: E402
+from redblue.kernels.gpu.planning.plan import Card, Launch  # noqa: E402
+from redblue.kernels.gpu.launch import Options  # noqa: E402
 
 CANDIDATES = [
     Launch("flash", (64, 64)),

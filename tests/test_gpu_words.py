@@ -17,12 +17,12 @@ import torch
 
 from attention import keys_seen
 from redblue import Mask, schedules
-from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu import bias
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu import bias_gradient
 from redblue.kernels.gpu.call import KERNELS
-from redblue.kernels.gpu.plan import Launch
-from redblue.kernels.gpu.task import Task
-from redblue.masks.bands import Window
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.gpu.launch import Task
+from redblue.masks.rules.bands import Window
 from redblue.meter.interpreter import counting
 from redblue.problem import Problem
 from redblue.schedules.gradient_bias import Tiles, gradient_bias_cost
@@ -201,19 +201,19 @@ def test_spans_share_listed_tiles_out_evenly(kernel, direction, shape, mask, sta
 @pytest.mark.parametrize("shape", ["plain", "odd", "one row"])
 def test_gradient_of_a_bias(monkeypatch, shape, mask, shared):
     """shared: dimensions of (batch, heads, n_q, n_k) along which the bias is one number."""
-    monkeypatch.setattr(bias, "EDGE", 16)
+    monkeypatch.setattr(bias_gradient, "EDGE", 16)
     batch, kv_heads, group, n_q, n_k, *_ = sizes = SHAPES[shape]
     heads, task = kv_heads * group, task_of(sizes, MASKS[mask])
     full = batch, heads, n_q, n_k
     own = torch.zeros([1 if dim in shared else size for dim, size in enumerate(full)])
     task = replace(task, bias=own.expand(full), dbias=torch.zeros_like(own).expand(full))
     with counting() as tally:
-        bias.add_bias_gradient(task)
+        bias_gradient.add_bias_gradient(task)
     indices = [name for name in tally.tensors if name.startswith(("lists", "cells"))]
-    parts = [min(-(-n // 16), bias.SHARES) if dim in shared else n for dim, n in ((2, n_q), (3, n_k))]
+    parts = [min(-(-n // 16), bias_gradient.SHARES) if dim in shared else n for dim, n in ((2, n_q), (3, n_k))]
     kept = own.shape[0] * own.shape[1] * parts[0] * parts[1]  # of dbias, which is added to
     problem = problem_of((batch, heads, 1, *sizes[3:]), MASKS[mask], "backward")
-    cost = gradient_bias_cost(problem.one_stream(), Tiles(16, 16, bias.TENSOR_CORES[0]))
+    cost = gradient_bias_cost(problem.one_stream(), Tiles(16, 16, bias_gradient.TENSOR_CORES[0]))
     found = tally.total(without=indices)
     assert found.reads == batch * heads * (cost.reads - n_q * n_k) + kept
     assert found.writes == kept

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from redblue import Mask, Problem, reference
-from redblue.counts import relative_error
+from redblue import Mask, Problem
+from redblue.lab import reference
+from redblue.lab.counts import relative_error
 from redblue.machine import Counting, Numeric
 from redblue.schedules.gradient_bias import Tiles, gradient_bias, gradient_bias_cost
 

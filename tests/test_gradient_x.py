@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import redblue as rb
-from redblue import Mask, Problem, RedblueError, TooFewWords, count, planner, reference, schedules
-from redblue.cli import app
-from redblue.memories import Level, Memory
+from redblue import Mask, Problem, RedblueError, TooFewWords, count, schedules
+from redblue.lab import planner, reference
+from redblue.cli.main import app
+from redblue.catalogue.memories import Level, Memory
 from spaces import problems
 
 LARGE, SMALL = "gradient_x", "gradient_x_small"

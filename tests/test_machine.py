@@ -3,18 +3,7 @@
 import numpy as np
 import pytest
 
-from redblue.machine import (
-    CapacityError,
-    Counting,
-    MachineError,
-    NotKept,
-    NotLoaded,
-    NotStored,
-    Numeric,
-    TooLong,
-    Tracing,
-    UseAfterFree,
-)
+from redblue.machine import CapacityError, Counting, MachineError, NotKept, NotLoaded, NotStored, Numeric, TooLong, Tracing, UseAfterFree
 
 MACHINES = [Counting, Numeric, Tracing]
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redblue import Mask, Problem, RedblueError, count
-from redblue.integers import floor_sum
+from redblue.base.integers import floor_sum
 from spaces import masks
 
 

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import redblue as rb
-from redblue import Mask, Problem, RedblueError, TooFewWords, count, counts, lower_bounds, planner, schedules
-from redblue.options import parse_mask
-from redblue.report.checks import small
-from redblue.text import mask_text
+from redblue import Mask, Problem, RedblueError, TooFewWords, count, lower_bounds, schedules
+from redblue.lab import counts, planner
+from redblue.cli.options import parse_mask
+from redblue.studies.report.checks import small
+from redblue.base.text import mask_text
 from spaces import block_masks
 
 DIAGONAL = [[True, False], [False, True]]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, RedblueError
-from redblue.masks.closed import diagonals, periodic
+from redblue.masks.patterns.closed import diagonals, periodic
 from redblue.masks.names import parse
 
 MILLION = 1_000_000

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from oracle import compositions, leaves
 from redblue import Mask, RedblueError
-from redblue.masks import pattern, spans
+from redblue.masks.patterns import pattern, spans
 from redblue.masks.lowered import SHORTEST, Lowered, lowered
 
 SIZES = st.integers(1, 45)

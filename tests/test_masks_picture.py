@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from oracle import compositions
 from redblue import Mask, RedblueError
-from redblue.cli import app
-from redblue.mask_command import EPILOG, describe
-from redblue.masks.census import census
+from redblue.cli.main import app
+from redblue.cli.mask import EPILOG, describe
+from redblue.masks.patterns.census import census
 from redblue.masks.names import parse
 from redblue.masks.picture import chart, shaded
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle import compositions
-from redblue import Mask, Problem, TooFewWords, count, counts, lower_bounds, schedules
+from redblue import Mask, Problem, TooFewWords, count, lower_bounds, schedules
+from redblue.lab import counts
 from spaces import PASSES, tile_edges
 
 MASKED = pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from redblue import memories
-from redblue.detect import CudaDevice
-from redblue.errors import RedblueError, UnknownName
-from redblue.memories import Level, Memory, cuda_memory, list_memories, memory, this_machine
+from redblue.catalogue import memories
+from redblue.catalogue.detect import CudaDevice
+from redblue.base.errors import RedblueError, UnknownName
+from redblue.catalogue.memories import Level, Memory, cuda_memory, list_memories, memory, this_machine
 
 NAMES = list_memories()
 
@@ -161,7 +161,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_this_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr("redblue.roofline.platformdirs.user_cache_path", lambda name: tmp_path)
+    monkeypatch.setattr("redblue.catalogue.roofline.platformdirs.user_cache_path", lambda name: tmp_path)
     here = this_machine()
     assert isinstance(here, Memory)
     assert here.kind == "cpu"

@@ -6,8 +6,8 @@ from itertools import groupby, pairwise
 import pytest
 
 import redblue as rb
-from redblue.memories import CATALOGUE, FACTS, LEVEL_FIGURES, Memory, tomllib
-from redblue.units import UNITS
+from redblue.catalogue.memories import CATALOGUE, FACTS, LEVEL_FIGURES, Memory, tomllib
+from redblue.catalogue.units import UNITS
 
 TABLES = tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))
 MACHINES = [rb.memory(name) for name in rb.list_memories()]

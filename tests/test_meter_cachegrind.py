@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import redblue as rb
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.machine import CacheLevel, play
-from redblue.machine.caches import READ, WRITE, Trace
+from redblue.machine.hierarchy import READ, WRITE, Trace
 from redblue.meter import cachegrind, measure, valgrind
 from redblue.meter.calls import Region
 

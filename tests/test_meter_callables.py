@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 import redblue as rb
-from redblue.cli import app
-from redblue.errors import RedblueError
-from redblue.meter import choice
+from redblue.cli.main import app
+from redblue.base.errors import RedblueError
+from redblue.meter import registry
 
 needs_valgrind = pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 SCRIPT = """
@@ -122,7 +122,7 @@ def test_auto_says_what_it_did_not_take(monkeypatch):
     def missing():
         raise RedblueError("no valgrind: install it")
 
-    monkeypatch.setitem(choice.METERS, "cachegrind", choice.Meter("cachegrind", "", missing, None, True))
+    monkeypatch.setitem(registry.METERS, "cachegrind", registry.Meter("cachegrind", "", missing, None, True))
     result = run(*SMALL, "--json")
     data = json.loads(result.stdout)
     assert data["meter"] == "probe"

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import redblue as rb
-from redblue.detect import Cache, Cpu
-from redblue.errors import RedblueError
+from redblue.catalogue.detect import Cache, Cpu
+from redblue.base.errors import RedblueError
 from redblue.meter import counters
 from redblue.meter.counters import Formula, formulas
 

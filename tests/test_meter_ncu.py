@@ -3,7 +3,7 @@
 import pytest
 
 import redblue as rb
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.meter import ncu
 
 HEAD = (

@@ -5,7 +5,7 @@ import operator
 
 import pytest
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.meter import Amount, Measurement
 
 ONE = Measurement(

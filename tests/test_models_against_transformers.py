@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.masks import Mask
-from redblue.models import Model, model
-from redblue.models.config import INNER, NAMES
-from redblue.models.defaults import LEFT_OUT
-from redblue.models.kinds import KINDS, NO_SHAPE
+from redblue.catalogue.models import Model, model
+from redblue.catalogue.models.config import INNER, NAMES
+from redblue.catalogue.models.defaults import LEFT_OUT
+from redblue.catalogue.models.kinds import KINDS, NO_SHAPE
 from test_models_config import CONFIGS, GOOD, fields_of
 
 PIN = "5.23.0"  # the version that the lists here and in redblue/models/defaults.py were taken from

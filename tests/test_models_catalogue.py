@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redblue.masks import Mask
-from redblue.models import list_models, model
+from redblue.catalogue.models import list_models, model
 from test_models_config import shapes
 
 FULL, CAUSAL = Mask.full(), Mask.causal()

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redblue.errors import RedblueError, UnknownName
+from redblue.base.errors import RedblueError, UnknownName
 from redblue.masks import Mask
-from redblue.models import Model, model
-from redblue.models.kinds import NO_SHAPE
+from redblue.catalogue.models import Model, model
+from redblue.catalogue.models.kinds import NO_SHAPE
 
 CONFIGS = Path(__file__).parent / "data" / "configs"
 GOOD = sorted(path.stem for path in CONFIGS.glob("*.json") if not path.stem.startswith("bad_"))

@@ -3,7 +3,7 @@
 import pytest
 
 from redblue.masks import Mask
-from redblue.models import model
+from redblue.catalogue.models import model
 from test_models_config import CONFIGS, GOOD, changed, fields_of, shapes
 
 FULL = Mask.full()

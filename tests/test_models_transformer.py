@@ -2,9 +2,9 @@
 
 import pytest
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.masks import Mask
-from redblue.models import model
+from redblue.catalogue.models import model
 from test_models_config import CONFIGS, GOOD, changed, fields_of, shapes
 
 FULL, CAUSAL = Mask.full(), Mask.causal()

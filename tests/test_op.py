@@ -5,7 +5,8 @@ import pytest
 
 import redblue as rb
 from attention import DTYPES
-from redblue import Mask, RedblueError, reference
+from redblue import Mask, RedblueError
+from redblue.lab import reference
 
 
 def arrays(heads=2, kv_heads=2, n_q=5, n_k=7, d=4, d_v=3, dtype="float32", lead=()):

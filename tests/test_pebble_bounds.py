@@ -5,22 +5,7 @@ import pytest
 from pebbles import drawn
 from redblue import Problem, RedblueError, pebble
 from redblue import lower_bound as attention_bound
-from redblue.pebble import (
-    Further,
-    Rules,
-    attention_graph,
-    chain_graph,
-    diamond_graph,
-    fft_graph,
-    least_red,
-    lower_bound,
-    lower_bounds,
-    matmul_graph,
-    random_graph,
-    solve,
-    stencil_graph,
-    tree_graph,
-)
+from redblue.pebble import Further, Rules, attention_graph, chain_graph, diamond_graph, fft_graph, least_red, lower_bound, lower_bounds, matmul_graph, random_graph, solve, stencil_graph, tree_graph
 from redblue.pebble.cuts import spectral, wavefront
 from redblue.pebble.partition import largest_phase, moved, verify
 

@@ -6,12 +6,13 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from redblue import RedblueError, cli, pebble
+from redblue import RedblueError, pebble
+from redblue.cli import main
 from redblue.pebble import graph_named
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(cli.app, ["pebble", *map(str, arguments)])
+    return CliRunner().invoke(main.app, ["pebble", *map(str, arguments)])
 
 
 def run(*arguments):
@@ -93,7 +94,7 @@ def test_bad_input_is_an_error_of_its_own(arguments, says):
 def test_exit_code_2(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["redblue", "pebble", "solve", "fft:4", "--red", "2"])
     with pytest.raises(SystemExit) as stopped:
-        cli.main()
+        main.main()
     assert stopped.value.code == 2
     assert "this graph needs at least 3" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from redblue.cli import app
+from redblue.cli.main import app
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "pebble.md").read_text(encoding="utf-8")
 SCRIPTS = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)

@@ -12,9 +12,9 @@ import redblue as rb
 from games import graphs, naive_game
 from redblue import RedblueError, pebble
 from redblue.pebble import Further, IllegalMove, Rules, check, heuristic
-from redblue.pebble.layout import layout
+from redblue.pebble.drawing.layout import layout
 from redblue.pebble.moves import Game
-from redblue.pebble.player import _states, render, strip, write_game
+from redblue.pebble.drawing.player import _states, render, strip, write_game
 
 GRAPH = pebble.attention_graph(2, 1)
 FOUND = heuristic(GRAPH, 5)

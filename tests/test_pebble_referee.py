@@ -9,20 +9,7 @@ from hypothesis import strategies as st
 
 from games import Illegal, Plain, graphs, naive_game, rule_sets
 from redblue import RedblueError, memory, pebble
-from redblue.pebble import (
-    COMPUTE,
-    DELETE,
-    LOAD,
-    STORE,
-    Further,
-    Game,
-    IllegalMove,
-    Move,
-    Rules,
-    Unfinished,
-    check,
-    referee,
-)
+from redblue.pebble import COMPUTE, DELETE, LOAD, STORE, Further, Game, IllegalMove, Move, Rules, Unfinished, check, referee
 
 CHAIN = pebble.chain_graph(3)
 PLAYED = [(LOAD, 0), (COMPUTE, 1), (DELETE, 0), (COMPUTE, 2), (STORE, 2)]

@@ -9,19 +9,7 @@ import pytest
 
 from pebbles import cheapest, drawn
 from redblue import RedblueError
-from redblue.pebble import (
-    COMPUTE,
-    Rules,
-    attention_graph,
-    chain_graph,
-    check,
-    fft_graph,
-    least_red,
-    matmul_graph,
-    random_graph,
-    solve,
-    tree_graph,
-)
+from redblue.pebble import COMPUTE, Rules, attention_graph, chain_graph, check, fft_graph, least_red, matmul_graph, random_graph, solve, tree_graph
 from redblue.pebble.milp import relaxation, solve_milp
 
 NAMES = ("red-blue", "one-shot", "partial")

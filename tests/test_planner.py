@@ -1,8 +1,9 @@
 import pytest
 
 import redblue as rb
-from redblue import planner, schedules
-from redblue.memories import Level, Memory
+from redblue.lab import planner
+from redblue import schedules
+from redblue.catalogue.memories import Level, Memory
 
 
 def two_level(words: int, step: int = 1) -> Memory:

@@ -1,6 +1,7 @@
 import pytest
 
-from redblue import Mask, Problem, RedblueError, count, counts
+from redblue import Mask, Problem, RedblueError, count
+from redblue.lab import counts
 from spaces import PASSES
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redblue.recount import recount
+from redblue.lab.recount import recount
 
 
 def test_every_line_count_is_what_the_algorithms_move():

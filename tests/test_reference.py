@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from redblue import Mask, reference
+from redblue import Mask
+from redblue.lab import reference
 
 
 def sample(seed=0, n_q=5, n_k=7, d=3, d_v=4):

@@ -12,14 +12,16 @@ import vl_convert
 from rich.console import Console
 
 import redblue as rb
-from redblue import experiments, schedules, style
-from redblue.errors import RedblueError
-from redblue.memories import Level, Memory
-from redblue.models import Layers, Model
-from redblue.report import collect, render, summary, words_figure, write
-from redblue.report.checks import run, small
-from redblue.report.curves import BEST, curve
-from redblue.text import amount, ratio
+from redblue.studies import experiments
+from redblue import schedules
+from redblue.base import style
+from redblue.base.errors import RedblueError
+from redblue.catalogue.memories import Level, Memory
+from redblue.catalogue.models import Layers, Model
+from redblue.studies.report import collect, render, summary, words_figure, write
+from redblue.studies.report.checks import run, small
+from redblue.studies.report.curves import BEST, curve
+from redblue.base.text import amount, ratio
 
 TINY = Memory("tiny", "Tiny board", "cpu", (Level("L1", 2048), Level("L2", 2**20), Level("DRAM", None)))
 EVIL = "<script>alert(1)</script>"

@@ -11,13 +11,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import redblue as rb
-from redblue.cli import app
-from redblue.kernels import cpu
-from redblue.memories import Level, Memory
-from redblue.models import Layers, Model
+from redblue.cli.main import app
+from redblue.kernels.cpu import call as cpu
+from redblue.catalogue.memories import Level, Memory
+from redblue.catalogue.models import Layers, Model
 from redblue.problem import Problem
-from redblue.report import calls, collect, measured, render, summary
-from redblue.report.calls import Call, rounded, widened
+from redblue.studies.report import calls, collect, measured, render, summary
+from redblue.studies.report.calls import Call, rounded, widened
 
 HERE = Memory(
     "this-machine",
@@ -276,7 +276,7 @@ def test_an_interrupt_stops_the_report(monkeypatch):
 
 @pytest.mark.parametrize("options", [(), ("--no-measure",)], ids=repr)
 def test_the_command_measures_unless_told_not_to(monkeypatch, tmp_path, options):
-    monkeypatch.setattr("redblue.memories.this_machine", lambda *_: HERE)
+    monkeypatch.setattr("redblue.catalogue.memories.this_machine", lambda *_: HERE)
     page = tmp_path / "page.html"
     made = CliRunner().invoke(
         app, ["report", "gpt2", "--n", "64", "-m", "this-machine", "-o", str(page), "--json", *options]

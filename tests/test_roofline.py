@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from redblue import _core, roofline
-from redblue.detect import Cache, Cpu, detect_cpu
-from redblue.errors import RedblueError
-from redblue.roofline import ALL_CORES, LEAST_CPU_SHARE, ONE_CORE, Roofline, buffer_bytes
+from redblue.compiled import _core
+from redblue.catalogue import roofline
+from redblue.catalogue.detect import Cache, Cpu, detect_cpu
+from redblue.base.errors import RedblueError
+from redblue.catalogue.roofline import ALL_CORES, LEAST_CPU_SHARE, ONE_CORE, Roofline, buffer_bytes
 
 RUNNABLE = [isa.name for isa in _core.list_isas() if isa.supported]
 KIB, MIB = 2**10, 2**20
@@ -130,7 +131,7 @@ class Measurement:
 @pytest.fixture
 def measurement(tmp_path, monkeypatch):
     measurement = Measurement(KEPT)
-    monkeypatch.setattr("redblue.roofline.platformdirs.user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr("redblue.catalogue.roofline.platformdirs.user_cache_path", lambda name: tmp_path / name)
     monkeypatch.setattr(roofline, "measure", measurement)
     monkeypatch.delenv("REDBLUE_ISA", raising=False)
     return measurement

@@ -7,18 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redblue import (
-    Mask,
-    NotCovered,
-    Problem,
-    RedblueError,
-    TooFewWords,
-    UnknownName,
-    count,
-    counts,
-    reference,
-    schedules,
-)
+from redblue import Mask, NotCovered, Problem, RedblueError, TooFewWords, UnknownName, count, schedules
+from redblue.lab import counts, reference
 from redblue.machine import CapacityError, Counting, Numeric, UseAfterFree
 from spaces import PASSES, covered, tile_edges
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from redblue import Mask, Problem, RedblueError, count, counts, list_schedules, schedules
+from redblue import Mask, Problem, RedblueError, count, list_schedules, schedules
+from redblue.lab import counts
 from redblue.machine import Numeric
 from redblue.schedules.flash1 import printed_tiles
 

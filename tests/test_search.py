@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redblue import Mask, Problem, TooFewWords, count, schedules
-from redblue.integers import ceil_div
+from redblue.base.integers import ceil_div
 from spaces import PASSES, covered
 
 PRINTED = ("flash1", "saha_ye")  # their papers say which tiles, not which are best

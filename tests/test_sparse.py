@@ -10,10 +10,10 @@ import scipy.sparse
 from typer.testing import CliRunner
 
 import redblue as rb
-from redblue import sparse
+from redblue.studies.sparse import study
 from redblue.bounds.family import family
-from redblue.cli import app, main
-from redblue.sparse_picture import FAMILY, PROVED, figure
+from redblue.cli.main import app, main
+from redblue.studies.sparse.picture import FAMILY, PROVED, figure
 from test_cover import plane
 
 SMALL = ("window:6,5", "--n", "48", "--d", "4", "--words", "60,200")
@@ -88,12 +88,12 @@ def test_the_index_of_both_sides_is_needed_backward():
 
 def test_stored_masks_have_no_rule():
     layout = rb.Mask.blocks(np.eye(4, dtype=bool), 8)
-    assert sparse.by_rule(rb.Mask.bigbird(8)) is False
-    assert sparse.by_rule(rb.Mask.causal() & ~rb.Mask.prefix(3))
-    assert not sparse.by_rule(rb.Mask.causal() & ~layout)
-    assert sparse.usual(layout)[:2] == ["bits", "blocks"]
-    assert "2:4" in sparse.usual(rb.Mask.n_of_m(2, 4))
-    assert sparse.usual(rb.Mask.full()) == ["rule"]
+    assert study.by_rule(rb.Mask.bigbird(8)) is False
+    assert study.by_rule(rb.Mask.causal() & ~rb.Mask.prefix(3))
+    assert not study.by_rule(rb.Mask.causal() & ~layout)
+    assert study.usual(layout)[:2] == ["bits", "blocks"]
+    assert "2:4" in study.usual(rb.Mask.n_of_m(2, 4))
+    assert study.usual(rb.Mask.full()) == ["rule"]
 
 
 def test_graphs_are_read(tmp_path):
@@ -103,7 +103,7 @@ def test_graphs_are_read(tmp_path):
     scipy.io.mmwrite(tmp_path / "g.mtx", made)
     scipy.sparse.save_npz(tmp_path / "g.npz", made.tocsc())
     for name in ("g.mtx", "g.npz"):
-        assert np.array_equal(sparse.read_graph(str(tmp_path / name)).to_dense(), dense)
+        assert np.array_equal(study.read_graph(str(tmp_path / name)).to_dense(), dense)
         data = run_json(str(tmp_path / name), "--d", "4", "--words", "100", "--index", "csr", "--schedule", "gather")
         problem = rb.Problem(25, 25, 4, mask=mask)
         assert data["points"][0]["counts"][0]["words"] == rb.count("gather", problem, words=100, index="csr").words
@@ -119,7 +119,7 @@ def test_the_table_says_what_is_proved():
 
 def test_the_picture_shows_every_count_and_both_bounds(tmp_path):
     problem = rb.Problem(48, 48, 4, mask=rb.Mask.sliding_window(6, 5), heads=2)
-    found = sparse.compare(problem, (60, 200))
+    found = study.compare(problem, (60, 200))
     drawn = figure(found).to_dict()["data"]["values"]
     lines = [each for each in drawn if "schedule" in each]
     assert len(lines) == sum(len(point.counts) for point in found.points)

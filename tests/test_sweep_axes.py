@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import redblue as rb
-from redblue import sweep
-from redblue.errors import RedblueError
-from redblue.sweep.axes import make_axis
+from redblue.studies import sweep
+from redblue.base.errors import RedblueError
+from redblue.studies.sweep.axes import make_axis
 
 
 @pytest.mark.parametrize(

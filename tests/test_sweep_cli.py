@@ -13,12 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 import redblue as rb
-from redblue import problem, sweep
-from redblue.cli import app, main
-from redblue.sweep import axes as sweep_axes
-from redblue.sweep import runner
-from redblue.sweep_command import AXES
-from redblue.text import STANDARD_REMARK
+from redblue import problem
+from redblue.studies import sweep
+from redblue.cli.main import app, main
+from redblue.studies.sweep import axes as sweep_axes
+from redblue.studies.sweep import runner
+from redblue.cli.sweep import AXES
+from redblue.base.text import STANDARD_REMARK
 
 SMALL = ["--n", "64:256:x2", "--d", "8", "--words", "500"]
 GUIDE = (Path(__file__).parents[1] / "docs" / "sweeps.md").read_text(encoding="utf-8")
@@ -280,7 +281,7 @@ def test_a_dask_cluster_takes_the_sweep_over(tmp_path):
     """The guide's example as a script of its own: its two worker processes, and not itself, count every point."""
     # Workers import the script, as multiprocessing's do, so that they too note who counts.
     noting = (
-        "import os; import redblue.sweep.runner as r; real = r.evaluate\n"
+        "import os; import redblue.studies.sweep.runner as r; real = r.evaluate\n"
         "def evaluate(point):\n    open(f'{point.index}-by-{os.getpid()}', 'w').close(); return real(point)\n"
         "r.evaluate = evaluate\n"
     )

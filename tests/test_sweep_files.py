@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from redblue import sweep
-from redblue.errors import RedblueError
-from redblue.sweep import runner
+from redblue.studies import sweep
+from redblue.base.errors import RedblueError
+from redblue.studies.sweep import runner
 from sweeps import SMALL
 
 

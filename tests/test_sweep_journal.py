@@ -11,10 +11,10 @@ import time
 import pytest
 
 import redblue as rb
-from redblue import sweep
-from redblue.errors import RedblueError
-from redblue.journal import journal_path
-from redblue.sweep.runner import open_journal
+from redblue.studies import sweep
+from redblue.base.errors import RedblueError
+from redblue.base.journal import journal_path
+from redblue.studies.sweep.runner import open_journal
 from sweeps import SMALL, Stop, counting, stop_after
 
 
@@ -87,7 +87,7 @@ def test_notes_below_the_points_are_kept(interrupted):
 
 def test_a_full_disk_is_said_and_what_is_kept_stays(tmp_path, monkeypatch):
     """A limit on the size of files stands for the disk; the last line is half-written."""
-    full = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (6000, 6000)); from redblue.cli import main; main()"
+    full = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (6000, 6000)); from redblue.cli.main import main; main()"
     options = [part for name, value in LONG.items() for part in (f"--{name}", value)]
     command = [sys.executable, "-c", full, "sweep", *options, "--jobs", "1", "-o", "r.csv"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -183,7 +183,7 @@ def test_a_process_that_dies_loses_nothing(how, tmp_path, monkeypatch):
     """A real one, in the middle of its work; what is done is not done again, the result as if it had not died."""
     path = tmp_path / "r.csv"
     options = [part for name, value in LONG.items() for part in (f"--{name}", value)]
-    command = [sys.executable, "-m", "redblue.cli", "sweep", *options, "--jobs", "2", "-o", "r.csv"]
+    command = [sys.executable, "-m", "redblue.cli.main", "sweep", *options, "--jobs", "2", "-o", "r.csv"]
     with open(tmp_path / "stderr", "wb") as errors:
         process = subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True

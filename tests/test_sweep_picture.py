@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from redblue import sweep
-from redblue.errors import RedblueError
+from redblue.studies import sweep
+from redblue.base.errors import RedblueError
 
 
 def values_of(chart):

@@ -8,8 +8,10 @@ import pytest
 from joblib._parallel_backends import ThreadingBackend
 
 import redblue as rb
-from redblue import parallel, problem, sweep
-from redblue.errors import RedblueError
+from redblue.base import parallel
+from redblue import problem
+from redblue.studies import sweep
+from redblue.base.errors import RedblueError
 from sweeps import SMALL, counting
 
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402, N812
 
 import redblue as rb  # noqa: E402
-from redblue.kernels import cpu  # noqa: E402
+from redblue.kernels.cpu import call as cpu  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # PyTorch's own, when it loads its compiler
 TOLERANCE = 1e-12

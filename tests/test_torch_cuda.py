@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import redblue as rb  # noqa: E402
-from redblue import torch_kernels, torch_op  # noqa: E402
+from redblue.op.pytorch import ops, dispatch  # noqa: E402
 
 OPEN = (-1, -1, False, "", "auto", None, 0.0, 0.0)  # no mask, scale, softcap, dropout
 
@@ -42,7 +42,7 @@ class Seen(TorchDispatchMode):
 @pytest.fixture
 def fake(monkeypatch):
     """Tensors of any device, without numbers."""
-    monkeypatch.setattr(torch_kernels, "gpu_kernels", lambda: None)
+    monkeypatch.setattr(ops, "gpu_kernels", lambda: None)
     with FakeTensorMode():
         yield
 
@@ -65,7 +65,7 @@ def no_kernels(monkeypatch):
     def gpu_kernels():
         raise rb.RedblueError("tensors on a GPU need Triton")
 
-    monkeypatch.setattr(torch_kernels, "gpu_kernels", gpu_kernels)
+    monkeypatch.setattr(ops, "gpu_kernels", gpu_kernels)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def noted(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(
-        torch_kernels, "gpu_kernels", lambda: SimpleNamespace(forward=kernel("forward"), backward=kernel("backward"))
+        ops, "gpu_kernels", lambda: SimpleNamespace(forward=kernel("forward"), backward=kernel("backward"))
     )
     return calls
 
@@ -140,7 +140,7 @@ def test_devices_that_differ_are_named(fake):
         with pytest.raises(rb.RedblueError, match=f"k must be on the device of q .cuda:0., got {other}"):
             rb.attention(q, on(other, 1, 2, 8, 16), q)
         with pytest.raises(rb.RedblueError, match="all tensors must be on one device, got"):
-            torch_kernels.forward(q, q, q, on(other, 8, 8), None, None, *OPEN)
+            ops.forward(q, q, q, on(other, 8, 8), None, None, *OPEN)
     with pytest.raises(rb.RedblueError, match=r"bias must be on the device of q .cuda:0., got cpu"):
         rb.attention(q, q, q, bias=on("cpu", 8, 8))
     with pytest.raises(rb.RedblueError, match="q is on xpu:0: there are kernels for the CPU and for CUDA and ROCm"):
@@ -157,13 +157,13 @@ def test_without_triton_it_says_what_to_install(fake, no_kernels):
 def test_triton_missing_or_old(monkeypatch, module, message):
     monkeypatch.setitem(sys.modules, "triton", module and SimpleNamespace(__version__=module))
     with pytest.raises(rb.RedblueError, match=message):
-        torch_kernels.gpu_kernels.__wrapped__()
+        ops.gpu_kernels.__wrapped__()
 
 
 def test_kernels_run_where_their_tensors_are(fake, noted):
     q = on("cuda:1", 1, 2, 8, 16)
-    torch_kernels.forward(q, q, q, None, None, None, *OPEN)
-    torch_kernels._on_gpu("backward", q, None, q, q, q, q, q, None, None, *OPEN, False)
+    ops.forward(q, q, q, None, None, None, *OPEN)
+    ops._on_gpu("backward", q, None, q, q, q, q, q, None, None, *OPEN, False)
     assert [(direction, str(device)) for direction, device, _ in noted] == [
         ("forward", "cuda:1"),
         ("backward", "cuda:1"),
@@ -173,15 +173,15 @@ def test_kernels_run_where_their_tensors_are(fake, noted):
 
 def test_plain_tensors_of_a_gpu_go_around_the_dispatcher(fake, monkeypatch):
     q, k = on("cuda:1", 1, 2, 8, 16), on("cuda:0", 1, 2, 8, 16)
-    monkeypatch.setattr(torch_op, "_PLAIN", {type(q)})
-    monkeypatch.setattr(torch_op, "_dispatch_modes", lambda: 0)
-    assert torch_op._is_plain(q, q, q)
-    assert not torch_op._is_plain(q, k, q)
-    assert not torch_op._is_plain(q, on("cpu", 1, 2, 8, 16), q)
+    monkeypatch.setattr(dispatch, "_PLAIN", {type(q)})
+    monkeypatch.setattr(dispatch, "_dispatch_modes", lambda: 0)
+    assert dispatch._is_plain(q, q, q)
+    assert not dispatch._is_plain(q, k, q)
+    assert not dispatch._is_plain(q, on("cpu", 1, 2, 8, 16), q)
 
 
 def test_autocast_goes_through_the_dispatcher(autocast):
-    assert not torch_op._is_plain(torch.ones(1, 2, 3))
+    assert not dispatch._is_plain(torch.ones(1, 2, 3))
 
 
 def test_nothing_touches_triton_or_cuda_before_a_tensor_is_on_a_gpu():
@@ -286,7 +286,7 @@ def test_in_a_traced_graph(fake):
     q = on("cuda", 2, 3, 9, 320)
     with rb.sdpa():
         graph = make_fx(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True))(q)
-    assert next(node.target for node in graph.graph.nodes if node.op == "call_function") is torch_kernels.forward_op
+    assert next(node.target for node in graph.graph.nodes if node.op == "call_function") is ops.forward_op
 
 
 # What the kernels keep on a device -----------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_in_a_traced_graph(fake):
 
 def test_lists_of_masks_are_refused_while_a_graph_is_captured(monkeypatch):
     pytest.importorskip("triton")
-    from redblue.kernels.gpu import device
+    from redblue.kernels.gpu.planning import device
 
     array = np.arange(6)[::2]
     assert device.copied(array, torch.device("cpu")).tolist() == [0, 2, 4]
@@ -305,7 +305,7 @@ def test_lists_of_masks_are_refused_while_a_graph_is_captured(monkeypatch):
 
 def test_what_a_captured_graph_reads_is_kept_and_other_streams_are_told(monkeypatch):
     pytest.importorskip("triton")
-    from redblue.kernels.gpu import device
+    from redblue.kernels.gpu.planning import device
 
     class Array:
         is_cuda, device = True, torch.device("cuda:1")
@@ -349,7 +349,7 @@ def test_products_of_float32_follow_pytorchs_setting_by_either_name(monkeypatch)
 
 
 def test_the_planner_can_be_told_of_another_card():
-    from redblue.kernels.gpu.card import Card, card_of, told
+    from redblue.kernels.gpu.planning.card import Card, card_of, told
 
     own = card_of(torch.device("cpu"))
     with told(Card(arch=75, shared_bytes=24 << 10)):
@@ -362,7 +362,8 @@ def test_what_was_found_fastest_runs(monkeypatch):
     """As on a GPU: each candidate once, on the call's own arrays, then the chosen one."""
     pytest.importorskip("triton")
     from redblue.kernels import gpu
-    from redblue.kernels.gpu import call, tune
+    from redblue.kernels.gpu import call
+    from redblue.kernels.gpu.planning import tune
 
     q, k = torch.randn(1, 2, 20, 8, requires_grad=True), torch.randn(1, 1, 30, 8)
     expected = gpu.attention(q, k, k, mask=rb.Mask.causal())

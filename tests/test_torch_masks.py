@@ -9,9 +9,10 @@ torch = pytest.importorskip("torch")
 
 import redblue as rb  # noqa: E402
 from attention import running  # noqa: E402
-from redblue import Mask, torch_masks  # noqa: E402
-from redblue.kernels import attended  # noqa: E402
-from redblue.torch_autograd import backward_op, forward_op  # noqa: E402
+from redblue import Mask
+from redblue.op.pytorch import masks  # noqa: E402
+from redblue.kernels.cpu import mask_form  # noqa: E402
+from redblue.op.pytorch.autograd import backward_op, forward_op  # noqa: E402
 from test_torch_op import check, check_close, normal, textbook  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -64,7 +65,7 @@ def test_dropout_drops_the_same_pairs_whatever_the_kernel(gathers):
 def test_opcheck():
     q, k, v = normal(2, 4, 7, 8), normal(2, 2, 9, 8), normal(2, 2, 9, 3)
     mask = MASKS["documents"]
-    rest = -1, -1, False, torch_masks.name_of(mask), "auto", None, 0.0, 0.0
+    rest = -1, -1, False, masks.name_of(mask), "auto", None, 0.0, 0.0
     torch.library.opcheck(forward_op, (q, k, v, None, None, None, *rest))
     with torch.no_grad():
         out, lse = forward_op(q, k, v, None, None, None, *rest)
@@ -116,7 +117,7 @@ def test_a_mask_made_while_compiling_is_refused():
 def test_a_mask_that_nobody_holds_lasts_until_the_backward_pass():
     q = normal(1, 1, 7, 4)
     out = rb.attention(q, q, q, mask=Mask.documents([3, 4]))
-    for cached in (attended.gathers, attended.in_tiles, attended.in_pairs):
+    for cached in (mask_form.gathers, mask_form.in_tiles, mask_form.in_pairs):
         cached.cache_clear()
     gc.collect()
     (got,) = torch.autograd.grad(out.sum(), q)
@@ -126,15 +127,15 @@ def test_a_mask_that_nobody_holds_lasts_until_the_backward_pass():
 
 def test_names_are_of_values_and_last_as_long_as_any_equal_mask():
     first, second = Mask.documents([2, 5]), Mask.documents([2, 5])
-    name = torch_masks.name_of(first)
-    assert name == torch_masks.name_of(second) != torch_masks.name_of(Mask.documents([5, 2]))
+    name = masks.name_of(first)
+    assert name == masks.name_of(second) != masks.name_of(Mask.documents([5, 2]))
     del first
     gc.collect()
-    assert torch_masks.mask_named(name) is second
+    assert masks.mask_named(name) is second
     del second
     gc.collect()
     with pytest.raises(rb.RedblueError, match=f"the mask of this call, {name}, is gone"):
-        torch_masks.mask_named(name)
+        masks.mask_named(name)
 
 
 @pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.documents([3, 4])])

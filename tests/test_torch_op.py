@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import redblue as rb  # noqa: E402
-from redblue.torch_autograd import backward_op, forward_op  # noqa: E402
+from redblue.op.pytorch.autograd import backward_op, forward_op  # noqa: E402
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 OPEN = (-1, -1, False, "", "auto", None, 0.0, 0.0)  # no mask, scale, softcap, dropout

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402, N812
 
 import redblue as rb  # noqa: E402
-from redblue.kernels import cpu  # noqa: E402
+from redblue.kernels.cpu import call as cpu  # noqa: E402
 
 TOLERANCE = 2e-6  # float32, numbers of about 1
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redblue import Mask, Problem, RedblueError, counts, schedules, trace
+from redblue import Mask, Problem, RedblueError, schedules, trace
+from redblue.lab import counts
 from redblue.machine import MachineError, Tracing
 from redblue.machine.tracing import SPARE
 from redblue.pebble import COMPUTE, DELETE, LOAD, STORE, Game, IllegalMove, Rules, Unfinished, check, least_red

@@ -4,21 +4,21 @@ from importlib.metadata import version
 
 from redblue import pebble
 from redblue.bounds import Bound, lower_bound, lower_bounds
-from redblue.counts import Count, count
-from redblue.errors import RedblueError, UnknownName
-from redblue.integrations.torch_sdpa import enable_sdpa, sdpa
+from redblue.lab.counts import Count, count
+from redblue.base.errors import RedblueError, UnknownName
+from redblue.op.pytorch.sdpa_override import enable_sdpa, sdpa
 from redblue.machine import CacheLevel, CapacityError
 from redblue.masks import Mask
-from redblue.memories import Memory, list_memories, memory, this_machine
+from redblue.catalogue.memories import Memory, list_memories, memory, this_machine
 from redblue.meter import Measurement, measure, measure_callable
-from redblue.models import Model, list_models, model
-from redblue.op import attention, attention_backward, scaled_dot_product_attention
-from redblue.planner import Plan, plan
+from redblue.catalogue.models import Model, list_models, model
+from redblue.op.api import attention, attention_backward, scaled_dot_product_attention
+from redblue.lab.planner import Plan, plan
 from redblue.problem import Problem
 from redblue.schedules import NotCovered, TooFewWords, list_schedules
-from redblue.simulation import Simulation, simulate
-from redblue.traces import Traced, trace
-from redblue.varlen import attention_varlen
+from redblue.lab.simulation import Simulation, simulate
+from redblue.lab.traces import Traced, trace
+from redblue.op.varlen import attention_varlen
 
 __version__ = version("redblue")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.masks import Mask
 
 BYTES_PER_WORD = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}

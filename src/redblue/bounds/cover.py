@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from redblue.bounds.degrees import Side, sides
-from redblue.integers import ceil_div, smaller
-from redblue.masks.bands import Band
-from redblue.masks.pairs import Pairs, Transposed
+from redblue.base.integers import ceil_div, smaller
+from redblue.masks.rules.bands import Band
+from redblue.masks.patterns.pairs import Pairs, Transposed
 
 MOST_ROWS = 10  # rows, or columns, up to which every set of them is tried
 EVERY = 512  # K is kept at every u up to here, beyond in steps of 1/128

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from redblue.entries import degrees, entries
-from redblue.integers import ceil_div
-from redblue.masks.bands import Band
-from redblue.masks.layouts import Layout
-from redblue.masks.pairs import Pairs
-from redblue.tile_lists import live_tiles
+from redblue.masks.storage.pair_lists import degrees, entries
+from redblue.base.integers import ceil_div
+from redblue.masks.rules.bands import Band
+from redblue.masks.rules.layouts import Layout
+from redblue.masks.patterns.pairs import Pairs
+from redblue.masks.storage.tile_lists import live_tiles
 
 MOST_LISTED = 1 << 22  # pairs, or blocks, that are looked at one by one
 MOST_COMMON = 1 << 22  # (row, row, common column) triples that are counted: about a second

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 
 # Products that use dS and share a factor with the scores: dQ uses K, dK uses Q; the gradient by X needs one of them.
 CONSUMERS = {"forward": 0, "backward": 2, "gradient_x": 1}

@@ -14,7 +14,7 @@ from redblue.bounds import one_mask
 from redblue.bounds.cover import cover
 from redblue.bounds.family import family
 from redblue.bounds.table import phase_loads
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.problem import Problem
 
 ALL_PRODUCTS = "every product of every attended pair is formed; recomputation allowed"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from redblue.machine.rules import CapacityError, MachineError, NotKept, NotStored, TooLong
+from redblue.machine.errors import CapacityError, MachineError, NotKept, NotStored, TooLong
 from redblue.machine.values import Region, Slow, Tile, Value
 
 MOST_FLAGS = 2**31  # bytes that a run may spend on remembering which words of slow memory were stored

@@ -31,10 +31,10 @@ from typing import Any
 
 import numpy as np
 
-from redblue.integers import ceil_div
-from redblue.machine.caches import MOST_LINES, CacheLevel, LevelTraffic, Trace, hierarchy, traffic
+from redblue.base.integers import ceil_div
+from redblue.machine.hierarchy import MOST_LINES, CacheLevel, LevelTraffic, Trace, hierarchy, traffic
 from redblue.machine.counting import Counting, Shape, parts
-from redblue.machine.rules import MachineError, TooLong
+from redblue.machine.errors import MachineError, TooLong
 from redblue.machine.values import Region, Slow, Tile
 
 SCRATCH_LINES = 2**20  # where slow memory begins: more than any cache holds, and a multiple of its sets
@@ -147,7 +147,7 @@ class Cached(Counting):
 
     levels: nearest first. capacity: words that the schedule may hold, as on any machine (None: no limit); the caches
     do not know it. packed: `load` copies. leading: words between rows, by array name (the others: their row length).
-    fetch_on_write: see redblue.machine.caches. records: keep the accesses for `trace`. most_accesses: a run that makes
+    fetch_on_write: see redblue.machine.hierarchy. records: keep the accesses for `trace`. most_accesses: a run that makes
     more is given up with TooLong.
     reads, writes and peak count what the schedule asks for, as on the counting machine.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from redblue.machine.base import Machine
-from redblue.machine.rules import MachineError
+from redblue.machine.errors import MachineError
 from redblue.machine.values import Region
 
 

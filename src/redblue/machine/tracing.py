@@ -17,7 +17,7 @@ import numpy as np
 
 from redblue.machine import words
 from redblue.machine.base import Machine
-from redblue.machine.rules import MachineError
+from redblue.machine.errors import MachineError
 from redblue.machine.values import Region, Tile, Value
 from redblue.machine.words import NONE, Computed, Summed
 from redblue.pebble.graph import Builder, Graph

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from redblue.machine.rules import MachineError, NotKept, NotLoaded, UseAfterFree
+from redblue.machine.errors import MachineError, NotKept, NotLoaded, UseAfterFree
 
 if TYPE_CHECKING:
     from redblue.machine.base import Machine

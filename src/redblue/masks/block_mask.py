@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from redblue.errors import RedblueError
-from redblue.integers import ceil_div
-from redblue.masks.algebra import Stack, either
-from redblue.masks.arrays import from_coo
-from redblue.masks.layouts import Blocks
-from redblue.masks.rule import Rule
+from redblue.base.errors import RedblueError
+from redblue.base.integers import ceil_div
+from redblue.masks.rules.algebra import Stack, either
+from redblue.masks.rules.arrays import from_coo
+from redblue.masks.rules.layouts import Blocks
+from redblue.masks.rules.rule import Rule
 
 NEEDED = (
     "kv_num_blocks",

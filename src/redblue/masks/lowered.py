@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redblue.errors import RedblueError
-from redblue.integers import ceil_div
-from redblue.masks import spans
-from redblue.masks.algebra import planes
+from redblue.base.errors import RedblueError
+from redblue.base.integers import ceil_div
+from redblue.masks.patterns import spans
+from redblue.masks.rules.algebra import planes
 from redblue.masks.mask import Mask
-from redblue.masks.pattern import MOST_ROWS, Tiling, below, popcount, tiling
+from redblue.masks.patterns.pattern import MOST_ROWS, Tiling, below, popcount, tiling
 
 SHORTEST = 8  # keys of a full run beside keys with bits: a shorter one would cost a kernel more than its bits do
 KEPT = 16  # masks, with sizes, whose lowered form is kept

@@ -2,7 +2,7 @@
 
 A mask is a rule without sizes. `on(n_q, n_k)` lays it on queries and keys, which gives what schedules ask (`Pairs`);
 `redblue.masks.lowered` what kernels take. Bands (full, causal, sliding window) and layouts of blocks have closed forms;
-all other rules, and every composition, are laid as patterns (`redblue.masks.pattern`), which are answered tile by tile.
+all other rules, and every composition, are laid as patterns (`redblue.masks.patterns.pattern`), which are answered tile by tile.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from redblue.errors import RedblueError
-from redblue.masks import algebra, arrays, rules, spans
-from redblue.masks.bands import Window
+from redblue.base.errors import RedblueError
+from redblue.masks.rules import algebra, arrays, blocks
+from redblue.masks.patterns import spans
+from redblue.masks.rules.bands import Window
 from redblue.masks.block_mask import read
-from redblue.masks.layouts import Blocks
+from redblue.masks.rules.layouts import Blocks
 from redblue.masks.numbers import Numbers, number, numbers, pair
-from redblue.masks.packed import WindowedDocuments
-from redblue.masks.pairs import Pairs
-from redblue.masks.rule import Rule
-from redblue.masks.tiled import csr
+from redblue.masks.rules.packed import WindowedDocuments
+from redblue.masks.patterns.pairs import Pairs
+from redblue.masks.rules.rule import Rule
+from redblue.masks.rules.tiled import csr
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,12 @@ class Mask:
     @classmethod
     def prefix(cls, length: int) -> Mask:
         """Every query attends keys 0..length-1. `Mask.prefix(length) | Mask.causal()` is a prefix language model's."""
-        return cls(rules.Prefix(number("length", length, 0)))
+        return cls(blocks.Prefix(number("length", length, 0)))
 
     @classmethod
     def key_lengths(cls, lengths: Any) -> Mask:
         """Padding: in batch entry b, every query attends keys 0..lengths[b]-1. lengths: (batch,) whole numbers."""
-        each = [rules.Prefix(int(n)) for n in numbers("lengths", lengths).array]
+        each = [blocks.Prefix(int(n)) for n in numbers("lengths", lengths).array]
         if not each:
             raise RedblueError("lengths must have at least one entry, for a batch of one; got none")
         return cls(algebra.Stack.of(each, (len(each), 1)))
@@ -92,12 +93,12 @@ class Mask:
             raise RedblueError(f"key_lengths must be as many as lengths ({len(queries)}), got {len(keys)}")
         for name, each in (("lengths", queries), ("key_lengths", keys)):
             total = each.array.sum(dtype=np.float64)
-            if total > rules.MOST_TOKENS:
-                raise RedblueError(f"{name} must add up to at most {rules.MOST_TOKENS:,}, got about {total:.3g}")
+            if total > blocks.MOST_TOKENS:
+                raise RedblueError(f"{name} must add up to at most {blocks.MOST_TOKENS:,}, got about {total:.3g}")
         if within is not None and not isinstance(within, Mask):
             raise RedblueError(f"within must be a window, such as Mask.causal(), got {within!r}")
         if within is None or within.is_full:
-            return cls(rules.Documents(queries, keys))
+            return cls(blocks.Documents(queries, keys))
         if not isinstance(within.rule, Window):
             raise RedblueError(f"within must be a window, such as Mask.causal(), got {within!r}: use & for others")
         return cls(WindowedDocuments(queries, keys, within.rule))
@@ -105,7 +106,7 @@ class Mask:
     @classmethod
     def dilated(cls, window: int, step: int) -> Mask:
         """Query i attends keys i + t * step for t = -window..window (Longformer); & Mask.causal() for those before."""
-        return cls(rules.DilatedWindow(number("window", window, 0), number("step", step, 1)))
+        return cls(blocks.DilatedWindow(number("window", window, 0), number("step", step, 1)))
 
     @classmethod
     def strided(cls, stride: int) -> Mask:
@@ -113,12 +114,12 @@ class Mask:
 
         The strided pattern of Child et al. (arXiv 1904.10509), its two heads as one.
         """
-        return cls(rules.Strided(number("stride", stride, 1)))
+        return cls(blocks.Strided(number("stride", stride, 1)))
 
     @classmethod
     def global_tokens(cls, indices: Any) -> Mask:
         """The tokens at `indices` attend every key, and every query attends them (Longformer, BigBird)."""
-        return cls(rules.GlobalTokens(Numbers(np.unique(numbers("indices", indices).array))))
+        return cls(blocks.GlobalTokens(Numbers(np.unique(numbers("indices", indices).array))))
 
     @classmethod
     def butterfly(cls, block: int | Sequence[int]) -> Mask:
@@ -127,7 +128,7 @@ class Mask:
         The fixed pattern of block-sparse FlashAttention (arXiv 2205.14135): the flat block butterfly of Dao et al.
         (arXiv 2112.00029). block: (bq, bk), or one number for both.
         """
-        return cls(rules.Butterfly(pair("block", block)))
+        return cls(blocks.Butterfly(pair("block", block)))
 
     @classmethod
     def bigbird(
@@ -142,20 +143,20 @@ class Mask:
         if window % 2 == 0:
             raise RedblueError(f"window must be an odd number of blocks, as many on both sides; got {window}")
         sizes = number("first", first, 0), number("random", random, 0), number("seed", seed, 0)
-        return cls(rules.BigBird(pair("block", block), window, *sizes))
+        return cls(blocks.BigBird(pair("block", block), window, *sizes))
 
     @classmethod
     def n_of_m(cls, n: int, m: int) -> Mask:
         """Of every m keys in a row each query attends n: query i attends keys j where (i + j) mod m < n."""
         m = number("m", m, 1)
-        return cls(rules.NOfM(number("n", n, 1, m), m))
+        return cls(blocks.NOfM(number("n", n, 1, m), m))
 
     @classmethod
     def random_blocks(cls, density: float, seed: int = 0, block: int | Sequence[int] = 64) -> Mask:
         """Each block of queries and keys attends with probability `density`; the same ones for a seed and sizes."""
         if isinstance(density, bool) or not isinstance(density, (int, float, np.number)) or not 0 <= density <= 1:
             raise RedblueError(f"density must be a number from 0 to 1, got {density!r}")
-        return cls(rules.RandomBlocks(float(density), number("seed", seed, 0), pair("block", block)))
+        return cls(blocks.RandomBlocks(float(density), number("seed", seed, 0), pair("block", block)))
 
     @classmethod
     def from_csr(cls, indptr: Any, indices: Any, n_k: int) -> Mask:

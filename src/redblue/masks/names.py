@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.masks.mask import Mask
 
 MOST_DIGITS = 18  # of a number

@@ -8,13 +8,13 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from redblue.errors import RedblueError
-from redblue.integers import ceil_div
-from redblue.masks.census import Census, census
+from redblue.base.errors import RedblueError
+from redblue.base.integers import ceil_div
+from redblue.masks.patterns.census import Census, census
 from redblue.masks.mask import Mask
 from redblue.masks.numbers import pair
-from redblue.style import COLOURS, printed
-from redblue.text import amount
+from redblue.base.style import COLOURS, printed
+from redblue.base.text import amount
 
 MOST_TILES = 64  # along an axis
 MOST_DRAWN = 1 << 16  # tiles

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from redblue import _core, counts
-from redblue.errors import RedblueError
-from redblue.kernels import capacity, cpu
-from redblue.kernels.attended import check_lead, in_pairs, in_tiles
-from redblue.masks.bands import Window
+from redblue.compiled import _core
+from redblue.lab import counts
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu import cache_fit, call as cpu
+from redblue.kernels.cpu.mask_form import check_lead, in_pairs, in_tiles
+from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
@@ -71,7 +72,7 @@ def kernel_call(
     if problem.dtype not in cpu.NUMBERS:
         raise RedblueError(f"no compiled kernel computes in {problem.dtype}: take {', '.join(list(cpu.NUMBERS)[:4])}")
     schedule = schedule or ("flash" if problem.direction == "forward" else "flash_onepass")
-    known = (*capacity.KERNELS[problem.direction], "gather")
+    known = (*cache_fit.KERNELS[problem.direction], "gather")
     if schedule not in known:
         raise RedblueError(
             f"no compiled kernel follows {schedule!r} {problem.direction}: {', '.join(known[:-1])} and {known[-1]} do"

@@ -18,7 +18,7 @@ ALIGNED = 64  # bytes: a line, of any cache that is not told otherwise
 
 
 def load(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location("redblue._core", path)
+    spec = importlib.util.spec_from_file_location("redblue.compiled._core", path)
     assert spec is not None
     assert spec.loader is not None
     core = importlib.util.module_from_spec(spec)

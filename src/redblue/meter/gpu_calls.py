@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 
 from redblue import schedules
-from redblue.errors import RedblueError
-from redblue.kernels.cpu import Sizes
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.call import KERNELS
-from redblue.kernels.gpu.plan import Launch, card_of, plan
-from redblue.kernels.gpu.task import Options, Task
-from redblue.masks.bands import Window
+from redblue.kernels.gpu.planning.plan import Launch, card_of, plan
+from redblue.kernels.gpu.launch import Options, Task
+from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 
 

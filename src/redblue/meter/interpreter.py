@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 
 ELSEWHERE = "elsewhere"  # the name of addresses that lie in no argument: of pointers made from integers
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from redblue import _core
+from redblue.compiled import _core
 from redblue.meter.calls import KernelCall, Region
 
 ALIGNED = 64  # bytes

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 
 
 @dataclass(frozen=True)

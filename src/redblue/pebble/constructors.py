@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.masks import Mask
 from redblue.pebble.graph import Builder, Graph, GraphError
 from redblue.pebble.whole import count

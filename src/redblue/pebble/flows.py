@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 
 LARGEST = 2**31 - 1  # SciPy counts in 32 bits
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.pebble.whole import NotWhole, whole_array
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from redblue import _core
-from redblue.pebble.deeper import deepen
+from redblue.compiled import _core
+from redblue.pebble.levels import deepen
 from redblue.pebble.graph import Graph
 from redblue.pebble.moves import COMPUTE, LOAD, STORE, Game
 from redblue.pebble.orders import orders

@@ -8,7 +8,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.pebble.whole import NotWhole, whole_array
 
 LOAD, STORE, COMPUTE, DELETE = range(4)

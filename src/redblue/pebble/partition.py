@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 from redblue.pebble.graph import Graph
 from redblue.pebble.program import Program
 from redblue.pebble.rules import Rules, rules_of

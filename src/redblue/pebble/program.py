@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 
 
 @dataclass

@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redblue import _core
-from redblue.errors import RedblueError
+from redblue.compiled import _core
+from redblue.base.errors import RedblueError
 from redblue.pebble.graph import Graph
 from redblue.pebble.heuristics import heuristic
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from redblue.errors import RedblueError
+from redblue.base.errors import RedblueError
 
 LARGEST = int(np.iinfo(np.int64).max)
 

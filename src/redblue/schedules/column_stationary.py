@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from redblue.integers import smaller
+from redblue.base.integers import smaller
 from redblue.machine import Machine, Slow, Tile
 from redblue.masks import Pairs
 from redblue.problem import Problem

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.integers import ceil_div, larger, smaller
+from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Region, Slow, Tile, exp, log, maximum
 from redblue.masks import Pairs, Runs
 from redblue.problem import LARGEST, Problem

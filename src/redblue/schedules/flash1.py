@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.integers import ceil_div, smaller
+from redblue.base.integers import ceil_div, smaller
 from redblue.machine import Machine, Slow, exp, maximum
 from redblue.problem import Problem
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from redblue.integers import larger, smaller
+from redblue.base.integers import larger, smaller
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
 from redblue.schedules.products import score_cost, score_tile

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.integers import ceil_div, larger, smaller
+from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
 from redblue.schedules import flash

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from redblue.integers import ceil_div, larger, smaller
+from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow, exp, maximum
 from redblue.masks import Mask, Pairs
 from redblue.problem import Problem

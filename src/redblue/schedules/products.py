@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from redblue.integers import ceil_div, smaller
+from redblue.base.integers import ceil_div, smaller
 from redblue.machine import Machine, Slow, Tile
 from redblue.masks import Pairs, Runs
 from redblue.schedules.schedule import Cost, blocks, grid, overlap, within

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from redblue.integers import ceil_div, larger, smaller
+from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow, exp
 from redblue.problem import Problem
 from redblue.schedules.products import score_tile

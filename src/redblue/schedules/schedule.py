@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from redblue.errors import RedblueError
-from redblue.integers import ceil_div, larger
+from redblue.base.errors import RedblueError
+from redblue.base.integers import ceil_div, larger
 from redblue.masks import Pairs, Runs
 from redblue.problem import Problem
 

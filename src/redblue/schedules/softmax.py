@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from redblue.integers import ceil_div, smaller
+from redblue.base.integers import ceil_div, smaller
 from redblue.machine import Machine, Region, Slow, Tile, Value, exp, maximum, minimum
 from redblue.masks import Pairs
 from redblue.schedules.schedule import Cost, blocks, grid, overlap, within

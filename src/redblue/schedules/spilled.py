@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.integers import ceil_div, larger, smaller
+from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow, Tile, exp, log, maximum
 from redblue.problem import Problem
 from redblue.schedules.products import score_cost, score_peak, score_tile

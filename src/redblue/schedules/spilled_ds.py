@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from redblue.integers import ceil_div
+from redblue.base.integers import ceil_div
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
 from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, longest_stay, row_deltas, row_deltas_cost

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.integers import smaller
+from redblue.base.integers import smaller
 from redblue.machine import Machine, Slow, Tile, exp, maximum
 from redblue.masks import Mask, Pairs
 from redblue.problem import Problem

@@ -14,20 +14,22 @@ import triton
 from torch import Tensor
 
 import redblue
-from redblue import torch_kernels
-from redblue.errors import RedblueError
-from redblue.kernels.attended import check_lead
-from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu import fallback, flash, flash_backward, spilled, spilled_backward, tune
-from redblue.kernels.gpu.bias import add_bias_gradient
-from redblue.kernels.gpu.device import copied
-from redblue.kernels.gpu.lists import KEPT
-from redblue.kernels.gpu.plan import Launch, candidates, card_of, launches, plan
+from redblue.op.pytorch import ops
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.mask_form import check_lead
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fallback, tune
+from redblue.kernels.gpu.flash import forward, backward
+from redblue.kernels.gpu.spilled import forward, backward
+from redblue.kernels.gpu.bias_gradient import add_bias_gradient
+from redblue.kernels.gpu.planning.device import copied
+from redblue.kernels.gpu.mask_lists import KEPT
+from redblue.kernels.gpu.planning.plan import Launch, candidates, card_of, launches, plan
 from redblue.kernels.gpu.scores import INTERPRETED
-from redblue.kernels.gpu.task import Task
+from redblue.kernels.gpu.launch import Task
 from redblue.masks import Mask
-from redblue.masks.algebra import planes
-from redblue.torch_masks import mask_named
+from redblue.masks.rules.algebra import planes
+from redblue.op.pytorch.masks import mask_named
 
 
 class Passes(NamedTuple):
@@ -38,9 +40,9 @@ class Passes(NamedTuple):
 
 
 KERNELS: dict[str, Any] = {
-    "flash": Passes(flash.forward, flash_backward.backward),
-    "hybrid": Passes(spilled.forward, spilled_backward.backward),
-    "small_cache": Passes(spilled.forward, spilled_backward.backward),
+    "flash": Passes(forward.forward, backward.backward),
+    "hybrid": Passes(forward.forward, backward.backward),
+    "small_cache": Passes(forward.forward, backward.backward),
 }
 
 
@@ -69,21 +71,21 @@ def interpreted() -> Iterator[None]:
             "tensors on the CPU can be given to GPU kernels only where Triton interprets: set TRITON_INTERPRET=1 "
             "before anything imports Triton, or call redblue.attention"
         )
-    with torch_kernels.handing_over(to=sys.modules[__name__]):
+    with ops.handing_over(to=sys.modules[__name__]):
         yield
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *rest: Any) -> tuple[Tensor, Tensor]:
     """As torch_kernels.forward."""
-    call = torch_kernels.known_call(
-        q.shape, k.shape, v.shape, torch_kernels.shape_of(bias), torch_kernels.shape_of(sinks), *_types(q, k, v, bias)
+    call = ops.known_call(
+        q.shape, k.shape, v.shape, ops.shape_of(bias), ops.shape_of(sinks), *_types(q, k, v, bias)
     )
-    out = q.new_empty_strided(*call.out[torch_kernels.inside(q)])
+    out = q.new_empty_strided(*call.out[ops.inside(q)])
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if not out.numel():
         return out, lse
     if sinks is not None:
-        sinks = torch_kernels.check_sinks(sinks).to(call.sums).contiguous()
+        sinks = ops.check_sinks(sinks).to(call.sums).contiguous()
     tasks = list(_tasks(call, q, bias, sinks, seed, rest, k=k, v=v, out=out, lse=lse))
     _run("forward", tasks, call, q, rest)
     return out, lse
@@ -103,14 +105,14 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As torch_kernels.backward."""
     *rest, bias_grad = more
-    call = torch_kernels.known_call(
-        q.shape, k.shape, v.shape, torch_kernels.shape_of(bias), None, *_types(q, k, v, bias)
+    call = ops.known_call(
+        q.shape, k.shape, v.shape, ops.shape_of(bias), None, *_types(q, k, v, bias)
     )
-    torch_kernels.check_outputs(call, dout, dlse, out, lse)
+    ops.check_outputs(call, dout, dlse, out, lse)
     if seed is not None:
-        oldest = torch_kernels.OLDEST_DROPOUT_GRADIENTS
-        torch_kernels.check_triton(triton.__version__, oldest, "gradients with dropout")
-    inside = torch_kernels.inside
+        oldest = ops.OLDEST_DROPOUT_GRADIENTS
+        ops.check_triton(triton.__version__, oldest, "gradients with dropout")
+    inside = ops.inside
     dq, dk, dv = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
     delta = q.new_empty(lse.shape, dtype=call.sums)
     dbias = q.new_zeros((0,) if bias is None or not bias_grad else bias.shape, dtype=call.sums)
@@ -169,7 +171,7 @@ def _tasks(
     """The call in parts of one leading dimension: one part, unless the strides of some tensor forbid that."""
     left, right, bottom_right, mask, _, scale, softcap, dropout = rest
     sizes = call.sizes
-    torch_kernels.check_numbers(softcap, dropout, seed)
+    ops.check_numbers(softcap, dropout, seed)
     offset = sizes.n_k - sizes.n_q if bottom_right else 0
     most = sizes.n_q + sizes.n_k  # a side so wide never binds, and fits
     named_mask = mask_named(mask)

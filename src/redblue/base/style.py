@@ -1,0 +1,105 @@
+"""How figures look: the colours of both schemes, and each schedule's own colour and mark, the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from redblue.lab.planner import REGIMES
+
+# Distinguishable with every kind of colour vision; a regime has the colour of the schedule that it favours.
+COLOURS = {
+    "light": {
+        "paper": "#ffffff",
+        "ink": "#1d2329",
+        "muted": "#5b6570",
+        "grid": "#e4e7ea",
+        "large-cache": "#0068a8",
+        "between": "#b0508a",
+        "small-cache": "#cf5a00",
+    },
+    "dark": {
+        "paper": "#14171a",
+        "ink": "#e8eaed",
+        "muted": "#a3abb4",
+        "grid": "#2b3138",
+        "large-cache": "#5bb0ea",
+        "between": "#e08fc0",
+        "small-cache": "#f0883e",
+    },
+}
+
+
+class Look(NamedTuple):
+    """Of one schedule. shape: a mark of Vega-Lite."""
+
+    light: str
+    dark: str
+    shape: str
+
+
+# A path, within a square of side 2: Vega-Lite has no name for it
+STAR = "M0,-1L.29,-.4L.95,-.31L.48,.15L.59,.81L0,.5L-.59,.81L-.48,.15L-.95,-.31L-.29,-.4Z"
+
+LOOKS = {
+    "standard": Look("#757d86", "#98a1ab", "diamond"),
+    "flash1": Look("#2a8c5a", "#5fc792", "cross"),
+    "flash": Look("#0068a8", "#5bb0ea", "circle"),
+    "flash_onepass": Look("#5a4fb0", "#a79bf2", "triangle-down"),
+    "gather": Look("#b3263a", "#ef7d8a", STAR),
+    "spilled_ds": Look("#9a7b00", "#d3b13a", "triangle-right"),
+    "hybrid": Look("#b0508a", "#e08fc0", "square"),
+    "saha_ye": Look("#00808a", "#4fc3cc", "triangle-left"),
+    "small_cache": Look("#cf5a00", "#f0883e", "triangle-up"),
+    "gradient_x": Look("#0068a8", "#5bb0ea", "circle"),
+    "gradient_x_small": Look("#cf5a00", "#f0883e", "triangle-up"),
+}
+
+
+def config(scheme: str = "light") -> dict[str, Any]:
+    """Vega-Lite configuration: the colours of a scheme, "light" or "dark", and the type.
+
+    Its category range holds the schedules' colours, in the order of LOOKS.
+    """
+    colour = COLOURS[scheme]
+    text = {"labelColor": colour["muted"], "titleColor": colour["ink"], "titleFontWeight": "normal"}
+    return {
+        "background": "transparent",
+        "font": "system-ui, sans-serif",
+        "view": {"stroke": None},
+        "range": {"category": [getattr(look, scheme) for look in LOOKS.values()]},
+        "axis": {
+            **text,
+            "gridColor": colour["grid"],
+            "domainColor": colour["muted"],
+            "tickColor": colour["muted"],
+            "labelFontSize": 11,
+            "titleFontSize": 12,
+        },
+        "legend": {
+            **text,
+            "orient": "bottom",
+            "labelColor": colour["ink"],
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleLimit": 300,
+            "labelLimit": 220,
+            "symbolBaseStrokeColor": colour["ink"],
+            "layout": {"bottom": {"direction": "vertical", "anchor": "start", "margin": 8}},
+        },
+        "header": {**text, "labelColor": colour["ink"], "labelFontSize": 12, "titleFontSize": 12, "title": None},
+        "style": {
+            "ink": {"color": colour["ink"]},
+            "faint": {"color": colour["muted"]},
+            "words": {"color": colour["muted"], "fontSize": 11},
+            "heading": {"color": colour["ink"], "fontSize": 11, "fontWeight": 600},
+            "halo": {"color": colour["paper"], "stroke": colour["paper"], "strokeWidth": 4, "fontSize": 11},
+            **{regime: {"color": colour[regime]} for regime in REGIMES},
+        },
+    }
+
+
+def printed() -> dict[str, Any]:
+    """The configuration of a figure that stands alone: the light scheme on white, with a margin."""
+    style = config("light") | {"background": "white", "padding": 16}
+    style["legend"]["columnPadding"] = 40  # a reader's font may be wider than the one this is laid out with
+    return style

@@ -1,0 +1,76 @@
+"""`redblue measure`: what a kernel really moves, beside what is counted and what is proved."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+import redblue as rb
+from redblue.base.errors import RedblueError
+from redblue.meter import registry
+from redblue.cli.options import Json, Words, parse_tiles
+from redblue.cli.tables import measurement_table
+
+EPILOG = (
+    "Example: redblue measure --n 512 --d 64 --words 8192 --with cachegrind. "
+    "This machine's own memories: redblue measure --n 4096 --d 128 --boundary L2/L3"
+)
+
+
+def measure(
+    problem: rb.Problem,
+    words: Words = None,
+    using: Annotated[
+        str, typer.Option("--with", help="cachegrind, probe, interpreter, counters, ncu, or auto: the best that works.")
+    ] = "auto",
+    schedule: Annotated[str | None, typer.Option(help="What the kernel follows; the usual one, if left out.")] = None,
+    tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
+    plan_words: Annotated[
+        int | None, typer.Option(help="Words that the tiles are planned for; those of --words, if left out.")
+    ] = None,
+    boundary: Annotated[
+        str | None,
+        typer.Option(help="Of counters and ncu: L1d/L2, L2/L3, L3/DRAM; 'shared memory and L1/L2', L2/DRAM."),
+    ] = None,
+    line: Annotated[int, typer.Option(help="Bytes of the simulated cache's lines.")] = 64,
+    ways: Annotated[str, typer.Option(help="Its lines per set, or full: one set.")] = "full",
+    as_json: Json = False,
+) -> None:
+    """Words that a compiled kernel really moves, beside its schedule's count and the lower bound.
+
+    The type is float32 unless --dtype says otherwise.
+    """
+    if using == "interpreter":
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # nothing here has imported Triton yet
+    found = rb.measure(
+        problem,
+        words=words,
+        using=using,
+        schedule=schedule,
+        tiles=parse_tiles(tiles),
+        plan_words=plan_words,
+        boundary=boundary,
+        line_bytes=line,
+        ways=_ways(ways),
+    )
+    others = registry.others(found.meter) if using == "auto" else {}
+    if as_json:
+        print(json.dumps(found.to_dict() | ({"others": others} if others else {}), indent=2))
+        return
+    console = Console(emoji=False)
+    console.print(measurement_table([found]))
+    for name, reason in others.items():
+        console.print(f"[dim]not {name}: {escape(reason)}[/]", highlight=False)
+
+
+def _ways(text: str) -> int | None:
+    if text == "full":
+        return None
+    if not text.isdecimal():
+        raise RedblueError(f"--ways must be a number of lines per set, or full, got {text!r}")
+    return int(text)

@@ -1,0 +1,103 @@
+"""The options of the command line: their types, and what they are parsed into."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import typer
+
+import redblue as rb
+from redblue.base.errors import RedblueError
+from redblue.masks.names import parse
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+N = Annotated[int | None, typer.Option("--n", help="Sequence length (n_q = n_k).")]
+ModelN = Annotated[int | None, typer.Option("--n", help="Sequence length; the model's own, up to 4096, if left out.")]
+NQ = Annotated[int | None, typer.Option("--n-q", help="Queries, where not --n.")]
+NK = Annotated[int | None, typer.Option("--n-k", help="Keys, where not --n.")]
+D = Annotated[int | None, typer.Option("--d", help="Head dimension of queries and keys.")]
+DV = Annotated[int | None, typer.Option("--d-v", help="Head dimension of values; --d if left out.")]
+Batch = Annotated[int, typer.Option(help="Batch size.")]
+Heads = Annotated[int, typer.Option(help="Query heads.")]
+KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; --heads if left out.")]
+Dtype = Annotated[str | None, typer.Option(help="float64, float32, float16, bfloat16 or float8.")]
+MaskText = Annotated[
+    str,
+    typer.Option(
+        "--mask",
+        help="full, causal, causal-bottom-right, window:LEFT[,RIGHT], blocks:FILE.npy,BQ[,BK] (a boolean array, True "
+        "where a block of BQ queries attends a block of BK keys), or any that redblue mask --help lists.",
+    ),
+]
+Direction = Annotated[str, typer.Option(help="forward, backward or gradient_x.")]
+Words = Annotated[int | None, typer.Option("--words", help="Capacity of the cache, in words (array elements).")]
+Memories = Annotated[
+    list[str] | None, typer.Option("--memory", "-m", help="A machine of the catalogue, or a TOML file. Repeatable.")
+]
+
+
+def parse_mask(text: str) -> rb.Mask:
+    """A mask from its name on the command line. Raises RedblueError that lists the names."""
+    return parse(text)
+
+
+def parse_tiles(text: str | None) -> dict[str, int] | None:
+    """Tile edges from "rows=64,cols=16"."""
+    if text is None:
+        return None
+    pairs = [part.partition("=") for part in text.split(",")]
+    for edge, _, length in pairs:
+        if not edge.strip() or not length.strip().isdecimal():
+            raise RedblueError(f"tiles must be edges with lengths, such as rows=64,cols=16; got {text!r}")
+    if len({edge.strip() for edge, _, _ in pairs}) < len(pairs):
+        raise RedblueError(f"each tile edge may be given once, got {text!r}")
+    return {edge.strip(): int(length) for edge, _, length in pairs}
+
+
+def make_problem(
+    n: N = None,
+    n_q: NQ = None,
+    n_k: NK = None,
+    d: D = None,
+    d_v: DV = None,
+    batch: Batch = 1,
+    heads: Heads = 1,
+    kv_heads: KvHeads = None,
+    dtype: Dtype = None,
+    mask: MaskText = "full",
+    direction: Direction = "forward",
+) -> rb.Problem:
+    """A problem from the command line's options."""
+    n_q, n_k = (n if n_q is None else n_q), (n if n_k is None else n_k)
+    missing = [name for name, value in (("--n or --n-q", n_q), ("--n or --n-k", n_k), ("--d", d)) if value is None]
+    if n_q is None or n_k is None or d is None:
+        raise RedblueError(f"the problem needs its sizes: {', '.join(missing)} not given (example: --n 4096 --d 128)")
+    return rb.Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
+
+
+def with_problem(command: Callable[..., None], dtype: str | None = None) -> Callable[..., None]:
+    """Give a command the options of make_problem beside its own; it is called with the problem they make.
+
+    dtype: of the problem where none is given; that of make_problem if None.
+    """
+    options = inspect.signature(make_problem, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        chosen: dict[str, Any] = {name: given.pop(name) for name in options}
+        chosen["dtype"] = chosen["dtype"] or dtype
+        command(make_problem(**chosen), **given)
+
+    return taking(run, [p for p in (*own.values(), *options.values()) if p.name != "problem"])
+
+
+def taking(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """The command with these parameters, by keyword, as the command line's parser sees them."""
+    named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in named}
+    return command

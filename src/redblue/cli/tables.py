@@ -1,0 +1,168 @@
+"""What the terminal shows: plans, counts, bounds, machines and models as tables that fit 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from redblue.base.text import amount, capacity, limit_text, mask_text, nesting_text, ratio, shape_text, tile_text, time
+
+if TYPE_CHECKING:
+    from redblue.bounds import Bound
+    from redblue.lab.counts import Count
+    from redblue.catalogue.memories import Memory
+    from redblue.meter import Measurement
+    from redblue.catalogue.models import Model
+    from redblue.lab.planner import Plan
+    from redblue.lab.recount import Recount
+
+
+def table(
+    left: Sequence[str], right: Sequence[str] = (), title: str | None = None, caption: str | None = None
+) -> Table:
+    """An empty table in the house style: left-aligned columns that may wrap, then right-aligned ones that may not."""
+    made = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
+    made.title_style, made.caption_style = "bold", "dim"
+    for heading in left:
+        made.add_column(heading, overflow="fold")
+    for heading in right:
+        made.add_column(heading, justify="right", no_wrap=True)
+    return made
+
+
+def plan_table(plan: Plan) -> Table:
+    rate = f" at the peak of {plan.arithmetic_dtype}" if plan.arithmetic_dtype else ""
+    limit = limit_text(plan.limit, plan.unknown)
+    made = table(
+        ("boundary\nM (words)", "regime", "schedule\ntiles"),
+        ("words\nbytes", "bound\ngap", "time"),
+        title=f"{plan.memory}: {shape_text(plan.problem)}, {plan.problem.dtype}",
+        caption=f"arithmetic {time(plan.arithmetic_seconds)}{rate}; {limit}" + (f"\n{plan.note}" if plan.note else ""),
+    )
+    for column in made.columns[:2]:
+        column.no_wrap = True
+    for level in plan.levels:
+        made.add_row(
+            f"{level.boundary}\n{level.capacity_words:,}",
+            level.regime,
+            f"{level.schedule or 'none fits'}\n{tile_text(level.tiles) or level.why}{nesting_text(level.nesting)}",
+            f"{amount(level.words)}\n{amount(level.bytes)}",
+            f"{amount(level.bound.words)}\n{ratio(level.gap)}",
+            time(level.seconds),
+        )
+    return made
+
+
+def counts_table(found: Iterable[Count], left_out: Sequence[str]) -> Table:
+    made = table(
+        ("schedule\ntiles",), ("words", "reads\nwrites", "peak held", "flops"), caption="\n".join(left_out) or None
+    )
+    for c in found:
+        moved = (f"{c.words:,}", f"{c.reads:,}\n{c.writes:,}", f"{c.peak:,}", amount(c.flops))
+        index = f"\nindex: {c.index_words:,} of the reads" if c.index != "rule" else ""
+        made.add_row(f"{c.schedule}\n{tile_text(c.tiles)}{index}", *moved)
+    return made
+
+
+def measurement_table(found: Iterable[Measurement]) -> Table:
+    made = table(
+        ("kernel\ntiles\nboundary\nhow",),
+        ("measured\nwords", "read\nwritten", "counted\nwords", "measured /\ncounted", "proved\nbound"),
+        caption="read and written: words towards the fast side, and back",
+    )
+    for m in found:
+        read, written = (f"{each // m.bytes_per_word:,}" for each in (m.bytes_read, m.bytes_written))
+        parts = "".join(f"\n{name.replace('_', ' ')}: {value:,}" for name, value in m.parts.items())
+        made.add_row(
+            f"{m.kernel}\n{tile_text(m.tiles)}\n{m.boundary}\n{m.meter} ({m.tool}): {m.how}{parts}",
+            f"{m.measured_words:,.0f}",
+            f"{read}\n{written}",
+            f"{m.counted_words:,}" if m.counted_words is not None else "-",
+            ratio(m.over_counted),
+            f"{m.bound_words:,}" if m.bound_words is not None else "-",
+        )
+    return made
+
+
+def bounds_table(found: Iterable[Bound]) -> Table:
+    made = table(
+        ("bound\nconditions",),
+        ("words",),
+        caption="Z: attended pairs. order only: a paper's form without its unknown constant, so no bound.",
+    )
+    for each in found:
+        kind = "" if each.proved else " (order only)"
+        made.add_row(f"{each.name}{kind}: {each.formula}\n{each.conditions}\n{each.source}\n", f"{each.words:,}")
+    return made
+
+
+def recount_table(found: Iterable[Recount]) -> Table:
+    made = table(
+        ("what\nschedule, tiles\nformula\nsource",),
+        ("expected", "counted", "ratio"),
+        caption="expected: what the algorithm's lines add up to (words), or what is printed (GB)",
+    )
+    for each in found:
+        expected, counted = (f"{x:,.0f}" if each.unit == "words" else f"{x:.2f}" for x in (each.expected, each.counted))
+        tiles = tile_text(dict(each.tiles))
+        made.add_row(
+            f"{each.what}\n{each.schedule}{', ' if tiles else ''}{tiles}\n{each.formula}\n{each.source}\n",
+            f"{expected} {each.unit}",
+            f"{counted} {each.unit}",
+            f"{each.ratio:.3f}",
+        )
+    return made
+
+
+def memories_table(machines: Iterable[Memory], largest_d: Sequence[Sequence[int | None]]) -> Table:
+    made = table(("machine", "level"), ("one\nholds", "count", "read\nbandwidth", "d*\n16-bit"))
+    made.columns[0].no_wrap = True
+    for machine, stars in zip(machines, largest_d, strict=True):
+        for i, (level, star) in enumerate(zip(machine.levels, stars, strict=True)):
+            speed = level.bandwidth_bytes_per_second
+            made.add_row(
+                machine.name if i == 0 else "",
+                level.name,
+                capacity(level.capacity_bytes),
+                str(level.count),
+                f"{amount(speed)}B/s" if speed else "not known",
+                str(star) if star else "-",
+            )
+    return made
+
+
+def memory_details(machine: Memory, largest_d: Sequence[int | None]) -> Group:
+    """One machine: its levels, its peak rates, what else is known, and where each figure is from."""
+    peaks, facts = table(("type",), ("peak",)), table(("fact",), ("value",))
+    for dtype, rate in machine.peak_flops_per_second.items():
+        peaks.add_row(dtype, f"{amount(rate)}FLOP/s")
+    for key, value in machine.facts.items():
+        name, _, unit = key.rpartition("_")
+        known = {"bytes": capacity(round(value)), "hertz": f"{amount(value)}Hz"}
+        facts.add_row((name if unit in known else key).replace("_", " "), known.get(unit, f"{value:,.0f}"))
+    lines = [f"{level.name} {key}: {source}" for level in machine.levels for key, source in level.sources.items()]
+    lines += [f"{key}: {source}" for key, source in machine.sources.items()]
+    sources = Text("\n".join(lines), style="dim")
+    tables = (memories_table([machine], [largest_d]), *(each for each in (peaks, facts) if each.row_count))
+    return Group(Text(machine.title, style="bold"), *tables, sources)
+
+
+def models_table(found: Iterable[Model]) -> Table:
+    made = table(("model and attention\nmask",), ("layers", "n_q x n_k", "d / d_v", "heads / kv"))
+    for model in found:
+        for layers in model:
+            p = layers.problem
+            sizes = (f"{p.n_q} x {p.n_k}", f"{p.d} / {p.d_v}", f"{p.heads} / {p.kv_heads}")
+            made.add_row(f"{model.name}, {layers.name}\n{mask_text(p.mask)}", str(layers.layers), *sizes)
+    return made
+
+
+def model_details(model: Model) -> Group:
+    """One model: its shapes, where they are from, and what to know about them."""
+    lines = [model.source, *model.notes, *(f"{layers.name}: {layers.note}" for layers in model if layers.note)]
+    return Group(Text(model.title, style="bold"), models_table([model]), Text("\n".join(lines), style="dim"))

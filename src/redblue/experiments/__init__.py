@@ -1,7 +1,0 @@
-"""Experiments: the figures of docs/results, each made again by one command, `redblue experiment NAME`."""
-
-from redblue.experiments.catalogue import NAMES, get
-from redblue.experiments.result import Result, read, read_all
-from redblue.experiments.runner import redraw, run
-
-__all__ = ["NAMES", "Result", "get", "read", "read_all", "redraw", "run"]

@@ -1,0 +1,192 @@
+"""Tiles of a named schedule for a cache of so many words, as the compiled kernels really use one.
+
+A schedule's own search fills a cache that it controls, word by word. A real one evicts what was touched longest ago, in
+whole lines: until a tile's line is touched again, all that is touched in between must fit beside it, slices that have
+streamed by included. So each phase of a kernel says what it holds in that sense, and takes the tiles that the search
+finds for the largest cache for which this fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redblue import schedules
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.plan import DTYPES, FEW_ROWS, KEYS_STEP, SpillTile, Tile, TwoPassTile, cache_bytes, least_tasks, step
+from redblue.catalogue.memories import USABLE_SHARE
+from redblue.problem import Problem
+from redblue.schedules import Cost, TooFewWords
+from redblue.schedules.search import cheapest, edges
+
+AXES = {"rows": "n_q", "cols": "n_k", "out_rows": "n_q", "out_cols": "value_dim", "dq_rows": "n_q", "dq_cols": "d"}
+AXES |= {"dkv_cols": "n_k", "dk_rows": "n_k", "dk_cols": "d", "dv_rows": "n_k", "dv_cols": "value_dim"}
+LINE_BYTES = 64
+P_BYTES = 64 << 20  # of P in memory at once for a call without a given tile, unless a block of rows is more
+KERNELS = {
+    "forward": ("flash", "hybrid", "small_cache"),
+    "backward": ("flash", "flash_onepass", "hybrid", "small_cache"),
+}
+FEW_KEYS, SCORE_KEYS = 4, 6  # of a tile of scores: for few rows; otherwise a micro-kernel's rows
+NEVER = 2**62  # words
+OTHER = 320  # words that any phase touches besides: the stack, row statistics, the map of slices
+
+
+class Row(NamedTuple):
+    """What a row of the core's table is like for one number type.
+
+    lanes: queries that are computed at once. vector: lanes of one vector.
+    """
+
+    lanes: int
+    vector: int
+    packed_bytes: int
+
+    @property
+    def line(self) -> int:
+        """Numbers of a cache line."""
+        return LINE_BYTES // self.packed_bytes
+
+
+class Phase(NamedTuple):
+    """edges: those that this phase uses. held(tiles): words that are touched before a tile's line is touched again."""
+
+    edges: tuple[str, ...]
+    held: Callable[[Any], Any]
+
+
+@lru_cache(maxsize=256)
+def tiles_for(schedule: str, problem: Problem, words: int, row: Row) -> Tile | SpillTile | TwoPassTile:
+    """The tiles with which the kernel of this schedule moves the fewest words through a cache of `words` words.
+
+    Raises RedblueError for a schedule without a kernel, and TooFewWords, with the least that works.
+    """
+    known = KERNELS.get(problem.direction, ())
+    if schedule not in known:
+        raise RedblueError(
+            f"no compiled kernel runs {schedule} {problem.direction}; those with one: {', '.join(known) or 'none'}"
+        )
+    found, ways = schedules.get(schedule), list(_ways(schedule, problem, row))
+    least = [max(int(phase.held(found.make_tiles(problem, multiple))) for phase in phases) for phases, multiple in ways]
+    if words < min(least):
+        raise TooFewWords(
+            f"the kernel of {schedule} {problem.direction} with d = {problem.d}, d_v = {problem.d_v} needs a cache of "
+            f"at least {min(least)} words of {row.packed_bytes} bytes, got {words}"
+        )
+    tried = [_fill(found, problem, words, *way) for way, fewest in zip(ways, least, strict=True) if fewest <= words]
+    best = min(tried, key=lambda tiles: found.words(problem, tiles))
+    if schedule == "flash" and problem.direction == "backward":
+        return TwoPassTile(*best)
+    if schedule.startswith("flash"):
+        return Tile(best.rows, best.cols)
+    return SpillTile.of(schedule, best._asdict())
+
+
+def plan_spilled(
+    schedule: str, direction: str, rows: int, keys: int, d: int, d_v: int, streams: int, row: Row
+) -> SpillTile:
+    """The tile of `hybrid` or `small_cache` for `streams` streams of `rows` stacked queries, without a given cache.
+
+    Planned for a core's share of the last one; as many rows of P at a time as P_BYTES hold.
+    """
+    problem = Problem(
+        n_q=max(1, rows), n_k=max(1, keys), d=d, d_v=d_v, dtype=DTYPES[row.packed_bytes], direction=direction
+    )
+    whole = Row(row.lanes, row.lanes, row.packed_bytes)  # slices of whole panels
+    tile = tiles_for(schedule, problem, int(cache_bytes()[1] * USABLE_SHARE) // row.packed_bytes, whole)
+    assert isinstance(tile, SpillTile)
+    share = step(max(1, rows) * streams // least_tasks(), row.lanes)
+    chunk = P_BYTES // (row.packed_bytes * max(1, keys))
+    return tile._replace(rows=min(tile.rows, share), out_rows=min(tile.out_rows, share), chunk=max(1, chunk))
+
+
+def _fill(
+    found: schedules.Schedule, problem: Problem, words: int, phases: list[Phase], multiple: Mapping[str, int]
+) -> Any:
+    """Phase by phase the edges that move the fewest words, of those that hold at most `words`."""
+    stream, cost = problem.one_stream(), found.direction(problem).cost
+    tiles = found.make_tiles(problem, multiple)
+    for phase in phases:
+        lengths = [edges(getattr(stream, AXES[edge]), multiple[edge]) for edge in phase.edges]
+        tried = [x.ravel() for x in np.meshgrid(*lengths, indexing="ij")]
+        named = tiles._replace(**dict(zip(phase.edges, tried, strict=True)))
+        best = cheapest(Cost(cost(stream, named).words, 0, phase.held(named), 0), tried, words)
+        assert best, "the shortest edges hold the least, which was checked"
+        tiles = tiles._replace(**dict(zip(phase.edges, best, strict=True)))
+    return tiles
+
+
+def _ways(schedule: str, problem: Problem, row: Row) -> Iterator[tuple[list[Phase], dict[str, int]]]:
+    """The phases of a kernel, and the multiples of its edges; several where depth may differ."""
+    p = problem.one_stream()
+    d, d_v, lanes = p.d, p.value_dim, row.lanes
+    if schedule == "flash" and p.direction == "forward":
+        few = min(FEW_ROWS, row.vector)
+
+        def held(t: Any) -> Any:
+            panel = np.where(t.rows <= few, few, lanes)
+            return t.rows * (d + d_v + 4) + t.cols * (2 * (d + d_v) + panel) + OTHER
+
+        def held_few(t: Any) -> Any:
+            return np.where(t.rows <= few, held(t), NEVER)
+
+        yield [Phase(("rows",), held_few)], {"rows": 1, "cols": min(FEW_KEYS, p.n_k)}
+        yield [Phase(("rows",), held)], {"rows": lanes, "cols": min(SCORE_KEYS, p.n_k)}
+        return
+    if schedule.startswith("flash"):
+
+        def stays(cols: Any) -> Any:
+            tile = 2 * lanes * np.minimum(cols, 2 * KEYS_STEP)
+            return 2 * cols * (d + d_v) + lanes * (4 * d + 4 * d_v) + tile + OTHER
+
+        def queries(t: Any) -> Any:
+            own = np.maximum(2 * d + d_v + t.cols + 2, 2 * d_v + 1)
+            return t.rows * own + t.cols * (2 * (d + d_v) + 2 * lanes) + OTHER
+
+        if schedule == "flash_onepass":
+            yield [Phase(("cols",), lambda t: stays(t.cols))], {"rows": lanes, "cols": 8}
+            return
+        multiple = {"rows": lanes, "cols": min(SCORE_KEYS, p.n_k), "dkv_rows": lanes, "dkv_cols": 8}
+        yield [Phase(("rows",), queries), Phase(("dkv_cols",), lambda t: stays(t.dkv_cols))], multiple
+        return
+    depths = {row.vector, row.line, lanes} if row.vector < row.line else {row.vector, lanes}
+    for depth in sorted(depths):
+        own = schedules.get(schedule).direction(problem).edges
+        # Features by whole lines, rows by whole slices (those of an output by panels), keys by steps of a micro-kernel
+        features = max(row.vector, row.line)
+        multiple = {edge: features for edge in own if edge.endswith("_cols")}
+        multiple |= {edge: row.vector for edge in own if edge.endswith("_rows")}
+        multiple |= {"rows": depth, "cols": depth, "depth": depth}
+        yield _spilled(schedule, p, row, depth), multiple
+
+
+def _spilled(schedule: str, p: Problem, row: Row, depth: int) -> list[Phase]:
+    """Of `hybrid` and `small_cache`: see spilled.h and spilled_backward.h for what a phase touches, and when again."""
+    d, d_v, keeps = p.d, p.value_dim, schedule == "hybrid"
+    slices = 2 * max(depth, row.line)  # of a row of an array, in whole lines: this slice, and the one before
+
+    def streamed(t: Any) -> Any:  # a tile of scores stays; queries are packed, keys read in place
+        return t.rows * (t.cols + slices + depth + 5) + t.cols * slices + OTHER
+
+    def output(rows: str, cols: str) -> Callable[[Any], Any]:
+        def held(t: Any) -> Any:
+            r, c = getattr(t, rows), getattr(t, cols)
+            return r * (c + 2 * depth + 3) + 2 * depth * c + OTHER
+
+        return held
+
+    if p.direction == "forward":
+        queries = Phase(("rows", "cols"), lambda t: t.rows * (d + 2 * t.cols + 5) + 2 * t.cols * d + OTHER)
+        scores = queries if keeps else Phase(("rows", "cols"), streamed)
+        return [Phase(("out_rows", "out_cols"), output("out_rows", "out_cols")), scores]
+    dq = Phase(("dq_rows", "dq_cols"), output("dq_rows", "dq_cols"))
+    dk = Phase(("dk_rows", "dk_cols"), output("dk_rows", "dk_cols"))
+    if keeps:
+        weights = Phase(("rows",), lambda t: t.rows * (d + 2 * depth + 2) + 3 * depth * d + OTHER)
+        values = Phase(("cols",), lambda t: 2 * t.cols * (d_v + depth) + depth * (4 * d_v + depth) + OTHER)
+        return [weights, values, dq, dk]
+    tiles = Phase(("rows", "cols"), lambda t: streamed(t) + t.rows * t.cols)  # dP beside P
+    return [tiles, dq, dk, Phase(("dv_rows", "dv_cols"), output("dv_rows", "dv_cols"))]

@@ -1,0 +1,239 @@
+"""The compiled core's face: picks the instruction set and the plan's tiles, passes addresses and strides.
+
+It knows neither NumPy nor PyTorch. An array is (address, *strides): strides in elements, of (lead..., heads, rows,
+columns), 0 where it is broadcast. Everything must have been checked: the core reads and writes where it is told.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from redblue.compiled import _core
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu import cache_fit
+from redblue.kernels.cpu.plan import SpillTile, Tile, TwoPassTile, plan
+from redblue.problem import Problem
+
+NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
+SPILLED = ("hybrid", "small_cache")  # schedules that write P
+MOST_LEAD = 8  # leading dimensions, before the heads
+MOST_D = 4096  # of d and d_v
+
+Array = tuple[int, ...]
+AnyTile = Tile | SpillTile | TwoPassTile
+
+
+class Pattern(NamedTuple):
+    """redblue.masks.Lowered as the core takes it: addresses of its arrays, and the planes as an Array."""
+
+    starts: int  # 0: none but the planes, which belong to Edges
+    runs: int
+    bits: int
+    planes: Array | None  # int64 (lead..., key/value heads, 1, 1); None: one plane for all
+    panel: int  # stacked rows
+    panels: int
+    planes_count: int
+    scattered: bool  # whether runs are short
+
+
+class Edges(NamedTuple):
+    """Addresses of the attending pairs as lists: int64 starts and int32 keys by query, then the other way round."""
+
+    query_starts: int
+    keys: int
+    key_starts: int
+    queries: int
+
+
+class Attended(NamedTuple):
+    """What a call's queries attend: query i keys i + first .. i + end - 1 and, of these, the pattern's if there is one.
+
+    by_query: the same pattern for unstacked queries, which the gradient of a bias takes. edges: the pattern's pairs
+    themselves, where pairs are to be gathered. held: whose memory it is.
+    """
+
+    first: int
+    end: int
+    pattern: Pattern | None = None
+    by_query: Pattern | None = None
+    edges: Edges | None = None
+    held: object = None
+
+
+class Sizes(NamedTuple):
+    """Of one call. A key head's `group` query heads share it."""
+
+    lead: tuple[int, ...]
+    kv_heads: int
+    group: int
+    n_q: int
+    n_k: int
+    d: int
+    d_v: int
+
+    @property
+    def streams(self) -> int:
+        count = self.kv_heads
+        for size in self.lead:
+            count *= size
+        return count
+
+
+@cache
+def isa() -> _core.Isa:
+    """The instruction set of this process: the one that REDBLUE_ISA names, else the best that this CPU can run.
+
+    Raises RedblueError, listing the names, for one that is unknown or that this CPU lacks.
+    """
+    try:
+        return _core.choose_isa()
+    except ValueError as error:
+        raise RedblueError(str(error)) from error
+
+
+def plan_tile(direction: str, sizes: Sizes, dtype: str, sparse: bool = False) -> Tile:
+    """The plan's tile for this call; the same for all sequence lengths of one magnitude."""
+    return _planned(direction, sizes, dtype, isa(), sparse)
+
+
+@lru_cache(maxsize=1024)
+def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa, sparse: bool) -> Tile:
+    number = NUMBERS[dtype]
+    rows, streams = sizes.n_q * sizes.group, sizes.streams
+    return plan(
+        direction,
+        _magnitude(rows),
+        _magnitude(sizes.n_k),
+        sizes.d,
+        sizes.d_v,
+        _magnitude(streams),
+        row.lanes(number),
+        row.packed_bytes(number),
+        sparse,
+    )
+
+
+def plan_spill_tile(schedule: str, direction: str, sizes: Sizes, dtype: str) -> SpillTile:
+    """The same for a schedule that writes P."""
+    lengths = _magnitude(sizes.n_q * sizes.group), _magnitude(sizes.n_k)
+    streams, row = _magnitude(sizes.streams), row_of(isa(), NUMBERS[dtype])
+    return cache_fit.plan_spilled(schedule, direction, *lengths, sizes.d, sizes.d_v, streams, row)
+
+
+def row_of(row: _core.Isa, number: int) -> cache_fit.Row:
+    sum_bytes = 8 if number == NUMBERS["float64"] else 4
+    return cache_fit.Row(row.lanes(number), row.vector_bytes // sum_bytes, row.packed_bytes(number))
+
+
+def tiles_for(schedule: str, problem: Problem, words: int, row: _core.Isa | None = None) -> AnyTile:
+    """What the kernel of this schedule should be given for a cache of `words` words: see redblue.kernels.cpu.cache_fit."""
+    of = row_of(row or isa(), NUMBERS[problem.dtype])
+    return cache_fit.tiles_for(schedule, problem, words * problem.bytes_per_word // of.packed_bytes, of)
+
+
+def told(tile: AnyTile, threads: int) -> tuple[Any, ...]:
+    """As the core takes it: rows, cols, pieces, threads; a schedule's that writes P; cols of a pass of dQ."""
+    if isinstance(tile, TwoPassTile):
+        return (tile.rows, tile.dkv_cols, 1, threads, None, tile.cols)
+    return (*tile, threads, None) if isinstance(tile, Tile) else (1, 1, 1, threads, tuple(map(int, tile)))
+
+
+def _tile(direction: str, sizes: Sizes, dtype: str, mask: Attended, schedule: str) -> Tile | SpillTile:
+    if schedule in SPILLED:
+        return plan_spill_tile(schedule, direction, sizes, dtype)
+    return plan_tile(direction, sizes, dtype, mask.pattern is not None)
+
+
+def _magnitude(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()
+
+
+def forward(
+    sizes: Sizes,
+    dtype: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    *,
+    mask: Attended,
+    scale: float,
+    softcap: float = 0.0,
+    bias: Array | None = None,
+    bias_dtype: str = "float32",
+    sinks: Array | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    threads: int = 1,
+    schedule: str = "auto",
+    tile: Tile | SpillTile | None = None,
+    row: _core.Isa | None = None,
+) -> tuple[int, int]:
+    """Write out and lse. Returns the words read and written between tiles and arrays.
+
+    lse and sinks: float64 for float64 arrays, else float32. schedule: "hybrid" and "small_cache" write P to memory of
+    their own; all others are `flash`, unless the mask is given as pairs.
+    """
+    return _core.attention_forward(
+        row or isa(),
+        NUMBERS[dtype],
+        (*sizes.lead, *sizes[1:]),
+        (q, k, v, out, lse, bias, sinks),
+        mask,
+        scale,
+        softcap,
+        NUMBERS[bias_dtype],
+        dropout,
+        seed,
+        told(tile or _tile("forward", sizes, dtype, mask, schedule), threads),
+    )
+
+
+def backward(
+    sizes: Sizes,
+    dtype: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    dout: Array,
+    dq: Array,
+    dk: Array,
+    dv: Array,
+    delta: Array,
+    *,
+    mask: Attended,
+    scale: float,
+    softcap: float = 0.0,
+    bias: Array | None = None,
+    bias_dtype: str = "float32",
+    dbias: Array | None = None,
+    dlse: Array | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    threads: int = 1,
+    schedule: str = "auto",
+    tile: AnyTile | None = None,
+    row: _core.Isa | None = None,
+) -> tuple[int, int]:
+    """Write dq, dk, dv, delta (row sums of dout * out, less dlse; as lse) and, if given, dbias (of lse's type).
+
+    schedule: as forward; `flash_onepass` where that is `flash`. The two passes of `flash` are a TwoPassTile's.
+    Returns the words read and written between tiles and arrays, without those of dbias.
+    """
+    return _core.attention_backward(
+        row or isa(),
+        NUMBERS[dtype],
+        (*sizes.lead, *sizes[1:]),
+        (q, k, v, out, lse, bias, None, dout, dq, dk, dv, dlse, delta, dbias),
+        mask,
+        scale,
+        softcap,
+        NUMBERS[bias_dtype],
+        dropout,
+        seed,
+        told(tile or _tile("backward", sizes, dtype, mask, schedule), threads),
+    )

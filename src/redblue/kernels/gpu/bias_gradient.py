@@ -1,0 +1,254 @@
+"""The gradient of a bias, whatever schedule the other gradients come from.
+
+A program owns a tile of the bias and goes through all tiles of scores that the bias was added to, so nothing of size
+n_q n_k is in memory but the gradient itself, in the type of the sums, and no order is left to chance. A bias that all
+rows (or keys) share is summed over them in up to SHARES parts, which are then added up.
+"""
+
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from redblue.base.integers import ceil_div
+from redblue.kernels.gpu.planning.card import card_of
+from redblue.kernels.gpu.mask_lists import Lists
+from redblue.kernels.gpu.planning.needs import one_by_one
+from redblue.kernels.gpu.scores import finish, in_band, index, kept, listed, load_slice, log_sum, numbers_at, power, product, row_numbers, start, wide
+from redblue.kernels.gpu.launch import Run, Task, array
+
+SHARES = 16
+EDGE = 64  # of tiles, of rows and of keys
+# Features of a slice, and warps; where products are made one by one, by threads that hold a slice of both factors, with
+# the former a thread of sm_75 spilled 9,552 bytes
+TENSOR_CORES, ONE_BY_ONE = (64, 4), (32, 8)
+
+
+def add_bias_gradient(task: Task, precision: str = "ieee") -> None:
+    """Add to task.dbias, which has strides of 0 where the bias is broadcast."""
+    dbias, edge = task.dbias, EDGE
+    assert dbias is not None
+    own, at = _own(dbias), dbias.stride()
+    n_q, n_k = dbias.shape[-2:]
+    if not dbias.numel():
+        return
+    row_tiles, col_tiles = ceil_div(n_q, edge), ceil_div(n_k, edge)
+    row_shared, col_shared = at[-2] == 0, at[-1] == 0
+    row_parts = min(row_tiles, SHARES) if row_shared else row_tiles
+    col_parts = min(col_tiles, SHARES) if col_shared else col_tiles
+    target = own
+    if row_shared or col_shared:
+        shape = *own.shape[:2], row_parts if row_shared else n_q, col_parts if col_shared else n_k
+        target = own.new_zeros(shape)
+    gradient_run(task, target, (row_parts, col_parts), (row_shared, col_shared), precision)()
+    if target is not own:
+        shared = [dim for dim, is_shared in ((2, row_shared), (3, col_shared)) if is_shared]
+        own += target.sum(shared, keepdim=True)
+
+
+def _own(x: Tensor) -> Tensor:
+    """Without what is repeated."""
+    return x[tuple(slice(None, 1) if stride == 0 else slice(None) for stride in x.stride())]
+
+
+def gradient_run(task: Task, target: Tensor, parts: tuple[int, int], shared: tuple[bool, bool], precision: str) -> Run:
+    """target: (batch or 1, heads or 1, n_q or parts, n_k or parts). parts, shared: of rows and of keys."""
+    sizes, group, edge = task.sizes, task.sizes.group, EDGE
+    batch, heads = sizes.lead[0], sizes.kv_heads * group
+    single = replace(task, sizes=sizes._replace(kv_heads=heads, group=1))  # rows of one head each
+    lists = single.lists(edge, edge, "rows")
+    dtype = str(task.q.dtype).removeprefix("torch.")
+    width, warps = ONE_BY_ONE if one_by_one(dtype, card_of(task.q.device)) else TENSOR_CORES
+    arguments: dict[str, Any] = {
+        "q": array(task.q),
+        "k": array(task.k),
+        "v": array(task.v),
+        "dout": array(task.dout),
+        "lse": task.lse,
+        "delta": task.delta,
+        "dbias": array(target),
+        "scores": task.scores,
+        "lists": lists,
+        "cells": None if lists is None else tile_grid(lists, ceil_div(sizes.n_q, edge), ceil_div(sizes.n_k, edge)),
+        "n_q": sizes.n_q,
+        "n_k": sizes.n_k,
+        "batches": batch,
+        "heads": heads,
+        "row_parts": parts[0],
+        "col_parts": parts[1],
+        "GROUP": group,
+        "D": sizes.d,
+        "D_V": sizes.d_v,
+        "EDGE": edge,
+        "D_SLICE": min(width, max(16, triton.next_power_of_2(sizes.d))),
+        "V_SLICE": min(width, max(16, triton.next_power_of_2(sizes.d_v))),
+        "BATCH_SHARED": target.shape[0] == 1,
+        "HEAD_SHARED": target.shape[1] == 1,
+        "ROW_SHARED": shared[0],
+        "COL_SHARED": shared[1],
+        "WIDE": task.wide,
+        "PRECISION": precision,
+    }
+    programs = target.shape[0] * target.shape[1] * parts[0] * parts[1]
+    return Run(bias_gradient, (programs,), arguments, warps, 2)
+
+
+def tile_grid(lists: Lists, row_tiles: int, col_tiles: int) -> Tensor:
+    """int32 (planes, row tiles, column tiles): the partial tile's number, -1 for a full one, -2 for none."""
+    blocks = len(lists.full_starts) - 1
+    found = lists.full.new_full((blocks, col_tiles), -2)
+    block = torch.arange(blocks, device=found.device)
+    for starts, tiles, numbers in (
+        (lists.full_starts, lists.full, None),
+        (lists.partial_starts, lists.partial, torch.arange(len(lists.partial), device=found.device, dtype=found.dtype)),
+    ):
+        at = torch.repeat_interleave(block, starts.diff(), output_size=len(tiles))  # or it would wait for the device
+        found[at, tiles] = found.new_full((), -1) if numbers is None else numbers
+    return found.view(blocks // row_tiles, row_tiles, col_tiles)
+
+
+@triton.jit
+def bias_gradient(
+    q,
+    k,
+    v,
+    dout,
+    lse,
+    delta,
+    dbias,
+    scores,
+    lists,
+    cells,
+    n_q,
+    n_k,
+    batches,
+    heads,  # of queries
+    row_parts,
+    col_parts,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    D_V: tl.constexpr,
+    EDGE: tl.constexpr,
+    D_SLICE: tl.constexpr,
+    V_SLICE: tl.constexpr,
+    BATCH_SHARED: tl.constexpr,
+    HEAD_SHARED: tl.constexpr,
+    ROW_SHARED: tl.constexpr,
+    COL_SHARED: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    SUMS: tl.constexpr = lse.dtype.element_ty
+    row_tiles, col_tiles = tl.cdiv(n_q, EDGE), tl.cdiv(n_k, EDGE)
+    pid = tl.program_id(0)
+    col_part, row_part = pid % col_parts, pid // col_parts % row_parts
+    plane = pid // (col_parts * row_parts)
+    own_head = plane * 0 if HEAD_SHARED else plane % heads
+    own_batch = plane * 0 if BATCH_SHARED else (plane if HEAD_SHARED else plane // heads)
+    last_batch = batches if BATCH_SHARED else own_batch + 1
+    last_head = heads if HEAD_SHARED else own_head + 1
+    # Where nothing is shared, each of these loops is gone through once
+    ds = tl.zeros((EDGE, EDGE), SUMS)
+    for batch in range(own_batch, last_batch):
+        for query_head in range(own_head, last_head):
+            for row_tile in range(row_part, row_tiles, row_parts):
+                for col_tile in range(col_part, col_tiles, col_parts):
+                    ds += _tile(
+                        batch, query_head, row_tile, col_tile, row_tiles, col_tiles, q, k, v, dout, lse, delta, scores,
+                        lists, cells, n_q, n_k, heads, GROUP, D, D_V, EDGE, D_SLICE, V_SLICE, WIDE, PRECISION
+                    )  # fmt: skip
+
+    at = start(dbias, own_batch, own_head)
+    i_row, i_key = row_part * EDGE + tl.arange(0, EDGE), col_part * EDGE + tl.arange(0, EDGE)
+    m_row, m_key = i_row < n_q, i_key < n_k
+    row_offsets, col_offsets = i_row.to(tl.int64) * dbias.row, i_key.to(tl.int64) * dbias.col
+    row_at, col_at = wide(row_part) * dbias.row, wide(col_part) * dbias.col
+    if ROW_SHARED and COL_SHARED:
+        p_own = at + row_at + col_at
+        tl.store(p_own, tl.load(p_own) + tl.sum(ds))
+    elif ROW_SHARED:
+        p_own = at + row_at + col_offsets
+        tl.store(p_own, tl.load(p_own, mask=m_key, other=0.0) + tl.sum(ds, 0), mask=m_key)
+    elif COL_SHARED:
+        p_own = at + row_offsets + col_at
+        tl.store(p_own, tl.load(p_own, mask=m_row, other=0.0) + tl.sum(ds, 1), mask=m_row)
+    else:
+        p_own = at + row_offsets[:, None] + col_offsets[None, :]
+        m_own = m_row[:, None] & m_key[None, :]
+        tl.store(p_own, tl.load(p_own, mask=m_own, other=0.0) + ds, mask=m_own)
+
+
+@triton.jit
+def _tile(
+    batch,
+    query_head,
+    row_tile,
+    col_tile,
+    row_tiles,
+    col_tiles,
+    q,
+    k,
+    v,
+    dout,
+    lse,
+    delta,
+    scores,
+    lists,
+    cells,
+    n_q,
+    n_k,
+    heads,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    D_V: tl.constexpr,
+    EDGE: tl.constexpr,
+    D_SLICE: tl.constexpr,
+    V_SLICE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """dS of one tile, 0 where the mask leaves no pair."""
+    SUMS: tl.constexpr = lse.dtype.element_ty
+    WORDS: tl.constexpr = (EDGE + 63) // 64
+    i_row, i_key = row_tile * EDGE + tl.arange(0, EDGE), col_tile * EDGE + tl.arange(0, EDGE)
+    m_row, m_key = i_row < n_q, i_key < n_k
+    m_pair = m_row[:, None] & m_key[None, :] & in_band(scores, i_row[:, None], i_key[None, :])
+    if lists is not None:
+        plane = tl.load(start(lists.planes, batch, query_head // GROUP))
+        number = tl.load(cells + (wide(plane) * row_tiles + row_tile) * col_tiles + col_tile)
+        m_pair &= number > -2
+        line = tl.maximum(number, 0) * EDGE + tl.arange(0, EDGE)
+        if number >= 0:
+            m_pair &= listed((lists.bits + line * WORDS)[:, None], tl.arange(0, EDGE)[None, :], EDGE)
+    ds = tl.zeros((EDGE, EDGE), SUMS)
+    if tl.sum(m_pair.to(tl.int32)) > 0:
+        head = query_head // GROUP
+        numbers = row_numbers(batch, query_head, heads, n_q, i_row, 1)
+        q_offsets, dout_offsets = index(i_row, WIDE) * q.row, index(i_row, WIDE) * dout.row
+        k_offsets, v_offsets = index(i_key, WIDE) * k.row, index(i_key, WIDE) * v.row
+        s = tl.zeros((EDGE, EDGE), SUMS)
+        for c in tl.range(0, D, D_SLICE):
+            b_q = load_slice(start(q, batch, query_head), q_offsets, q, m_row, c, D_SLICE, D)
+            b_k = load_slice(start(k, batch, head), k_offsets, k, m_key, c, D_SLICE, D)
+            s = product(b_q, tl.trans(b_k), s, PRECISION)
+        s, _ = finish(
+            s, scores, batch, query_head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :], m_row[:, None],
+            m_key[None, :], 1, False
+        )  # fmt: skip
+        p = power(s, log_sum(lse + numbers, m_row)[:, None], False)
+        dp = tl.zeros((EDGE, EDGE), SUMS)
+        for c in tl.range(0, D_V, V_SLICE):
+            b_dout = load_slice(start(dout, batch, query_head), dout_offsets, dout, m_row, c, V_SLICE, D_V)
+            b_v = load_slice(start(v, batch, head), v_offsets, v, m_key, c, V_SLICE, D_V)
+            dp = product(b_dout, tl.trans(b_v), dp, PRECISION)
+        if scores.seed is not None:
+            dp *= kept(scores, numbers, col_tile * EDGE, EDGE, SUMS)
+        ds = tl.where(m_pair, p * (dp - numbers_at(delta + numbers, m_row, 0.0)[:, None]), 0.0)
+    return ds

@@ -1,0 +1,231 @@
+"""Masks that are no bands, as kernels take them: for each block of rows, or of keys, lists of the tiles it attends.
+
+Tiles lie on a grid of `rows` (stacked) x `cols` keys. In a full one all rows attend all keys; a partial one has bits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import lru_cache
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from redblue.base.errors import RedblueError
+from redblue.base.integers import ceil_div
+from redblue.kernels.gpu.planning.device import copied
+from redblue.masks import Mask
+from redblue.masks.lowered import Lowered, lowered
+from redblue.masks.patterns.pattern import below
+
+KEPT = 128  # a mask takes one for each kernel and tile: some 4, and more while they are tuned
+KEPT_BYTES = 512 << 20  # on all devices together: 32 MB are the bits of a dense mask of 16384 queries and keys, once
+AT_ONCE = 1 << 24  # pairs whose bits are turned together
+MOST_WORDS = 1 << 31  # of bits, whose places kernels count in 32 bits
+
+
+class Plane(NamedTuple):
+    """Which plane a stream sees: int32 (batch, key heads), and its strides."""
+
+    at: Any
+    batch: int
+    head: int
+
+
+class Lists(NamedTuple):
+    """Of plane p and block i the entries starts[p * blocks + i] .. starts[p * blocks + i + 1] - 1.
+
+    planes: Plane of each stream. full, partial: which tile along the other side.
+    live: words of 64 bits: which of a partial tile's lines along the other side are attended by any of the block's.
+    bits: of each line of the block, words of 64 bits: which lines along the other side it attends, or is attended by.
+    """
+
+    planes: Plane | None  # a kernel's: never None, which Triton 3.6 cannot tell within a tuple
+    full_starts: Any
+    full: Any
+    partial_starts: Any
+    partial: Any
+    live: Any
+    bits: Any
+
+
+@lru_cache(maxsize=KEPT)
+def first_plane(device: torch.device) -> torch.Tensor:
+    """(1, 1), of strides 0: what every stream sees of a mask of one plane."""
+    return copied(np.zeros(1, np.int32), device).as_strided((1, 1), (0, 0))
+
+
+class _Key(NamedTuple):
+    """What lists are made of, as `lists` takes it. span: None if it is no shorter than the keys."""
+
+    mask: Mask
+    n_q: int
+    n_k: int
+    group: int
+    rows: int
+    cols: int
+    by: str
+    device: torch.device
+    span: int | None
+
+
+_recent: OrderedDict[_Key, Lists] = OrderedDict()  # the least recently used first
+_lock = Lock()
+
+
+def lists(
+    mask: Mask, n_q: int, n_k: int, group: int, rows: int, cols: int, by: str, device: Any, span: int | None = None
+) -> Lists:
+    """The mask's lists on a device, without planes. by: "rows" (which stay, keys are listed) or "cols".
+
+    span: where rows stay, each block has a list for every `span` keys, one behind the other; None: one for all.
+    rows, cols: powers of two of at least 16. Raises RedblueError where the mask does not fit n_q and n_k, or where
+    its partial tiles have MOST_WORDS words of bits.
+    """
+    key = _Key(mask, n_q, n_k, group, rows, cols, by, device, None if span is None or span >= n_k else span)
+    with _lock:
+        found = _recent.get(key)
+        if found is not None:
+            _recent.move_to_end(key)
+            return found
+    found = _made(key)
+    with _lock:
+        _recent[key] = found
+        _let_go(mask)
+    return found
+
+
+def forget() -> None:
+    """All lists that are kept."""
+    with _lock:
+        _recent.clear()
+
+
+def _let_go(newest: Mask) -> None:
+    """The least recently used, beyond KEPT and KEPT_BYTES; but for its bytes nothing of the newest mask's.
+
+    Its lists are of one call's passes, which would make each other's anew in turn, and could not be captured.
+    """
+    held = sum(map(_bytes, _recent.values()))
+    for key in list(_recent):
+        if len(_recent) <= KEPT and (held <= KEPT_BYTES or key.mask == newest):
+            continue
+        held -= _bytes(_recent.pop(key))
+
+
+def _bytes(found: Lists) -> int:
+    return sum(x.nbytes for x in found[1:])
+
+
+def _made(key: _Key) -> Lists:
+    mask, n_q, n_k, group, rows, cols, by, device, span = key
+    panel = min(rows, 64)
+    found = lowered(mask, n_q, n_k, group, panel)
+    each = [
+        _plane(found, plane, ceil_div(n_q * group, panel), n_q * group, n_k, rows, cols, panel, by, span)
+        for plane in range(1 + int(found.planes.max(initial=0)))
+    ]
+    starts = (np.cumsum(np.concatenate([[0], *(x[i] for x in each)])).astype(np.int32) for i in (0, 2))
+    full_starts, partial_starts = starts
+    full, partial, live, bits = (np.concatenate([x[i] for x in each]) for i in (1, 3, 4, 5))
+    _check(len(bits))
+
+    def on_device(array: np.ndarray) -> torch.Tensor:
+        array = array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int32)
+        return copied(array, device)
+
+    return Lists(None, *map(on_device, (full_starts, full, partial_starts, partial, live, bits)))
+
+
+def _check(words: int) -> None:
+    if words >= MOST_WORDS:
+        raise RedblueError(
+            f"the mask's partial tiles take {words:,} words of bits, and a GPU kernel takes fewer than {MOST_WORDS:,}: "
+            "give fewer queries, heads or batch entries at once, or a mask of fewer partial tiles"
+        )
+
+
+def _plane(
+    found: Lowered,
+    plane: int,
+    panels: int,
+    n_rows: int,
+    n_k: int,
+    rows: int,
+    cols: int,
+    panel: int,
+    by: str,
+    span: int | None,
+) -> tuple[np.ndarray, ...]:
+    """Full tiles per block, the full tiles, the same of partial ones, their live lines and bits."""
+    starts = found.starts[plane * panels : (plane + 1) * panels + 1]
+    runs, of_panel = found.runs[starts[0] : starts[-1]], np.repeat(np.arange(panels), np.diff(starts))
+    # Each run, cut at the borders of tiles
+    first_tile, last_tile = runs[:, 0] // cols, (runs[:, 1] - 1) // cols
+    count = last_tile - first_tile + 1
+    run = np.repeat(np.arange(len(runs)), count)
+    tile = first_tile[run] + np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
+    begin, stop = np.maximum(runs[run, 0], tile * cols), np.minimum(runs[run, 1], (tile + 1) * cols)
+    block, tiles, per_block = of_panel[run] * panel // rows, max(1, ceil_div(n_k, cols)), rows // panel
+
+    numbers, entry = np.unique(block * tiles + tile, return_inverse=True)
+    whole = runs[run, 2] < 0
+    covered = np.bincount(entry, (stop - begin) * whole, len(numbers))
+    row_block, col_block = numbers // tiles, numbers % tiles
+    panels_there = np.minimum(per_block, panels - row_block * per_block)
+    full = covered == panels_there * cols
+    if by == "cols":  # rows stream by: whole tiles of them
+        full &= (row_block + 1) * rows <= n_rows
+    blocks, other = (row_block, col_block) if by == "rows" else (col_block, row_block)
+    total = ceil_div(n_rows, rows) if by == "rows" else ceil_div(n_k, cols)
+    if span is not None:
+        blocks, total = blocks * ceil_div(n_k, span) + other * cols // span, total * ceil_div(n_k, span)
+    order = np.lexsort((other, blocks))
+    order_full, order_partial = order[full[order]], order[~full[order]]
+
+    # Words of a partial tile: of each panel and key, which of the panel's rows attend it
+    _check(len(order_partial) * (rows * ceil_div(cols, 64) if by == "rows" else cols * per_block))
+    place = np.full(len(numbers), -1)
+    place[order_partial] = np.arange(len(order_partial))
+    words = np.zeros((len(order_partial), per_block, cols), np.uint64)
+    own = np.flatnonzero(place[entry] >= 0)
+    length = (stop - begin)[own]
+    piece = np.repeat(own, length)
+    key = begin[piece] + np.arange(len(piece)) - np.repeat(np.cumsum(length) - length, length)
+    of, source = of_panel[run[piece]], runs[run[piece], 2]
+    at = np.where(source < 0, 0, source + key - runs[run[piece], 0])
+    valid = below(np.minimum(panel, n_rows - of * panel))
+    bits = found.bits if len(found.bits) else np.zeros(1, np.uint64)
+    words[place[entry[piece]], of % per_block, key % cols] = np.where(source < 0, valid, bits[at])
+
+    if by == "rows":
+        lines = _turned(words, panel)
+        live = np.bitwise_or.reduce(lines, axis=1)
+    else:
+        lines = words.swapaxes(1, 2)
+        live = np.bitwise_or.reduce(words, axis=2)
+    return (
+        np.bincount(blocks[order_full], minlength=total),
+        other[order_full],
+        np.bincount(blocks[order_partial], minlength=total),
+        other[order_partial],
+        live.reshape(-1),
+        lines.reshape(-1),
+    )
+
+
+def _turned(words: np.ndarray, panel: int) -> np.ndarray:
+    """(tiles, panels, keys), bits of rows -> (tiles, rows, words), bits of keys."""
+    tiles, panels, cols = words.shape
+    result = np.zeros((tiles, panels * panel, ceil_div(cols, 64)), np.uint64)
+    step = max(1, AT_ONCE // (panels * cols * 64))
+    for i in range(0, tiles, step):
+        some = np.ascontiguousarray(words[i : i + step]).view(np.uint8).reshape(-1, panels, cols, 8)
+        by_row = np.unpackbits(some, axis=-1, bitorder="little")[..., :panel].transpose(0, 1, 3, 2)
+        packed = np.packbits(by_row, axis=-1, bitorder="little").reshape(-1, panels * panel, cols // 8)
+        room = np.zeros((*packed.shape[:2], result.shape[2] * 8), np.uint8)
+        room[..., : cols // 8] = packed
+        result[i : i + step] = room.view(np.uint64)
+    return result

@@ -1,0 +1,44 @@
+"""Arrays of the kernels' own on a GPU: copied there once, and not freed while a kernel may still read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redblue.base.errors import RedblueError
+
+_of_graphs: dict[int, Tensor] = {}  # by address: a captured graph reads them whenever it is replayed
+
+
+def copied(array: np.ndarray, device: torch.device) -> Tensor:
+    """On the device when this returns. Raises RedblueError while a CUDA graph is captured, which forbids copies."""
+    if capturing(device):
+        raise RedblueError(
+            "the first call with a mask copies its lists to the device, which a CUDA graph cannot capture: call once "
+            "with this mask and these sizes before, as torch.cuda.graph's documentation says to warm up"
+        )
+    here = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return here.to(device)
+    # Apart, because while torch.compile warms up for a graph, what this thread allocates is the graph's
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(here.to, device).result()
+
+
+def in_use(tensors: Iterable[Tensor | None]) -> None:
+    """Say that the current stream, or the graph that it captures, reads them: whoever kept them may let them go."""
+    for x in tensors:
+        if x is None or not x.is_cuda:
+            continue
+        if capturing(x.device):
+            _of_graphs[x.data_ptr()] = x
+        else:
+            x.record_stream(torch.cuda.current_stream(x.device))
+
+
+def capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

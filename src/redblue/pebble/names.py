@@ -1,0 +1,79 @@
+"""Graphs from a line of text: a constructor with its sizes, or a file."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from redblue.base.errors import RedblueError, UnknownName
+from redblue.pebble import constructors
+from redblue.pebble.graph import Graph, from_edges
+from redblue.pebble.game_files import read_game
+
+CONSTRUCTORS = {
+    "attention": constructors.attention_graph,
+    "attention-backward": constructors.attention_backward_graph,
+    "chain": constructors.chain_graph,
+    "diamond": constructors.diamond_graph,
+    "fft": constructors.fft_graph,
+    "matmul": constructors.matmul_graph,
+    "random": constructors.random_graph,
+    "stencil": constructors.stencil_graph,
+    "tree": constructors.tree_graph,
+}
+
+
+def graph_named(text: str) -> Graph:
+    """The graph that `text` means.
+
+    attention:n=2,d=1, or attention:2,1, and so on for every constructor (its sizes by name or in order); a file of
+    edges, "parent child" on each line (# starts a comment); or the graph of a game that save_game wrote (.jsonl).
+    Raises UnknownName, RedblueError and GraphError, with what is allowed or the line.
+    """
+    name, colon, sizes = text.partition(":")
+    if colon and name in CONSTRUCTORS:
+        return _constructed(name, sizes)
+    path = Path(text)
+    if path.suffix == ".jsonl":
+        return read_game(path).graph
+    if path.is_file():
+        return _edges(path)
+    hint = "Give sizes as in attention:n=2,d=1, or a file of edges, or a game (.jsonl)"
+    raise UnknownName("graph", name, CONSTRUCTORS, hint)
+
+
+def _constructed(name: str, sizes: str) -> Graph:
+    make = CONSTRUCTORS[name]
+    parameters = [p for p in inspect.signature(make).parameters if p != "mask"]
+    given: dict[str, int | str] = {}
+    for position, part in enumerate(sizes.split(",")):
+        key, equals, value = part.strip().rpartition("=")
+        if not equals:
+            key = parameters[position] if position < len(parameters) else part
+        if key not in parameters or key in given or not (key == "accumulate" or re.fullmatch(r"\d{1,7}", value)):
+            usage = ", ".join(parameters)
+            raise RedblueError(f"{name} takes whole numbers for {usage}, by name or in order; got {part.strip()!r}")
+        given[key] = value if key == "accumulate" else int(value)
+    missing = [
+        p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.name not in given
+    ]
+    if missing:
+        raise RedblueError(f"{name} needs {', '.join(missing)} as well, as in {name}:{missing[0]}=4")
+    return make(**given)
+
+
+def _edges(path: Path) -> Graph:
+    edges, nodes = [], {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RedblueError(f"cannot read {path} as a list of edges: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        parts = line.partition("#")[0].split()
+        if len(parts) > 2:
+            raise RedblueError(f'{path}, line {number}: an edge is "parent child", got {line.strip()[:60]!r}')
+        nodes.update(dict.fromkeys(parts))
+        if len(parts) == 2:
+            edges.append((parts[0], parts[1]))
+    return from_edges(edges, nodes)

@@ -1,8 +1,0 @@
-"""The report: what a model's attention moves on a machine, as one HTML page and as a summary for the terminal."""
-
-from redblue.report.data import Report, Shape, collect
-from redblue.report.figures import words_figure
-from redblue.report.page import check_output, render, write
-from redblue.report.terminal import summary
-
-__all__ = ["Report", "Shape", "check_output", "collect", "render", "summary", "words_figure", "write"]

@@ -1,0 +1,7 @@
+"""Experiments: the figures of docs/results, each made again by one command, `redblue experiment NAME`."""
+
+from redblue.studies.experiments.catalogue import NAMES, get
+from redblue.studies.experiments.result import Result, read, read_all
+from redblue.studies.experiments.runner import redraw, run
+
+__all__ = ["NAMES", "Result", "get", "read", "read_all", "redraw", "run"]

@@ -1,0 +1,41 @@
+"""Backward: dQ, dK and dV in one pass, in two kernels, and with P and dS written, measured over M."""
+
+from __future__ import annotations
+
+from redblue.studies.experiments import metered
+from redblue.studies.experiments.experiment import Experiment, Point
+from redblue.studies.experiments.metered import Change
+from redblue.studies.experiments.over import METHOD, Over
+
+# 14 x^2 = 5 x^2 + 5 at M = 1.8 d^2 (docs/theory.md; spilled_ds, which lies between the two, has no kernel).
+CHANGES = (Change("d²/4", 0.25, "small_cache", "hybrid"), Change("1.8 d²", 1.8, "hybrid", "flash"))
+BACKWARD = Over(
+    direction="backward",
+    schedules=("flash", "flash_onepass", "hybrid", "small_cache"),
+    changes=CHANGES,
+    sizes={64: 256, 128: 256},
+    capacities={
+        64: (4096, 8192, 16384),
+        128: (8192, 16384, 32768),
+    },
+)
+QUICK = Over("backward", BACKWARD.schedules, CHANGES, {32: 64}, {32: (4096,)})
+
+
+def points(quick: bool) -> list[Point]:
+    return (QUICK if quick else BACKWARD).points()
+
+
+EXPERIMENT = Experiment(
+    name="backward",
+    title="The crossing, backward",
+    question="The same for dQ, dK and dV: one pass, two kernels, or P and dS written once?",
+    points=points,
+    measure=metered.measure,
+    figure=BACKWARD.figure,
+    tables=BACKWARD.tables,
+    findings=BACKWARD.findings,
+    method=METHOD,
+    missing=metered.missing,
+    tools=metered.tools,
+)

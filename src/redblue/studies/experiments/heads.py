@@ -1,0 +1,161 @@
+"""Many heads at once: what sharing one memory between them costs, counted."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import altair as alt
+
+from redblue import schedules
+from redblue.bounds import lower_bound
+from redblue.lab.counts import count
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
+from redblue.lab.planner import regime
+from redblue.problem import Problem
+
+M_WORDS, N = 227 * 2**10 // 2, 8192  # an H100 multiprocessor's shared memory, in words of 16 bits
+DIMENSIONS, AT_ONCE = (64, 128, 256, 512, 1024), (1, 2, 4, 8, 16, 32)
+HUES = ("#8fb9d9", "#0068a8", "#b0508a", "#f0a868", "#cf5a00")
+
+
+def points(quick: bool) -> list[Point]:
+    return [{"d": d, "heads": heads} for d in DIMENSIONS for heads in AT_ONCE if not quick or heads <= 4]
+
+
+def measure(point: Point) -> list[Row]:
+    """The best schedule for this many heads under one capacity."""
+    d, heads = point["d"], point["heads"]
+    problem = Problem(N, N, d, heads=heads)
+    found = []
+    for name in schedules.list_schedules("forward"):
+        if not schedules.get(name).drop_in:
+            continue
+        try:
+            found.append(count(name, problem, words=M_WORDS, at_once=heads))
+        except schedules.TooFewWords:
+            continue
+    if not found:
+        return [point | {"schedule": None, "words_per_head": None}]
+    best = min(found, key=lambda each: each.words)
+    share = M_WORDS // heads
+    return [
+        point
+        | {
+            "M": M_WORDS,
+            "share_words": share,
+            "x": d / math.sqrt(share),
+            "regime": regime(d, share),
+            "schedule": best.schedule,
+            "words_per_head": best.words // heads,
+            "bound_words": lower_bound(problem, M_WORDS).words // heads,
+        }
+    ]
+
+
+def fitting(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["schedule"]]
+
+
+def growth(rows: list[Row], d: int) -> dict[int, float]:
+    """Words of a head with so many at once, over those of one alone."""
+    words = {row["heads"]: row["words_per_head"] for row in fitting(rows) if row["d"] == d}
+    return {heads: each / words[1] for heads, each in words.items()}
+
+
+def figure(rows: list[Row]) -> alt.LayerChart:
+    dimensions = list(dict.fromkeys(row["d"] for row in rows))
+    drawn = [{"heads": heads, "y": y, "d": f"d = {d}"} for d in dimensions for heads, y in growth(rows, d).items()]
+    most = max(row["heads"] for row in rows)
+    guides = [
+        {"heads": heads, "y": heads**power, "label": label}
+        for power, label in ((1, "H-fold"), (0.5, "√H-fold"))
+        for heads in (1, most)
+    ]
+    x = alt.X(
+        "heads:Q",
+        title="H: heads at once under one capacity",
+        scale=alt.Scale(type="log", base=2, domain=[1, most * 1.5]),
+        axis=alt.Axis(values=list(AT_ONCE), format="d", grid=False),
+    )
+    y = alt.Y(
+        "y:Q",
+        title="words of a head, over one head alone",
+        scale=alt.Scale(type="log", base=2, domain=[0.9, most * 1.2], nice=False),
+        axis=alt.Axis(values=list(AT_ONCE), format="d", domain=False, ticks=False),
+    )
+    names = [f"d = {d}" for d in dimensions]
+    colour = alt.Color("d:N", scale=alt.Scale(domain=names, range=list(HUES)), legend=alt.Legend(title=None, columns=5))
+    base, dashed = alt.Chart(alt.Data(values=drawn)), alt.Chart(alt.Data(values=guides))
+    ends = alt.Chart(alt.Data(values=[row for row in guides if row["heads"] == most]))
+    layers = [
+        dashed.mark_line(style="faint", strokeDash=[4, 3]).encode(x=x, y=y, detail="label:N"),
+        ends.mark_text(style="words", align="left", dx=6).encode(x=x, y=y, text="label:N"),
+        base.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
+        base.mark_point(filled=True, size=50, opacity=1).encode(x=x, y=y, color=colour),
+    ]
+    return alt.LayerChart(layer=layers).properties(width=560, height=330)
+
+
+def tables(rows: list[Row]) -> list[Table]:
+    columns = (
+        "d",
+        "best schedule",
+        "H",
+        "M of each",
+        "d/√M",
+        "words of a head",
+        "/ one alone",
+        "/ bound",
+    )
+    made = [
+        (
+            str(row["d"]),
+            f"`{row['schedule']}` ({row['regime']})",
+            str(row["heads"]),
+            f"{row['share_words']:,}",
+            f"{row['x']:.2f}",
+            f"{row['words_per_head']:,}",
+            f"{growth(rows, row['d'])[row['heads']]:.2f}",
+            f"{row['words_per_head'] / row['bound_words']:.2f}",
+        )
+        for row in fitting(rows)
+    ]
+    return [Table("Heads that share a memory", columns, made, 2)]
+
+
+def findings(rows: list[Row]) -> list[str]:
+    low, high = min(DIMENSIONS), max(DIMENSIONS)
+    most = {d: max(growth(rows, d).items()) for d in (low, high)}
+    changes = [
+        f"d = {d} from {before['regime']} to {after['regime']} at {after['heads']}"
+        for d in dict.fromkeys(row["d"] for row in rows)
+        for before, after in pairwise([row for row in fitting(rows) if row["d"] == d])
+        if before["regime"] != after["regime"]
+    ]
+    return [
+        f"With {most[low][0]} heads at once, a head of d = {low} moves {most[low][1]:.1f} times the words that it "
+        f"moves alone, one of d = {high}, with {most[high][0]}, {most[high][1]:.1f} times: up to H-fold where the "
+        f"cache is large, √H-fold where it is small.",
+        "Each of H heads has M / H words, so regimes change with H: " + "; ".join(changes) + ".",
+        "The bound does not change: heads one after the other lose nothing. Query heads that share K and V are one "
+        "stream of more rows, and belong together.",
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="heads",
+    title="Many heads at once",
+    question="What does it cost to run H heads at once under one capacity instead of one after the other?",
+    points=points,
+    measure=measure,
+    figure=figure,
+    tables=tables,
+    findings=findings,
+    method=f"""
+Counted (`count(..., at_once=H)`), not measured. Forward, full mask, n = {N:,}, M = {M_WORDS:,} words: 227 KiB of
+16-bit words, an H100 multiprocessor's shared memory. H heads that share nothing run at once, each in M / H words;
+every schedule that a planner may choose, with its best tiles. x = d / √M becomes √H x, so that 4 x² becomes 4 H x²
+and 4 x + 1 becomes 4 √H x + 1 ([theory](../theory.md), "Several heads at once").
+""",
+)

@@ -1,0 +1,34 @@
+"""The page of a result: its figure, what is found, its tables, and how it was measured, as Markdown."""
+
+from __future__ import annotations
+
+from redblue.studies.experiments.experiment import Table
+from redblue.studies.experiments.result import Result
+
+
+def page(result: Result) -> str:
+    about = result.about
+    found = "\n".join(f"- {line}" for line in result.findings)
+    tables = "\n\n".join(f"## {each.title}\n\n{table(each)}" for each in about.tables(result.rows))
+    return f"""\
+# {about.title}
+
+{about.question}
+
+![{about.title}]({result.experiment}.svg)
+
+{found}
+
+*`{result.command}`: {result.made}. All figures: [{result.experiment}.json]({result.experiment}.json).*
+
+{tables}
+
+## How, and why
+
+{about.method.strip()}
+"""
+
+
+def table(each: Table) -> str:
+    head = ["---"] * each.left + ["---:"] * (len(each.columns) - each.left)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (each.columns, head, *each.rows))

@@ -1,0 +1,73 @@
+"""What an experiment found, as it is kept: JSON with the command that makes it, the machine and the date."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from redblue.base.errors import RedblueError
+from redblue.studies.experiments.catalogue import NAMES, get
+from redblue.studies.experiments.experiment import Experiment, Row
+
+KEYS = ("experiment", "command", "date", "version", "machine", "tools", "quick", "rows")
+
+
+@dataclass(frozen=True)
+class Result:
+    """experiment: its name. command: what makes it again. date: ISO 8601. version: redblue's. machine: in words.
+    tools: versions of what measured. quick: with the few points of --quick. rows: of all points, in their order."""
+
+    experiment: str
+    command: str
+    date: str
+    version: str
+    machine: str
+    tools: dict[str, str]
+    quick: bool
+    rows: list[Row]
+
+    @property
+    def about(self) -> Experiment:
+        return get(self.experiment)
+
+    @property
+    def made(self) -> str:
+        """With what, on which machine and when, in a line."""
+        tools = "".join(f", {name} {version}" for name, version in self.tools.items())
+        quick = "; the few points of --quick" if self.quick else ""
+        return f"{self.machine}, {self.date}, redblue {self.version}{tools}{quick}"
+
+    @property
+    def findings(self) -> list[str]:
+        """In sentences, with names between backticks."""
+        return self.about.findings(self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, with what is found in sentences."""
+        return asdict(self) | {"findings": self.findings}
+
+
+def json_path(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
+
+
+def read(folder: str | os.PathLike[str], name: str) -> Result:
+    """The result that a run of the experiment left in `folder`. Raises RedblueError where there is none."""
+    path = json_path(Path(folder), get(name).name)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RedblueError(f"there is no {path}: run `redblue experiment {name}` first") from None
+    except (OSError, ValueError) as error:
+        raise RedblueError(f"cannot read {path}: {error}") from None
+    if not isinstance(data, dict) or data.get("experiment") != name or not set(KEYS) <= set(data):
+        raise RedblueError(f"{path} is no result of the experiment {name}: move it away, or name another folder")
+    return Result(**{key: data[key] for key in KEYS})
+
+
+def read_all(folder: str | os.PathLike[str]) -> list[Result]:
+    """The results that lie in `folder`, in the order of the catalogue."""
+    return [read(folder, name) for name in NAMES if json_path(Path(folder), name).exists()]

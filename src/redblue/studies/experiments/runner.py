@@ -1,0 +1,120 @@
+"""Runs an experiment: its points one by one, each kept as soon as it is measured, then its files."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from redblue.base.charts import write
+from redblue.catalogue.detect import detect_cpu
+from redblue.base.errors import RedblueError
+from redblue.studies.experiments.catalogue import get
+from redblue.studies.experiments.experiment import Point, Row
+from redblue.studies.experiments.page import page
+from redblue.studies.experiments.result import Result, json_path, read
+from redblue.base.files import replace_whole
+from redblue.base.journal import Journal, journal_path
+from redblue.base.parallel import finish
+
+FOLDER = Path("docs", "results")
+PICTURES = (".svg", ".png")
+
+
+def run(
+    name: str,
+    *,
+    out: str | os.PathLike[str] = FOLDER,
+    quick: bool = False,
+    jobs: int | None = None,
+    restart: bool = False,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Result:
+    """Run an experiment and write NAME.json, NAME.svg, NAME.png and NAME.md into the folder `out`.
+
+    Files of an earlier run of it are replaced. Until they are, finished points are kept beside them
+    (NAME.json.partial.jsonl), and the same call goes on from there. quick: few and small points. jobs: processes; all
+    cores, if left out. restart: discard what an earlier call kept. progress(done, total): after each point.
+    Raises UnknownName; RedblueError for a folder that cannot be written, another file of that name, and where this
+    machine lacks what the experiment needs.
+    """
+    experiment, folder = get(name), _folder(out)
+    if missing := experiment.missing():
+        raise RedblueError(f"the experiment {name} cannot run here: {missing}")
+    target = json_path(folder, name)
+    if target.exists():
+        read(folder, name)  # nobody else's file is replaced
+    points = experiment.points(quick)
+    with Journal(journal_path(target), "experiment", identity(name, points), len(points), restart) as journal:
+        evaluate = partial(measure, name)
+        done = finish(evaluate, points.__getitem__, len(points), journal.done, jobs, journal.add, progress)
+        result = Result(
+            experiment=name,
+            command=_command(name, quick, folder),
+            date=datetime.date.today().isoformat(),
+            version=version("redblue"),
+            machine=machine(),
+            tools=dict(experiment.tools()),
+            quick=quick,
+            rows=[row for index in sorted(done) for row in done[index]],
+        )
+        _write(result, folder)
+        journal.remove()
+    return result
+
+
+def redraw(name: str, *, out: str | os.PathLike[str] = FOLDER) -> Result:
+    """Draw the figures and write the page of a result again, without measuring. Raises as `read` does."""
+    folder = _folder(out)
+    result = read(folder, name)
+    _write(result, folder)
+    return result
+
+
+def measure(name: str, point: Point) -> list[Row]:
+    """The rows of one point, in whatever process."""
+    return get(name).measure(point)
+
+
+def identity(name: str, points: list[Point]) -> dict[str, object]:
+    """What decides the rows: measurements of another machine are not gone on with."""
+    return {"experiment": name, "machine": machine(), "points": points}
+
+
+def machine() -> str:
+    cpu = detect_cpu()
+    caches = ", ".join(f"{each.name} {each.capacity_bytes >> 10} KiB" for each in cpu.caches)
+    return f"{cpu.model}, {cpu.cores} cores ({caches or 'caches not known'}), {platform.system()}"
+
+
+def _folder(out: str | os.PathLike[str]) -> Path:
+    folder = Path(out)
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        raise RedblueError(f"there is no folder {folder.parent} for {folder}: name another with --out") from None
+    except OSError as error:
+        raise RedblueError(f"cannot write in {folder}: {error.strerror}; name another folder with --out") from None
+    if not os.access(folder, os.W_OK):
+        raise RedblueError(f"cannot write in {folder}: you may not; name another folder with --out")
+    return folder
+
+
+def _command(name: str, quick: bool, folder: Path) -> str:
+    return " ".join(["redblue experiment", name, *(["--quick"] * quick), *([] if folder == FOLDER else ["--out DIR"])])
+
+
+def _write(result: Result, folder: Path) -> None:
+    """The figures first: a JSON file says that all is there."""
+    spec = result.about.figure(result.rows).to_dict()
+    for suffix in PICTURES:
+        write(spec, folder / f"{result.experiment}{suffix}", force=True)
+    text = page(result)
+    replace_whole(folder / f"{result.experiment}.md", lambda draft: draft.write_text(text, encoding="utf-8"))
+    data = json.dumps(result.to_dict(), indent=1) + "\n"
+    replace_whole(json_path(folder, result.experiment), lambda draft: draft.write_text(data, encoding="utf-8"))

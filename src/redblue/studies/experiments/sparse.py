@@ -1,0 +1,220 @@
+"""Sparse attention: words over density for four patterns, in every format of the index, beside both lower bounds."""
+
+from __future__ import annotations
+
+import altair as alt
+
+from redblue import schedules
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
+from redblue.studies.experiments.figures import steps
+from redblue.masks import Mask
+from redblue.problem import Problem
+from redblue.studies.sparse.study import compare
+from redblue.base.style import LOOKS
+
+# Named as in the command line's --mask; from few pairs to many.
+N, D, M_WORDS, BLOCK = 512, 32, 1024, 16
+PATTERNS = {
+    "window": [f"window:{half},{half - 1}" for half in (4, 8, 16, 32, 64, 128)] + [f"window:{N},{N}"],
+    "blocks": [f"random:{share},{BLOCK}" for share in (0.02, 0.05, 0.1, 0.2, 0.5, 0.9)],
+    "butterfly": [f"butterfly:{block}" for block in (1, 2, 4, 8, 16, 32, 64, 128)],
+    "random": [f"random:{share},1" for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)],
+}
+QUICK = {"window": ["window:8,7"], "random": ["random:0.1,1"]}
+FORMATS = {  # as redblue.masks.storage.formats names them -> the schedule whose look it takes
+    "rule": "standard",
+    "bits": "small_cache",
+    "blocks": "flash1",
+    "tiles": "flash",
+    "csr": "hybrid",
+    "coo": "spilled_ds",
+}
+TITLES = {
+    "rule": "known by rule, no index",
+    "bits": "dense bits",
+    "blocks": "list of blocks",
+    "tiles": "bit tiles of 64",
+    "csr": "CSR",
+    "coo": "COO",
+}
+PROVED, FAMILY = "best proved bound of this mask", "the family's form (order only)"
+
+
+def points(quick: bool) -> list[Point]:
+    n, chosen = (128, QUICK) if quick else (N, PATTERNS)
+    return [{"pattern": name, "mask": text, "n": n} for name, texts in chosen.items() for text in texts]
+
+
+def measure(point: Point) -> list[Row]:
+    """A row for each format that can store the mask, with the schedule that moves the fewest words."""
+    from redblue.cli.options import parse_mask
+
+    n = point["n"]
+    mask: Mask = parse_mask(point["mask"])
+    problem = Problem(n, n, D, mask=mask)
+    found = compare(problem, [M_WORDS], ["rule"] if mask.on(n, n).is_full else None)
+    at = found.points[0]
+    rows = []
+    for name in found.formats:
+        best = min((each for (_, form), each in at.counts.items() if form == name), key=lambda each: each.words)
+        rows.append(
+            point
+            | {
+                "density": found.family.z_qk / (n * n),
+                "format": name.partition(":")[0],
+                "schedule": best.schedule,
+                "tiles": best.tiles,
+                "words": best.words,
+                "index_words": best.index_words,
+                "bound_words": at.bound.words,
+                "bound": at.bound.name,
+                "family_form_words": at.family,
+            }
+        )
+    return rows
+
+
+def figure(rows: list[Row]) -> alt.FacetChart:
+    """Words over density, a facet for each pattern."""
+    patterns = list(dict.fromkeys(row["pattern"] for row in rows))
+    lines = [
+        {"pattern": row["pattern"], "density": row["density"], "words": row["words"], "format": TITLES[row["format"]]}
+        for row in rows
+    ]
+    bounds = [
+        {"pattern": row["pattern"], "density": row["density"], "words": row[key], "bound": kind}
+        for row in rows
+        for kind, key in ((PROVED, "bound_words"), (FAMILY, "family_form_words"))
+    ]
+    bounds = list({tuple(row.items()): row for row in bounds}.values())
+    low = min(row["words"] for row in (*lines, *bounds)) / 1.5
+    high = max(row["words"] for row in (*lines, *bounds)) * 1.3
+    x = alt.X(
+        "density:Q",
+        title="share of pairs that attend",
+        scale=alt.Scale(type="log", domain=[min(row["density"] for row in rows) / 1.1, 1], nice=False),
+        axis=alt.Axis(values=[0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1], format="~%", grid=False),
+    )
+    y = alt.Y(
+        "words:Q",
+        title="words moved",
+        scale=alt.Scale(type="log", domain=[low, high], nice=False),
+        axis=alt.Axis(values=steps(low, high), format="~s", domain=False, ticks=False),
+    )
+    names = [TITLES[name] for name in FORMATS if any(row["format"] == TITLES[name] for row in lines)]
+    looks = [LOOKS[FORMATS[name]] for name in FORMATS if TITLES[name] in names]
+    legend = alt.Legend(title="index, each with its best schedule and tiles", columns=3)
+    colour = alt.Color("format:N", scale=alt.Scale(domain=names, range=[look.light for look in looks]), legend=legend)
+    shape = alt.Shape("format:N", scale=alt.Scale(domain=names, range=[look.shape for look in looks]), legend=legend)
+    dash = alt.StrokeDash(
+        "bound:N",
+        scale=alt.Scale(domain=[PROVED, FAMILY], range=[[1, 0], [2, 3]]),
+        legend=alt.Legend(title="lower bounds", symbolType="stroke", symbolSize=400, columns=1, labelLimit=300),
+    )
+    drawn = alt.Chart().transform_filter("isValid(datum.format)")
+    floors = alt.Chart().transform_filter("isValid(datum.bound)")
+    proved = floors.transform_filter(alt.datum.bound == PROVED).transform_calculate(low=str(low))
+    shown = [alt.Tooltip("format:N"), alt.Tooltip("density:Q", format=".3~%"), alt.Tooltip("words:Q", format=",")]
+    layers = [
+        proved.mark_area(style="ink", opacity=0.08, clip=True).encode(x=x, y=y, y2="low:Q"),
+        floors.mark_line(style="ink", strokeWidth=1.8, clip=True).encode(x=x, y=y, strokeDash=dash),
+        drawn.mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colour),
+        drawn.mark_point(filled=True, size=45, opacity=1).encode(x=x, y=y, color=colour, shape=shape, tooltip=shown),
+    ]
+    chart = alt.LayerChart(layer=layers, data=alt.Data(values=[*bounds, *lines])).properties(width=330, height=240)
+    return chart.facet(facet=alt.Facet("pattern:N", sort=patterns, title=None), columns=2)
+
+
+def best_rows(rows: list[Row]) -> list[Row]:
+    """The format of fewest words of each mask."""
+    masks = dict.fromkeys((row["pattern"], row["mask"]) for row in rows)
+    return [
+        min((row for row in rows if (row["pattern"], row["mask"]) == each), key=lambda row: row["words"])
+        for each in masks
+    ]
+
+
+def tables(rows: list[Row]) -> list[Table]:
+    columns = (
+        "pattern",
+        "best format",
+        "schedule",
+        "density",
+        "words",
+        "of these, index",
+        "over the bound",
+        "/ family",
+    )
+    return [
+        Table(
+            "The best format of each mask",
+            columns,
+            [
+                (
+                    f"`{row['mask']}`",
+                    TITLES[row["format"]],
+                    f"`{row['schedule']}`",
+                    f"{row['density']:.1%}",
+                    f"{row['words']:,}",
+                    f"{row['index_words']:,}",
+                    f"{row['words'] / row['bound_words']:.2f}",
+                    f"{row['words'] / row['family_form_words']:.2f}",
+                )
+                for row in best_rows(rows)
+            ],
+            3,
+        )
+    ]
+
+
+def findings(rows: list[Row]) -> list[str]:
+    best = best_rows(rows)
+    below = [row for row in best if row["words"] < row["family_form_words"]]
+    heavy = max((row for row in rows if row["format"] != "rule"), key=lambda row: row["index_words"] / row["words"])
+    said = [
+        f"The best schedule and format of a mask move {min(map(_gap, best)):.2f} to {max(map(_gap, best)):.2f} times "
+        f"what is proved of that very mask."
+    ]
+    if below:
+        least = min(below, key=lambda row: row["words"] / row["family_form_words"])
+        said.append(
+            f"The family's form is no bound of one mask: {len(below)} of {len(best)} masks are computed with fewer "
+            f"words, `{least['mask']}` with {least['words'] / least['family_form_words']:.2f} of it."
+        )
+    said.append(
+        f"An index costs up to {heavy['index_words'] / heavy['words']:.0%} of all words ({TITLES[heavy['format']]}, "
+        f"`{heavy['mask']}`)."
+    )
+    scattered = {row["pattern"]: [r for r in best if r["pattern"] == row["pattern"]] for row in best}
+    gaps = {name: max(map(_gap, each)) for name, each in scattered.items()}
+    worst = max(gaps, key=gaps.__getitem__)
+    said.append(f"The pattern `{worst}` is the farthest from its bound: up to {gaps[worst]:.1f} times it.")
+    return said
+
+
+def _gap(row: Row) -> float:
+    return row["words"] / row["bound_words"]
+
+
+EXPERIMENT = Experiment(
+    name="sparse",
+    title="Sparse attention: words over density",
+    question="What do window, block, butterfly and random masks cost, index included, beside both bounds?",
+    points=points,
+    measure=measure,
+    figure=figure,
+    tables=tables,
+    findings=findings,
+    method=f"""
+Counted, not measured. Forward, one head, n = {N}, d = {D}, M = {M_WORDS:,} words = d², 16-bit words (an index of
+32-bit places takes two). Every schedule ({", ".join(f"`{name}`" for name in schedules.list_schedules("forward"))}) is
+counted with every format that can store the mask, with its best tiles; drawn is the schedule of fewest words. Blocks
+are of {BLOCK} x {BLOCK} pairs, drawn at random; a butterfly's are of 1 to 128; random pairs and blocks have no rule,
+so they need an index. One mask, schedule by schedule: `redblue sparse`.
+
+*Proved* is what holds of this one mask: the best of the compulsory words, the phase problem on its number of pairs,
+and the phase problem of what so many of its rows and columns can cover ([theory](../theory.md), Theorem 5). *The
+family's form* is min(Z_in² / M, Z_in √Z_QK / √M) of arXiv 2410.09397, Theorem 4.5, its constant left out: it speaks
+of the worst input with so many nonzero entries, so that a structured mask may lie below it.
+""",
+)

@@ -1,0 +1,108 @@
+"""The check: every schedule that a plan chose is run on numbers, at a size small enough to run here and now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from redblue import schedules
+from redblue.lab.counts import check
+from redblue.base.errors import RedblueError
+from redblue.lab.planner import Plan
+from redblue.problem import Problem
+from redblue.schedules import TooFewWords
+
+TOLERANCE = 1e-10  # largest relative error against the float64 reference that passes
+TOKENS, HEAD_DIMENSION, GROUP = 45, 24, 3  # the largest sizes of a check
+
+
+@dataclass(frozen=True)
+class Check:
+    """One schedule on one small stream: what its closed form says, what its run moved, how far off its numbers are.
+
+    capacity_words: of the cache that it ran in. expected_words, expected_peak: the closed form's (a mask may leave the
+    peak unreached). counted_words, counted_peak, error: the run's; None where it broke off. failure: why the check
+    failed, "" if it passed.
+    """
+
+    schedule: str
+    problem: Problem
+    chosen_for: str
+    capacity_words: int
+    expected_words: int
+    expected_peak: int
+    counted_words: int | None
+    counted_peak: int | None
+    error: float | None
+    failure: str
+
+    @property
+    def passed(self) -> bool:
+        return not self.failure
+
+
+def checks(plans: Iterable[tuple[str, Plan]]) -> Iterator[Check]:
+    """One check for every kind of problem and schedule chosen for it, where d / sqrt(M) was largest.
+
+    plans: each with a label that says what it is of.
+    """
+    tightest: dict[tuple[str, Problem], tuple[float, str]] = {}
+    for label, plan in plans:
+        for level in plan.levels:
+            if level.schedule is not None:
+                key = (level.schedule, small(plan.problem))
+                at = (plan.problem.d / math.sqrt(level.capacity_words), f"{label}, {level.boundary} of {plan.memory}")
+                tightest[key] = max(at, tightest.get(key, at), key=lambda place: place[0])
+    for (schedule, problem), (x, place) in tightest.items():
+        yield run(schedule, problem, _capacity(schedule, problem, round((problem.d / x) ** 2)), place)
+
+
+def small(problem: Problem) -> Problem:
+    """The same kind of problem, with few tokens and features: one stream, its mask resized."""
+    n_q, n_k = min(problem.n_q, TOKENS), min(problem.n_k, TOKENS + 2)
+    shrink = HEAD_DIMENSION / max(HEAD_DIMENSION, problem.d, problem.value_dim)
+    d, d_v = (max(1, round(size * shrink)) for size in (problem.d, problem.value_dim))
+    heads = min(problem.group, GROUP)
+    return Problem(
+        n_q=n_q,
+        n_k=n_k,
+        d=d,
+        d_v=d_v,
+        heads=heads,
+        kv_heads=1,
+        dtype="float64",
+        mask=problem.mask.resized((problem.n_q, problem.n_k), (n_q, n_k)),
+        direction=problem.direction,
+    )
+
+
+def _capacity(schedule: str, problem: Problem, words: int) -> int:
+    """`words`, doubled until the schedule fits."""
+    try:
+        schedules.get(schedule).tiles(problem, words)
+    except TooFewWords:
+        return _capacity(schedule, problem, max(1, 2 * words))
+    return words
+
+
+def run(schedule: str, problem: Problem, words: int, chosen_for: str) -> Check:
+    """Run the schedule in a cache of `words` words and hold it against its closed form and the float64 reference."""
+    found = schedules.get(schedule)
+    tiles = found.tiles(problem, words)
+    cost = found.cost(problem, tiles)
+    about = (schedule, problem, chosen_for, words, cost.words, cost.peak)
+    try:
+        result = check(schedule, problem, words=words)
+    except RedblueError as error:
+        return Check(*about, None, None, None, f"the run broke a rule: {error}")
+    counted = result.count
+    failures = []
+    if (counted.reads, counted.writes) != (cost.reads, cost.writes):
+        failures.append(f"the closed form says {cost.words} words, the run moved {counted.words}")
+    if counted.peak > cost.peak:
+        failures.append(f"the closed form says that {cost.peak} words are held at most, the run held {counted.peak}")
+    if not result.error <= TOLERANCE:
+        failures.append(f"the relative error is {result.error:.1e}, at most {TOLERANCE:.0e} is allowed")
+    error = result.error if math.isfinite(result.error) else None
+    return Check(*about, counted.words, counted.peak, error, "; ".join(failures))

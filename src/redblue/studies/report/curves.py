@@ -1,0 +1,116 @@
+"""Words against the capacity M, for one stream: every schedule with its best tiles, and every bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from redblue import schedules
+from redblue.bounds import lower_bounds
+from redblue.lab.counts import count
+from redblue.catalogue.memories import Memory
+from redblue.lab.planner import REGIMES
+from redblue.problem import Problem
+from redblue.schedules import TooFewWords
+
+POINTS = 60
+BEST = "best proved bound"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A machine's capacity on the M axis: of one instance of `level`, in words of the curve's dtype."""
+
+    machine: str
+    level: str
+    capacity_words: int
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a figure. kind: "schedule", "bound" or "order only".
+
+    words_per_pair: words of one stream over its attended pairs, at each capacity of the curve; None where the
+    schedule does not fit, or the bound says nothing.
+    """
+
+    name: str
+    kind: str
+    words_per_pair: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Everything that can be said of one stream, at each of `capacities` (words)."""
+
+    stream: Problem
+    pairs: int  # attended (query, key) pairs of the stream
+    capacities: tuple[int, ...]
+    series: tuple[Series, ...]
+    marks: tuple[Mark, ...]
+
+    @property
+    def dividing_points(self) -> dict[str, float]:
+        """Capacities in words at which the regime changes (planner.regime)."""
+        return {"d²/4": self.stream.d**2 / 4, "d²": self.stream.d**2}
+
+    @property
+    def regimes(self) -> Iterator[tuple[str, float, float]]:
+        """Each regime with the capacities between which it holds, within the curve's own."""
+        low, high = self.capacities[0], self.capacities[-1]
+        edges = [high, *(min(max(point, low), high) for point in reversed(self.dividing_points.values())), low]
+        return ((regime, edges[i + 1], edges[i]) for i, regime in enumerate(REGIMES) if edges[i + 1] < edges[i])
+
+
+def curve_key(problem: Problem) -> Problem:
+    """Problems of one key have the same curve: one stream, and words of the same size."""
+    return replace(problem.one_stream(), dtype={2: "float16"}.get(problem.bytes_per_word, problem.dtype))
+
+
+def curve(problem: Problem, memories: Iterable[Memory] = (), points: int = POINTS) -> Curve:
+    """The curve of one stream of `problem`, over capacities that reach past every level of `memories`."""
+    stream = problem.one_stream()
+    marks = tuple(
+        Mark(memory.name, boundary.fast.name, max(1, boundary.capacity_bytes // stream.bytes_per_word))
+        for memory in memories
+        for boundary in memory.boundaries
+        if boundary.capacity_bytes is not None
+    )
+    capacities = _capacities(stream.d, [mark.capacity_words for mark in marks], points)
+    pairs = max(1, stream.mask.nnz(stream.n_q, stream.n_k))
+    drawn = [
+        Series(name, "schedule", tuple(_over(_words(name, stream, words), pairs) for words in capacities))
+        for name in schedules.covering(stream)
+    ]
+    return Curve(stream, pairs, capacities, (*drawn, *_bounds(stream, capacities, pairs)), marks)
+
+
+def _capacities(d: int, marked: Sequence[int], points: int) -> tuple[int, ...]:
+    """Evenly spaced on a log scale around the regimes and the marked capacities, and those themselves."""
+    low = max(8, min([d * d // 64, *(words // 2 for words in marked)]))
+    high = max([8 * d * d, *(2 * words for words in marked)])
+    even = (round(low * (high / low) ** (i / (points - 1))) for i in range(points))
+    exact = [words for words in (d * d // 4, d * d, *marked) if low <= words <= high]
+    return tuple(sorted({*even, *exact}))
+
+
+def _words(schedule: str, stream: Problem, words: int) -> int | None:
+    try:
+        return count(schedule, stream, words=words).words
+    except TooFewWords:
+        return None
+
+
+def _over(words: int | None, pairs: int) -> float | None:
+    """Words per attended pair; nothing for a bound of 0."""
+    return words / pairs if words else None
+
+
+def _bounds(stream: Problem, capacities: Sequence[int], pairs: int) -> Iterator[Series]:
+    """The largest proved bound at each capacity, then every bound on its own."""
+    found = [{bound.name: bound for bound in lower_bounds(stream, words)} for words in capacities]
+    yield Series(BEST, "bound", tuple(_over(next(iter(at.values())).words, pairs) for at in found))
+    for name, bound in {name: bound for at in reversed(found) for name, bound in at.items()}.items():
+        kind = "bound" if bound.proved else "order only"
+        words = (at[name].words if name in at else None for at in found)  # some hold only for some capacities
+        yield Series(name, kind, tuple(_over(each, pairs) for each in words))

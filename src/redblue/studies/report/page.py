@@ -1,0 +1,115 @@
+"""The report as one HTML page that holds everything it needs and asks the network for nothing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import vl_convert
+
+from redblue.base import style
+from redblue.base.errors import RedblueError
+from redblue.studies.experiments.result import Result
+from redblue.studies.experiments.terminal import plain
+from redblue.studies.report import figures
+from redblue.studies.report.checks import TOLERANCE
+from redblue.studies.report.data import Report
+from redblue.studies.report.measured import RUN_SECONDS
+from redblue.studies.report.terminal import measured_verdict, share, times, verdict
+from redblue.base.text import amount, capacity, limit_text, mask_text, nesting_text, ratio, shape_text, tile_text, time
+
+
+def render(report: Report) -> str:
+    """The page."""
+    curves = report.curves
+    charts = {
+        "figures": [figures.words_figure(curve).to_dict() | {"config": {}} for curve in curves],
+        "results": {each.experiment: _responsive(each) for each in report.results},
+        "themes": {scheme: style.config(scheme) for scheme in style.COLOURS},
+    }
+    return _template().render(
+        report=report,
+        curves=[(curve, [shape for shape in report.shapes if shape.curve == curve]) for curve in curves],
+        charts=charts,
+        colours=style.COLOURS,
+        tolerance=TOLERANCE,
+        run_seconds=RUN_SECONDS,
+        library=_library(),
+    )
+
+
+def _responsive(result: Result) -> dict[str, Any]:
+    return result.about.figure(result.rows).to_dict() | {"config": {}}
+
+
+def check_output(path: str | os.PathLike[str]) -> Path:
+    """The file that `path` means, if a page can be written there; RedblueError says why not."""
+    target = Path(path).resolve()
+    if target.is_dir():
+        raise _unwritable(path, "it is a folder")
+    if target.exists() and not (target.is_file() and os.access(target, os.W_OK)):
+        raise _unwritable(path, "it is no file that you may write")
+    if not target.parent.is_dir():
+        raise _unwritable(path, f"there is no folder {target.parent}")
+    if not os.access(target.parent, os.W_OK):
+        raise _unwritable(path, f"you may not write in {target.parent}")
+    return target
+
+
+def write(report: Report, path: str | os.PathLike[str]) -> Path:
+    """Write the page whole or not at all; returns where it lies.
+
+    Raises RedblueError if it cannot be written there; a file that was there before is then as it was.
+    """
+    target, text = check_output(path), render(report)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
+            draft = Path(folder, "page")
+            draft.write_text(text, encoding="utf-8")
+            os.replace(draft, target)
+    except OSError as error:
+        raise _unwritable(path, str(error.strerror or error)) from error
+    return target
+
+
+def _unwritable(path: str | os.PathLike[str], reason: str) -> RedblueError:
+    return RedblueError(f"cannot write the report to {path}: {reason}; name a file in a folder that you may write in")
+
+
+@cache
+def _library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "amount": amount,
+        "capacity": capacity,
+        "mask": mask_text,
+        "limit": limit_text,
+        "nesting": nesting_text,
+        "plain": plain,
+        "measured_class": lambda report: "fail" if any(each.failed for each in report.measured) else "pass",
+        "measured_verdict": measured_verdict,
+        "ratio": ratio,
+        "share": share,
+        "shape": shape_text,
+        "tiles": tile_text,
+        "time": time,
+        "times": times,
+        "verdict": verdict,
+    }
+    return environment.get_template("page.html.jinja")

@@ -1,0 +1,108 @@
+"""The report in short, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from redblue.lab.planner import LevelPlan
+from redblue.studies.report.data import Report
+from redblue.studies.report.measured import Run
+from redblue.cli.tables import table
+from redblue.base.text import amount, ratio, time
+
+STYLES = {"large-cache": "blue", "between": "magenta", "small-cache": "yellow"}
+
+
+def summary(report: Report) -> RenderableType:
+    """One table per machine: shapes down, boundaries across; best schedule, regime, gap; checks; what was measured."""
+    legend = Text("Each cell: the schedule of fewest words; its regime, and the gap: words over the best proved bound.")
+    machines = (_machine(report, number) for number in range(len(report.memories)))
+    return Group(*machines, legend, _verdict(report), *_measured(report))
+
+
+def _machine(report: Report, number: int) -> Table:
+    memory = report.memories[number]
+    boundaries = [level.boundary for level in report.shapes[0].plans[number].levels]
+    made = table(("shape", *boundaries), title=f"{memory.name}: {memory.title}")
+    for shape in report.shapes:
+        p = shape.problem
+        cells = [_cell(level) for level in shape.plans[number].levels]
+        made.add_row(Text.assemble(shape.label, (f"\nd {p.d}, heads {p.heads}/{p.kv_heads}", "dim")), *cells)
+    return made
+
+
+def _cell(level: LevelPlan) -> Text:
+    gap = f" {ratio(level.gap)}" if level.gap else ""
+    regime = level.regime.removesuffix("-cache")
+    return Text.assemble(level.schedule or "none fits", "\n", (regime, STYLES[level.regime]), gap)
+
+
+def _verdict(report: Report) -> Text:
+    failed = "".join(f"\n  {check.schedule} for {check.chosen_for}: {check.failure}" for check in report.failed)
+    return Text(verdict(report) + failed, style="green" if report.checks and not failed else "bold red")
+
+
+def verdict(report: Report) -> str:
+    """The checks in a sentence."""
+    total, failed = len(report.checks), len(report.failed)
+    if not total:
+        return "Nothing was checked: no schedule fits at any boundary."
+    if failed:
+        return f"{failed} of {total} checks FAILED."
+    return f"All {total} checks passed: words counted by the runs equal the closed forms, results equal float64."
+
+
+def _measured(report: Report) -> Iterator[RenderableType]:
+    """What ran on this machine, a row for each shape; what is wrong with it, or why it did not run."""
+    if not report.measured:
+        return
+    made = table(("shape\nwhat was run",), ("time\nof peak", "plan", "PyTorch", "words\nbound"), title=MEASURED)
+    for shape, each in zip(report.shapes, report.measured, strict=True):
+        run = each.run
+        if run is None or run.failure:
+            style, text = ("bold red", f"FAILED: {run.failure}") if run else ("dim", f"not run: {each.why}")
+            made.add_row(Text.assemble(each.label, (f"\n{text}", style)), "-", "-", "-", "-")
+            continue
+        made.add_row(
+            Text.assemble(each.label, (f"\n{each.cut}, {shape.problem.dtype}", "dim")),
+            f"{time(run.seconds)}\n{share(run.peak_share)}",
+            time(run.plan_seconds),
+            _pytorch(run),
+            f"{amount(run.words)}\n{amount(run.bound_words)}",
+        )
+    yield made
+    yield Text(measured_verdict(report), style="bold red" if any(each.failed for each in report.measured) else "green")
+
+
+MEASURED = "Measured on this machine"
+
+
+def share(part: float | None) -> str:
+    return "-" if part is None else f"{part:.0%}"
+
+
+def times(factor: float) -> str:
+    return f"{factor:,.0f}×" if factor >= 100 else f"{factor:.1f}×"
+
+
+def _pytorch(run: Run) -> str:
+    """PyTorch's time, and how many times as fast the kernel is."""
+    if run.over_pytorch is None:
+        return run.pytorch_why.partition(":")[0]
+    return f"{time(run.pytorch_seconds)}\n{times(run.over_pytorch)}"
+
+
+def measured_verdict(report: Report) -> str:
+    """What was measured, in a sentence."""
+    runs, failed = [each for each in report.measured if each.run], sum(each.failed for each in report.measured)
+    if not runs:
+        return "Nothing was run on this machine: no kernel takes these shapes."
+    if failed:
+        return f"{failed} of {len(runs)} runs on this machine FAILED: no time is given for them."
+    cut = any(each.run.pieces > 1 for each in runs if each.run)
+    exception = " (more where the keys are cut into pieces)" if cut else ""
+    return f"All {len(runs)} runs on this machine agree with float64; words equal their schedules' counts{exception}."

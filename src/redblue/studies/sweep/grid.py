@@ -1,0 +1,189 @@
+"""The points of a sweep: the product of its axes, each point made when it is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import joblib
+
+import redblue as rb
+from redblue.base.errors import RedblueError
+from redblue.catalogue.memories import Boundary
+from redblue.cli.options import parse_mask
+from redblue.studies.sweep.axes import LEAST, NAMES, Axis, make_axis
+
+MOST_POINTS = 200_000  # all rows are held in memory
+SIZES = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads")
+# The slowest first: how the rows of a sweep are sorted. Schedules are rows of a point.
+ORDER = ("direction", "dtype", "batch", "heads", "kv_heads", "mask", "window", "d", "d_v", "n", "n_q", "n_k", "cache")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where words are counted: a cache of so many words, or one boundary of a memory."""
+
+    words: int | None = None
+    memory: str | None = None
+    boundary: Boundary | None = None
+
+    @property
+    def identity(self) -> list[Any]:
+        """What makes two of them the same, as plain data."""
+        at = self.boundary
+        figures = [at.name, at.capacity_bytes, at.bandwidth_bytes_per_second] if at else []
+        return [self.words, self.memory, *figures]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination of axis values: a problem, counted at each of `caches` by each of `schedules`.
+
+    given: the problem's sizes and names, as given (None: left out). named: the schedules were asked for by name.
+    """
+
+    index: int
+    given: dict[str, Any]
+    mask: rb.Mask
+    mask_label: str
+    window: int | None
+    caches: tuple[Cache, ...]
+    schedules: tuple[str, ...]
+    named: bool
+
+    def problem(self) -> rb.Problem:
+        """Raises RedblueError where the values do not go together."""
+        return rb.Problem(**self.given, mask=self.mask)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Axes, what their names stand for, and the points that they span."""
+
+    axes: dict[str, Axis]
+    masks: tuple[rb.Mask, ...]
+    caches: tuple[tuple[Cache, ...], ...]
+
+    @cached_property
+    def _lengths(self) -> list[tuple[str, int]]:
+        lengths = {name: len(axis.values) for name, axis in self.axes.items()} | {"cache": len(self.caches)}
+        return [(name, lengths[name]) for name in ORDER if name in lengths]
+
+    @property
+    def size(self) -> int:
+        """How many points."""
+        return math.prod(length for _, length in self._lengths)
+
+    @property
+    def varying(self) -> list[Axis]:
+        """The axes of more than one value."""
+        return [axis for axis in self.axes.values() if len(axis.values) > 1]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the rows, as plain data: sweeps with the same have the same points."""
+        return {
+            "axes": {name: axis.labels for name, axis in self.axes.items()},
+            "masks": [joblib.hash(mask) for mask in self.masks],
+            "caches": [[cache.identity for cache in caches] for caches in self.caches],
+            "schedules": list(self.schedules),
+        }
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        return self.axes["schedule"].values if "schedule" in self.axes else tuple(rb.list_schedules())
+
+    def point(self, index: int) -> Point:
+        at, rest = {}, index
+        for name, length in reversed(self._lengths):
+            rest, at[name] = divmod(rest, length)
+        values = {name: axis.values[at[name]] for name, axis in self.axes.items() if name in at}
+        given = {name: values.get(name, values.get("n") if name in ("n_q", "n_k") else None) for name in SIZES}
+        given = {name: value for name, value in given.items() if value is not None}
+        given |= {name: values[name] for name in ("dtype", "direction") if name in values}
+        kind = next((name for name in ("window", "mask") if name in self.axes), None)
+        label = str(self.axes[kind].labels[at[kind]]) if kind else "full"
+        return Point(
+            index,
+            given,
+            self.masks[at[kind]] if kind else self.masks[0],
+            f"window:{label}" if kind == "window" else label,
+            values.get("window"),
+            self.caches[at["cache"]],
+            self.schedules,
+            "schedule" in self.axes,
+        )
+
+
+def make_sweep(given: Mapping[str, Any]) -> Sweep:
+    """The sweep over these axes: for each name, text in the grammar (sweep.GRAMMAR), one value or several.
+
+    Axes: n (n_q = n_k), n_q, n_k, d, d_v, batch, heads, kv_heads, window (keys before the query's own; excludes mask),
+    mask, dtype, direction, words (the cache's capacity), memory (each of its boundaries), schedule. n or n_q and n_k,
+    d, and words or memory or both are needed.
+    Raises RedblueError for what is missing, unknown or contradictory, and where no point at all is a valid problem.
+    """
+    if not isinstance(given, Mapping):
+        raise RedblueError(
+            f"a sweep must be axes by name, such as {{'n': 4096, 'd': '64,128', 'words': 12288}}; got {given!r}"
+        )
+    axes = {name: make_axis(name, value) for name, value in given.items() if value is not None}
+    axes = {name: axes[name] for name in (*LEAST, *NAMES) if name in axes}
+    missing = [f"n or {name}" for name in ("n_q", "n_k") if name not in axes and "n" not in axes]
+    missing += ["d"] if "d" not in axes else []
+    missing += ["words or memory"] if not {"words", "memory"} & set(axes) else []
+    if missing:
+        raise RedblueError(f"the sweep needs its sizes and a cache: {', '.join(missing)} not given")
+    for one, other in (({"window"}, {"mask"}), ({"n"}, {"n_q", "n_k"})):
+        if one | other <= set(axes):
+            names = " and ".join(sorted(other))
+            raise RedblueError(f"{min(one)} cannot be given with {names}, which say the same: leave one out")
+    sweep = Sweep(axes, _masks(axes), _caches(axes))
+    if sweep.size > MOST_POINTS:
+        sizes = " x ".join(f"{length} {name}" for name, length in sweep._lengths if length > 1)
+        raise RedblueError(f"{sizes} are {sweep.size:,} points, at most {MOST_POINTS:,} are taken: split the sweep")
+    _check_some_valid(sweep)
+    return sweep
+
+
+def _masks(axes: Mapping[str, Axis]) -> tuple[rb.Mask, ...]:
+    if "window" in axes:
+        return tuple(rb.Mask.sliding_window(left) for left in axes["window"].values)
+    texts = axes["mask"].values if "mask" in axes else ("full",)
+    return tuple(text if isinstance(text, rb.Mask) else parse_mask(text) for text in texts)
+
+
+def _caches(axes: Mapping[str, Axis]) -> tuple[tuple[Cache, ...], ...]:
+    """One for each capacity in words; for each memory, its boundaries."""
+    found: list[tuple[Cache, ...]] = [
+        (Cache(words=words),) for words in (axes["words"].values if "words" in axes else ())
+    ]
+    for name in axes["memory"].values if "memory" in axes else ():
+        machine = rb.memory(name)
+        known = tuple(Cache(None, machine.name, each) for each in machine.boundaries if each.capacity_bytes)
+        if not known:
+            raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to count")
+        found.append(known)
+    return tuple(found)
+
+
+def _check_some_valid(sweep: Sweep) -> None:
+    reasons: dict[str, None] = {}
+    for index in range(sweep.size):
+        wrong = _wrong(sweep.point(index))
+        if wrong is None:
+            return
+        reasons[wrong] = None
+    some = "; ".join(list(reasons)[:3])
+    raise RedblueError(f"none of the {sweep.size:,} points is a valid problem: {some}")
+
+
+def _wrong(point: Point) -> str | None:
+    try:
+        point.problem()
+    except RedblueError as error:
+        return str(error)
+    return None

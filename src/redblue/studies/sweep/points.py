@@ -1,0 +1,93 @@
+"""What a sweep says of one point: a row for each schedule at each cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redblue as rb
+from redblue.lab import planner
+from redblue.base.errors import RedblueError
+from redblue.studies.sweep.grid import Cache, Point
+
+Row = dict[str, Any]  # the columns below; None where a figure is not known
+
+FITS, TOO_FEW_WORDS, NOT_COVERED, INVALID = "fits", "too few words", "not covered", "invalid"
+
+# Column -> type. capacity_words: M. words: moved, reads + writes. tiles: as `redblue count --tiles` takes them.
+# bound: the largest proved one. gap: words over it. reason: why there are no words.
+COLUMNS: dict[str, type] = {
+    **dict.fromkeys(("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads"), int),
+    **dict.fromkeys(("dtype", "mask"), str),
+    "window": int,
+    **dict.fromkeys(("direction", "memory", "boundary"), str),
+    "capacity_words": int,
+    **dict.fromkeys(("schedule", "status", "tiles"), str),
+    **dict.fromkeys(("words", "reads", "writes", "peak", "flops"), int),
+    "words_per_pair": float,
+    "bound_words": int,
+    "bound": str,
+    "gap": float,
+    "bytes": int,
+    "seconds": float,
+    "reason": str,
+}
+
+
+def evaluate(point: Point) -> list[Row]:
+    """The rows of a point: for each cache, one for each schedule that applies; one alone if the point is invalid."""
+    values = dict.fromkeys(COLUMNS) | point.given | {"mask": point.mask_label, "window": point.window}
+    try:
+        problem = point.problem()
+        values |= {name: getattr(problem, name) for name in point.given.keys() | {"dtype", "direction"}}
+        values |= {name: getattr(problem, name) for name in ("d_v", "batch", "heads", "kv_heads")}
+        stream = problem.one_stream()
+        pairs = problem.streams * stream.mask.nnz(stream.n_q, stream.n_k)
+    except RedblueError as error:
+        return [values | {"status": INVALID, "reason": str(error)}]
+    return [row for cache in point.caches for row in _at(point, problem, pairs, cache, values)]
+
+
+def _at(point: Point, problem: rb.Problem, pairs: int, cache: Cache, values: Row) -> list[Row]:
+    """The rows at one cache."""
+    boundary = cache.boundary
+    words = cache.words if boundary is None else planner.capacity_words(boundary, problem)
+    assert words is not None
+    place: Row = {"memory": cache.memory, "boundary": boundary.name if boundary else None, "capacity_words": words}
+    try:
+        bound = next((each for each in rb.lower_bounds(problem, words) if each.proved), None)
+        place |= {"bound_words": bound.words, "bound": bound.name} if bound else {}
+    except RedblueError as error:
+        return [values | place | {"status": INVALID, "reason": str(error)}]
+    rows = []
+    for name in point.schedules:
+        row = values | place | {"schedule": name}
+        try:
+            found = rb.count(name, problem, words=words)
+        except rb.NotCovered as error:
+            if point.named:
+                rows.append(row | {"status": NOT_COVERED, "reason": str(error)})
+        except rb.TooFewWords as error:
+            rows.append(row | {"status": TOO_FEW_WORDS, "reason": str(error)})
+        except RedblueError as error:
+            rows.append(row | {"status": INVALID, "reason": str(error)})
+        else:
+            rows.append(row | _figures(found, pairs, bound.words if bound else None, cache))
+    return rows or [values | place | {"status": NOT_COVERED, "reason": "no schedule covers this direction and mask"}]
+
+
+def _figures(found: rb.Count, pairs: int, bound_words: int | None, cache: Cache) -> Row:
+    size = found.words * found.problem.bytes_per_word
+    speed = cache.boundary.bandwidth_bytes_per_second if cache.boundary else None
+    return {
+        "status": FITS,
+        "tiles": ",".join(f"{edge}={length}" for edge, length in found.tiles.items()),
+        "words": found.words,
+        "reads": found.reads,
+        "writes": found.writes,
+        "peak": found.peak,
+        "flops": found.flops,
+        "words_per_pair": found.words / pairs if pairs else None,
+        "gap": found.words / bound_words if bound_words else None,
+        "bytes": size,
+        "seconds": size / speed if speed else None,
+    }
