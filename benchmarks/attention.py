@@ -30,7 +30,7 @@ from timing import THREADS, spread
 
 from redblue.compiled import _core
 from redblue.catalogue.detect import detect_cpu
-from redblue.cli.tables import table
+from redblue.base.terminal import table
 
 KEPT = Path(__file__).parent.parent / "docs" / "operator.json"
 PACKAGES = ("redblue", "torch", "onnxruntime", "openvino", "numpy")

@@ -40,7 +40,7 @@ from gpu_timing import Device, Dry, medians, peak
 from rich.console import Console
 
 from redblue.base.files import replace_whole
-from redblue.cli.tables import table
+from redblue.base.terminal import table
 
 KEPT = Path(__file__).parent.parent / "docs" / "gpu.json"
 BUDGET_SECONDS = 480.0

@@ -20,7 +20,7 @@ import redblue as rb
 from redblue.lab import counts
 from redblue import schedules
 from redblue.catalogue.roofline import roofline
-from redblue.cli.tables import table
+from redblue.base.terminal import table
 from redblue.base.text import amount
 from redblue.base.text import time as seconds_text
 

@@ -12,7 +12,7 @@ import vl_convert
 import redblue as rb
 from redblue import Mask, schedules
 from redblue.masks import picture
-from redblue.lab.planner import REGIMES
+from redblue.base.style import REGIMES
 from redblue.studies.report.curves import curve
 from redblue.studies.report.figures import words_figure
 from redblue.base.style import COLOURS, printed

@@ -17,7 +17,7 @@ from redblue import Mask, Problem, RedblueError, TooFewWords, count, lower_bound
 from redblue.lab import counts, planner
 from redblue.cli.options import parse_mask
 from redblue.studies.report.checks import small
-from redblue.base.text import mask_text
+from redblue.lab.text import mask_text
 from spaces import block_masks
 
 DIAGONAL = [[True, False], [False, True]]

@@ -19,7 +19,7 @@ from redblue.cli.main import app, main
 from redblue.studies.sweep import axes as sweep_axes
 from redblue.studies.sweep import runner
 from redblue.cli.sweep import AXES
-from redblue.base.text import STANDARD_REMARK
+from redblue.lab.text import STANDARD_REMARK
 
 SMALL = ["--n", "64:256:x2", "--d", "8", "--words", "500"]
 GUIDE = (Path(__file__).parents[1] / "docs" / "sweeps.md").read_text(encoding="utf-8")

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import redblue as rb
 from redblue.base.errors import RedblueError
+from redblue.base.version import VERSION
 
 Row = dict[str, Any]
 
@@ -48,7 +48,7 @@ class Journal:
     ) -> None:
         self.path, self.kind, self.size, self.columns = path, kind, size, columns
         self.done = dict[int, list[Row]]()
-        header = {f"redblue_{kind}": FORMAT, "version": rb.__version__, **identity}
+        header = {f"redblue_{kind}": FORMAT, "version": VERSION, **identity}
         header |= {"columns": list(columns)} if columns is not None else {}
         try:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115

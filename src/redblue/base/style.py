@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from redblue.lab.planner import REGIMES
-
 # Distinguishable with every kind of colour vision; a regime has the colour of the schedule that it favours.
+REGIMES = ("large-cache", "between", "small-cache")
+
 COLOURS = {
     "light": {
         "paper": "#ffffff",

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from redblue.masks.storage.pair_lists import degrees, entries
 from redblue.base.integers import ceil_div
+from redblue.masks.patterns.pairs import Pairs
 from redblue.masks.rules.bands import Band
 from redblue.masks.rules.layouts import Layout
-from redblue.masks.patterns.pairs import Pairs
+from redblue.masks.storage.pair_lists import degrees, entries
 from redblue.masks.storage.tile_lists import live_tiles
 
 MOST_LISTED = 1 << 22  # pairs, or blocks, that are looked at one by one

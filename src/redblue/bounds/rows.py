@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from redblue.base.errors import RedblueError
 from redblue.bounds import one_mask
 from redblue.bounds.cover import cover
 from redblue.bounds.family import family
 from redblue.bounds.table import phase_loads
-from redblue.base.errors import RedblueError
 from redblue.problem import Problem
 
 ALL_PRODUCTS = "every product of every attended pair is formed; recomputation allowed"

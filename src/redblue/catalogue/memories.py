@@ -16,11 +16,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from redblue.compiled import _core
+from redblue.base.errors import RedblueError, UnknownName
 from redblue.catalogue import roofline
 from redblue.catalogue.detect import CudaDevice, detect_cpu, detect_cuda
-from redblue.base.errors import RedblueError, UnknownName
 from redblue.catalogue.units import Place
+from redblue.compiled import _core
 
 if sys.version_info >= (3, 11):
     import tomllib

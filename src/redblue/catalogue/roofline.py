@@ -19,9 +19,9 @@ from pathlib import Path
 
 import platformdirs
 
-from redblue.compiled import _core
-from redblue.catalogue.detect import Cpu, detect_cpu
 from redblue.base.errors import RedblueError
+from redblue.catalogue.detect import Cpu, detect_cpu
+from redblue.compiled import _core
 
 ONE_CORE, ALL_CORES = "one core", "all cores"
 

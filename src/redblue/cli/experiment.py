@@ -31,9 +31,9 @@ def experiment(
     as_json: Json = False,
 ) -> None:
     """Measure, and write the figure that docs/results shows of it; resumable."""
+    from redblue.base.journal import journal_path
     from redblue.studies import experiments
     from redblue.studies.experiments.terminal import listed, shown
-    from redblue.base.journal import journal_path
 
     console, errors = Console(emoji=False), Console(stderr=True, emoji=False)
     if name is None or list_all:

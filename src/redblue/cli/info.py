@@ -9,14 +9,15 @@ from typing import Any
 from rich.console import Console, Group
 from rich.text import Text
 
-import redblue as rb
-from redblue.compiled import _core
-from redblue.catalogue.detect import detect_cpu
-from redblue.kernels.cpu import call as cpu, plan
-from redblue.op.api import default_threads
-from redblue.cli.options import Json
-from redblue.cli.tables import table
+from redblue.base.terminal import table
 from redblue.base.text import capacity
+from redblue.base.version import VERSION
+from redblue.catalogue.detect import detect_cpu
+from redblue.cli.options import Json
+from redblue.compiled import _core
+from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu import plan
+from redblue.op.api import default_threads
 
 EPILOG = "Example: redblue info. Another instruction set: REDBLUE_ISA=avx2 redblue info"
 
@@ -35,7 +36,7 @@ def describe() -> dict[str, Any]:
     chosen, machine = cpu.isa(), detect_cpu()
     first, last = plan.cache_bytes()
     return {
-        "version": rb.__version__,
+        "version": VERSION,
         "cpu": machine.model,
         "cores": machine.cores,
         "caches": [

@@ -15,10 +15,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import redblue as rb
-from redblue.lab import counts, planner
-from redblue.cli import tables
 from redblue.base.errors import RedblueError
+from redblue.base.version import VERSION
+from redblue.bounds import lower_bounds
+from redblue.catalogue import memories as machines
+from redblue.catalogue import models as catalogue
+from redblue.catalogue.memories import Memory
+from redblue.cli import tables
 from redblue.cli.experiment import EPILOG as EXPERIMENT_EPILOG
 from redblue.cli.experiment import experiment
 from redblue.cli.info import EPILOG as INFO_EPILOG
@@ -27,13 +30,35 @@ from redblue.cli.mask import EPILOG as MASK_EPILOG
 from redblue.cli.mask import mask
 from redblue.cli.measure import EPILOG as MEASURE_EPILOG
 from redblue.cli.measure import measure
-from redblue.cli.options import DV, NK, NQ, Batch, D, Direction, Dtype, Json, KvHeads, Memories, ModelN, N, Words, make_problem, parse_tiles, with_problem
+from redblue.cli.options import (
+    DV,
+    NK,
+    NQ,
+    Batch,
+    D,
+    Direction,
+    Dtype,
+    Json,
+    KvHeads,
+    Memories,
+    ModelN,
+    N,
+    Words,
+    make_problem,
+    parse_tiles,
+    with_problem,
+)
 from redblue.cli.pebble import app as pebble
-from redblue.lab.recount import recount
 from redblue.cli.sparse import EPILOG as SPARSE_EPILOG
 from redblue.cli.sparse import sparse
 from redblue.cli.sweep import EPILOG, sweep
-from redblue.base.text import STANDARD_REMARK
+from redblue.lab import counts, planner
+from redblue.lab.plans import describe
+from redblue.lab.recount import recount
+from redblue.lab.text import STANDARD_REMARK
+from redblue.machine import CapacityError
+from redblue.problem import Problem
+from redblue.schedules import NotCovered, TooFewWords, list_schedules
 
 REPORT_MODELS = ("gpt2", "llama-3-8b", "gemma-4-31b", "deepseek-v3", "sd-vae")
 REPORT_MEMORIES = ("this-machine", "h100-sxm", "rtx-4090", "t4")
@@ -50,7 +75,7 @@ console, errors = Console(emoji=False), Console(stderr=True, emoji=False)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        console.print(f"redblue {rb.__version__}")
+        console.print(f"redblue {VERSION}")
         raise typer.Exit
 
 
@@ -63,9 +88,9 @@ def common(
     pass
 
 
-def machines_named(names: Sequence[str]) -> list[rb.Memory]:
+def machines_named(names: Sequence[str]) -> list[Memory]:
     """Machines by name; this machine's CUDA devices come along with it."""
-    return [each for name in names for machine in [rb.memory(name)] for each in (machine, *machine.devices)]
+    return [each for name in names for machine in [machines.memory(name)] for each in (machine, *machine.devices)]
 
 
 def show(data: Any, table: Any, as_json: bool) -> None:
@@ -98,7 +123,9 @@ def report(
     from redblue.studies.report import check_output, collect, summary, write
 
     check_output(output)
-    chosen = [rb.model(name, n=n, batch=batch, dtype=dtype, direction=direction) for name in models or REPORT_MODELS]
+    chosen = [
+        catalogue.model(name, n=n, batch=batch, dtype=dtype, direction=direction) for name in models or REPORT_MODELS
+    ]
     machines = machines_named(memory or REPORT_MEMORIES)
     found = read_all(results)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -143,10 +170,10 @@ def plan(
         given = [name for name, value in (own | {"--mask": mask}).items() if value is not None]
         if given:
             raise RedblueError(f"{', '.join(given)} cannot be given with a model, which brings its own: leave one out")
-        found = rb.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
+        found = catalogue.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
         problems = [layers.problem for layers in found]
     plans = [
-        rb.plan(problem, machine) for machine in machines_named(memory or ["this-machine"]) for problem in problems
+        planner.plan(problem, machine) for machine in machines_named(memory or ["this-machine"]) for problem in problems
     ]
     if as_json:
         print(json.dumps([each.to_dict() for each in plans], indent=2))
@@ -158,7 +185,7 @@ def plan(
 @app.command(epilog="Example: redblue count flash --n 4096 --d 128 --words 12288. With tiles: --tiles rows=64,cols=16")
 @with_problem
 def count(
-    problem: rb.Problem,
+    problem: Problem,
     schedule: Annotated[str | None, typer.Argument(help="A schedule; all that fit, if left out.")] = None,
     words: Words = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
@@ -172,36 +199,36 @@ def count(
     as_json: Json = False,
 ) -> None:
     """Words that a schedule moves through a cache: with its best tiles, or with yours."""
-    counter, edges = (counts.run if run else rb.count), parse_tiles(tiles)
+    counter, edges = (counts.run if run else counts.count), parse_tiles(tiles)
     found, reasons = [], []
 
     def attempt(name: str) -> None:
         try:
             found.append(counter(name, problem, words=words, tiles=edges, at_once=at_once, index=index))
-        except (rb.TooFewWords, rb.CapacityError, rb.NotCovered) as error:
+        except (TooFewWords, CapacityError, NotCovered) as error:
             reasons.append(str(error))
 
-    for name in rb.list_schedules(problem.direction) if schedule is None else [schedule]:
+    for name in list_schedules(problem.direction) if schedule is None else [schedule]:
         attempt(name)
     if not found:
-        raise rb.TooFewWords("; ".join(reasons))
+        raise TooFewWords("; ".join(reasons))
     kept = problem.direction == "backward" and any(c.schedule == "standard" for c in found)
     remarks = [STANDARD_REMARK] if kept else []
-    rows = [asdict(c) | {"words": c.words, "problem": planner.describe(problem)} for c in found]
+    rows = [asdict(c) | {"words": c.words, "problem": describe(problem)} for c in found]
     show(rows if schedule is None else rows[0], tables.counts_table(found, reasons + remarks), as_json)
 
 
 @app.command(epilog="Example: redblue bound --n 4096 --d 128 --words 12288")
 @with_problem
 def bound(
-    problem: rb.Problem,
+    problem: Problem,
     words: Words = None,
     as_json: Json = False,
 ) -> None:
     """Lower bounds on the words that any schedule moves: formula, conditions, source; proved or order-only."""
     if words is None:
         raise RedblueError("a bound needs the cache's capacity: give --words (example: --words 12288)")
-    found = rb.lower_bounds(problem, words)
+    found = lower_bounds(problem, words)
     show([asdict(each) for each in found], tables.bounds_table(found), as_json)
 
 
@@ -229,8 +256,10 @@ def memories(
 ) -> None:
     """The machines of the catalogue, and this one."""
     if remeasure:
-        rb.this_machine(remeasure=True)
-    found = [rb.memory(each) for each in ([*rb.list_memories(), "this-machine"] if name is None else [name])]
+        machines.this_machine(remeasure=True)
+    found = [
+        machines.memory(each) for each in ([*machines.list_memories(), "this-machine"] if name is None else [name])
+    ]
     stars = [
         [*(planner.largest_head_dimension(level, bytes_per_word=2) for level in each.levels[:-1]), None]
         for each in found
@@ -247,10 +276,10 @@ def models(
     as_json: Json = False,
 ) -> None:
     """The models of the catalogue and their attention shapes, or those of any config.json."""
-    found = [rb.model(each, n=n) for each in (rb.list_models() if name is None else [name])]
+    found = [catalogue.model(each, n=n) for each in (catalogue.list_models() if name is None else [name])]
     data = [
         {"name": each.name, "title": each.title, "source": each.source, "notes": list(each.notes)}
-        | {"layers": [asdict(x) | {"problem": planner.describe(x.problem)} for x in each]}
+        | {"layers": [asdict(x) | {"problem": describe(x.problem)} for x in each]}
         for each in found
     ]
     show(data[0] if name else data, tables.model_details(found[0]) if name else tables.models_table(found), as_json)

@@ -12,14 +12,14 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.text import Text
 
-import redblue as rb
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
-from redblue.masks.patterns.census import census
-from redblue.masks.names import FORMS
-from redblue.cli.options import NK, NQ, Json, N, parse_mask
-from redblue.cli.tables import table
+from redblue.base.terminal import table
 from redblue.base.text import amount
+from redblue.cli.options import NK, NQ, Json, N, parse_mask
+from redblue.masks import Mask
+from redblue.masks.names import FORMS
+from redblue.masks.patterns.census import census
 
 EPILOG = (
     'Example: redblue mask "causal & documents:512,1536,2048" --picture mask.svg. '
@@ -61,7 +61,7 @@ def mask(
         Console(stderr=True, emoji=False).print(f"written: {escape(str(picture))}", soft_wrap=True)
 
 
-def describe(made: rb.Mask, n_q: int, n_k: int, tile: tuple[int, int] | None = None) -> dict[str, Any]:
+def describe(made: Mask, n_q: int, n_k: int, tile: tuple[int, int] | None = None) -> dict[str, Any]:
     """Plain data. tile: edges in queries and keys. Raises RedblueError where the mask does not fit."""
     rows, cols = tile or (_edge(n_q), _edge(n_k))
     planes = []

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-import redblue as rb
 from redblue.base.errors import RedblueError
-from redblue.meter import registry
 from redblue.cli.options import Json, Words, parse_tiles
 from redblue.cli.tables import measurement_table
+from redblue.meter import registry
+from redblue.problem import Problem
 
 EPILOG = (
     "Example: redblue measure --n 512 --d 64 --words 8192 --with cachegrind. "
@@ -23,7 +23,7 @@ EPILOG = (
 
 
 def measure(
-    problem: rb.Problem,
+    problem: Problem,
     words: Words = None,
     using: Annotated[
         str, typer.Option("--with", help="cachegrind, probe, interpreter, counters, ncu, or auto: the best that works.")
@@ -47,7 +47,7 @@ def measure(
     """
     if using == "interpreter":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # nothing here has imported Triton yet
-    found = rb.measure(
+    found = registry.measure(
         problem,
         words=words,
         using=using,

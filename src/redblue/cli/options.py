@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-import redblue as rb
 from redblue.base.errors import RedblueError
+from redblue.masks import Mask
 from redblue.masks.names import parse
+from redblue.problem import Problem
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 N = Annotated[int | None, typer.Option("--n", help="Sequence length (n_q = n_k).")]
@@ -39,7 +40,7 @@ Memories = Annotated[
 ]
 
 
-def parse_mask(text: str) -> rb.Mask:
+def parse_mask(text: str) -> Mask:
     """A mask from its name on the command line. Raises RedblueError that lists the names."""
     return parse(text)
 
@@ -69,13 +70,13 @@ def make_problem(
     dtype: Dtype = None,
     mask: MaskText = "full",
     direction: Direction = "forward",
-) -> rb.Problem:
+) -> Problem:
     """A problem from the command line's options."""
     n_q, n_k = (n if n_q is None else n_q), (n if n_k is None else n_k)
     missing = [name for name, value in (("--n or --n-q", n_q), ("--n or --n-k", n_k), ("--d", d)) if value is None]
     if n_q is None or n_k is None or d is None:
         raise RedblueError(f"the problem needs its sizes: {', '.join(missing)} not given (example: --n 4096 --d 128)")
-    return rb.Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
+    return Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
 
 
 def with_problem(command: Callable[..., None], dtype: str | None = None) -> Callable[..., None]:

@@ -12,10 +12,11 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.text import Text
 
-import redblue as rb
+from redblue.base.terminal import table
+from redblue.base.text import amount
 from redblue.cli.options import DV, NK, NQ, Batch, Dtype, Heads, Json, KvHeads, N, parse_mask
-from redblue.cli.tables import table
-from redblue.base.text import amount, shape_text
+from redblue.lab.text import shape_text
+from redblue.problem import Problem
 
 EPILOG = "Example: redblue sparse window:256,255 --n 8192 --d 64 --words 4096:65536:x4 --picture sparse.svg"
 CAPACITIES = "1024:262144:x4"
@@ -48,8 +49,8 @@ def sparse(
     """What attention on one mask moves: every schedule, every format of the mask, and both lower bounds, over M."""
     from redblue import schedules
     from redblue.base.charts import SUFFIXES, write
-    from redblue.studies.sparse.study import compare, read_graph
     from redblue.studies.sparse.picture import figure
+    from redblue.studies.sparse.study import compare, read_graph
     from redblue.studies.sweep.axes import make_axis
     from redblue.studies.sweep.store import check_target
 
@@ -58,7 +59,7 @@ def sparse(
     given = read_graph(mask) if mask.lower().endswith((".mtx", ".npz")) and not mask.startswith("csr:") else None
     made = parse_mask(mask) if given is None else given
     sizes = made.sizes(n if n_q is None else n_q, n if n_k is None else n_k)
-    problem = rb.Problem(*sizes, d, d_v, batch, heads, kv_heads, dtype or "float16", made, direction)
+    problem = Problem(*sizes, d, d_v, batch, heads, kv_heads, dtype or "float16", made, direction)
     names = None if schedule is None else [schedules.get(name.strip()).name for name in schedule.split(",")]
     formats = None if index is None else [name.strip() for name in index.split(",")]
     console, errors = Console(emoji=False), Console(stderr=True, emoji=False)
@@ -82,7 +83,7 @@ def sparse(
 
 def as_data(found: Any) -> dict[str, Any]:
     """Plain data."""
-    from redblue.lab.planner import describe
+    from redblue.lab.plans import describe
 
     points = []
     for point in found.points:

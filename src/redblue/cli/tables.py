@@ -1,61 +1,22 @@
-"""What the terminal shows: plans, counts, bounds, machines and models as tables that fit 80 columns."""
+"""What the terminal shows: counts, bounds, machines and models as tables that fit 80 columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from redblue.base.text import amount, capacity, limit_text, mask_text, nesting_text, ratio, shape_text, tile_text, time
-
-if TYPE_CHECKING:
-    from redblue.bounds import Bound
-    from redblue.lab.counts import Count
-    from redblue.catalogue.memories import Memory
-    from redblue.meter import Measurement
-    from redblue.catalogue.models import Model
-    from redblue.lab.planner import Plan
-    from redblue.lab.recount import Recount
-
-
-def table(
-    left: Sequence[str], right: Sequence[str] = (), title: str | None = None, caption: str | None = None
-) -> Table:
-    """An empty table in the house style: left-aligned columns that may wrap, then right-aligned ones that may not."""
-    made = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
-    made.title_style, made.caption_style = "bold", "dim"
-    for heading in left:
-        made.add_column(heading, overflow="fold")
-    for heading in right:
-        made.add_column(heading, justify="right", no_wrap=True)
-    return made
-
-
-def plan_table(plan: Plan) -> Table:
-    rate = f" at the peak of {plan.arithmetic_dtype}" if plan.arithmetic_dtype else ""
-    limit = limit_text(plan.limit, plan.unknown)
-    made = table(
-        ("boundary\nM (words)", "regime", "schedule\ntiles"),
-        ("words\nbytes", "bound\ngap", "time"),
-        title=f"{plan.memory}: {shape_text(plan.problem)}, {plan.problem.dtype}",
-        caption=f"arithmetic {time(plan.arithmetic_seconds)}{rate}; {limit}" + (f"\n{plan.note}" if plan.note else ""),
-    )
-    for column in made.columns[:2]:
-        column.no_wrap = True
-    for level in plan.levels:
-        made.add_row(
-            f"{level.boundary}\n{level.capacity_words:,}",
-            level.regime,
-            f"{level.schedule or 'none fits'}\n{tile_text(level.tiles) or level.why}{nesting_text(level.nesting)}",
-            f"{amount(level.words)}\n{amount(level.bytes)}",
-            f"{amount(level.bound.words)}\n{ratio(level.gap)}",
-            time(level.seconds),
-        )
-    return made
+from redblue.base.terminal import table
+from redblue.base.text import amount, capacity, ratio, tile_text
+from redblue.bounds import Bound
+from redblue.catalogue.memories import Memory
+from redblue.catalogue.models import Model
+from redblue.lab.counts import Count
+from redblue.lab.recount import Recount
+from redblue.lab.text import mask_text
+from redblue.meter import Measurement
 
 
 def counts_table(found: Iterable[Count], left_out: Sequence[str]) -> Table:

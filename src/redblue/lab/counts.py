@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from redblue.masks.storage import formats
-from redblue.lab import reference
 from redblue import schedules
 from redblue.base.errors import RedblueError
-from redblue.masks.storage.formats import Format
-from redblue.schedules.stored_index import StoredIndex, index_room, index_words
+from redblue.lab import reference
 from redblue.machine import Counting, Machine, Numeric, TooLong
+from redblue.masks.storage import names
+from redblue.masks.storage.formats import Format
 from redblue.problem import Problem
 from redblue.schedules.schedule import PRODUCED, SHAPES, Cost, Schedule
+from redblue.schedules.stored_index import StoredIndex, index_room, index_words
 
 MOST_MOVES = 20_000_000  # of a counting run: about a minute
 
@@ -64,8 +64,8 @@ def count(
     at_once: streams (see Problem.streams) that run side by side, each in an equal share of the cache. They share
     nothing, so that never moves fewer words than one after another (docs/theory.md, "Several heads at once").
     index: how the mask is stored, "bits", "blocks", "tiles" (of 64 x 64, or "tiles:E"), "csr", "coo", "2:4" (any N:M)
-    or a Format: its index is read and counted (redblue.masks.storage.formats). "rule": it is known without an index. The tiles are
-    those that move the fewest words of the rest.
+    or a Format: its index is read and counted (redblue.masks.storage.formats). "rule": it is known without an index. The
+    tiles are those that move the fewest words of the rest.
     Raises UnknownName, TooFewWords, NotCovered, RedblueError; the last too where the mask cannot be stored so.
     """
     found, chosen, share, stored = _choose(schedule, problem, words, tiles, at_once, index)
@@ -258,4 +258,4 @@ def _stored(problem: Problem, index: str | Format) -> Format | None:
         return None
     if problem.mask.on(problem.n_q, problem.n_k).is_full:
         raise RedblueError(f"a mask on which every query attends every key has no index, got index={index!r}: use rule")
-    return formats.parse(index)
+    return names.parse(index)

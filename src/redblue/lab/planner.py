@@ -8,29 +8,23 @@ nest: each edge is a multiple of the same edge one boundary further in, where su
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from redblue.catalogue import memories
 from redblue import schedules
-from redblue.bounds import Bound, lower_bound
 from redblue.base.errors import RedblueError
+from redblue.base.text import capacity
+from redblue.bounds import lower_bound
+from redblue.catalogue import memories
 from redblue.catalogue.memories import Boundary, Level, Memory
+from redblue.lab.plans import LevelPlan, Plan
 from redblue.problem import Problem
 from redblue.schedules.schedule import SHAPES, TooFewWords
-from redblue.cli.tables import plan_table
-from redblue.base.text import capacity
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of what is usable of a level, that its tiles may try to fill
-
-REGIMES = ("large-cache", "between", "small-cache")
 
 
 def regime(d: int, words: int) -> str:
@@ -46,101 +40,6 @@ def regime(d: int, words: int) -> str:
 def largest_head_dimension(level: Level, bytes_per_word: int) -> int | None:
     """d* = sqrt(M): the largest head dimension that is in the large-cache regime at this level."""
     return math.isqrt(level.capacity_bytes // bytes_per_word) if level.capacity_bytes else None
-
-
-@dataclass(frozen=True)
-class LevelPlan:
-    """The plan for one boundary. Words and bytes are over all streams of the problem.
-
-    capacity_words: M, of one instance of the fast side; usable_words: of these, what tiles are chosen for: a cache that
-    hardware fills does not hold all that it should (Level.usable_share). schedule, tiles, words: the choice, or None
-    where no schedule fits (`why` says the least that would). With grouped heads, a tile's rows are g to a query.
-    bound: the largest proved lower bound. candidates: fewest words of every schedule that fits; free_words: of the
-    chosen one, whose tiles here nest and so may move more. seconds: bytes at the boundary's bandwidth, None where that
-    is not known.
-    """
-
-    boundary: str
-    capacity_words: int
-    usable_words: int
-    regime: str
-    schedule: str | None
-    tiles: dict[str, int]
-    words: int | None
-    free_words: int | None
-    bytes: int | None
-    peak: int | None
-    flops: int | None
-    bound: Bound
-    candidates: dict[str, int]
-    seconds: float | None
-    why: str = ""
-
-    @property
-    def nesting(self) -> float | None:
-        """Words over those of the best tiles that need not nest."""
-        return self.words / self.free_words if self.words and self.free_words else None
-
-    @property
-    def gap(self) -> float | None:
-        """Words over the lower bound: 1 is optimal."""
-        return self.words / self.bound.words if self.words and self.bound.words else None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Plans for every boundary, innermost first. Prints as a table."""
-
-    problem: Problem
-    memory: str
-    levels: tuple[LevelPlan, ...]
-    arithmetic_seconds: float | None
-    arithmetic_dtype: str | None  # the type whose peak rate that assumes; None: no rate known
-    note: str = ""  # what to know before believing it
-
-    @property
-    def times(self) -> dict[str, float | None]:
-        """Seconds by boundary, and of "arithmetic"; None: not known."""
-        return {level.boundary: level.seconds for level in self.levels} | {"arithmetic": self.arithmetic_seconds}
-
-    @property
-    def limit(self) -> str | None:
-        """What takes longest of all that is known: a boundary's name, or "arithmetic". See `unknown` too."""
-        known = {name: seconds for name, seconds in self.times.items() if seconds is not None}
-        return max(known, key=known.__getitem__) if known else None
-
-    @property
-    def unknown(self) -> tuple[str, ...]:
-        """What may take longer still: its rate is not known."""
-        return tuple(name for name, seconds in self.times.items() if seconds is None)
-
-    @property
-    def seconds(self) -> float | None:
-        """The least time that the plan implies: everything overlapped, the slowest known part alone."""
-        return max((t for t in self.times.values() if t is not None), default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as `--json` prints it."""
-        levels = [asdict(level) | {"gap": level.gap, "nesting": level.nesting} for level in self.levels]
-        return {
-            "problem": describe(self.problem),
-            "memory": self.memory,
-            "levels": levels,
-            "arithmetic_seconds": self.arithmetic_seconds,
-            "arithmetic_dtype": self.arithmetic_dtype,
-            "limit": self.limit,
-            "unknown": self.unknown,
-            "note": self.note,
-            "seconds": self.seconds,
-        }
-
-    def __rich__(self) -> Table:
-        return plan_table(self)
-
-    def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=120).print(self)
-        return text.getvalue().rstrip()
 
 
 def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machine") -> Plan:
@@ -275,8 +174,3 @@ def _multiples(problem: Problem, best: Best, step: int, inner: dict[str, int], s
         return schedule.tiles(problem, int(best.usable_words * share), multiple)
     except TooFewWords:
         return schedule.tiles(problem, best.usable_words, dict.fromkeys(edges, step)) if share == 1 else None
-
-
-def describe(problem: Problem) -> dict[str, Any]:
-    """A problem as plain data."""
-    return asdict(problem) | {"mask": repr(problem.mask)}

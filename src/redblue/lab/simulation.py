@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from redblue.lab import counts
 from redblue import schedules
 from redblue.base.errors import RedblueError
+from redblue.catalogue.memories import Memory, memory
+from redblue.lab import counts
 from redblue.machine import Cached, CacheLevel, LevelTraffic, caches_of
 from redblue.machine.hierarchy import checked_levels
-from redblue.catalogue.memories import Memory, memory
 from redblue.problem import Problem
 
 MOST_ACCESSES = 2_000_000_000  # of one stream: about a minute

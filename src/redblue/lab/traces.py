@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from redblue.lab import counts
 from redblue import schedules
 from redblue.base.errors import RedblueError
+from redblue.lab import counts
 from redblue.machine.tracing import SPARE, Tracing
 from redblue.pebble import Game, Graph, Rules, Verdict, check, least_red
 from redblue.problem import Problem

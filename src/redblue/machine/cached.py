@@ -32,9 +32,9 @@ from typing import Any
 import numpy as np
 
 from redblue.base.integers import ceil_div
-from redblue.machine.hierarchy import MOST_LINES, CacheLevel, LevelTraffic, Trace, hierarchy, traffic
 from redblue.machine.counting import Counting, Shape, parts
 from redblue.machine.errors import MachineError, TooLong
+from redblue.machine.hierarchy import MOST_LINES, CacheLevel, LevelTraffic, Trace, hierarchy, traffic
 from redblue.machine.values import Region, Slow, Tile
 
 SCRATCH_LINES = 2**20  # where slow memory begins: more than any cache holds, and a multiple of its sets

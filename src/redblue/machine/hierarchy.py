@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError
+from redblue.compiled import _core
 
 if TYPE_CHECKING:
     from redblue.catalogue.memories import Memory

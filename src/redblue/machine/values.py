@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from redblue.machine.errors import MachineError, NotKept, NotLoaded, UseAfterFree
 
-if TYPE_CHECKING:
-    from redblue.machine.base import Machine
+
+class Arithmetic(Protocol):
+    """The part of a machine (machine/base.py) that values need."""
+
+    clock: int
+
+    def elementwise(self, ufunc: np.ufunc, inputs: list[Any]) -> Any: ...
+    def reduce(self, ufunc: np.ufunc, data: Any, axis: int) -> Any: ...
+    def product(self, a: Any, b: Any) -> Any: ...
+    def assign(self, data: Any, key: Any, value: Any) -> None: ...
+    def tick(self) -> None: ...
 
 
 AnyValue = TypeVar("AnyValue", bound="Value")
@@ -21,7 +30,12 @@ class Slow:
     """An array in slow memory. Index it with ranges to name a region to load or store; `.T` exchanges its axes."""
 
     def __init__(
-        self, machine: Machine, name: str, shape: tuple[int, ...], written: np.ndarray | None, data: np.ndarray | None
+        self,
+        machine: Arithmetic,
+        name: str,
+        shape: tuple[int, ...],
+        written: np.ndarray | None,
+        data: np.ndarray | None,
     ) -> None:
         self.machine, self.name, self.shape = machine, name, shape
         self.written = written  # bool per word, for arrays that the schedule itself has to write; None for inputs
@@ -45,7 +59,7 @@ class Value:
 
     __slots__ = ("_owner", "clock", "data", "machine", "summed")
 
-    def __init__(self, machine: Machine, data: Any, owner: Tile | None = None, summed: bool = False) -> None:
+    def __init__(self, machine: Arithmetic, data: Any, owner: Tile | None = None, summed: bool = False) -> None:
         self.machine, self.data = machine, data
         self._owner = owner
         self.summed = summed  # whether a sum or a maximum over many words is part of it
@@ -233,7 +247,7 @@ class Tile(Value):
 
     __slots__ = ("held", "label", "words")
 
-    def __init__(self, machine: Machine, label: object, data: Any) -> None:
+    def __init__(self, machine: Arithmetic, label: object, data: Any) -> None:
         super().__init__(machine, data)
         self.label, self.held = label, True
         self.words = math.prod(data.shape)

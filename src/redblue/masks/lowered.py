@@ -9,10 +9,10 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
-from redblue.masks.patterns import spans
-from redblue.masks.rules.algebra import planes
 from redblue.masks.mask import Mask
+from redblue.masks.patterns import spans
 from redblue.masks.patterns.pattern import MOST_ROWS, Tiling, below, popcount, tiling
+from redblue.masks.rules.algebra import planes
 
 SHORTEST = 8  # keys of a full run beside keys with bits: a shorter one would cost a kernel more than its bits do
 KEPT = 16  # masks, with sizes, whose lowered form is kept

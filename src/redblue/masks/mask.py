@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.rules import algebra, arrays, blocks
-from redblue.masks.patterns import spans
-from redblue.masks.rules.bands import Window
 from redblue.masks.block_mask import read
-from redblue.masks.rules.layouts import Blocks
 from redblue.masks.numbers import Numbers, number, numbers, pair
-from redblue.masks.rules.packed import WindowedDocuments
+from redblue.masks.patterns import spans
 from redblue.masks.patterns.pairs import Pairs
+from redblue.masks.rules import algebra, arrays, blocks
+from redblue.masks.rules.bands import Window
+from redblue.masks.rules.dense import resized
+from redblue.masks.rules.layouts import Blocks
+from redblue.masks.rules.packed import WindowedDocuments
 from redblue.masks.rules.rule import Rule
 from redblue.masks.rules.tiled import csr
 
@@ -261,7 +262,7 @@ class Mask:
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Mask:
         """The same kind of mask for other numbers of queries and keys: windows scaled, layouts thinned out."""
-        return self if old == new else replace(self, rule=self.rule.resized(old, new))
+        return self if old == new else replace(self, rule=resized(self.rule, old, new))
 
     def sizes(self, n_q: int | None = None, n_k: int | None = None) -> tuple[int, int]:
         """n_q and n_k, those that are left out from what the mask knows. Raises RedblueError if it knows none."""
@@ -315,6 +316,6 @@ class Mask:
         Notebooks show it, and `.save("mask.svg")` writes it. Raises RedblueError for more tiles or planes than can be
         drawn.
         """
-        from redblue.masks.picture import plot  # which loads Altair
+        from redblue.masks.picture import plot  # deferred: it loads Altair
 
         return plot(self, *self.sizes(n_q, n_k), tile)

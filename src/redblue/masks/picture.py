@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import altair as alt
 import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
-from redblue.masks.patterns.census import Census, census
-from redblue.masks.mask import Mask
-from redblue.masks.numbers import pair
 from redblue.base.style import COLOURS, printed
 from redblue.base.text import amount
+from redblue.masks.numbers import pair
+from redblue.masks.patterns.census import Census, census
+from redblue.masks.rules.rule import Rule
 
 MOST_TILES = 64  # along an axis
 MOST_DRAWN = 1 << 16  # tiles
@@ -23,13 +23,23 @@ SIDE = 320  # pixels of the longer axis
 SHADES = " ░▒▓█"
 
 
+class Drawable(Protocol):
+    """The part of a Mask that pictures need."""
+
+    @property
+    def rule(self) -> Rule: ...
+    @property
+    def lead(self) -> tuple[int, ...]: ...
+    def plane(self, i: int) -> Drawable: ...
+
+
 def edges_of(n_q: int, n_k: int, tile: int | tuple[int, int] | None) -> tuple[int, int]:
     """The edges of a picture's tiles: those given, or squares of which MOST_TILES cover the longer axis."""
     edge = max(1, ceil_div(max(n_q, n_k), MOST_TILES))
     return (edge, edge) if tile is None else pair("tile", tile)
 
 
-def chart(mask: Mask, n_q: int, n_k: int, tile: int | tuple[int, int] | None = None, side: int = SIDE) -> alt.Chart:
+def chart(mask: Drawable, n_q: int, n_k: int, tile: int | tuple[int, int] | None = None, side: int = SIDE) -> alt.Chart:
     """A picture of one plane. tile: edges of its tiles in queries and keys. Raises RedblueError for too many tiles."""
     rows, cols = edges_of(n_q, n_k, tile)
     if ceil_div(n_q, rows) * ceil_div(n_k, cols) > MOST_DRAWN:
@@ -92,7 +102,7 @@ def _values(found: Census, rows: int, cols: int, n_q: int, n_k: int) -> list[dic
     return rectangles
 
 
-def _title(mask: Mask, found: Census, rows: int, cols: int) -> alt.TitleParams:
+def _title(mask: Drawable, found: Census, rows: int, cols: int) -> alt.TitleParams:
     said = repr(mask)
     tiles = (
         "pairs" if rows == cols == 1 else f"tiles of {rows} x {cols}: {found.full:,} full, {found.partial:,} partial"
@@ -108,7 +118,7 @@ def _title(mask: Mask, found: Census, rows: int, cols: int) -> alt.TitleParams:
     )
 
 
-def plot(mask: Mask, n_q: int, n_k: int, tile: int | tuple[int, int] | None = None) -> alt.Chart | alt.ConcatChart:
+def plot(mask: Drawable, n_q: int, n_k: int, tile: int | tuple[int, int] | None = None) -> alt.Chart | alt.ConcatChart:
     """A picture of the mask; of several planes, beside each other. Raises RedblueError for more than MOST_PLANES."""
     planes = [mask.plane(i) for i in range(min(math.prod(mask.lead), MOST_PLANES + 1))]
     if len(planes) > MOST_PLANES:
@@ -123,7 +133,7 @@ def plot(mask: Mask, n_q: int, n_k: int, tile: int | tuple[int, int] | None = No
     return found
 
 
-def shaded(mask: Mask, n_q: int, n_k: int, rows: int = 24, cols: int = 48) -> str:
+def shaded(mask: Drawable, n_q: int, n_k: int, rows: int = 24, cols: int = 48) -> str:
     """One plane as lines of text: the darker, the more of a tile's pairs attend."""
     rows, cols = min(rows, n_q), min(cols, n_k)
     if not rows or not cols:

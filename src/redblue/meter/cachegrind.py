@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError
+from redblue.compiled import _core
 from redblue.machine import CacheLevel
 from redblue.meter import child, valgrind
 from redblue.meter.calls import KernelCall, Region

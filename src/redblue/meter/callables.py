@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError, UnknownName
+from redblue.compiled import _core
 from redblue.machine import CacheLevel
 from redblue.meter import cachegrind, callable_child, counters, ncu, valgrind
 from redblue.meter.record import Measurement, now

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from redblue.compiled import _core
-from redblue.lab import counts
 from redblue.base.errors import RedblueError
-from redblue.kernels.cpu import cache_fit, call as cpu
+from redblue.compiled import _core
+from redblue.kernels.cpu import cache_fit
+from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.mask_form import check_lead, in_pairs, in_tiles
+from redblue.lab import counts
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from redblue.catalogue.detect import detect_cpu
 from redblue.base.errors import RedblueError
+from redblue.catalogue.detect import detect_cpu
 
 DEVICES = Path("/sys/bus/event_source/devices")
 CPUINFO = Path("/proc/cpuinfo")

@@ -18,9 +18,9 @@ import torch
 from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.call import KERNELS
-from redblue.kernels.gpu.planning.plan import Launch, card_of, plan
 from redblue.kernels.gpu.launch import Options, Task
+from redblue.kernels.gpu.planning.plan import Launch, card_of, plan
+from redblue.kernels.gpu.table import KERNELS
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 

@@ -14,15 +14,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from redblue.lab import counts
+from redblue.base.errors import RedblueError
 from redblue.bounds import lower_bound
 from redblue.catalogue.detect import detect_cuda
-from redblue.base.errors import RedblueError
+from redblue.lab import counts
+from redblue.lab.plans import describe
 from redblue.machine import CacheLevel
 from redblue.meter import cachegrind, counters, ncu, probe, valgrind
 from redblue.meter.calls import kernel_call
 from redblue.meter.record import Measurement, now
-from redblue.lab.planner import describe
 from redblue.problem import Problem
 
 

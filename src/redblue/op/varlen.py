@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from redblue.op import api
 from redblue.base.errors import RedblueError
 from redblue.masks import Mask
-from redblue.masks.rules.bands import Window
 from redblue.masks.numbers import whole
+from redblue.masks.rules.bands import Window
+from redblue.op import api
 
 
 def attention_varlen(

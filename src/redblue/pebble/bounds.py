@@ -17,7 +17,7 @@ from redblue.pebble.graph import Graph
 from redblue.pebble.milp import relaxation
 from redblue.pebble.partition import largest_phase, moved
 from redblue.pebble.rules import Rules, check_red, rules_of
-from redblue.pebble.solver import MOST_NODES, least_cost
+from redblue.pebble.search import MOST_NODES, least_cost
 
 PARTITION_NODES = 150  # an integer program of that size takes a few seconds
 ANY = ("red-blue", "one-shot", "partial")

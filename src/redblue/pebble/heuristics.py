@@ -6,21 +6,19 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from redblue.compiled import _core
-from redblue.pebble.levels import deepen
+from redblue.pebble.bounds import GraphBound, lower_bound
 from redblue.pebble.graph import Graph
+from redblue.pebble.levels import deepen
 from redblue.pebble.moves import COMPUTE, LOAD, STORE, Game
 from redblue.pebble.orders import orders
 from redblue.pebble.referee import Verdict, check
 from redblue.pebble.rules import Rules, board_of, check_red, rules_of
 from redblue.pebble.whole import count
-
-if TYPE_CHECKING:
-    from redblue.pebble.bounds import GraphBound
 
 MOST_STEPS = 5_000_000  # nodes that a local search may play, all its tries together
 MENDED = ", mended"  # said of an order that the local search changed
@@ -66,8 +64,6 @@ class Found:
     @cached_property
     def bound(self) -> GraphBound:
         """The best bound known for this graph; some seconds where it is found by a search. Needs SciPy."""
-        from redblue.pebble.bounds import lower_bound
-
         return lower_bound(self.graph, self.red, self.rules)
 
     @property

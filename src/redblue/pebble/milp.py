@@ -1,4 +1,4 @@
-"""The pebble game as an integer program, for HiGHS: slower than redblue.pebble.solver, and independent of it.
+"""The pebble game as an integer program, for HiGHS: slower than redblue.pebble.search, and independent of it.
 
 Time runs in steps of one computation each. In a step pebbles are taken off, then words loaded that it needs, then one
 node is computed (partial: one edge marked) and stored, if at all; a red pebble that is there at the end of a step was
@@ -18,7 +18,7 @@ from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
 from redblue.pebble.program import Program
 from redblue.pebble.referee import check
 from redblue.pebble.rules import Rules, check_red, rules_of
-from redblue.pebble.solver import Solution, cost_unit
+from redblue.pebble.search import Solution, cost_unit
 
 
 def solve_milp(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.pebble import constructors
-from redblue.pebble.graph import Graph, from_edges
 from redblue.pebble.game_files import read_game
+from redblue.pebble.graph import Graph, from_edges
 
 CONSTRUCTORS = {
     "attention": constructors.attention_graph,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError
+from redblue.compiled import _core
 from redblue.pebble.graph import Graph
 from redblue.pebble.moves import KINDS, LOAD, STORE, Game, Move
 from redblue.pebble.rules import Rules, board_of, check_red, rules_of

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError
 from redblue.catalogue.memories import Memory
 from redblue.catalogue.memories import memory as find_memory
+from redblue.compiled import _core
 from redblue.pebble.graph import Graph
 from redblue.pebble.whole import LARGEST, count, is_whole
 

@@ -2,7 +2,19 @@
 
 from redblue.base.errors import UnknownName
 from redblue.problem import Problem
-from redblue.schedules import flash, flash1, flash_onepass, gather, gradient_x, gradient_x_small, hybrid, saha_ye, small_cache, spilled_ds, standard
+from redblue.schedules import (
+    flash,
+    flash1,
+    flash_onepass,
+    gather,
+    gradient_x,
+    gradient_x_small,
+    hybrid,
+    saha_ye,
+    small_cache,
+    spilled_ds,
+    standard,
+)
 from redblue.schedules.schedule import Cost, NotCovered, Schedule, Sweep, TooFewWords
 
 MODULES = (

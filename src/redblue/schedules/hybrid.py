@@ -19,7 +19,19 @@ from redblue.machine import Machine, Slow
 from redblue.problem import Problem
 from redblue.schedules.column_stationary import longest_stay, row_deltas, row_deltas_cost
 from redblue.schedules.products import consume, consume_cost, consume_tiles, resume_cost, share_of
-from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, overlap, rows_walked, walks, whole, within
+from redblue.schedules.schedule import (
+    Cost,
+    Pass,
+    Schedule,
+    Sweep,
+    blocks,
+    grid,
+    overlap,
+    rows_walked,
+    walks,
+    whole,
+    within,
+)
 from redblue.schedules.softmax import probabilities
 from redblue.schedules.spilled import forward_pass
 

@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
-from redblue.schedules.products import consume, consume_cost, consume_tiles, resume_cost, score_cost, score_peak, score_tile
+from redblue.schedules.products import (
+    consume,
+    consume_cost,
+    consume_tiles,
+    resume_cost,
+    score_cost,
+    score_peak,
+    score_tile,
+)
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, overlap, rows_walked, walks, within
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import probabilities

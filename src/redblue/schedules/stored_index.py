@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.storage.formats import Format
 from redblue.base.integers import ceil_div
 from redblue.machine import Machine, Tile
 from redblue.masks.patterns.pairs import Pairs, Runs
+from redblue.masks.storage.formats import Format
 from redblue.problem import Problem
 from redblue.schedules.schedule import Sweep
 

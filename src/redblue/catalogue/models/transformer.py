@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from redblue.masks import Mask
 from redblue.catalogue.models.config import Config, Layers, innermost
 from redblue.catalogue.models.kinds import LISTED, layer_kinds, names_layers
 from redblue.catalogue.models.sizes import head_sizes, of_layer
 from redblue.catalogue.models.tokens import is_causal, tokens
 from redblue.catalogue.models.unread import refuse_left_out, refuse_unread
+from redblue.masks import Mask
 
 # The fields of an encoder-decoder's two sides, and the usual field that each stands for.
 SIDES = {

@@ -16,8 +16,18 @@ import numpy as np
 
 from redblue import schedules
 from redblue.base.errors import RedblueError
-from redblue.kernels.cpu.plan import DTYPES, FEW_ROWS, KEYS_STEP, SpillTile, Tile, TwoPassTile, cache_bytes, least_tasks, step
 from redblue.catalogue.memories import USABLE_SHARE
+from redblue.kernels.cpu.plan import (
+    DTYPES,
+    FEW_ROWS,
+    KEYS_STEP,
+    SpillTile,
+    Tile,
+    TwoPassTile,
+    cache_bytes,
+    least_tasks,
+    step,
+)
 from redblue.problem import Problem
 from redblue.schedules import Cost, TooFewWords
 from redblue.schedules.search import cheapest, edges

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError
+from redblue.compiled import _core
 from redblue.kernels.cpu import cache_fit
 from redblue.kernels.cpu.plan import SpillTile, Tile, TwoPassTile, plan
 from redblue.problem import Problem

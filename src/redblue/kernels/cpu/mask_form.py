@@ -11,17 +11,17 @@ from functools import lru_cache
 
 import numpy as np
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError
+from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.call import Attended, Edges, Pattern, Sizes
 from redblue.masks import Mask
-from redblue.masks.rules.algebra import planes
-from redblue.masks.rules.bands import Window
 from redblue.masks.lowered import lowered
 from redblue.masks.patterns.pattern import Pattern as Laid
 from redblue.masks.patterns.pattern import tiling
 from redblue.masks.patterns.tiles import Graph
+from redblue.masks.rules.algebra import planes
+from redblue.masks.rules.bands import Window
 from redblue.masks.rules.rule import Rule
 
 # What a gathered pair costs, in pairs of a tile: for its arithmetic, and, over d + d_v, for all else (measured, Zen 5).

@@ -18,11 +18,25 @@ import triton.language as tl
 from torch import Tensor
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.planning.card import card_of
-from redblue.kernels.gpu.mask_lists import Lists
-from redblue.kernels.gpu.planning.needs import one_by_one
-from redblue.kernels.gpu.scores import finish, in_band, index, kept, listed, load_slice, log_sum, numbers_at, power, product, row_numbers, start, wide
 from redblue.kernels.gpu.launch import Run, Task, array
+from redblue.kernels.gpu.mask_lists import Lists
+from redblue.kernels.gpu.planning.card import card_of
+from redblue.kernels.gpu.planning.needs import one_by_one
+from redblue.kernels.gpu.scores import (
+    finish,
+    in_band,
+    index,
+    kept,
+    listed,
+    load_slice,
+    log_sum,
+    numbers_at,
+    power,
+    product,
+    row_numbers,
+    start,
+    wide,
+)
 
 SHARES = 16
 EDGE = 64  # of tiles, of rows and of keys

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning.device import in_use
 from redblue.kernels.gpu.mask_lists import Lists, Plane, first_plane, lists
+from redblue.kernels.gpu.planning.device import in_use
 from redblue.masks import Mask
 
 MOST_NUMBER = torch.finfo(torch.float32).max

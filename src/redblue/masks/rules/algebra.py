@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.rules.bands import Window
-from redblue.masks.patterns.composed import Inverted, Joined
-from redblue.masks.rules.layouts import Blocks
 from redblue.masks.numbers import Numbers
+from redblue.masks.patterns.composed import Inverted, Joined
 from redblue.masks.patterns.pairs import Pairs
 from redblue.masks.patterns.pattern import Pattern
+from redblue.masks.rules.bands import Window
+from redblue.masks.rules.dense import resized
+from redblue.masks.rules.layouts import Blocks
 from redblue.masks.rules.rule import Rule, Sizes
 
 
@@ -47,7 +48,7 @@ class Several(Rule):
         if old == new:
             return self
         together = functools.partial(_together, type(self))
-        return functools.reduce(together, (rule.resized(old, new) for rule in self.rules))
+        return functools.reduce(together, (resized(rule, old, new) for rule in self.rules))
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +85,7 @@ class Not(Rule):
         return Inverted(n_q, n_k, self.rule.laid(n_q, n_k))
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule:
-        return negated(self.rule.resized(old, new))
+        return negated(resized(self.rule, old, new))
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Stack(Rule):
         )
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule:
-        return replace(self, rules=tuple(rule.resized(old, new) for rule in self.rules))
+        return replace(self, rules=tuple(resized(rule, old, new) for rule in self.rules))
 
 
 def planes(rule: Rule) -> tuple[tuple[Rule, ...], np.ndarray]:

@@ -1,4 +1,4 @@
-"""The rules that arrays give: graphs (CSR, COO) and dense boolean arrays."""
+"""The rules that arrays give: graphs (CSR, COO) and stacks of dense boolean arrays."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.rules.algebra import Stack
-from redblue.masks.rules.layouts import Blocks
 from redblue.masks.numbers import Numbers, number, whole
 from redblue.masks.patterns.pattern import Pattern
-from redblue.masks.patterns.tiles import Graph
-from redblue.masks.rules.rule import Rule, Sizes, fits
 from redblue.masks.patterns.spans import stride
-
-ANY = 1 << 60  # edge of a block that covers any axis: a dense array of one row or column broadcasts
+from redblue.masks.patterns.tiles import Graph
+from redblue.masks.rules.algebra import Stack
+from redblue.masks.rules.dense import Dense
+from redblue.masks.rules.rule import Rule, Sizes, fits
 
 
 @dataclass(frozen=True)
@@ -101,34 +99,6 @@ def from_coo(rows: Any, cols: Any, shape: Any) -> Csr:
     return Csr(Numbers(np.append(0, np.cumsum(np.bincount(queries, minlength=n_q)))), Numbers(keys), n_k)
 
 
-@dataclass(frozen=True)
-class Dense(Blocks):
-    """A boolean array (n_q, n_k); an axis of length 1 takes any number of queries or keys."""
-
-    @classmethod
-    def of_array(cls, array: np.ndarray) -> Dense:
-        rows, cols = array.shape
-        return cls(np.packbits(array).tobytes(), (rows, cols), (ANY if rows == 1 else 1, ANY if cols == 1 else 1))
-
-    def __repr__(self) -> str:
-        return f"Mask.from_dense({shown(self.layout)})"
-
-    @property
-    def sizes(self) -> Sizes:
-        rows, cols = (None if n == 1 else n for n in self.shape)
-        return rows, cols
-
-    @property
-    def takes_any(self) -> bool:
-        return self.sizes == (None, None)
-
-    def check(self, n_q: int, n_k: int) -> None:
-        fits("the dense mask", self.sizes, n_q, n_k, "give an array of that shape")
-
-    def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Blocks:
-        return self if old == new else sampled(self, old, new)
-
-
 def from_dense(given: Any) -> Rule:
     """The rule of a boolean array (..., n_q, n_k), or of one (n_k,) for every query. Raises RedblueError."""
     try:
@@ -150,21 +120,3 @@ def from_dense(given: Any) -> Rule:
     if 0 in lead:
         raise RedblueError(f"the dense mask must have at least one batch entry and head, got shape {array.shape}")
     return Stack.of([Dense.of_array(each) for each in array.reshape(math.prod(lead), n_q, n_k)], tuple(lead))
-
-
-def shown(array: np.ndarray) -> str:
-    """A boolean array as its rows, or in short."""
-    if array.size <= 16:
-        return repr(array.tolist())
-    return f"<{' x '.join(map(str, array.shape))}, {array.mean():.3g} of them True>"
-
-
-def sampled(rule: Rule, old: tuple[int, int], new: tuple[int, int]) -> Dense:
-    """The rule on other sizes: each pair attends where the one at the same share of both axes did."""
-    pattern = rule.laid(*old)
-    q, k = (np.arange(after) * before // max(1, after) for before, after in zip(old, new, strict=True))
-    found = np.zeros(new, bool)
-    if found.size and old[0] and old[1]:
-        for i in range(new[0]):
-            found[i] = pattern.attends(q[i], k)
-    return Dense.of_array(found)

@@ -9,13 +9,13 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
+from redblue.masks.numbers import Numbers
 from redblue.masks.patterns import closed, spans
 from redblue.masks.patterns.composed import Coarse, Joined
-from redblue.masks.rules.layouts import Blocks
-from redblue.masks.numbers import Numbers
 from redblue.masks.patterns.pairs import Pairs
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.tiles import Diagonal, Dilated, FirstKeys, Graph, Packed, Periodic, Tokens
+from redblue.masks.rules.layouts import Blocks
 from redblue.masks.rules.rule import Rule, Sizes, fits
 
 MOST_TOKENS = 1 << 60  # of all documents together

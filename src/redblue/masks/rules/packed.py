@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from redblue.masks.patterns import spans
-from redblue.masks.rules.bands import Window
 from redblue.masks.numbers import Numbers
+from redblue.masks.patterns import spans
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.tiles import Packed
+from redblue.masks.rules.bands import Window
 from redblue.masks.rules.rule import Rule, Sizes, fits
 
 

@@ -42,13 +42,9 @@ class Rule(ABC):
         """The rule laid on rows of which `group` belong to each query. Raises RedblueError where it does not fit."""
         return tiled(self, n_rows, n_cols, group)
 
-    def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule:
-        """The same kind of rule for other numbers of queries and keys; the same rule if they are the same."""
-        if old == new or self.sizes == (None, None):
-            return self
-        from redblue.masks.rules.arrays import sampled  # a rule itself
-
-        return sampled(self, old, new)
+    def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule | None:
+        """The same kind of rule for other numbers of queries and keys; None: it must be sampled (dense.resized)."""
+        return self if old == new or self.sizes == (None, None) else None
 
 
 def fits(what: str, has: Sizes, n_q: int, n_k: int, remedy: str) -> None:

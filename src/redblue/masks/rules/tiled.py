@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,14 +14,18 @@ from redblue.masks.patterns.pairs import Pairs, Runs, TileSums, Transposed
 from redblue.masks.patterns.pattern import MOST_ROWS, Pattern, Tiling, below, popcount, tiling
 from redblue.masks.patterns.tiles import Graph
 
-if TYPE_CHECKING:
-    from redblue.masks.rules.rule import Rule
-
 KEPT_RUNS = 1 << 24  # of one laid mask, for the edges of tiles that were asked about: 400 MB
 
 
+class Layable(Protocol):
+    """The part of a rule (rules/rule.py) that tiles need."""
+
+    def laid(self, n_q: int, n_k: int) -> Pattern: ...
+    def pairs(self, n_q: int, n_k: int) -> int | None: ...
+
+
 @functools.lru_cache(maxsize=16)
-def tiled(rule: Rule, n_rows: int, n_cols: int, group: int) -> Tiled:
+def tiled(rule: Layable, n_rows: int, n_cols: int, group: int) -> Tiled:
     """The rule laid on rows of which `group` belong to each query. Raises RedblueError where it does not fit."""
     return Tiled(n_rows, n_cols, rule.laid(n_rows // group, n_cols), group, rule.pairs(n_rows // group, n_cols))
 

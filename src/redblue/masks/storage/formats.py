@@ -20,21 +20,19 @@ A sweep over blocks of rows (schedules/schedule.py) reads for each block all tha
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from redblue.masks.storage.pair_lists import degrees, entries
-from redblue.base.errors import RedblueError, UnknownName
+from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.masks.patterns.pairs import Pairs
+from redblue.masks.storage.pair_lists import degrees, entries
 
 Part = tuple[str, tuple[range, ...]]  # of an array: what a sweep loads at a time
 Arrays = Mapping[str, np.ndarray]
-NAMES = ("bits", "blocks", "tiles", "csr", "coo")
 
 
 class Format(Protocol):
@@ -219,28 +217,3 @@ def _places(side: Pairs, n: int, m: int) -> np.ndarray:
             f"one has {side.n_cols} columns, and {at} (a pass by keys stores the transpose): use bits or csr"
         )
     return (cols % m).reshape(side.n_rows, -1)
-
-
-def parse(format: str | Format) -> Format:
-    """The format of that name. Raises RedblueError."""
-    from redblue.masks.storage.tile_lists import BitTiles, BlockList
-
-    if not isinstance(format, str):
-        return format
-    plain: dict[str, Any] = {"bits": Bits, "csr": Csr, "coo": Coo, "blocks": BlockList, "tiles": BitTiles}
-    if format in plain:
-        return plain[format]()
-    if found := re.fullmatch(r"tiles:(\d{1,9})", format, re.ASCII):
-        return BitTiles(_positive(format, found[1]))
-    if found := re.fullmatch(r"(\d{1,9}):(\d{1,9})", format, re.ASCII):
-        n, m = _positive(format, found[1]), _positive(format, found[2])
-        if n <= m:
-            return NofM(n, m)
-        raise RedblueError(f"format {format!r} keeps {n} of {m}: give at most as many as there are, such as 2:4")
-    raise UnknownName("format", format, (*NAMES, "tiles:64", "2:4", "rule"), "N:M and tiles:E take numbers")
-
-
-def _positive(format: str, text: str) -> int:
-    if int(text) < 1:
-        raise RedblueError(f"format {format!r} needs whole numbers of at least 1")
-    return int(text)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.masks.patterns.pairs import Pairs, Transposed
 from redblue.masks.rules.bands import Band
 from redblue.masks.rules.layouts import Layout
-from redblue.masks.patterns.pairs import Pairs, Transposed
 from redblue.masks.rules.tiled import Tiled, csr
 
 MOST_ENTRIES = 1 << 26  # pairs that are written out: half a gigabyte of their columns

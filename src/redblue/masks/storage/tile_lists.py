@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.storage.formats import Arrays, Part, ends, pack, pieces, unpack
 from redblue.base.integers import ceil_div
 from redblue.masks.patterns.census import census
 from redblue.masks.patterns.pairs import Pairs, Transposed
 from redblue.masks.rules.tiled import Tiled
+from redblue.masks.storage.formats import Arrays, Part, ends, pack, pieces, unpack
 
 MOST_TILES = 1 << 22  # that are looked at one by one: some seconds
 

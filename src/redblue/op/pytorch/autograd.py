@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redblue.op.pytorch import ops
 from redblue.base.errors import RedblueError
-from redblue.op.pytorch.ops import backward_op, forward_op, library
+from redblue.op.pytorch import ops
 from redblue.op.pytorch.masks import mask_named
+from redblue.op.pytorch.ops import backward_op, forward_op, library
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:

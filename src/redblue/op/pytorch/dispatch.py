@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from redblue.op import checks
-from redblue.op.pytorch import autograd, ops
-from redblue.op.checks import Options, Scalars
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.mask_form import per_head
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
+from redblue.op import checks
+from redblue.op.checks import Options, Scalars
+from redblue.op.pytorch import autograd, layouts, ops
 from redblue.op.pytorch.masks import name_of, traced_name_of
 
 
@@ -31,7 +31,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     if q.dim() == 2 or k.dim() == 2 or v.dim() == 2:
         q, k, v = (x.unsqueeze(0) if x.dim() == 2 else x for x in (q, k, v))
     # Symbolic sizes have no hash
-    spread = (ops.known_spread if plain else ops.spread_of)(q.shape, k.shape, v.shape)
+    spread = (layouts.known_spread if plain else layouts.spread_of)(q.shape, k.shape, v.shape)
     if q.is_cpu and ops.handed_to() is None:
         checks.check_widths_on_cpu(spread.sizes)
     if spread.q is not None:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from redblue.op import api
 from redblue.base.errors import RedblueError
+from redblue.op.scaled_dot_product import scaled_dot_product_attention
 
 
 class Override:
@@ -108,9 +108,7 @@ def _attention(
     # Within torch.func's transforms the dispatcher is past the point where a function of ours could join them
     if not torch._C._are_functorch_transforms_active():
         try:
-            return api.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-            )
+            return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         except RedblueError:
             pass  # PyTorch's turn, outside this block, so that its errors read as ever
     pytorch = torch.ops.aten.scaled_dot_product_attention.default.decompose

@@ -13,8 +13,8 @@ import jinja2
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.pebble.graph import Graph
 from redblue.pebble.drawing.layout import layout
+from redblue.pebble.graph import Graph
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
 from redblue.pebble.referee import check
 from redblue.pebble.rules import Rules, rules_of

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import altair as alt
 
+from redblue.base.style import LOOKS
 from redblue.bounds import lower_bound
 from redblue.lab.counts import count
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 from redblue.lab.recount import GPT2_MEDIUM, PASSES, Recount, recount
-from redblue.base.style import LOOKS
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 DIRECTIONS = ("forward", "backward")
 M_WORDS = 192 * 2**10 // 2  # of an A100's 192 KiB: B_c = M / 4d = 384 is the block that the paper's formula gives

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import altair as alt
 
-from redblue.catalogue.detect import detect_cuda
 from redblue.base.errors import RedblueError
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
-from redblue.studies.experiments.figures import steps
+from redblue.base.style import LOOKS
+from redblue.catalogue.detect import detect_cuda
 from redblue.meter import measure as measured
 from redblue.meter import ncu
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
-from redblue.base.style import LOOKS
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
+from redblue.studies.experiments.figures import steps
 
 SCHEDULES = ("flash", "hybrid", "small_cache")
 BOUNDARIES = ("shared memory and L1/L2", "L2/DRAM")

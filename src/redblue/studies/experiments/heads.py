@@ -10,9 +10,9 @@ import altair as alt
 from redblue import schedules
 from redblue.bounds import lower_bound
 from redblue.lab.counts import count
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 from redblue.lab.planner import regime
 from redblue.problem import Problem
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 M_WORDS, N = 227 * 2**10 // 2, 8192  # an H100 multiprocessor's shared memory, in words of 16 bits
 DIMENSIONS, AT_ONCE = (64, 128, 256, 512, 1024), (1, 2, 4, 8, 16, 32)

@@ -12,14 +12,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from redblue import schedules
-from redblue.bounds import lower_bound
-from redblue.lab.counts import count
 from redblue.base.errors import RedblueError
-from redblue.studies.experiments.experiment import Point, Row
+from redblue.bounds import lower_bound
 from redblue.catalogue.memories import USABLE_SHARE
+from redblue.lab.counts import count
 from redblue.meter import measure as measured
 from redblue.meter import valgrind
 from redblue.problem import Problem
+from redblue.studies.experiments.experiment import Point, Row
 
 COUNTED, MEASURED = "counted", "measured"
 DTYPE, WORD_BYTES, LINE_BYTES = "float32", 4, 64

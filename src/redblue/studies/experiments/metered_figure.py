@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import altair as alt
 
+from redblue.base.style import LOOKS
 from redblue.studies.experiments.experiment import Row
 from redblue.studies.experiments.figures import steps
 from redblue.studies.experiments.metered import COUNTED, FULL, GRID, MEASURED, Change, of
-from redblue.base.style import LOOKS
 
 SET_ASSOCIATIVE = "L1d of a CPU"
 LEGEND = "lines: counted, best tiles; marks: measured, filled: fully associative, hollow: a CPU's L1d; black: the bound"

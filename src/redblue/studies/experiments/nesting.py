@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import altair as alt
 
+from redblue.base.style import LOOKS
 from redblue.bounds import lower_bound
-from redblue.lab.counts import count
-from redblue.studies.experiments import metered
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
-from redblue.machine import CacheLevel
 from redblue.catalogue.memories import USABLE_SHARE
-from redblue.meter import measure as measured
+from redblue.lab.counts import count
 from redblue.lab.planner import regime
+from redblue.machine import CacheLevel
+from redblue.meter import measure as measured
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
-from redblue.base.style import LOOKS
+from redblue.studies.experiments import metered
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 SCHEDULES = ("flash", "hybrid", "small_cache")
 CACHES = {"L1": CacheLevel("L1", 32 << 10, 64, 8), "L2": CacheLevel("L2", 512 << 10, 64, 8)}  # as of a Zen 3 core

@@ -7,10 +7,21 @@ from dataclasses import dataclass
 
 import altair as alt
 
-from redblue.studies.experiments.experiment import Point, Row, Table
-from redblue.studies.experiments.metered import COUNTED, FULL, L1, LINE_BYTES, MEASURED, MOST, WORD_BYTES, Change, dividing, of
-from redblue.studies.experiments.metered_figure import figure
 from redblue.kernels.cpu.cache_fit import KERNELS
+from redblue.studies.experiments.experiment import Point, Row, Table
+from redblue.studies.experiments.metered import (
+    COUNTED,
+    FULL,
+    L1,
+    LINE_BYTES,
+    MEASURED,
+    MOST,
+    WORD_BYTES,
+    Change,
+    dividing,
+    of,
+)
+from redblue.studies.experiments.metered_figure import figure
 
 MOST_EDGE = 1 << 20  # a chunk of all queries is none
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import altair as alt
 
-import redblue as rb
 from redblue import schedules
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
-from redblue.machine import CacheLevel
 from redblue.catalogue.memories import USABLE_SHARE
 from redblue.lab.simulation import simulate
+from redblue.machine import CacheLevel
+from redblue.problem import Problem
+from redblue.schedules import TooFewWords
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 SHARES = 16  # tiles are chosen for 2/16, 3/16 ... of the capacity
 LINE_WORDS = 16  # 64 bytes of float32
@@ -55,7 +56,7 @@ def _point(cache: str, kib: int, ways: int | None, schedule: str, n: int, d: int
 
 def measure(point: Point) -> list[Row]:
     """The schedule on one cache in one layout, with tiles for ever larger shares of it."""
-    problem = rb.Problem(point["n"], point["n"], point["d"], dtype="float32")
+    problem = Problem(point["n"], point["n"], point["d"], dtype="float32")
     schedule = schedules.get(point["schedule"])
     cache = CacheLevel(point["cache"], point["kib"] << 10, 4 * LINE_WORDS, point["ways"])
     words, layout = cache.capacity_bytes // problem.bytes_per_word, point["layout"]
@@ -73,7 +74,7 @@ def measure(point: Point) -> list[Row]:
     for share in range(2, SHARES + 1):
         try:
             tiles = schedule.tiles(problem, words * share // SHARES, multiple)
-        except rb.TooFewWords:
+        except TooFewWords:
             continue
         if tiles not in known:
             packed, edges = layout == "packed", tiles._asdict()

@@ -6,12 +6,12 @@ from collections import Counter
 
 import altair as alt
 
+from redblue.base.style import COLOURS, REGIMES
 from redblue.bounds import lower_bounds
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 from redblue.catalogue.memories import memory
-from redblue.lab.planner import REGIMES, plan
+from redblue.lab.planner import plan
 from redblue.problem import Problem
-from redblue.base.style import COLOURS
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 MACHINES = (
     *("t4", "v100-sxm2", "rtx-4090", "a100-sxm", "h100-sxm", "b200", "mi300x", "tpu-v6e", "apple-m1-max-gpu"),

@@ -12,15 +12,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 from redblue.base.charts import write
-from redblue.catalogue.detect import detect_cpu
 from redblue.base.errors import RedblueError
+from redblue.base.files import replace_whole
+from redblue.base.journal import Journal, journal_path
+from redblue.base.parallel import finish
+from redblue.catalogue.detect import detect_cpu
 from redblue.studies.experiments.catalogue import get
 from redblue.studies.experiments.experiment import Point, Row
 from redblue.studies.experiments.page import page
 from redblue.studies.experiments.result import Result, json_path, read
-from redblue.base.files import replace_whole
-from redblue.base.journal import Journal, journal_path
-from redblue.base.parallel import finish
 
 FOLDER = Path("docs", "results")
 PICTURES = (".svg", ".png")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import altair as alt
 
 from redblue import schedules
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
-from redblue.studies.experiments.figures import steps
+from redblue.base.style import LOOKS
 from redblue.masks import Mask
 from redblue.problem import Problem
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
+from redblue.studies.experiments.figures import steps
 from redblue.studies.sparse.study import compare
-from redblue.base.style import LOOKS
 
 # Named as in the command line's --mask; from few pairs to many.
 N, D, M_WORDS, BLOCK = 512, 32, 1024, 16
@@ -47,7 +47,7 @@ def points(quick: bool) -> list[Point]:
 
 def measure(point: Point) -> list[Row]:
     """A row for each format that can store the mask, with the schedule that moves the fewest words."""
-    from redblue.cli.options import parse_mask
+    from redblue.masks.names import parse as parse_mask
 
     n = point["n"]
     mask: Mask = parse_mask(point["mask"])

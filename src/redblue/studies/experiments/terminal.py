@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redblue.cli import tables
+from redblue.base.terminal import table
 from redblue.studies.experiments.experiment import Experiment
 from redblue.studies.experiments.result import Result
 
 
 def listed(found: Sequence[Experiment]) -> RenderableType:
     """Names and questions; what this machine lacks for each."""
-    made = tables.table(("experiment", "what it asks"))
+    made = table(("experiment", "what it asks"))
     made.columns[0].no_wrap = True
     for each in found:
         missing = each.missing()

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from redblue.op import api
-from redblue.lab import reference
-from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
-from redblue.kernels.cpu import call as cpu, plan
+from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu import plan
 from redblue.kernels.cpu.mask_form import attended
+from redblue.lab import reference
 from redblue.masks import Mask
+from redblue.op import api
+from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
 from redblue.problem import Problem
 
 # Largest error of a result's checked rows against float64, relative in the Frobenius norm; results of 16 bits carry

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from redblue import schedules
-from redblue.lab.counts import check
 from redblue.base.errors import RedblueError
-from redblue.lab.planner import Plan
+from redblue.lab.counts import check
+from redblue.lab.plans import Plan
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 

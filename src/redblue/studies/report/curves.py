@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from redblue import schedules
+from redblue.base.style import REGIMES
 from redblue.bounds import lower_bounds
-from redblue.lab.counts import count
 from redblue.catalogue.memories import Memory
-from redblue.lab.planner import REGIMES
+from redblue.lab.counts import count
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 

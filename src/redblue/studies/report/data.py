@@ -10,11 +10,13 @@ from importlib.metadata import version
 from typing import Any
 
 from redblue.base.errors import RedblueError
-from redblue.studies.experiments.result import Result
+from redblue.base.style import REGIMES
 from redblue.catalogue.memories import Memory
 from redblue.catalogue.models import Layers, Model
-from redblue.lab.planner import REGIMES, LevelPlan, Plan, describe, plan
+from redblue.lab.planner import plan
+from redblue.lab.plans import LevelPlan, Plan, describe
 from redblue.problem import Problem
+from redblue.studies.experiments.result import Result
 from redblue.studies.report.checks import Check, checks
 from redblue.studies.report.curves import Curve, curve, curve_key
 from redblue.studies.report.measured import Measured, Run, measured, this_machine_among

@@ -8,8 +8,8 @@ from typing import Any
 
 import altair as alt
 
-from redblue.studies.report.curves import BEST, Curve, Series
 from redblue.base.style import LOOKS
+from redblue.studies.report.curves import BEST, Curve, Series
 
 DASHES = ([6, 3], [2, 2], [9, 3, 2, 3], [4, 6], [12, 4])
 ORDER_ONLY_DASHES = ([1, 3], [1, 6], [1, 9])

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from redblue import schedules
-from redblue.bounds import lower_bound
 from redblue.base.errors import RedblueError
+from redblue.bounds import lower_bound
+from redblue.catalogue.memories import THIS_MACHINE, Memory
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.plan import DTYPES, cache_bytes
-from redblue.catalogue.memories import THIS_MACHINE, Memory
-from redblue.lab.planner import describe, plan
+from redblue.lab.planner import plan
+from redblue.lab.plans import describe
 from redblue.problem import Problem
 from redblue.studies.report.calls import Call, best_seconds, computed_in, sizes_of
 

@@ -13,6 +13,8 @@ import vl_convert
 
 from redblue.base import style
 from redblue.base.errors import RedblueError
+from redblue.base.text import amount, capacity, limit_text, nesting_text, ratio, tile_text, time
+from redblue.lab.text import mask_text, shape_text
 from redblue.studies.experiments.result import Result
 from redblue.studies.experiments.terminal import plain
 from redblue.studies.report import figures
@@ -20,7 +22,6 @@ from redblue.studies.report.checks import TOLERANCE
 from redblue.studies.report.data import Report
 from redblue.studies.report.measured import RUN_SECONDS
 from redblue.studies.report.terminal import measured_verdict, share, times, verdict
-from redblue.base.text import amount, capacity, limit_text, mask_text, nesting_text, ratio, shape_text, tile_text, time
 
 
 def render(report: Report) -> str:

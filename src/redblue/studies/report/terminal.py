@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from redblue.lab.planner import LevelPlan
+from redblue.base.terminal import table
+from redblue.base.text import amount, ratio, time
+from redblue.lab.plans import LevelPlan
 from redblue.studies.report.data import Report
 from redblue.studies.report.measured import Run
-from redblue.cli.tables import table
-from redblue.base.text import amount, ratio, time
 
 STYLES = {"large-cache": "blue", "between": "magenta", "small-cache": "yellow"}
 

@@ -8,9 +8,9 @@ from typing import Any
 import altair as alt
 
 from redblue.base.errors import RedblueError
-from redblue.studies.sparse.study import Comparison
 from redblue.base.style import LOOKS
-from redblue.base.text import shape_text
+from redblue.lab.text import shape_text
+from redblue.studies.sparse.study import Comparison
 
 PROVED, FAMILY = "best proved bound of this mask", "the family's form (order only)"
 TITLES = {

@@ -11,17 +11,17 @@ from typing import TypeVar, cast
 import numpy as np
 
 from redblue import schedules
+from redblue.base.errors import RedblueError
 from redblue.bounds import Bound, lower_bounds
 from redblue.bounds.family import Family, family
 from redblue.lab.counts import Count, count
-from redblue.base.errors import RedblueError
-from redblue.masks.storage.formats import parse
-from redblue.schedules.stored_index import sides
 from redblue.masks import Blocks, Mask, Rule
 from redblue.masks.rules.arrays import Csr
 from redblue.masks.rules.blocks import BigBird, NOfM, RandomBlocks
+from redblue.masks.storage.names import parse
 from redblue.problem import Problem
 from redblue.schedules.schedule import Sweep
+from redblue.schedules.stored_index import sides
 
 T = TypeVar("T")
 STORED = (Blocks, Csr, RandomBlocks, BigBird)  # rules that are arrays, or drawn: no formula says which pairs attend

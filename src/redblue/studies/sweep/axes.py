@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redblue as rb
 from redblue import schedules
 from redblue.base.errors import RedblueError
-from redblue.cli.options import parse_mask
+from redblue.catalogue.memories import Memory
+from redblue.masks import Mask
+from redblue.masks.names import parse as parse_mask
 from redblue.problem import BYTES_PER_WORD, DIRECTIONS
 
 LEAST = {"window": 0} | dict.fromkeys(("n", "n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "words"), 1)
@@ -57,7 +58,7 @@ class Axis:
     @property
     def labels(self) -> list[Any]:
         """The values as they stand in a table."""
-        return [value.name if isinstance(value, rb.Memory) else _plain(value) for value in self.values]
+        return [value.name if isinstance(value, Memory) else _plain(value) for value in self.values]
 
 
 def _plain(value: Any) -> Any:
@@ -71,7 +72,7 @@ def make_axis(name: str, given: Any) -> Axis:
     """
     if name not in LEAST and name not in NAMES:
         raise RedblueError(f"there is no axis {name!r}; the axes are {', '.join((*LEAST, *NAMES))}")
-    several = isinstance(given, Iterable) and not isinstance(given, (str, rb.Mask, rb.Memory))
+    several = isinstance(given, Iterable) and not isinstance(given, (str, Mask, Memory))
     parse = _number if name in LEAST else _name
     values = [value for part in (given if several else [given]) for value in parse(name, part)]
     if not values:
@@ -137,7 +138,7 @@ def _numbers(name: str, part: str, text: str) -> Sequence[int]:
 
 
 def _name(name: str, given: Any) -> Sequence[Any]:
-    if isinstance(given, rb.Mask if name == "mask" else rb.Memory if name == "memory" else ()):
+    if isinstance(given, Mask if name == "mask" else Memory if name == "memory" else ()):
         return [given]
     if name == "mask" and _is_mask(str(given).strip()):
         return [str(given).strip()]

@@ -10,10 +10,12 @@ from typing import Any
 
 import joblib
 
-import redblue as rb
 from redblue.base.errors import RedblueError
-from redblue.catalogue.memories import Boundary
-from redblue.cli.options import parse_mask
+from redblue.catalogue.memories import Boundary, memory
+from redblue.masks import Mask
+from redblue.masks.names import parse as parse_mask
+from redblue.problem import Problem
+from redblue.schedules import list_schedules
 from redblue.studies.sweep.axes import LEAST, NAMES, Axis, make_axis
 
 MOST_POINTS = 200_000  # all rows are held in memory
@@ -47,16 +49,16 @@ class Point:
 
     index: int
     given: dict[str, Any]
-    mask: rb.Mask
+    mask: Mask
     mask_label: str
     window: int | None
     caches: tuple[Cache, ...]
     schedules: tuple[str, ...]
     named: bool
 
-    def problem(self) -> rb.Problem:
+    def problem(self) -> Problem:
         """Raises RedblueError where the values do not go together."""
-        return rb.Problem(**self.given, mask=self.mask)
+        return Problem(**self.given, mask=self.mask)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Sweep:
     """Axes, what their names stand for, and the points that they span."""
 
     axes: dict[str, Axis]
-    masks: tuple[rb.Mask, ...]
+    masks: tuple[Mask, ...]
     caches: tuple[tuple[Cache, ...], ...]
 
     @cached_property
@@ -94,7 +96,7 @@ class Sweep:
 
     @property
     def schedules(self) -> tuple[str, ...]:
-        return self.axes["schedule"].values if "schedule" in self.axes else tuple(rb.list_schedules())
+        return self.axes["schedule"].values if "schedule" in self.axes else tuple(list_schedules())
 
     def point(self, index: int) -> Point:
         at, rest = {}, index
@@ -149,11 +151,11 @@ def make_sweep(given: Mapping[str, Any]) -> Sweep:
     return sweep
 
 
-def _masks(axes: Mapping[str, Axis]) -> tuple[rb.Mask, ...]:
+def _masks(axes: Mapping[str, Axis]) -> tuple[Mask, ...]:
     if "window" in axes:
-        return tuple(rb.Mask.sliding_window(left) for left in axes["window"].values)
+        return tuple(Mask.sliding_window(left) for left in axes["window"].values)
     texts = axes["mask"].values if "mask" in axes else ("full",)
-    return tuple(text if isinstance(text, rb.Mask) else parse_mask(text) for text in texts)
+    return tuple(text if isinstance(text, Mask) else parse_mask(text) for text in texts)
 
 
 def _caches(axes: Mapping[str, Axis]) -> tuple[tuple[Cache, ...], ...]:
@@ -162,7 +164,7 @@ def _caches(axes: Mapping[str, Axis]) -> tuple[tuple[Cache, ...], ...]:
         (Cache(words=words),) for words in (axes["words"].values if "words" in axes else ())
     ]
     for name in axes["memory"].values if "memory" in axes else ():
-        machine = rb.memory(name)
+        machine = memory(name)
         known = tuple(Cache(None, machine.name, each) for each in machine.boundaries if each.capacity_bytes)
         if not known:
             raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to count")

@@ -15,9 +15,9 @@ from redblue.base.charts import SUFFIXES, write
 from redblue.base.errors import RedblueError
 from redblue.base.files import check_target
 from redblue.base.style import COLOURS, LOOKS
+from redblue.lab.text import STANDARD_REMARK
 from redblue.studies.sweep.grid import Cache, Sweep
 from redblue.studies.sweep.points import Row
-from redblue.base.text import STANDARD_REMARK
 
 HEIGHTS = {
     "words_per_pair": "words per attended pair",

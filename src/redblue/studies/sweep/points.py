@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import redblue as rb
-from redblue.lab import planner
 from redblue.base.errors import RedblueError
+from redblue.bounds import lower_bounds
+from redblue.lab import planner
+from redblue.lab.counts import Count, count
+from redblue.problem import Problem
+from redblue.schedules import NotCovered, TooFewWords
 from redblue.studies.sweep.grid import Cache, Point
 
 Row = dict[str, Any]  # the columns below; None where a figure is not known
@@ -47,14 +50,14 @@ def evaluate(point: Point) -> list[Row]:
     return [row for cache in point.caches for row in _at(point, problem, pairs, cache, values)]
 
 
-def _at(point: Point, problem: rb.Problem, pairs: int, cache: Cache, values: Row) -> list[Row]:
+def _at(point: Point, problem: Problem, pairs: int, cache: Cache, values: Row) -> list[Row]:
     """The rows at one cache."""
     boundary = cache.boundary
     words = cache.words if boundary is None else planner.capacity_words(boundary, problem)
     assert words is not None
     place: Row = {"memory": cache.memory, "boundary": boundary.name if boundary else None, "capacity_words": words}
     try:
-        bound = next((each for each in rb.lower_bounds(problem, words) if each.proved), None)
+        bound = next((each for each in lower_bounds(problem, words) if each.proved), None)
         place |= {"bound_words": bound.words, "bound": bound.name} if bound else {}
     except RedblueError as error:
         return [values | place | {"status": INVALID, "reason": str(error)}]
@@ -62,11 +65,11 @@ def _at(point: Point, problem: rb.Problem, pairs: int, cache: Cache, values: Row
     for name in point.schedules:
         row = values | place | {"schedule": name}
         try:
-            found = rb.count(name, problem, words=words)
-        except rb.NotCovered as error:
+            found = count(name, problem, words=words)
+        except NotCovered as error:
             if point.named:
                 rows.append(row | {"status": NOT_COVERED, "reason": str(error)})
-        except rb.TooFewWords as error:
+        except TooFewWords as error:
             rows.append(row | {"status": TOO_FEW_WORDS, "reason": str(error)})
         except RedblueError as error:
             rows.append(row | {"status": INVALID, "reason": str(error)})
@@ -75,7 +78,7 @@ def _at(point: Point, problem: rb.Problem, pairs: int, cache: Cache, values: Row
     return rows or [values | place | {"status": NOT_COVERED, "reason": "no schedule covers this direction and mask"}]
 
 
-def _figures(found: rb.Count, pairs: int, bound_words: int | None, cache: Cache) -> Row:
+def _figures(found: Count, pairs: int, bound_words: int | None, cache: Cache) -> Row:
     size = found.words * found.problem.bytes_per_word
     speed = cache.boundary.bandwidth_bytes_per_second if cache.boundary else None
     return {

@@ -9,10 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from redblue import schedules
+from redblue.base.terminal import table
+from redblue.base.text import amount, ratio, time
+from redblue.lab.text import STANDARD_REMARK
 from redblue.studies.sweep.grid import Sweep
 from redblue.studies.sweep.points import FITS, INVALID, Row
-from redblue.cli.tables import table
-from redblue.base.text import STANDARD_REMARK, amount, ratio, time
 
 MOST_SHOWN = 40  # places; the first and the last, where there are more
 MOST_REASONS = 3

@@ -12,9 +12,29 @@ import triton
 import triton.language as tl
 
 from redblue.kernels.gpu.flash.forward import common
-from redblue.kernels.gpu.planning.plan import Launch
-from redblue.kernels.gpu.scores import block_of, factor_left, finish, in_band, index, kept, key_range, listed, load, log_sum, number, numbers_at, power, product, row_numbers, row_offsets, row_range, start, store
 from redblue.kernels.gpu.launch import Run, Task, array
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.gpu.scores import (
+    block_of,
+    factor_left,
+    finish,
+    in_band,
+    index,
+    kept,
+    key_range,
+    listed,
+    load,
+    log_sum,
+    number,
+    numbers_at,
+    power,
+    product,
+    row_numbers,
+    row_offsets,
+    row_range,
+    start,
+    store,
+)
 
 
 def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:

@@ -12,9 +12,21 @@ import triton.language as tl
 from torch import Tensor
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.mask_lists import Lists
-from redblue.kernels.gpu.scores import LN2, LOG2E, block_of, constant, first_top, index, key_range, row_numbers, row_offsets, start, wide
 from redblue.kernels.gpu.launch import Run, Task, array
+from redblue.kernels.gpu.mask_lists import Lists
+from redblue.kernels.gpu.scores import (
+    LN2,
+    LOG2E,
+    block_of,
+    constant,
+    first_top,
+    index,
+    key_range,
+    row_numbers,
+    row_offsets,
+    start,
+    wide,
+)
 
 MOST = 8192  # numbers of an output that a program holds
 

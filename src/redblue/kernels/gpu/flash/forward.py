@@ -11,9 +11,30 @@ import triton.language as tl
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.flash.decode import listed_tiles, merging, parts_of
-from redblue.kernels.gpu.planning.plan import Launch
-from redblue.kernels.gpu.scores import LN2, LOWEST, block_of, constant, factor_left, finish, first_top, in_band, index, kept, key_range, listed, load, power, product, row_numbers, row_offsets, start, store, wide
 from redblue.kernels.gpu.launch import Run, Task, array, parts
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.gpu.scores import (
+    LN2,
+    LOWEST,
+    block_of,
+    constant,
+    factor_left,
+    finish,
+    first_top,
+    in_band,
+    index,
+    kept,
+    key_range,
+    listed,
+    load,
+    power,
+    product,
+    row_numbers,
+    row_offsets,
+    start,
+    store,
+    wide,
+)
 
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:

@@ -29,10 +29,10 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu import bias_gradient
-from redblue.kernels.gpu.call import KERNELS
+from redblue.kernels.gpu.launch import Run, Task
 from redblue.kernels.gpu.planning.card import Card, told
 from redblue.kernels.gpu.planning.plan import Launch
-from redblue.kernels.gpu.launch import Run, Task
+from redblue.kernels.gpu.table import KERNELS
 
 TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor of sm_100, of 128 rows of 4 bytes
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning.needs import Phase
 from redblue.kernels.gpu.launch import Options, parts
+from redblue.kernels.gpu.planning.needs import Phase
 
 LEAST = 16  # the shortest edge of a tile that a tensor core takes
 SHORT = 64  # tiles with a shorter edge are laid out twice on sm_100 where they are multiplied turned, too

@@ -20,10 +20,10 @@ from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning.card import Card, card_named, card_of
-from redblue.kernels.gpu.planning.needs import BYTES, need, pipelines
-from redblue.kernels.gpu.planning.footprints import KERNELS, LEAST, LEAST_SPAN, ON_ONE_GRID, Part
 from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.planning.card import Card, card_named, card_of
+from redblue.kernels.gpu.planning.footprints import KERNELS, LEAST, LEAST_SPAN, ON_ONE_GRID, Part
+from redblue.kernels.gpu.planning.needs import BYTES, need, pipelines
 from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE
 

@@ -26,8 +26,8 @@ import torch
 import triton
 
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning.plan import Card, Launch
 from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.planning.plan import Card, Launch
 
 VARIABLE = "REDBLUE_TUNE"
 REPETITIONS, LONGEST_MILLISECONDS = 5, 50.0

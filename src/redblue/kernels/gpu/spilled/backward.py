@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.spilled.chunks import Chunk, by_row, chunks, prepared, whole, widest
+from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.products import lanes, places, read, write
 from redblue.kernels.gpu.scores import index, row_numbers, row_offsets, start
+from redblue.kernels.gpu.spilled.chunks import Chunk, by_row, chunks, prepared, whole, widest
 from redblue.kernels.gpu.spilled.gradients import Gradients, slice_width, sums_of
 from redblue.kernels.gpu.spilled.pairs import spill_ds, spill_p
-from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.spilled.unattended import seen
 
 

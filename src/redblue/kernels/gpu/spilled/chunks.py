@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 
 from redblue.base.integers import ceil_div
+from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.footprints import ON_ONE_GRID
 from redblue.kernels.gpu.planning.plan import Launch
-from redblue.kernels.gpu.launch import Task
 
 ALIGNED = 16  # numbers: rows of what is spilled start at multiples, for the widest loads
 

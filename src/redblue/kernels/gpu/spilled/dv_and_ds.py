@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 
 from redblue.kernels.gpu.band import attended_blocks
-from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 from redblue.kernels.gpu.products import both, lanes, read, rows_held, write
 from redblue.kernels.gpu.scores import index, number, product, row_numbers, row_offsets, start
+from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 from redblue.kernels.gpu.spilled.products import add_share, shares
 
 

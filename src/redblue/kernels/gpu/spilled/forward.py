@@ -15,12 +15,26 @@ import triton.language as tl
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.band import attending, keys_of, live_tiles
-from redblue.kernels.gpu.spilled.chunks import PLACE, Chunk, by_column, by_row, chunks, line_at, prepared, whole, widest
+from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.products import lanes, rows_held, score_tile, write
-from redblue.kernels.gpu.scores import LN2, LOWEST, block_of, constant, factor_left, finish, first_top, index, kept, power, row_numbers, row_offsets, start
+from redblue.kernels.gpu.scores import (
+    LN2,
+    LOWEST,
+    block_of,
+    constant,
+    factor_left,
+    finish,
+    first_top,
+    index,
+    kept,
+    power,
+    row_numbers,
+    row_offsets,
+    start,
+)
+from redblue.kernels.gpu.spilled.chunks import PLACE, Chunk, by_column, by_row, chunks, line_at, prepared, whole, widest
 from redblue.kernels.gpu.spilled.output import weigh
-from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.spilled.unattended import seen
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.spilled.chunks import Chunk, Spilled, whole
-from redblue.kernels.gpu.planning.plan import Launch
-from redblue.kernels.gpu.spilled.products import key_gradient, row_gradient
-from redblue.kernels.gpu.spilled.dv_and_ds import turn
 from redblue.kernels.gpu.launch import Array, Run, Task, array
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.gpu.spilled.chunks import Chunk, Spilled, whole
+from redblue.kernels.gpu.spilled.dv_and_ds import turn
+from redblue.kernels.gpu.spilled.products import key_gradient, row_gradient
 
 
 def slice_width(features: int) -> int:

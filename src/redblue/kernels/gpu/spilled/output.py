@@ -6,9 +6,21 @@ import triton
 import triton.language as tl
 
 from redblue.kernels.gpu.band import attending_rows, keys_of, live_tiles
-from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 from redblue.kernels.gpu.products import both, lanes, places, read, write
-from redblue.kernels.gpu.scores import LOG2E, LOWEST, block_of, constant, index, number, power, product, row_numbers, row_offsets, start
+from redblue.kernels.gpu.scores import (
+    LOG2E,
+    LOWEST,
+    block_of,
+    constant,
+    index,
+    number,
+    power,
+    product,
+    row_numbers,
+    row_offsets,
+    start,
+)
+from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 
 
 @triton.jit(do_not_specialize=PLACE)

@@ -6,9 +6,20 @@ import triton
 import triton.language as tl
 
 from redblue.kernels.gpu.band import attending, keys_of, live_tiles
-from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 from redblue.kernels.gpu.products import lanes, read, rows_held, score_tile, write
-from redblue.kernels.gpu.scores import block_of, factor_left, finish, index, kept, log_sum, power, row_numbers, row_offsets, start
+from redblue.kernels.gpu.scores import (
+    block_of,
+    factor_left,
+    finish,
+    index,
+    kept,
+    log_sum,
+    power,
+    row_numbers,
+    row_offsets,
+    start,
+)
+from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 from redblue.kernels.gpu.spilled.dv_and_ds import score_gradient
 
 

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from redblue.kernels.gpu.band import attended_keys, attending_rows, first_from, keys_of, live_tiles, rows_of
-from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 from redblue.kernels.gpu.products import both, lanes, places, read, write
 from redblue.kernels.gpu.scores import block_of, index, number, product, row_offsets, start
+from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 
 
 @triton.jit(do_not_specialize=PLACE)

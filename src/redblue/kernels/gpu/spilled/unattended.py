@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.planning.device import copied, in_use
 from redblue.kernels.gpu.launch import Task
+from redblue.kernels.gpu.planning.device import copied, in_use
 from redblue.masks import Mask
 from redblue.masks.lowered import lowered
 

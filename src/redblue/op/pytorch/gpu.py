@@ -1,91 +1,42 @@
-"""The operator's two passes on GPUs: from a checked call to launches of kernels."""
+"""The op's two passes on GPUs: from a checked call to launches of kernels."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
-import redblue
-from redblue.op.pytorch import ops
-from redblue.base.errors import RedblueError
-from redblue.kernels.cpu.mask_form import check_lead
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning import fallback, tune
-from redblue.kernels.gpu.flash import forward, backward
-from redblue.kernels.gpu.spilled import forward, backward
+from redblue.kernels.cpu.mask_form import check_lead
 from redblue.kernels.gpu.bias_gradient import add_bias_gradient
-from redblue.kernels.gpu.planning.device import copied
-from redblue.kernels.gpu.mask_lists import KEPT
-from redblue.kernels.gpu.planning.plan import Launch, candidates, card_of, launches, plan
-from redblue.kernels.gpu.scores import INTERPRETED
 from redblue.kernels.gpu.launch import Task
+from redblue.kernels.gpu.mask_lists import KEPT
+from redblue.kernels.gpu.planning import fallback, tune
+from redblue.kernels.gpu.planning.device import copied
+from redblue.kernels.gpu.planning.plan import Launch, candidates, card_of, launches, plan
+from redblue.kernels.gpu.table import KERNELS
+from redblue.kernels.gpu.versions import check_gradients_with_dropout
 from redblue.masks import Mask
 from redblue.masks.rules.algebra import planes
+from redblue.op.pytorch import layouts
 from redblue.op.pytorch.masks import mask_named
 
 
-class Passes(NamedTuple):
-    """What gives the launches that write a task's outputs."""
-
-    forward: Any
-    backward: Any
-
-
-KERNELS: dict[str, Any] = {
-    "flash": Passes(forward.forward, backward.backward),
-    "hybrid": Passes(forward.forward, backward.backward),
-    "small_cache": Passes(forward.forward, backward.backward),
-}
-
-
-def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    """redblue.attention by these kernels: on tensors of a GPU, or, where Triton interprets, of the CPU.
-
-    Raises RedblueError for CPU tensors unless TRITON_INTERPRET=1 was set before Triton was imported, and for arrays
-    that are no PyTorch tensors.
-    """
-    if not isinstance(q, Tensor):
-        raise RedblueError(f"kernels for GPUs take PyTorch tensors, got {type(q).__name__}: call redblue.attention")
-    if q.is_cuda:
-        return redblue.attention(q, k, v, **options)
-    with interpreted():
-        return redblue.attention(q, k, v, **options)
-
-
-@contextmanager
-def interpreted() -> Iterator[None]:
-    """Within, calls on CPU tensors run these kernels under Triton's interpreter, and so will their gradients.
-
-    Raises RedblueError unless TRITON_INTERPRET=1 was set before Triton was imported.
-    """
-    if not INTERPRETED.value:
-        raise RedblueError(
-            "tensors on the CPU can be given to GPU kernels only where Triton interprets: set TRITON_INTERPRET=1 "
-            "before anything imports Triton, or call redblue.attention"
-        )
-    with ops.handing_over(to=sys.modules[__name__]):
-        yield
-
-
 def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *rest: Any) -> tuple[Tensor, Tensor]:
-    """As torch_kernels.forward."""
-    call = ops.known_call(
-        q.shape, k.shape, v.shape, ops.shape_of(bias), ops.shape_of(sinks), *_types(q, k, v, bias)
+    """As ops.forward."""
+    call = layouts.known_call(
+        q.shape, k.shape, v.shape, layouts.shape_of(bias), layouts.shape_of(sinks), *_types(q, k, v, bias)
     )
-    out = q.new_empty_strided(*call.out[ops.inside(q)])
+    out = q.new_empty_strided(*call.out[layouts.inside(q)])
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if not out.numel():
         return out, lse
     if sinks is not None:
-        sinks = ops.check_sinks(sinks).to(call.sums).contiguous()
+        sinks = layouts.check_sinks(sinks).to(call.sums).contiguous()
     tasks = list(_tasks(call, q, bias, sinks, seed, rest, k=k, v=v, out=out, lse=lse))
     _run("forward", tasks, call, q, rest)
     return out, lse
@@ -103,16 +54,13 @@ def backward(
     seed: Tensor | None,
     *more: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As torch_kernels.backward."""
+    """As ops.backward."""
     *rest, bias_grad = more
-    call = ops.known_call(
-        q.shape, k.shape, v.shape, ops.shape_of(bias), None, *_types(q, k, v, bias)
-    )
-    ops.check_outputs(call, dout, dlse, out, lse)
+    call = layouts.known_call(q.shape, k.shape, v.shape, layouts.shape_of(bias), None, *_types(q, k, v, bias))
+    layouts.check_outputs(call, dout, dlse, out, lse)
     if seed is not None:
-        oldest = ops.OLDEST_DROPOUT_GRADIENTS
-        ops.check_triton(triton.__version__, oldest, "gradients with dropout")
-    inside = ops.inside
+        check_gradients_with_dropout()
+    inside = layouts.inside
     dq, dk, dv = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
     delta = q.new_empty(lse.shape, dtype=call.sums)
     dbias = q.new_zeros((0,) if bias is None or not bias_grad else bias.shape, dtype=call.sums)
@@ -171,7 +119,7 @@ def _tasks(
     """The call in parts of one leading dimension: one part, unless the strides of some tensor forbid that."""
     left, right, bottom_right, mask, _, scale, softcap, dropout = rest
     sizes = call.sizes
-    ops.check_numbers(softcap, dropout, seed)
+    layouts.check_numbers(softcap, dropout, seed)
     offset = sizes.n_k - sizes.n_q if bottom_right else 0
     most = sizes.n_q + sizes.n_k  # a side so wide never binds, and fits
     named_mask = mask_named(mask)

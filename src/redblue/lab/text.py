@@ -1,0 +1,41 @@
+"""Masks and problems as a person reads them."""
+
+from __future__ import annotations
+
+from redblue.masks import Mask
+from redblue.masks.rules.bands import Window
+from redblue.masks.rules.layouts import Blocks
+from redblue.problem import Problem
+
+# Said wherever the standard schedule's backward counts are shown: it starts from more than the others do.
+STANDARD_REMARK = "standard is given the n_q x n_k probabilities that its forward pass kept"
+
+
+def mask_text(mask: Mask) -> str:
+    """Which keys a query attends, in a word or two."""
+    rule = mask.rule
+    if mask.is_full:
+        return "full"
+    if type(rule) is Blocks:
+        return f"{rule.shape[0]} x {rule.shape[1]} blocks, {rule.density:.0%} of them"
+    if not isinstance(rule, Window):
+        return repr(mask)
+    align = "" if rule.align == "top-left" else f" {rule.align}"
+    if rule.left is None and rule.right == 0:
+        return f"causal{align}"
+    sides = [f"{side:,} {where}" for side, where in ((rule.left, "back"), (rule.right, "ahead")) if side]
+    return f"window {' and '.join(sides) or 'of itself'}{align}"
+
+
+def shape_text(p: Problem) -> str:
+    """A problem's sizes in a line that breaks only at its commas."""
+    parts = [
+        f"d {p.d}",
+        f"d_v {p.value_dim}" if p.value_dim != p.d else "",
+        f"{p.heads} head{'s' if p.heads > 1 else ''}" + (f" on {p.key_heads} KV" if p.key_heads != p.heads else ""),
+        f"batch {p.batch:,}" if p.batch > 1 else "",
+        f"n {p.n_q:,}" if p.n_q == p.n_k else f"n_q {p.n_q:,}, n_k {p.n_k:,}",
+        mask_text(p.mask),
+        {"forward": "", "gradient_x": "gradient with respect to X"}.get(p.direction, p.direction),
+    ]
+    return ", ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)
