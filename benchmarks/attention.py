@@ -28,9 +28,9 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from rich.table import Table
 from timing import THREADS, spread
 
-from redblue.compiled import _core
-from redblue.catalogue.detect import detect_cpu
 from redblue.base.terminal import table
+from redblue.catalogue.detect import detect_cpu
+from redblue.compiled import _core
 
 KEPT = Path(__file__).parent.parent / "docs" / "operator.json"
 PACKAGES = ("redblue", "torch", "onnxruntime", "openvino", "numpy")

@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from redblue.compiled import _core
-from redblue.kernels.cpu import mask_form, call as cpu
+from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu import mask_form
 from redblue.masks import Mask
 
 PAGE = mmap.PAGESIZE

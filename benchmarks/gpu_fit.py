@@ -99,8 +99,8 @@ def cases(spread: bool) -> Iterator[Case]:
 def compiled(case: Case) -> Row:
     """In a process of its own, where Triton does not interpret."""
     from redblue.kernels.cpu.call import Sizes
-    from redblue.kernels.gpu.planning import fit, plan
     from redblue.kernels.gpu.launch import Options
+    from redblue.kernels.gpu.planning import fit, plan
 
     card, sizes = plan.card_named(case.card), Sizes((BATCH,), HEADS, 1, N, N, case.d, case.d)
     row: Row = {**case._asdict(), "shared_bytes_of_card": card.shared_bytes}

@@ -17,12 +17,12 @@ from typing import Any
 from rich.console import Console
 
 import redblue as rb
-from redblue.lab import counts
 from redblue import schedules
-from redblue.catalogue.roofline import roofline
 from redblue.base.terminal import table
 from redblue.base.text import amount
 from redblue.base.text import time as seconds_text
+from redblue.catalogue.roofline import roofline
+from redblue.lab import counts
 
 MILLION = 1_000_000
 LIMITS = {"closed_form_seconds": 1e-3, "search_seconds": 50e-3, "counting_run_seconds": 0.5}  # what was promised

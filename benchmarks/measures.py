@@ -24,8 +24,8 @@ from peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, SHORT, Call, contende
 from results import Figure, Limit, Row, read
 from timing import THREADS, race, rate, ratio, spread
 
-from redblue.compiled import _core
 from redblue.catalogue.detect import detect_cpu
+from redblue.compiled import _core
 from redblue.masks import Mask
 
 DIMS = (64, 128, 256, 512)

@@ -24,8 +24,8 @@ from rich.console import Console
 import redblue as rb
 from redblue import schedules
 from redblue.base.files import replace_whole
-from redblue.schedules import TooFewWords
 from redblue.base.terminal import table
+from redblue.schedules import TooFewWords
 
 KEPT = Path(__file__).parent.parent / "docs" / "small_cache.json"
 KILOBYTES = (24, 32, 48, 64, 99, 163, 227)  # of shared memory: from half a T4's to an H100's

@@ -11,11 +11,10 @@ import vl_convert
 
 import redblue as rb
 from redblue import Mask, schedules
+from redblue.base.style import COLOURS, REGIMES, printed
 from redblue.masks import picture
-from redblue.base.style import REGIMES
 from redblue.studies.report.curves import curve
 from redblue.studies.report.figures import words_figure
-from redblue.base.style import COLOURS, printed
 
 HERE = Path(__file__).parent
 MACHINES = ("t4", "rtx-4090", "h100-sxm")

@@ -8,10 +8,12 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once: produc
 
 import pytest
 
-from attention import ROWS, running
+pytest.register_assert_rewrite("support")  # its helpers assert
+
 from redblue.compiled import _core
 from redblue.studies import sweep
-from sweeps import SMALL, Stop, stop_after
+from support.attention import ROWS, running
+from support.sweeps import SMALL, Stop, stop_after
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@ import pytest
 
 from redblue import Mask, Problem, RedblueError, count
 from redblue.lab import counts
-from spaces import PASSES
+from support.spaces import PASSES
 
 
 def test_defaults_follow_the_given_sizes():

@@ -64,7 +64,7 @@ def count(
     at_once: streams (see Problem.streams) that run side by side, each in an equal share of the cache. They share
     nothing, so that never moves fewer words than one after another (docs/theory.md, "Several heads at once").
     index: how the mask is stored, "bits", "blocks", "tiles" (of 64 x 64, or "tiles:E"), "csr", "coo", "2:4" (any N:M)
-    or a Format: its index is read and counted (redblue.masks.storage.formats). "rule": it is known without an index. The
+    or a Format: its index is read and counted (masks/storage/formats.py). "rule": it is known without an index. The
     tiles are those that move the fewest words of the rest.
     Raises UnknownName, TooFewWords, NotCovered, RedblueError; the last too where the mask cannot be stored so.
     """

@@ -147,7 +147,7 @@ class Cached(Counting):
 
     levels: nearest first. capacity: words that the schedule may hold, as on any machine (None: no limit); the caches
     do not know it. packed: `load` copies. leading: words between rows, by array name (the others: their row length).
-    fetch_on_write: see redblue.machine.hierarchy. records: keep the accesses for `trace`. most_accesses: a run that makes
+    fetch_on_write: see machine/hierarchy.py. records: keep the accesses for `trace`. most_accesses: a run that makes
     more is given up with TooLong.
     reads, writes and peak count what the schedule asks for, as on the counting machine.
     """

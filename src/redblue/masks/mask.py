@@ -2,7 +2,7 @@
 
 A mask is a rule without sizes. `on(n_q, n_k)` lays it on queries and keys, which gives what schedules ask (`Pairs`);
 `redblue.masks.lowered` what kernels take. Bands (full, causal, sliding window) and layouts of blocks have closed forms;
-all other rules, and every composition, are laid as patterns (`redblue.masks.patterns.pattern`), which are answered tile by tile.
+all other rules, and every composition, are laid as patterns (`masks/patterns/`), which are answered tile by tile.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _common(
 
 @cache
 def gpu_kernels() -> Any:
-    """The kernels for CUDA and ROCm devices, imported with the first tensor on one. Raises RedblueError without Triton."""
+    """The kernels for GPUs, imported with the first tensor on one. Raises RedblueError without Triton."""
     check_triton()
     from redblue.op.pytorch import gpu
 
