@@ -10,7 +10,8 @@ from redblue import Mask, Problem, RedblueError, TooFewWords, UnknownName, count
 from redblue.lab import counts
 from redblue.machine import Counting
 from redblue.masks.storage import formats
-from redblue.masks.storage.formats import Bits, Csr, NofM, parse
+from redblue.masks.storage.formats import Bits, Csr, NofM
+from redblue.masks.storage.names import parse
 from redblue.masks.storage.tile_lists import BitTiles, BlockList
 from redblue.schedules.schedule import Sweep
 from redblue.schedules.stored_index import index_words, sides

@@ -13,6 +13,7 @@ triton = pytest.importorskip("triton")
 import torch.nn.functional as F  # noqa: N812
 
 import redblue as rb
+from redblue.op.pytorch import gpu
 from support.textbook import (
     Seen,
     textbook,

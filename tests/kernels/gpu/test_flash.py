@@ -14,6 +14,7 @@ from redblue.kernels.gpu import bias_gradient
 from redblue.kernels.gpu.flash import forward as flash_kernels
 from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.gpu.table import Passes
 from redblue.lab import reference
 from redblue.op.pytorch import (
     gpu,
@@ -234,7 +235,7 @@ def test_products_of_float32_are_as_pytorch_is_told(monkeypatch):
         seen.append(precision)
         return forward(task, launch, precision)
 
-    monkeypatch.setitem(gpu.KERNELS, "flash", call.Passes(spied, None))
+    monkeypatch.setitem(gpu.KERNELS, "flash", Passes(spied, None))
     q, matmul = torch.randn(1, 3, 5, device=DEVICE), torch.backends.cuda.matmul
     before = matmul.allow_tf32
     try:
@@ -270,7 +271,7 @@ def test_the_interpreter_must_be_on(monkeypatch):
 
 
 def test_what_an_old_compiler_fails_on_is_refused(monkeypatch):
-    monkeypatch.setattr(call.triton, "__version__", "3.3.1")
+    monkeypatch.setattr("triton.__version__", "3.3.1")
     q = torch.randn(1, 5, 8, requires_grad=True, device=DEVICE)
     out = interpreted.attention(q, q, q, dropout=0.5, seed=1)
     with pytest.raises(rb.RedblueError, match=r"gradients with dropout need Triton 3\.4 or newer, got 3\.3\.1"):

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 import numpy as np
 import torch
-from redblue.kernels.gpu.call import KERNELS
+from redblue.kernels.gpu.table import KERNELS
 
 from redblue import Mask, schedules
 from redblue.kernels.cpu.call import Sizes

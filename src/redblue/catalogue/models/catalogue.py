@@ -106,7 +106,7 @@ def model(
 
 @cache
 def _catalogue() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(Path(__file__).parents[1].joinpath("models.toml").read_text("utf-8"))
+    return tomllib.loads(Path(__file__).with_name("models.toml").read_text("utf-8"))
 
 
 def _open(name_or_path: str | os.PathLike) -> tuple[str, str, str, str, dict[str, Any]]:

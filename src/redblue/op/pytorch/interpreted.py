@@ -1,4 +1,4 @@
-"""The kernels for GPUs on tensors of the CPU, by Triton's interpreter: for tests, meters, and machines without a GPU."""
+"""The kernels for GPUs on CPU tensors, by Triton's interpreter: for tests, meters, and machines without a GPU."""
 
 from __future__ import annotations
 
