@@ -1,4 +1,4 @@
-"""Integer arithmetic that works alike on numbers and, elementwise, on NumPy arrays of candidates.
+"""Whole numbers: the check of arguments, and arithmetic that works on numbers and, elementwise, on NumPy arrays.
 
 Numbers stay Python integers: fast for one closed form, and never overflowing.
 """
@@ -8,6 +8,28 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
+from redblue.base.errors import RedblueError
+
+LARGEST = 2**60  # the default limit of an argument: NumPy can index it, with room for sums
+
+
+def whole_number(name: str, value: Any, least: int = 1, most: float = LARGEST, advice: str = "") -> int:
+    """Check an argument that must be a whole number, and return it as an int.
+
+    Raises RedblueError, naming the argument, for another type and outside `least` .. `most`. advice: ends the message.
+    """
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__") or value.__index__() < least:
+        raise RedblueError(f"{name} must be a whole number of at least {least}, got {value!r}{advice}")
+    number = value.__index__()
+    if number > most:
+        raise RedblueError(f"{name} must be at most {most:,}, got {_short(number)}{advice}")
+    return number
+
+
+def _short(number: int) -> str:
+    """The number, unless it is too long to print (Python itself refuses 4300 digits)."""
+    return f"{number:,}" if number.bit_length() <= 256 else f"a number of {number.bit_length():,} bits"
 
 
 def larger(a: Any, b: Any) -> Any:

@@ -107,22 +107,22 @@ def _given(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core
 def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa, tile: cpu.AnyTile) -> KernelCall:
     p, number = problem, cpu.NUMBERS[problem.dtype]
     sums = 8 if p.dtype == "float64" else 4
-    sizes = cpu.Sizes((p.batch,), p.key_heads, p.group, p.n_q, p.n_k, p.d, p.value_dim)
+    sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     regions: list[int | bytes] = []
 
     def array(heads: int, n: int, columns: int, bytes_each: int = p.bytes_per_word) -> tuple[Any, ...]:
         regions.append(p.batch * heads * n * columns * bytes_each)
         return (Region(len(regions) - 1), heads * n * columns, n * columns, columns, 1)
 
-    q, k, v = array(p.heads, p.n_q, p.d), array(p.key_heads, p.n_k, p.d), array(p.key_heads, p.n_k, p.value_dim)
-    out, lse = array(p.heads, p.n_q, p.value_dim), array(p.heads, p.n_q, 1, sums)
+    q, k, v = array(p.heads, p.n_q, p.d), array(p.kv_heads, p.n_k, p.d), array(p.kv_heads, p.n_k, p.d_v)
+    out, lse = array(p.heads, p.n_q, p.d_v), array(p.heads, p.n_q, 1, sums)
     arrays, outputs = (q, k, v, out, lse, None, None), (out, lse)
     if p.direction == "backward":
-        dout = array(p.heads, p.n_q, p.value_dim)
+        dout = array(p.heads, p.n_q, p.d_v)
         outputs = (
             array(p.heads, p.n_q, p.d),
-            array(p.key_heads, p.n_k, p.d),
-            array(p.key_heads, p.n_k, p.value_dim),
+            array(p.kv_heads, p.n_k, p.d),
+            array(p.kv_heads, p.n_k, p.d_v),
             array(p.heads, p.n_q, 1, sums),
         )
         dq, dk, dv, delta = outputs
