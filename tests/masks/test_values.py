@@ -305,7 +305,7 @@ def test_bigbird_has_its_three_kinds_of_blocks(window, first, random):
         (lambda: Mask.strided(0), "stride must be a whole number of at least 1, got 0"),
         (lambda: Mask.global_tokens([-1]), r"indices\[0\] must be at least 0, got -1"),
         (lambda: Mask.global_tokens([7]).nnz(5, 6), r"indices\[0\] of the global tokens is 7, but"),
-        (lambda: Mask.butterfly(0), r"block\[0\] must be at least 1, got 0"),
+        (lambda: Mask.butterfly(0), r"block\[0\] must be a whole number of at least 1, got 0"),
         (lambda: Mask.butterfly((1, 2, 3)), "block must be two whole numbers"),
         (lambda: Mask.bigbird(window=2), "window must be an odd number of blocks"),
         (lambda: Mask.n_of_m(3, 2), "n must be at most 2, got 3"),
