@@ -40,13 +40,13 @@ sanitize: ## kernels, pool and pebble games under AddressSanitizer, UBSan and Th
 	$(SANITIZED)/pebbles 300
 
 fuzz: setup ## random calls between pages that may not be touched, for ten minutes
-	$(BIN)/python benchmarks/fuzz.py
+	$(BIN)/python benchmarks/cpu/fuzz.py
 
 bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, and attention beside its peers
-	$(BENCH)/bin/python benchmarks/laboratory.py
-	$(BENCH)/bin/python benchmarks/memory.py
-	$(BENCH)/bin/python benchmarks/memory.py --n 131072 --d 128 --window 4096 --most 100
-	$(BENCH)/bin/python benchmarks/attention.py
+	$(BENCH)/bin/python benchmarks/cpu/laboratory.py
+	$(BENCH)/bin/python benchmarks/cpu/memory.py
+	$(BENCH)/bin/python benchmarks/cpu/memory.py --n 131072 --d 128 --window 4096 --most 100
+	$(BENCH)/bin/python -m benchmarks.cpu.attention
 
 gpu: ## on a machine with a GPU, from a fresh clone: tests on it, then both benchmarks, at most ten minutes each
 	.ci/gpu test kernels
@@ -54,7 +54,7 @@ gpu: ## on a machine with a GPU, from a fresh clone: tests on it, then both benc
 	.ci/gpu small-cache
 
 gpu-fit: setup $(VENV)/peers.stamp ## compile every planned GPU kernel for every architecture; no GPU is needed
-	nice -n 19 $(BIN)/python benchmarks/gpu_fit.py --json docs/gpu-fit.json --figure docs/gpu-fit.svg
+	nice -n 19 $(BIN)/python benchmarks/gpu/fit.py --json docs/results/gpu-fit.json --figure docs/results/gpu-fit.svg
 
 # Experiments that count or simulate; the others measure, some for a quarter of an hour (redblue experiment --list).
 COUNTED := regimes heads sparse real-caches figure-2022

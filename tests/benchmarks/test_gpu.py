@@ -19,19 +19,19 @@ pytest.importorskip("triton")
 import redblue as rb
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 
 
 def run(script, *options, **more):
-    command = [sys.executable, "-W", "ignore::RuntimeWarning", BENCHMARKS / script, *options]
-    return subprocess.run(command, capture_output=True, text=True, **more)
+    command = [sys.executable, "-W", "ignore::RuntimeWarning", "-m", f"benchmarks.{script}", *options]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **more)
 
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory):
     """A whole run, and where it is kept."""
     path = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    found = run("gpu.py", "--dry", "--json", path)
+    found = run("gpu.attention", "--dry", "--json", path)
     assert found.returncode == 0, found.stderr
     return path, found.stdout
 
@@ -53,24 +53,23 @@ def test_what_is_kept_is_not_measured_again(dry):
     path, _ = dry
     before = json.loads(path.read_text())["points"]
     path.write_text(path.read_text().replace('"forward", "causal": true', '"forward", "causal": false', 1))
-    run("gpu.py", "--dry", "--json", path, check=True)
+    run("gpu.attention", "--dry", "--json", path, check=True)
     after = json.loads(path.read_text())["points"]
     assert after[1:-1] == before[1:]
     assert after[-1]["call"] == before[0]["call"]
 
 
 def test_without_a_gpu_it_says_so():
-    found = run("gpu.py", env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+    found = run("gpu.attention", env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
     assert found.returncode == 1
     assert "no GPU that PyTorch sees" in found.stderr
 
 
 @pytest.fixture
-def modules(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import gpu
-    import gpu_calls
-    import gpu_figure
+def modules():
+    from benchmarks.gpu import attention as gpu
+    from benchmarks.gpu import calls as gpu_calls
+    from benchmarks.gpu import figure as gpu_figure
 
     return gpu, gpu_calls, gpu_figure
 
@@ -151,8 +150,9 @@ def test_what_failed_in_passing_is_tried_again_after_all_else(modules, asked):
 
 def test_only_refusals_are_final(modules, monkeypatch):
     gpu, calls, _ = modules
-    from gpu_peers import Refused
     from triton import OutOfResources
+
+    from benchmarks.gpu.peers import Refused
 
     gate = SimpleNamespace(check=lambda name, found: [])
     for failure, passing in (
@@ -201,8 +201,9 @@ def test_measurements_of_other_kernels_and_versions_are_made_anew(modules, tmp_p
 
 
 def test_a_fingerprint_is_of_versions_and_sources(modules, tmp_path):
-    import gpu_kept
     import triton
+
+    from benchmarks.common import kept as gpu_kept
 
     found = gpu_kept.fingerprint("a card")
     assert found | {"kernels": ""} == {
@@ -222,8 +223,8 @@ def test_a_fingerprint_is_of_versions_and_sources(modules, tmp_path):
 
 
 def test_small_caches_of_other_kernels_are_measured_anew(modules, tmp_path, capsys):
-    import small_cache
-    import small_cache_device
+    from benchmarks.small_cache import crossing as small_cache
+    from benchmarks.small_cache import device as small_cache_device
 
     console, path = modules[0].Console(width=200), tmp_path / "small_cache.json"
     facts = small_cache.about() | {"device": "a card", "torch": "2", "triton": "3", "kernels": "abc"}
@@ -252,42 +253,46 @@ def test_kernels_are_compiled_ahead_in_other_processes(tmp_path):
     """Here: interpreted. The script says how many calls were made."""
     script = tmp_path / "script.py"
     script.write_text(
-        "from gpu_ahead import ahead\nfrom gpu_calls import Call\nfrom rich.console import Console\n"
+        "from benchmarks.gpu.ahead import ahead\nfrom benchmarks.gpu.calls import Call\n"
+        "from rich.console import Console\n"
         "if __name__ == '__main__':\n"
         "    calls = [Call(16, 'backward', n=20, heads=1, dtype='float32')] * 2\n"
         "    assert ahead(calls, 300, Console(), device='cpu') == 1\n"
         "    assert ahead(calls, 0.1, Console(), device='cpu') == 0\n"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(BENCHMARKS), *filter(None, sys.path)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
     found = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert "compiled ahead: 1 of 1 calls" in found.stdout
 
 
 def test_what_would_be_measured_is_listed():
-    said = run("gpu.py", "--list", "--alone", "--only", "d 512, n 8192", check=True).stdout
+    said = run("gpu.attention", "--list", "--alone", "--only", "d 512, n 8192", check=True).stdout
     assert said.splitlines()[0] == "bfloat16 forward, d 512, n 8192, H 32: redblue, as planned"
     assert said.splitlines()[-1] == "12 points of 6 calls"
 
 
 def test_small_caches_are_counted_without_a_gpu(tmp_path):
     path = tmp_path / "small_cache.json"
-    found = run("small_cache.py", "--dry", "--json", path, check=True)
+    found = run("small_cache.crossing", "--dry", "--json", path, check=True)
     assert "fewer words" in found.stdout
     assert "fewer seconds" not in found.stdout
-    rows = json.loads(path.read_text())["rows"]
-    assert all("seconds" not in row for row in rows)
-    assert all(row["bound_words"] <= row["words"] <= row.get("tensor_core_words", row["words"]) for row in rows)
+    from benchmarks.small_cache import crossing as small_cache
+
+    facts, rows = small_cache.read(path)
+    assert not any(row.seconds for row in rows)
+    assert all(row.bound_words <= row.words <= (row.tensor_core_words or row.words) for row in rows)
     assert path.with_suffix(".svg").read_text().startswith("<svg")
-    measured = path.read_text().replace('"schedule"', '"launch": "one", "schedule"', 1)
-    path.write_text(measured)
-    assert "give another --json" in run("small_cache.py", "--dry", "--json", path).stderr
+    rows[0].launch = "one"
+    small_cache.write(path, facts, rows)
+    measured = path.read_text()
+    assert "give another --json" in run("small_cache.crossing", "--dry", "--json", path).stderr
     assert path.read_text() == measured
 
 
 def test_bytes_of_each_launch_are_kept_beside_their_bounds(modules, monkeypatch, capsys):
-    import small_cache
-    import small_cache_device
+    from benchmarks.small_cache import crossing as small_cache
+    from benchmarks.small_cache import device as small_cache_device
 
     rows = [small_cache.Row("backward", 512, kb, "flash", launch="one", seconds=1.0) for kb in (99, 227)]
     rows += [small_cache.Row("forward", 64, 24, "hybrid", launch="two", seconds=1.0)]
@@ -324,9 +329,8 @@ def test_bytes_of_each_launch_are_kept_beside_their_bounds(modules, monkeypatch,
 def test_a_launch_that_the_card_refuses_is_not_timed_as_another(modules, monkeypatch):
     import warnings
 
-    import small_cache
-    import small_cache_device
-
+    from benchmarks.small_cache import crossing as small_cache
+    from benchmarks.small_cache import device as small_cache_device
     from redblue.kernels.gpu.planning.card import Card
 
     class Device:
@@ -353,9 +357,8 @@ def test_a_launch_that_the_card_refuses_is_not_timed_as_another(modules, monkeyp
 
 
 def test_a_launch_that_fails_in_passing_is_left_to_the_next_run(modules, monkeypatch):
-    import small_cache
-    import small_cache_device
-
+    from benchmarks.small_cache import crossing as small_cache
+    from benchmarks.small_cache import device as small_cache_device
     from redblue.kernels.gpu.planning.card import Card
 
     def full(row, given):
@@ -369,10 +372,9 @@ def test_a_launch_that_fails_in_passing_is_left_to_the_next_run(modules, monkeyp
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_only_the_kernels_of_the_second_run_are_counted(modules, monkeypatch, tmp_path):
-    import small_cache
-    import small_cache_bytes
-    import small_cache_device
-
+    from benchmarks.small_cache import bytes as small_cache_bytes
+    from benchmarks.small_cache import crossing as small_cache
+    from benchmarks.small_cache import device as small_cache_device
     from redblue.kernels.gpu.planning.card import Card
     from redblue.meter.interpreter import counting
 
@@ -395,7 +397,7 @@ def test_only_the_kernels_of_the_second_run_are_counted(modules, monkeypatch, tm
 
 
 def test_the_figure_has_times_bytes_and_crossings(modules, tmp_path):
-    import small_cache
+    from benchmarks.small_cache import crossing as small_cache
 
     facts, rows = small_cache.read(small_cache.KEPT)
     assert {each["what"] for each in small_cache.crossings(rows)} == {"words"}
@@ -412,7 +414,7 @@ def test_the_figure_has_times_bytes_and_crossings(modules, tmp_path):
 
 
 def test_a_crossing_lies_where_the_ratio_is_one(modules):
-    import small_cache
+    from benchmarks.small_cache import crossing as small_cache
 
     def row(d, schedule, words):
         return small_cache.Row("forward", d, 64, schedule, words=words)

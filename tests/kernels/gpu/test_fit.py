@@ -17,7 +17,7 @@ from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import plan
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu_fit.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu" / "fit.py"
 
 
 @pytest.fixture(scope="module")
