@@ -6,15 +6,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "belady.h"
-#include "cache.h"
-#include "isa.h"
-#include "kernels.h"
-#include "measure.h"
-#include "meter.h"
-#include "pebble.h"
-#include "pebble_play.h"
-#include "pebble_task.h"
+#include "simulator/belady.h"
+#include "simulator/cache.h"
+#include "vector/isa.h"
+#include "attention/call.h"
+#include "vector/rates.h"
+#include "meter/meter.h"
+#include "pebble/referee.h"
+#include "pebble/player.h"
+#include "pebble/task.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -107,8 +107,8 @@ Call make_call(int number, const nb::tuple& sizes, const nb::tuple& arrays, cons
                double scale, double softcap, int bias_number, double dropout, std::uint64_t seed, const nb::tuple& tile) {
   Call call;
   call.leads = int(sizes.size()) - 6;
-  if (call.leads < 0 || call.leads >= redblue::kMostLead)
-    throw std::invalid_argument("at most " + std::to_string(redblue::kMostLead - 1) + " leading dimensions");
+  if (call.leads < 0 || call.leads >= redblue::kMaxLead)
+    throw std::invalid_argument("at most " + std::to_string(redblue::kMaxLead - 1) + " leading dimensions");
   call.number = redblue::Number(number);
   for (int i = 0; i < call.leads; i++) call.lead_sizes[i] = nb::cast<std::int64_t>(sizes[i]);
   std::int64_t* const fields[] = {&call.kv_heads, &call.group, &call.n_q, &call.n_k, &call.d, &call.d_v};
@@ -161,7 +161,7 @@ NB_MODULE(_core, m) {
 
   m.def("list_isas", [] {
     nb::list rows;
-    for (const Isa& isa : redblue::list_isas()) rows.append(nb::cast(&isa, nb::rv_policy::reference));
+    for (const Isa* isa : redblue::list_isas()) rows.append(nb::cast(isa, nb::rv_policy::reference));
     return rows;
   });
   m.def("choose_isa", &redblue::choose_isa, "isa"_a = "", nb::rv_policy::reference);

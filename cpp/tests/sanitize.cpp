@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "../kernels.h"
-#include "../numbers.h"
-#include "../pool.h"
+#include "attention/call.h"
+#include "base/numbers.h"
+#include "base/pool.h"
 
 using namespace redblue;
 
@@ -335,7 +335,8 @@ int main(int count, char** arguments) {
   const long calls = count > 1 ? std::atol(arguments[1]) : 300;
   const std::uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 1;
   int rows = 0;
-  for (const Isa& isa : list_isas()) {
+  for (const Isa* row : list_isas()) {
+    const Isa& isa = *row;
     if (!isa.supported()) {
       std::printf("%s: this CPU cannot run it\n", isa.name);
       continue;
