@@ -61,12 +61,12 @@ struct Backward : Formats<T, F> {
       const long d = s.call.d, q_length = up(d, L);
       const auto q_row = s.row<const T>(s.call.q);
       const auto k_row = s.key<const T>(s.call.k);
-      pack_rows<T>([&](long r) { return q_row(rows.start + r); }, s.call.q.column, rows.count, d, few_q, q_length);
+      pack_rows<T>(q_row.from(rows.start), s.call.q.column, rows.count, d, few_q, q_length);
       std::fill_n(p, chunk.rows * rows.lanes, Sum(0));
       for (long i = 0; i < chunk.parts_count; i++) {
         const Part& part = chunk.parts[i];
         const long length = up(part.keys, L);
-        dots<T>(part.keys, rows.count, d, [&](long x) { return k_row(part.j + x); }, few_q, q_length, few_scores, length, 0);
+        dots<T>(part.keys, rows.count, d, KeyRows<T>{k_row.base, k_row.step, part.j, nullptr}, few_q, q_length, few_scores, length, 0);
         for (long key = 0; key < part.keys; key++)
           for (long r = 0; r < rows.count; r++) p[(part.at + key) * rows.lanes + r] = few_scores[r * length + key];
       }
@@ -83,14 +83,16 @@ struct Backward : Formats<T, F> {
         for (long x = lane; x < part.keys * lanes; x += lanes) {
           // Rounded as lse was: where one score outweighs all others, its weight is 1.
           const V<Sum> weight = exp<Sum>(rounded<Sum>(load(p + from + x) * factor) - base);
-          V<Sum> dp = load(ds + from + x);
-          store(p + from + x, weight);
-          if (drops) {
+          const V<Sum> dp = load(ds + from + x);
+          V<Sum> gradient, used = weight;
+          if (drops) {  // fused by name: whether the compiler would fuse them depends on how it splits the loop
             const V<Sum> kept = load(extra + x);
-            store(p + from + x, weight * kept);
-            dp *= kept;
+            used *= kept;
+            gradient = weight * multiply_add<Sum>(dp, kept, -row_delta);
+          } else {
+            gradient = weight * (dp - row_delta);
           }
-          V<Sum> gradient = weight * (dp - row_delta);
+          store(p + from + x, used);
           if (slopes) gradient *= load(slopes + from + x);
           store(ds + from + x, gradient);
         }
@@ -199,9 +201,9 @@ struct Backward : Formats<T, F> {
     const auto pack_k_pairs = [&](auto row, long keys, Packed* to) {
       pack_pairs<F, T>(row, call.k.column, keys, d, to, padded(d), pack_scratch);
     };
-    if (!k_in_place) pack_rows<T>([&](long r) { return k_row(j0 + r); }, call.k.column, count, d, k_tile, k_length);
-    if (!v_in_place) pack_rows<T>([&](long r) { return v_row(j0 + r); }, call.v.column, count, d_v, v_tile, v_length);
-    if constexpr (S == 2) pack_k_pairs([&](long r) { return k_row(j0 + r); }, count, k_pairs);
+    if (!k_in_place) pack_rows<T>(k_row.from(j0), call.k.column, count, d, k_tile, k_length);
+    if (!v_in_place) pack_rows<T>(v_row.from(j0), call.v.column, count, d_v, v_tile, v_length);
+    if constexpr (S == 2) pack_k_pairs(k_row.from(j0), count, k_pairs);
     const Side block_k{k_in_place ? reinterpret_cast<const Packed*>(k_row(j0)) : k_tile, k_length, j0, false};
     const Side block_v{v_in_place ? reinterpret_cast<const Packed*>(v_row(j0)) : v_tile, v_length, j0, false};
     const Side block_pairs = S == 1 ? block_k : Side{k_pairs, pair_length, j0, false};
@@ -212,8 +214,8 @@ struct Backward : Formats<T, F> {
     const std::int64_t blocks = (rows_total + kLanesAtOnce - 1) / kLanesAtOnce;
     each_meeting(s, j0, count, [&](const Meeting& meeting, long r0, long rows_count) {
       const Rows rows = rows_of(r0, rows_count);
-      const auto q_from = [&](long r) { return q_row(r0 + r); };
-      const auto dout_from = [&](long r) { return dout_row(r0 + r); };
+      const auto q_from = q_row.from(r0);
+      const auto dout_from = dout_row.from(r0);
       const long lanes = rows.lanes;
       pack_panel<F, T>(q_from, call.q.column, rows.count, lanes, d, q_panel, pack_scratch);
       pack_panel<F, T>(dout_from, call.dout.column, rows.count, lanes, d_v, dout_panel, pack_scratch);
@@ -248,9 +250,9 @@ struct Backward : Formats<T, F> {
             shares = arena.take<Sum>(most * std::max(dk_length, dv_length));
           }
           chunk.list(list);
-          pack_rows<T>([&](long r) { return k_row(list[r]); }, call.k.column, chunk.rows, d, few_k, padded(d));
-          pack_rows<T>([&](long r) { return v_row(list[r]); }, call.v.column, chunk.rows, d_v, few_v, padded(d_v));
-          if constexpr (S == 2) pack_k_pairs([&](long r) { return k_row(list[r]); }, chunk.rows, few_pairs);
+          pack_rows<T>(ListedRows<const T>{k_row, list}, call.k.column, chunk.rows, d, few_k, padded(d));
+          pack_rows<T>(ListedRows<const T>{v_row, list}, call.v.column, chunk.rows, d_v, few_v, padded(d_v));
+          if constexpr (S == 2) pack_k_pairs(ListedRows<const T>{k_row, list}, chunk.rows, few_pairs);
           k_side = {few_k, padded(d), 0, true};
           pair_side = {few_pairs, padded(d), 0, true};
           v_side = {few_v, padded(d_v), 0, true};
@@ -280,7 +282,7 @@ struct Backward : Formats<T, F> {
       moved.reads += meeting.first ? 0 : rows.count * d;
       moved.writes += rows.count * d;
       if (meeting.last)
-        unpack_panel<T>(dq_panel, lanes, rows.count, d, scales, [&](long r) { return dq_row(r0 + r); }, call.dq.column);
+        unpack_panel<T>(dq_panel, lanes, rows.count, d, scales, dq_row.from(r0), call.dq.column);
       call.progress->reach(block, meeting.before + 1);
     });
 
@@ -352,15 +354,15 @@ struct Backward : Formats<T, F> {
         Walk walk(s, rows, piece.key, piece.key + piece.keys);
         long key = walk.next(piece.key);
         if (key == Walk::kNone) continue;
-        pack_panel<F, T>([&](long r) { return q_row(r0 + r); }, call.q.column, rows.count, rows.lanes, d, q_panel, pack_scratch);
-        pack_panel<F, T>([&](long r) { return dout_row(r0 + r); }, call.dout.column, rows.count, rows.lanes, d_v, dout_panel,
+        pack_panel<F, T>(q_row.from(r0), call.q.column, rows.count, rows.lanes, d, q_panel, pack_scratch);
+        pack_panel<F, T>(dout_row.from(r0), call.dout.column, rows.count, rows.lanes, d_v, dout_panel,
                          pack_scratch);
         row_sums(s, rows, lse, delta);
         while (key < piece.key + piece.keys) {
           key = chunk.fill(walk, key, piece.key + piece.keys, at_once, 1, 0);
           if (!k_in_place || !v_in_place) chunk.list(list);
-          if (!k_in_place) pack_rows<T>([&](long x) { return k_row(list[x]); }, call.k.column, chunk.rows, d, k_tile, k_length);
-          if (!v_in_place) pack_rows<T>([&](long x) { return v_row(list[x]); }, call.v.column, chunk.rows, d_v, v_tile, v_length);
+          if (!k_in_place) pack_rows<T>(ListedRows<const T>{k_row, list}, call.k.column, chunk.rows, d, k_tile, k_length);
+          if (!v_in_place) pack_rows<T>(ListedRows<const T>{v_row, list}, call.v.column, chunk.rows, d_v, v_tile, v_length);
           const Side k{k_in_place ? reinterpret_cast<const Packed*>(k_row(0)) : k_tile, k_length, 0, !k_in_place};
           const Side v{v_in_place ? reinterpret_cast<const Packed*>(v_row(0)) : v_tile, v_length, 0, !v_in_place};
           tile.compute(s, rows, chunk, k, v, q_panel, dout_panel, lse, delta, nothing_ahead);

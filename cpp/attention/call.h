@@ -164,6 +164,7 @@ struct Call {
   Number bias_number = Number::kFloat32;  // kBool: true means attend
   Array dbias;                            // of sums; strides 0 where the gradient is summed
   Array sinks;                            // of sums, one per head
+  Array alibi;                            // of sums, a slope per query head; rows and columns share it
   double dropout = 0;                     // the share of probabilities that become 0; the others grow by 1 / (1 - it)
   std::uint64_t seed = 0;                 // which ones: a function of seed, position of row and key, and nothing else
 

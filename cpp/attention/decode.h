@@ -30,6 +30,16 @@ struct Share {
   }
 };
 
+// Rows of K or V, as dots and weighted_sum read them: those from `first` on or, if there is a list, the listed ones.
+template <class T>
+struct KeyRows {
+  const T* base;
+  std::int64_t step;
+  long first;
+  const long* list;
+  const T* operator()(long x) const { return base + (list ? list[x] : first + x) * step; }
+};
+
 // q . k[key] for N keys from `key` on, each in N lanes' worth of partial sums. Key after key, as they lie in memory, so
 // that the machine's own prefetcher keeps up.
 template <class T, int N, bool kAlone, class Sum, class Row>
@@ -61,16 +71,21 @@ inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const
 }
 
 // scores[r][key] = q[r] . k[key]; rows of `q` are `length` sums apart, those of `scores`, whole vectors, `cols`.
+template <class T, bool kAlone, class Sum, class Row>
+__attribute__((noinline)) void dots_of_rows(long keys, long count, long columns, const Row& k_row, const Sum* q, long length,
+                                            Sum* scores, long cols, long ahead) {
+  constexpr int L = kLanesOf<Sum>;
+  for (long key = 0; key < keys; key += L)
+    for (long r = 0; r < (kAlone ? 1 : count); r++) {
+      const Share share{ahead, r, kAlone ? 1 : count};
+      store(scores + r * cols + key, dots_of<T, L, kAlone>(key, keys - 1, columns, k_row, q + r * length, share));
+    }
+}
 template <class T, class Sum, class Row>
 inline void dots(long keys, long count, long columns, const Row& k_row, const Sum* q, long length, Sum* scores, long cols,
                  long ahead) {
-  constexpr int L = kLanesOf<Sum>;
-  for (long key = 0; key < keys; key += L)
-    for (long r = 0; r < count; r++) {
-      const Share share{ahead, r, count};
-      store(scores + r * cols + key, count == 1 ? dots_of<T, L, true>(key, keys - 1, columns, k_row, q, share)
-                                                : dots_of<T, L, false>(key, keys - 1, columns, k_row, q + r * length, share));
-    }
+  if (count == 1) return dots_of_rows<T, true>(keys, 1, columns, k_row, q, length, scores, cols, ahead);
+  dots_of_rows<T, false>(keys, count, columns, k_row, q, length, scores, cols, ahead);
 }
 
 // One row's step of the online softmax, as Formats::softmax's, with keys in the lanes. Scores beyond the last are -inf up to a
@@ -94,58 +109,77 @@ inline void softmax_of_row(long keys, Sum factor, Sum* scores, Sum& row_max, Sum
   row_sum = row_sum * shrink + sum_of_lanes<Sum>(sums);
 }
 
+// One row's share of weighted_sum: a block of keys, first .. stop - 1, times their weights.
+template <class T, class Sum, class Row>
+struct WeightedRow {
+  static constexpr int L = kLanesOf<Sum>;
+  long first, stop, columns;
+  Row v_row;
+  const Sum* weights;
+  Sum* out;
+  Sum factor;  // of what `out` holds
+  Share share;
+
+  // kAtOnce vectors of columns at a time, as long as there are so many. Returns the column where it stopped.
+  template <int kAtOnce, bool kAlone>
+  long add(long c) const {
+    for (; c + kAtOnce * L <= columns; c += kAtOnce * L) {
+      V<Sum> sums[kAtOnce];
+#pragma GCC unroll 8
+      for (int x = 0; x < kAtOnce; x++) sums[x] = V<Sum>{};
+      for (long key = first; key < stop; key++) {
+        const T* const from = v_row(key) + c;
+        if (!kAlone) share.fetch(from, kAtOnce * L);
+        const V<Sum> weight = splat(weights[key]);
+#pragma GCC unroll 8
+        for (int x = 0; x < kAtOnce; x++) {
+          if (kAlone) share.fetch_once(from + x * L);
+          sums[x] = multiply_add<Sum>(Wide<T>::load_wide(from + x * L), weight, sums[x]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int x = 0; x < kAtOnce; x++)
+        store(out + c + x * L, multiply_add<Sum>(load(out + c + x * L), splat(factor), sums[x]));
+    }
+    return c;
+  }
+  void add_rest(long c) const {
+    for (; c < columns; c++) {
+      Sum sum = 0;
+      for (long key = first; key < stop; key++) sum += weights[key] * Sum(widen(v_row(key)[c]));
+      out[c] = out[c] * factor + sum;
+    }
+  }
+};
+
 // out[r] = out[r] factors[r] + sum over keys of p[r][key] v[key]. Keys whose rows fit the first cache serve all rows and all
 // columns before the next ones are read.
-template <class T, class Sum, class Row>
-inline void weighted_sum(long keys, long count, long columns, Row v_row, const Sum* p, long cols, const Sum* factors,
-                         Sum* out, long length, long ahead) {
+template <class T, bool kAlone, class Sum, class Row>
+__attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long columns, const Row& v_row, const Sum* p,
+                                                    long cols, const Sum* factors, Sum* out, long length, long ahead) {
   constexpr int L = kLanesOf<Sum>, kMaxAtOnce = 8;
   // One query needs no blocks where it takes all columns at once; else larger ones serve it better, several queries smaller ones
   // (by 5 and 10 %; measured, Zen 5).
-  const bool one_pass = count == 1 && (columns == kMaxAtOnce * L || columns == 4 * L || columns == L);
-  const long bytes = count == 1 ? 2 * kBytesAhead : kBytesAhead;
+  const bool one_pass = kAlone && (columns == kMaxAtOnce * L || columns == 4 * L || columns == L);
+  const long bytes = kAlone ? 2 * kBytesAhead : kBytesAhead;
   const long block = one_pass ? keys : std::max<long>(1, bytes / (columns * long(sizeof(T))));
   for (long first = 0; first < keys; first += block)
-    for (long r = 0; r < count; r++) {
-      const long stop = std::min(keys, first + block);
+    for (long r = 0; r < (kAlone ? 1 : count); r++) {
       const Sum factor = first == 0 ? factors[r] : 1;
-      const Sum* const weights = p + r * cols;
-      const Share share{ahead, r, count};
-      Sum* const row = out + r * length;
+      const WeightedRow<T, Sum, Row> row{first, std::min(keys, first + block), columns, v_row, p + r * cols, out + r * length,
+                                         factor, Share{ahead, r, kAlone ? 1 : count}};
       long c = 0;
       if constexpr (Wide<T>::kWhole) {
-        const auto columns_at_once = [&](auto width, auto alone) {
-          constexpr int kAtOnce = decltype(width)::value;
-          for (; c + kAtOnce * L <= columns; c += kAtOnce * L) {
-            V<Sum> sums[kAtOnce];
-#pragma GCC unroll 8
-            for (int x = 0; x < kAtOnce; x++) sums[x] = V<Sum>{};
-            for (long key = first; key < stop; key++) {
-              const T* const from = v_row(key) + c;
-              if (!alone) share.fetch(from, kAtOnce * L);
-              const V<Sum> weight = splat(weights[key]);
-#pragma GCC unroll 8
-              for (int x = 0; x < kAtOnce; x++) {
-                if (alone) share.fetch_once(from + x * L);
-                sums[x] = multiply_add<Sum>(Wide<T>::load_wide(from + x * L), weight, sums[x]);
-              }
-            }
-#pragma GCC unroll 8
-            for (int x = 0; x < kAtOnce; x++)
-              store(row + c + x * L, multiply_add<Sum>(load(row + c + x * L), splat(factor), sums[x]));
-          }
-        };
-        const auto all = [&](auto alone) {
-          columns_at_once(std::integral_constant<int, kMaxAtOnce>{}, alone);
-          columns_at_once(std::integral_constant<int, 4>{}, alone);
-          columns_at_once(std::integral_constant<int, 1>{}, alone);
-        };
-        count == 1 ? all(std::true_type{}) : all(std::false_type{});
+        c = row.template add<kMaxAtOnce, kAlone>(c);
+        c = row.template add<4, kAlone>(c);
+        c = row.template add<1, kAlone>(c);
       }
-      for (; c < columns; c++) {
-        Sum sum = 0;
-        for (long key = first; key < stop; key++) sum += weights[key] * Sum(widen(v_row(key)[c]));
-        row[c] = row[c] * factor + sum;
-      }
+      row.add_rest(c);
     }
+}
+template <class T, class Sum, class Row>
+inline void weighted_sum(long keys, long count, long columns, const Row& v_row, const Sum* p, long cols, const Sum* factors,
+                         Sum* out, long length, long ahead) {
+  if (count == 1) return weighted_sum_of_rows<T, true>(keys, 1, columns, v_row, p, cols, factors, out, length, ahead);
+  weighted_sum_of_rows<T, false>(keys, count, columns, v_row, p, cols, factors, out, length, ahead);
 }

@@ -73,7 +73,7 @@ struct Forward : Formats<T, F> {
     Ahead ahead;
     const auto begin = [&](long g) {
       const Rows rows = group_rows(g);
-      pack_panel<F, T>([&](long r) { return q_row(rows.start + r); }, call.q.column, rows.count, rows.lanes, d,
+      pack_panel<F, T>(q_row.from(rows.start), call.q.column, rows.count, rows.lanes, d,
                        q_panels + g * units(d) * kLanesAtOnce, pack_scratch);
       panels[g].begun = true;
       if (g + 1 < groups && call.group == 1)
@@ -97,7 +97,7 @@ struct Forward : Formats<T, F> {
       }
       for (long lane = 0; lane < rows.lanes; lane++) factors[lane] = sum[lane] == 0 || lane >= rows.count ? 0 : 1 / sum[lane];
       for (long lane = 0; lane < rows.count; lane++) *lse_row(rows.start + lane) = log_sum(call, top[lane], sum[lane]);
-      unpack_panel<T>(panel, rows.lanes, rows.count, d_v, factors, [&](long r) { return out_row(rows.start + r); },
+      unpack_panel<T>(panel, rows.lanes, rows.count, d_v, factors, out_row.from(rows.start),
                       call.out.column);
     };
 
@@ -120,16 +120,16 @@ struct Forward : Formats<T, F> {
           if (!windows) stop = key;
           if (!packed) {
             if (!k_in_place)
-              pack_rows<T>([&](long r) { return k_row(j0 + r); }, call.k.column, limit - j0, d, k_tile, k_length);
-            if (!v_in_place) pack_v([&](long r) { return v_row(j0 + r); }, limit - j0, v_tile);
+              pack_rows<T>(k_row.from(j0), call.k.column, limit - j0, d, k_tile, k_length);
+            if (!v_in_place) pack_v(v_row.from(j0), limit - j0, v_tile);
             packed = true;
           }
           Side k_side = window_k, v_side = window_v;
           if (!windows) {
             const bool copy_k = !k_in_place || chunk.scattered(), copy_v = !v_in_place || chunk.scattered();
             if (copy_k || copy_v) chunk.list(list);
-            if (copy_k) pack_rows<T>([&](long r) { return k_row(list[r]); }, call.k.column, chunk.rows, d, k_tile, k_length);
-            if (copy_v) pack_v([&](long r) { return v_row(list[r]); }, chunk.rows, v_tile);
+            if (copy_k) pack_rows<T>(ListedRows<const T>{k_row, list}, call.k.column, chunk.rows, d, k_tile, k_length);
+            if (copy_v) pack_v(ListedRows<const T>{v_row, list}, chunk.rows, v_tile);
             if (copy_k) k_side = {k_tile, k_length, 0, true};
             if (copy_v) v_side = {v_tile, v_length, 0, true};
             moved.reads += chunk.keys * (d + d_v);
@@ -219,7 +219,7 @@ struct Forward : Formats<T, F> {
     Sum row_max[Base::kFew], row_sum[Base::kFew], factors[Base::kFew];
     const auto q_row = s.row<const T>(call.q);
     const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
-    pack_rows<T>([&](long r) { return q_row(rows.start + r); }, call.q.column, rows.count, d, q, q_length);
+    pack_rows<T>(q_row.from(rows.start), call.q.column, rows.count, d, q, q_length);
     std::fill_n(out, rows.count * out_length, Sum(0));
     for (long r = 0; r < rows.count; r++) {
       row_max[r] = first_score(s, rows.start + r, piece);
@@ -234,8 +234,7 @@ struct Forward : Formats<T, F> {
       if (!chunk.whole()) chunk.list(list);
       const bool whole = chunk.whole();
       const long keys = chunk.rows, length = up(keys, L);
-      const auto key_of = [&](long x) { return whole ? first + x : list[x]; };
-      dots<T>(keys, rows.count, d, [&](long x) { return k_row(key_of(x)); }, q, q_length, scores, length,
+      dots<T>(keys, rows.count, d, KeyRows<T>{k_row.base, k_row.step, first, whole ? nullptr : list}, q, q_length, scores, length,
               rows_ahead(d, rows.count) * call.k.row);
       const auto by_tile = [&](auto change) {
         for (long key = 0; key < keys; key++)
@@ -251,7 +250,7 @@ struct Forward : Formats<T, F> {
         softmax_of_row<Sum>(keys, Sum(factor_left(call)), scores + r * length, row_max[r], row_sum[r], factors[r]);
       }
       if (call.dropout > 0) by_tile([&] { drop(s, rows, chunk, tile, extra); });
-      weighted_sum<T>(keys, rows.count, d_v, [&](long x) { return v_row(key_of(x)); }, scores, length, factors, out,
+      weighted_sum<T>(keys, rows.count, d_v, KeyRows<T>{v_row.base, v_row.step, first, whole ? nullptr : list}, scores, length, factors, out,
                       out_length, rows_ahead(d_v, 1) * call.v.row);
       moved.reads += chunk.keys * (d + d_v);
     }

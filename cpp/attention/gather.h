@@ -31,39 +31,52 @@ struct Gather : Formats<T, F> {
     }
   };
 
-  template <class Row>
-  static auto fetched(const Pairs& pairs, Row row, long columns) {
-    return [&pairs, row, columns](long x) {
-      const char* const coming = reinterpret_cast<const char*>(row(pairs.list[std::min(x + kAhead, pairs.count - 1)]));
-      for (long byte = 0; byte < long(columns * sizeof(T)); byte += 64) __builtin_prefetch(coming + byte, 0, 3);
-      return row(pairs.list[x]);
-    };
-  }
+  // Rows of an array with keys, or with one head's queries: `step` numbers apart.
+  struct Side {
+    const T* base;
+    std::int64_t step;
+  };
+  static Side keys_of(const Stream& s, const Array& array) { return {s.key<const T>(array).base, array.row}; }
+  static Side queries_of(const ArrayRows<const T>& rows, long head) { return {rows.base + head * rows.head, rows.step}; }
+
+  // The rows that a list names; reading one fetches a later one.
+  struct Partners {
+    Side side;
+    const std::int32_t* list;
+    long count, bytes;
+    const T* operator()(long x) const {
+      const char* const coming = reinterpret_cast<const char*>(side.base + list[std::min(x + kAhead, count - 1)] * side.step);
+      for (long byte = 0; byte < bytes; byte += 64) __builtin_prefetch(coming + byte, 0, 3);
+      return side.base + list[x] * side.step;
+    }
+  };
   // to[x] <- own . row of the list's x-th. other: of scores, own's stride in its array, which decides, too, since scores by
   // queries and by keys must be rounded alike; else 1.
-  template <class Row>
-  static void dot(const Pairs& pairs, Row row, long stride, long other, long columns, const Sum* own, Sum* to) {
-    if (stride == 1 && other == 1) return dots<T>(pairs.count, 1, columns, fetched(pairs, row, columns), own, 0, to, 0, 0);
+  __attribute__((noinline)) static void dot(const Pairs& pairs, Side side, long stride, long other, long columns, const Sum* own, Sum* to) {
+    if (stride == 1 && other == 1) {
+      const Partners partners{side, pairs.list, pairs.count, columns * long(sizeof(T))};
+      return dots_of_rows<T, true>(pairs.count, 1, columns, partners, own, 0, to, 0, 0);
+    }
     for (long x = 0; x < pairs.count; x++) {
-      const T* const from = row(pairs.list[x]);
+      const T* const from = side.base + pairs.list[x] * side.step;
       Sum sum = 0;
       for (long c = 0; c < columns; c++) sum += Sum(widen(from[c * stride])) * own[c];
       to[x] = sum;
     }
   }
   // to <- to + sum of weights[x] times the row of the list's x-th
-  template <class Row>
-  static void add(const Pairs& pairs, Row row, long stride, long columns, const Sum* weights, Sum* to) {
+  __attribute__((noinline)) static void add(const Pairs& pairs, Side side, long stride, long columns, const Sum* weights, Sum* to) {
     static constexpr Sum one[1] = {1};
     if (stride == 1) {
-      const auto coming = fetched(pairs, row, columns);
-      for (long first = 0; first < pairs.count; first += kLongest)
-        weighted_sum<T>(std::min(kLongest, pairs.count - first), 1, columns, [&](long x) { return coming(first + x); },
-                        weights + first, 0, one, to, 0, 0);
+      for (long first = 0; first < pairs.count; first += kLongest) {
+        const Partners partners{side, pairs.list + first, pairs.count - first, columns * long(sizeof(T))};
+        weighted_sum_of_rows<T, true>(std::min(kLongest, pairs.count - first), 1, columns, partners, weights + first, 0, one,
+                                      to, 0, 0);
+      }
       return;
     }
     for (long x = 0; x < pairs.count; x++) {
-      const T* const from = row(pairs.list[x]);
+      const T* const from = side.base + pairs.list[x] * side.step;
       for (long c = 0; c < columns; c++) to[c] += weights[x] * Sum(widen(from[c * stride]));
     }
   }
@@ -81,7 +94,7 @@ struct Gather : Formats<T, F> {
   }
 
   // Products become scores as softmax takes them; slopes, where there is a softcap, its derivative.
-  static void finish(const Pairs& pairs, Sum* scores, Sum* slopes) {
+  __attribute__((noinline)) static void finish(const Pairs& pairs, Sum* scores, Sum* slopes) {
     const Call& call = pairs.s.call;
     if (plain_scores(call)) return;
     const V<Sum> scale = splat(Sum(call.scale)), one = splat(Sum(1));
@@ -95,12 +108,24 @@ struct Gather : Formats<T, F> {
         store(scores + x, load(scores + x) * scale);
       }
     }
+    if (call.alibi.data) add_alibi(pairs, scores);
     if (call.bias.data)
       for (long x = 0; x < pairs.count; x++) scores[x] += bias_at(pairs.s, pairs.row(x), pairs.key(x));
   }
 
+  // As add_alibi of a tile, rounded alike by queries and by keys.
+  __attribute__((noinline)) static void add_alibi(const Pairs& pairs, Sum* scores) {
+    const V<Sum> slope = splat(pairs.s.template slope<Sum>(pairs.head));
+    for (long x = 0; x < pairs.count; x += L) {
+      V<Sum> distance = V<Sum>{};
+      for (long lane = 0; lane < std::min<long>(L, pairs.count - x); lane++)
+        distance[lane] = Sum(std::abs(pairs.s.own_key(pairs.row(x + lane)) - pairs.key(x + lane)));
+      store(scores + x, load(scores + x) - rounded<Sum>(slope * distance));
+    }
+  }
+
   // to[x] <- 0 where the pair's probability is dropped, else 1 / (1 - dropout); as dropout_tile draws them.
-  static void draw(const Pairs& pairs, Sum* to) {
+  __attribute__((noinline)) static void draw(const Pairs& pairs, Sum* to) {
     constexpr int U = kLanesOf<unsigned>;
     const Call& call = pairs.s.call;
     const Sum kept = Sum(1 / (1 - call.dropout));
@@ -125,7 +150,7 @@ struct Gather : Formats<T, F> {
     const Edges::Lists edges = call.edges.of_queries(s.plane());
     Lists lists(call, edges.longest(first, stop), arena);
     const auto q_row = s.row<const T>(call.q);
-    const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
+    const Side k_side = keys_of(s, call.k), v_side = keys_of(s, call.v);
     const auto out_row = s.row<T>(call.out);
     const Sum factor = Sum(factor_left(call));
     Moved moved;
@@ -134,7 +159,7 @@ struct Gather : Formats<T, F> {
         const Pairs pairs{s, long(i), false, edges.list(i), edges.count(i), head};
         const long r = pairs.row(0);
         pack_row<T>(q_row(r), call.q.column, call.d, lists.own_a, up(call.d, L));
-        dot(pairs, k_row, call.k.column, call.q.column, call.d, lists.own_a, lists.scores);
+        dot(pairs, k_side, call.k.column, call.q.column, call.d, lists.own_a, lists.scores);
         finish(pairs, lists.scores, lists.slopes);
         const Sum sink = call.sinks.data ? at<const Sum>(call.sinks, 0)[s.kv_head * call.group + head] : kLowest;
         Sum top = sink;
@@ -153,7 +178,7 @@ struct Gather : Formats<T, F> {
           for (long x = 0; x < pairs.count; x++) lists.scores[x] *= lists.extra[x];
         }
         std::fill_n(lists.sum_a, up(call.d_v, L), Sum(0));
-        add(pairs, v_row, call.v.column, call.d_v, lists.scores, lists.sum_a);
+        add(pairs, v_side, call.v.column, call.d_v, lists.scores, lists.sum_a);
         Forward<T, F>::finish_row(s, r, top, sum, lists.sum_a, out_row(r));
         moved.reads += call.d + pairs.count * (call.d + call.d_v);
         moved.writes += call.d_v + 1;
@@ -164,7 +189,7 @@ struct Gather : Formats<T, F> {
   static Sum larger_of(Sum a, Sum b) { return b >= a ? b : a; }
 
   // scores <- P (as dropped), other <- dS, from the products of both kinds; by the row's sums.
-  static void differentiate(const Pairs& pairs, const Lists& lists) {
+  __attribute__((noinline)) static void differentiate(const Pairs& pairs, const Lists& lists) {
     const Call& call = pairs.s.call;
     finish(pairs, lists.scores, lists.slopes);
     if (call.dropout > 0) draw(pairs, lists.extra);
@@ -197,7 +222,7 @@ struct Gather : Formats<T, F> {
     const Edges::Lists edges = call.edges.of_queries(s.plane());
     Lists lists(call, edges.longest(first, stop), arena);
     const auto q_row = s.row<const T>(call.q), dout_row = s.row<const T>(call.dout);
-    const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
+    const Side k_side = keys_of(s, call.k), v_side = keys_of(s, call.v);
     const auto dq_row = s.row<T>(call.dq);
     Moved moved;
     for (std::int64_t i = first; i < stop; i++)
@@ -206,12 +231,12 @@ struct Gather : Formats<T, F> {
         const long r = pairs.row(0);
         pack_row<T>(q_row(r), call.q.column, call.d, lists.own_a, up(call.d, L));
         pack_row<T>(dout_row(r), call.dout.column, call.d_v, lists.own_b, up(call.d_v, L));
-        dot(pairs, k_row, call.k.column, call.q.column, call.d, lists.own_a, lists.scores);
-        dot(pairs, v_row, call.v.column, 1, call.d_v, lists.own_b, lists.other);
+        dot(pairs, k_side, call.k.column, call.q.column, call.d, lists.own_a, lists.scores);
+        dot(pairs, v_side, call.v.column, 1, call.d_v, lists.own_b, lists.other);
         Backward<T, F>::store_delta(s, r);
         differentiate(pairs, lists);
         std::fill_n(lists.sum_a, up(call.d, L), Sum(0));
-        add(pairs, k_row, call.k.column, call.d, lists.other, lists.sum_a);
+        add(pairs, k_side, call.k.column, call.d, lists.other, lists.sum_a);
         unpack_row(lists.sum_a, call.d, Sum(call.scale), dq_row(r), call.dq.column);
         moved.reads += call.d + 2 * call.d_v + 1 + pairs.count * (call.d + call.d_v);
         moved.writes += call.d + 1;
@@ -235,13 +260,12 @@ struct Gather : Formats<T, F> {
       std::fill_n(lists.sum_b, up(call.d_v, L), Sum(0));
       for (long head = 0; head < call.group; head++) {
         const Pairs pairs{s, long(j), true, edges.list(j), edges.count(j), head};
-        const auto q_row = [&](long i) { return q_rows(i * call.group + head); };
-        const auto dout_row = [&](long i) { return dout_rows(i * call.group + head); };
-        dot(pairs, q_row, call.q.column, call.k.column, call.d, lists.own_a, lists.scores);
-        dot(pairs, dout_row, call.dout.column, 1, call.d_v, lists.own_b, lists.other);
+        const Side q_side = queries_of(q_rows, head), dout_side = queries_of(dout_rows, head);
+        dot(pairs, q_side, call.q.column, call.k.column, call.d, lists.own_a, lists.scores);
+        dot(pairs, dout_side, call.dout.column, 1, call.d_v, lists.own_b, lists.other);
         differentiate(pairs, lists);
-        add(pairs, q_row, call.q.column, call.d, lists.other, lists.sum_a);
-        add(pairs, dout_row, call.dout.column, call.d_v, lists.scores, lists.sum_b);
+        add(pairs, q_side, call.q.column, call.d, lists.other, lists.sum_a);
+        add(pairs, dout_side, call.dout.column, call.d_v, lists.scores, lists.sum_b);
         moved.reads += pairs.count * (call.d + call.d_v + 2);
       }
       unpack_row(lists.sum_a, call.d, Sum(call.scale), dk_row(j), call.dk.column);

@@ -97,7 +97,7 @@ inline void pack_row(const T* from, long stride, long columns, N* to, long padde
 
 // `row(r)` gives the r-th row's first number.
 template <class T, class N, class Row>
-inline void pack_rows(Row row, long stride, long rows, long columns, N* to, long length) {
+__attribute__((noinline)) void pack_rows(Row row, long stride, long rows, long columns, N* to, long length) {
   for (long r = 0; r < rows; r++) pack_row<T>(row(r), stride, columns, to + r * length, length);
 }
 
@@ -136,7 +136,7 @@ inline void transpose(const Unit* from, long from_length, Unit* to, long to_leng
 
 // The panel of `rows` rows, padded with zeros to `lanes`; `scratch` holds one vector's worth of rows, L x length numbers.
 template <class F, class T, class Row>
-inline void pack_panel(Row row, long stride, long rows, long lanes, long columns, typename F::Unit* to,
+__attribute__((noinline)) void pack_panel(Row row, long stride, long rows, long lanes, long columns, typename F::Unit* to,
                        typename F::Number* scratch) {
   constexpr int L = kLanesOf<typename F::Unit>, S = F::kStep;
   const long units = (columns + S - 1) / S, whole = (units + L - 1) / L * L, length = whole * S;
@@ -160,7 +160,7 @@ inline void pack_panel(Row row, long stride, long rows, long lanes, long columns
 
 // Rows that are neighbours, interleaved: units of `length` columns each.
 template <class F, class T, class Row>
-inline void pack_pairs(Row row, long stride, long rows, long columns, typename F::Number* to, long length,
+__attribute__((noinline)) void pack_pairs(Row row, long stride, long rows, long columns, typename F::Number* to, long length,
                        [[maybe_unused]] typename F::Number* scratch) {
   if constexpr (F::kStep == 1) {
     pack_rows<T>(row, stride, rows, columns, to, length);
@@ -182,7 +182,7 @@ inline void pack_pairs(Row row, long stride, long rows, long columns, typename F
 
 // The panel's transpose back into rows: row r gets columns c = 0 .. columns - 1 of panel[c][r], times factor[r].
 template <class T, class Sum, class Row>
-inline void unpack_panel(const Sum* panel, long lanes, long rows, long columns, const Sum* factors, Row row, long stride) {
+__attribute__((noinline)) void unpack_panel(const Sum* panel, long lanes, long rows, long columns, const Sum* factors, Row row, long stride) {
   constexpr int L = kLanesOf<Sum>;
   alignas(kVectorBytes) Sum block[L * L], scaled[L * L];
   for (long r = 0; r < rows; r += L) {

@@ -18,7 +18,7 @@ Call unstacked(const Call& given) {
   Call call = given;
   call.pattern = given.by_query;
   Array* const by_query[] = {&call.q,    &call.out, &call.lse,   &call.dout, &call.dq,
-                             &call.dlse, &call.delta, &call.bias, &call.dbias, &call.pattern.planes};
+                             &call.dlse, &call.delta, &call.bias, &call.dbias, &call.alibi, &call.pattern.planes};
   for (Array* array : by_query) {
     array->lead[call.leads] = array->head;
     array->head *= call.group;

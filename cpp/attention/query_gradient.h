@@ -43,9 +43,9 @@ struct Queries : Formats<T, F> {
     for (long g = 0; g < groups; g++) {
       const Rows rows = group_rows(g);
       walks.emplace_back(s, rows, 0, call.n_k);
-      pack_panel<F, T>([&](long r) { return q_row(rows.start + r); }, call.q.column, rows.count, rows.lanes, d,
+      pack_panel<F, T>(q_row.from(rows.start), call.q.column, rows.count, rows.lanes, d,
                        q_panels + g * q_panel, pack_scratch);
-      pack_panel<F, T>([&](long r) { return dout_row(rows.start + r); }, call.dout.column, rows.count, rows.lanes, d_v,
+      pack_panel<F, T>(dout_row.from(rows.start), call.dout.column, rows.count, rows.lanes, d_v,
                        dout_panels + g * dout_panel, pack_scratch);
       Backward<T, F>::row_sums(s, rows, lse + g * kLanesAtOnce, delta + g * kLanesAtOnce);
     }
@@ -58,10 +58,10 @@ struct Queries : Formats<T, F> {
 
     for (long j0 = next(0); j0 < call.n_k; j0 = next(j0 + cols)) {
       const long keys = std::min<long>(cols, call.n_k - j0);
-      if (!k_in_place) pack_rows<T>([&](long r) { return k_row(j0 + r); }, call.k.column, keys, d, k_tile, k_length);
-      if (!v_in_place) pack_rows<T>([&](long r) { return v_row(j0 + r); }, call.v.column, keys, d_v, v_tile, v_length);
+      if (!k_in_place) pack_rows<T>(k_row.from(j0), call.k.column, keys, d, k_tile, k_length);
+      if (!v_in_place) pack_rows<T>(v_row.from(j0), call.v.column, keys, d_v, v_tile, v_length);
       if constexpr (S == 2)
-        pack_pairs<F, T>([&](long r) { return k_row(j0 + r); }, call.k.column, keys, d, k_pairs, pair_length, pack_scratch);
+        pack_pairs<F, T>(k_row.from(j0), call.k.column, keys, d, k_pairs, pair_length, pack_scratch);
       const Side k{k_in_place ? reinterpret_cast<const Packed*>(k_row(j0)) : k_tile, k_length, j0, false};
       const Side v{v_in_place ? reinterpret_cast<const Packed*>(v_row(j0)) : v_tile, v_length, j0, false};
       const Side pairs = S == 1 ? k : Side{k_pairs, pair_length, j0, false};
@@ -88,7 +88,7 @@ struct Queries : Formats<T, F> {
     for (long g = 0; g < groups; g++) {
       const Rows rows = group_rows(g);
       unpack_panel<T>(dq_panels + g * dq_panel, rows.lanes, rows.count, d, scales,
-                      [&](long r) { return dq_row(rows.start + r); }, call.dq.column);
+                      dq_row.from(rows.start), call.dq.column);
     }
     return moved;
   }

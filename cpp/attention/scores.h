@@ -18,6 +18,30 @@ inline T* at(const Array& array, std::int64_t offset) {
   return reinterpret_cast<T*>(array.data) + offset;
 }
 
+// Rows of one stream's array, each by its first number. Rows of query heads are stacked: row r is query r / group of head
+// r % group. One type for all arrays of a number type, so that packing is compiled once for each number type.
+template <class T>
+struct ArrayRows {
+  T* base;
+  std::int64_t step, group, head;  // group 1: the array has key heads, or one query head per key head
+  long first = 0;
+
+  T* operator()(long r) const {
+    r += first;
+    return group == 1 ? base + r * step : base + r / group * step + r % group * head;
+  }
+  // The same rows from `row` on, and `numbers` further on in each of them.
+  ArrayRows from(long row, std::int64_t numbers = 0) const { return {base + numbers, step, group, head, first + row}; }
+};
+
+// The rows that a list names.
+template <class T>
+struct ListedRows {
+  ArrayRows<T> rows;
+  const long* list;
+  T* operator()(long r) const { return rows(list[r]); }
+};
+
 // One stream of a call: where its arrays begin.
 struct Stream {
   const Call& call;
@@ -38,18 +62,20 @@ struct Stream {
   }
   // Row r of an array with query heads: q, out, dout, dq, bias.
   template <class T>
-  auto row(const Array& array) const {
-    T* const base = at<T>(array, offset(array) + kv_head * call.group * array.head);
-    const std::int64_t group = call.group, head = array.head, step = array.row;
-    return [=](long r) { return group == 1 ? base + r * step : base + r / group * step + r % group * head; };
+  ArrayRows<T> row(const Array& array) const {
+    return {at<T>(array, offset(array) + kv_head * call.group * array.head), array.row, call.group, array.head};
   }
   // Row r of an array with key/value heads: k, v, dk, dv.
   template <class T>
-  auto key(const Array& array) const {
-    T* const base = at<T>(array, offset(array) + kv_head * array.head);
-    const std::int64_t step = array.row;
-    return [=](long r) { return base + r * step; };
+  ArrayRows<T> key(const Array& array) const {
+    return {at<T>(array, offset(array) + kv_head * array.head), array.row, 1, 0};
   }
+  // ALiBi: the slope of row r's head, and the key that lies at the position of row r's query (both ends aligned).
+  template <class Sum>
+  Sum slope(long r) const {
+    return *at<const Sum>(call.alibi, offset(call.alibi) + (kv_head * call.group + r % call.group) * call.alibi.head);
+  }
+  std::int64_t own_key(long r) const { return r / call.group + call.n_k - call.n_q; }
   // The number of row r among all rows of all heads: where it lies in arrays of one sum per row.
   std::int64_t number(long r) const {
     return offset(call.lse) + (kv_head * call.group + r % call.group) * call.lse.head + r / call.group * call.lse.row;
@@ -86,7 +112,7 @@ struct Band {
 
 // Whether scores need no more than a positive factor, which the softmax takes along.
 inline bool plain_scores(const Call& call) {
-  return !call.softcap && !call.bias.data && !call.sinks.data && call.scale > 0;
+  return !call.softcap && !call.bias.data && !call.alibi.data && !call.sinks.data && call.scale > 0;
 }
 // What the softmax has to multiply scores by, once those that are not plain are finished.
 inline double factor_left(const Call& call) { return plain_scores(call) ? call.scale : 1; }
@@ -96,10 +122,10 @@ void load_bias(const Stream& s, const Rows& rows, long j, long keys, Sum* to, Su
   const Call& call = s.call;
   const auto pack = [&](auto number) {
     using T = decltype(number);
-    const auto row = s.row<T>(call.bias);
+    const auto row = s.row<const T>(call.bias);
     const std::int64_t from = j * call.bias.column;
     if constexpr (sizeof(Sum) == 8 || sizeof(T) != 8)
-      pack_panel<Plain<Sum>, T>([&](long r) { return row(rows.start + r) + from; }, call.bias.column, rows.count,
+      pack_panel<Plain<Sum>, T>(row.from(rows.start, from), call.bias.column, rows.count,
                                 rows.lanes, keys, to, scratch);
   };
   switch (call.bias_number) {
@@ -111,7 +137,26 @@ void load_bias(const Stream& s, const Rows& rows, long j, long keys, Sum* to, Su
   }
 }
 
-// scores (keys x lanes) <- cap tanh(scale scores / cap) + bias; slopes, if not null, <- the derivative of cap tanh(x / cap).
+// ALiBi: scores (keys x lanes) <- scores - slope |position of the query - position of the key|. The product is rounded before
+// it is subtracted, so that no compiler's choice of fused operations can make the two passes differ.
+template <class Sum>
+void add_alibi(const Stream& s, const Rows& rows, long j, long keys, Sum* scores) {
+  constexpr int L = kLanesOf<Sum>;
+  for (long v = 0; v < rows.lanes; v += L) {
+    V<Sum> slope, own;
+    for (long lane = 0; lane < L; lane++) {
+      const long r = rows.start + std::min(v + lane, rows.count - 1);
+      slope[lane] = s.slope<Sum>(r);
+      own[lane] = Sum(s.own_key(r) - j);
+    }
+    for (long key = 0; key < keys; key++) {
+      Sum* const p = scores + key * rows.lanes + v;
+      store(p, load(p) - rounded<Sum>(slope * magnitude<Sum>(own - splat(Sum(key)))));
+    }
+  }
+}
+
+// scores (keys x lanes) <- cap tanh(scale scores / cap) - alibi + bias; slopes, if not null, <- the derivative of cap tanh(x / cap).
 template <class Sum>
 void finish_scores(const Stream& s, const Rows& rows, long j, long keys, Sum* scores, Sum* slopes, Sum* bias, Sum* scratch) {
   constexpr int L = kLanesOf<Sum>;
@@ -128,6 +173,7 @@ void finish_scores(const Stream& s, const Rows& rows, long j, long keys, Sum* sc
   } else {
     for (long x = 0; x < size; x += L) store(scores + x, load(scores + x) * scale);
   }
+  if (call.alibi.data) add_alibi(s, rows, j, keys, scores);
   if (call.bias.data) {
     load_bias(s, rows, j, keys, bias, scratch);
     for (long x = 0; x < size; x += L) store(scores + x, load(scores + x) + load(bias + x));

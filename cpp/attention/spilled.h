@@ -90,7 +90,7 @@ struct Spilled : Formats<T, F> {
     void pack(long f, long width) {
       const auto at = s.template row<const T>(left);
       for (long g = 0; g < groups; g++)
-        pack_panel<F, T>([&](long r) { return at(row + g * lanes + r) + f * left.column; }, left.column,
+        pack_panel<F, T>(at.from(row + g * lanes, f * left.column), left.column,
                          std::min(lanes, count - g * lanes), lanes, width, panels + g * units(stays ? features : slice) * lanes,
                          pack_scratch);
     }
@@ -101,7 +101,7 @@ struct Spilled : Formats<T, F> {
         const long width = std::min(slice, features - f), length = in_place ? right.row : up(width, S * L);
         if (!stays) pack(f, width);
         if (!in_place)
-          pack_rows<T>([&](long r) { return at(key + r) + f * right.column; }, right.column, keys, width, packed, length);
+          pack_rows<T>(at.from(key, f * right.column), right.column, keys, width, packed, length);
         const Packed* const from = in_place ? reinterpret_cast<const Packed*>(at(key)) + f : packed;
         for (long g = 0; g < groups; g++)
           product<F>(keys, lanes, units(width), as_units(from), length / S, 1,
@@ -226,7 +226,7 @@ struct Spilled : Formats<T, F> {
           const long keys = std::min(depth, stop - key);
           if (!spill.meets(r0, count, key, keys)) continue;
           if (!in_place)
-            pack_pairs<F, T>([&](long r) { return other_row(key + r) + f * other.column; }, other.column, keys, width, packed,
+            pack_pairs<F, T>(other_row.from(key, f * other.column), other.column, keys, width, packed,
                              length, pack_scratch);
           const Packed* const from = in_place ? reinterpret_cast<const Packed*>(other_row(key)) + f : packed;
           moved.reads += keys * width;
@@ -234,7 +234,7 @@ struct Spilled : Formats<T, F> {
             if (!spill.meets(r0 + g * lanes, rows_of_group(g), key, keys)) continue;
             const Packed* const p = panel(spill, r0 + g * lanes, key);
             if constexpr (S == 2)
-              pack_pairs<F, Packed>([&](long r) { return p + r * lanes; }, 1, keys, lanes,
+              pack_pairs<F, Packed>(ArrayRows<const Packed>{p, lanes, 1, 0}, 1, keys, lanes,
                                     reinterpret_cast<Packed*>(interleaved), lanes, pack_scratch);
             product<F>(width, lanes, units(keys), as_units(from), 1, length, S == 1 ? as_units(p) : interleaved, lanes,
                        tile + g * width * lanes, lanes, forward ? Start::kWeighed : Start::kSum, weights + g * lanes,
@@ -246,7 +246,7 @@ struct Spilled : Formats<T, F> {
       std::fill_n(weights, groups * lanes, Sum(1));
       for (long g = 0; g < groups; g++)
         unpack_panel<T>(tile + g * width * lanes, lanes, rows_of_group(g), width, weights,
-                        [&](long r) { return to(r0 + g * lanes + r) + f * (forward ? call.out : call.dq).column; },
+                        to.from(r0 + g * lanes, f * (forward ? call.out : call.dq).column),
                         (forward ? call.out : call.dq).column);
       moved.writes += count * width;
     }

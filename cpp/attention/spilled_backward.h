@@ -123,9 +123,9 @@ struct SpilledBackward : Spilled<T, F> {
       const Sum* const sums = static_cast<const Sum*>(kept);
       const auto row = s.template key<const T>(to);
       if (sums)
-        pack_rows<Sum>([&](long r) { return sums + (key + r) * features + f; }, 1, keys, width, tile, length);
+        pack_rows<Sum>(ArrayRows<const Sum>{sums + key * features + f, features, 1, 0}, 1, keys, width, tile, length);
       else
-        pack_rows<T>([&](long r) { return row(key + r) + f * to.column; }, to.column, keys, width, tile, length);
+        pack_rows<T>(row.from(key, f * to.column), to.column, keys, width, tile, length);
     }
     void put(const Stream& s, bool last, long key, long keys, long f, long width, const Sum* tile, long length) const {
       const auto row = s.template key<T>(to);
@@ -168,7 +168,7 @@ struct SpilledBackward : Spilled<T, F> {
       const auto row = s.template row<const T>(array);
       length = in_place ? array.row : up(width, L);
       if (in_place) return reinterpret_cast<const Packed*>(row(first)) + f;
-      pack_pairs<F, T>([&](long r) { return row(first + r) + f * array.column; }, array.column, rows, width, packed, length, scratch);
+      pack_pairs<F, T>(row.from(first, f * array.column), array.column, rows, width, packed, length, scratch);
       return packed;
     }
   };
@@ -246,7 +246,7 @@ struct SpilledBackward : Spilled<T, F> {
     Ahead nothing_ahead;
     const auto v_row = s.template key<const T>(call.v);
     const auto dout_row = s.template row<const T>(call.dout);
-    if (!in_place) pack_rows<T>([&](long r) { return v_row(j0 + r); }, call.v.column, count, d_v, packed, v_length);
+    if (!in_place) pack_rows<T>(v_row.from(j0), call.v.column, count, d_v, packed, v_length);
     const Packed* const v = in_place ? reinterpret_cast<const Packed*>(v_row(j0)) : packed;
     if (begun)
       gradient.fetch(s, j0, count, 0, d_v, dv, length);
@@ -260,7 +260,7 @@ struct SpilledBackward : Spilled<T, F> {
       const Packed* const other = streamed.take(s, first, rows, 0, d_v, other_length);
       for (long r = 0; r < rows; r += lanes) {
         const Rows of_panel = rows_at(spill, first + r, rows - r);
-        pack_panel<F, T>([&](long x) { return dout_row(of_panel.start + x); }, call.dout.column, of_panel.count, lanes, d_v,
+        pack_panel<F, T>(dout_row.from(of_panel.start), call.dout.column, of_panel.count, lanes, d_v,
                          panels + units(d_v) * r, pack_scratch);
         Backward<T, F>::row_sums(s, of_panel, lse, delta + r);
       }
