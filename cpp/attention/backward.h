@@ -83,16 +83,14 @@ struct Backward : Formats<T, F> {
         for (long x = lane; x < part.keys * lanes; x += lanes) {
           // Rounded as lse was: where one score outweighs all others, its weight is 1.
           const V<Sum> weight = exp<Sum>(rounded<Sum>(load(p + from + x) * factor) - base);
-          const V<Sum> dp = load(ds + from + x);
-          V<Sum> gradient, used = weight;
-          if (drops) {  // fused by name: whether the compiler would fuse them depends on how it splits the loop
+          V<Sum> dp = load(ds + from + x), used = weight;
+          if (drops) {  // rounded: whether a compiler fuses the product with the difference depends on how it splits the loop
             const V<Sum> kept = load(extra + x);
             used *= kept;
-            gradient = weight * multiply_add<Sum>(dp, kept, -row_delta);
-          } else {
-            gradient = weight * (dp - row_delta);
+            dp = rounded<Sum>(dp * kept);
           }
           store(p + from + x, used);
+          V<Sum> gradient = weight * (dp - row_delta);
           if (slopes) gradient *= load(slopes + from + x);
           store(ds + from + x, gradient);
         }

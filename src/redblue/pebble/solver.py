@@ -1,6 +1,6 @@
 """The cheapest game on a graph of up to 128 nodes, proved to be the cheapest.
 
-A* over the states of the game (compiled, cpp/pebble_search.h). What keeps it small, each losing no optimum:
+A* over the states of the game (compiled, cpp/pebble/search.h). What keeps it small, each losing no optimum:
 
 - One step computes one node. Pebbles are taken off only where room is needed for it, stored only as they are taken off,
   and loaded only just before. What is free and never wrong (a useless pebble, with recomputation any node that can be
