@@ -32,7 +32,9 @@ def violations(listing):
         if head := re.match(r"[0-9a-f]+ <(.*)>:$", line):
             name = head[1]
         space = namespace(name)
-        if (NEWER["avx512"].search(line) and not space.startswith("avx512")) or (NEWER["avx2"].search(line) and not space):
+        if (NEWER["avx512"].search(line) and not space.startswith("avx512")) or (
+            NEWER["avx2"].search(line) and not space
+        ):
             found.add(name)
     return found
 

@@ -1,5 +1,5 @@
 // The backward pass: the schedule `flash_onepass`, the dK and dV of `flash`, and the bias's gradient. Included once inside
-// each target region of isa.cpp.
+// each target region (vector/region.h).
 template <class T, class F>
 struct Backward : Formats<T, F> {
   using Base = Formats<T, F>;
@@ -156,8 +156,8 @@ struct Backward : Formats<T, F> {
   }
 
   // One block of keys of one stream: keys j0 .. j0 + count - 1 stay with their gradients, queries stream by. The shares
-  // of dQ are added in the order of Turns, whichever thread has them: a block of rows waits for the block of keys before.
-  // Blocks of keys are begun in that order, so the first one begun never waits. Where dQ has a pass of its own (queries.h),
+  // of dQ are added in WavefrontOrder, whichever thread computes them: a block of rows waits for the block of keys before.
+  // Blocks of keys are begun in that order, so the first one begun never waits. Where dQ has a pass of its own (query_gradient.h),
   // there is nothing to wait for.
   static Moved run(const Call& call, std::int64_t stream, long j0, long count, Arena& arena) {
     const Stream s(call, stream);
@@ -210,7 +210,7 @@ struct Backward : Formats<T, F> {
     moved.reads += count * (d + d_v);
 
     const std::int64_t blocks = (rows_total + kLanesAtOnce - 1) / kLanesAtOnce;
-    each_meeting(s, j0, count, [&](const Meeting& meeting, long r0, long rows_count) {
+    each_visit(s, j0, count, [&](const BlockVisit& visit, long r0, long rows_count) {
       const Rows rows = rows_of(r0, rows_count);
       const auto q_from = q_row.from(r0);
       const auto dout_from = dout_row.from(r0);
@@ -229,11 +229,11 @@ struct Backward : Formats<T, F> {
       Base::add_ahead(ahead_q, call.q, q_row, next, coming, d);
       Base::add_ahead(ahead_dout, call.dout, dout_row, next, coming, d_v);
       Ahead nothing_ahead;
-      const std::int64_t block = stream * blocks + meeting.panel;
+      const std::int64_t block = stream * blocks + visit.panel;
       Sum* const dq_panel = call.dq_cols ? nullptr : static_cast<Sum*>(call.dq_panels) + block * d * kLanesAtOnce;
       // The first share of dQ finds nothing there yet, the last one leaves it in the caller's array.
-      Start dq_start = meeting.first ? Start::kZero : Start::kSum;
-      bool waits = !meeting.first;
+      Start dq_start = visit.first ? Start::kZero : Start::kSum;
+      bool waits = !visit.first;
       Walk walk(s, rows, j0, j0 + count);
       for (long key = walk.next(j0); key < j0 + count;) {
         key = chunk.fill(walk, key, j0 + count, most, unit, j0);
@@ -268,7 +268,7 @@ struct Backward : Formats<T, F> {
         add_share(tile.p_rows, dout_rows, dout_length, dv, dv_length);
         add_share(tile.ds_rows, q_rows, q_length, dk, dk_length);
         if (call.dq_cols) continue;
-        if (waits) call.progress->wait(block, meeting.before);
+        if (waits) call.progress->wait(block, visit.before);
         waits = false;
         Base::each_stretch(chunk, pair_side.by_place, [&](const Stretch& x) {
           product<F>(d, lanes, units(x.keys), as_units(pair_side.of(x)), 1, pair_side.length, tile.ds_panel + x.at / S * lanes,
@@ -277,11 +277,11 @@ struct Backward : Formats<T, F> {
         });
       }
       if (call.dq_cols) return;
-      moved.reads += meeting.first ? 0 : rows.count * d;
+      moved.reads += visit.first ? 0 : rows.count * d;
       moved.writes += rows.count * d;
-      if (meeting.last)
+      if (visit.last)
         unpack_panel<T>(dq_panel, lanes, rows.count, d, scales, dq_row.from(r0), call.dq.column);
-      call.progress->reach(block, meeting.before + 1);
+      call.progress->reach(block, visit.before + 1);
     });
 
     const auto dk_row = s.key<T>(call.dk), dv_row = s.key<T>(call.dv);
@@ -293,16 +293,16 @@ struct Backward : Formats<T, F> {
     return moved;
   }
 
-  // use(meeting, row, rows) for the panels of rows that attend some of the keys j0 .. j0 + count - 1, ascending. Where they
+  // use(visit, row, rows) for the panels of rows that attend some of the keys j0 .. j0 + count - 1, ascending. Where they
   // share no dQ with other keys, a band's panels begin at the first row that does.
   template <class Use>
-  static void each_meeting(const Stream& s, long j0, long count, Use use) {
+  static void each_visit(const Stream& s, long j0, long count, Use use) {
     const Call& call = s.call;
     const std::int64_t number = j0 / call.cols;
-    if (call.meetings) {
-      for (const Meeting& meeting : call.meetings->of(s.plane(), number)) {
-        const long r0 = meeting.panel * kLanesAtOnce;
-        use(meeting, r0, std::min<long>(kLanesAtOnce, call.stacked() - r0));
+    if (call.visits) {
+      for (const BlockVisit& visit : call.visits->of(s.plane(), number)) {
+        const long r0 = visit.panel * kLanesAtOnce;
+        use(visit, r0, std::min<long>(kLanesAtOnce, call.stacked() - r0));
       }
       return;
     }
@@ -310,7 +310,7 @@ struct Backward : Formats<T, F> {
     const std::int64_t rows = call.stacked(), stop = std::min(rows, high);
     if (call.dq_cols) {
       for (long r0 = std::max<std::int64_t>(0, low); r0 < stop && call.first < call.end; r0 += kLanesAtOnce)
-        use(Meeting{0, 0, true, true}, r0, std::min<long>(kLanesAtOnce, stop - r0));
+        use(BlockVisit{0, 0, true, true}, r0, std::min<long>(kLanesAtOnce, stop - r0));
       return;
     }
     for (std::int64_t panel = std::max<std::int64_t>(0, low) / kLanesAtOnce; panel * kLanesAtOnce < stop; panel++) {
@@ -318,8 +318,8 @@ struct Backward : Formats<T, F> {
       const auto [live, end] = s.keys_of(r0, std::min<std::int64_t>(kLanesAtOnce, rows - r0));
       if (std::max<long>(live, j0) >= std::min<long>(end, j0 + count)) continue;
       const std::int64_t low = live / call.cols, high = (end - 1) / call.cols;
-      const std::int64_t before = call.turns.before(number, low, high);
-      use(Meeting{panel, before, before == 0, before == high - low}, r0, std::min<long>(kLanesAtOnce, rows - r0));
+      const std::int64_t before = call.order.before(number, low, high);
+      use(BlockVisit{panel, before, before == 0, before == high - low}, r0, std::min<long>(kLanesAtOnce, rows - r0));
     }
   }
 

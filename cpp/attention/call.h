@@ -1,4 +1,4 @@
-// Attention on the CPU: what a call consists of, and the passes over it. Knows neither Python nor torch.
+// Attention on the CPU: the struct of a call, and the two passes. Knows neither Python nor PyTorch.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -23,15 +23,15 @@ struct Array {
   std::int64_t head = 0, row = 0, column = 0;
 };
 
-// Keys that rows of one panel attend; bits: where the first key's word lies, -1 where every row attends every key.
+// A run of keys that rows of one panel attend. bits: index of the first key's word of row bits, -1 if every row attends every key.
 struct Run {
   std::int64_t start, stop, bits;
 };
 
-// The attending pairs themselves, as lists by query and by key; see redblue.kernels.cpu.mask_form. For every plane, n_q + 1 (n_k + 1)
-// starts in the one array of all lists.
+// The attending pairs as lists, by query and by key; see redblue.kernels.cpu.mask_form. Each plane has n_q + 1 (n_k + 1) starts
+// into the one array of all lists.
 struct Edges {
-  const std::int64_t *query_starts = nullptr, *key_starts = nullptr;  // null: tiles it is
+  const std::int64_t *query_starts = nullptr, *key_starts = nullptr;  // null: the mask is not given as pairs
   const std::int32_t *keys = nullptr, *queries = nullptr;
   std::int64_t n_q = 0, n_k = 0;
 
@@ -50,15 +50,15 @@ struct Edges {
   Lists of_keys(std::int64_t plane) const { return {key_starts + plane * (n_k + 1), queries}; }
 };
 
-// The same pairs by key: key_starts (n_k + 1) and queries, ascending, of lists by query that hold keys below n_k.
+// Lists by key, made from lists by query: n_k + 1 starts, and the queries of each key, ascending.
 struct ByKey {
   std::vector<std::int64_t> starts;
   std::vector<std::int32_t> queries;
 };
 ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::int64_t n_q, std::int64_t n_k);
 
-// A mask that is no band: for each of `panels` panels of `panel` stacked rows, runs of keys; see redblue.masks.lowered.
-// Streams may differ: `planes` (lead..., key/value heads) says which lists are a stream's.
+// A mask other than a band: runs of keys for each of `panels` panels of `panel` stacked rows; see redblue.masks.lowered.
+// `planes` (lead..., key/value heads) maps each stream to its lists.
 struct Pattern {
   const std::int64_t* starts = nullptr;  // null: the mask is a band
   const Run* runs = nullptr;
@@ -68,55 +68,57 @@ struct Pattern {
   bool scattered = false;  // runs of few keys each
 };
 
-// Backward takes the blocks of keys in turns of `turns`: blocks 0, turns, 2 turns, ..., then 1, turns + 1, ... Where no
-// panel attends so many blocks, those of one turn share no panel, and threads need not wait for each other.
-struct Turns {
-  std::int64_t blocks = 1, turns = 1;
-  // The block that is taken at a place of that order, and how many of the blocks low .. high are taken before a block.
+// The order in which backward takes the blocks of keys: in wavefronts, blocks 0, fronts, 2 fronts, ..., then 1, fronts + 1, ...
+// Where no panel attends more than `fronts` consecutive blocks, the blocks of one wavefront share no panel, and threads need
+// not wait for each other.
+struct WavefrontOrder {
+  std::int64_t blocks = 1, fronts = 1;
+  // The block at a place of that order.
   std::int64_t at(std::int64_t place) const {
-    const std::int64_t each = blocks / turns, longer = blocks % turns, head = longer * (each + 1);
-    if (place < head) return place / (each + 1) + place % (each + 1) * turns;
-    return longer + (place - head) / each + (place - head) % each * turns;
+    const std::int64_t size = blocks / fronts, longer = blocks % fronts, head = longer * (size + 1);
+    if (place < head) return place / (size + 1) + place % (size + 1) * fronts;
+    return longer + (place - head) / size + (place - head) % size * fronts;
   }
+  // The number of blocks from `low` to `high` that are taken before this block.
   std::int64_t before(std::int64_t block, std::int64_t low, std::int64_t high) const {
-    if (turns >= blocks) return block - low;
+    if (fronts >= blocks) return block - low;
     std::int64_t count = 0;
-    for (std::int64_t turn = 0; turn <= block % turns; turn++) {
-      const std::int64_t stop = turn < block % turns ? high + 1 : block;
-      const std::int64_t first = low + ((turn - low) % turns + turns) % turns;
-      if (first < stop) count += (stop - first - 1) / turns + 1;
+    for (std::int64_t front = 0; front <= block % fronts; front++) {
+      const std::int64_t stop = front < block % fronts ? high + 1 : block;
+      const std::int64_t first = low + ((front - low) % fronts + fronts) % fronts;
+      if (first < stop) count += (stop - first - 1) / fronts + 1;
     }
     return count;
   }
 };
 
-// Backward: a panel that attends keys of a block, which is the first or last of its blocks, or has `before` before it.
-struct Meeting {
+// Backward: one block of keys and a panel of rows that attends some of them. `before` of the panel's blocks come earlier.
+struct BlockVisit {
   std::int64_t panel, before;
-  bool first, last;
+  bool first, last;  // of the panel's blocks
 };
 
-// The meetings of each block of `cols` keys, per plane of a pattern.
-class Meetings {
+// The visits of each block of `cols` keys, for each plane of a pattern.
+class BlockVisits {
  public:
-  Meetings(const Pattern& pattern, std::int64_t n_k, std::int64_t cols);
-  Turns turns;
+  BlockVisits(const Pattern& pattern, std::int64_t n_k, std::int64_t cols);
+  WavefrontOrder order;
   struct Range {
-    const Meeting *first, *stop;
-    const Meeting* begin() const { return first; }
-    const Meeting* end() const { return stop; }
+    const BlockVisit *first, *stop;
+    const BlockVisit* begin() const { return first; }
+    const BlockVisit* end() const { return stop; }
   };
   Range of(std::int64_t plane, std::int64_t block) const {
-    const std::int64_t* const at = starts_.data() + plane * turns.blocks + block;
+    const std::int64_t* const at = starts_.data() + plane * order.blocks + block;
     return {list_.data() + at[0], list_.data() + at[1]};
   }
 
  private:
   std::vector<std::int64_t> starts_;
-  std::vector<Meeting> list_;
+  std::vector<BlockVisit> list_;
 };
 
-// How many blocks of keys each block of rows has behind it: whoever adds to its dQ next waits here for its turn.
+// Number of key blocks already added to each row block's dQ; it orders the updates, so that sums do not depend on threads.
 class Progress {
  public:
   explicit Progress(std::int64_t blocks) : done_(blocks) {}
@@ -183,14 +185,14 @@ struct Call {
   }
   std::int64_t stacked() const { return n_q * group; }
 
-  // Backward's own: per stream, panels of dQ in sums, and how many blocks of keys each block of rows has behind it.
+  // Set by backward: panels of dQ in sums, for each stream, and the progress that orders updates of them.
   void* dq_panels = nullptr;
   Progress* progress = nullptr;
-  const Meetings* meetings = nullptr;  // of a pattern
-  Turns turns;
+  const BlockVisits* visits = nullptr;  // of a pattern
+  WavefrontOrder order;
 };
 
-// What one stream has in memory of a chunk of its rows. See spilled.h.
+// The memory that holds P (or dS) of one chunk of a stream's rows, and its map. See spilled.h.
 struct Spill {
   const SpillTiles& tiles;
   std::int64_t stream = 0, row = 0, rows = 0;  // the chunk
@@ -204,7 +206,7 @@ struct Spill {
   std::uint8_t* begun = nullptr;     // [slice of keys]: the same of all chunks before
   void *dk = nullptr, *dv = nullptr; // what chunks so far add up to, in sums; null: in the arrays themselves
 
-  // Whether some of these rows attend some of these keys, as slices tell.
+  // Whether some of these rows attend some of these keys, rounded outwards to slices.
   bool meets(std::int64_t first, std::int64_t count, std::int64_t key, std::int64_t many) const {
     for (std::int64_t r = (first - row) / depth; r * depth < first - row + count; r++)
       for (std::int64_t k = key / depth; k * depth < key + many; k++)

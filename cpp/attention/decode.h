@@ -1,6 +1,6 @@
 // The two products and the softmax for few queries, where reading K and V once is all the work: in products vectors lie along
 // the features, as the arrays do, and nothing is packed; in the softmax along the keys. Included once inside each target region
-// of isa.cpp.
+// (vector/region.h).
 constexpr long kBytesAhead = 8192;  // of an array: a sixth of the first cache (4 and 16 KB: as fast or slower; measured, Zen 5)
 
 // The sums of neighbours: the first half of the lanes from a, the second from b. L vectors combined so, two by two, are one

@@ -1,5 +1,5 @@
 // What both passes share: how arrays of T are packed in format F, and what becomes of a tile of scores. Included once
-// inside each target region of isa.cpp.
+// inside each target region (vector/region.h).
 //
 // In the lanes of a vector lie queries, in the rows of a tile keys (scores) or features (outputs): S^T = K Q^T and
 // O^T = V^T P^T are both of tile.h's form, with Q^T and P^T as panels, and K and V broadcast from their own rows.

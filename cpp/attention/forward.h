@@ -1,4 +1,4 @@
-// The forward pass: the schedule `flash`. Included once inside each target region of isa.cpp.
+// The forward pass: the schedule `flash`. Included once inside each target region (vector/region.h).
 template <class T, class F>
 struct Forward : Formats<T, F> {
   using Base = Formats<T, F>;

@@ -1,5 +1,5 @@
 // Attention over single pairs of rows and keys: the schedule `gather`, for masks so thin that a tile would be mostly
-// empty. Included once inside each target region of isa.cpp.
+// empty. Included once inside each target region (vector/region.h).
 //
 // One row at a time against the list of its keys (forward, dQ), one key at a time against the list of its rows (dK, dV):
 // no sum has two writers. Vectors lie along the features in the products and along the list in between.

@@ -1,4 +1,4 @@
-// From arrays to packed panels and back. Included once inside each target region of isa.cpp.
+// From arrays to packed panels and back. Included once inside each target region (vector/region.h).
 //
 // Three layouts, of `rows` rows with `columns` numbers each (zeros where a unit or a vector reaches beyond them):
 //   rows     [row][column]                       units are neighbours along the columns

@@ -1,4 +1,4 @@
-// Which tasks a pass consists of, and who does them.
+// Splits each pass into tasks and runs them on the pool.
 #include "attention/call.h"
 
 #include <algorithm>
@@ -28,13 +28,13 @@ Call unstacked(const Call& given) {
   return call;
 }
 
-// Whether queries are so few that vectors along the features, as the arrays lie, read K and V faster. Backward, whose blocks are
-// others, goes by all of a call's; the plan never gives forward blocks of so few where there are more.
+// Whether there are so few queries that decode.h, with vectors along the features, reads K and V faster. Backward has other blocks
+// than forward and decides by all rows of the call; the plan gives forward such small blocks only if the call has no more rows.
 bool is_few(const Call& call, const Kernels& kernels, std::int64_t rows) {
   return rows <= kernels.few && call.q.column == 1 && call.k.column == 1 && call.v.column == 1;
 }
 
-// Where a stream's part of an array begins.
+// Offset of a stream's part of an array.
 std::int64_t offset_of(const Call& call, const Array& array, std::int64_t stream) {
   std::int64_t offset = stream % call.kv_heads * array.head;
   stream /= call.kv_heads;
@@ -45,13 +45,13 @@ std::int64_t offset_of(const Call& call, const Array& array, std::int64_t stream
   return offset;
 }
 
-// Which stream sees which plane of the pattern.
+// The pattern's plane of a stream.
 std::int64_t plane_of(const Call& call, std::int64_t stream) {
   const Array& planes = call.pattern.planes;
   return planes.data ? reinterpret_cast<const std::int64_t*>(planes.data)[offset_of(call, planes, stream)] : 0;
 }
 
-// What blocks of rows have to do, as pairs of a row, or of a pattern's panel, and a key: by plane and block.
+// The work of each block of rows, by plane and block: pairs of a row (or of a pattern's panel) and a key.
 std::vector<std::int64_t> work_of_blocks(const Call& call, std::int64_t blocks) {
   const Pattern& pattern = call.pattern;
   if (!pattern.starts) {
@@ -79,8 +79,8 @@ struct Task {
   std::int64_t stream, block;
 };
 
-// Those that take longest first; of equals those of one stream, which share its keys, after one another (1 % faster than
-// in turns with other streams; measured, Zen 5).
+// All tasks, longest first. Equal tasks of one stream, which share its keys, stay together (1 % faster than interleaving
+// streams; measured, Zen 5).
 std::vector<Task> longest_first(const Call& call, std::int64_t blocks, std::int64_t streams) {
   const std::vector<std::int64_t> by_block = work_of_blocks(call, blocks);
   std::vector<Task> tasks;
@@ -114,8 +114,8 @@ void bias_gradient(const Call& given, const Kernels& kernels) {
   });
 }
 
-// Work on lists (queries with their keys, or keys with their queries), shared out in parts of about equally many pairs,
-// which depend on the lists alone.
+// Distributes lists (queries with their keys, or keys with their queries) over the threads, in parts of about equally many
+// pairs. The parts depend on the lists alone.
 template <class Work>
 void share_lists(const Call& call, std::int64_t count, bool by_key, Work work) {
   constexpr std::int64_t kParts = 128, kOwn = 8;  // kOwn: pairs that a list costs besides its own
@@ -158,7 +158,7 @@ Moved gather_backward(const Call& call, const Kernels& kernels) {
   return tally.sum();
 }
 
-// The schedule `flash`: dQ, which finds the row sums on its way, then dK and dV.
+// Backward by the schedule `flash`: one pass for dQ, which computes the row sums too, then one for dK and dV.
 Moved two_passes(Call call, const Kernels& kernels) {
   if (call.pattern.starts) call.rows = ceil_div(call.rows, call.pattern.panel) * call.pattern.panel;  // whole panels
   const std::int64_t rows = call.stacked(), streams = call.streams();
@@ -170,8 +170,8 @@ Moved two_passes(Call call, const Kernels& kernels) {
     const std::int64_t row = block * call.rows;
     tally.add(kernels.queries(call, stream, row, std::min(call.rows, rows - row), own_arena()));
   });
-  std::optional<Meetings> meetings;
-  if (call.pattern.starts) call.meetings = &meetings.emplace(call.pattern, call.n_k, call.cols);
+  std::optional<BlockVisits> visits;
+  if (call.pattern.starts) call.visits = &visits.emplace(call.pattern, call.n_k, call.cols);
   share_out(streams * key_blocks, call.threads, [&](std::int64_t task) {
     const std::int64_t key = task / streams * call.cols;
     tally.add(kernels.backward(call, task % streams, key, std::min(call.cols, call.n_k - key), own_arena()));
@@ -191,9 +191,9 @@ ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::in
   return found;
 }
 
-Meetings::Meetings(const Pattern& pattern, std::int64_t n_k, std::int64_t cols) {
-  turns.blocks = ceil_div(n_k, cols);
-  starts_.resize(pattern.planes_count * turns.blocks + 1);
+BlockVisits::BlockVisits(const Pattern& pattern, std::int64_t n_k, std::int64_t cols) {
+  order.blocks = ceil_div(n_k, cols);
+  starts_.resize(pattern.planes_count * order.blocks + 1);
   // The blocks that each panel meets, ascending: use(plane, panel, blocks).
   std::vector<std::int64_t> met;
   const auto each = [&](auto use) {
@@ -208,16 +208,16 @@ Meetings::Meetings(const Pattern& pattern, std::int64_t n_k, std::int64_t cols) 
       }
   };
   each([&](std::int64_t plane, std::int64_t) {
-    turns.turns = std::max(turns.turns, std::int64_t(met.size()));
-    for (std::int64_t block : met) starts_[plane * turns.blocks + block + 1]++;
+    order.fronts = std::max(order.fronts, std::int64_t(met.size()));
+    for (std::int64_t block : met) starts_[plane * order.blocks + block + 1]++;
   });
   for (std::size_t i = 1; i < starts_.size(); i++) starts_[i] += starts_[i - 1];
   list_.resize(starts_.back());
   std::vector<std::int64_t> place = starts_;
   each([&](std::int64_t plane, std::int64_t panel) {
-    std::stable_sort(met.begin(), met.end(), [&](auto a, auto b) { return a % turns.turns < b % turns.turns; });
+    std::stable_sort(met.begin(), met.end(), [&](auto a, auto b) { return a % order.fronts < b % order.fronts; });
     const std::int64_t last = std::int64_t(met.size()) - 1;
-    for (std::int64_t i = 0; i <= last; i++) list_[place[plane * turns.blocks + met[i]]++] = {panel, i, i == 0, i == last};
+    for (std::int64_t i = 0; i <= last; i++) list_[place[plane * order.blocks + met[i]]++] = {panel, i, i == 0, i == last};
   });
 }
 
@@ -262,13 +262,13 @@ Moved backward(const Call& given, const Isa& isa) {
   }
   const std::int64_t rows = call.stacked(), streams = call.streams(), lanes = kernels.lanes;
   const std::int64_t blocks = ceil_div(rows, lanes), key_blocks = ceil_div(call.n_k, call.cols);
-  std::optional<Meetings> meetings;
+  std::optional<BlockVisits> visits;
   if (call.pattern.starts) {
-    call.meetings = &meetings.emplace(call.pattern, call.n_k, call.cols);
-    call.turns = meetings->turns;
+    call.visits = &visits.emplace(call.pattern, call.n_k, call.cols);
+    call.order = visits->order;
   } else {  // a panel attends so many blocks at most
     const std::int64_t width = std::clamp<std::int64_t>(call.end - call.first, 0, call.n_k) + ceil_div(lanes, call.group);
-    call.turns = {key_blocks, std::min(key_blocks, width / call.cols + 2)};
+    call.order = {key_blocks, std::min(key_blocks, width / call.cols + 2)};
   }
   Tally tally;
   share_out(blocks * streams, call.threads, [&](std::int64_t task) {
@@ -280,12 +280,12 @@ Moved backward(const Call& given, const Isa& isa) {
   Progress progress(blocks * streams);
   call.dq_panels = panels.get() + (64 - reinterpret_cast<std::uintptr_t>(panels.get()) % 64);
   call.progress = &progress;
-  // As many streams at a time as there are threads: then no thread waits for another's share of dQ, if there are enough
-  // streams. Which ones are taken together changes no sum.
+  // As many streams at a time as there are threads: with enough streams, no thread waits for another's update of dQ. The
+  // grouping changes no sum.
   const std::int64_t wave = std::max<std::int64_t>(1, std::min<std::int64_t>(call.threads, streams));
   share_out(streams * key_blocks, call.threads, [&](std::int64_t task) {
     const std::int64_t first = task / (wave * key_blocks) * wave, width = std::min(wave, streams - first);
-    const std::int64_t within = task - first * key_blocks, key = call.turns.at(within / width) * call.cols;
+    const std::int64_t within = task - first * key_blocks, key = call.order.at(within / width) * call.cols;
     try {
       tally.add(kernels.backward(call, first + within % width, key, std::min(call.cols, call.n_k - key), own_arena()));
     } catch (...) {

@@ -1,5 +1,5 @@
 // The backward pass of the schedule `flash`, dQ: queries stay with their gradient, keys stream by. Included once inside
-// each target region of isa.cpp.
+// each target region (vector/region.h).
 template <class T, class F>
 struct Queries : Formats<T, F> {
   using Base = Formats<T, F>;

@@ -1,5 +1,5 @@
 // What happens to a tile of scores between the two products: scale, softcap, bias, mask, dropout. Included once inside
-// each target region of isa.cpp.
+// each target region (vector/region.h).
 //
 // A tile holds keys in rows and queries in lanes, so that a row's maximum, sum and log-sum-exp are vectors: nothing is
 // ever summed across lanes. (Few rows have them the other way round: decode.h.)

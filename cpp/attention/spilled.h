@@ -1,5 +1,5 @@
 // The schedules `hybrid` and `small_cache`: P is written to memory, tile by tile. Included once inside each target region
-// of isa.cpp; which blocks there are and who does them: spilled.cpp.
+// (vector/region.h); which blocks there are and who does them: spilled.cpp.
 //
 // P of a chunk of rows, and later dS in its place, lies in panels [panel][key][lane], as packed: products broadcast it
 // along keys (dV, dK) or load it along lanes (O, dQ). Rows and keys count by slices of `depth`: what no row of a slice

@@ -1,5 +1,5 @@
 // The backward passes of `hybrid` and `small_cache`, and which function does which phase. Included once inside each target
-// region of isa.cpp.
+// region (vector/region.h).
 template <class T, class F>
 struct SpilledBackward : Spilled<T, F> {
   using Base = Spilled<T, F>;

@@ -1,4 +1,4 @@
-// What every pass needs to share its work out: working memory of a thread, and the sum of what all tasks moved.
+// What every pass needs to distribute its work: a thread's arena, and the words that all tasks moved.
 #pragma once
 #include <atomic>
 

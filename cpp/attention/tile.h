@@ -1,4 +1,4 @@
-// Register-tiled products of packed panels. Included once inside each target region of isa.cpp.
+// Register-tiled products of packed panels. Included once inside each target region (vector/region.h).
 //
 // Every product of attention, forward and backward, is one and the same thing here:
 //

@@ -1,5 +1,5 @@
 // Which keys a panel of rows is computed with, whatever the mask: a band's or listed runs'. Included once inside each
-// target region of isa.cpp.
+// target region (vector/region.h).
 
 struct Part {  // keys j .. j + keys - 1 in rows `at` .. of a tile
   long at, j, keys;

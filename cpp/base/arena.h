@@ -1,4 +1,4 @@
-// Working memory of one thread: aligned pieces, taken one after the other, all given back at once.
+// Working memory of one thread: an arena of aligned pieces, allocated one after the other and freed all at once.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,11 +1,11 @@
-// Threads that wait asleep for work; one set per process, shared by all callers.
+// A pool of sleeping threads, one per process, shared by all callers.
 #pragma once
 #include <cstdint>
 #include <functional>
 
 namespace redblue {
 
-// What a task throws that gives up because another one of its call has failed: the other's exception is the one to report.
+// Thrown by a task that gives up because another task of its call has failed; the other's exception is reported.
 struct Stopped {};
 
 // Calls work(0), work(1), ... work(tasks - 1), each once, on up to `threads` threads, the caller among them; tasks are

@@ -1,4 +1,4 @@
-// A streaming read, for the bandwidth of each cache level. Included once inside each target region of isa.cpp.
+// A streaming read, for the bandwidth of each cache level. Included once inside each target region (vector/region.h).
 //
 // Eight independent accumulators and plain vector loads: at least two loads start per cycle, and exclusive-or costs
 // nothing beside them, whatever the bits are.

@@ -1,4 +1,4 @@
-// Exponential and hyperbolic tangent of whole vectors. Included once inside each target region of isa.cpp.
+// Exponential and hyperbolic tangent of whole vectors. Included once inside each target region (vector/region.h).
 //
 // exp: x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by a polynomial fitted to the least relative error (float: degree 5,
 // 1.05e-7 before rounding; double: Taylor's, degree 13). Promise, tested over the whole range: relative error at most

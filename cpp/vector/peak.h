@@ -1,4 +1,4 @@
-// Multiply-add chains, for the peak arithmetic rate. Included once inside each target region of isa.cpp.
+// Multiply-add chains, for the peak arithmetic rate. Included once inside each target region (vector/region.h).
 //
 // A chain waits for its own last result, so the peak needs (latency x units) independent chains: 4 cycles x 2 units on
 // current x86, 4 x 4 on Apple's cores. Three quarters of the registers hold chains: 12 of 16, or 24 of 32. Loops over

@@ -1,5 +1,5 @@
 // The vectors of one instruction set: V<float>, V<double>, and what kernels ask of them. Included once inside each target
-// region of isa.cpp, which sets REDBLUE_REGION; hence no include guard, and no #include here.
+// region (vector/region.h), which sets REDBLUE_REGION; hence no include guard, and no #include here.
 //
 // V<T> is the compiler's own vector type, so + - * / < and ?: work on whole vectors; only what it does badly is written
 // per instruction set. Sums of products contract to fused multiply-adds where there are such.

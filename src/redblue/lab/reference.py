@@ -85,7 +85,9 @@ def backward(
 ) -> Gradients:
     """Gradients of sum(dout * out) + sum(dlse * lse), in float64, with respect to Q, K, V, the bias and the sinks."""
     shapes = [np.shape(x) for x in (q, k, v)]
-    found = forward(q, k, v, attends, scale=scale, softcap=softcap, bias=bias, sinks=sinks, alibi=alibi, dropout=dropout)
+    found = forward(
+        q, k, v, attends, scale=scale, softcap=softcap, bias=bias, sinks=sinks, alibi=alibi, dropout=dropout
+    )
     q, k, v = _widened(q, k, v)
     dout, p, kept = np.asarray(dout, np.float64), found.p, 1.0 if dropout is None else dropout
     with np.errstate(invalid="ignore"):
