@@ -26,7 +26,7 @@ class Isa:
         """Whether it multiplies bfloat16 pairs into fp32 sums."""
 
     def lanes(self, number: int) -> int:
-        """Queries that its attention kernel for this number type (redblue.kernels.cpu.call.NUMBERS) computes at once."""
+        """Queries that the attention kernel of a number type (redblue.kernels.cpu.call.NUMBERS) computes at once."""
 
     def packed_bytes(self, number: int) -> int:
         """Bytes of a number of that type as the kernel's packed panels hold it."""
@@ -101,8 +101,8 @@ class Edges:
 class Call:
     """The arguments of one pass; see redblue.kernels.cpu.call.forward and backward.
 
-    Query i attends keys i + first .. i + end - 1. Nothing is checked but the number of strides: the core reads and writes
-    at these addresses. number, bias_number: redblue.kernels.cpu.call.NUMBERS.
+    Query i attends keys i + first .. i + end - 1. Only the number of strides is checked: the core reads and writes at
+    these addresses. number, bias_number: redblue.kernels.cpu.call.NUMBERS.
     """
 
     def __init__(

@@ -198,8 +198,8 @@ def forward(
     """Write out and lse. Returns the words read and written between tiles and arrays.
 
     lse, sinks and alibi: float64 for float64 arrays, else float32. alibi: slopes, with strides of 0 along rows and
-    columns; a score loses slope * |query + n_k - n_q - key| after softcap. schedule: "hybrid" and "small_cache" write P to memory of
-    their own; all others are `flash`, unless the mask is given as pairs.
+    columns; a score loses slope * |query + n_k - n_q - key| after softcap. schedule: "hybrid" and "small_cache" write P
+    to memory of their own; all others are `flash`, unless the mask is given as pairs.
     """
     call = _core.Call(
         NUMBERS[dtype],
