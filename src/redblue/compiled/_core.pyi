@@ -1,7 +1,6 @@
 """The compiled core: instruction sets, and what this machine measurably does with them; caches that hold lines."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ class Isa:
         """Whether it multiplies bfloat16 pairs into fp32 sums."""
 
     def lanes(self, number: int) -> int:
-        """Queries that its attention kernel for this number type (redblue.kernels.cpu.call.NUMBERS) computes at once."""
+        """Queries that the attention kernel of a number type (redblue.kernels.cpu.call.NUMBERS) computes at once."""
 
     def packed_bytes(self, number: int) -> int:
         """Bytes of a number of that type as the kernel's packed panels hold it."""
@@ -41,39 +40,109 @@ def choose_isa(isa: str = "") -> Isa:
     Raises ValueError, listing the names, for one that is unknown or that this CPU lacks.
     """
 
-def attention_forward(
-    isa: Isa,
-    number: int,
-    sizes: tuple[int, ...],
-    arrays: tuple[tuple[int, ...] | None, ...],
-    mask: tuple[Any, ...],
-    scale: float,
-    softcap: float,
-    bias_number: int,
-    dropout: float,
-    seed: int,
-    tile: tuple[int, ...],
-) -> tuple[int, int]:
-    """See redblue.kernels.cpu.call.forward. Checks next to nothing: it reads and writes where `arrays` say.
+Array = tuple[int, ...]  # the address, then one stride, in elements, for each of (lead..., heads, rows, columns)
 
-    sizes: (lead..., kv_heads, group, n_q, n_k, d, d_v). mask: redblue.kernels.cpu.call.Attended. tile: (rows, cols, pieces,
-    threads, None or a redblue.kernels.cpu.plan.SpillTile, and, where dQ has a pass of its own, its keys).
+class Sizes:
+    """The sizes of a call; see redblue.kernels.cpu.call.Sizes."""
+
+    def __init__(
+        self, lead: Sequence[int], kv_heads: int, group: int, n_q: int, n_k: int, d: int, d_v: int
+    ) -> None: ...
+
+class SpillTiles:
+    """Tiles of a schedule that writes P to memory; see redblue.kernels.cpu.plan.SpillTile."""
+
+    def __init__(
+        self,
+        stays: bool,
+        rows: int,
+        cols: int,
+        depth: int,
+        out_rows: int,
+        out_cols: int,
+        dk_rows: int,
+        dk_cols: int,
+        dv_rows: int,
+        dv_cols: int,
+        chunk: int,
+    ) -> None: ...
+
+class Tiles:
+    """Rows (queries, stacked) and columns (keys) of a tile, and how forward and backward are split.
+
+    pieces: parts that forward cuts the keys into. dq_cols: keys that a separate pass for dQ takes at once, 0 for none.
+    spilled: tiles of a schedule that writes P to memory. Raises ValueError for an edge below 1.
     """
 
-def attention_backward(
-    isa: Isa,
-    number: int,
-    sizes: tuple[int, ...],
-    arrays: tuple[tuple[int, ...] | None, ...],
-    mask: tuple[Any, ...],
-    scale: float,
-    softcap: float,
-    bias_number: int,
-    dropout: float,
-    seed: int,
-    tile: tuple[int, ...],
-) -> tuple[int, int]:
-    """See redblue.kernels.cpu.call.backward, and attention_forward."""
+    def __init__(
+        self, rows: int = 1, cols: int = 1, pieces: int = 1, dq_cols: int = 0, spilled: SpillTiles | None = None
+    ) -> None: ...
+
+class Pattern:
+    """A lowered mask; see redblue.kernels.cpu.call.Pattern. The first three are addresses."""
+
+    def __init__(
+        self,
+        starts: int = 0,
+        runs: int = 0,
+        bits: int = 0,
+        planes: Array | None = None,
+        panel: int = 1,
+        panels: int = 0,
+        planes_count: int = 1,
+        scattered: bool = False,
+    ) -> None: ...
+
+class Edges:
+    """Attending pairs as lists; see redblue.kernels.cpu.call.Edges. All four are addresses."""
+
+    def __init__(self, query_starts: int, keys: int, key_starts: int, queries: int) -> None: ...
+
+class Call:
+    """The arguments of one pass; see redblue.kernels.cpu.call.forward and backward.
+
+    Query i attends keys i + first .. i + end - 1. Only the number of strides is checked: the core reads and writes at
+    these addresses. number, bias_number: redblue.kernels.cpu.call.NUMBERS.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        sizes: Sizes,
+        tiles: Tiles,
+        threads: int,
+        scale: float,
+        first: int,
+        end: int,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        lse: Array,
+        dout: Array | None = None,
+        dq: Array | None = None,
+        dk: Array | None = None,
+        dv: Array | None = None,
+        delta: Array | None = None,
+        dlse: Array | None = None,
+        pattern: Pattern | None = None,
+        by_query: Pattern | None = None,
+        edges: Edges | None = None,
+        softcap: float = 0.0,
+        bias: Array | None = None,
+        bias_number: int = 0,
+        dbias: Array | None = None,
+        sinks: Array | None = None,
+        alibi: Array | None = None,
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> None: ...
+
+def attention_forward(isa: Isa, call: Call) -> tuple[int, int]:
+    """Write out and lse. Returns the words read and written between tiles and arrays."""
+
+def attention_backward(isa: Isa, call: Call) -> tuple[int, int]:
+    """Write dq, dk, dv, delta and, if given, dbias. Returns the words read and written between tiles and arrays."""
 
 def by_key(query_starts: np.ndarray, keys: np.ndarray, n_k: int) -> tuple[np.ndarray, np.ndarray]:
     """Lists by query turned into lists by key: int64 (n_k + 1) starts and the int32 queries of each key, ascending.
@@ -238,7 +307,7 @@ def under_valgrind() -> bool:
     """Whether valgrind runs this process."""
 
 def meter_arm(outputs: Sequence[tuple[int, int]], line_bytes: int) -> None:
-    """Have callgrind count the next call of a kernel, or of meter_loop (cpp/meter.h).
+    """Have callgrind count the next call of a kernel, or of meter_loop (cpp/meter/meter.h).
 
     outputs: (address, bytes) of what it writes, whose lines are touched afterwards. line_bytes: the cache's.
     """

@@ -2,8 +2,8 @@
 
 Callgrind simulates two levels: D1, which writes through, and LL, which writes back. The cache that is measured is LL;
 D1 is as small as valgrind allows, two half lines, so that next to every access reaches LL. I1 is large, so that each
-line of code reaches LL once only. Counting starts and ends inside the program, by client requests (cpp/meter.cpp): at
-the start all caches are empty, so that nothing that ran before is counted, nor written back.
+line of code reaches LL once only. Counting starts and ends inside the program, by client requests
+(cpp/meter/meter.cpp): at the start all caches are empty, so that nothing that ran before is counted, nor written back.
 """
 
 from __future__ import annotations

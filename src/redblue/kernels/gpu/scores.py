@@ -260,7 +260,7 @@ def power(s, top, PLAIN: tl.constexpr):
 def kept(scores, numbers, j, COLS: tl.constexpr, SUMS: tl.constexpr):
     """(rows, COLS): 0 where the probability of keys j .. is dropped, else 1 / (1 - dropout). j: a multiple of 4.
 
-    Philox 4x32-10 (Salmon et al., SC 2011) of (row's number, key's quarter), as in cpp/scores.h: the same on all tiles.
+    Philox 4x32-10 (Salmon et al., SC 2011) of (row's number, key's quarter), as in cpp/attention/scores.h: the same on all tiles.
     """
     i_quarter = (j // 4 + tl.arange(0, COLS // 4)).to(tl.uint32)[None, :]
     counter = numbers[:, None] + scores.first_row

@@ -1,0 +1,218 @@
+// Register-tiled products of packed panels. Included once inside each target region (vector/region.h).
+//
+// Every product of attention, forward and backward, is one and the same thing here:
+//
+//     C[m][lane] (+)= sum over k of A[m, k] B[k][lane]
+//
+// B: a panel, k-th row at b + k * bk, loaded as whole vectors. A: single units, broadcast; at a + m * am + k * ak.
+// C: sums, m-th row at c + m * cm, whole vectors. A unit is what one multiply-add takes per lane: a float, a double, or
+// a pair of bfloat16 that are neighbours along k (so k counts units: half the length).
+//
+// In registers: MR rows of C, each of NR vectors; MR x NR sums, NR vectors of B, and A's broadcast. With 32 registers
+// 6 x 4 = 24 sums, with 16 registers 6 x 2 = 12: loads (MR + NR, and one that fetches ahead, per MR x NR multiply-adds) never
+// bind.
+
+constexpr int kNR = kRegisters == 32 ? 4 : 2;
+constexpr int kMR = 6;
+
+// What the numbers in a packed panel are.
+struct Float32 {
+  using Number = float;  // as packed
+  using Unit = float;
+  using Sum = float;
+  static constexpr int kStep = 1;  // numbers per unit
+  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) { return multiply_add<float>(b, a, c); }
+};
+struct Float64 {
+  using Number = double;
+  using Unit = double;
+  using Sum = double;
+  static constexpr int kStep = 1;
+  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) { return multiply_add<double>(b, a, c); }
+};
+#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+struct Bfloat16Pairs {
+  using Number = bfloat16;
+  using Unit = unsigned;
+  using Sum = float;
+  static constexpr int kStep = 2;
+  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) { return multiply_add_pairs(b, a, c); }
+};
+#endif
+
+// Rows of arrays that will be needed soon, fetched while something else is computed: their first touch otherwise waits for
+// memory (at d = 512 that cost a tenth of the time). What was added last is needed first.
+//
+// A product fetches one line in the time of kUnitsPerLine of its units: many at once would wait for memory together, and what
+// the product itself needs from the second cache would wait with them (1 to 3 % of the time; measured, Zen 5). Only rows that
+// are too short for that, and do not lie one after the other, are fetched whole.
+class Ahead {
+ public:
+  // `count` rows of `bytes` bytes each, `stride` bytes apart.
+  void add(const void* row, long count, long stride, long bytes) {
+    if (count <= 0 || waiting_ == kMost) return;
+    if (stride == bytes) bytes *= count, count = 1;
+    blocks_[waiting_++] = {static_cast<const char*>(row), count, stride, bytes, 0};
+  }
+  void clear() { waiting_ = 0; }
+
+  // Where to fetch from while the first of some units is computed, and how many bytes further with each of the others.
+  struct Trail {
+    const char* from;
+    long step;
+  };
+  // If there is nothing to fetch, or too little, that is `nothing`, again and again.
+  Trail follow(long units, const void* nothing) {
+    for (long bytes = units * kStep; waiting_ > 0 && bytes > 0;) {
+      Block& block = blocks_[waiting_ - 1];
+      const char* const from = block.row + block.at;
+      const long left = block.bytes - block.at;
+      if (left > bytes) {
+        block.at += bytes;
+        return {from, (bytes + units - 1) / units};
+      }
+      for (long at = 0; at < left; at += kLine) __builtin_prefetch(from + at, 0, 2);
+      bytes -= left;
+      block.at = 0, block.row += block.stride;
+      if (--block.count == 0) waiting_--;
+    }
+    return {static_cast<const char*>(nothing), 0};
+  }
+
+ private:
+  static constexpr int kMost = 4;
+  static constexpr long kLine = 64, kUnitsPerLine = 8, kStep = kLine / kUnitsPerLine;
+  struct Block {
+    const char* row;
+    long count, stride, bytes, at;
+  };
+  Block blocks_[kMost];
+  int waiting_ = 0;
+};
+
+// One chain of additions is so long at most: its error grows with its length (at d = 576 one chain doubled that of dV).
+constexpr long kLongest = 256;
+
+// C starts at 0, at itself, or at itself times `factors`, lane by lane; weighed: at itself, and products times `factors`.
+enum class Start { kZero, kSum, kScaled, kWeighed };
+
+// Pairs of bfloat16 may begin at any number, so a unit's address may be no multiple of its size.
+template <class Unit>
+inline Unit loose(const Unit* p) {
+  Unit unit;
+  __builtin_memcpy(&unit, reinterpret_cast<const char*>(p), sizeof unit);
+  return unit;
+}
+
+template <class F, int MR, int NR>
+inline void micro(const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk, typename F::Sum* c,
+                  long cm, long length, Start start, const typename F::Sum* factors, Ahead::Trail ahead,
+                  typename F::Sum* tops) {
+  using Sum = typename F::Sum;
+  constexpr int L = kLanesOf<Sum>;
+  V<Sum> sums[MR][NR];
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; m++)
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) sums[m][v] = V<Sum>{};
+  for (long k = 0; k < length; k++) {
+    __builtin_prefetch(ahead.from, 0, 2);
+    ahead.from += ahead.step;
+    V<typename F::Unit> row[NR];
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) row[v] = load(b + v * L);
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; m++) {
+      const V<typename F::Unit> unit = splat(loose(a + m * am));
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; v++) sums[m][v] = F::multiply_add_unit(row[v], unit, sums[m][v]);
+    }
+    a += ak;
+    b += bk;
+  }
+  // What C was joins at the end: a sum over thousands of keys is then one of tiles' sums, and its error hardly grows.
+  if (start == Start::kScaled) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) {
+      const V<Sum> factor = load(factors + v * L);
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; m++) sums[m][v] = multiply_add<Sum>(load(c + m * cm + v * L), factor, sums[m][v]);
+    }
+  } else if (start == Start::kWeighed) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) {
+      const V<Sum> factor = load(factors + v * L);
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; m++) sums[m][v] = multiply_add<Sum>(sums[m][v], factor, load(c + m * cm + v * L));
+    }
+  } else if (start == Start::kSum) {
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; m++)
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; v++) sums[m][v] += load(c + m * cm + v * L);
+  }
+  if (tops)
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) {
+      V<Sum> top = load(tops + v * L);
+#pragma GCC unroll 8
+      for (int m = 0; m < MR; m++) top = larger<Sum>(sums[m][v], top);
+      store(tops + v * L, top);
+    }
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; m++)
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; v++) store(c + m * cm + v * L, sums[m][v]);
+}
+
+// The loop over m for NR vectors of lanes. What is left of a multiple of MR is shared out evenly over the last two
+// steps, since a step of one or two rows would wait for its own sums.
+template <class F, int NR>
+inline void column(long rows, const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk,
+                   typename F::Sum* c, long cm, long length, Start start, const typename F::Sum* factors, Ahead& ahead,
+                   typename F::Sum* tops) {
+  const long parts = (length + kLongest - 1) / kLongest, part = parts > 1 ? (length + parts - 1) / parts : std::max(1L, length);
+  long m = 0;
+  const auto step = [&](auto height) {
+    constexpr int MR = decltype(height)::value;
+    for (long k = 0; k == 0 || k < length; k += part) {
+      const long units = std::min(part, length - k);
+      micro<F, MR, NR>(a + m * am + k * ak, am, ak, b + k * bk, bk, c + m * cm, cm, units,
+                       k && start != Start::kWeighed ? Start::kSum : start, factors, ahead.follow(units, b),
+                       k + part < length ? nullptr : tops);
+    }
+    m += MR;
+  };
+  while (rows - m > kMR + 2 || rows - m == kMR) step(std::integral_constant<int, kMR>{});
+  if (rows - m > kMR) step(std::integral_constant<int, 4>{});
+  switch (rows - m) {
+    case 5: return step(std::integral_constant<int, 5>{});
+    case 4: return step(std::integral_constant<int, 4>{});
+    case 3: return step(std::integral_constant<int, 3>{});
+    case 2: return step(std::integral_constant<int, 2>{});
+    case 1: return step(std::integral_constant<int, 1>{});
+  }
+}
+
+// C (rows x lanes) as above; lanes a multiple of the vector's. tops, if not null, grow to the largest of each lane, while C is
+// still in registers. A panel of B that is longer than the first-level cache
+// streams from the second, and costs nothing by that: taking it in parts of 128 or 256 units was no faster (measured,
+// Zen 5, d = 512).
+template <class F>
+inline void product(long rows, long lanes, long length, const typename F::Unit* a, long am, long ak,
+                    const typename F::Unit* b, long bk, typename F::Sum* c, long cm, Start start,
+                    const typename F::Sum* factors, Ahead& ahead, typename F::Sum* tops = nullptr) {
+  constexpr int L = kLanesOf<typename F::Sum>;
+  for (long lane = 0; lane < lanes; lane += kNR * L) {
+    const auto go = [&](auto width) {
+      column<F, decltype(width)::value>(rows, a, am, ak, b + lane, bk, c + lane, cm, length, start, factors + lane, ahead,
+                                            tops ? tops + lane : nullptr);
+    };
+    switch ((lanes - lane) / L) {
+      case 1: go(std::integral_constant<int, 1>{}); break;
+      case 2: go(std::integral_constant<int, 2>{}); break;
+      case 3: go(std::integral_constant<int, kNR < 3 ? kNR : 3>{}); break;
+      default: go(std::integral_constant<int, kNR>{});
+    }
+  }
+}

@@ -1,0 +1,122 @@
+// The vectors of one instruction set: V<float>, V<double>, and what kernels ask of them. Included once inside each target
+// region (vector/region.h), which sets REDBLUE_REGION; hence no include guard, and no #include here.
+//
+// V<T> is the compiler's own vector type, so + - * / < and ?: work on whole vectors; only what it does badly is written
+// per instruction set. Sums of products contract to fused multiply-adds where there are such.
+#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+constexpr int kVectorBytes = 64, kRegisters = 32;
+#elif REDBLUE_REGION == REDBLUE_AVX2
+constexpr int kVectorBytes = 32, kRegisters = 16;
+#elif REDBLUE_REGION == REDBLUE_NEON
+constexpr int kVectorBytes = 16, kRegisters = 32;
+#else
+constexpr int kVectorBytes = 16, kRegisters = 16;  // SSE2 on x86: no fused multiply-add, so products round twice
+#endif
+
+template <class T>
+struct Vector {
+  typedef T Held __attribute__((vector_size(kVectorBytes), may_alias));
+  typedef T Loose __attribute__((vector_size(kVectorBytes), may_alias, aligned(alignof(T))));  // in memory, anywhere
+};
+template <class T>
+using V = typename Vector<T>::Held;
+template <class T>
+constexpr int kLanesOf = kVectorBytes / sizeof(T);
+
+template <class T>
+inline V<T> load(const T* p) {
+  return *reinterpret_cast<const typename Vector<T>::Loose*>(p);
+}
+template <class T>
+inline void store(T* p, V<T> value) {
+  *reinterpret_cast<typename Vector<T>::Loose*>(p) = value;
+}
+template <class T>
+inline V<T> splat(T value) {
+  return value - V<T>{};  // keeps -0
+}
+template <class To, class From>
+inline To bits(From value) {  // the same bits as another type
+  static_assert(sizeof(To) == sizeof(From), "bits() changes no size");
+  To to;
+  __builtin_memcpy(&to, &value, sizeof to);
+  return to;
+}
+
+template <class T>
+inline V<T> multiply_add(V<T> a, V<T> b, V<T> c) {
+  return a * b + c;
+}
+// The larger; b where either is NaN.
+template <class T>
+inline V<T> larger(V<T> a, V<T> b) {
+  return a > b ? a : b;
+}
+#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+template <>
+inline V<float> splat(float value) { return _mm512_set1_ps(value); }
+template <>
+inline V<double> splat(double value) { return _mm512_set1_pd(value); }
+template <>
+inline V<float> larger<float>(V<float> a, V<float> b) { return _mm512_max_ps(a, b); }
+#elif REDBLUE_REGION == REDBLUE_AVX2
+template <>
+inline V<float> splat(float value) { return _mm256_set1_ps(value); }
+template <>
+inline V<double> splat(double value) { return _mm256_set1_pd(value); }
+template <>
+inline V<float> larger<float>(V<float> a, V<float> b) { return _mm256_max_ps(a, b); }
+#endif
+
+#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+// Two bfloat16 per fp32 lane: the even one in the low half. Each fp32 lane of c gains both products.
+inline V<float> multiply_add_pairs(V<unsigned> a, V<unsigned> b, V<float> c) {
+  return _mm512_dpbf16_ps(c, bits<__m512bh>(a), bits<__m512bh>(b));
+}
+#endif
+
+// The value, rounded: a product that goes through here is not contracted with what follows.
+template <class T>
+inline V<T> rounded(V<T> value) {
+#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+  asm("" : "+v"(value));
+#elif defined(__x86_64__)
+  asm("" : "+x"(value));
+#elif defined(__aarch64__)
+  asm("" : "+w"(value));
+#endif
+  return value;
+}
+
+template <class T>
+inline T sum_of_lanes(V<T> value) {
+  T sum = 0;
+  for (int lane = 0; lane < kLanesOf<T>; lane++) sum += value[lane];
+  return sum;
+}
+
+// Lane by lane from a and b, numbered one after the other.
+template <class U, class Index>
+inline U shuffle(U a, U b, Index index) {
+#if defined(__clang__)
+  U result;
+  for (unsigned lane = 0; lane < sizeof(Index) / sizeof index[0]; lane++) {
+    const unsigned from = index[lane], lanes = sizeof(Index) / sizeof index[0];
+    result[lane] = from < lanes ? a[from] : b[from - lanes];
+  }
+  return result;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+// Pairs of 16-bit numbers: even[c] in the low half, odd[c] in the high one.
+inline V<unsigned> interleave(const std::uint16_t* even, const std::uint16_t* odd) {
+  V<unsigned> low, high;
+#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+  low = bits<V<unsigned>>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even))));
+  high = bits<V<unsigned>>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd))));
+#else
+  for (int lane = 0; lane < kLanesOf<unsigned>; lane++) low[lane] = even[lane], high[lane] = odd[lane];
+#endif
+  return high << 16 | low;
+}
