@@ -4,10 +4,10 @@ VENV := .venv
 BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
-SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*)
+SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*.* cpp/*/*.*)
 
 SANITIZED := build/sanitize
-SANITIZE := -std=c++17 -O1 -g1 -pthread
+SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -69,21 +69,30 @@ certify: setup ## find and certify the table of lower bounds again (about half a
 clean: ## remove both environments and everything built
 	rm -rf $(VENV) $(BENCH) build dist report.html .pytest_cache .ruff_cache .hypothesis
 
-# -O1: what the sanitizers' own documentation advises. Threads need one instruction set only.
-$(SANITIZED)/memory: $(wildcard cpp/*.* cpp/tests/*)
-	@mkdir -p $(@D)
-	$(CXX) $(SANITIZE) -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-	cpp/isa.cpp cpp/kernels.cpp cpp/pool.cpp cpp/spilled.cpp cpp/tests/sanitize.cpp -o $@
+# -O1: what the sanitizers' own documentation advises. The object files are compiled in parallel.
+MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+HEADERS := $(wildcard cpp/*/*.h)
+KERNELS := attention/passes attention/spilled_passes base/pool vector/isa tests/sanitize vector/portable
+ROWS := vector/avx512_bf16 vector/avx512 vector/avx2 vector/neon
 
-$(SANITIZED)/threads: $(wildcard cpp/*.* cpp/tests/*)
-	@mkdir -p $(@D)
-	$(CXX) $(SANITIZE) -fsanitize=thread \
-	cpp/tests/portable.cpp cpp/kernels.cpp cpp/pool.cpp cpp/spilled.cpp cpp/tests/sanitize.cpp -o $@
+$(SANITIZED)/memory: $(patsubst %,$(SANITIZED)/memory.d/%.o,$(ROWS) $(KERNELS))
+	$(CXX) $(SANITIZE) $(MEMORY) $^ -o $@
 
-$(SANITIZED)/pebbles: $(wildcard cpp/pebble* cpp/tests/pebbles.cpp)
+$(SANITIZED)/memory.d/%.o: cpp/%.cpp $(HEADERS)
 	@mkdir -p $(@D)
-	$(CXX) $(SANITIZE) -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-	cpp/pebble_search.cpp cpp/tests/pebbles.cpp -o $@
+	$(CXX) $(SANITIZE) $(MEMORY) -c $< -o $@
+
+# Threads need one instruction set only.
+$(SANITIZED)/threads: $(patsubst %,$(SANITIZED)/threads.d/%.o,$(KERNELS))
+	$(CXX) $(SANITIZE) -fsanitize=thread $^ -o $@
+
+$(SANITIZED)/threads.d/%.o: cpp/%.cpp $(HEADERS)
+	@mkdir -p $(@D)
+	$(CXX) $(SANITIZE) -fsanitize=thread -DREDBLUE_PORTABLE_ONLY -c $< -o $@
+
+$(SANITIZED)/pebbles: $(wildcard cpp/pebble/* cpp/tests/pebbles.cpp)
+	@mkdir -p $(@D)
+	$(CXX) $(SANITIZE) $(MEMORY) cpp/pebble/search.cpp cpp/tests/pebbles.cpp -o $@
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit(f"redblue needs Python 3.10 or newer, \

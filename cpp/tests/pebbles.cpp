@@ -4,9 +4,9 @@
 #include <cstdlib>
 #include <random>
 
-#include "../pebble_play.h"
-#include "../pebble_search.h"
-#include "../pebble_task.h"
+#include "pebble/player.h"
+#include "pebble/search.h"
+#include "pebble/task.h"
 
 using namespace redblue;
 

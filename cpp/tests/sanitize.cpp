@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "../kernels.h"
-#include "../numbers.h"
-#include "../pool.h"
+#include "attention/call.h"
+#include "base/numbers.h"
+#include "base/pool.h"
 
 using namespace redblue;
 
@@ -215,6 +215,8 @@ void one_call(const Isa& isa) {
   if (bias_number == Number::kFloat64 && sums != Number::kFloat64) bias_number = Number::kBool;
   const bool biased = chance(0.5), sunk = chance(0.3), bias_learns = biased && chance(0.7);
   Buffer bias(bias_number, lead, heads, n_q, n_k, false, true), sinks(sums, 1, 1, 1, heads, true);
+  const bool sloped = chance(0.3);
+  Buffer alibi(sums, lead, heads, 1, 1);
   Buffer dbias(sums, lead, heads, n_q, n_k, false, true);
   call.q = q.array, call.k = k.array, call.v = v.array, call.out = out.array, call.lse = lse.array;
   call.dout = dout.array, call.dq = dq.array, call.dk = dk.array, call.dv = dv.array, call.delta = delta.array;
@@ -231,6 +233,7 @@ void one_call(const Isa& isa) {
   if (biased) call.bias = bias.array, call.bias_number = bias_number;
   if (bias_learns) call.dbias = dbias.array;
   if (sunk) call.sinks = sinks.array;
+  if (sloped) call.alibi = alibi.array, call.alibi.row = call.alibi.column = 0;
   if (chance(0.5)) call.dlse = dlse.array;
 
   forward(call, isa);
@@ -254,6 +257,7 @@ void one_call(const Isa& isa) {
             const double bent = std::tanh(s[j] / call.softcap);
             s[j] = call.softcap * bent, slope[j] = 1 - bent * bent;
           }
+          if (sloped) s[j] -= alibi.get(b, h, 0, 0) * std::abs(i + n_k - n_q - j);
           if (biased) s[j] += bias.get(b, h, i, j);
           if (j < i + call.first || j >= i + call.end) s[j] = nothing;
           if (listed && !mask.attends(mask.by_head[b * heads + h], i, j)) s[j] = nothing;
@@ -335,7 +339,8 @@ int main(int count, char** arguments) {
   const long calls = count > 1 ? std::atol(arguments[1]) : 300;
   const std::uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 1;
   int rows = 0;
-  for (const Isa& isa : list_isas()) {
+  for (const Isa* row : list_isas()) {
+    const Isa& isa = *row;
     if (!isa.supported()) {
       std::printf("%s: this CPU cannot run it\n", isa.name);
       continue;

@@ -39,6 +39,7 @@ def forward(
     softcap: float | None = None,
     bias: np.ndarray | None = None,
     sinks: np.ndarray | None = None,
+    alibi: np.ndarray | None = None,
     dropout: np.ndarray | None = None,
 ) -> Forward:
     """softmax(softcap(scale Q K^T) + bias, masked) V in float64. Shapes (..., n_q, d), (..., n_k, d), (..., n_k, d_v).
@@ -48,10 +49,11 @@ def forward(
 
     attends: boolean (n_q, n_k), True where a query attends a key. scale: 1 / sqrt(d) if None. softcap: scores x become
     softcap tanh(x / softcap). bias: added after that; a boolean one is True where a query attends. sinks: (H,), a score
-    more for each row of a head, without a value. dropout: what each probability is multiplied by, 0 or 1 / (1 - share).
+    more for each row of a head, without a value. alibi: slopes, (H,) or (..., H); a score loses its head's slope times
+    |query - key|, positions counted from the last ones, after softcap. dropout: what each probability is multiplied by, 0 or 1 / (1 - share).
     """
     q, k, v = _widened(q, k, v)
-    s, _ = _scores(q, k, attends, scale, softcap, bias)
+    s, _ = _scores(q, k, attends, scale, softcap, bias, alibi)
     with np.errstate(invalid="ignore", divide="ignore"):  # infinite scores less their maximum; log(0)
         top = s.max(axis=-1, keepdims=True, initial=-np.inf)
         sink = -np.inf if sinks is None else np.asarray(sinks, np.float64)[:, None, None]
@@ -78,15 +80,16 @@ def backward(
     softcap: float | None = None,
     bias: np.ndarray | None = None,
     sinks: np.ndarray | None = None,
+    alibi: np.ndarray | None = None,
     dropout: np.ndarray | None = None,
 ) -> Gradients:
     """Gradients of sum(dout * out) + sum(dlse * lse), in float64, with respect to Q, K, V, the bias and the sinks."""
     shapes = [np.shape(x) for x in (q, k, v)]
-    found = forward(q, k, v, attends, scale=scale, softcap=softcap, bias=bias, sinks=sinks, dropout=dropout)
+    found = forward(q, k, v, attends, scale=scale, softcap=softcap, bias=bias, sinks=sinks, alibi=alibi, dropout=dropout)
     q, k, v = _widened(q, k, v)
     dout, p, kept = np.asarray(dout, np.float64), found.p, 1.0 if dropout is None else dropout
     with np.errstate(invalid="ignore"):
-        _, slope = _scores(q, k, attends, scale, softcap, bias)
+        _, slope = _scores(q, k, attends, scale, softcap, bias, alibi)
         dp = dout @ np.swapaxes(v, -1, -2) * kept
         delta = (p * dp).sum(axis=-1) - (0.0 if dlse is None else dlse)
         ds = p * (dp - delta[..., None])
@@ -118,6 +121,7 @@ def _scores(
     scale: float | None,
     softcap: float | None,
     bias: np.ndarray | None,
+    alibi: np.ndarray | None,
 ) -> tuple[np.ndarray, Any]:
     """The scores, -inf where a query does not attend, and the derivative of softcap tanh(x / softcap)."""
     slope = 1.0
@@ -126,6 +130,10 @@ def _scores(
         if softcap is not None:
             bent = np.tanh(s / softcap)
             s, slope = softcap * bent, 1.0 - bent**2
+        if alibi is not None:
+            n_q, n_k = s.shape[-2:]
+            distance = np.abs(np.arange(n_q)[:, None] + n_k - n_q - np.arange(n_k))
+            s = s - np.asarray(alibi, np.float64)[..., None, None] * distance
         if bias is not None:
             s = np.where(bias, s, -np.inf) if bias.dtype == bool else s + np.asarray(bias, np.float64)
     return (s if attends is None else np.where(attends, s, -np.inf)), slope

@@ -20,7 +20,7 @@ from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.machine import CacheLevel
 from redblue.meter import child, valgrind
-from redblue.meter.calls import KernelCall, Region
+from redblue.meter.calls import KernelCall, Region, Struct
 from redblue.meter.valgrind import Events
 
 BEYOND = ("avx512_bf16", "avx512")  # instruction sets that valgrind does not decode
@@ -109,7 +109,9 @@ def traffic(found: dict[str, Events], output_lines: int) -> dict[str, int]:
 
 
 def plain(value: Any) -> Any:
-    """Arguments as JSON writes them, a Region as {"region": index}."""
+    """Arguments as JSON writes them: a Region as {"region": index}, a Struct as {"struct": name, "fields": {...}}."""
     if isinstance(value, Region):
         return {"region": value.index}
+    if isinstance(value, Struct):
+        return {"struct": value.name, "fields": {name: plain(each) for name, each in value.fields.items()}}
     return [plain(each) for each in value] if isinstance(value, tuple) else value

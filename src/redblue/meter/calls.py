@@ -34,6 +34,14 @@ class Region:
 
 
 @dataclass(frozen=True)
+class Struct:
+    """A struct of the compiled core, by its name and fields: arguments are data until the call is made."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class KernelCall:
     """A call of `function` of the compiled core with `isa` and `arguments`.
 
@@ -114,34 +122,40 @@ def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.
         regions.append(p.batch * heads * n * columns * bytes_each)
         return (Region(len(regions) - 1), heads * n * columns, n * columns, columns, 1)
 
-    q, k, v = array(p.heads, p.n_q, p.d), array(p.key_heads, p.n_k, p.d), array(p.key_heads, p.n_k, p.value_dim)
-    out, lse = array(p.heads, p.n_q, p.value_dim), array(p.heads, p.n_q, 1, sums)
-    arrays, outputs = (q, k, v, out, lse, None, None), (out, lse)
+    arrays = {"q": array(p.heads, p.n_q, p.d), "k": array(p.key_heads, p.n_k, p.d)}
+    arrays["v"] = array(p.key_heads, p.n_k, p.value_dim)
+    arrays |= {"out": array(p.heads, p.n_q, p.value_dim), "lse": array(p.heads, p.n_q, 1, sums)}
+    outputs = ("out", "lse")
     if p.direction == "backward":
-        dout = array(p.heads, p.n_q, p.value_dim)
-        outputs = (
-            array(p.heads, p.n_q, p.d),
-            array(p.key_heads, p.n_k, p.d),
-            array(p.key_heads, p.n_k, p.value_dim),
-            array(p.heads, p.n_q, 1, sums),
-        )
-        dq, dk, dv, delta = outputs
-        arrays = (*arrays, dout, dq, dk, dv, None, delta, None)
-    mask = _mask(problem, sizes, row.lanes(number), schedule, regions)
-    arguments = (number, (*sizes.lead, *sizes[1:]), arrays, mask, p.d**-0.5, 0.0, 0, 0.0, 0, cpu.told(tile, 1))
-    written = tuple(each[0].index for each in outputs)
-    return KernelCall(p, schedule, tiles, row.name, f"attention_{p.direction}", tuple(regions), written, arguments)
+        arrays |= {"dout": array(p.heads, p.n_q, p.value_dim), "dq": array(p.heads, p.n_q, p.d)}
+        arrays |= {"dk": array(p.key_heads, p.n_k, p.d), "dv": array(p.key_heads, p.n_k, p.value_dim)}
+        arrays["delta"] = array(p.heads, p.n_q, 1, sums)
+        outputs = ("dq", "dk", "dv", "delta")
+    call = Struct(
+        "Call",
+        {
+            "number": number,
+            "sizes": Struct("Sizes", sizes._asdict()),
+            "tiles": _tiles(tile),
+            "threads": 1,
+            "scale": p.d**-0.5,
+            **_mask(problem, sizes, row.lanes(number), schedule, regions),
+            **arrays,
+        },
+    )
+    written = tuple(arrays[name][0].index for name in outputs)
+    return KernelCall(p, schedule, tiles, row.name, f"attention_{p.direction}", tuple(regions), written, (call,))
 
 
-def _mask(problem: Problem, sizes: cpu.Sizes, lanes: int, schedule: str, regions: list[int | bytes]) -> tuple[Any, ...]:
-    """The mask as the core takes it; what it points to becomes regions."""
+def _mask(problem: Problem, sizes: cpu.Sizes, lanes: int, schedule: str, regions: list[int | bytes]) -> dict[str, Any]:
+    """The mask's fields of a _core.Call; the arrays that it points to become regions."""
     mask = problem.mask
     check_lead(mask, sizes)
     if schedule == "gather":
         found = in_pairs(mask, sizes)
     elif isinstance(mask.rule, Window):
         band = mask.rule.on(sizes.n_q, sizes.n_k, 1)
-        return (band.first, band.end, None, None, None)
+        return {"first": band.first, "end": band.end}
     else:
         found = in_tiles(mask, sizes, lanes, False)
     places = {}
@@ -150,11 +164,22 @@ def _mask(problem: Problem, sizes: cpu.Sizes, lanes: int, schedule: str, regions
         regions.append(held.tobytes())
 
     def moved(value: Any) -> Any:
+        if isinstance(value, cpu.Pattern | cpu.Edges):
+            return Struct(type(value).__name__, {name: moved(each) for name, each in value._asdict().items()})
         if isinstance(value, tuple):
             return tuple(moved(each) for each in value)
         return places.get(value, value) if type(value) is int else value
 
-    return moved(tuple(found[:5]))
+    return {name: moved(getattr(found, name)) for name in ("first", "end", "pattern", "by_query", "edges")}
+
+
+def _tiles(tile: cpu.AnyTile) -> Struct:
+    """The fields of redblue.kernels.cpu.call.pack_tile."""
+    if isinstance(tile, cpu.TwoPassTile):
+        return Struct("Tiles", {"rows": tile.rows, "cols": tile.dkv_cols, "dq_cols": tile.cols})
+    if isinstance(tile, cpu.SpillTile):
+        return Struct("Tiles", {"spilled": Struct("SpillTiles", tile._asdict())})
+    return Struct("Tiles", tile._asdict())
 
 
 def _arrays(held: Any) -> Iterator[np.ndarray]:

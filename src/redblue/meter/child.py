@@ -40,11 +40,16 @@ def lay(regions: list[dict[str, Any]], align: int) -> tuple[mmap.mmap, list[int]
     return memory, [base + start for start in starts]
 
 
-def placed(value: Any, addresses: list[int]) -> Any:
-    """Arguments with {"region": i} replaced by its address; lists become tuples."""
-    if isinstance(value, dict):
+def placed(value: Any, addresses: list[int], core: Any) -> Any:
+    """Arguments with {"region": i} replaced by its address, and structs of the core made; lists become tuples."""
+    if isinstance(value, list):
+        return tuple(placed(each, addresses, core) for each in value)
+    if not isinstance(value, dict):
+        return value
+    if "region" in value:
         return addresses[value["region"]]
-    return tuple(placed(each, addresses) for each in value) if isinstance(value, list) else value
+    fields = {name: placed(each, addresses, core) for name, each in value["fields"].items()}
+    return getattr(core, value["struct"])(**fields)
 
 
 def main(path: str) -> None:
@@ -54,7 +59,7 @@ def main(path: str) -> None:
         sys.exit("the compiled module does not see valgrind")
     memory, addresses = lay(task["regions"], max(ALIGNED, task["line_bytes"]))
     outputs = [(addresses[i], task["regions"][i]["bytes"]) for i in task["outputs"]]
-    arguments = placed(task["arguments"], addresses)
+    arguments = placed(task["arguments"], addresses, core)
     if task["isa"]:
         arguments = (core.choose_isa(task["isa"]), *arguments)
     call = getattr(core, task["function"])

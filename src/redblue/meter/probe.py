@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from redblue.compiled import _core
-from redblue.meter.calls import KernelCall, Region
+from redblue.meter.calls import KernelCall, Region, Struct
 
 ALIGNED = 64  # bytes
 
@@ -35,6 +35,9 @@ def prepared(call: KernelCall) -> Callable[[], tuple[int, int]]:
     def placed(value: Any) -> Any:
         if isinstance(value, Region):
             return memory.ctypes.data + first + int(starts[value.index])
+        if isinstance(value, Struct):
+            fields = {name: placed(each) for name, each in value.fields.items()}
+            return getattr(_core, value.name)(**fields)
         return tuple(map(placed, value)) if isinstance(value, tuple) else value
 
     function, arguments = getattr(_core, call.function), (_core.choose_isa(call.isa), *placed(call.arguments))

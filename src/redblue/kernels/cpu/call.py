@@ -1,13 +1,14 @@
-"""The compiled core's face: picks the instruction set and the plan's tiles, passes addresses and strides.
+"""The Python face of the compiled core's attention: picks the instruction set and the tiles, and fills a _core.Call.
 
-It knows neither NumPy nor PyTorch. An array is (address, *strides): strides in elements, of (lead..., heads, rows,
-columns), 0 where it is broadcast. Everything must have been checked: the core reads and writes where it is told.
+It knows neither NumPy nor PyTorch. An array is described by (address, *strides): strides in elements, of (lead...,
+heads, rows, columns), 0 where it is broadcast. Callers must have checked everything: the core reads and writes at these
+addresses.
 """
 
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
@@ -16,7 +17,7 @@ from redblue.kernels.cpu.plan import SpillTile, Tile, TwoPassTile, plan
 from redblue.problem import Problem
 
 NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
-SPILLED = ("hybrid", "small_cache")  # schedules that write P
+SPILLED = ("hybrid", "small_cache")  # schedules that write P to memory
 MOST_LEAD = 8  # leading dimensions, before the heads
 MOST_D = 4096  # of d and d_v
 
@@ -25,20 +26,23 @@ AnyTile = Tile | SpillTile | TwoPassTile
 
 
 class Pattern(NamedTuple):
-    """redblue.masks.Lowered as the core takes it: addresses of its arrays, and the planes as an Array."""
+    """The fields of _core.Pattern: addresses of a lowered mask's arrays (redblue.masks.lowered), and its planes."""
 
-    starts: int  # 0: none but the planes, which belong to Edges
+    starts: int  # 0: there are planes only, which serve Edges
     runs: int
     bits: int
     planes: Array | None  # int64 (lead..., key/value heads, 1, 1); None: one plane for all
-    panel: int  # stacked rows
+    panel: int  # stacked rows of a panel
     panels: int
     planes_count: int
     scattered: bool  # whether runs are short
 
 
 class Edges(NamedTuple):
-    """Addresses of the attending pairs as lists: int64 starts and int32 keys by query, then the other way round."""
+    """The fields of _core.Edges: addresses of the attending pairs as lists, by query and by key.
+
+    Starts are int64, keys and queries int32.
+    """
 
     query_starts: int
     keys: int
@@ -47,10 +51,10 @@ class Edges(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What a call's queries attend: query i keys i + first .. i + end - 1 and, of these, the pattern's if there is one.
+    """The keys that queries attend: query i attends keys i + first .. i + end - 1, if the pattern allows it, too.
 
-    by_query: the same pattern for unstacked queries, which the gradient of a bias takes. edges: the pattern's pairs
-    themselves, where pairs are to be gathered. held: whose memory it is.
+    by_query: the same pattern for unstacked queries, which the gradient of a bias needs. edges: the pattern's pairs
+    themselves, where pairs are gathered. held: the arrays that the addresses point into.
     """
 
     first: int
@@ -62,7 +66,7 @@ class Attended(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of one call. A key head's `group` query heads share it."""
+    """The sizes of one call. `group` query heads share a key head."""
 
     lead: tuple[int, ...]
     kv_heads: int
@@ -120,7 +124,7 @@ def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa, sparse: b
 
 
 def plan_spill_tile(schedule: str, direction: str, sizes: Sizes, dtype: str) -> SpillTile:
-    """The same for a schedule that writes P."""
+    """The plan's tiles for a schedule that writes P to memory."""
     lengths = _magnitude(sizes.n_q * sizes.group), _magnitude(sizes.n_k)
     streams, row = _magnitude(sizes.streams), row_of(isa(), NUMBERS[dtype])
     return cache_fit.plan_spilled(schedule, direction, *lengths, sizes.d, sizes.d_v, streams, row)
@@ -132,16 +136,35 @@ def row_of(row: _core.Isa, number: int) -> cache_fit.Row:
 
 
 def tiles_for(schedule: str, problem: Problem, words: int, row: _core.Isa | None = None) -> AnyTile:
-    """What the kernel of this schedule should be given for a cache of `words` words: see redblue.kernels.cpu.cache_fit."""
+    """The tiles of this schedule's kernel for a cache of `words` words: see redblue.kernels.cpu.cache_fit."""
     of = row_of(row or isa(), NUMBERS[problem.dtype])
     return cache_fit.tiles_for(schedule, problem, words * problem.bytes_per_word // of.packed_bytes, of)
 
 
-def told(tile: AnyTile, threads: int) -> tuple[Any, ...]:
-    """As the core takes it: rows, cols, pieces, threads; a schedule's that writes P; cols of a pass of dQ."""
+@lru_cache(maxsize=1024)
+def pack_sizes(sizes: Sizes) -> _core.Sizes:
+    """The struct that the core reads."""
+    return _core.Sizes(**sizes._asdict())
+
+
+@lru_cache(maxsize=1024)
+def pack_tile(tile: AnyTile) -> _core.Tiles:
+    """Pack the tile sizes into the struct that the core reads."""
     if isinstance(tile, TwoPassTile):
-        return (tile.rows, tile.dkv_cols, 1, threads, None, tile.cols)
-    return (*tile, threads, None) if isinstance(tile, Tile) else (1, 1, 1, threads, tuple(map(int, tile)))
+        return _core.Tiles(rows=tile.rows, cols=tile.dkv_cols, dq_cols=tile.cols)
+    if isinstance(tile, SpillTile):
+        return _core.Tiles(spilled=_core.SpillTiles(**tile._asdict()))
+    return _core.Tiles(rows=tile.rows, cols=tile.cols, pieces=tile.pieces)
+
+
+@lru_cache(maxsize=64)
+def _packed_pattern(pattern: Pattern) -> _core.Pattern:
+    return _core.Pattern(**pattern._asdict())
+
+
+@lru_cache(maxsize=64)
+def _packed_edges(edges: Edges) -> _core.Edges:
+    return _core.Edges(**edges._asdict())
 
 
 def _tile(direction: str, sizes: Sizes, dtype: str, mask: Attended, schedule: str) -> Tile | SpillTile:
@@ -169,6 +192,7 @@ def forward(
     bias: Array | None = None,
     bias_dtype: str = "float32",
     sinks: Array | None = None,
+    alibi: Array | None = None,
     dropout: float = 0.0,
     seed: int = 0,
     threads: int = 1,
@@ -178,22 +202,34 @@ def forward(
 ) -> tuple[int, int]:
     """Write out and lse. Returns the words read and written between tiles and arrays.
 
-    lse and sinks: float64 for float64 arrays, else float32. schedule: "hybrid" and "small_cache" write P to memory of
+    lse, sinks and alibi: float64 for float64 arrays, else float32. alibi: slopes, with strides of 0 along rows and
+    columns; a score loses slope * |query + n_k - n_q - key| after softcap. schedule: "hybrid" and "small_cache" write P to memory of
     their own; all others are `flash`, unless the mask is given as pairs.
     """
-    return _core.attention_forward(
-        row or isa(),
+    call = _core.Call(
         NUMBERS[dtype],
-        (*sizes.lead, *sizes[1:]),
-        (q, k, v, out, lse, bias, sinks),
-        mask,
+        pack_sizes(sizes),
+        pack_tile(tile or _tile("forward", sizes, dtype, mask, schedule)),
+        threads,
         scale,
-        softcap,
-        NUMBERS[bias_dtype],
-        dropout,
-        seed,
-        told(tile or _tile("forward", sizes, dtype, mask, schedule), threads),
+        mask.first,
+        mask.end,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        pattern=mask.pattern and _packed_pattern(mask.pattern),
+        edges=mask.edges and _packed_edges(mask.edges),
+        softcap=softcap,
+        bias=bias,
+        bias_number=NUMBERS[bias_dtype],
+        sinks=sinks,
+        alibi=alibi,
+        dropout=dropout,
+        seed=seed,
     )
+    return _core.attention_forward(row or isa(), call)
 
 
 def backward(
@@ -217,6 +253,7 @@ def backward(
     bias_dtype: str = "float32",
     dbias: Array | None = None,
     dlse: Array | None = None,
+    alibi: Array | None = None,
     dropout: float = 0.0,
     seed: int = 0,
     threads: int = 1,
@@ -229,16 +266,34 @@ def backward(
     schedule: as forward; `flash_onepass` where that is `flash`. The two passes of `flash` are a TwoPassTile's.
     Returns the words read and written between tiles and arrays, without those of dbias.
     """
-    return _core.attention_backward(
-        row or isa(),
+    call = _core.Call(
         NUMBERS[dtype],
-        (*sizes.lead, *sizes[1:]),
-        (q, k, v, out, lse, bias, None, dout, dq, dk, dv, dlse, delta, dbias),
-        mask,
+        pack_sizes(sizes),
+        pack_tile(tile or _tile("backward", sizes, dtype, mask, schedule)),
+        threads,
         scale,
-        softcap,
-        NUMBERS[bias_dtype],
-        dropout,
-        seed,
-        told(tile or _tile("backward", sizes, dtype, mask, schedule), threads),
+        mask.first,
+        mask.end,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dout,
+        dq,
+        dk,
+        dv,
+        delta,
+        dlse=dlse,
+        pattern=mask.pattern and _packed_pattern(mask.pattern),
+        by_query=mask.by_query and _packed_pattern(mask.by_query),
+        edges=mask.edges and _packed_edges(mask.edges),
+        softcap=softcap,
+        bias=bias,
+        bias_number=NUMBERS[bias_dtype],
+        dbias=dbias,
+        alibi=alibi,
+        dropout=dropout,
+        seed=seed,
     )
+    return _core.attention_backward(row or isa(), call)

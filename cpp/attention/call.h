@@ -1,0 +1,230 @@
+// Attention on the CPU: what a call consists of, and the passes over it. Knows neither Python nor torch.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "vector/isa.h"
+#include "base/pool.h"
+
+namespace redblue {
+
+enum class Number { kFloat32, kFloat64, kBfloat16, kFloat16, kBool };
+
+constexpr int kMaxLead = 9;  // eight of the caller's and, in unstacked calls, the query heads that share a key head
+
+// An array (lead..., heads, rows, columns), read in place through its strides, which count elements.
+struct Array {
+  char* data = nullptr;  // null: not given
+  std::int64_t lead[kMaxLead] = {};
+  std::int64_t head = 0, row = 0, column = 0;
+};
+
+// Keys that rows of one panel attend; bits: where the first key's word lies, -1 where every row attends every key.
+struct Run {
+  std::int64_t start, stop, bits;
+};
+
+// The attending pairs themselves, as lists by query and by key; see redblue.kernels.cpu.mask_form. For every plane, n_q + 1 (n_k + 1)
+// starts in the one array of all lists.
+struct Edges {
+  const std::int64_t *query_starts = nullptr, *key_starts = nullptr;  // null: tiles it is
+  const std::int32_t *keys = nullptr, *queries = nullptr;
+  std::int64_t n_q = 0, n_k = 0;
+
+  struct Lists {
+    const std::int64_t* starts;
+    const std::int32_t* all;
+    const std::int32_t* list(std::int64_t i) const { return all + starts[i]; }
+    std::int64_t count(std::int64_t i) const { return starts[i + 1] - starts[i]; }
+    std::int64_t longest(std::int64_t first, std::int64_t stop) const {
+      std::int64_t most = 0;
+      for (std::int64_t i = first; i < stop; i++) most = std::max(most, count(i));
+      return most;
+    }
+  };
+  Lists of_queries(std::int64_t plane) const { return {query_starts + plane * (n_q + 1), keys}; }
+  Lists of_keys(std::int64_t plane) const { return {key_starts + plane * (n_k + 1), queries}; }
+};
+
+// The same pairs by key: key_starts (n_k + 1) and queries, ascending, of lists by query that hold keys below n_k.
+struct ByKey {
+  std::vector<std::int64_t> starts;
+  std::vector<std::int32_t> queries;
+};
+ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::int64_t n_q, std::int64_t n_k);
+
+// A mask that is no band: for each of `panels` panels of `panel` stacked rows, runs of keys; see redblue.masks.lowered.
+// Streams may differ: `planes` (lead..., key/value heads) says which lists are a stream's.
+struct Pattern {
+  const std::int64_t* starts = nullptr;  // null: the mask is a band
+  const Run* runs = nullptr;
+  const std::uint64_t* bits = nullptr;
+  Array planes;  // of int64
+  std::int64_t panel = 1, panels = 0, planes_count = 1;
+  bool scattered = false;  // runs of few keys each
+};
+
+// Backward takes the blocks of keys in turns of `turns`: blocks 0, turns, 2 turns, ..., then 1, turns + 1, ... Where no
+// panel attends so many blocks, those of one turn share no panel, and threads need not wait for each other.
+struct Turns {
+  std::int64_t blocks = 1, turns = 1;
+  // The block that is taken at a place of that order, and how many of the blocks low .. high are taken before a block.
+  std::int64_t at(std::int64_t place) const {
+    const std::int64_t each = blocks / turns, longer = blocks % turns, head = longer * (each + 1);
+    if (place < head) return place / (each + 1) + place % (each + 1) * turns;
+    return longer + (place - head) / each + (place - head) % each * turns;
+  }
+  std::int64_t before(std::int64_t block, std::int64_t low, std::int64_t high) const {
+    if (turns >= blocks) return block - low;
+    std::int64_t count = 0;
+    for (std::int64_t turn = 0; turn <= block % turns; turn++) {
+      const std::int64_t stop = turn < block % turns ? high + 1 : block;
+      const std::int64_t first = low + ((turn - low) % turns + turns) % turns;
+      if (first < stop) count += (stop - first - 1) / turns + 1;
+    }
+    return count;
+  }
+};
+
+// Backward: a panel that attends keys of a block, which is the first or last of its blocks, or has `before` before it.
+struct Meeting {
+  std::int64_t panel, before;
+  bool first, last;
+};
+
+// The meetings of each block of `cols` keys, per plane of a pattern.
+class Meetings {
+ public:
+  Meetings(const Pattern& pattern, std::int64_t n_k, std::int64_t cols);
+  Turns turns;
+  struct Range {
+    const Meeting *first, *stop;
+    const Meeting* begin() const { return first; }
+    const Meeting* end() const { return stop; }
+  };
+  Range of(std::int64_t plane, std::int64_t block) const {
+    const std::int64_t* const at = starts_.data() + plane * turns.blocks + block;
+    return {list_.data() + at[0], list_.data() + at[1]};
+  }
+
+ private:
+  std::vector<std::int64_t> starts_;
+  std::vector<Meeting> list_;
+};
+
+// How many blocks of keys each block of rows has behind it: whoever adds to its dQ next waits here for its turn.
+class Progress {
+ public:
+  explicit Progress(std::int64_t blocks) : done_(blocks) {}
+  void reach(std::int64_t block, std::int64_t count) { done_[block].store(count, std::memory_order_release); }
+  void wait(std::int64_t block, std::int64_t count) const {
+    for (int tries = 0; done_[block].load(std::memory_order_acquire) != count; tries = std::min(tries + 1, 64)) {
+      if (stopped_.load(std::memory_order_relaxed)) throw Stopped();
+      if (tries == 64) std::this_thread::yield();  // one block of rows of the other thread away: not worth a sleep
+    }
+  }
+  void stop() { stopped_ = true; }  // nobody waits for ever
+
+ private:
+  std::vector<std::atomic<std::int64_t>> done_;
+  std::atomic<bool> stopped_{false};
+};
+
+// Tiles of the schedules that write P to memory; see redblue.schedules. out_*: of the output and, backward, of dQ.
+struct SpillTiles {
+  std::int64_t rows = 0, cols = 1, depth = 1, out_rows = 1, out_cols = 1;  // rows 0: nothing is written
+  std::int64_t dk_rows = 1, dk_cols = 1, dv_rows = 1, dv_cols = 1, chunk = 1;
+  bool stays = false;  // the queries, while P is computed: `hybrid`, not `small_cache`
+};
+
+// softmax(cap tanh(scale Q K^T / cap) + bias, masked) V for every (lead..., key/value head). The g query heads that share
+// a key/value head are stacked: row r is query r / g of its g heads' r % g-th, so that K and V are read once for all.
+// "Sums" are float64 for float64 arrays, else float32.
+struct Call {
+  Number number = Number::kFloat32;
+  int leads = 0;
+  std::int64_t lead_sizes[kMaxLead] = {};
+  std::int64_t kv_heads = 1, group = 1, n_q = 0, n_k = 0, d = 1, d_v = 1;
+
+  Array q, k, v, out;     // forward writes out
+  Array lse;              // of sums, (lead..., heads, n_q), contiguous; forward writes, backward reads
+  Array dout, dq, dk, dv; // backward reads dout and writes the others
+  Array dlse;             // of sums, the gradient of lse, if there is one
+  Array delta;            // of sums, as lse: backward writes row sums of dout * out, less dlse
+
+  double scale = 1, softcap = 0;          // softcap 0: none
+  std::int64_t first = 0, end = 0;        // query i attends keys i + first .. i + end - 1, and, of these,
+  Pattern pattern, by_query;              // only the pattern's, if there is one; by_query: the same for a group of 1
+  Edges edges;                            // or only these pairs; their planes are the pattern's
+  Array bias;                             // strides 0 where it is broadcast
+  Number bias_number = Number::kFloat32;  // kBool: true means attend
+  Array dbias;                            // of sums; strides 0 where the gradient is summed
+  Array sinks;                            // of sums, one per head
+  Array alibi;                            // of sums, a slope per query head; rows and columns share it
+  double dropout = 0;                     // the share of probabilities that become 0; the others grow by 1 / (1 - it)
+  std::uint64_t seed = 0;                 // which ones: a function of seed, position of row and key, and nothing else
+
+  // The plan: queries (stacked) and keys of a tile; forward the queries stay, backward the keys.
+  std::int64_t rows = 64, cols = 64;
+  std::int64_t dq_cols = 0;      // backward: keys that stream by together where dQ has a pass of its own; 0: it has none
+  std::int64_t pieces = 1;       // forward: that the keys are cut into, where there are too few rows for all cores
+  int threads = 1;
+  bool few = false;              // rows: scores are taken as decode.h does, in both passes, since others differ by rounding
+  SpillTiles spilled;            // or the tiles of a schedule that writes P
+
+  std::int64_t streams() const {
+    std::int64_t count = kv_heads;
+    for (int i = 0; i < leads; i++) count *= lead_sizes[i];
+    return count;
+  }
+  std::int64_t stacked() const { return n_q * group; }
+
+  // Backward's own: per stream, panels of dQ in sums, and how many blocks of keys each block of rows has behind it.
+  void* dq_panels = nullptr;
+  Progress* progress = nullptr;
+  const Meetings* meetings = nullptr;  // of a pattern
+  Turns turns;
+};
+
+// What one stream has in memory of a chunk of its rows. See spilled.h.
+struct Spill {
+  const SpillTiles& tiles;
+  std::int64_t stream = 0, row = 0, rows = 0;  // the chunk
+  bool last = true;                            // of the stream's chunks
+  std::int64_t lanes = 1, depth = 1;           // rows of a panel, and of a slice of rows or keys
+  std::int64_t keys = 0, slices = 0, blocks = 0;  // of a panel; of depth, and of cols, keys
+  void* p = nullptr;                 // P, then dS: [panel][key][lane]
+  void* slopes = nullptr;            // of the softcap, alike, of sums
+  void* tops = nullptr;              // forward, maxima: sums [panel][block of keys][lane]
+  std::uint8_t* live = nullptr;      // [slice of rows][slice of keys]: whether a pair attends
+  std::uint8_t* begun = nullptr;     // [slice of keys]: the same of all chunks before
+  void *dk = nullptr, *dv = nullptr; // what chunks so far add up to, in sums; null: in the arrays themselves
+
+  // Whether some of these rows attend some of these keys, as slices tell.
+  bool meets(std::int64_t first, std::int64_t count, std::int64_t key, std::int64_t many) const {
+    for (std::int64_t r = (first - row) / depth; r * depth < first - row + count; r++)
+      for (std::int64_t k = key / depth; k * depth < key + many; k++)
+        if (live[r * slices + k]) return true;
+    return false;
+  }
+  bool has_begun(std::int64_t key, std::int64_t many) const {
+    for (std::int64_t k = key / depth; k * depth < key + many; k++)
+      if (begun[k]) return true;
+    return false;
+  }
+};
+
+// Words that a pass moved between its tiles and the arrays; see redblue.count.
+struct Moved {
+  std::int64_t reads = 0, writes = 0;
+};
+
+// Throw std::bad_alloc where memory ends, std::invalid_argument for a call that no kernel takes.
+Moved forward(const Call& call, const Isa& isa);
+Moved backward(const Call& call, const Isa& isa);
+
+}  // namespace redblue

@@ -1,0 +1,151 @@
+// What both passes share: how arrays of T are packed in format F, and what becomes of a tile of scores. Included once
+// inside each target region of isa.cpp.
+//
+// In the lanes of a vector lie queries, in the rows of a tile keys (scores) or features (outputs): S^T = K Q^T and
+// O^T = V^T P^T are both of tile.h's form, with Q^T and P^T as panels, and K and V broadcast from their own rows.
+template <class T, class F>
+struct Formats {
+  using Sum = typename F::Sum;
+  using Packed = typename F::Number;
+  using Unit = typename F::Unit;
+  static constexpr int L = kLanesOf<Sum>, S = F::kStep;
+  static constexpr long kLanesAtOnce = kNR * L;
+  static constexpr long kFew = L < 8 ? L : 8;  // rows, up to which vectors along the features read K and V faster
+  static constexpr Sum kLog2E = Sum(1.4426950408889634);
+  static constexpr Sum kLowest = -std::numeric_limits<Sum>::infinity();
+
+  static long up(long count, long multiple) { return (count + multiple - 1) / multiple * multiple; }
+  static long units(long count) { return (count + S - 1) / S; }
+  // Rows of packed panels start in different cache sets, whatever d is.
+  static long padded(long columns) { return up(columns, S * L) + (columns % (1024 / sizeof(Packed)) ? 0 : S * L); }
+  static const Unit* as_units(const Packed* p) { return reinterpret_cast<const Unit*>(p); }
+  // Whether rows of an array can be broadcast from where they lie; pairs: as pack_pairs would lay them.
+  static bool in_place(const Array& array, long columns) {
+    return std::is_same_v<T, Packed> && array.column == 1 && columns % S == 0 && array.row % S == 0;
+  }
+  static bool in_place_pairs(const Array& array) { return std::is_same_v<T, Packed> && S == 1 && array.column == 1; }
+  // row: gives the array's rows from `first` on, which must lie at its own stride.
+  template <class Row>
+  static void add_ahead(Ahead& ahead, const Array& array, Row row, long first, long rows, long columns) {
+    if (rows > 0 && array.column == 1) ahead.add(row(first), rows, long(array.row * sizeof(T)), long(columns * sizeof(T)));
+  }
+  static Rows rows_of(long start, long count) { return {start, count, up(count, L)}; }
+
+  // Rows of K or V that products read: those of the array itself, or of a packed tile.
+  struct Side {
+    const Packed* rows;
+    long length;
+    long first;     // the key of row 0,
+    bool by_place;  // unless a chunk's rows lie in it as in the tile of scores
+    const Packed* of(const Stretch& x) const { return rows + (by_place ? x.at : x.j - first) * length; }
+  };
+  // The keys of a chunk: all its stretches, or one that stands for all rows where the sides lie as the tile does.
+  static constexpr Stretch whole_of(const Chunk& chunk) { return {0, 0, chunk.rows}; }
+  template <class Use>
+  static void each_stretch(const Chunk& chunk, bool by_place, Use use) {
+    if (by_place) return use(whole_of(chunk));
+    for (long i = 0; i < chunk.stretches_count; i++) use(chunk.stretches[i]);
+  }
+
+  // P in the formats of the products that follow. by_keys: units are neighbours along keys; by_rows: along rows.
+  static void to_panels(const Sum* p, long keys, long lanes, Unit* by_keys, Packed* by_rows) {
+    if constexpr (S == 2) {
+#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+      for (long key = 0; key < keys; key += 2)
+        for (long v = 0; v < lanes; v += L) {
+          const V<Sum> even = load(p + key * lanes + v);
+          const V<Sum> odd = key + 1 < keys ? load(p + (key + 1) * lanes + v) : V<Sum>{};
+          const auto half_even = bits<__m256i>(_mm512_cvtneps_pbh(even)), half_odd = bits<__m256i>(_mm512_cvtneps_pbh(odd));
+          if (by_rows) {
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(by_rows + key * lanes + v), half_even);
+            if (key + 1 < keys) _mm256_storeu_si256(reinterpret_cast<__m256i*>(by_rows + (key + 1) * lanes + v), half_odd);
+          }
+          if (by_keys)
+            store(by_keys + key / 2 * lanes + v,
+                  bits<V<unsigned>>(_mm512_or_si512(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half_odd), 16),
+                                                    _mm512_cvtepu16_epi32(half_even))));
+        }
+#endif
+    }
+  }
+
+  // Scores as softmax takes them, options and mask applied; rows between parts become `nothing`.
+  static void finish_chunk(const Stream& s, const Rows& rows, const Chunk& chunk, Sum* scores, Sum* slopes, Sum* extra,
+                           Sum* bias_scratch) {
+    for (long i = 0; i < chunk.parts_count; i++) {
+      const Part& part = chunk.parts[i];
+      Sum* const tile = scores + part.at * rows.lanes;
+      if (!plain_scores(s.call))
+        finish_scores<Sum>(s, rows, part.j, part.keys, tile, slopes ? slopes + part.at * rows.lanes : nullptr, extra, bias_scratch);
+      mask_part<Sum>(s, rows, part, tile, kLowest);
+    }
+    fill_gaps(chunk, rows.lanes, scores, kLowest);
+  }
+  // Whether that would change nothing, where a chunk has no gaps.
+  static bool finished(const Stream& s, const Rows& rows, const Chunk& chunk) {
+    if (!plain_scores(s.call)) return false;
+    for (long i = 0; i < chunk.parts_count; i++) {
+      const Part& part = chunk.parts[i];
+      if (part.bits || (!s.call.pattern.starts && !s.holds(rows.start, rows.count, part.j, part.keys))) return false;
+    }
+    return true;
+  }
+  static void fill_gaps(const Chunk& chunk, long lanes, Sum* tile, Sum value) {
+    chunk.each_gap([&](long row, long count) { std::fill_n(tile + row * lanes, count * lanes, value); });
+  }
+
+  // One tile's step of the online softmax: scores <- e^(factor (score - the new maximum)); row_max and row_sum follow, and
+  // `factors` is what earlier sums shrink by. The maximum is of scores without the factor, so that the largest weight is
+  // exactly 1, however large scores are. tops: the scores' own maxima, where they are known.
+  static void softmax(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors,
+                      const Sum* tops = nullptr) {
+    if (lanes == kLanesAtOnce) return softmax_of<kNR>(keys, lanes, factor, scores, row_max, row_sum, factors, tops);
+    for (long v = 0; v < lanes; v += L)
+      softmax_of<1>(keys, lanes, factor, scores + v, row_max + v, row_sum + v, factors + v, tops ? tops + v : nullptr);
+  }
+  // Of N vectors of lanes, in the order in which they lie in memory.
+  template <int N>
+  static void softmax_of(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors,
+                         const Sum* known) {
+    constexpr int M = N == 1 ? 4 : 2;  // keys at once: chains of sums are so many times shorter
+    const V<Sum> scale = splat(factor * kLog2E), lowest = splat(kLowest);
+    V<Sum> tops[M][N], base[N], sums[M][N] = {};
+    const auto each = [&](auto use) {
+      long key = 0;
+      for (; key + M <= keys; key += M)
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+          for (int n = 0; n < N; n++) use(scores + (key + m) * lanes + n * L, m, n);
+      for (; key < keys; key++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) use(scores + key * lanes + n * L, 0, n);
+    };
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) tops[m][n] = known ? load(known + n * L) : lowest;
+    if (!known) each([&](const Sum* score, int m, int n) { tops[m][n] = larger<Sum>(load(score), tops[m][n]); });
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) {
+      const V<Sum> old = load(row_max + n * L);
+      V<Sum> top = old;
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) top = larger<Sum>(tops[m][n], top);
+      base[n] = top == lowest ? V<Sum>{} : top;  // a row that attends nothing so far: exp(-inf - 0) = 0
+      store(row_max + n * L, top);
+      store(factors + n * L, exp2<Sum>((old - base[n]) * scale));
+    }
+    each([&](Sum* score, int m, int n) {
+      const V<Sum> weight = exp2<Sum>((load(score) - base[n]) * scale);
+      sums[m][n] += weight;
+      store(score, weight);
+    });
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) {
+#pragma GCC unroll 4
+      for (int m = 1; m < M; m++) sums[0][n] += sums[m][n];
+      store(row_sum + n * L, multiply_add<Sum>(load(row_sum + n * L), load(factors + n * L), sums[0][n]));
+    }
+  }
+};

@@ -1,0 +1,278 @@
+// Attention over single pairs of rows and keys: the schedule `gather`, for masks so thin that a tile would be mostly
+// empty. Included once inside each target region of isa.cpp.
+//
+// One row at a time against the list of its keys (forward, dQ), one key at a time against the list of its rows (dK, dV):
+// no sum has two writers. Vectors lie along the features in the products and along the list in between.
+template <class T, class F>
+struct Gather : Formats<T, F> {
+  using Base = Formats<T, F>;
+  using typename Base::Sum;
+  using Base::kLog2E, Base::kLowest, Base::L, Base::up;
+  static constexpr long kAhead = 8;  // rows, fetched in advance
+
+  // The pairs of one row with its keys, or of one key with its rows: `own` is the row or the key, the list its partners.
+  struct Pairs {
+    const Stream& s;
+    long own;
+    bool by_key;
+    const std::int32_t* list;  // keys, or queries
+    long count, head;          // head: which of the query heads that share a key head the rows are of
+
+    long row(long x) const { return (by_key ? list[x] : own) * s.call.group + head; }
+    long key(long x) const { return by_key ? own : list[x]; }
+  };
+
+  struct Lists {
+    Sum *scores, *other, *slopes, *extra, *own_a, *own_b, *sum_a, *sum_b;
+    Lists(const Call& call, long longest, Arena& arena) {
+      const long size = up(longest, L) + L, width = up(std::max(call.d, call.d_v), L);
+      for (Sum** list : {&scores, &other, &slopes, &extra}) *list = arena.take<Sum>(size);
+      for (Sum** list : {&own_a, &own_b, &sum_a, &sum_b}) *list = arena.take<Sum>(width);
+    }
+  };
+
+  // Rows of an array with keys, or with one head's queries: `step` numbers apart.
+  struct Side {
+    const T* base;
+    std::int64_t step;
+  };
+  static Side keys_of(const Stream& s, const Array& array) { return {s.key<const T>(array).base, array.row}; }
+  static Side queries_of(const ArrayRows<const T>& rows, long head) { return {rows.base + head * rows.head, rows.step}; }
+
+  // The rows that a list names; reading one fetches a later one.
+  struct Partners {
+    Side side;
+    const std::int32_t* list;
+    long count, bytes;
+    const T* operator()(long x) const {
+      const char* const coming = reinterpret_cast<const char*>(side.base + list[std::min(x + kAhead, count - 1)] * side.step);
+      for (long byte = 0; byte < bytes; byte += 64) __builtin_prefetch(coming + byte, 0, 3);
+      return side.base + list[x] * side.step;
+    }
+  };
+  // to[x] <- own . row of the list's x-th. other: of scores, own's stride in its array, which decides, too, since scores by
+  // queries and by keys must be rounded alike; else 1.
+  __attribute__((noinline)) static void dot(const Pairs& pairs, Side side, long stride, long other, long columns, const Sum* own, Sum* to) {
+    if (stride == 1 && other == 1) {
+      const Partners partners{side, pairs.list, pairs.count, columns * long(sizeof(T))};
+      return dots_of_rows<T, true>(pairs.count, 1, columns, partners, own, 0, to, 0, 0);
+    }
+    for (long x = 0; x < pairs.count; x++) {
+      const T* const from = side.base + pairs.list[x] * side.step;
+      Sum sum = 0;
+      for (long c = 0; c < columns; c++) sum += Sum(widen(from[c * stride])) * own[c];
+      to[x] = sum;
+    }
+  }
+  // to <- to + sum of weights[x] times the row of the list's x-th
+  __attribute__((noinline)) static void add(const Pairs& pairs, Side side, long stride, long columns, const Sum* weights, Sum* to) {
+    static constexpr Sum one[1] = {1};
+    if (stride == 1) {
+      for (long first = 0; first < pairs.count; first += kLongest) {
+        const Partners partners{side, pairs.list + first, pairs.count - first, columns * long(sizeof(T))};
+        weighted_sum_of_rows<T, true>(std::min(kLongest, pairs.count - first), 1, columns, partners, weights + first, 0, one,
+                                      to, 0, 0);
+      }
+      return;
+    }
+    for (long x = 0; x < pairs.count; x++) {
+      const T* const from = side.base + pairs.list[x] * side.step;
+      for (long c = 0; c < columns; c++) to[c] += weights[x] * Sum(widen(from[c * stride]));
+    }
+  }
+
+  static Sum bias_at(const Stream& s, long row, long key) {
+    const std::int64_t at_key = key * s.call.bias.column;
+    switch (s.call.bias_number) {
+      case Number::kFloat32: return widen(s.row<const float>(s.call.bias)(row)[at_key]);
+      case Number::kFloat64: return Sum(widen(s.row<const double>(s.call.bias)(row)[at_key]));
+      case Number::kBfloat16: return widen(s.row<const bfloat16>(s.call.bias)(row)[at_key]);
+      case Number::kFloat16: return widen(s.row<const float16>(s.call.bias)(row)[at_key]);
+      case Number::kBool: return widen(s.row<const Boolean>(s.call.bias)(row)[at_key]);
+    }
+    return 0;
+  }
+
+  // Products become scores as softmax takes them; slopes, where there is a softcap, its derivative.
+  __attribute__((noinline)) static void finish(const Pairs& pairs, Sum* scores, Sum* slopes) {
+    const Call& call = pairs.s.call;
+    if (plain_scores(call)) return;
+    const V<Sum> scale = splat(Sum(call.scale)), one = splat(Sum(1));
+    const V<Sum> cap = splat(Sum(call.softcap)), part = splat(Sum(call.scale / call.softcap));
+    for (long x = 0; x < pairs.count; x += L) {
+      if (call.softcap) {
+        const V<Sum> bent = tanh<Sum>(load(scores + x) * part);
+        store(scores + x, bent * cap);
+        store(slopes + x, one - bent * bent);
+      } else {
+        store(scores + x, load(scores + x) * scale);
+      }
+    }
+    if (call.alibi.data) add_alibi(pairs, scores);
+    if (call.bias.data)
+      for (long x = 0; x < pairs.count; x++) scores[x] += bias_at(pairs.s, pairs.row(x), pairs.key(x));
+  }
+
+  // As add_alibi of a tile, rounded alike by queries and by keys.
+  __attribute__((noinline)) static void add_alibi(const Pairs& pairs, Sum* scores) {
+    const V<Sum> slope = splat(pairs.s.template slope<Sum>(pairs.head));
+    for (long x = 0; x < pairs.count; x += L) {
+      V<Sum> distance = V<Sum>{};
+      for (long lane = 0; lane < std::min<long>(L, pairs.count - x); lane++)
+        distance[lane] = Sum(std::abs(pairs.s.own_key(pairs.row(x + lane)) - pairs.key(x + lane)));
+      store(scores + x, load(scores + x) - rounded<Sum>(slope * distance));
+    }
+  }
+
+  // to[x] <- 0 where the pair's probability is dropped, else 1 / (1 - dropout); as dropout_tile draws them.
+  __attribute__((noinline)) static void draw(const Pairs& pairs, Sum* to) {
+    constexpr int U = kLanesOf<unsigned>;
+    const Call& call = pairs.s.call;
+    const Sum kept = Sum(1 / (1 - call.dropout));
+    const auto least = static_cast<std::uint64_t>(call.dropout * 4294967296.0);
+    for (long x = 0; x < pairs.count; x += U) {
+      const long here = std::min<long>(U, pairs.count - x);
+      V<unsigned> words[4] = {};
+      for (long lane = 0; lane < here; lane++) {
+        const std::uint64_t row = pairs.s.number(pairs.row(x + lane));
+        words[0][lane] = unsigned(row);
+        words[1][lane] = unsigned(row >> 32);
+        words[2][lane] = unsigned(pairs.key(x + lane) / 4);
+      }
+      philox(words, call.seed);
+      for (long lane = 0; lane < here; lane++) to[x + lane] = words[pairs.key(x + lane) % 4][lane] >= least ? kept : 0;
+    }
+  }
+
+  // Queries first .. stop - 1 of one stream.
+  static Moved forward(const Call& call, std::int64_t stream, std::int64_t first, std::int64_t stop, Arena& arena) {
+    const Stream s(call, stream);
+    const Edges::Lists edges = call.edges.of_queries(s.plane());
+    Lists lists(call, edges.longest(first, stop), arena);
+    const auto q_row = s.row<const T>(call.q);
+    const Side k_side = keys_of(s, call.k), v_side = keys_of(s, call.v);
+    const auto out_row = s.row<T>(call.out);
+    const Sum factor = Sum(factor_left(call));
+    Moved moved;
+    for (std::int64_t i = first; i < stop; i++)
+      for (long head = 0; head < call.group; head++) {
+        const Pairs pairs{s, long(i), false, edges.list(i), edges.count(i), head};
+        const long r = pairs.row(0);
+        pack_row<T>(q_row(r), call.q.column, call.d, lists.own_a, up(call.d, L));
+        dot(pairs, k_side, call.k.column, call.q.column, call.d, lists.own_a, lists.scores);
+        finish(pairs, lists.scores, lists.slopes);
+        const Sum sink = call.sinks.data ? at<const Sum>(call.sinks, 0)[s.kv_head * call.group + head] : kLowest;
+        Sum top = sink;
+        for (long x = 0; x < pairs.count; x++) top = larger_of(lists.scores[x], top);
+        const Sum base = top == kLowest ? 0 : top;
+        for (long x = pairs.count; x % L; x++) lists.scores[x] = kLowest;
+        V<Sum> sums = V<Sum>{};
+        for (long x = 0; x < pairs.count; x += L) {
+          const V<Sum> weight = exp2<Sum>((load(lists.scores + x) - splat(base)) * splat(factor * kLog2E));
+          sums += weight;
+          store(lists.scores + x, weight);
+        }
+        const Sum sum = sum_of_lanes<Sum>(sums) + (sink == kLowest ? 0 : std::exp((sink - base) * factor));
+        if (call.dropout > 0) {
+          draw(pairs, lists.extra);
+          for (long x = 0; x < pairs.count; x++) lists.scores[x] *= lists.extra[x];
+        }
+        std::fill_n(lists.sum_a, up(call.d_v, L), Sum(0));
+        add(pairs, v_side, call.v.column, call.d_v, lists.scores, lists.sum_a);
+        Forward<T, F>::finish_row(s, r, top, sum, lists.sum_a, out_row(r));
+        moved.reads += call.d + pairs.count * (call.d + call.d_v);
+        moved.writes += call.d_v + 1;
+      }
+    return moved;
+  }
+  // The larger, a where it is NaN.
+  static Sum larger_of(Sum a, Sum b) { return b >= a ? b : a; }
+
+  // scores <- P (as dropped), other <- dS, from the products of both kinds; by the row's sums.
+  __attribute__((noinline)) static void differentiate(const Pairs& pairs, const Lists& lists) {
+    const Call& call = pairs.s.call;
+    finish(pairs, lists.scores, lists.slopes);
+    if (call.dropout > 0) draw(pairs, lists.extra);
+    const Sum *all_lse = at<const Sum>(call.lse, 0), *all_delta = at<const Sum>(call.delta, 0);
+    const V<Sum> factor = splat(Sum(factor_left(call)));
+    for (long x = 0; x < pairs.count; x += L) {
+      const long here = std::min<long>(L, pairs.count - x);
+      V<Sum> lse = splat(-kLowest), delta = V<Sum>{};
+      for (long lane = 0; lane < here; lane++) {
+        const auto number = pairs.s.number(pairs.row(x + lane));
+        lse[lane] = all_lse[number] == kLowest ? -kLowest : all_lse[number];
+        delta[lane] = all_delta[number];
+      }
+      const V<Sum> weight = exp<Sum>(rounded<Sum>(load(lists.scores + x) * factor) - lse);
+      V<Sum> dp = load(lists.other + x), used = weight;
+      if (call.dropout > 0) {
+        used *= load(lists.extra + x);
+        dp *= load(lists.extra + x);
+      }
+      V<Sum> gradient = weight * (dp - delta);
+      if (call.softcap) gradient *= load(lists.slopes + x);
+      store(lists.scores + x, used);
+      store(lists.other + x, gradient);
+    }
+  }
+
+  // Deltas and dQ of queries first .. stop - 1.
+  static Moved query_gradients(const Call& call, std::int64_t stream, std::int64_t first, std::int64_t stop, Arena& arena) {
+    const Stream s(call, stream);
+    const Edges::Lists edges = call.edges.of_queries(s.plane());
+    Lists lists(call, edges.longest(first, stop), arena);
+    const auto q_row = s.row<const T>(call.q), dout_row = s.row<const T>(call.dout);
+    const Side k_side = keys_of(s, call.k), v_side = keys_of(s, call.v);
+    const auto dq_row = s.row<T>(call.dq);
+    Moved moved;
+    for (std::int64_t i = first; i < stop; i++)
+      for (long head = 0; head < call.group; head++) {
+        const Pairs pairs{s, long(i), false, edges.list(i), edges.count(i), head};
+        const long r = pairs.row(0);
+        pack_row<T>(q_row(r), call.q.column, call.d, lists.own_a, up(call.d, L));
+        pack_row<T>(dout_row(r), call.dout.column, call.d_v, lists.own_b, up(call.d_v, L));
+        dot(pairs, k_side, call.k.column, call.q.column, call.d, lists.own_a, lists.scores);
+        dot(pairs, v_side, call.v.column, 1, call.d_v, lists.own_b, lists.other);
+        Backward<T, F>::store_delta(s, r);
+        differentiate(pairs, lists);
+        std::fill_n(lists.sum_a, up(call.d, L), Sum(0));
+        add(pairs, k_side, call.k.column, call.d, lists.other, lists.sum_a);
+        unpack_row(lists.sum_a, call.d, Sum(call.scale), dq_row(r), call.dq.column);
+        moved.reads += call.d + 2 * call.d_v + 1 + pairs.count * (call.d + call.d_v);
+        moved.writes += call.d + 1;
+      }
+    return moved;
+  }
+
+  // dK and dV of keys first .. stop - 1, once all deltas are known.
+  static Moved key_gradients(const Call& call, std::int64_t stream, std::int64_t first, std::int64_t stop, Arena& arena) {
+    const Stream s(call, stream);
+    const Edges::Lists edges = call.edges.of_keys(s.plane());
+    Lists lists(call, edges.longest(first, stop), arena);
+    const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
+    const auto dk_row = s.key<T>(call.dk), dv_row = s.key<T>(call.dv);
+    const auto q_rows = s.row<const T>(call.q), dout_rows = s.row<const T>(call.dout);
+    Moved moved;
+    for (std::int64_t j = first; j < stop; j++) {
+      pack_row<T>(k_row(j), call.k.column, call.d, lists.own_a, up(call.d, L));
+      pack_row<T>(v_row(j), call.v.column, call.d_v, lists.own_b, up(call.d_v, L));
+      std::fill_n(lists.sum_a, up(call.d, L), Sum(0));
+      std::fill_n(lists.sum_b, up(call.d_v, L), Sum(0));
+      for (long head = 0; head < call.group; head++) {
+        const Pairs pairs{s, long(j), true, edges.list(j), edges.count(j), head};
+        const Side q_side = queries_of(q_rows, head), dout_side = queries_of(dout_rows, head);
+        dot(pairs, q_side, call.q.column, call.k.column, call.d, lists.own_a, lists.scores);
+        dot(pairs, dout_side, call.dout.column, 1, call.d_v, lists.own_b, lists.other);
+        differentiate(pairs, lists);
+        add(pairs, q_side, call.q.column, call.d, lists.other, lists.sum_a);
+        add(pairs, dout_side, call.dout.column, call.d_v, lists.scores, lists.sum_b);
+        moved.reads += pairs.count * (call.d + call.d_v + 2);
+      }
+      unpack_row(lists.sum_a, call.d, Sum(call.scale), dk_row(j), call.dk.column);
+      unpack_row(lists.sum_b, call.d_v, Sum(1), dv_row(j), call.dv.column);
+      moved.reads += call.d + call.d_v;
+      moved.writes += call.d + call.d_v;
+    }
+    return moved;
+  }
+};

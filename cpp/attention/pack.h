@@ -1,0 +1,216 @@
+// From arrays to packed panels and back. Included once inside each target region of isa.cpp.
+//
+// Three layouts, of `rows` rows with `columns` numbers each (zeros where a unit or a vector reaches beyond them):
+//   rows     [row][column]                       units are neighbours along the columns
+//   pairs    [row / step][column][row % step]    units are neighbours along the rows; the same as `rows` for step 1
+//   panel    [column / step][row][column % step] `rows` transposed, unit by unit: rows lie in lanes
+
+// Eight or sixteen numbers at once, widened to the sums' type.
+template <class T>
+struct Wide {
+  static constexpr bool kWhole = false;  // has no vector form here
+};
+template <>
+struct Wide<float> {
+  static constexpr bool kWhole = true;
+  static V<float> load_wide(const float* p) { return load(p); }
+  static void store_narrow(float* p, V<float> value) { store(p, value); }
+};
+template <>
+struct Wide<double> {
+  static constexpr bool kWhole = true;
+  static V<double> load_wide(const double* p) { return load(p); }
+  static void store_narrow(double* p, V<double> value) { store(p, value); }
+};
+#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+template <>
+struct Wide<bfloat16> {
+  static constexpr bool kWhole = true;
+  static V<float> load_wide(const bfloat16* p) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return bits<V<float>>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  }
+  static void store_narrow(bfloat16* p, V<float> value) {
+#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+    const auto half = bits<__m256i>(_mm512_cvtneps_pbh(value));
+#else
+    const auto wide = bits<V<unsigned>>(value);
+    const auto rounded = (wide + 0x7fff + (wide >> 16 & 1)) >> 16, nan = wide >> 16 | 0x40;
+    const __m256i half = _mm512_cvtepi32_epi16(bits<__m512i>(value == value ? bits<V<int>>(rounded) : bits<V<int>>(nan)));
+#endif
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
+  }
+};
+template <>
+struct Wide<float16> {
+  static constexpr bool kWhole = true;
+  static V<float> load_wide(const float16* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static void store_narrow(float16* p, V<float> value) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+#elif REDBLUE_REGION == REDBLUE_AVX2
+template <>
+struct Wide<bfloat16> {
+  static constexpr bool kWhole = true;
+  static V<float> load_wide(const bfloat16* p) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return bits<V<float>>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+  }
+  static void store_narrow(bfloat16* p, V<float> value) {
+    for (int lane = 0; lane < 8; lane++) narrow(value[lane], p[lane]);
+  }
+};
+template <>
+struct Wide<float16> {
+  static constexpr bool kWhole = true;
+  static V<float> load_wide(const float16* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static void store_narrow(float16* p, V<float> value) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+#endif
+
+// One row: `columns` numbers, `stride` apart, then zeros up to `padded`.
+template <class T, class N>
+inline void pack_row(const T* from, long stride, long columns, N* to, long padded) {
+  long c = 0;
+  if constexpr (sizeof(T) == 2 && sizeof(N) == 2) {  // bfloat16 stays
+    if (stride == 1) {
+      __builtin_memcpy(to, from, columns * sizeof(N));
+      c = columns;
+    }
+    for (; c < columns; c++) to[c] = from[c * stride];
+    for (; c < padded; c++) to[c] = N{};
+  } else {
+    if constexpr (Wide<T>::kWhole && (sizeof(T) == 8) == (sizeof(N) == 8))
+      if (stride == 1)
+        for (; c + kLanesOf<N> <= columns; c += kLanesOf<N>) store(to + c, Wide<T>::load_wide(from + c));
+    for (; c < columns; c++) to[c] = widen(from[c * stride]);
+    for (; c < padded; c++) to[c] = 0;
+  }
+}
+
+// `row(r)` gives the r-th row's first number.
+template <class T, class N, class Row>
+__attribute__((noinline)) void pack_rows(Row row, long stride, long rows, long columns, N* to, long length) {
+  for (long r = 0; r < rows; r++) pack_row<T>(row(r), stride, columns, to + r * length, length);
+}
+
+// Vectors exchange blocks of kReach lanes with those kReach further on, then of twice as many, and so on. A template, so that
+// the order of lanes is a constant: as a loop, GCC built it anew at every step (four times as slow).
+template <class Unit, int kReach>
+inline void exchange(V<Unit>* rows) {
+  constexpr int L = kLanesOf<Unit>;
+  V<std::conditional_t<sizeof(Unit) == 8, long long, int>> low, high;
+#pragma GCC unroll 16
+  for (int lane = 0; lane < L; lane++) {
+    low[lane] = lane & kReach ? L + lane - kReach : lane;
+    high[lane] = lane & kReach ? L + lane : lane + kReach;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < L; i++)
+    if (!(i & kReach)) {
+      const V<Unit> a = rows[i], b = rows[i + kReach];
+      rows[i] = shuffle(a, b, low);
+      rows[i + kReach] = shuffle(a, b, high);
+    }
+  if constexpr (2 * kReach < L) exchange<Unit, 2 * kReach>(rows);
+}
+
+// L x L units, transposed in registers.
+template <class Unit>
+inline void transpose(const Unit* from, long from_length, Unit* to, long to_length) {
+  constexpr int L = kLanesOf<Unit>;
+  V<Unit> rows[L];
+#pragma GCC unroll 16
+  for (int i = 0; i < L; i++) rows[i] = load(from + i * from_length);
+  exchange<Unit, 1>(rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < L; i++) store(to + i * to_length, rows[i]);
+}
+
+// The panel of `rows` rows, padded with zeros to `lanes`; `scratch` holds one vector's worth of rows, L x length numbers.
+template <class F, class T, class Row>
+__attribute__((noinline)) void pack_panel(Row row, long stride, long rows, long lanes, long columns, typename F::Unit* to,
+                       typename F::Number* scratch) {
+  constexpr int L = kLanesOf<typename F::Unit>, S = F::kStep;
+  const long units = (columns + S - 1) / S, whole = (units + L - 1) / L * L, length = whole * S;
+  using Unit = typename F::Unit;
+  for (long r = 0; r < lanes; r += L) {
+    for (long i = 0; i < L; i++)
+      if (r + i < rows)
+        pack_row<T>(row(r + i), stride, columns, scratch + i * length, length);
+      else
+        std::memset(static_cast<void*>(scratch + i * length), 0, length * sizeof *scratch);
+    for (long u = 0; u < whole; u += L)
+      if (u + L <= units) {
+        transpose(reinterpret_cast<const Unit*>(scratch) + u, whole, to + u * lanes + r, lanes);
+      } else {
+        alignas(kVectorBytes) Unit block[L * L];
+        transpose(reinterpret_cast<const Unit*>(scratch) + u, whole, block, L);
+        for (long i = 0; u + i < units; i++) store(to + (u + i) * lanes + r, load(block + i * L));
+      }
+  }
+}
+
+// Rows that are neighbours, interleaved: units of `length` columns each.
+template <class F, class T, class Row>
+__attribute__((noinline)) void pack_pairs(Row row, long stride, long rows, long columns, typename F::Number* to, long length,
+                       [[maybe_unused]] typename F::Number* scratch) {
+  if constexpr (F::kStep == 1) {
+    pack_rows<T>(row, stride, rows, columns, to, length);
+  } else {
+    using Unit = typename F::Unit;
+    constexpr int L = kLanesOf<Unit>;
+    std::uint16_t* const two = reinterpret_cast<std::uint16_t*>(scratch);
+    for (long r = 0; r < rows; r += 2) {
+      pack_row<T>(row(r), stride, columns, scratch, length);
+      if (r + 1 < rows)
+        pack_row<T>(row(r + 1), stride, columns, scratch + length, length);
+      else
+        std::memset(two + length, 0, length * sizeof *two);
+      Unit* const units = reinterpret_cast<Unit*>(to) + r / 2 * length;
+      for (long c = 0; c < length; c += L) store(units + c, interleave(two + c, two + length + c));
+    }
+  }
+}
+
+// The panel's transpose back into rows: row r gets columns c = 0 .. columns - 1 of panel[c][r], times factor[r].
+template <class T, class Sum, class Row>
+__attribute__((noinline)) void unpack_panel(const Sum* panel, long lanes, long rows, long columns, const Sum* factors, Row row, long stride) {
+  constexpr int L = kLanesOf<Sum>;
+  alignas(kVectorBytes) Sum block[L * L], scaled[L * L];
+  for (long r = 0; r < rows; r += L) {
+    const V<Sum> factor = load(factors + r);
+    for (long c = 0; c < columns; c += L) {
+      const long width = columns - c < L ? columns - c : L;
+      for (long i = 0; i < L; i++) store(scaled + i * L, i < width ? load(panel + (c + i) * lanes + r) * factor : V<Sum>{});
+      transpose(scaled, L, block, L);
+      for (long i = 0; i < L && r + i < rows; i++) {
+        T* const to = row(r + i) + c * stride;
+        if constexpr (Wide<T>::kWhole)
+          if (stride == 1 && width == L) {
+            Wide<T>::store_narrow(to, load(block + i * L));
+            continue;
+          }
+        for (long x = 0; x < width; x++) narrow(block[i * L + x], to[x * stride]);
+      }
+    }
+  }
+}
+
+// One row back: `columns` numbers, times `factor`.
+template <class T, class Sum>
+inline void unpack_row(const Sum* from, long columns, Sum factor, T* to, long stride) {
+  constexpr int L = kLanesOf<Sum>;
+  long c = 0;
+  if constexpr (Wide<T>::kWhole)
+    if (stride == 1)
+      for (; c + L <= columns; c += L) Wide<T>::store_narrow(to + c, load(from + c) * splat(factor));
+  for (; c < columns; c++) narrow(from[c] * factor, to[c * stride]);
+}

@@ -1,0 +1,62 @@
+// All code of one instruction set, and its row. Included once inside each target region of isa.cpp.
+// In this order: each uses what stands before it.
+#include "vector/vec.h"
+#include "vector/exp.h"
+#include "attention/tile.h"
+#include "attention/pack.h"
+#include "attention/scores.h"
+#include "attention/decode.h"
+#include "attention/walk.h"
+#include "attention/formats.h"
+#include "attention/forward.h"
+#include "attention/backward.h"
+#include "attention/query_gradient.h"
+#include "attention/spilled.h"
+#include "attention/spilled_backward.h"
+#include "attention/gather.h"
+
+#include "vector/bandwidth.h"
+#include "vector/peak.h"
+
+// The kernels of one number type.
+template <class T, class F>
+constexpr Kernels kKernels = {
+    sizeof(typename F::Number),
+    Formats<T, F>::kLanesAtOnce,
+    Wide<T>::kWhole ? Formats<T, F>::kFew : 0,
+    Forward<T, F>::run,
+    Forward<T, F>::merge,
+    Backward<T, F>::deltas,
+    Backward<T, F>::run,
+    Queries<T, F>::run,
+    SpilledBackward<T, F>::phase,
+    Gather<T, F>::forward,
+    Gather<T, F>::query_gradients,
+    Gather<T, F>::key_gradients,
+    Backward<T, F>::bias_gradient,
+};
+#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+using Bfloat16Format = Bfloat16Pairs;
+#else
+using Bfloat16Format = Float32;
+#endif
+
+// A constant: filling it must not run instructions that the CPU may not have.
+constexpr Isa kRow = {
+    kName,
+    supported,
+    kVectorBytes,
+    kRegisters,
+    chains_fp32,
+    chains_bf16,
+    2L * kChains * kLanesOf<float>,
+    4L * kChains * kLanesOf<float>,
+    multiply_add_fp32,
+    multiply_add_bf16,
+    read,
+    for_all<float, exp<float>>,
+    for_all<double, exp<double>>,
+    for_all<float, exp2<float>>,
+    for_all<double, exp2<double>>,
+    {kKernels<float, Float32>, kKernels<double, Float64>, kKernels<bfloat16, Bfloat16Format>, kKernels<float16, Float32>},
+};

@@ -1,0 +1,125 @@
+// Which keys a panel of rows is computed with, whatever the mask: a band's or listed runs'. Included once inside each
+// target region of isa.cpp.
+
+struct Part {  // keys j .. j + keys - 1 in rows `at` .. of a tile
+  long at, j, keys;
+  const std::uint64_t* bits;  // of listed runs: who attends, a word per key; null where all do
+};
+struct Stretch {  // parts that are neighbours, so that one product serves them all
+  long at, j, keys;
+};
+
+// The keys from .. end - 1 that some row of a panel attends, ascending.
+class Walk {
+ public:
+  Walk(const Stream& s, const Rows& rows, long from, long end) : listed_(s.call.pattern.starts) {
+    std::tie(low_, high_) = s.keys_of(rows.start, rows.count);
+    if (listed_) {
+      const Pattern& pattern = s.call.pattern;
+      const std::int64_t* const starts = pattern.starts + s.plane() * pattern.panels + rows.start / pattern.panel;
+      run_ = pattern.runs + starts[0];
+      stop_ = pattern.runs + starts[1];
+      bits_ = pattern.bits;
+      run_ = std::lower_bound(run_, stop_, from, [](const Run& run, long key) { return run.stop <= key; });
+    }
+    low_ = std::max(low_, from);
+    high_ = std::min(high_, end);
+  }
+  // The first of them at or beyond `key`, LONG_MAX if there is none. Never goes back.
+  long next(long key) {
+    if (listed_) {
+      while (run_ < stop_ && run_->stop <= key) run_++;
+      if (run_ == stop_) return kNone;
+      key = std::max<long>(key, run_->start);
+    }
+    key = std::max(key, low_);
+    return key < high_ ? key : kNone;
+  }
+  // From what `next` gave on: as far as one run goes, up to `limit`.
+  Part part(long key, long limit) const {
+    const long stop = std::min(listed_ ? std::min<long>(run_->stop, high_) : high_, limit);
+    return {0, key, stop - key, listed_ && run_->bits >= 0 ? bits_ + run_->bits + (key - run_->start) : nullptr};
+  }
+  static constexpr long kNone = std::numeric_limits<long>::max();
+
+ private:
+  bool listed_;
+  long low_, high_;
+  const Run *run_ = nullptr, *stop_ = nullptr;
+  const std::uint64_t* bits_ = nullptr;
+};
+
+// What a tile holds: parts and stretches, both ascending.
+struct Chunk {
+  Part* parts;
+  Stretch* stretches;
+  long parts_count = 0, stretches_count = 0, rows = 0, keys = 0;  // rows: of the tile, those between stretches included
+
+  // most: keys. unit: numbers that lie together in a panel along the keys.
+  Chunk(Arena& arena, long most) : parts(arena.take<Part>(most + 1)), stretches(arena.take<Stretch>(most + 1)) {}
+
+  // Takes keys from `key` on (the walk's next one), below `limit`, `most` rows in all. Stretches begin at whole units,
+  // of the tile and of the keys counted from `base`: a dead key may go before. Returns where to go on.
+  long fill(Walk& walk, long key, long limit, long most, long unit, long base) {
+    parts_count = stretches_count = rows = keys = 0;
+    while (key < limit) {
+      Stretch* last = stretches_count ? stretches + stretches_count - 1 : nullptr;
+      if (!last || last->j + last->keys != key) {
+        const long at = (rows + unit - 1) / unit * unit, dead = (key - base) % unit;
+        if (at + dead >= most) break;
+        last = stretches + stretches_count++;
+        *last = {at, key - dead, dead};
+        rows = at + dead;
+      }
+      Part part = walk.part(key, std::min(limit, key + most - rows));
+      if (part.keys <= 0) break;
+      part.at = rows;
+      parts[parts_count++] = part;
+      last->keys += part.keys;
+      rows += part.keys;
+      keys += part.keys;
+      key = walk.next(key + part.keys);
+    }
+    return key;
+  }
+  // Whether its keys lie in so short stretches that copying them together costs less than a product for each.
+  bool scattered() const { return stretches_count > 1 && rows < kLeastStretch * stretches_count; }
+  bool whole() const { return stretches_count == 1; }
+  // Rows that belong to no part: use(first, count).
+  template <class Use>
+  void each_gap(Use use) const {
+    long row = 0;
+    for (long i = 0; i < parts_count; i++) {
+      if (parts[i].at > row) use(row, parts[i].at - row);
+      row = parts[i].at + parts[i].keys;
+    }
+  }
+  void list(long* to) const {  // the key of every row; all rows must belong to parts
+    for (long i = 0; i < parts_count; i++)
+      for (long x = 0; x < parts[i].keys; x++) to[parts[i].at + x] = parts[i].j + x;
+  }
+  static constexpr long kLeastStretch = 24;
+};
+
+// tile (keys x lanes) <- `nothing` where the bits are 0.
+template <class Sum>
+void mask_by_bits(const std::uint64_t* words, long keys, long lanes, Sum* tile, Sum nothing) {
+  constexpr int L = kLanesOf<Sum>;
+  typedef std::conditional_t<sizeof(Sum) == 8, std::uint64_t, std::uint32_t> Word;
+  V<Word> lane_bit;
+  for (int lane = 0; lane < L; lane++) lane_bit[lane] = Word(1) << lane;
+  for (long key = 0; key < keys; key++)
+    for (long v = 0; v < lanes; v += L) {
+      Sum* const p = tile + key * lanes + v;
+      const V<Word> attends = (V<Word>{} + Word(words[key] >> v)) & lane_bit;
+      store(p, attends != 0 ? load(p) : splat(nothing));
+    }
+}
+
+template <class Sum>
+void mask_part(const Stream& s, const Rows& rows, const Part& part, Sum* tile, Sum nothing) {
+  if (part.bits)
+    mask_by_bits(part.bits, part.keys, rows.lanes, tile, nothing);
+  else if (!s.call.pattern.starts && !s.holds(rows.start, rows.count, part.j, part.keys))
+    mask_tile<Sum>(s, rows, part.j, part.keys, tile, nothing);
+}

@@ -1,0 +1,178 @@
+// Attention: a call as a struct with named fields, and its two passes.
+#include <stdexcept>
+#include <string>
+
+#include "attention/call.h"
+#include "bindings.h"
+#include "meter/meter.h"
+
+namespace {
+
+using redblue::Array;
+using redblue::Call;
+using redblue::Edges;
+using redblue::Isa;
+using redblue::Pattern;
+using redblue::SpillTiles;
+
+using Address = std::uintptr_t;
+
+template <class T>
+const T* pointer(Address address) {
+  return reinterpret_cast<const T*>(address);
+}
+
+struct Sizes {
+  std::vector<std::int64_t> lead;
+  std::int64_t kv_heads, group, n_q, n_k, d, d_v;
+};
+
+struct Tiles {
+  std::int64_t rows, cols, pieces, dq_cols;
+  SpillTiles spilled;
+};
+
+// An array is described by its address and its strides, in elements, of (lead..., heads, rows, columns); None: not given.
+Array to_array(nb::handle description, int leads) {
+  Array array;
+  if (description.is_none()) return array;
+  PyObject* const tuple = description.ptr();
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != leads + 4)
+    throw std::invalid_argument("an array is described by its address and one stride for each of its dimensions");
+  array.data = reinterpret_cast<char*>(nb::cast<Address>(nb::handle(PyTuple_GET_ITEM(tuple, 0))));
+  const auto stride = [&](int i) { return nb::cast<std::int64_t>(nb::handle(PyTuple_GET_ITEM(tuple, 1 + i))); };
+  for (int i = 0; i < leads; i++) array.lead[i] = stride(i);
+  array.head = stride(leads), array.row = stride(leads + 1), array.column = stride(leads + 2);
+  return array;
+}
+
+void set_sizes(Call& call, const Sizes& sizes) {
+  call.leads = int(sizes.lead.size());
+  if (call.leads >= redblue::kMaxLead)
+    throw std::invalid_argument("at most " + std::to_string(redblue::kMaxLead - 1) + " leading dimensions");
+  std::copy(sizes.lead.begin(), sizes.lead.end(), call.lead_sizes);
+  call.kv_heads = sizes.kv_heads, call.group = sizes.group;
+  call.n_q = sizes.n_q, call.n_k = sizes.n_k, call.d = sizes.d, call.d_v = sizes.d_v;
+}
+
+void set_tiles(Call& call, const Tiles& tiles) {
+  call.rows = tiles.rows, call.cols = tiles.cols, call.pieces = tiles.pieces, call.dq_cols = tiles.dq_cols;
+  call.spilled = tiles.spilled;
+}
+
+// The planes of a pattern are the only array whose number of leading dimensions is not known until the call.
+struct PatternOf {
+  Pattern pattern;
+  nb::object planes;
+};
+
+Pattern to_pattern(const PatternOf* given, int leads) {
+  if (!given) return {};
+  Pattern pattern = given->pattern;
+  pattern.planes = to_array(given->planes, leads);
+  return pattern;
+}
+
+void bind_sizes(nb::module_& m) {
+  nb::class_<Sizes>(m, "Sizes")
+      .def("__init__", [](Sizes* self, std::vector<std::int64_t> lead, std::int64_t kv_heads, std::int64_t group, std::int64_t n_q,
+                          std::int64_t n_k, std::int64_t d, std::int64_t d_v) {
+        new (self) Sizes{std::move(lead), kv_heads, group, n_q, n_k, d, d_v};
+      }, "lead"_a, "kv_heads"_a, "group"_a, "n_q"_a, "n_k"_a, "d"_a, "d_v"_a);
+}
+
+void bind_tiles(nb::module_& m) {
+  nb::class_<SpillTiles>(m, "SpillTiles")
+      .def("__init__", [](SpillTiles* self, bool stays, std::int64_t rows, std::int64_t cols, std::int64_t depth,
+                          std::int64_t out_rows, std::int64_t out_cols, std::int64_t dk_rows, std::int64_t dk_cols,
+                          std::int64_t dv_rows, std::int64_t dv_cols, std::int64_t chunk) {
+        if (rows < 1) throw std::invalid_argument("tile edges must be at least 1");
+        new (self) SpillTiles{rows, cols, depth, out_rows, out_cols, dk_rows, dk_cols, dv_rows, dv_cols, chunk, stays};
+      }, "stays"_a, "rows"_a, "cols"_a, "depth"_a, "out_rows"_a, "out_cols"_a, "dk_rows"_a, "dk_cols"_a, "dv_rows"_a,
+         "dv_cols"_a, "chunk"_a);
+  nb::class_<Tiles>(m, "Tiles")
+      .def("__init__", [](Tiles* self, std::int64_t rows, std::int64_t cols, std::int64_t pieces, std::int64_t dq_cols,
+                          const SpillTiles* spilled) {
+        if (rows < 1 || cols < 1 || dq_cols < 0) throw std::invalid_argument("tile edges must be at least 1");
+        new (self) Tiles{rows, cols, pieces, dq_cols, spilled ? *spilled : SpillTiles{}};
+      }, "rows"_a = 1, "cols"_a = 1, "pieces"_a = 1, "dq_cols"_a = 0, "spilled"_a = nb::none());
+}
+
+void bind_mask(nb::module_& m) {
+  nb::class_<PatternOf>(m, "Pattern")
+      .def("__init__", [](PatternOf* self, Address starts, Address runs, Address bits, nb::object planes, std::int64_t panel,
+                          std::int64_t panels, std::int64_t planes_count, bool scattered) {
+        Pattern pattern;
+        pattern.starts = pointer<std::int64_t>(starts);
+        pattern.runs = pointer<redblue::Run>(runs);
+        pattern.bits = pointer<std::uint64_t>(bits);
+        pattern.panel = panel, pattern.panels = panels, pattern.planes_count = planes_count, pattern.scattered = scattered;
+        new (self) PatternOf{pattern, std::move(planes)};
+      }, "starts"_a = 0, "runs"_a = 0, "bits"_a = 0, "planes"_a = nb::none(), "panel"_a = 1, "panels"_a = 0,
+         "planes_count"_a = 1, "scattered"_a = false);
+  nb::class_<Edges>(m, "Edges")
+      .def("__init__", [](Edges* self, Address query_starts, Address keys, Address key_starts, Address queries) {
+        new (self) Edges{pointer<std::int64_t>(query_starts), pointer<std::int64_t>(key_starts), pointer<std::int32_t>(keys),
+                         pointer<std::int32_t>(queries)};
+      }, "query_starts"_a, "keys"_a, "key_starts"_a, "queries"_a);
+}
+
+// Fills the fields in the order of their declaration in attention/call.h. A new option is an argument here and in _core.pyi.
+void init_call(Call* self, int number, const Sizes& sizes, const Tiles& tiles, int threads, double scale, std::int64_t first,
+               std::int64_t end, nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle dout,
+               nb::handle dq, nb::handle dk, nb::handle dv, nb::handle delta, nb::handle dlse, const PatternOf* pattern,
+               const PatternOf* by_query, const Edges* edges, double softcap, nb::handle bias, int bias_number,
+               nb::handle dbias, nb::handle sinks, nb::handle alibi, double dropout, std::uint64_t seed) {
+  Call call;
+  call.number = redblue::Number(number);
+  set_sizes(call, sizes);
+  set_tiles(call, tiles);
+  call.threads = threads;
+  call.scale = scale, call.softcap = softcap, call.dropout = dropout, call.seed = seed;
+  call.first = first, call.end = end;
+  const auto array = [&](nb::handle description) { return to_array(description, call.leads); };
+  call.q = array(q), call.k = array(k), call.v = array(v), call.out = array(out), call.lse = array(lse);
+  call.dout = array(dout), call.dq = array(dq), call.dk = array(dk), call.dv = array(dv);
+  call.delta = array(delta), call.dlse = array(dlse);
+  call.pattern = to_pattern(pattern, call.leads), call.by_query = to_pattern(by_query, call.leads);
+  if (edges) call.edges = *edges, call.edges.n_q = call.n_q, call.edges.n_k = call.n_k;
+  call.bias = array(bias), call.bias_number = redblue::Number(bias_number), call.dbias = array(dbias);
+  call.sinks = array(sinks), call.alibi = array(alibi);
+  new (self) Call(call);
+}
+
+void bind_call(nb::module_& m) {
+  const auto none = nb::none();
+  nb::class_<Call>(m, "Call").def(
+      "__init__", init_call, "number"_a, "sizes"_a, "tiles"_a, "threads"_a, "scale"_a, "first"_a, "end"_a, "q"_a, "k"_a, "v"_a,
+      "out"_a, "lse"_a, "dout"_a = none, "dq"_a = none, "dk"_a = none, "dv"_a = none, "delta"_a = none, "dlse"_a = none,
+      "pattern"_a = none, "by_query"_a = none, "edges"_a = none, "softcap"_a = 0.0, "bias"_a = none, "bias_number"_a = 0,
+      "dbias"_a = none, "sinks"_a = none, "alibi"_a = none, "dropout"_a = 0.0, "seed"_a = 0);
+}
+
+template <redblue::Moved (*pass)(const Call&, const Isa&)>
+std::pair<std::int64_t, std::int64_t> run_pass(const Isa& isa, const Call& call) {
+  const nb::gil_scoped_release others_may_run;
+  const redblue::Measured measured;
+  const redblue::Moved moved = pass(call, isa);
+  return {moved.reads, moved.writes};
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  bind_sizes(m);
+  bind_tiles(m);
+  bind_mask(m);
+  bind_call(m);
+  m.def("attention_forward", run_pass<redblue::forward>, "isa"_a, "call"_a);
+  m.def("attention_backward", run_pass<redblue::backward>, "isa"_a, "call"_a);
+  m.def(
+      "by_key",
+      [](const Lines& query_starts, const Numbers<std::int32_t>& keys, std::int64_t n_k) {
+        const std::int64_t n_q = std::int64_t(query_starts.shape(0)) - 1;
+        const auto lists = redblue::by_key(query_starts.data(), keys.data(), n_q, n_k);
+        return nb::make_tuple(copied(lists.starts), copied(lists.queries));
+      },
+      "query_starts"_a, "keys"_a, "n_k"_a);
+}

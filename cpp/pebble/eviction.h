@@ -1,0 +1,52 @@
+// Which red pebbles to take off so that a number of words fits: every smallest choice, and for each its stores.
+#pragma once
+#include "pebble/task.h"
+
+namespace redblue {
+
+// What may be taken off, and at what price: a word of a pebble taken off costs `taken` at least in the rest of the
+// game, and a word stored before `stored`; all of it may cost `budget`.
+template <class Bits>
+struct PebbleOffer {
+  Bits drop, store;  // pebbles that may go without being stored; that may go after it
+  std::int64_t taken, stored, budget;
+};
+
+// visit(evicted, stored) for every set of pebbles that frees `excess` words and of which none could stay, and every
+// choice of those to store first, as far as the offer goes.
+template <class Bits, class Visit>
+class PebbleEviction {
+ public:
+  PebbleEviction(const PebbleBoardBits<Bits>& board, const PebbleOffer<Bits>& offer, Visit& visit)
+      : board_(board), offer_(offer), visit_(visit) {}
+
+  void evict(std::int64_t excess) { evict(offer_.drop | offer_.store, excess, offer_.budget, 0, 0); }
+
+ private:
+  void evict(Bits may, std::int64_t excess, std::int64_t budget, Bits evicted, Bits stored) {
+    if (excess <= 0) {
+      if (board_.unit || none_could_stay(evicted, -excess)) visit_(evicted, stored);
+      return;
+    }
+    if (!may || board_.words(may) < excess) return;
+    const int v = least(may);
+    const Bits one = bit<Bits>(v), rest = may & ~one;
+    const std::int64_t words = board_.task.words[v], left = excess - words;
+    const std::int64_t dropped = budget - offer_.taken * words, saved = dropped - offer_.stored * words;
+    if (offer_.drop & one && dropped >= 0) evict(rest, left, dropped, evicted | one, stored);
+    if (offer_.store & one && saved >= 0) evict(rest, left, saved, evicted | one, stored | one);
+    evict(rest, excess, budget, evicted, stored);
+  }
+
+  bool none_could_stay(Bits evicted, std::int64_t spare) const {
+    bool none = true;
+    each(evicted, [&](int v) { none = none && board_.task.words[v] > spare; });
+    return none;
+  }
+
+  const PebbleBoardBits<Bits>& board_;
+  PebbleOffer<Bits> offer_;
+  Visit& visit_;
+};
+
+}  // namespace redblue

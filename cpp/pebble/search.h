@@ -1,0 +1,215 @@
+// The cheapest pebble game, proved cheapest: A* over settled states, after a beam search for a game to beat.
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <queue>
+
+#include "pebble/partial.h"
+#include "pebble/red_blue.h"
+#include "pebble/states.h"
+
+namespace redblue {
+
+// A* (Hart, Nilsson, Raphael 1968): states in the order of cost so far plus `estimate`, which is never too much. States
+// that a symmetry of the graph makes equal are one. States that cannot beat the best game known are not kept.
+template <class Rules>
+class PebbleSearch {
+ public:
+  using State = typename Rules::State;
+  using States = PebbleStates<State>;
+
+  PebbleSearch(const PebbleTask& task, const PebbleLimits& limits)
+      : rules_(task), limits_(limits), started_(Clock::now()),
+        step_(std::max<std::int64_t>(1, std::min(task.load, task.store))),
+        symmetries_(PebbleSymmetries(rules_.board(), std::size_t(limits.symmetries)).found()) {}
+
+  // A game that is good, if the limits leave room for one; `known` is one to beat, legal by these rules.
+  PebbleFound first_game(PebbleFound known = {}) {
+    found_ = std::move(known);
+    stopped_ = found_.stopped;
+    const State first = begin();
+    for (int beam = 1; beam <= limits_.beam && !stopped_; beam *= 10) sweep(first, beam);
+    found_.stopped = stopped_;
+    return found_;
+  }
+
+  PebbleFound run(PebbleFound known = {}) {
+    first_game(std::move(known));
+    if (!stopped_) best_first(begin());
+    if (found_.proved) found_.at.lower_bound = found_.at.cost;
+    return std::move(found_);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kSweeps = 8;
+  static constexpr double kAskEvery = 0.05;  // seconds
+  static constexpr std::int64_t kNever = std::numeric_limits<std::int32_t>::max();
+
+  State begin() {
+    State first = rules_.first();
+    begin_cost_ = rules_.settle(first, NoRecord{});
+    first = canonical(first);
+    found_.at.lower_bound = begin_cost_ + rules_.estimate(first);
+    return first;
+  }
+
+  // Finds a game, proves nothing: sweeps over the states from those with most left to do to those with least, and in
+  // every sweep takes one step from the best `beam` of those that have equally much left.
+  void sweep(const State& first, int beam) {
+    using Ranked = std::pair<std::int64_t, std::uint32_t>;
+    std::map<int, std::priority_queue<Ranked, std::vector<Ranked>, std::greater<>>, std::greater<>> levels;
+    States states;
+    const std::uint32_t root = states.add(first, States::kNone, begin_cost_, 0);
+    if (rules_.finished(first)) finish(states, root);
+    levels[rules_.left(first)].emplace(0, root);
+    for (int round = 0; round < kSweeps && !stopped_; ++round)
+      for (auto& [left, level] : levels)
+        for (int k = 0; k < beam && !level.empty() && fits(states) && goes_on(states); ++k) {
+          const auto [total, i] = level.top();
+          level.pop();
+          if (total < upper())
+            grow(states, i, upper() - 1, [&](std::uint32_t child, std::int64_t least_total) {
+              levels[rules_.left(states[child].state)].emplace(least_total, child);
+            });
+        }
+  }
+
+  // Expands a state when its total cost is due, but only to states of that total; to the others when theirs is.
+  void best_first(const State& first) {
+    States states;
+    std::map<std::int64_t, std::vector<std::uint32_t>> open;
+    const std::int64_t least_total = begin_cost_ + rules_.estimate(first);
+    const std::uint32_t root = states.add(first, States::kNone, begin_cost_, least_total);
+    if (rules_.finished(first)) {  // nothing to do: a state is looked at when it is reached, and this one never is
+      if (begin_cost_ < upper()) finish(states, root);
+      found_.proved = true;
+      return;
+    }
+    open[least_total].push_back(root);
+    while (!open.empty() && open.begin()->first < upper()) {
+      const auto at = open.begin();
+      if (at->second.empty()) {
+        open.erase(at);
+        continue;
+      }
+      const std::int64_t due = at->first, next = due + step_;
+      found_.at.lower_bound = std::max(found_.at.lower_bound, due);
+      const std::uint32_t i = at->second.back();
+      at->second.pop_back();
+      if (states[i].due != due) continue;
+      if (!fits(states) || !goes_on(states)) return;
+      states[i].due = std::int32_t(next);
+      grow(states, i, next - 1, [&](std::uint32_t child, std::int64_t total) { open[total].push_back(child); });
+      if (next < upper()) open[next].push_back(i);
+    }
+    found_.proved = found_.at.cost >= 0;
+  }
+
+  // visit(number, total) of every state that one step from state i reaches at less cost than known before, as far as
+  // its total, the least that a game costs which goes that way, is at most `most`.
+  template <class Visit>
+  void grow(States& states, std::uint32_t i, std::int64_t most, Visit&& visit) {
+    const State from = states[i].state;
+    const std::int64_t so_far = states[i].cost;
+    ++found_.at.expanded;
+    rules_.expand(from, most - so_far - rules_.estimate(from), [&](const typename Rules::Step& step) {
+      State to = from;
+      const std::int64_t cost = so_far + rules_.play(to, step, NoRecord{});
+      if (cost > most) return;
+      const std::int64_t total = cost + rules_.estimate(to);
+      if (total > most || total >= upper()) return;
+      to = canonical(to);
+      std::uint32_t child = states.find(to);
+      if (child != States::kNone && states[child].cost <= cost) return;
+      if (child == States::kNone) {
+        child = states.add(to, i, cost, total);
+      } else {
+        states[child].from = i;
+        states[child].cost = std::int32_t(cost);
+        states[child].due = std::int32_t(total);
+      }
+      if (rules_.finished(to))
+        finish(states, child);
+      else
+        visit(child, total);
+    });
+  }
+
+  // Takes down the game that leads to a finished state. Every state on the way is numbered anew by a symmetry: `given`
+  // has each node's number in the graph as it was given.
+  void finish(States& states, std::uint32_t last) {
+    std::vector<std::uint32_t> way;
+    for (std::uint32_t i = last; i != States::kNone; i = states[i].from) way.push_back(i);
+    found_.kinds.clear();
+    found_.nodes.clear();
+    found_.parents.clear();
+    Renumbering given(rules_.board().n);
+    std::iota(given.begin(), given.end(), std::uint8_t(0));
+    State now = rules_.first();
+    found_.at.cost = rules_.settle(now, PebbleRecord{found_, given});
+    canonical(now, &given);
+    for (std::size_t k = way.size() - 1; k-- > 0;) {
+      now = states[way[k + 1]].state;
+      std::int64_t least_cost = kNever;
+      typename Rules::Step best{};
+      rules_.expand(now, kNever, [&](const typename Rules::Step& step) {
+        State to = now;
+        const std::int64_t cost = rules_.play(to, step, NoRecord{});
+        if (cost < least_cost && canonical(to) == states[way[k]].state) best = step, least_cost = cost;
+      });
+      if (least_cost == kNever) throw std::logic_error("a step of the game cannot be found again");
+      found_.at.cost += rules_.play(now, best, PebbleRecord{found_, given});
+      canonical(now, &given);
+    }
+  }
+
+  // The state that stands for all that symmetries make of this one; `given` follows the nodes to their new numbers.
+  State canonical(const State& state, Renumbering* given = nullptr) const {
+    State best = state;
+    const Renumbering* by = nullptr;
+    for (const Renumbering& numbers : symmetries_) {
+      if (best.red < renumbered(state.red, numbers)) continue;
+      const State image = rules_.renumber(state, numbers);
+      if (image < best) best = image, by = &numbers;
+    }
+    if (given && by) {
+      const Renumbering before = *given;
+      for (std::size_t v = 0; v < before.size(); ++v) (*given)[(*by)[v]] = before[v];
+    }
+    return best;
+  }
+
+  std::int64_t upper() const { return found_.at.cost < 0 ? kNever : found_.at.cost; }
+
+  bool fits(const States& states) const { return states.bytes() <= limits_.bytes; }
+
+  // Whether the search may go on; asks now and then.
+  bool goes_on(const States& states) {
+    found_.at.stored = states.size();
+    if (found_.at.expanded % 64 == 0) {
+      const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+      stopped_ = stopped_ || (limits_.seconds > 0 && seconds > limits_.seconds);
+      if (seconds >= asked_ + kAskEvery) {
+        asked_ = seconds;
+        stopped_ = stopped_ || !limits_.keep_on(found_.at);
+      }
+    }
+    return !stopped_;
+  }
+
+  Rules rules_;
+  PebbleLimits limits_;
+  Clock::time_point started_;
+  std::int64_t step_;  // between the totals at which a state is expanded again
+  std::vector<Renumbering> symmetries_;
+  double asked_ = 0;  // seconds
+  std::int64_t begin_cost_ = 0;
+  PebbleFound found_;
+  bool stopped_ = false;
+};
+
+}  // namespace redblue

@@ -1,0 +1,105 @@
+// What a search for the cheapest pebble game is given, and what it finds. Costs are whole numbers.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <stdexcept>
+#include <vector>
+
+#include "pebble/referee.h"
+#include "pebble/bits.h"
+
+namespace redblue {
+
+struct PebbleTask {
+  std::vector<std::int64_t> starts, parents;  // the graph in compressed rows
+  std::vector<std::int64_t> words;            // of each node
+  std::vector<std::uint8_t> blue;             // per node: whether it starts in slow memory, and is never computed
+  std::int64_t red = 0;                       // words
+  std::int64_t load = 1, store = 1;           // cost of a word
+  std::int64_t compute = 0;                   // cost of a node, or of an edge
+  bool once = false, partial = false, sliding = false, sinks_end_blue = true;
+
+  int nodes() const { return int(words.size()); }
+};
+
+// What was found so far. A cost of -1: no game yet.
+struct PebbleProgress {
+  std::int64_t cost = -1, lower_bound = 0, expanded = 0, stored = 0;
+};
+
+struct PebbleFound {
+  PebbleProgress at;
+  bool proved = false, stopped = false;
+  std::vector<std::int8_t> kinds;
+  std::vector<std::int64_t> nodes, parents;
+};
+
+struct PebbleLimits {
+  double seconds = 0;          // 0: none
+  std::int64_t bytes = 0;      // of memory
+  int beam = 1000;             // states per layer of the beam that looks for a first game
+  int symmetries = 0;          // of the graph, used at most
+  std::function<bool(const PebbleProgress&)> keep_on;  // asked now and then; false stops the search
+};
+
+// The cheapest game of up to 128 nodes; with partial computation, of up to twice as many edges as 64 or 128 nodes.
+// Throws std::invalid_argument for more, and for arrays that do not fit together.
+PebbleFound search_pebbles(const PebbleTask& task, const PebbleLimits& limits);
+
+// The task's graph and rules over sets of nodes.
+template <class Bits>
+struct PebbleBoardBits {
+  explicit PebbleBoardBits(const PebbleTask& given) : task(given), n(given.nodes()) {
+    if (n > kWidth<Bits>) throw std::invalid_argument("too many nodes for this search");
+    parents.assign(n, 0);
+    children.assign(n, 0);
+    for (int v = 0; v < n; ++v) {
+      all |= bit<Bits>(v);
+      if (task.blue[v]) blue |= bit<Bits>(v);
+      if (task.words[v] != 1) unit = false;
+      for (std::int64_t e = task.starts[v]; e < task.starts[v + 1]; ++e) {
+        parents[v] |= bit<Bits>(int(task.parents[e]));
+        children[task.parents[e]] |= bit<Bits>(v);
+      }
+    }
+    for (int v = 0; v < n; ++v)
+      if (!children[v]) sinks |= bit<Bits>(v);
+  }
+
+  std::int64_t words(Bits set) const {
+    if (unit) return count(set);
+    std::int64_t sum = 0;
+    each(set, [&](int v) { sum += task.words[v]; });
+    return sum;
+  }
+
+  // What a word of a pebble taken off costs later, at least, where nothing is recomputed: a load, unless it may be a
+  // sink's that can stay where it is.
+  std::int64_t reload() const { return task.sinks_end_blue ? task.load : 0; }
+
+  PebbleTask task;
+  int n;
+  bool unit = true;
+  Bits all = 0, blue = 0, sinks = 0;
+  std::vector<Bits> parents, children;
+};
+
+using Renumbering = std::vector<std::uint8_t>;  // the new number of each node
+
+// Takes a game down, move by move, in the numbers that nodes were given.
+struct PebbleRecord {
+  PebbleFound& found;
+  const Renumbering& given;
+  void operator()(PebbleMove kind, int node, int parent = -1) const {
+    found.kinds.push_back(std::int8_t(kind));
+    found.nodes.push_back(given[node]);
+    found.parents.push_back(parent < 0 ? parent : given[parent]);
+  }
+};
+
+struct NoRecord {
+  void operator()(PebbleMove, int, int = -1) const {}
+};
+
+}  // namespace redblue

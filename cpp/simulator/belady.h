@@ -1,0 +1,79 @@
+// Belady's MIN: the replacement that knows the future and has the fewest fills.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <queue>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "simulator/cache.h"
+
+namespace redblue {
+
+// Belady's MIN on one fully associative level of `capacity` lines, empty at first and flushed at the end: evicts the line
+// whose content is needed again last. Content that is overwritten or discarded before it is read is not needed.
+inline LineCounts belady(const std::int64_t* lines, const std::int8_t* kinds, std::size_t accesses,
+                         std::int64_t capacity, bool fetch_on_write) {
+  if (capacity < 1) throw std::invalid_argument("a cache must hold at least 1 line");
+  std::int64_t most = -1;
+  for (std::size_t i = 0; i < accesses; ++i) {
+    check_access(lines[i], kinds[i]);
+    most = std::max(most, lines[i]);
+  }
+  const std::int64_t never = std::int64_t(accesses);
+  std::vector<std::int64_t> needed(accesses), next(most + 1, never);
+  for (std::int64_t i = never - 1; i >= 0; --i) {
+    needed[i] = next[lines[i]];
+    const bool reads = kinds[i] == kRead || kinds[i] == kWrite || (kinds[i] == kOverwrite && fetch_on_write);
+    next[lines[i]] = reads ? i : never;
+  }
+
+  LineCounts counts;
+  Discarded discarded;
+  std::vector<bool> held(most + 1), dirty(most + 1);
+  std::vector<std::int64_t> due(most + 1, never);               // when a held line's content is needed next
+  std::priority_queue<std::pair<std::int64_t, std::int64_t>> queue;  // (due, line); stale entries are skipped
+  std::int64_t used = 0;
+  const auto write_back = [&](std::int64_t line) {
+    ++counts.write_backs;
+    if (discarded.holds(line)) ++counts.dead_write_backs;
+    dirty[line] = false;
+  };
+  for (std::size_t i = 0; i < accesses; ++i) {
+    const std::int64_t line = lines[i];
+    const Kind kind = Kind(kinds[i]);
+    if (kind == kDiscard) {
+      discarded.add(line);
+    } else {
+      if (kind != kRead) discarded.remove(line);
+      if (held[line]) {
+        ++counts.hits;
+      } else {
+        ++counts.misses;
+        if (kind != kOverwrite || fetch_on_write) ++counts.fills;
+        while (used == capacity) {
+          const auto [when, victim] = queue.top();
+          queue.pop();
+          if (!held[victim] || due[victim] != when) continue;
+          if (dirty[victim]) write_back(victim);
+          held[victim] = false;
+          --used;
+        }
+        held[line] = true;
+        ++used;
+      }
+      if (kind != kRead) dirty[line] = true;
+    }
+    if (held[line]) {
+      due[line] = needed[i];
+      queue.emplace(due[line], line);
+    }
+  }
+  for (std::int64_t line = 0; line <= most; ++line)
+    if (held[line] && dirty[line]) write_back(line);
+  return counts;
+}
+
+}  // namespace redblue

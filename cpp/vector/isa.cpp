@@ -1,0 +1,48 @@
+// The table of instruction sets. A new one is a translation unit like vector/avx2.cpp, its vectors in vector/vec.h, and a
+// line here.
+#include "vector/isa.h"
+
+#include <cstdlib>
+#include <stdexcept>
+
+namespace redblue {
+
+#if defined(__x86_64__)
+namespace avx512_bf16 { extern const Isa kRowOfTable; }
+namespace avx512 { extern const Isa kRowOfTable; }
+namespace avx2 { extern const Isa kRowOfTable; }
+#elif defined(__aarch64__)
+namespace neon { extern const Isa kRowOfTable; }
+#endif
+namespace portable { extern const Isa kRowOfTable; }
+
+const std::vector<const Isa*>& list_isas() {
+  static const std::vector<const Isa*> rows = {
+#if defined(REDBLUE_PORTABLE_ONLY)  // a sanitizer's build: a quarter of the time to compile
+#elif defined(__x86_64__)
+      &avx512_bf16::kRowOfTable, &avx512::kRowOfTable, &avx2::kRowOfTable,
+#elif defined(__aarch64__)
+      &neon::kRowOfTable,
+#endif
+      &portable::kRowOfTable,
+  };
+  return rows;
+}
+
+const Isa& choose_isa(const std::string& name) {
+  const char* forced = std::getenv("REDBLUE_ISA");
+  const std::string wanted = name.empty() && forced ? forced : name;
+  std::string runnable;
+  bool known = false;
+  for (const Isa* isa : list_isas()) {
+    known |= wanted == isa->name;
+    if (!isa->supported()) continue;
+    if (wanted.empty() || wanted == isa->name) return *isa;
+    runnable += (runnable.empty() ? "" : ", ") + std::string(isa->name);
+  }
+  const char* const problem = known ? "an instruction set that this CPU lacks" : "an unknown instruction set";
+  throw std::invalid_argument((name.empty() ? "REDBLUE_ISA names " : "") + std::string(problem) + ", '" + wanted +
+                              "'; this CPU can run: " + runnable);
+}
+
+}  // namespace redblue

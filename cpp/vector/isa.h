@@ -1,0 +1,84 @@
+// The instruction sets that redblue has code for: one row each, best first, chosen once at run time.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace redblue {
+
+struct Call;
+struct Moved;
+struct Spill;
+class Arena;
+struct Piece {  // of all pairs of queries and keys
+  long row, rows, key, keys;
+};
+
+// What the schedules that write P do, block by block; each follows when all blocks of those before are done.
+enum class Phase {
+  kScores,   // forward, blocks of rows: P
+  kOutputs,  // and O
+  kDeltas,   // backward, blocks of rows: row sums of dout * out
+  kWeights,  // P
+  kValues,   // blocks of keys: dV (`small_cache`),
+  kProducts, // then, blocks of rows: dS;
+  kBoth,     // or, blocks of keys: dV and dS (`hybrid`)
+  kQueries,  // blocks of rows: dQ
+  kKeys,     // blocks of keys: dK
+};
+
+// The attention kernels of one number type in one instruction set; see kernels.h.
+struct Kernels {
+  int packed_bytes;  // of a number in a packed panel
+  long lanes;        // rows of queries that are computed at once
+  long few;          // so few, and scores are taken as decode.h does; 0: never
+  Moved (*forward)(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena);
+  Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const void* partials, long pieces, Arena& arena);
+  Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Arena& arena);
+  Moved (*backward)(const Call& call, std::int64_t stream, long key, long keys, Arena& arena);
+  Moved (*queries)(const Call& call, std::int64_t stream, long row, long rows, Arena& arena);
+  Moved (*spilled)(const Call& call, const Spill& spill, Phase phase, long first, long count, Arena& arena);
+  Moved (*gather_forward)(const Call& call, std::int64_t stream, std::int64_t query, std::int64_t stop, Arena& arena);
+  Moved (*gather_queries)(const Call& call, std::int64_t stream, std::int64_t query, std::int64_t stop, Arena& arena);
+  Moved (*gather_keys)(const Call& call, std::int64_t stream, std::int64_t key, std::int64_t stop, Arena& arena);
+  Moved (*bias_gradient)(const Call& call, const std::int64_t* streams, long count, Piece piece, Arena& arena);
+};
+
+// One row. A function pointer is null where the instruction set has no such instruction.
+struct Isa {
+  const char* name;
+  bool (*supported)();   // by this CPU and its operating system
+  int vector_bytes;      // of one vector register
+  int vector_registers;  // that a program may name
+
+  // Independent multiply-add chains, `steps` links each; returns a value that depends on all of them.
+  // One pass does steps * flops_per_step_* floating-point operations (a multiply-add counts as two).
+  float (*chains_fp32)(long steps, float x, float y);
+  float (*chains_bf16)(long steps, float x, float y);
+  long flops_per_step_fp32, flops_per_step_bf16;
+
+  // a * b + c, as the chains compute it (bf16: a and b rounded to bfloat16, c in fp32).
+  float (*multiply_add_fp32)(float a, float b, float c);
+  float (*multiply_add_bf16)(float a, float b, float c);
+
+  // Reads `bytes` (a multiple of 1024, 64-byte aligned) once; returns a value that depends on all of them.
+  long long (*read)(const void* data, std::size_t bytes);
+
+  // Each of `count` numbers becomes e or 2 to its power, as the kernels compute it.
+  void (*exp_fp32)(float* x, std::size_t count);
+  void (*exp_fp64)(double* x, std::size_t count);
+  void (*exp2_fp32)(float* x, std::size_t count);
+  void (*exp2_fp64)(double* x, std::size_t count);
+
+  Kernels kernels[4];  // by Number: float32, float64, bfloat16, float16
+};
+
+// Every row compiled into this build, best first; the last one, "portable", runs anywhere.
+const std::vector<const Isa*>& list_isas();
+
+// The row of that name; "" takes the one that the environment variable REDBLUE_ISA names, else the best that
+// this CPU can run. Throws std::invalid_argument, listing the names, for one unknown or not runnable here.
+const Isa& choose_isa(const std::string& name = "");
+
+}  // namespace redblue

@@ -1,0 +1,11 @@
+// Any CPU of this architecture: no region to open.
+#define REDBLUE_REGION REDBLUE_PORTABLE
+#include "vector/region.h"
+
+namespace redblue::portable {
+constexpr const char* kName = "portable";
+bool supported() { return true; }
+#include "attention/region.h"
+extern const Isa kRowOfTable;
+const Isa kRowOfTable = kRow;
+}  // namespace redblue::portable
