@@ -255,7 +255,7 @@ def documented(arguments: type) -> Callable[[Function], Function]:
     return decorate
 
 
-def options_of(function: str, arguments: dict[str, Any], without: str = "") -> Options:
+def options_of(function: str, arguments: Any, without: str = "") -> Options:
     """The record of these keyword arguments. Raises TypeError, as Python does, for a keyword that is no option."""
     if not arguments:
         return _DEFAULTS

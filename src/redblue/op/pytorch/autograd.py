@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
-from redblue.kernels.options import ARRAYS, NO_GRADIENTS, WITH_GRADIENT, Options
+from redblue.kernels.options import NO_GRADIENTS, WITH_GRADIENT, WITHOUT_GRADIENT, Options
 from redblue.op.pytorch import ops
 from redblue.op.pytorch.masks import mask_named
 from redblue.op.pytorch.ops import backward_op, forward_op, library
@@ -17,7 +17,8 @@ from redblue.op.pytorch.ops import backward_op, forward_op, library
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     """Keep everything that the backward pass needs. inputs: the op's flat arguments."""
-    _keep(ctx, *inputs[:3], Options.unflatten(inputs[3:]), output)
+    q, k, v, *flat = inputs
+    _keep(ctx, q, k, v, Options.unflatten(flat), output)
 
 
 def _keep(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, output: tuple) -> None:
@@ -30,9 +31,10 @@ def _keep(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, output: t
 
 def _flat_gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of the op's flat arguments."""
-    needed = Options.unflatten(ctx.needs_input_grad[3:])
-    for name, rules in ARRAYS.items():
-        if not rules.gradient and getattr(needed, name):
+    _, _, _, *flat = ctx.needs_input_grad
+    needed = Options.unflatten(flat)
+    for name in WITHOUT_GRADIENT:
+        if getattr(needed, name):
             raise RedblueError(f"{name} has no gradient: detach it, or give a bias")
     dq, dk, dv, gradients = _gradients(ctx, dout, dlse, {name: getattr(needed, name) for name in WITH_GRADIENT})
     return dq, dk, dv, *NO_GRADIENTS._replace(**gradients).flat
@@ -51,7 +53,7 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None, needed: dict[
     with ops.substituted(by=ctx.substitute):
         dq, dk, dv, dbias, delta = _backward_now(dout, dlse, q, k, v, out, lse, options.for_backward, bias_grad)
     gradients = {}
-    if bias_grad:
+    if bias is not None and bias_grad:
         gradients["bias"] = dbias.to(bias.dtype)
     if sinks is not None and needed["sinks"]:
         gradients["sinks"] = _sinks_gradient(sinks, lse, delta)
@@ -149,9 +151,10 @@ class Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        needed = dict(zip(WITH_GRADIENT, ctx.needs_input_grad[3:], strict=False))
-        dq, dk, dv, found = _gradients(ctx, *gradients, needed)
-        return dq, dk, dv, *(found.get(name) for name in WITH_GRADIENT), None
+        _, _, _, *flags, _ = ctx.needs_input_grad
+        dout, dlse = gradients
+        dq, dk, dv, others = _gradients(ctx, dout, dlse, dict(zip(WITH_GRADIENT, flags, strict=True)))
+        return dq, dk, dv, *(others.get(name) for name in WITH_GRADIENT), None
 
 
 _apply = super(torch.autograd.Function, Eager).apply  # pyright: ignore
@@ -184,28 +187,33 @@ for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
     library.impl("attention", _autocast(device, key), key)
 
 
-def _vmap_forward(op, info, in_dims, q, k, v, *flat):
+def _vmap_forward(op: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> Any:
     """The op on tensors with one dimension more, which becomes the first of the leading dimensions."""
-    n, options, dims = info.batch_size, Options.unflatten(flat), Options.unflatten(in_dims[3:])
+    q_dim, k_dim, v_dim, *flat_dims = in_dims
+    n, options, dims = info.batch_size, Options.unflatten(flat), Options.unflatten(flat_dims)
     if _needs_a_call_each(options, dims):
         return _one_by_one(op, n, in_dims, (0, 0), q, k, v, *flat)
-    q, k, v = (_in_front(x, dim, n) for x, dim in zip((q, k, v), in_dims, strict=False))
+    q, k, v = _in_front(q, q_dim, n), _in_front(k, k_dim, n), _in_front(v, v_dim, n)
     return op(q, k, v, *_options_in_front(options, dims, q.dim()).flat), (0, 0)
 
 
-def _vmap_backward(op, info, in_dims, *arguments):
+def _vmap_backward(op: Any, info: Any, in_dims: Any, *arguments: Any) -> Any:
     """The same for the backward pass; a bias that wants a gradient gets one for each entry of the new dimension."""
-    n, bias_grad = info.batch_size, arguments[-1]
-    options, dims = Options.unflatten(arguments[7:-1]), Options.unflatten(in_dims[7:-1])
-    bias_grad = bias_grad and options.bias is not None
-    out_dims = (0, 0, 0, 0 if bias_grad else None, 0)
+    dout, dlse, q, k, v, out, lse, *flat, bias_grad = arguments
+    tensors = dout, dlse, q, k, v, out, lse
+    n, options, dims = info.batch_size, Options.unflatten(flat), Options.unflatten(in_dims[len(tensors) : -1])
+    bias = options.bias if bias_grad else None
+    out_dims = (0, 0, 0, None if bias is None else 0, 0)
     if _needs_a_call_each(options, dims):
         return _one_by_one(op, n, in_dims, out_dims, *arguments)
-    arrays = [x if x is None else _in_front(x, dim, n) for x, dim in zip(arguments[:7], in_dims, strict=False)]
-    if bias_grad:
-        options, dims = options._replace(bias=_in_front(options.bias, dims.bias, n)), dims._replace(bias=0)
-    dq, dk, dv, dbias, delta = op(*arrays, *_options_in_front(options, dims, arrays[2].dim()).flat, bias_grad)
-    return (dq, dk, dv, dbias.reshape(options.bias.shape) if bias_grad else dbias, delta), out_dims
+    tensors = [x if x is None else _in_front(x, dim, n) for x, dim in zip(tensors, in_dims, strict=False)]
+    dout, *_ = tensors
+    if bias is not None:
+        bias = _in_front(bias, dims.bias, n)
+        options, dims = options._replace(bias=bias), dims._replace(bias=0)
+    flat = _options_in_front(options, dims, dout.dim()).flat
+    dq, dk, dv, dbias, delta = op(*tensors, *flat, bias_grad)
+    return (dq, dk, dv, dbias if bias is None else dbias.reshape(bias.shape), delta), out_dims
 
 
 def _needs_a_call_each(options: Options, dims: Options) -> bool:

@@ -58,17 +58,17 @@ def backward(
     inside = layouts.inside
     dq, dk, dv = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
     delta = q.new_empty(lse.shape, dtype=call.sums)
-    bias_grad = bias_grad and options.bias is not None
-    dbias = q.new_zeros(options.bias.shape if bias_grad else (0,), dtype=call.sums)
+    bias = options.bias if bias_grad else None
+    dbias = q.new_zeros((0,) if bias is None else bias.shape, dtype=call.sums)
     if not out.numel():
         return dq.zero_(), dk.zero_(), dv.zero_(), dbias, delta
     tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv, "delta": delta}
     tensors |= {"lse": lse.contiguous(), "dlse": None if dlse is None else dlse.contiguous()}
-    if bias_grad:
+    if bias is not None:
         tensors["dbias"] = dbias.expand(ARRAYS["bias"].shape(call.sizes))
     tasks = list(_tasks(call, options, backward=True, **tensors))
     _run("backward", tasks, call, q, options)
-    for task in tasks if bias_grad else ():
+    for task in () if bias is None else tasks:
         add_bias_gradient(task, _precision(q))
     return dq, dk, dv, dbias, delta
 
