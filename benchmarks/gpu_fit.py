@@ -1,8 +1,9 @@
 """Whether what is planned fits: every kernel compiled ahead of time for every NVIDIA architecture of the catalogue.
 
 No GPU is asked. One card stands for its architecture, by its shared memory. Results are kept
-(kernels/gpu/planning/fit.py), so that a run that was stopped goes on where it was. The exit code is 1 if any kernel does not fit its card, needs more
-than the plan's model says, spills more than SPILLED_BYTES, has products wait for one another, or cannot be planned.
+(kernels/gpu/planning/fit.py), so that a run that was stopped goes on where it was. The exit code is 1 if any kernel does
+not fit its card, needs more than the plan's model says, spills more than SPILLED_BYTES, has products wait for one
+another, or cannot be planned.
 """
 
 from __future__ import annotations

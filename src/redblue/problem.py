@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import cast
 
+from redblue.base.dtypes import BYTES_PER_WORD, check_dtype
 from redblue.base.errors import RedblueError
+from redblue.base.integers import LARGEST, whole_number
 from redblue.masks import Mask
 
-BYTES_PER_WORD = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 DIRECTIONS = ("forward", "backward", "gradient_x")
-LARGEST = 2**60  # of a size, and of the rows of one stream: what Python and NumPy index, with room for sums
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,10 @@ class Problem:
     n_q: int
     n_k: int
     d: int
-    d_v: int | None = None  # d if None
+    d_v: int = cast(int, None)  # d if None
     batch: int = 1
     heads: int = 1
-    kv_heads: int | None = None  # heads if None
+    kv_heads: int = cast(int, None)  # heads if None
     dtype: str = "float16"
     mask: Mask = field(default_factory=Mask.full)
     direction: str = "forward"
@@ -44,25 +45,16 @@ class Problem:
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         for name in ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not hasattr(value, "__index__"):
-                raise RedblueError(f"{name} must be a whole number, got {value!r}")
-            object.__setattr__(self, name, value.__index__())
-            if value < 1:
-                raise RedblueError(f"{name} must be at least 1, got {value}")
-            if value > LARGEST:
-                raise RedblueError(
-                    f"{name} must be at most {LARGEST:,} (2^60), got {_shown(value)}: give a smaller size"
-                )
-        if self.heads % self.key_heads:
+            size = whole_number(name, getattr(self, name))
+            object.__setattr__(self, name, size)
+        if self.heads % self.kv_heads:
             raise RedblueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.group * self.n_q > LARGEST:
             raise RedblueError(
                 f"n_q ({self.n_q:,}) times the query heads per key/value head ({self.group:,}), which become rows of "
                 f"one attention, must be at most {LARGEST:,} (2^60): give a smaller n_q, or more kv_heads"
             )
-        if self.dtype not in BYTES_PER_WORD:
-            raise RedblueError(f"dtype must be one of {', '.join(BYTES_PER_WORD)}, got {self.dtype!r}")
+        check_dtype("dtype", self.dtype)
         if self.direction not in DIRECTIONS:
             raise RedblueError(f"direction must be one of {', '.join(DIRECTIONS)}, got {self.direction!r}")
         if self.direction == "gradient_x" and self.heads != self.kv_heads:
@@ -73,26 +65,15 @@ class Problem:
             raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {self.mask!r}")
         self.mask.on(self.n_q, self.n_k)  # raises where it does not fit
 
-    # The optional fields, once filled in.
-    @property
-    def value_dim(self) -> int:
-        assert self.d_v is not None
-        return self.d_v
-
-    @property
-    def key_heads(self) -> int:
-        assert self.kv_heads is not None
-        return self.kv_heads
-
     @property
     def group(self) -> int:
         """Query heads per key/value head (1 without grouped-query attention)."""
-        return self.heads // self.key_heads
+        return self.heads // self.kv_heads
 
     @property
     def streams(self) -> int:
         """Independent attentions in the problem: they share nothing, so their words add up."""
-        return self.batch * self.key_heads
+        return self.batch * self.kv_heads
 
     @property
     def bytes_per_word(self) -> int:
@@ -107,8 +88,3 @@ class Problem:
         return replace(
             self, n_q=self.group * self.n_q, batch=1, heads=1, kv_heads=1, mask=self.mask.for_group(self.group)
         )
-
-
-def _shown(value: int) -> str:
-    """A number as it was given, unless it is too long to print (Python itself refuses 4300 digits)."""
-    return f"{value:,}" if value.bit_length() <= 256 else f"a number of {value.bit_length():,} bits"

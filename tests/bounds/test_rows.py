@@ -124,7 +124,7 @@ def test_closed_forms_are_as_strong_as_the_certified_one_at_the_ends(words, name
 )
 def test_the_large_cache_row_is_its_formula(problem, words):
     """Computed in fractions from what the row prints: a phase may earn parts of pairs."""
-    d, d_v, z = problem.d, problem.value_dim, problem.n_q * problem.n_k
+    d, d_v, z = problem.d, problem.d_v, problem.n_q * problem.n_k
     w = max(2 * words, 3 * d_v**2)
     delta_squared = (d + d_v) ** 2 if d_v <= d else 4 * d * d_v
     n = max(Fraction(w * w, 4 * delta_squared), Fraction((math.sqrt(w + d_v**2) - d_v) ** 2))

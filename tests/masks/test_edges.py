@@ -48,18 +48,18 @@ def test_rules_of_any_size_and_equal_layouts_are_absorbed():
     ("make", "says"),
     [
         (lambda: Mask.documents([3, 1], within="causal"), "within must be a window, such as .* got 'causal'"),
-        (lambda: Mask.causal().plot(10, 10, tile=(0, 1)), r"tile\[0\] must be at least 1, got 0"),
-        (lambda: Mask.causal().plot(10, 10, tile=0), r"tile\[0\] must be at least 1, got 0"),
+        (lambda: Mask.causal().plot(10, 10, tile=(0, 1)), r"tile\[0\] must be a whole number of at least 1, got 0"),
+        (lambda: Mask.causal().plot(10, 10, tile=0), r"tile\[0\] must be a whole number of at least 1, got 0"),
         (lambda: Mask.causal().plot(10, 10, tile=(1, 2, 3)), "tile must be two whole numbers"),
         (lambda: Mask.stack([Mask.causal()], 1), "shape must be a tuple of whole numbers, .* got 1"),
         (lambda: Mask.stack(Mask.causal()), r"masks must be a list of masks, .* got Mask.causal\(\)"),
         (lambda: Mask.per_batch(Mask.causal()), "masks must be a list of masks"),
         (lambda: Mask.key_lengths([]), "lengths must have at least one entry"),
         (lambda: Mask.causal().for_group(2).to_csr(5, 4), "n_q must be a multiple of the mask's 2 rows .* got 5"),
-        (lambda: Mask.causal().for_group(0), "group must be at least 1, got 0"),
-        (lambda: Mask.causal().for_group(-1), "group must be at least 1, got -1"),
+        (lambda: Mask.causal().for_group(0), "group must be a whole number of at least 1, got 0"),
+        (lambda: Mask.causal().for_group(-1), "group must be a whole number of at least 1, got -1"),
         (lambda: parse("documents:3,-1"), r"lengths\[1\] must be at least 0, got -1"),
-        (lambda: parse("causal & window:-2"), "left must be at least 0, got -2"),
+        (lambda: parse("causal & window:-2"), "left must be a whole number of at least 0, got -2"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_named(make, says):

@@ -88,7 +88,7 @@ def test_a_side_beyond_all_keys_is_open(align):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Mask.sliding_window(-1), "left must be at least 0, got -1"),
+        (lambda: Mask.sliding_window(-1), "left must be a whole number of at least 0, got -1"),
         (lambda: Mask.sliding_window(1, 2.5), "right"),
         (lambda: Mask.causal(align="center"), "top-left, bottom-right, got 'center'"),
     ],

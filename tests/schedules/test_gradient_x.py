@@ -153,7 +153,7 @@ def test_heads_add_up(name):
 LENGTHS = {
     "n_q": ("rows", "grad_rows", "out_rows", "q_rows", "g_rows"),
     "n_k": ("cols", "grad_cols", "v_rows"),
-    "value_dim": ("out_cols", "v_cols"),
+    "d_v": ("out_cols", "v_cols"),
     "d": ("q_cols", "g_cols", "dx_rows", "dx_cols"),
 }
 GROUPS = {  # edges whose words depend on each other
@@ -222,7 +222,7 @@ def test_multiples_are_kept_unless_the_array_ends(name, data):
     step: int = data.draw(st.integers(1, 5))
     multiple: dict[str, int] = dict.fromkeys(schedule.direction(problem).edges, step)
     tiles = schedule.tiles(problem, 4000, multiple)._asdict()
-    ends = {problem.n_q, problem.n_k, problem.d, problem.value_dim}
+    ends = {problem.n_q, problem.n_k, problem.d, problem.d_v}
     assert all(length % step == 0 or length in ends for length in tiles.values())
 
 

@@ -155,7 +155,7 @@ def test_a_broken_schedule_is_found():
         m.new("s", q_i * 1)
 
     def forgets_values(m, problem, t, q, k, v, out, lse):
-        m.store(out[range(problem.n_q)], m.zeros("o", problem.n_q, problem.value_dim))
+        m.store(out[range(problem.n_q)], m.zeros("o", problem.n_q, problem.d_v))
         m.store(lse[range(problem.n_q)], m.zeros("l", problem.n_q))
 
     problem = Problem(4, 4, 2)

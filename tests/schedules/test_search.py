@@ -27,7 +27,7 @@ def phases(schedule, edges):
 
 def fewest_words(schedule, problem, words):
     stream, one_pass = problem.one_stream(), schedule.direction(problem)
-    features = {"out_cols": stream.value_dim, "dv_cols": stream.value_dim, "dq_cols": stream.d, "dk_cols": stream.d}
+    features = {"out_cols": stream.d_v, "dv_cols": stream.d_v, "dq_cols": stream.d, "dk_cols": stream.d}
     keys = ("cols", "dkv_cols", "softmax_cols", "dk_rows", "dv_rows")
     best = {e: {"chunk": stream.n_q, "span": stream.n_k}.get(e, 1) for e in one_pass.edges}
 
@@ -88,7 +88,7 @@ def test_flash1_takes_the_printed_sizes_of_the_largest_cache_that_fits(sizes, wo
     problem = Problem(*sizes, direction="backward" if backward else "forward")
     schedule, fitting = schedules.get("flash1"), {}
     for m in range(1, words + 1):
-        largest = ceil_div(m, 2 * (problem.d + problem.value_dim))
+        largest = ceil_div(m, 2 * (problem.d + problem.d_v))
         edges = {"rows": min(largest, problem.d), "cols": largest}
         cost = schedule.cost(problem, schedule.make_tiles(problem, edges))
         if cost.peak <= words:
@@ -114,7 +114,7 @@ def test_multiples_are_kept_unless_the_array_ends(schedule, direction, data):
     edges = schedule.direction(problem).edges
     tiles = schedule.tiles(problem, 4000, dict.fromkeys(edges, step))._asdict()
     stream = problem.one_stream()
-    ends = {stream.n_q, stream.n_k, stream.d, stream.value_dim}
+    ends = {stream.n_q, stream.n_k, stream.d, stream.d_v}
     assert all(length % step == 0 or length in ends for length in tiles.values())
 
 

@@ -16,7 +16,7 @@ import joblib
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from joblib.parallel import BACKENDS, get_active_backend
 
-from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -39,8 +39,8 @@ def finish(
     evaluate, point(index): both can be pickled by the backend. jobs: processes; 1 is this one alone, None all cores, or
     what the active `joblib.parallel_config` says. progress(done, total): called at the start and after each point.
     """
-    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
-        raise RedblueError(f"jobs must be a whole number of at least 1, got {jobs!r}; leave it out for all cores")
+    if jobs is not None:
+        whole_number("jobs", jobs, advice="; leave it out for all cores")
     progress(len(done), size)
     todo = [index for index in range(size) if index not in done]
     with closing(_evaluated(evaluate, point, iter(todo), jobs)) as results:

@@ -36,4 +36,4 @@ def family(problem: Problem) -> Family:
     pairs = stream.mask.on(stream.n_q, stream.n_k)
     rows = sum(map(len, pairs.rows_of(range(stream.n_k))))
     keys = sum(map(len, pairs.cols_of(range(stream.n_q))))
-    return Family(rows * stream.d + keys * (stream.d + stream.value_dim), pairs.nnz)
+    return Family(rows * stream.d + keys * (stream.d + stream.d_v), pairs.nnz)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.bounds import one_mask
 from redblue.bounds.cover import cover
 from redblue.bounds.family import family
@@ -66,15 +66,15 @@ def _outputs(p: Problem) -> int:
     """Words that must be stored."""
     if p.direction == "gradient_x":
         return p.d**2
-    return p.n_q * p.value_dim if p.direction == "forward" else p.n_q * p.d + p.n_k * (p.d + p.value_dim)
+    return p.n_q * p.d_v if p.direction == "forward" else p.n_q * p.d + p.n_k * (p.d + p.d_v)
 
 
 def _compulsory(p: Problem, words: int) -> int:
     rows, keys, _ = _live(p)
     if p.direction == "gradient_x":  # A1, E; A2, A3; X, Y
-        inputs = rows * (p.d + p.value_dim) + keys * 2 * p.d + bool(rows) * p.d * (p.d + p.value_dim)
+        inputs = rows * (p.d + p.d_v) + keys * 2 * p.d + bool(rows) * p.d * (p.d + p.d_v)
     else:
-        inputs = rows * (p.d + p.value_dim * (p.direction == "backward")) + keys * (p.d + p.value_dim)
+        inputs = rows * (p.d + p.d_v * (p.direction == "backward")) + keys * (p.d + p.d_v)
     return inputs + _outputs(p)
 
 
@@ -82,19 +82,19 @@ def _phases(p: Problem, words: int) -> int:
     """Loads of all phases, less the sums that are begun in the cache for nothing, and every output stored."""
     sums = _outputs(p)  # each is the end of one sum
     if p.direction == "gradient_x":
-        sums = p.n_q * p.value_dim + max(p.n_q, p.n_k) * p.d  # O, and dS A2 or A1^T dS
-    return phase_loads(p.direction, p.d, p.value_dim, words, _live(p)[2]) - sums + _outputs(p)
+        sums = p.n_q * p.d_v + max(p.n_q, p.n_k) * p.d  # O, and dS A2 or A1^T dS
+    return phase_loads(p.direction, p.d, p.d_v, words, _live(p)[2]) - sums + _outputs(p)
 
 
 def _one_mask(p: Problem, words: int) -> int:
     """Phases whose pairs are those of this mask (Theorem 5)."""
     pairs = p.mask.on(p.n_q, p.n_k)
-    return one_mask.loads(cover(pairs), p.direction, p.d, p.value_dim, words, pairs.nnz) if pairs.nnz else 0
+    return one_mask.loads(cover(pairs), p.direction, p.d, p.d_v, words, pairs.nnz) if pairs.nnz else 0
 
 
 def _large_cache(p: Problem, words: int) -> int:
     """Phases of L loads that touch W = M + L words: twice M, or the least that Theorem 1 covers."""
-    d, d_v, pairs = p.d, p.value_dim, _live(p)[2]
+    d, d_v, pairs = p.d, p.d_v, _live(p)[2]
     four_delta_squared = 4 * (d + d_v) ** 2 if d_v <= d else 16 * d * d_v
     reach = max(2 * words, 3 * d_v**2)
     # A phase may earn parts of pairs, so nothing is rounded before the division.
@@ -106,7 +106,7 @@ def _large_cache(p: Problem, words: int) -> int:
 def _small_cache(p: Problem, words: int) -> int:
     pairs = _live(p)[2]
     reached = (1 + 0.75 * words / p.d**2) ** 1.5 * (1 + 1e-9)
-    return int(2 * pairs * (p.d + p.value_dim) / math.sqrt(words) / reached) - pairs - 2 * words
+    return int(2 * pairs * (p.d + p.d_v) / math.sqrt(words) / reached) - pairs - 2 * words
 
 
 def _any_arithmetic(p: Problem, words: int) -> int:
@@ -292,8 +292,7 @@ def lower_bounds(problem: Problem, words: int) -> list[Bound]:
     Streams share nothing: a game on all of them contains a game on each, so their bounds add up.
     Raises RedblueError for words below 1.
     """
-    if isinstance(words, bool) or not hasattr(words, "__index__") or words < 1:
-        raise RedblueError(f"words must be a whole number of at least 1, got {words!r}")
+    words = whole_number("words", words, most=math.inf)
     stream = problem.one_stream()
     found = [
         Bound(

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.catalogue import roofline
 from redblue.catalogue.detect import CudaDevice, detect_cpu, detect_cuda
@@ -34,7 +35,6 @@ TEXTS = ("title", "vendor", "architecture")
 # Hardware fills these, the least recently used line leaves first; software fills all others.
 CACHE = re.compile(r"L\d|.*cache|SLC", re.IGNORECASE)
 USABLE_SHARE = 0.75  # of a cache, that tiles are chosen for: the best single rule (docs/results/real-caches.md)
-DTYPES = ("float64", "float32", "float16", "bfloat16", "float8")
 LEVEL_FIGURES = ("capacity", "count", "bandwidth", "line", "ways")
 # What the catalogue's tests hold its figures against, and plans of GPU kernels use: key in the file -> key in `facts`
 FACTS = {
@@ -242,7 +242,7 @@ def _machine(place: Place, table: Any) -> Memory:
     texts, names = {key: table.get(key, "") for key in TEXTS}, table.get("device_names", [])
     if not isinstance(names, list) or not all(isinstance(text, str) for text in (*texts.values(), *names)):
         raise place.error(f"{', '.join(TEXTS)} must be texts and device_names a list of texts")
-    peaks = place.figures(table.get("peak", {}), "peak", DTYPES)
+    peaks = place.figures(table.get("peak", {}), "peak", tuple(BYTES_PER_WORD))
     facts = place.figures(table.get("facts", {}), "facts", tuple(FACTS))
     sources = {
         f"{where}.{key}": each.source for where, one in (("peak", peaks), ("facts", facts)) for key, each in one.items()

@@ -76,6 +76,7 @@ def make_problem(
     missing = [name for name, value in (("--n or --n-q", n_q), ("--n or --n-k", n_k), ("--d", d)) if value is None]
     if n_q is None or n_k is None or d is None:
         raise RedblueError(f"the problem needs its sizes: {', '.join(missing)} not given (example: --n 4096 --d 128)")
+    d_v, kv_heads = (d if d_v is None else d_v), (heads if kv_heads is None else kv_heads)
     return Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
 
 

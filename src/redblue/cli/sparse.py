@@ -59,6 +59,7 @@ def sparse(
     given = read_graph(mask) if mask.lower().endswith((".mtx", ".npz")) and not mask.startswith("csr:") else None
     made = parse_mask(mask) if given is None else given
     sizes = made.sizes(n if n_q is None else n_q, n if n_k is None else n_k)
+    d_v, kv_heads = (d if d_v is None else d_v), (heads if kv_heads is None else kv_heads)
     problem = Problem(*sizes, d, d_v, batch, heads, kv_heads, dtype or "float16", made, direction)
     names = None if schedule is None else [schedules.get(name.strip()).name for name in schedule.split(",")]
     formats = None if index is None else [name.strip() for name in index.split(",")]

@@ -14,11 +14,11 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypedDict, TypeVar, get_type_hints
 
+from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Array, Sizes
 from redblue.masks import Mask
 
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 SCHEDULES = ("flash", "hybrid", "small_cache", "gather")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -355,7 +355,7 @@ def check_array(name: str, shape: Sequence[int], dtype: str, sizes: Sizes, call_
         if len(padded) != len(full) or any(a not in (1, b) for a, b in zip(padded, full, strict=True)):
             dims = "(..., heads, n_q, n_k)" if rules.pairs else "(..., heads)"
             raise RedblueError(f"{name} must broadcast to {dims} = {full}, got shape {tuple(shape)}")
-    allowed = ("bool", *DTYPES) if rules.own_type else DTYPES
+    allowed = ("bool", *COMPUTED) if rules.own_type else COMPUTED
     if dtype not in allowed:
         raise RedblueError(f"{name} must be of type {', '.join(allowed)}, got {dtype}")
     if rules.own_type and dtype == "float64" != call_dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from redblue import schedules
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.lab import reference
 from redblue.machine import Counting, Machine, Numeric, TooLong
 from redblue.masks.storage import names
@@ -228,8 +230,8 @@ def _choose(
     """The schedule, its tiles, the words that one stream has, and how the mask is stored."""
     found = schedules.get(schedule)
     for name, value in (("words", words), ("at_once", at_once)):
-        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < 1):
-            raise RedblueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if value is not None:
+            whole_number(name, value, most=math.inf)
     if at_once > problem.streams:
         raise RedblueError(
             f"at_once ({at_once}) must be at most the problem's streams ({problem.streams}: batch x kv_heads)"

@@ -31,8 +31,8 @@ def shape_text(p: Problem) -> str:
     """A problem's sizes in a line that breaks only at its commas."""
     parts = [
         f"d {p.d}",
-        f"d_v {p.value_dim}" if p.value_dim != p.d else "",
-        f"{p.heads} head{'s' if p.heads > 1 else ''}" + (f" on {p.key_heads} KV" if p.key_heads != p.heads else ""),
+        f"d_v {p.d_v}" if p.d_v != p.d else "",
+        f"{p.heads} head{'s' if p.heads > 1 else ''}" + (f" on {p.kv_heads} KV" if p.kv_heads != p.heads else ""),
         f"batch {p.batch:,}" if p.batch > 1 else "",
         f"n {p.n_q:,}" if p.n_q == p.n_k else f"n_q {p.n_q:,}, n_k {p.n_k:,}",
         mask_text(p.mask),

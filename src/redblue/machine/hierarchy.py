@@ -16,6 +16,7 @@ replacement that only resembles LRU, and other cores that share a level.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.compiled import _core
 
 if TYPE_CHECKING:
@@ -49,8 +51,7 @@ class CacheLevel:
             value = getattr(self, what)
             if what == "ways" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise RedblueError(f"{what} of {self.name} must be a whole number of at least 1, got {value!r}")
+            whole_number(f"{what} of {self.name}", value, most=math.inf)
         if self.capacity_bytes % self.line_bytes:
             raise RedblueError(
                 f"{self.name} holds {self.capacity_bytes} bytes, which is no multiple of its lines of "

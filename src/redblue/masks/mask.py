@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.masks.block_mask import read
-from redblue.masks.numbers import Numbers, number, numbers, pair
+from redblue.masks.numbers import Numbers, numbers, pair
 from redblue.masks.patterns import spans
 from redblue.masks.patterns.pairs import Pairs
 from redblue.masks.rules import algebra, arrays, blocks
@@ -71,7 +72,7 @@ class Mask:
     @classmethod
     def prefix(cls, length: int) -> Mask:
         """Every query attends keys 0..length-1. `Mask.prefix(length) | Mask.causal()` is a prefix language model's."""
-        return cls(blocks.Prefix(number("length", length, 0)))
+        return cls(blocks.Prefix(whole_number("length", length, 0)))
 
     @classmethod
     def key_lengths(cls, lengths: Any) -> Mask:
@@ -107,7 +108,7 @@ class Mask:
     @classmethod
     def dilated(cls, window: int, step: int) -> Mask:
         """Query i attends keys i + t * step for t = -window..window (Longformer); & Mask.causal() for those before."""
-        return cls(blocks.DilatedWindow(number("window", window, 0), number("step", step, 1)))
+        return cls(blocks.DilatedWindow(whole_number("window", window, 0), whole_number("step", step, 1)))
 
     @classmethod
     def strided(cls, stride: int) -> Mask:
@@ -115,7 +116,7 @@ class Mask:
 
         The strided pattern of Child et al. (arXiv 1904.10509), its two heads as one.
         """
-        return cls(blocks.Strided(number("stride", stride, 1)))
+        return cls(blocks.Strided(whole_number("stride", stride, 1)))
 
     @classmethod
     def global_tokens(cls, indices: Any) -> Mask:
@@ -140,24 +141,24 @@ class Mask:
         window: blocks around the diagonal, an odd number. first: blocks at the start that attend all and that all
         attend. random: blocks that each row of blocks attends besides, drawn from all with `seed`.
         """
-        window = number("window", window, 1)
+        window = whole_number("window", window, 1)
         if window % 2 == 0:
             raise RedblueError(f"window must be an odd number of blocks, as many on both sides; got {window}")
-        sizes = number("first", first, 0), number("random", random, 0), number("seed", seed, 0)
+        sizes = whole_number("first", first, 0), whole_number("random", random, 0), whole_number("seed", seed, 0)
         return cls(blocks.BigBird(pair("block", block), window, *sizes))
 
     @classmethod
     def n_of_m(cls, n: int, m: int) -> Mask:
         """Of every m keys in a row each query attends n: query i attends keys j where (i + j) mod m < n."""
-        m = number("m", m, 1)
-        return cls(blocks.NOfM(number("n", n, 1, m), m))
+        m = whole_number("m", m, 1)
+        return cls(blocks.NOfM(whole_number("n", n, 1, m), m))
 
     @classmethod
     def random_blocks(cls, density: float, seed: int = 0, block: int | Sequence[int] = 64) -> Mask:
         """Each block of queries and keys attends with probability `density`; the same ones for a seed and sizes."""
         if isinstance(density, bool) or not isinstance(density, (int, float, np.number)) or not 0 <= density <= 1:
             raise RedblueError(f"density must be a number from 0 to 1, got {density!r}")
-        return cls(blocks.RandomBlocks(float(density), number("seed", seed, 0), pair("block", block)))
+        return cls(blocks.RandomBlocks(float(density), whole_number("seed", seed, 0), pair("block", block)))
 
     @classmethod
     def from_csr(cls, indptr: Any, indices: Any, n_k: int) -> Mask:
@@ -195,7 +196,9 @@ class Mask:
             raise RedblueError(f"masks must be a list of masks, such as [Mask.causal()]; got {masks!r}")
         if shape is not None and not isinstance(shape, (Sequence, np.ndarray)):
             raise RedblueError(f"shape must be a tuple of whole numbers, such as (heads,); got {shape!r}")
-        wanted = (len(masks),) if shape is None else tuple(number(f"shape[{i}]", n, 1) for i, n in enumerate(shape))
+        wanted = (
+            (len(masks),) if shape is None else tuple(whole_number(f"shape[{i}]", n, 1) for i, n in enumerate(shape))
+        )
         if not masks or len(masks) != math.prod(wanted):
             raise RedblueError(f"shape {wanted} needs {math.prod(wanted)} masks, at least one; got {len(masks)}")
         for i, mask in enumerate(masks):
@@ -254,7 +257,7 @@ class Mask:
 
     def for_group(self, group: int) -> Mask:
         """The same mask when each query fills `group` consecutive rows."""
-        return replace(self, group=self.group * number("group", group, 1))
+        return replace(self, group=self.group * whole_number("group", group, 1))
 
     def on(self, n_q: int, n_k: int) -> Pairs:
         """The mask laid on n_q rows and n_k keys. Raises RedblueError where it does not fit."""
@@ -272,7 +275,7 @@ class Mask:
         missing = [name for name, n in zip(("n_q", "n_k"), found, strict=True) if n is None]
         if missing:
             raise RedblueError(f"{self!r} is for any sizes: give {' and '.join(missing)}")
-        n_q, n_k = (number(name, n, 0) for name, n in zip(("n_q", "n_k"), found, strict=True))
+        n_q, n_k = (whole_number(name, n, 0) for name, n in zip(("n_q", "n_k"), found, strict=True))
         if n_q % self.group:
             raise RedblueError(f"n_q must be a multiple of the mask's {self.group} rows per query, got {n_q}")
         return n_q, n_k

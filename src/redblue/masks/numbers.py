@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 
 SHOWN = 16  # numbers: longer lists print their ends
 
@@ -68,20 +69,9 @@ def whole(name: str, given: Any) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def number(name: str, given: Any, least: int, most: float = 1 << 60) -> int:
-    """One whole number. Raises RedblueError for anything else, and out of least .. most."""
-    if isinstance(given, (bool, np.bool_)) or not hasattr(given, "__index__"):
-        raise RedblueError(f"{name} must be a whole number, got {given!r}")
-    value = given.__index__()
-    if not least <= value <= most:
-        bounds = f"at least {least}" if value < least else f"at most {most:,}"
-        raise RedblueError(f"{name} must be {bounds}, got {value if value.bit_length() < 256 else 'a larger one'}")
-    return value
-
-
 def pair(name: str, given: Any) -> tuple[int, int]:
     """(queries, keys), from two whole numbers of at least 1 or from one for both. Raises RedblueError."""
     parts = tuple(given) if isinstance(given, (tuple, list, np.ndarray)) else (given, given)
     if len(parts) != 2:
         raise RedblueError(f"{name} must be two whole numbers (queries, keys) of at least 1, or one; got {given!r}")
-    return number(f"{name}[0]", parts[0], 1), number(f"{name}[1]", parts[1], 1)
+    return whole_number(f"{name}[0]", parts[0], 1), whole_number(f"{name}[1]", parts[1], 1)

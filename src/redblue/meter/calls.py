@@ -117,7 +117,7 @@ def _given(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core
 def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa, tile: cpu.AnyTile) -> KernelCall:
     p, number = problem, cpu.NUMBERS[problem.dtype]
     sums = 8 if p.dtype == "float64" else 4
-    sizes = cpu.Sizes((p.batch,), p.key_heads, p.group, p.n_q, p.n_k, p.d, p.value_dim)
+    sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     regions: list[int | bytes] = []
 
     def array(heads: int, n: int, columns: int, bytes_each: int = p.bytes_per_word) -> tuple[Any, ...]:
@@ -125,13 +125,13 @@ def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.
         regions.append(math.prod(shape) * bytes_each)
         return contiguous(Region(len(regions) - 1), shape)
 
-    arrays = {"q": array(p.heads, p.n_q, p.d), "k": array(p.key_heads, p.n_k, p.d)}
-    arrays["v"] = array(p.key_heads, p.n_k, p.value_dim)
-    arrays |= {"out": array(p.heads, p.n_q, p.value_dim), "lse": array(p.heads, p.n_q, 1, sums)}
+    arrays = {"q": array(p.heads, p.n_q, p.d), "k": array(p.kv_heads, p.n_k, p.d)}
+    arrays["v"] = array(p.kv_heads, p.n_k, p.d_v)
+    arrays |= {"out": array(p.heads, p.n_q, p.d_v), "lse": array(p.heads, p.n_q, 1, sums)}
     outputs = ("out", "lse")
     if p.direction == "backward":
-        arrays |= {"dout": array(p.heads, p.n_q, p.value_dim), "dq": array(p.heads, p.n_q, p.d)}
-        arrays |= {"dk": array(p.key_heads, p.n_k, p.d), "dv": array(p.key_heads, p.n_k, p.value_dim)}
+        arrays |= {"dout": array(p.heads, p.n_q, p.d_v), "dq": array(p.heads, p.n_q, p.d)}
+        arrays |= {"dk": array(p.kv_heads, p.n_k, p.d), "dv": array(p.kv_heads, p.n_k, p.d_v)}
         arrays["delta"] = array(p.heads, p.n_q, 1, sums)
         outputs = ("dq", "dk", "dv", "delta")
     call = Struct(

@@ -45,7 +45,7 @@ def gpu_call(
     p = problem
     if p.direction not in ("forward", "backward") or p.dtype not in ("float64", "float32", "float16", "bfloat16"):
         raise RedblueError(f"GPU kernels run forward and backward in float64 to float16, got {p.direction}, {p.dtype}")
-    sizes = Sizes((p.batch,), p.key_heads, p.group, p.n_q, p.n_k, p.d, p.value_dim)
+    sizes = Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     card = card_of(torch.device(device))
     if words is not None:
         card = card._replace(shared_bytes=words * p.bytes_per_word)
@@ -70,10 +70,10 @@ def gpu_call(
 def task_of(p: Problem, sizes: Sizes, device: torch.device) -> Task:
     """The problem's tensors on the device, all zeros. Raises RedblueError for a mask of each head."""
     dtype = getattr(torch, p.dtype)
-    rows, keys = (p.batch, p.heads, p.n_q), (p.batch, p.key_heads, p.n_k)
-    shapes = {"q": (*rows, p.d), "k": (*keys, p.d), "v": (*keys, p.value_dim), "out": (*rows, p.value_dim)}
+    rows, keys = (p.batch, p.heads, p.n_q), (p.batch, p.kv_heads, p.n_k)
+    shapes = {"q": (*rows, p.d), "k": (*keys, p.d), "v": (*keys, p.d_v), "out": (*rows, p.d_v)}
     if p.direction == "backward":
-        shapes |= {"dout": (*rows, p.value_dim), "dq": (*rows, p.d), "dk": (*keys, p.d), "dv": (*keys, p.value_dim)}
+        shapes |= {"dout": (*rows, p.d_v), "dq": (*rows, p.d), "dk": (*keys, p.d), "dv": (*keys, p.d_v)}
     arrays: dict[str, Any] = {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
     sums = torch.float64 if p.dtype == "float64" else torch.float32
     for name in ("lse", "delta") if p.direction == "backward" else ("lse",):

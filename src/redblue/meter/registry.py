@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from redblue.base.errors import RedblueError, UnknownName
+from redblue.base.integers import whole_number
 from redblue.machine import CacheLevel
 from redblue.meter import meters, ncu, valgrind
 from redblue.meter.meters import Request
@@ -68,8 +70,8 @@ def measure(
     core, which sees every access first. Raises RedblueError, for a meter that cannot work here with the remedy.
     """
     for name, value in (("words", words), ("plan_words", plan_words)):
-        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < 1):
-            raise RedblueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if value is not None:
+            whole_number(name, value, most=math.inf)
     meter = chosen(using, boundary)
     if words is None and meter.any_words:
         raise RedblueError(f"{meter.name} measures a fast memory of any size: give its words (example: words=8192)")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import MOST_D, MOST_LEAD, Sizes
-from redblue.kernels.options import DTYPES
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
@@ -73,8 +73,8 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
 def check_dtypes(names: dict[str, str]) -> str:
     """The one type of these arrays, given by name. Raises RedblueError for types that differ or are not computed in."""
     for name, dtype in names.items():
-        if dtype not in DTYPES:
-            raise RedblueError(f"{name} must be of type {', '.join(DTYPES)}, got {dtype}")
+        if dtype not in COMPUTED:
+            raise RedblueError(f"{name} must be of type {', '.join(COMPUTED)}, got {dtype}")
     first = next(iter(names.values()))
     for name, dtype in names.items():
         if dtype != first:

@@ -11,9 +11,9 @@ from itertools import product
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.masks import Mask
 from redblue.pebble.graph import Builder, Graph, GraphError
-from redblue.pebble.whole import count
 
 ACCUMULATE = ("fma", "products")
 
@@ -140,7 +140,7 @@ def diamond_graph(rows: int, cols: int) -> Graph:
 def random_graph(seed: int, nodes: int = 12, sources: int = 3, in_degree: int = 2) -> Graph:
     """`sources` inputs, then nodes with 1 to in_degree parents, drawn from all before: the same for the same seed."""
     nodes, sources, in_degree = _sizes(nodes=nodes, sources=sources, in_degree=in_degree)
-    draw, builder = np.random.default_rng(count("seed", seed, 0)), Builder()
+    draw, builder = np.random.default_rng(whole_number("seed", seed, 0)), Builder()
     for v in range(nodes):
         most = min(in_degree, v)
         parents = draw.choice(v, draw.integers(1, most + 1), replace=False) if v >= sources else ()
@@ -205,4 +205,4 @@ def _form(accumulate: str) -> None:
 
 
 def _sizes(**sizes: int) -> Iterator[int]:
-    return (count(name, size) for name, size in sizes.items())
+    return (whole_number(name, size) for name, size in sizes.items())

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.pebble.graph import Builder, Graph
 from redblue.pebble.moves import KINDS, Game
 from redblue.pebble.rules import MOST_LEVELS, Rules, rules_of
-from redblue.pebble.whole import LARGEST, count, is_whole
+from redblue.pebble.whole import LARGEST, is_whole
 
 FORMAT, VERSION = "redblue pebble game", 1
 AnyValue = TypeVar("AnyValue")
@@ -48,7 +49,7 @@ def save_game(
     if wrong.size:
         raise RedblueError(f"move {wrong[0]} has the kind {game.kinds[wrong[0]]}: 0 load, 1 store, 2 compute, 3 delete")
     header = {"format": FORMAT, "version": VERSION, "graph": graph.digest, "nodes": graph.n, "moves": len(game)}
-    header |= {"red": count("red", red), "rules": asdict(rules_of(rules))}
+    header |= {"red": whole_number("red", red), "rules": asdict(rules_of(rules))}
     try:
         with tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
             draft = Path(folder, "game")
@@ -124,7 +125,7 @@ def _header(found: dict[str, Any]) -> dict[str, Any]:
             f"the game has version {found['version']}, this redblue reads {VERSION}: use another redblue"
         )
     for name, least in (("nodes", 1), ("moves", 0), ("red", 1)):
-        count(name, found[name], least)
+        whole_number(name, found[name], least)
     known = {field.name for field in fields(Rules)}
     if unknown := sorted(set(found["rules"]) - known):
         raise RedblueError(f"the rules have the unknown field {unknown[0]!r}; known: {', '.join(sorted(known))}")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from redblue.base.integers import whole_number
 from redblue.compiled import _core
 from redblue.pebble.bounds import GraphBound, lower_bound
 from redblue.pebble.graph import Graph
@@ -18,7 +19,6 @@ from redblue.pebble.moves import COMPUTE, LOAD, STORE, Game
 from redblue.pebble.orders import orders
 from redblue.pebble.referee import Verdict, check
 from redblue.pebble.rules import Rules, board_of, check_red, rules_of
-from redblue.pebble.whole import count
 
 MOST_STEPS = 5_000_000  # nodes that a local search may play, all its tries together
 MENDED = ", mended"  # said of an order that the local search changed
@@ -90,7 +90,7 @@ def heuristic(graph: Graph, red: int, rules: str | Rules = "red-blue", *, tries:
     Raises RedblueError as `check` does, for `red` and rules that cannot be played.
     """
     rules = rules_of(rules)
-    red, tries, seed = check_red(graph, red, rules), count("tries", tries, 0), count("seed", seed, 0)
+    red, tries, seed = check_red(graph, red, rules), whole_number("tries", tries, 0), whole_number("seed", seed, 0)
     tried, best = 0, None
     try:
         for attempt in _attempts(graph, red, rules, tries, np.random.default_rng(seed)):

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.catalogue.memories import Memory
 from redblue.catalogue.memories import memory as find_memory
 from redblue.compiled import _core
 from redblue.pebble.graph import Graph
-from redblue.pebble.whole import LARGEST, count, is_whole
+from redblue.pebble.whole import LARGEST, is_whole
 
 NAMES = ("red-blue", "one-shot", "partial")
 MOST_LEVELS = 7  # of memory, slow memory included
@@ -69,16 +70,16 @@ class Rules:
         for field in ("inputs_start_blue", "sinks_end_blue", "sliding"):
             _flag(field, getattr(self, field))
         if self.weights is not None:
-            weights = [count(f"weights[{v}]", w) for v, w in enumerate(_listed("weights", self.weights))]
+            weights = [whole_number(f"weights[{v}]", w) for v, w in enumerate(_listed("weights", self.weights))]
             object.__setattr__(self, "weights", tuple(weights))
-        constants = [count(f"constants[{i}]", v, 0) for i, v in enumerate(_listed("constants", self.constants))]
+        constants = [whole_number(f"constants[{i}]", v, 0) for i, v in enumerate(_listed("constants", self.constants))]
         object.__setattr__(self, "constants", tuple(sorted(constants)))
         levels = [_listed(f"further[{i}]", level) for i, level in enumerate(_listed("further", self.further))]
         if odd := [level for level in levels if not 1 <= len(level) <= 3]:
             raise RedblueError(f"a level of `further` is (words, load_cost, store_cost), got {odd[0]!r}")
         further = tuple(Further(*level) for level in levels)
         for i, level in enumerate(further):
-            count(f"further[{i}].words", level.words)
+            whole_number(f"further[{i}].words", level.words)
             _cost(f"further[{i}].load_cost", level.load_cost)
             _cost(f"further[{i}].store_cost", level.store_cost)
         object.__setattr__(self, "further", further)
@@ -152,7 +153,7 @@ def least_red(graph: Graph, rules: str | Rules = "red-blue") -> int:
 
 def check_red(graph: Graph, red: int, rules: str | Rules = "red-blue") -> int:
     """`red` itself, if every node can be computed with it. Raises RedblueError, saying the least that works."""
-    red = count("red", red)
+    red = whole_number("red", red)
     least = least_red(graph, rules)
     if red < least:
         raise RedblueError(f"red is {red}: this graph needs at least {least} with the rules {rules_of(rules).name!r}")

@@ -24,12 +24,12 @@ from typing import NamedTuple
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.compiled import _core
 from redblue.pebble.graph import Graph
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
 from redblue.pebble.referee import check
 from redblue.pebble.rules import Rules, check_red, rules_of
-from redblue.pebble.whole import count
 
 MOST_NODES = 128
 BEAM = 10  # states per level of the search for a first game
@@ -78,7 +78,7 @@ def search(
     memory_bytes: int,
     beam: int,
 ) -> Solution:
-    red, memory_bytes = check_red(graph, red, rules), count("memory_bytes", memory_bytes)
+    red, memory_bytes = check_red(graph, red, rules), whole_number("memory_bytes", memory_bytes)
     _check_size(graph, rules)
     costs, unit = _whole_costs(rules)
     _check_total(graph, rules, costs)

@@ -34,12 +34,3 @@ def whole_array(values: Any, dtype: type[np.signedinteger] = np.int64) -> np.nda
 
 def is_whole(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def count(name: str, value: Any, least: int = 1) -> int:
-    """The value as an int. Raises RedblueError, naming it, if it is no whole number of at least `least`."""
-    if not is_whole(value) or value < least:
-        raise RedblueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    if value > LARGEST:
-        raise RedblueError(f"{name} must be at most {LARGEST}, got {value!r}")
-    return int(value)

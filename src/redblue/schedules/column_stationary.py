@@ -32,7 +32,7 @@ def row_deltas(m: Machine, problem: Problem, rows: int, out: Slow, dout: Slow) -
 
 
 def row_deltas_cost(p: Problem, rows: Any) -> Cost:
-    return Cost(2 * p.n_q * p.value_dim, p.n_q, smaller(rows, p.n_q) * (2 * p.value_dim + 1), 0)
+    return Cost(2 * p.n_q * p.d_v, p.n_q, smaller(rows, p.n_q) * (2 * p.d_v + 1), 0)
 
 
 def dkv_tiles(
@@ -58,7 +58,7 @@ def dkv_tiles(
     scale, pairs, (rows, cols) = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k), tile
     for j in blocks(problem.n_k, cols):
         k_j, v_j = m.load(k[j]), m.load(v[j])
-        dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.value_dim)
+        dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.d_v)
         live = m.cols_of(pairs.T, j)
         for i in grid(live, rows, problem.n_q) if aligned else blocks(live, rows):
             q_i, dout_i, lse_i, delta_i = m.load(q[i]), m.load(dout[i]), m.load(lse[i]), m.load(delta[i])
@@ -78,7 +78,7 @@ def dkv_tiles(
 
 
 def dkv_cost(p: Problem, rows: Any, cols: Any, *, aligned: bool = True) -> Cost:
-    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.value_dim
+    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.d_v
     sums = p.mask.on(p.n_q, p.n_k).sums(rows if aligned else 1, cols)
     own = p.n_k * (d + d_v)
     peak = c * (2 * d + 2 * d_v) + r * c + r * (d + d_v + 2)

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.base.integers import ceil_div, larger, smaller
+from redblue.base.integers import LARGEST, ceil_div, larger, smaller
 from redblue.machine import Machine, Region, Slow, Tile, exp, log, maximum
 from redblue.masks import Pairs, Runs
-from redblue.problem import LARGEST, Problem
+from redblue.problem import Problem
 from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, longest_stay
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, overlap, part_of, rows_walked, walks
 from redblue.schedules.search import cheapest, edges, pair_edges
@@ -41,7 +41,7 @@ def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: 
     pairs, cut, part_out, part_lse = problem.mask.on(problem.n_q, problem.n_k), t.span < problem.n_k, out, lse
     if cut:
         found = ceil_div(problem.n_k, t.span) * problem.n_q
-        part_out, part_lse = m.scratch("part_out", (found, problem.value_dim)), m.scratch("part_lse", (found,))
+        part_out, part_lse = m.scratch("part_out", (found, problem.d_v)), m.scratch("part_lse", (found,))
     for i in blocks(problem.n_q, t.rows):
         parts, live = [], m.cols_of(pairs, i)
         for walk in walks(live, t.span, problem.n_k):
@@ -66,7 +66,7 @@ def _walk(
 ) -> None:
     """What rows i find among these keys."""
     scale, q_i = problem.d**-0.5, m.load(q[i])
-    out_i = m.zeros("out_i", len(i), problem.value_dim)
+    out_i = m.zeros("out_i", len(i), problem.d_v)
     row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
     for j in blocks(keys, cols):
         k_j = m.load(k[j])
@@ -119,17 +119,17 @@ def _finish(m: Machine, out_i: Tile, row_max: Tile, row_sum: Tile, out: Region, 
 
 def _forward_peak(p: Problem, rows: Any, cols: Any, cut: bool = False) -> Any:
     r, c = smaller(rows, p.n_q), smaller(cols, p.n_k)
-    walk = r * (p.d + p.value_dim + 2) + r * c + larger(c * max(p.d, p.value_dim), r)
-    return larger(walk, r * (2 * p.value_dim + 3)) if cut else walk
+    walk = r * (p.d + p.d_v + 2) + r * c + larger(c * max(p.d, p.d_v), r)
+    return larger(walk, r * (2 * p.d_v + 3)) if cut else walk
 
 
 def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
     pairs, cut = p.mask.on(p.n_q, p.n_k), t.span < p.n_k
     streamed, walked = pairs.sums(t.rows, 1), rows_walked(pairs, t.rows, t.span)
-    parts = walked * (p.value_dim + 1) * cut
-    reads = walked * p.d + (p.d + p.value_dim) * streamed.cols + parts
-    writes = p.n_q * (p.value_dim + 1) + parts
-    return Cost(reads, writes, _forward_peak(p, t.rows, t.cols, cut), 2 * (p.d + p.value_dim) * streamed.area)
+    parts = walked * (p.d_v + 1) * cut
+    reads = walked * p.d + (p.d + p.d_v) * streamed.cols + parts
+    writes = p.n_q * (p.d_v + 1) + parts
+    return Cost(reads, writes, _forward_peak(p, t.rows, t.cols, cut), 2 * (p.d + p.d_v) * streamed.area)
 
 
 def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> ForwardTiles | None:
@@ -184,14 +184,14 @@ def backward(
 
 
 def _dq_peak(p: Problem, rows: Any, cols: Any) -> Any:
-    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.value_dim
+    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.d_v
     return larger(r * (2 * d_v + 1), r * (2 * d + d_v + 2) + r * c + c * (d + d_v))
 
 
 def _dq_cost(p: Problem, rows: Any, cols: Any) -> Cost:
     streamed = p.mask.on(p.n_q, p.n_k).sums(rows, 1)
-    reads = p.n_q * (p.d + 2 * p.value_dim + 1) + (p.d + p.value_dim) * streamed.cols
-    flops = 2 * (2 * p.d + p.value_dim) * streamed.area
+    reads = p.n_q * (p.d + 2 * p.d_v + 1) + (p.d + p.d_v) * streamed.cols
+    flops = 2 * (2 * p.d + p.d_v) * streamed.area
     return Cost(reads, p.n_q * (p.d + 1), _dq_peak(p, rows, cols), flops)
 
 

@@ -67,7 +67,7 @@ def _store_full(m: Machine, array: Slow, rows: range, number: float) -> None:
 
 
 def forward_cost(p: Problem, t: Tiles) -> Cost:
-    r, c, d, d_v = smaller(t.rows, p.n_q), smaller(t.cols, p.n_k), p.d, p.value_dim
+    r, c, d, d_v = smaller(t.rows, p.n_q), smaller(t.cols, p.n_k), p.d, p.d_v
     sums = p.mask.on(p.n_q, p.n_k).sums(*t)
     reads = p.n_k * (d + d_v) + (d + d_v + 2) * sums.rows
     writes = (d_v + 2) * (p.n_q + sums.rows)
@@ -98,7 +98,7 @@ def backward(
         _store_full(m, dv, j, 0.0)
     for j in blocks(problem.n_k, t.cols):
         k_j, v_j = m.load(k[j]), m.load(v[j])
-        dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.value_dim)
+        dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.d_v)
         for i in grid(m.cols_of(pairs.T, j), t.rows, problem.n_q):
             q_i, out_i, dout_i, dq_i = m.load(q[i]), m.load(out[i]), m.load(dout[i]), m.load(dq[i])
             sum_i, max_i = m.load(row_sum[i]), m.load(row_max[i])
@@ -118,7 +118,7 @@ def backward(
 
 
 def backward_cost(p: Problem, t: Tiles) -> Cost:
-    r, c, d, d_v = smaller(t.rows, p.n_q), smaller(t.cols, p.n_k), p.d, p.value_dim
+    r, c, d, d_v = smaller(t.rows, p.n_q), smaller(t.cols, p.n_k), p.d, p.d_v
     sums = p.mask.on(p.n_q, p.n_k).sums(*t)
     reads = p.n_k * (d + d_v) + (2 * d + 2 * d_v + 2) * sums.rows
     writes = p.n_q * d + 2 * p.n_k * (d + d_v) + d * sums.rows
@@ -128,7 +128,7 @@ def backward_cost(p: Problem, t: Tiles) -> Cost:
 
 def printed_tiles(p: Problem, words: int) -> Tiles:
     """B_c = ceil(M / 4d) and B_r = min(B_c, d) for M = words (4d is 2 (d + d_v) where d_v differs), whatever fits."""
-    size = ceil_div(words, 2 * (p.d + p.value_dim))
+    size = ceil_div(words, 2 * (p.d + p.d_v))
     return Tiles(min(size, p.d), size)
 
 

@@ -36,8 +36,8 @@ class Tiles(NamedTuple):
 def gradient(
     m: Machine, problem: Problem, t: Tiles, a1: Slow, a2: Slow, a3: Slow, e: Slow, x: Slow, y: Slow, dx: Slow
 ) -> None:
-    q, v = m.scratch("q", (problem.n_q, problem.d)), m.scratch("v", (problem.n_k, problem.value_dim))
-    out, lse = m.scratch("out", (problem.n_q, problem.value_dim)), m.scratch("lse", (problem.n_q,))
+    q, v = m.scratch("q", (problem.n_q, problem.d)), m.scratch("v", (problem.n_k, problem.d_v))
+    out, lse = m.scratch("out", (problem.n_q, problem.d_v)), m.scratch("lse", (problem.n_q,))
     project(m, q, a1, x, t.q_cols, t.slices, problem.d**-0.5)  # flash multiplies the scores by the other half of 1/d
     project(m, v, a3, y, t.v_cols, t.slices)
     flash.forward(m, problem, flash.ForwardTiles(t.rows, t.cols), q, a2, v, out, lse)
@@ -105,7 +105,7 @@ def _project_cost(rows: int, features: int, result_features: int, cols: Any, sli
 
 
 def _accumulate_peak(p: Problem, rows: Any, cols: Any, slices: int) -> Any:
-    r, c, d, d_v, w = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.value_dim, min(slices, p.d)
+    r, c, d, d_v, w = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.d_v, min(slices, p.d)
     stream = r * (2 * d + d_v + 2) + r * c + c * (d + d_v)
     return larger(larger(r * (2 * d_v + 1), stream), r * d + w * (d + r))
 
@@ -113,16 +113,16 @@ def _accumulate_peak(p: Problem, rows: Any, cols: Any, slices: int) -> Any:
 def _accumulate_cost(p: Problem, rows: Any, cols: Any, slices: int) -> Cost:
     streamed = p.mask.on(p.n_q, p.n_k).sums(rows, 1)
     times = ceil_div(p.n_q, rows)  # how often dX passes by; the first time it need not be read
-    own = p.n_q * (2 * p.d + 2 * p.value_dim + 1)  # A1, Q, O, E, lse
-    reads = own + (p.d + p.value_dim) * streamed.cols + (times - 1) * p.d**2
-    flops = 2 * (2 * p.d + p.value_dim) * streamed.area + 2 * p.n_q * p.d**2
+    own = p.n_q * (2 * p.d + 2 * p.d_v + 1)  # A1, Q, O, E, lse
+    reads = own + (p.d + p.d_v) * streamed.cols + (times - 1) * p.d**2
+    flops = 2 * (2 * p.d + p.d_v) * streamed.area + 2 * p.n_q * p.d**2
     return Cost(reads, times * p.d**2, _accumulate_peak(p, rows, cols, slices), flops)
 
 
 def gradient_cost(p: Problem, t: Tiles) -> Cost:
     return (
         _project_cost(p.n_q, p.d, p.d, t.q_cols, t.slices)
-        + _project_cost(p.n_k, p.d, p.value_dim, t.v_cols, t.slices)
+        + _project_cost(p.n_k, p.d, p.d_v, t.v_cols, t.slices)
         + flash.forward_cost(p, flash.ForwardTiles(t.rows, t.cols))
         + _accumulate_cost(p, t.grad_rows, t.grad_cols, t.slices)
     )
@@ -131,9 +131,9 @@ def gradient_cost(p: Problem, t: Tiles) -> Cost:
 def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles | None:
     pairs, slices = p.mask.on(p.n_q, p.n_k), multiple["slices"]
     q = edges(p.d, multiple["q_cols"])
-    v = edges(p.value_dim, multiple["v_cols"])
+    v = edges(p.d_v, multiple["v_cols"])
     q_cols = cheapest(_project_cost(p.n_q, p.d, p.d, q, slices), [q], words)
-    v_cols = cheapest(_project_cost(p.n_k, p.d, p.value_dim, v, slices), [v], words)
+    v_cols = cheapest(_project_cost(p.n_k, p.d, p.d_v, v, slices), [v], words)
     forward = flash.forward_tiles(p, words, multiple)
     # As in flash, the fewest streaming keys leave the most room for queries.
     tried = pair_edges(

@@ -46,7 +46,7 @@ def _all(rows: int, cols: int) -> Pairs:
 def gradient(
     m: Machine, problem: Problem, t: Tiles, a1: Slow, a2: Slow, a3: Slow, e: Slow, x: Slow, y: Slow, dx: Slow
 ) -> None:
-    n_q, n_k, d, d_v = problem.n_q, problem.n_k, problem.d, problem.value_dim
+    n_q, n_k, d, d_v = problem.n_q, problem.n_k, problem.d, problem.d_v
     scale, pairs = 1 / d, problem.mask.on(n_q, n_k)
     q, v = m.scratch("q", (n_q, d)), m.scratch("v", (n_k, d_v))
     consume(m, q, a1, x, _all(n_q, d), t.q_rows, t.q_cols, t.depth)
@@ -104,7 +104,7 @@ def _column(j: range, cols: int) -> range:
 def _pair_peak(p: Problem, rows: Any, cols: Any, depth: int) -> Any:
     """Of the phases that write P and dS: two or three words per row beside a tile with its slices or its factors."""
     pairs = p.mask.on(p.n_q, p.n_k)
-    r, c, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.value_dim
+    r, c, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d_v
     multiply = r * c + r + r * smaller(depth, c)  # more than spilling takes
     ds = larger(larger(score_peak(pairs, d_v, rows, cols, depth, False), multiply), 2 * r * min(depth, d_v))
     return larger(score_peak(pairs, p.d, rows, cols, depth, False) + 2 * r, ds + 3 * r)
@@ -112,11 +112,11 @@ def _pair_peak(p: Problem, rows: Any, cols: Any, depth: int) -> Any:
 
 def _pair_cost(p: Problem, rows: Any, cols: Any, depth: int) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
-    s, ds = (score_cost(pairs, features, rows, cols, depth, False) for features in (p.d, p.value_dim))
+    s, ds = (score_cost(pairs, features, rows, cols, depth, False) for features in (p.d, p.d_v))
     sums = pairs.sums(rows, cols)
     # P, dS and the tiles' maxima; O, E, C, and the rows' maxima and sums
-    reads = s.reads + ds.reads + sums.area + sums.rows + p.n_q * (2 * p.value_dim + 2)
-    writes = 2 * sums.area + sums.rows + p.n_q * (p.value_dim + 2)
+    reads = s.reads + ds.reads + sums.area + sums.rows + p.n_q * (2 * p.d_v + 2)
+    writes = 2 * sums.area + sums.rows + p.n_q * (p.d_v + 2)
     return Cost(reads, writes, _pair_peak(p, rows, cols, depth), s.flops + ds.flops)
 
 
@@ -124,7 +124,7 @@ def _products(p: Problem) -> dict[str, tuple[Pairs, int]]:
     """The other products: whose rows of the left factor meet which of the right one, and the result's columns."""
     return {
         "q": (_all(p.n_q, p.d), p.d),
-        "v": (_all(p.n_k, p.d), p.value_dim),
+        "v": (_all(p.n_k, p.d), p.d_v),
         "g": (p.mask.on(p.n_q, p.n_k), p.d),
         "dx": (_all(p.d, p.n_q), p.d),
     }
@@ -133,7 +133,7 @@ def _products(p: Problem) -> dict[str, tuple[Pairs, int]]:
 def gradient_cost(p: Problem, t: Tiles) -> Cost:
     pairs, edge = p.mask.on(p.n_q, p.n_k), t._asdict()
     cost = _pair_cost(p, t.rows, t.cols, t.depth)
-    cost += weigh_cost(pairs, p.value_dim, t.cols, t.out_rows, t.out_cols, t.depth)
+    cost += weigh_cost(pairs, p.d_v, t.cols, t.out_rows, t.out_cols, t.depth)
     for name, (laid, features) in _products(p).items():
         cost += consume_cost(laid, features, edge[f"{name}_rows"], edge[f"{name}_cols"], t.depth)
     return cost
@@ -159,7 +159,7 @@ def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles
 
 def _sweeps(p: Problem, t: Tiles) -> tuple[Sweep, ...]:
     """P, then dS; between them P V, at last dS A2."""
-    out = Sweep("rows", t.out_rows, ceil_div(p.value_dim, t.out_cols))
+    out = Sweep("rows", t.out_rows, ceil_div(p.d_v, t.out_cols))
     return Sweep("rows", t.rows, 2), out, Sweep("rows", t.g_rows, ceil_div(p.d, t.g_cols))
 
 

@@ -108,7 +108,7 @@ def _write_ds(
         summed, begun = share_of(chunk, m.cols_of(pairs.T, j))
         if summed is None:
             continue
-        v_j, dv_j = m.load(v[j]), m.load(dv[j]) if begun else m.zeros("dv_j", len(j), problem.value_dim)
+        v_j, dv_j = m.load(v[j]), m.load(dv[j]) if begun else m.zeros("dv_j", len(j), problem.d_v)
         for i in grid(summed, t.depth, problem.n_q):
             dout_i, delta_i = m.load(dout[i]), m.load(delta[i])
             for part in whole(overlap(j, pairs.cols_of(i)), t.depth, problem.n_k):
@@ -134,11 +134,11 @@ def _p_cost(p: Problem, rows: Any, depth: int, span: Any) -> Cost:
 def _ds_cost(p: Problem, cols: Any, depth: int, chunk: Any) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     streamed, area = pairs.sums(depth, cols).rows, pairs.sums(depth, depth).area
-    own, c, w = p.n_k * p.value_dim, smaller(cols, p.n_k), min(depth, p.n_q)
-    peak = 2 * c * p.value_dim + w * (p.value_dim + 1) + w * c
-    again = resume_cost(pairs.T, p.value_dim, cols, chunk)  # dV, and before it V
-    reads = own + streamed * (p.value_dim + 1) + area + 2 * again.reads
-    return Cost(reads, own + area + again.writes, peak, 4 * p.value_dim * area)
+    own, c, w = p.n_k * p.d_v, smaller(cols, p.n_k), min(depth, p.n_q)
+    peak = 2 * c * p.d_v + w * (p.d_v + 1) + w * c
+    again = resume_cost(pairs.T, p.d_v, cols, chunk)  # dV, and before it V
+    reads = own + streamed * (p.d_v + 1) + area + 2 * again.reads
+    return Cost(reads, own + area + again.writes, peak, 4 * p.d_v * area)
 
 
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:

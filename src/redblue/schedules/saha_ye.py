@@ -49,7 +49,7 @@ def forward(m: Machine, problem: Problem, t: Tiles, q: Slow, k: Slow, v: Slow, o
         m.free(sum_i)
     for i in blocks(problem.n_q, t.side):
         sum_i = m.load(row_sum[i])
-        for f in blocks(problem.value_dim, t.side):
+        for f in blocks(problem.d_v, t.side):
             out_if = m.zeros("out_if", len(i), len(f))
             for j in blocks(problem.n_k, t.side):
                 a_ij, v_jf = m.load(a[i, j]), m.load(v[j, f])
@@ -62,7 +62,7 @@ def forward(m: Machine, problem: Problem, t: Tiles, q: Slow, k: Slow, v: Slow, o
 
 
 def forward_cost(p: Problem, t: Tiles) -> Cost:
-    n_q, n_k, d, d_v, pairs = p.n_q, p.n_k, p.d, p.value_dim, p.n_q * p.n_k
+    n_q, n_k, d, d_v, pairs = p.n_q, p.n_k, p.d, p.d_v, p.n_q * p.n_k
     row_blocks = ceil_div(n_q, t.side)
     scores = n_q * d * ceil_div(n_k, t.side) + n_k * d * row_blocks
     outputs = pairs * ceil_div(d_v, t.side) + n_k * d_v * row_blocks
@@ -74,7 +74,7 @@ def forward_cost(p: Problem, t: Tiles) -> Cost:
 def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles | None:
     step = multiple["side"]
     printed = max(math.isqrt(words // 4) // step, 1) * step
-    tiles = Tiles(min(printed, max(p.n_q, p.n_k, p.d, p.value_dim)))
+    tiles = Tiles(min(printed, max(p.n_q, p.n_k, p.d, p.d_v)))
     return tiles if forward_cost(p, tiles).peak <= words else None
 
 

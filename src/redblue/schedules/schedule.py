@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redblue.base.errors import RedblueError
-from redblue.base.integers import ceil_div, larger
+from redblue.base.integers import ceil_div, larger, whole_number
 from redblue.masks import Pairs, Runs
 from redblue.problem import Problem
 
@@ -16,16 +17,16 @@ from redblue.problem import Problem
 SHAPES = {
     **dict.fromkeys(("q", "dq"), ("n_q", "d")),
     **dict.fromkeys(("k", "dk"), ("n_k", "d")),
-    **dict.fromkeys(("v", "dv"), ("n_k", "value_dim")),
-    **dict.fromkeys(("out", "dout"), ("n_q", "value_dim")),
+    **dict.fromkeys(("v", "dv"), ("n_k", "d_v")),
+    **dict.fromkeys(("out", "dout"), ("n_q", "d_v")),
     **dict.fromkeys(("lse", "row_max", "row_sum"), ("n_q",)),
     "p": ("n_q", "n_k"),
     # The gradient problem of arXiv 2410.09397, in its notation.
     "a1": ("n_q", "d"),
     **dict.fromkeys(("a2", "a3"), ("n_k", "d")),
-    "e": ("n_q", "value_dim"),
+    "e": ("n_q", "d_v"),
     **dict.fromkeys(("x", "dx"), ("d", "d")),
-    "y": ("d", "value_dim"),
+    "y": ("d", "d_v"),
 }
 PRODUCED = {"forward": ("out", "lse", "p", "row_max", "row_sum"), "backward": ("dq", "dk", "dv"), "gradient_x": ("dx",)}
 
@@ -143,12 +144,12 @@ class Schedule:
         """
         stream, one_pass = problem.one_stream(), self.direction(problem)
         sizes = {"n_q (times query heads per key head)": stream.n_q, "n_k": stream.n_k, "d": stream.d}
-        sizes["d_v"] = stream.value_dim
+        sizes["d_v"] = stream.d_v
         longest = max(sizes, key=sizes.__getitem__)
         area = stream.n_q * stream.n_k
         if problem.direction == "gradient_x":  # its products with weights have n d pairs
             area = max(area, max(stream.n_q, stream.n_k) * stream.d)
-        if sizes[longest] > LONGEST or area * max(stream.d, stream.value_dim) > LARGEST:
+        if sizes[longest] > LONGEST or area * max(stream.d, stream.d_v) > LARGEST:
             raise RedblueError(
                 f"{longest} is {sizes[longest]:,}: the tile search takes at most {LONGEST:,}, and n_q x n_k x d (and "
                 f"for gradient_x n x d x d) of at most {LARGEST:,}; give the tiles instead"
@@ -179,8 +180,7 @@ class Schedule:
 
     def _check(self, problem: Problem, tiles: Any) -> None:
         for edge, length in tiles._asdict().items():
-            if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-                raise RedblueError(f"tile edge {edge} must be a whole number of at least 1, got {length!r}")
+            whole_number(f"tile edge {edge}", length, most=math.inf)
         stream, depth = problem.one_stream(), getattr(tiles, "depth", 1)
         for edge, length in (("rows", stream.n_q), ("cols", stream.n_k)):
             tile = getattr(tiles, edge)

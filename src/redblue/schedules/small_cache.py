@@ -63,7 +63,7 @@ def backward(
     delta = m.scratch("delta", (problem.n_q,))
     for i in blocks(problem.n_q, t.rows):
         delta_i = m.zeros("delta_i", len(i))
-        for f in blocks(problem.value_dim, t.depth):
+        for f in blocks(problem.d_v, t.depth):
             out_f, dout_f = m.load(out[i, f]), m.load(dout[i, f])
             delta_i += (out_f * dout_f).sum(axis=1)
             m.free(out_f, dout_f)
@@ -126,7 +126,7 @@ def _write_ds(
 def _backward_peak(p: Problem, rows: Any, cols: Any, depth: int) -> Any:
     """Of the phases that write P and dS."""
     pairs = p.mask.on(p.n_q, p.n_k)
-    r, c, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.value_dim
+    r, c, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d_v
     write_p = score_peak(pairs, p.d, rows, cols, depth, False)
     multiply = larger(score_peak(pairs, d_v, rows, cols, depth, False), r * c + r * smaller(depth, c))
     return larger(write_p, larger(multiply, 2 * r * min(depth, d_v))) + r
@@ -135,9 +135,9 @@ def _backward_peak(p: Problem, rows: Any, cols: Any, depth: int) -> Any:
 def _pair_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     s = score_cost(pairs, p.d, rows, cols, depth, False)
-    ds = score_cost(pairs, p.value_dim, rows, cols, depth, False)
+    ds = score_cost(pairs, p.d_v, rows, cols, depth, False)
     area = pairs.sums(rows, cols).area
-    reads = s.reads + ds.reads + area + 2 * p.n_q * p.value_dim  # P; out and dout for delta
+    reads = s.reads + ds.reads + area + 2 * p.n_q * p.d_v  # P; out and dout for delta
     reads = reads + 2 * rows_walked(pairs, rows, span)  # lse, delta
     return Cost(reads, 2 * area + p.n_q, _backward_peak(p, rows, cols, depth), s.flops + ds.flops)
 
@@ -149,8 +149,8 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
         + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
         + consume_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
         + resume_cost(pairs.T, p.d, t.dk_rows, t.chunk)
-        + consume_cost(pairs.T, p.value_dim, t.dv_rows, t.dv_cols, t.depth)
-        + resume_cost(pairs.T, p.value_dim, t.dv_rows, t.chunk)
+        + consume_cost(pairs.T, p.d_v, t.dv_rows, t.dv_cols, t.depth)
+        + resume_cost(pairs.T, p.d_v, t.dv_rows, t.chunk)
     )
 
 
@@ -166,7 +166,7 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
     pair = cheapest(_pair_cost(p, *tried, depth, p.n_k), tried, words)
     gradients = [
         consume_tiles(laid, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
-        for name, laid, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.value_dim))
+        for name, laid, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.d_v))
     ]
     if pair is None or any(edges is None for edges in gradients):
         return None
@@ -177,7 +177,7 @@ def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:
     """P, then dS; then the products of both."""
     chunks, dq = ceil_div(p.n_q, t.chunk), Sweep("rows", t.dq_rows, ceil_div(p.d, t.dq_cols))
     dk = Sweep("cols", t.dk_rows, chunks * ceil_div(p.d, t.dk_cols))
-    return Sweep("rows", t.rows, 2), dq, dk, Sweep("cols", t.dv_rows, chunks * ceil_div(p.value_dim, t.dv_cols))
+    return Sweep("rows", t.rows, 2), dq, dk, Sweep("cols", t.dv_rows, chunks * ceil_div(p.d_v, t.dv_cols))
 
 
 schedule = Schedule(

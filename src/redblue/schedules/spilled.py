@@ -90,7 +90,7 @@ def _spill_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any, stays: 
 def forward_cost(p: Problem, t: ForwardTiles, *, stays: bool) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     return _spill_cost(p, t.rows, t.cols, t.depth, t.span, stays) + weigh_cost(
-        pairs, p.value_dim, t.cols, t.out_rows, t.out_cols, t.depth
+        pairs, p.d_v, t.cols, t.out_rows, t.out_cols, t.depth
     )
 
 
@@ -115,8 +115,8 @@ def spill_and_weigh_tiles(
     )
     out_rows, out_cols = pair_edges(
         edges(p.n_q, multiple["out_rows"], not pairs.is_full),
-        edges(p.value_dim, multiple["out_cols"]),
-        lambda r, c: weigh_peak(pairs, p.value_dim, r, c, depth),
+        edges(p.d_v, multiple["out_cols"]),
+        lambda r, c: weigh_peak(pairs, p.d_v, r, c, depth),
         words,
         pairs,
     )
@@ -124,8 +124,8 @@ def spill_and_weigh_tiles(
         return None
     # The phases share one term: a score tile's maxima are read once per column block of the output. So find the best
     # output tile for each number of those, and weigh each of them against every score tile.
-    times, maxima = ceil_div(p.value_dim, out_cols), pairs.sums(1, cols).tiles
-    weighing = weigh_cost(pairs, p.value_dim, p.n_k, out_rows, out_cols, depth).words
+    times, maxima = ceil_div(p.d_v, out_cols), pairs.sums(1, cols).tiles
+    weighing = weigh_cost(pairs, p.d_v, p.n_k, out_rows, out_cols, depth).words
     weighing = weighing - times * pairs.sums(1, p.n_k).tiles
     order = np.lexsort((weighing, times))
     kept = order[np.unique(times[order], return_index=True)[1]]
@@ -154,4 +154,4 @@ def forward_pass(stays: bool) -> Pass:
 
 def sweeps(p: Problem, t: ForwardTiles) -> tuple[Sweep, ...]:
     """One while P is computed, and one for each column block of O while it is weighed."""
-    return Sweep("rows", t.rows), Sweep("rows", t.out_rows, ceil_div(p.value_dim, t.out_cols))
+    return Sweep("rows", t.rows), Sweep("rows", t.out_rows, ceil_div(p.d_v, t.out_cols))

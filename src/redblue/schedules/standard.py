@@ -154,7 +154,7 @@ def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
         score_cost(_every_pair(p), p.d, t.rows, t.cols, t.depth, False)
         + Cost(0, p.n_q * p.n_k, 0, 0)
         + _softmax_cost(p, t.softmax_rows, t.softmax_cols, 1, 2)
-        + consume_cost(_every_pair(p), p.value_dim, t.out_rows, t.out_cols, t.depth)
+        + consume_cost(_every_pair(p), p.d_v, t.out_rows, t.out_cols, t.depth)
     )
 
 
@@ -162,15 +162,15 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Forwar
     depth = multiple["depth"]
     scores = _score_tiles(p, p.d, words, multiple)
     softmax = _softmax_tiles(p, words, multiple, 1, 2)
-    out = consume_tiles(_every_pair(p), p.value_dim, words, depth, multiple["out_rows"], multiple["out_cols"])
+    out = consume_tiles(_every_pair(p), p.d_v, words, depth, multiple["out_rows"], multiple["out_cols"])
     return ForwardTiles._make((*scores, depth, *softmax, *out)) if scores and softmax and out else None
 
 
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
     pairs = _every_pair(p)
     return (
-        consume_cost(pairs.T, p.value_dim, t.dv_rows, t.dv_cols, t.depth)
-        + score_cost(pairs, p.value_dim, t.rows, t.cols, t.depth, False)
+        consume_cost(pairs.T, p.d_v, t.dv_rows, t.dv_cols, t.depth)
+        + score_cost(pairs, p.d_v, t.rows, t.cols, t.depth, False)
         + Cost(0, p.n_q * p.n_k, 0, 0)
         + _softmax_cost(p, t.softmax_rows, t.softmax_cols, 2, 1)
         + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
@@ -180,11 +180,11 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
 
 def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
     pairs, depth = _every_pair(p), multiple["depth"]
-    scores = _score_tiles(p, p.value_dim, words, multiple)
+    scores = _score_tiles(p, p.d_v, words, multiple)
     softmax = _softmax_tiles(p, words, multiple, 2, 1)
     gradients = [
         consume_tiles(laid, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
-        for name, laid, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.value_dim))
+        for name, laid, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.d_v))
     ]
     if scores is None or softmax is None or any(tile is None for tile in gradients):
         return None

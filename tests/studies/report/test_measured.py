@@ -119,7 +119,7 @@ def test_n_is_cut_until_a_run_is_short():
 
 def test_huge_arrays_are_cut_however_fast_the_machine():
     cut = measured.smaller(Problem(1, 2**26, 512, dtype="float16"), 1e30)
-    assert (cut.n_k + cut.n_q) * (cut.d + cut.value_dim) <= measured.LARGEST
+    assert (cut.n_k + cut.n_q) * (cut.d + cut.d_v) <= measured.LARGEST
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ known here is refused, with the name of the missing field, never guessed.
 from __future__ import annotations
 
 import json
-import operator
 import os
 import sys
 from collections import Counter
@@ -18,10 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError, UnknownName
+from redblue.base.integers import whole_number
 from redblue.catalogue.models import diffusion, transformer
 from redblue.catalogue.models.config import Config, Layers, beside, innermost
-from redblue.problem import BYTES_PER_WORD, Problem
+from redblue.problem import Problem
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,7 +92,7 @@ def model(
     Raises UnknownName for a name that is not in the catalogue, RedblueError for a file that is no config.json, lacks a
     field, or holds a wrong value or a layout that is not read here.
     """
-    tokens, batch = None if n is None else _at_least_1("n", n), _at_least_1("batch", batch)
+    tokens, batch = None if n is None else whole_number("n", n), whole_number("batch", batch)
     name, title, source, where, fields = _open(name_or_path)
     others, fields = beside(fields), innermost(fields)
     notes = [text for key, text in CAVEATS.items() if fields.get(key)]
@@ -138,12 +139,6 @@ def _open(name_or_path: str | os.PathLike) -> tuple[str, str, str, str, dict[str
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     title = fields.get("architectures") or fields.get("_class_name") or fields.get("model_type") or name
     return name, str(title[0] if isinstance(title, list) else title), str(path), where, fields
-
-
-def _at_least_1(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
-        raise RedblueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return operator.index(value)
 
 
 def _dtype(config: Config) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
-from redblue.problem import BYTES_PER_WORD, DIRECTIONS, LARGEST, Problem
+from redblue.base.integers import LARGEST
+from redblue.problem import DIRECTIONS, Problem
 
 # The names that one figure goes by; the first that a config.json gives counts.
 NAMES = {

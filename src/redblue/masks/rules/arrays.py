@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.numbers import Numbers, number, whole
+from redblue.base.integers import whole_number
+from redblue.masks.numbers import Numbers, whole
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.spans import stride
 from redblue.masks.patterns.tiles import Graph
@@ -30,7 +31,7 @@ class Csr(Rule):
     @classmethod
     def of(cls, indptr: Any, indices: Any, n_k: Any) -> Csr:
         """The rule, from what a user gives. Raises RedblueError that names the argument and the entry."""
-        ptr, keys, n_k = whole("indptr", indptr), whole("indices", indices), number("n_k", n_k, 0)
+        ptr, keys, n_k = whole("indptr", indptr), whole("indices", indices), whole_number("n_k", n_k, 0)
         if not len(ptr) or ptr[0]:
             raise RedblueError(f"indptr[0] must be 0, got {ptr[0] if len(ptr) else 'an empty array'}")
         back = np.flatnonzero(np.diff(ptr) < 0)
@@ -79,7 +80,7 @@ def from_coo(rows: Any, cols: Any, shape: Any) -> Csr:
         n_q, n_k = shape
     except (TypeError, ValueError):
         raise RedblueError(f"shape must be two whole numbers (n_q, n_k), got {shape!r}") from None
-    n_q, n_k = number("shape[0]", n_q, 0), number("shape[1]", n_k, 0)
+    n_q, n_k = whole_number("shape[0]", n_q, 0), whole_number("shape[1]", n_k, 0)
     queries, keys = whole("rows", rows), whole("cols", cols)
     if len(queries) != len(keys):
         raise RedblueError(f"rows and cols must be alike long, got {len(queries)} and {len(keys)}")

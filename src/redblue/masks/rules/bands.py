@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.base.integers import ceil_div, clip, floor_sum, larger, smaller
-from redblue.masks.numbers import number
+from redblue.base.integers import ceil_div, clip, floor_sum, larger, smaller, whole_number
 from redblue.masks.patterns.pairs import Pairs, Runs, TileSums, Transposed
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.tiles import Diagonal
@@ -40,7 +39,7 @@ class Window(Rule):
         for name in ("left", "right"):
             value = getattr(self, name)
             if value is not None:  # as wide as one likes
-                object.__setattr__(self, name, number(name, value, 0, math.inf))
+                object.__setattr__(self, name, whole_number(name, value, 0, math.inf))
         if self.align not in ALIGNMENTS:
             raise RedblueError(f"align must be one of {', '.join(ALIGNMENTS)}, got {self.align!r}")
         if self.is_full:  # it has no diagonal to align: all full masks are one value

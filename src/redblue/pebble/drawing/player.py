@@ -13,6 +13,7 @@ import jinja2
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.pebble.drawing.layout import layout
 from redblue.pebble.graph import Graph
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
@@ -63,8 +64,7 @@ def strip(
     rules, game = rules_of(rules), Game.of(moves)
     check(graph, game, red, rules)
     _check_size(graph, game)
-    if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
-        raise RedblueError(f"frames must be a whole number of at least 1, got {frames!r}")
+    whole_number("frames", frames)
     moved = np.cumsum(np.isin(game.kinds, (LOAD, STORE)))
     words = int(moved[-1]) if len(game) else 0
     shown = sorted({max(1, round(words * i / frames)) for i in range(1, frames + 1)}) if words else [0]

@@ -48,7 +48,7 @@ def sizes_of(problem: Problem) -> cpu.Sizes:
     """As the kernel is told, for problems of one batch. Raises RedblueError, saying why, for what it cannot take."""
     p = problem
     check_dtypes({"the arrays": p.dtype})
-    sizes = check_shapes((p.heads, p.n_q, p.d), (p.key_heads, p.n_k, p.d), (p.key_heads, p.n_k, p.value_dim))
+    sizes = check_shapes((p.heads, p.n_q, p.d), (p.kv_heads, p.n_k, p.d), (p.kv_heads, p.n_k, p.d_v))
     check_widths_on_cpu(sizes)
     return sizes
 
@@ -69,10 +69,10 @@ class Call:
         self.scale = problem.d**-0.5
         p, rng = problem, np.random.default_rng(0)
         sums = np.float64 if p.dtype == "float64" else np.float32
-        widths = {"q": p.d, "dq": p.d, "k": p.d, "dk": p.d} | dict.fromkeys(("v", "dv", "out", "dout"), p.value_dim)
+        widths = {"q": p.d, "dq": p.d, "k": p.d, "dk": p.d} | dict.fromkeys(("v", "dv", "out", "dout"), p.d_v)
         self.arrays: dict[str, np.ndarray] = {}
         for name in BACKWARD if self.backward else FORWARD:
-            heads, n = (p.key_heads, p.n_k) if name in ("k", "v", "dk", "dv") else (p.heads, p.n_q)
+            heads, n = (p.kv_heads, p.n_k) if name in ("k", "v", "dk", "dv") else (p.heads, p.n_q)
             if name in ("lse", "delta"):
                 self.arrays[name] = np.full((heads, n, 1), np.nan, sums)
             elif name in ("q", "k", "v", "dout"):

@@ -61,8 +61,8 @@ def checks(plans: Iterable[tuple[str, Plan]]) -> Iterator[Check]:
 def small(problem: Problem) -> Problem:
     """The same kind of problem, with few tokens and features: one stream, its mask resized."""
     n_q, n_k = min(problem.n_q, TOKENS), min(problem.n_k, TOKENS + 2)
-    shrink = HEAD_DIMENSION / max(HEAD_DIMENSION, problem.d, problem.value_dim)
-    d, d_v = (max(1, round(size * shrink)) for size in (problem.d, problem.value_dim))
+    shrink = HEAD_DIMENSION / max(HEAD_DIMENSION, problem.d, problem.d_v)
+    d, d_v = (max(1, round(size * shrink)) for size in (problem.d, problem.d_v))
     heads = min(problem.group, GROUP)
     return Problem(
         n_q=n_q,

@@ -124,7 +124,7 @@ def one_head(problem: Problem, n_q: int, n_k: int) -> Problem:
 
 def flops(problem: Problem) -> int:
     """Of the products, on the pairs that attend: two products forward, five backward."""
-    d, d_v = problem.d, problem.value_dim
+    d, d_v = problem.d, problem.d_v
     per_pair = 2 * (d + d_v) if problem.direction == "forward" else 2 * (3 * d + 2 * d_v)
     return per_pair * problem.heads * problem.batch * problem.mask.nnz(problem.n_q, problem.n_k)
 
@@ -134,7 +134,7 @@ def smaller(problem: Problem, flops_per_second: float) -> Problem:
     n_q, n_k = problem.n_q, problem.n_k
     while True:
         made = one_head(problem, n_q, n_k)
-        words = (made.heads * n_q + n_k) * (made.d + made.value_dim)
+        words = (made.heads * n_q + n_k) * (made.d + made.d_v)
         fits = max(words, made.heads * n_q * n_k) <= LARGEST
         if n_q == n_k == 1 or (fits and flops(made) <= RUN_SECONDS * PEAK_SHARE * flops_per_second):
             return made

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from redblue import schedules
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
 from redblue.catalogue.memories import Memory
 from redblue.masks import Mask
 from redblue.masks.names import parse as parse_mask
-from redblue.problem import BYTES_PER_WORD, DIRECTIONS
+from redblue.problem import DIRECTIONS
 
 LEAST = {"window": 0} | dict.fromkeys(("n", "n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "words"), 1)
 NAMES = ("mask", "dtype", "direction", "memory", "schedule")
