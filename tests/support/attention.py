@@ -16,6 +16,7 @@ import redblue as rb
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import mask_form
+from redblue.kernels.cpu.arrays import described as described
 from redblue.lab import reference
 from redblue.op import api
 from support.mask_oracle import compositions
@@ -92,7 +93,7 @@ class Case:
 
     def arguments(self) -> dict[str, Any]:
         """Of the reference."""
-        options = {name: self.options.get(name) for name in ("scale", "softcap", "bias", "sinks")}
+        options = {name: self.options.get(name) for name in ("scale", "softcap", "bias", "sinks", "alibi")}
         mask, (n_q, n_k) = self.options.get("mask"), self.full[-2:]
         attends = None if mask is None or not n_q * n_k else mask.to_dense(n_q, n_k)
         share, seed = self.options.get("dropout", 0.0), self.options.get("seed")
@@ -119,11 +120,6 @@ def running(
         if gathers is not None:
             patch.setattr(mask_form, "gathers", lambda *_: gathers)
         yield
-
-
-def described(array: np.ndarray) -> cpu.Array:
-    """As the core takes it."""
-    return array.ctypes.data, *(stride // array.itemsize for stride in array.strides)
 
 
 def forward(case: Case) -> tuple[np.ndarray, np.ndarray]:
@@ -156,6 +152,15 @@ def kept(
 # How far from float64 ------------------------------------------------------------------------------
 
 
+def biases(case: Case) -> np.ndarray | None:
+    """What alibi takes from each score, in float64: (..., heads, n_q, n_k)."""
+    alibi, (n_q, n_k) = case.options.get("alibi"), case.full[-2:]
+    if alibi is None:
+        return None
+    distance = np.abs(np.arange(n_q)[:, None] + n_k - n_q - np.arange(n_k))
+    return np.asarray(alibi, np.float64)[..., None, None] * distance
+
+
 def unfused(case: Case, dlse: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """Attention operation by operation, as PyTorch would, each result rounded to the type; 16 bits: sums in float32."""
     dtype = case.q.dtype
@@ -176,6 +181,8 @@ def unfused(case: Case, dlse: np.ndarray | None = None) -> dict[str, np.ndarray]
         if given["softcap"] is not None:
             bent = rounded(np.tanh(rounded(s / wide(given["softcap"]))))
             s, slope = rounded(bent * wide(given["softcap"])), rounded(1 - bent * bent)
+        if given["alibi"] is not None:
+            s = rounded(s - biases(case).astype(wide))
         if (bias := given["bias"]) is not None:
             s = np.where(bias, s, lowest) if bias.dtype == bool else rounded(s + bias.astype(wide))
         if given["attends"] is not None:
@@ -221,7 +228,7 @@ def floors(case: Case, dlse: np.ndarray | None = None) -> dict[str, float]:
     if given["attends"] is not None:
         scores = scores * given["attends"]
     size = 1.0 + scores.max(initial=0.0)
-    for extra in (given["bias"], given["sinks"]):
+    for extra in (given["bias"], given["sinks"], biases(case)):
         if extra is not None and extra.dtype != bool:
             extra = np.abs(extra.astype(np.float64))
             size += extra[np.isfinite(extra)].max(initial=0.0)

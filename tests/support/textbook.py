@@ -12,7 +12,7 @@ def normal(*shape, dtype=torch.float64, grad=True):
     return torch.randn(shape, dtype=dtype, requires_grad=grad)
 
 
-def textbook(q, k, v, mask=None, *, scale=None, bias=None, softcap=None, sinks=None, return_lse=False):
+def textbook(q, k, v, mask=None, *, scale=None, bias=None, softcap=None, sinks=None, alibi=None, return_lse=False):
     """In float64, with everything in memory."""
     q, k, v = (x.double() for x in (q, k, v))
     if q.dim() > 2 and max(k.shape[-3], v.shape[-3]) > 1:
@@ -22,6 +22,10 @@ def textbook(q, k, v, mask=None, *, scale=None, bias=None, softcap=None, sinks=N
     s = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         s = softcap * (s / softcap).tanh()
+    if alibi is not None:
+        n_q, n_k = s.shape[-2:]
+        distance = (torch.arange(n_q, device=s.device)[:, None] + n_k - n_q - torch.arange(n_k, device=s.device)).abs()
+        s = s - alibi.double()[..., None, None] * distance
     if bias is not None:
         s = s.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else s + bias.double()
     if mask is not None:

@@ -6,6 +6,7 @@ memory; where an argument holds an address, the call holds a Region.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import cache_fit
 from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu.arrays import contiguous
 from redblue.kernels.cpu.mask_form import check_lead, in_pairs, in_tiles
 from redblue.lab import counts
 from redblue.masks.rules.bands import Window
@@ -119,8 +121,9 @@ def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.
     regions: list[int | bytes] = []
 
     def array(heads: int, n: int, columns: int, bytes_each: int = p.bytes_per_word) -> tuple[Any, ...]:
-        regions.append(p.batch * heads * n * columns * bytes_each)
-        return (Region(len(regions) - 1), heads * n * columns, n * columns, columns, 1)
+        shape = (p.batch, heads, n, columns)
+        regions.append(math.prod(shape) * bytes_each)
+        return contiguous(Region(len(regions) - 1), shape)
 
     arrays = {"q": array(p.heads, p.n_q, p.d), "k": array(p.kv_heads, p.n_k, p.d)}
     arrays["v"] = array(p.kv_heads, p.n_k, p.d_v)

@@ -17,10 +17,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import redblue as rb
+from redblue.kernels.options import MaskArgument, Options
 from redblue.op.pytorch import dispatch, ops
 from support.textbook import Seen
 
-OPEN = (-1, -1, False, "", "auto", None, 0.0, 0.0)  # no mask, scale, softcap, dropout
+OPEN = Options(MaskArgument())
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_shapes_types_and_devices(fake, n_q):
     out, lse = rb.attention(q, k, v, mask=rb.Mask.documents([n_q, 0], [100, 200]), **options)
     assert (out.shape, out.dtype, str(out.device)) == ((2, 8, n_q, 512), torch.float16, "cuda:1")
     assert (lse.shape, lse.dtype, str(lse.device)) == ((2, 8, n_q), torch.float32, "cuda:1")
-    given = out, lse, q, k, v, out, lse, options["bias"], None, *OPEN, True
+    given = out, lse, q, k, v, out, lse, *OPEN._replace(bias=options["bias"]).flat, True
     dq, dk, dv, dbias, delta = torch.ops.redblue.attention_backward(*given)
     assert [x.shape for x in (dq, dk, dv, dbias, delta)] == [q.shape, k.shape, v.shape, (n_q, 300), (2, 8, n_q)]
     assert {str(x.device) for x in (dq, dk, dv, dbias, delta)} == {"cuda:1"}
@@ -124,7 +125,7 @@ def test_devices_that_differ_are_named(fake):
         with pytest.raises(rb.RedblueError, match=f"k must be on the device of q .cuda:0., got {other}"):
             rb.attention(q, on(other, 1, 2, 8, 16), q)
         with pytest.raises(rb.RedblueError, match="all tensors must be on one device, got"):
-            ops.forward(q, q, q, on(other, 8, 8), None, None, *OPEN)
+            ops.forward(q, q, q, OPEN._replace(bias=on(other, 8, 8)))
     with pytest.raises(rb.RedblueError, match=r"bias must be on the device of q .cuda:0., got cpu"):
         rb.attention(q, q, q, bias=on("cpu", 8, 8))
     with pytest.raises(rb.RedblueError, match="q is on xpu:0: there are kernels for the CPU and for CUDA and ROCm"):
@@ -146,13 +147,13 @@ def test_triton_missing_or_old(monkeypatch, module, message):
 
 def test_kernels_run_where_their_tensors_are(fake, noted):
     q = on("cuda:1", 1, 2, 8, 16)
-    ops.forward(q, q, q, None, None, None, *OPEN)
-    ops._on_gpu("backward", q, None, q, q, q, q, q, None, None, *OPEN, False)
+    ops.forward(q, q, q, OPEN)
+    ops._on_gpu("backward", q, None, q, q, q, q, q, OPEN, False)
     assert [(direction, str(device)) for direction, device, _ in noted] == [
         ("forward", "cuda:1"),
         ("backward", "cuda:1"),
     ]
-    assert [len(given) for *_, given in noted] == [14, 18]
+    assert [given[3 if direction == "forward" else 7] for direction, _, given in noted] == [OPEN, OPEN]
 
 
 def test_plain_tensors_of_a_gpu_go_around_the_dispatcher(fake, monkeypatch):
@@ -179,7 +180,9 @@ def test_nothing_touches_triton_or_cuda_before_a_tensor_is_on_a_gpu():
         with rb.sdpa():
             torch.nn.functional.scaled_dot_product_attention(q, q, q).sum().backward()
         rb.attention(q, q, q, mask=rb.Mask.documents([2, 3]), dropout=0.5).sum().backward()
-        assert not any("gpu" in name for name in sys.modules if name.startswith("redblue"))
+        loaded = {name for name in sys.modules if name.startswith("redblue.kernels.gpu.")}
+        assert loaded <= {"redblue.kernels.gpu.versions"}
+        assert "redblue.op.pytorch.gpu" not in sys.modules
         assert not torch.cuda.is_initialized()
     """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -362,10 +365,10 @@ def test_what_was_found_fastest_runs(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(tune, "chosen", chosen)
-    given = q.detach(), k, k, None, None, None, -1, 0, False, "", "auto", None, 0.0, 0.0
-    out, lse = gpu.forward(*given)
+    arrays, causal = (q.detach(), k, k), Options(MaskArgument(right=0))
+    out, lse = gpu.forward(*arrays, causal)
     dout = torch.ones_like(out)
-    dq, *_ = gpu.backward(dout, None, *given[:3], out, lse, None, None, *given[6:], False)
+    dq, *_ = gpu.backward(dout, None, *arrays, out, lse, causal, False)
     assert [(kind.direction, kind.mask, kind.dtype) for kind in asked] == [
         ("forward", "band", "float32 ieee"),
         ("backward", "band", "float32 ieee"),

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 import redblue as rb
 from redblue import Mask
 from redblue.kernels.cpu import mask_form
+from redblue.kernels.options import MaskArgument, Options
 from redblue.op.pytorch import masks
 from redblue.op.pytorch.autograd import backward_op, forward_op
 from support.attention import running
@@ -65,12 +66,12 @@ def test_dropout_drops_the_same_pairs_whatever_the_kernel(gathers):
 def test_opcheck():
     q, k, v = normal(2, 4, 7, 8), normal(2, 2, 9, 8), normal(2, 2, 9, 3)
     mask = MASKS["documents"]
-    rest = -1, -1, False, masks.name_of(mask), "auto", None, 0.0, 0.0
-    torch.library.opcheck(forward_op, (q, k, v, None, None, None, *rest))
+    flat = Options(MaskArgument(name=masks.name_of(mask))).flat
+    torch.library.opcheck(forward_op, (q, k, v, *flat))
     with torch.no_grad():
-        out, lse = forward_op(q, k, v, None, None, None, *rest)
+        out, lse = forward_op(q, k, v, *flat)
     given = [x.detach() for x in (torch.randn_like(out), torch.randn_like(lse), q, k, v, out, lse)]
-    torch.library.opcheck(backward_op, (*given, None, None, *rest, False))
+    torch.library.opcheck(backward_op, (*given, *flat, False))
 
 
 def test_vmap_and_func():

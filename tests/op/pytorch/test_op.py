@@ -11,10 +11,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import redblue as rb
+from redblue.kernels.options import MaskArgument, Options
 from redblue.op.pytorch.autograd import backward_op, forward_op
 from support.textbook import TOLERANCE, check, check_close, normal, textbook
 
-OPEN = (-1, -1, False, "", "auto", None, 0.0, 0.0)  # no mask, scale, softcap, dropout
+
+def flat(mask=None, **options):
+    """Options as the ops take them."""
+    return Options(mask or MaskArgument(), **options).flat
 
 
 @pytest.fixture(autouse=True)
@@ -252,21 +256,22 @@ def test_twin_with_masks():
 
 def test_opcheck():
     q, k, v, bias, sinks = normal(2, 4, 5, 8), normal(2, 2, 7, 8), normal(2, 2, 7, 3), normal(4, 1, 7), normal(4)
-    torch.library.opcheck(forward_op, (q, k, v, bias, sinks, None, *OPEN))
-    torch.library.opcheck(forward_op, (q, k, v, None, None, torch.tensor(5), 3, 0, True, "", "auto", 0.3, 2.0, 0.2))
+    torch.library.opcheck(forward_op, (q, k, v, *flat(bias=bias, sinks=sinks)))
+    numbers = flat(MaskArgument(3, 0, True), seed=torch.tensor(5), scale=0.3, softcap=2.0, dropout=0.2)
+    torch.library.opcheck(forward_op, (q, k, v, *numbers))
     with torch.no_grad():
-        out, lse = forward_op(q, k, v, bias, sinks, None, *OPEN)
+        out, lse = forward_op(q, k, v, *flat(bias=bias, sinks=sinks))
         dout, dlse = torch.randn_like(out), torch.randn_like(lse)
-        detached = [x.detach() for x in (dout, dlse, q, k, v, out, lse, bias)]
-    torch.library.opcheck(backward_op, (*detached, None, *OPEN, True))
-    torch.library.opcheck(backward_op, (dout, None, *detached[2:7], None, None, *OPEN, False))
+        detached = [x.detach() for x in (dout, dlse, q, k, v, out, lse)]
+    torch.library.opcheck(backward_op, (*detached, *flat(bias=bias.detach()), True))
+    torch.library.opcheck(backward_op, (dout, None, *detached[2:], *flat(), False))
 
 
 def test_the_op_and_the_short_way_around_the_dispatcher_agree():
     q, k, v, bias, sinks = normal(2, 4, 5, 8), normal(2, 2, 7, 8), normal(2, 2, 7, 3), normal(4, 1, 7), normal(4)
     inputs = q, k, v, bias, sinks
     short = rb.attention(q, k, v, bias=bias, sinks=sinks, mask=rb.Mask.causal(), return_lse=True)
-    op = forward_op(*inputs, None, -1, 0, False, "", "auto", None, 0.0, 0.0)
+    op = forward_op(q, k, v, *flat(MaskArgument(right=0), bias=bias, sinks=sinks))
     found = [torch.autograd.grad([out.sin().sum(), lse.sum()], inputs) for out, lse in (short, op)]
     for x, y in zip((*short, *found[0]), (*op, *found[1]), strict=True):
         assert torch.equal(x, y)
@@ -303,7 +308,7 @@ def test_vmap(direct):
 
     def call(q, k, v, bias, sinks):
         if direct:
-            return forward_op(q, k, v, bias, sinks, None, *OPEN)
+            return forward_op(q, k, v, *flat(bias=bias, sinks=sinks))
         return rb.attention(q, k, v, bias=bias, sinks=sinks, return_lse=True)
 
     for in_dims, given in (
@@ -443,7 +448,7 @@ REFUSED = {
     "bias's type": ((X, X, X), {"bias": torch.zeros(5, 5, dtype=torch.int64)}, "bias must be of type bool, .* int64"),
     "bias too wide": ((X, X, X), {"bias": torch.zeros(5, 5).double()}, "bias of type float64 needs float64"),
     "sinks": ((X, X, X), {"sinks": torch.zeros(3)}, r"sinks must have shape \(4,\), one per head of q, got \(3,\)"),
-    "sinks' type": ((X, X, X), {"sinks": torch.zeros(4).int()}, "sinks must be of a floating type, got torch.int32"),
+    "sinks' type": ((X, X, X), {"sinks": torch.zeros(4).int()}, "sinks must be of type float64, .*, got int32"),
     "dropout": ((X, X, X), {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
     "dropout below": ((X, X, X), {"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
     "seed": ((X, X, X), {"dropout": 0.1, "seed": 0.5}, "seed must be a whole number, got 0.5"),
@@ -481,12 +486,12 @@ def test_nested_tensors_are_refused():
 
 def test_the_op_itself_never_trusts_its_arguments():
     with pytest.raises(rb.RedblueError, match="takes equal leading dimensions"):
-        forward_op(X, X[:1], X, None, None, None, *OPEN)
-    out, lse = forward_op(X, X, X, None, None, None, *OPEN)
+        forward_op(X, X[:1], X, *flat())
+    out, lse = forward_op(X, X, X, *flat())
     with pytest.raises(rb.RedblueError, match="dout must be"):
-        backward_op(out[:, :2], None, X, X, X, out, lse, None, None, *OPEN, False)
+        backward_op(out[:, :2], None, X, X, X, out, lse, *flat(), False)
     with pytest.raises(rb.RedblueError, match="lse must be"):
-        backward_op(out, None, X, X, X, out, lse.double(), None, None, *OPEN, False)
+        backward_op(out, None, X, X, X, out, lse.double(), *flat(), False)
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (1, 1), (4, 0)])

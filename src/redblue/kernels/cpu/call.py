@@ -77,6 +77,11 @@ class Sizes(NamedTuple):
     d_v: int
 
     @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.kv_heads * self.group
+
+    @property
     def streams(self) -> int:
         count = self.kv_heads
         for size in self.lead:

@@ -20,25 +20,22 @@ from redblue.kernels.gpu.planning.device import copied
 from redblue.kernels.gpu.planning.plan import Launch, candidates, card_of, launches, plan
 from redblue.kernels.gpu.table import KERNELS
 from redblue.kernels.gpu.versions import check_gradients_with_dropout
+from redblue.kernels.options import ARRAYS, OPEN, Options, check_numbers
 from redblue.masks import Mask
 from redblue.masks.rules.algebra import planes
 from redblue.op.pytorch import layouts
 from redblue.op.pytorch.masks import mask_named
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, seed: Any, *rest: Any) -> tuple[Tensor, Tensor]:
-    """As ops.forward."""
-    call = layouts.known_call(
-        q.shape, k.shape, v.shape, layouts.shape_of(bias), layouts.shape_of(sinks), *_types(q, k, v, bias)
-    )
+def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of each row, as ops.forward."""
+    call = layouts.known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), layouts.forms(options))
     out = q.new_empty_strided(*call.out[layouts.inside(q)])
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if not out.numel():
         return out, lse
-    if sinks is not None:
-        sinks = layouts.check_sinks(sinks).to(call.sums).contiguous()
-    tasks = list(_tasks(call, q, bias, sinks, seed, rest, k=k, v=v, out=out, lse=lse))
-    _run("forward", tasks, call, q, rest)
+    tasks = list(_tasks(call, options, q=q, k=k, v=v, out=out, lse=lse))
+    _run("forward", tasks, call, q, options)
     return out, lse
 
 
@@ -50,40 +47,37 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    *more: Any,
+    options: Options,
+    bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As ops.backward."""
-    *rest, bias_grad = more
-    call = layouts.known_call(q.shape, k.shape, v.shape, layouts.shape_of(bias), None, *_types(q, k, v, bias))
+    """dq, dk, dv, the bias's gradient (empty without bias_grad) and delta, as ops.backward."""
+    call = layouts.known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), layouts.forms(options))
     layouts.check_outputs(call, dout, dlse, out, lse)
-    if seed is not None:
+    if options.seed is not None:
         check_gradients_with_dropout()
     inside = layouts.inside
     dq, dk, dv = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
     delta = q.new_empty(lse.shape, dtype=call.sums)
-    dbias = q.new_zeros((0,) if bias is None or not bias_grad else bias.shape, dtype=call.sums)
+    bias = options.bias if bias_grad else None
+    dbias = q.new_zeros((0,) if bias is None else bias.shape, dtype=call.sums)
     if not out.numel():
         return dq.zero_(), dk.zero_(), dv.zero_(), dbias, delta
-    tensors = {"k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv, "delta": delta}
+    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv, "delta": delta}
     tensors |= {"lse": lse.contiguous(), "dlse": None if dlse is None else dlse.contiguous()}
-    if bias is not None and bias_grad:
-        tensors["dbias"] = dbias.expand(call.bias)
-    tasks = list(_tasks(call, q, bias, None, seed, tuple(rest), **tensors))
-    _run("backward", tasks, call, q, tuple(rest))
-    for task in tasks if bias_grad else ():
+    if bias is not None:
+        tensors["dbias"] = dbias.expand(ARRAYS["bias"].shape(call.sizes))
+    tasks = list(_tasks(call, options, backward=True, **tensors))
+    _run("backward", tasks, call, q, options)
+    for task in () if bias is None else tasks:
         add_bias_gradient(task, _precision(q))
     return dq, dk, dv, dbias, delta
 
 
-def _types(*tensors: Tensor | None) -> list[torch.dtype | None]:
-    return [None if x is None else x.dtype for x in tensors]
+def _run(direction: str, tasks: list[Task], call: layouts.Call, q: Tensor, options: Options) -> None:
+    """Run the tasks by the planned launch; on a GPU by the fastest of the plan's candidates, as it was measured.
 
-
-def _run(direction: str, tasks: list[Task], call: Any, q: Tensor, rest: tuple) -> None:
-    """The tasks as planned or, on a GPU, as was found to be fastest among the plan's candidates; or by what takes their
-    place where the card refuses them."""
+    Where the card refuses a launch, a smaller one takes its place.
+    """
     precision = _precision(q)
 
     def run(launch: Launch) -> None:
@@ -91,12 +85,11 @@ def _run(direction: str, tasks: list[Task], call: Any, q: Tensor, rest: tuple) -
             for each in getattr(KERNELS[launch.kernel], direction)(task, launch, precision):
                 each()
 
-    left, right, _, mask, schedule = rest[:5]
-    card, options = card_of(q.device), tasks[0].options
-    seen = "lists" if mask else "full" if left < 0 and right < 0 else "band"
-    dtype = f"{call.dtype} {precision}"
-    kind = tune.Kind.of(direction, call.sizes, dtype, seen, options, schedule, q.device, card)
-    asked = direction, call.sizes, call.dtype, card, options, schedule
+    mask, schedule = options.mask or OPEN, options.schedule
+    card, held = card_of(q.device), tasks[0].options
+    form = "lists" if mask.name else "full" if mask.left < 0 and mask.right < 0 else "band"
+    kind = tune.Kind.of(direction, call.sizes, f"{call.dtype} {precision}", form, held, schedule, q.device, card)
+    asked = direction, call.sizes, call.dtype, card, held, schedule
 
     def choose() -> Launch:
         return tune.chosen(kind, candidates(*asked), run) if q.is_cuda and tune.enabled() else plan(*asked)
@@ -105,7 +98,7 @@ def _run(direction: str, tasks: list[Task], call: Any, q: Tensor, rest: tuple) -
 
 
 def _precision(x: Tensor) -> str:
-    """Of products of float32 numbers: PyTorch's own setting, under its new name where it has one."""
+    """The precision of products of float32 numbers: PyTorch's own setting, under its new name where it has one."""
     if x.dtype != torch.float32:
         return "ieee"
     said = torch.backends.cuda.matmul
@@ -113,31 +106,24 @@ def _precision(x: Tensor) -> str:
     return "tf32" if (said.allow_tf32 if new is None else new == "tf32") else "ieee"
 
 
-def _tasks(
-    call: Any, q: Tensor, bias: Any, sinks: Any, seed: Any, rest: tuple, **arrays: Tensor | None
-) -> Iterator[Task]:
+def _tasks(call: layouts.Call, options: Options, backward: bool = False, **tensors: Any) -> Iterator[Task]:
     """The call in parts of one leading dimension: one part, unless the strides of some tensor forbid that."""
-    left, right, bottom_right, mask, _, scale, softcap, dropout = rest
+    check_numbers(options)
     sizes = call.sizes
-    layouts.check_numbers(softcap, dropout, seed)
-    offset = sizes.n_k - sizes.n_q if bottom_right else 0
-    most = sizes.n_q + sizes.n_k  # a side so wide never binds, and fits
-    named_mask = mask_named(mask)
-    if named_mask is not None:
-        check_lead(named_mask, sizes)
-    common: dict[str, Any] = {
-        "first": None if left < 0 else offset - min(left, most),
-        "end": None if right < 0 else offset + min(right, most) + 1,
-        "mask": named_mask,
-        "scale": sizes.d**-0.5 if scale is None else scale,
-        "softcap": softcap,
-        "sinks": sinks,
-        "dropout": 0.0 if seed is None else dropout,
-        "seed": seed if dropout else None,
-    }
-    arrays["q"], arrays["bias"] = q, (None if bias is None else bias.expand(call.bias))
-    arrays["planes"] = None if named_mask is None else _planes(named_mask, sizes, q.device)
-    named = {name: x for name, x in arrays.items() if x is not None}
+    argument = options.mask or OPEN
+    first, end = argument.band(sizes)
+    mask = mask_named(argument.name)
+    if mask is not None:
+        check_lead(mask, sizes)
+    common: dict[str, Any] = {"first": first, "end": end, "mask": mask, **options.numbers(sizes)}
+    if options.seed is None:
+        common["dropout"] = 0.0
+    elif options.dropout:
+        common["seed"] = options.seed
+    for name, x in layouts.expanded_arrays(options, call, backward).items():
+        (tensors if ARRAYS[name].lead else common)[name] = x
+    tensors["planes"] = None if mask is None else _planes(mask, sizes, tensors["q"].device)
+    named = {name: x for name, x in tensors.items() if x is not None}
     lse = named["lse"]
     for part in _parts(tuple(named.values())):
         given: dict[str, Any] = dict(zip(named, part, strict=True))
@@ -147,7 +133,7 @@ def _tasks(
 
 @lru_cache(maxsize=KEPT)
 def _planes(mask: Mask, sizes: Sizes, device: torch.device) -> Tensor | None:
-    """Which of its planes each stream sees: int32 (lead..., key heads); None: there is but one."""
+    """Which of the mask's planes each stream sees: int32 (lead..., key heads); None: there is only one."""
     _, each = planes(mask.rule)
     if each.size == 1:
         return None

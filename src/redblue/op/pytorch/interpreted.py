@@ -15,7 +15,7 @@ from redblue.op.pytorch import gpu, ops
 
 
 def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    """redblue.attention by these kernels: on tensors of a GPU, or, where Triton interprets, of the CPU.
+    """redblue.attention by the kernels for GPUs: on tensors of a GPU, or, where Triton interprets, of the CPU.
 
     Raises RedblueError for CPU tensors unless TRITON_INTERPRET=1 was set before Triton was imported, and for arrays
     that are no PyTorch tensors.
@@ -30,7 +30,7 @@ def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Within, calls on CPU tensors run these kernels under Triton's interpreter, and so will their gradients.
+    """Within, calls on CPU tensors run the kernels for GPUs under Triton's interpreter, and so will their gradients.
 
     Raises RedblueError unless TRITON_INTERPRET=1 was set before Triton was imported.
     """
@@ -39,5 +39,5 @@ def interpreted() -> Iterator[None]:
             "tensors on the CPU can be given to GPU kernels only where Triton interprets: set TRITON_INTERPRET=1 "
             "before anything imports Triton, or call redblue.attention"
         )
-    with ops.handing_over(to=gpu):
+    with ops.substituted(by=gpu):
         yield

@@ -1,8 +1,7 @@
-"""What the shapes, strides and types of tensors decide of a call, on every device."""
+"""Everything about a call that follows from the shapes, strides and types of its tensors, on every device."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,12 +11,12 @@ from torch import Tensor
 
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.options import ARRAYS, Options, check_array
 from redblue.op import checks
-from redblue.op.checks import heads_of
 
 
-class Spread(NamedTuple):
-    """Sizes of a call, and the shapes that its arrays must be expanded to; None: as they are."""
+class Expanded(NamedTuple):
+    """The sizes of a call, and the shapes to which its tensors must be expanded; None: a tensor has it already."""
 
     sizes: Sizes
     q: tuple[int, ...] | None
@@ -25,29 +24,29 @@ class Spread(NamedTuple):
     v: tuple[int, ...] | None
 
 
-def spread_of(q: Any, k: Any, v: Any) -> Spread:
+def expanded_shapes(q: Any, k: Any, v: Any) -> Expanded:
+    """The sizes and expanded shapes of a call on tensors of these shapes."""
     sizes = checks.check_shapes(q, k, v)
-    spread = []
-    for shape, heads in ((q, heads_of(sizes)), (k, sizes.kv_heads), (v, sizes.kv_heads)):
-        wanted = (*sizes.lead, heads, shape[-2], shape[-1])
-        spread.append(None if wanted == tuple(shape) else wanted)
-    return Spread(sizes, *spread)
+    expanded = []
+    for shape, heads in ((q, sizes.heads), (k, sizes.kv_heads), (v, sizes.kv_heads)):
+        full = (*sizes.lead, heads, shape[-2], shape[-1])
+        expanded.append(None if full == tuple(shape) else full)
+    return Expanded(sizes, *expanded)
 
 
-known_spread = lru_cache(maxsize=1024)(spread_of)
+known_expanded_shapes = lru_cache(maxsize=1024)(expanded_shapes)
 
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape, strides
 
 
 class Call(NamedTuple):
-    """What the shapes and types of a call decide. Of two layouts the second has heads inside positions."""
+    """Everything that the shapes and types of a call decide. The second of two layouts has heads inside positions."""
 
     sizes: Sizes
     dtype: str
     sums: torch.dtype
-    bias: tuple[int, ...]  # the shape that it broadcasts to
-    bias_dtype: str
+    arrays: tuple[tuple[int, ...], ...]  # the shapes in which kernels read the options that are arrays
     q: tuple[Layout, Layout]
     k: tuple[Layout, Layout]
     v: tuple[Layout, Layout]
@@ -55,28 +54,51 @@ class Call(NamedTuple):
     lse: Layout
 
 
-def call_of(q: Any, k: Any, v: Any, bias: Any, sinks: Any, *dtypes: torch.dtype | None) -> Call:
-    """Shapes and types (of q, k, v and bias). Raises RedblueError for those that no kernel takes."""
-    spread = spread_of(q, k, v)
-    if spread[1:] != (None, None, None):
+Form = tuple[Any, torch.dtype]  # shape and type of an option that is an array
+
+
+def forms(options: Options) -> tuple[Form | None, ...]:
+    """Shape and type of each option that is an array, None for one that is not given; () if none is."""
+    if not options.has_arrays:
+        return ()
+    return tuple([None if x is None else (x.shape, x.dtype) for x in options.arrays])
+
+
+def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tuple[Form | None, ...]) -> Call:
+    """The call on q, k and v of these shapes and types. Raises RedblueError for those that no kernel takes."""
+    expanded = expanded_shapes(q, k, v)
+    if expanded[1:] != (None, None, None):
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in (("q", q), ("k", k), ("v", v)))
         raise RedblueError(f"redblue::attention takes equal leading dimensions and expands none, got {shapes}")
-    sizes = spread.sizes
-    if bias is not None:
-        checks.check_bias_shape(bias, sizes)
-    if sinks is not None:
-        checks.check_sinks_shape(sinks, sizes)
-    q_name, k_name, v_name, bias_name = (None if x is None else str(x).removeprefix("torch.") for x in dtypes)
-    dtype = checks.check_dtypes({"q": q_name or "", "k": k_name or "", "v": v_name or ""}, bias_name)
+    sizes = expanded.sizes
+    dtype = checks.check_dtypes({name: name_of(x) for name, x in zip("qkv", dtypes, strict=True)})
+    for name, form in zip(ARRAYS, arrays, strict=False):  # none if no array is given
+        if form is not None:
+            check_array(name, form[0], name_of(form[1]), sizes, dtype)
     sums = torch.float64 if dtype == "float64" else torch.float32
-    lead, heads = sizes.lead, heads_of(sizes)
-    full = (*lead, heads, sizes.n_q, sizes.n_k)
-    out = _layouts((*lead, heads, sizes.n_q, sizes.d_v))
+    rows = (*sizes.lead, sizes.heads, sizes.n_q)
+    arrays_read = tuple(rules.shape(sizes) for rules in ARRAYS.values())
     inputs = _layouts(q), _layouts(k), _layouts(v)
-    return Call(sizes, dtype, sums, full, bias_name or "float32", *inputs, out, _dense(full[:-1]))
+    return Call(sizes, dtype, sums, arrays_read, *inputs, _layouts((*rows, sizes.d_v)), _dense(rows))
 
 
 known_call = lru_cache(maxsize=1024)(call_of)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The type's name, as NumPy has it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def expanded_arrays(options: Options, call: Call, backward: bool = False) -> dict[str, Tensor]:
+    """The arrays that the pass reads, of the shape and the type in which its kernels read them."""
+    expanded = {}
+    if not options.has_arrays:
+        return expanded
+    for (name, rules), x, shape in zip(ARRAYS.items(), options.arrays, call.arrays, strict=True):
+        if x is not None and (rules.backward or not backward):
+            expanded[name] = (x if rules.own_type else x.to(call.sums).contiguous()).expand(shape)
+    return expanded
 
 
 def _layouts(shape: Any) -> tuple[Layout, Layout]:
@@ -85,7 +107,7 @@ def _layouts(shape: Any) -> tuple[Layout, Layout]:
 
 
 def _dense(shape: tuple[int, ...], order: Sequence[int] | None = None) -> Layout:
-    """The shape, and its strides if the dimensions lie in this order, outermost first."""
+    """The shape, and the strides of a dense tensor whose dimensions lie in this order, outermost first."""
     strides, step = [0] * len(shape), 1
     for i in reversed(range(len(shape)) if order is None else order):
         strides[i] = step
@@ -94,28 +116,13 @@ def _dense(shape: tuple[int, ...], order: Sequence[int] | None = None) -> Layout
 
 
 def inside(x: Tensor) -> int:
-    """Whether each position has its heads together. As PyTorch's kernels, ours write outputs and gradients like the
-    tensor that they belong to, so that joining the heads after it, or splitting them before it, is no copy."""
+    """1 if the heads lie inside positions, else 0: an index of Call's layouts.
+
+    As PyTorch's kernels, ours lay outputs and gradients out like the tensor that they belong to, so that joining the
+    heads afterwards, or splitting them before, needs no copy.
+    """
     strides = x.stride()
     return 1 if len(strides) == 4 and strides[1] < strides[2] else 0
-
-
-def shape_of(x: Tensor | None) -> Any:
-    return None if x is None else x.shape
-
-
-def check_numbers(softcap: float, dropout: float, seed: Tensor | None) -> None:
-    if not 0 <= dropout < 1 or (dropout and (seed is None or seed.numel() != 1)) or not 0 <= softcap < math.inf:
-        raise RedblueError(
-            "dropout must be at least 0 and below 1 and have one seed, softcap at least 0; "
-            f"got {dropout}, {seed} and {softcap}"
-        )
-
-
-def check_sinks(sinks: Tensor) -> Tensor:
-    if not sinks.dtype.is_floating_point:
-        raise RedblueError(f"sinks must be of a floating type, got {sinks.dtype}")
-    return sinks
 
 
 def check_outputs(call: Call, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor) -> None:
@@ -124,8 +131,8 @@ def check_outputs(call: Call, dout: Tensor, dlse: Tensor | None, out: Tensor, ls
     for name, x, wanted, dtype in (
         ("dout", dout, shape, call.dtype),
         ("out", out, shape, call.dtype),
-        ("lse", lse, shape[:-1], str(call.sums).removeprefix("torch.")),
-        ("dlse", dlse, shape[:-1], str(call.sums).removeprefix("torch.")),
+        ("lse", lse, shape[:-1], name_of(call.sums)),
+        ("dlse", dlse, shape[:-1], name_of(call.sums)),
     ):
-        if x is not None and (tuple(x.shape) != wanted or str(x.dtype).removeprefix("torch.") != dtype):
+        if x is not None and (tuple(x.shape) != wanted or name_of(x.dtype) != dtype):
             raise RedblueError(f"{name} must be {wanted} of {dtype}, got {tuple(x.shape)} of {x.dtype}")

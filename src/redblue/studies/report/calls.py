@@ -14,6 +14,7 @@ import numpy as np
 
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import plan
+from redblue.kernels.cpu.arrays import described
 from redblue.kernels.cpu.mask_form import attended
 from redblue.lab import reference
 from redblue.masks import Mask
@@ -89,7 +90,7 @@ class Call:
 
     def _pass(self, kernel: Callable[..., tuple[int, int]], names: tuple[str, ...], tile: cpu.Tile) -> tuple[int, int]:
         p = self.problem
-        arrays = (_described(self.arrays[name]) for name in names)
+        arrays = (described(self.arrays[name]) for name in names)
         mask = attended(p.mask, self.sizes, p.dtype, p.direction)
         return kernel(self.sizes, p.dtype, *arrays, mask=mask, scale=self.scale, threads=self.threads, tile=tile)
 
@@ -215,10 +216,6 @@ def widened(array: np.ndarray) -> np.ndarray:
     if array.dtype == np.uint16:
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float64)
-
-
-def _described(array: np.ndarray) -> cpu.Array:
-    return (array.ctypes.data, *(stride // array.itemsize for stride in array.strides))
 
 
 def _some(n: int) -> np.ndarray:
