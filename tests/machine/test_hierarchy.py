@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from redblue import Problem, RedblueError, list_memories, memory
@@ -106,9 +106,11 @@ def test_write_back_by_hand():
 
 
 def least_fills(accesses, capacity):
-    """Of all ways to choose victims, when every line that is accessed must be taken in."""
+    """The fewest fills of any choice of victims, where every line that is accessed must be taken in."""
     states = {frozenset(): 0}
     for line, kind in accesses:
+        if kind == DISCARD:  # no access: it takes nothing in
+            continue
         after = {}
         for held, fills in states.items():
             cost = fills + (line not in held and kind != OVERWRITE)
@@ -124,7 +126,9 @@ def least_fills(accesses, capacity):
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([READ, READ, WRITE, OVERWRITE])), min_size=1, max_size=14),
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from([READ, READ, WRITE, OVERWRITE, DISCARD])), min_size=1, max_size=14
+    ),
     st.integers(1, 4),
 )
 def test_belady_is_optimal(accesses, capacity):
@@ -134,6 +138,13 @@ def test_belady_is_optimal(accesses, capacity):
     assert belady(Trace.of(trace.lines), capacity).misses == least_fills(reads, capacity)
 
 
+@pytest.mark.parametrize("kind", [READ, WRITE])
+def test_belady_keeps_a_discarded_line_that_is_read_or_partly_written_again(kind):
+    accesses = [(0, READ), (2, READ), (1, READ), (2, DISCARD), (2, kind)]
+    trace = Trace.of(*(list(x) for x in zip(*accesses, strict=True)))
+    assert belady(trace, 2).fills == least_fills(accesses, 2) == 3
+
+
 traces = st.lists(st.tuples(st.integers(0, 20), st.sampled_from([READ, WRITE, OVERWRITE, DISCARD])), max_size=120).map(
     lambda pairs: Trace.of(*(list(x) for x in zip(*pairs, strict=True))) if pairs else Trace.of([])
 )
@@ -141,6 +152,7 @@ traces = st.lists(st.tuples(st.integers(0, 20), st.sampled_from([READ, WRITE, OV
 
 @settings(max_examples=200, deadline=None)
 @given(traces, st.integers(1, 12), st.booleans())
+@example(Trace.of([0, 2, 1, 2, 2], [READ, READ, READ, DISCARD, READ]), 2, False)  # a line is read after its discard
 def test_fully_associative_properties(trace, capacity, fetch):
     (lru,), best = (
         play(trace, [level(capacity)], fetch_on_write=fetch),
