@@ -10,6 +10,10 @@ import pytest
 
 pytest.register_assert_rewrite("support")  # its helpers assert
 
+from support.examples import register_profiles
+
+register_profiles()  # before a property test takes its settings
+
 from redblue.compiled import _core
 from redblue.studies import sweep
 from support.attention import ROWS, running

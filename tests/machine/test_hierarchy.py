@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redblue import Problem, RedblueError, list_memories, memory
@@ -13,6 +13,7 @@ from redblue.catalogue.memories import Level, Memory
 from redblue.lab.simulation import simulate
 from redblue.machine import CacheLevel, belady, caches_of, play
 from redblue.machine.hierarchy import DISCARD, OVERWRITE, READ, WRITE, Trace
+from support.examples import examples
 
 
 def level(lines, ways=None, name="L1"):
@@ -124,7 +125,7 @@ def least_fills(accesses, capacity):
     return min(states.values())
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.sampled_from([READ, READ, WRITE, OVERWRITE, DISCARD])), min_size=1, max_size=14
@@ -150,7 +151,7 @@ traces = st.lists(st.tuples(st.integers(0, 20), st.sampled_from([READ, WRITE, OV
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(traces, st.integers(1, 12), st.booleans())
 @example(Trace.of([0, 2, 1, 2, 2], [READ, READ, READ, DISCARD, READ]), 2, False)  # a line is read after its discard
 def test_fully_associative_properties(trace, capacity, fetch):
@@ -169,7 +170,7 @@ def test_fully_associative_properties(trace, capacity, fetch):
         assert found.fills == found.misses or not fetch
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(traces, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
 def test_each_level_sees_the_misses_and_the_write_backs_before_it(trace, sets, ways, more_sets, more_ways):
     levels = [level(sets * ways, ways), level(more_sets * more_ways, more_ways, "L2"), level(40, name="L3")]
