@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton decides when it is imported: all tests see its interpreter
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once: products on GPUs where tests are deterministic
@@ -10,9 +11,14 @@ import pytest
 
 pytest.register_assert_rewrite("support")  # its helpers assert
 
+from support.examples import register_profiles
+
+register_profiles()  # before a property test takes its settings
+
 from redblue.compiled import _core
 from redblue.studies import sweep
 from support.attention import ROWS, running
+from support.interpreter import fast_interpreter
 from support.sweeps import SMALL, Stop, stop_after
 
 
@@ -45,6 +51,16 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreted_fast():
+    """Triton's interpreter in less than half the time, where some test imports Triton."""
+    if "triton" not in sys.modules:
+        yield
+        return
+    with fast_interpreter():
+        yield
 
 
 @pytest.fixture(scope="module")

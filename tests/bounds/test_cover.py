@@ -4,13 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask
 from redblue.bounds.cover import Cover, cover, exact, kappas, steps_of, upper
 from redblue.bounds.degrees import sides
 from redblue.masks.storage.pair_lists import degrees, entries
+from support.examples import examples
 from support.mask_oracle import compositions
 from support.spaces import plane
 
@@ -28,7 +29,7 @@ def by_hand(attends):
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**20 - 1))
 def test_exact_tries_everything(rows, cols, bits):
     attends = (bits >> np.arange(rows * cols) & 1).astype(bool).reshape(rows, cols)
@@ -44,7 +45,7 @@ def test_exact_tries_everything(rows, cols, bits):
         assert found.slope(e) == pytest.approx(slope)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(st.data(), st.integers(1, 9), st.integers(1, 12), st.integers(1, 2))
 def test_what_is_quick_to_know_is_never_less_than_exact(data, n_q, n_k, group):
     mask, attends = data.draw(compositions(n_q, n_k))

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, NotCovered, Problem, RedblueError, TooFewWords, count, list_schedules, lower_bounds
@@ -14,6 +14,7 @@ from redblue.bounds.cover import Cover, cover, exact, steps_of, upper
 from redblue.bounds.family import family
 from redblue.bounds.one_mask import Task, candidates, loads, most_earned
 from redblue.bounds.table import rows
+from support.examples import examples
 from support.mask_oracle import compositions
 from support.spaces import plane
 
@@ -32,7 +33,7 @@ def proved(problem, words):
     return {each.name: each.words for each in lower_bounds(problem, words) if each.proved}
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.data(), st.sampled_from(DIRECTIONS), st.integers(20, 300))
 def test_the_bound_lies_below_every_count(data, direction, words):
     n_q, n_k = data.draw(st.integers(1, 24)), data.draw(st.integers(1, 24))
@@ -69,7 +70,7 @@ def test_a_cover_that_is_too_small_is_found(direction):
     assert loads(cheat, direction, 2, 2, words, pairs.nnz) > fewest(problem, words)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data(), st.sampled_from(DIRECTIONS), st.integers(4, 200))
 def test_exact_covers_say_no_less(data, direction, words):
     """The quick cover is the larger, so its bound is the smaller, up to the tolerance of both."""
@@ -106,7 +107,7 @@ def earned(kappa, task, words, pairs):
     return gain + w.ds * (products(y, b1, from_ds, d) + products(a1, z, from_ds, d))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data(), st.sampled_from(DIRECTIONS), st.integers(8, 120))
 def test_no_phase_earns_more_than_is_proved(data, direction, words):
     n_q, n_k = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 9))

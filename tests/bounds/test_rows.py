@@ -3,7 +3,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import (
@@ -21,6 +21,7 @@ from redblue import (
 )
 from redblue.bounds import table
 from redblue.problem import DIRECTIONS
+from support.examples import examples
 from support.spaces import problems
 
 MASKS = [Mask.full(), Mask.causal(), Mask.sliding_window(16), Mask.sliding_window(3, 2, align="bottom-right")]
@@ -59,7 +60,7 @@ def test_every_bound_lies_below_every_count(d, mask, direction):
     assert compared >= 10
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(problem=st.one_of(problems(), problems("gradient_x")), words=st.integers(1, 400))
 def test_every_bound_lies_below_every_count_on_any_mask(problem, words):
     """Odd sizes, groups, windows and block layouts."""

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Problem, RedblueError
@@ -12,6 +12,7 @@ from redblue.lab.simulation import simulate
 from redblue.machine import Cached, MachineError, NotStored, TooLong, play
 from redblue.machine.cached import SCRATCH_LINES, Scratch
 from redblue.machine.hierarchy import DISCARD, OVERWRITE, READ
+from support.examples import examples
 from support.lines import LINE, figures, level, machine_of, run
 from support.spaces import PASSES, covered, tile_edges
 
@@ -78,7 +79,7 @@ def test_a_loaded_tile_moves_when_it_is_written_to():
     assert touched(lambda m, x: m.load(x[range(2), range(16)]), packed=True) == moved
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.integers(0, 9), max_size=40), st.randoms(use_true_random=False))
 def test_the_scratch_area_hands_out_every_line_once(lengths, random):
     scratch, taken = Scratch(100), []
@@ -93,7 +94,7 @@ def test_the_scratch_area_hands_out_every_line_once(lengths, random):
     assert all(a.stop < b.start for a, b in itertools.pairwise(scratch.holes))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(data=st.data())
 def test_any_schedule_runs_and_its_own_count_stays(data):
     schedule, direction = data.draw(st.sampled_from([one.values for one in PASSES]))

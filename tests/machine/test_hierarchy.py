@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redblue import Problem, RedblueError, list_memories, memory
@@ -13,6 +13,7 @@ from redblue.catalogue.memories import Level, Memory
 from redblue.lab.simulation import simulate
 from redblue.machine import CacheLevel, belady, caches_of, play
 from redblue.machine.hierarchy import DISCARD, OVERWRITE, READ, WRITE, Trace
+from support.examples import examples
 
 
 def level(lines, ways=None, name="L1"):
@@ -106,9 +107,11 @@ def test_write_back_by_hand():
 
 
 def least_fills(accesses, capacity):
-    """Of all ways to choose victims, when every line that is accessed must be taken in."""
+    """The fewest fills of any choice of victims, where every line that is accessed must be taken in."""
     states = {frozenset(): 0}
     for line, kind in accesses:
+        if kind == DISCARD:  # no access: it takes nothing in
+            continue
         after = {}
         for held, fills in states.items():
             cost = fills + (line not in held and kind != OVERWRITE)
@@ -122,9 +125,11 @@ def least_fills(accesses, capacity):
     return min(states.values())
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([READ, READ, WRITE, OVERWRITE])), min_size=1, max_size=14),
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from([READ, READ, WRITE, OVERWRITE, DISCARD])), min_size=1, max_size=14
+    ),
     st.integers(1, 4),
 )
 def test_belady_is_optimal(accesses, capacity):
@@ -134,13 +139,21 @@ def test_belady_is_optimal(accesses, capacity):
     assert belady(Trace.of(trace.lines), capacity).misses == least_fills(reads, capacity)
 
 
+@pytest.mark.parametrize("kind", [READ, WRITE])
+def test_belady_keeps_a_discarded_line_that_is_read_or_partly_written_again(kind):
+    accesses = [(0, READ), (2, READ), (1, READ), (2, DISCARD), (2, kind)]
+    trace = Trace.of(*(list(x) for x in zip(*accesses, strict=True)))
+    assert belady(trace, 2).fills == least_fills(accesses, 2) == 3
+
+
 traces = st.lists(st.tuples(st.integers(0, 20), st.sampled_from([READ, WRITE, OVERWRITE, DISCARD])), max_size=120).map(
     lambda pairs: Trace.of(*(list(x) for x in zip(*pairs, strict=True))) if pairs else Trace.of([])
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(traces, st.integers(1, 12), st.booleans())
+@example(Trace.of([0, 2, 1, 2, 2], [READ, READ, READ, DISCARD, READ]), 2, False)  # a line is read after its discard
 def test_fully_associative_properties(trace, capacity, fetch):
     (lru,), best = (
         play(trace, [level(capacity)], fetch_on_write=fetch),
@@ -157,7 +170,7 @@ def test_fully_associative_properties(trace, capacity, fetch):
         assert found.fills == found.misses or not fetch
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(traces, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
 def test_each_level_sees_the_misses_and_the_write_backs_before_it(trace, sets, ways, more_sets, more_ways):
     levels = [level(sets * ways, ways), level(more_sets * more_ways, more_ways, "L2"), level(40, name="L3")]

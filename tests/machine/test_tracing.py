@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, Problem, RedblueError, schedules, trace
@@ -10,6 +10,7 @@ from redblue.lab import counts
 from redblue.machine import MachineError, Tracing
 from redblue.machine.tracing import SPARE
 from redblue.pebble import COMPUTE, DELETE, LOAD, STORE, Game, IllegalMove, Rules, Unfinished, check, least_red
+from support.examples import examples
 from support.spaces import PASSES, covered, tile_edges
 
 EVERY_PASS = pytest.mark.parametrize(("schedule", "direction"), PASSES)
@@ -25,7 +26,7 @@ def agrees(schedule, problem, **capacity):
 
 
 @EVERY_PASS
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(data=st.data())
 def test_any_schedule_with_any_mask_and_tiles_is_a_legal_game(schedule, direction, data):
     problem = data.draw(covered(schedule, direction))

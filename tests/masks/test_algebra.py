@@ -3,9 +3,10 @@
 import itertools
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from support.examples import examples
 from support.mask_oracle import compositions, leaves
 
 SIZES = st.integers(1, 20)
@@ -62,19 +63,19 @@ def check(mask, dense, group, rows, cols):
         assert dense.all()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data(), SIZES, SIZES, st.integers(1, 3), st.integers(1, 30), st.integers(1, 15))
 def test_every_constructor_is_its_definition(data, n_q, n_k, group, rows, cols):
     check(*data.draw(leaves(n_q, n_k)), group, rows, cols)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data(), SIZES, SIZES, st.integers(1, 3), st.integers(1, 30), st.integers(1, 15))
 def test_random_compositions_are_their_definition(data, n_q, n_k, group, rows, cols):
     check(*data.draw(compositions(n_q, n_k)), group, rows, cols)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data(), st.integers(60, 200), st.integers(1, 80), st.integers(1, 2), st.integers(20, 150), st.integers(9, 40))
 def test_tiles_of_many_rows(data, n_q, n_k, group, rows, cols):
     check(*data.draw(compositions(n_q, n_k, most=3)), group, rows, cols)

@@ -9,7 +9,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import redblue as rb
@@ -18,6 +18,7 @@ from redblue.cli.options import parse_mask
 from redblue.lab import counts, plans
 from redblue.lab.text import mask_text
 from redblue.studies.report.checks import small
+from support.examples import examples
 from support.spaces import block_masks
 
 DIAGONAL = [[True, False], [False, True]]
@@ -47,7 +48,7 @@ def sums_by_hand(dense, rows, cols):
     return [int((live * weight).sum()) for weight in (1, i, j, i * j)]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data(), st.integers(1, 12), st.integers(1, 14), st.integers(1, 3), st.integers(1, 40), st.integers(1, 16))
 def test_tile_questions_equal_the_dense_mask(data, n_q, n_k, group, rows, cols):
     mask = data.draw(block_masks(n_q, n_k))
@@ -69,7 +70,7 @@ def test_tile_questions_equal_the_dense_mask(data, n_q, n_k, group, rows, cols):
         assert list(laid.sums(rows, cols)) == sums_by_hand(whole, rows, cols)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.data(), st.integers(1, 12), st.integers(1, 14), st.integers(1, 3))
 def test_sums_over_arrays_are_those_of_each_pair(data, n_q, n_k, group):
     mask, edge = data.draw(block_masks(n_q, n_k)), st.lists(st.integers(1, 40), min_size=1, max_size=5)
@@ -160,7 +161,7 @@ def test_more_cache_never_costs_more_words(name, direction):
     assert words == sorted(words, reverse=True)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data(), st.sampled_from(["forward", "backward", "gradient_x"]), st.integers(1, 400))
 def test_every_bound_lies_below_every_count(data, direction, words):
     n_q, n_k = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))

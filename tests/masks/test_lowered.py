@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, RedblueError
 from redblue.masks.lowered import SHORTEST, Lowered, lowered
 from redblue.masks.patterns import pattern, spans
+from support.examples import examples
 from support.mask_oracle import compositions, leaves
 
 SIZES = st.integers(1, 45)
@@ -53,13 +54,13 @@ def check(mask, dense, group, panel):
     assert [array.dtype for array in low[:4]] == [np.int64, np.int64, np.uint64, np.int64]
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(st.data(), SIZES, SIZES, st.integers(1, 3), st.sampled_from([1, 3, 16, 32, 64]))
 def test_every_constructor(data, n_q, n_k, group, panel):
     check(*data.draw(leaves(n_q, n_k)), group, panel)
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(st.data(), SIZES, SIZES, st.integers(1, 3), st.sampled_from([1, 3, 16, 32, 64]))
 def test_random_compositions(data, n_q, n_k, group, panel):
     check(*data.draw(compositions(n_q, n_k)), group, panel)

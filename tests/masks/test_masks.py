@@ -2,11 +2,12 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, Problem, RedblueError, count
 from redblue.base.integers import floor_sum
+from support.examples import examples
 from support.spaces import masks
 
 
@@ -21,7 +22,7 @@ def members(runs):
     return [x for run in runs for x in run]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(masks, st.integers(1, 9), st.integers(1, 14), st.integers(1, 3), st.integers(1, 30), st.integers(1, 15))
 def test_tile_questions_equal_the_dense_mask(mask, n_q, n_k, group, rows, cols):
     pairs = mask.for_group(group).on(group * n_q, n_k)

@@ -6,7 +6,7 @@ import shlex
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -16,6 +16,7 @@ from redblue.cli.mask import EPILOG, describe
 from redblue.masks.names import parse
 from redblue.masks.patterns.census import census
 from redblue.masks.picture import chart, shaded
+from support.examples import examples
 from support.mask_oracle import compositions
 
 SIZES = st.integers(1, 20)
@@ -28,7 +29,7 @@ def run(*arguments: str):
 # The census ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data(), st.integers(1, 150), SIZES, st.integers(1, 160), st.integers(1, 22))
 def test_every_tile_is_counted(data, n_q, n_k, rows, cols):
     mask, dense = data.draw(compositions(n_q, n_k, most=3))
@@ -58,7 +59,7 @@ def test_a_million_tokens_cost_what_their_tiles_cost():
 # Pictures -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.data(), SIZES, SIZES)
 def test_pictures_of_few_pairs_show_each(data, n_q, n_k):
     mask, dense = data.draw(compositions(n_q, n_k, most=2))

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from redblue import Mask, Problem, RedblueError, TooFewWords, UnknownName, count, schedules
@@ -14,6 +14,7 @@ from redblue.masks.storage.names import parse
 from redblue.masks.storage.tile_lists import BitTiles, BlockList
 from redblue.schedules.schedule import Sweep
 from redblue.schedules.stored_index import index_words, sides
+from support.examples import examples
 from support.mask_oracle import compositions
 from support.spaces import PASSES, block_masks, tile_edges
 
@@ -26,7 +27,7 @@ def figures(c):
 
 
 @pytest.mark.parametrize(("schedule", "direction"), MASKED)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(data=st.data())
 def test_closed_form_equals_both_machines_with_every_format(schedule, direction, data):
     n_q, n_k, heads = data.draw(st.integers(1, 13)), data.draw(st.integers(1, 13)), data.draw(st.integers(1, 2))
@@ -49,7 +50,7 @@ def test_closed_form_equals_both_machines_with_every_format(schedule, direction,
     assert tuple(problem.streams * x for x in figures(checked.count)) == figures(ran)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.data(), st.sampled_from(["forward", "backward"]), st.integers(30, 300))
 def test_planned_tiles_leave_room_for_the_index(data, direction, words):
     mask, _ = data.draw(compositions(9, 11, most=2))
@@ -64,7 +65,7 @@ def test_planned_tiles_leave_room_for_the_index(data, direction, words):
     assert figures(counts.run(schedule, problem, words=words, index=name)) == figures(closed)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data(), st.integers(1, 12), st.integers(1, 12), st.integers(1, 5))
 def test_block_lists_are_read_and_decoded(data, n_q, n_k, edge):
     mask = data.draw(block_masks(n_q, n_k))

@@ -5,11 +5,12 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, Problem, RedblueError
 from redblue.masks.lowered import lowered
+from support.examples import examples
 from support.mask_oracle import compositions, leaves
 
 SIZES = st.integers(1, 14)
@@ -34,7 +35,7 @@ PATTERNS = [
 # Algebra ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.data(), SIZES, SIZES)
 def test_laws_of_the_algebra(data, n_q, n_k):
     (a, x), (b, y), (c, z) = (data.draw(compositions(n_q, n_k, most=2)) for _ in range(3))
@@ -83,7 +84,7 @@ def test_only_masks_of_like_rows_combine():
 # Values -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data(), st.integers(1, 4), st.integers(1, 4))
 def test_repr_reads_like_the_constructor(data, n_q, n_k):
     mask, _ = data.draw(compositions(n_q, n_k))
@@ -161,7 +162,7 @@ def test_more_than_memory_holds_is_refused(mask):
             ask()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.data(), *4 * [SIZES])
 def test_resized_masks_fit(data, n_q, n_k, new_q, new_k):
     mask, _ = data.draw(compositions(n_q, n_k))
@@ -173,7 +174,7 @@ def test_resized_masks_fit(data, n_q, n_k, new_q, new_k):
 # Planes -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data(), SIZES, SIZES, st.sampled_from([(2,), (3, 1), (2, 2)]), st.integers(1, 2))
 def test_a_mask_per_head_and_batch_entry(data, n_q, n_k, shape, group):
     (a, x), (b, y), (c, z) = (data.draw(leaves(n_q, n_k)) for _ in range(3))

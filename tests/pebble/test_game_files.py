@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import RedblueError, pebble
 from redblue.pebble import Game, Rules, heuristic, read_game, save_game
+from support.examples import examples
 from support.games import graphs, rule_sets
 
 GRAPH = pebble.tree_graph(2, 1)
@@ -20,7 +21,7 @@ def file(tmp_path):
     return save_game(tmp_path / "game.jsonl", GRAPH, MOVES, 3)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_what_is_written_is_read(data, tmp_path_factory):
     graph = data.draw(graphs())

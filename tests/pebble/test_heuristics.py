@@ -2,17 +2,18 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import redblue as rb
 from redblue import RedblueError, pebble
 from redblue.pebble import Further, Rules, check, heuristic, heuristics, least_red
 from redblue.pebble.orders import orders
+from support.examples import examples
 from support.games import graphs, naive_game, rule_sets
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(data=st.data())
 def test_any_rules_give_legal_games(data):
     graph = data.draw(graphs())

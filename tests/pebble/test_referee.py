@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import RedblueError, memory, pebble
@@ -22,6 +22,7 @@ from redblue.pebble import (
     check,
     referee,
 )
+from support.examples import examples
 from support.games import Illegal, Plain, graphs, naive_game, rule_sets
 
 CHAIN = pebble.chain_graph(3)
@@ -41,7 +42,7 @@ def test_costs_and_weights():
     assert verdict.cost == 30 + 10 + 14
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(data=st.data())
 def test_the_referee_is_the_rules(data):
     """Random games of mostly legal moves: both stop at the same move, or agree on the end and the cost."""

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -14,6 +14,7 @@ from redblue import Mask, Problem, RedblueError, TooFewWords, count, schedules
 from redblue.catalogue.memories import Level, Memory
 from redblue.cli.main import app
 from redblue.lab import planner, reference
+from support.examples import examples
 from support.spaces import problems
 
 LARGE, SMALL = "gradient_x", "gradient_x_small"
@@ -183,7 +184,7 @@ def fewest_words(name, problem, words):
 
 
 @BOTH
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(data=st.data())
 def test_search_equals_trying_every_tile(name, data):
     drawn, words, schedule = data.draw(problems("gradient_x")), data.draw(st.integers(5, 120)), schedules.get(name)
@@ -215,7 +216,7 @@ def test_more_cache_never_costs_more_words(name, mask):
 
 
 @BOTH
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_multiples_are_kept_unless_the_array_ends(name, data):
     problem, schedule = data.draw(problems("gradient_x")), schedules.get(name)

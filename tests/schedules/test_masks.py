@@ -3,11 +3,12 @@
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, Problem, TooFewWords, count, lower_bounds, schedules
 from redblue.lab import counts
+from support.examples import examples
 from support.mask_oracle import compositions
 from support.spaces import PASSES, tile_edges
 
@@ -27,7 +28,7 @@ def problems(draw: st.DrawFn, direction: str) -> Problem:
 
 
 @MASKED
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_closed_form_is_the_count_and_results_are_float64(schedule, direction, data):
     problem = data.draw(problems(direction))
@@ -41,7 +42,7 @@ def test_closed_form_is_the_count_and_results_are_float64(schedule, direction, d
 
 
 @MASKED
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(data=st.data())
 def test_planned_tiles_fit_and_no_bound_lies_above(schedule, direction, data):
     problem, words = data.draw(problems(direction)), data.draw(st.integers(1, 200))

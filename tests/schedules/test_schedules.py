@@ -4,12 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, NotCovered, Problem, RedblueError, TooFewWords, UnknownName, count, schedules
 from redblue.lab import counts, reference
 from redblue.machine import CapacityError, Counting, Numeric, UseAfterFree
+from support.examples import examples
 from support.spaces import PASSES, covered, tile_edges
 
 EVERY_PASS = pytest.mark.parametrize(("schedule", "direction"), PASSES)
@@ -27,7 +28,7 @@ def figures(c):
 
 
 @EVERY_PASS
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(data=st.data())
 def test_closed_form_equals_both_machines_and_results_equal_float64(schedule, direction, data):
     problem = data.draw(covered(schedule, direction))
@@ -45,7 +46,7 @@ def test_closed_form_equals_both_machines_and_results_equal_float64(schedule, di
 
 
 @EVERY_PASS
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_planned_tiles_run_within_their_capacity(schedule, direction, data):
     problem, words = data.draw(covered(schedule, direction)), data.draw(st.integers(1, 200))
@@ -228,7 +229,7 @@ def test_runs_are_given_up_whichever_phase_takes_the_moves(schedule, direction, 
 
 
 @EVERY_PASS
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_what_is_refused_at_once_would_not_have_ended(schedule, direction, data):
     problem = data.draw(covered(schedule, direction))

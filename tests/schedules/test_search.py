@@ -3,11 +3,12 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, Problem, TooFewWords, count, schedules
 from redblue.base.integers import ceil_div
+from support.examples import examples
 from support.spaces import PASSES, covered
 
 PRINTED = ("flash1", "saha_ye")  # their papers say which tiles, not which are best
@@ -47,7 +48,7 @@ def fewest_words(schedule, problem, words):
 
 
 @SEARCHED
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(data=st.data())
 def test_search_equals_trying_every_tile(schedule, direction, data):
     problem, words = data.draw(covered(schedule, direction)), data.draw(st.integers(5, 120))
@@ -82,7 +83,7 @@ def test_search_equals_trying_every_tile_of_a_larger_problem(name, direction, ma
     assert schedule.words(problem, schedule.tiles(problem, words)) == fewest_words(schedule, problem, words)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(sizes=st.tuples(*4 * [st.integers(1, 20)]), words=st.integers(1, 400), backward=st.booleans())
 def test_flash1_takes_the_printed_sizes_of_the_largest_cache_that_fits(sizes, words, backward):
     problem = Problem(*sizes, direction="backward" if backward else "forward")
@@ -107,7 +108,7 @@ def test_saha_ye_takes_the_printed_side(words, side):
 
 
 @EVERY_PASS
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_multiples_are_kept_unless_the_array_ends(schedule, direction, data):
     problem, step = data.draw(covered(schedule, direction)), data.draw(st.integers(1, 5))

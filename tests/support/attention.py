@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
 import redblue as rb
@@ -19,6 +19,7 @@ from redblue.kernels.cpu import mask_form
 from redblue.kernels.cpu.arrays import described as described
 from redblue.lab import reference
 from redblue.op import api
+from support.examples import examples
 from support.mask_oracle import compositions
 from support.spaces import masks
 
@@ -55,7 +56,7 @@ LAYOUTS = (
 )
 
 # The fixture `isa` stays the same for all of a test's examples.
-DRAWN = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+DRAWN = examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import io
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from redblue.base.terminal import table
 from redblue.base.text import amount, limit_text, nesting_text, ratio, tile_text, time
 from redblue.bounds import Bound
 from redblue.lab.text import shape_text
 from redblue.problem import Problem
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,8 @@ class Plan:
         return _table(self)
 
     def __str__(self) -> str:
+        from rich.console import Console  # here, for `import redblue` does without it
+
         text = io.StringIO()
         Console(file=text, width=120).print(self)
         return text.getvalue().rstrip()
@@ -117,6 +118,8 @@ def describe(problem: Problem) -> dict[str, Any]:
 
 
 def _table(plan: Plan) -> Table:
+    from redblue.base.terminal import table  # here, for it imports rich
+
     rate = f" at the peak of {plan.arithmetic_dtype}" if plan.arithmetic_dtype else ""
     limit = limit_text(plan.limit, plan.unknown)
     made = table(

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue.base.errors import RedblueError, UnknownName
@@ -11,6 +11,7 @@ from redblue.catalogue.models import model
 from redblue.catalogue.models.kinds import NO_SHAPE
 from redblue.masks import Mask
 from support.configs import CONFIGS, GOOD, changed, fields_of, shapes
+from support.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_a_pipeline_names_its_parts(tmp_path):
         model(tmp_path)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(
     st.sampled_from(GOOD),
     st.data(),

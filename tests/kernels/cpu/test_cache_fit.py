@@ -1,12 +1,13 @@
 """Tiles for so many words: what the kernels are told, and what they cannot be told."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Problem, RedblueError, TooFewWords, count
 from redblue.kernels.cpu import cache_fit
 from redblue.kernels.cpu.plan import SpillTile, Tile
+from support.examples import examples
 
 AVX2 = cache_fit.Row(lanes=16, vector=8, packed_bytes=4)  # of float32
 KERNELS = [(name, direction) for direction, names in cache_fit.KERNELS.items() for name in names]
@@ -18,7 +19,7 @@ def problem(direction, d=64, n=512):
 
 
 @pytest.mark.parametrize(("schedule", "direction"), KERNELS)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(n_q=LENGTHS, n_k=LENGTHS, d=LENGTHS, d_v=LENGTHS, words=st.integers(1, 1 << 17))
 def test_what_fits_is_counted_to_fit_and_what_does_not_says_the_least(schedule, direction, n_q, n_k, d, d_v, words):
     asked = Problem(n_q, n_k, d, d_v, dtype="float32", direction=direction)

@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,12 +100,14 @@ def test_inside_workers(method):
 
 
 LITTLE_MEMORY = """
-import resource, sys
-sys.path.insert(0, sys.argv[1])
-from test_cpu_threads import cpu, example, np, results
-from redblue.kernels.cpu import Attended, Sizes, Tile
+import resource, runpy, sys
+import numpy as np
+from redblue.kernels.cpu import call as cpu
 
-case = example()
+test_file, tests = sys.argv[1:]
+sys.path.insert(0, tests)
+helpers = runpy.run_path(test_file)
+case, results = helpers["example"](), helpers["results"]
 case.threads = 3
 expected = results(case)  # the pool's threads are there
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -114,8 +117,8 @@ one = (np.ones(1, np.float32).ctypes.data, 0, 0, 0)  # every array is one number
 for threads in (1, 3):
     try:
         cpu.backward(
-            Sizes((), 1, 1, rows, 1, d, 1), "float32", *[one] * 10, mask=Attended(-rows, rows), scale=1.0,
-            threads=threads, tile=Tile(64, 48),
+            cpu.Sizes((), 1, 1, rows, 1, d, 1), "float32", *[one] * 10, mask=cpu.Attended(-rows, rows), scale=1.0,
+            threads=threads, tile=cpu.Tile(64, 48),
         )
     except MemoryError:
         case.threads = threads
@@ -127,7 +130,7 @@ for threads in (1, 3):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits a process's memory like this")
 def test_memory_that_ends_raises_and_leaves_the_pool_intact():
-    command = [sys.executable, "-c", LITTLE_MEMORY, os.path.dirname(__file__)]
+    command = [sys.executable, "-c", LITTLE_MEMORY, __file__, str(Path(__file__).parents[2])]
     done = subprocess.run(
         command,
         capture_output=True,

@@ -7,9 +7,8 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 import numpy as np
 
 from redblue.base.errors import RedblueError
@@ -19,6 +18,9 @@ from redblue.pebble.graph import Graph
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
 from redblue.pebble.referee import check
 from redblue.pebble.rules import Rules, rules_of
+
+if TYPE_CHECKING:
+    import jinja2
 
 MOST_NODES, MOST_MOVES = 3000, 200_000  # that a browser draws at once, and that a page holds
 SUFFIXES = (".html", ".svg", ".png")
@@ -138,6 +140,8 @@ def _data(graph: Graph, game: Game, red: int, rules: Rules) -> dict[str, Any]:
 
 @cache
 def _environment() -> jinja2.Environment:
+    import jinja2  # here, for `import redblue` does without it
+
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,

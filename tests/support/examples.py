@@ -1,0 +1,25 @@
+"""How many examples the property tests draw: the same ones in every run, or fresh and more ones under `make fuzz`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+
+FUZZ_FACTOR = 20  # times as many examples under the profile `fuzz`
+
+
+def register_profiles() -> None:
+    """Register `repeatable` (in force unless pytest gets --hypothesis-profile) and `fuzz`.
+
+    repeatable: the examples follow from the test's source alone, so every machine draws the same ones.
+    fuzz: fresh examples in every run; a failure prints the line that repeats it.
+    """
+    settings.register_profile("repeatable", derandomize=True, deadline=None)
+    settings.register_profile("fuzz", deadline=None, print_blob=True)
+    settings.load_profile("repeatable")
+
+
+def examples(count: int, **more: Any) -> settings:
+    """Settings of a property test: `count` examples, FUZZ_FACTOR times as many under the profile `fuzz`."""
+    return settings(max_examples=count if settings().derandomize else FUZZ_FACTOR * count, **more)
