@@ -106,7 +106,7 @@ def test_a_file_with_several_machines_needs_a_name(tmp_path):
     [
         ("{ kib = 16 }", "16", r"capacity of level 'D-cache' is 16 and needs a unit: write capacity = \{ kib = "),
         ("{ kib = 16 }", '{ source = "me" }', "capacity of level 'D-cache' needs a unit.*got none.*units: bytes, kib"),
-        ("{ kib = 16 }", "{ kib = 16, mib = 1 }", "a unit, and one only, got kib, mib"),
+        ("{ kib = 16 }", "{ kib = 16, mib = 1 }", "a unit, exactly one, got kib, mib"),
         ("{ kib = 16 }", "{ acres = 16 }", "got acres"),
         ("{ kib = 16 }", "{ kib = -16 }", "capacity of level 'D-cache' must be a number above 0, got -16"),
         ("{ kib = 16 }", "{ kib = true }", "must be a number above 0, got True"),
@@ -144,7 +144,7 @@ def test_what_is_wrong_in_a_file_is_said_by_name(tmp_path, old, new, message):
         ("not toml at all", "boards.toml is not TOML"),
         ("", "holds no machine; write one table per machine"),
         ("number = 3", "the machine must be a table, got 3"),
-        ('[a]\nkind = "cpu"', r"levels must hold a fast and a slow memory at least: write \[\[a.levels\]\]"),
+        ('[a]\nkind = "cpu"', r"levels must hold at least a fast and a slow memory: write one \[\[a.levels\]\]"),
     ],
 )
 def test_files_without_a_machine(tmp_path, text, message):

@@ -21,7 +21,7 @@ from redblue.pebble import (
     tree_graph,
 )
 from redblue.pebble.cuts import spectral, wavefront
-from redblue.pebble.partition import largest_phase, moved, verify
+from redblue.pebble.partition import largest_phase, verify, words_moved
 from support.pebbles import drawn
 
 pytest.importorskip("scipy")
@@ -104,8 +104,8 @@ def test_phases_are_verified(graph, red):
     for words in (1, red):
         phase = largest_phase(graph, red, words)
         verify(graph, red, phase)
-        assert len(phase.nodes) == phase.most
-        assert moved(graph, phase) <= solve(graph, red).cost
+        assert len(phase.nodes) == phase.max_nodes
+        assert words_moved(graph, phase) <= solve(graph, red).cost
 
 
 PHASE = largest_phase(matmul_graph(2, 2, 2), 4, 2)
@@ -117,7 +117,7 @@ PHASE = largest_phase(matmul_graph(2, 2, 2), 4, 2)
         ({"dominator": PHASE.dominator[1:]}, "the dominator misses a path"),
         ({"minimum": PHASE.minimum[1:]}, "the minimum set is not"),
         ({"words": 0}, "words at least, not 0"),
-        ({"most": PHASE.most - 1}, "more than the 5 said to be the most"),
+        ({"max_nodes": PHASE.max_nodes - 1}, "more than the maximum of 5"),
     ],
 )
 def test_a_false_phase_is_refused(cheat, says):

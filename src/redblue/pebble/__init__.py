@@ -1,4 +1,4 @@
-"""The red-blue pebble game, which settles I/O complexity. It knows neither PyTorch nor kernels."""
+"""The red-blue pebble game: graphs, rules, a referee, exact and heuristic solvers, lower bounds, files, drawings."""
 
 from redblue.pebble.bounds import GraphBound, lower_bound, lower_bounds
 from redblue.pebble.constructors import (

@@ -1,15 +1,19 @@
-"""The cheapest game on a graph of up to 128 nodes, proved to be the cheapest.
+"""Exact search: the cheapest game on a graph of up to 128 nodes, with a proof that no game is cheaper.
 
-A* over the states of the game (compiled, cpp/pebble_search.h). What keeps it small, each losing no optimum:
+The search is A* over the states of the game, in the compiled core. Four reductions keep it small without losing an
+optimum:
 
-- One step computes one node. Pebbles are taken off only where room is needed for it, stored only as they are taken off,
-  and loaded only just before. What is free and never wrong (a useless pebble, with recomputation any node that can be
-  computed in free room, a sink's store) is done at once.
-- States that a symmetry of the graph makes equal are one.
-- What the rest costs at least: with recomputation a minimum cut, the words to load and store with any number of red
-  pebbles from here on; else every value still needed that is not red is loaded, and every sink stored.
-- States are made only when their total is due (partial expansion A*; Yoshizumi, Miura, Ishida, AAAI 2000), and no
-  pebble is taken off without which the total would be more. A beam search finds a first game before.
+- One step computes one node. A pebble is deleted only to make room for that node, stored only when it is deleted, and
+  loaded only just before the computation. Moves that are free and never harmful are made at once: deleting a useless
+  pebble, storing a sink, and with recomputation computing a node for which there is free room.
+- States that a symmetry of the graph maps onto each other are merged.
+- The lower bound on the remaining cost is, with recomputation, a minimum cut: the words to load and store if red
+  pebbles were unlimited from here on. Without recomputation, each value that is still needed and not red is loaded, and
+  each sink stored.
+- A successor is generated only when its total cost is due (partial expansion A*; Yoshizumi, Miura, Ishida, AAAI 2000),
+  and a pebble is not deleted if the total cost would then exceed the current one.
+
+A beam search finds a first game before A* starts.
 """
 
 from __future__ import annotations
@@ -31,15 +35,21 @@ from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
 from redblue.pebble.referee import check
 from redblue.pebble.rules import Rules, check_red, rules_of
 
-MOST_NODES = 128
-BEAM = 10  # states per level of the search for a first game
-SYMMETRIES = 256  # of the graph used at most: each is tried on every state
-LARGEST_COST = 1_000_000  # of a word or a node, in the unit that makes all costs whole
-MOST_COST = 1 << 30  # of a game, in that unit
+MAX_NODES = 128
+BEAM = 10  # states per level of the beam search for a first game
+MAX_SYMMETRIES = 256  # symmetries of the graph in use; each is applied to every state
+MAX_MOVE_COST = (
+    1_000_000  # of a word moved or a node computed, in cost units (the largest unit of which all costs are multiples)
+)
+MAX_GAME_COST = 1 << 30  # in cost units: the search counts in 32 bits
 
 
 class Progress(NamedTuple):
-    """Where a search stands. cost: of the best game so far, None before the first. nodes: states expanded."""
+    """Progress of a search.
+
+    cost: of the best game so far, None before the first. lower_bound: proved so far. nodes: states expanded.
+    stored: states in memory.
+    """
 
     cost: float | None
     lower_bound: float
@@ -50,10 +60,10 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Solution:
-    """A game and what is known of it.
+    """A game, and the proof of how good it is.
 
-    cost: by the rules' costs. optimal: whether no game is cheaper, which then is proved. lower_bound: what every game
-    costs at least; equal to cost if optimal. nodes: states expanded.
+    cost: by the costs of the rules. optimal: whether it is proved that no game is cheaper.
+    lower_bound: proved cost that no game is below; equal to `cost` if optimal. nodes: states expanded.
     """
 
     cost: float
@@ -65,7 +75,7 @@ class Solution:
 
 
 def least_cost(graph: Graph, red: int, rules: str | Rules = "red-blue", memory_bytes: int = 2 << 20) -> float:
-    """What every game costs at least, as far as the search proves it in so much memory; raises as `solve` does."""
+    """Return the lower bound that the search proves within `memory_bytes` of states. Raises as `solve` does."""
     return search(graph, red, rules_of(rules), 0, None, memory_bytes, 0).lower_bound
 
 
@@ -78,16 +88,17 @@ def search(
     memory_bytes: int,
     beam: int,
 ) -> Solution:
+    """Run the compiled search. seconds: 0 for no limit. beam: width of the beam search, 0 for none."""
     red, memory_bytes = check_red(graph, red, rules), whole_number("memory_bytes", memory_bytes)
     _check_size(graph, rules)
-    costs, unit = _whole_costs(rules)
+    costs, unit = _unit_costs(rules)
     _check_total(graph, rules, costs)
     start = time.perf_counter()
 
     def keep_on(cost: int, lower_bound: int, nodes: int, stored: int) -> bool:
         if progress is not None:
-            best = None if cost < 0 else _plain(cost, unit)
-            progress(Progress(best, _plain(lower_bound, unit), nodes, stored, time.perf_counter() - start))
+            best = None if cost < 0 else _by_rules(cost, unit)
+            progress(Progress(best, _by_rules(lower_bound, unit), nodes, stored, time.perf_counter() - start))
         return True
 
     cost, lower_bound, optimal, nodes, *arrays = _core.search_pebbles(
@@ -101,83 +112,84 @@ def search(
         seconds,
         memory_bytes,
         beam,
-        SYMMETRIES,
+        MAX_SYMMETRIES,
         keep_on,
     )
     moves = Game.from_arrays(*arrays) if cost >= 0 else _first_game(graph, rules)
     return Solution(
-        cost=_plain(cost, unit) if cost >= 0 else check(graph, moves, red, rules).cost,
+        cost=_by_rules(cost, unit) if cost >= 0 else check(graph, moves, red, rules).cost,
         moves=moves,
         optimal=optimal,
-        lower_bound=_plain(lower_bound, unit),
+        lower_bound=_by_rules(lower_bound, unit),
         nodes=nodes,
         seconds=time.perf_counter() - start,
     )
 
 
 def _first_game(graph: Graph, rules: Rules) -> Game:
-    """A game of any cost: each node's parents are loaded, the node is computed and stored, and all are taken off."""
+    """Return a legal but expensive game: for each node, load its parents, compute and store it, delete all pebbles."""
     words, blue, moves = rules.words_of(graph), rules.starts_blue(graph), []
     for v in np.flatnonzero(~blue).tolist():
-        above = sorted(graph.parents_of(v).tolist(), key=lambda p: words[p])
-        if rules.partial and above:
-            for p in above:
+        parents = sorted(graph.parents_of(v).tolist(), key=lambda p: words[p])
+        if rules.partial and parents:
+            for p in parents:
                 moves += [(LOAD, p), (COMPUTE, v, p), (DELETE, p)]
         else:
-            slides = above[-1:] if rules.sliding else []
-            moves += [(LOAD, p) for p in above] + [(COMPUTE, v, *slides)]
-            moves += [(DELETE, p) for p in above if p not in slides]
+            sliding = parents[-1:] if rules.sliding else []
+            moves += [(LOAD, p) for p in parents] + [(COMPUTE, v, *sliding)]
+            moves += [(DELETE, p) for p in parents if p not in sliding]
         moves += [(STORE, v), (DELETE, v)]
     return Game.of(moves)
 
 
-def _whole_costs(rules: Rules) -> tuple[tuple[int, int, int], Fraction]:
-    """Costs of a load, a store, a computation in the largest unit that makes all of them whole, and that unit."""
-    # By their decimals: 0.1 is meant as a tenth.
+def _unit_costs(rules: Rules) -> tuple[tuple[int, int, int], Fraction]:
+    """Return the costs of a load, a store and a computation in cost units, and the cost unit."""
+    # Convert by the decimals: a cost of 0.1 means a tenth, not the nearest binary fraction.
     costs = [Fraction(repr(float(c))) for c in (rules.load_cost, rules.store_cost, rules.compute_cost)]
     scale = math.lcm(*(c.denominator for c in costs))
     divisor = math.gcd(*(int(c * scale) for c in costs)) or 1
     load, store, compute = (int(c * scale) // divisor for c in costs)
-    if max(load, store, compute) > LARGEST_COST:
+    if max(load, store, compute) > MAX_MOVE_COST:
         raise RedblueError(
             f"load_cost {rules.load_cost}, store_cost {rules.store_cost} and compute_cost {rules.compute_cost} must be "
-            f"at most {LARGEST_COST:,} multiples of one unit: round them"
+            f"at most {MAX_MOVE_COST:,} multiples of one unit: round them"
         )
     return (load, store, compute), Fraction(divisor, scale)
 
 
 def cost_unit(rules: Rules) -> Fraction:
-    """The largest number that the costs of all moves, and so of games, are multiples of."""
-    return _whole_costs(rules)[1]
+    """Return the cost unit: the largest number of which all costs of moves, and so of games, are multiples."""
+    return _unit_costs(rules)[1]
 
 
 def _check_total(graph: Graph, rules: Rules, costs: tuple[int, int, int]) -> None:
-    """The search counts costs in 32 bits: the first game that there always is must fit."""
+    """Raise RedblueError if the game of _first_game could cost more than the search can count."""
     (load, store, compute), words = costs, rules.words_of(graph)
     loaded, stored = int(words[graph.parents].sum()), int(words.sum())
-    most = load * loaded + store * stored + compute * (graph.n + len(graph.parents))
-    if most >= MOST_COST:
+    total = load * loaded + store * stored + compute * (graph.n + len(graph.parents))
+    if total >= MAX_GAME_COST:
         raise RedblueError(
-            f"a game may cost up to {most:,} units of {float(_whole_costs(rules)[1]):g}, solve takes less than "
-            f"{MOST_COST:,}: round costs or weights"
+            f"a game may cost up to {total:,} units of {float(_unit_costs(rules)[1]):g}, solve takes less than "
+            f"{MAX_GAME_COST:,}: round costs or weights"
         )
 
 
-def _plain(cost: int, unit: Fraction) -> float:
-    """A cost in the rules' unit; whole if it is."""
+def _by_rules(cost: int, unit: Fraction) -> float:
+    """Convert cost units to a cost by the rules, an int if it is whole."""
     exact = cost * unit
     return int(exact) if exact.denominator == 1 else float(exact)
 
 
 def _check_size(graph: Graph, rules: Rules) -> None:
+    """Raise RedblueError for games that the compiled search cannot hold."""
     if rules.levels > 2:
         raise RedblueError(
             f"solve plays two levels of memory, these rules have {rules.levels}: use heuristic, and check"
         )
-    if graph.n > MOST_NODES:
-        raise RedblueError(f"solve takes at most {MOST_NODES} nodes, this graph has {graph.n}: use heuristic")
-    if rules.partial and len(graph.parents) > 2 * MOST_NODES:
+    if graph.n > MAX_NODES:
+        raise RedblueError(f"solve takes at most {MAX_NODES} nodes, this graph has {graph.n}: use heuristic")
+    if rules.partial and len(graph.parents) > 2 * MAX_NODES:
         raise RedblueError(
-            f"with partial computation solve takes at most {2 * MOST_NODES} edges, this graph has "
+            f"with partial computation solve takes at most {2 * MAX_NODES} edges, this graph has "
             f"{len(graph.parents)}: use heuristic"
         )

@@ -1,4 +1,4 @@
-"""The cheapest game: the exact search, and the heuristic where the search ends early."""
+"""solve: the exact search, with the heuristic as fallback when the search ends early."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ def solve(
     progress: Callable[[Progress], None] | None = None,
     memory_bytes: int = 8 << 30,
 ) -> Solution:
-    """The cheapest game on `graph` with `red` words of red pebbles.
+    """Find the cheapest game on `graph` with `red` words of red pebbles.
 
-    time_limit: seconds. progress: called some times per second. At the time limit, at Ctrl-C, and when the states no
-    longer fit memory_bytes, the better of the best game so far and the heuristic's is returned (which takes a moment
-    more), with `optimal` False unless it costs no more than the bound that is proved by then.
-    Raises RedblueError for more than 128 nodes, more than two levels of memory, costs that are no multiples of one
-    unit, and red below the least that works.
+    time_limit: seconds; None for no limit. progress: called several times per second. memory_bytes: for stored states.
+    The search ends early at the time limit, at Ctrl-C, and when its states no longer fit `memory_bytes`. Then the
+    cheaper of its best game and the heuristic's game is returned, which takes a moment longer; `optimal` is True only
+    if that game costs no more than the lower bound proved so far.
+    Raises RedblueError for more than 128 nodes, more than two levels of memory, costs without a common unit, and `red`
+    below the least that works.
     """
     if time_limit is not None and (not isinstance(time_limit, Real) or not time_limit > 0):
         raise RedblueError(f"time_limit must be more than 0 seconds, got {time_limit!r}; leave it out for no limit")
-    found = search(graph, red, rules_of(rules), time_limit or 0, progress, memory_bytes, BEAM)
-    if found.optimal:
-        return found
+    solution = search(graph, red, rules_of(rules), time_limit or 0, progress, memory_bytes, BEAM)
+    if solution.optimal:
+        return solution
     try:
-        good = heuristic(graph, red, rules)
+        alternative = heuristic(graph, red, rules)
     except KeyboardInterrupt:
-        return found
-    if good.cost >= found.cost:
-        return found
-    return replace(found, cost=good.cost, moves=good.moves, optimal=good.cost <= found.lower_bound)
+        return solution
+    if alternative.cost >= solution.cost:
+        return solution
+    return replace(
+        solution, cost=alternative.cost, moves=alternative.moves, optimal=alternative.cost <= solution.lower_bound
+    )

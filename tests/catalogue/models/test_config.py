@@ -71,7 +71,7 @@ def test_more_tokens_than_positions_is_noted():
         (
             "mistral_window",
             {"sliding_window": -4},
-            r"sliding_window must be a whole number of at least 1 \(0 or -1: none\), got -4",
+            r"sliding_window must be a whole number of at least 1, got -4 \(0 or -1: none\)",
         ),
         (
             "mistral_window",
@@ -81,24 +81,24 @@ def test_more_tokens_than_positions_is_noted():
         (
             "llama_gqa",
             {"hidden_size": 10**30},
-            r"hidden_size must be at most 1,152,.* got 1000000000000000000000000000000",
+            r"hidden_size must be at most 1,152,.* got 1,000,000,000,000,000,000,000,000,000,000",
         ),
         (
             "mistral_window",
             {"head_dim": 64, "hidden_size": -1},
             "hidden_size must be a whole number of at least 1, got -1",
         ),
-        ("flux", {"num_layers": 2**61}, r"num_layers must be at most 1,152,921,504,606,846,976 \(2\^60\)"),
+        ("flux", {"num_layers": 2**61}, r"num_layers must be at most 1,152,921,504,606,846,976 .*got 2,305,"),
         ("siglip_vision", {"image_size": 2**40}, r"siglip_vision\.json: n_q must be at most"),
         (
             "qwen3_next_layer_types",
             {"layer_types": ["linear_attention", "full_attention", "weird", "linear_attention", "full_attention"]},
-            "layer_types has the entry 'weird', which is not read here: give one of full_attention, .*linear_attention",
+            "layer_types has the entry 'weird', which is not supported: give one of full_attention, .*linear_attention",
         ),
         (
             "qwen3_next_layer_types",
             {"layer_types": ["linear_attention", "full_attention", "linear_attention", 7, None]},
-            "layer_types has the entry 7, which is not read here",
+            "layer_types has the entry 7, which is not supported",
         ),
         (
             "llama_gqa",
@@ -123,7 +123,7 @@ def test_layers_of_known_kinds_without_a_shape_are_noted(tmp_path, kind):
 
 @pytest.mark.parametrize("wrong", [{"n": 2**61}, {"batch": 2**61}])
 def test_too_many_tokens_are_refused_with_the_name_of_the_config(wrong):
-    with pytest.raises(RedblueError, match=r"config .*llama_gqa\.json: (n_q|batch) must be at most"):
+    with pytest.raises(RedblueError, match=r"config .*llama_gqa\.json: (n|batch) must be at most"):
         model(CONFIGS / "llama_gqa.json", **wrong)
 
 
@@ -139,13 +139,13 @@ def test_a_folder_stands_for_its_config(tmp_path):
 
 
 REFUSED = {
-    "bad_block_convolution": "the layout given by block_configs is not read here",
+    "bad_block_convolution": "the layout given by block_configs is not supported",
     "bad_block_no_group": "has no n_heads_in_group in block_configs",
-    "bad_block_sparse": "attention_type = 'block_sparse' is not read here",
-    "bad_block_window": "window_length in block_configs is not read here",
-    "bad_bottleneck": "given by true_hidden_size is not read here",
+    "bad_block_sparse": "attention_type = 'block_sparse' is not supported",
+    "bad_block_window": "window_length in block_configs is not supported",
+    "bad_bottleneck": "given by true_hidden_size is not supported",
     "bad_diffusion_no_single_layers": "has no num_single_layers",
-    "bad_head_ratio": "head_ratio = 2 is not read here",
+    "bad_head_ratio": "head_ratio = 2 is not supported",
     "bad_heads_list_length": "num_query_heads must have 3 entries, has 2",
     "bad_heads_not_multiple": r"number of heads \(32\) must be a multiple of the number of KV heads \(5\)",
     "bad_hidden_not_multiple": r"no head_dim, and the hidden size \(4096\) is no multiple of the heads \(96\)",
@@ -155,28 +155,28 @@ REFUSED = {
     "bad_left_out_head_dim": "has no head_dim",
     "bad_left_out_kv_heads": "has no num_key_value_heads",
     "bad_left_out_window": "has no sliding_window",
-    "bad_linear_diffusion": "_class_name SanaTransformer2DModel is not read here",
+    "bad_linear_diffusion": "_class_name SanaTransformer2DModel is not supported",
     "bad_linear_only": "none of its layers has a shape known here: by layer_types .* they are linear_attention",
     "bad_list": "holds a JSON list",
-    "bad_local_encoder": "given by encoder_attention_type is not read here",
-    "bad_mla_layers_without_rope": r"latent attention \(kv_lora_rank\) with no_rope_layers is not read here",
+    "bad_local_encoder": "given by encoder_attention_type is not supported",
+    "bad_mla_layers_without_rope": r"latent attention \(kv_lora_rank\) with no_rope_layers is not supported",
     "bad_no_decoder_layers": "has no decoder_layers",
     "bad_no_direction": "has no word on whether tokens see later ones: looked for is_causal",
     "bad_no_heads": r"config .*bad_no_heads\.json has no number of heads: looked for num_attention_heads, n_head",
     "bad_no_window": "has no sliding window: looked for sliding_window",
     "bad_not_json": "is not JSON",
-    "bad_object_queries": "model_type detr is not read here",
-    "bad_pattern_letter": "hybrid_override_pattern has the entry 'X', which is not read here",
-    "bad_scheduler": "_class_name DDIMScheduler is not read here",
-    "bad_state_space": "model_type mamba2 is not read here: its attention is not softmax",
+    "bad_object_queries": "model_type detr is not supported",
+    "bad_pattern_letter": "hybrid_override_pattern has the entry 'X', which is not supported",
+    "bad_scheduler": "_class_name DDIMScheduler is not supported",
+    "bad_state_space": "model_type mamba2 is not supported: its attention is not softmax",
     "bad_string_heads": "num_attention_heads must be a whole number of at least 1, got '32'",
     "bad_two_hidden_sizes": "hidden_size and embed_dim differ: add head_dim",
-    "bad_unet_block": "block type 'AttnDownBlock2D' is not read here",
-    "bad_unet_gated": "attention_type = 'gated' is not read here",
-    "bad_unread_mix": "layout given by block_types is not read here: name each layer's kind in layer_types",
+    "bad_unet_block": "block type 'AttnDownBlock2D' is not supported",
+    "bad_unet_gated": "attention_type = 'gated' is not supported",
+    "bad_unread_mix": "layout given by block_types is not supported: name each layer's kind in layer_types",
     "bad_vae_without_attention": "mid_block_add_attention is false",
-    "bad_window_both_ways": "sliding_window is not read here when tokens look both ways",
-    "bad_windowed_vision": "given by global_attn_indexes is not read here",
+    "bad_window_both_ways": "sliding_window is not supported when tokens look both ways",
+    "bad_windowed_vision": "given by global_attn_indexes is not supported",
     "bad_zero_heads": "num_attention_heads must be a whole number of at least 1, got 0",
 }
 

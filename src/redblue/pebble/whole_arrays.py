@@ -1,4 +1,4 @@
-"""Whole numbers as the compiled core takes them: nothing is cut off or wrapped around on the way."""
+"""Arrays of whole numbers for the compiled core: a value that an array cannot hold is refused, never wrapped around."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 
-LARGEST = int(np.iinfo(np.int64).max)
+INT64_MAX = int(np.iinfo(np.int64).max)
 
 
 class NotWhole(RedblueError):
-    """An entry that is no whole number of its range. number: its place. value: what it is."""
+    """An entry of an array is not a whole number within the limits. number: its index. value: the entry."""
 
-    def __init__(self, number: int, value: object, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, number: int, value: object, reason: str) -> None:
+        super().__init__(reason)
         self.number, self.value = number, value
 
 
 def whole_array(values: Any, dtype: type[np.signedinteger] = np.int64) -> np.ndarray:
-    """The values as an array of whole numbers. Raises NotWhole for the first that is none, or does not fit."""
+    """Convert values to a contiguous array of dtype.
+
+    Raises NotWhole for the first value that is not a whole number or that dtype cannot hold.
+    """
     array, limits = np.asarray(values), np.iinfo(dtype)
     fits = array.dtype.kind in "iu" and np.can_cast(array.dtype, dtype)
     if not fits and array.size:
@@ -33,4 +36,5 @@ def whole_array(values: Any, dtype: type[np.signedinteger] = np.int64) -> np.nda
 
 
 def is_whole(value: object) -> bool:
+    """Whether the value is an int or a NumPy integer; True and False are not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

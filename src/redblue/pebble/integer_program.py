@@ -1,4 +1,4 @@
-"""Integer programs, written down row by row and solved by HiGHS."""
+"""Integer programs, built block by block and row by row, and solved by HiGHS."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from redblue.base.errors import RedblueError
 
 @dataclass
 class Program:
-    """Variables are blocks of an array, all between 0 and 1; rows say that sums of them are at most a number."""
+    """A linear program over variables between 0 and 1, integral or not.
+
+    blocks: numbers of the variables, an array by name. cost: of each block's variables, flat.
+    rows, columns, factors: the constraint matrix in coordinates. limits: upper limit of each row. size: variables.
+    """
 
     blocks: dict[str, np.ndarray] = field(default_factory=dict)
     cost: list[np.ndarray] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     columns: list[int] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
-    most: list[float] = field(default_factory=list)
+    limits: list[float] = field(default_factory=list)
     size: int = 0
 
     def block(self, name: str, *shape: int, cost: Any = 0.0) -> np.ndarray:
-        """New variables: the array of their numbers. cost: of each, or of each row."""
+        """Add variables, and return the array of their numbers. cost: of all, or of each index on the first axis."""
         block = self.size + np.arange(int(np.prod(shape))).reshape(shape)
         self.size += block.size
         prices = np.asarray(cost, float).reshape(-1, *[1] * (len(shape) - 1))
@@ -31,18 +35,19 @@ class Program:
         self.blocks[name] = block
         return block
 
-    def at_most(self, most: float, *terms: tuple[float, Any]) -> None:
-        """Sum of factor * (variable, or sum of variables) <= most."""
+    def at_most(self, limit: float, *terms: tuple[float, Any]) -> None:
+        """Add a row: the sum of factor * (sum of variables) over the terms (factor, variables) is at most `limit`."""
         for factor, variables in terms:
             for variable in np.ravel(variables):
-                self.rows.append(len(self.most))
+                self.rows.append(len(self.limits))
                 self.columns.append(int(variable))
                 self.factors.append(factor)
-        self.most.append(most)
+        self.limits.append(limit)
 
-    def solve(self, whole: bool, **limits: float | None) -> Any:
-        """SciPy's result. whole: variables are 0 or 1. limits: options of scipy.optimize.milp, None to leave one out.
+    def solve(self, whole: bool, **options: float | None) -> Any:
+        """Minimize the cost, and return the result of scipy.optimize.milp.
 
+        whole: variables are 0 or 1; else anything between. options: of milp; an option of None is left out.
         Raises RedblueError without SciPy.
         """
         try:
@@ -50,11 +55,11 @@ class Program:
             from scipy.sparse import csr_matrix
         except ImportError:
             raise RedblueError('an integer program needs SciPy: pip install "redblue[pebble]"') from None
-        rows = csr_matrix((self.factors, (self.rows, self.columns)), (len(self.most), self.size))
+        rows = csr_matrix((self.factors, (self.rows, self.columns)), (len(self.limits), self.size))
         return milp(
             np.concatenate(self.cost),
             integrality=np.full(self.size, int(whole)),
             bounds=Bounds(0, 1),
-            constraints=LinearConstraint(rows, -np.inf, self.most),  # pyright: ignore[reportArgumentType]
-            options={name: limit for name, limit in limits.items() if limit is not None},
+            constraints=LinearConstraint(rows, -np.inf, self.limits),  # pyright: ignore[reportArgumentType]
+            options={name: value for name, value in options.items() if value is not None},
         )
