@@ -27,7 +27,7 @@ from benchmarks.small_cache.crossing import DIRECTIONS, DTYPE, HEADS, SCHEDULES,
 from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning.card import Card, card_of, told
+from redblue.kernels.gpu.planning.card import Card, card_of, planning_for
 from redblue.kernels.gpu.planning.plan import Launch, plan
 
 WIDTHS = (512, 256, 1024, 128, 64)  # the most telling first
@@ -136,7 +136,7 @@ def _time_one(
     if launch not in known:
         try:
             run = _call(row, given)
-            with told(card), warnings.catch_warnings():
+            with planning_for(card), warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".* runs instead")  # where the card refuses it after all
                 gate.check(PLANNED, run())
                 known[launch] = statistics.median(device.seconds(run))
@@ -166,7 +166,7 @@ def _compiled(place: tuple[str, int, int, str]) -> None:
     """In a process of its own: the row's kernels are then in Triton's cache."""
     row = Row(*place)
     os.environ["REDBLUE_TUNE"] = "0"
-    with contextlib.suppress(Exception), told(card_with(row.kilobytes)):  # of whatever kind, memory included
+    with contextlib.suppress(Exception), planning_for(card_with(row.kilobytes)):  # of whatever kind, memory included
         planned(row, card_with(row.kilobytes))
         _call(row, inputs(Call(row.d, row.direction, n=N, heads=HEADS, dtype=DTYPE), "cuda"))()
     torch.cuda.empty_cache()

@@ -407,8 +407,8 @@ def test_tuning_changes_no_result_beyond_rounding(monkeypatch, tmp_path):
 
 
 def test_told_of_less_shared_memory_the_result_is_the_same():
-    from redblue.kernels.gpu.planning.card import card_of, told
+    from redblue.kernels.gpu.planning.card import card_of, planning_for
 
     q, k, v = (normal(1, 1, n, 256) for n in (200, 300, 300))
-    with told(card_of(q.device)._replace(shared_bytes=48 << 10)):
+    with planning_for(card_of(q.device)._replace(shared_bytes=48 << 10)):
         check(q, k, v)

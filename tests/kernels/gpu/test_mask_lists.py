@@ -78,10 +78,10 @@ def test_they_are_no_more_than_so_many(monkeypatch):
 
 @pytest.mark.parametrize("by", ["rows", "cols"])
 def test_more_bits_than_a_kernel_can_count_are_refused(monkeypatch, by):
-    monkeypatch.setattr(mask_lists, "MOST_WORDS", 65)
+    monkeypatch.setattr(mask_lists, "MAX_WORDS", 65)
     assert len(mask_lists.lists(MASKS[0], 64, 64, 1, 64, 64, by, CPU).bits) == 64
     mask_lists.forget()
     for mask in (MASKS[0], rb.Mask.per_head(MASKS[:2])):
-        monkeypatch.setattr(mask_lists, "MOST_WORDS", 64 if mask is MASKS[0] else 128)
+        monkeypatch.setattr(mask_lists, "MAX_WORDS", 64 if mask is MASKS[0] else 128)
         with pytest.raises(RedblueError, match=r"take (64|128) words of bits"):
             mask_lists.lists(mask, 64, 64, 1, 64, 64, by, CPU)

@@ -13,9 +13,9 @@ from redblue import RedblueError, list_memories, memory, schedules
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import Options
 from redblue.kernels.gpu.planning.card import OTHER, Card, card_named
-from redblue.kernels.gpu.planning.footprints import KERNELS, LEAST_SPAN, ON_ONE_GRID
-from redblue.kernels.gpu.planning.needs import need, pipelines
-from redblue.kernels.gpu.planning.plan import ALIKE, MOST_CANDIDATES, Unplanned, candidates, plan
+from redblue.kernels.gpu.planning.footprints import KERNELS, MIN_SPAN, ON_ONE_GRID
+from redblue.kernels.gpu.planning.resources import pipelines, resources
+from redblue.kernels.gpu.planning.plan import ALIKE, MAX_CANDIDATES, Unplanned, candidates, plan
 from redblue.problem import Problem
 
 GPUS = [name for name in list_memories() if memory(name).kind == "gpu"]
@@ -59,11 +59,11 @@ def test_what_is_planned_fits_by_the_model(name, dtype, direction, options):
         found = ()
         with contextlib.suppress(Unplanned):  # flash alone does not reach everything
             found = candidates(direction, sizes, dtype, card, options)
-        assert len(found) <= MOST_CANDIDATES
+        assert len(found) <= MAX_CANDIDATES
         assert len(set(found)) == len(found)
         for launch in found:
-            phases = [part.phase(launch.tiles, sizes, options) for part in KERNELS[launch.kernel, direction].parts]
-            needs = [need(phase, dtype, card, launch.warps, launch.stages) for phase in phases]
+            footprints = [part.footprint(launch.tiles, sizes, options) for part in KERNELS[launch.kernel, direction].parts]
+            needs = [resources(footprint, dtype, card, launch.warps, launch.stages) for footprint in footprints]
             assert max(each.shared_bytes for each in needs) == launch.shared_bytes <= card.shared_bytes
             edges = launch.tiles._asdict()
             if options.listed:  # or the kernels would change the tiles to ones that were not planned
@@ -86,7 +86,7 @@ def test_no_launch_that_fits_moves_fewer_words():
     words = {}
     for rows, cols, warps, stages in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3)):
         tiles = one_pass.tile_type(rows, cols, sizes.n_k)
-        needed = need(part.phase(tiles, sizes, Options()), "float16", card, warps, stages)
+        needed = resources(part.footprint(tiles, sizes, Options()), "float16", card, warps, stages)
         if needed.shared_bytes <= card.shared_bytes and needed.pressure <= 1:
             words[tiles, warps, stages] = one_pass.cost(problem, tiles).words
     found = plan("forward", sizes, "float16", card, schedule="flash")
@@ -114,8 +114,8 @@ def test_every_multiprocessor_has_something_to_do(heads, n_q, n_k):
     t = plan("forward", Sizes((1,), heads, 1, n_q, n_k, 64, 64), "float16", card, schedule="flash").tiles
     walks = -(-n_k // t.span)
     blocks = heads * -(-n_q // t.rows) * walks
-    assert blocks >= 0.7 * card.multiprocessors or (t.rows == 16 and n_k // walks <= 2 * LEAST_SPAN)
-    assert walks == 1 or n_k // walks >= LEAST_SPAN
+    assert blocks >= 0.7 * card.multiprocessors or (t.rows == 16 and n_k // walks <= 2 * MIN_SPAN)
+    assert walks == 1 or n_k // walks >= MIN_SPAN
     assert n_q < 4096 or (t.rows, walks) == (128, 1)
 
 
@@ -198,10 +198,10 @@ def test_options_need_more(name, direction):
     card, sizes, some = CARDS[name], sizes_of(128), Options(bias=True, dropout=True)
     without = plan(direction, sizes, "float16", card)
     parts = KERNELS["flash", direction].parts
-    needs = [need(part.phase(without.tiles, sizes, some), "float16", card, without.warps, 2) for part in parts]
+    needs = [resources(part.footprint(without.tiles, sizes, some), "float16", card, without.warps, 2) for part in parts]
     assert max(each.pressure for each in needs) > 1
     launch = plan(direction, sizes, "float16", card, some)
-    needs = [need(part.phase(launch.tiles, sizes, some), "float16", card, launch.warps, 2) for part in parts]
+    needs = [resources(part.footprint(launch.tiles, sizes, some), "float16", card, launch.warps, 2) for part in parts]
     assert max(each.pressure for each in needs) <= 1
     assert launch != without
 

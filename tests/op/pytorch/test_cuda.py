@@ -336,10 +336,10 @@ def test_products_of_float32_follow_pytorchs_setting_by_either_name(monkeypatch)
 
 
 def test_the_planner_can_be_told_of_another_card():
-    from redblue.kernels.gpu.planning.card import Card, card_of, told
+    from redblue.kernels.gpu.planning.card import Card, card_of, planning_for
 
     own = card_of(torch.device("cpu"))
-    with told(Card(arch=75, shared_bytes=24 << 10)):
+    with planning_for(Card(arch=75, shared_bytes=24 << 10)):
         assert card_of(torch.device("cpu")).shared_bytes == 24 << 10
     assert card_of(torch.device("cpu")) == own
 

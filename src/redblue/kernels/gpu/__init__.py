@@ -1,1 +1,1 @@
-"""Triton kernels: the schedules on GPUs, and, without a GPU, under Triton's interpreter."""
+"""Triton kernels of the schedules, for GPUs; without a GPU, Triton's interpreter runs them."""

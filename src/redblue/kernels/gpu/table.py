@@ -1,4 +1,4 @@
-"""The kernels that GPUs have, by schedule."""
+"""The table of GPU kernels, by schedule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redblue.kernels.gpu.spilled import forward as spilled_forward
 
 
 class Passes(NamedTuple):
-    """What gives the launches that write a task's outputs."""
+    """Functions that give the launches which write a task's outputs: (task, launch, precision) -> list[Run]."""
 
     forward: Any
     backward: Any
