@@ -143,7 +143,7 @@ EXPERIMENT = Experiment(
     method=f"""
 The Triton kernels forward, {HEADS} heads, n = {N:,}, full mask, {DTYPE}, planned for so much shared memory of a
 block, under Nsight Compute (ncu), which empties the caches before each kernel. Time on real cards of a small shared
-memory: the benchmark `benchmarks/small_cache.py`.
+memory: the benchmark `benchmarks/small_cache/crossing.py`.
 """,
     missing=missing,
     tools=tools,

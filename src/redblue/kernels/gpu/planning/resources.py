@@ -22,7 +22,7 @@ for its random bits: with tiles planned without them (flash, d 128, 128 x 64 for
 8 warps, 2 stages), a thread on sm_80 spilled 1,036 and 820 bytes with a bias, 116 and 64 with dropout, 0 and 32 with
 neither. So each counts as more tiles of scores.
 
-The model must never be below the compiler's figures; benchmarks/gpu_fit.py compares it with every plan.
+The model must never be below the compiler's figures; benchmarks/gpu/fit.py compares it with every plan.
 """
 
 from __future__ import annotations
