@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from attention import DRAWN, SPILL_TILES, TILES, TWO_PASS_TILES, described, worst
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention import DRAWN, SPILL_TILES, TILES, TWO_PASS_TILES, described, worst
 from redblue import Mask
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.mask_form import in_pairs, in_tiles

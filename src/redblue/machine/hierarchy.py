@@ -30,7 +30,9 @@ from redblue.compiled import _core
 if TYPE_CHECKING:
     from redblue.catalogue.memories import Memory
 
-MOST_LINES = 2**28  # of a level, and of all memory: the simulator's tables take a few bytes for each (cpp/simulator/cache.h)
+MOST_LINES = (
+    2**28
+)  # of a level, and of all memory: the simulator's tables take a few bytes for each (cpp/simulator/cache.h)
 READ, WRITE, OVERWRITE, DISCARD = range(4)  # kinds of access; a discard is none: it says that a line's content is dead
 
 
