@@ -206,13 +206,13 @@ def _vmap_backward(op: Any, info: Any, in_dims: Any, *arguments: Any) -> Any:
     out_dims = (0, 0, 0, None if bias is None else 0, 0)
     if _needs_a_call_each(options, dims):
         return _one_by_one(op, n, in_dims, out_dims, *arguments)
-    tensors = [x if x is None else _in_front(x, dim, n) for x, dim in zip(tensors, in_dims, strict=False)]
-    dout, *_ = tensors
+    moved: list[Any] = [None if x is None else _in_front(x, dim, n) for x, dim in zip(tensors, in_dims, strict=False)]
+    dout, *_ = moved
     if bias is not None:
         bias = _in_front(bias, dims.bias, n)
         options, dims = options._replace(bias=bias), dims._replace(bias=0)
     flat = _options_in_front(options, dims, dout.dim()).flat
-    dq, dk, dv, dbias, delta = op(*tensors, *flat, bias_grad)
+    dq, dk, dv, dbias, delta = op(*moved, *flat, bias_grad)
     return (dq, dk, dv, dbias if bias is None else dbias.reshape(bias.shape), delta), out_dims
 
 

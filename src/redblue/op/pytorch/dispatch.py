@@ -80,7 +80,7 @@ _EVERYTHING = Mask.full()
 
 
 def _is_plain(*tensors: Any) -> bool:
-    """Whether nothing but autograd watches this call, so that it may skip PyTorch's dispatcher, which takes 10 us."""
+    """Whether nothing but autograd observes this call. Then it may skip PyTorch's dispatcher, which takes 10 us."""
     if (
         torch.compiler.is_dynamo_compiling()
         or _dispatch_modes()
@@ -107,7 +107,7 @@ def _is_plain(*tensors: Any) -> bool:
     return True
 
 
-# Looked up once: a tiny call notices
+# Looked up once, because a tiny call notices attribute look-ups
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._is_torch_function_mode_enabled
 _transforms = torch._C._are_functorch_transforms_active
@@ -133,7 +133,7 @@ def _check_tensors(tensors: dict[str, Any]) -> None:
         if x.device != tensors["q"].device:
             raise RedblueError(f"{name} must be on the device of q ({tensors['q'].device}), got {x.device}")
         if x.is_cuda:
-            ops.gpu_kernels()  # says what is missing
+            ops.gpu_kernels()  # raises an error that names the missing package
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
             raise RedblueError(f"{name} has a forward-mode tangent: only reverse mode (backward, vjp) is supported")
 
