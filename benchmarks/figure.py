@@ -12,7 +12,7 @@ from peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE
 from results import Row
 from timing import spread
 
-from redblue.base.style import LOOKS, printed
+from redblue.base.style import LOOKS, standalone_config
 
 LIBRARIES = {
     REDBLUE: LOOKS["flash"],
@@ -33,7 +33,7 @@ def draw(facts: dict[str, Any], rows: list[Row], path: Path) -> None:
     machine = f"{facts['cpu']}, {facts['isa']}, {facts['threads']} threads, {facts['date'][:10]}"
     title = f"{machine}; 4 heads, n = 2048; plots end at the measured peak"
     chart = alt.concat(*panels, columns=2, spacing=36).properties(title=alt.TitleParams(title, anchor="start", dy=-8))
-    path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": printed()}), encoding="utf-8")
+    path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": standalone_config()}), encoding="utf-8")
 
 
 def panel(title: str, rows: list[Row]) -> alt.LayerChart | alt.FacetChart | None:

@@ -10,7 +10,7 @@ import altair as alt
 import vl_convert
 from gpu_calls import CUDNN, EFFICIENT, FFPA, FLASH, FLEX, MATH, PLANNED, TUNED, UNFUSED, Call
 
-from redblue.base.style import LOOKS, printed
+from redblue.base.style import LOOKS, standalone_config
 
 CONTENDERS = {
     TUNED: LOOKS["flash"],
@@ -46,7 +46,7 @@ def draw(
         return
     title = alt.TitleParams(f"{about['device']}, {about['days']}; 1 batch, 32 heads", anchor="start", dy=-8)
     chart = alt.concat(*panels, columns=len(PANELS), spacing=36).properties(title=title)
-    path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": printed()}), encoding="utf-8")
+    path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": standalone_config()}), encoding="utf-8")
 
 
 def panel(

@@ -10,7 +10,7 @@ import altair as alt
 import vl_convert
 from gpu_kept import days
 
-from redblue.base.style import LOOKS, printed
+from redblue.base.style import LOOKS, standalone_config
 
 PREDICTED = {"M = d²": 1.0, "M = d²/4": 4.0}
 READING = (
@@ -55,7 +55,7 @@ def draw(
     where = f"; times: {facts['device']}, {days(row['date'] for row in timed)}" if timed else ""
     title = alt.TitleParams(shape + where, subtitle=READING, anchor="start", dy=-8)
     chart = alt.concat(*panels, columns=2, spacing=36).properties(title=title)
-    path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": printed()}), encoding="utf-8")
+    path.write_text(vl_convert.vegalite_to_svg(chart.to_dict() | {"config": standalone_config()}), encoding="utf-8")
 
 
 def ways(rows: list[dict[str, Any]]) -> list[str]:

@@ -17,12 +17,12 @@ from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.call import Attended, Edges, Pattern, Sizes
 from redblue.masks import Mask
 from redblue.masks.lowered import lowered
+from redblue.masks.patterns.graph import Graph
 from redblue.masks.patterns.pattern import Pattern as Laid
-from redblue.masks.patterns.pattern import tiling
-from redblue.masks.patterns.tiles import Graph
-from redblue.masks.rules.algebra import planes
+from redblue.masks.patterns.tiling import tiling
 from redblue.masks.rules.bands import Window
 from redblue.masks.rules.rule import Rule
+from redblue.masks.rules.stack import planes
 
 # What a gathered pair costs, in pairs of a tile: for its arithmetic, and, over d + d_v, for all else (measured, Zen 5).
 GATHER_PRICE = {"forward": (5.0, 440.0), "backward": (7.0, 900.0)}
@@ -121,7 +121,7 @@ def _pairs_in_tiles(rule: Rule, sizes: Sizes, lanes: int) -> float:
 
     Of a graph, whose tiles may take gigabytes, the panels of most pairs and, for the others, a sample.
     """
-    pattern, group = rule.laid(sizes.n_q, sizes.n_k), sizes.group
+    pattern, group = rule.pattern(sizes.n_q, sizes.n_k), sizes.group
     rows = sizes.n_q * group
     first = np.arange(0, rows, lanes)
     some, rest = first, 0.0
@@ -137,7 +137,7 @@ def _pairs_in_tiles(rule: Rule, sizes: Sizes, lanes: int) -> float:
 
 def _keys_in_tiles(pattern: Laid, first: np.ndarray, rows: int, lanes: int, group: int) -> int:
     found = tiling(pattern, np.sort(first), np.minimum(np.sort(first) + lanes, rows), group)
-    return int((found.full[1::2] - found.full[::2]).sum()) + len(found.at)
+    return int((found.full[1::2] - found.full[::2]).sum()) + len(found.positions)
 
 
 def _runs(mask: Mask, sizes: Sizes, group: int, lanes: int) -> tuple[Pattern, object]:

@@ -18,7 +18,7 @@ from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.planning.device import copied
 from redblue.masks import Mask
 from redblue.masks.lowered import Lowered, lowered
-from redblue.masks.patterns.pattern import below
+from redblue.masks.patterns.bit_words import below
 
 KEPT = 128  # a mask takes one for each kernel and tile: some 4, and more while they are tuned
 KEPT_BYTES = 512 << 20  # on all devices together: 32 MB are the bits of a dense mask of 16384 queries and keys, once
