@@ -11,7 +11,7 @@ import vl_convert
 
 import redblue as rb
 from redblue import Mask, schedules
-from redblue.base.style import COLOURS, REGIMES, printed
+from redblue.base.style import COLOURS, REGIMES, standalone_config
 from redblue.masks import picture
 from redblue.studies.report.curves import curve
 from redblue.studies.report.figures import words_figure
@@ -101,7 +101,7 @@ def _words(name: str, problem: rb.Problem, words: int) -> int | None:
 def _write(
     figure: alt.Chart | alt.LayerChart | alt.ConcatChart, path: Path, style: dict[str, Any] | None = None
 ) -> None:
-    path.write_text(vl_convert.vegalite_to_svg(figure.to_dict() | {"config": printed() | (style or {})}))
+    path.write_text(vl_convert.vegalite_to_svg(figure.to_dict() | {"config": standalone_config() | (style or {})}))
     print(f"written: {path.relative_to(HERE.parent)}")
 
 

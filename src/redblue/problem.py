@@ -1,4 +1,4 @@
-"""The attention problem: its sizes, its mask, its direction."""
+"""The attention problem: its sizes, its number type, its mask and its direction."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ class Problem:
     """softmax(Q K^T / sqrt(d)) V for `batch` x `heads` heads, or its gradient.
 
     Shapes: Q (batch, heads, n_q, d), K (batch, kv_heads, n_k, d), V (batch, kv_heads, n_k, d_v).
-    Forward produces O (batch, heads, n_q, d_v) and the log-sum-exp (batch, heads, n_q); backward reads
-    Q, K, V, O, lse and dO and produces dQ, dK, dV. "gradient_x" is the problem of arXiv 2410.09397: the gradient,
-    with respect to X (d, d), of 1/2 || softmax(A1 X A2^T / d) A3 Y - E ||^2, where A1 and E have n_q rows, A2 and A3
-    n_k, and Y (d, d_v). Each head has weights of its own.
 
-    Raises RedblueError, naming the argument, for sizes below 1 or above 2^60 (n_q times heads / kv_heads, too), `heads`
-    no multiple of `kv_heads` (or, for gradient_x, not equal to it), an unknown dtype or direction, or a mask that does
-    not fit n_q and n_k.
+    direction: "forward" produces O (batch, heads, n_q, d_v) and the log-sum-exp, lse (batch, heads, n_q). "backward"
+        reads Q, K, V, O, lse and dO, and produces dQ, dK and dV. "gradient_x" is the problem of arXiv 2410.09397: the
+        gradient of 1/2 || softmax(A1 X A2^T / d) A3 Y - E ||^2 with respect to X (d, d), where A1 and E have n_q rows,
+        A2 and A3 have n_k rows, and Y is (d, d_v). Each head has its own weights X and Y.
+    dtype: a key of BYTES_PER_WORD.
+
+    Raises RedblueError, which names the argument, if a size is below 1 or above 2^60, if n_q times heads / kv_heads is
+    above 2^60, if `heads` is no multiple of `kv_heads` (for gradient_x: not equal to it), for an unknown dtype or
+    direction, and for a mask that does not fit n_q and n_k.
     """
 
     n_q: int
     n_k: int
     d: int
-    d_v: int = cast(int, None)  # d if None
+    d_v: int = cast(int, None)  # None becomes d
     batch: int = 1
     heads: int = 1
-    kv_heads: int = cast(int, None)  # heads if None
+    kv_heads: int = cast(int, None)  # None becomes heads
     dtype: str = "float16"
     mask: Mask = field(default_factory=Mask.full)
     direction: str = "forward"
@@ -45,8 +47,7 @@ class Problem:
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         for name in ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads"):
-            size = whole_number(name, getattr(self, name))
-            object.__setattr__(self, name, size)
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise RedblueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.group * self.n_q > LARGEST:
@@ -63,7 +64,7 @@ class Problem:
             )
         if not isinstance(self.mask, Mask):
             raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {self.mask!r}")
-        self.mask.on(self.n_q, self.n_k)  # raises where it does not fit
+        self.mask.on(self.n_q, self.n_k)  # raises if the mask does not fit
 
     @property
     def group(self) -> int:
@@ -72,18 +73,22 @@ class Problem:
 
     @property
     def streams(self) -> int:
-        """Independent attentions in the problem: they share nothing, so their words add up."""
+        """Number of independent attentions in the problem, one per batch entry and key/value head.
+
+        Streams share no data, so the words of a problem are the sum of its streams' words.
+        """
         return self.batch * self.kv_heads
 
     @property
     def bytes_per_word(self) -> int:
+        """Bytes of one number."""
         return BYTES_PER_WORD[self.dtype]
 
     def one_stream(self) -> Problem:
-        """The single-head problem that a schedule runs, once for each of `streams`.
+        """Return the single-head problem of one stream, which a schedule runs once per stream.
 
-        The g query heads that share one K and V are one attention with g n_q rows: row i belongs to
-        query i // g, so a row block needs the same keys whichever of its heads it holds.
+        The g query heads that share one K and V form one attention with g n_q rows. Row i belongs to query i // g: the
+        g rows of a query, one per head, are neighbours, because they attend the same keys.
         """
         return replace(
             self, n_q=self.group * self.n_q, batch=1, heads=1, kv_heads=1, mask=self.mask.for_group(self.group)

@@ -10,7 +10,7 @@ from redblue import Problem, RedblueError
 from redblue.lab import counts
 from redblue.lab.simulation import simulate
 from redblue.machine import Cached, MachineError, NotStored, TooLong, play
-from redblue.machine.cached import SCRATCH_LINES, Scratch
+from redblue.machine.addresses import SCRATCH_LINES, ScratchArea
 from redblue.machine.hierarchy import DISCARD, OVERWRITE, READ
 from support.examples import examples
 from support.lines import LINE, figures, level, machine_of, run
@@ -82,12 +82,12 @@ def test_a_loaded_tile_moves_when_it_is_written_to():
 @examples(200)
 @given(st.lists(st.integers(0, 9), max_size=40), st.randoms(use_true_random=False))
 def test_the_scratch_area_hands_out_every_line_once(lengths, random):
-    scratch, taken = Scratch(100), []
+    scratch, taken = ScratchArea(100), []
     for lines in lengths:
         if taken and random.random() < 0.4:
-            scratch.give_back(taken.pop(random.randrange(len(taken))))
+            scratch.release(taken.pop(random.randrange(len(taken))))
         if lines <= max(map(len, scratch.holes), default=0):
-            taken.append(scratch.take(lines))
+            taken.append(scratch.allocate(lines))
     used = [line for part in taken for line in part]
     free = [line for hole in scratch.holes for line in hole]
     assert sorted(used + free) == list(range(100))
@@ -122,7 +122,7 @@ def test_simulations_multiply_streams_and_default_to_the_whole_nearest_level():
 
 
 def test_a_run_without_end_is_given_up(monkeypatch):
-    monkeypatch.setattr("redblue.lab.simulation.MOST_ACCESSES", 1000)
+    monkeypatch.setattr("redblue.lab.simulation.MAX_ACCESSES", 1000)
     with pytest.raises(TooLong, match="more than 1,000 accesses"):
         simulate("flash", Problem(64, 64, 16), [level(64)])
 

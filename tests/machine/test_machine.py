@@ -75,7 +75,7 @@ def test_output_never_stored(machine):
 @pytest.mark.parametrize("kind", MACHINES)
 @pytest.mark.parametrize("move", ["new", "store", "free", "put"])
 def test_one_move_too_many(kind, move):
-    machine = kind(most_moves=2)
+    machine = kind(max_moves=2)
     _, y = arrays(machine)
     a, b = machine.zeros("a", 4, 4), machine.zeros("b", 4, 4)
     moves = {
@@ -183,4 +183,4 @@ def test_the_counting_machine_refuses_wrong_shapes():
 def test_fresh_tiles_and_unwritten_memory_are_nan_on_the_numeric_machine():
     machine = Numeric()
     assert np.isnan(machine.output("y", (2,)).data).all()
-    assert np.isnan(machine.blank((3,))).all()
+    assert np.isnan(machine.allocate((3,))).all()

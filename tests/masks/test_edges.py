@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from redblue import Mask, RedblueError
 from redblue.masks.names import parse
-from redblue.masks.patterns.closed import diagonals, periodic
+from redblue.masks.patterns.closed_forms import diagonals, periodic
 
 MILLION = 1_000_000
 ONES = np.ones((3, 3), bool)

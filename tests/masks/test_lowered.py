@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, RedblueError
-from redblue.masks.lowered import SHORTEST, Lowered, lowered
-from redblue.masks.patterns import pattern, spans
+from redblue.masks.lowered import MIN_FULL_RUN, Lowered, lowered
+from redblue.masks.patterns import spans, tiling
 from support.examples import examples
 from support.mask_oracle import compositions, leaves
 
@@ -28,18 +28,18 @@ def rebuilt(low: Lowered, plane: int, rows: int, n_k: int, panel: int) -> np.nda
             if first == before:
                 assert was_full != (at < 0), "neighbouring full runs are one, and so are those with bits"
                 assert not short, "a short full run has bits"
-                assert at >= 0 or stop - first >= SHORTEST, "a short full run has bits"
+                assert at >= 0 or stop - first >= MIN_FULL_RUN, "a short full run has bits"
             if at < 0:
                 here[:, first:stop] = True
             else:
                 words = low.bits[at : at + stop - first]
                 assert words.all(), "every key of a run is attended"
                 ones = "".join("1" if word == whole else "0" for word in words.tolist())
-                assert "1" * SHORTEST not in ones, "a long full run has no bits"
+                assert "1" * MIN_FULL_RUN not in ones, "a long full run has no bits"
                 bits = (words >> np.arange(64, dtype=np.uint64)[:, None]) & np.uint64(1)
                 assert not bits[len(here) :].any(), "rows that do not exist attend nothing"
                 here[:, first:stop] = bits[: len(here)]
-            before, was_full, short = stop, at < 0, at < 0 and stop - first < SHORTEST
+            before, was_full, short = stop, at < 0, at < 0 and stop - first < MIN_FULL_RUN
     return dense
 
 
@@ -79,7 +79,7 @@ def test_a_million_tokens():
 
 
 def test_a_long_run_is_looked_at_in_pieces(monkeypatch):
-    monkeypatch.setattr(spans, "AT_ONCE", 7)
+    monkeypatch.setattr(spans, "CHUNK", 7)
     rng = np.random.default_rng(0)
     for mask in (Mask.n_of_m(2, 5), Mask.n_of_m(1, 3) | Mask.from_dense(rng.random((40, 50)) < 0.3)):
         check(mask, np.array(mask.on(40, 50).dense(range(40), range(50))), 2, 16)
@@ -87,12 +87,12 @@ def test_a_long_run_is_looked_at_in_pieces(monkeypatch):
 
 
 def test_what_is_partly_attended_everywhere_is_refused(monkeypatch):
-    monkeypatch.setattr(pattern, "MOST_WORDS", 1000)
+    monkeypatch.setattr(tiling, "MAX_WORDS", 1000)
     with pytest.raises(RedblueError, match="attended in part nearly everywhere: n_q = 64 and n_k = 700 take more than"):
         lowered(Mask.n_of_m(2, 4), 64, 700, 1, 16)
-    monkeypatch.setattr(spans, "MOST", 100)
+    monkeypatch.setattr(spans, "MAX_LISTED", 100)
     with pytest.raises(RedblueError, match=r"keeps too much to be listed: .* runs or keys, of at most 100"):
         lowered(Mask.strided(20), 640, 640, 1, 16)
-    monkeypatch.setattr(spans, "MOST_RANGES", 39)
+    monkeypatch.setattr(spans, "MAX_RANGES", 39)
     with pytest.raises(RedblueError, match="listed in 40 parts, of at most 39"):
         lowered(Mask.causal(), 640, 640, 1, 16)

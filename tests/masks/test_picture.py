@@ -33,7 +33,7 @@ def run(*arguments: str):
 @given(st.data(), st.integers(1, 150), SIZES, st.integers(1, 160), st.integers(1, 22))
 def test_every_tile_is_counted(data, n_q, n_k, rows, cols):
     mask, dense = data.draw(compositions(n_q, n_k, most=3))
-    found = census(mask.rule.laid(n_q, n_k), rows, cols)
+    found = census(mask.rule.pattern(n_q, n_k), rows, cols)
     tiles = {}
     for i in range(0, n_q, rows):
         for j in range(0, n_k, cols):

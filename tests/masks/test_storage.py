@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from redblue import Mask, Problem, RedblueError, TooFewWords, UnknownName, count, schedules
 from redblue.lab import counts
 from redblue.machine import Counting
-from redblue.masks.storage.formats import Bits, Csr, NofM
+from redblue.masks.storage.bits import Bits, NofM
+from redblue.masks.storage.blocks import BitTiles, BlockList
 from redblue.masks.storage.names import parse
-from redblue.masks.storage.tile_lists import BitTiles, BlockList
+from redblue.masks.storage.sparse import Csr
 from redblue.schedules.schedule import Sweep
 from redblue.schedules.stored_index import index_words, sides
 from support.examples import examples
@@ -157,7 +158,7 @@ def test_a_million_tokens_have_closed_forms():
     [
         (Mask.causal(), "blocks", "masks that are made of blocks"),
         (Mask.causal(), "2:4", "whole groups of 4 columns of which each row attends exactly 2"),
-        (Mask.causal(), "5:4", "give at most as many"),
+        (Mask.causal(), "5:4", "give n of at most m"),
         (Mask.causal(), "tiles:0", "whole numbers of at least 1"),
         (Mask.full(), "csr", "has no index"),
         (Mask.sliding_window(99, 99), "bits", "has no index"),

@@ -1,4 +1,4 @@
-"""Tables on the terminal, in the house style, within 80 columns."""
+"""Tables on the terminal in one style, for 80 columns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from rich.table import Table
 def table(
     left: Sequence[str], right: Sequence[str] = (), title: str | None = None, caption: str | None = None
 ) -> Table:
-    """An empty table in the house style: left-aligned columns that may wrap, then right-aligned ones that may not."""
-    made = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
-    made.title_style, made.caption_style = "bold", "dim"
+    """Return an empty table: left-aligned columns, which may wrap, then right-aligned columns, which may not.
+
+    left, right: the headings of the columns.
+    """
+    result = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
+    result.title_style, result.caption_style = "bold", "dim"
     for heading in left:
-        made.add_column(heading, overflow="fold")
+        result.add_column(heading, overflow="fold")
     for heading in right:
-        made.add_column(heading, justify="right", no_wrap=True)
-    return made
+        result.add_column(heading, justify="right", no_wrap=True)
+    return result

@@ -1,4 +1,4 @@
-"""Numbers and sizes as a person reads them."""
+"""Numbers and sizes, formatted for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def amount(number: float | None) -> str:
-    """A count with an SI prefix; "-" if there is none."""
+    """Format a count with an SI prefix; None becomes "-"."""
     if number is None:
         return "-"
     for power, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -16,7 +16,7 @@ def amount(number: float | None) -> str:
 
 
 def capacity(size_bytes: int | None) -> str:
-    """A memory's size: binary units where they come out even, else decimal ones."""
+    """Format the size of a memory: in binary units if it is a multiple of a quarter of one, else in decimal units."""
     if size_bytes is None:
         return "-"
     for power, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
@@ -26,15 +26,17 @@ def capacity(size_bytes: int | None) -> str:
 
 
 def ratio(number: float | None) -> str:
+    """Format a ratio with two decimals; None becomes "-"."""
     return "-" if number is None else f"{number:.2f}"
 
 
 def nesting_text(nesting: float | None) -> str:
-    """What nesting costs, where it costs something worth saying."""
+    """Format the factor in words that nested tiles cost, as a remark; empty if the factor is at most 1.05."""
     return f" (nesting: {nesting:.2f} x the words)" if nesting and nesting > 1.05 else ""
 
 
 def time(seconds: float | None) -> str:
+    """Format a duration in the unit that suits it."""
     if seconds is None:
         return "not known"
     for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
@@ -44,11 +46,12 @@ def time(seconds: float | None) -> str:
 
 
 def tile_text(tiles: Mapping[str, int]) -> str:
+    """Format tile edges, such as "rows 64 cols 16"."""
     return " ".join(f"{edge} {length}" for edge, length in tiles.items())
 
 
 def limit_text(limit: str | None, unknown: Sequence[str]) -> str:
-    """What limits, as far as it is known."""
+    """Format the limiting resource of a plan. unknown: resources whose speed is not known."""
     if limit is None:
         return "what limits is not known"
     if not unknown:

@@ -17,8 +17,8 @@ import numpy as np
 
 from redblue.base.integers import ceil_div, smaller
 from redblue.bounds.degrees import Side, sides
+from redblue.masks.patterns.band import Band
 from redblue.masks.patterns.pairs import Pairs, Transposed
-from redblue.masks.rules.bands import Band
 
 MOST_ROWS = 10  # rows, or columns, up to which every set of them is tried
 EVERY = 512  # K is kept at every u up to here, beyond in steps of 1/128

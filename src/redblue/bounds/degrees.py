@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from redblue.base.integers import ceil_div
+from redblue.masks.patterns.band import Band
+from redblue.masks.patterns.layout import Layout
 from redblue.masks.patterns.pairs import Pairs
-from redblue.masks.rules.bands import Band
-from redblue.masks.rules.layouts import Layout
 from redblue.masks.storage.pair_lists import degrees, entries
 from redblue.masks.storage.tile_lists import live_tiles
 

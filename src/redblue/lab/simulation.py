@@ -69,7 +69,7 @@ def simulate(
         packed=packed,
         leading=leading,
         fetch_on_write=fetch_on_write,
-        most_accesses=MOST_ACCESSES,
+        max_accesses=MOST_ACCESSES,
     )
     counts.execute(found, problem, found.make_tiles(problem, counted.tiles), machine)
     return Simulation(counted, tuple(level.times(problem.streams) for level in machine.traffic))

@@ -48,7 +48,7 @@ def trace(
     found = schedules.get(schedule)
     machine = Tracing(words)
     counts.execute(found, stream, found.make_tiles(stream, counted.tiles), machine)
-    graph, moves, constants = machine.played()
+    graph, moves, constants = machine.recording()
     rules = Rules(constants=constants)
     red = max(least_red(graph, rules), machine.peak + SPARE)
     verdict = check(graph, moves, red, rules)

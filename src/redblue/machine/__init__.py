@@ -1,4 +1,4 @@
-"""Abstract machines: what a schedule runs on. They know no attention."""
+"""Abstract machines that run schedules: counting, numeric, tracing, cached. They know nothing of attention."""
 
 from redblue.machine.base import Machine
 from redblue.machine.cached import Cached

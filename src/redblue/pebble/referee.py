@@ -81,7 +81,7 @@ class Verdict:
 
 
 def check(graph: Graph, moves: Iterable[Sequence[int]], red: int, rules: str | Rules = "red-blue") -> Verdict:
-    """Play `moves` with `red` words of red pebbles, and return their cost. Time is linear: ten million moves a second.
+    """Play `moves` with `red` words of red pebbles, and return their cost. Ten million moves take about 0.2 s.
 
     moves: a Game, or any moves that Game.of accepts. Redundant moves are legal and cost as usual: loading a red node,
     storing a blue node, and computing a red node where recomputation is allowed.

@@ -95,7 +95,7 @@ class StoredIndex:
         self.last = _Found(side, block, self.format.decode(self.sides[side], whole, block), self.group)
         return self.last.runs()
 
-    def found(self, pairs: Pairs) -> Any:
+    def last_read(self, pairs: Pairs) -> Any:
         """What was read last, as `holds` and `dense` answer it; the mask itself on machines without numbers."""
         return pairs if self.last is None else self.last
 

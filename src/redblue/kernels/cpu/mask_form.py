@@ -18,12 +18,12 @@ from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.call import Attended, Edges, Pattern, Sizes
 from redblue.masks import Mask
 from redblue.masks.lowered import lowered
+from redblue.masks.patterns.graph import Graph
 from redblue.masks.patterns.pattern import Pattern as Laid
-from redblue.masks.patterns.pattern import tiling
-from redblue.masks.patterns.tiles import Graph
-from redblue.masks.rules.algebra import planes
+from redblue.masks.patterns.tiling import tiling
 from redblue.masks.rules.bands import Window
 from redblue.masks.rules.rule import Rule
+from redblue.masks.rules.stack import planes
 
 # The cost of a gathered pair, in pairs of a tile: for its arithmetic, and, divided by d + d_v, for everything else
 # (measured, Zen 5).
@@ -127,7 +127,7 @@ def _pairs_in_tiles(rule: Rule, sizes: Sizes, lanes: int) -> float:
 
     The tiles of a graph may take gigabytes. So a graph's densest panels are counted, and a sample of its other panels.
     """
-    pattern, group = rule.laid(sizes.n_q, sizes.n_k), sizes.group
+    pattern, group = rule.pattern(sizes.n_q, sizes.n_k), sizes.group
     rows = sizes.n_q * group
     first = np.arange(0, rows, lanes)
     some, rest = first, 0.0
@@ -144,7 +144,7 @@ def _pairs_in_tiles(rule: Rule, sizes: Sizes, lanes: int) -> float:
 def _keys_in_tiles(pattern: Laid, first: np.ndarray, rows: int, lanes: int, group: int) -> int:
     """The keys that any row of a panel attends, over the panels that begin at these rows."""
     tiles = tiling(pattern, np.sort(first), np.minimum(np.sort(first) + lanes, rows), group)
-    return int((tiles.full[1::2] - tiles.full[::2]).sum()) + len(tiles.at)
+    return int((tiles.full[1::2] - tiles.full[::2]).sum()) + len(tiles.positions)
 
 
 def _runs(mask: Mask, sizes: Sizes, group: int, lanes: int) -> tuple[Pattern, object]:

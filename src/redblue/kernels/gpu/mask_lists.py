@@ -19,7 +19,7 @@ from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.planning.device import copied
 from redblue.masks import Mask
 from redblue.masks.lowered import Lowered, lowered
-from redblue.masks.patterns.pattern import below
+from redblue.masks.patterns.bit_words import below
 
 KEPT = 128  # lists; a mask has some 4, one for each kernel and tile, and more while these are tuned
 KEPT_BYTES = 512 << 20  # on all devices together; bits of a dense mask of 16384 queries and keys take 32 MB

@@ -1,4 +1,4 @@
-"""Dense boolean arrays as rules, and other rules sampled into them."""
+"""The rule of a dense boolean array, and the sampling of other rules into such an array."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from redblue.masks.rules.layouts import Blocks
-from redblue.masks.rules.rule import Rule, Sizes, fits
+from redblue.masks.rules.rule import Rule, Sizes, check_sizes
 
-ANY = 1 << 60  # edge of a block that covers any axis: a dense array of one row or column broadcasts
+ANY_LENGTH = 1 << 60  # block edge that covers an axis of any length: an axis of length 1 broadcasts
 
 
 @dataclass(frozen=True)
 class Dense(Blocks):
-    """A boolean array (n_q, n_k); an axis of length 1 takes any number of queries or keys."""
+    """A boolean array (n_q, n_k). An axis of length 1 broadcasts: it fits any number of queries or keys."""
 
     @classmethod
     def of_array(cls, array: np.ndarray) -> Dense:
+        """Make the rule of a 2-D boolean array."""
         rows, cols = array.shape
-        return cls(np.packbits(array).tobytes(), (rows, cols), (ANY if rows == 1 else 1, ANY if cols == 1 else 1))
+        return cls(
+            np.packbits(array).tobytes(), (rows, cols), (ANY_LENGTH if rows == 1 else 1, ANY_LENGTH if cols == 1 else 1)
+        )
 
     def __repr__(self) -> str:
-        return f"Mask.from_dense({shown(self.layout)})"
+        return f"Mask.from_dense({_short(self.layout)})"
 
     @property
     def sizes(self) -> Sizes:
@@ -30,35 +33,35 @@ class Dense(Blocks):
         return rows, cols
 
     @property
-    def takes_any(self) -> bool:
+    def fits_any_sizes(self) -> bool:
         return self.sizes == (None, None)
 
     def check(self, n_q: int, n_k: int) -> None:
-        fits("the dense mask", self.sizes, n_q, n_k, "give an array of that shape")
+        check_sizes("the dense mask", self.sizes, n_q, n_k, "give an array of that shape")
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Blocks:
-        return self if old == new else sampled(self, old, new)
+        return self if old == new else _sampled(self, old, new)
 
 
-def shown(array: np.ndarray) -> str:
-    """A boolean array as its rows, or in short."""
+def _short(array: np.ndarray) -> str:
+    """Format a boolean array: its rows if it is small, else its shape and density."""
     if array.size <= 16:
         return repr(array.tolist())
     return f"<{' x '.join(map(str, array.shape))}, {array.mean():.3g} of them True>"
 
 
-def sampled(rule: Rule, old: tuple[int, int], new: tuple[int, int]) -> Dense:
-    """The rule on other sizes: each pair attends where the one at the same share of both axes did."""
-    pattern = rule.laid(*old)
+def _sampled(rule: Rule, old: tuple[int, int], new: tuple[int, int]) -> Dense:
+    """Sample a rule into an array for other sizes: a pair takes the value at the same fraction of both old axes."""
+    pattern = rule.pattern(*old)
     q, k = (np.arange(after) * before // max(1, after) for before, after in zip(old, new, strict=True))
-    found = np.zeros(new, bool)
-    if found.size and old[0] and old[1]:
+    result = np.zeros(new, bool)
+    if result.size and old[0] and old[1]:
         for i in range(new[0]):
-            found[i] = pattern.attends(q[i], k)
-    return Dense.of_array(found)
+            result[i] = pattern.attends(q[i], k)
+    return Dense.of_array(result)
 
 
 def resized(rule: Rule, old: tuple[int, int], new: tuple[int, int]) -> Rule:
-    """The same kind of rule for other numbers of queries and keys; a sampled array where the rule has no own way."""
-    own = rule.resized(old, new)
-    return sampled(rule, old, new) if own is None else own
+    """Return the same kind of rule for other (n_q, n_k); a sampled array if the rule cannot be resized otherwise."""
+    result = rule.resized(old, new)
+    return _sampled(rule, old, new) if result is None else result

@@ -1,4 +1,4 @@
-"""Storage formats by name: `bits`, `blocks`, `tiles:64`, `csr`, `coo`, `2:4`."""
+"""The names of storage formats: `bits`, `blocks`, `tiles:64`, `csr`, `coo`, `2:4`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable
 
 from redblue.base.errors import RedblueError, UnknownName
-from redblue.masks.storage.formats import Bits, Coo, Csr, Format, NofM
-from redblue.masks.storage.tile_lists import BitTiles, BlockList
+from redblue.masks.storage.bits import Bits, NofM
+from redblue.masks.storage.blocks import BitTiles, BlockList
+from redblue.masks.storage.formats import Format
+from redblue.masks.storage.sparse import Coo, Csr
 
-NAMED: dict[str, Callable[[], Format]] = {
+FORMATS: dict[str, Callable[[], Format]] = {
     "bits": Bits,
     "blocks": BlockList,
     "tiles": BitTiles,
@@ -19,19 +21,19 @@ NAMED: dict[str, Callable[[], Format]] = {
 
 
 def parse(format: str | Format) -> Format:
-    """The format of that name. Raises RedblueError."""
+    """Return the format of a name, or a format as it is. Raises RedblueError for an unknown name."""
     if not isinstance(format, str):
         return format
-    if format in NAMED:
-        return NAMED[format]()
-    if found := re.fullmatch(r"tiles:(\d{1,9})", format, re.ASCII):
-        return BitTiles(_positive(format, found[1]))
-    if found := re.fullmatch(r"(\d{1,9}):(\d{1,9})", format, re.ASCII):
-        n, m = _positive(format, found[1]), _positive(format, found[2])
+    if format in FORMATS:
+        return FORMATS[format]()
+    if match := re.fullmatch(r"tiles:(\d{1,9})", format, re.ASCII):
+        return BitTiles(_positive(format, match[1]))
+    if match := re.fullmatch(r"(\d{1,9}):(\d{1,9})", format, re.ASCII):
+        n, m = _positive(format, match[1]), _positive(format, match[2])
         if n <= m:
             return NofM(n, m)
-        raise RedblueError(f"format {format!r} keeps {n} of {m}: give at most as many as there are, such as 2:4")
-    raise UnknownName("format", format, (*NAMED, "tiles:64", "2:4", "rule"), "N:M and tiles:E take numbers")
+        raise RedblueError(f"format {format!r} keeps {n} of {m} columns: give n of at most m, such as 2:4")
+    raise UnknownName("format", format, (*FORMATS, "tiles:64", "2:4", "rule"), "N:M and tiles:E take numbers")
 
 
 def _positive(format: str, text: str) -> int:

@@ -22,7 +22,7 @@ from redblue.kernels.gpu.table import KERNELS
 from redblue.kernels.gpu.versions import check_gradients_with_dropout
 from redblue.kernels.options import ARRAYS, OPEN, Options, check_numbers
 from redblue.masks import Mask
-from redblue.masks.rules.algebra import planes
+from redblue.masks.rules.stack import planes
 from redblue.op.pytorch import layouts
 from redblue.op.pytorch.masks import mask_named
 
