@@ -40,10 +40,10 @@ def test_what_is_planned_fits_and_hardly_spills(rows):
 
 DROPOUT = """
 import torch
-from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu import fit
-from redblue.kernels.gpu.card import Card
-from redblue.kernels.gpu.plan import Launch
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import Launch
 from redblue.schedules.flash import BackwardTiles, ForwardTiles
 
 sizes = Sizes((1,), 32, 1, 4096, 4096, 128, 128)
