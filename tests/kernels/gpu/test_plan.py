@@ -14,8 +14,8 @@ from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import Options
 from redblue.kernels.gpu.planning.card import OTHER, Card, card_named
 from redblue.kernels.gpu.planning.footprints import KERNELS, MIN_SPAN, ON_ONE_GRID
-from redblue.kernels.gpu.planning.resources import pipelines, resources
 from redblue.kernels.gpu.planning.plan import ALIKE, MAX_CANDIDATES, Unplanned, candidates, plan
+from redblue.kernels.gpu.planning.resources import pipelines, resources
 from redblue.problem import Problem
 
 GPUS = [name for name in list_memories() if memory(name).kind == "gpu"]
@@ -62,7 +62,9 @@ def test_what_is_planned_fits_by_the_model(name, dtype, direction, options):
         assert len(found) <= MAX_CANDIDATES
         assert len(set(found)) == len(found)
         for launch in found:
-            footprints = [part.footprint(launch.tiles, sizes, options) for part in KERNELS[launch.kernel, direction].parts]
+            footprints = [
+                part.footprint(launch.tiles, sizes, options) for part in KERNELS[launch.kernel, direction].parts
+            ]
             needs = [resources(footprint, dtype, card, launch.warps, launch.stages) for footprint in footprints]
             assert max(each.shared_bytes for each in needs) == launch.shared_bytes <= card.shared_bytes
             edges = launch.tiles._asdict()

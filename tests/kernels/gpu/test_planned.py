@@ -44,7 +44,11 @@ def test_what_is_dropped_is_dropped_in_16_bits(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     arrays = [torch.randn(1, 16, d, generator=generator).bfloat16() for d in (16, 16, 130)]
     gradients = []
-    for attention, schedule in ((interpreted.attention, "small_cache"), (interpreted.attention, "hybrid"), (rb.attention, "auto")):
+    for attention, schedule in (
+        (interpreted.attention, "small_cache"),
+        (interpreted.attention, "hybrid"),
+        (rb.attention, "auto"),
+    ):
         q, k, v = (x.clone().requires_grad_() for x in arrays)
         attention(q, k, v, dropout=0.5, seed=1, schedule=schedule).sum().backward()
         gradients.append(v.grad)
