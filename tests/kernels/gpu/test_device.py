@@ -334,7 +334,7 @@ def test_graphs_replay_with_new_numbers(mask):
 
 
 def _forget_lists():
-    from redblue.op.pytorch import mask_lists
+    from redblue.kernels.gpu import mask_lists
 
     mask_lists.forget()
     gpu._planes.cache_clear()

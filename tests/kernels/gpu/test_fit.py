@@ -27,6 +27,7 @@ def rows(tmp_path_factory):
     return json.loads(found.read_text())
 
 
+@pytest.mark.thorough
 def test_what_is_planned_fits_and_hardly_spills(rows):
     assert len(rows) == 28  # forward and backward of 14 calls
     assert not [(row["card"], row["d"], row["dtype"], row["direction"], row["wrong"]) for row in rows if row["wrong"]]
@@ -40,10 +41,10 @@ def test_what_is_planned_fits_and_hardly_spills(rows):
 
 DROPOUT = """
 import torch
-from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu import fit
-from redblue.kernels.gpu.card import Card
-from redblue.kernels.gpu.plan import Launch
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import Launch
 from redblue.schedules.flash import BackwardTiles, ForwardTiles
 
 sizes = Sizes((1,), 32, 1, 4096, 4096, 128, 128)
@@ -54,12 +55,33 @@ for direction, tiles in ("forward", ForwardTiles(128, 64)), ("backward", Backwar
 """
 
 
+@pytest.mark.thorough
 def test_products_with_dropout_do_not_wait_for_one_another():
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", DROPOUT], env=environment, capture_output=True, text=True, check=True
     )
     assert run.stdout.split() == ["flash_forward", "False", "flash_dq", "False", "flash_dkv", "False"]
+
+
+ONE = """
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import card_named
+from redblue.kernels.gpu.planning.plan import plan
+
+card, sizes = card_named("a100-sxm"), Sizes((1,), 32, 1, 4096, 4096, 64, 64)
+launch = plan("forward", sizes, "float16", card)
+(taken,) = fit.fits("forward", sizes, "float16", card, launch)
+print(taken.kernel, taken.on(card), taken.shared_bytes <= launch.shared_bytes, taken.spilled_bytes <= 1024)
+"""
+
+
+def test_one_plan_fits():
+    """The rest of the plans: test_what_is_planned_fits_and_hardly_spills."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    run = subprocess.run([sys.executable, "-c", ONE], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["flash_forward", "True", "True", "True"]
 
 
 def test_what_would_not_fit_is_seen():
