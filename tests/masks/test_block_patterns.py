@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import redblue as rb
 from redblue import Mask, Problem, RedblueError, TooFewWords, count, lower_bounds, schedules
 from redblue.cli.options import parse_mask
-from redblue.lab import counts, planner
+from redblue.lab import counts, plans
 from redblue.lab.text import mask_text
 from redblue.studies.report.checks import small
 from support.examples import examples
@@ -242,7 +242,7 @@ def test_plans_and_checks_take_layouts():
     plan = rb.plan(problem, "h100-sxm")
     assert "blocks=" not in str(plan)
     assert json.loads(json.dumps(plan.to_dict()))["problem"]["mask"] == repr(problem.mask)
-    assert planner.describe(problem)["mask"] == repr(problem.mask)
+    assert plans.describe(problem)["mask"] == repr(problem.mask)
     tiny = small(problem)
     assert isinstance(tiny.mask.rule, type(problem.mask.rule))
     assert 0 < tiny.mask.density(tiny.n_q, tiny.n_k) < 1

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from redblue import Mask, Problem, RedblueError, TooFewWords, UnknownName, count, schedules
 from redblue.lab import counts
 from redblue.machine import Counting
-from redblue.masks.storage import formats
 from redblue.masks.storage.formats import Bits, Csr, NofM
 from redblue.masks.storage.names import parse
 from redblue.masks.storage.tile_lists import BitTiles, BlockList
@@ -181,7 +180,7 @@ def test_too_many_pairs_and_tiles_are_refused():
 
 def test_unknown_formats_name_the_nearest():
     with pytest.raises(UnknownName, match="unknown format 'crs'; nearest: csr"):
-        formats.parse("crs")
+        parse("crs")
     assert parse("tiles") == BitTiles(64)
     assert parse("tiles:32").name == "tiles:32"
     assert parse("2:4") == NofM(2, 4)

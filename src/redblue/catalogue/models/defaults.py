@@ -1,7 +1,7 @@
 """Where a class of transformers has a default that is not what a config.json without the field would be read as.
 
 From transformers 5.23.0: each class's defaults with the field left out. The lists are held against the classes by
-tests/test_models_against_transformers.py.
+tests/catalogue/models/test_against_transformers.py.
 """
 
 from redblue.catalogue.models.config import NAMES
