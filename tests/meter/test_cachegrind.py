@@ -17,6 +17,7 @@ from redblue.machine import CacheLevel, play
 from redblue.machine.hierarchy import READ, WRITE, Trace
 from redblue.meter import cachegrind, measure, valgrind
 from redblue.meter.calls import Region
+from support.examples import thorough
 
 needs_valgrind = pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 A, B, C = Region(0), Region(1), Region(2)
@@ -84,6 +85,7 @@ def product_trace(n, tile):
     return Trace.of(lines, kinds)
 
 
+@pytest.mark.thorough
 @needs_valgrind
 def test_behind_a_nearer_cache_less_arrives():
     found = loop("strided", (8, 8 * 2048), 2048, 8, outputs=(), level=cache(64), inner=cache(512, 8))
@@ -121,6 +123,7 @@ def test_outputs_whose_first_rows_are_written_last_are_found_in_the_cache():
     assert 15 * rows_lines <= found.parts["outputs_left_lines"] < 128 * rows_lines
 
 
+@pytest.mark.thorough
 @needs_valgrind
 def test_the_same_twice():
     problem = rb.Problem(33, 65, 16, dtype="float32", mask=rb.Mask.causal())
@@ -129,8 +132,10 @@ def test_the_same_twice():
 
 
 @needs_valgrind
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("schedule", [None, "gather"])
+@pytest.mark.parametrize(
+    ("direction", "schedule"),
+    [("backward", None), ("forward", "gather"), thorough("forward", None), thorough("backward", "gather")],
+)
 def test_masks_travel_with_the_call(direction, schedule):
     mask = rb.Mask.random_blocks(0.4, seed=1, block=8)
     problem = rb.Problem(40, 50, 8, heads=2, dtype="float32", mask=mask, direction=direction)

@@ -27,6 +27,7 @@ def rows(tmp_path_factory):
     return json.loads(found.read_text())
 
 
+@pytest.mark.thorough
 def test_what_is_planned_fits_and_hardly_spills(rows):
     assert len(rows) == 28  # forward and backward of 14 calls
     assert not [(row["card"], row["d"], row["dtype"], row["direction"], row["wrong"]) for row in rows if row["wrong"]]
@@ -40,10 +41,10 @@ def test_what_is_planned_fits_and_hardly_spills(rows):
 
 DROPOUT = """
 import torch
-from redblue.kernels.cpu import Sizes
-from redblue.kernels.gpu import fit
-from redblue.kernels.gpu.card import Card
-from redblue.kernels.gpu.plan import Launch
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import Launch
 from redblue.schedules.flash import BackwardTiles, ForwardTiles
 
 sizes = Sizes((1,), 32, 1, 4096, 4096, 128, 128)
