@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-FUZZ_FACTOR = 20  # times as many examples under the profile `fuzz`
+FUZZ_FACTOR = 5  # times as many examples under the profile `fuzz`
 
 
 def register_profiles() -> None:

@@ -2,7 +2,7 @@
 
 Triton replaces the functions of triton.language by interpreted ones before a launch, and again before every call of one
 jitted function by another, which finds nothing left to replace. Here each launch replaces them once. Triton also
-computes whether sums and products of whole numbers overflow, and asserts it in debug mode only. Here it computes that in
+computes whether sums and products of whole numbers overflow, and asserts it in debug mode only. Here it computes it in
 debug mode only.
 """
 
