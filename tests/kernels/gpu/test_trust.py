@@ -18,6 +18,7 @@ from redblue.op.pytorch import (
 )
 from redblue.schedules import flash, hybrid, small_cache
 from redblue.schedules.spilled import ForwardTiles
+from support.examples import thorough
 from support.gpu import DEVICE, SPARSE, check, check_forward, interpreted_only, normal
 
 # The interpreter computes lanes that are masked off, too
@@ -139,7 +140,7 @@ def holes():
     }
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 2.0, "dropout": 0.3, "seed": 3}], ids=["", "options"])
+@pytest.mark.parametrize("options", [thorough({}), {"softcap": 2.0, "dropout": 0.3, "seed": 3}], ids=["", "options"])
 @pytest.mark.parametrize("name", holes())
 def test_keys_that_no_query_attends_may_hold_anything(name, options):
     mask = holes()[name]
