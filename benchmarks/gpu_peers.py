@@ -61,9 +61,7 @@ def _forward(name: str, call: Call) -> Callable[..., Tensor]:
         mask = call.mask
         if torch.cuda.is_available():
             return lambda q, k, v: rb.attention(q, k, v, mask=mask)
-        attention = importlib.import_module(
-            "redblue.kernels.gpu"
-        ).attention  # interpreted: the script is tried, no more
+        attention = importlib.import_module("redblue.op.pytorch.interpreted").attention  # only to try the script
         return lambda q, k, v: attention(q, k, v, mask=mask, schedule="flash")
     if name == FLEX:
         return _flex(call)

@@ -37,11 +37,11 @@ def bytes_of(places: Sequence[Place]) -> list[tuple[int, int]]:
 
 def main(places: list[Place], kernels: Path, profiler: Any = torch.cuda.profiler, device: str = "cuda") -> None:
     """Write how many kernels each launch has, then make the launches, the second time between start and stop."""
-    from redblue.kernels.gpu.call import KERNELS
     from small_cache import Row, problem
     from small_cache_device import card_with, planned  # which imports this file
 
     from redblue.kernels.cpu.call import Sizes
+    from redblue.kernels.gpu.table import KERNELS
     from redblue.meter.gpu_calls import task_of
 
     launched = []

@@ -265,7 +265,7 @@ def test_arrays_that_are_no_tensors_are_refused():
 
 @interpreted_only
 def test_the_interpreter_must_be_on(monkeypatch):
-    monkeypatch.setattr(gpu, "INTERPRETED", constexpr(False))
+    monkeypatch.setattr(interpreted, "INTERPRETED", constexpr(False))
     with pytest.raises(rb.RedblueError, match="TRITON_INTERPRET=1"):
         interpreted.attention(normal(2, 3), normal(2, 3), normal(2, 3))
 

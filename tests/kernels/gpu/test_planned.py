@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import redblue as rb
-from redblue.op.pytorch import gpu
+from redblue.op.pytorch import interpreted
 
 SCATTERED = np.random.default_rng(0).random((64, 64)) < 0.5
 CALLS = [
@@ -28,7 +28,7 @@ def test_planned_tiles_give_what_the_cpu_gives(call, monkeypatch):
     dout = torch.randn(1, n_q, d_v, generator=generator)
     results = []
     for attention, dtype, more in (
-        (gpu.attention, torch.float32, {"schedule": schedule}),
+        (interpreted.attention, torch.float32, {"schedule": schedule}),
         (rb.attention, torch.float64, {}),
     ):
         q, k, v = (x.to(dtype).requires_grad_() for x in arrays)
@@ -44,7 +44,11 @@ def test_what_is_dropped_is_dropped_in_16_bits(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     arrays = [torch.randn(1, 16, d, generator=generator).bfloat16() for d in (16, 16, 130)]
     gradients = []
-    for attention, schedule in ((gpu.attention, "small_cache"), (gpu.attention, "hybrid"), (rb.attention, "auto")):
+    for attention, schedule in (
+        (interpreted.attention, "small_cache"),
+        (interpreted.attention, "hybrid"),
+        (rb.attention, "auto"),
+    ):
         q, k, v = (x.clone().requires_grad_() for x in arrays)
         attention(q, k, v, dropout=0.5, seed=1, schedule=schedule).sum().backward()
         gradients.append(v.grad)
