@@ -1,6 +1,6 @@
 """Random calls on arrays that end where memory ends: any access outside an array kills the process.
 
-    make fuzz                                   # ten minutes
+    make fuzz                                   # seven minutes of it, after the property tests
     python benchmarks/cpu/fuzz.py --seconds 60 --seed 7
     python benchmarks/cpu/fuzz.py --call 7 1234     # one call again, by its seed and number
 

@@ -14,14 +14,7 @@ from redblue.lab.simulation import simulate
 from redblue.machine import CacheLevel, belady, caches_of, play
 from redblue.machine.hierarchy import DISCARD, OVERWRITE, READ, WRITE, Trace
 from support.examples import examples
-
-
-def level(lines, ways=None, name="L1"):
-    return CacheLevel(name, lines * 64, 64, ways)
-
-
-def figures(found):
-    return found.hits, found.misses, found.fills, found.write_backs, found.dead_write_backs
+from support.lines import figures, level
 
 
 # The independent simulator ---------------------------------------------------------------------

@@ -35,6 +35,7 @@ def test_any_schedule_with_any_mask_and_tiles_is_a_legal_game(schedule, directio
     assert check(traced.graph, traced.moves, traced.red, once) == traced.verdict  # no schedule recomputes a node
 
 
+@pytest.mark.thorough
 @EVERY_PASS
 def test_larger_sizes(schedule, direction):
     mask = Mask.full() if schedule.full_only else Mask.sliding_window(left=6, right=1)

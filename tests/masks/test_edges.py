@@ -136,6 +136,7 @@ def test_closed_forms_are_counts(n_q, n_k, step, count, n):
     assert periodic(n_q, n_k, n, m) == ((i + j) % m < n).sum()
 
 
+@pytest.mark.thorough
 def test_a_million_tokens():
     n = MILLION
     assert Mask.n_of_m(1, 2).nnz(n, n) == n * n // 2

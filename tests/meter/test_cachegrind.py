@@ -17,6 +17,7 @@ from redblue.machine import CacheLevel, play
 from redblue.machine.hierarchy import READ, WRITE, Trace
 from redblue.meter import cachegrind, measure, valgrind
 from redblue.meter.calls import Region
+from support.examples import thorough
 
 needs_valgrind = pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 A, B, C = Region(0), Region(1), Region(2)
@@ -50,7 +51,7 @@ def test_a_copy_reads_its_lines_and_writes_them(line):
 
 
 @needs_valgrind
-@pytest.mark.parametrize("ways", [None, 4])
+@pytest.mark.parametrize("ways", [thorough(None), 4])
 @pytest.mark.parametrize(("stride", "misses"), [(1, 2 * 4096 // 8), (8, 2 * 4096 // 8), (64, 4096 // 64)])
 def test_a_strided_walk_misses_each_line_once_a_time_unless_it_fits(ways, stride, misses):
     level = cache(128, ways)
@@ -84,6 +85,7 @@ def product_trace(n, tile):
     return Trace.of(lines, kinds)
 
 
+@pytest.mark.thorough
 @needs_valgrind
 def test_behind_a_nearer_cache_less_arrives():
     found = loop("strided", (8, 8 * 2048), 2048, 8, outputs=(), level=cache(64), inner=cache(512, 8))
@@ -102,7 +104,8 @@ def test_attention_moves_its_arrays_once_where_they_fit():
     found = measure(problem, words=1 << 15, using="cachegrind", tiles={"rows": 16, "cols": 6})
     arrays = 4 * 2 * (40 * 24 + 70 * 24 + 70 * 8 + 40 * 8 + 40)
     assert 0.98 * arrays <= found.bytes_read + found.bytes_written  # out and lse are read before they are written
-    assert found.parts["outputs_left_lines"] >= 4 * 2 * (40 * 8 + 40) // 64
+    # But for a line or two, by where code and stack happen to lie
+    assert found.parts["outputs_left_lines"] >= 4 * 2 * (40 * 8 + 40) // 64 - 2
     assert found.parts["written_back_lines"] == 0
     assert found.bytes_read < 2.2 * arrays
     assert found.counted_words == rb.count("flash", problem, tiles={"rows": 16, "cols": 6}).words
@@ -121,6 +124,7 @@ def test_outputs_whose_first_rows_are_written_last_are_found_in_the_cache():
     assert 15 * rows_lines <= found.parts["outputs_left_lines"] < 128 * rows_lines
 
 
+@pytest.mark.thorough
 @needs_valgrind
 def test_the_same_twice():
     problem = rb.Problem(33, 65, 16, dtype="float32", mask=rb.Mask.causal())
@@ -129,8 +133,10 @@ def test_the_same_twice():
 
 
 @needs_valgrind
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("schedule", [None, "gather"])
+@pytest.mark.parametrize(
+    ("direction", "schedule"),
+    [("backward", None), ("forward", "gather"), thorough("forward", None), thorough("backward", "gather")],
+)
 def test_masks_travel_with_the_call(direction, schedule):
     mask = rb.Mask.random_blocks(0.4, seed=1, block=8)
     problem = rb.Problem(40, 50, 8, heads=2, dtype="float32", mask=mask, direction=direction)

@@ -28,7 +28,7 @@ def problems(draw: st.DrawFn, direction: str) -> Problem:
 
 
 @MASKED
-@examples(25)
+@examples(12)
 @given(data=st.data())
 def test_closed_form_is_the_count_and_results_are_float64(schedule, direction, data):
     problem = data.draw(problems(direction))
@@ -42,7 +42,7 @@ def test_closed_form_is_the_count_and_results_are_float64(schedule, direction, d
 
 
 @MASKED
-@examples(10)
+@examples(6)
 @given(data=st.data())
 def test_planned_tiles_fit_and_no_bound_lies_above(schedule, direction, data):
     problem, words = data.draw(problems(direction)), data.draw(st.integers(1, 200))

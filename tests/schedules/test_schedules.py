@@ -28,7 +28,7 @@ def figures(c):
 
 
 @EVERY_PASS
-@examples(80)
+@examples(40)
 @given(data=st.data())
 def test_closed_form_equals_both_machines_and_results_equal_float64(schedule, direction, data):
     problem = data.draw(covered(schedule, direction))
@@ -46,7 +46,7 @@ def test_closed_form_equals_both_machines_and_results_equal_float64(schedule, di
 
 
 @EVERY_PASS
-@examples(40)
+@examples(20)
 @given(data=st.data())
 def test_planned_tiles_run_within_their_capacity(schedule, direction, data):
     problem, words = data.draw(covered(schedule, direction)), data.draw(st.integers(1, 200))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from redblue import Mask, Problem, TooFewWords, count, schedules
 from redblue.base.integers import ceil_div
-from support.examples import examples
+from support.examples import examples, thorough
 from support.spaces import PASSES, covered
 
 PRINTED = ("flash1", "saha_ye")  # their papers say which tiles, not which are best
@@ -65,7 +65,7 @@ def test_search_equals_trying_every_tile(schedule, direction, data):
         assert schedule.words(small, schedule.tiles(small, words)) == expected
 
 
-@pytest.mark.parametrize("words", [70, 300, 900])
+@pytest.mark.parametrize("words", [thorough(70), 300, thorough(900)])
 @pytest.mark.parametrize(
     ("name", "direction"),
     [

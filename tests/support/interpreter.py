@@ -1,8 +1,9 @@
 """Triton's interpreter made faster: the same results in a third of the time.
 
 Triton replaces the functions of triton.language by interpreted ones before a launch, and again before every call of one
-jitted function by another, which finds nothing left to replace. Here each launch replaces them once. And it computes
-whether sums and products of whole numbers overflow, but asserts the answer in debug mode only: otherwise it is left out.
+jitted function by another, which finds nothing left to replace. Here each launch replaces them once. Triton also
+computes whether sums and products of whole numbers overflow, and asserts it in debug mode only. Here it computes it in
+debug mode only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The words that the compiled kernels say they move: each block that they take from an array, or put there, is counted.
 
-Exact, and equal to the schedule's closed form (tests/test_cpu_words.py). Nothing is needed, and nothing is learnt of
+Exact, and equal to the schedule's closed form (tests/kernels/cpu/test_words.py). Nothing is needed, and nothing is learnt of
 caches: it is what crosses the boundary between the arrays and tiles that the kernel holds itself.
 """
 

@@ -29,6 +29,7 @@ from support.attention import (
     unfused,
     worst,
 )
+from support.examples import thorough
 
 SPILLED = cpu.SPILLED
 TWO_PASSES = cpu.TwoPassTile(5, 7, 1, 9)  # dkv_rows is the kernel's own
@@ -63,7 +64,11 @@ def typical(got, expected):
 
 @pytest.mark.parametrize("schedule", ["flash", *SPILLED])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("options", [{}, {"mask": Mask.causal()}, {"softcap": 3.0}], ids=["plain", "causal", "softcap"])
+@pytest.mark.parametrize(
+    "options",
+    [thorough({}), {"mask": Mask.causal()}, thorough({"softcap": 3.0})],
+    ids=["plain", "causal", "softcap"],
+)
 def test_typical_errors_are_below_twice_the_unfused_ones_without_any_floor(isa, dtype, options, schedule):
     case = example((2, 150, 48), (2, 170, 48), dtype=dtype, schedule=schedule, **options)
     out, lse = forward(case)

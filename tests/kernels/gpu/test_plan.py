@@ -17,6 +17,7 @@ from redblue.kernels.gpu.planning.footprints import KERNELS, MIN_SPAN, ON_ONE_GR
 from redblue.kernels.gpu.planning.plan import ALIKE, MAX_CANDIDATES, Unplanned, candidates, plan
 from redblue.kernels.gpu.planning.resources import pipelines, resources
 from redblue.problem import Problem
+from support.examples import thorough
 
 GPUS = [name for name in list_memories() if memory(name).kind == "gpu"]
 CARDS = {name: card_named(name) for name in ("t4", "a100-sxm", "rtx-4090", "h100-sxm", "b200", "rtx-5090", "mi300x")}
@@ -50,7 +51,7 @@ def test_a_cpu_is_no_card():
 
 @pytest.mark.parametrize("options", [Options(), Options(True, True, True, False), Options(listed=True)], ids=str)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", thorough("float32")])
 @pytest.mark.parametrize("name", CARDS)
 def test_what_is_planned_fits_by_the_model(name, dtype, direction, options):
     card = CARDS[name]

@@ -18,6 +18,7 @@ from redblue.op.pytorch import (
 )
 from redblue.schedules import flash, hybrid, small_cache
 from redblue.schedules.spilled import ForwardTiles
+from support.examples import thorough
 from support.gpu import DEVICE, SPARSE, check, check_forward, interpreted_only, normal
 
 # The interpreter computes lanes that are masked off, too
@@ -139,7 +140,7 @@ def holes():
     }
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 2.0, "dropout": 0.3, "seed": 3}], ids=["", "options"])
+@pytest.mark.parametrize("options", [thorough({}), {"softcap": 2.0, "dropout": 0.3, "seed": 3}], ids=["", "options"])
 @pytest.mark.parametrize("name", holes())
 def test_keys_that_no_query_attends_may_hold_anything(name, options):
     mask = holes()[name]
@@ -196,7 +197,7 @@ PLACES = {"batch": 0, "head": 1, "row": 2, "column": 3}
 
 
 @interpreted_only  # of memory that few pages take; test_gpu_device.py has one for GPUs
-@pytest.mark.parametrize("mask", [rb.Mask.causal(), rb.Mask.documents([9, 9])], ids=["causal", "listed"])
+@pytest.mark.parametrize("mask", [thorough(rb.Mask.causal()), rb.Mask.documents([9, 9])], ids=["causal", "listed"])
 @pytest.mark.parametrize("dim", PLACES.values(), ids=PLACES)
 def test_offsets_beyond_two_to_the_31(dim, mask):
     heads, few = (4, 2) if dim == PLACES["head"] else (2, 1)
@@ -217,7 +218,7 @@ def test_offsets_beyond_two_to_the_31(dim, mask):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("scale", [1e20, -1e30])
+@pytest.mark.parametrize("scale", [thorough(1e20), -1e30])
 @pytest.mark.parametrize("mask", [rb.Mask.causal(), SPARSE["documents"]], ids=["band", "listed"])
 def test_a_score_that_outweighs_all_others_has_the_weight_1(scale, dtype, mask):
     """dQ and dK are rounding errors times the scale, in the unfused expression too; dV is not."""

@@ -27,6 +27,7 @@ from redblue.problem import Problem
 from redblue.schedules.gradient_bias import Tiles, gradient_bias_cost
 from redblue.schedules.schedule import rows_walked
 from support.attention import keys_seen
+from support.examples import thorough
 
 MASKS = {
     "full": None,
@@ -153,9 +154,9 @@ def backward_edges(kernel, stay, stream):
 
 
 LISTED = [
-    (shape, mask, stay, stream)
+    case(shape, mask, stay, stream)
     for shape, mask in (("plain", "blocks"), ("plain", "n of m"), ("odd", "dilated"), ("groups", "n of m"))
-    for stay, stream in ((16, 16), (32, 16), (16, 32), (32, 64))
+    for stay, stream, case in ((16, 16, pytest.param), (32, 16, thorough), (16, 32, thorough), (32, 64, pytest.param))
 ]
 every_list = pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [*LISTED, ("one row", "n of m", 16, 16)])
 
@@ -198,7 +199,7 @@ def test_spans_share_listed_tiles_out_evenly(kernel, direction, shape, mask, sta
 
 @pytest.mark.parametrize("shared", [(), (0,), (0, 1), (2,), (3,), (0, 1, 2, 3)], ids=str)
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("shape", ["plain", "odd", "one row"])
+@pytest.mark.parametrize("shape", [thorough("plain"), "odd", "one row"])
 def test_gradient_of_a_bias(monkeypatch, shape, mask, shared):
     """shared: dimensions of (batch, heads, n_q, n_k) along which the bias is one number."""
     monkeypatch.setattr(bias_gradient, "EDGE", 16)

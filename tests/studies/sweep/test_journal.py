@@ -11,6 +11,7 @@ import time
 import pytest
 
 import redblue as rb
+from redblue.base import journal
 from redblue.base.errors import RedblueError
 from redblue.base.journal import journal_path
 from redblue.studies import sweep
@@ -149,8 +150,8 @@ def test_points_of_another_sweep_are_refused(interrupted, change, says):
 
 
 def test_points_of_another_version_are_refused(interrupted, monkeypatch):
-    monkeypatch.setattr(rb, "__version__", "99.0")
-    refused(interrupted, SMALL, f"was written by redblue {rb.version('redblue')}, this is 99.0")
+    monkeypatch.setattr(journal, "VERSION", "99.0")
+    refused(interrupted, SMALL, f"was written by redblue {rb.__version__}, this is 99.0")
 
 
 def test_points_of_a_memory_that_changed_are_refused(tmp_path):

@@ -259,7 +259,7 @@ with: LRU cannot know that they are dead. With r rows and c columns it needs
 
 where the model needs the larger of c d, c d_v and r instead of the last two terms. With whole lines and one set this
 capacity moves exactly the counted words, and besides the dead tiles that LRU writes back
-(`tests/test_cached_costs.py`). One line less makes LRU evict each line just before its next use: a cliff, not a
+(`tests/machine/test_cached_costs.py`). One line less makes LRU evict each line just before its next use: a cliff, not a
 slope. That is why a full cache can cost a multiple, and a part of it nothing. `hybrid` keeps rows of Q of which it
 uses one slice of features at a time, so a whole score tile, its spilled P and c rows of K pass by in between: it
 needs the most slack. Its row maxima lie in columns, a line for each word.
