@@ -10,7 +10,7 @@ from typing import Any
 from redblue.machine.counting import Shape, parts
 from redblue.machine.errors import MachineError
 
-SCRATCH_LINES = 2**20  # length of the scratch area: larger than any cache, and a multiple of every number of sets
+SCRATCH_LINES = 2**20  # of the scratch area: more than any cache holds, and a multiple of every cache's number of sets
 
 
 class Allocation:

@@ -85,7 +85,7 @@ class Machine(ABC):
     def input(self, name: str, shape: tuple[int, ...], data: np.ndarray | None = None) -> Slow:
         """Declare an array that is in slow memory from the start. Raises MachineError after the first move."""
         if self.clock:
-            raise MachineError(f"input {name!r} appeared after the first move: a schedule stores what it wants to load")
+            raise MachineError(f"input {name!r} appeared after the first move: declare all inputs before it")
         return Slow(self, name, shape, None, self.slow_input(name, shape, data))
 
     def scratch(self, name: str, shape: tuple[int, ...]) -> Slow:

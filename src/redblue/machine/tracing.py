@@ -103,7 +103,7 @@ class Tracing(Machine):
         """Raise MachineError if the node is no longer red, although its value is still being used."""
         if not self._holders[node]:
             raise MachineError(
-                "a word was overwritten while what is computed from it was still being written: put the value into a "
+                "a word was overwritten while a value computed from it was still being written: put the value into a "
                 "tile of its own with new()"
             )
 

@@ -17,10 +17,9 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
+from redblue.masks import evaluation
 from redblue.masks.block_mask import read
 from redblue.masks.numbers import Numbers, numbers, pair
-from redblue.masks.patterns import spans
-from redblue.masks.patterns.graph import csr
 from redblue.masks.patterns.pairs import Pairs
 from redblue.masks.rules import algebra, arrays, block_patterns, packed, periodic, tokens
 from redblue.masks.rules.bands import Window
@@ -97,20 +96,15 @@ class Mask:
         within: a window that is laid on each document, from its first query and key, or, with align="bottom-right",
         from its last query and key.
         """
-        queries, keys = packed.check_lengths(lengths, key_lengths)
         if within is not None and not isinstance(within, Mask):
             raise RedblueError(f"within must be a window, such as Mask.causal(), got {within!r}")
-        if within is None or within.is_full:
-            return cls(packed.Documents(queries, keys))
-        if not isinstance(within.rule, Window):
-            raise RedblueError(f"within must be a window, such as Mask.causal(), got {within!r}: use & for others")
-        return cls(packed.WindowedDocuments(queries, keys, within.rule))
+        return cls(packed.documents(lengths, key_lengths, None if within is None else within.rule))
 
     @classmethod
     def dilated(cls, window: int, step: int) -> Mask:
         """Query i attends keys i + t * step for t = -window..window (Longformer).
 
-        `Mask.dilated(window, step) & Mask.causal()` leaves only keys before the query.
+        `Mask.dilated(window, step) & Mask.causal()` leaves out the keys after the query.
         """
         return cls(periodic.DilatedWindow(whole_number("window", window, 0), whole_number("step", step, 1)))
 
@@ -280,23 +274,11 @@ class Mask:
 
         Raises RedblueError if the mask does not fix that size, or if n_q is no multiple of `group`.
         """
-        queries, keys = self.rule.sizes
-        own = {"n_q": None if queries is None else queries * self.group, "n_k": keys}
-        sizes = {name: own[name] if n is None else n for name, n in (("n_q", n_q), ("n_k", n_k))}
-        missing = [name for name, n in sizes.items() if n is None]
-        if missing:
-            raise RedblueError(f"{self!r} is for any sizes: give {' and '.join(missing)}")
-        n_q, n_k = (whole_number(name, n, 0) for name, n in sizes.items())
-        if n_q % self.group:
-            raise RedblueError(f"n_q must be a multiple of the mask's {self.group} rows per query, got {n_q}")
-        return n_q, n_k
+        return evaluation.complete_sizes(self.rule, self.group, n_q, n_k)
 
     def nnz(self, n_q: int | None = None, n_k: int | None = None) -> int:
         """Count the attending pairs, over all planes. Sizes may be left out if the mask fixes them."""
-        n_q, n_k = self.sizes(n_q, n_k)
-        rules, index = planes(self.rule)
-        counts = [rule.on(n_q, n_k, self.group).nnz for rule in rules]
-        return sum(counts[i] for i in index.flat)
+        return evaluation.pair_count(self.rule, self.group, *self.sizes(n_q, n_k))
 
     def density(self, n_q: int | None = None, n_k: int | None = None) -> float:
         """Return the share of all pairs that attend; 0 if there are no pairs."""
@@ -305,23 +287,14 @@ class Mask:
 
     def to_dense(self, n_q: int | None = None, n_k: int | None = None) -> np.ndarray:
         """Return a boolean (*lead, n_q, n_k) array, True where the query attends the key."""
-        n_q, n_k = self.sizes(n_q, n_k)
-        rules, index = planes(self.rule)
-        arrays = [rule.on(n_q, n_k, self.group).dense(range(n_q), range(n_k)) for rule in rules]
-        return np.stack(arrays)[index] if self.lead else arrays[0]
+        return evaluation.dense_array(self.rule, self.group, *self.sizes(n_q, n_k))
 
     def to_csr(self, n_q: int | None = None, n_k: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return (indptr, indices), int64: query i attends the keys indices[indptr[i]:indptr[i+1]], which ascend.
 
         Memory is proportional to the attending pairs. Raises RedblueError for a mask of several planes.
         """
-        n_q, n_k = self.sizes(n_q, n_k)
-        indptr, indices = csr(self.rule.pattern(n_q // self.group, n_k))
-        if self.group == 1:
-            return indptr, indices
-        counts, query = np.diff(indptr), np.arange(n_q) // self.group
-        _, entries = spans.expand(indptr[query], counts[query])
-        return np.append(0, np.cumsum(counts[query])), indices[entries]
+        return evaluation.csr_arrays(self.rule, self.group, *self.sizes(n_q, n_k))
 
     def plot(self, n_q: int | None = None, n_k: int | None = None, tile: int | tuple[int, int] | None = None) -> Any:
         """Return an Altair chart of the mask's tiles: full tiles, and partial tiles, paler with fewer attending pairs.

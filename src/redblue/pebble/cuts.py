@@ -65,7 +65,7 @@ def spectral(graph: Graph, red: int, rules: Rules) -> tuple[int, int]:
     Cut a game into k phases that compute equally many nodes. Each phase loads the values that it uses and earlier
     phases computed, and stores the values that later phases use, in both cases all but `red` words. Give each edge the
     weight 1 / out-degree of its parent; then these values number at least the weight of the edges between phases,
-    counted twice. By spectral partitioning, that weight is at least floor(n / k) times the sum of the k smallest
+    counted twice. By spectral partitioning, this doubled weight is at least floor(n / k) times the sum of the k least
     eigenvalues of the weighted graph's Laplacian. Jain & Zaharia, SPAA 2020; there inputs are computed, here they are
     left out of the graph, as they start in slow memory.
     """

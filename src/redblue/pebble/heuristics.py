@@ -87,9 +87,9 @@ def heuristic(graph: Graph, red: int, rules: str | Rules = "red-blue", *, tries:
     tries: number of tries of the local search. Each try moves one node of the best order to another place, and the new
         order is kept if it costs no more. Large graphs get fewer tries (MAX_STEPS).
     seed: of the local search's random numbers.
-    If recomputation is allowed, a node whose parents are all red is recomputed instead of loaded. With more than two
-    levels of memory, the game of the first two is extended level by level. Ctrl-C ends the search, and the best game so
-    far is returned.
+    A node whose parents are all red is recomputed instead of loaded, if recomputation is allowed and costs no more than
+    a load. With more than two levels of memory, the game of the first two is extended level by level. Ctrl-C ends the
+    search, and the best game so far is returned.
     Raises RedblueError if `red` words cannot compute every node, and for invalid rules, `tries` and `seed`.
     """
     rules = rules_of(rules)

@@ -33,8 +33,8 @@ def solve_milp(
     steps: None: one per node (with partial computation, per edge). More steps help only with recomputation
         ("red-blue"). As no number of steps is known to be enough there, `optimal` is True only for the other rules.
     time_limit: seconds.
-    Raises RedblueError without SciPy, for sliding and for more than two levels, and for `red` below the least that
-    works. The number of nodes has no limit but patience.
+    Raises RedblueError without SciPy, for sliding, for more than two levels, for too few `steps`, and for `red` below
+    the least that works. The number of nodes has no limit but patience.
     """
     rules = rules_of(rules)
     start = time.perf_counter()

@@ -77,7 +77,7 @@ def gathered(graph: Graph, part: np.ndarray, late: np.ndarray) -> np.ndarray:
     """Lateness with chains gathered, (n,): each node of a chain gets the lateness of the chain's end.
 
     Only chains that end in a node with several children in the part are gathered, and only if no node of the chain
-    depends on such a node: otherwise the chain would delay the computation of that node's other children.
+    depends on a hub (see below_hubs): the hub would have to stay red until the whole chain is computed.
     """
     (first_child, children), gathered_late, below = graph.children, late.tolist(), below_hubs(graph).tolist()
     inside = np.bincount(graph.parents[part[graph.heads]], minlength=graph.n).tolist()
@@ -137,6 +137,7 @@ def tile_by_tile(graph: Graph, parts: list[np.ndarray], red: int) -> Iterator[tu
         if not any(tilings):
             continue
         for rank in range(2 if max(map(len, tilings)) > 1 else 1):
+            # A part with fewer outputs than `size` has no tiling: (0, 1, 0) makes all of its outputs one tile.
             chosen = [ranked[min(rank, len(ranked) - 1)] if ranked else (0, 1, 0) for ranked in tilings]
             groups = [
                 grouped(graph, part, own, _tile_of_entry(own.size, width or own.size, rows, cols or own.size))
@@ -146,7 +147,7 @@ def tile_by_tile(graph: Graph, parts: list[np.ndarray], red: int) -> Iterator[tu
                 f"{rows} x {cols or own.size}" for (_, rows, cols), own in zip(chosen, outputs, strict=True)
             )
             for suffix, variant in variants:
-                orders = []
+                orders = []  # of each part; the last key of lexsort is the first to sort by
                 for part, group, late, order_key in zip(parts, groups, plain, variant, strict=True):
                     nodes = np.flatnonzero(part)
                     orders.append(

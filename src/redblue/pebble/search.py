@@ -11,7 +11,7 @@ optimum:
   pebbles were unlimited from here on. Without recomputation, each value that is still needed and not red is loaded, and
   each sink stored.
 - A successor is generated only when its total cost is due (partial expansion A*; Yoshizumi, Miura, Ishida, AAAI 2000),
-  and a pebble is not deleted if the total cost would then exceed the current one.
+  and a pebble is not deleted if the total cost would then exceed the cost that is due.
 
 A beam search finds a first game before A* starts.
 """
@@ -63,7 +63,7 @@ class Solution:
     """A game, and the proof of how good it is.
 
     cost: by the costs of the rules. optimal: whether it is proved that no game is cheaper.
-    lower_bound: proved cost that no game is below; equal to `cost` if optimal. nodes: states expanded.
+    lower_bound: proved for every game; equal to `cost` if optimal. nodes: states expanded.
     """
 
     cost: float

@@ -17,7 +17,20 @@ from redblue.masks.rules.rule import Rule, Sizes, check_sizes
 MAX_TOKENS = 1 << 60  # of all documents together
 
 
-def check_lengths(lengths: Any, key_lengths: Any) -> tuple[Numbers, Numbers]:
+def documents(lengths: Any, key_lengths: Any, within: Rule | None) -> Documents:
+    """Make the rule of packed documents from a user's arguments (see Mask.documents).
+
+    Raises RedblueError, which names the argument, for invalid lengths and if `within` is not a window.
+    """
+    queries, keys = _check_lengths(lengths, key_lengths)
+    if within is None or within.is_full:
+        return Documents(queries, keys)
+    if not isinstance(within, Window):
+        raise RedblueError(f"within must be a window, such as Mask.causal(), got {within!r}: use & for others")
+    return WindowedDocuments(queries, keys, within)
+
+
+def _check_lengths(lengths: Any, key_lengths: Any) -> tuple[Numbers, Numbers]:
     """Check a user's lengths of documents in queries and in keys; key_lengths None stands for `lengths`.
 
     Raises RedblueError, which names the argument.
