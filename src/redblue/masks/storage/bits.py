@@ -95,7 +95,7 @@ def _offsets(side: Pairs, n: int, m: int) -> np.ndarray:
         else:
             fault = f"this one has {side.n_cols} columns"
         raise RedblueError(
-            f"format {n}:{m} stores masks of whole groups of {m} columns of which each row attends exactly {n}; {fault} "
-            "(a pass by keys stores the transpose): use bits or csr"
+            f"format {n}:{m} stores masks of whole groups of {m} columns of which each row attends exactly {n}; "
+            f"{fault} (a pass by keys stores the transpose): use bits or csr"
         )
     return (cols % m).reshape(side.n_rows, -1)
