@@ -24,7 +24,7 @@ SHADES = " ░▒▓█"  # from no pair to every pair of a tile
 
 
 class Drawable(Protocol):
-    """The part of Mask that pictures need. (mask.py imports this module, so it cannot import Mask.)"""
+    """The part of Mask that pictures need. (Mask.plot imports this module, so this module cannot import Mask.)"""
 
     @property
     def rule(self) -> Rule: ...

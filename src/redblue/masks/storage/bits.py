@@ -41,7 +41,7 @@ class Bits:
 class NofM:
     """For masks in which exactly n of every m consecutive columns attend: the offset of each in its group of m.
 
-    An offset takes ceil(log2 m) bits.
+    An offset takes ceil(log2 m) bits, at least 1.
     """
 
     n: int
@@ -90,9 +90,12 @@ def _offsets(side: Pairs, n: int, m: int) -> np.ndarray:
     counts = np.bincount(rows * (groups + 1) + cols // m, minlength=side.n_rows * (groups + 1))
     wrong = np.flatnonzero(counts.reshape(-1, groups + 1)[:, :groups] != n)
     if side.n_cols % m or len(wrong):
-        at = f"row {wrong[0] // groups} keeps another number in group {wrong[0] % groups}" if len(wrong) else "it ends"
+        if len(wrong):
+            fault = f"in this one, row {wrong[0] // groups} attends another number in group {wrong[0] % groups}"
+        else:
+            fault = f"this one has {side.n_cols} columns"
         raise RedblueError(
-            f"format {n}:{m} stores masks of whole groups of {m} columns of which each row attends exactly {n}; this "
-            f"one has {side.n_cols} columns, and {at} (a pass by keys stores the transpose): use bits or csr"
+            f"format {n}:{m} stores masks of whole groups of {m} columns of which each row attends exactly {n}; "
+            f"{fault} (a pass by keys stores the transpose): use bits or csr"
         )
     return (cols % m).reshape(side.n_rows, -1)

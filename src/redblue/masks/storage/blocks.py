@@ -132,6 +132,7 @@ class BitTiles:
                 if entry % 2:
                     attends[here, span] = True
                 else:
+                    # `parts` loads a tile's words by columns of words.
                     attends[here, span] = unpack(loaded["bits"][at : at + count].reshape(words, -1).T, edge)
                     at += count
         return attends[:, : side.n_cols]
