@@ -20,7 +20,7 @@ from redblue.op.pytorch import (
 from redblue.schedules.flash import ForwardTiles
 
 HAVE = 10_000
-SIZES = gpu.Sizes((1,), 1, 1, 70, 70, 48, 48)
+SIZES = gpu.Sizes((1,), 2, 1, 150, 150, 48, 48)
 KIND = tune.Kind.of("forward", SIZES, "float16", "full", Options(), "auto", torch.device("cpu"), Card())
 
 
@@ -56,9 +56,28 @@ def refusing(monkeypatch):
 
 def tensors():
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(1, 1, 70, 48, generator=generator, requires_grad=True) for _ in range(3)]
+    return [torch.randn(1, 2, 150, 48, generator=generator, requires_grad=True) for _ in range(3)]
 
 
+def test_a_refused_launch_is_replaced_with_one_warning_and_not_tried_again():
+    made = [Launch("flash", ForwardTiles(16 << i, 16, 150), shared_bytes=2000 >> i) for i in range(3)]
+    tried = []
+
+    def execute(launch):
+        tried.append(launch)
+        if launch == made[0]:
+            raise triton.OutOfResources(12_000, HAVE, "shared memory")
+
+    need = f"it needs 12,000 bytes of shared memory, and a block on this card has {HAVE:,}; flash .* runs instead"
+    with pytest.warns(UserWarning, match=need) as caught:
+        fallback.run(KIND, lambda: made[0], lambda: made, execute)
+    assert len(caught) == 1
+    tried.clear()
+    fallback.run(KIND, lambda: made[0], lambda: made, execute)  # a warning would be an error
+    assert tried == made[1:2]
+
+
+@pytest.mark.thorough
 def test_what_is_refused_is_replaced_with_one_warning_and_not_tried_again(refusing):
     tried = refusing(HAVE)
     arrays = tensors()
@@ -103,7 +122,7 @@ def test_other_errors_are_nobody_elses_to_mend(refusing):
 
 
 def test_nor_are_those_of_what_takes_its_place():
-    made = [Launch("flash", ForwardTiles(16 << i, 16, 70)) for i in range(2)]
+    made = [Launch("flash", ForwardTiles(16 << i, 16, 150)) for i in range(2)]
     errors = {made[0]: triton.OutOfResources(600, 512, "tensor memory"), made[1]: ZeroDivisionError("a mistake")}
 
     def execute(launch):
@@ -114,7 +133,7 @@ def test_nor_are_those_of_what_takes_its_place():
 
 
 def test_a_choice_that_was_tuned_elsewhere_may_be_refused(monkeypatch):
-    made = [Launch("flash", ForwardTiles(16 << i, 16, 70), shared_bytes=2000 << i) for i in range(3)]
+    made = [Launch("flash", ForwardTiles(16 << i, 16, 150), shared_bytes=2000 << i) for i in range(3)]
     ran = []
 
     def execute(launch):

@@ -113,7 +113,8 @@ def _output_tiles(
             next_tile = (t % COLS == 0) | (t == tiles.begin) if TILES == "band" else t % (COLS // DEPTH) == 0
             i_key = j + tl.arange(0, DEPTH)
             m_key = None if c.WHOLE or TILES == "full" else i_key < n_k
-            m_max, m_p = and_masks(m_row, next_tile & (block.i_local >= 0)), m_row
+            m_max = and_masks(m_row, next_tile & (block.i_local >= 0))
+            m_p = m_row
             if TILES == "band":
                 i_query, first = block.i // c.GROUP, j // COLS * COLS
                 m_max = and_masks(m_max, attending_rows(scores, i_query, first, tl.minimum(first + COLS, n_k)))
