@@ -1,7 +1,7 @@
-"""Lower bounds on the words that any schedule must move, each with its conditions and its proof.
+"""Table of lower bounds on the words that any schedule must move, each with its conditions and its source.
 
-Proved rows carry explicit constants (docs/theory.md holds the proofs); order-only rows are the papers' Theta and Omega
-forms with the unknown constant left out: a guide to the shape of the curve, never a bound.
+Proved rows have explicit constants and proofs (docs/theory.md). Order-only rows are the papers' Theta and Omega forms
+without their unknown constants: they show the shape of a curve and are never bounds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ FIELD = "any arithmetic, fast matrix multiplication too; words from F_q, q > n; 
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound on one problem at one capacity. words: over all streams; for order-only rows, the form's value.
+    """A bound for one problem and one capacity.
 
-    Z: attended pairs; R, C: rows and keys that attend at all. All bounds are for algorithms that form every product
-    of every attended pair (docs/theory.md).
+    words: over all streams; for order-only rows, the value of the form. In `formula`, Z is the number of attended
+    pairs, and R and C are the numbers of rows and keys with an attended pair. All bounds are for algorithms that form
+    every product of every attended pair (docs/theory.md).
     """
 
     name: str
@@ -42,7 +43,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class Row:
-    """A kind of bound. evaluate(stream, M): words for one stream of the problem in a cache of M words."""
+    """A row of the table: one bound for one direction.
+
+    evaluate(stream, M): words of one stream of the problem in a cache of M words. applies(stream, M): whether the bound
+    is valid. The other fields are those of Bound.
+    """
 
     name: str
     direction: str
@@ -56,20 +61,21 @@ class Row:
 
 
 def _live(p: Problem) -> tuple[int, int, int]:
-    """Rows and keys that attend at all, and attended pairs."""
+    """Return the numbers of rows and of keys with an attended pair, and of attended pairs."""
     pairs = p.mask.on(p.n_q, p.n_k)
     rows, keys = pairs.rows_of(range(p.n_k)), pairs.cols_of(range(p.n_q))
     return sum(map(len, rows)), sum(map(len, keys)), pairs.nnz
 
 
 def _outputs(p: Problem) -> int:
-    """Words that must be stored."""
+    """Return the number of output words, all of which must be stored."""
     if p.direction == "gradient_x":
         return p.d**2
     return p.n_q * p.d_v if p.direction == "forward" else p.n_q * p.d + p.n_k * (p.d + p.d_v)
 
 
 def _compulsory(p: Problem, words: int) -> int:
+    """Every input that is used is loaded once, and every output is stored once (Theorem 0)."""
     rows, keys, _ = _live(p)
     if p.direction == "gradient_x":  # A1, E; A2, A3; X, Y
         inputs = rows * (p.d + p.d_v) + keys * 2 * p.d + bool(rows) * p.d * (p.d + p.d_v)
@@ -79,38 +85,39 @@ def _compulsory(p: Problem, words: int) -> int:
 
 
 def _phases(p: Problem, words: int) -> int:
-    """Loads of all phases, less the sums that are begun in the cache for nothing, and every output stored."""
-    sums = _outputs(p)  # each is the end of one sum
+    """Loads of all phases, minus the sums that begin in the cache without a load, plus all outputs (Theorem 3)."""
+    sums = _outputs(p)  # each output is the end of one sum
     if p.direction == "gradient_x":
         sums = p.n_q * p.d_v + max(p.n_q, p.n_k) * p.d  # O, and dS A2 or A1^T dS
     return phase_loads(p.direction, p.d, p.d_v, words, _live(p)[2]) - sums + _outputs(p)
 
 
 def _one_mask(p: Problem, words: int) -> int:
-    """Phases whose pairs are those of this mask (Theorem 5)."""
+    """Loads of all phases, whose rows and columns contain only this mask's pairs (Theorem 5)."""
     pairs = p.mask.on(p.n_q, p.n_k)
     return one_mask.loads(cover(pairs), p.direction, p.d, p.d_v, words, pairs.nnz) if pairs.nnz else 0
 
 
 def _large_cache(p: Problem, words: int) -> int:
-    """Phases of L loads that touch W = M + L words: twice M, or the least that Theorem 1 covers."""
+    """Phases of L loads that touch W = M + L words, with W = 2 M or the minimum for Theorem 1."""
     d, d_v, pairs = p.d, p.d_v, _live(p)[2]
     four_delta_squared = 4 * (d + d_v) ** 2 if d_v <= d else 16 * d * d_v
     reach = max(2 * words, 3 * d_v**2)
-    # A phase may earn parts of pairs, so nothing is rounded before the division.
+    # A phase may gain fractions of pairs, so round only after the division.
     whole = -(-pairs * four_delta_squared // reach**2)
     crossing = math.ceil(pairs / (math.sqrt(reach + d_v**2) - d_v) ** 2 * (1 - 1e-9))
     return (reach - words) * (min(whole, crossing) - 1)
 
 
 def _small_cache(p: Problem, words: int) -> int:
+    """Two matrix products by Loomis-Whitney, minus the scores that are never moved (Theorem 2)."""
     pairs = _live(p)[2]
     reached = (1 + 0.75 * words / p.d**2) ** 1.5 * (1 + 1e-9)
     return int(2 * pairs * (p.d + p.d_v) / math.sqrt(words) / reached) - pairs - 2 * words
 
 
 def _any_arithmetic(p: Problem, words: int) -> int:
-    """Phases of M loads; each can determine max((2 M / d)^2, 4 M) scores at most (Theorem 4)."""
+    """Phases of M loads; each can determine at most max((2 M / d)^2, 4 M) scores (Theorem 4)."""
     most = max(4 * words * words // p.d**2, 4 * words)
     return words * (-(-_live(p)[2] // most) - 1)
 
@@ -150,7 +157,7 @@ COMPULSORY = {
     "backward": "R (d + d_v) + C (d + d_v) + n_q d + n_k (d + d_v)",
     "gradient_x": "R (d + d_v) + 2 C d + 2 d^2 + d d_v",
 }
-# At d = d_v, in words per pair, for large n: what the certified table gives.
+# Words per pair from the certified table, for d = d_v and large n.
 CONSTANTS = {
     "forward": "3.96 x^2 for x <= 1/2, 3.9 x at x = 10",
     "backward": "10.2 x^2 for small x, 7.3 x at x = 10",
@@ -287,14 +294,14 @@ BOUNDS = PROVED + ORDER_ONLY
 
 
 def lower_bounds(problem: Problem, words: int) -> list[Bound]:
-    """Every bound for the problem's direction in a cache of `words` words, proved ones first, largest first.
+    """Return all bounds for the problem in a cache of `words` words: proved ones first, each group in descending order.
 
-    Streams share nothing: a game on all of them contains a game on each, so their bounds add up.
-    Raises RedblueError for words below 1.
+    Streams share no data, so a game on all streams contains a game on each, and their bounds add up.
+    Raises RedblueError unless `words` is a whole number of at least 1.
     """
     words = whole_number("words", words, most=math.inf)
     stream = problem.one_stream()
-    found = [
+    bounds = [
         Bound(
             row.name,
             problem.streams * max(0, row.evaluate(stream, words.__index__())),
@@ -307,13 +314,13 @@ def lower_bounds(problem: Problem, words: int) -> list[Bound]:
         for row in BOUNDS
         if row.direction == problem.direction and row.applies(stream, words)
     ]
-    return sorted(found, key=lambda bound: (not bound.proved, -bound.words))
+    return sorted(bounds, key=lambda bound: (not bound.proved, -bound.words))
 
 
 def lower_bound(problem: Problem, words: int) -> Bound:
-    """The largest proved bound on the words that any schedule moves on the problem through a cache of `words` words.
+    """Return the largest proved bound on the words that any schedule moves on the problem in a cache of `words` words.
 
-    Any that forms every product of every attended pair and adds each sum up one product at a time; backward, whether
-    it recomputes P or is given it.
+    The bound holds for every schedule that forms every product of every attended pair and adds up each sum one product
+    at a time. Backward, it holds whether P is recomputed or given.
     """
     return lower_bounds(problem, words)[0]
