@@ -12,6 +12,7 @@ from redblue import problem
 from redblue.base import parallel
 from redblue.base.errors import RedblueError
 from redblue.studies import sweep
+from redblue.studies.sweep import points
 from support.sweeps import SMALL, counting
 
 
@@ -130,7 +131,7 @@ def test_an_invalid_point_is_a_row_with_its_reason():
 
 
 def test_a_bug_is_not_taken_for_a_bad_point(monkeypatch):
-    monkeypatch.setattr(rb, "count", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr(points, "count", lambda *_, **__: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         sweep.run(SMALL, jobs=1)
 
