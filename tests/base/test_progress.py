@@ -8,10 +8,15 @@ from redblue.base.progress import INTERRUPTED, progress_bar
 
 
 def interrupted(capsys, **options):
-    """Standard error, as one line, of a block that Ctrl-C stops after 2 of 5 steps."""
-    with pytest.raises(SystemExit) as stopped, progress_bar("planning", **options) as move:
-        move(2, 5, "a step [of] its own")
-        raise KeyboardInterrupt
+    """The lines on standard error of a block that Ctrl-C stops after 2 of 5 steps."""
+
+    def work():
+        with progress_bar("planning", **options) as move:
+            move(2, 5, "a step [of] its own")
+            raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as stopped:
+        work()
     assert stopped.value.code == INTERRUPTED
     captured = capsys.readouterr()
     assert captured.out == ""
