@@ -11,10 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from redblue.base.integers import whole_number
-from redblue.bounds import one_mask
-from redblue.bounds.cover import cover
-from redblue.bounds.family import family
-from redblue.bounds.table import phase_loads
+from redblue.bounds import formulas
 from redblue.problem import Problem
 
 ALL_PRODUCTS = "every product of every attended pair is formed; recomputation allowed"
@@ -60,95 +57,6 @@ class Row:
     applies: Callable[[Problem, int], bool] = lambda stream, words: True
 
 
-def _live(p: Problem) -> tuple[int, int, int]:
-    """Return the numbers of rows and of keys with an attended pair, and of attended pairs."""
-    pairs = p.mask.on(p.n_q, p.n_k)
-    rows, keys = pairs.rows_of(range(p.n_k)), pairs.cols_of(range(p.n_q))
-    return sum(map(len, rows)), sum(map(len, keys)), pairs.nnz
-
-
-def _outputs(p: Problem) -> int:
-    """Return the number of output words, all of which must be stored."""
-    if p.direction == "gradient_x":
-        return p.d**2
-    return p.n_q * p.d_v if p.direction == "forward" else p.n_q * p.d + p.n_k * (p.d + p.d_v)
-
-
-def _compulsory(p: Problem, words: int) -> int:
-    """Every input that is used is loaded once, and every output is stored once (Theorem 0)."""
-    rows, keys, _ = _live(p)
-    if p.direction == "gradient_x":  # A1, E; A2, A3; X, Y
-        inputs = rows * (p.d + p.d_v) + keys * 2 * p.d + bool(rows) * p.d * (p.d + p.d_v)
-    else:
-        inputs = rows * (p.d + p.d_v * (p.direction == "backward")) + keys * (p.d + p.d_v)
-    return inputs + _outputs(p)
-
-
-def _phases(p: Problem, words: int) -> int:
-    """Loads of all phases, minus the sums that begin in the cache without a load, plus all outputs (Theorem 3)."""
-    sums = _outputs(p)  # each output is the end of one sum
-    if p.direction == "gradient_x":
-        sums = p.n_q * p.d_v + max(p.n_q, p.n_k) * p.d  # O, and dS A2 or A1^T dS
-    return phase_loads(p.direction, p.d, p.d_v, words, _live(p)[2]) - sums + _outputs(p)
-
-
-def _one_mask(p: Problem, words: int) -> int:
-    """Loads of all phases, whose rows and columns contain only this mask's pairs (Theorem 5)."""
-    pairs = p.mask.on(p.n_q, p.n_k)
-    return one_mask.loads(cover(pairs), p.direction, p.d, p.d_v, words, pairs.nnz) if pairs.nnz else 0
-
-
-def _large_cache(p: Problem, words: int) -> int:
-    """Phases of L loads that touch W = M + L words, with W = 2 M or the minimum for Theorem 1."""
-    d, d_v, pairs = p.d, p.d_v, _live(p)[2]
-    four_delta_squared = 4 * (d + d_v) ** 2 if d_v <= d else 16 * d * d_v
-    reach = max(2 * words, 3 * d_v**2)
-    # A phase may gain fractions of pairs, so round only after the division.
-    whole = -(-pairs * four_delta_squared // reach**2)
-    crossing = math.ceil(pairs / (math.sqrt(reach + d_v**2) - d_v) ** 2 * (1 - 1e-9))
-    return (reach - words) * (min(whole, crossing) - 1)
-
-
-def _small_cache(p: Problem, words: int) -> int:
-    """Two matrix products by Loomis-Whitney, minus the scores that are never moved (Theorem 2)."""
-    pairs = _live(p)[2]
-    reached = (1 + 0.75 * words / p.d**2) ** 1.5 * (1 + 1e-9)
-    return int(2 * pairs * (p.d + p.d_v) / math.sqrt(words) / reached) - pairs - 2 * words
-
-
-def _any_arithmetic(p: Problem, words: int) -> int:
-    """Phases of M loads; each can determine at most max((2 M / d)^2, 4 M) scores (Theorem 4)."""
-    most = max(4 * words * words // p.d**2, 4 * words)
-    return words * (-(-_live(p)[2] // most) - 1)
-
-
-def _order_forward(p: Problem, words: int) -> int:
-    pairs = p.n_q * p.n_k
-    return min(pairs * p.d**2 // words, math.isqrt((pairs * p.d) ** 2 // words))
-
-
-def _order_backward(p: Problem, words: int) -> int:
-    n, d = max(p.n_q, p.n_k), p.d
-    return min((n**2 * d**2 + n * d**3) // words, math.isqrt((n**2 * d + n * d**2) ** 2 // words))
-
-
-def _order_sparse(p: Problem, words: int) -> int:
-    return family(p).form(words)
-
-
-def _order_any_arithmetic(p: Problem, words: int) -> int:
-    pairs = p.n_q * p.n_k
-    return min(pairs * p.d**2 // words, pairs)
-
-
-def _order_binary(p: Problem, words: int) -> int:
-    return int(_order_any_arithmetic(p, words) / max(1.0, math.log2(max(p.n_q, p.n_k))) ** 2)
-
-
-def _large(p: Problem, words: int) -> bool:
-    return p.mask.is_full and words <= max(p.n_q, p.n_k) * p.d
-
-
 SAHA_YE = "Saha & Ye, ICML 2024 (arXiv 2402.07443)"
 BACKWARD_PAPER = "arXiv 2410.09397"
 PHASES = "max over L of L (ceil(Z / G(d, d_v, M + L)) - 1)"
@@ -167,7 +75,7 @@ SUMS = {"gradient_x": " - n_q d_v - max(n_q, n_k) d + d^2"}
 
 PROVED = (
     *(
-        Row("compulsory", direction, formula, "1", ALL_PRODUCTS, "docs/theory.md, Theorem 0", True, _compulsory)
+        Row("compulsory", direction, formula, "1", ALL_PRODUCTS, "docs/theory.md, Theorem 0", True, formulas.compulsory)
         for direction, formula in COMPULSORY.items()
     ),
     *(
@@ -179,7 +87,7 @@ PROVED = (
             BY_X if direction == "gradient_x" else CHAINS,
             "docs/theory.md, Theorem 3; G bounded by certified branch and bound",
             True,
-            _phases,
+            formulas.phases,
         )
         for direction, constant in CONSTANTS.items()
     ),
@@ -192,7 +100,7 @@ PROVED = (
             CHAINS + "; for this one mask",
             "docs/theory.md, Theorem 5; G bounded by branch and bound, K by what is quick to know of the mask",
             True,
-            _one_mask,
+            formulas.one_mask,
             lambda stream, words: not stream.mask.is_full,
         )
         for direction in ("forward", "backward")
@@ -205,7 +113,7 @@ PROVED = (
         CHAINS,
         "docs/theory.md, Theorem 1",
         True,
-        _large_cache,
+        formulas.large_cache,
     ),
     Row(
         "small cache",
@@ -215,7 +123,7 @@ PROVED = (
         CHAINS,
         "docs/theory.md, Theorem 2",
         True,
-        _small_cache,
+        formulas.small_cache,
     ),
     Row(
         "any arithmetic",
@@ -225,7 +133,7 @@ PROVED = (
         FIELD + "every score of an attended pair is in the cache at some time",
         "docs/theory.md, Theorem 4, after " + SAHA_YE + ", Thm 4.8",
         True,
-        _any_arithmetic,
+        formulas.any_arithmetic,
     ),
 )
 ORDER_ONLY = (
@@ -237,8 +145,8 @@ ORDER_ONLY = (
         "order only; standard matrix multiplication, full mask, M <= n d",
         SAHA_YE + ", Thm 3.1",
         False,
-        _order_forward,
-        _large,
+        formulas.order_forward,
+        formulas.is_long,
     ),
     Row(
         "any arithmetic, Omega",
@@ -248,8 +156,8 @@ ORDER_ONLY = (
         "order only; any matrix multiplication, entries from F_q with q > n, full mask, M <= n d",
         SAHA_YE + ", Thm 4.8",
         False,
-        _order_any_arithmetic,
-        _large,
+        formulas.order_any_arithmetic,
+        formulas.is_long,
     ),
     Row(
         "binary entries, Omega",
@@ -259,8 +167,8 @@ ORDER_ONLY = (
         "order only; any matrix multiplication, binary entries, full mask, M <= n d",
         SAHA_YE + ", Thm 4.14",
         False,
-        _order_binary,
-        _large,
+        formulas.order_binary,
+        formulas.is_long,
     ),
     *(
         Row(
@@ -271,7 +179,7 @@ ORDER_ONLY = (
             "order only; for the family of inputs with these counts, not for one given mask",
             BACKWARD_PAPER + ", Thm 4.5",
             False,
-            _order_sparse,
+            formulas.order_sparse,
         )
         for direction in ("forward", "backward")
     ),
@@ -284,8 +192,8 @@ ORDER_ONLY = (
             "order only; stated for the gradient with respect to X = W_Q W_K^T, full mask, M <= n d",
             BACKWARD_PAPER + ", Thm 1.1",
             False,
-            _order_backward,
-            _large,
+            formulas.order_backward,
+            formulas.is_long,
         )
         for direction in ("backward", "gradient_x")
     ),
