@@ -60,7 +60,7 @@ def most_earned(direction, xi, xi_v, w):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(("xi", "xi_v"), [(0.1, 0.1), (0.5, 0.4), (0.7, 1.4), (3.0, 2.0)])
 def test_nothing_earns_more_than_the_certificate(direction, xi, xi_v):
-    found = certify(PhaseProblem(direction, xi, xi_v, WEIGHTS[direction]), gap=0.05, most_boxes=1 << 17)
+    found = certify(PhaseProblem(direction, xi, xi_v, WEIGHTS[direction]), gap=0.05, max_boxes=1 << 17)
     assert 0 < found.reached <= found.gain
     assert 0.85 * found.gain <= most_earned(direction, xi, xi_v, WEIGHTS[direction]) <= found.gain
 
@@ -82,7 +82,7 @@ def test_the_table_is_what_certify_says(direction):
     for row in np.random.default_rng(5).choice(len(rows), 4, replace=False):
         weights = Weights(*(float(rows[row][name]) for name in Weights._fields))
         problem = PhaseProblem(direction, float(rows[row]["xi"]), float(rows[row]["xi_v"]), weights)
-        again = certify(problem, gap=0.01, most_boxes=1 << 20)
+        again = certify(problem, gap=0.01, max_boxes=1 << 20)
         total, listed = weights.total(direction), float(rows[row]["gain"])
         assert again.reached / total <= listed
         assert again.gain / total == pytest.approx(listed, rel=1e-5)

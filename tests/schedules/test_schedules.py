@@ -221,10 +221,10 @@ def test_runs_that_would_not_end_are_refused(monkeypatch):
 def test_runs_are_given_up_whichever_phase_takes_the_moves(schedule, direction, large, monkeypatch):
     """Tiles of scores are few here; those of dK and dV, or of the gradient, are not."""
     problem, tiles = Problem(64, 64, 8, direction=direction), dict.fromkeys(large, 64)
-    monkeypatch.setattr(counts, "MOST_MOVES", 10_000)
+    monkeypatch.setattr(counts, "MAX_MOVES", 10_000)
     with pytest.raises(RedblueError, match=r"more than 10,000 moves .* closed form counts the same at once"):
         counts.run(schedule, problem, tiles=tiles)
-    monkeypatch.setattr(counts, "MOST_MOVES", 10_000_000)
+    monkeypatch.setattr(counts, "MAX_MOVES", 10_000_000)
     assert figures(counts.run(schedule, problem, tiles=tiles)) == figures(count(schedule, problem, tiles=tiles))
 
 
@@ -235,4 +235,4 @@ def test_what_is_refused_at_once_would_not_have_ended(schedule, direction, data)
     problem = data.draw(covered(schedule, direction))
     tiles = schedule.make_tiles(problem, data.draw(tile_edges(schedule, problem)))
     machine, _ = counts.execute(schedule, problem, tiles, Counting())
-    assert counts._least_moves(problem, tiles) <= machine.clock
+    assert counts._min_moves(problem, tiles) <= machine.clock

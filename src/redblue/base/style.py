@@ -40,19 +40,31 @@ class Look(NamedTuple):
 # Vega-Lite has no name for a star, so the mark is an SVG path within a square of side 2.
 STAR = "M0,-1L.29,-.4L.95,-.31L.48,.15L.59,.81L0,.5L-.59,.81L-.48,.15L-.95,-.31L-.29,-.4Z"
 
-LOOKS = {
-    "standard": Look("#757d86", "#98a1ab", "diamond"),
-    "flash1": Look("#2a8c5a", "#5fc792", "cross"),
-    "flash": Look("#0068a8", "#5bb0ea", "circle"),
-    "flash_onepass": Look("#5a4fb0", "#a79bf2", "triangle-down"),
-    "gather": Look("#b3263a", "#ef7d8a", STAR),
-    "spilled_ds": Look("#9a7b00", "#d3b13a", "triangle-right"),
-    "hybrid": Look("#b0508a", "#e08fc0", "square"),
-    "saha_ye": Look("#00808a", "#4fc3cc", "triangle-left"),
-    "small_cache": Look("#cf5a00", "#f0883e", "triangle-up"),
-    "gradient_x": Look("#0068a8", "#5bb0ea", "circle"),
-    "gradient_x_small": Look("#cf5a00", "#f0883e", "triangle-up"),
-}
+DEFAULT_LOOK = Look("#3f4a54", "#c3cbd3", "stroke")
+
+
+class Looks(dict[str, Look]):
+    """Looks by schedule name. A schedule without an entry gets DEFAULT_LOOK, so a new schedule needs no entry."""
+
+    def __missing__(self, name: str) -> Look:
+        return DEFAULT_LOOK
+
+
+LOOKS = Looks(
+    {
+        "standard": Look("#757d86", "#98a1ab", "diamond"),
+        "flash1": Look("#2a8c5a", "#5fc792", "cross"),
+        "flash": Look("#0068a8", "#5bb0ea", "circle"),
+        "flash_onepass": Look("#5a4fb0", "#a79bf2", "triangle-down"),
+        "gather": Look("#b3263a", "#ef7d8a", STAR),
+        "spilled_ds": Look("#9a7b00", "#d3b13a", "triangle-right"),
+        "hybrid": Look("#b0508a", "#e08fc0", "square"),
+        "saha_ye": Look("#00808a", "#4fc3cc", "triangle-left"),
+        "small_cache": Look("#cf5a00", "#f0883e", "triangle-up"),
+        "gradient_x": Look("#0068a8", "#5bb0ea", "circle"),
+        "gradient_x_small": Look("#cf5a00", "#f0883e", "triangle-up"),
+    }
+)
 
 
 def config(scheme: str = "light") -> dict[str, Any]:

@@ -51,7 +51,7 @@ def command(
     for label, length in zip(("n_q", "n_k"), sizes, strict=True):
         whole_number(label, length)
     data = describe(mask, *sizes, edges)
-    show(data, None if as_json else _summary(data, shaded(mask.plane(0), *sizes)), as_json)
+    show(data, "" if as_json else _summary(data, shaded(mask.plane(0), *sizes)), as_json)
     if picture is not None:
         write(plot(mask, *sizes, edges).to_dict(), picture, force)
         written(picture)
@@ -69,7 +69,7 @@ def describe(mask: Mask, n_q: int, n_k: int, tile: tuple[int, int] | None = None
 
 
 def _describe_plane(plane: Mask, n_q: int, n_k: int, rows: int, cols: int) -> dict[str, Any]:
-    tiles, pairs = census(plane.rule.laid(n_q, n_k), rows, cols), plane.on(n_q, n_k)
+    tiles, pairs = census(plane.rule.pattern(n_q, n_k), rows, cols), plane.on(n_q, n_k)
     nnz = pairs.nnz
     return {
         "mask": repr(plane),

@@ -1,8 +1,7 @@
-"""The commands `redblue pebble ...`: the pebble game from the terminal."""
+"""`redblue pebble ...`: the pebble game from the terminal, as five commands."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from redblue import pebble
 from redblue.base.errors import RedblueError
 from redblue.base.terminal import table
 from redblue.cli.options import Json, Words, parse_tiles, with_problem
+from redblue.cli.output import show, written
 from redblue.lab import traces
 from redblue.problem import Problem
 
@@ -35,13 +35,15 @@ Sliding = Annotated[bool, typer.Option("--sliding", help="A red pebble may slide
 Machine = Annotated[
     str | None,
     typer.Option(
-        "--memory", "-m", help="Every level of a machine's memory, instead of --red; solve: with --heuristic."
+        "--memory", "-m", help="All levels of a machine's memory, instead of --red; solve then needs --heuristic."
     ),
 ]
+FIGURES = ("cost", "loads", "stores", "computes", "peak", "moves")  # of a game, in the order of the table
 GamePath = Annotated[Path, typer.Argument(metavar="GAME", help="A game (.jsonl), as solve and trace write it.")]
 
 
-def _board(red: int | None, rules: str, sliding: bool, machine: str | None = None) -> tuple[int, pebble.Rules]:
+def _red_and_rules(red: int | None, rules: str, sliding: bool, machine: str | None = None) -> tuple[int, pebble.Rules]:
+    """The number of red pebbles and the rules, from the options. Raises RedblueError unless one of the two is given."""
     if (red is None) == (machine is None):
         raise RedblueError("the game needs its red pebbles: give --red, such as --red 5, or --memory, not both")
     if machine is not None:
@@ -51,7 +53,8 @@ def _board(red: int | None, rules: str, sliding: bool, machine: str | None = Non
     return red, pebble.Rules(rules, sliding=sliding)
 
 
-def _graph(graph: pebble.Graph) -> dict[str, Any]:
+def _graph_data(graph: pebble.Graph) -> dict[str, Any]:
+    """The graph's sizes and digest, for JSON."""
     return {
         "nodes": graph.n,
         "edges": len(graph.parents),
@@ -61,22 +64,21 @@ def _graph(graph: pebble.Graph) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: pebble.Verdict) -> dict[str, Any]:
+def _verdict_data(verdict: pebble.Verdict) -> dict[str, Any]:
+    """The referee's verdict, for JSON."""
     names = ("cost", "loads", "stores", "computes", "peak", "peaks", "by_boundary")
     return {name: getattr(verdict, name) for name in names}
 
 
-def _show(data: dict[str, Any], lines: list[str], figures: dict[str, Any], as_json: bool) -> None:
-    """One result: a sentence or two, and a row of figures."""
-    if as_json:
-        print(json.dumps(data, indent=2))
-        return
-    rows = table((), tuple(figures))
-    rows.add_row(*(f"{x:,}" if isinstance(x, int | float) else str(x) for x in figures.values()))
-    Console(emoji=False).print(Group(*map(Text, lines), rows))
+def _show(data: dict[str, Any], lines: list[str], as_json: bool) -> None:
+    """Print one game: as JSON, or as a sentence or two above a row of its figures."""
+    rows = table((), FIGURES)
+    rows.add_row(*(f"{x:,}" if isinstance(x, int | float) else str(x) for x in map(data.__getitem__, FIGURES)))
+    show(data, Group(*map(Text, lines), rows), as_json)
 
 
-def _text(graph: pebble.Graph, red: int, rules: pebble.Rules) -> str:
+def _board_text(graph: pebble.Graph, red: int, rules: pebble.Rules) -> str:
+    """The graph's size, the pebbles of each level and the rules, in a line."""
     levels = "".join(f", then {level.words:,}" for level in rules.further)
     return f"{graph.n:,} nodes, {len(graph.parents):,} edges; {red:,} red pebbles{levels}; rules {rules.name}"
 
@@ -95,38 +97,38 @@ def solve(
 ) -> None:
     """The cheapest game on a graph, proved so; Ctrl-C or the time limit give the best so far and a bound."""
     found = pebble.graph_named(graph)
-    words, rule_set = _board(red, rules, sliding, memory)
+    words, rule_set = _red_and_rules(red, rules, sliding, memory)
     if heuristic:
         if time_limit is not None:
             raise RedblueError("--time-limit is for the exact search: leave it out with --heuristic")
         game = pebble.heuristic(found, words, rule_set)
         moves, verdict = game.moves, game.verdict
         proof = "optimal, proved" if game.gap == 1 else f"{game.gap:.2f} x the best bound, {game.bound.words:,}"
-        said = f"{proof}; order: {game.order}; eviction: {game.eviction}; {game.tried:,} games compared"
+        summary = f"{proof}; order: {game.order}; eviction: {game.eviction}; {game.tried:,} games compared"
         own: dict[str, Any] = {"optimal": game.gap == 1, "lower_bound": game.bound.words, "bound": game.bound.method}
         own |= {"order": game.order, "eviction": game.eviction, "tried": game.tried}
     else:
         solution = _search(found, words, rule_set, time_limit)
         moves, verdict = solution.moves, pebble.check(found, solution.moves, words, rule_set)
         proof = "optimal, proved" if solution.optimal else f"not proved optimal: at least {solution.lower_bound:,}"
-        said = f"{proof}; {solution.nodes:,} positions searched in {solution.seconds:.2f} s"
+        summary = f"{proof}; {solution.nodes:,} positions searched in {solution.seconds:.2f} s"
         own = {name: getattr(solution, name) for name in ("optimal", "lower_bound", "nodes", "seconds")}
     if output is not None:
         pebble.save_game(output, found, moves, words, rule_set)
     own["positions"] = own.pop("nodes", None)
     data = {
-        "graph": _graph(found),
+        "graph": _graph_data(found),
         "red": words,
         "rules": rule_set.name,
-        **_verdict(verdict),
+        **_verdict_data(verdict),
         **own,
         "moves": len(moves),
     }
-    figures = {name: data[name] for name in ("cost", "loads", "stores", "computes", "peak", "moves")}
-    _show(data, [_text(found, words, rule_set), said], figures, as_json)
+    _show(data, [_board_text(found, words, rule_set), summary], as_json)
 
 
 def _search(graph: pebble.Graph, red: int, rules: pebble.Rules, time_limit: float | None) -> pebble.Solution:
+    """Run the exact search, with its best game and bound so far on standard error."""
     errors = Console(stderr=True, emoji=False)
     with errors.status("searching") as status:
 
@@ -146,10 +148,9 @@ def check(
     """The referee: play a saved game by its rules, and name the first move that breaks one."""
     saved = pebble.read_game(game, None if graph is None else pebble.graph_named(graph))
     verdict = pebble.check(*saved)
-    data = {"graph": _graph(saved.graph), "red": saved.red, "rules": saved.rules.name, "legal": True}
-    data |= _verdict(verdict) | {"moves": len(saved.moves)}
-    figures = {name: data[name] for name in ("cost", "loads", "stores", "computes", "peak", "moves")}
-    _show(data, [_text(saved.graph, saved.red, saved.rules), "legal and finished"], figures, as_json)
+    data = {"graph": _graph_data(saved.graph), "red": saved.red, "rules": saved.rules.name, "legal": True}
+    data |= _verdict_data(verdict) | {"moves": len(saved.moves)}
+    _show(data, [_board_text(saved.graph, saved.red, saved.rules), "legal and finished"], as_json)
 
 
 @app.command(epilog="Example: redblue pebble bound attention:n=2,d=1 --red 5 --rules one-shot")
@@ -163,16 +164,14 @@ def bound(
 ) -> None:
     """Lower bounds on what any game costs, the best first: those that hold for these rules."""
     found = pebble.graph_named(graph)
-    words, rule_set = _board(red, rules, sliding, memory)
+    words, rule_set = _red_and_rules(red, rules, sliding, memory)
     bounds = pebble.lower_bounds(found, words, rule_set)
-    if as_json:
-        listed = [{"method": each.method, "words": each.words} for each in bounds]
-        print(json.dumps({"graph": _graph(found), "red": words, "rules": rule_set.name, "bounds": listed}, indent=2))
-        return
     rows = table(("bound",), ("at least",))
     for each in bounds:
         rows.add_row(each.method, f"{each.words:,}")
-    Console(emoji=False).print(Group(Text(_text(found, words, rule_set)), rows))
+    data = {"graph": _graph_data(found), "red": words, "rules": rule_set.name}
+    data |= {"bounds": [{"method": each.method, "words": each.words} for each in bounds]}
+    show(data, Group(Text(_board_text(found, words, rule_set)), rows), as_json)
 
 
 @app.command(epilog="Example: redblue pebble trace flash --n 4 --d 2 --words 40 -o game.jsonl")
@@ -189,11 +188,10 @@ def trace(
     traced = traces.trace(schedule, problem, words=words, tiles=parse_tiles(tiles))
     if output is not None:
         pebble.save_game(output, traced.graph, traced.moves, traced.red, traced.rules)
-    data = {"graph": _graph(traced.graph), "red": traced.red, "schedule": schedule, "tiles": traced.count.tiles}
-    data |= _verdict(traced.verdict) | {"moves": len(traced.moves), "counted_words": traced.count.words}
-    figures = {name: data[name] for name in ("cost", "loads", "stores", "computes", "peak", "moves")}
-    said = f"the schedule counts {traced.count.words:,} words and {traced.count.peak:,} held"
-    _show(data, [_text(traced.graph, traced.red, traced.rules), said], figures, as_json)
+    data = {"graph": _graph_data(traced.graph), "red": traced.red, "schedule": schedule, "tiles": traced.count.tiles}
+    data |= _verdict_data(traced.verdict) | {"moves": len(traced.moves), "counted_words": traced.count.words}
+    summary = f"the schedule counts {traced.count.words:,} words and {traced.count.peak:,} held"
+    _show(data, [_board_text(traced.graph, traced.red, traced.rules), summary], as_json)
 
 
 @app.command(epilog="Example: redblue pebble play game.jsonl -o game.html. For a paper: -o game.svg --frames 8")
@@ -208,8 +206,8 @@ def play(
 ) -> None:
     """Draw a saved game: a page that plays it move by move, or a strip of pictures."""
     saved = pebble.read_game(game)
-    written = pebble.write_game(output, *saved, title=title or game.stem, frames=frames)
+    path = pebble.write_game(output, *saved, title=title or game.stem, frames=frames)
     if as_json:
-        print(json.dumps({"written": str(written), "moves": len(saved.moves)}, indent=2))
+        show({"written": str(path), "moves": len(saved.moves)}, "", as_json)
     else:
-        Console(stderr=True, emoji=False).print(f"written: {output}")
+        written(output)

@@ -1,4 +1,4 @@
-"""Plans as records: one LevelPlan for each boundary of a memory hierarchy; they print as a table."""
+"""Records of a plan: a Plan holds one LevelPlan per boundary of a memory hierarchy, and prints as a table."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LevelPlan:
-    """The plan for one boundary. Words and bytes are over all streams of the problem.
+    """The plan for one boundary. Words and bytes are summed over all streams of the problem.
 
-    capacity_words: M, of one instance of the fast side; usable_words: of these, what tiles are chosen for: a cache that
-    hardware fills does not hold all that it should (Level.usable_share). schedule, tiles, words: the choice, or None
-    where no schedule fits (`why` says the least that would). With grouped heads, a tile's rows are g to a query.
-    bound: the largest proved lower bound. candidates: fewest words of every schedule that fits; free_words: of the
-    chosen one, whose tiles here nest and so may move more. seconds: bytes at the boundary's bandwidth, None where that
-    is not known.
+    capacity_words: M, the capacity of one instance of the fast level.
+    usable_words: the part of M that tiles may fill; less than M for a hardware-managed cache (Level.usable_share).
+    schedule, tiles, words: the chosen schedule; None if no schedule fits, and `why` then gives the words needed. With
+    g query heads per key head, each query takes g rows of a tile.
+    candidates: fewest words of each schedule that fits. free_words: the entry of the chosen schedule; `words` may be
+    larger because its tiles nest.
+    bound: the largest proved lower bound. seconds: bytes over the boundary's bandwidth; None if that is unknown.
     """
 
     boundary: str
@@ -45,12 +46,12 @@ class LevelPlan:
 
     @property
     def nesting(self) -> float | None:
-        """Words over those of the best tiles that need not nest."""
+        """Ratio of words to `free_words`: the cost of nesting."""
         return self.words / self.free_words if self.words and self.free_words else None
 
     @property
     def gap(self) -> float | None:
-        """Words over the lower bound: 1 is optimal."""
+        """Ratio of words to the lower bound; 1 is optimal."""
         return self.words / self.bound.words if self.words and self.bound.words else None
 
 
@@ -62,32 +63,32 @@ class Plan:
     memory: str
     levels: tuple[LevelPlan, ...]
     arithmetic_seconds: float | None
-    arithmetic_dtype: str | None  # the type whose peak rate that assumes; None: no rate known
-    note: str = ""  # what to know before believing it
+    arithmetic_dtype: str | None  # the dtype whose peak rate arithmetic_seconds assumes; None: no rate known
+    note: str = ""  # a caveat, such as arrays that exceed the slowest memory
 
     @property
     def times(self) -> dict[str, float | None]:
-        """Seconds by boundary, and of "arithmetic"; None: not known."""
+        """Seconds by boundary, and of "arithmetic"; None: unknown."""
         return {level.boundary: level.seconds for level in self.levels} | {"arithmetic": self.arithmetic_seconds}
 
     @property
     def limit(self) -> str | None:
-        """What takes longest of all that is known: a boundary's name, or "arithmetic". See `unknown` too."""
+        """The slowest known part: a boundary's name, or "arithmetic". Parts in `unknown` may be slower."""
         known = {name: seconds for name, seconds in self.times.items() if seconds is not None}
         return max(known, key=known.__getitem__) if known else None
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What may take longer still: its rate is not known."""
+        """Parts with an unknown rate, which may be slower than `limit`."""
         return tuple(name for name, seconds in self.times.items() if seconds is None)
 
     @property
     def seconds(self) -> float | None:
-        """The least time that the plan implies: everything overlapped, the slowest known part alone."""
+        """Lower bound of the plan's time: the slowest known part, with all other parts overlapped."""
         return max((t for t in self.times.values() if t is not None), default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as `--json` prints it."""
+        """Return the plan as plain data, as `--json` prints it."""
         levels = [asdict(level) | {"gap": level.gap, "nesting": level.nesting} for level in self.levels]
         return {
             "problem": describe(self.problem),
@@ -113,7 +114,7 @@ class Plan:
 
 
 def describe(problem: Problem) -> dict[str, Any]:
-    """A problem as plain data."""
+    """Return a problem as plain data."""
     return asdict(problem) | {"mask": repr(problem.mask)}
 
 
@@ -122,16 +123,16 @@ def _table(plan: Plan) -> Table:
 
     rate = f" at the peak of {plan.arithmetic_dtype}" if plan.arithmetic_dtype else ""
     limit = limit_text(plan.limit, plan.unknown)
-    made = table(
+    rows = table(
         ("boundary\nM (words)", "regime", "schedule\ntiles"),
         ("words\nbytes", "bound\ngap", "time"),
         title=f"{plan.memory}: {shape_text(plan.problem)}, {plan.problem.dtype}",
         caption=f"arithmetic {time(plan.arithmetic_seconds)}{rate}; {limit}" + (f"\n{plan.note}" if plan.note else ""),
     )
-    for column in made.columns[:2]:
+    for column in rows.columns[:2]:
         column.no_wrap = True
     for level in plan.levels:
-        made.add_row(
+        rows.add_row(
             f"{level.boundary}\n{level.capacity_words:,}",
             level.regime,
             f"{level.schedule or 'none fits'}\n{tile_text(level.tiles) or level.why}{nesting_text(level.nesting)}",
@@ -139,4 +140,4 @@ def _table(plan: Plan) -> Table:
             f"{amount(level.bound.words)}\n{ratio(level.gap)}",
             time(level.seconds),
         )
-    return made
+    return rows

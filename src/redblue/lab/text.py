@@ -1,4 +1,4 @@
-"""Masks and problems as a person reads them."""
+"""Describe masks and problems in short texts for tables and titles."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from redblue.masks.rules.bands import Window
 from redblue.masks.rules.layouts import Blocks
 from redblue.problem import Problem
 
-# Said wherever the standard schedule's backward counts are shown: it starts from more than the others do.
+# Shown beside backward counts of the standard schedule, which has an input that other schedules lack.
 STANDARD_REMARK = "standard is given the n_q x n_k probabilities that its forward pass kept"
 
 
 def mask_text(mask: Mask) -> str:
-    """Which keys a query attends, in a word or two."""
+    """Describe in a few words which keys a query attends."""
     rule = mask.rule
     if mask.is_full:
         return "full"
@@ -28,7 +28,7 @@ def mask_text(mask: Mask) -> str:
 
 
 def shape_text(p: Problem) -> str:
-    """A problem's sizes in a line that breaks only at its commas."""
+    """Describe a problem's sizes in one line, which can only break after a comma."""
     parts = [
         f"d {p.d}",
         f"d_v {p.d_v}" if p.d_v != p.d else "",

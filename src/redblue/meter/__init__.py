@@ -1,4 +1,4 @@
-"""The meter: words that a kernel really moves."""
+"""The meter: measure the words that a kernel really moves."""
 
 from redblue.meter.callables import measure_callable
 from redblue.meter.record import Amount, Measurement

@@ -1,7 +1,7 @@
-"""One call of the Triton kernels for a problem: planned for a fast memory of so many words, or for the card itself.
+"""One call of the Triton kernels for a problem, with tiles for a given size of shared memory or for the card itself.
 
-As a script it is what ncu profiles, given a file with the arguments of gpu_call: what runs between cudaProfilerStart
-and Stop counts.
+As a script, this module is the program that ncu profiles. Its argument is a file with the pickled arguments of
+gpu_call; the kernels that run between cudaProfilerStart and cudaProfilerStop are measured.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from redblue.problem import Problem
 
 
 class GpuCall(NamedTuple):
+    """The schedule and tiles that the kernels follow, and the function that launches them."""
+
     schedule: str
     tiles: dict[str, int]
     run: Callable[[], None]
@@ -38,9 +40,10 @@ def gpu_call(
     tiles: Mapping[str, int] | None = None,
     device: str = "cpu",
 ) -> GpuCall:
-    """The launches for the problem. words: of shared memory that a block is given; None: what the card has.
+    """Plan the launches for a problem.
 
-    Raises RedblueError for a direction or a schedule without a kernel, Unplanned where nothing fits.
+    words: the shared memory of a block in words; None for all that the card has. schedule, tiles: None for the
+    planner's choice. Raises RedblueError for a direction or a schedule without a kernel, Unplanned if nothing fits.
     """
     p = problem
     if p.direction not in ("forward", "backward") or p.dtype not in ("float64", "float32", "float16", "bfloat16"):
@@ -68,7 +71,10 @@ def gpu_call(
 
 
 def task_of(p: Problem, sizes: Sizes, device: torch.device) -> Task:
-    """The problem's tensors on the device, all zeros. Raises RedblueError for a mask of each head."""
+    """Allocate the problem's tensors on the device, filled with zeros.
+
+    Raises RedblueError if each head has a mask of its own.
+    """
     dtype = getattr(torch, p.dtype)
     rows, keys = (p.batch, p.heads, p.n_q), (p.batch, p.kv_heads, p.n_k)
     shapes = {"q": (*rows, p.d), "k": (*keys, p.d), "v": (*keys, p.d_v), "out": (*rows, p.d_v)}
@@ -80,18 +86,19 @@ def task_of(p: Problem, sizes: Sizes, device: torch.device) -> Task:
         arrays[name] = torch.zeros(rows, dtype=sums, device=device)
     rule = p.mask.rule
     if isinstance(rule, Window):
-        found = rule.on(p.n_q, p.n_k, 1)
-        seen: dict[str, Any] = {} if p.mask.is_full else {"first": found.first, "end": found.end}
+        band = rule.on(p.n_q, p.n_k, 1)
+        mask_fields: dict[str, Any] = {} if p.mask.is_full else {"first": band.first, "end": band.end}
     else:
         if p.mask.lead:
             raise RedblueError("GPU kernels are measured with one mask for all heads: give each head its own problem")
-        seen = {"mask": p.mask}
-    return Task(sizes=sizes, scale=p.d**-0.5, **arrays, **seen)
+        mask_fields = {"mask": p.mask}
+    return Task(sizes=sizes, scale=p.d**-0.5, **arrays, **mask_fields)
 
 
 def main(path: str) -> None:
+    """Run the call of the file once unmeasured and once measured; write its schedule and tiles beside the file."""
     call = gpu_call(*pickle.loads(Path(path).read_bytes()), device="cuda")
-    call.run()  # compiled before it is measured
+    call.run()  # compiles the kernels
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
     call.run()

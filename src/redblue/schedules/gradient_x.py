@@ -1,10 +1,10 @@
-"""The gradient with respect to X of arXiv 2410.09397, for a large cache: nothing of size n^2 ever leaves it.
+"""Gradient with respect to X of arXiv 2410.09397, for a large cache: no array of size n^2 leaves the cache.
 
-dL/dX = A1^T dS A2 / d is attention's gradient between two products with weights: Q = A1 X and V = A3 Y before it
-(columns of the weights stay, rows stream by), dX += A1_i^T (dS A2)_i at its end. Softmax's part is row-stationary
-twice, forward as in flash (4 n^2 d^2 / M words) and once more for dS A2 (6 n^2 d^2 / M): 10 n^2 d^2 / M words at
-leading order. The weights' part adds 6 n d^3 / M for M >= d^2, one word in and one out for each word of dX and each row
-block, and 8 n d^3 / M below, where X and Y no longer fit.
+dL/dX = A1^T dS A2 / d. Two products with weights come first, Q = A1 X and V = A3 Y (columns of the weights stay, rows
+stream by). Attention is then row-stationary twice: forward as in `flash` (4 n^2 d^2 / M words), and once more for
+dS A2 (6 n^2 d^2 / M), 10 n^2 d^2 / M words together at leading order. Each row block i ends with
+dX += A1_i^T (dS A2)_i, which reads and writes every word of dX once. The products with weights add 6 n d^3 / M words
+for M >= d^2, and 8 n d^3 / M below, where X and Y no longer fit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Tiles(NamedTuple):
     cols: Any  # forward: keys and values that stream by together
     grad_rows: Any  # gradient: queries that stay
     grad_cols: Any  # gradient: keys and values that stream by together
-    slices: Any  # rows of A1 or A3 that stream by together, and at the end columns of A1 with rows of dX
+    slices: Any  # rows of A1 or A3 that stream by together; in the final product, columns of A1 and rows of dX
 
 
 def gradient(
@@ -38,14 +38,14 @@ def gradient(
 ) -> None:
     q, v = m.scratch("q", (problem.n_q, problem.d)), m.scratch("v", (problem.n_k, problem.d_v))
     out, lse = m.scratch("out", (problem.n_q, problem.d_v)), m.scratch("lse", (problem.n_q,))
-    project(m, q, a1, x, t.q_cols, t.slices, problem.d**-0.5)  # flash multiplies the scores by the other half of 1/d
+    project(m, q, a1, x, t.q_cols, t.slices, problem.d**-0.5)  # flash applies the other factor of 1/d = (d^-0.5)^2
     project(m, v, a3, y, t.v_cols, t.slices)
     flash.forward(m, problem, flash.ForwardTiles(t.rows, t.cols), q, a2, v, out, lse)
     _accumulate(m, problem, t, q, a2, v, out, lse, e, a1, dx)
 
 
 def project(m: Machine, result: Slow, left: Slow, weights: Slow, cols: int, rows: int, scale: float = 1.0) -> None:
-    """result = left @ weights * scale: columns of the weights stay, rows of `left` stream by."""
+    """Compute result = left @ weights * scale; columns of the weights stay, rows of `left` stream by."""
     for f in blocks(weights.shape[1], cols):
         weights_f = m.load(weights[range(weights.shape[0]), f])
         for i in blocks(left.shape[0], rows):
@@ -69,7 +69,7 @@ def _accumulate(
     a1: Slow,
     dx: Slow,
 ) -> None:
-    """dX, row block by row block: g_i = dS_i K stays while keys stream by, then dX passes by it."""
+    """Accumulate dX over row blocks: g_i = dS_i K stays while keys stream by; then all rows of dX stream by g_i."""
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     for i in blocks(problem.n_q, t.grad_rows):
         out_i, c_i = m.load(out[i]), m.load(e[i])
@@ -97,7 +97,7 @@ def _accumulate(
 
 
 def _project_cost(rows: int, features: int, result_features: int, cols: Any, slices: int) -> Cost:
-    """Of result (rows x result_features) = left (rows x features) @ weights."""
+    """Return the cost of result (rows x result_features) = left (rows x features) @ weights."""
     c, w = smaller(cols, result_features), min(slices, rows)
     reads = ceil_div(result_features, cols) * rows * features + features * result_features
     peak = features * c + w * (features + c)

@@ -193,8 +193,8 @@ def test_what_the_gpu_experiment_asks_and_draws(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "measured", measured)
     rows = [row for point in gpu.points(True) for row in gpu.measure(point)]
     assert len(rows) == 6
-    assert {row["schedule"] for row in gpu.held(rows)} == {"flash", "small_cache"}
-    assert {row["bytes"] / row["counted_bytes"] for row in gpu.held(rows)} == {2}
+    assert {row["schedule"] for row in gpu.measured_rows(rows)} == {"flash", "small_cache"}
+    assert {row["bytes"] / row["counted_bytes"] for row in gpu.measured_rows(rows)} == {2}
     write(gpu.figure(rows).to_dict(), tmp_path / "gpu.svg", force=False)
     assert len(gpu.tables(rows)[0].rows) == 4
     assert len(gpu.findings(rows)) == 2

@@ -65,10 +65,13 @@ def test_two_boundaries_of_one_run(tmp_path):
     rows = experiments.run("nesting", out=tmp_path, quick=True).rows
     for (_, level), row in nesting.best(rows).items():
         assert row["M"] == nesting.capacity_words(level)
-    for row in nesting.held(rows):
+    for row in nesting.measured_rows(rows):
         assert row["measured_words"] > 0.5 * row["bound_words"]
         assert row["counted_words"] is None or row["planned_for"] == row["boundary"]
-    both = {(row["schedule"], row["planned_for"], row["boundary"]): row["measured_words"] for row in nesting.held(rows)}
+    both = {
+        (row["schedule"], row["planned_for"], row["boundary"]): row["measured_words"]
+        for row in nesting.measured_rows(rows)
+    }
     for schedule in nesting.SCHEDULES:
         assert both[schedule, "L1", "L2"] < both[schedule, "L1", "L1"]  # L2 holds more than L1
 

@@ -32,9 +32,9 @@ def test_a_stopped_sweep_goes_on(interrupted, expected, monkeypatch):
 @pytest.mark.parametrize("cut", [1, 2, 40, -1, -2])
 def test_a_half_written_line_is_done_again(interrupted, expected, monkeypatch, cut):
     """cut: bytes left of the last line, or (negative) missing from it."""
-    journal = journal_path(interrupted)
-    *whole, last = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(whole) + last[:cut])
+    path = journal_path(interrupted)
+    *whole, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole) + last[:cut])
     evaluated = counting(monkeypatch)
     with pytest.raises(Stop):
         sweep.run(SMALL, output=interrupted, jobs=1, progress=stop_after(9))  # and once more
@@ -110,11 +110,11 @@ def test_a_write_that_fails_is_said(interrupted, expected):
         def write(self, data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with open_journal(interrupted, sweep.make_sweep(SMALL)) as journal:
-        real, journal._file = journal._file, Full()
+    with open_journal(interrupted, sweep.make_sweep(SMALL)) as opened:
+        real, opened._file = opened._file, Full()
         with pytest.raises(RedblueError, match=r"No space left on device\. The points that it keeps stay there"):
-            journal.add(5, expected[:1])
-        journal._file = real
+            opened.add(5, expected[:1])
+        opened._file = real
     assert sweep.run(SMALL, output=interrupted, jobs=1) == expected
 
 
@@ -167,12 +167,13 @@ def test_points_of_a_memory_that_changed_are_refused(tmp_path):
     refused(path, axes, "differs in caches")
 
 
-def test_two_processes_do_not_write_one_file(interrupted):
-    with (
-        open_journal(interrupted, sweep.make_sweep(SMALL)),
-        pytest.raises(RedblueError, match="another process is writing"),
-    ):
-        sweep.run(SMALL, output=interrupted, restart=True)
+def test_two_processes_do_not_write_one_file(interrupted, expected):
+    files = set(os.listdir(interrupted.parent))
+    with open_journal(interrupted, sweep.make_sweep(SMALL)):
+        with pytest.raises(RedblueError, match="another process is writing"):
+            sweep.run(SMALL, output=interrupted, restart=True)
+        assert set(os.listdir(interrupted.parent)) == files  # no lock file beside the journal
+    assert sweep.run(SMALL, output=interrupted, jobs=1) == expected  # the lock ends with the journal
 
 
 LONG = {"n": "1000:4096:x1.08", "d": "64,128", "words": "1000,9000", "mask": "causal"}
