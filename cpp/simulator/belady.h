@@ -1,4 +1,4 @@
-// Belady's MIN: the replacement that knows the future and has the fewest fills.
+// Belady's MIN: the optimal replacement, which knows the future and has the fewest fills.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace redblue {
 
-// Belady's MIN on one fully associative level of `capacity` lines, empty at first and flushed at the end: evicts the line
-// whose content is needed again last. Content that is overwritten or discarded before it is read is not needed.
+// Simulates one fully associative level of `capacity` lines, empty at first and flushed at the end. Evicts the line
+// whose content is needed last. Content that is overwritten or discarded before it is read is not needed.
 inline LineCounts belady(const std::int64_t* lines, const std::int8_t* kinds, std::size_t accesses,
                          std::int64_t capacity, bool fetch_on_write) {
   if (capacity < 1) throw std::invalid_argument("a cache must hold at least 1 line");
