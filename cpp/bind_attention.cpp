@@ -32,7 +32,8 @@ struct Tiles {
   SpillTiles spilled;
 };
 
-// An array is described by its address and its strides, in elements, of (lead..., heads, rows, columns); None: not given.
+// An array is described by its address and its strides, in elements, of (lead..., heads, rows, columns); None: not
+// given.
 Array to_array(nb::handle description, int leads) {
   Array array;
   if (description.is_none()) return array;
@@ -117,7 +118,8 @@ void bind_mask(nb::module_& m) {
       }, "query_starts"_a, "keys"_a, "key_starts"_a, "queries"_a);
 }
 
-// Fills the fields in the order of their declaration in attention/call.h. A new option is an argument here and in _core.pyi.
+// Fills the fields in the order of their declaration in attention/call.h. A new option is an argument here and in
+// _core.pyi.
 void init_call(Call* self, int number, const Sizes& sizes, const Tiles& tiles, int threads, double scale, std::int64_t first,
                std::int64_t end, nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle dout,
                nb::handle dq, nb::handle dk, nb::handle dv, nb::handle delta, nb::handle dlse, const PatternOf* pattern,

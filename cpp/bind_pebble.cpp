@@ -4,9 +4,12 @@
 #include "pebble/referee.h"
 #include "pebble/task.h"
 
-void bind_pebble(nb::module_& m) {
-  using Flags = Numbers<std::uint8_t>;
-  using redblue::PebbleReferee;
+namespace {
+
+using Flags = Numbers<std::uint8_t>;
+using redblue::PebbleReferee;
+
+void bind_board(nb::module_& m) {
   nb::class_<redblue::PebbleBoard>(m, "PebbleBoard")
       .def(
           "__init__",
@@ -20,7 +23,9 @@ void bind_pebble(nb::module_& m) {
           },
           "starts"_a, "parents"_a, "words"_a, "capacities"_a, "blue"_a, "free"_a, "once"_a = false, "partial"_a = false,
           "sliding"_a = false, "keeps_sinks"_a = true);
+}
 
+void bind_player(nb::module_& m) {
   m.def(
       "pebble_play",
       [](const redblue::PebbleBoard& board, const Lines& order, bool recent, double ratio, bool recomputes) {
@@ -32,7 +37,9 @@ void bind_pebble(nb::module_& m) {
         return nb::make_tuple(copied(moves.kinds), copied(moves.nodes), copied(moves.parents));
       },
       "board"_a, "order"_a, "recent"_a, "ratio"_a, "recomputes"_a);
+}
 
+void bind_referee(nb::module_& m) {
   nb::class_<PebbleReferee>(m, "PebbleReferee")
       .def(nb::init<redblue::PebbleBoard>(), "board"_a)
       .def(
@@ -53,7 +60,25 @@ void bind_pebble(nb::module_& m) {
       .def_prop_ro("loaded", &PebbleReferee::loaded)
       .def_prop_ro("stored", &PebbleReferee::stored)
       .def_prop_ro("computes", &PebbleReferee::computes);
+}
 
+// Asks Python whether a search may go on; Ctrl-C ends the search, not the program.
+bool keeps_on(const nb::callable& keep_on, const redblue::PebbleProgress& at) {
+  const nb::gil_scoped_acquire python;
+  if (PyErr_CheckSignals() != 0) {
+    if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) throw nb::python_error();
+    PyErr_Clear();
+    return false;
+  }
+  try {
+    return nb::cast<bool>(keep_on(at.cost, at.lower_bound, at.expanded, at.stored));
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_KeyboardInterrupt)) throw;
+    return false;
+  }
+}
+
+void bind_search(nb::module_& m) {
   m.def(
       "search_pebbles",
       [](const Lines& starts, const Lines& parents, const Lines& words, const Flags& blue, std::int64_t red,
@@ -62,20 +87,7 @@ void bind_pebble(nb::module_& m) {
         const auto [once, partial, sliding, sinks_end_blue] = flags;
         const redblue::PebbleTask task{to_vector(starts), to_vector(parents), to_vector(words), to_vector(blue), red, costs[0],
                                        costs[1], costs[2], once, partial, sliding, sinks_end_blue};
-        const auto asks = [&](const redblue::PebbleProgress& at) {
-          const nb::gil_scoped_acquire python;
-          if (PyErr_CheckSignals() != 0) {
-            if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) throw nb::python_error();
-            PyErr_Clear();
-            return false;
-          }
-          try {
-            return nb::cast<bool>(keep_on(at.cost, at.lower_bound, at.expanded, at.stored));
-          } catch (const nb::python_error& error) {
-            if (!error.matches(PyExc_KeyboardInterrupt)) throw;
-            return false;
-          }
-        };
+        const auto asks = [&](const redblue::PebbleProgress& at) { return keeps_on(keep_on, at); };
         const redblue::PebbleFound found = [&] {
           const nb::gil_scoped_release others_may_run;
           return redblue::search_pebbles(task, {seconds, bytes, beam, symmetries, asks});
@@ -85,4 +97,13 @@ void bind_pebble(nb::module_& m) {
       },
       "starts"_a, "parents"_a, "words"_a, "blue"_a, "red"_a, "costs"_a, "flags"_a, "seconds"_a, "bytes"_a, "beam"_a,
       "symmetries"_a, "keep_on"_a);
+}
+
+}  // namespace
+
+void bind_pebble(nb::module_& m) {
+  bind_board(m);
+  bind_player(m);
+  bind_referee(m);
+  bind_search(m);
 }

@@ -1,4 +1,5 @@
-// What the binding files share. Only they and module.cpp include nanobind; types and docstrings are in _core.pyi.
+// Helpers that the binding files share. Only they and module.cpp include nanobind; types and docstrings are in
+// _core.pyi.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,5 +1,5 @@
-// The Python face of the compiled core: instruction sets, rates, the meter and the simulated caches. The binding files beside
-// it add attention and the pebble game.
+// The Python face of the compiled core: instruction sets, rates, the meter and the simulated caches. The binding files
+// beside it add attention and the pebble game.
 #include "attention/call.h"
 #include "bindings.h"
 #include "meter/meter.h"
@@ -16,9 +16,7 @@ void check_trace(const Lines& lines, const Kinds& kinds) {
   if (lines.shape(0) != kinds.shape(0)) throw std::invalid_argument("a trace has as many kinds as lines");
 }
 
-}  // namespace
-
-NB_MODULE(_core, m) {
+void bind_isas(nb::module_& m) {
   nb::class_<Isa>(m, "Isa")
       .def_prop_ro("name", [](const Isa& isa) { return isa.name; })
       .def_prop_ro("supported", [](const Isa& isa) { return isa.supported(); })
@@ -34,10 +32,9 @@ NB_MODULE(_core, m) {
     return rows;
   });
   m.def("choose_isa", &redblue::choose_isa, "isa"_a = "", nb::rv_policy::reference);
+}
 
-  bind_attention(m);
-  bind_pebble(m);
-
+void bind_meter(nb::module_& m) {
   m.def("under_valgrind", &redblue::under_valgrind);
   m.def(
       "meter_arm",
@@ -63,13 +60,18 @@ NB_MODULE(_core, m) {
         else throw std::invalid_argument("no loop of that name");
       },
       "name"_a, "to"_a, "other"_a, "third"_a, "count"_a, "step"_a);
+}
+
+void bind_exp(nb::module_& m) {
   using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
   using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
   m.def("exp", [](Floats x, const Isa& isa) { isa.exp_fp32(x.data(), x.shape(0)); });
   m.def("exp", [](Doubles x, const Isa& isa) { isa.exp_fp64(x.data(), x.shape(0)); });
   m.def("exp2", [](Floats x, const Isa& isa) { isa.exp2_fp32(x.data(), x.shape(0)); });
   m.def("exp2", [](Doubles x, const Isa& isa) { isa.exp2_fp64(x.data(), x.shape(0)); });
+}
 
+void bind_rates(nb::module_& m) {
   m.def(
       "multiply_add",
       [](float a, float b, float c, const std::string& dtype, const std::string& isa) {
@@ -92,7 +94,9 @@ NB_MODULE(_core, m) {
       },
       "bytes_per_thread"_a, "threads"_a = 1, "seconds"_a = 0.05, "isa"_a = "",
       nb::call_guard<nb::gil_scoped_release>());
+}
 
+void bind_simulator(nb::module_& m) {
   nb::class_<redblue::LineCounts>(m, "LineCounts")
       .def_ro("hits", &redblue::LineCounts::hits)
       .def_ro("misses", &redblue::LineCounts::misses)
@@ -125,4 +129,16 @@ NB_MODULE(_core, m) {
         return redblue::belady(lines.data(), kinds.data(), lines.shape(0), capacity, fetch_on_write);
       },
       "lines"_a, "kinds"_a, "capacity"_a, "fetch_on_write"_a = false);
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  bind_isas(m);
+  bind_attention(m);
+  bind_pebble(m);
+  bind_meter(m);
+  bind_exp(m);
+  bind_rates(m);
+  bind_simulator(m);
 }

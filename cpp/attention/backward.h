@@ -1,13 +1,13 @@
-// The backward pass: the schedule `flash_onepass`, the dK and dV of `flash`, and the bias's gradient. Included once inside
-// each target region (vector/region.h).
+// The backward pass: the schedule `flash_onepass`, the dK and dV of `flash`, and the bias's gradient. Included once
+// inside each target region (vector/region.h).
 template <class T, class F>
 struct Backward : Formats<T, F> {
   using Base = Formats<T, F>;
   using typename Base::Packed, typename Base::Side, typename Base::Sum, typename Base::Unit;
   using Base::as_units, Base::kLanesAtOnce, Base::kLowest, Base::L, Base::padded, Base::rows_of, Base::S, Base::units, Base::up;
-  static constexpr long kKeysAtOnce = 96;  // of a tile's; 24 to 144 are equally fast (measured, Zen 5)
+  static constexpr long kKeysAtOnce = 96;  // rows of a tile of scores; 24 to 144 are equally fast (measured, Zen 5)
 
-  // One tile: the keys of a chunk against at most kLanesAtOnce rows. P and dS in the formats of what follows.
+  // P and dS of the keys of a chunk and at most kLanesAtOnce rows, in the formats of the next products.
   struct Tile {
     Sum *p, *ds, *slopes, *extra, *bias_scratch;
     Unit *p_rows, *ds_rows, *ds_panel;  // p_rows, ds_rows: units along the rows; ds_panel: along the keys
@@ -34,7 +34,7 @@ struct Backward : Formats<T, F> {
       }
     }
 
-    // p <- P (as dropped), ds <- dS. lse: +inf where the row attends nothing.
+    // p <- P after dropout, ds <- dS. lse: +inf for rows that attend nothing.
     void compute(const Stream& s, const Rows& rows, const Chunk& chunk, const Side& k, const Side& v, const Unit* q_panel,
                  const Unit* dout_panel, const Sum* lse, const Sum* delta, Ahead& ahead) {
       const Call& call = s.call;
@@ -56,7 +56,7 @@ struct Backward : Formats<T, F> {
       Base::fill_gaps(chunk, lanes, ds, 0);
     }
 
-    // p <- scores, rounded as forward's: where they are large, e to their difference from lse would magnify another rounding.
+    // p <- scores, rounded as in forward: exp(score - lse) would magnify a different rounding of large scores.
     void scores_of_few(const Stream& s, const Rows& rows, const Chunk& chunk) {
       const long d = s.call.d, q_length = up(d, L);
       const auto q_row = s.row<const T>(s.call.q);
@@ -66,7 +66,8 @@ struct Backward : Formats<T, F> {
       for (long i = 0; i < chunk.parts_count; i++) {
         const Part& part = chunk.parts[i];
         const long length = up(part.keys, L);
-        dots<T>(part.keys, rows.count, d, KeyRows<T>{k_row.base, k_row.step, part.j, nullptr}, few_q, q_length, few_scores, length, 0);
+        const KeyRows<T> keys{k_row.base, k_row.step, part.j, nullptr};
+        dots<T>(part.keys, rows.count, d, keys, few_q, q_length, few_scores, length, 0);
         for (long key = 0; key < part.keys; key++)
           for (long r = 0; r < rows.count; r++) p[(part.at + key) * rows.lanes + r] = few_scores[r * length + key];
       }
@@ -81,7 +82,7 @@ struct Backward : Formats<T, F> {
       for (long lane = 0; lane < lanes; lane += L) {
         const V<Sum> base = load(lse + lane), row_delta = load(delta + lane);
         for (long x = lane; x < part.keys * lanes; x += lanes) {
-          // Rounded as lse was: where one score outweighs all others, its weight is 1.
+          // Rounded as for lse, so that a score that outweighs all others has weight 1.
           const V<Sum> weight = exp<Sum>(rounded<Sum>(load(p + from + x) * factor) - base);
           V<Sum> dp = load(ds + from + x), used = weight;
           if (drops) {  // rounded: whether a compiler fuses the product with the difference depends on how it splits the loop
@@ -95,7 +96,7 @@ struct Backward : Formats<T, F> {
           store(ds + from + x, gradient);
         }
       }
-      // What a row does not attend has no gradient, even where dP is infinite or NaN.
+      // Keys that a row does not attend have no gradient, even if dP is infinite or NaN.
       mask_part<Sum>(s, rows, part, ds + from, 0);
     }
 
@@ -116,7 +117,7 @@ struct Backward : Formats<T, F> {
     }
   }
 
-  // A row's sum of dout * out, less the gradient of its lse.
+  // Stores the delta of row r: the sum of dout * out, less the gradient of lse.
   static void store_delta(const Stream& s, long r) {
     const Call& call = s.call;
     const T *const a = s.row<const T>(call.out)(r), *const b = s.row<const T>(call.dout)(r);
@@ -132,7 +133,7 @@ struct Backward : Formats<T, F> {
         sum + sum_of_lanes<Sum>(sums) - (call.dlse.data ? at<const Sum>(call.dlse, 0)[number] : 0);
   }
 
-  // The deltas of a panel, and dQ = 0 where it attends nothing.
+  // The deltas of a panel; sets dQ to 0 if the panel attends nothing.
   static Moved deltas(const Call& call, std::int64_t stream, long r0, long count, Arena&) {
     const Stream s(call, stream);
     for (long r = r0; r < r0 + count; r++) store_delta(s, r);
@@ -145,7 +146,7 @@ struct Backward : Formats<T, F> {
     return moved;
   }
 
-  // Rows of `to`, one per key from j0 on, += the rows of a chunk's tile.
+  // Adds the rows of a chunk's tile to rows of `to`, which has one row per key from j0 on.
   static void add_rows(const Chunk& chunk, const Sum* from, long j0, Sum* to, long length) {
     for (long i = 0; i < chunk.parts_count; i++) {
       const Part& part = chunk.parts[i];
@@ -155,146 +156,193 @@ struct Backward : Formats<T, F> {
     }
   }
 
-  // One block of keys of one stream: keys j0 .. j0 + count - 1 stay with their gradients, queries stream by. The shares
-  // of dQ are added in WavefrontOrder, whichever thread computes them: a block of rows waits for the block of keys before.
-  // Blocks of keys are begun in that order, so the first one begun never waits. Where dQ has a pass of its own (query_gradient.h),
-  // there is nothing to wait for.
+  // One block of keys of one stream: keys j0 .. j0 + count - 1 stay with their gradients, queries stream by. The
+  // updates of dQ are added in WavefrontOrder, whichever thread computes them: a row block waits for the key block
+  // before. Key blocks are started in that order, so the first one started never waits. Nothing waits if dQ has a pass
+  // of its own (query_gradient.h).
   static Moved run(const Call& call, std::int64_t stream, long j0, long count, Arena& arena) {
-    const Stream s(call, stream);
-    const long d = call.d, d_v = call.d_v, rows_total = call.stacked(), at_once = std::min<long>(count, kKeysAtOnce);
-    const long most = up(at_once, S);
-    // Where runs of keys are short, those of a chunk are copied together; pairs of keys then are neighbours in the copy.
-    const bool copies = S == 2 && call.pattern.scattered;
-    const long unit = copies ? 1 : S;
-    const bool k_in_place = Base::in_place(call.k, d), v_in_place = Base::in_place(call.v, d_v);
-    const bool pairs = Base::in_place_pairs(call.k), stacked = call.group > 1;
-    const bool q_in_place = !stacked && Base::in_place_pairs(call.q) && d % L == 0;
-    const bool dout_in_place = !stacked && Base::in_place_pairs(call.dout) && d_v % L == 0;
-    const long q_length = q_in_place ? call.q.row : padded(d), dout_length = dout_in_place ? call.dout.row : padded(d_v);
-    const long k_length = k_in_place ? call.k.row : padded(d), v_length = v_in_place ? call.v.row : padded(d_v);
-    const long pair_length = pairs ? call.k.row : padded(d), dk_length = up(d, L), dv_length = up(d_v, L);
-    Unit* const q_panel = arena.take<Unit>(units(d) * kLanesAtOnce);
-    Unit* const dout_panel = arena.take<Unit>(units(d_v) * kLanesAtOnce);
-    Packed* const q_tile = q_in_place ? nullptr : arena.take<Packed>(kLanesAtOnce * q_length);
-    Packed* const dout_tile = dout_in_place ? nullptr : arena.take<Packed>(kLanesAtOnce * dout_length);
-    Packed* const k_tile = k_in_place ? nullptr : arena.take<Packed>(count * k_length);
-    Packed* const v_tile = v_in_place ? nullptr : arena.take<Packed>(count * v_length);
-    Packed* const k_pairs = S == 1 ? k_tile : arena.take<Packed>(up(count, S) * pair_length);
-    Sum* const dk = arena.take<Sum>(count * dk_length);
-    Sum* const dv = arena.take<Sum>(count * dv_length);
+    Block block(call, stream, j0, count, arena);
+    block.pack_keys();
+    each_visit(block.s, j0, count,
+               [&](const BlockVisit& visit, long row, long rows) { block.add_panel(visit, rows_of(row, rows)); });
+    block.finish();
+    return block.moved;
+  }
+
+  // The state of `run`.
+  struct Block {
+    const Call& call;
+    const Stream s;
+    Arena& arena;
+    const long start, count, d, d_v, most;  // start: the first key; most: rows of a tile of scores
+    // Whether the keys of short runs are copied next to each other, so that pairs of keys are neighbours in the copy.
+    const bool copies;
+    const bool k_in_place, v_in_place, q_in_place, dout_in_place;
+    const long q_length, dout_length, k_length, v_length, pair_length, dk_length, dv_length;  // of a row, in numbers
+    Unit *const q_panel, *const dout_panel;
+    Packed *const q_tile, *const dout_tile, *const k_tile, *const v_tile, *const k_pairs;
+    Sum *const dk, *const dv;
+    Packed* const pack_scratch;
+    Tile tile;
+    Chunk chunk;
+    const ArrayRows<const T> q_row, dout_row, k_row, v_row;
     Sum lse[kLanesAtOnce], delta[kLanesAtOnce], scales[kLanesAtOnce];
-    std::fill_n(scales, kLanesAtOnce, Sum(call.scale));
-    Packed* const pack_scratch = arena.take<Packed>(L * padded(std::max(d, d_v)) + 2 * L * S);
-    Tile tile(call, most, arena);
-    Chunk chunk(arena, most);
-    // Of scattered keys: copies of K and V, shares of dK and dV, taken once somebody needs them
+    // For scattered keys, allocated when first needed: copies of K and V, and the chunk's contributions to dK or dV.
     Packed *few_k = nullptr, *few_v = nullptr, *few_pairs = nullptr;
     Sum* shares = nullptr;
     long* list = nullptr;
+    Ahead ahead_q, ahead_dout, nothing_ahead;
     Moved moved;
 
-    const auto q_row = s.row<const T>(call.q), dout_row = s.row<const T>(call.dout);
-    const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
-    const auto dq_row = s.row<T>(call.dq);
-    const auto pack_k_pairs = [&](auto row, long keys, Packed* to) {
-      pack_pairs<F, T>(row, call.k.column, keys, d, to, padded(d), pack_scratch);
-    };
-    if (!k_in_place) pack_rows<T>(k_row.from(j0), call.k.column, count, d, k_tile, k_length);
-    if (!v_in_place) pack_rows<T>(v_row.from(j0), call.v.column, count, d_v, v_tile, v_length);
-    if constexpr (S == 2) pack_k_pairs(k_row.from(j0), count, k_pairs);
-    const Side block_k{k_in_place ? reinterpret_cast<const Packed*>(k_row(j0)) : k_tile, k_length, j0, false};
-    const Side block_v{v_in_place ? reinterpret_cast<const Packed*>(v_row(j0)) : v_tile, v_length, j0, false};
-    const Side block_pairs = S == 1 ? block_k : Side{k_pairs, pair_length, j0, false};
-    std::memset(static_cast<void*>(dk), 0, count * dk_length * sizeof(Sum));
-    std::memset(static_cast<void*>(dv), 0, count * dv_length * sizeof(Sum));
-    moved.reads += count * (d + d_v);
+    Block(const Call& c, std::int64_t stream, long j0, long keys, Arena& from)
+        : call(c), s(c, stream), arena(from), start(j0), count(keys), d(c.d), d_v(c.d_v),
+          most(up(std::min<long>(keys, kKeysAtOnce), S)), copies(S == 2 && c.pattern.scattered),
+          k_in_place(Base::in_place(c.k, c.d)), v_in_place(Base::in_place(c.v, c.d_v)),
+          q_in_place(c.group == 1 && Base::in_place_pairs(c.q) && c.d % L == 0),
+          dout_in_place(c.group == 1 && Base::in_place_pairs(c.dout) && c.d_v % L == 0),
+          q_length(q_in_place ? c.q.row : padded(d)), dout_length(dout_in_place ? c.dout.row : padded(d_v)),
+          k_length(k_in_place ? c.k.row : padded(d)), v_length(v_in_place ? c.v.row : padded(d_v)),
+          pair_length(Base::in_place_pairs(c.k) ? c.k.row : padded(d)), dk_length(up(d, L)), dv_length(up(d_v, L)),
+          q_panel(from.take<Unit>(units(d) * kLanesAtOnce)), dout_panel(from.take<Unit>(units(d_v) * kLanesAtOnce)),
+          q_tile(q_in_place ? nullptr : from.take<Packed>(kLanesAtOnce * q_length)),
+          dout_tile(dout_in_place ? nullptr : from.take<Packed>(kLanesAtOnce * dout_length)),
+          k_tile(k_in_place ? nullptr : from.take<Packed>(count * k_length)),
+          v_tile(v_in_place ? nullptr : from.take<Packed>(count * v_length)),
+          k_pairs(S == 1 ? k_tile : from.take<Packed>(up(count, S) * pair_length)), dk(from.take<Sum>(count * dk_length)),
+          dv(from.take<Sum>(count * dv_length)), pack_scratch(from.take<Packed>(L * padded(std::max(d, d_v)) + 2 * L * S)),
+          tile(c, most, from), chunk(from, most), q_row(s.template row<const T>(c.q)), dout_row(s.template row<const T>(c.dout)),
+          k_row(s.template key<const T>(c.k)), v_row(s.template key<const T>(c.v)) {
+      std::fill_n(scales, kLanesAtOnce, Sum(call.scale));
+      std::memset(static_cast<void*>(dk), 0, count * dk_length * sizeof(Sum));
+      std::memset(static_cast<void*>(dv), 0, count * dv_length * sizeof(Sum));
+      moved.reads += count * (d + d_v);
+    }
 
-    const std::int64_t blocks = (rows_total + kLanesAtOnce - 1) / kLanesAtOnce;
-    each_visit(s, j0, count, [&](const BlockVisit& visit, long r0, long rows_count) {
-      const Rows rows = rows_of(r0, rows_count);
-      const auto q_from = q_row.from(r0);
-      const auto dout_from = dout_row.from(r0);
-      const long lanes = rows.lanes;
-      pack_panel<F, T>(q_from, call.q.column, rows.count, lanes, d, q_panel, pack_scratch);
-      pack_panel<F, T>(dout_from, call.dout.column, rows.count, lanes, d_v, dout_panel, pack_scratch);
+    // Packs K and V, unless products can read them in place.
+    void pack_keys() {
+      if (!k_in_place) pack_rows<T>(k_row.from(start), call.k.column, count, d, k_tile, k_length);
+      if (!v_in_place) pack_rows<T>(v_row.from(start), call.v.column, count, d_v, v_tile, v_length);
+      if constexpr (S == 2) pack_k_pairs(k_row.from(start), count, k_pairs, pair_length);
+    }
+    template <class Row>
+    void pack_k_pairs(Row row, long keys, Packed* to, long length) {
+      pack_pairs<F, T>(row, call.k.column, keys, d, to, length, pack_scratch);
+    }
+
+    // The rows of Q and dO that the products for dK and dV read.
+    struct PanelRows {
+      const Packed *q, *dout;
+    };
+    PanelRows pack_queries(const Rows& rows) {
+      const auto q_from = q_row.from(rows.start), dout_from = dout_row.from(rows.start);
+      pack_panel<F, T>(q_from, call.q.column, rows.count, rows.lanes, d, q_panel, pack_scratch);
+      pack_panel<F, T>(dout_from, call.dout.column, rows.count, rows.lanes, d_v, dout_panel, pack_scratch);
       if (!q_in_place) pack_pairs<F, T>(q_from, call.q.column, rows.count, d, q_tile, q_length, pack_scratch);
       if (!dout_in_place) pack_pairs<F, T>(dout_from, call.dout.column, rows.count, d_v, dout_tile, dout_length, pack_scratch);
-      const Packed* const q_rows = q_in_place ? reinterpret_cast<const Packed*>(q_row(r0)) : q_tile;
-      const Packed* const dout_rows = dout_in_place ? reinterpret_cast<const Packed*>(dout_row(r0)) : dout_tile;
-      row_sums(s, rows, lse, delta);
-      moved.reads += rows.count * (d + d_v + 2);
-
-      const long next = r0 + kLanesAtOnce, coming = stacked ? 0 : std::min(kLanesAtOnce, rows_total - next);
-      Ahead ahead_q, ahead_dout;
+      return {q_in_place ? reinterpret_cast<const Packed*>(q_row(rows.start)) : q_tile,
+              dout_in_place ? reinterpret_cast<const Packed*>(dout_row(rows.start)) : dout_tile};
+    }
+    // Prefetches the queries of the next panel.
+    void prefetch_queries(long next) {
+      const long coming = call.group > 1 ? 0 : std::min<long>(kLanesAtOnce, call.stacked() - next);
+      ahead_q.clear();
+      ahead_dout.clear();
       Base::add_ahead(ahead_q, call.q, q_row, next, coming, d);
       Base::add_ahead(ahead_dout, call.dout, dout_row, next, coming, d_v);
-      Ahead nothing_ahead;
-      const std::int64_t block = stream * blocks + visit.panel;
-      Sum* const dq_panel = call.dq_cols ? nullptr : static_cast<Sum*>(call.dq_panels) + block * d * kLanesAtOnce;
-      // The first share of dQ finds nothing there yet, the last one leaves it in the caller's array.
+    }
+
+    // Adds the contributions of one panel of rows to dK and dV and, unless dQ has a pass of its own, updates dQ.
+    void add_panel(const BlockVisit& visit, const Rows& rows) {
+      const PanelRows packed = pack_queries(rows);
+      row_sums(s, rows, lse, delta);
+      moved.reads += rows.count * (d + d_v + 2);
+      prefetch_queries(rows.start + kLanesAtOnce);
+      const std::int64_t panels = (call.stacked() + kLanesAtOnce - 1) / kLanesAtOnce, panel = s.index * panels + visit.panel;
+      Sum* const dq = call.dq_cols ? nullptr : static_cast<Sum*>(call.dq_panels) + panel * d * kLanesAtOnce;
+      // The first update of dQ overwrites; the last one writes the sum to the caller's array.
       Start dq_start = visit.first ? Start::kZero : Start::kSum;
       bool waits = !visit.first;
-      Walk walk(s, rows, j0, j0 + count);
-      for (long key = walk.next(j0); key < j0 + count;) {
-        key = chunk.fill(walk, key, j0 + count, most, unit, j0);
+      Walk walk(s, rows, start, start + count);
+      for (long key = walk.next(start); key < start + count;) {
+        key = chunk.fill(walk, key, start + count, most, copies ? 1 : S, start);
         const bool scattered = copies || (S == 1 && chunk.scattered());
-        Side k_side = block_k, v_side = block_v, pair_side = block_pairs;
-        if (scattered) {
-          if (!list) {
-            list = arena.take<long>(most);
-            few_k = arena.take<Packed>(most * padded(d));
-            few_v = arena.take<Packed>(most * padded(d_v));
-            few_pairs = S == 1 ? few_k : arena.take<Packed>(up(most, S) * padded(d));
-            shares = arena.take<Sum>(most * std::max(dk_length, dv_length));
-          }
-          chunk.list(list);
-          pack_rows<T>(ListedRows<const T>{k_row, list}, call.k.column, chunk.rows, d, few_k, padded(d));
-          pack_rows<T>(ListedRows<const T>{v_row, list}, call.v.column, chunk.rows, d_v, few_v, padded(d_v));
-          if constexpr (S == 2) pack_k_pairs(ListedRows<const T>{k_row, list}, chunk.rows, few_pairs);
-          k_side = {few_k, padded(d), 0, true};
-          pair_side = {few_pairs, padded(d), 0, true};
-          v_side = {few_v, padded(d_v), 0, true};
-        }
-        tile.compute(s, rows, chunk, k_side, v_side, q_panel, dout_panel, lse, delta, ahead_q);
-        tile.pack(chunk.rows, lanes);
-        const auto add_share = [&](const Unit* weights, const Packed* of, long of_length, Sum* to, long length) {
-          Base::each_stretch(chunk, scattered, [&](const Stretch& x) {
-            product<F>(x.keys, length, units(rows.count), weights + x.at * (lanes / S), lanes / S, 1, as_units(of), of_length,
-                       scattered ? shares : to + (x.j - j0) * length, length, scattered ? Start::kZero : Start::kSum,
-                       nullptr, ahead_dout);
-          });
-          if (scattered) add_rows(chunk, shares, j0, to, length);
-        };
-        add_share(tile.p_rows, dout_rows, dout_length, dv, dv_length);
-        add_share(tile.ds_rows, q_rows, q_length, dk, dk_length);
+        const Sides sides = scattered ? copied_sides() : block_sides();
+        tile.compute(s, rows, chunk, sides.k, sides.v, q_panel, dout_panel, lse, delta, ahead_q);
+        tile.pack(chunk.rows, rows.lanes);
+        add_products(rows, scattered, tile.p_rows, packed.dout, dout_length, dv, dv_length);
+        add_products(rows, scattered, tile.ds_rows, packed.q, q_length, dk, dk_length);
         if (call.dq_cols) continue;
-        if (waits) call.progress->wait(block, visit.before);
+        if (waits) call.progress->wait(panel, visit.before);
         waits = false;
-        Base::each_stretch(chunk, pair_side.by_place, [&](const Stretch& x) {
-          product<F>(d, lanes, units(x.keys), as_units(pair_side.of(x)), 1, pair_side.length, tile.ds_panel + x.at / S * lanes,
-                     lanes, dq_panel, lanes, dq_start, nullptr, nothing_ahead);
-          dq_start = Start::kSum;
-        });
+        update_dq(rows, sides.pairs, dq, dq_start);
+        dq_start = Start::kSum;
       }
       if (call.dq_cols) return;
       moved.reads += visit.first ? 0 : rows.count * d;
       moved.writes += rows.count * d;
       if (visit.last)
-        unpack_panel<T>(dq_panel, lanes, rows.count, d, scales, dq_row.from(r0), call.dq.column);
-      call.progress->reach(block, visit.before + 1);
-    });
-
-    const auto dk_row = s.key<T>(call.dk), dv_row = s.key<T>(call.dv);
-    for (long r = 0; r < count; r++) {
-      unpack_row(dk + r * dk_length, d, Sum(call.scale), dk_row(j0 + r), call.dk.column);
-      unpack_row(dv + r * dv_length, d_v, Sum(1), dv_row(j0 + r), call.dv.column);
+        unpack_panel<T>(dq, rows.lanes, rows.count, d, scales, s.template row<T>(call.dq).from(rows.start), call.dq.column);
+      call.progress->reach(panel, visit.before + 1);
     }
-    moved.writes += count * (d + d_v);
-    return moved;
-  }
 
-  // use(visit, row, rows) for the panels of rows that attend some of the keys j0 .. j0 + count - 1, ascending. Where they
-  // share no dQ with other keys, a band's panels begin at the first row that does.
+    // The rows of K and V that products read; pairs: K, interleaved along the keys.
+    struct Sides {
+      Side k, v, pairs;
+    };
+    Sides block_sides() const {
+      const Side k{k_in_place ? reinterpret_cast<const Packed*>(k_row(start)) : k_tile, k_length, start, false};
+      const Side v{v_in_place ? reinterpret_cast<const Packed*>(v_row(start)) : v_tile, v_length, start, false};
+      return {k, v, S == 1 ? k : Side{k_pairs, pair_length, start, false}};
+    }
+    // Copies the chunk's scattered keys next to each other.
+    Sides copied_sides() {
+      if (!list) {
+        list = arena.take<long>(most);
+        few_k = arena.take<Packed>(most * padded(d));
+        few_v = arena.take<Packed>(most * padded(d_v));
+        few_pairs = S == 1 ? few_k : arena.take<Packed>(up(most, S) * padded(d));
+        shares = arena.take<Sum>(most * std::max(dk_length, dv_length));
+      }
+      chunk.list(list);
+      pack_rows<T>(ListedRows<const T>{k_row, list}, call.k.column, chunk.rows, d, few_k, padded(d));
+      pack_rows<T>(ListedRows<const T>{v_row, list}, call.v.column, chunk.rows, d_v, few_v, padded(d_v));
+      if constexpr (S == 2) pack_k_pairs(ListedRows<const T>{k_row, list}, chunk.rows, few_pairs, padded(d));
+      return {{few_k, padded(d), 0, true}, {few_v, padded(d_v), 0, true}, {few_pairs, padded(d), 0, true}};
+    }
+
+    // to (dK or dV, a row per key) += weights (P or dS) times the rows `of` (Q or dO) of the panel.
+    void add_products(const Rows& rows, bool scattered, const Unit* weights, const Packed* of, long of_length, Sum* to,
+                      long length) {
+      Base::each_stretch(chunk, scattered, [&](const Stretch& x) {
+        product<F>(x.keys, length, units(rows.count), weights + x.at * (rows.lanes / S), rows.lanes / S, 1, as_units(of), of_length,
+                   scattered ? shares : to + (x.j - start) * length, length, scattered ? Start::kZero : Start::kSum, nullptr,
+                   ahead_dout);
+      });
+      if (scattered) add_rows(chunk, shares, start, to, length);
+    }
+
+    // dq (d x lanes) <- or += the products of K with dS of the chunk.
+    void update_dq(const Rows& rows, const Side& pairs, Sum* dq, Start dq_start) {
+      Base::each_stretch(chunk, pairs.by_place, [&](const Stretch& x) {
+        product<F>(d, rows.lanes, units(x.keys), as_units(pairs.of(x)), 1, pairs.length, tile.ds_panel + x.at / S * rows.lanes,
+                   rows.lanes, dq, rows.lanes, dq_start, nullptr, nothing_ahead);
+        dq_start = Start::kSum;
+      });
+    }
+
+    // Writes dK and dV.
+    void finish() {
+      const auto dk_row = s.template key<T>(call.dk), dv_row = s.template key<T>(call.dv);
+      for (long r = 0; r < count; r++) {
+        unpack_row(dk + r * dk_length, d, Sum(call.scale), dk_row(start + r), call.dk.column);
+        unpack_row(dv + r * dv_length, d_v, Sum(1), dv_row(start + r), call.dv.column);
+      }
+      moved.writes += count * (d + d_v);
+    }
+  };
+
+  // Calls use(visit, row, rows) for the panels that attend some of the keys j0 .. j0 + count - 1, in ascending order.
+  // If dQ has a pass of its own, the first panel of a band begins at the first row that attends these keys.
   template <class Use>
   static void each_visit(const Stream& s, long j0, long count, Use use) {
     const Call& call = s.call;
@@ -323,62 +371,87 @@ struct Backward : Formats<T, F> {
     }
   }
 
-  // One piece of the bias's gradient: queries r0 .. and keys j0 .., the sum of dS over the `count` streams (of an unstacked
-  // call) that share it, and over all queries or keys where it is broadcast along them. P and dS are computed once more.
+  // One piece of the bias's gradient: queries piece.row .. and keys piece.key .., the sum of dS over the `count`
+  // streams (of an unstacked call) that share it, and over all queries or keys if the bias is broadcast along them. P
+  // and dS are recomputed.
   static Moved bias_gradient(const Call& call, const std::int64_t* streams, long count, Piece piece, Arena& arena) {
-    const long d = call.d, d_v = call.d_v, at_once = std::min<long>(piece.keys, kKeysAtOnce);
-    const bool k_in_place = Base::in_place(call.k, d), v_in_place = Base::in_place(call.v, d_v);
-    const long k_length = k_in_place ? call.k.row : padded(d), v_length = v_in_place ? call.v.row : padded(d_v);
-    Unit* const q_panel = arena.take<Unit>(units(d) * kLanesAtOnce);
-    Unit* const dout_panel = arena.take<Unit>(units(d_v) * kLanesAtOnce);
-    Packed* const k_tile = k_in_place ? nullptr : arena.take<Packed>(at_once * k_length);
-    Packed* const v_tile = v_in_place ? nullptr : arena.take<Packed>(at_once * v_length);
-    Packed* const pack_scratch = arena.take<Packed>(L * padded(std::max(d, d_v)) + 2 * L * S);
+    BiasBlock block(call, piece, arena);
+    for (long i = 0; i < count; i++) block.add_stream(Stream(call, streams[i]));
+    block.store_sums(Stream(call, streams[0]));
+    return {};
+  }
+
+  // The state of `bias_gradient`.
+  struct BiasBlock {
+    const Call& call;
+    const Piece piece;
+    const long d, d_v, at_once;  // at_once: rows of a tile of scores
+    const bool k_in_place, v_in_place;
+    const long k_length, v_length;
+    Unit *const q_panel, *const dout_panel;
+    Packed *const k_tile, *const v_tile, *const pack_scratch;
+    Tile tile;
+    Chunk chunk;
+    long* const list;
+    const long sum_rows, sum_keys;  // 1 where the bias is broadcast
+    Sum* const sums;
     Sum lse[kLanesAtOnce], delta[kLanesAtOnce];
-    Tile tile(call, at_once, arena);
-    Chunk chunk(arena, at_once);
-    long* const list = arena.take<long>(at_once);
-    tile.slopes = nullptr;  // the bias is added after the softcap
-    const long sum_rows = call.dbias.row ? piece.rows : 1, sum_keys = call.dbias.column ? piece.keys : 1;
-    Sum* const sums = arena.take<Sum>(sum_rows * sum_keys);
-    std::fill_n(sums, sum_rows * sum_keys, Sum(0));
     Ahead nothing_ahead;
-    for (long i = 0; i < count; i++) {
-      const Stream s(call, streams[i]);
-      const auto q_row = s.row<const T>(call.q), dout_row = s.row<const T>(call.dout);
-      const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
+
+    BiasBlock(const Call& c, Piece part, Arena& arena)
+        : call(c), piece(part), d(c.d), d_v(c.d_v), at_once(std::min<long>(part.keys, kKeysAtOnce)),
+          k_in_place(Base::in_place(c.k, c.d)), v_in_place(Base::in_place(c.v, c.d_v)),
+          k_length(k_in_place ? c.k.row : padded(d)), v_length(v_in_place ? c.v.row : padded(d_v)),
+          q_panel(arena.take<Unit>(units(d) * kLanesAtOnce)), dout_panel(arena.take<Unit>(units(d_v) * kLanesAtOnce)),
+          k_tile(k_in_place ? nullptr : arena.take<Packed>(at_once * k_length)),
+          v_tile(v_in_place ? nullptr : arena.take<Packed>(at_once * v_length)),
+          pack_scratch(arena.take<Packed>(L * padded(std::max(d, d_v)) + 2 * L * S)), tile(c, at_once, arena),
+          chunk(arena, at_once), list(arena.take<long>(at_once)), sum_rows(c.dbias.row ? part.rows : 1),
+          sum_keys(c.dbias.column ? part.keys : 1), sums(arena.take<Sum>(sum_rows * sum_keys)) {
+      tile.slopes = nullptr;  // the bias is added after the softcap
+      std::fill_n(sums, sum_rows * sum_keys, Sum(0));
+    }
+
+    void add_stream(const Stream& s) {
+      const long stop = piece.key + piece.keys;
+      const auto q_row = s.template row<const T>(call.q), dout_row = s.template row<const T>(call.dout);
       for (long r0 = piece.row; r0 < piece.row + piece.rows; r0 += kLanesAtOnce) {
         const Rows rows = rows_of(r0, std::min(kLanesAtOnce, piece.row + piece.rows - r0));
-        Walk walk(s, rows, piece.key, piece.key + piece.keys);
+        Walk walk(s, rows, piece.key, stop);
         long key = walk.next(piece.key);
         if (key == Walk::kNone) continue;
         pack_panel<F, T>(q_row.from(r0), call.q.column, rows.count, rows.lanes, d, q_panel, pack_scratch);
-        pack_panel<F, T>(dout_row.from(r0), call.dout.column, rows.count, rows.lanes, d_v, dout_panel,
-                         pack_scratch);
+        pack_panel<F, T>(dout_row.from(r0), call.dout.column, rows.count, rows.lanes, d_v, dout_panel, pack_scratch);
         row_sums(s, rows, lse, delta);
-        while (key < piece.key + piece.keys) {
-          key = chunk.fill(walk, key, piece.key + piece.keys, at_once, 1, 0);
-          if (!k_in_place || !v_in_place) chunk.list(list);
-          if (!k_in_place) pack_rows<T>(ListedRows<const T>{k_row, list}, call.k.column, chunk.rows, d, k_tile, k_length);
-          if (!v_in_place) pack_rows<T>(ListedRows<const T>{v_row, list}, call.v.column, chunk.rows, d_v, v_tile, v_length);
-          const Side k{k_in_place ? reinterpret_cast<const Packed*>(k_row(0)) : k_tile, k_length, 0, !k_in_place};
-          const Side v{v_in_place ? reinterpret_cast<const Packed*>(v_row(0)) : v_tile, v_length, 0, !v_in_place};
-          tile.compute(s, rows, chunk, k, v, q_panel, dout_panel, lse, delta, nothing_ahead);
-          for (long i = 0; i < chunk.parts_count; i++) {
-            const Part& part = chunk.parts[i];
-            for (long r = 0; r < rows.count; r++)
-              for (long x = 0; x < part.keys; x++)
-                sums[(call.dbias.row ? r0 - piece.row + r : 0) * sum_keys + (call.dbias.column ? part.j - piece.key + x : 0)] +=
-                    tile.ds[(part.at + x) * rows.lanes + r];
-          }
+        while (key < stop) {
+          key = chunk.fill(walk, key, stop, at_once, 1, 0);
+          add_chunk(s, rows);
         }
       }
     }
-    Sum* const to = at<Sum>(call.dbias, Stream(call, streams[0]).offset(call.dbias)) +
-                    Stream(call, streams[0]).kv_head * call.dbias.head;
-    for (long r = 0; r < sum_rows; r++)
-      for (long x = 0; x < sum_keys; x++)
-        to[(piece.row + r) * call.dbias.row + (piece.key + x) * call.dbias.column] = sums[r * sum_keys + x];
-    return {};
-  }
+
+    void add_chunk(const Stream& s, const Rows& rows) {
+      const auto k_row = s.template key<const T>(call.k), v_row = s.template key<const T>(call.v);
+      if (!k_in_place || !v_in_place) chunk.list(list);
+      if (!k_in_place) pack_rows<T>(ListedRows<const T>{k_row, list}, call.k.column, chunk.rows, d, k_tile, k_length);
+      if (!v_in_place) pack_rows<T>(ListedRows<const T>{v_row, list}, call.v.column, chunk.rows, d_v, v_tile, v_length);
+      const Side k{k_in_place ? reinterpret_cast<const Packed*>(k_row(0)) : k_tile, k_length, 0, !k_in_place};
+      const Side v{v_in_place ? reinterpret_cast<const Packed*>(v_row(0)) : v_tile, v_length, 0, !v_in_place};
+      tile.compute(s, rows, chunk, k, v, q_panel, dout_panel, lse, delta, nothing_ahead);
+      for (long i = 0; i < chunk.parts_count; i++) {
+        const Part& part = chunk.parts[i];
+        for (long r = 0; r < rows.count; r++)
+          for (long x = 0; x < part.keys; x++)
+            sums[(call.dbias.row ? rows.start - piece.row + r : 0) * sum_keys +
+                 (call.dbias.column ? part.j - piece.key + x : 0)] += tile.ds[(part.at + x) * rows.lanes + r];
+      }
+    }
+
+    void store_sums(const Stream& s) const {
+      Sum* const to = at<Sum>(call.dbias, s.offset(call.dbias)) + s.kv_head * call.dbias.head;
+      for (long r = 0; r < sum_rows; r++)
+        for (long x = 0; x < sum_keys; x++)
+          to[(piece.row + r) * call.dbias.row + (piece.key + x) * call.dbias.column] = sums[r * sum_keys + x];
+    }
+  };
 };

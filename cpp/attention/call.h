@@ -23,13 +23,14 @@ struct Array {
   std::int64_t head = 0, row = 0, column = 0;
 };
 
-// A run of keys that rows of one panel attend. bits: index of the first key's word of row bits, -1 if every row attends every key.
+// A run of keys that rows of one panel attend. bits: index of the first key's word of row bits, -1 if every row attends
+// every key.
 struct Run {
   std::int64_t start, stop, bits;
 };
 
-// The attending pairs as lists, by query and by key; see redblue.kernels.cpu.mask_form. Each plane has n_q + 1 (n_k + 1) starts
-// into the one array of all lists.
+// The attending pairs as lists, by query and by key; see redblue.kernels.cpu.mask_form. Each plane has n_q + 1 (n_k +
+// 1) starts into the one array of all lists.
 struct Edges {
   const std::int64_t *query_starts = nullptr, *key_starts = nullptr;  // null: the mask is not given as pairs
   const std::int32_t *keys = nullptr, *queries = nullptr;
@@ -57,8 +58,8 @@ struct ByKey {
 };
 ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::int64_t n_q, std::int64_t n_k);
 
-// A mask other than a band: runs of keys for each of `panels` panels of `panel` stacked rows; see redblue.masks.lowered.
-// `planes` (lead..., key/value heads) maps each stream to its lists.
+// A mask other than a band: runs of keys for each of `panels` panels of `panel` stacked rows; see
+// redblue.masks.lowered. `planes` (lead..., key/value heads) maps each stream to its lists.
 struct Pattern {
   const std::int64_t* starts = nullptr;  // null: the mask is a band
   const Run* runs = nullptr;
@@ -68,9 +69,9 @@ struct Pattern {
   bool scattered = false;  // runs of few keys each
 };
 
-// The order in which backward takes the blocks of keys: in wavefronts, blocks 0, fronts, 2 fronts, ..., then 1, fronts + 1, ...
-// Where no panel attends more than `fronts` consecutive blocks, the blocks of one wavefront share no panel, and threads need
-// not wait for each other.
+// The order in which backward takes the blocks of keys: in wavefronts, blocks 0, fronts, 2 fronts, ..., then 1, fronts
+// + 1, ... Where no panel attends more than `fronts` consecutive blocks, the blocks of one wavefront share no panel,
+// and threads need not wait for each other.
 struct WavefrontOrder {
   std::int64_t blocks = 1, fronts = 1;
   // The block at a place of that order.
@@ -92,7 +93,8 @@ struct WavefrontOrder {
   }
 };
 
-// Backward: one block of keys and a panel of rows that attends some of them. `before` of the panel's blocks come earlier.
+// Backward: one block of keys and a panel of rows that attends some of them. `before` of the panel's blocks come
+// earlier.
 struct BlockVisit {
   std::int64_t panel, before;
   bool first, last;  // of the panel's blocks
@@ -118,7 +120,8 @@ class BlockVisits {
   std::vector<BlockVisit> list_;
 };
 
-// Number of key blocks already added to each row block's dQ; it orders the updates, so that sums do not depend on threads.
+// Number of key blocks already added to each row block's dQ; it orders the updates, so that sums do not depend on
+// threads.
 class Progress {
  public:
   explicit Progress(std::int64_t blocks) : done_(blocks) {}
@@ -143,9 +146,9 @@ struct SpillTiles {
   bool stays = false;  // the queries, while P is computed: `hybrid`, not `small_cache`
 };
 
-// softmax(cap tanh(scale Q K^T / cap) + bias, masked) V for every (lead..., key/value head). The g query heads that share
-// a key/value head are stacked: row r is query r / g of its g heads' r % g-th, so that K and V are read once for all.
-// "Sums" are float64 for float64 arrays, else float32.
+// softmax(cap tanh(scale Q K^T / cap) + bias, masked) V for every (lead..., key/value head). The g query heads that
+// share a key/value head are stacked: row r is query r / g of its g heads' r % g-th, so that K and V are read once for
+// all. "Sums" are float64 for float64 arrays, else float32.
 struct Call {
   Number number = Number::kFloat32;
   int leads = 0;
@@ -168,14 +171,14 @@ struct Call {
   Array sinks;                            // of sums, one per head
   Array alibi;                            // of sums, a slope per query head; rows and columns share it
   double dropout = 0;                     // the share of probabilities that become 0; the others grow by 1 / (1 - it)
-  std::uint64_t seed = 0;                 // which ones: a function of seed, position of row and key, and nothing else
+  std::uint64_t seed = 0;                 // the choice depends on the seed and the positions of row and key only
 
   // The plan: queries (stacked) and keys of a tile; forward the queries stay, backward the keys.
   std::int64_t rows = 64, cols = 64;
   std::int64_t dq_cols = 0;      // backward: keys that stream by together where dQ has a pass of its own; 0: it has none
   std::int64_t pieces = 1;       // forward: that the keys are cut into, where there are too few rows for all cores
   int threads = 1;
-  bool few = false;              // rows: scores are taken as decode.h does, in both passes, since others differ by rounding
+  bool few = false;              // few rows: both passes compute scores by decode.h, since other products round differently
   SpillTiles spilled;            // or the tiles of a schedule that writes P
 
   std::int64_t streams() const {
@@ -220,7 +223,7 @@ struct Spill {
   }
 };
 
-// Words that a pass moved between its tiles and the arrays; see redblue.count.
+// Words that a pass moved between its tiles and the arrays.
 struct Moved {
   std::int64_t reads = 0, writes = 0;
 };

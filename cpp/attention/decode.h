@@ -1,10 +1,12 @@
-// The two products and the softmax for few queries, where reading K and V once is all the work: in products vectors lie along
-// the features, as the arrays do, and nothing is packed; in the softmax along the keys. Included once inside each target region
-// (vector/region.h).
-constexpr long kBytesAhead = 8192;  // of an array: a sixth of the first cache (4 and 16 KB: as fast or slower; measured, Zen 5)
+// The two products and the softmax for few queries (decoding), whose time is that of reading K and V once. Vectors lie
+// along the features in the products, so that nothing is packed, and along the keys in the softmax. Included once
+// inside each target region (vector/region.h).
 
-// The sums of neighbours: the first half of the lanes from a, the second from b. L vectors combined so, two by two, are one
-// whose lanes are the vectors' own sums, in order.
+// The prefetch distance: a sixth of the L1 cache (4 and 16 KB are as fast or slower; measured, Zen 5).
+constexpr long kBytesAhead = 8192;
+
+// The sums of neighbouring lanes: those of a in the first half, those of b in the second. Combining L vectors pairwise
+// in this way gives one vector whose lanes are the sums of the L vectors, in order.
 template <class T>
 inline V<T> sums_of_pairs(V<T> a, V<T> b) {
   constexpr int L = kLanesOf<T>;
@@ -14,9 +16,10 @@ inline V<T> sums_of_pairs(V<T> a, V<T> b) {
   return shuffle(a, b, even) + shuffle(a, b, odd);
 }
 
-// What lies `ahead` numbers further on is fetched in advance. One query fetches it beside every vector, and does not keep it (a
-// twentieth faster than fetching it into the second cache; measured, Zen 5). Several queries read the same rows in turns, and
-// each fetches its share of what comes: if the first one fetched all, it would wait for memory, and memory for the others.
+// Prefetches the numbers that lie `ahead` numbers further on. A single query prefetches beside every vector, without
+// keeping the line (5 % faster than prefetching into the L2 cache; measured, Zen 5). Several queries read the same rows
+// in turn, and each prefetches a share of the coming rows: if the first query prefetched all of them, it would wait for
+// memory, and memory would be idle during the other queries.
 struct Share {
   long ahead, pass, passes;
   template <class T>
@@ -30,7 +33,7 @@ struct Share {
   }
 };
 
-// Rows of K or V, as dots and weighted_sum read them: those from `first` on or, if there is a list, the listed ones.
+// Rows of K or V for dots and weighted_sum: consecutive rows from `first` on or, if there is a list, the listed rows.
 template <class T>
 struct KeyRows {
   const T* base;
@@ -40,8 +43,8 @@ struct KeyRows {
   const T* operator()(long x) const { return base + (list ? list[x] : first + x) * step; }
 };
 
-// q . k[key] for N keys from `key` on, each in N lanes' worth of partial sums. Key after key, as they lie in memory, so
-// that the machine's own prefetcher keeps up.
+// q . k[key] for N keys from `key` on; each dot product is spread over L / N lanes of partial sums. Keys are read in
+// memory order, so that the hardware prefetcher follows.
 template <class T, int N, bool kAlone, class Sum, class Row>
 inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const Sum* q, const Share& share) {
   if constexpr (N > 1) {
@@ -70,7 +73,8 @@ inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const
   }
 }
 
-// scores[r][key] = q[r] . k[key]; rows of `q` are `length` sums apart, those of `scores`, whole vectors, `cols`.
+// scores[r][key] = q[r] . k[key]; rows of `q` are `length` numbers apart; rows of `scores` are whole vectors, `cols`
+// apart.
 template <class T, bool kAlone, class Sum, class Row>
 __attribute__((noinline)) void dots_of_rows(long keys, long count, long columns, const Row& k_row, const Sum* q, long length,
                                             Sum* scores, long cols, long ahead) {
@@ -88,8 +92,8 @@ inline void dots(long keys, long count, long columns, const Row& k_row, const Su
   dots_of_rows<T, false>(keys, count, columns, k_row, q, length, scores, cols, ahead);
 }
 
-// One row's step of the online softmax, as Formats::softmax's, with keys in the lanes. Scores beyond the last are -inf up to a
-// whole vector.
+// One step of the online softmax for one row, as Formats::softmax, but with keys in the lanes. The caller pads the
+// scores with -inf to whole vectors.
 template <class Sum>
 inline void softmax_of_row(long keys, Sum factor, Sum* scores, Sum& row_max, Sum& row_sum, Sum& shrink) {
   constexpr int L = kLanesOf<Sum>;
@@ -117,10 +121,10 @@ struct WeightedRow {
   Row v_row;
   const Sum* weights;
   Sum* out;
-  Sum factor;  // of what `out` holds
+  Sum factor;  // scales the previous contents of `out`
   Share share;
 
-  // kAtOnce vectors of columns at a time, as long as there are so many. Returns the column where it stopped.
+  // Adds kAtOnce vectors of columns at a time while that many remain. Returns the first column not yet added.
   template <int kAtOnce, bool kAlone>
   long add(long c) const {
     for (; c + kAtOnce * L <= columns; c += kAtOnce * L) {
@@ -152,14 +156,14 @@ struct WeightedRow {
   }
 };
 
-// out[r] = out[r] factors[r] + sum over keys of p[r][key] v[key]. Keys whose rows fit the first cache serve all rows and all
-// columns before the next ones are read.
+// out[r] = out[r] factors[r] + sum over keys of p[r][key] v[key]. Keys are taken in blocks whose rows of V fit the L1
+// cache; a block serves all rows and columns before the next one is read.
 template <class T, bool kAlone, class Sum, class Row>
 __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long columns, const Row& v_row, const Sum* p,
                                                     long cols, const Sum* factors, Sum* out, long length, long ahead) {
   constexpr int L = kLanesOf<Sum>, kMaxAtOnce = 8;
-  // One query needs no blocks where it takes all columns at once; else larger ones serve it better, several queries smaller ones
-  // (by 5 and 10 %; measured, Zen 5).
+  // A single query that takes all columns at once needs no blocks. Otherwise a single query is fastest with larger
+  // blocks and several queries with smaller ones (by 5 and 10 %; measured, Zen 5).
   const bool one_pass = kAlone && (columns == kMaxAtOnce * L || columns == 4 * L || columns == L);
   const long bytes = kAlone ? 2 * kBytesAhead : kBytesAhead;
   const long block = one_pass ? keys : std::max<long>(1, bytes / (columns * long(sizeof(T))));

@@ -1,8 +1,9 @@
-// What both passes share: how arrays of T are packed in format F, and what becomes of a tile of scores. Included once
+// Functions that both passes share: packing arrays of T in format F, and the softmax of a tile of scores. Included once
 // inside each target region (vector/region.h).
 //
-// In the lanes of a vector lie queries, in the rows of a tile keys (scores) or features (outputs): S^T = K Q^T and
-// O^T = V^T P^T are both of tile.h's form, with Q^T and P^T as panels, and K and V broadcast from their own rows.
+// Queries lie in the lanes of vectors; keys (for scores) or features (for outputs) lie in the rows of a tile. S^T = K
+// Q^T and O^T = V^T P^T both have the form of tile.h: Q^T and P^T are panels, K and V are broadcast from their own
+// rows.
 template <class T, class F>
 struct Formats {
   using Sum = typename F::Sum;
@@ -10,7 +11,7 @@ struct Formats {
   using Unit = typename F::Unit;
   static constexpr int L = kLanesOf<Sum>, S = F::kStep;
   static constexpr long kLanesAtOnce = kNR * L;
-  static constexpr long kFew = L < 8 ? L : 8;  // rows, up to which vectors along the features read K and V faster
+  static constexpr long kFew = L < 8 ? L : 8;  // the most rows for which decode.h is faster
   static constexpr Sum kLog2E = Sum(1.4426950408889634);
   static constexpr Sum kLowest = -std::numeric_limits<Sum>::infinity();
 
@@ -19,35 +20,38 @@ struct Formats {
   // Rows of packed panels start in different cache sets, whatever d is.
   static long padded(long columns) { return up(columns, S * L) + (columns % (1024 / sizeof(Packed)) ? 0 : S * L); }
   static const Unit* as_units(const Packed* p) { return reinterpret_cast<const Unit*>(p); }
-  // Whether rows of an array can be broadcast from where they lie; pairs: as pack_pairs would lay them.
+  // Whether products can read rows of an array in place; pairs: in the layout of pack_pairs.
   static bool in_place(const Array& array, long columns) {
     return std::is_same_v<T, Packed> && array.column == 1 && columns % S == 0 && array.row % S == 0;
   }
   static bool in_place_pairs(const Array& array) { return std::is_same_v<T, Packed> && S == 1 && array.column == 1; }
-  // row: gives the array's rows from `first` on, which must lie at its own stride.
+  // Prefetches rows first .. of an array. row(r): the address of row r; rows must lie at the array's own stride.
   template <class Row>
   static void add_ahead(Ahead& ahead, const Array& array, Row row, long first, long rows, long columns) {
     if (rows > 0 && array.column == 1) ahead.add(row(first), rows, long(array.row * sizeof(T)), long(columns * sizeof(T)));
   }
   static Rows rows_of(long start, long count) { return {start, count, up(count, L)}; }
 
-  // Rows of K or V that products read: those of the array itself, or of a packed tile.
+  // The rows of K or V that a product reads: of the array itself, or of a packed tile.
   struct Side {
     const Packed* rows;
     long length;
     long first;     // the key of row 0,
-    bool by_place;  // unless a chunk's rows lie in it as in the tile of scores
+    bool by_place;  // or, if true, rows are in the order of the tile of scores
     const Packed* of(const Stretch& x) const { return rows + (by_place ? x.at : x.j - first) * length; }
   };
-  // The keys of a chunk: all its stretches, or one that stands for all rows where the sides lie as the tile does.
+  // One stretch for all rows of a chunk.
   static constexpr Stretch whole_of(const Chunk& chunk) { return {0, 0, chunk.rows}; }
+  // Calls use(stretch) for the stretches of a chunk, or for one stretch of all rows if rows are in the order of the
+  // tile.
   template <class Use>
   static void each_stretch(const Chunk& chunk, bool by_place, Use use) {
     if (by_place) return use(whole_of(chunk));
     for (long i = 0; i < chunk.stretches_count; i++) use(chunk.stretches[i]);
   }
 
-  // P in the formats of the products that follow. by_keys: units are neighbours along keys; by_rows: along rows.
+  // Converts P to the formats of the next products. by_keys: units are neighbours along the keys; by_rows: along the
+  // rows.
   static void to_panels(const Sum* p, long keys, long lanes, Unit* by_keys, Packed* by_rows) {
     if constexpr (S == 2) {
 #if REDBLUE_REGION == REDBLUE_AVX512_BF16
@@ -69,7 +73,7 @@ struct Formats {
     }
   }
 
-  // Scores as softmax takes them, options and mask applied; rows between parts become `nothing`.
+  // Applies options and mask to scores; rows between parts become -inf.
   static void finish_chunk(const Stream& s, const Rows& rows, const Chunk& chunk, Sum* scores, Sum* slopes, Sum* extra,
                            Sum* bias_scratch) {
     for (long i = 0; i < chunk.parts_count; i++) {
@@ -81,7 +85,7 @@ struct Formats {
     }
     fill_gaps(chunk, rows.lanes, scores, kLowest);
   }
-  // Whether that would change nothing, where a chunk has no gaps.
+  // Whether finish_chunk would change nothing in a chunk without gaps.
   static bool finished(const Stream& s, const Rows& rows, const Chunk& chunk) {
     if (!plain_scores(s.call)) return false;
     for (long i = 0; i < chunk.parts_count; i++) {
@@ -94,20 +98,20 @@ struct Formats {
     chunk.each_gap([&](long row, long count) { std::fill_n(tile + row * lanes, count * lanes, value); });
   }
 
-  // One tile's step of the online softmax: scores <- e^(factor (score - the new maximum)); row_max and row_sum follow, and
-  // `factors` is what earlier sums shrink by. The maximum is of scores without the factor, so that the largest weight is
-  // exactly 1, however large scores are. tops: the scores' own maxima, where they are known.
+  // One step of the online softmax: scores <- e^(factor (score - the new maximum)), updates row_max and row_sum, and
+  // sets `factors` to the scale of earlier sums. The maximum is taken before the factor is applied, so that the largest
+  // weight is exactly 1, however large scores are. tops: the maxima of the scores, if known.
   static void softmax(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors,
                       const Sum* tops = nullptr) {
     if (lanes == kLanesAtOnce) return softmax_of<kNR>(keys, lanes, factor, scores, row_max, row_sum, factors, tops);
     for (long v = 0; v < lanes; v += L)
       softmax_of<1>(keys, lanes, factor, scores + v, row_max + v, row_sum + v, factors + v, tops ? tops + v : nullptr);
   }
-  // Of N vectors of lanes, in the order in which they lie in memory.
+  // The same for N vectors of lanes, in memory order.
   template <int N>
   static void softmax_of(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors,
                          const Sum* known) {
-    constexpr int M = N == 1 ? 4 : 2;  // keys at once: chains of sums are so many times shorter
+    constexpr int M = N == 1 ? 4 : 2;  // keys at once: M independent chains of sums
     const V<Sum> scale = splat(factor * kLog2E), lowest = splat(kLowest);
     V<Sum> tops[M][N], base[N], sums[M][N] = {};
     const auto each = [&](auto use) {

@@ -1,22 +1,24 @@
-// Attention over single pairs of rows and keys: the schedule `gather`, for masks so thin that a tile would be mostly
+// The schedule `gather`: attention over single pairs of rows and keys, for masks so sparse that tiles would be mostly
 // empty. Included once inside each target region (vector/region.h).
 //
-// One row at a time against the list of its keys (forward, dQ), one key at a time against the list of its rows (dK, dV):
-// no sum has two writers. Vectors lie along the features in the products and along the list in between.
+// Forward and dQ process one row at a time against the list of its keys, dK and dV one key at a time against the list
+// of its rows, so that no sum has two writers. Vectors lie along the features in the products and along the list
+// otherwise.
 template <class T, class F>
 struct Gather : Formats<T, F> {
   using Base = Formats<T, F>;
   using typename Base::Sum;
   using Base::kLog2E, Base::kLowest, Base::L, Base::up;
-  static constexpr long kAhead = 8;  // rows, fetched in advance
+  static constexpr long kAhead = 8;  // prefetch distance, in rows
 
-  // The pairs of one row with its keys, or of one key with its rows: `own` is the row or the key, the list its partners.
+  // The pairs of one row with its keys, or of one key with its rows: `own` is the row or the key, the list its
+  // partners.
   struct Pairs {
     const Stream& s;
     long own;
     bool by_key;
     const std::int32_t* list;  // keys, or queries
-    long count, head;          // head: which of the query heads that share a key head the rows are of
+    long count, head;          // head: of the rows, among the query heads that share a key head
 
     long row(long x) const { return (by_key ? list[x] : own) * s.call.group + head; }
     long key(long x) const { return by_key ? own : list[x]; }
@@ -31,7 +33,7 @@ struct Gather : Formats<T, F> {
     }
   };
 
-  // Rows of an array with keys, or with one head's queries: `step` numbers apart.
+  // Rows of K or V, or the queries of one head, `step` numbers apart.
   struct Side {
     const T* base;
     std::int64_t step;
@@ -39,7 +41,7 @@ struct Gather : Formats<T, F> {
   static Side keys_of(const Stream& s, const Array& array) { return {s.key<const T>(array).base, array.row}; }
   static Side queries_of(const ArrayRows<const T>& rows, long head) { return {rows.base + head * rows.head, rows.step}; }
 
-  // The rows that a list names; reading one fetches a later one.
+  // The listed rows; reading a row prefetches a later one.
   struct Partners {
     Side side;
     const std::int32_t* list;
@@ -50,9 +52,10 @@ struct Gather : Formats<T, F> {
       return side.base + list[x] * side.step;
     }
   };
-  // to[x] <- own . row of the list's x-th. other: of scores, own's stride in its array, which decides, too, since scores by
-  // queries and by keys must be rounded alike; else 1.
-  __attribute__((noinline)) static void dot(const Pairs& pairs, Side side, long stride, long other, long columns, const Sum* own, Sum* to) {
+  // to[x] <- own . the x-th listed row. other: for scores, the stride of `own` in its array, otherwise 1. Both strides
+  // choose the path, because scores by queries and by keys must be rounded alike.
+  __attribute__((noinline)) static void dot(const Pairs& pairs, Side side, long stride, long other, long columns,
+                                            const Sum* own, Sum* to) {
     if (stride == 1 && other == 1) {
       const Partners partners{side, pairs.list, pairs.count, columns * long(sizeof(T))};
       return dots_of_rows<T, true>(pairs.count, 1, columns, partners, own, 0, to, 0, 0);
@@ -64,7 +67,7 @@ struct Gather : Formats<T, F> {
       to[x] = sum;
     }
   }
-  // to <- to + sum of weights[x] times the row of the list's x-th
+  // to <- to + sum over x of weights[x] times the x-th listed row.
   __attribute__((noinline)) static void add(const Pairs& pairs, Side side, long stride, long columns, const Sum* weights, Sum* to) {
     static constexpr Sum one[1] = {1};
     if (stride == 1) {
@@ -93,7 +96,8 @@ struct Gather : Formats<T, F> {
     return 0;
   }
 
-  // Products become scores as softmax takes them; slopes, where there is a softcap, its derivative.
+  // Turns products into scores: scale, softcap, ALiBi and bias. slopes <- the derivative of the softcap, if there is
+  // one.
   __attribute__((noinline)) static void finish(const Pairs& pairs, Sum* scores, Sum* slopes) {
     const Call& call = pairs.s.call;
     if (plain_scores(call)) return;
@@ -113,7 +117,7 @@ struct Gather : Formats<T, F> {
       for (long x = 0; x < pairs.count; x++) scores[x] += bias_at(pairs.s, pairs.row(x), pairs.key(x));
   }
 
-  // As add_alibi of a tile, rounded alike by queries and by keys.
+  // As add_alibi of a tile; by queries and by keys, scores are rounded alike.
   __attribute__((noinline)) static void add_alibi(const Pairs& pairs, Sum* scores) {
     const V<Sum> slope = splat(pairs.s.template slope<Sum>(pairs.head));
     for (long x = 0; x < pairs.count; x += L) {
@@ -124,7 +128,7 @@ struct Gather : Formats<T, F> {
     }
   }
 
-  // to[x] <- 0 where the pair's probability is dropped, else 1 / (1 - dropout); as dropout_tile draws them.
+  // to[x] <- 0 if the pair is dropped, otherwise 1 / (1 - dropout); draws the same random words as dropout_tile.
   __attribute__((noinline)) static void draw(const Pairs& pairs, Sum* to) {
     constexpr int U = kLanesOf<unsigned>;
     const Call& call = pairs.s.call;
@@ -144,7 +148,7 @@ struct Gather : Formats<T, F> {
     }
   }
 
-  // Queries first .. stop - 1 of one stream.
+  // The forward pass of queries first .. stop - 1 of one stream.
   static Moved forward(const Call& call, std::int64_t stream, std::int64_t first, std::int64_t stop, Arena& arena) {
     const Stream s(call, stream);
     const Edges::Lists edges = call.edges.of_queries(s.plane());
@@ -185,10 +189,10 @@ struct Gather : Formats<T, F> {
       }
     return moved;
   }
-  // The larger, a where it is NaN.
+  // The larger of both; a if a is NaN.
   static Sum larger_of(Sum a, Sum b) { return b >= a ? b : a; }
 
-  // scores <- P (as dropped), other <- dS, from the products of both kinds; by the row's sums.
+  // scores <- P after dropout, other <- dS. On entry scores holds q . k and other holds dO . v.
   __attribute__((noinline)) static void differentiate(const Pairs& pairs, const Lists& lists) {
     const Call& call = pairs.s.call;
     finish(pairs, lists.scores, lists.slopes);
@@ -244,7 +248,7 @@ struct Gather : Formats<T, F> {
     return moved;
   }
 
-  // dK and dV of keys first .. stop - 1, once all deltas are known.
+  // dK and dV of keys first .. stop - 1. All deltas must have been computed.
   static Moved key_gradients(const Call& call, std::int64_t stream, std::int64_t first, std::int64_t stop, Arena& arena) {
     const Stream s(call, stream);
     const Edges::Lists edges = call.edges.of_keys(s.plane());

@@ -1,11 +1,11 @@
-// From arrays to packed panels and back. Included once inside each target region (vector/region.h).
+// Packs arrays into panels, and unpacks panels into arrays. Included once inside each target region (vector/region.h).
 //
-// Three layouts, of `rows` rows with `columns` numbers each (zeros where a unit or a vector reaches beyond them):
+// Three layouts of `rows` rows with `columns` numbers each, padded with zeros to whole units and vectors:
 //   rows     [row][column]                       units are neighbours along the columns
 //   pairs    [row / step][column][row % step]    units are neighbours along the rows; the same as `rows` for step 1
 //   panel    [column / step][row][column % step] `rows` transposed, unit by unit: rows lie in lanes
 
-// Eight or sixteen numbers at once, widened to the sums' type.
+// Loads and stores a vector of numbers, converting to and from the sums' type.
 template <class T>
 struct Wide {
   static constexpr bool kWhole = false;  // has no vector form here
@@ -75,7 +75,7 @@ struct Wide<float16> {
 };
 #endif
 
-// One row: `columns` numbers, `stride` apart, then zeros up to `padded`.
+// Packs one row: `columns` numbers, `stride` apart, followed by zeros up to `padded`.
 template <class T, class N>
 inline void pack_row(const T* from, long stride, long columns, N* to, long padded) {
   long c = 0;
@@ -95,14 +95,15 @@ inline void pack_row(const T* from, long stride, long columns, N* to, long padde
   }
 }
 
-// `row(r)` gives the r-th row's first number.
+// Packs rows; row(r) is the address of the r-th.
 template <class T, class N, class Row>
 __attribute__((noinline)) void pack_rows(Row row, long stride, long rows, long columns, N* to, long length) {
   for (long r = 0; r < rows; r++) pack_row<T>(row(r), stride, columns, to + r * length, length);
 }
 
-// Vectors exchange blocks of kReach lanes with those kReach further on, then of twice as many, and so on. A template, so that
-// the order of lanes is a constant: as a loop, GCC built it anew at every step (four times as slow).
+// Each vector exchanges blocks of kReach lanes with the vector kReach places further on; then kReach doubles. A
+// template, so that the order of lanes is a constant: in a loop, GCC computes it again at every step (four times as
+// slow).
 template <class Unit, int kReach>
 inline void exchange(V<Unit>* rows) {
   constexpr int L = kLanesOf<Unit>;
@@ -122,7 +123,7 @@ inline void exchange(V<Unit>* rows) {
   if constexpr (2 * kReach < L) exchange<Unit, 2 * kReach>(rows);
 }
 
-// L x L units, transposed in registers.
+// Transposes L x L units in registers.
 template <class Unit>
 inline void transpose(const Unit* from, long from_length, Unit* to, long to_length) {
   constexpr int L = kLanesOf<Unit>;
@@ -134,7 +135,7 @@ inline void transpose(const Unit* from, long from_length, Unit* to, long to_leng
   for (int i = 0; i < L; i++) store(to + i * to_length, rows[i]);
 }
 
-// The panel of `rows` rows, padded with zeros to `lanes`; `scratch` holds one vector's worth of rows, L x length numbers.
+// Packs `rows` rows into a panel, padded with zeros to `lanes`. scratch: L packed rows.
 template <class F, class T, class Row>
 __attribute__((noinline)) void pack_panel(Row row, long stride, long rows, long lanes, long columns, typename F::Unit* to,
                        typename F::Number* scratch) {
@@ -158,7 +159,7 @@ __attribute__((noinline)) void pack_panel(Row row, long stride, long rows, long 
   }
 }
 
-// Rows that are neighbours, interleaved: units of `length` columns each.
+// Packs rows in the layout `pairs`: neighbouring rows are interleaved, `length` units per pair.
 template <class F, class T, class Row>
 __attribute__((noinline)) void pack_pairs(Row row, long stride, long rows, long columns, typename F::Number* to, long length,
                        [[maybe_unused]] typename F::Number* scratch) {
@@ -180,9 +181,10 @@ __attribute__((noinline)) void pack_pairs(Row row, long stride, long rows, long 
   }
 }
 
-// The panel's transpose back into rows: row r gets columns c = 0 .. columns - 1 of panel[c][r], times factor[r].
+// Unpacks a panel into rows: column c of row r <- panel[c][r] * factors[r].
 template <class T, class Sum, class Row>
-__attribute__((noinline)) void unpack_panel(const Sum* panel, long lanes, long rows, long columns, const Sum* factors, Row row, long stride) {
+__attribute__((noinline)) void unpack_panel(const Sum* panel, long lanes, long rows, long columns, const Sum* factors,
+                                            Row row, long stride) {
   constexpr int L = kLanesOf<Sum>;
   alignas(kVectorBytes) Sum block[L * L], scaled[L * L];
   for (long r = 0; r < rows; r += L) {
@@ -204,7 +206,7 @@ __attribute__((noinline)) void unpack_panel(const Sum* panel, long lanes, long r
   }
 }
 
-// One row back: `columns` numbers, times `factor`.
+// Unpacks one row: `columns` numbers, times `factor`.
 template <class T, class Sum>
 inline void unpack_row(const Sum* from, long columns, Sum factor, T* to, long stride) {
   constexpr int L = kLanesOf<Sum>;

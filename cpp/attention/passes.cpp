@@ -1,4 +1,4 @@
-// Splits each pass into tasks and runs them on the pool.
+// Divides each pass into tasks and runs them on the pool.
 #include "attention/call.h"
 
 #include <algorithm>
@@ -28,8 +28,9 @@ Call unstacked(const Call& given) {
   return call;
 }
 
-// Whether there are so few queries that decode.h, with vectors along the features, reads K and V faster. Backward has other blocks
-// than forward and decides by all rows of the call; the plan gives forward such small blocks only if the call has no more rows.
+// Whether there are so few queries that decode.h, with vectors along the features, is faster. Backward has other blocks
+// than forward and decides by all rows of the call; the plan gives forward such small blocks only if the call has no
+// more rows.
 bool is_few(const Call& call, const Kernels& kernels, std::int64_t rows) {
   return rows <= kernels.few && call.q.column == 1 && call.k.column == 1 && call.v.column == 1;
 }
@@ -79,8 +80,8 @@ struct Task {
   std::int64_t stream, block;
 };
 
-// All tasks, longest first. Equal tasks of one stream, which share its keys, stay together (1 % faster than interleaving
-// streams; measured, Zen 5).
+// All tasks, longest first. Equal tasks of one stream, which share its keys, stay together (1 % faster than
+// interleaving streams; measured, Zen 5).
 std::vector<Task> longest_first(const Call& call, std::int64_t blocks, std::int64_t streams) {
   const std::vector<std::int64_t> by_block = work_of_blocks(call, blocks);
   std::vector<Task> tasks;
@@ -96,7 +97,7 @@ std::vector<Task> longest_first(const Call& call, std::int64_t blocks, std::int6
 
 void bias_gradient(const Call& given, const Kernels& kernels) {
   const Call call = unstacked(given);
-  std::map<std::int64_t, std::vector<std::int64_t>> sharing;  // streams by where their gradients add up
+  std::map<std::int64_t, std::vector<std::int64_t>> sharing;  // streams by the part of dbias that they share
   for (std::int64_t stream = 0; stream < call.streams(); stream++)
     sharing[offset_of(call, call.dbias, stream)].push_back(stream);
   std::vector<const std::vector<std::int64_t>*> slices;
@@ -114,8 +115,8 @@ void bias_gradient(const Call& given, const Kernels& kernels) {
   });
 }
 
-// Distributes lists (queries with their keys, or keys with their queries) over the threads, in parts of about equally many
-// pairs. The parts depend on the lists alone.
+// Distributes lists (queries with their keys, or keys with their queries) over the threads, in parts of about equally
+// many pairs. The parts depend on the lists alone.
 template <class Work>
 void share_lists(const Call& call, std::int64_t count, bool by_key, Work work) {
   constexpr std::int64_t kParts = 128, kOwn = 8;  // kOwn: pairs that a list costs besides its own
@@ -266,7 +267,7 @@ Moved backward(const Call& given, const Isa& isa) {
   if (call.pattern.starts) {
     call.visits = &visits.emplace(call.pattern, call.n_k, call.cols);
     call.order = visits->order;
-  } else {  // a panel attends so many blocks at most
+  } else {  // a panel attends at most this many consecutive blocks
     const std::int64_t width = std::clamp<std::int64_t>(call.end - call.first, 0, call.n_k) + ceil_div(lanes, call.group);
     call.order = {key_blocks, std::min(key_blocks, width / call.cols + 2)};
   }
@@ -280,8 +281,8 @@ Moved backward(const Call& given, const Isa& isa) {
   Progress progress(blocks * streams);
   call.dq_panels = panels.get() + (64 - reinterpret_cast<std::uintptr_t>(panels.get()) % 64);
   call.progress = &progress;
-  // As many streams at a time as there are threads: with enough streams, no thread waits for another's update of dQ. The
-  // grouping changes no sum.
+  // As many streams at a time as there are threads: with enough streams, no thread waits for another's update of dQ.
+  // The grouping changes no sum.
   const std::int64_t wave = std::max<std::int64_t>(1, std::min<std::int64_t>(call.threads, streams));
   share_out(streams * key_blocks, call.threads, [&](std::int64_t task) {
     const std::int64_t first = task / (wave * key_blocks) * wave, width = std::min(wave, streams - first);

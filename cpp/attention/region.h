@@ -1,5 +1,5 @@
-// All code of one instruction set, and its row of the table. Included once inside each target region (vector/region.h).
-// The order matters: each header uses those before it.
+// All kernels of one instruction set, and its row of the table. Included once inside each target region
+// (vector/region.h). The order matters: each header uses those before it.
 #include "vector/vec.h"
 #include "vector/exp.h"
 #include "attention/tile.h"

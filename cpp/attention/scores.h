@@ -1,10 +1,10 @@
-// What happens to a tile of scores between the two products: scale, softcap, bias, mask, dropout. Included once inside
-// each target region (vector/region.h).
+// The operations on a tile of scores between the two products: scale, softcap, ALiBi, bias, mask, dropout. Included
+// once inside each target region (vector/region.h).
 //
-// A tile holds keys in rows and queries in lanes, so that a row's maximum, sum and log-sum-exp are vectors: nothing is
-// ever summed across lanes. (Few rows have them the other way round: decode.h.)
+// A tile holds keys in rows and queries in lanes, so that maximum, sum and log-sum-exp of L rows are one vector:
+// nothing is summed across lanes. (For few rows it is the other way round: decode.h.)
 
-// The sums' own format: scores, and the bias as it is added to them.
+// The format of scores, and of the bias when it is added to them.
 template <class Sum>
 using Plain = std::conditional_t<sizeof(Sum) == 8, Float64, Float32>;
 
@@ -18,7 +18,7 @@ inline T* at(const Array& array, std::int64_t offset) {
   return reinterpret_cast<T*>(array.data) + offset;
 }
 
-// Rows of one stream's array, each by its first number. Rows of query heads are stacked: row r is query r / group of head
+// The address of each row of one stream of an array. Rows of query heads are stacked: row r is query r / group of head
 // r % group. One type for all arrays of a number type, so that packing is compiled once for each number type.
 template <class T>
 struct ArrayRows {
@@ -34,7 +34,7 @@ struct ArrayRows {
   ArrayRows from(long row, std::int64_t numbers = 0) const { return {base + numbers, step, group, head, first + row}; }
 };
 
-// The rows that a list names.
+// The listed rows of an array.
 template <class T>
 struct ListedRows {
   ArrayRows<T> rows;
@@ -42,7 +42,7 @@ struct ListedRows {
   T* operator()(long r) const { return rows(list[r]); }
 };
 
-// One stream of a call: where its arrays begin.
+// One stream of a call: finds its part of each array.
 struct Stream {
   const Call& call;
   std::int64_t index, lead[kMaxLead], kv_head;
@@ -76,11 +76,11 @@ struct Stream {
     return *at<const Sum>(call.alibi, offset(call.alibi) + (kv_head * call.group + r % call.group) * call.alibi.head);
   }
   std::int64_t own_key(long r) const { return r / call.group + call.n_k - call.n_q; }
-  // The number of row r among all rows of all heads: where it lies in arrays of one sum per row.
+  // The index of row r in arrays with one sum per row (lse, delta).
   std::int64_t number(long r) const {
     return offset(call.lse) + (kv_head * call.group + r % call.group) * call.lse.head + r / call.group * call.lse.row;
   }
-  // Which of the pattern's planes is this stream's.
+  // The plane of the pattern that this stream uses.
   std::int64_t plane() const {
     const Array& planes = call.pattern.planes;
     return planes.data ? *at<const std::int64_t>(planes, offset(planes) + kv_head * planes.head) : 0;
@@ -91,13 +91,13 @@ struct Stream {
     const std::int64_t start = std::max<std::int64_t>(0, low), stop = std::min(call.n_k, high);
     return {start, std::max(start, stop)};
   }
-  // Whether every one of these rows attends every one of keys j .. j + count - 1.
+  // Whether all of these rows attend all of the keys j .. j + keys - 1 by the band.
   bool holds(long r, long rows, long j, long keys) const {
     return (r + rows - 1) / call.group + call.first <= j && j + keys <= r / call.group + call.end;
   }
 };
 
-// For each lane, the range of keys that its row attends, less j: what a partial tile is masked by.
+// For each lane, the range of keys that its row attends, relative to key j: masks partial tiles.
 template <class Sum>
 struct Band {
   Sum low[kNR * kLanesOf<Sum>], high[kNR * kLanesOf<Sum>];
@@ -110,11 +110,11 @@ struct Band {
   }
 };
 
-// Whether scores need no more than a positive factor, which the softmax takes along.
+// Whether scores need only a positive factor, which the softmax applies.
 inline bool plain_scores(const Call& call) {
   return !call.softcap && !call.bias.data && !call.alibi.data && !call.sinks.data && call.scale > 0;
 }
-// What the softmax has to multiply scores by, once those that are not plain are finished.
+// The factor that the softmax applies to finished scores.
 inline double factor_left(const Call& call) { return plain_scores(call) ? call.scale : 1; }
 
 template <class Sum>
@@ -137,8 +137,8 @@ void load_bias(const Stream& s, const Rows& rows, long j, long keys, Sum* to, Su
   }
 }
 
-// ALiBi: scores (keys x lanes) <- scores - slope |position of the query - position of the key|. The product is rounded before
-// it is subtracted, so that no compiler's choice of fused operations can make the two passes differ.
+// ALiBi: scores (keys x lanes) <- scores - slope |position of the query - position of the key|. The product is rounded
+// before it is subtracted, so that no compiler's choice of fused operations can make the two passes differ.
 template <class Sum>
 void add_alibi(const Stream& s, const Rows& rows, long j, long keys, Sum* scores) {
   constexpr int L = kLanesOf<Sum>;
@@ -156,7 +156,8 @@ void add_alibi(const Stream& s, const Rows& rows, long j, long keys, Sum* scores
   }
 }
 
-// scores (keys x lanes) <- cap tanh(scale scores / cap) - alibi + bias; slopes, if not null, <- the derivative of cap tanh(x / cap).
+// scores (keys x lanes) <- cap tanh(scale scores / cap) - alibi + bias; slopes, if not null, <- the derivative of cap
+// tanh(x / cap).
 template <class Sum>
 void finish_scores(const Stream& s, const Rows& rows, long j, long keys, Sum* scores, Sum* slopes, Sum* bias, Sum* scratch) {
   constexpr int L = kLanesOf<Sum>;
@@ -195,7 +196,7 @@ void mask_tile(const Stream& s, const Rows& rows, long j, long keys, Sum* tile, 
   }
 }
 
-// The low halves of the products, and the high ones.
+// Returns the low halves of the products a * b; sets `high` to the high halves.
 inline V<unsigned> multiply_words(V<unsigned> a, unsigned b, V<unsigned>& high) {
   V<unsigned> low;
   for (int lane = 0; lane < kLanesOf<unsigned>; lane++) {
@@ -222,14 +223,14 @@ inline void philox(V<unsigned> (&counter)[4], std::uint64_t seed) {
   }
 }
 
-// tile (keys x lanes) <- 0 where the probability is dropped, else 1 / (1 - dropout). The counter is (row's number, key's
-// quarter), so that neither tiles nor threads matter.
+// tile (keys x lanes) <- 0 where the probability is dropped, otherwise 1 / (1 - dropout). The counter is (number of the
+// row, key / 4), so the result depends on neither tiles nor threads.
 template <class Sum>
 void dropout_tile(const Stream& s, const Rows& rows, long j, long keys, Sum* tile) {
   constexpr int U = kLanesOf<unsigned>;
   const Call& call = s.call;
   const Sum kept = Sum(1 / (1 - call.dropout));
-  const auto least = static_cast<std::uint64_t>(call.dropout * 4294967296.0);  // of a word that is kept
+  const auto least = static_cast<std::uint64_t>(call.dropout * 4294967296.0);  // the least word whose probability is kept
   for (long v = 0; v < rows.lanes; v += U)
     for (long quarter = j / 4; quarter * 4 < j + keys; quarter++) {
       V<unsigned> words[4] = {};

@@ -1,10 +1,10 @@
-// The schedules `hybrid` and `small_cache`: P is written to memory, tile by tile. Included once inside each target region
-// (vector/region.h); which blocks there are and who does them: spilled.cpp.
+// The schedules `hybrid` and `small_cache`, which write P to memory tile by tile. Included once inside each target
+// region (vector/region.h); spilled_passes.cpp splits the work into blocks and distributes them.
 //
-// P of a chunk of rows, and later dS in its place, lies in panels [panel][key][lane], as packed: products broadcast it
-// along keys (dV, dK) or load it along lanes (O, dQ). Rows and keys count by slices of `depth`: what no row of a slice
-// attends in a slice of keys is neither written nor read. So the words are those of the schedule for a mask that is
-// widened to whole slices.
+// P of a chunk of rows, and later dS in the same memory, is stored as panels [panel][key][lane]. Products broadcast it
+// along keys (dV, dK) or load it along lanes (O, dQ). Rows and keys are divided into slices of `depth`: if no row of a
+// slice attends a slice of keys, that part of P is neither written nor read. The words moved are therefore those of the
+// schedule for the mask rounded outwards to whole slices.
 template <class T, class F>
 struct Spilled : Formats<T, F> {
   using Base = Formats<T, F>;
@@ -25,7 +25,7 @@ struct Spilled : Formats<T, F> {
     for (long x = 0; x < count; x += L) Wide<Packed>::store_narrow(to + x, load(from + x));
   }
 
-  // Which slices of keys these rows attend, in the spill's map.
+  // Records in the map of the spill which slices of keys these rows attend.
   static void mark(const Stream& s, const Spill& spill, long r0, long count) {
     const long depth = spill.depth;
     std::uint8_t* const first = spill.live + (r0 - spill.row) / depth * spill.slices;
@@ -41,7 +41,7 @@ struct Spilled : Formats<T, F> {
       }
     }
   }
-  // use(key, keys) for each run of slices, from `key` up to `stop`, that some of these rows attend.
+  // Calls use(key, keys) for each run of slices between `key` and `stop` that some of these rows attend.
   template <class Use>
   static void each_run(const Spill& spill, long row, long rows, long key, long stop, Use use) {
     const auto from = [&](bool live) {
@@ -67,8 +67,8 @@ struct Spilled : Formats<T, F> {
     std::fill_n(tile + (done - j) * rows.lanes, (j + keys - done) * rows.lanes, nothing);
   }
 
-  // Tiles of left right^T, summed over slices of features: rows of `left` in lanes, keys in rows. The left rows stay,
-  // packed once, or stream by as those on the right do.
+  // Tiles of left right^T, summed over slices of features: rows of `left` in lanes, keys in rows. The left rows are
+  // packed once and stay, or are streamed like the right rows.
   struct Scores {
     const Stream& s;
     const Array &left, &right;
@@ -112,10 +112,10 @@ struct Spilled : Formats<T, F> {
     std::int64_t moved(long keys) const { return (keys + (stays ? 0 : count)) * features; }
   };
 
-  // What a tile of scores needs besides itself.
+  // Buffers for finishing a tile of scores.
   struct Extra {
     Sum *tile, *bias, *bias_scratch;
-    // groups of keys x lanes; where P is not kept in sums, they are computed in a tile.
+    // `groups` panels of keys x lanes. Scores are computed in a tile if P is not stored in the sums' type.
     Extra(const Call& call, const Spill& spill, long groups, long keys, Arena& from)
         : tile(S == 1 ? nullptr : from.take<Sum>(groups * keys * spill.lanes)),
           bias(call.bias.data || call.dropout > 0 ? from.take<Sum>(keys * spill.lanes) : nullptr),
@@ -130,7 +130,7 @@ struct Spilled : Formats<T, F> {
     }
   };
 
-  // Forward, rows r0 ..: P = exp(scores - their tile's maxima), these maxima, and lse.
+  // Forward, rows r0 ..: computes P = exp(scores - the row maxima of their tile), these maxima, and lse.
   static Moved scores(const Call& call, const Spill& spill, long r0, long count, Arena& arena) {
     const Stream s(call, spill.stream);
     const long lanes = spill.lanes, cols = spill.tiles.cols, most = std::min<long>(cols, call.n_k);
@@ -182,74 +182,99 @@ struct Spilled : Formats<T, F> {
     return static_cast<Sum*>(spill.tops) + ((row - spill.row) / spill.lanes * spill.blocks + block) * spill.lanes;
   }
 
-  // Rows r0 .. of P V (weighed by what each tile's maximum is to the row's lse) or of dS K.
+  // Rows r0 .. of P V or, backward, of dS K.
   static Moved by_rows(const Call& call, const Spill& spill, bool forward, long r0, long count, Arena& arena) {
-    const Stream s(call, spill.stream);
-    const Array& other = forward ? call.v : call.k;
-    const long lanes = spill.lanes, groups = (count + lanes - 1) / lanes, depth = spill.depth, features = forward ? call.d_v : call.d;
-    const long most = std::min<long>(spill.tiles.out_cols, features), keys_each = forward ? spill.tiles.cols : call.n_k;
-    const bool in_place = Base::in_place_pairs(other);
-    Sum* const tile = arena.take<Sum>(groups * most * lanes);
-    Sum* const lse = arena.take<Sum>(groups * lanes);
-    Sum* const weights = arena.take<Sum>(groups * lanes);
-    Packed* const packed = in_place ? nullptr : arena.take<Packed>(up(depth, S) * up(most, L));
-    Packed* const pack_scratch = arena.take<Packed>(2 * std::max(lanes, up(most, L)));
-    Unit* const interleaved = S == 1 ? nullptr : arena.take<Unit>(units(depth) * lanes);
+    RowProduct product(call, spill, forward, r0, count, arena);
+    for (long f = 0; f < product.features; f += product.most) product.compute(f, std::min(product.most, product.features - f));
+    return product.moved;
+  }
+
+  // The state of `by_rows`. Forward, each tile of P is weighted by e^(its row maximum - the row's lse).
+  struct RowProduct {
+    const Call& call;
+    const Spill& spill;
+    const Stream s;
+    const bool forward;
+    const Array &other, &result;  // V and O, or K and dQ
+    const long row, count, lanes, groups, depth, features, most, keys_each;  // most: features at a time; keys_each: of one weight
+    const bool in_place;
+    Sum *const tile, *const lse, *const weights;
+    Packed *const packed, *const pack_scratch;
+    Unit* const interleaved;
     Ahead nothing_ahead;
     Moved moved;
-    if (forward) {
-      for (long r = 0; r < groups * lanes; r++) {
-        const Sum of_row = at<const Sum>(call.lse, 0)[s.number(r0 + std::min(r, count - 1))];
-        lse[r] = of_row == kLowest ? -kLowest : of_row;  // a row that attends nothing weighs nothing
+
+    RowProduct(const Call& c, const Spill& sp, bool is_forward, long r0, long rows, Arena& arena)
+        : call(c), spill(sp), s(c, sp.stream), forward(is_forward), other(forward ? c.v : c.k), result(forward ? c.out : c.dq),
+          row(r0), count(rows), lanes(sp.lanes), groups((rows + lanes - 1) / lanes), depth(sp.depth),
+          features(forward ? c.d_v : c.d), most(std::min<long>(sp.tiles.out_cols, features)),
+          keys_each(forward ? sp.tiles.cols : c.n_k), in_place(Base::in_place_pairs(other)),
+          tile(arena.take<Sum>(groups * most * lanes)), lse(arena.take<Sum>(groups * lanes)),
+          weights(arena.take<Sum>(groups * lanes)),
+          packed(in_place ? nullptr : arena.take<Packed>(up(depth, S) * up(most, L))),
+          pack_scratch(arena.take<Packed>(2 * std::max(lanes, up(most, L)))),
+          interleaved(S == 1 ? nullptr : arena.take<Unit>(units(depth) * lanes)) {
+      for (long r = 0; forward && r < groups * lanes; r++) {
+        const Sum of_row = at<const Sum>(call.lse, 0)[s.number(row + std::min(r, count - 1))];
+        lse[r] = of_row == kLowest ? -kLowest : of_row;  // a row that attends nothing has weight 0
       }
+      std::fill_n(weights, groups * lanes, Sum(1));
     }
-    std::fill_n(weights, groups * lanes, Sum(1));
-    const auto rows_of_group = [&](long g) { return std::min(lanes, count - g * lanes); };
-    const auto other_row = s.template key<const T>(other);
-    const auto to = s.template row<T>(forward ? call.out : call.dq);
-    for (long f = 0; f < features; f += most) {
-      const long width = std::min(most, features - f), length = in_place ? other.row : up(width, L);
+
+    long rows_of_group(long g) const { return std::min(lanes, count - g * lanes); }
+    bool group_meets(long g, long key, long keys) const { return spill.meets(row + g * lanes, rows_of_group(g), key, keys); }
+
+    // Computes and writes features f .. f + width - 1.
+    void compute(long f, long width) {
       std::fill_n(tile, groups * width * lanes, Sum(0));
       moved.reads += forward ? count : 0;
       for (long j = 0; j < call.n_k; j += keys_each) {
         const long stop = std::min<long>(call.n_k, j + keys_each);
-        if (!spill.meets(r0, count, j, stop - j)) continue;
-        for (long g = 0; forward && g < groups; g++) {
-          if (!spill.meets(r0 + g * lanes, rows_of_group(g), j, stop - j)) continue;
-          const Sum* const top = tops(spill, r0 + g * lanes, j / keys_each);
-          for (long v = 0; v < lanes; v += L)
-            store(weights + g * lanes + v,
-                  exp<Sum>(rounded<Sum>(load(top + v) * splat(Sum(factor_left(call)))) - load(lse + g * lanes + v)));
-          moved.reads += rows_of_group(g);
-        }
+        if (!spill.meets(row, count, j, stop - j)) continue;
+        if (forward) weigh(j, stop - j);
         for (long key = j; key < stop; key += depth) {
           const long keys = std::min(depth, stop - key);
-          if (!spill.meets(r0, count, key, keys)) continue;
-          if (!in_place)
-            pack_pairs<F, T>(other_row.from(key, f * other.column), other.column, keys, width, packed,
-                             length, pack_scratch);
-          const Packed* const from = in_place ? reinterpret_cast<const Packed*>(other_row(key)) + f : packed;
-          moved.reads += keys * width;
-          for (long g = 0; g < groups; g++) {
-            if (!spill.meets(r0 + g * lanes, rows_of_group(g), key, keys)) continue;
-            const Packed* const p = panel(spill, r0 + g * lanes, key);
-            if constexpr (S == 2)
-              pack_pairs<F, Packed>(ArrayRows<const Packed>{p, lanes, 1, 0}, 1, keys, lanes,
-                                    reinterpret_cast<Packed*>(interleaved), lanes, pack_scratch);
-            product<F>(width, lanes, units(keys), as_units(from), 1, length, S == 1 ? as_units(p) : interleaved, lanes,
-                       tile + g * width * lanes, lanes, forward ? Start::kWeighed : Start::kSum, weights + g * lanes,
-                       nothing_ahead);
-            moved.reads += rows_of_group(g) * keys;
-          }
+          if (spill.meets(row, count, key, keys)) add_slice(f, width, key, keys);
         }
       }
       std::fill_n(weights, groups * lanes, Sum(1));
+      const auto to = s.template row<T>(result);
       for (long g = 0; g < groups; g++)
         unpack_panel<T>(tile + g * width * lanes, lanes, rows_of_group(g), width, weights,
-                        to.from(r0 + g * lanes, f * (forward ? call.out : call.dq).column),
-                        (forward ? call.out : call.dq).column);
+                        to.from(row + g * lanes, f * result.column), result.column);
       moved.writes += count * width;
     }
-    return moved;
-  }
+
+    // Sets the weights of the tiles of P that begin at key j.
+    void weigh(long j, long keys) {
+      for (long g = 0; g < groups; g++) {
+        if (!group_meets(g, j, keys)) continue;
+        const Sum* const top = tops(spill, row + g * lanes, j / keys_each);
+        for (long v = 0; v < lanes; v += L)
+          store(weights + g * lanes + v,
+                exp<Sum>(rounded<Sum>(load(top + v) * splat(Sum(factor_left(call)))) - load(lse + g * lanes + v)));
+        moved.reads += rows_of_group(g);
+      }
+    }
+
+    // Adds the products of P (or dS) with a slice of keys.
+    void add_slice(long f, long width, long key, long keys) {
+      const auto other_row = s.template key<const T>(other);
+      const long length = in_place ? other.row : up(width, L);
+      if (!in_place)
+        pack_pairs<F, T>(other_row.from(key, f * other.column), other.column, keys, width, packed, length, pack_scratch);
+      const Packed* const from = in_place ? reinterpret_cast<const Packed*>(other_row(key)) + f : packed;
+      moved.reads += keys * width;
+      for (long g = 0; g < groups; g++) {
+        if (!group_meets(g, key, keys)) continue;
+        const Packed* const p = panel(spill, row + g * lanes, key);
+        if constexpr (S == 2)
+          pack_pairs<F, Packed>(ArrayRows<const Packed>{p, lanes, 1, 0}, 1, keys, lanes, reinterpret_cast<Packed*>(interleaved),
+                                lanes, pack_scratch);
+        product<F>(width, lanes, units(keys), as_units(from), 1, length, S == 1 ? as_units(p) : interleaved, lanes,
+                   tile + g * width * lanes, lanes, forward ? Start::kWeighed : Start::kSum, weights + g * lanes, nothing_ahead);
+        moved.reads += rows_of_group(g) * keys;
+      }
+    }
+  };
 };

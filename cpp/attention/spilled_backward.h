@@ -1,4 +1,4 @@
-// The backward passes of `hybrid` and `small_cache`, and which function does which phase. Included once inside each target
+// The backward passes of `hybrid` and `small_cache`, and the function of each phase. Included once inside each target
 // region (vector/region.h).
 template <class T, class F>
 struct SpilledBackward : Spilled<T, F> {
@@ -6,6 +6,7 @@ struct SpilledBackward : Spilled<T, F> {
   using typename Base::Extra, typename Base::Packed, typename Base::Scores, typename Base::Sum, typename Base::Unit;
   using Base::as_units, Base::keep, Base::L, Base::padded, Base::panel, Base::rows_at, Base::S, Base::units, Base::up;
 
+  // One block of a phase: rows or keys first .. first + count - 1.
   static Moved phase(const Call& call, const Spill& spill, Phase phase, long first, long count, Arena& arena) {
     const SpillTiles& t = spill.tiles;
     switch (phase) {
@@ -13,11 +14,17 @@ struct SpilledBackward : Spilled<T, F> {
       case Phase::kOutputs: return Base::by_rows(call, spill, true, first, count, arena);
       case Phase::kDeltas: return deltas(call, spill, first, count);
       case Phase::kWeights: return weights(call, spill, first, count, arena);
-      case Phase::kValues: return by_keys(call, spill, {call.dout, call.dv, spill.dv, call.d_v, t.dv_cols, call.dropout > 0}, first, count, arena);
+      case Phase::kValues: {
+        const Gradient dv{call.dout, call.dv, spill.dv, long(call.d_v), long(t.dv_cols), call.dropout > 0};
+        return by_keys(call, spill, dv, first, count, arena);
+      }
       case Phase::kProducts: return products(call, spill, first, count, arena);
       case Phase::kBoth: return both(call, spill, first, count, arena);
       case Phase::kQueries: return Base::by_rows(call, spill, false, first, count, arena);
-      case Phase::kKeys: return by_keys(call, spill, {call.q, call.dk, spill.dk, call.d, t.dk_cols, false}, first, count, arena);
+      case Phase::kKeys: {
+        const Gradient dk{call.q, call.dk, spill.dk, long(call.d), long(t.dk_cols), false};
+        return by_keys(call, spill, dk, first, count, arena);
+      }
     }
     return {};
   }
@@ -28,12 +35,13 @@ struct SpilledBackward : Spilled<T, F> {
     return {2 * count * call.d_v, count};
   }
 
-  // Rows r0 ..: P, not dropped.
+  // Rows r0 ..: computes P, before dropout.
   static Moved weights(const Call& call, const Spill& spill, long r0, long count, Arena& arena) {
     const Stream s(call, spill.stream);
     const bool stays = spill.tiles.stays;
     const long lanes = spill.lanes, cols = stays ? spill.depth : long(spill.tiles.cols), most = std::min<long>(cols, call.n_k);
-    // In forward's slices: sums of others would be rounded otherwise, which e to a large score's difference from lse magnifies.
+    // Sums over the same slices as in forward: other slices would round differently, and exp(score - lse) magnifies the
+    // difference for large scores.
     Scores product(s, spill, call.q, call.k, call.d, spill.depth, r0, count, most, stays, arena);
     const Extra extra(call, spill, product.groups, most, arena);
     Sum *const lse = arena.take<Sum>(product.groups * lanes), *const delta = arena.take<Sum>(lanes);
@@ -53,7 +61,7 @@ struct SpilledBackward : Spilled<T, F> {
         extra.finish(s, rows, j, keys, p, Base::slopes_at(spill, rows.start, j));
         for (long v = 0; v < lanes; v += L) {
           const V<Sum> base = load(lse + g * lanes + v);
-          // Rounded as lse was: where one score outweighs all others, its weight is 1.
+          // Rounded as for lse, so that a score that outweighs all others has weight 1.
           for (long x = v; x < keys * lanes; x += lanes) store(p + x, exp<Sum>(rounded<Sum>(load(p + x) * factor) - base));
         }
         keep(p, panel(spill, rows.start, j), keys * lanes);
@@ -64,7 +72,7 @@ struct SpilledBackward : Spilled<T, F> {
     return moved;
   }
 
-  // p <- scale dS, from P in p and dO V^T in `tile` (keys x lanes).
+  // p <- scale dS, computed from P in p and dO V^T in `tile` (keys x lanes).
   static void differentiate(const Stream& s, const Rows& rows, long j, long keys, Sum* tile, Packed* p, const Sum* delta,
                             const Sum* slopes, Sum* kept) {
     const Call& call = s.call;
@@ -81,17 +89,18 @@ struct SpilledBackward : Spilled<T, F> {
         store(tile + x, gradient);
       }
     }
-    // What a row does not attend has no gradient, even where dP is infinite or NaN.
+    // Keys that a row does not attend have no gradient, even if dP is infinite or NaN.
     Base::mask(s, rows, j, keys, tile, Sum(0));
     keep(tile, p, keys * rows.lanes);
   }
 
-  // Rows r0 ..: dS in the place of P.
+  // Rows r0 ..: replaces P by dS.
   static Moved products(const Call& call, const Spill& spill, long r0, long count, Arena& arena) {
     const Stream s(call, spill.stream);
     const long lanes = spill.lanes, cols = spill.tiles.cols, most = std::min<long>(cols, call.n_k);
     Scores product(s, spill, call.dout, call.v, call.d_v, spill.depth, r0, count, most, false, arena);
-    Sum *const tile = arena.take<Sum>(product.groups * most * lanes), *const kept = arena.take<Sum>(call.dropout > 0 ? most * lanes : 0);
+    Sum* const tile = arena.take<Sum>(product.groups * most * lanes);
+    Sum* const kept = arena.take<Sum>(call.dropout > 0 ? most * lanes : 0);
     Sum *const lse = arena.take<Sum>(lanes), *const delta = arena.take<Sum>(product.groups * lanes);
     for (long g = 0; g < product.groups; g++)
       Backward<T, F>::row_sums(s, rows_at(spill, r0 + g * lanes, count - g * lanes), lse, delta + g * lanes);
@@ -111,14 +120,14 @@ struct SpilledBackward : Spilled<T, F> {
     return moved;
   }
 
-  // A gradient of keys, which chunks of rows add to.
+  // A gradient of keys (dK or dV) that every chunk of rows adds to.
   struct Gradient {
-    const Array &other, &to;  // what it is a product with, and where it goes
-    void* kept;               // sums so far, rows of `features`; null: they are in `to`
+    const Array &other, &to;  // the other factor of the product (Q or dO), and the gradient's array
+    void* kept;               // the sums of earlier chunks, rows of `features`; null: they are in `to`
     long features, cols;
-    bool drops;  // P, of which it is a product
+    bool drops;  // whether dropout applies to the first factor, P
 
-    // Keys key .., features f ..: tile (keys x length).
+    // Loads the sums of keys key .. and features f .. into a tile (keys x length).
     void fetch(const Stream& s, long key, long keys, long f, long width, Sum* tile, long length) const {
       const Sum* const sums = static_cast<const Sum*>(kept);
       const auto row = s.template key<const T>(to);
@@ -135,7 +144,7 @@ struct SpilledBackward : Spilled<T, F> {
         else
           unpack_row(tile + r * length, width, Sum(1), row(key + r) + f * to.column, to.column);
     }
-    // Keys that this chunk adds nothing to: the last one leaves them in the array, as sums so far or as zeros.
+    // Keys that this chunk adds nothing to: the last chunk writes their sums, or zeros, to the array.
     Moved rest(const Stream& s, const Spill& spill, long key, long keys, Arena& arena) const {
       if (!spill.last) return {};
       const bool begun = spill.has_begun(key, keys);
@@ -153,7 +162,7 @@ struct SpilledBackward : Spilled<T, F> {
     }
   };
 
-  // Rows of the other factor as products load them: of the array itself, or packed.
+  // Rows of the other factor: read in place, or packed.
   struct Streamed {
     const Array& array;
     const bool in_place;
@@ -163,7 +172,7 @@ struct SpilledBackward : Spilled<T, F> {
     Streamed(const Call& call, const Array& a, long depth, long cols, long features, Arena& from)
         : array(a), in_place(call.group == 1 && Base::in_place_pairs(a) && cols % L == 0 && features % L == 0), most(up(cols, L)),
           packed(in_place ? nullptr : from.take<Packed>(up(depth, S) * most)), scratch(from.take<Packed>(2 * most)) {}
-    // Rows first .. first + rows - 1, features f ..; their length in units goes to `length`.
+    // Rows first .. first + rows - 1, features f ..; sets `length` to the length of a row in units.
     const Packed* take(const Stream& s, long first, long rows, long f, long width, long& length) const {
       const auto row = s.template row<const T>(array);
       length = in_place ? array.row : up(width, L);
@@ -173,7 +182,7 @@ struct SpilledBackward : Spilled<T, F> {
     }
   };
 
-  // P as dropped out, for one panel: the panel itself, or a copy.
+  // Copies P of one panel and applies dropout to the copy.
   static const Packed* dropped(const Stream& s, const Rows& rows, long key, long keys, const Packed* p, Packed* copy, Sum* kept) {
     dropout_tile<Sum>(s, rows, key, keys, kept);
     for (long x = 0; x < keys * rows.lanes; x += L)
@@ -223,68 +232,96 @@ struct SpilledBackward : Spilled<T, F> {
     return moved;
   }
 
-  // Keys j0 .. stay with their dV, rows stream by: dV, and dS in the place of P.
+  // Keys j0 .. stay with their dV, rows stream by: computes dV, and dS in the place of P.
   static Moved both(const Call& call, const Spill& spill, long j0, long count, Arena& arena) {
     const Stream s(call, spill.stream);
     const Gradient gradient{call.dout, call.dv, spill.dv, long(call.d_v), long(call.d_v), call.dropout > 0};
-    const long lanes = spill.lanes, depth = spill.depth, d_v = call.d_v, length = up(d_v, L);
     if (!spill.meets(spill.row, spill.rows, j0, count)) {
       Moved moved = gradient.rest(s, spill, j0, count, arena);
-      moved.reads += moved.writes;  // the schedule looks at V before it knows
+      moved.reads += moved.writes;  // the schedule reads V before it knows that no row attends these keys
       return moved;
     }
-    const bool begun = spill.has_begun(j0, count), in_place = Base::in_place(call.v, d_v);
-    const long v_length = in_place ? call.v.row : padded(d_v), at_once = std::min(depth, count);
-    Sum* const dv = arena.take<Sum>(count * length);
-    Packed* const packed = in_place ? nullptr : arena.take<Packed>(count * v_length);
-    Unit* const panels = arena.take<Unit>(units(d_v) * depth);
-    Packed* const pack_scratch = arena.take<Packed>(L * padded(d_v) + 2 * L * S);
-    const Streamed streamed(call, call.dout, depth, d_v, d_v, arena);
-    Sum *const tile = arena.take<Sum>(at_once * lanes), *const lse = arena.take<Sum>(lanes), *const delta = arena.take<Sum>(depth);
-    Packed* const copy = arena.take<Packed>(gradient.drops ? count * lanes : 0);
-    Sum* const kept = arena.take<Sum>(gradient.drops ? count * lanes : 0);
+    KeyBlock block(s, spill, gradient, j0, count, arena);
+    for (long first = spill.row; first < spill.row + spill.rows; first += spill.depth) {
+      const long rows = std::min<long>(spill.depth, spill.row + spill.rows - first);
+      if (spill.meets(first, rows, j0, count)) block.add_slice(first, rows);
+    }
+    gradient.put(s, spill.last, j0, count, 0, call.d_v, block.dv, block.length);
+    return block.moved;
+  }
+
+  // The state of `both`.
+  struct KeyBlock {
+    const Stream& s;
+    const Call& call;
+    const Spill& spill;
+    const Gradient& gradient;
+    const long start, stop, lanes, depth, d_v, length;  // start, stop: of the keys; length: of a row of dv
+    const bool in_place;
+    const long v_length, at_once;  // at_once: rows of `tile`
+    Sum* const dv;
+    Packed* const packed;
+    Unit* const panels;
+    Packed* const pack_scratch;
+    const Streamed streamed;
+    Sum *const tile, *const lse, *const delta;
+    Packed* const copy;
+    Sum* const kept;
+    const Packed* v;
     Ahead nothing_ahead;
-    const auto v_row = s.template key<const T>(call.v);
-    const auto dout_row = s.template row<const T>(call.dout);
-    if (!in_place) pack_rows<T>(v_row.from(j0), call.v.column, count, d_v, packed, v_length);
-    const Packed* const v = in_place ? reinterpret_cast<const Packed*>(v_row(j0)) : packed;
-    if (begun)
-      gradient.fetch(s, j0, count, 0, d_v, dv, length);
-    else
-      std::fill_n(dv, count * length, Sum(0));
-    Moved moved{count * d_v * (begun ? 2 : 1), count * d_v};
-    for (long first = spill.row; first < spill.row + spill.rows; first += depth) {
-      const long rows = std::min<long>(depth, spill.row + spill.rows - first);
-      if (!spill.meets(first, rows, j0, count)) continue;
+    Moved moved;
+
+    KeyBlock(const Stream& stream, const Spill& sp, const Gradient& g, long j0, long count, Arena& arena)
+        : s(stream), call(stream.call), spill(sp), gradient(g), start(j0), stop(j0 + count), lanes(sp.lanes),
+          depth(sp.depth), d_v(call.d_v), length(up(d_v, L)), in_place(Base::in_place(call.v, d_v)), v_length(in_place ? call.v.row : padded(d_v)),
+          at_once(std::min(depth, count)), dv(arena.take<Sum>(count * length)),
+          packed(in_place ? nullptr : arena.take<Packed>(count * v_length)), panels(arena.take<Unit>(units(d_v) * depth)),
+          pack_scratch(arena.take<Packed>(L * padded(d_v) + 2 * L * S)), streamed(call, call.dout, depth, d_v, d_v, arena),
+          tile(arena.take<Sum>(at_once * lanes)), lse(arena.take<Sum>(lanes)), delta(arena.take<Sum>(depth)),
+          copy(arena.take<Packed>(g.drops ? count * lanes : 0)), kept(arena.take<Sum>(g.drops ? count * lanes : 0)) {
+      const bool begun = spill.has_begun(start, count);
+      const auto v_row = s.template key<const T>(call.v);
+      if (!in_place) pack_rows<T>(v_row.from(start), call.v.column, count, d_v, packed, v_length);
+      v = in_place ? reinterpret_cast<const Packed*>(v_row(start)) : packed;
+      if (begun)
+        gradient.fetch(s, start, count, 0, d_v, dv, length);
+      else
+        std::fill_n(dv, count * length, Sum(0));
+      moved = {count * d_v * (begun ? 2 : 1), count * d_v};
+    }
+
+    // Adds the contributions of a slice of rows.
+    void add_slice(long first, long rows) {
       long other_length;
       const Packed* const other = streamed.take(s, first, rows, 0, d_v, other_length);
+      const auto dout_row = s.template row<const T>(call.dout);
       for (long r = 0; r < rows; r += lanes) {
         const Rows of_panel = rows_at(spill, first + r, rows - r);
-        pack_panel<F, T>(dout_row.from(of_panel.start), call.dout.column, of_panel.count, lanes, d_v,
-                         panels + units(d_v) * r, pack_scratch);
+        pack_panel<F, T>(dout_row.from(of_panel.start), call.dout.column, of_panel.count, lanes, d_v, panels + units(d_v) * r,
+                         pack_scratch);
         Backward<T, F>::row_sums(s, of_panel, lse, delta + r);
       }
       moved.reads += rows * (d_v + 1);
-      Base::each_run(spill, first, rows, j0, j0 + count, [&](long key, long keys) {
-        for (long r = 0; r < rows; r += lanes) {
-          const Rows of_panel = rows_at(spill, first + r, rows - r);
-          Packed* const p = panel(spill, of_panel.start, key);
-          const Packed* const weights = gradient.drops ? dropped(s, of_panel, key, keys, p, copy, kept) : p;
-          product<F>(keys, length, units(of_panel.count), as_units(weights), lanes / S, 1, as_units(other) + r / S * other_length,
-                     other_length, dv + (key - j0) * length, length, Start::kSum, nullptr, nothing_ahead);
-          for (long x = 0; x < keys; x += at_once) {
-            const long some = std::min(at_once, keys - x);
-            product<F>(some, lanes, units(d_v), as_units(v + (key - j0 + x) * v_length), v_length / S, 1, panels + units(d_v) * r,
-                       lanes, tile, lanes, Start::kZero, nullptr, nothing_ahead);
-            differentiate(s, of_panel, key + x, some, tile, p + x * lanes, delta + r,
-                          Base::slopes_at(spill, of_panel.start, key + x), kept);
-          }
-        }
+      Base::each_run(spill, first, rows, start, stop, [&](long key, long keys) {
+        for (long r = 0; r < rows; r += lanes)
+          add_run(rows_at(spill, first + r, rows - r), key, keys, as_units(other) + r / S * other_length, other_length, r);
         moved.reads += rows * keys * (spill.slopes ? 2 : 1);
         moved.writes += rows * keys;
       });
     }
-    gradient.put(s, spill.last, j0, count, 0, d_v, dv, length);
-    return moved;
-  }
+
+    // The same for a run of keys and one panel, which begins at row r of the slice. dout: the panel's rows of dO.
+    void add_run(const Rows& rows, long key, long keys, const Unit* dout, long dout_length, long r) {
+      Packed* const p = panel(spill, rows.start, key);
+      const Packed* const weights = gradient.drops ? dropped(s, rows, key, keys, p, copy, kept) : p;
+      product<F>(keys, length, units(rows.count), as_units(weights), lanes / S, 1, dout, dout_length, dv + (key - start) * length,
+                 length, Start::kSum, nullptr, nothing_ahead);
+      for (long x = 0; x < keys; x += at_once) {
+        const long some = std::min(at_once, keys - x);
+        product<F>(some, lanes, units(d_v), as_units(v + (key - start + x) * v_length), v_length / S, 1, panels + units(d_v) * r,
+                   lanes, tile, lanes, Start::kZero, nullptr, nothing_ahead);
+        differentiate(s, rows, key + x, some, tile, p + x * lanes, delta + r, Base::slopes_at(spill, rows.start, key + x), kept);
+      }
+    }
+  };
 };

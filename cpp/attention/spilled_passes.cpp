@@ -1,4 +1,4 @@
-// The schedules that write P: which memory it lies in, which phases there are, and who does their blocks.
+// The passes of the schedules that write P: allocates the memory of P, runs the phases and distributes their blocks.
 #include <algorithm>
 #include <initializer_list>
 #include <memory>
@@ -10,17 +10,19 @@
 namespace redblue {
 namespace {
 
-constexpr std::int64_t kTogether = 32 << 20;  // bytes of P: so many streams are worked on together, for fewer waits
+// Bytes of P: streams are processed together up to this size, so that threads wait less often.
+constexpr std::int64_t kTogether = 32 << 20;
 
 std::int64_t up(std::int64_t count, std::int64_t multiple) { return ceil_div(count, multiple) * multiple; }
 
-// Keys of a panel of P. Panels that lie a power of two apart would share few of a cache's sets: a slice more parts them.
+// Keys of a panel of P, with padding: panels whose addresses differ by a power of two would share few sets of the
+// cache.
 std::int64_t padded(std::int64_t keys, std::int64_t bytes_of_key, std::int64_t slice) {
-  constexpr std::int64_t kApart = 2048;  // half of what one way of a first cache holds
+  constexpr std::int64_t kApart = 2048;  // half of one way of an L1 cache
   return keys * bytes_of_key % kApart ? keys : keys + slice;
 }
 
-// Pieces of one allocation that begin at cache lines.
+// One allocation, divided into pieces that begin at cache lines.
 class Pieces {
  public:
   std::size_t add(std::int64_t bytes) {
@@ -39,14 +41,16 @@ class Pieces {
   std::unique_ptr<char[]> memory_;
 };
 
-// The edges that a call was given, as the kernels take them: a panel is whole, and a slice or block of whole panels.
+// Rounds the tile edges of a call so that every slice and every block consists of whole panels.
 SpillTiles fitted(const Call& call, const Kernels& kernels, std::int64_t vector, std::int64_t& lanes) {
   SpillTiles t = call.spilled;
   const std::int64_t rows = std::max<std::int64_t>(1, call.stacked()), keys = std::max<std::int64_t>(1, call.n_k);
-  for (std::int64_t* edge : {&t.rows, &t.cols, &t.depth, &t.out_rows, &t.out_cols, &t.dk_rows, &t.dk_cols, &t.dv_rows, &t.dv_cols, &t.chunk})
+  for (std::int64_t* edge : {&t.rows, &t.cols, &t.depth, &t.out_rows, &t.out_cols, &t.dk_rows, &t.dk_cols, &t.dv_rows,
+                             &t.dv_cols, &t.chunk})
     if (*edge < 1) throw std::invalid_argument("tile edges must be at least 1");
-  // The bits of a listed mask are those of whole panels.
-  const bool whole = call.pattern.starts || (t.depth % kernels.lanes == 0 && (t.out_rows % kernels.lanes == 0 || t.out_rows >= rows));
+  // The bits of a listed mask are stored for whole panels.
+  const bool whole_blocks = t.out_rows % kernels.lanes == 0 || t.out_rows >= rows;
+  const bool whole = call.pattern.starts || (t.depth % kernels.lanes == 0 && whole_blocks);
   lanes = whole ? kernels.lanes : vector;
   t.depth = up(t.depth, lanes);
   t.rows = up(std::min(t.rows, rows), t.depth);
@@ -63,7 +67,8 @@ class Spilling {
     tiles_ = fitted(call, kernels_, isa.vector_bytes / sum, lanes_);
     const std::int64_t rows = call.stacked(), chunk = std::min(tiles_.chunk, up(rows, lanes_));
     chunks_ = std::max<std::int64_t>(1, ceil_div(rows, tiles_.chunk));
-    keys_ = padded(up(call.n_k, 2), lanes_ * packed, tiles_.depth), slices_ = ceil_div(call.n_k, tiles_.depth), blocks_ = ceil_div(call.n_k, tiles_.cols);
+    keys_ = padded(up(call.n_k, 2), lanes_ * packed, tiles_.depth);
+    slices_ = ceil_div(call.n_k, tiles_.depth), blocks_ = ceil_div(call.n_k, tiles_.cols);
     const std::int64_t area = chunk * keys_;
     p_ = pieces_.add(area * packed);
     live_ = pieces_.add(ceil_div(chunk, tiles_.depth) * slices_);
@@ -75,11 +80,12 @@ class Spilling {
     const bool exact = call.number == Number::kFloat32 || call.number == Number::kFloat64;
     keeps_ = !forward && chunks_ > 1 && !exact;
     if (keeps_) dk_ = pieces_.add(call.n_k * call.d * sum), dv_ = pieces_.add(call.n_k * call.d_v * sum);
-    at_once_ = std::clamp<std::int64_t>(kTogether / std::max<std::int64_t>(1, area * packed), 1, std::max<std::int64_t>(1, call.streams()));
+    const std::int64_t streams = std::max<std::int64_t>(1, call.streams());
+    at_once_ = std::clamp<std::int64_t>(kTogether / std::max<std::int64_t>(1, area * packed), 1, streams);
     pieces_.allocate(at_once_);
   }
 
-  // All streams, as many as fit at a time, chunk by chunk.
+  // Calls each(row, rows) for every chunk of rows, with as many streams at a time as fit in memory.
   template <class Each>
   void each_chunk(Each each) {
     const std::int64_t rows = call_.stacked(), streams = call_.streams();
@@ -100,7 +106,7 @@ class Spilling {
       }
     }
   }
-  // One phase of the chunk, in blocks of `edge` from `first` on.
+  // Runs one phase of the chunk in blocks of `edge` rows or keys, from `first` on.
   void phase(Phase phase, std::int64_t first, std::int64_t count, std::int64_t edge) {
     const std::int64_t blocks = ceil_div(count, edge), streams = spills_.size();
     share_out(blocks * streams, call_.threads, [&](std::int64_t task) {

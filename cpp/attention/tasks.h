@@ -1,4 +1,4 @@
-// What every pass needs to distribute its work: a thread's arena, and the words that all tasks moved.
+// Helpers for distributing a pass: the arena of a thread, and the sum of the words that all tasks moved.
 #pragma once
 #include <atomic>
 

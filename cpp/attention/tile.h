@@ -1,21 +1,21 @@
 // Register-tiled products of packed panels. Included once inside each target region (vector/region.h).
 //
-// Every product of attention, forward and backward, is one and the same thing here:
+// Every product of attention, forward and backward, has this form:
 //
 //     C[m][lane] (+)= sum over k of A[m, k] B[k][lane]
 //
-// B: a panel, k-th row at b + k * bk, loaded as whole vectors. A: single units, broadcast; at a + m * am + k * ak.
-// C: sums, m-th row at c + m * cm, whole vectors. A unit is what one multiply-add takes per lane: a float, a double, or
-// a pair of bfloat16 that are neighbours along k (so k counts units: half the length).
+// B: a panel, k-th row at b + k * bk, loaded as whole vectors. A: single units, broadcast; at a + m * am + k * ak. C:
+// sums, m-th row at c + m * cm, whole vectors. A unit is the operand of one multiply-add per lane: a float, a double,
+// or a pair of bfloat16 that are neighbours along k (k then counts units: half the length).
 //
-// In registers: MR rows of C, each of NR vectors; MR x NR sums, NR vectors of B, and A's broadcast. With 32 registers
-// 6 x 4 = 24 sums, with 16 registers 6 x 2 = 12: loads (MR + NR, and one that fetches ahead, per MR x NR multiply-adds) never
-// bind.
+// Registers hold MR rows of C of NR vectors each, NR vectors of B, and one broadcast unit of A. With 32 registers there
+// are 6 x 4 = 24 sums, with 16 registers 6 x 2 = 12, so that loads (MR + NR and one prefetch per MR x NR multiply-adds)
+// are never the bottleneck.
 
 constexpr int kNR = kRegisters == 32 ? 4 : 2;
 constexpr int kMR = 6;
 
-// What the numbers in a packed panel are.
+// The formats of numbers in a packed panel.
 struct Float32 {
   using Number = float;  // as packed
   using Unit = float;
@@ -40,28 +40,28 @@ struct Bfloat16Pairs {
 };
 #endif
 
-// Rows of arrays that will be needed soon, fetched while something else is computed: their first touch otherwise waits for
-// memory (at d = 512 that cost a tenth of the time). What was added last is needed first.
+// Rows of arrays that will be needed soon, prefetched while products are computed: otherwise their first access waits
+// for memory (10 % of the time at d = 512). The rows added last are prefetched first.
 //
-// A product fetches one line in the time of kUnitsPerLine of its units: many at once would wait for memory together, and what
-// the product itself needs from the second cache would wait with them (1 to 3 % of the time; measured, Zen 5). Only rows that
-// are too short for that, and do not lie one after the other, are fetched whole.
+// A product prefetches one line per kUnitsPerLine of its units. Many prefetches at once would also delay the product's
+// own loads from the L2 cache (1 to 3 % of the time; measured, Zen 5). Only rows that are too short for this, and not
+// contiguous, are prefetched whole.
 class Ahead {
  public:
   // `count` rows of `bytes` bytes each, `stride` bytes apart.
   void add(const void* row, long count, long stride, long bytes) {
-    if (count <= 0 || waiting_ == kMost) return;
+    if (count <= 0 || waiting_ == kMax) return;
     if (stride == bytes) bytes *= count, count = 1;
     blocks_[waiting_++] = {static_cast<const char*>(row), count, stride, bytes, 0};
   }
   void clear() { waiting_ = 0; }
 
-  // Where to fetch from while the first of some units is computed, and how many bytes further with each of the others.
+  // The address to prefetch during the first unit of a product, and the step in bytes to that of the next unit.
   struct Trail {
     const char* from;
     long step;
   };
-  // If there is nothing to fetch, or too little, that is `nothing`, again and again.
+  // The trail for the next `units` units. If too little is left to prefetch, every address is `nothing`.
   Trail follow(long units, const void* nothing) {
     for (long bytes = units * kStep; waiting_ > 0 && bytes > 0;) {
       Block& block = blocks_[waiting_ - 1];
@@ -80,23 +80,25 @@ class Ahead {
   }
 
  private:
-  static constexpr int kMost = 4;
+  static constexpr int kMax = 4;
   static constexpr long kLine = 64, kUnitsPerLine = 8, kStep = kLine / kUnitsPerLine;
   struct Block {
     const char* row;
     long count, stride, bytes, at;
   };
-  Block blocks_[kMost];
+  Block blocks_[kMax];
   int waiting_ = 0;
 };
 
-// One chain of additions is so long at most: its error grows with its length (at d = 576 one chain doubled that of dV).
+// The longest chain of additions: the rounding error grows with the length (at d = 576 a single chain doubled the error
+// of dV).
 constexpr long kLongest = 256;
 
-// C starts at 0, at itself, or at itself times `factors`, lane by lane; weighed: at itself, and products times `factors`.
+// The initial value of C: kZero 0, kSum C, kScaled C times `factors` (lane by lane); kWeighed: C, and the products are
+// multiplied by `factors`.
 enum class Start { kZero, kSum, kScaled, kWeighed };
 
-// Pairs of bfloat16 may begin at any number, so a unit's address may be no multiple of its size.
+// Loads a unit that may be unaligned: a pair of bfloat16 may begin at any number.
 template <class Unit>
 inline Unit loose(const Unit* p) {
   Unit unit;
@@ -130,7 +132,7 @@ inline void micro(const typename F::Unit* a, long am, long ak, const typename F:
     a += ak;
     b += bk;
   }
-  // What C was joins at the end: a sum over thousands of keys is then one of tiles' sums, and its error hardly grows.
+  // The old C is added at the end: a sum over thousands of keys is then a sum of tiles' sums, whose error hardly grows.
   if (start == Start::kScaled) {
 #pragma GCC unroll 4
     for (int v = 0; v < NR; v++) {
@@ -165,8 +167,8 @@ inline void micro(const typename F::Unit* a, long am, long ak, const typename F:
     for (int v = 0; v < NR; v++) store(c + m * cm + v * L, sums[m][v]);
 }
 
-// The loop over m for NR vectors of lanes. What is left of a multiple of MR is shared out evenly over the last two
-// steps, since a step of one or two rows would wait for its own sums.
+// The loop over m for NR vectors of lanes. The remainder of MR is distributed evenly over the last two steps, since a
+// step of one or two rows would wait for its own sums.
 template <class F, int NR>
 inline void column(long rows, const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk,
                    typename F::Sum* c, long cm, long length, Start start, const typename F::Sum* factors, Ahead& ahead,
@@ -194,10 +196,9 @@ inline void column(long rows, const typename F::Unit* a, long am, long ak, const
   }
 }
 
-// C (rows x lanes) as above; lanes a multiple of the vector's. tops, if not null, grow to the largest of each lane, while C is
-// still in registers. A panel of B that is longer than the first-level cache
-// streams from the second, and costs nothing by that: taking it in parts of 128 or 256 units was no faster (measured,
-// Zen 5, d = 512).
+// C (rows x lanes) as above; lanes is a multiple of the vector's. tops, if not null, are raised to the maximum of each
+// lane while C is in registers. A panel of B that exceeds the L1 cache streams from the L2 cache at no cost: parts of
+// 128 or 256 units were no faster (measured, Zen 5, d = 512).
 template <class F>
 inline void product(long rows, long lanes, long length, const typename F::Unit* a, long am, long ak,
                     const typename F::Unit* b, long bk, typename F::Sum* c, long cm, Start start,

@@ -1,15 +1,15 @@
-// Which keys a panel of rows is computed with, whatever the mask: a band's or listed runs'. Included once inside each
-// target region (vector/region.h).
+// The keys that a panel of rows attends, for bands and for listed runs. Included once inside each target region
+// (vector/region.h).
 
 struct Part {  // keys j .. j + keys - 1 in rows `at` .. of a tile
   long at, j, keys;
-  const std::uint64_t* bits;  // of listed runs: who attends, a word per key; null where all do
+  const std::uint64_t* bits;  // for listed runs: which rows attend, one word per key; null if all do
 };
-struct Stretch {  // parts that are neighbours, so that one product serves them all
+struct Stretch {  // neighbouring parts, computed by one product
   long at, j, keys;
 };
 
-// The keys from .. end - 1 that some row of a panel attends, ascending.
+// Iterates over the keys from .. end - 1 that some row of a panel attends, in ascending order.
 class Walk {
  public:
   Walk(const Stream& s, const Rows& rows, long from, long end) : listed_(s.call.pattern.starts) {
@@ -25,7 +25,7 @@ class Walk {
     low_ = std::max(low_, from);
     high_ = std::min(high_, end);
   }
-  // The first of them at or beyond `key`, LONG_MAX if there is none. Never goes back.
+  // The first attended key at or beyond `key`, or kNone. `key` must not decrease from call to call.
   long next(long key) {
     if (listed_) {
       while (run_ < stop_ && run_->stop <= key) run_++;
@@ -35,7 +35,7 @@ class Walk {
     key = std::max(key, low_);
     return key < high_ ? key : kNone;
   }
-  // From what `next` gave on: as far as one run goes, up to `limit`.
+  // The rest of the run that begins at `key`, which `next` returned, up to `limit`.
   Part part(long key, long limit) const {
     const long stop = std::min(listed_ ? std::min<long>(run_->stop, high_) : high_, limit);
     return {0, key, stop - key, listed_ && run_->bits >= 0 ? bits_ + run_->bits + (key - run_->start) : nullptr};
@@ -49,17 +49,18 @@ class Walk {
   const std::uint64_t* bits_ = nullptr;
 };
 
-// What a tile holds: parts and stretches, both ascending.
+// The keys of one tile of scores, as parts and as stretches, both ascending.
 struct Chunk {
   Part* parts;
   Stretch* stretches;
-  long parts_count = 0, stretches_count = 0, rows = 0, keys = 0;  // rows: of the tile, those between stretches included
+  long parts_count = 0, stretches_count = 0, rows = 0, keys = 0;  // rows: of the tile, including gaps
 
-  // most: keys. unit: numbers that lie together in a panel along the keys.
+  // most: the largest number of keys.
   Chunk(Arena& arena, long most) : parts(arena.take<Part>(most + 1)), stretches(arena.take<Stretch>(most + 1)) {}
 
-  // Takes keys from `key` on (the walk's next one), below `limit`, `most` rows in all. Stretches begin at whole units,
-  // of the tile and of the keys counted from `base`: a dead key may go before. Returns where to go on.
+  // Takes keys from `key` (the next one of the walk) up to `limit`, at most `most` rows. A stretch begins at a whole
+  // unit (`unit` keys), both in the tile and in the keys counted from `base`, so an unattended key may precede it.
+  // Returns the next key.
   long fill(Walk& walk, long key, long limit, long most, long unit, long base) {
     parts_count = stretches_count = rows = keys = 0;
     while (key < limit) {
@@ -82,10 +83,10 @@ struct Chunk {
     }
     return key;
   }
-  // Whether its keys lie in so short stretches that copying them together costs less than a product for each.
+  // Whether stretches are so short that copying their keys next to each other is cheaper than one product per stretch.
   bool scattered() const { return stretches_count > 1 && rows < kLeastStretch * stretches_count; }
   bool whole() const { return stretches_count == 1; }
-  // Rows that belong to no part: use(first, count).
+  // Calls use(first, count) for rows that belong to no part.
   template <class Use>
   void each_gap(Use use) const {
     long row = 0;

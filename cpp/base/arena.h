@@ -1,4 +1,4 @@
-// Working memory of one thread: an arena of aligned pieces, allocated one after the other and freed all at once.
+// Working memory of one thread: aligned pieces, allocated one after the other and freed all at once.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -25,7 +25,7 @@ class Arena {
   }
 
   void clear() {
-    if (!full_.empty()) {  // next time, one block for all
+    if (!full_.empty()) {  // the next allocation is one block for all pieces
       full_.clear();
       wanted_ = taken_;
       release();
@@ -43,7 +43,7 @@ class Arena {
     block_.reset();
     size_ = used_ = 0;
   }
-  void allocate(std::size_t bytes) {  // where memory ends it throws, and this holds nothing
+  void allocate(std::size_t bytes) {  // throws std::bad_alloc; the arena is then empty
     release();
     wanted_ = 0;
     block_.reset(static_cast<char*>(::operator new(bytes, kPage)));

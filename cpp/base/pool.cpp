@@ -16,7 +16,7 @@
 namespace redblue {
 namespace {
 
-// One call of share_out. Workers hold it by shared_ptr, so one that comes late finds it, and nothing to do.
+// One call of share_out. Workers hold it by shared_ptr, so a late worker still finds the job, without tasks.
 struct Job {
   std::int64_t tasks;
   const std::function<void(std::int64_t)>* work;
@@ -44,7 +44,7 @@ class Pool {
   explicit Pool(long owner) : owner_(owner) {}
   long owner() const { return owner_; }
 
-  // Up to `helpers` workers are asked to join: as many as the system lets run.
+  // Asks up to `helpers` workers to join, as many as the system lets run.
   void post(const std::shared_ptr<Job>& job, int helpers) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -57,7 +57,7 @@ class Pool {
     if (helpers == 1) wake_.notify_one();
     else wake_.notify_all();
   }
-  // Requests that no worker has taken yet are withdrawn: after this, only workers that are busy know the job.
+  // Withdraws the requests that no worker has taken: from now on, only busy workers know the job.
   void withdraw(const std::shared_ptr<Job>& job) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (auto it = jobs_.begin(); it != jobs_.end();) it = *it == job ? jobs_.erase(it) : it + 1;
@@ -86,7 +86,7 @@ class Pool {
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Job>> jobs_;
   int workers_ = 0;
-  const long owner_;  // the process whose threads they are
+  const long owner_;  // the process that the workers belong to
 };
 
 long this_process() {
@@ -97,8 +97,8 @@ long this_process() {
 #endif
 }
 
-// Never destroyed: workers sleep in it until the process ends. A forked child has none of its parent's threads, so it
-// makes a pool of its own, and leaves the parent's, whatever state that is in.
+// Never destroyed: workers sleep in the pool until the process ends. A forked child has none of its parent's threads,
+// so it creates its own pool and does not touch the parent's, which may be in any state.
 Pool& pool() {
   static std::atomic<Pool*> current{nullptr};
   for (;;) {

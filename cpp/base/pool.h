@@ -5,12 +5,12 @@
 
 namespace redblue {
 
-// Thrown by a task that gives up because another task of its call has failed; the other's exception is reported.
+// Thrown by a task that stops because another task of its call has failed; the exception of the other task is rethrown.
 struct Stopped {};
 
-// Calls work(0), work(1), ... work(tasks - 1), each once, on up to `threads` threads, the caller among them; tasks are
-// begun in that order. Returns when all are done; rethrows the first exception, after which no task is begun. Callers on
-// different threads share the workers; a task may not call this. Safe after fork: the child starts workers of its own.
+// Calls work(0), work(1), ... work(tasks - 1), each once, on up to `threads` threads including the caller; tasks start
+// in this order. Returns when all are done. Rethrows the first exception; no task starts after it. Callers on different
+// threads share the workers; a task must not call this function. Safe after fork: the child starts its own workers.
 void share_out(std::int64_t tasks, int threads, const std::function<void(std::int64_t)>& work);
 
 }  // namespace redblue

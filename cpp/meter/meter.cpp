@@ -6,8 +6,9 @@
 namespace redblue {
 namespace {
 
-// A client request, by valgrind's documented protocol (its manual, "The Client Request mechanism"; valgrind.h): rotations
-// that add up to nothing and an exchange of a register with itself, which only valgrind understands. Elsewhere: 0.
+// A client request, by valgrind's documented protocol (its manual, "The Client Request mechanism"; valgrind.h):
+// rotations that add up to nothing and an exchange of a register with itself, which only valgrind understands.
+// Elsewhere: 0.
 std::uint64_t request(std::uint64_t code, std::uint64_t argument = 0) {
   volatile std::uint64_t arguments[6] = {code, argument, 0, 0, 0, 0};
   std::uint64_t result = 0;
@@ -47,9 +48,9 @@ void Meter::arm(std::vector<Output> outputs, std::size_t line_bytes) {
 
 void Meter::start() { request(kStart); }  // callgrind empties its caches
 
-// What was counted so far is one dump; touching every line of the outputs makes another, whose misses tell how many of
-// them the cache no longer held. From both ends of all of them at once: what was written last lies at an end, and must be
-// touched before what is not there takes its place.
+// The counts so far are one dump. Touching every line of the outputs makes a second dump, whose misses are the lines
+// that the cache no longer held. All outputs are touched from both ends at once: the lines written last lie at an end,
+// and must be touched before missing lines evict them.
 void Meter::stop() {
   dump("kernel");
   unsigned sum = 0;  // valgrind leaves out loads that nothing uses

@@ -1,4 +1,4 @@
-// Where a measurement begins and ends, said to valgrind's callgrind; nothing outside it.
+// Tells valgrind's callgrind where a measurement begins and ends; does nothing without valgrind.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +27,7 @@ class Meter {
 
 Meter& meter();
 
-// What it encloses is measured if the meter is armed.
+// Measures its own lifetime if the meter is armed.
 class Measured {
  public:
   Measured() : on_(meter().armed()) {

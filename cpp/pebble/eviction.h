@@ -1,19 +1,20 @@
-// Which red pebbles to take off so that a number of words fits: every smallest choice, and for each its stores.
+// Enumerates the evictions that make room for a number of words: every minimal set of red pebbles, and the stores of
+// each.
 #pragma once
 #include "pebble/task.h"
 
 namespace redblue {
 
-// What may be taken off, and at what price: a word of a pebble taken off costs `taken` at least in the rest of the
-// game, and a word stored before `stored`; all of it may cost `budget`.
+// The pebbles that may be evicted, and the cost: a word evicted costs at least `taken` in the rest of the game, a word
+// stored before its eviction costs `stored`; the total may not exceed `budget`.
 template <class Bits>
 struct PebbleOffer {
-  Bits drop, store;  // pebbles that may go without being stored; that may go after it
+  Bits drop, store;  // pebbles that may be evicted without a store; after a store
   std::int64_t taken, stored, budget;
 };
 
-// visit(evicted, stored) for every set of pebbles that frees `excess` words and of which none could stay, and every
-// choice of those to store first, as far as the offer goes.
+// Calls visit(evicted, stored) for every minimal set of pebbles that frees `excess` words, and every choice of pebbles
+// to store first, within the offer.
 template <class Bits, class Visit>
 class PebbleEviction {
  public:

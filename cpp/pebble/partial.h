@@ -1,5 +1,5 @@
-// Partial computation (PRBP) as a search sees it: one step marks one edge, whatever its two nodes lack is loaded just
-// before, and pebbles are taken off, stored if they are dark, where room is needed. See pebble/red_blue.h.
+// The rules of partial computation (PRBP) for the search. One step marks one edge: missing nodes of the edge are loaded
+// just before, and pebbles are evicted (dark ones stored first) only to make room. See pebble/red_blue.h.
 #pragma once
 #include <algorithm>
 #include <tuple>
@@ -29,7 +29,7 @@ struct EdgeSet {
   }
 };
 
-// A node that is begun and still needed has a pebble: dark red if it is red and not blue.
+// Every begun node that is still needed has a pebble; a pebble that is red and not blue is dark.
 template <class Bits>
 struct PartialState {
   Bits red = 0, blue = 0;
@@ -137,7 +137,7 @@ class PartialRules {
     });
   }
 
-  // Whatever has a pebble and is needed must be red once more.
+  // A lower bound: every node that has a pebble and is needed must become red again.
   std::int64_t estimate(const State& s) const {
     Bits wanted = 0;
     for (int v = 0; v < board_.n; ++v)
@@ -190,8 +190,8 @@ class PartialRules {
     PebbleEviction<Bits, decltype(choice)>(board_, offer, choice).evict(board_.words(s.red | pair) - board_.task.red);
   }
 
-  // An edge to mark at once, or -1: one whose head is dark already; and one that is the last out of a dark node, into a
-  // node not yet begun that takes the place of its pebble.
+  // An edge that can be marked at once, or -1: its head is already dark, or it is the last edge out of a dark node
+  // whose pebble the head, not yet begun, replaces.
   int free_mark(const State& s, Bits ready) const {
     const Bits dark = s.red & ~s.blue;
     const std::int64_t spare = board_.task.red - board_.words(s.red);

@@ -1,4 +1,5 @@
-// Plays the pebble game on a given order of computations: what to load is then forced, what to evict is a policy.
+// Plays the pebble game in a given order of computations: the order determines the loads, a policy chooses the
+// evictions.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -13,8 +14,9 @@
 
 namespace redblue {
 
-// Which word to give up: the one that is due last (Belady) or, if `recent`, the one used longest ago. One that slow
-// memory does not hold costs a store: it goes only if its distance is more than `ratio` times that of the best other.
+// Chooses the victim: the pebble that is needed last (Belady) or, if `recent`, the least recently used one. A dirty
+// pebble, which slow memory does not hold, costs a store: it is evicted only if its distance exceeds `ratio` times that
+// of the best clean one.
 struct PebblePolicy {
   bool recent = false;
   double ratio = 1;
@@ -78,9 +80,9 @@ class PebblePlayer {
   }
 
   std::int64_t next(std::int64_t v) const { return use_[v] < use_starts_[v + 1] ? uses_[use_[v]] : kNever; }
-  // Whether a pebble of the node is still good for something.
+  // Whether a pebble of the node is still needed.
   bool wanted(std::int64_t v) const { return next(v) != kNever || (sink_[v] && !board_.keeps_sinks && !blue_[v]); }
-  // Whether its value can be had again without slow memory: an input that is computed freely.
+  // Whether the value can be recomputed without slow memory: an input that is computed freely.
   bool free_again(std::int64_t v) const { return board_.free[v] && !sink_[v] && !board_.once && !board_.partial; }
   bool clean(std::int64_t v) const { return blue_[v] || free_again(v); }
 
@@ -116,7 +118,7 @@ class PebblePlayer {
 
   using Heap = std::priority_queue<std::pair<std::int64_t, std::int64_t>>;
 
-  // The best victim of a heap, or -1. What is pinned stays in `aside`, which the caller puts back.
+  // The best victim of a heap, or -1. Moves pinned nodes to `aside`; the caller puts them back.
   std::int64_t top(Heap& heap, bool are_clean, std::vector<std::int64_t>& aside) {
     for (; !heap.empty(); heap.pop()) {
       const auto [key, v] = heap.top();
@@ -133,7 +135,7 @@ class PebblePlayer {
 
   bool fits(std::int64_t words) const { return held_ + words <= board_.capacities[0]; }
 
-  // Gives up words until so many fit. Returns whether they do.
+  // Evicts pebbles until `words` words fit. Returns whether they fit.
   bool make_room(std::int64_t words) {
     while (!fits(words)) {
       std::vector<std::int64_t> aside;
@@ -168,7 +170,7 @@ class PebblePlayer {
     put(v);
   }
 
-  // The use of a parent at this time is over.
+  // Ends the current use of a parent.
   void used(std::int64_t p) {
     while (use_[p] < use_starts_[p + 1] && uses_[use_[p]] <= now_) ++use_[p];
     if (wanted(p)) rank(p);
@@ -187,7 +189,7 @@ class PebblePlayer {
     each_parent(v, [&](std::int64_t p) { used(p); });
   }
 
-  // A parent's pebble slides to v: the least loss of those that free enough words.
+  // Slides a parent's pebble to v: among parents that free enough words, the one whose loss costs least.
   void slide(std::int64_t v) {
     std::int64_t best = -1;
     const auto last = [&](std::int64_t p) { return use_[p] + 1 == use_starts_[p + 1]; };
@@ -221,7 +223,7 @@ class PebblePlayer {
     pinned_[v] = 0;
   }
 
-  // Backwards: a store is of use only if the node is loaded later, or a sink.
+  // Drops stores that are of no use, going backwards: a store is useful only for a sink or a node that is loaded later.
   void drop_useless_stores() {
     std::vector<std::uint8_t> want = sink_;
     std::size_t kept = moves_.kinds.size();

@@ -1,8 +1,9 @@
-// The red-blue game as a search sees it, with recomputation or without: few states, and none that matters left out.
+// The rules of the red-blue game for the search, with or without recomputation. They reduce the number of states
+// without excluding any optimal cost.
 //
-// One step computes one node, and only then: pebbles are taken off where room is needed for it, stored, if at all, as
-// they are taken off, and its parents loaded just before. Any game can be put in that order at no cost. Between steps a
-// state is settled: what is free and never wrong is done at once.
+// One step computes one node. Pebbles are evicted only to make room for it, stored only when they are evicted, and
+// parents are loaded just before. Every game can be reordered this way at no cost. Between steps a state is settled:
+// moves that are free and never wrong are made at once.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -28,7 +29,8 @@ class RedBlueRules {
  public:
   using State = RedBlueState<Bits>;
 
-  // Take off `evicted`, storing those of `stored` before; load what `node` lacks and compute it, by sliding if >= 0.
+  // Stores `stored`, evicts `evicted`, loads the missing parents of `node` and computes it, sliding from `slides` if >=
+  // 0.
   struct Step {
     int node, slides;
     Bits evicted, stored;
@@ -43,7 +45,7 @@ class RedBlueRules {
 
   bool finished(const State& s) const { return !(lacking(s)); }
 
-  // Does the step; returns what it costs.
+  // Plays the step; returns its cost.
   template <class Record>
   std::int64_t play(State& s, const Step& step, Record&& record) const {
     const Bits one = bit<Bits>(step.node), loaded = board_.parents[step.node] & ~s.red;
@@ -58,7 +60,7 @@ class RedBlueRules {
            board_.task.compute + settle(s, record);
   }
 
-  // What is free and never wrong; returns the stores of sinks.
+  // Makes all moves that are free and never wrong; returns the cost of storing sinks.
   template <class Record>
   std::int64_t settle(State& s, Record&& record) const {
     std::int64_t cost = 0;
@@ -81,7 +83,8 @@ class RedBlueRules {
     }
   }
 
-  // visit(step) for every step worth taking that may lead to a game of `slack` more than the least estimated from here.
+  // Calls visit(step) for every useful step that may lead to a game of at most `slack` more than the estimate of this
+  // state.
   template <class Visit>
   void expand(const State& s, std::int64_t slack, Visit&& visit) const {
     const Bits computed = once_ ? computed_in(s) : 0;
@@ -109,7 +112,7 @@ class RedBlueRules {
     });
   }
 
-  // Never more than the rest of the game costs: what it would cost with any number of red pebbles from here on.
+  // A lower bound on the cost of the rest of the game: its cost with unlimited red pebbles from here on.
   std::int64_t estimate(const State& s) const {
     const Bits missing = lacking(s) & ~s.red;
     std::int64_t cost = board_.task.sinks_end_blue ? board_.task.store * board_.words(missing) : 0;
@@ -136,7 +139,8 @@ class RedBlueRules {
  private:
   static constexpr std::int64_t kMuch = std::int64_t(1) << 30;  // a slack that excludes nothing
 
-  // The least words to load so that every node of a set is loaded or computed from what is: a minimum cut, by flow.
+  // The fewest words to load so that every node of a set is loaded or computable from loaded nodes: a minimum cut, by
+  // flow.
   class Cut {
    public:
     Cut(const PebbleBoardBits<Bits>& board, Bits blue, Bits had) : board_(board), blue_(blue), had_(had) {
@@ -220,8 +224,8 @@ class RedBlueRules {
     return {computes, used};
   }
 
-  // What may be taken off to compute node v. Once, whatever is still needed must be loaded again. With recomputation a
-  // pebble stays if the game cannot be cheap enough without it.
+  // The pebbles that may be evicted to compute node v. Without recomputation, a needed pebble must be loaded again.
+  // With recomputation, a pebble stays if the game cannot be cheap enough without it.
   PebbleOffer<Bits> offer(const State& s, int v, std::int64_t slack, std::int64_t excess, std::int64_t rest) const {
     const std::int64_t load = board_.task.load, store = board_.task.store;
     const Bits may = s.red & ~board_.parents[v];
@@ -244,13 +248,13 @@ class RedBlueRules {
     return offer;
   }
 
-  // Sinks whose pebble is missing at the end.
+  // Sinks that lack the pebble required at the end.
   Bits lacking(const State& s) const {
     return board_.sinks & ~(board_.task.sinks_end_blue ? s.blue : s.red | s.blue);
   }
 
-  // Once: what was computed, or lay in slow memory. A value that is needed has a pebble; one whose children are all
-  // computed was computed itself.
+  // Without recomputation: the nodes computed so far, and the inputs. A needed value has a pebble; a node whose
+  // children are all computed was computed itself.
   Bits computed_in(const State& s) const {
     Bits computed = s.red | s.blue;
     for (int v = n_ - 1; v >= 0; --v)
@@ -265,7 +269,7 @@ class RedBlueRules {
     return live;
   }
 
-  // With recomputation: whatever leads to a sink that is not stored.
+  // With recomputation: every node with a path to a sink that is not stored.
   Bits live_again(const State& s) const {
     Bits live = board_.sinks & ~s.blue;
     for (int v = n_ - 1; v >= 0; --v)
@@ -273,9 +277,9 @@ class RedBlueRules {
     return live;
   }
 
-  // A node to compute at once, or -1. With recomputation any that fits: its pebble can be taken off for nothing.
-  // Once: a sink, which is stored at the same cost now or later; and a node that the dirty pebble of a parent needed
-  // by it alone can be exchanged for, since whatever is done with that pebble later can be done with the new one.
+  // A node to compute at once, or -1. With recomputation: any node that fits, since its pebble can be deleted for free.
+  // Without recomputation: a sink, which costs one store now or later; or a node that alone needs the dirty pebble of a
+  // parent, since the new pebble can replace the parent's in every later move.
   int free_compute(const State& s, Bits live, Bits computed) const {
     const std::int64_t spare = board_.task.red - board_.words(s.red);
     if (spare <= 0) return -1;

@@ -1,4 +1,4 @@
-// The referee of the pebble game: plays moves one by one and stops at the first that breaks a rule. docs/pebble.md
+// The referee of the pebble game: plays moves one by one and stops at the first illegal move. docs/pebble.md
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +20,7 @@ enum class Broken : int {
   kCapacity,    // more words than the level holds
   kInput,       // an input computed
   kParents,     // a parent that is not red
-  kTwice,       // computed, or an edge marked, a second time where once is all
+  kTwice,       // computed, or an edge marked, a second time where once is allowed
   kNoParent,    // the named parent is none of the node's
   kSliding,     // slid where sliding is not allowed
   kIncomplete,  // partial: the parent is itself not yet aggregated
@@ -28,7 +28,7 @@ enum class Broken : int {
   kDark,        // partial: a dark red pebble taken off while it is needed
 };
 
-// What is played on: the graph in compressed rows, and the rules as redblue.pebble.rules has them.
+// The graph in compressed rows, and the rules of redblue.pebble.rules.
 struct PebbleBoard {
   std::vector<std::int64_t> starts, parents, words;
   std::vector<std::int64_t> capacities;   // of each level but slow memory, nearest first
@@ -70,7 +70,7 @@ class PebbleReferee {
     dark_.assign(n, 0);
   }
 
-  // Plays on; returns how many moves were legal: `count`, or the number of the first that was not.
+  // Plays `count` more moves; returns `count`, or the index of the first illegal move.
   std::size_t play(const std::int8_t* kinds, const std::int64_t* nodes, const std::int64_t* parents,
                    const std::int8_t* levels, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
@@ -92,7 +92,7 @@ class PebbleReferee {
  private:
   bool has(std::int64_t node, int level) const { return have_[node] >> level & 1; }
 
-  // Arena for the node's words at that level: false if there is none.
+  // Puts a pebble of the node on a level; returns false if the level has no room.
   bool put(std::int64_t node, int level) {
     if (has(node, level)) return true;
     if (level < slow_) {
@@ -142,7 +142,7 @@ class PebbleReferee {
 
   std::int64_t in_degree(std::int64_t node) const { return board_.starts[node + 1] - board_.starts[node]; }
 
-  // Where among the edges the one from parent to node is; -1 if there is none.
+  // The index of the edge from parent to node; -1 if there is none.
   std::int64_t edge(std::int64_t node, std::int64_t parent) const {
     const auto first = sorted_.begin() + board_.starts[node], last = sorted_.begin() + board_.starts[node + 1];
     const auto at = std::lower_bound(first, last, parent,

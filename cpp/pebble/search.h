@@ -1,4 +1,4 @@
-// The cheapest pebble game, proved cheapest: A* over settled states, after a beam search for a game to beat.
+// Finds the cheapest pebble game and proves it: A* over settled states, after a beam search for an upper bound.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -13,8 +13,9 @@
 
 namespace redblue {
 
-// A* (Hart, Nilsson, Raphael 1968): states in the order of cost so far plus `estimate`, which is never too much. States
-// that a symmetry of the graph makes equal are one. States that cannot beat the best game known are not kept.
+// A* (Hart, Nilsson, Raphael 1968): expands states in the order of cost so far plus `estimate`, a lower bound. States
+// that a symmetry of the graph maps to each other count as one. States that cannot beat the best known game are not
+// kept.
 template <class Rules>
 class PebbleSearch {
  public:
@@ -26,7 +27,7 @@ class PebbleSearch {
         step_(std::max<std::int64_t>(1, std::min(task.load, task.store))),
         symmetries_(PebbleSymmetries(rules_.board(), std::size_t(limits.symmetries)).found()) {}
 
-  // A game that is good, if the limits leave room for one; `known` is one to beat, legal by these rules.
+  // A good game, if the limits allow one to be found; `known`: a game to beat, legal by these rules.
   PebbleFound first_game(PebbleFound known = {}) {
     found_ = std::move(known);
     stopped_ = found_.stopped;
@@ -57,8 +58,8 @@ class PebbleSearch {
     return first;
   }
 
-  // Finds a game, proves nothing: sweeps over the states from those with most left to do to those with least, and in
-  // every sweep takes one step from the best `beam` of those that have equally much left.
+  // Finds a game without a proof: sweeps over the states from those with most left to do to those with least; a sweep
+  // expands the best `beam` states of each level of work left.
   void sweep(const State& first, int beam) {
     using Ranked = std::pair<std::int64_t, std::uint32_t>;
     std::map<int, std::priority_queue<Ranked, std::vector<Ranked>, std::greater<>>, std::greater<>> levels;
@@ -78,13 +79,14 @@ class PebbleSearch {
         }
   }
 
-  // Expands a state when its total cost is due, but only to states of that total; to the others when theirs is.
+  // Expands a state when its total cost is due, but only to states of that total cost; it is expanded again for larger
+  // totals.
   void best_first(const State& first) {
     States states;
     std::map<std::int64_t, std::vector<std::uint32_t>> open;
     const std::int64_t least_total = begin_cost_ + rules_.estimate(first);
     const std::uint32_t root = states.add(first, States::kNone, begin_cost_, least_total);
-    if (rules_.finished(first)) {  // nothing to do: a state is looked at when it is reached, and this one never is
+    if (rules_.finished(first)) {  // grow() tests the states that it reaches, never the first one
       if (begin_cost_ < upper()) finish(states, root);
       found_.proved = true;
       return;
@@ -109,8 +111,8 @@ class PebbleSearch {
     found_.proved = found_.at.cost >= 0;
   }
 
-  // visit(number, total) of every state that one step from state i reaches at less cost than known before, as far as
-  // its total, the least that a game costs which goes that way, is at most `most`.
+  // Calls visit(number, total) for every state that one step from state i reaches more cheaply than before. total: a
+  // lower bound on the cost of a game through that state; states above `most` are skipped.
   template <class Visit>
   void grow(States& states, std::uint32_t i, std::int64_t most, Visit&& visit) {
     const State from = states[i].state;
@@ -139,8 +141,8 @@ class PebbleSearch {
     });
   }
 
-  // Takes down the game that leads to a finished state. Every state on the way is numbered anew by a symmetry: `given`
-  // has each node's number in the graph as it was given.
+  // Records the game that leads to a finished state. Symmetries renumber the nodes of each state on the path: `given`
+  // maps a node to its number in the given graph.
   void finish(States& states, std::uint32_t last) {
     std::vector<std::uint32_t> way;
     for (std::uint32_t i = last; i != States::kNone; i = states[i].from) way.push_back(i);
@@ -167,7 +169,7 @@ class PebbleSearch {
     }
   }
 
-  // The state that stands for all that symmetries make of this one; `given` follows the nodes to their new numbers.
+  // The representative of all states that symmetries map this state to; renumbers `given` accordingly.
   State canonical(const State& state, Renumbering* given = nullptr) const {
     State best = state;
     const Renumbering* by = nullptr;
@@ -187,7 +189,7 @@ class PebbleSearch {
 
   bool fits(const States& states) const { return states.bytes() <= limits_.bytes; }
 
-  // Whether the search may go on; asks now and then.
+  // Whether the search may go on; asks `keep_on` from time to time.
   bool goes_on(const States& states) {
     found_.at.stored = states.size();
     if (found_.at.expanded % 64 == 0) {

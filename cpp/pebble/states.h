@@ -1,4 +1,4 @@
-// Every state that a search has met, by number, each once.
+// All states that a search has reached, numbered in the order of discovery.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -15,8 +15,8 @@ class PebbleStates {
 
   struct Met {
     State state;
-    std::uint32_t from;  // the state that the cheapest way to it comes from
-    std::int32_t cost;   // of that way
+    std::uint32_t from;  // the state before it on the cheapest known path
+    std::int32_t cost;   // of that path
     std::int32_t due;    // the total cost at which it is expanded next
   };
 
@@ -25,7 +25,7 @@ class PebbleStates {
   std::uint32_t size() const { return size_; }
   Met& operator[](std::uint32_t i) { return (*chunks_[i >> kChunkBits])[i & (kChunk - 1)]; }
 
-  // Bytes now, and while the table of slots grows next.
+  // Bytes in use, including the next growth of the table of slots.
   std::int64_t bytes() const { return std::int64_t(chunks_.size()) * sizeof(Chunk) + std::int64_t(slots_.size()) * 12; }
 
   // The state's number, or kNone.

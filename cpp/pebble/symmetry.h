@@ -1,4 +1,4 @@
-// Symmetries of a graph: renumberings of its nodes that leave parents, words and inputs what they are.
+// Symmetries of a graph: renumberings of its nodes that preserve parents, words and inputs.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace redblue {
 
-// All of a group of at most `most` symmetries: of the whole group if it is so small, else of the largest found that
-// leaves the first few nodes in place, the smallest number of them that will do.
+// A group of at most `most` symmetries: all symmetries of the graph if there are no more, otherwise those that fix the
+// first few nodes, with as few fixed nodes as possible.
 template <class Bits>
 class PebbleSymmetries {
  public:
@@ -29,7 +29,8 @@ class PebbleSymmetries {
   const std::vector<Renumbering>& found() const { return found_; }
 
  private:
-  // Nodes of different colours cannot be exchanged: colours split by those of parents and children until none does.
+  // Colour refinement: nodes of different colours cannot be exchanged. Colours are split by the colours of parents and
+  // children until nothing changes.
   void refine() {
     colour_.assign(n_, 0);
     for (std::size_t colours = 0;;) {
@@ -52,7 +53,8 @@ class PebbleSymmetries {
     }
   }
 
-  // Nodes 0..v-1 have their images, `taken`; false if there are too many symmetries, or it takes too long to say.
+  // Extends a symmetry whose images of nodes 0 .. v - 1 are `taken`; returns false if there are too many symmetries or
+  // attempts.
   bool extend(int v, Bits taken) {
     if (v == n_) {
       found_.push_back(image_);

@@ -1,4 +1,4 @@
-// What a search for the cheapest pebble game is given, and what it finds. Costs are whole numbers.
+// Input and result of the search for the cheapest pebble game. Costs are whole numbers.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -23,7 +23,7 @@ struct PebbleTask {
   int nodes() const { return int(words.size()); }
 };
 
-// What was found so far. A cost of -1: no game yet.
+// The state of a search. A cost of -1: no game yet.
 struct PebbleProgress {
   std::int64_t cost = -1, lower_bound = 0, expanded = 0, stored = 0;
 };
@@ -38,9 +38,9 @@ struct PebbleFound {
 struct PebbleLimits {
   double seconds = 0;          // 0: none
   std::int64_t bytes = 0;      // of memory
-  int beam = 1000;             // states per layer of the beam that looks for a first game
+  int beam = 1000;             // states per level of the beam search for a first game
   int symmetries = 0;          // of the graph, used at most
-  std::function<bool(const PebbleProgress&)> keep_on;  // asked now and then; false stops the search
+  std::function<bool(const PebbleProgress&)> keep_on;  // called from time to time; false stops the search
 };
 
 // The cheapest game of up to 128 nodes; with partial computation, of up to twice as many edges as 64 or 128 nodes.
@@ -74,8 +74,8 @@ struct PebbleBoardBits {
     return sum;
   }
 
-  // What a word of a pebble taken off costs later, at least, where nothing is recomputed: a load, unless it may be a
-  // sink's that can stay where it is.
+  // The least later cost of a word of an evicted pebble without recomputation: a load, unless the node may be a sink,
+  // which need not be loaded again.
   std::int64_t reload() const { return task.sinks_end_blue ? task.load : 0; }
 
   PebbleTask task;
@@ -87,7 +87,7 @@ struct PebbleBoardBits {
 
 using Renumbering = std::vector<std::uint8_t>;  // the new number of each node
 
-// Takes a game down, move by move, in the numbers that nodes were given.
+// Records a game move by move, in the node numbers of the given graph.
 struct PebbleRecord {
   PebbleFound& found;
   const Renumbering& given;

@@ -1,4 +1,4 @@
-// Belady's MIN: the replacement that knows the future and has the fewest fills.
+// Belady's MIN: the optimal replacement, which knows the future and has the fewest fills.
 #pragma once
 #include <algorithm>
 #include <cstddef>

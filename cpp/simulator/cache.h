@@ -9,11 +9,11 @@
 
 namespace redblue {
 
-// Overwrite: every word of the line is written, so that its old content is not needed. Discard is no access: it says
-// that nothing will read the line's content until it is written again.
+// Overwrite: every word of the line is written, so its old content is not needed. Discard is not an access: it declares
+// that nothing reads the line until it is written again.
 enum Kind : std::int8_t { kRead = 0, kWrite = 1, kOverwrite = 2, kDiscard = 3 };
 
-constexpr std::int64_t kMostLines = std::int64_t{1} << 28;  // the tables below take a few bytes per line
+constexpr std::int64_t kMaxLines = std::int64_t{1} << 28;  // the tables below take a few bytes per line
 
 struct LineCounts {
   std::int64_t hits = 0, misses = 0;
@@ -23,7 +23,7 @@ struct LineCounts {
 };
 
 inline void check_line(std::int64_t line) {
-  if (line < 0 || line >= kMostLines) throw std::invalid_argument("lines must lie between 0 and 2^28 - 1");
+  if (line < 0 || line >= kMaxLines) throw std::invalid_argument("lines must lie between 0 and 2^28 - 1");
 }
 
 inline void check_access(std::int64_t line, std::int8_t kind) {
@@ -31,7 +31,7 @@ inline void check_access(std::int64_t line, std::int8_t kind) {
   if (kind < kRead || kind > kDiscard) throw std::invalid_argument("kinds of access are 0, 1, 2 and 3");
 }
 
-// Which discarded lines have not been written since.
+// The set of discarded lines that have not been written since.
 class Discarded {
  public:
   bool holds(std::int64_t line) const { return line < std::int64_t(flags_.size()) && flags_[line]; }
@@ -57,7 +57,7 @@ class LruLevel {
     bool dirty = false;
   };
 
-  // Makes the line its set's newest if it is here; otherwise returns false.
+  // Makes the line the newest of its set; returns false if the level does not hold it.
   bool touch(std::int64_t line, bool writes) {
     if (line >= std::int64_t(slot_of_.size())) return false;
     const std::int32_t slot = slot_of_[line];
@@ -132,18 +132,18 @@ class LruLevel {
   std::vector<std::int32_t> slot_of_;  // by line; -1: not here
 };
 
-// Levels of caches, nearest first. A level sees the misses and the write-backs of the one before it, nothing else: what
-// the nearer level holds, the farther one may have evicted (neither inclusive nor exclusive). On a miss the next level
-// is asked for the line first; then the victim is written back.
+// Levels of caches, nearest first. A level sees only the misses and write-backs of the level before it, and may have
+// evicted lines that the nearer level holds (neither inclusive nor exclusive). On a miss, the line is read from the
+// next level before the victim is written back.
 class CacheHierarchy {
  public:
-  // shapes: (sets, ways) of each level. fetch_on_write: overwriting a line that is not there reads it first.
+  // shapes: (sets, ways) of each level. fetch_on_write: overwriting a missing line reads it first.
   CacheHierarchy(const std::vector<std::pair<std::int64_t, std::int64_t>>& shapes, std::int64_t line_words,
                  bool fetch_on_write, bool records)
       : line_words_(line_words), fetch_on_write_(fetch_on_write), records_(records) {
     if (line_words < 1) throw std::invalid_argument("a line must hold at least 1 word");
     for (const auto& [sets, ways] : shapes) {
-      if (sets < 1 || ways < 1 || sets > kMostLines / ways)
+      if (sets < 1 || ways < 1 || sets > kMaxLines / ways)
         throw std::invalid_argument("a level must have at least 1 set and 1 way, and at most 2^28 lines");
       levels_.emplace_back(sets, ways);
     }
@@ -206,7 +206,7 @@ class CacheHierarchy {
     access(0, line, kind != kRead, kind != kOverwrite || fetch_on_write_);
   }
 
-  // fetches: whether a line that is not here has to be read from the next level.
+  // fetches: whether a missing line is read from the next level.
   void access(std::size_t i, std::int64_t line, bool writes, bool fetches) {
     if (i == levels_.size()) return;
     LruLevel& level = levels_[i];

@@ -1,5 +1,6 @@
-// Random small pebble games: random moves for the referee, played orders and searched optima that it must accept; for
-// builds with sanitizers (make sanitize). Usage: pebbles [games] [seed]; prints the number of a game that fails.
+// Tests random small pebble games: random moves for the referee; played orders and optimal games, which the referee
+// must accept. For builds with sanitizers (make sanitize). Usage: pebbles [games] [seed]; prints the number of a game
+// that fails.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -43,7 +44,7 @@ PebbleBoard random_board() {
   return board;
 }
 
-// What the referee makes of moves: the words moved, or -1 if a move is illegal or a sink lacks blue.
+// The referee's judgement: the words moved, or -1 if a move is illegal or a sink is not blue at the end.
 std::int64_t judged(const PebbleBoard& board, const PebbleMoves& moves) {
   PebbleReferee referee(board);
   const std::vector<std::int8_t> levels(moves.kinds.size(), 0);
@@ -65,7 +66,7 @@ bool one_game() {
     wild.nodes.push_back(pick(-1, n));
     wild.parents.push_back(pick(-2, n));
   }
-  judged(board, wild);  // whatever it says, it touches nothing that is not its own
+  judged(board, wild);  // must not access memory out of bounds, whether legal or not
 
   std::vector<std::int64_t> order;
   for (std::int64_t v = 0; v < n; ++v)

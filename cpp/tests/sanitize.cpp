@@ -1,4 +1,4 @@
-// Random small calls on buffers of exactly the size they need, held against a plain loop: for builds with sanitizers
+// Tests random small calls, on buffers of exactly the size they need, against a plain loop. For builds with sanitizers
 // (make sanitize). Usage: sanitize [calls] [seed]; prints the seed and number of a call that fails.
 #include <algorithm>
 #include <atomic>
@@ -96,7 +96,7 @@ struct Mask {
 
   Mask(std::int64_t p, std::int64_t q, std::int64_t k) : planes(p), n_q(q), n_k(k), dense(p * q * k) {
     const double share = chance(0.3) ? 1 : chance(0.5) ? 0.5 : 0.05;
-    const std::int64_t edge = chance(0.5) ? 1 : pick(1, 40);  // of the blocks that it is made of
+    const std::int64_t edge = chance(0.5) ? 1 : pick(1, 40);  // of the blocks of the mask
     for (std::int64_t plane = 0; plane < planes; plane++)
       for (std::int64_t i = 0; i < n_q; i += edge)
         for (std::int64_t j = 0; j < n_k; j += edge) {
@@ -150,7 +150,7 @@ struct Mask {
     return {query_starts.data(), key_starts.data(), keys.data(), queries.data(), n_q, n_k};
   }
 
-  // The plane of a query head is that of its key head.
+  // Chooses a plane for every key head; its query heads use the same plane.
   void share(std::int64_t lead, std::int64_t kv_heads, std::int64_t group) {
     for (std::int64_t head = 0; head < lead * kv_heads; head++) {
       by_key_head[head] = pick(0, planes - 1);
@@ -180,133 +180,182 @@ void compare(const char* name, const Isa& isa, Number number, double got, double
                 std::to_string(got) + ", expected " + std::to_string(expected));
 }
 
-void one_call(const Isa& isa) {
-  const auto length = [] { return chance(0.1) ? 0 : chance(0.5) ? pick(1, 9) : pick(10, 140); };
-  const auto width = [] { return chance(0.5) ? pick(1, 9) : pick(10, 70); };
+std::int64_t random_length() { return chance(0.1) ? 0 : chance(0.5) ? pick(1, 9) : pick(10, 140); }
+std::int64_t random_width() { return chance(0.5) ? pick(1, 9) : pick(10, 70); }
+
+Number random_bias_number(Number sums) {
+  const Number number = Number(pick(0, 4));
+  return number == Number::kFloat64 && sums != Number::kFloat64 ? Number::kBool : number;
+}
+
+// A random call: sizes, options and buffers. Members are in the order in which they are drawn.
+struct Case {
+  const Isa& isa;
   const Number number = Number(pick(0, 3)), sums = number == Number::kFloat64 ? Number::kFloat64 : Number::kFloat32;
   const std::int64_t lead = pick(1, 2), kv_heads = pick(1, 2), group = pick(1, 3), heads = kv_heads * group;
-  const std::int64_t n_q = length(), n_k = length(), d = width(), d_v = width();
-  Call call;
-  call.number = number;
-  call.leads = 1;
-  call.lead_sizes[0] = lead;
-  call.kv_heads = kv_heads, call.group = group, call.n_q = n_q, call.n_k = n_k, call.d = d, call.d_v = d_v;
-  call.scale = chance(0.1) ? 0 : chance(0.1) ? -0.3 : 1 / std::sqrt(double(d));
-  call.softcap = chance(0.3) ? 2.0 : 0;
-  call.first = chance(0.5) ? -n_q : pick(-n_q, n_k);
-  call.end = chance(0.5) ? n_k + 1 : call.first + pick(1, n_q + n_k + 1);
-  call.dropout = chance(0.2) ? 0.3 : 0;
-  call.seed = generator();
-  call.rows = pick(1, 150), call.cols = pick(1, 150), call.threads = int(pick(1, 4));
-  call.pieces = chance(0.5) ? 1 : pick(2, 5);
-  if (chance(0.5)) {
-    const std::int64_t depth = pick(1, 40);
-    call.spilled = {depth * pick(1, 4), depth * pick(1, 4), depth, pick(1, 150), pick(1, 80), pick(1, 150),
-                    pick(1, 80), pick(1, 150), pick(1, 80), pick(1, 200), chance(0.5)};
-  } else if (chance(0.5)) {
-    call.dq_cols = pick(1, 150);
-  }
-
-  Buffer q(number, lead, heads, n_q, d), k(number, lead, kv_heads, n_k, d), v(number, lead, kv_heads, n_k, d_v);
-  Buffer out(number, lead, heads, n_q, d_v), dout(number, lead, heads, n_q, d_v), dq(number, lead, heads, n_q, d);
-  Buffer dk(number, lead, kv_heads, n_k, d), dv(number, lead, kv_heads, n_k, d_v);
-  Buffer lse(sums, lead, heads, n_q, 1, true), delta(sums, lead, heads, n_q, 1, true), dlse(sums, lead, heads, n_q, 1, true);
-  Number bias_number = Number(pick(0, 4));
-  if (bias_number == Number::kFloat64 && sums != Number::kFloat64) bias_number = Number::kBool;
+  const std::int64_t n_q = random_length(), n_k = random_length(), d = random_width(), d_v = random_width();
+  Call call = random_options();
+  Buffer q{number, lead, heads, n_q, d}, k{number, lead, kv_heads, n_k, d}, v{number, lead, kv_heads, n_k, d_v};
+  Buffer out{number, lead, heads, n_q, d_v}, dout{number, lead, heads, n_q, d_v}, dq{number, lead, heads, n_q, d};
+  Buffer dk{number, lead, kv_heads, n_k, d}, dv{number, lead, kv_heads, n_k, d_v};
+  Buffer lse{sums, lead, heads, n_q, 1, true}, delta{sums, lead, heads, n_q, 1, true}, dlse{sums, lead, heads, n_q, 1, true};
+  const Number bias_number = random_bias_number(sums);
   const bool biased = chance(0.5), sunk = chance(0.3), bias_learns = biased && chance(0.7);
-  Buffer bias(bias_number, lead, heads, n_q, n_k, false, true), sinks(sums, 1, 1, 1, heads, true);
+  Buffer bias{bias_number, lead, heads, n_q, n_k, false, true}, sinks{sums, 1, 1, 1, heads, true};
   const bool sloped = chance(0.3);
-  Buffer alibi(sums, lead, heads, 1, 1);
-  Buffer dbias(sums, lead, heads, n_q, n_k, false, true);
-  call.q = q.array, call.k = k.array, call.v = v.array, call.out = out.array, call.lse = lse.array;
-  call.dout = dout.array, call.dq = dq.array, call.dk = dk.array, call.dv = dv.array, call.delta = delta.array;
+  Buffer alibi{sums, lead, heads, 1, 1};
+  Buffer dbias{sums, lead, heads, n_q, n_k, false, true};
   const bool listed = chance(0.5);
-  Mask mask(pick(1, 3), n_q, n_k);
-  const std::int64_t panel = isa.kernels[int(number)].lanes;
-  if (listed) {
-    call.first = -n_q, call.end = n_k + 1;
-    mask.share(lead, kv_heads, group);
-    call.pattern = mask.pattern(mask.stacked, mask.by_key_head, kv_heads, group, panel);
-    call.by_query = mask.pattern(mask.by_query, mask.by_head, heads, 1, panel);
-    if (!bias_learns && chance(0.5)) call.edges = mask.edges();
+  Mask mask{pick(1, 3), n_q, n_k};
+
+  explicit Case(const Isa& row) : isa(row) {
+    call.q = q.array, call.k = k.array, call.v = v.array, call.out = out.array, call.lse = lse.array;
+    call.dout = dout.array, call.dq = dq.array, call.dk = dk.array, call.dv = dv.array, call.delta = delta.array;
+    if (listed) {
+      const std::int64_t panel = isa.kernels[int(number)].lanes;
+      call.first = -n_q, call.end = n_k + 1;
+      mask.share(lead, kv_heads, group);
+      call.pattern = mask.pattern(mask.stacked, mask.by_key_head, kv_heads, group, panel);
+      call.by_query = mask.pattern(mask.by_query, mask.by_head, heads, 1, panel);
+      if (!bias_learns && chance(0.5)) call.edges = mask.edges();
+    }
+    if (biased) call.bias = bias.array, call.bias_number = bias_number;
+    if (bias_learns) call.dbias = dbias.array;
+    if (sunk) call.sinks = sinks.array;
+    if (sloped) call.alibi = alibi.array, call.alibi.row = call.alibi.column = 0;
+    if (chance(0.5)) call.dlse = dlse.array;
   }
-  if (biased) call.bias = bias.array, call.bias_number = bias_number;
-  if (bias_learns) call.dbias = dbias.array;
-  if (sunk) call.sinks = sinks.array;
-  if (sloped) call.alibi = alibi.array, call.alibi.row = call.alibi.column = 0;
-  if (chance(0.5)) call.dlse = dlse.array;
+  Case(const Case&) = delete;
 
-  forward(call, isa);
-  backward(call, isa);
-  if (call.dropout > 0) return;
+  Call random_options() const {
+    Call c;
+    c.number = number;
+    c.leads = 1;
+    c.lead_sizes[0] = lead;
+    c.kv_heads = kv_heads, c.group = group, c.n_q = n_q, c.n_k = n_k, c.d = d, c.d_v = d_v;
+    c.scale = chance(0.1) ? 0 : chance(0.1) ? -0.3 : 1 / std::sqrt(double(d));
+    c.softcap = chance(0.3) ? 2.0 : 0;
+    c.first = chance(0.5) ? -n_q : pick(-n_q, n_k);
+    c.end = chance(0.5) ? n_k + 1 : c.first + pick(1, n_q + n_k + 1);
+    c.dropout = chance(0.2) ? 0.3 : 0;
+    c.seed = generator();
+    c.rows = pick(1, 150), c.cols = pick(1, 150), c.threads = int(pick(1, 4));
+    c.pieces = chance(0.5) ? 1 : pick(2, 5);
+    if (chance(0.5)) {
+      const std::int64_t depth = pick(1, 40);
+      c.spilled = {depth * pick(1, 4), depth * pick(1, 4), depth, pick(1, 150), pick(1, 80), pick(1, 150),
+                   pick(1, 80), pick(1, 150), pick(1, 80), pick(1, 200), chance(0.5)};
+    } else if (chance(0.5)) {
+      c.dq_cols = pick(1, 150);
+    }
+    return c;
+  }
+};
 
-  const double nothing = -std::numeric_limits<double>::infinity();
-  std::vector<double> dk_sum(lead * kv_heads * n_k * d), dv_sum(lead * kv_heads * n_k * d_v), dbias_sum(dbias.extent);
-  std::vector<double> s(n_k), slope(n_k), p(n_k), dp(n_k);
-  for (std::int64_t b = 0; b < lead; b++)
-    for (std::int64_t h = 0; h < heads; h++)
-      for (std::int64_t i = 0; i < n_q; i++) {
-        const std::int64_t kv = h / group;
-        const double sink = sunk ? sinks.get(0, 0, 0, h) : nothing;
-        double top = sink, total = 0;
-        for (std::int64_t j = 0; j < n_k; j++) {
-          double dot = 0;
-          for (std::int64_t c = 0; c < d; c++) dot += q.get(b, h, i, c) * k.get(b, kv, j, c);
-          s[j] = dot * call.scale, slope[j] = 1;
-          if (call.softcap) {
-            const double bent = std::tanh(s[j] / call.softcap);
-            s[j] = call.softcap * bent, slope[j] = 1 - bent * bent;
-          }
-          if (sloped) s[j] -= alibi.get(b, h, 0, 0) * std::abs(i + n_k - n_q - j);
-          if (biased) s[j] += bias.get(b, h, i, j);
-          if (j < i + call.first || j >= i + call.end) s[j] = nothing;
-          if (listed && !mask.attends(mask.by_head[b * heads + h], i, j)) s[j] = nothing;
-          top = std::max(top, s[j]);
-        }
-        const double base = top == nothing ? 0 : top;
-        total = std::exp(sink - base);
-        for (std::int64_t j = 0; j < n_k; j++) total += p[j] = std::exp(s[j] - base);
-        for (std::int64_t j = 0; j < n_k; j++) p[j] /= total == 0 ? 1 : total;
-        compare("lse", isa, number, lse.get(b, h, i, 0), base + std::log(total));
-        double sum = call.dlse.data ? -dlse.get(b, h, i, 0) : 0;
-        for (std::int64_t c = 0; c < d_v; c++) {
-          double value = 0;
-          for (std::int64_t j = 0; j < n_k; j++) value += p[j] * v.get(b, kv, j, c);
-          compare("out", isa, number, out.get(b, h, i, c), value);
-          sum += value * dout.get(b, h, i, c);
-        }
-        std::vector<double> dq_row(d);
-        for (std::int64_t j = 0; j < n_k; j++) {
-          dp[j] = 0;
-          for (std::int64_t c = 0; c < d_v; c++) {
-            dp[j] += dout.get(b, h, i, c) * v.get(b, kv, j, c);
-            dv_sum[((b * kv_heads + kv) * n_k + j) * d_v + c] += p[j] * dout.get(b, h, i, c);
-          }
-          const double ds = p[j] * (dp[j] - sum), dx = ds * slope[j] * call.scale;
-          if (bias_learns)
-            dbias_sum[b * dbias.stride[0] + h * dbias.stride[1] + i * dbias.stride[2] + j * dbias.stride[3]] += ds;
-          for (std::int64_t c = 0; c < d; c++) {
-            dq_row[c] += dx * k.get(b, kv, j, c);
-            dk_sum[((b * kv_heads + kv) * n_k + j) * d + c] += dx * q.get(b, h, i, c);
-          }
-        }
-        for (std::int64_t c = 0; c < d; c++) compare("dq", isa, number, dq.get(b, h, i, c), dq_row[c]);
+// The plain loop: attention of one row after the other, in double precision, compared with the results of the call.
+struct Reference {
+  const Case& of;
+  std::vector<double> dk, dv, dbias, s, slope, p, dp;  // the first three: sums over all rows; the others: one row's
+  double lse = 0;
+
+  explicit Reference(const Case& c)
+      : of(c), dk(c.lead * c.kv_heads * c.n_k * c.d), dv(c.lead * c.kv_heads * c.n_k * c.d_v), dbias(c.dbias.extent), s(c.n_k),
+        slope(c.n_k), p(c.n_k), dp(c.n_k) {}
+
+  static std::int64_t at_dbias(const Case& c, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+    return b * c.dbias.stride[0] + h * c.dbias.stride[1] + i * c.dbias.stride[2] + j * c.dbias.stride[3];
+  }
+
+  // The score of query i and key j, with the slope of the softcap; -inf if the query does not attend the key.
+  double score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+    const Call& call = of.call;
+    double dot = 0;
+    for (std::int64_t c = 0; c < of.d; c++) dot += of.q.get(b, h, i, c) * of.k.get(b, h / of.group, j, c);
+    double value = dot * call.scale;
+    slope[j] = 1;
+    if (call.softcap) {
+      const double bent = std::tanh(value / call.softcap);
+      value = call.softcap * bent, slope[j] = 1 - bent * bent;
+    }
+    if (of.sloped) value -= of.alibi.get(b, h, 0, 0) * std::abs(i + of.n_k - of.n_q - j);
+    if (of.biased) value += of.bias.get(b, h, i, j);
+    const bool outside = j < i + call.first || j >= i + call.end;
+    const bool masked = of.listed && !of.mask.attends(of.mask.by_head[b * of.heads + h], i, j);
+    return outside || masked ? kNothing : value;
+  }
+
+  void softmax(std::int64_t b, std::int64_t h, std::int64_t i) {
+    const double sink = of.sunk ? of.sinks.get(0, 0, 0, h) : kNothing;
+    double top = sink;
+    for (std::int64_t j = 0; j < of.n_k; j++) top = std::max(top, s[j] = score(b, h, i, j));
+    const double base = top == kNothing ? 0 : top;
+    double total = std::exp(sink - base);
+    for (std::int64_t j = 0; j < of.n_k; j++) total += p[j] = std::exp(s[j] - base);
+    for (std::int64_t j = 0; j < of.n_k; j++) p[j] /= total == 0 ? 1 : total;
+    lse = base + std::log(total);
+  }
+
+  // Compares lse, out and dq of a row, and adds its part of the other gradients.
+  void row(std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::int64_t kv = h / of.group, plane = b * of.kv_heads + kv;
+    softmax(b, h, i);
+    compare("lse", of.isa, of.number, of.lse.get(b, h, i, 0), lse);
+    double delta = of.call.dlse.data ? -of.dlse.get(b, h, i, 0) : 0;
+    for (std::int64_t c = 0; c < of.d_v; c++) {
+      double value = 0;
+      for (std::int64_t j = 0; j < of.n_k; j++) value += p[j] * of.v.get(b, kv, j, c);
+      compare("out", of.isa, of.number, of.out.get(b, h, i, c), value);
+      delta += value * of.dout.get(b, h, i, c);
+    }
+    std::vector<double> dq(of.d);
+    for (std::int64_t j = 0; j < of.n_k; j++) {
+      dp[j] = 0;
+      for (std::int64_t c = 0; c < of.d_v; c++) {
+        dp[j] += of.dout.get(b, h, i, c) * of.v.get(b, kv, j, c);
+        dv[(plane * of.n_k + j) * of.d_v + c] += p[j] * of.dout.get(b, h, i, c);
       }
-  for (std::int64_t b = 0; b < lead; b++)
-    for (std::int64_t h = 0; h < kv_heads; h++)
-      for (std::int64_t j = 0; j < n_k; j++) {
-        for (std::int64_t c = 0; c < d; c++)
-          compare("dk", isa, number, dk.get(b, h, j, c), dk_sum[((b * kv_heads + h) * n_k + j) * d + c]);
-        for (std::int64_t c = 0; c < d_v; c++)
-          compare("dv", isa, number, dv.get(b, h, j, c), dv_sum[((b * kv_heads + h) * n_k + j) * d_v + c]);
+      const double ds = p[j] * (dp[j] - delta), dx = ds * slope[j] * of.call.scale;
+      if (of.bias_learns) dbias[at_dbias(of, b, h, i, j)] += ds;
+      for (std::int64_t c = 0; c < of.d; c++) {
+        dq[c] += dx * of.k.get(b, kv, j, c);
+        dk[(plane * of.n_k + j) * of.d + c] += dx * of.q.get(b, h, i, c);
       }
-  if (bias_learns && (number == Number::kFloat64 || number == Number::kFloat32))
-    for (std::int64_t b = 0; b < lead; b++)
-      for (std::int64_t h = 0; h < heads; h++)
-        for (std::int64_t i = 0; i < n_q; i++)
-          for (std::int64_t j = 0; j < n_k; j++)
-            compare("dbias", isa, number, dbias.get(b, h, i, j),
-                    dbias_sum[b * dbias.stride[0] + h * dbias.stride[1] + i * dbias.stride[2] + j * dbias.stride[3]]);
+    }
+    for (std::int64_t c = 0; c < of.d; c++) compare("dq", of.isa, of.number, of.dq.get(b, h, i, c), dq[c]);
+  }
+
+  void compare_keys() const {
+    for (std::int64_t b = 0; b < of.lead; b++)
+      for (std::int64_t h = 0; h < of.kv_heads; h++)
+        for (std::int64_t j = 0; j < of.n_k; j++) {
+          const std::int64_t at = (b * of.kv_heads + h) * of.n_k + j;
+          for (std::int64_t c = 0; c < of.d; c++) compare("dk", of.isa, of.number, of.dk.get(b, h, j, c), dk[at * of.d + c]);
+          for (std::int64_t c = 0; c < of.d_v; c++) compare("dv", of.isa, of.number, of.dv.get(b, h, j, c), dv[at * of.d_v + c]);
+        }
+  }
+  void compare_bias() const {
+    for (std::int64_t b = 0; b < of.lead; b++)
+      for (std::int64_t h = 0; h < of.heads; h++)
+        for (std::int64_t i = 0; i < of.n_q; i++)
+          for (std::int64_t j = 0; j < of.n_k; j++)
+            compare("dbias", of.isa, of.number, of.dbias.get(b, h, i, j), dbias[at_dbias(of, b, h, i, j)]);
+  }
+
+  static constexpr double kNothing = -std::numeric_limits<double>::infinity();
+};
+
+void one_call(const Isa& isa) {
+  const Case random(isa);
+  forward(random.call, isa);
+  backward(random.call, isa);
+  if (random.call.dropout > 0) return;
+  Reference reference(random);
+  for (std::int64_t b = 0; b < random.lead; b++)
+    for (std::int64_t h = 0; h < random.heads; h++)
+      for (std::int64_t i = 0; i < random.n_q; i++) reference.row(b, h, i);
+  reference.compare_keys();
+  const bool exact = random.number == Number::kFloat64 || random.number == Number::kFloat32;
+  if (random.bias_learns && exact) reference.compare_bias();
 }
 
 // Callers side by side share the workers; a task that throws leaves them intact.

@@ -11,11 +11,11 @@ struct Call;
 struct Moved;
 struct Spill;
 class Arena;
-struct Piece {  // of all pairs of queries and keys
+struct Piece {  // a rectangle of pairs of rows and keys
   long row, rows, key, keys;
 };
 
-// What the schedules that write P do, block by block; each follows when all blocks of those before are done.
+// The phases of the schedules that write P; each starts when all blocks of the one before are done.
 enum class Phase {
   kScores,   // forward, blocks of rows: P
   kOutputs,  // and O
@@ -28,11 +28,11 @@ enum class Phase {
   kKeys,     // blocks of keys: dK
 };
 
-// The attention kernels of one number type in one instruction set; see kernels.h.
+// The attention kernels of one number type in one instruction set; see attention/region.h.
 struct Kernels {
   int packed_bytes;  // of a number in a packed panel
   long lanes;        // rows of queries that are computed at once
-  long few;          // so few, and scores are taken as decode.h does; 0: never
+  long few;          // up to this many rows, decode.h computes the scores; 0: never
   Moved (*forward)(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena);
   Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const void* partials, long pieces, Arena& arena);
   Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Arena& arena);
@@ -50,7 +50,7 @@ struct Isa {
   const char* name;
   bool (*supported)();   // by this CPU and its operating system
   int vector_bytes;      // of one vector register
-  int vector_registers;  // that a program may name
+  int vector_registers;  // architectural ones
 
   // Independent multiply-add chains, `steps` links each; returns a value that depends on all of them.
   // One pass does steps * flops_per_step_* floating-point operations (a multiply-add counts as two).

@@ -41,14 +41,14 @@ class Barrier {
   std::atomic<int> arrived_{0}, round_{0};
 };
 
-constexpr int kMostThreads = 1024, kMostSeconds = 60, kRepetitions = 10;
+constexpr int kMaxThreads = 1024, kMaxSeconds = 60, kRepetitions = 10;
 
 void check(int threads, double seconds) {
-  if (threads < 1 || threads > kMostThreads)
-    throw std::invalid_argument("threads must be 1 to " + std::to_string(kMostThreads) + ", got " +
+  if (threads < 1 || threads > kMaxThreads)
+    throw std::invalid_argument("threads must be 1 to " + std::to_string(kMaxThreads) + ", got " +
                                 std::to_string(threads));
-  if (!(seconds > 0 && seconds <= kMostSeconds))
-    throw std::invalid_argument("seconds must be above 0 and at most " + std::to_string(kMostSeconds) + ", got " +
+  if (!(seconds > 0 && seconds <= kMaxSeconds))
+    throw std::invalid_argument("seconds must be above 0 and at most " + std::to_string(kMaxSeconds) + ", got " +
                                 std::to_string(seconds));
 }
 

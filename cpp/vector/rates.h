@@ -1,4 +1,4 @@
-// What this machine can do: its peak multiply-add rate and the read bandwidth of its memories.
+// Measures the peak multiply-add rate of this machine and the read bandwidth of its memories.
 #pragma once
 #include <cstddef>
 #include <string>

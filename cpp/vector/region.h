@@ -1,9 +1,11 @@
-// How the code of one instruction set is compiled: in a target region and a namespace of its own, in the translation unit
-// vector/<name>.cpp. No function that is built for a newer CPU can then be linked into the path of an older one. Per-file
-// flags (-mavx512f) cannot promise that: the linker keeps one copy of an inline function, whichever file it comes from.
+// How the code of one instruction set is compiled: in a target region and a namespace of its own, in the translation
+// unit vector/<name>.cpp. No function that is built for a newer CPU can then be linked into the path of an older one.
+// Per-file flags (-mavx512f) cannot promise that: the linker keeps one copy of an inline function, whichever file it
+// comes from.
 //
-// Every header that several instruction sets share is included here, before a region opens, so that its functions, and the
-// standard library's templates, are built for the oldest CPU. tests/test_instruction_sets.py checks the object files.
+// Every header that several instruction sets share is included here, before a region opens, so that its functions, and
+// the standard library's templates, are built for the oldest CPU. tests/test_instruction_sets.py checks the object
+// files.
 #pragma once
 #include <algorithm>
 #include <cmath>

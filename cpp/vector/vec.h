@@ -1,8 +1,9 @@
-// The vectors of one instruction set: V<float>, V<double>, and what kernels ask of them. Included once inside each target
-// region (vector/region.h), which sets REDBLUE_REGION; hence no include guard, and no #include here.
+// The vectors of one instruction set: V<float>, V<double>, and the operations that kernels use. Included once inside
+// each target region (vector/region.h), which sets REDBLUE_REGION; hence no include guard, and no #include here.
 //
-// V<T> is the compiler's own vector type, so + - * / < and ?: work on whole vectors; only what it does badly is written
-// per instruction set. Sums of products contract to fused multiply-adds where there are such.
+// V<T> is the compiler's own vector type, so + - * / < and ?: work on whole vectors; only operations that it compiles
+// badly are written per instruction set. The compiler contracts sums of products to fused multiply-adds where these
+// exist.
 #if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
 constexpr int kVectorBytes = 64, kRegisters = 32;
 #elif REDBLUE_REGION == REDBLUE_AVX2
@@ -47,7 +48,7 @@ template <class T>
 inline V<T> multiply_add(V<T> a, V<T> b, V<T> c) {
   return a * b + c;
 }
-// The larger; b where either is NaN.
+// The larger of both; b if either is NaN.
 template <class T>
 inline V<T> larger(V<T> a, V<T> b) {
   return a > b ? a : b;
@@ -75,7 +76,7 @@ inline V<float> multiply_add_pairs(V<unsigned> a, V<unsigned> b, V<float> c) {
 }
 #endif
 
-// The value, rounded: a product that goes through here is not contracted with what follows.
+// Returns the value rounded: keeps the compiler from contracting a product with the next operation.
 template <class T>
 inline V<T> rounded(V<T> value) {
 #if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
@@ -95,7 +96,7 @@ inline T sum_of_lanes(V<T> value) {
   return sum;
 }
 
-// Lane by lane from a and b, numbered one after the other.
+// Lane i of the result is lane index[i] of a and b, concatenated.
 template <class U, class Index>
 inline U shuffle(U a, U b, Index index) {
 #if defined(__clang__)

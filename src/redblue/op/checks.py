@@ -10,7 +10,7 @@ from typing import Any
 
 from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
-from redblue.kernels.cpu.call import MOST_D, MOST_LEAD, Sizes
+from redblue.kernels.cpu.call import MAX_D, MAX_LEAD, Sizes
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
@@ -22,8 +22,8 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
     for name, shape in (("q", q), ("k", k), ("v", v)):
         if len(shape) < 3:
             raise RedblueError(f"{name} must have at least 2 dimensions (..., n, d), got shape {shape}")
-        if len(shape) > MOST_LEAD + 3:
-            raise RedblueError(f"{name} may have at most {MOST_LEAD + 3} dimensions, got shape {shape}")
+        if len(shape) > MAX_LEAD + 3:
+            raise RedblueError(f"{name} may have at most {MAX_LEAD + 3} dimensions, got shape {shape}")
     if q[-1] != k[-1]:
         raise RedblueError(f"head dimension of k ({k[-1]}) must equal that of q ({q[-1]})")
     if k[-2] != v[-2]:
@@ -51,10 +51,10 @@ _WIDTHS = "d, the last dimension of q and k,", "d_v, the last dimension of v,"
 
 def check_widths_on_cpu(sizes: Sizes) -> None:
     """Raise RedblueError for head dimensions that the CPU's kernels do not take. Kernels for GPUs take any."""
-    if sizes.d <= MOST_D and sizes.d_v <= MOST_D:
+    if sizes.d <= MAX_D and sizes.d_v <= MAX_D:
         return
-    name, size = (_WIDTHS[0], sizes.d) if sizes.d > MOST_D else (_WIDTHS[1], sizes.d_v)
-    raise RedblueError(f"{name} must be 1 to {MOST_D} on the CPU, got {size}: tensors on a GPU may have more")
+    name, size = (_WIDTHS[0], sizes.d) if sizes.d > MAX_D else (_WIDTHS[1], sizes.d_v)
+    raise RedblueError(f"{name} must be 1 to {MAX_D} on the CPU, got {size}: tensors on a GPU may have more")
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:

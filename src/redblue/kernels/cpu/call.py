@@ -18,8 +18,8 @@ from redblue.problem import Problem
 
 NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
 SPILLED = ("hybrid", "small_cache")  # schedules that write P to memory
-MOST_LEAD = 8  # leading dimensions, before the heads
-MOST_D = 4096  # of d and d_v
+MAX_LEAD = 8  # leading dimensions, before the heads
+MAX_D = 4096  # of d and d_v
 
 Array = tuple[int, ...]
 AnyTile = Tile | SpillTile | TwoPassTile
