@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from attention import DRAWN, SPILL_TILES, TILES, TWO_PASS_TILES, described, worst
+from support.attention import DRAWN, SPILL_TILES, TILES, TWO_PASS_TILES, described, worst
 from hypothesis import given
 from hypothesis import strategies as st
 
