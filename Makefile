@@ -11,7 +11,7 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test check format sanitize fuzz bench gpu gpu-fit docs certify clean
+.PHONY: help setup report test test-thorough test-all check format sanitize fuzz bench gpu gpu-fit docs certify clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -21,12 +21,21 @@ setup: $(VENV)/redblue.stamp ## install everything into .venv; again after a cha
 report: setup ## the report on this machine and a few GPUs, as one HTML page
 	$(BIN)/redblue report
 
-test: setup $(VENV)/peers.stamp ## every test, those against PyTorch and transformers included
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-check: setup $(VENV)/peers.stamp ## format, lint and types
+test: setup $(VENV)/peers.stamp ## the tests, those against PyTorch and transformers included; not the thorough ones
+	$(PYTEST) -m "not thorough"
+
+test-thorough: setup $(VENV)/peers.stamp ## the tests that are slow and rarely fail
+	$(PYTEST) -m thorough
+
+test-all: setup $(VENV)/peers.stamp ## every test
+	$(PYTEST)
+
+check: setup $(VENV)/peers.stamp ## format, lint, layers of imports and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/pyright
 
 format: setup ## rewrite the sources in the house format
@@ -39,14 +48,15 @@ sanitize: ## kernels, pool and pebble games under AddressSanitizer, UBSan and Th
 	$(SANITIZED)/threads 150
 	$(SANITIZED)/pebbles 300
 
-fuzz: setup ## random calls between pages that may not be touched, for ten minutes
-	$(BIN)/python benchmarks/fuzz.py
+fuzz: setup $(VENV)/peers.stamp ## fresh random inputs for a quarter of an hour: the property tests, then calls between guarded pages
+	$(PYTEST) -m hypothesis --hypothesis-profile=fuzz
+	$(BIN)/python benchmarks/cpu/fuzz.py --seconds 420
 
 bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, and attention beside its peers
-	$(BENCH)/bin/python benchmarks/laboratory.py
-	$(BENCH)/bin/python benchmarks/memory.py
-	$(BENCH)/bin/python benchmarks/memory.py --n 131072 --d 128 --window 4096 --most 100
-	$(BENCH)/bin/python benchmarks/attention.py
+	$(BENCH)/bin/python benchmarks/cpu/laboratory.py
+	$(BENCH)/bin/python benchmarks/cpu/memory.py
+	$(BENCH)/bin/python benchmarks/cpu/memory.py --n 131072 --d 128 --window 4096 --most 100
+	$(BENCH)/bin/python -m benchmarks.cpu.attention
 
 gpu: ## on a machine with a GPU, from a fresh clone: tests on it, then both benchmarks, at most ten minutes each
 	.ci/gpu test kernels
@@ -54,7 +64,7 @@ gpu: ## on a machine with a GPU, from a fresh clone: tests on it, then both benc
 	.ci/gpu small-cache
 
 gpu-fit: setup $(VENV)/peers.stamp ## compile every planned GPU kernel for every architecture; no GPU is needed
-	nice -n 19 $(BIN)/python benchmarks/gpu_fit.py --json docs/gpu-fit.json --figure docs/gpu-fit.svg
+	nice -n 19 $(BIN)/python benchmarks/gpu/fit.py --json docs/results/gpu-fit.json --figure docs/results/gpu-fit.svg
 
 # Experiments that count or simulate; the others measure, some for a quarter of an hour (redblue experiment --list).
 COUNTED := regimes heads sparse real-caches figure-2022

@@ -1,4 +1,4 @@
-"""Prints what of redblue's dependencies, and of the packages named besides, this Python lacks, one per line."""
+"""Prints the dependencies of redblue, and the packages named as arguments, that this Python lacks, one per line."""
 
 import sys
 from importlib.metadata import PackageNotFoundError, version

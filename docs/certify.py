@@ -1,8 +1,8 @@
-"""Finds good weights for the phase problem and certifies them: writes src/redblue/bounds/phases.csv (`make certify`).
+"""Find good weights for the phase problem, and certify them: writes src/redblue/bounds/phases.csv (`make certify`).
 
-The best weights minimise the largest gain, which is a linear program with one constraint per way to spend a phase.
-It is solved by cutting planes: find what the present weights let a phase gain most from, forbid it, repeat. Only the
-final certificate matters for correctness; it comes from branch and bound (redblue.bounds.phases).
+The best weights minimise the largest gain of a phase. That is a linear program with one constraint per way to use a
+phase's words, solved by cutting planes: find the phases that gain most with the current weights, add their constraints,
+solve again. Correctness depends only on the final certificate, from branch and bound (redblue.bounds.phases).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ NODES = [0.004 * STEP**i for i in range(50)]
 RATIOS = (1, 8 / 9, 2 / 3, 1 / 2, 3 / 2, 2)  # d_v / d
 GAP, BOXES = 0.01, 1 << 20
 ROUNDS, CUTS, SAMPLES = 14, 24, 8000
-# Backward, the scores are not counted: a pass that is given P does not form them.
+# Backward the weights of the scores are 0, because a pass with P given does not form them.
 UNUSED = {"forward": ("dp", "dp_start", "ds"), "backward": ("scores", "scores_start"), "gradient_x": ()}
 
 
 def samples(direction: str, rng: np.random.Generator) -> Point:
-    """Ways to spend a phase, many of them near the borders, where optima like to lie."""
+    """Return random ways to use a phase's words, many of them near the boundary, where optima tend to lie."""
     shares = rng.dirichlet(np.full(5, 0.4), SAMPLES).T
     if CONSUMERS[direction] == 0:
         shares[2:4] = 0
@@ -38,7 +38,7 @@ def samples(direction: str, rng: np.random.Generator) -> Point:
 
 
 def earnings(problem: PhaseProblem, x: Point) -> np.ndarray:
-    """By how much the gain at x grows with each weight: (6, points)."""
+    """Return the derivative of the gain at x by each weight, of shape (6, points)."""
     w, rows = problem.weights, {}
     for name, t, share in (
         ("scores", x.t1, x.alpha / problem.xi),
@@ -49,7 +49,7 @@ def earnings(problem: PhaseProblem, x: Point) -> np.ndarray:
         rows |= {name: share * np.sqrt(worked), name + "_start": t - worked}
     for name in ("ds", "p"):
         up, down = (max(0.0, getattr(w, name) + h) for h in (1e-5, -1e-5))
-        gains = (value(_with(problem, w._replace(**{name: each})), x) for each in (up, down))
+        gains = (value(_with(problem, w._replace(**{name: weight})), x) for weight in (up, down))
         rows[name] = np.subtract(*gains) / (up - down)
     return np.array([rows[name] for name in Weights._fields])
 
@@ -59,6 +59,7 @@ def _with(problem: PhaseProblem, weights: Weights) -> PhaseProblem:
 
 
 def best_weights(direction: str, xi: float, xi_v: float, start: Weights) -> Weights:
+    """Return the best weights that cutting planes find from `start`."""
     rng = np.random.default_rng(0)
     total = np.array([Weights(*row).total(direction) for row in np.eye(6)])
     # start <= weight / 2 keeps the chains' bound exact, and start > 0 keeps it finite
@@ -70,7 +71,7 @@ def best_weights(direction: str, xi: float, xi_v: float, start: Weights) -> Weig
         problem = PhaseProblem(direction, xi, xi_v, weights)
         gains = value(problem, points)
         top = np.argsort(-gains)[:CUTS]
-        near = np.repeat(np.array(points)[:, top], 40, axis=1)  # look around the best of them
+        near = np.repeat(np.array(points)[:, top], 40, axis=1)  # also sample near the best points
         near = np.abs(near + rng.normal(0, 0.01, near.shape) * (near > 0))
         near = near / np.maximum(1, near[0] + 2 * near[1] + near[2] + 2 * near[3])
         points = Point(*np.concatenate([np.array(points), near], axis=1))
@@ -81,10 +82,10 @@ def best_weights(direction: str, xi: float, xi_v: float, start: Weights) -> Weig
         cuts.append(earnings(problem, Point(*np.array(points)[:, top])).T)
         every = np.concatenate(cuts)
         above = np.block([[every, -np.ones((len(every), 1))], [limits, np.zeros((4, 1))]])
-        found = linprog([0] * 6 + [1], above, np.zeros(len(above)), [[*total, 0]], [1], [*bounds, (0, None)])
-        if not found.success:
+        solution = linprog([0] * 6 + [1], above, np.zeros(len(above)), [[*total, 0]], [1], [*bounds, (0, None)])
+        if not solution.success:
             break
-        weights = Weights(*(0.7 * found.x[:6] + 0.3 * np.array(best[1])))
+        weights = Weights(*(0.7 * solution.x[:6] + 0.3 * np.array(best[1])))
         keep = np.argsort(-gains)[:SAMPLES]
         points = Point(*np.array(points)[:, keep])
     return best[1]
@@ -98,9 +99,10 @@ START = {
 
 
 def row(direction: str, xi: float, ratio: float) -> list[str]:
+    """Return one row of the table, with its certified gain."""
     xi, xi_v = (float(f"{x:.6g}") for x in (xi, xi * ratio))
     weights = Weights(*(round(w, 6) for w in best_weights(direction, xi, xi_v, START[direction])))
-    for name in ("scores", "dp"):  # a weight that is next to nothing is nothing
+    for name in ("scores", "dp"):  # a negligible weight becomes 0
         if getattr(weights, name) < 1e-4:
             weights = weights._replace(**{name: 0.0, name + "_start": 0.0})
     gain = certify(PhaseProblem(direction, xi, xi_v, weights), GAP, BOXES).gain / weights.total(direction)
@@ -112,13 +114,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=TABLE)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    asked = [(direction, xi, ratio) for ratio in RATIOS for direction in CONSUMERS for xi in NODES]
-    found = Parallel(n_jobs=options.jobs, return_as="generator")(delayed(row)(*each) for each in asked)
+    cases = [(direction, xi, ratio) for ratio in RATIOS for direction in CONSUMERS for xi in NODES]
+    table = Parallel(n_jobs=options.jobs, return_as="generator")(delayed(row)(*case) for case in cases)
     with options.output.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["direction", "xi", "xi_v", *Weights._fields, "gain"])
-        for each in track(found, total=len(asked), description="certifying"):
-            writer.writerow(each or [])
+        for cells in track(table, total=len(cases), description="certifying"):
+            writer.writerow(cells or [])
             file.flush()
 
 

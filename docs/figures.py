@@ -1,4 +1,4 @@
-"""Draws the figures of the documentation: `make docs`."""
+"""Draw the figures of the documentation: `make docs`."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ import vl_convert
 
 import redblue as rb
 from redblue import Mask, schedules
+from redblue.base.style import COLOURS, REGIMES, standalone_config
 from redblue.masks import picture
-from redblue.lab.planner import REGIMES
 from redblue.studies.report.curves import curve
 from redblue.studies.report.figures import words_figure
-from redblue.base.style import COLOURS, printed
 
 HERE = Path(__file__).parent
 MACHINES = ("t4", "rtx-4090", "h100-sxm")
 
 
 def words_over_capacity(path: Path) -> None:
-    """Words per pair over the cache's size: forward, d = 256, n = 16384, 16-bit."""
+    """Draw words per pair over the cache size: forward, d = 256, n = 16384, 16-bit."""
     problem = rb.Problem(n_q=16384, n_k=16384, d=256)
-    drawn = curve(problem, [rb.memory(name) for name in MACHINES])
-    _write(words_figure(drawn, width=760, height=400), path)
+    points = curve(problem, [rb.memory(name) for name in MACHINES])
+    _write(words_figure(points, width=760, height=400), path)
 
 
 def gap_over_x(path: Path) -> None:
-    """Best schedule over best proved bound, over x = d / sqrt(M): long sequences with large tiles, and n = 16 d."""
+    """Draw the ratio of best schedule to best proved bound over x = d / sqrt(M), for n = 2^24 and for n = 16 d."""
     titles = {"forward": "forward", "backward": "backward (dQ, dK, dV)", "gradient_x": "gradient by X"}
     rows = []
     for direction, title in titles.items():
         for label, n, d in (("n = 16 d, d = 64", 1024, 64), ("n = 2^24, d = 1024", 1 << 24, 1024)):
             for x in np.geomspace(0.1, 10, 81):
                 problem, words = rb.Problem(n_q=n, n_k=n, d=d, direction=direction), int((d / x) ** 2)
-                found = {name: _words(name, problem, words) for name in drop_in(direction)}
-                best = min((name for name in found if found[name]), key=lambda name: found[name] or 0, default=None)
+                counts = {name: _words(name, problem, words) for name in drop_in(direction)}
+                best = min((name for name in counts if counts[name]), key=lambda name: counts[name] or 0, default=None)
                 if best:
-                    gap = (found[best] or 0) / rb.lower_bound(problem, words).words
+                    gap = (counts[best] or 0) / rb.lower_bound(problem, words).words
                     rows.append({"x": x, "gap": gap, "size": label, "direction": title, "schedule": best})
     x = alt.X(
         "x:Q", title="x = d / √M", scale=alt.Scale(type="log", domain=[0.1, 10]), axis=alt.Axis(grid=False, format="~g")
@@ -60,9 +59,9 @@ def gap_over_x(path: Path) -> None:
 
 
 def patterns(path: Path) -> None:
-    """Masks of every kind, each on 48 queries and keys, pair by pair."""
+    """Draw masks of every kind on 48 queries and keys, one cell per pair."""
     n, layout = 48, np.random.default_rng(5).random((6, 6)) < 0.4
-    shown = {
+    masks = {
         "causal()": Mask.causal(),
         "sliding_window(6, 3)": Mask.sliding_window(6, 3),
         "prefix(12) | causal()": Mask.prefix(12) | Mask.causal(),
@@ -79,17 +78,18 @@ def patterns(path: Path) -> None:
         "~documents(...)": ~Mask.documents([10, 21, 5, 12]),
         "causal() & ~n_of_m(1, 6)": Mask.causal() & ~Mask.n_of_m(1, 6),
     }
-    each = [
+    charts = [
         picture.chart(mask, n, n, side=144).properties(title=alt.TitleParams(title, fontSize=11, fontWeight="normal"))
-        for title, mask in shown.items()
+        for title, mask in masks.items()
     ]
     bare = {"axisX": {"disable": True}, "axisY": {"disable": True}, "view": {"stroke": COLOURS["light"]["grid"]}}
-    _write(alt.concat(*each, columns=5), path, bare)
+    _write(alt.concat(*charts, columns=5), path, bare)
 
 
 def drop_in(direction: str) -> list[str]:
-    found = ((name, schedules.get(name)) for name in rb.list_schedules(direction))
-    return [name for name, schedule in found if schedule.drop_in and not schedule.scattered]
+    """Return the names of the schedules that a planner may choose on a full mask."""
+    candidates = ((name, schedules.get(name)) for name in rb.list_schedules(direction))
+    return [name for name, schedule in candidates if schedule.drop_in and not schedule.scattered]
 
 
 def _words(name: str, problem: rb.Problem, words: int) -> int | None:
@@ -102,7 +102,7 @@ def _words(name: str, problem: rb.Problem, words: int) -> int | None:
 def _write(
     figure: alt.Chart | alt.LayerChart | alt.ConcatChart, path: Path, style: dict[str, Any] | None = None
 ) -> None:
-    path.write_text(vl_convert.vegalite_to_svg(figure.to_dict() | {"config": printed() | (style or {})}))
+    path.write_text(vl_convert.vegalite_to_svg(figure.to_dict() | {"config": standalone_config() | (style or {})}))
     print(f"written: {path.relative_to(HERE.parent)}")
 
 

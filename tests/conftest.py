@@ -2,16 +2,24 @@
 
 import os
 import signal
+import sys
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton decides when it is imported: all tests see its interpreter
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once: products on GPUs where tests are deterministic
 
 import pytest
 
-from attention import ROWS, running
+pytest.register_assert_rewrite("support")  # its helpers assert
+
+from support.examples import register_profiles
+
+register_profiles()  # before a property test takes its settings
+
 from redblue.compiled import _core
 from redblue.studies import sweep
-from sweeps import SMALL, Stop, stop_after
+from support.attention import ROWS, running
+from support.interpreter import fast_interpreter
+from support.sweeps import SMALL, Stop, stop_after
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +51,16 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreted_fast():
+    """Triton's interpreter in less than half the time, where some test imports Triton."""
+    if "triton" not in sys.modules:
+        yield
+        return
+    with fast_interpreter():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@ import pytest
 
 from redblue import Mask, Problem, RedblueError, count
 from redblue.lab import counts
-from spaces import PASSES
+from support.spaces import PASSES
 
 
 def test_defaults_follow_the_given_sizes():
@@ -19,9 +19,9 @@ def test_grouped_query_heads_become_rows_of_one_stream():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"n_q": 0}, "n_q must be at least 1, got 0"),
-        ({"n_k": -3}, "n_k must be at least 1, got -3"),
-        ({"d": 0}, "d must be at least 1"),
+        ({"n_q": 0}, "n_q must be a whole number of at least 1, got 0"),
+        ({"n_k": -3}, "n_k must be a whole number of at least 1, got -3"),
+        ({"d": 0}, "d must be a whole number of at least 1"),
         (
             {"n_q": 10**20},
             "n_q must be at most 1,152,921,504,606,846,976 .2.60., got 100,000,000,000,000,000,000: give",
@@ -36,7 +36,7 @@ def test_grouped_query_heads_become_rows_of_one_stream():
             {"n_q": 2**59, "heads": 12, "kv_heads": 4},
             r"n_q \(576,.*query heads per key/value head \(3\).* must be at most",
         ),
-        ({"d": 1.5}, "d must be a whole number, got 1.5"),
+        ({"d": 1.5}, "d must be a whole number of at least [01], got 1.5"),
         ({"batch": True}, "batch must be a whole number"),
         ({"heads": 6, "kv_heads": 4}, r"heads \(6\) must be a multiple of kv_heads \(4\)"),
         ({"dtype": "int8"}, "dtype must be one of .*float16.*got 'int8'"),

@@ -12,8 +12,9 @@
 
 namespace redblue {
 
-// Simulates one fully associative level of `capacity` lines, empty at first and flushed at the end. Evicts the line
-// whose content is needed last. Content that is overwritten or discarded before it is read is not needed.
+// Simulates one fully associative level of `capacity` lines, empty at first and flushed at the end. Evicts the line whose
+// content is needed last. Content that is overwritten before it is read is not needed. A discard is not an access and does
+// not change which content is needed: a line that is read or partly written after the discard is filled unless it is held.
 inline LineCounts belady(const std::int64_t* lines, const std::int8_t* kinds, std::size_t accesses,
                          std::int64_t capacity, bool fetch_on_write) {
   if (capacity < 1) throw std::invalid_argument("a cache must hold at least 1 line");
@@ -26,6 +27,7 @@ inline LineCounts belady(const std::int64_t* lines, const std::int8_t* kinds, st
   std::vector<std::int64_t> needed(accesses), next(most + 1, never);
   for (std::int64_t i = never - 1; i >= 0; --i) {
     needed[i] = next[lines[i]];
+    if (kinds[i] == kDiscard) continue;
     const bool reads = kinds[i] == kRead || kinds[i] == kWrite || (kinds[i] == kOverwrite && fetch_on_write);
     next[lines[i]] = reads ? i : never;
   }

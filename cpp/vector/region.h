@@ -4,7 +4,7 @@
 // comes from.
 //
 // Every header that several instruction sets share is included here, before a region opens, so that its functions, and
-// the standard library's templates, are built for the oldest CPU. tests/test_instruction_sets.py checks the object
+// the standard library's templates, are built for the oldest CPU. tests/kernels/cpu/test_instruction_sets.py checks the object
 // files.
 #pragma once
 #include <algorithm>

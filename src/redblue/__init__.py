@@ -1,26 +1,27 @@
 """Schedules for exact attention, their exact word counts, proved lower bounds, and plans for real machines."""
 
-from importlib.metadata import version
-
 from redblue import pebble
-from redblue.bounds import Bound, lower_bound, lower_bounds
-from redblue.lab.counts import Count, count
 from redblue.base.errors import RedblueError, UnknownName
-from redblue.op.pytorch.sdpa_override import enable_sdpa, sdpa
-from redblue.machine import CacheLevel, CapacityError
-from redblue.masks import Mask
+from redblue.base.version import VERSION
+from redblue.bounds import Bound, lower_bound, lower_bounds
 from redblue.catalogue.memories import Memory, list_memories, memory, this_machine
-from redblue.meter import Measurement, measure, measure_callable
 from redblue.catalogue.models import Model, list_models, model
-from redblue.op.api import attention, attention_backward, scaled_dot_product_attention
-from redblue.lab.planner import Plan, plan
-from redblue.problem import Problem
-from redblue.schedules import NotCovered, TooFewWords, list_schedules
+from redblue.lab.counts import Count, count
+from redblue.lab.planner import plan
+from redblue.lab.plans import Plan
 from redblue.lab.simulation import Simulation, simulate
 from redblue.lab.traces import Traced, trace
+from redblue.machine import CacheLevel, CapacityError
+from redblue.masks import Mask
+from redblue.meter import Measurement, measure, measure_callable
+from redblue.op.api import attention, attention_backward
+from redblue.op.pytorch.sdpa_override import enable_sdpa, sdpa
+from redblue.op.scaled_dot_product import scaled_dot_product_attention
 from redblue.op.varlen import attention_varlen
+from redblue.problem import Problem
+from redblue.schedules import NotCovered, TooFewWords, list_schedules
 
-__version__ = version("redblue")
+__version__ = VERSION
 
 __all__ = [
     "Bound",

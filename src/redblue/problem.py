@@ -1,15 +1,16 @@
-"""The attention problem: its sizes, its mask, its direction."""
+"""The attention problem: its sizes, its number type, its mask and its direction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import cast
 
+from redblue.base.dtypes import BYTES_PER_WORD, check_dtype
 from redblue.base.errors import RedblueError
+from redblue.base.integers import LARGEST, whole_number
 from redblue.masks import Mask
 
-BYTES_PER_WORD = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 DIRECTIONS = ("forward", "backward", "gradient_x")
-LARGEST = 2**60  # of a size, and of the rows of one stream: what Python and NumPy index, with room for sums
 
 
 @dataclass(frozen=True)
@@ -17,23 +18,25 @@ class Problem:
     """softmax(Q K^T / sqrt(d)) V for `batch` x `heads` heads, or its gradient.
 
     Shapes: Q (batch, heads, n_q, d), K (batch, kv_heads, n_k, d), V (batch, kv_heads, n_k, d_v).
-    Forward produces O (batch, heads, n_q, d_v) and the log-sum-exp (batch, heads, n_q); backward reads
-    Q, K, V, O, lse and dO and produces dQ, dK, dV. "gradient_x" is the problem of arXiv 2410.09397: the gradient,
-    with respect to X (d, d), of 1/2 || softmax(A1 X A2^T / d) A3 Y - E ||^2, where A1 and E have n_q rows, A2 and A3
-    n_k, and Y (d, d_v). Each head has weights of its own.
 
-    Raises RedblueError, naming the argument, for sizes below 1 or above 2^60 (n_q times heads / kv_heads, too), `heads`
-    no multiple of `kv_heads` (or, for gradient_x, not equal to it), an unknown dtype or direction, or a mask that does
-    not fit n_q and n_k.
+    direction: "forward" produces O (batch, heads, n_q, d_v) and the log-sum-exp, lse (batch, heads, n_q). "backward"
+        reads Q, K, V, O, lse and dO, and produces dQ, dK and dV. "gradient_x" is the problem of arXiv 2410.09397: the
+        gradient of 1/2 || softmax(A1 X A2^T / d) A3 Y - E ||^2 with respect to X (d, d), where A1 and E have n_q rows,
+        A2 and A3 have n_k rows, and Y is (d, d_v). Each head has its own weights X and Y.
+    dtype: a key of BYTES_PER_WORD.
+
+    Raises RedblueError, which names the argument, if a size is below 1 or above 2^60, if n_q times heads / kv_heads is
+    above 2^60, if `heads` is no multiple of `kv_heads` (for gradient_x: not equal to it), for an unknown dtype or
+    direction, and for a mask that does not fit n_q and n_k.
     """
 
     n_q: int
     n_k: int
     d: int
-    d_v: int | None = None  # d if None
+    d_v: int = cast(int, None)  # None becomes d
     batch: int = 1
     heads: int = 1
-    kv_heads: int | None = None  # heads if None
+    kv_heads: int = cast(int, None)  # None becomes heads
     dtype: str = "float16"
     mask: Mask = field(default_factory=Mask.full)
     direction: str = "forward"
@@ -44,25 +47,15 @@ class Problem:
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         for name in ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not hasattr(value, "__index__"):
-                raise RedblueError(f"{name} must be a whole number, got {value!r}")
-            object.__setattr__(self, name, value.__index__())
-            if value < 1:
-                raise RedblueError(f"{name} must be at least 1, got {value}")
-            if value > LARGEST:
-                raise RedblueError(
-                    f"{name} must be at most {LARGEST:,} (2^60), got {_shown(value)}: give a smaller size"
-                )
-        if self.heads % self.key_heads:
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if self.heads % self.kv_heads:
             raise RedblueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.group * self.n_q > LARGEST:
             raise RedblueError(
                 f"n_q ({self.n_q:,}) times the query heads per key/value head ({self.group:,}), which become rows of "
                 f"one attention, must be at most {LARGEST:,} (2^60): give a smaller n_q, or more kv_heads"
             )
-        if self.dtype not in BYTES_PER_WORD:
-            raise RedblueError(f"dtype must be one of {', '.join(BYTES_PER_WORD)}, got {self.dtype!r}")
+        check_dtype("dtype", self.dtype)
         if self.direction not in DIRECTIONS:
             raise RedblueError(f"direction must be one of {', '.join(DIRECTIONS)}, got {self.direction!r}")
         if self.direction == "gradient_x" and self.heads != self.kv_heads:
@@ -71,44 +64,32 @@ class Problem:
             )
         if not isinstance(self.mask, Mask):
             raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {self.mask!r}")
-        self.mask.on(self.n_q, self.n_k)  # raises where it does not fit
-
-    # The optional fields, once filled in.
-    @property
-    def value_dim(self) -> int:
-        assert self.d_v is not None
-        return self.d_v
-
-    @property
-    def key_heads(self) -> int:
-        assert self.kv_heads is not None
-        return self.kv_heads
+        self.mask.on(self.n_q, self.n_k)  # raises if the mask does not fit
 
     @property
     def group(self) -> int:
         """Query heads per key/value head (1 without grouped-query attention)."""
-        return self.heads // self.key_heads
+        return self.heads // self.kv_heads
 
     @property
     def streams(self) -> int:
-        """Independent attentions in the problem: they share nothing, so their words add up."""
-        return self.batch * self.key_heads
+        """Number of independent attentions in the problem, one per batch entry and key/value head.
+
+        Streams share no data, so the words of a problem are the sum of its streams' words.
+        """
+        return self.batch * self.kv_heads
 
     @property
     def bytes_per_word(self) -> int:
+        """Bytes of one number."""
         return BYTES_PER_WORD[self.dtype]
 
     def one_stream(self) -> Problem:
-        """The single-head problem that a schedule runs, once for each of `streams`.
+        """Return the single-head problem of one stream, which a schedule runs once per stream.
 
-        The g query heads that share one K and V are one attention with g n_q rows: row i belongs to
-        query i // g, so a row block needs the same keys whichever of its heads it holds.
+        The g query heads that share one K and V form one attention with g n_q rows. Row i belongs to query i // g: the
+        g rows of a query, one per head, are neighbours, because they attend the same keys.
         """
         return replace(
             self, n_q=self.group * self.n_q, batch=1, heads=1, kv_heads=1, mask=self.mask.for_group(self.group)
         )
-
-
-def _shown(value: int) -> str:
-    """A number as it was given, unless it is too long to print (Python itself refuses 4300 digits)."""
-    return f"{value:,}" if value.bit_length() <= 256 else f"a number of {value.bit_length():,} bits"

@@ -1,4 +1,4 @@
-"""Writes a figure into a file, in the house style."""
+"""Writing figures to files, in the style of base/style.py."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 import vl_convert
 
 from redblue.base.files import check_target, replace_whole
-from redblue.base.style import printed
+from redblue.base.style import standalone_config
 
 SUFFIXES = (".svg", ".png", ".html")
 
 
 def write(spec: dict[str, Any], path: str | os.PathLike[str], force: bool) -> Path:
-    """A Vega-Lite figure as .svg, .png or .html (which needs no network). Raises RedblueError where it cannot be.
+    """Write a Vega-Lite figure as .svg, .png or .html, by the path's suffix. Return the path.
 
-    force: a file that is there already is replaced.
+    An .html file holds all scripts and needs no network. force: replace an existing file.
+    Raises RedblueError for another suffix, or if the file exists or cannot be written.
     """
     target = check_target(path, SUFFIXES, force)
-    styled = spec | {"config": printed()}
+    styled = spec | {"config": standalone_config()}
 
     def save(draft: Path) -> None:
         if draft.suffix.lower() == ".png":

@@ -1,4 +1,4 @@
-"""What redblue raises when it is given something it cannot use."""
+"""The exceptions that redblue raises for bad input."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ class RedblueError(ValueError):
 
 
 class UnknownName(RedblueError):
-    """A model, memory or schedule that is not in its catalogue; names the nearest ones."""
+    """A name that is not among the known ones: the message suggests the nearest known names.
+
+    what: the kind of thing, such as "model". hint: text that ends the message.
+    """
 
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
         known = sorted(known)
-        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
-        found = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
-        super().__init__(f"unknown {what} {name!r}; {found}" + (f". {hint}" if hint else ""))
+        nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+        suggestion = f"nearest: {', '.join(nearest)}" if nearest else f"known: {', '.join(known)}"
+        super().__init__(f"unknown {what} {name!r}; {suggestion}" + (f". {hint}" if hint else ""))

@@ -1,40 +1,47 @@
-"""What a sweep or an experiment has done so far, in a file beside its output: no crash and no Ctrl-C loses it.
+"""The finished points of a sweep or an experiment, in a file beside its output; a crash or Ctrl-C loses none of them.
 
-JSON lines. The first is a header: the kind of work, redblue's version, and what decides the rows. Each other one is a
-finished point, written by a single call: only the last line can be half-written, and then that point is done again. A
-file that begins otherwise is somebody's own, whatever its name: it is neither written nor discarded.
+The file holds JSON lines. The first line is a header: the kind of work, redblue's version, and everything that decides
+the rows. Each other line is a finished point. A line is written by a single call, so only the last line can be
+half-written, and its point is then computed again. A file with another beginning belongs to somebody else, whatever
+its name: it is neither written nor discarded.
+
+The journal itself is locked while it is open. No lock file exists, and a crash leaves no lock behind.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import redblue as rb
+import filelock
+
 from redblue.base.errors import RedblueError
+from redblue.base.version import VERSION
 
 Row = dict[str, Any]
 
 FORMAT = 1
-WHAT_TO_DO = "--restart (restart=True) discards it and starts anew"
+REMEDY = "--restart (restart=True) discards it and starts anew"
 
 
 def journal_path(output: Path) -> Path:
+    """Return the path of the journal that belongs to an output file."""
     return output.with_name(output.name + ".partial.jsonl")
 
 
 class Journal:
-    """The finished points of one piece of work, by index. Close it, or use it in a `with` statement.
+    """The finished points of one sweep or experiment, by index. Close it, or use it in a `with` statement.
 
-    kind: "sweep" or "experiment". identity: everything that decides the rows, as plain data. size: how many points.
-    columns: the keys of each row, which are then not repeated in each; left out, rows are kept as they are.
-    Raises RedblueError for a file that is no journal, one of other work or another version, one that is damaged
-    other than at its end, and one that another process is writing; none of them is touched. `restart` discards
-    journals, and only journals.
+    kind: "sweep" or "experiment". identity: everything that decides the rows, as plain data. size: the number of
+    points. restart: discard the points of an earlier run. columns: the keys of every row, which are then stored once,
+    in the header; None stores each row with its keys.
+
+    Raises RedblueError for a file that is no journal; for the journal of other work or of another version; for one
+    that is damaged before its last line; and for one that another process is writing. None of these files is changed.
+    `restart` discards journals, and only journals.
     """
 
     def __init__(
@@ -48,7 +55,7 @@ class Journal:
     ) -> None:
         self.path, self.kind, self.size, self.columns = path, kind, size, columns
         self.done = dict[int, list[Row]]()
-        header = {f"redblue_{kind}": FORMAT, "version": rb.__version__, **identity}
+        header = {f"redblue_{kind}": FORMAT, "version": VERSION, **identity}
         header |= {"columns": list(columns)} if columns is not None else {}
         try:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
@@ -71,68 +78,68 @@ class Journal:
         self.close()
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RedblueError(f"another process is writing {self.path}: wait for it, or name another output") from None
+        """Lock the open file until it is closed. Raises RedblueError if another process holds the lock."""
+        if not filelock.lock_descriptor(self._file.fileno(), blocking=False):
+            raise RedblueError(f"another process is writing {self.path}: wait for it, or name another output")
 
     def _read(self, header: dict[str, Any], restart: bool) -> None:
-        """Take over the finished points; write the header where there is none."""
+        """Load the finished points; write the header if the file is new or `restart` discards its points."""
         self._file.seek(0)
         first, *lines = self._file.read().splitlines(keepends=True) or [b""]
-        half = not first.endswith(b"\n")
-        begun = half and _line(header).startswith(first)  # by this work, or an empty file
-        entry = {} if half else _parsed(first)
+        half_written = not first.endswith(b"\n")
+        is_new = half_written and _to_line(header).startswith(first)  # an empty file, or the start of this header
+        entry = {} if half_written else _parse(first)
         name = f"redblue_{self.kind}"
-        if not (begun or name in entry or (half and first.startswith(f'{{"{name}":'.encode()))):
+        if not (is_new or name in entry or (half_written and first.startswith(f'{{"{name}":'.encode()))):
             raise RedblueError(
                 f"{self.path} is no {self.kind}'s journal, the only file that is continued or discarded there: move it "
                 f"away, or name another output"
             )
-        if not begun and not restart:
+        if not is_new and not restart:
             self._check_header(entry, header)
-        if begun or restart:
+        if is_new or restart:
             self._file.truncate(0)
             self._write(header)
             return
-        good = len(first)  # bytes
+        intact_bytes = len(first)
         for number, line in enumerate(lines, start=2):
-            if self._take(line):
-                good += len(line)
+            if self._load_point(line):
+                intact_bytes += len(line)
             elif number == len(lines) + 1 and not line.endswith(b"\n"):
-                self._file.truncate(good)
+                self._file.truncate(intact_bytes)
             else:
-                raise RedblueError(f"{self.path} is damaged in line {number}: {WHAT_TO_DO}")
+                raise RedblueError(f"{self.path} is damaged in line {number}: {REMEDY}")
 
     def _check_header(self, entry: dict[str, Any], header: dict[str, Any]) -> None:
+        """Raise RedblueError unless the file's header `entry` equals the header of this work."""
         if not entry:  # half-written
-            raise RedblueError(f"{self.path} was begun by another {self.kind} or version of redblue: {WHAT_TO_DO}")
+            raise RedblueError(f"{self.path} was begun by another {self.kind} or version of redblue: {REMEDY}")
         name = f"redblue_{self.kind}"
         if (entry[name], entry.get("version")) != (FORMAT, header["version"]):
             raise RedblueError(
-                f"{self.path} was written by redblue {entry.get('version')}, this is {header['version']}: {WHAT_TO_DO}"
+                f"{self.path} was written by redblue {entry.get('version')}, this is {header['version']}: {REMEDY}"
             )
         if entry != header:
             raise RedblueError(
                 f"{self.path} holds another {self.kind}, which differs in {', '.join(_differences(entry, header))}: "
-                f"repeat that one, or name another output; {WHAT_TO_DO}"
+                f"repeat that one, or name another output; {REMEDY}"
             )
 
-    def _take(self, line: bytes) -> bool:
-        """Take over a finished point; False if its line is not whole."""
-        entry = _parsed(line) if line.endswith(b"\n") else {}
+    def _load_point(self, line: bytes) -> bool:
+        """Add the finished point of a line to `done`; return False if the line is not intact."""
+        entry = _parse(line) if line.endswith(b"\n") else {}
         index, rows = entry.get("point"), entry.get("rows")
         if type(index) is not int or not 0 <= index < self.size or not isinstance(rows, list):
             return False
         try:
-            self.done[index] = rows if self.columns is None else [_zipped(self.columns, row) for row in rows]
+            self.done[index] = rows if self.columns is None else [_to_row(self.columns, values) for values in rows]
         except (ValueError, TypeError):
             return False
         return True
 
     def _write(self, entry: dict[str, Any]) -> None:
-        """One line in one call."""
-        line = _line(entry)
+        """Append one line by a single call. Raises RedblueError if it cannot be written whole."""
+        line = _to_line(entry)
         try:
             written = self._file.write(line)
         except OSError as error:
@@ -140,19 +147,20 @@ class Journal:
         if written != len(line):
             raise self._unwritable("the disk is full")
 
-    def _unwritable(self, why: str) -> RedblueError:
+    def _unwritable(self, reason: str) -> RedblueError:
         return RedblueError(
-            f"cannot write {self.path}: {why}. The points that it keeps stay there: make room, and repeat the "
+            f"cannot write {self.path}: {reason}. The points that it keeps stay there: make room, and repeat the "
             f"{self.kind} to go on from them"
         )
 
     def add(self, index: int, rows: Sequence[Row]) -> None:
-        """Keep a finished point."""
-        kept = rows if self.columns is None else [[row[name] for name in self.columns] for row in rows]
-        self._write({"point": index, "rows": kept})
+        """Write a finished point to the file, and add it to `done`. Raises RedblueError if the disk is full."""
+        stored = rows if self.columns is None else [[row[name] for name in self.columns] for row in rows]
+        self._write({"point": index, "rows": stored})
         self.done[index] = list(rows)
 
     def close(self) -> None:
+        """Flush the file to the disk and close it, which releases the lock."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -161,16 +169,16 @@ class Journal:
             self._file.close()
 
     def remove(self) -> None:
-        """The output is written: nothing is lost."""
+        """Delete the file. Call this once the output is written: no point is lost then."""
         self.path.unlink(missing_ok=True)
 
 
-def _line(entry: dict[str, Any]) -> bytes:
+def _to_line(entry: dict[str, Any]) -> bytes:
     return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
-    """What a line says; nothing if that is no JSON object."""
+def _parse(line: bytes) -> dict[str, Any]:
+    """Parse a line as a JSON object; return an empty dict if it is none."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -178,13 +186,13 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _zipped(columns: Sequence[str], row: Sequence[Any]) -> Row:
-    return dict(zip(columns, row, strict=True))
+def _to_row(columns: Sequence[str], values: Sequence[Any]) -> Row:
+    return dict(zip(columns, values, strict=True))
 
 
 def _differences(entry: dict[str, Any], header: dict[str, Any]) -> list[str]:
-    """Names of the axes, or of what else, that two headers do not share."""
-    one, other = entry.get("axes"), header.get("axes")
-    one, other = (each if isinstance(each, dict) else {} for each in (one, other))
-    axes = [name for name in (one | other) if one.get(name) != other.get(name)]
+    """Name the axes in which two headers differ, or else the fields of the headers."""
+    old_axes, new_axes = entry.get("axes"), header.get("axes")
+    old_axes, new_axes = (axes if isinstance(axes, dict) else {} for axes in (old_axes, new_axes))
+    axes = [name for name in (old_axes | new_axes) if old_axes.get(name) != new_axes.get(name)]
     return axes or [name for name in (entry | header) if entry.get(name) != header.get(name)]

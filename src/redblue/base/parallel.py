@@ -1,4 +1,4 @@
-"""Runs the points of a piece of work on all cores or a cluster through joblib; each is kept as soon as it is done."""
+"""Evaluate independent points on all cores or on a cluster, through joblib; keep each result as soon as it exists."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import joblib
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from joblib.parallel import BACKENDS, get_active_backend
 
-from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 
 P = TypeVar("P")
 R = TypeVar("R")
 
-ALONE_SECONDS = 1.0  # this process works by itself for so long: starting a pool takes longer
-CHUNK = 8  # points per worker at a time, on a backend that cannot give back results one by one
+ALONE_SECONDS = 1.0  # how long this process works alone before it starts a pool, which takes about as long
+CHUNK = 8  # points per worker and batch, on a backend that cannot return results one by one
 
 
 def finish(
@@ -34,16 +34,22 @@ def finish(
     keep: Callable[[int, R], object],
     progress: Callable[[int, int], object],
 ) -> dict[int, R]:
-    """Evaluate every point of 0 .. size - 1 that is not in `done`, keep it and add it there.
+    """Evaluate the points 0 .. size - 1 that are not in `done`; add their results to `done`, and return it.
 
-    evaluate, point(index): both can be pickled by the backend. jobs: processes; 1 is this one alone, None all cores, or
-    what the active `joblib.parallel_config` says. progress(done, total): called at the start and after each point.
+    evaluate: computes the result of a point; the backend must be able to pickle it and the points.
+    point(index): makes a point.
+    done: results by index, such as those of an earlier run.
+    jobs: the number of processes: 1 for this process alone; None for all cores, or for the number that the active
+    `joblib.parallel_config` sets.
+    keep(index, result): called for each new result, in the order in which the results arrive.
+    progress(done, total): called at the start and after each point.
+    Raises RedblueError for an invalid number of jobs.
     """
-    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
-        raise RedblueError(f"jobs must be a whole number of at least 1, got {jobs!r}; leave it out for all cores")
+    if jobs is not None:
+        whole_number("jobs", jobs, advice="; leave it out for all cores")
     progress(len(done), size)
-    todo = [index for index in range(size) if index not in done]
-    with closing(_evaluated(evaluate, point, iter(todo), jobs)) as results:
+    pending = [index for index in range(size) if index not in done]
+    with closing(_results(evaluate, point, iter(pending), jobs)) as results:
         for index, result in results:
             keep(index, result)
             done[index] = result
@@ -51,56 +57,56 @@ def finish(
     return done
 
 
-def _indexed(evaluate: Callable[[P], R], index: int, point: P) -> tuple[int, R]:
+def _evaluate_indexed(evaluate: Callable[[P], R], index: int, point: P) -> tuple[int, R]:
     return index, evaluate(point)
 
 
-def _evaluated(
-    evaluate: Callable[[P], R], point: Callable[[int], P], todo: Iterator[int], jobs: int | None
+def _results(
+    evaluate: Callable[[P], R], point: Callable[[int], P], pending: Iterator[int], jobs: int | None
 ) -> Generator[tuple[int, R], None, None]:
-    """Points as they are done, in any order."""
+    """Yield (index, result) of each point as it is finished, in any order."""
     backend: Any
     backend, configured = get_active_backend()
     parallel: Any = joblib.Parallel
     if jobs == 1 or (jobs is None and isinstance(backend, BACKENDS["loky"])):
         stop = monotonic() + (ALONE_SECONDS if jobs is None else inf)
-        for index in todo:
-            yield _indexed(evaluate, index, point(index))
+        for index in pending:
+            yield _evaluate_indexed(evaluate, index, point(index))
             if monotonic() > stop:
                 break
-    rest = list(todo)
-    if not rest:
+    remaining = list(pending)
+    if not remaining:
         return
     workers = jobs if jobs is not None else configured if configured is not None else -1
-    work = (joblib.delayed(_indexed)(evaluate, index, point(index)) for index in rest)
+    work = (joblib.delayed(_evaluate_indexed)(evaluate, index, point(index)) for index in remaining)
     if not backend.supports_return_generator:
         size = CHUNK * backend.effective_n_jobs(workers)
         while chunk := list(islice(work, size)):
             yield from parallel(n_jobs=workers)(chunk)
         return
-    # One point per task, so that each is kept as soon as it is done.
+    # One point per task, so that each result arrives as soon as it exists.
     with _interrupts_held():
         results = parallel(n_jobs=workers, batch_size=1, return_as="generator_unordered")(work)
     try:
         yield from results
     finally:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # joblib's, that results are left behind
+            warnings.simplefilter("ignore")  # joblib warns that unread results are discarded
             results.close()
 
 
 @contextmanager
 def _interrupts_held() -> Generator[None, None, None]:
-    """Start worker processes that a terminal's Ctrl-C does not reach.
+    """Block SIGINT while the block runs, so that the worker processes started in it ignore a terminal's Ctrl-C.
 
-    A signal mask is inherited by a process that is started; the interrupt is for the parent, which stops its workers.
-    One that comes in the meantime is delivered afterwards.
+    Processes inherit the signal mask of the process that starts them. Only the parent should act on Ctrl-C: it stops
+    its workers. An interrupt that arrives during the block is delivered after it.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
     for tracker in (multiprocessing.resource_tracker, loky_tracker):
-        tracker.ensure_running()  # as its start, later, would lift the mask
+        tracker.ensure_running()  # starting a tracker resets the mask, so start them before
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

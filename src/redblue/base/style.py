@@ -1,12 +1,12 @@
-"""How figures look: the colours of both schemes, and each schedule's own colour and mark, the same everywhere."""
+"""The style of all figures: the colours of the light and dark schemes, and the colour and mark of each schedule."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from redblue.lab.planner import REGIMES
+REGIMES = ("large-cache", "between", "small-cache")
 
-# Distinguishable with every kind of colour vision; a regime has the colour of the schedule that it favours.
+# The colours are distinct in every kind of colour vision. A regime has the colour of the schedule that it favours.
 COLOURS = {
     "light": {
         "paper": "#ffffff",
@@ -30,35 +30,47 @@ COLOURS = {
 
 
 class Look(NamedTuple):
-    """Of one schedule. shape: a mark of Vega-Lite."""
+    """The look of one schedule: its colours in both schemes, and its mark (a shape of Vega-Lite)."""
 
     light: str
     dark: str
     shape: str
 
 
-# A path, within a square of side 2: Vega-Lite has no name for it
+# Vega-Lite has no name for a star, so the mark is an SVG path within a square of side 2.
 STAR = "M0,-1L.29,-.4L.95,-.31L.48,.15L.59,.81L0,.5L-.59,.81L-.48,.15L-.95,-.31L-.29,-.4Z"
 
-LOOKS = {
-    "standard": Look("#757d86", "#98a1ab", "diamond"),
-    "flash1": Look("#2a8c5a", "#5fc792", "cross"),
-    "flash": Look("#0068a8", "#5bb0ea", "circle"),
-    "flash_onepass": Look("#5a4fb0", "#a79bf2", "triangle-down"),
-    "gather": Look("#b3263a", "#ef7d8a", STAR),
-    "spilled_ds": Look("#9a7b00", "#d3b13a", "triangle-right"),
-    "hybrid": Look("#b0508a", "#e08fc0", "square"),
-    "saha_ye": Look("#00808a", "#4fc3cc", "triangle-left"),
-    "small_cache": Look("#cf5a00", "#f0883e", "triangle-up"),
-    "gradient_x": Look("#0068a8", "#5bb0ea", "circle"),
-    "gradient_x_small": Look("#cf5a00", "#f0883e", "triangle-up"),
-}
+DEFAULT_LOOK = Look("#3f4a54", "#c3cbd3", "stroke")
+
+
+class Looks(dict[str, Look]):
+    """Looks by schedule name. A schedule without an entry gets DEFAULT_LOOK, so a new schedule needs no entry."""
+
+    def __missing__(self, name: str) -> Look:
+        return DEFAULT_LOOK
+
+
+LOOKS = Looks(
+    {
+        "standard": Look("#757d86", "#98a1ab", "diamond"),
+        "flash1": Look("#2a8c5a", "#5fc792", "cross"),
+        "flash": Look("#0068a8", "#5bb0ea", "circle"),
+        "flash_onepass": Look("#5a4fb0", "#a79bf2", "triangle-down"),
+        "gather": Look("#b3263a", "#ef7d8a", STAR),
+        "spilled_ds": Look("#9a7b00", "#d3b13a", "triangle-right"),
+        "hybrid": Look("#b0508a", "#e08fc0", "square"),
+        "saha_ye": Look("#00808a", "#4fc3cc", "triangle-left"),
+        "small_cache": Look("#cf5a00", "#f0883e", "triangle-up"),
+        "gradient_x": Look("#0068a8", "#5bb0ea", "circle"),
+        "gradient_x_small": Look("#cf5a00", "#f0883e", "triangle-up"),
+    }
+)
 
 
 def config(scheme: str = "light") -> dict[str, Any]:
-    """Vega-Lite configuration: the colours of a scheme, "light" or "dark", and the type.
+    """Return the Vega-Lite configuration of a scheme, "light" or "dark": colours, fonts and sizes.
 
-    Its category range holds the schedules' colours, in the order of LOOKS.
+    The category range holds the colours of the schedules, in the order of LOOKS.
     """
     colour = COLOURS[scheme]
     text = {"labelColor": colour["muted"], "titleColor": colour["ink"], "titleFontWeight": "normal"}
@@ -98,8 +110,8 @@ def config(scheme: str = "light") -> dict[str, Any]:
     }
 
 
-def printed() -> dict[str, Any]:
-    """The configuration of a figure that stands alone: the light scheme on white, with a margin."""
+def standalone_config() -> dict[str, Any]:
+    """Return the configuration of a figure in a file of its own: the light scheme on white, with a margin."""
     style = config("light") | {"background": "white", "padding": 16}
-    style["legend"]["columnPadding"] = 40  # a reader's font may be wider than the one this is laid out with
+    style["legend"]["columnPadding"] = 40  # room for a reader's font that is wider than the font of this layout
     return style

@@ -1,4 +1,4 @@
-"""Lower bounds: their table, and the phase problem that the strongest of them comes from."""
+"""Lower bounds on the words that attention must move: `lower_bound`, `lower_bounds` (docs/theory.md has the proofs)."""
 
 from redblue.bounds.rows import BOUNDS, Bound, lower_bound, lower_bounds
 

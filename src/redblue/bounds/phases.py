@@ -1,16 +1,16 @@
-"""The phase problem: how much of attention one phase can do, and a certificate that it can do no more.
+"""The phase problem: a rigorous upper bound on the work of one phase of an attention computation.
 
-docs/theory.md, Theorem 3, cuts any computation into phases that can touch at most W = M + L words which were not
-computed in the phase, and shows that what a phase does is limited by a small optimisation over where these words go.
-Its value G bounds the words from below: at least L (Z / G - 1). This module bounds G from above, rigorously, by branch
-and bound; `phases.csv` holds what it certifies, so that a bound is a look-up.
+docs/theory.md, Theorem 3, cuts any computation into phases. A phase touches at most W = M + L words that were not
+computed in it. The work of a phase is limited by a small optimisation problem over the use of these words. From its
+value G follows the lower bound of L (Z / G - 1) words. This module bounds G from above by branch and bound.
+`phases.csv` holds the certified values, so that evaluating a lower bound is a look-up.
 
-Everything here is measured in W words: four branching variables in [0, 1] say which share of the W words are
+All quantities are in units of W words. Four branching variables in [0, 1] are the shares of the W words that are
 
     t1  words of one pair's score or probability          alpha  geometric mean of the words of Q and of K
     t2  words of one pair's dP                            beta   geometric mean of the words of dO and of V
 
-(2 alpha + 2 beta + t1 + t2 <= 1), and what remains, accumulators above all, is spent by convex duality.
+with 2 alpha + 2 beta + t1 + t2 <= 1. Convex duality bounds the use of the remaining words, mostly accumulators.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 
-# Products that use dS and share a factor with the scores: dQ uses K, dK uses Q; the gradient by X needs one of them.
+# Number of products that use dS and share a factor with the scores: dQ uses K, dK uses Q; the gradient by X needs one.
 CONSUMERS = {"forward": 0, "backward": 2, "gradient_x": 1}
-ROUNDING = 1 + 1e-6  # far above what float64 loses here, even in the root of a difference
+ROUNDING = 1 + 1e-6  # far above the rounding errors of float64 here, even in the root of a difference
 TINY = 1e-300
 CORNERS = tuple(itertools.product((False, True), repeat=4))
 
 
 class Weights(NamedTuple):
-    """What a phase earns per product, in pairs: any choice is valid, the best makes the bound largest.
+    """The gain of a phase per product, in pairs. Any choice gives a valid bound; the best gives the largest.
 
-    scores, dp: for all products of one pair's s_ij, dP_ij; scores_start, dp_start: charged when such a sum is begun.
-    ds: for all products of one pair in one array made from dS; p: the same for the array made from P.
+    scores, dp: gain for all products of one pair's s_ij, or dP_ij. scores_start, dp_start: charge for beginning such a
+    sum. ds: gain for all products of one pair in one array computed from dS; p: the same for the array computed from P.
     """
 
     scores: float
@@ -45,13 +45,13 @@ class Weights(NamedTuple):
     p: float
 
     def total(self, direction: str) -> float:
-        """What one pair earns in all."""
+        """Return the total gain of one pair over the whole computation."""
         earned = self.scores - self.scores_start + self.dp - self.dp_start + self.p
         return earned + CONSUMERS[direction] * self.ds
 
 
 class Point(NamedTuple):
-    """Branching variables: numbers, or arrays over many boxes."""
+    """Values of the branching variables: numbers, or arrays over boxes."""
 
     t1: Any
     alpha: Any
@@ -77,10 +77,10 @@ class PhaseProblem:
                 )
 
     def supply(self, x: Point, by: Point) -> tuple[Any, Any]:
-        """Pairs of which P, and of which dS, is at hand at x: computed from inputs alone, or kept.
+        """Return the numbers of pairs whose P, and whose dS, is available at x: computed from inputs, or kept.
 
-        dS needs the scores whole and dP whole, so the fewer of the two; `by` says which is taken, so that the result
-        is convex in each variable alone wherever x lies.
+        dS needs complete scores and complete dP, so the smaller of the two numbers counts. The point `by` decides which
+        one is taken; the result is then convex in each single variable for every x.
         """
         scores, dp = (x.alpha / self.xi) ** 2, (x.beta / self.xi_v) ** 2
         fewer = np.where(by.alpha / self.xi <= by.beta / self.xi_v, scores, dp)
@@ -88,7 +88,7 @@ class PhaseProblem:
 
 
 class Dual(NamedTuple):
-    """Multipliers of the inner problem. price: of a word, twice; ds, p: share of an earning that is paid in words."""
+    """Multipliers of the inner problem. price: twice the price of a word. ds, p: shares of a gain paid for in words."""
 
     price: Any
     ds: Any
@@ -96,10 +96,10 @@ class Dual(NamedTuple):
 
 
 def _inner(problem: PhaseProblem, x: Point, pairs: tuple[Any, Any], dual: Dual) -> Any:
-    """What the products that consume P and dS earn at most: an upper bound for every dual whose spectra hold.
+    """Return an upper bound of the gain of the products that consume P and dS, for every dual with valid spectra.
 
-    The words of a product's two factors, r and c, earn w sqrt(r c). Over all products that is at most half the largest
-    eigenvalue of the matrix of the w times the words spent; the price is that eigenvalue.
+    Products with r and c words of their two factors gain w sqrt(r c). Summed over all products, the gain is at most the
+    words spent times half the largest eigenvalue of the matrix of all w; the price is that eigenvalue.
     """
     w, n = problem.weights, CONSUMERS[problem.direction]
     from_p, from_ds = pairs
@@ -107,18 +107,18 @@ def _inner(problem: PhaseProblem, x: Point, pairs: tuple[Any, Any], dual: Dual) 
     q2 = (dual.ds * w.ds / problem.xi) ** 2 * from_ds
     v2 = (dual.p * w.p / problem.xi_v) ** 2 * from_p
     if n == 2:  # both factors of the scores, Q and K, are shared
-        given = x.alpha * (price - q2 / np.maximum(price, TINY))
+        paid = x.alpha * (price - q2 / np.maximum(price, TINY))
     elif n == 1:
-        given = x.alpha * np.sqrt(np.maximum(price**2 - q2, 0))
+        paid = x.alpha * np.sqrt(np.maximum(price**2 - q2, 0))
     else:
-        given = x.alpha * price
-    given = given + x.beta * np.sqrt(np.maximum(price**2 - v2, 0))
+        paid = x.alpha * price
+    paid = paid + x.beta * np.sqrt(np.maximum(price**2 - v2, 0))
     capped = (1 - dual.ds) * n * w.ds * from_ds + (1 - dual.p) * w.p * from_p
-    return price * (1 - x.t1 - x.t2) / 2 - given + capped
+    return price * (1 - x.t1 - x.t2) / 2 - paid + capped
 
 
 def _solve(problem: PhaseProblem, x: Point, pairs: tuple[Any, Any], rounds: int) -> Dual:
-    """Near-optimal multipliers at x: golden-section search over the price, the shares in closed form."""
+    """Return near-optimal multipliers at x: golden-section search over the price, with the shares in closed form."""
     w, n = problem.weights, CONSUMERS[problem.direction]
     root_p, root_ds = np.sqrt(pairs[0]), np.sqrt(pairs[1])
     q, v = w.ds * root_ds / problem.xi + TINY, w.p * root_p / problem.xi_v + TINY
@@ -138,7 +138,7 @@ def _solve(problem: PhaseProblem, x: Point, pairs: tuple[Any, Any], rounds: int)
         left, right = high - golden * (high - low), low + golden * (high - low)
         falls = _inner(problem, x, pairs, at(left)) < _inner(problem, x, pairs, at(right))
         low, high = np.where(falls, low, left), np.where(falls, right, high)
-    # The minimum may lie in a kink: where a share reaches 1, or where nothing is paid.
+    # The minimum may lie in a kink: at a price for which a share reaches 1, or at price 0.
     best = at((low + high) / 2)
     for price in (q, v, 0 * q):
         other = at(price)
@@ -148,11 +148,11 @@ def _solve(problem: PhaseProblem, x: Point, pairs: tuple[Any, Any], rounds: int)
 
 
 def _chains(problem: PhaseProblem, x: Point, top: Point) -> Any:
-    """What the products of the scores and of dP earn: at most this at x, for all x up to `top`.
+    """Return an upper bound of the gain of the products of the scores and of dP at x, valid for all x up to `top`.
 
-    Of n pairs worked on, those begun in the phase are charged: the gain is w sqrt(rho n) - start (n - t), n >= t, rho
-    the pairs that the words could make whole. The root is bounded by its tangent at a place where its slope is at
-    most `start`, so n = t is worst; the result is linear in each variable.
+    With n pairs worked on, the gain is w sqrt(rho n) - start (n - t): every pair begun in the phase is charged. Here
+    n >= t, and rho is the number of pairs that the words could complete. The square root is bounded by a tangent with a
+    slope of at most `start`. Then n = t is the maximum, and the result is linear in each variable.
     """
     w, gain = problem.weights, 0.0
     for weight, start, t, words, t_top, words_top, xi in (
@@ -166,14 +166,14 @@ def _chains(problem: PhaseProblem, x: Point, top: Point) -> Any:
 
 
 def _upper(problem: PhaseProblem, low: Point, high: Point) -> Any:
-    """An upper bound of the gain in each box [low, high].
+    """Return an upper bound of the gain in each box [low, high].
 
-    With multipliers fixed (those of the box's middle), the bound is convex in each variable alone, so over a box it is
-    largest in a corner. Near the maximum its error falls with the square of the box.
+    For fixed multipliers (those of the box's centre) the bound is convex in each single variable, so its maximum over a
+    box is at a corner. Near the maximum the error decreases with the square of the box size.
     """
     middle = Point(*((a + b) / 2 for a, b in zip(low, high, strict=True)))
     dual = _solve(problem, middle, problem.supply(middle, middle), rounds=12)
-    from_p, from_ds = problem.supply(high, middle)  # the spectra must hold in the whole box
+    from_p, from_ds = problem.supply(high, middle)  # the spectra must be valid in the whole box
     w = problem.weights
     dual = Dual(
         dual.price,
@@ -188,28 +188,30 @@ def _upper(problem: PhaseProblem, low: Point, high: Point) -> Any:
 
 
 def _coarse(problem: PhaseProblem, low: Point, high: Point) -> Any:
-    """Another upper bound, better in large boxes: pairs as at the upper end, words as at the lower end."""
+    """Return another upper bound, better in large boxes: pairs of the upper end with words of the lower end."""
     pairs = problem.supply(high, high)
     dual = _solve(problem, low, pairs, rounds=8)
     return _inner(problem, low, pairs, dual) + _chains(problem, high, high)
 
 
 def value(problem: PhaseProblem, x: Point) -> Any:
-    """The gain at points: what a phase can do if its words are spread like this (up to the search for multipliers)."""
+    """Return the gain of phases with the given shares of words, up to the error of the search for multipliers."""
     pairs = problem.supply(x, x)
     return _inner(problem, x, pairs, _solve(problem, x, pairs, rounds=30)) + _chains(problem, x, x)
 
 
 class Certificate(NamedTuple):
-    """gain: no phase earns more, per word of W. reached: what some phase may earn, so that gain cannot be far lower."""
+    """A certified bound. gain: no phase gains more, per word of W. reached: the gain at the point `where`, which limits
+    how much smaller a certified gain could be.
+    """
 
     gain: float
     reached: float
     where: Point
 
 
-def certify(problem: PhaseProblem, gap: float = 0.05, most_boxes: int = 1 << 20) -> Certificate:
-    """Bound the phase problem from above, to within `gap` of its value, or as near as `most_boxes` boxes get."""
+def certify(problem: PhaseProblem, gap: float = 0.05, max_boxes: int = 1 << 20) -> Certificate:
+    """Bound the phase problem from above, to within a relative `gap`, or as closely as `max_boxes` boxes allow."""
     one_chain = CONSUMERS[problem.direction] == 0
     free = np.array([True, True, not one_chain, not one_chain])
     cost = np.array([1.0, 2.0, 1.0, 2.0])[:, None]
@@ -217,7 +219,7 @@ def certify(problem: PhaseProblem, gap: float = 0.05, most_boxes: int = 1 << 20)
     low = np.zeros((4, 1))
     children = np.array(list(itertools.product(*((0, 1) if f else (0,) for f in free)))).T
     reached, where, boxes = 0.0, Point(0.0, 0.0, 0.0, 0.0), 0
-    settled = 0.0  # the largest bound of all boxes that were near enough to what is reached
+    settled = 0.0  # the largest bound among boxes within the gap of `reached`
     while True:
         low = low[:, (cost * low).sum(axis=0) < 1]
         room = (1 - (cost * low).sum(axis=0)) / cost
@@ -233,7 +235,7 @@ def certify(problem: PhaseProblem, gap: float = 0.05, most_boxes: int = 1 << 20)
                     where = Point(*(float(x) for x in some[:, gains.argmax()]))
         split = upper > reached * (1 + gap)
         boxes += low.shape[1]
-        if not split.any() or boxes + split.sum() * children.shape[1] > most_boxes:
+        if not split.any() or boxes + split.sum() * children.shape[1] > max_boxes:
             return Certificate(max(settled, float(upper.max())) * ROUNDING, reached, where)
         settled = max(settled, float(upper[~split].max(initial=0)))
         low, size = low[:, split], size / 2

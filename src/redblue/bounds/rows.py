@@ -1,7 +1,7 @@
-"""Lower bounds on the words that any schedule must move, each with its conditions and its proof.
+"""Table of lower bounds on the words that any schedule must move, each with its conditions and its source.
 
-Proved rows carry explicit constants (docs/theory.md holds the proofs); order-only rows are the papers' Theta and Omega
-forms with the unknown constant left out: a guide to the shape of the curve, never a bound.
+Proved rows have explicit constants and proofs (docs/theory.md). Order-only rows are the papers' Theta and Omega forms
+without their unknown constants: they show the shape of a curve and are never bounds.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redblue.bounds import one_mask
-from redblue.bounds.cover import cover
-from redblue.bounds.family import family
-from redblue.bounds.table import phase_loads
-from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
+from redblue.bounds import formulas
 from redblue.problem import Problem
 
 ALL_PRODUCTS = "every product of every attended pair is formed; recomputation allowed"
@@ -25,10 +22,11 @@ FIELD = "any arithmetic, fast matrix multiplication too; words from F_q, q > n; 
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound on one problem at one capacity. words: over all streams; for order-only rows, the form's value.
+    """A bound for one problem and one capacity.
 
-    Z: attended pairs; R, C: rows and keys that attend at all. All bounds are for algorithms that form every product
-    of every attended pair (docs/theory.md).
+    words: over all streams; for order-only rows, the value of the form. In `formula`, Z is the number of attended
+    pairs, and R and C are the numbers of rows and keys with an attended pair. All bounds are for algorithms that form
+    every product of every attended pair (docs/theory.md).
     """
 
     name: str
@@ -42,7 +40,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class Row:
-    """A kind of bound. evaluate(stream, M): words for one stream of the problem in a cache of M words."""
+    """A row of the table: one bound for one direction.
+
+    evaluate(stream, M): words of one stream of the problem in a cache of M words. applies(stream, M): whether the bound
+    is valid. The other fields are those of Bound.
+    """
 
     name: str
     direction: str
@@ -55,93 +57,6 @@ class Row:
     applies: Callable[[Problem, int], bool] = lambda stream, words: True
 
 
-def _live(p: Problem) -> tuple[int, int, int]:
-    """Rows and keys that attend at all, and attended pairs."""
-    pairs = p.mask.on(p.n_q, p.n_k)
-    rows, keys = pairs.rows_of(range(p.n_k)), pairs.cols_of(range(p.n_q))
-    return sum(map(len, rows)), sum(map(len, keys)), pairs.nnz
-
-
-def _outputs(p: Problem) -> int:
-    """Words that must be stored."""
-    if p.direction == "gradient_x":
-        return p.d**2
-    return p.n_q * p.value_dim if p.direction == "forward" else p.n_q * p.d + p.n_k * (p.d + p.value_dim)
-
-
-def _compulsory(p: Problem, words: int) -> int:
-    rows, keys, _ = _live(p)
-    if p.direction == "gradient_x":  # A1, E; A2, A3; X, Y
-        inputs = rows * (p.d + p.value_dim) + keys * 2 * p.d + bool(rows) * p.d * (p.d + p.value_dim)
-    else:
-        inputs = rows * (p.d + p.value_dim * (p.direction == "backward")) + keys * (p.d + p.value_dim)
-    return inputs + _outputs(p)
-
-
-def _phases(p: Problem, words: int) -> int:
-    """Loads of all phases, less the sums that are begun in the cache for nothing, and every output stored."""
-    sums = _outputs(p)  # each is the end of one sum
-    if p.direction == "gradient_x":
-        sums = p.n_q * p.value_dim + max(p.n_q, p.n_k) * p.d  # O, and dS A2 or A1^T dS
-    return phase_loads(p.direction, p.d, p.value_dim, words, _live(p)[2]) - sums + _outputs(p)
-
-
-def _one_mask(p: Problem, words: int) -> int:
-    """Phases whose pairs are those of this mask (Theorem 5)."""
-    pairs = p.mask.on(p.n_q, p.n_k)
-    return one_mask.loads(cover(pairs), p.direction, p.d, p.value_dim, words, pairs.nnz) if pairs.nnz else 0
-
-
-def _large_cache(p: Problem, words: int) -> int:
-    """Phases of L loads that touch W = M + L words: twice M, or the least that Theorem 1 covers."""
-    d, d_v, pairs = p.d, p.value_dim, _live(p)[2]
-    four_delta_squared = 4 * (d + d_v) ** 2 if d_v <= d else 16 * d * d_v
-    reach = max(2 * words, 3 * d_v**2)
-    # A phase may earn parts of pairs, so nothing is rounded before the division.
-    whole = -(-pairs * four_delta_squared // reach**2)
-    crossing = math.ceil(pairs / (math.sqrt(reach + d_v**2) - d_v) ** 2 * (1 - 1e-9))
-    return (reach - words) * (min(whole, crossing) - 1)
-
-
-def _small_cache(p: Problem, words: int) -> int:
-    pairs = _live(p)[2]
-    reached = (1 + 0.75 * words / p.d**2) ** 1.5 * (1 + 1e-9)
-    return int(2 * pairs * (p.d + p.value_dim) / math.sqrt(words) / reached) - pairs - 2 * words
-
-
-def _any_arithmetic(p: Problem, words: int) -> int:
-    """Phases of M loads; each can determine max((2 M / d)^2, 4 M) scores at most (Theorem 4)."""
-    most = max(4 * words * words // p.d**2, 4 * words)
-    return words * (-(-_live(p)[2] // most) - 1)
-
-
-def _order_forward(p: Problem, words: int) -> int:
-    pairs = p.n_q * p.n_k
-    return min(pairs * p.d**2 // words, math.isqrt((pairs * p.d) ** 2 // words))
-
-
-def _order_backward(p: Problem, words: int) -> int:
-    n, d = max(p.n_q, p.n_k), p.d
-    return min((n**2 * d**2 + n * d**3) // words, math.isqrt((n**2 * d + n * d**2) ** 2 // words))
-
-
-def _order_sparse(p: Problem, words: int) -> int:
-    return family(p).form(words)
-
-
-def _order_any_arithmetic(p: Problem, words: int) -> int:
-    pairs = p.n_q * p.n_k
-    return min(pairs * p.d**2 // words, pairs)
-
-
-def _order_binary(p: Problem, words: int) -> int:
-    return int(_order_any_arithmetic(p, words) / max(1.0, math.log2(max(p.n_q, p.n_k))) ** 2)
-
-
-def _large(p: Problem, words: int) -> bool:
-    return p.mask.is_full and words <= max(p.n_q, p.n_k) * p.d
-
-
 SAHA_YE = "Saha & Ye, ICML 2024 (arXiv 2402.07443)"
 BACKWARD_PAPER = "arXiv 2410.09397"
 PHASES = "max over L of L (ceil(Z / G(d, d_v, M + L)) - 1)"
@@ -150,7 +65,7 @@ COMPULSORY = {
     "backward": "R (d + d_v) + C (d + d_v) + n_q d + n_k (d + d_v)",
     "gradient_x": "R (d + d_v) + 2 C d + 2 d^2 + d d_v",
 }
-# At d = d_v, in words per pair, for large n: what the certified table gives.
+# Words per pair from the certified table, for d = d_v and large n.
 CONSTANTS = {
     "forward": "3.96 x^2 for x <= 1/2, 3.9 x at x = 10",
     "backward": "10.2 x^2 for small x, 7.3 x at x = 10",
@@ -160,7 +75,7 @@ SUMS = {"gradient_x": " - n_q d_v - max(n_q, n_k) d + d^2"}
 
 PROVED = (
     *(
-        Row("compulsory", direction, formula, "1", ALL_PRODUCTS, "docs/theory.md, Theorem 0", True, _compulsory)
+        Row("compulsory", direction, formula, "1", ALL_PRODUCTS, "docs/theory.md, Theorem 0", True, formulas.compulsory)
         for direction, formula in COMPULSORY.items()
     ),
     *(
@@ -172,7 +87,7 @@ PROVED = (
             BY_X if direction == "gradient_x" else CHAINS,
             "docs/theory.md, Theorem 3; G bounded by certified branch and bound",
             True,
-            _phases,
+            formulas.phases,
         )
         for direction, constant in CONSTANTS.items()
     ),
@@ -185,7 +100,7 @@ PROVED = (
             CHAINS + "; for this one mask",
             "docs/theory.md, Theorem 5; G bounded by branch and bound, K by what is quick to know of the mask",
             True,
-            _one_mask,
+            formulas.one_mask,
             lambda stream, words: not stream.mask.is_full,
         )
         for direction in ("forward", "backward")
@@ -198,7 +113,7 @@ PROVED = (
         CHAINS,
         "docs/theory.md, Theorem 1",
         True,
-        _large_cache,
+        formulas.large_cache,
     ),
     Row(
         "small cache",
@@ -208,7 +123,7 @@ PROVED = (
         CHAINS,
         "docs/theory.md, Theorem 2",
         True,
-        _small_cache,
+        formulas.small_cache,
     ),
     Row(
         "any arithmetic",
@@ -218,7 +133,7 @@ PROVED = (
         FIELD + "every score of an attended pair is in the cache at some time",
         "docs/theory.md, Theorem 4, after " + SAHA_YE + ", Thm 4.8",
         True,
-        _any_arithmetic,
+        formulas.any_arithmetic,
     ),
 )
 ORDER_ONLY = (
@@ -230,8 +145,8 @@ ORDER_ONLY = (
         "order only; standard matrix multiplication, full mask, M <= n d",
         SAHA_YE + ", Thm 3.1",
         False,
-        _order_forward,
-        _large,
+        formulas.order_forward,
+        formulas.is_long,
     ),
     Row(
         "any arithmetic, Omega",
@@ -241,8 +156,8 @@ ORDER_ONLY = (
         "order only; any matrix multiplication, entries from F_q with q > n, full mask, M <= n d",
         SAHA_YE + ", Thm 4.8",
         False,
-        _order_any_arithmetic,
-        _large,
+        formulas.order_any_arithmetic,
+        formulas.is_long,
     ),
     Row(
         "binary entries, Omega",
@@ -252,8 +167,8 @@ ORDER_ONLY = (
         "order only; any matrix multiplication, binary entries, full mask, M <= n d",
         SAHA_YE + ", Thm 4.14",
         False,
-        _order_binary,
-        _large,
+        formulas.order_binary,
+        formulas.is_long,
     ),
     *(
         Row(
@@ -264,7 +179,7 @@ ORDER_ONLY = (
             "order only; for the family of inputs with these counts, not for one given mask",
             BACKWARD_PAPER + ", Thm 4.5",
             False,
-            _order_sparse,
+            formulas.order_sparse,
         )
         for direction in ("forward", "backward")
     ),
@@ -277,8 +192,8 @@ ORDER_ONLY = (
             "order only; stated for the gradient with respect to X = W_Q W_K^T, full mask, M <= n d",
             BACKWARD_PAPER + ", Thm 1.1",
             False,
-            _order_backward,
-            _large,
+            formulas.order_backward,
+            formulas.is_long,
         )
         for direction in ("backward", "gradient_x")
     ),
@@ -287,15 +202,14 @@ BOUNDS = PROVED + ORDER_ONLY
 
 
 def lower_bounds(problem: Problem, words: int) -> list[Bound]:
-    """Every bound for the problem's direction in a cache of `words` words, proved ones first, largest first.
+    """Return all bounds for the problem in a cache of `words` words: proved ones first, each group in descending order.
 
-    Streams share nothing: a game on all of them contains a game on each, so their bounds add up.
-    Raises RedblueError for words below 1.
+    Streams share no data, so a game on all streams contains a game on each, and their bounds add up.
+    Raises RedblueError unless `words` is a whole number of at least 1.
     """
-    if isinstance(words, bool) or not hasattr(words, "__index__") or words < 1:
-        raise RedblueError(f"words must be a whole number of at least 1, got {words!r}")
+    words = whole_number("words", words, most=math.inf)
     stream = problem.one_stream()
-    found = [
+    bounds = [
         Bound(
             row.name,
             problem.streams * max(0, row.evaluate(stream, words.__index__())),
@@ -308,13 +222,13 @@ def lower_bounds(problem: Problem, words: int) -> list[Bound]:
         for row in BOUNDS
         if row.direction == problem.direction and row.applies(stream, words)
     ]
-    return sorted(found, key=lambda bound: (not bound.proved, -bound.words))
+    return sorted(bounds, key=lambda bound: (not bound.proved, -bound.words))
 
 
 def lower_bound(problem: Problem, words: int) -> Bound:
-    """The largest proved bound on the words that any schedule moves on the problem through a cache of `words` words.
+    """Return the largest proved bound on the words that any schedule moves on the problem in a cache of `words` words.
 
-    Any that forms every product of every attended pair and adds each sum up one product at a time; backward, whether
-    it recomputes P or is given it.
+    The bound holds for every schedule that forms every product of every attended pair and adds up each sum one product
+    at a time. Backward, it holds whether P is recomputed or given.
     """
     return lower_bounds(problem, words)[0]

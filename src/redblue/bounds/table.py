@@ -1,4 +1,4 @@
-"""Certified values of the phase problem, and the loads that follow from them (docs/theory.md, Theorem 3)."""
+"""Look up certified values of the phase problem, and derive a bound on loads (docs/theory.md, Theorem 3)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ TABLE = Path(__file__).with_name("phases.csv")  # written by `make certify`
 
 
 def rows(direction: str) -> list[dict[str, str]]:
-    """The table's rows for a direction: xi, xi_v, the weights, and the gain that they certify."""
+    """Return the table's rows for a direction: xi, xi_v, the weights, and the gain that they certify."""
     with TABLE.open(newline="") as file:
         return [row for row in csv.DictReader(file) if row["direction"] == direction]
 
 
 @cache
 def certified(direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """xi, xi_v, and the most pairs that a phase of W words can earn at these, over W."""
-    found = rows(direction)
-    xi, xi_v, gain = (np.array([float(row[column]) for row in found]) for column in ("xi", "xi_v", "gain"))
+    """Return the columns xi, xi_v and gain, where gain * W bounds the pairs that a phase of W words can earn."""
+    table = rows(direction)
+    xi, xi_v, gain = (np.array([float(row[column]) for row in table]) for column in ("xi", "xi_v", "gain"))
     return xi, xi_v, gain
 
 
 def phase_loads(direction: str, d: int, d_v: int, words: int, pairs: int) -> int:
-    """Loads (and sums begun) of any computation on `pairs` attended pairs: the most that any phase length shows.
+    """Return a lower bound of loads plus sums begun, for any computation on `pairs` attended pairs.
 
-    A row of the table holds for every xi and xi_v no smaller than its own, since less fits then: so it holds for
-    phases that touch up to W = min((d / xi)^2, (d_v / xi_v)^2) words.
+    The result is the maximum over phase lengths. A row of the table is valid for every xi and xi_v at least as large as
+    its own (a phase can then do less), hence for phases that touch up to W = min((d / xi)^2, (d_v / xi_v)^2) words.
     """
     if direction == "gradient_x" and d_v > d:
-        # V = A3 Y is computed: d words of A3 can stand for d_v words of V, so its words count d / d_v each.
+        # V = A3 Y is computed, so d words of A3 can replace d_v words of V: each word of V counts as d / d_v words.
         d_v = np.sqrt(d * d_v)
     xi, xi_v, gain = certified(direction)
     reach = np.floor(np.minimum((d / xi) ** 2, (d_v / xi_v) ** 2))

@@ -1,7 +1,7 @@
-"""What hardware this process runs on: CPU cores and caches, and CUDA devices, from what the system says itself.
+"""Detect the hardware of this machine: CPU cores and caches, and CUDA devices, as the system reports them.
 
-The parsers take text, so that dumps of other machines can be tested. Nothing here raises for want of information:
-what the system does not tell is left out or None.
+The parsers take text, so that tests can use dumps of other machines. Missing information never raises an error: values
+that the system does not report are omitted or None.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ class Cache:
 
 @dataclass(frozen=True)
 class Cpu:
-    """The CPU cores that this process may use. Of unlike cores (big and little), only the big ones count."""
+    """The CPU cores that this process may use. On a CPU with big and little cores, only the big ones count."""
 
     model: str
     cores: int  # physical ones
-    caches: tuple[Cache, ...]  # fastest first; empty where the system does not tell
+    caches: tuple[Cache, ...]  # fastest first; empty if the system does not report them
     memory_bytes: int | None
     source: str
 
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """What the CUDA driver says about one GPU; None or 0 where it does not say."""
+    """Properties of one GPU, as reported by the CUDA driver; a missing one is None or 0."""
 
     name: str
     compute_capability: str
     multiprocessors: int
-    shared_memory_bytes: int  # the most that one block may ask for
+    shared_memory_bytes: int  # the maximum for one thread block
     l2_bytes: int
     memory_bytes: int
     memory_bandwidth_bytes_per_second: float | None  # 2 (double data rate) x clock x bus width
 
 
 def detect_cpu() -> Cpu:
-    """This machine's CPU: sysfs on Linux, sysctl on macOS, elsewhere only a core count."""
+    """Describe this machine's CPU, from sysfs on Linux and sysctl on macOS; elsewhere only the core count is known."""
     if sys.platform == "linux":
         return parse_linux(_linux_files(), allowed=os.sched_getaffinity(0))
     if sys.platform == "darwin":
@@ -68,11 +68,12 @@ def detect_cpu() -> Cpu:
 
 
 def parse_linux(files: Mapping[str, str], allowed: Iterable[int] | None = None) -> Cpu:
-    """From file contents by path: "cpuinfo", "meminfo" and "cpu<n>/..." below /sys/devices/system/cpu.
+    """Describe a Linux machine's CPU.
 
-    `allowed`: the CPUs (hardware threads) to count; None for all.
+    files: file contents by path: "cpuinfo", "meminfo", and "cpu<n>/..." relative to /sys/devices/system/cpu.
+    allowed: the CPUs (hardware threads) to count; None for all.
     """
-    indices = {int(found[1]) for path in files if (found := re.match(r"cpu(\d+)/", path))}
+    indices = {int(match[1]) for path in files if (match := re.match(r"cpu(\d+)/", path))}
     cpus = indices & set(allowed) if allowed is not None else indices
     first_level = {cpu: next((cache[1] for cache in _caches_of(files, cpu) if cache[0] == 1), 0) for cpu in cpus}
     big = [cpu for cpu in sorted(cpus) if first_level[cpu] == max(first_level.values())]
@@ -97,8 +98,8 @@ def parse_linux(files: Mapping[str, str], allowed: Iterable[int] | None = None) 
 
 
 def _caches_of(files: Mapping[str, str], cpu: int) -> list[tuple[int, int, int | None, int | None, str]]:
-    """(level, bytes, line, ways, CPUs that share it) of each data or unified cache of one CPU."""
-    found = []
+    """Return (level, bytes, line bytes, ways, CPUs that share the cache) of each data or unified cache of one CPU."""
+    caches = []
     for index in range(10):
         here = f"cpu{cpu}/cache/index{index}"
         size_bytes = parse_size(files.get(f"{here}/size", ""))
@@ -106,24 +107,25 @@ def _caches_of(files: Mapping[str, str], cpu: int) -> list[tuple[int, int, int |
         if size_bytes and level.isdecimal() and files.get(f"{here}/type") in ("Data", "Unified"):
             line, ways = (files.get(f"{here}/{name}", "") for name in ("coherency_line_size", "ways_of_associativity"))
             sharers = files.get(f"{here}/shared_cpu_list", str(cpu))
-            found.append((int(level), size_bytes, _positive(line), _positive(ways), sharers))
-    return found
+            caches.append((int(level), size_bytes, _positive(line), _positive(ways), sharers))
+    return caches
 
 
 def parse_size(text: str) -> int | None:
-    """sysfs's "48K" or "32M" in bytes; None for anything else."""
-    found = re.fullmatch(r"(\d+)([KMG]?)", text.strip())
-    return int(found[1]) * 1024 ** " KMG".index(found[2] or " ") if found else None
+    """Convert sysfs's "48K" or "32M" to bytes; None for anything else."""
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.strip())
+    return int(match[1]) * 1024 ** " KMG".index(match[2] or " ") if match else None
 
 
 def _linux_model(cpuinfo: str) -> str:
-    """The CPU's name; Arm systems often give only numbers (implementer and part) or the board's name."""
+    """Return the CPU's name. Arm systems often report only implementer and part numbers, or the board's name."""
     implementer, part = _field(cpuinfo, "CPU implementer"), _field(cpuinfo, "CPU part")
     arm = f"Arm CPU, implementer {implementer}, part {part}" if part else ""
     return _field(cpuinfo, "model name") or _field(cpuinfo, "Model") or arm or platform.machine() or "unknown CPU"
 
 
 def _linux_files() -> dict[str, str]:
+    """Read the files that `parse_linux` needs."""
     files = {"cpuinfo": _read(Path("/proc/cpuinfo")), "meminfo": _read(Path("/proc/meminfo"))}
     for pattern in ("cpu[0-9]*/cache/index*/*", "cpu[0-9]*/topology/thread_siblings_list"):
         for path in CPU_ROOT.glob(pattern):
@@ -139,13 +141,13 @@ _CACHE_FILES = {
 
 
 def parse_macos(text: str) -> Cpu:
-    """From the output of `sysctl hw machdep.cpu`. Apple silicon: the performance cores (hw.perflevel0)."""
+    """Describe a Mac's CPU from the output of `sysctl hw machdep.cpu`; on Apple silicon, its performance cores."""
 
     def number(*names: str) -> int | None:
         return next((value for name in names if (value := _positive(_field(text, name)))), None)
 
     cores = number("hw.perflevel0.physicalcpu", "hw.physicalcpu") or 1
-    # hw.cacheconfig: how many hardware threads share the memory, an L1, an L2, an L3
+    # hw.cacheconfig: numbers of hardware threads that share the memory, one L1, one L2, one L3
     sharing = [int(word) for word in _field(text, "hw.cacheconfig").split() if word.isdecimal()]
     threads_per_core = sharing[1] if len(sharing) > 1 and sharing[1] else 1
     caches = []
@@ -168,7 +170,7 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SHARED_BYTES, _SHARED_BYTES_OPT_IN = 75, 
 
 
 def detect_cuda() -> tuple[CudaDevice, ...]:
-    """The CUDA devices that this process may see, asked from the driver itself; () where there is none."""
+    """Return the CUDA devices that are visible to this process, by asking the driver; () without a driver."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         count = ctypes.c_int()
@@ -202,9 +204,9 @@ def _cuda_device(driver: ctypes.CDLL, index: int) -> CudaDevice:
 
 
 def _field(text: str, name: str) -> str:
-    """The value of the first "name: value" line; "" if there is none."""
-    found = re.search(rf"^{re.escape(name)}[ \t]*[:=][ \t]*(.*)$", text, re.MULTILINE)
-    return found[1].strip() if found else ""
+    """Return the value of the first "name: value" line, or "" if there is none."""
+    match = re.search(rf"^{re.escape(name)}[ \t]*[:=][ \t]*(.*)$", text, re.MULTILINE)
+    return match[1].strip() if match else ""
 
 
 def _positive(text: str) -> int | None:

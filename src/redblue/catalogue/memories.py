@@ -1,7 +1,7 @@
-"""The memories of a machine: how much each holds, how many there are, how fast they are read.
+"""Describe the memories of machines: the capacity, number and read bandwidth of each level.
 
-`memory(name)` looks a machine up in the catalogue that ships with redblue (memories.toml) or in a TOML file of the
-same form; `this_machine()` describes the one that runs this.
+`memory(name)` looks a machine up in redblue's own catalogue (memories.toml) or in a user's TOML file of the same form;
+`this_machine()` describes the machine that runs this process.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from redblue.compiled import _core
+from redblue.base.dtypes import BYTES_PER_WORD
+from redblue.base.errors import RedblueError, UnknownName
 from redblue.catalogue import roofline
 from redblue.catalogue.detect import CudaDevice, detect_cpu, detect_cuda
-from redblue.base.errors import RedblueError, UnknownName
 from redblue.catalogue.units import Place
+from redblue.compiled import _core
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,18 +32,19 @@ CATALOGUE = Path(__file__).with_name("memories.toml")
 THIS_MACHINE = "this-machine"
 KINDS = ("gpu", "accelerator", "cpu", "microcontroller")
 TEXTS = ("title", "vendor", "architecture")
-# Hardware fills these, the least recently used line leaves first; software fills all others.
+# Names of levels that hardware manages, with LRU replacement; software manages all other levels.
 CACHE = re.compile(r"L\d|.*cache|SLC", re.IGNORECASE)
-USABLE_SHARE = 0.75  # of a cache, that tiles are chosen for: the best single rule (docs/results/real-caches.md)
-DTYPES = ("float64", "float32", "float16", "bfloat16", "float8")
+# Share of a hardware-managed cache that tiles may fill: the best single value measured (docs/results/real-caches.md).
+USABLE_SHARE = 0.75
 LEVEL_FIGURES = ("capacity", "count", "bandwidth", "line", "ways")
-# What the catalogue's tests hold its figures against, and plans of GPU kernels use: key in the file -> key in `facts`
+# Further properties, by key in the file: their key in `Memory.facts`. The catalogue's tests compare other figures with
+# them, and plans of GPU kernels use them.
 FACTS = {
     "shaders": "shaders",  # float32 lanes of the whole machine
-    "lanes": "lanes_per_core",  # of one core: a GPU's SM or compute unit, as the fastest level counts them
+    "lanes": "lanes_per_core",  # of one core; a core is an SM or compute unit, counted by the fastest level
     "clock": "clock_hertz",  # boost
-    "shared_memory": "shared_memory_bytes",  # of one core, for all its blocks together
-    "unified_l1": "unified_l1_bytes",  # of one core: L1 cache and shared memory are cut from it
+    "shared_memory": "shared_memory_bytes",  # of one core, for all its thread blocks together
+    "unified_l1": "unified_l1_bytes",  # of one core: L1 cache and shared memory share it
     "registers": "registers_bytes",  # of one core
     "tensor_memory": "tensor_memory_bytes",  # of one core
     "compute_capability": "compute_capability",  # NVIDIA's, times ten: 86 for 8.6
@@ -54,22 +56,22 @@ class Level:
     """One kind of memory in the machine."""
 
     name: str  # "registers", "L1d", "shared memory", "L2", "L3", "DRAM" ...
-    capacity_bytes: int | None  # of one instance (one SM's shared memory, one core's L1d); None: not known or unbounded
+    capacity_bytes: int | None  # of one instance (one SM's shared memory, one core's L1d); None: unknown or unbounded
     count: int = 1  # instances in the machine
-    bandwidth_bytes_per_second: float | None = None  # reads, all instances, towards the next faster level; or not known
+    bandwidth_bytes_per_second: float | None = None  # reads by the next faster level, all instances; None: unknown
     line_bytes: int | None = None
     ways: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict)  # figure ("capacity", "bandwidth" ...) -> "source, date"
 
     @property
     def usable_share(self) -> float:
-        """How much of it tiles should be chosen for: all that software fills, USABLE_SHARE of a cache."""
+        """Share of the capacity that tiles may fill: USABLE_SHARE of a hardware-managed cache, else all of it."""
         return USABLE_SHARE if CACHE.match(self.name) else 1.0
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where data moves: between a level and the next slower one."""
+    """The boundary between a level and the next slower one, across which data moves."""
 
     fast: Level
     slow: Level
@@ -80,12 +82,12 @@ class Boundary:
 
     @property
     def capacity_bytes(self) -> int | None:
-        """What one instance of the fast side holds."""
+        """Capacity of one instance of the fast level."""
         return self.fast.capacity_bytes
 
     @property
     def bandwidth_bytes_per_second(self) -> float | None:
-        """Reads across the boundary, all instances together; None: not known."""
+        """Read bandwidth across the boundary, all instances together; None: unknown."""
         return self.slow.bandwidth_bytes_per_second
 
 
@@ -95,15 +97,15 @@ class Memory:
 
     name: str
     title: str
-    kind: str  # one of KINDS; "accelerator": a TPU, Trainium or Gaudi, whose fast memory software fills
+    kind: str  # one of KINDS; "accelerator": a TPU, Trainium or Gaudi, with software-managed fast memory
     levels: tuple[Level, ...]  # fastest first; the last one is the slow memory
-    peak_flops_per_second: Mapping[str, float] = field(default_factory=dict)  # by dtype: dense, sums in fp32
-    tile_multiple: int = 1  # tile edges that the arithmetic units like: 16 for tensor cores, 1 otherwise
+    peak_flops_per_second: Mapping[str, float] = field(default_factory=dict)  # by dtype: dense products, summed in fp32
+    tile_multiple: int = 1  # preferred multiple of tile edges: 16 for tensor cores, 1 otherwise
     sources: Mapping[str, str] = field(default_factory=dict)  # figure ("peak.float16" ...) -> "source, date"
-    devices: tuple[Memory, ...] = ()  # of this_machine() only: its CUDA devices
-    device_names: tuple[str, ...] = ()  # what a driver calls this machine
+    devices: tuple[Memory, ...] = ()  # only for this_machine(): its CUDA devices
+    device_names: tuple[str, ...] = ()  # names that a driver reports for this machine
     vendor: str = ""
-    architecture: str = ""  # machines of one vendor and architecture are compared in the catalogue's tests
+    architecture: str = ""  # the catalogue's tests compare machines of one vendor and architecture
     facts: Mapping[str, float] = field(default_factory=dict)  # see FACTS; sources under "facts.shaders" ...
 
     @property
@@ -113,34 +115,35 @@ class Memory:
 
 
 def list_memories() -> list[str]:
-    """The names of the catalogue; `memory` also takes "this-machine" and a TOML file."""
+    """Return the names in the catalogue. (`memory` also accepts "this-machine" and a TOML file.)"""
     return list(_catalogue())
 
 
 def memory(name: str | os.PathLike[str] | Memory) -> Memory:
-    """The machine of that name: one of `list_memories()`, "this-machine", or a user's own TOML file.
+    """Return the machine of that name: one of `list_memories()`, "this-machine", or a user's own TOML file.
 
-    A file is given as its path, or as "path.toml:name" if it holds more than one machine; memories.toml beside this
-    module shows the form. Raises UnknownName for a name in no catalogue, and RedblueError for a file that is missing,
-    not TOML, or not of that form.
+    A file is given by its path, or as "path.toml:name" if it holds more than one machine; memories.toml beside this
+    module shows the format. A Memory is returned unchanged. Raises UnknownName for an unknown name, and RedblueError
+    for a file that is missing, is not TOML, or has the wrong format.
     """
     if isinstance(name, Memory):
         return name
     text = os.fspath(name)
     if text == THIS_MACHINE:
         return this_machine()
-    found = re.fullmatch(r"(.+\.toml)(?::([^/\\]+))?", text)
-    if not found:
+    match = re.fullmatch(r"(.+\.toml)(?::([^/\\]+))?", text)
+    if not match:
         catalogue = _catalogue()
         if text not in catalogue:
             hint = "A file of your own must end in .toml"
             raise UnknownName("memory", text, [*catalogue, THIS_MACHINE], hint)
         return catalogue[text]
-    machines = read_memories(Path(found[1]))
-    if found[2]:
-        if found[2] not in machines:
-            raise UnknownName("memory", found[2], machines, f"These are the machines in {found[1]}")
-        return machines[found[2]]
+    file, machine = match.groups()
+    machines = read_memories(Path(file))
+    if machine:
+        if machine not in machines:
+            raise UnknownName("memory", machine, machines, f"These are the machines in {file}")
+        return machines[machine]
     if len(machines) > 1:
         names = ", ".join(machines)
         raise RedblueError(
@@ -150,10 +153,11 @@ def memory(name: str | os.PathLike[str] | Memory) -> Memory:
 
 
 def this_machine(remeasure: bool = False) -> Memory:
-    """The machine that runs this: CPU caches as the system reports them, rates as measured, CUDA devices as `.devices`.
+    """Describe the machine that runs this process, with its CUDA devices in `.devices`.
 
-    The first call on a machine measures for about two seconds (`roofline.roofline`); later ones read the result from
-    the user's cache folder unless `remeasure` asks otherwise. float16 arithmetic on a CPU runs in fp32 and has no peak.
+    The system reports the CPU's caches; rates are measured. The first call on a machine measures for about two seconds
+    (see `roofline.roofline`); later calls read the result from the user's cache folder, unless `remeasure` is set.
+    On a CPU, float16 arithmetic runs in fp32, so there is no float16 peak.
     """
     cpu, measured = detect_cpu(), roofline.roofline(remeasure)
     isa = _core.choose_isa(measured.isa)
@@ -186,7 +190,7 @@ def this_machine(remeasure: bool = False) -> Memory:
 
 
 def cuda_memory(device: CudaDevice) -> Memory:
-    """A detected GPU: sizes from its driver; peaks, and what else is missing, from the catalogue if it is listed."""
+    """Describe a detected GPU: sizes from its driver; peaks and other missing values from the catalogue, if listed."""
     known = next((known for known in _catalogue().values() if device.name in known.device_names), None)
     driver = "CUDA driver"
     shared = Level(
@@ -220,7 +224,7 @@ def _catalogue() -> dict[str, Memory]:
 
 
 def read_memories(path: Path) -> dict[str, Memory]:
-    """Every machine of a TOML file, by name. Raises RedblueError naming the file, table and key that is wrong."""
+    """Read all machines of a TOML file, by name. Raises RedblueError that names the file, table and key at fault."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -233,6 +237,7 @@ def read_memories(path: Path) -> dict[str, Memory]:
 
 
 def _machine(place: Place, table: Any) -> Memory:
+    """Check and convert the table of one machine."""
     place.check_keys(table, "the machine", (*TEXTS, "kind", "tile_multiple", "device_names", "peak", "facts", "levels"))
     kind, multiple = table.get("kind"), table.get("tile_multiple", 1)
     if kind not in KINDS:
@@ -242,23 +247,25 @@ def _machine(place: Place, table: Any) -> Memory:
     texts, names = {key: table.get(key, "") for key in TEXTS}, table.get("device_names", [])
     if not isinstance(names, list) or not all(isinstance(text, str) for text in (*texts.values(), *names)):
         raise place.error(f"{', '.join(TEXTS)} must be texts and device_names a list of texts")
-    peaks = place.figures(table.get("peak", {}), "peak", DTYPES)
+    peaks = place.figures(table.get("peak", {}), "peak", tuple(BYTES_PER_WORD))
     facts = place.figures(table.get("facts", {}), "facts", tuple(FACTS))
     sources = {
-        f"{where}.{key}": each.source for where, one in (("peak", peaks), ("facts", facts)) for key, each in one.items()
+        f"{where}.{key}": figure.source
+        for where, figures in (("peak", peaks), ("facts", facts))
+        for key, figure in figures.items()
     }
     levels = table.get("levels")
     if not isinstance(levels, list) or len(levels) < 2:
         raise place.error(
-            f"levels must hold a fast and a slow memory at least: write [[{place.table}.levels]] for each"
+            f"levels must hold at least a fast and a slow memory: write one [[{place.table}.levels]] for each"
         )
-    read = tuple(_level(place, level, last=number == len(levels)) for number, level in enumerate(levels, 1))
-    _check_order(place, read)
+    memories = tuple(_level(place, level, last=number == len(levels)) for number, level in enumerate(levels, 1))
+    _check_order(place, memories)
     return Memory(
         name=place.table,
         title=texts["title"] or place.table,
         kind=kind,
-        levels=read,
+        levels=memories,
         peak_flops_per_second={dtype: figure.value for dtype, figure in peaks.items()},
         tile_multiple=multiple,
         sources={key: source for key, source in sources.items() if source},
@@ -270,6 +277,7 @@ def _machine(place: Place, table: Any) -> Memory:
 
 
 def _level(place: Place, table: Any, last: bool) -> Level:
+    """Check and convert the table of one level. last: the level is the machine's slow memory."""
     name = table.get("name") if isinstance(table, dict) else None
     if not isinstance(name, str) or not name:
         raise place.error('every level needs a name, such as name = "L2"')
@@ -296,7 +304,10 @@ def _level(place: Place, table: Any, last: bool) -> Level:
 
 
 def _check_order(place: Place, levels: tuple[Level, ...]) -> None:
-    """One instance must be smaller than one of the next level; totals may shrink (V100: 80 x 96 KiB above 6 MiB)."""
+    """Refuse levels whose instances do not grow in capacity, or grow in number, from fast to slow.
+
+    The total capacity of a level may be smaller than that of the faster one (V100: 80 x 96 KiB above 6 MiB).
+    """
     for fast, slow in pairwise(levels):
         if slow.capacity_bytes is not None and (fast.capacity_bytes or 0) >= slow.capacity_bytes:
             raise place.error(

@@ -1,6 +1,6 @@
-"""The roofline of this machine, measured: its peak multiply-add rate and the read bandwidth of each of its memories.
+"""Measure this machine's roofline: its peak multiply-add rate and the read bandwidth of each of its memories.
 
-Measured by the compiled core in about two seconds, once; kept per machine in the user's cache folder.
+The compiled core measures for about two seconds; the result is stored in the user's cache folder, one file per machine.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import contextlib
 import datetime
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,44 +17,47 @@ from pathlib import Path
 
 import platformdirs
 
-from redblue.compiled import _core
-from redblue.catalogue.detect import Cpu, detect_cpu
 from redblue.base.errors import RedblueError
+from redblue.base.files import replace_whole
+from redblue.catalogue.detect import Cpu, detect_cpu
+from redblue.compiled import _core
 
 ONE_CORE, ALL_CORES = "one core", "all cores"
 
-# Seconds per measured rate: with two dtypes and four levels, on one core and on all, a second and a half in all,
-# to which the first touch of the DRAM buffers comes.
+# Seconds per measured rate. Two dtypes and four levels, each on one core and on all cores, take 1.5 s together; the
+# first touch of the DRAM buffers comes on top.
 SECONDS_PER_RATE, ROUNDS = 0.12, 2
 
-# Rates measured with less of the cores' time than this are not kept.
-LEAST_CPU_SHARE = 0.9
+# A measurement that got a smaller share of the cores' time than this is not stored.
+MIN_CPU_SHARE = 0.9
 
-# DRAM buffers are this many times the last cache, so that it can keep little of them; at most this part of memory.
+# A DRAM buffer is DRAM_OVER_LAST_CACHE times the last cache, so that the cache holds little of the buffer, but at most
+# this share of memory.
 DRAM_OVER_LAST_CACHE = 4
 DRAM_PART_OF_MEMORY = 1 / 8
-LEAST_DRAM_BYTES = 64 * 2**20
+MIN_DRAM_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Rates by what they are of, then by "one core" or "all cores" (one thread on each, all together)."""
+    """Measured rates, by dtype or memory level, then by "one core" or "all cores" (one thread per core, summed)."""
 
     cpu: str
     cores: int
     isa: str
-    peak_flops_per_second: Mapping[str, Mapping[str, float]]  # "float32", "bfloat16" where the CPU multiplies it
+    peak_flops_per_second: Mapping[str, Mapping[str, float]]  # "float32"; also "bfloat16" if the CPU has it
     read_bandwidth_bytes_per_second: Mapping[str, Mapping[str, float]]  # "L1d", "L2", "L3", "DRAM"
     date: str
-    cpu_share: float  # of the cores' time, how much the measurement got; well below 1: other work was running
+    cpu_share: float  # share of the cores' time that the measurement got; well below 1: other work was running
 
 
 def roofline(remeasure: bool = False) -> Roofline:
-    """This machine's roofline: from the user's cache folder if it is there, else measured and kept there.
+    """Return this machine's roofline from the user's cache folder, or measure and store it.
 
-    The environment variable REDBLUE_ISA forces an instruction set by name; RedblueError lists the names if it is
-    unknown or this CPU lacks it. A cache that is damaged or cannot be written is as good as none. Rates measured while
-    other work kept the cores busy (see `cpu_share`) are returned, but not kept.
+    The environment variable REDBLUE_ISA forces an instruction set by name. A damaged cache file is ignored, and a
+    failure to write the file is no error. Rates measured while other work kept the cores busy (see `cpu_share`) are
+    returned but not stored. Raises RedblueError, with the list of names, for an instruction set that is unknown or not
+    supported by this CPU.
     """
     try:
         isa = _core.choose_isa()
@@ -64,24 +65,24 @@ def roofline(remeasure: bool = False) -> Roofline:
         raise RedblueError(str(error)) from error
     cpu = detect_cpu()
     path = cache_path(cpu, isa.name)
-    found = None if remeasure else _read(path)
-    if found is None:
-        found = measure(cpu, isa)
-        if found.cpu_share >= LEAST_CPU_SHARE:
-            _write(path, found)
-    return found
+    result = None if remeasure else _read(path)
+    if result is None:
+        result = measure(cpu, isa)
+        if result.cpu_share >= MIN_CPU_SHARE:
+            _write(path, result)
+    return result
 
 
 def cache_path(cpu: Cpu, isa: str) -> Path:
-    """Where the roofline of such a machine is kept: one file per CPU model, cores, caches, ISA and redblue version."""
+    """Return the cache file for a machine: one file per CPU model, cores, caches, ISA and redblue version."""
     key = repr((cpu.model, cpu.cores, cpu.caches, isa, version("redblue")))
     return platformdirs.user_cache_path("redblue") / f"roofline-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def measure(cpu: Cpu, isa: _core.Isa, seconds_per_rate: float = SECONDS_PER_RATE) -> Roofline:
-    """Measure now: every rate on one core and on all, the better of two rounds that take `seconds_per_rate` together.
+    """Measure every rate on one core and on all cores: the better of two rounds, `seconds_per_rate` in total.
 
-    Two rounds, because a virtual machine's host may run an idle core's first work on half a core.
+    Two rounds are needed because the host of a virtual machine may first run an idle core at half speed.
     """
     dtypes = ["float32", "bfloat16"] if isa.has_bfloat16 else ["float32"]
     crews = {ONE_CORE: 1, ALL_CORES: cpu.cores}
@@ -89,24 +90,25 @@ def measure(cpu: Cpu, isa: _core.Isa, seconds_per_rate: float = SECONDS_PER_RATE
     peaks = {dtype: dict.fromkeys(crews, 0.0) for dtype in dtypes}
     rates = {name: dict.fromkeys(crews, 0.0) for name in sizes[ONE_CORE]}
 
-    seconds, wanted_seconds, got_seconds = seconds_per_rate / ROUNDS, 0.0, 0.0
+    seconds, elapsed_seconds, processor_seconds = seconds_per_rate / ROUNDS, 0.0, 0.0
     for crew, threads in list(crews.items()) * ROUNDS:
-        wall, processor = time.perf_counter(), time.process_time()
+        wall_start, processor_start = time.perf_counter(), time.process_time()
         for dtype, best in peaks.items():
             best[crew] = max(best[crew], _core.multiply_add_rate(dtype, threads, seconds, isa.name))
         for name, best in rates.items():
             best[crew] = max(best[crew], _core.read_rate(sizes[crew][name], threads, seconds, isa.name))
-        wanted_seconds += threads * (time.perf_counter() - wall)
-        got_seconds += time.process_time() - processor
+        elapsed_seconds += threads * (time.perf_counter() - wall_start)
+        processor_seconds += time.process_time() - processor_start
+    share = round(processor_seconds / elapsed_seconds, 3)
     today = datetime.date.today().isoformat()
-    return Roofline(cpu.model, cpu.cores, isa.name, peaks, rates, today, round(got_seconds / wanted_seconds, 3))
+    return Roofline(cpu.model, cpu.cores, isa.name, peaks, rates, today, share)
 
 
 def buffer_bytes(cpu: Cpu, threads: int) -> dict[str, int]:
-    """How much each of `threads` threads reads over and over to be served by each level.
+    """Return, for each level, the bytes that each of `threads` threads reads repeatedly so that the level serves them.
 
-    Half of its share of a cache on top of its share of the next faster one: too much for the faster, little enough for
-    this one, whether or not it holds the faster one's lines a second time. DRAM: several times the last cache.
+    Cache levels: the thread's share of the next faster cache plus half its share of this cache. That is too much for
+    the faster cache and fits this one, whether caches are inclusive or exclusive. DRAM: several times the last cache.
     """
     sizes, faster, last = {}, 0, 0
     for cache in cpu.caches:
@@ -114,35 +116,29 @@ def buffer_bytes(cpu: Cpu, threads: int) -> dict[str, int]:
         share = cache.capacity_bytes // threads_per_instance
         sizes[cache.name] = faster + share // 2
         faster, last = share, share
-    least = LEAST_DRAM_BYTES // threads
+    least = MIN_DRAM_BYTES // threads
     most = int(cpu.memory_bytes * DRAM_PART_OF_MEMORY) // threads if cpu.memory_bytes else least
     sizes["DRAM"] = min(max(DRAM_OVER_LAST_CACHE * last, least), max(most, 1024))
     return sizes
 
 
 def _read(path: Path) -> Roofline | None:
-    """A kept roofline; None if there is none or it is damaged in any way."""
+    """Read a stored roofline; None if the file is missing or damaged."""
     try:
-        found = Roofline(**json.loads(path.read_text(encoding="utf-8")))
-        for rates in (found.peak_flops_per_second, found.read_bandwidth_bytes_per_second):
+        stored = Roofline(**json.loads(path.read_text(encoding="utf-8")))
+        for rates in (stored.peak_flops_per_second, stored.read_bandwidth_bytes_per_second):
             for rate in rates.values():
                 if not (float(rate[ONE_CORE]) > 0 and float(rate[ALL_CORES]) > 0):
                     return None
-        whole = "float32" in found.peak_flops_per_second and "DRAM" in found.read_bandwidth_bytes_per_second
-        return found if whole else None
+        complete = "float32" in stored.peak_flops_per_second and "DRAM" in stored.read_bandwidth_bytes_per_second
+        return stored if complete else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _write(path: Path, found: Roofline) -> None:
-    """Keep it, all or nothing: a reader sees the old file or the new one."""
-    with contextlib.suppress(OSError):
+def _write(path: Path, result: Roofline) -> None:
+    """Store the roofline atomically: a concurrent reader sees the old file or the new one."""
+    text = json.dumps(asdict(result), indent=1)
+    with contextlib.suppress(OSError, RedblueError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(asdict(found), file, indent=1)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-            raise
+        replace_whole(path, lambda draft: draft.write_text(text, encoding="utf-8"))

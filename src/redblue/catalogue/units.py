@@ -1,4 +1,4 @@
-"""Figures as data files write them, { kib = 227, source = "...", date = "..." }, in base units."""
+"""Read figures of data files, such as { kib = 227, source = "...", date = "..." }, and convert them to base units."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from redblue.base.errors import RedblueError
 
 CAPACITY: dict[str, float] = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 
-# The one converter: what a figure may be written in, and how many bytes (per second), operations per second, hertz or
-# pieces that is.
+# For each kind of figure: its allowed units, and the factor to its base unit (bytes, bytes per second, operations per
+# second, hertz, or a number of pieces).
 UNITS: dict[str, dict[str, float]] = {
     **dict.fromkeys(("capacity", "shared_memory", "unified_l1", "registers", "tensor_memory"), CAPACITY),
     "bandwidth": {"bytes_per_second": 1, "mb_per_second": 1e6, "gb_per_second": 1e9, "tb_per_second": 1e12},
@@ -29,7 +29,7 @@ UNITS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A number in base units, and where and when it was read ("" if the file does not say)."""
+    """A number in base units, and its source with the date ("" if the file gives none)."""
 
     value: float
     source: str
@@ -37,16 +37,17 @@ class Figure:
 
 @dataclass(frozen=True)
 class Place:
-    """A table of a data file: reads its figures, and says where it stands in every error."""
+    """A table of a data file. It reads the table's figures and names table and file in every error."""
 
     file: str
     table: str
 
     def error(self, message: str) -> RedblueError:
+        """Return an error whose message ends with the table and the file."""
         return RedblueError(f"{message} (table '{self.table}' of {self.file})")
 
     def check_keys(self, table: Any, where: str, known: Iterable[str]) -> None:
-        """Raises RedblueError if `table` is no table or has a key that is not `known`."""
+        """Raise RedblueError if `table` is not a table, or has a key that is not in `known`. where: names it."""
         if not isinstance(table, dict):
             raise self.error(f"{where} must be a table, got {table!r}")
         for key in table:
@@ -54,24 +55,27 @@ class Place:
                 raise self.error(f"unknown key '{key}' in {where}; known: {', '.join(known)}")
 
     def figures(self, table: Any, where: str, known: Iterable[str]) -> dict[str, Figure]:
-        """Every figure of `table`, by key. The key says what it measures; under "peak", keys are dtypes."""
+        """Read all figures of `table`, by key. A key of UNITS determines the units; under "peak", keys are dtypes.
+
+        Raises RedblueError for an unknown key, a missing or unknown unit, and a number that is not positive.
+        """
         self.check_keys(table, where, known)
         return {key: self._figure(figure, key, where) for key, figure in table.items()}
 
     def _figure(self, figure: Any, key: str, where: str) -> Figure:
         units: Mapping[str, float] = UNITS["peak" if where == "peak" else key]
-        what, example = f"{key} of {where}", list(units)[min(1, len(units) - 1)]
+        name, example = f"{key} of {where}", list(units)[min(1, len(units) - 1)]
         choices = f"write {key} = {{ {example} = ... }}; units: {', '.join(units)}"
         if not isinstance(figure, dict):
-            raise self.error(f"{what} is {figure!r} and needs a unit: {choices}")
-        given = [unit for unit in figure if unit not in ("source", "date")]
-        if len(given) != 1 or given[0] not in units:
-            raise self.error(f"{what} needs a unit, and one only, got {', '.join(given) or 'none'}: {choices}")
-        number = figure[given[0]]
+            raise self.error(f"{name} is {figure!r} and needs a unit: {choices}")
+        written = [unit for unit in figure if unit not in ("source", "date")]
+        if len(written) != 1 or written[0] not in units:
+            raise self.error(f"{name} needs a unit, exactly one, got {', '.join(written) or 'none'}: {choices}")
+        unit = written[0]
+        number = figure[unit]
         if type(number) not in (int, float) or not 0 < number < math.inf:
-            raise self.error(f"{what} must be a number above 0, got {number!r}")
-        if number * units[given[0]] < 1:
-            raise self.error(f"{what} must come to at least 1, got {number!r} {given[0]}")
-        return Figure(
-            number * units[given[0]], ", ".join(str(figure[key]) for key in ("source", "date") if key in figure)
-        )
+            raise self.error(f"{name} must be a number above 0, got {number!r}")
+        value = number * units[unit]
+        if value < 1:
+            raise self.error(f"{name} must come to at least 1, got {number!r} {unit}")
+        return Figure(value, ", ".join(str(figure[key]) for key in ("source", "date") if key in figure))

@@ -1,27 +1,23 @@
-"""The command `redblue experiment`: beside its package, so that no other command has to load that."""
+"""`redblue experiment`: measure, and write the figure and the page that docs/results shows."""
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from redblue.base.errors import RedblueError
+from redblue.base.journal import journal_path
+from redblue.base.progress import progress_bar
 from redblue.cli.options import Json
-from redblue.cli.sweep import INTERRUPTED
+from redblue.cli.output import show, written
 
 EPILOG = "Example: redblue experiment crossing. What there is: redblue experiment --list"
 
 
-def experiment(
-    name: Annotated[str | None, typer.Argument(help="Which; --list names them.")] = None,
+def command(
+    name: Annotated[str | None, typer.Argument(help="The experiment's name; --list shows all names.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="The experiments, and what each asks.")] = False,
     out: Annotated[Path, typer.Option(help="The folder for JSON, figures and page.")] = Path("docs", "results"),
     quick: Annotated[bool, typer.Option("--quick", help="A few small points, in seconds.")] = False,
@@ -30,46 +26,30 @@ def experiment(
     only_draw: Annotated[bool, typer.Option("--redraw", help="Draw the figures of the JSON file again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure, and write the figure that docs/results shows of it; resumable."""
+    """Measure, and write the figure and the page that docs/results shows. An interrupted run can be continued."""
     from redblue.studies import experiments
-    from redblue.studies.experiments.terminal import listed, shown
-    from redblue.base.journal import journal_path
+    from redblue.studies.experiments.terminal import result_text
 
-    console, errors = Console(emoji=False), Console(stderr=True, emoji=False)
-    if name is None or list_all:
-        if name is None and not list_all:
-            raise RedblueError(f"which experiment? One of {', '.join(experiments.NAMES)}; --list says what each asks")
-        found = [experiments.get(each) for each in experiments.NAMES]
-        if as_json:
-            print(
-                json.dumps([{"name": e.name, "question": e.question, "missing": e.missing()} for e in found], indent=2)
-            )
-        else:
-            console.print(listed(found))
+    if list_all:
+        _list(as_json)
         return
-    done = total = 0
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    try:
-        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-            task = bar.add_task("", total=None)
-
-            def progress(count: int, size: int) -> None:
-                nonlocal done, total
-                done, total = count, size
-                bar.update(task, completed=count, total=size)
-
-            if only_draw:
-                result = experiments.redraw(name, out=out)
-            else:
-                result = experiments.run(name, out=out, quick=quick, jobs=jobs, restart=restart, progress=progress)
-    except KeyboardInterrupt:
-        kept = journal_path(out / f"{name}.json")
-        errors.print(f"stopped: {done:,} of {total:,} points are done, kept in {escape(str(kept))}", soft_wrap=True)
-        again = shlex.join(["redblue", *(word for word in sys.argv[1:] if word != "--restart")])
-        errors.print(f"to go on: {escape(again)}", highlight=False, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        print(json.dumps(result.to_dict(), indent=2))
+    if name is None:
+        raise RedblueError(f"which experiment? One of {', '.join(experiments.NAMES)}; --list says what each asks")
+    kept = f"kept in {journal_path(out / f'{name}.json')}"
+    if only_draw:
+        result = experiments.redraw(name, out=out)
     else:
-        console.print(shown(result))
-    errors.print(f"written: {escape(str(out / name))}.json, .svg, .png and .md", soft_wrap=True)
+        with progress_bar("measuring", kept=kept, resumable=True) as move:
+            result = experiments.run(name, out=out, quick=quick, jobs=jobs, restart=restart, progress=move)
+    show(result.to_dict(), result_text(result), as_json)
+    written(f"{out / name}.json, .svg, .png and .md")
+
+
+def _list(as_json: bool) -> None:
+    """Print the name and the question of every experiment, and what this machine lacks to run it."""
+    from redblue.studies import experiments
+    from redblue.studies.experiments.terminal import experiments_table
+
+    found = [experiments.get(name) for name in experiments.NAMES]
+    data = [{"name": each.name, "question": each.question, "missing": each.missing()} for each in found]
+    show(data, experiments_table(found), as_json)

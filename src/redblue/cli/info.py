@@ -1,48 +1,50 @@
-"""`redblue info`: what the kernels find here."""
+"""`redblue info`: this machine as the compiled kernels see it."""
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.text import Text
 
-import redblue as rb
-from redblue.compiled import _core
-from redblue.catalogue.detect import detect_cpu
-from redblue.kernels.cpu import call as cpu, plan
-from redblue.op.api import default_threads
-from redblue.cli.options import Json
-from redblue.cli.tables import table
+from redblue.base.terminal import table
 from redblue.base.text import capacity
+from redblue.base.version import VERSION
+from redblue.catalogue.detect import detect_cpu
+from redblue.cli.options import Json
+from redblue.cli.output import show
+from redblue.compiled import _core
+from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu import plan
+from redblue.op.api import default_threads
 
 EPILOG = "Example: redblue info. Another instruction set: REDBLUE_ISA=avx2 redblue info"
 
 
-def info(as_json: Json = False) -> None:
+def command(as_json: Json = False) -> None:
     """This machine as the kernels see it: instruction sets, the one chosen, caches, threads."""
-    found = describe()
-    if as_json:
-        print(json.dumps(found, indent=2))
-    else:
-        Console(emoji=False).print(_tables(found))
+    data = describe()
+    show(data, _tables(data), as_json)
 
 
 def describe() -> dict[str, Any]:
-    """Plain data. Raises RedblueError if REDBLUE_ISA names no instruction set that this CPU can run."""
+    """Describe this machine as plain data.
+
+    Raises RedblueError if REDBLUE_ISA names no instruction set that this CPU can run.
+    """
     chosen, machine = cpu.isa(), detect_cpu()
-    first, last = plan.cache_bytes()
+    first_bytes, last_share_bytes = plan.cache_bytes()
     return {
-        "version": rb.__version__,
+        "version": VERSION,
         "cpu": machine.model,
         "cores": machine.cores,
         "caches": [
-            {"name": each.name, "capacity_bytes": each.capacity_bytes, "count": each.count} for each in machine.caches
+            {"name": cache.name, "capacity_bytes": cache.capacity_bytes, "count": cache.count}
+            for cache in machine.caches
         ],
-        "first_cache_bytes": first,
-        "share_of_last_cache_bytes": last,
+        "first_cache_bytes": first_bytes,
+        "share_of_last_cache_bytes": last_share_bytes,
         "threads": default_threads(),
         "REDBLUE_ISA": os.environ.get("REDBLUE_ISA"),
         "instruction_sets": [
@@ -60,26 +62,27 @@ def describe() -> dict[str, Any]:
     }
 
 
-def _tables(found: dict[str, Any]) -> Group:
+def _tables(data: dict[str, Any]) -> Group:
+    """The description as text and a table of the instruction sets."""
     rows = table(("instruction set", "runs here"), ("vector bytes", "registers", "bfloat16 products"))
-    for row in found["instruction_sets"]:
-        here = "chosen" if row["chosen"] else "yes" if row["supported"] else "no"
+    for row in data["instruction_sets"]:
+        runs_here = "chosen" if row["chosen"] else "yes" if row["supported"] else "no"
         products = "yes" if row["bfloat16_products"] else "through float32"
         style = "bold" if row["chosen"] else "" if row["supported"] else "dim"
-        rows.add_row(row["name"], here, str(row["vector_bytes"]), str(row["vector_registers"]), products, style=style)
-    forced = found["REDBLUE_ISA"]
+        rows.add_row(
+            row["name"], runs_here, str(row["vector_bytes"]), str(row["vector_registers"]), products, style=style
+        )
+    forced = data["REDBLUE_ISA"]
     caches = ", ".join(
-        f"{each['name']} {capacity(each['capacity_bytes'])} x {each['count']}" for each in found["caches"]
+        f"{each['name']} {capacity(each['capacity_bytes'])} x {each['count']}" for each in data["caches"]
     )
-    share = capacity(found["share_of_last_cache_bytes"])
+    share = capacity(data["share_of_last_cache_bytes"])
+    choice = (
+        f"forced by REDBLUE_ISA={forced}" if forced else "the best that this CPU runs; REDBLUE_ISA=name forces another"
+    )
     return Group(
-        Text(f"redblue {found['version']} on {found['cpu']}, {found['cores']} cores, {found['threads']} threads"),
+        Text(f"redblue {data['version']} on {data['cpu']}, {data['cores']} cores, {data['threads']} threads"),
         Text(f"caches: {caches or 'not known'}; a core's share of the last: {share}"),
         rows,
-        Text(
-            f"forced by REDBLUE_ISA={forced}"
-            if forced
-            else "the best that this CPU runs; REDBLUE_ISA=name forces another",
-            style="dim",
-        ),
+        Text(choice, style="dim"),
     )

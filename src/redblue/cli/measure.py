@@ -1,20 +1,20 @@
-"""`redblue measure`: what a kernel really moves, beside what is counted and what is proved."""
+"""`redblue measure`: the words that a kernel really moves, beside its schedule's count and the lower bound."""
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Group
+from rich.text import Text
 
-import redblue as rb
 from redblue.base.errors import RedblueError
-from redblue.meter import registry
-from redblue.cli.options import Json, Words, parse_tiles
+from redblue.cli.options import Json, Words, parse_tiles, with_problem
+from redblue.cli.output import show
 from redblue.cli.tables import measurement_table
+from redblue.meter import registry
+from redblue.problem import Problem
 
 EPILOG = (
     "Example: redblue measure --n 512 --d 64 --words 8192 --with cachegrind. "
@@ -23,19 +23,21 @@ EPILOG = (
 
 
 def measure(
-    problem: rb.Problem,
+    problem: Problem,
     words: Words = None,
     using: Annotated[
         str, typer.Option("--with", help="cachegrind, probe, interpreter, counters, ncu, or auto: the best that works.")
     ] = "auto",
-    schedule: Annotated[str | None, typer.Option(help="What the kernel follows; the usual one, if left out.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="The schedule that the kernel follows; the usual one, if left out.")
+    ] = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
     plan_words: Annotated[
-        int | None, typer.Option(help="Words that the tiles are planned for; those of --words, if left out.")
+        int | None, typer.Option(help="The fast memory that tiles are planned for; --words, if left out.")
     ] = None,
     boundary: Annotated[
         str | None,
-        typer.Option(help="Of counters and ncu: L1d/L2, L2/L3, L3/DRAM; 'shared memory and L1/L2', L2/DRAM."),
+        typer.Option(help="For counters: L1d/L2, L2/L3, L3/DRAM; for ncu: 'shared memory and L1/L2', L2/DRAM."),
     ] = None,
     line: Annotated[int, typer.Option(help="Bytes of the simulated cache's lines.")] = 64,
     ways: Annotated[str, typer.Option(help="Its lines per set, or full: one set.")] = "full",
@@ -46,8 +48,8 @@ def measure(
     The type is float32 unless --dtype says otherwise.
     """
     if using == "interpreter":
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # nothing here has imported Triton yet
-    found = rb.measure(
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which has not happened yet
+    result = registry.measure(
         problem,
         words=words,
         using=using,
@@ -56,19 +58,18 @@ def measure(
         plan_words=plan_words,
         boundary=boundary,
         line_bytes=line,
-        ways=_ways(ways),
+        ways=_parse_ways(ways),
     )
-    others = registry.others(found.meter) if using == "auto" else {}
-    if as_json:
-        print(json.dumps(found.to_dict() | ({"others": others} if others else {}), indent=2))
-        return
-    console = Console(emoji=False)
-    console.print(measurement_table([found]))
-    for name, reason in others.items():
-        console.print(f"[dim]not {name}: {escape(reason)}[/]", highlight=False)
+    others = registry.others(result.meter) if using == "auto" else {}
+    remarks = [Text(f"not {name}: {reason}", style="dim") for name, reason in others.items()]
+    data = result.to_dict() | ({"others": others} if others else {})
+    show(data, Group(measurement_table([result]), *remarks), as_json)
 
 
-def _ways(text: str) -> int | None:
+command = with_problem(measure, dtype="float32")
+
+
+def _parse_ways(text: str) -> int | None:
     if text == "full":
         return None
     if not text.isdecimal():

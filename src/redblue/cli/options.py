@@ -1,17 +1,19 @@
-"""The options of the command line: their types, and what they are parsed into."""
+"""The options that commands share: their types, and the functions that parse their values."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 
-import redblue as rb
 from redblue.base.errors import RedblueError
+from redblue.catalogue.memories import Memory, memory
+from redblue.masks import Mask
 from redblue.masks.names import parse
+from redblue.problem import Problem
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 N = Annotated[int | None, typer.Option("--n", help="Sequence length (n_q = n_k).")]
@@ -39,13 +41,19 @@ Memories = Annotated[
 ]
 
 
-def parse_mask(text: str) -> rb.Mask:
-    """A mask from its name on the command line. Raises RedblueError that lists the names."""
+def parse_mask(text: str) -> Mask:
+    """Make the mask that a name on the command line stands for. Raises RedblueError, which lists the names."""
     return parse(text)
 
 
+def find_memories(names: Sequence[str]) -> list[Memory]:
+    """Look up machines by name. this-machine is followed by its CUDA devices."""
+    machines = [memory(name) for name in names]
+    return [each for machine in machines for each in (machine, *machine.devices)]
+
+
 def parse_tiles(text: str | None) -> dict[str, int] | None:
-    """Tile edges from "rows=64,cols=16"."""
+    """Read tile edges such as "rows=64,cols=16". Raises RedblueError."""
     if text is None:
         return None
     pairs = [part.partition("=") for part in text.split(",")]
@@ -69,34 +77,35 @@ def make_problem(
     dtype: Dtype = None,
     mask: MaskText = "full",
     direction: Direction = "forward",
-) -> rb.Problem:
-    """A problem from the command line's options."""
+) -> Problem:
+    """Make a problem from the command line's options. Raises RedblueError for missing or invalid sizes."""
     n_q, n_k = (n if n_q is None else n_q), (n if n_k is None else n_k)
     missing = [name for name, value in (("--n or --n-q", n_q), ("--n or --n-k", n_k), ("--d", d)) if value is None]
     if n_q is None or n_k is None or d is None:
         raise RedblueError(f"the problem needs its sizes: {', '.join(missing)} not given (example: --n 4096 --d 128)")
-    return rb.Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
+    d_v, kv_heads = (d if d_v is None else d_v), (heads if kv_heads is None else kv_heads)
+    return Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
 
 
 def with_problem(command: Callable[..., None], dtype: str | None = None) -> Callable[..., None]:
-    """Give a command the options of make_problem beside its own; it is called with the problem they make.
+    """Give a command the options of `make_problem` beside its own, and call it with the problem made from them.
 
-    dtype: of the problem where none is given; that of make_problem if None.
+    dtype: the number type if --dtype is left out; None stands for the default of `make_problem`.
     """
     options = inspect.signature(make_problem, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
-        chosen: dict[str, Any] = {name: given.pop(name) for name in options}
-        chosen["dtype"] = chosen["dtype"] or dtype
-        command(make_problem(**chosen), **given)
+    def run(**arguments: Any) -> None:
+        of_problem: dict[str, Any] = {name: arguments.pop(name) for name in options}
+        of_problem["dtype"] = of_problem["dtype"] or dtype
+        command(make_problem(**of_problem), **arguments)
 
-    return taking(run, [p for p in (*own.values(), *options.values()) if p.name != "problem"])
+    return with_parameters(run, [p for p in (*own.values(), *options.values()) if p.name != "problem"])
 
 
-def taking(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
-    """The command with these parameters, by keyword, as the command line's parser sees them."""
+def with_parameters(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """Declare these parameters, as keywords, to the parser of the command line; return the command."""
     named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in named}

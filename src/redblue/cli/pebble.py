@@ -1,8 +1,7 @@
-"""The commands `redblue pebble ...`: the pebble game from the terminal."""
+"""`redblue pebble ...`: the pebble game from the terminal, as five commands."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +10,13 @@ import typer
 from rich.console import Console, Group
 from rich.text import Text
 
-import redblue as rb
+from redblue import pebble
 from redblue.base.errors import RedblueError
+from redblue.base.terminal import table
 from redblue.cli.options import Json, Words, parse_tiles, with_problem
-from redblue.cli.tables import table
+from redblue.cli.output import show, written
+from redblue.lab import traces
+from redblue.problem import Problem
 
 app = typer.Typer(
     help="The red-blue pebble game: optima, legal games, bounds, and games to look at.", no_args_is_help=True
@@ -33,23 +35,26 @@ Sliding = Annotated[bool, typer.Option("--sliding", help="A red pebble may slide
 Machine = Annotated[
     str | None,
     typer.Option(
-        "--memory", "-m", help="Every level of a machine's memory, instead of --red; solve: with --heuristic."
+        "--memory", "-m", help="All levels of a machine's memory, instead of --red; solve then needs --heuristic."
     ),
 ]
+FIGURES = ("cost", "loads", "stores", "computes", "peak", "moves")  # of a game, in the order of the table
 GamePath = Annotated[Path, typer.Argument(metavar="GAME", help="A game (.jsonl), as solve and trace write it.")]
 
 
-def _board(red: int | None, rules: str, sliding: bool, machine: str | None = None) -> tuple[int, rb.pebble.Rules]:
+def _red_and_rules(red: int | None, rules: str, sliding: bool, machine: str | None = None) -> tuple[int, pebble.Rules]:
+    """The number of red pebbles and the rules, from the options. Raises RedblueError unless one of the two is given."""
     if (red is None) == (machine is None):
         raise RedblueError("the game needs its red pebbles: give --red, such as --red 5, or --memory, not both")
     if machine is not None:
-        red, levels = rb.pebble.hierarchy(machine, name=rules)
+        red, levels = pebble.hierarchy(machine, name=rules)
         return red, replace(levels, sliding=sliding)
     assert red is not None
-    return red, rb.pebble.Rules(rules, sliding=sliding)
+    return red, pebble.Rules(rules, sliding=sliding)
 
 
-def _graph(graph: rb.pebble.Graph) -> dict[str, Any]:
+def _graph_data(graph: pebble.Graph) -> dict[str, Any]:
+    """The graph's sizes and digest, for JSON."""
     return {
         "nodes": graph.n,
         "edges": len(graph.parents),
@@ -59,22 +64,21 @@ def _graph(graph: rb.pebble.Graph) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: rb.pebble.Verdict) -> dict[str, Any]:
+def _verdict_data(verdict: pebble.Verdict) -> dict[str, Any]:
+    """The referee's verdict, for JSON."""
     names = ("cost", "loads", "stores", "computes", "peak", "peaks", "by_boundary")
     return {name: getattr(verdict, name) for name in names}
 
 
-def _show(data: dict[str, Any], lines: list[str], figures: dict[str, Any], as_json: bool) -> None:
-    """One result: a sentence or two, and a row of figures."""
-    if as_json:
-        print(json.dumps(data, indent=2))
-        return
-    rows = table((), tuple(figures))
-    rows.add_row(*(f"{x:,}" if isinstance(x, int | float) else str(x) for x in figures.values()))
-    Console(emoji=False).print(Group(*map(Text, lines), rows))
+def _show(data: dict[str, Any], lines: list[str], as_json: bool) -> None:
+    """Print one game: as JSON, or as a sentence or two above a row of its figures."""
+    rows = table((), FIGURES)
+    rows.add_row(*(f"{x:,}" if isinstance(x, int | float) else str(x) for x in map(data.__getitem__, FIGURES)))
+    show(data, Group(*map(Text, lines), rows), as_json)
 
 
-def _text(graph: rb.pebble.Graph, red: int, rules: rb.pebble.Rules) -> str:
+def _board_text(graph: pebble.Graph, red: int, rules: pebble.Rules) -> str:
+    """The graph's size, the pebbles of each level and the rules, in a line."""
     levels = "".join(f", then {level.words:,}" for level in rules.further)
     return f"{graph.n:,} nodes, {len(graph.parents):,} edges; {red:,} red pebbles{levels}; rules {rules.name}"
 
@@ -92,47 +96,47 @@ def solve(
     as_json: Json = False,
 ) -> None:
     """The cheapest game on a graph, proved so; Ctrl-C or the time limit give the best so far and a bound."""
-    found = rb.pebble.graph_named(graph)
-    words, rule_set = _board(red, rules, sliding, memory)
+    found = pebble.graph_named(graph)
+    words, rule_set = _red_and_rules(red, rules, sliding, memory)
     if heuristic:
         if time_limit is not None:
             raise RedblueError("--time-limit is for the exact search: leave it out with --heuristic")
-        game = rb.pebble.heuristic(found, words, rule_set)
+        game = pebble.heuristic(found, words, rule_set)
         moves, verdict = game.moves, game.verdict
         proof = "optimal, proved" if game.gap == 1 else f"{game.gap:.2f} x the best bound, {game.bound.words:,}"
-        said = f"{proof}; order: {game.order}; eviction: {game.eviction}; {game.tried:,} games compared"
+        summary = f"{proof}; order: {game.order}; eviction: {game.eviction}; {game.tried:,} games compared"
         own: dict[str, Any] = {"optimal": game.gap == 1, "lower_bound": game.bound.words, "bound": game.bound.method}
         own |= {"order": game.order, "eviction": game.eviction, "tried": game.tried}
     else:
         solution = _search(found, words, rule_set, time_limit)
-        moves, verdict = solution.moves, rb.pebble.check(found, solution.moves, words, rule_set)
+        moves, verdict = solution.moves, pebble.check(found, solution.moves, words, rule_set)
         proof = "optimal, proved" if solution.optimal else f"not proved optimal: at least {solution.lower_bound:,}"
-        said = f"{proof}; {solution.nodes:,} positions searched in {solution.seconds:.2f} s"
+        summary = f"{proof}; {solution.nodes:,} positions searched in {solution.seconds:.2f} s"
         own = {name: getattr(solution, name) for name in ("optimal", "lower_bound", "nodes", "seconds")}
     if output is not None:
-        rb.pebble.save_game(output, found, moves, words, rule_set)
+        pebble.save_game(output, found, moves, words, rule_set)
     own["positions"] = own.pop("nodes", None)
     data = {
-        "graph": _graph(found),
+        "graph": _graph_data(found),
         "red": words,
         "rules": rule_set.name,
-        **_verdict(verdict),
+        **_verdict_data(verdict),
         **own,
         "moves": len(moves),
     }
-    figures = {name: data[name] for name in ("cost", "loads", "stores", "computes", "peak", "moves")}
-    _show(data, [_text(found, words, rule_set), said], figures, as_json)
+    _show(data, [_board_text(found, words, rule_set), summary], as_json)
 
 
-def _search(graph: rb.pebble.Graph, red: int, rules: rb.pebble.Rules, time_limit: float | None) -> rb.pebble.Solution:
+def _search(graph: pebble.Graph, red: int, rules: pebble.Rules, time_limit: float | None) -> pebble.Solution:
+    """Run the exact search, with its best game and bound so far on standard error."""
     errors = Console(stderr=True, emoji=False)
     with errors.status("searching") as status:
 
-        def progress(now: rb.pebble.Progress) -> None:
+        def progress(now: pebble.Progress) -> None:
             best = "none" if now.cost is None else f"{now.cost:,}"
             status.update(f"best {best}, at least {now.lower_bound:,}; {now.nodes:,} positions, {now.seconds:.0f} s")
 
-        return rb.pebble.solve(graph, red, rules, time_limit=time_limit, progress=progress)
+        return pebble.solve(graph, red, rules, time_limit=time_limit, progress=progress)
 
 
 @app.command(epilog="Example: redblue pebble check game.jsonl. On this graph only: --graph attention:n=2,d=1")
@@ -142,12 +146,11 @@ def check(
     as_json: Json = False,
 ) -> None:
     """The referee: play a saved game by its rules, and name the first move that breaks one."""
-    saved = rb.pebble.read_game(game, None if graph is None else rb.pebble.graph_named(graph))
-    verdict = rb.pebble.check(*saved)
-    data = {"graph": _graph(saved.graph), "red": saved.red, "rules": saved.rules.name, "legal": True}
-    data |= _verdict(verdict) | {"moves": len(saved.moves)}
-    figures = {name: data[name] for name in ("cost", "loads", "stores", "computes", "peak", "moves")}
-    _show(data, [_text(saved.graph, saved.red, saved.rules), "legal and finished"], figures, as_json)
+    saved = pebble.read_game(game, None if graph is None else pebble.graph_named(graph))
+    verdict = pebble.check(*saved)
+    data = {"graph": _graph_data(saved.graph), "red": saved.red, "rules": saved.rules.name, "legal": True}
+    data |= _verdict_data(verdict) | {"moves": len(saved.moves)}
+    _show(data, [_board_text(saved.graph, saved.red, saved.rules), "legal and finished"], as_json)
 
 
 @app.command(epilog="Example: redblue pebble bound attention:n=2,d=1 --red 5 --rules one-shot")
@@ -160,23 +163,21 @@ def bound(
     as_json: Json = False,
 ) -> None:
     """Lower bounds on what any game costs, the best first: those that hold for these rules."""
-    found = rb.pebble.graph_named(graph)
-    words, rule_set = _board(red, rules, sliding, memory)
-    bounds = rb.pebble.lower_bounds(found, words, rule_set)
-    if as_json:
-        listed = [{"method": each.method, "words": each.words} for each in bounds]
-        print(json.dumps({"graph": _graph(found), "red": words, "rules": rule_set.name, "bounds": listed}, indent=2))
-        return
+    found = pebble.graph_named(graph)
+    words, rule_set = _red_and_rules(red, rules, sliding, memory)
+    bounds = pebble.lower_bounds(found, words, rule_set)
     rows = table(("bound",), ("at least",))
     for each in bounds:
         rows.add_row(each.method, f"{each.words:,}")
-    Console(emoji=False).print(Group(Text(_text(found, words, rule_set)), rows))
+    data = {"graph": _graph_data(found), "red": words, "rules": rule_set.name}
+    data |= {"bounds": [{"method": each.method, "words": each.words} for each in bounds]}
+    show(data, Group(Text(_board_text(found, words, rule_set)), rows), as_json)
 
 
 @app.command(epilog="Example: redblue pebble trace flash --n 4 --d 2 --words 40 -o game.jsonl")
 @with_problem
 def trace(
-    problem: rb.Problem,
+    problem: Problem,
     schedule: Annotated[str, typer.Argument(help="A schedule, as in redblue count.")],
     words: Words = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
@@ -184,14 +185,13 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """A schedule as a game: every word loaded, computed and stored, as the referee accepts it."""
-    traced = rb.trace(schedule, problem, words=words, tiles=parse_tiles(tiles))
+    traced = traces.trace(schedule, problem, words=words, tiles=parse_tiles(tiles))
     if output is not None:
-        rb.pebble.save_game(output, traced.graph, traced.moves, traced.red, traced.rules)
-    data = {"graph": _graph(traced.graph), "red": traced.red, "schedule": schedule, "tiles": traced.count.tiles}
-    data |= _verdict(traced.verdict) | {"moves": len(traced.moves), "counted_words": traced.count.words}
-    figures = {name: data[name] for name in ("cost", "loads", "stores", "computes", "peak", "moves")}
-    said = f"the schedule counts {traced.count.words:,} words and {traced.count.peak:,} held"
-    _show(data, [_text(traced.graph, traced.red, traced.rules), said], figures, as_json)
+        pebble.save_game(output, traced.graph, traced.moves, traced.red, traced.rules)
+    data = {"graph": _graph_data(traced.graph), "red": traced.red, "schedule": schedule, "tiles": traced.count.tiles}
+    data |= _verdict_data(traced.verdict) | {"moves": len(traced.moves), "counted_words": traced.count.words}
+    summary = f"the schedule counts {traced.count.words:,} words and {traced.count.peak:,} held"
+    _show(data, [_board_text(traced.graph, traced.red, traced.rules), summary], as_json)
 
 
 @app.command(epilog="Example: redblue pebble play game.jsonl -o game.html. For a paper: -o game.svg --frames 8")
@@ -205,9 +205,9 @@ def play(
     as_json: Json = False,
 ) -> None:
     """Draw a saved game: a page that plays it move by move, or a strip of pictures."""
-    saved = rb.pebble.read_game(game)
-    written = rb.pebble.write_game(output, *saved, title=title or game.stem, frames=frames)
+    saved = pebble.read_game(game)
+    path = pebble.write_game(output, *saved, title=title or game.stem, frames=frames)
     if as_json:
-        print(json.dumps({"written": str(written), "moves": len(saved.moves)}, indent=2))
+        show({"written": str(path), "moves": len(saved.moves)}, "", as_json)
     else:
-        Console(stderr=True, emoji=False).print(f"written: {output}")
+        written(output)

@@ -1,34 +1,28 @@
-"""The command `redblue sweep`: beside its package, so that no other command has to load that."""
+"""`redblue sweep`: words, bounds and times over the product of any axes."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import json
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from redblue.cli.options import Json, taking
+from redblue.base.journal import journal_path
+from redblue.base.progress import progress_bar
+from redblue.cli.options import Json, with_parameters
+from redblue.cli.output import remark, show, written
 
-INTERRUPTED = 130  # what a shell reports of a command that Ctrl-C stopped
 EPILOG = (
     "Example: redblue sweep --n 1024:65536:x2 --d 64,128,256 --words 12288 -o sweep.csv --picture sweep.svg. "
     "More: docs/sweeps.md"
 )
-
-
 AXES = {
     "n": "Sequence length (n_q = n_k).",
-    "n_q": "Queries, where not --n.",
-    "n_k": "Keys, where not --n.",
+    "n_q": "Queries, if not --n.",
+    "n_k": "Keys, if not --n.",
     "d": "Head dimension of queries and keys.",
     "d_v": "Head dimension of values; --d if left out.",
     "words": "M: capacities of the cache, in words. Or --memory.",
@@ -44,27 +38,24 @@ AXES = {
 }
 
 
-def _with_axes(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each axis beside its own; it is called with all axes as its first argument."""
-    keyword = inspect.Parameter.KEYWORD_ONLY
+def _with_axes(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option per axis beside its own, and call it with a dict of all axes as its first argument."""
     parameters = []
     for name, text in AXES.items():
         flags = [f"--{name.replace('_', '-')}", *(["-m"] if name == "memory" else [])]
-        option = typer.Option(*flags, metavar="VALUES", help=text, rich_help_panel="Axes")
-        annotation = Annotated[str | None, option]
-        parameters.append(inspect.Parameter(name, keyword, default=None, annotation=annotation))
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    parameters += own
+        annotation = Annotated[str | None, typer.Option(*flags, metavar="VALUES", help=text, rich_help_panel="Axes")]
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    parameters += list(inspect.signature(function, eval_str=True).parameters.values())[1:]
 
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        command({name: given.pop(name) for name in AXES}, **given)
+    @functools.wraps(function)
+    def run(**arguments: Any) -> None:
+        function({name: arguments.pop(name) for name in AXES}, **arguments)
 
-    return taking(run, parameters)
+    return with_parameters(run, parameters)
 
 
 @_with_axes
-def sweep(
+def command(
     axes: dict[str, str | None],
     output: Annotated[
         Path | None,
@@ -86,50 +77,26 @@ def sweep(
     or 1024:65536:x2 or 128:512:+64. Every schedule that applies is counted at every point.
     """
     from redblue.base.files import check_target
-    from redblue.base.journal import journal_path
     from redblue.studies.sweep import picture as pictures
     from redblue.studies.sweep.grid import make_sweep
     from redblue.studies.sweep.runner import run
     from redblue.studies.sweep.store import FORMATS
     from redblue.studies.sweep.terminal import summary
 
-    # No emoji: they would take the place of a range's ":100:".
-    console, errors = Console(emoji=False), Console(stderr=True, emoji=False)
-    made = make_sweep(axes)
+    sweep = make_sweep(axes)
     if output is not None:
         check_target(output, tuple(FORMATS), force)
     if picture is not None:
         check_target(picture, pictures.SUFFIXES, force)
-        pictures.choose(made, x, y)
-
-    done = 0
-    columns = (TextColumn("sweeping"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    try:
-        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-            task = bar.add_task("", total=made.size)
-
-            def progress(count: int, total: int) -> None:
-                nonlocal done
-                done = count
-                bar.update(task, completed=count)
-
-            rows = run(made, output=output, jobs=jobs, restart=restart, force=force, progress=progress)
-    except KeyboardInterrupt:
-        kept = f"kept in {journal_path(output)}" if output else "not kept: give -o FILE to make a sweep resumable"
-        errors.print(f"stopped: {done:,} of {made.size:,} points are done, {escape(kept)}", soft_wrap=True)
-        if output:
-            again = shlex.join(["redblue", *(word for word in sys.argv[1:] if word != "--restart")])
-            errors.print(f"to go on: {escape(again)}", highlight=False, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        print(json.dumps(rows, indent=2))
-    else:
-        console.print(summary(made, rows, str(output) if output else None))
-    if output is not None:  # said first: it stays, even if nothing can be drawn
-        errors.print(f"written: {escape(str(output))}", soft_wrap=True)
+        pictures.choose(sweep, x, y)
+    kept = f"kept in {journal_path(output)}" if output else "not kept: give -o FILE to make a sweep resumable"
+    with progress_bar("sweeping", total=sweep.size, kept=kept, resumable=output is not None) as move:
+        rows = run(sweep, output=output, jobs=jobs, restart=restart, force=force, progress=move)
+    show(rows, "" if as_json else summary(sweep, rows, str(output) if output else None), as_json)
+    if output is not None:
+        written(output)  # before the picture, which may fail: the output stays
     if picture is not None:
-        pictures.draw(made, rows, picture, x=x, y=y, force=force)
-        errors.print(f"written: {escape(str(picture))}", soft_wrap=True)
-        if unknown := pictures.left_out(made, y):
-            said = f"not in the picture, as their bandwidth is not known: {', '.join(unknown)}"
-            errors.print(escape(said), highlight=False, soft_wrap=True)
+        pictures.draw(sweep, rows, picture, x=x, y=y, force=force)
+        written(picture)
+        if unknown := pictures.left_out(sweep, y):
+            remark(f"not in the picture, as their bandwidth is not known: {', '.join(unknown)}")

@@ -1,84 +1,47 @@
-"""What the terminal shows: plans, counts, bounds, machines and models as tables that fit 80 columns."""
+"""Tables of counts, bounds, measurements, machines and models, for terminals of 80 columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from redblue.base.text import amount, capacity, limit_text, mask_text, nesting_text, ratio, shape_text, tile_text, time
-
-if TYPE_CHECKING:
-    from redblue.bounds import Bound
-    from redblue.lab.counts import Count
-    from redblue.catalogue.memories import Memory
-    from redblue.meter import Measurement
-    from redblue.catalogue.models import Model
-    from redblue.lab.planner import Plan
-    from redblue.lab.recount import Recount
-
-
-def table(
-    left: Sequence[str], right: Sequence[str] = (), title: str | None = None, caption: str | None = None
-) -> Table:
-    """An empty table in the house style: left-aligned columns that may wrap, then right-aligned ones that may not."""
-    made = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
-    made.title_style, made.caption_style = "bold", "dim"
-    for heading in left:
-        made.add_column(heading, overflow="fold")
-    for heading in right:
-        made.add_column(heading, justify="right", no_wrap=True)
-    return made
+from redblue.base.terminal import table
+from redblue.base.text import amount, capacity, ratio, tile_text
+from redblue.bounds import Bound
+from redblue.catalogue.memories import Memory
+from redblue.catalogue.models import Model
+from redblue.lab.counts import Count
+from redblue.lab.recount import Recount
+from redblue.lab.text import mask_text
+from redblue.meter import Measurement
 
 
-def plan_table(plan: Plan) -> Table:
-    rate = f" at the peak of {plan.arithmetic_dtype}" if plan.arithmetic_dtype else ""
-    limit = limit_text(plan.limit, plan.unknown)
-    made = table(
-        ("boundary\nM (words)", "regime", "schedule\ntiles"),
-        ("words\nbytes", "bound\ngap", "time"),
-        title=f"{plan.memory}: {shape_text(plan.problem)}, {plan.problem.dtype}",
-        caption=f"arithmetic {time(plan.arithmetic_seconds)}{rate}; {limit}" + (f"\n{plan.note}" if plan.note else ""),
+def counts_table(counts: Iterable[Count], remarks: Sequence[str]) -> Table:
+    """Counts, a row for each schedule; `remarks` stand below the table."""
+    lines = table(
+        ("schedule\ntiles",), ("words", "reads\nwrites", "peak held", "flops"), caption="\n".join(remarks) or None
     )
-    for column in made.columns[:2]:
-        column.no_wrap = True
-    for level in plan.levels:
-        made.add_row(
-            f"{level.boundary}\n{level.capacity_words:,}",
-            level.regime,
-            f"{level.schedule or 'none fits'}\n{tile_text(level.tiles) or level.why}{nesting_text(level.nesting)}",
-            f"{amount(level.words)}\n{amount(level.bytes)}",
-            f"{amount(level.bound.words)}\n{ratio(level.gap)}",
-            time(level.seconds),
-        )
-    return made
-
-
-def counts_table(found: Iterable[Count], left_out: Sequence[str]) -> Table:
-    made = table(
-        ("schedule\ntiles",), ("words", "reads\nwrites", "peak held", "flops"), caption="\n".join(left_out) or None
-    )
-    for c in found:
+    for c in counts:
         moved = (f"{c.words:,}", f"{c.reads:,}\n{c.writes:,}", f"{c.peak:,}", amount(c.flops))
         index = f"\nindex: {c.index_words:,} of the reads" if c.index != "rule" else ""
-        made.add_row(f"{c.schedule}\n{tile_text(c.tiles)}{index}", *moved)
-    return made
+        lines.add_row(f"{c.schedule}\n{tile_text(c.tiles)}{index}", *moved)
+    return lines
 
 
-def measurement_table(found: Iterable[Measurement]) -> Table:
-    made = table(
+def measurement_table(measurements: Iterable[Measurement]) -> Table:
+    """Measurements beside counts and bounds."""
+    lines = table(
         ("kernel\ntiles\nboundary\nhow",),
         ("measured\nwords", "read\nwritten", "counted\nwords", "measured /\ncounted", "proved\nbound"),
         caption="read and written: words towards the fast side, and back",
     )
-    for m in found:
+    for m in measurements:
         read, written = (f"{each // m.bytes_per_word:,}" for each in (m.bytes_read, m.bytes_written))
         parts = "".join(f"\n{name.replace('_', ' ')}: {value:,}" for name, value in m.parts.items())
-        made.add_row(
+        lines.add_row(
             f"{m.kernel}\n{tile_text(m.tiles)}\n{m.boundary}\n{m.meter} ({m.tool}): {m.how}{parts}",
             f"{m.measured_words:,.0f}",
             f"{read}\n{written}",
@@ -86,46 +49,49 @@ def measurement_table(found: Iterable[Measurement]) -> Table:
             ratio(m.over_counted),
             f"{m.bound_words:,}" if m.bound_words is not None else "-",
         )
-    return made
+    return lines
 
 
-def bounds_table(found: Iterable[Bound]) -> Table:
-    made = table(
+def bounds_table(bounds: Iterable[Bound]) -> Table:
+    """Lower bounds, with formula, conditions and source."""
+    lines = table(
         ("bound\nconditions",),
         ("words",),
         caption="Z: attended pairs. order only: a paper's form without its unknown constant, so no bound.",
     )
-    for each in found:
+    for each in bounds:
         kind = "" if each.proved else " (order only)"
-        made.add_row(f"{each.name}{kind}: {each.formula}\n{each.conditions}\n{each.source}\n", f"{each.words:,}")
-    return made
+        lines.add_row(f"{each.name}{kind}: {each.formula}\n{each.conditions}\n{each.source}\n", f"{each.words:,}")
+    return lines
 
 
-def recount_table(found: Iterable[Recount]) -> Table:
-    made = table(
+def recount_table(recounts: Iterable[Recount]) -> Table:
+    """Printed figures beside their recount."""
+    lines = table(
         ("what\nschedule, tiles\nformula\nsource",),
         ("expected", "counted", "ratio"),
         caption="expected: what the algorithm's lines add up to (words), or what is printed (GB)",
     )
-    for each in found:
+    for each in recounts:
         expected, counted = (f"{x:,.0f}" if each.unit == "words" else f"{x:.2f}" for x in (each.expected, each.counted))
         tiles = tile_text(dict(each.tiles))
-        made.add_row(
+        lines.add_row(
             f"{each.what}\n{each.schedule}{', ' if tiles else ''}{tiles}\n{each.formula}\n{each.source}\n",
             f"{expected} {each.unit}",
             f"{counted} {each.unit}",
             f"{each.ratio:.3f}",
         )
-    return made
+    return lines
 
 
 def memories_table(machines: Iterable[Memory], largest_d: Sequence[Sequence[int | None]]) -> Table:
-    made = table(("machine", "level"), ("one\nholds", "count", "read\nbandwidth", "d*\n16-bit"))
-    made.columns[0].no_wrap = True
+    """The levels of each machine. largest_d: d* of each level (lab.planner.largest_head_dimension)."""
+    lines = table(("machine", "level"), ("one\nholds", "count", "read\nbandwidth", "d*\n16-bit"))
+    lines.columns[0].no_wrap = True
     for machine, stars in zip(machines, largest_d, strict=True):
         for i, (level, star) in enumerate(zip(machine.levels, stars, strict=True)):
             speed = level.bandwidth_bytes_per_second
-            made.add_row(
+            lines.add_row(
                 machine.name if i == 0 else "",
                 level.name,
                 capacity(level.capacity_bytes),
@@ -133,11 +99,11 @@ def memories_table(machines: Iterable[Memory], largest_d: Sequence[Sequence[int 
                 f"{amount(speed)}B/s" if speed else "not known",
                 str(star) if star else "-",
             )
-    return made
+    return lines
 
 
 def memory_details(machine: Memory, largest_d: Sequence[int | None]) -> Group:
-    """One machine: its levels, its peak rates, what else is known, and where each figure is from."""
+    """One machine: its levels, its peak rates, further facts, and the source of each figure."""
     peaks, facts = table(("type",), ("peak",)), table(("fact",), ("value",))
     for dtype, rate in machine.peak_flops_per_second.items():
         peaks.add_row(dtype, f"{amount(rate)}FLOP/s")
@@ -152,17 +118,18 @@ def memory_details(machine: Memory, largest_d: Sequence[int | None]) -> Group:
     return Group(Text(machine.title, style="bold"), *tables, sources)
 
 
-def models_table(found: Iterable[Model]) -> Table:
-    made = table(("model and attention\nmask",), ("layers", "n_q x n_k", "d / d_v", "heads / kv"))
-    for model in found:
+def models_table(models: Iterable[Model]) -> Table:
+    """The attention shapes of each model."""
+    lines = table(("model and attention\nmask",), ("layers", "n_q x n_k", "d / d_v", "heads / kv"))
+    for model in models:
         for layers in model:
             p = layers.problem
             sizes = (f"{p.n_q} x {p.n_k}", f"{p.d} / {p.d_v}", f"{p.heads} / {p.kv_heads}")
-            made.add_row(f"{model.name}, {layers.name}\n{mask_text(p.mask)}", str(layers.layers), *sizes)
-    return made
+            lines.add_row(f"{model.name}, {layers.name}\n{mask_text(p.mask)}", str(layers.layers), *sizes)
+    return lines
 
 
 def model_details(model: Model) -> Group:
-    """One model: its shapes, where they are from, and what to know about them."""
+    """One model: its shapes, their source, and notes on them."""
     lines = [model.source, *model.notes, *(f"{layers.name}: {layers.note}" for layers in model if layers.note)]
     return Group(Text(model.title, style="bold"), models_table([model]), Text("\n".join(lines), style="dim"))

@@ -1,35 +1,39 @@
-"""Words of a schedule on a problem: from its closed form, or by running it."""
+"""Count the words that a schedule moves on a problem, from its closed form (`count`) or by running it (`run`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from redblue.masks.storage import formats
-from redblue.lab import reference
 from redblue import schedules
 from redblue.base.errors import RedblueError
-from redblue.masks.storage.formats import Format
-from redblue.schedules.stored_index import StoredIndex, index_room, index_words
+from redblue.base.integers import whole_number
+from redblue.lab import reference
 from redblue.machine import Counting, Machine, Numeric, TooLong
+from redblue.masks.storage import names
+from redblue.masks.storage.formats import Format
 from redblue.problem import Problem
 from redblue.schedules.schedule import PRODUCED, SHAPES, Cost, Schedule
+from redblue.schedules.stored_index import StoredIndex, index_room, index_words
 
-MOST_MOVES = 20_000_000  # of a counting run: about a minute
+MAX_MOVES = 20_000_000  # limit of a counting run: about a minute
 
 
 @dataclass(frozen=True)
 class Count:
-    """What a schedule moves on a problem, over all its streams.
+    """The words and operations of a schedule on a problem, summed over all streams.
 
-    reads, writes: words moved into and out of the cache. flops: 2 per multiply-add of the products. All three are those
-    of the run, exactly. peak: most words held, by all streams at once; from the closed form it is the run's on a full
-    mask, and on others an upper bound of it (whole tiles, even where no query attends all of one).
-    tiles: the tile edges, by name. at_once: streams that share the cache.
-    index: the format of the mask's index, "rule" if it needs none. index_words: how many of the reads are of it.
+    reads, writes: words moved into and out of the cache. flops: operations of the products, 2 per multiply-add. All
+    three equal those of a run exactly.
+    peak: the maximum of words in the cache, over all streams that run at once. The closed form equals the run's peak on
+    a full mask; on other masks it is an upper bound, because it assumes whole tiles.
+    tiles: the tile edges, by name. at_once: the number of streams that share the cache.
+    index: the format of the mask's index, "rule" if there is no index. index_words: the reads of the index, which
+    `reads` includes.
     """
 
     schedule: str
@@ -57,34 +61,37 @@ def count(
     at_once: int = 1,
     index: str | Format = "rule",
 ) -> Count:
-    """Words that `schedule` moves on `problem`, from its closed form: large sizes cost nothing.
+    """Count the words that `schedule` moves on `problem`, from its closed form; the time does not depend on the sizes.
 
-    words: the cache's capacity; the tiles that move the fewest words in it are found. Or give `tiles` by name
-    (see the schedule's tile type); edges left out are 1. Give both, and the tiles must fit.
-    at_once: streams (see Problem.streams) that run side by side, each in an equal share of the cache. They share
-    nothing, so that never moves fewer words than one after another (docs/theory.md, "Several heads at once").
-    index: how the mask is stored, "bits", "blocks", "tiles" (of 64 x 64, or "tiles:E"), "csr", "coo", "2:4" (any N:M)
-    or a Format: its index is read and counted (redblue.masks.storage.formats). "rule": it is known without an index. The tiles are
-    those that move the fewest words of the rest.
-    Raises UnknownName, TooFewWords, NotCovered, RedblueError; the last too where the mask cannot be stored so.
+    words: capacity of the cache; the search then finds the tiles that move the fewest words.
+    tiles: tile edges by name (see the schedule's tile type), instead of a search; missing edges are 1. With both
+    arguments, the tiles must fit into `words`.
+    at_once: streams (see Problem.streams) that run side by side, each in an equal share of the cache. Streams share no
+    data, so running several at once never moves fewer words (docs/theory.md, "Several heads at once").
+    index: storage format of the mask: "bits", "blocks", "tiles" (of 64 x 64, or "tiles:E"), "csr", "coo", "2:4" (any
+    N:M) or a Format (masks/storage/formats.py). Reads of the index are then counted; the search for tiles ignores them.
+    "rule": the mask is computed from a rule and has no index.
+
+    Raises UnknownName (schedule or format), TooFewWords, NotCovered, and RedblueError for invalid arguments and for a
+    mask that the format cannot store.
     """
-    found, chosen, share, stored = _choose(schedule, problem, words, tiles, at_once, index)
-    cost = _cost(found, problem, chosen, stored)
+    algorithm, edges, share, stored = _choose(schedule, problem, words, tiles, at_once, index)
+    cost = _cost(algorithm, problem, edges, stored)
     if share is not None and cost.peak > share:
-        raise schedules.TooFewWords(f"{schedule} with tiles {chosen._asdict()} holds {cost.peak} words, got {share}")
+        raise schedules.TooFewWords(f"{schedule} with tiles {edges._asdict()} holds {cost.peak} words, got {share}")
     figures = (cost.reads, cost.writes, at_once * cost.peak, cost.flops)
-    read = cost.reads - found.cost(problem, chosen).reads
-    return Count(schedule, problem, chosen._asdict(), *figures, at_once, stored.name if stored else "rule", read)
+    index_reads = cost.reads - algorithm.cost(problem, edges).reads
+    return Count(schedule, problem, edges._asdict(), *figures, at_once, stored.name if stored else "rule", index_reads)
 
 
-def _cost(found: Schedule, problem: Problem, tiles: Any, stored: Format | None) -> Cost:
-    """The closed form, what is read of the mask's index included."""
-    cost = found.cost(problem, tiles)
+def _cost(algorithm: Schedule, problem: Problem, tiles: Any, stored: Format | None) -> Cost:
+    """Return the closed-form cost, including the reads and the cache space of the mask's index."""
+    cost = algorithm.cost(problem, tiles)
     if stored is None:
         return cost
-    sweeps = found.direction(problem).sweeps(problem.one_stream(), tiles)
-    read = problem.streams * index_words(problem, stored, sweeps)
-    return replace(cost, reads=cost.reads + read, peak=cost.peak + index_room(problem, sweeps))
+    sweeps = algorithm.direction(problem).sweeps(problem.one_stream(), tiles)
+    index_reads = problem.streams * index_words(problem, stored, sweeps)
+    return replace(cost, reads=cost.reads + index_reads, peak=cost.peak + index_room(problem, sweeps))
 
 
 def run(
@@ -96,37 +103,38 @@ def run(
     at_once: int = 1,
     index: str | Format = "rule",
 ) -> Count:
-    """The same count by running the schedule on a counting machine: the proof by execution.
+    """Count the same words by running the schedule on a counting machine, which proves the closed form by execution.
 
-    One stream is run, in its share of the cache; all others do the same.
-    Raises what `count` does, and RedblueError for a run of more than MOST_MOVES moves.
+    The arguments are those of `count`. One stream runs, in its share of the cache; the others would do the same.
+    Raises the errors of `count`, and RedblueError for a run of more than MAX_MOVES moves.
     """
-    found, chosen, share, stored = _choose(schedule, problem, words, tiles, at_once, index)
+    algorithm, edges, share, stored = _choose(schedule, problem, words, tiles, at_once, index)
     try:
-        if _least_moves(problem, chosen) > MOST_MOVES:
-            raise TooLong("it would")  # so that nobody waits for what is known beforehand
-        machine, _ = execute(found, problem, chosen, Counting(share, MOST_MOVES), index=stored)
+        if _min_moves(problem, edges) > MAX_MOVES:
+            raise TooLong("the run would be too long")  # fail now, not after a minute
+        machine, _ = execute(algorithm, problem, edges, Counting(share, MAX_MOVES), index=stored)
     except TooLong:
         raise RedblueError(
-            f"running {schedule} with tiles {chosen._asdict()} takes more than {MOST_MOVES:,} moves of some "
+            f"running {schedule} with tiles {edges._asdict()} takes more than {MAX_MOVES:,} moves of some "
             f"microseconds each, the most that are run: its closed form counts the same at once (leave the run out), "
             f"and larger tiles take fewer"
         ) from None
     s = problem.streams
     figures = (s * machine.reads, s * machine.writes, at_once * machine.peak, s * machine.flops)
-    name, read = _index_of(machine)
-    return Count(schedule, problem, chosen._asdict(), *figures, at_once, name, s * read)
+    format_name, index_reads = _index_of(machine)
+    return Count(schedule, problem, edges._asdict(), *figures, at_once, format_name, s * index_reads)
 
 
 def _index_of(machine: Machine) -> tuple[str, int]:
-    """The format of the index that a run read, and how many words of it."""
+    """Return the format of the index that a run read, and the number of words read of it."""
     return (machine.index.format.name, machine.index.words) if isinstance(machine.index, StoredIndex) else ("rule", 0)
 
 
-def _least_moves(problem: Problem, tiles: Any) -> int:
-    """Fewer moves than any run makes: 1 for each slice of each live tile of scores.
+def _min_moves(problem: Problem, tiles: Any) -> int:
+    """Return a lower bound of a run's moves: 1 per slice of each score tile in which some query attends some key.
 
-    Each takes several, and there are other phases; but blocks that begin with a mask's keys can be half as many.
+    A slice takes several moves, and other phases move words too. The factor 1 allows for blocks that start at the
+    mask's first key instead of at multiples of the edge: their number can be half of that counted here.
     """
     stream = problem.one_stream()
     slices = -(-problem.d // getattr(tiles, "depth", problem.d))
@@ -135,7 +143,7 @@ def _least_moves(problem: Problem, tiles: Any) -> int:
 
 @dataclass(frozen=True)
 class Check:
-    """A schedule run on numbers: its count, and its largest relative error against the float64 reference."""
+    """The result of a schedule on numbers: its count, and its largest relative error against the float64 reference."""
 
     count: Count
     error: float
@@ -150,18 +158,21 @@ def check(
     seed: int = 0,
     index: str | Format = "rule",
 ) -> Check:
-    """Run one stream of the schedule on random numbers (standard normal) and hold every output against float64."""
-    found, chosen, _, stored = _choose(schedule, problem, words, tiles, index=index)
+    """Run one stream of the schedule on standard normal inputs, and compare every output with the float64 reference.
+
+    The arguments and errors are those of `count`; seed: of the inputs.
+    """
+    algorithm, edges, _, stored = _choose(schedule, problem, words, tiles, index=index)
     stream = problem.one_stream()
     arrays, expected = example(stream, seed)
-    machine, outputs = execute(found, problem, chosen, Numeric(words), arrays, stored)
+    machine, outputs = execute(algorithm, problem, edges, Numeric(words), arrays, stored)
     error = max(relative_error(outputs[name], expected[name]) for name in outputs)
     cost = (machine.reads, machine.writes, machine.peak, machine.flops)
-    return Check(Count(schedule, stream, chosen._asdict(), *cost, 1, *_index_of(machine)), error)
+    return Check(Count(schedule, stream, edges._asdict(), *cost, 1, *_index_of(machine)), error)
 
 
 def example(stream: Problem, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Random inputs (standard normal) of one stream, by name, and what float64 says of every output."""
+    """Return standard normal inputs of one stream, by name, and the float64 reference of every output, by name."""
     rng = np.random.default_rng(seed)
     attends = stream.mask.to_dense(stream.n_q, stream.n_k)
     if stream.direction == "gradient_x":
@@ -176,9 +187,9 @@ def example(stream: Problem, seed: int = 0) -> tuple[dict[str, np.ndarray], dict
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference, relative to the largest expected magnitude (or to 1, where that is less).
+    """Return the largest absolute difference over the largest expected magnitude (over 1, if that is smaller).
 
-    Infinities must agree exactly, and NaN is an infinite error.
+    Infinities must agree exactly; NaN counts as an infinite error.
     """
     finite = np.isfinite(expected)
     if not np.array_equal(got[~finite], expected[~finite]) or not np.isfinite(got[finite]).all():
@@ -188,7 +199,7 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def shape_of(name: str, problem: Problem) -> tuple[int, ...]:
-    """Shape of one stream's array, by its name in a schedule's parameters."""
+    """Return the shape of one stream's array, given its parameter name in a schedule (`SHAPES`)."""
     return tuple(getattr(problem, size) for size in SHAPES[name])
 
 
@@ -200,9 +211,10 @@ def execute(
     arrays: Mapping[str, np.ndarray] | None = None,
     index: Format | None = None,
 ) -> tuple[Machine, dict[str, Any]]:
-    """Run one stream on a machine. Returns the machine, and the outputs by name (None on machines without numbers).
+    """Run one stream on a machine. Return the machine, and the outputs by name (None on machines without numbers).
 
-    index: how the mask is stored; None if it is known by rule.
+    tiles: an instance of the schedule's tile type. arrays: inputs by parameter name, for machines with numbers.
+    index: storage format of the mask; None if the mask is computed from a rule.
     """
     stream, one_pass = problem.one_stream(), schedule.direction(problem)
     slow = {}
@@ -225,37 +237,40 @@ def _choose(
     at_once: int = 1,
     index: str | Format = "rule",
 ) -> tuple[Schedule, Any, int | None, Format | None]:
-    """The schedule, its tiles, the words that one stream has, and how the mask is stored."""
-    found = schedules.get(schedule)
+    """Return the schedule, its tiles, the cache words of one stream (or None), and the mask's storage format (or None).
+
+    Raises the errors of `count`.
+    """
+    algorithm = schedules.get(schedule)
     for name, value in (("words", words), ("at_once", at_once)):
-        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < 1):
-            raise RedblueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if value is not None:
+            whole_number(name, value, most=math.inf)
     if at_once > problem.streams:
         raise RedblueError(
             f"at_once ({at_once}) must be at most the problem's streams ({problem.streams}: batch x kv_heads)"
         )
     share, stored = None if words is None else words.__index__() // at_once, _stored(problem, index)
     if tiles is not None:
-        return found, found.make_tiles(problem, tiles), share, stored
+        return algorithm, algorithm.make_tiles(problem, tiles), share, stored
     if share is None:
         raise RedblueError("give the cache's capacity in words, or the tiles, or both")
-    chosen = found.tiles(problem, share)
-    room = share
+    edges = algorithm.tiles(problem, share)
+    tile_words = share
     try:
-        while stored and (over := _cost(found, problem, chosen, stored).peak - share) > 0:
-            room -= over  # what the index takes of the cache
-            chosen = found.tiles(problem, max(1, room))
+        while stored and (excess := _cost(algorithm, problem, edges, stored).peak - share) > 0:
+            tile_words -= excess  # the index needs this part of the cache
+            edges = algorithm.tiles(problem, max(1, tile_words))
     except schedules.TooFewWords as error:
         raise schedules.TooFewWords(
-            f"beside the index of the mask, {room} of {share} words are left: {error}"
+            f"beside the index of the mask, {tile_words} of {share} words are left: {error}"
         ) from None
-    return found, chosen, share, stored
+    return algorithm, edges, share, stored
 
 
 def _stored(problem: Problem, index: str | Format) -> Format | None:
-    """How the mask is stored; None if it is known by rule. Raises RedblueError."""
+    """Return the mask's storage format; None for "rule". Raises RedblueError for a full mask and unknown formats."""
     if index == "rule":
         return None
     if problem.mask.on(problem.n_q, problem.n_k).is_full:
         raise RedblueError(f"a mask on which every query attends every key has no index, got index={index!r}: use rule")
-    return formats.parse(index)
+    return names.parse(index)

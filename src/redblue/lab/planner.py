@@ -1,42 +1,37 @@
-"""The plan: at each boundary of a memory hierarchy, which schedule and tiles move the fewest words, at what cost.
+"""Plan a problem on a memory hierarchy: for each boundary, the schedule and tiles that move the fewest words.
 
-Each boundary is a two-level model of its own: M is what one instance of its fast side holds, and streams (heads) are
-taken one at a time per instance. The schedule is the one that moves the fewest words there. Its tiles are then made to
-nest: each edge is a multiple of the same edge one boundary further in, where such tiles fit. That may cost words;
-`free_words` says what the best tiles would move that need not nest.
+Each boundary is a separate two-level model: M is the capacity of one instance of the fast level, and each instance
+processes one stream (head) at a time. The planner picks the schedule that moves the fewest words across the boundary.
+It then makes the tiles nest: each edge is a multiple of the same edge at the next inner boundary, if such tiles fit.
+Nesting may cost words; `free_words` is the count of the best tiles without that constraint.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from redblue.catalogue import memories
 from redblue import schedules
-from redblue.bounds import Bound, lower_bound
 from redblue.base.errors import RedblueError
+from redblue.base.text import capacity
+from redblue.bounds import lower_bound
+from redblue.catalogue import memories
 from redblue.catalogue.memories import Boundary, Level, Memory
+from redblue.lab.plans import LevelPlan, Plan
 from redblue.problem import Problem
 from redblue.schedules.schedule import SHAPES, TooFewWords
-from redblue.cli.tables import plan_table
-from redblue.base.text import capacity
 
-SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of what is usable of a level, that its tiles may try to fill
-
-REGIMES = ("large-cache", "between", "small-cache")
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of a level's usable words that nested tiles try to fill
 
 
 def regime(d: int, words: int) -> str:
-    """Which algorithm's territory a cache of `words` words is, by the papers' M against d^2, and d^2 / 4.
+    """Name the regime of a cache of `words` words, by comparing M with the papers' d^2 and with d^2 / 4.
 
-    A label, not the choice: that goes by exact words. The limits move where d_v != d and backward (docs/theory.md).
+    The result is only a label: the planner compares exact words. For d_v != d and for backward the true limits differ
+    (docs/theory.md).
     """
     if words >= d * d:
         return "large-cache"
@@ -44,128 +39,34 @@ def regime(d: int, words: int) -> str:
 
 
 def largest_head_dimension(level: Level, bytes_per_word: int) -> int | None:
-    """d* = sqrt(M): the largest head dimension that is in the large-cache regime at this level."""
+    """Return d* = sqrt(M), the largest head dimension in the large-cache regime at this level; None if M is unknown."""
     return math.isqrt(level.capacity_bytes // bytes_per_word) if level.capacity_bytes else None
 
 
-@dataclass(frozen=True)
-class LevelPlan:
-    """The plan for one boundary. Words and bytes are over all streams of the problem.
-
-    capacity_words: M, of one instance of the fast side; usable_words: of these, what tiles are chosen for: a cache that
-    hardware fills does not hold all that it should (Level.usable_share). schedule, tiles, words: the choice, or None
-    where no schedule fits (`why` says the least that would). With grouped heads, a tile's rows are g to a query.
-    bound: the largest proved lower bound. candidates: fewest words of every schedule that fits; free_words: of the
-    chosen one, whose tiles here nest and so may move more. seconds: bytes at the boundary's bandwidth, None where that
-    is not known.
-    """
-
-    boundary: str
-    capacity_words: int
-    usable_words: int
-    regime: str
-    schedule: str | None
-    tiles: dict[str, int]
-    words: int | None
-    free_words: int | None
-    bytes: int | None
-    peak: int | None
-    flops: int | None
-    bound: Bound
-    candidates: dict[str, int]
-    seconds: float | None
-    why: str = ""
-
-    @property
-    def nesting(self) -> float | None:
-        """Words over those of the best tiles that need not nest."""
-        return self.words / self.free_words if self.words and self.free_words else None
-
-    @property
-    def gap(self) -> float | None:
-        """Words over the lower bound: 1 is optimal."""
-        return self.words / self.bound.words if self.words and self.bound.words else None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Plans for every boundary, innermost first. Prints as a table."""
-
-    problem: Problem
-    memory: str
-    levels: tuple[LevelPlan, ...]
-    arithmetic_seconds: float | None
-    arithmetic_dtype: str | None  # the type whose peak rate that assumes; None: no rate known
-    note: str = ""  # what to know before believing it
-
-    @property
-    def times(self) -> dict[str, float | None]:
-        """Seconds by boundary, and of "arithmetic"; None: not known."""
-        return {level.boundary: level.seconds for level in self.levels} | {"arithmetic": self.arithmetic_seconds}
-
-    @property
-    def limit(self) -> str | None:
-        """What takes longest of all that is known: a boundary's name, or "arithmetic". See `unknown` too."""
-        known = {name: seconds for name, seconds in self.times.items() if seconds is not None}
-        return max(known, key=known.__getitem__) if known else None
-
-    @property
-    def unknown(self) -> tuple[str, ...]:
-        """What may take longer still: its rate is not known."""
-        return tuple(name for name, seconds in self.times.items() if seconds is None)
-
-    @property
-    def seconds(self) -> float | None:
-        """The least time that the plan implies: everything overlapped, the slowest known part alone."""
-        return max((t for t in self.times.values() if t is not None), default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as `--json` prints it."""
-        levels = [asdict(level) | {"gap": level.gap, "nesting": level.nesting} for level in self.levels]
-        return {
-            "problem": describe(self.problem),
-            "memory": self.memory,
-            "levels": levels,
-            "arithmetic_seconds": self.arithmetic_seconds,
-            "arithmetic_dtype": self.arithmetic_dtype,
-            "limit": self.limit,
-            "unknown": self.unknown,
-            "note": self.note,
-            "seconds": self.seconds,
-        }
-
-    def __rich__(self) -> Table:
-        return plan_table(self)
-
-    def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=120).print(self)
-        return text.getvalue().rstrip()
-
-
 def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machine") -> Plan:
-    """The plan of `problem` on a memory: a catalogue name, a path of a TOML file, or a Memory.
+    """Plan `problem` on a memory: a name of the catalogue, the path of a TOML file, or a Memory.
 
-    Raises UnknownName (the memory) and RedblueError (sizes beyond the tile search), but not for a boundary where
-    nothing fits: its level says so.
+    A boundary at which no schedule fits is no error: its LevelPlan has no schedule and a reason.
+    Raises UnknownName for an unknown memory, and RedblueError for sizes beyond the tile search.
     """
     machine = memories.memory(memory)
-    boundaries = [each for each in machine.boundaries if each.capacity_bytes]
-    best = [_best(problem, each, machine.tile_multiple) for each in boundaries]
+    boundaries = [boundary for boundary in machine.boundaries if boundary.capacity_bytes]
+    best = [_best(problem, boundary, machine.tile_multiple) for boundary in boundaries]
     nested = nest(problem, best, machine.tile_multiple)
-    levels = [_level(problem, *each) for each in zip(boundaries, best, nested, strict=True)]
+    levels = [_level(problem, *columns) for columns in zip(boundaries, best, nested, strict=True)]
     if not levels:
         raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to plan")
-    flops = next((level.flops for level in levels if level.flops), None)  # of the innermost schedule: what is executed
-    # Where a machine has no arithmetic in the problem's type, narrow words are widened to float32 first.
-    usable = (problem.dtype,) if problem.bytes_per_word > 4 else (problem.dtype, "float32")
-    rates = [dtype for dtype in usable if dtype in machine.peak_flops_per_second]
+    flops = next((level.flops for level in levels if level.flops), None)  # the innermost schedule does the arithmetic
+    # A machine without arithmetic in a 16-bit or narrower type converts the words to float32.
+    dtypes = (problem.dtype,) if problem.bytes_per_word > 4 else (problem.dtype, "float32")
+    rates = [dtype for dtype in dtypes if dtype in machine.peak_flops_per_second]
     dtype = rates[0] if rates and flops else None
     seconds = flops / machine.peak_flops_per_second[dtype] if dtype and flops else None
     return Plan(problem, machine.name, tuple(levels), seconds, dtype, _note(problem, machine))
 
 
 def _note(problem: Problem, machine: Memory) -> str:
+    """Return a warning if the arrays do not fit into the slowest memory, else ""."""
     slowest, stream = machine.levels[-1], problem.one_stream()
     names = ("a1", "a2", "a3", "e") if problem.direction == "gradient_x" else ("q", "k", "v", "out")
     words = sum(math.prod(getattr(stream, size) for size in SHAPES[name]) for name in names)
@@ -177,13 +78,16 @@ def _note(problem: Problem, machine: Memory) -> str:
 
 
 def capacity_words(boundary: Boundary, problem: Problem) -> int:
-    """M: what one instance of the boundary's fast side holds, in words of the problem."""
+    """Return M: the capacity of one instance of the boundary's fast level, in words of the problem's dtype."""
     return max(1, (boundary.capacity_bytes or 0) // problem.bytes_per_word)
 
 
 @dataclass(frozen=True)
 class Best:
-    """What fits at one boundary by itself: fewest words of each schedule, and why the others do not fit."""
+    """The schedules that fit at one boundary, without nesting.
+
+    words: fewest words of each schedule that fits. reasons: for each other schedule, an explanation why it does not.
+    """
 
     capacity_words: int
     usable_words: int
@@ -192,23 +96,26 @@ class Best:
 
     @property
     def schedule(self) -> str | None:
+        """Name of the schedule that moves the fewest words; None if no schedule fits."""
         return min(self.words, key=self.words.__getitem__) if self.words else None
 
 
 def _best(problem: Problem, boundary: Boundary, step: int) -> Best:
+    """Search every schedule's tiles at one boundary. step: all tile edges are multiples of it."""
     capacity = capacity_words(boundary, problem)
-    words, found, reasons = max(1, int(capacity * boundary.fast.usable_share)), {}, []
+    usable, fewest, reasons = max(1, int(capacity * boundary.fast.usable_share)), {}, []
     for schedule in map(schedules.get, schedules.covering(problem)):
         if schedule.drop_in:
             try:
-                tiles = schedule.tiles(problem, words, dict.fromkeys(schedule.direction(problem).edges, step))
-                found[schedule.name] = schedule.words(problem, tiles)
+                tiles = schedule.tiles(problem, usable, dict.fromkeys(schedule.direction(problem).edges, step))
+                fewest[schedule.name] = schedule.words(problem, tiles)
             except TooFewWords as error:
                 reasons.append(str(error))
-    return Best(capacity, words, found, tuple(reasons))
+    return Best(capacity, usable, fewest, tuple(reasons))
 
 
 def _level(problem: Problem, boundary: Boundary, best: Best, tiles: Any) -> LevelPlan:
+    """Assemble the plan of one boundary. tiles: of the best schedule; unused if no schedule fits."""
     common: dict[str, Any] = {
         "boundary": boundary.name,
         "capacity_words": best.capacity_words,
@@ -218,8 +125,8 @@ def _level(problem: Problem, boundary: Boundary, best: Best, tiles: Any) -> Leve
         "candidates": best.words,
     }
     if best.schedule is None:
-        nothing = dict.fromkeys(("schedule", "words", "free_words", "bytes", "peak", "flops", "seconds"))
-        return LevelPlan(**common, **nothing, tiles={}, why="; ".join(best.reasons))
+        unset = dict.fromkeys(("schedule", "words", "free_words", "bytes", "peak", "flops", "seconds"))
+        return LevelPlan(**common, **unset, tiles={}, why="; ".join(best.reasons))
     cost = schedules.get(best.schedule).cost(problem, tiles)
     moved = cost.words * problem.bytes_per_word
     bandwidth = boundary.bandwidth_bytes_per_second
@@ -236,20 +143,21 @@ def _level(problem: Problem, boundary: Boundary, best: Best, tiles: Any) -> Leve
     )
 
 
-# Where a schedule lacks an edge, the edge of the same meaning: which queries, and which keys, a tile holds.
-MEANS = {"dkv_rows": "rows", "dkv_cols": "cols", "grad_rows": "rows", "grad_cols": "cols"}
+# For edges that an inner schedule may lack: the edge with the same meaning, the queries or keys of a tile.
+SAME_MEANING = {"dkv_rows": "rows", "dkv_cols": "cols", "grad_rows": "rows", "grad_cols": "cols"}
 
 
 def nest(problem: Problem, best: Sequence[Best], step: int) -> list[Any]:
-    """Tiles for each boundary's best schedule, innermost first, that nest (None where no schedule fits).
+    """Return nesting tiles of each boundary's best schedule, innermost first (None where no schedule fits).
 
-    Tiles that fill a level may fit the next one badly, so each level also tries to fill only a share of its capacity,
-    and takes what makes words here times words one boundary further out the least.
+    Tiles that fill one level may fit the next outer level badly. Each level therefore also tries tiles that fill only a
+    share of its capacity, and takes the tiles with the smallest product of words here and words one boundary further
+    out.
     """
     nested: list[Any] = []
     inner: dict[str, int] = {}
     for here, beyond in zip(best, (*best[1:], None), strict=True):
-        options = {}  # tiles -> words here times words beyond; the fullest first
+        options = {}  # tiles -> words here times words beyond; in descending order of the share filled
         for share in SHARES if beyond else SHARES[:1]:
             tiles = _multiples(problem, here, step, inner, share)
             if tiles is not None and tiles not in options:
@@ -261,22 +169,21 @@ def nest(problem: Problem, best: Sequence[Best], step: int) -> list[Any]:
 
 
 def _words(problem: Problem, best: Best | None, tiles: Any) -> int:
+    """Return the words of the boundary's best schedule with these tiles; 1 if there is no boundary or nothing fits."""
     return schedules.get(best.schedule).words(problem, tiles) if best and best.schedule and tiles else 1
 
 
 def _multiples(problem: Problem, best: Best, step: int, inner: dict[str, int], share: float = 1.0) -> Any:
-    """The best tiles whose edges are multiples of the inner ones; of `step` alone where none such fit at all."""
+    """Return the best tiles whose edges are multiples of the inner edges.
+
+    If no such tiles fit, return tiles with multiples of `step` for the full share, and None for a smaller one.
+    """
     if best.schedule is None:
         return None
     schedule = schedules.get(best.schedule)
     edges = schedule.direction(problem).edges
-    multiple = {edge: inner.get(edge, inner.get(MEANS.get(edge, edge), step)) for edge in edges}
+    multiple = {edge: inner.get(edge, inner.get(SAME_MEANING.get(edge, edge), step)) for edge in edges}
     try:
         return schedule.tiles(problem, int(best.usable_words * share), multiple)
     except TooFewWords:
         return schedule.tiles(problem, best.usable_words, dict.fromkeys(edges, step)) if share == 1 else None
-
-
-def describe(problem: Problem) -> dict[str, Any]:
-    """A problem as plain data."""
-    return asdict(problem) | {"mask": repr(problem.mask)}

@@ -49,11 +49,12 @@ def forward(
 
     attends: boolean (n_q, n_k), True where a query attends a key. scale: 1 / sqrt(d) if None. softcap: scores x become
     softcap tanh(x / softcap). bias: added after that; a boolean one is True where a query attends. sinks: (H,), a score
-    more for each row of a head, without a value. alibi: slopes, (H,) or (..., H); a score loses its head's slope times
-    |query - key|, positions counted from the last ones, after softcap. dropout: what each probability is multiplied by, 0 or 1 / (1 - share).
+    more for each row of a head, without a value. alibi: slopes, (H,) or (..., H); after softcap a score loses its
+    head's slope times |i + n_k - n_q - j|, for query i and key j. dropout: the factor of each probability, 0 or
+    1 / (1 - share).
     """
     q, k, v = _widened(q, k, v)
-    s, _ = _scores(q, k, attends, scale, softcap, bias, alibi)
+    s, _ = _scores(q, k, attends, scale=scale, softcap=softcap, bias=bias, alibi=alibi)
     with np.errstate(invalid="ignore", divide="ignore"):  # infinite scores less their maximum; log(0)
         top = s.max(axis=-1, keepdims=True, initial=-np.inf)
         sink = -np.inf if sinks is None else np.asarray(sinks, np.float64)[:, None, None]
@@ -85,13 +86,12 @@ def backward(
 ) -> Gradients:
     """Gradients of sum(dout * out) + sum(dlse * lse), in float64, with respect to Q, K, V, the bias and the sinks."""
     shapes = [np.shape(x) for x in (q, k, v)]
-    found = forward(
-        q, k, v, attends, scale=scale, softcap=softcap, bias=bias, sinks=sinks, alibi=alibi, dropout=dropout
-    )
+    scores: dict[str, Any] = {"scale": scale, "softcap": softcap, "bias": bias, "alibi": alibi}
+    outputs = forward(q, k, v, attends, sinks=sinks, dropout=dropout, **scores)
     q, k, v = _widened(q, k, v)
-    dout, p, kept = np.asarray(dout, np.float64), found.p, 1.0 if dropout is None else dropout
+    dout, p, kept = np.asarray(dout, np.float64), outputs.p, 1.0 if dropout is None else dropout
     with np.errstate(invalid="ignore"):
-        _, slope = _scores(q, k, attends, scale, softcap, bias, alibi)
+        _, slope = _scores(q, k, attends, **scores)
         dp = dout @ np.swapaxes(v, -1, -2) * kept
         delta = (p * dp).sum(axis=-1) - (0.0 if dlse is None else dlse)
         ds = p * (dp - delta[..., None])
@@ -101,7 +101,7 @@ def backward(
     if bias is not None and bias.dtype != bool:
         dbias = summed_to(ds, bias.shape)
     if sinks is not None:
-        shares = np.exp(np.asarray(sinks, np.float64)[:, None] - np.where(np.isneginf(found.lse), 0.0, found.lse))
+        shares = np.exp(np.asarray(sinks, np.float64)[:, None] - np.where(np.isneginf(outputs.lse), 0.0, outputs.lse))
         dsinks = summed_to((-shares * delta).sum(axis=-1), sinks.shape)
     dq, dk, dv = (summed_to(x, shape) for x, shape in zip((dq, dk, dv), shapes, strict=True))
     return Gradients(dq, dk, dv, dbias, dsinks)
@@ -120,6 +120,7 @@ def _scores(
     q: np.ndarray,
     k: np.ndarray,
     attends: np.ndarray | None,
+    *,
     scale: float | None,
     softcap: float | None,
     bias: np.ndarray | None,

@@ -1,26 +1,26 @@
-"""A schedule on caches as hardware builds them: what every level really moves, beside what the model counts."""
+"""Simulate a schedule on hardware caches (sets, lines, LRU), to compare their traffic with the model's count."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from redblue.lab import counts
 from redblue import schedules
 from redblue.base.errors import RedblueError
+from redblue.catalogue.memories import Memory, memory
+from redblue.lab import counts
 from redblue.machine import Cached, CacheLevel, LevelTraffic, caches_of
 from redblue.machine.hierarchy import checked_levels
-from redblue.catalogue.memories import Memory, memory
 from redblue.problem import Problem
 
-MOST_ACCESSES = 2_000_000_000  # of one stream: about a minute
+MAX_ACCESSES = 2_000_000_000  # of one stream: about a minute
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a schedule moves through caches, over all streams of its problem, each from empty caches.
+    """The traffic of a schedule through caches, summed over all streams; each stream starts with empty caches.
 
-    count: the same schedule and tiles in the model. levels: what each level moved, nearest first.
+    count: the model's count for the same schedule and tiles. levels: the traffic of each level, nearest first.
     """
 
     count: counts.Count
@@ -28,7 +28,7 @@ class Simulation:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """For each level, the words that it moved over the words counted."""
+        """For each level, the ratio of words moved to words counted by the model."""
         return tuple(level.words / self.count.words for level in self.levels)
 
 
@@ -43,12 +43,15 @@ def simulate(
     leading: Mapping[str, int] | None = None,
     fetch_on_write: bool = False,
 ) -> Simulation:
-    """Play `schedule` through caches: the levels given, nearest first, or those of a machine or its name.
+    """Run `schedule` through simulated caches.
 
-    words: the capacity that the tiles are chosen for (default: all of the nearest level, if no tiles are given); or
-    give `tiles` by name, as for `count`. packed, leading (words between the rows of an array, by its name) and
-    fetch_on_write: see redblue.machine.Cached. A word takes the bytes of the problem's dtype.
-    Raises UnknownName, TooFewWords, RedblueError; the latter too for a run of more than MOST_ACCESSES accesses.
+    caches: a list of levels, nearest first, or a Memory or its name, whose caches are simulated.
+    words: the capacity that the tiles are searched for; default: the nearest level's, unless `tiles` are given.
+    tiles: tile edges by name, as for `count`.
+    packed, fetch_on_write, leading (words between the rows of an array, by its name): see redblue.machine.Cached.
+    A word has the size of the problem's dtype.
+
+    Raises UnknownName, TooFewWords, and RedblueError for invalid arguments and runs of more than MAX_ACCESSES accesses.
     """
     if not isinstance(caches, str | Memory | Sequence):
         raise RedblueError(
@@ -62,14 +65,14 @@ def simulate(
     if words is None and tiles is None:
         words = levels[0].capacity_bytes // problem.bytes_per_word
     counted = counts.count(schedule, problem, words=words, tiles=tiles)
-    found = schedules.get(schedule)
+    algorithm = schedules.get(schedule)
     machine = Cached(
         levels,
         problem.bytes_per_word,
         packed=packed,
         leading=leading,
         fetch_on_write=fetch_on_write,
-        most_accesses=MOST_ACCESSES,
+        max_accesses=MAX_ACCESSES,
     )
-    counts.execute(found, problem, found.make_tiles(problem, counted.tiles), machine)
+    counts.execute(algorithm, problem, algorithm.make_tiles(problem, counted.tiles), machine)
     return Simulation(counted, tuple(level.times(problem.streams) for level in machine.traffic))

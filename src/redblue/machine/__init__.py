@@ -1,11 +1,11 @@
-"""Abstract machines: what a schedule runs on. They know no attention."""
+"""Abstract machines that run schedules: counting, numeric, tracing, cached. They know nothing of attention."""
 
 from redblue.machine.base import Machine
 from redblue.machine.cached import Cached
-from redblue.machine.hierarchy import CacheLevel, LevelTraffic, Trace, belady, caches_of, play
 from redblue.machine.counting import Counting
-from redblue.machine.numeric import Numeric
 from redblue.machine.errors import CapacityError, MachineError, NotKept, NotLoaded, NotStored, TooLong, UseAfterFree
+from redblue.machine.hierarchy import CacheLevel, LevelTraffic, Trace, belady, caches_of, play
+from redblue.machine.numeric import Numeric
 from redblue.machine.tracing import Tracing
 from redblue.machine.values import Region, Slow, Tile, Value, exp, log, maximum, minimum
 

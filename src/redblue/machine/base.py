@@ -1,11 +1,11 @@
-"""The abstract machine: a cache of limited words, slow memory without limit, and the rules between them.
+"""The abstract machine: a cache of limited capacity, unlimited slow memory, and the rules for moving words.
 
-A schedule moves words with `load` and `store`, sets tiles aside with `new`, `zeros` and `full`, gives them up
-with `free`, and computes with ordinary array arithmetic in between. A value that is computed lives only until
-the next move: to keep it, a schedule puts it into a tile, whose words count. So the peak is no lie, and a run
-that ends without an error *is* a proof that its count is achievable in its capacity.
+A schedule moves words with `load` and `store`, allocates tiles with `new`, `zeros` and `full`, releases them with
+`free`, and computes with ordinary array arithmetic in between. A computed value lives only until the next move. To keep
+the value, the schedule must put it into a tile, whose words count. So the peak counts every word, and a run without an
+error proves that its count can be achieved within its capacity.
 
-What a machine does with the numbers is its own affair: `Counting` keeps shapes only, `Numeric` NumPy arrays.
+Subclasses decide how values are represented: by their shape (`Counting`), as NumPy arrays (`Numeric`), and so on.
 """
 
 from __future__ import annotations
@@ -19,97 +19,100 @@ import numpy as np
 from redblue.machine.errors import CapacityError, MachineError, NotKept, NotStored, TooLong
 from redblue.machine.values import Region, Slow, Tile, Value
 
-MOST_FLAGS = 2**31  # bytes that a run may spend on remembering which words of slow memory were stored
+MAX_FLAGS = 2**31  # words of one array in slow memory; a byte each records whether the word was stored
 
 
 class Index(Protocol):
-    """The stored index of a mask: who asks for rows reads what it says of them."""
+    """A mask's index in slow memory. Asking for the columns of some rows loads the index entries of these rows."""
 
-    def read(self, machine: Machine, pairs: Any, rows: range) -> tuple[range, ...]: ...
-    def found(self, pairs: Any) -> Any:
-        """The mask as it was read last: what answers `holds` and `dense` for the rows asked for."""
+    def read(self, machine: Machine, pairs: Any, rows: range) -> tuple[range, ...]:
+        """Load the entries of the rows, and return the columns that some of the rows attend."""
+        ...
+
+    def last_read(self, pairs: Any) -> Any:
+        """Return the entries read last, which answer `holds` and `dense` for their rows."""
         ...
 
 
 class Machine(ABC):
-    """A cache of `capacity` words (None: as many as asked for), and counts of what moved.
+    """A cache of `capacity` words (None: no limit), and counts of the words moved.
 
     reads, writes: words loaded and stored. held, peak: words in the cache, now and at most.
-    flops: 2 per multiply-add of the matrix products. most_moves: a run that makes more is given up with TooLong.
+    flops: 2 per multiply-add of the matrix products. max_moves: a run that makes more moves stops with TooLong.
     """
 
-    def __init__(self, capacity: int | None = None, most_moves: float = math.inf) -> None:
-        self.capacity, self.most_moves = capacity, most_moves
+    def __init__(self, capacity: int | None = None, max_moves: float = math.inf) -> None:
+        self.capacity, self.max_moves = capacity, max_moves
         self.reads = self.writes = self.held = self.peak = self.flops = 0
-        self.clock = 0  # moves so far: a computed value is valid until the next one
+        self.clock = 0  # moves so far; a computed value is valid until the next move
         self._outputs: list[Slow] = []
-        self.index: Index | None = None  # of a mask that is stored, not known by rule
+        self.index: Index | None = None  # of a mask that is stored; None if the mask is given by a rule
 
-    # What a kind of machine decides -----------------------------------------------------------
+    # Abstract: the representation of values ---------------------------------------------------
     @abstractmethod
-    def blank(self, shape: tuple[int, ...]) -> Any:
-        """Storage for a new tile."""
-
-    @abstractmethod
-    def fetch(self, region: Region) -> Any:
-        """A copy of the region's words."""
+    def allocate(self, shape: tuple[int, ...]) -> Any:
+        """Return storage for a new tile."""
 
     @abstractmethod
-    def keep(self, region: Region, data: Any) -> None:
-        """Write words into the region."""
+    def read_region(self, region: Region) -> Any:
+        """Copy the words of a region of slow memory."""
+
+    @abstractmethod
+    def write_region(self, region: Region, data: Any) -> None:
+        """Write words into a region of slow memory."""
 
     @abstractmethod
     def elementwise(self, ufunc: np.ufunc, inputs: list[Any]) -> Any:
-        """A function of single words, broadcast."""
+        """Apply a function word by word to inputs that are broadcast against each other."""
 
     @abstractmethod
     def reduce(self, ufunc: np.ufunc, data: Any, axis: int) -> Any:
-        """A sum or a maximum along one axis."""
+        """Compute a sum or a maximum along one axis."""
 
     @abstractmethod
     def product(self, a: Any, b: Any) -> Any:
-        """The matrix product a @ b; counts its flops."""
+        """Compute the matrix product a @ b, and count its flops."""
 
     @abstractmethod
     def assign(self, data: Any, key: Any, value: Any) -> None:
-        """data[key] = value"""
+        """Assign data[key] = value in the storage of a tile."""
 
     @abstractmethod
     def select(self, pairs: Any, rows: range, cols: range, data: Any, otherwise: float) -> Any:
-        """data where pairs attend, `otherwise` elsewhere."""
+        """Return data where the pairs (rows x cols) attend, `otherwise` elsewhere."""
 
     # Slow memory ------------------------------------------------------------------------------
     def input(self, name: str, shape: tuple[int, ...], data: np.ndarray | None = None) -> Slow:
-        """An array that lies in slow memory from the start: none appears once the schedule has begun."""
+        """Declare an array that is in slow memory from the start. Raises MachineError after the first move."""
         if self.clock:
-            raise MachineError(f"input {name!r} appeared after the first move: a schedule stores what it wants to load")
+            raise MachineError(f"input {name!r} appeared after the first move: declare all inputs before it")
         return Slow(self, name, shape, None, self.slow_input(name, shape, data))
 
     def scratch(self, name: str, shape: tuple[int, ...]) -> Slow:
-        """Slow memory for what a schedule writes and reads back; it holds nothing yet."""
-        if math.prod(shape) > MOST_FLAGS:
+        """Allocate an array in slow memory for intermediate values: stored first, loaded later."""
+        if math.prod(shape) > MAX_FLAGS:
             words = math.prod(shape)
             raise MachineError(
-                f"{name!r} has {words:,} words, too many to run (at most {MOST_FLAGS:,}): use closed forms"
+                f"{name!r} has {words:,} words, too many to run (at most {MAX_FLAGS:,}): use closed forms"
             )
         return Slow(self, name, shape, np.zeros(shape, bool), self.slow_storage(shape))
 
     def output(self, name: str, shape: tuple[int, ...]) -> Slow:
-        """An array that must be in slow memory at the end."""
+        """Allocate an array in slow memory that the schedule must have stored completely at the end."""
         array = self.scratch(name, shape)
         self._outputs.append(array)
         return array
 
     def slow_input(self, name: str, shape: tuple[int, ...], data: np.ndarray | None) -> np.ndarray | None:
-        """An input's words, on machines that compute."""
+        """Return the words of an input; None on machines without words."""
         return None
 
     def slow_storage(self, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Storage for an array that the schedule writes, on machines that compute."""
+        """Return storage for an array that the schedule writes; None on machines without words."""
         return None
 
     def finish(self) -> None:
-        """Check that every word of every output was stored."""
+        """End the run: check that every word of every output was stored."""
         for array in self._outputs:
             assert array.written is not None
             missing = array.written.size - int(np.count_nonzero(array.written))
@@ -118,24 +121,24 @@ class Machine(ABC):
 
     # Moves ------------------------------------------------------------------------------------
     def tick(self) -> None:
-        """One move more: what was computed before is gone."""
+        """Count a move, which ends the life of all computed values."""
         self.clock += 1
-        if self.clock > self.most_moves:
-            raise TooLong(f"the run makes more than {self.most_moves:,} moves; larger tiles take fewer")
+        if self.clock > self.max_moves:
+            raise TooLong(f"the run makes more than {self.max_moves:,} moves; larger tiles take fewer")
 
     def load(self, region: Region) -> Tile:
         """Copy a region of slow memory into a new tile."""
-        self._own(region)
+        self._check_owner(region)
         if region.array.written is not None and not region.array.written[region.slices].all():
             raise NotStored(f"{region} was loaded before all of its words were stored")
-        self._take(region, region.shape)
-        tile = Tile(self, region, self.fetch(region))
+        self._occupy(region, region.shape)
+        tile = Tile(self, region, self.read_region(region))
         self.reads += tile.words
         return tile
 
     def store(self, region: Region, value: Value) -> None:
         """Copy a tile (or part of one) to slow memory; the tile stays in the cache."""
-        self._own(region, value)
+        self._check_owner(region, value)
         if region.array.written is None:
             raise MachineError(f"{region} is an input: it cannot be stored to")
         if value.owner is None:
@@ -143,33 +146,34 @@ class Machine(ABC):
         data = value.read()
         if value.shape != region.shape:
             raise MachineError(f"cannot store shape {value.shape} to {region} of shape {region.shape}")
-        self.keep(region, data)
+        self.write_region(region, data)
         region.array.written[region.slices] = True
         self.writes += math.prod(region.shape)
         self.tick()
 
     def new(self, name: str, value: Value) -> Tile:
-        """Set words aside for a computed value."""
-        self._own(value)
+        """Allocate a tile, and write a computed value into it."""
+        self._check_owner(value)
         data = value.read()
-        self._take(name, value.shape)
-        tile = Tile(self, name, self.blank(value.shape))
+        self._occupy(name, value.shape)
+        tile = Tile(self, name, self.allocate(value.shape))
         self.assign(tile.data, ..., data)
         return tile
 
     def full(self, name: str, shape: tuple[int, ...], number: float) -> Tile:
-        """Set words aside, all holding one number."""
-        self._take(name, shape)
-        tile = Tile(self, name, self.blank(shape))
+        """Allocate a tile, and fill it with one number."""
+        self._occupy(name, shape)
+        tile = Tile(self, name, self.allocate(shape))
         self.assign(tile.data, ..., number)
         return tile
 
     def zeros(self, name: str, *shape: int) -> Tile:
+        """Allocate a tile of zeros."""
         return self.full(name, shape, 0.0)
 
     def free(self, *tiles: Tile) -> None:
-        """Give tiles' words up. Costs nothing."""
-        self._own(*tiles)
+        """Release the words of tiles. This costs nothing."""
+        self._check_owner(*tiles)
         for tile in tiles:
             tile.read()
             tile.held = False
@@ -177,28 +181,30 @@ class Machine(ABC):
         self.tick()
 
     def cols_of(self, pairs: Any, rows: range) -> tuple[range, ...]:
-        """The columns that some of the rows attend, for a schedule that comes to these rows.
+        """Return the columns that at least one of the rows attends. A schedule asks this when it starts on the rows.
 
-        Costs no words if the mask is known by rule; else all that its index says of the rows is read.
+        A mask given by a rule costs no words; of a stored mask, the index entries of the rows are loaded.
         """
         return pairs.cols_of(rows) if self.index is None else self.index.read(self, pairs, rows)
 
     def holds(self, pairs: Any, rows: range, cols: range) -> bool:
-        """Whether every pair of the tile attends, so that it needs no masking: as `cols_of` found it."""
-        return (pairs if self.index is None else self.index.found(pairs)).holds(rows, cols)
+        """Whether every pair of the tile attends, so that it needs no masking. Call `cols_of` for the rows first."""
+        return (pairs if self.index is None else self.index.last_read(pairs)).holds(rows, cols)
 
     def where(self, pairs: Any, rows: range, cols: range, value: Value, otherwise: float) -> Value:
-        """value where (rows x cols) of the mask attend, `otherwise` elsewhere: as `cols_of` found them."""
-        self._own(value)
-        pairs = pairs if self.index is None else self.index.found(pairs)
+        """Return `value` where the pairs (rows x cols) attend, `otherwise` elsewhere. Call `cols_of` first."""
+        self._check_owner(value)
+        pairs = pairs if self.index is None else self.index.last_read(pairs)
         return Value(self, self.select(pairs, rows, cols, value.read(), otherwise), summed=value.summed)
 
-    def _own(self, *values: Value) -> None:
+    def _check_owner(self, *values: Value) -> None:
+        """Raise MachineError for a value of another machine."""
         for value in values:
             if value.machine is not self:
                 raise MachineError("a tile or a region of another machine was used")
 
-    def _take(self, label: object, shape: tuple[int, ...]) -> None:
+    def _occupy(self, label: object, shape: tuple[int, ...]) -> None:
+        """Count the words of a new tile as held. label: names the tile in errors. Raises CapacityError."""
         words = math.prod(shape)
         if min(shape, default=0) < 0:
             raise MachineError(f"tile {str(label)!r} has a negative length: {shape}")

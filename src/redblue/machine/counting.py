@@ -1,4 +1,4 @@
-"""The machine that counts words and nothing else: shapes only, no numbers."""
+"""The counting machine: represents values by their shapes, and counts words."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class Shape:
 
 
 def parts(key: Any) -> tuple[slice | None, ...]:
-    """What a key says of each axis in turn; None is a new one."""
+    """Split an index into its parts, one per axis; None inserts an axis of length 1."""
     return key if isinstance(key, tuple) else (key,)
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Broadcast two shapes as NumPy does. Raises MachineError if they do not fit."""
     if a == b or not b:
         return a
     if not a:
@@ -50,15 +51,15 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Counting(Machine):
-    """Runs a schedule on shapes: words moved and held, exactly, at a few microseconds per move."""
+    """Runs a schedule on shapes, at a few microseconds per move. Its counts are exact."""
 
-    def blank(self, shape: tuple[int, ...]) -> Shape:
+    def allocate(self, shape: tuple[int, ...]) -> Shape:
         return Shape(shape)
 
-    def fetch(self, region: Region) -> Shape:
+    def read_region(self, region: Region) -> Shape:
         return Shape(region.shape)
 
-    def keep(self, region: Region, data: Shape) -> None:
+    def write_region(self, region: Region, data: Shape) -> None:
         pass
 
     def elementwise(self, ufunc: np.ufunc, inputs: list[Any]) -> Shape:

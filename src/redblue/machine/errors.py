@@ -1,4 +1,4 @@
-"""The rules of the machine, as the errors that name what broke them."""
+"""Errors of the machines: one class per rule that a schedule can break."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ class MachineError(RedblueError):
 
 
 class CapacityError(MachineError):
-    """A tile does not fit into what is left of the cache."""
+    """A tile does not fit into the free words of the cache."""
 
 
 class TooLong(MachineError):
-    """A run did more than it was allowed to: it was given up."""
+    """A run made more moves or accesses than its limit, and was stopped."""
 
 
 class UseAfterFree(MachineError):
-    """A tile was used after its words were given up."""
+    """A tile was used after it was freed."""
 
 
 class NotLoaded(MachineError):
-    """Slow memory was used in arithmetic without a load."""
+    """A region of slow memory was used in arithmetic without a load."""
 
 
 class NotStored(MachineError):
-    """Words of an output were never stored, or words were loaded that nothing ever stored."""
+    """Words of an output were never stored, or words were loaded before they were stored."""
 
 
 class NotKept(MachineError):
-    """A computed value was used after the next move without having been put into a tile."""
+    """A computed value was used after the next move, or where only words of tiles are allowed."""

@@ -1,4 +1,4 @@
-"""The machine that computes: the same moves, and the real result on float64 NumPy arrays."""
+"""The numeric machine: runs a schedule on float64 NumPy arrays, and so computes its result."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from redblue.machine.values import Region
 
 
 class Numeric(Machine):
-    """Runs a schedule on float64 arrays. What nobody wrote is NaN, in slow memory and in new tiles alike."""
+    """Runs a schedule on float64 arrays. Words that were never written are NaN, in slow memory and in new tiles."""
 
     def slow_input(self, name: str, shape: tuple[int, ...], data: np.ndarray | None) -> np.ndarray:
         array = np.asarray(data)
-        if array.dtype.kind not in "iu":  # an index stays as it is
+        if array.dtype.kind not in "iu":  # the index of a mask keeps its integers
             array = array.astype(np.float64)
         if array.shape != shape:
             raise MachineError(f"{name} has shape {array.shape}, the problem needs {shape}")
@@ -25,18 +25,18 @@ class Numeric(Machine):
     def slow_storage(self, shape: tuple[int, ...]) -> np.ndarray:
         return np.full(shape, np.nan)
 
-    def blank(self, shape: tuple[int, ...]) -> np.ndarray:
+    def allocate(self, shape: tuple[int, ...]) -> np.ndarray:
         return np.full(shape, np.nan)
 
-    def fetch(self, region: Region) -> np.ndarray:
+    def read_region(self, region: Region) -> np.ndarray:
         assert region.array.data is not None
         return region.array.data[region.slices].copy()
 
-    def keep(self, region: Region, data: np.ndarray) -> None:
+    def write_region(self, region: Region, data: np.ndarray) -> None:
         assert region.array.data is not None
         region.array.data[region.slices] = data
 
-    # exp(-inf), log(0) and overflowing products are values of attention, not mistakes: as in PyTorch
+    # exp(-inf), log(0) and overflowing products occur in correct attention, so they raise no warnings, as in PyTorch.
 
     def elementwise(self, ufunc: np.ufunc, inputs: list[Any]) -> np.ndarray:
         with np.errstate(all="ignore"):

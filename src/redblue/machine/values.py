@@ -1,31 +1,45 @@
-"""What a schedule handles: arrays in slow memory, tiles in the cache, and values that live until the next move."""
+"""The objects of a schedule: arrays in slow memory, tiles in the cache, and values that live until the next move."""
 
 from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from redblue.machine.errors import MachineError, NotKept, NotLoaded, UseAfterFree
 
-if TYPE_CHECKING:
-    from redblue.machine.base import Machine
+
+class Arithmetic(Protocol):
+    """The methods of a machine (machine/base.py) that values call."""
+
+    clock: int
+
+    def elementwise(self, ufunc: np.ufunc, inputs: list[Any]) -> Any: ...
+    def reduce(self, ufunc: np.ufunc, data: Any, axis: int) -> Any: ...
+    def product(self, a: Any, b: Any) -> Any: ...
+    def assign(self, data: Any, key: Any, value: Any) -> None: ...
+    def tick(self) -> None: ...
 
 
 AnyValue = TypeVar("AnyValue", bound="Value")
 
 
 class Slow:
-    """An array in slow memory. Index it with ranges to name a region to load or store; `.T` exchanges its axes."""
+    """An array in slow memory. Indexing with ranges gives a region to load or store; `.T` is the transposed array."""
 
     def __init__(
-        self, machine: Machine, name: str, shape: tuple[int, ...], written: np.ndarray | None, data: np.ndarray | None
+        self,
+        machine: Arithmetic,
+        name: str,
+        shape: tuple[int, ...],
+        written: np.ndarray | None,
+        data: np.ndarray | None,
     ) -> None:
         self.machine, self.name, self.shape = machine, name, shape
-        self.written = written  # bool per word, for arrays that the schedule itself has to write; None for inputs
-        self.data = data  # the words themselves, on machines that compute
+        self.written = written  # per word: whether it was stored; None for inputs
+        self.data = data  # the machine's representation of the words; None if it has none
 
     @property
     def T(self) -> Slow:
@@ -37,23 +51,27 @@ class Slow:
 
 
 class Value:
-    """A computed value: shape, perhaps numbers, and the moment it was computed.
+    """A computed value, which takes no words of the cache and lives until the next move.
 
-    Each of its words is computed anew wherever it is used, one at a time, so it needs no room. That is why matrix
-    products read only words that tiles hold, and sums only what is computed word by word from such.
+    A word of a value is recomputed each time it is used, so the value needs no storage. An operation that uses a word
+    many times must therefore not take a value that is expensive to recompute: matrix products take only words of tiles,
+    and sums take only values computed word by word from tiles.
+
+    data: the machine's representation, such as a shape or an array. owner: the tile, if the value is a view of one.
+    summed: whether a sum, a maximum or a product over many words is part of the value.
     """
 
     __slots__ = ("_owner", "clock", "data", "machine", "summed")
 
-    def __init__(self, machine: Machine, data: Any, owner: Tile | None = None, summed: bool = False) -> None:
+    def __init__(self, machine: Arithmetic, data: Any, owner: Tile | None = None, summed: bool = False) -> None:
         self.machine, self.data = machine, data
         self._owner = owner
-        self.summed = summed  # whether a sum or a maximum over many words is part of it
+        self.summed = summed
         self.clock = machine.clock
 
     @property
     def owner(self) -> Tile | None:
-        """The tile that this is, or is a view of; None for a computed value."""
+        """The tile of which this value is the whole or a view; None for a computed value."""
         return self._owner
 
     @property
@@ -61,7 +79,7 @@ class Value:
         return self.data.shape
 
     def read(self) -> Any:
-        """The numbers (or their shape), if they still exist."""
+        """Return the data. Raises UseAfterFree after the tile was freed, and NotKept after the next move."""
         owner = self.owner
         if owner is not None:
             if not owner.held:
@@ -72,21 +90,21 @@ class Value:
             )
         return self.data
 
-    __array_ufunc__ = None  # NumPy's own functions would keep words that nobody counts
+    __array_ufunc__ = None  # refuse NumPy's functions: they would create words that are not counted
 
     def _elementwise(self, ufunc: np.ufunc, *inputs: Any) -> Value:
-        machine, numbers, summed = self.machine, [], False
+        machine, operands, summed = self.machine, [], False
         for x in inputs:
             if type(x) is float:
-                numbers.append(x)
+                operands.append(x)
             elif isinstance(x, Value):
                 if x.machine is not machine:
                     raise MachineError("a value of another machine was used")
-                numbers.append(x.read())
+                operands.append(x.read())
                 summed = summed or x.summed
             else:
-                numbers.append(number(x))
-        return Value(machine, machine.elementwise(ufunc, numbers), None, summed)
+                operands.append(checked_number(x))
+        return Value(machine, machine.elementwise(ufunc, operands), None, summed)
 
     def _update(self: AnyValue, ufunc: np.ufunc, other: Any) -> AnyValue:
         self.put(..., self._elementwise(ufunc, self, other).data)
@@ -140,18 +158,18 @@ class Value:
         return self._reduce(np.maximum, axis)
 
     def __getitem__(self, key: Any) -> Value:
-        return Value(self.machine, self.read()[view(key)], self.owner, self.summed)
+        return Value(self.machine, self.read()[checked_key(key)], self.owner, self.summed)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, Value):
             if value.machine is not self.machine:
                 raise MachineError("a value of another machine was used")
-            self.put(view(key), value.read())
+            self.put(checked_key(key), value.read())
         else:
-            self.put(view(key), number(value))
+            self.put(checked_key(key), checked_number(value))
 
     def put(self, key: Any, data: Any) -> None:
-        """Write into words that a tile holds: a move, so that what was computed before is gone."""
+        """Write into words of a tile. This is a move, so it ends the life of all computed values."""
         if self.owner is None:
             raise NotKept("only words held in a tile can be written: put the value into a tile with new() first")
         self.machine.assign(self.read(), key, data)
@@ -162,8 +180,8 @@ class Value:
         return Value(self.machine, self.read().T, self.owner, self.summed)
 
 
-def view(key: Any) -> Any:
-    """A key that selects without copying: other keys would make copies that nobody counts."""
+def checked_key(key: Any) -> Any:
+    """Return an index that selects a view. Raises MachineError for an index that would make an uncounted copy."""
     if key is Ellipsis:
         return key
     for part in key if isinstance(key, tuple) else (key,):
@@ -172,8 +190,8 @@ def view(key: Any) -> Any:
     return key
 
 
-def number(x: Any) -> Any:
-    """A plain number, which costs no word. An array would be words that nobody counted."""
+def checked_number(x: Any) -> Any:
+    """Return a plain number, which costs no word. Raises MachineError for an array: its words are not counted."""
     if not isinstance(x, Real):
         raise MachineError(
             f"arithmetic takes tiles and plain numbers, not {type(x).__name__}: its words are not counted"
@@ -198,7 +216,7 @@ def minimum(a: Value, b: Value | float) -> Value:
 
 
 class Region(Value):
-    """Part of an array in slow memory: it can be loaded from and stored to, nothing else."""
+    """Part of an array in slow memory. It can only be loaded and stored to; arithmetic with it raises NotLoaded."""
 
     __slots__ = ("array", "ranges", "size")
 
@@ -229,11 +247,11 @@ class Region(Value):
 
 
 class Tile(Value):
-    """Words set aside in the cache, under a label for error messages: a name, or the region they were loaded from."""
+    """Words of the cache. label: names the tile in errors; the name given, or the region that was loaded."""
 
     __slots__ = ("held", "label", "words")
 
-    def __init__(self, machine: Machine, label: object, data: Any) -> None:
+    def __init__(self, machine: Arithmetic, label: object, data: Any) -> None:
         super().__init__(machine, data)
         self.label, self.held = label, True
         self.words = math.prod(data.shape)

@@ -1,4 +1,4 @@
-"""Masks by name, as the command line takes them: patterns with their numbers, files, and & | ~ between them."""
+"""Masks as text, for the command line: names with numbers, files, and the operators & | ~ between them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import numpy as np
 from redblue.base.errors import RedblueError
 from redblue.masks.mask import Mask
 
-MOST_DIGITS = 18  # of a number
+MAX_DIGITS = 18  # of a number
 
 
 class Name(NamedTuple):
-    """A pattern's name. numbers: how many it takes, at least and at most; form: as the help says it."""
+    """The constructor behind a name, the least and the greatest number of arguments, and the form shown in the help."""
 
     make: Callable[..., Mask]
-    least: int
-    most: float
+    min_numbers: int
+    max_numbers: float
     form: str
 
 
-EVER = float("inf")
+ANY_NUMBER = float("inf")
 NAMES = {
     "full": Name(Mask.full, 0, 0, "full"),
     "causal": Name(Mask.causal, 0, 0, "causal"),
     "causal-bottom-right": Name(lambda: Mask.causal(align="bottom-right"), 0, 0, "causal-bottom-right"),
     "window": Name(Mask.sliding_window, 1, 2, "window:LEFT[,RIGHT]"),
     "prefix": Name(Mask.prefix, 1, 1, "prefix:LENGTH"),
-    "documents": Name(lambda *lengths: Mask.documents(lengths), 1, EVER, "documents:LENGTH,..."),
+    "documents": Name(lambda *lengths: Mask.documents(lengths), 1, ANY_NUMBER, "documents:LENGTH,..."),
     "dilated": Name(Mask.dilated, 2, 2, "dilated:WINDOW,STEP"),
     "strided": Name(Mask.strided, 1, 1, "strided:STRIDE"),
-    "global": Name(lambda *tokens: Mask.global_tokens(tokens), 1, EVER, "global:TOKEN,..."),
+    "global": Name(lambda *tokens: Mask.global_tokens(tokens), 1, ANY_NUMBER, "global:TOKEN,..."),
     "butterfly": Name(lambda *block: Mask.butterfly((block[0], block[-1])), 1, 2, "butterfly:BQ[,BK]"),
     "bigbird": Name(Mask.bigbird, 1, 5, "bigbird:BLOCK[,WINDOW[,FIRST[,RANDOM[,SEED]]]]"),
     "n_of_m": Name(Mask.n_of_m, 2, 2, "n_of_m:N,M"),
@@ -47,79 +47,83 @@ FORMS = (*(name.form for name in NAMES.values()), *FILES)
 
 
 def parse(text: str) -> Mask:
-    """The mask of a text such as "causal & documents:512,1536". Raises RedblueError that lists the forms.
+    """Make the mask that a text such as "causal & documents:512,1536" stands for.
 
-    ~ binds before &, & before |; parentheses may be used. A name of a file may hold such signs if the mask is it alone.
+    ~ binds more tightly than &, and & more tightly than |; parentheses group. The name of a file may contain these
+    characters if the text is that file alone. Raises RedblueError, which lists the forms.
     """
-    whole = text.strip()
-    if not re.search(r"[&|~()]", whole) or re.match(r"(blocks|dense|csr):[^&|~()]*$", whole):
-        return _one(whole, text)
+    stripped = text.strip()
+    if not re.search(r"[&|~()]", stripped):
+        return _term(stripped, text)
     try:
-        return _one(whole, text)
+        return _term(stripped, text)
     except RedblueError:
-        parts = [part.strip() for part in re.split(r"([&|~()])", whole)]
-        parts = [part for part in parts if part]
-        mask = _either(parts, text)
-        if parts:
-            raise _not_one(text) from None
+        tokens = [token.strip() for token in re.split(r"([&|~()])", stripped)]
+        tokens = [token for token in tokens if token]
+        mask = _union(tokens, text)
+        if tokens:
+            raise _invalid(text) from None
         return mask
 
 
-def _either(parts: list[str], text: str) -> Mask:
-    mask = _both(parts, text)
-    while parts and parts[0] == "|":
-        parts.pop(0)
-        mask = mask | _both(parts, text)
+def _union(tokens: list[str], text: str) -> Mask:
+    """Parse, and remove from the tokens, one or more intersections with | between them."""
+    mask = _intersection(tokens, text)
+    while tokens and tokens[0] == "|":
+        tokens.pop(0)
+        mask = mask | _intersection(tokens, text)
     return mask
 
 
-def _both(parts: list[str], text: str) -> Mask:
-    mask = _term(parts, text)
-    while parts and parts[0] == "&":
-        parts.pop(0)
-        mask = mask & _term(parts, text)
+def _intersection(tokens: list[str], text: str) -> Mask:
+    """Parse, and remove from the tokens, one or more factors with & between them."""
+    mask = _factor(tokens, text)
+    while tokens and tokens[0] == "&":
+        tokens.pop(0)
+        mask = mask & _factor(tokens, text)
     return mask
 
 
-def _term(parts: list[str], text: str) -> Mask:
-    if not parts:
-        raise _not_one(text)
-    part = parts.pop(0)
-    if part == "~":
-        return ~_term(parts, text)
-    if part != "(":
-        return _one(part, text)
-    mask = _either(parts, text)
-    if not parts or parts.pop(0) != ")":
-        raise _not_one(text)
+def _factor(tokens: list[str], text: str) -> Mask:
+    """Parse, and remove from the tokens, a term, a complement or a parenthesis."""
+    if not tokens:
+        raise _invalid(text)
+    token = tokens.pop(0)
+    if token == "~":
+        return ~_factor(tokens, text)
+    if token != "(":
+        return _term(token, text)
+    mask = _union(tokens, text)
+    if not tokens or tokens.pop(0) != ")":
+        raise _invalid(text)
     return mask
 
 
-def _one(part: str, text: str) -> Mask:
-    """A single name with its numbers, or file."""
-    kind, colon, given = part.partition(":")
+def _term(term: str, text: str) -> Mask:
+    """Make the mask of a name with its numbers, or of a file. text: the whole input, for errors."""
+    kind, colon, arguments = term.partition(":")
     if kind in NAMES:
-        name, numbers = NAMES[kind], [each.strip() for each in given.split(",")] if colon else []
-        if any(len(number) > MOST_DIGITS for number in numbers):
-            raise RedblueError(f"the numbers of a mask may have {MOST_DIGITS} digits, got {text[:40]}...")
-        if name.least <= len(numbers) <= name.most and all(map(_is_number, numbers)):
+        name, numbers = NAMES[kind], [number.strip() for number in arguments.split(",")] if colon else []
+        if any(len(number) > MAX_DIGITS for number in numbers):
+            raise RedblueError(f"the numbers of a mask may have {MAX_DIGITS} digits, got {text[:40]}...")
+        if name.min_numbers <= len(numbers) <= name.max_numbers and all(map(_is_number, numbers)):
             return name.make(*(float(number) if "." in number else int(number) for number in numbers))
-    edge = rf"\d{{1,{MOST_DIGITS}}}"
-    if found := re.fullmatch(rf"blocks:(.+?),({edge})(?:,({edge}))?", part):
-        path, rows, cols = found.groups()
+    edge = rf"\d{{1,{MAX_DIGITS}}}"
+    if match := re.fullmatch(rf"blocks:(.+?),({edge})(?:,({edge}))?", term):
+        path, rows, cols = match.groups()
         return Mask.blocks(_array(path), (int(rows), int(cols or rows)))
-    if kind == "dense" and given:
-        return Mask.from_dense(_array(given))
-    if kind == "csr" and given:
-        return _csr(given)
-    raise _not_one(text)
+    if kind == "dense" and arguments:
+        return Mask.from_dense(_array(arguments))
+    if kind == "csr" and arguments:
+        return _csr(arguments)
+    raise _invalid(text)
 
 
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", text) is not None
 
 
-def _not_one(text: str) -> RedblueError:
+def _invalid(text: str) -> RedblueError:
     return RedblueError(
         f"mask must be {', '.join(FORMS)}, such as window:1024,0 or blocks:layout.npy,128, or several with & | ~ "
         f"between them; got {text[:200]!r}"
@@ -127,6 +131,7 @@ def _not_one(text: str) -> RedblueError:
 
 
 def _array(path: str) -> np.ndarray:
+    """Read the array of a .npy file."""
     array = _load(path, "numpy.save")
     if isinstance(array, dict):
         raise RedblueError(f"{path!r} holds several arrays: give a .npy file, which numpy.save writes")
@@ -134,22 +139,22 @@ def _array(path: str) -> np.ndarray:
 
 
 def _csr(path: str) -> Mask:
-    """A graph from the arrays indptr, indices and shape of a file, as scipy.sparse.save_npz writes them."""
+    """Read a graph from a .npz file with the arrays indptr, indices and shape, as scipy.sparse.save_npz writes it."""
     arrays = _load(path, "scipy.sparse.save_npz")
-    needed = ("indptr", "indices", "shape")
-    if not isinstance(arrays, dict) or not set(needed) <= set(arrays):
-        raise RedblueError(f"{path!r} must hold the arrays {', '.join(needed)}, which scipy.sparse.save_npz writes")
-    indptr, indices, shape = (arrays[name] for name in needed)
+    names = ("indptr", "indices", "shape")
+    if not isinstance(arrays, dict) or not set(names) <= set(arrays):
+        raise RedblueError(f"{path!r} must hold the arrays {', '.join(names)}, which scipy.sparse.save_npz writes")
+    indptr, indices, shape = (arrays[name] for name in names)
     if shape.shape != (2,) or shape[0] != indptr.size - 1:
         raise RedblueError(f"shape in {path!r} must be (length of indptr - 1, n_k), got {shape.tolist()}")
     return Mask.from_csr(indptr, indices, shape[1])
 
 
 def _load(path: str, writer: str) -> np.ndarray | dict[str, np.ndarray]:
-    """The array of a .npy file, or those of a .npz file by name."""
+    """Read the array of a .npy file, or the arrays of a .npz file by name. writer: named in errors."""
     try:
         with open(path, "rb") as file:
             loaded: Any = np.load(file, allow_pickle=False)
             return loaded if isinstance(loaded, np.ndarray) else dict(loaded)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise RedblueError(f"cannot read {path!r} as what {writer} wrote: {error}") from None
+        raise RedblueError(f"cannot read {path!r} as a file that {writer} wrote: {error}") from None

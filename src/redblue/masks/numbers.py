@@ -1,4 +1,4 @@
-"""Whole numbers that a rule is made of: immutable, compared by value, printed in short, and checked when given."""
+"""Lists of whole numbers as the parameters of rules, and the checks of a user's lists."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 
-SHOWN = 16  # numbers: longer lists print their ends
+MAX_PRINTED = 16  # numbers: longer lists print only their ends
 
 
 class Numbers:
-    """A read-only array of int64 that is a value: equal if its numbers are. The hash is found once."""
+    """A read-only 1-D int64 array that is a value: hashable, and equal if the numbers are equal."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = np.array(array, np.int64)
@@ -33,7 +34,7 @@ class Numbers:
         return len(self.array)
 
     def __repr__(self) -> str:
-        if len(self) <= SHOWN:
+        if len(self) <= MAX_PRINTED:
             return repr(self.array.tolist())
         ends = [", ".join(map(str, part.tolist())) for part in (self.array[:3], self.array[-2:])]
         return f"<{len(self):,} numbers: {ends[0]}, ..., {ends[1]}>"
@@ -42,19 +43,20 @@ class Numbers:
         return Numbers, (self.array,)
 
 
-def numbers(name: str, given: Any, least: int = 0) -> Numbers:
-    """What a user gives as a list of whole numbers of at least `least`. Raises RedblueError, naming the entry."""
-    array = whole(name, given)
-    bad = np.flatnonzero(array < least)
-    if len(bad):
-        raise RedblueError(f"{name}[{bad[0]}] must be at least {least}, got {array[bad[0]]}")
+def numbers(name: str, value: Any, least: int = 0) -> Numbers:
+    """Check a user's list of whole numbers of at least `least`. Raises RedblueError, which names the entry."""
+    array = whole(name, value)
+    too_small = np.flatnonzero(array < least)
+    if len(too_small):
+        i = too_small[0]
+        raise RedblueError(f"{name}[{i}] must be at least {least}, got {array[i]}")
     return Numbers(array)
 
 
-def whole(name: str, given: Any) -> np.ndarray:
-    """A 1-D array of int64. Raises RedblueError for anything else."""
+def whole(name: str, value: Any) -> np.ndarray:
+    """Convert a user's list of whole numbers to a 1-D int64 array. Raises RedblueError for anything else."""
     try:
-        array = np.asarray(given)
+        array = np.asarray(value)
     except ValueError as error:
         raise RedblueError(f"{name} must be a list of whole numbers; its entries are not alike ({error})") from None
     if array.size == 0 and array.ndim == 1:
@@ -68,20 +70,9 @@ def whole(name: str, given: Any) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def number(name: str, given: Any, least: int, most: float = 1 << 60) -> int:
-    """One whole number. Raises RedblueError for anything else, and out of least .. most."""
-    if isinstance(given, (bool, np.bool_)) or not hasattr(given, "__index__"):
-        raise RedblueError(f"{name} must be a whole number, got {given!r}")
-    value = given.__index__()
-    if not least <= value <= most:
-        bounds = f"at least {least}" if value < least else f"at most {most:,}"
-        raise RedblueError(f"{name} must be {bounds}, got {value if value.bit_length() < 256 else 'a larger one'}")
-    return value
-
-
-def pair(name: str, given: Any) -> tuple[int, int]:
-    """(queries, keys), from two whole numbers of at least 1 or from one for both. Raises RedblueError."""
-    parts = tuple(given) if isinstance(given, (tuple, list, np.ndarray)) else (given, given)
+def pair(name: str, value: Any) -> tuple[int, int]:
+    """Check two whole numbers (queries, keys) of at least 1, or one number for both. Raises RedblueError."""
+    parts = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else (value, value)
     if len(parts) != 2:
-        raise RedblueError(f"{name} must be two whole numbers (queries, keys) of at least 1, or one; got {given!r}")
-    return number(f"{name}[0]", parts[0], 1), number(f"{name}[1]", parts[1], 1)
+        raise RedblueError(f"{name} must be two whole numbers (queries, keys) of at least 1, or one; got {value!r}")
+    return whole_number(f"{name}[0]", parts[0], 1), whole_number(f"{name}[1]", parts[1], 1)

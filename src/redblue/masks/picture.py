@@ -1,49 +1,63 @@
-"""Pictures of masks: which tiles are empty, full or partly attended; single pairs where there are few."""
+"""Pictures of masks: charts and text that show which tiles are empty, full or partly attended."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import altair as alt
 import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
-from redblue.masks.patterns.census import Census, census
-from redblue.masks.mask import Mask
-from redblue.masks.numbers import pair
-from redblue.base.style import COLOURS, printed
+from redblue.base.style import COLOURS, standalone_config
 from redblue.base.text import amount
+from redblue.masks.numbers import pair
+from redblue.masks.patterns.census import Census, census
+from redblue.masks.rules.rule import Rule
 
-MOST_TILES = 64  # along an axis
-MOST_DRAWN = 1 << 16  # tiles
-MOST_PLANES = 12
+DEFAULT_TILES = 64  # along the longer axis
+MAX_TILES = 1 << 16  # in one chart
+MAX_PLANES = 12
 SIDE = 320  # pixels of the longer axis
-SHADES = " ░▒▓█"
+SHADES = " ░▒▓█"  # from no pair to every pair of a tile
+
+
+class Drawable(Protocol):
+    """The part of Mask that pictures need. (Mask.plot imports this module, so this module cannot import Mask.)"""
+
+    @property
+    def rule(self) -> Rule: ...
+    @property
+    def lead(self) -> tuple[int, ...]: ...
+    def plane(self, i: int) -> Drawable: ...
 
 
 def edges_of(n_q: int, n_k: int, tile: int | tuple[int, int] | None) -> tuple[int, int]:
-    """The edges of a picture's tiles: those given, or squares of which MOST_TILES cover the longer axis."""
-    edge = max(1, ceil_div(max(n_q, n_k), MOST_TILES))
+    """Return the edges of a chart's tiles: the user's, or of squares of which DEFAULT_TILES cover the longer axis."""
+    edge = max(1, ceil_div(max(n_q, n_k), DEFAULT_TILES))
     return (edge, edge) if tile is None else pair("tile", tile)
 
 
-def chart(mask: Mask, n_q: int, n_k: int, tile: int | tuple[int, int] | None = None, side: int = SIDE) -> alt.Chart:
-    """A picture of one plane. tile: edges of its tiles in queries and keys. Raises RedblueError for too many tiles."""
+def chart(mask: Drawable, n_q: int, n_k: int, tile: int | tuple[int, int] | None = None, side: int = SIDE) -> alt.Chart:
+    """Draw one plane.
+
+    tile: the edges of a tile in queries and keys. side: pixels of the longer axis. Raises RedblueError for more than
+    MAX_TILES tiles.
+    """
     rows, cols = edges_of(n_q, n_k, tile)
-    if ceil_div(n_q, rows) * ceil_div(n_k, cols) > MOST_DRAWN:
+    if ceil_div(n_q, rows) * ceil_div(n_k, cols) > MAX_TILES:
         raise RedblueError(
-            f"tiles of {rows} x {cols} cut {n_q:,} x {n_k:,} pairs into more than can be drawn ({MOST_DRAWN:,}): give "
+            f"tiles of {rows} x {cols} cut {n_q:,} x {n_k:,} pairs into more than can be drawn ({MAX_TILES:,}): give "
             "larger ones"
         )
-    found = census(mask.rule.laid(n_q, n_k), rows, cols)
+    tiles = census(mask.rule.pattern(n_q, n_k), rows, cols)
     edge = min(rows, cols)
-    pixels = max(1, side * edge // max(n_q, n_k, 1))  # whole ones for each tile, so that no seam shows
+    pixels = max(1, side * edge // max(n_q, n_k, 1))  # a whole number per tile, so that no seams show
     style = COLOURS["light"]
     colour = alt.Scale(domain=["full", "partial"], range=[style["large-cache"], style["small-cache"]])
     single = rows == cols == 1
-    values = _values(found, rows, cols, n_q, n_k)
+    values = _rectangles(tiles, rows, cols, n_q, n_k)
     base = alt.Chart(alt.Data(values=values)).mark_rect(stroke=None)
     return base.encode(
         x=_axis(alt.X, "key", "keys", n_k),
@@ -54,7 +68,7 @@ def chart(mask: Mask, n_q: int, n_k: int, tile: int | tuple[int, int] | None = N
         opacity=alt.Opacity("share:Q", scale=alt.Scale(domain=[0, 1], range=[0.25, 1]), legend=None),
         tooltip=["query:Q", "key:Q", "share:Q"],
     ).properties(
-        width=max(40, pixels * n_k // edge), height=max(40, pixels * n_q // edge), title=_title(mask, found, rows, cols)
+        width=max(40, pixels * n_k // edge), height=max(40, pixels * n_q // edge), title=_title(mask, tiles, rows, cols)
     )  # fmt: skip
 
 
@@ -64,43 +78,44 @@ def _axis(channel: Any, name: str, title: str, length: int) -> Any:
     return channel(f"{name}:Q", title=title, scale=scale, axis=axis)
 
 
-def _values(found: Census, rows: int, cols: int, n_q: int, n_k: int) -> list[dict[str, Any]]:
-    """The tiles as rectangles: neighbours that have the same share are one."""
-    share = found.pairs / np.maximum(1, found.area)
+def _rectangles(tiles: Census, rows: int, cols: int, n_q: int, n_k: int) -> list[dict[str, Any]]:
+    """Merge neighbouring tiles with the same share of attending pairs into rectangles, as rows of Vega-Lite data."""
+    share = tiles.pairs / np.maximum(1, tiles.area)
     new = (
-        (np.diff(found.row, prepend=-1) != 0) | (np.diff(found.col, prepend=0) != 1) | (np.diff(share, prepend=-1) != 0)
+        (np.diff(tiles.row, prepend=-1) != 0) | (np.diff(tiles.col, prepend=0) != 1) | (np.diff(share, prepend=-1) != 0)
     )
     first = np.flatnonzero(new)
     last = np.append(first[1:], len(new))[: len(first)] - 1
     rectangles: list[dict[str, Any]] = []
-    above: dict[tuple[int, int, int, float], dict[str, Any]] = {}  # by the row below, where they may go on
-    for i, begin, end, part in zip(
-        *(each.tolist() for each in (found.row[first], found.col[first], found.col[last], share[first])), strict=True
-    ):
-        drawn = above.pop((i, begin, end, part), None)
-        if drawn is None:
-            drawn = {
+    # Rectangles that may grow downwards, by the row of tiles below them, their columns and their share.
+    growing: dict[tuple[int, int, int, float], dict[str, Any]] = {}
+    runs = (tiles.row[first], tiles.col[first], tiles.col[last], share[first])
+    for i, begin, end, part in zip(*(array.tolist() for array in runs), strict=True):
+        rectangle = growing.pop((i, begin, end, part), None)
+        if rectangle is None:
+            rectangle = {
                 "query": i * rows,
                 "key": begin * cols,
                 "key_end": min(n_k, (end + 1) * cols),
                 "share": round(part, 4),
                 "kind": "full" if part == 1 else "partial",
             }
-            rectangles.append(drawn)
-        drawn["query_end"] = min(n_q, (i + 1) * rows)
-        above[i + 1, begin, end, part] = drawn
+            rectangles.append(rectangle)
+        rectangle["query_end"] = min(n_q, (i + 1) * rows)
+        growing[i + 1, begin, end, part] = rectangle
     return rectangles
 
 
-def _title(mask: Mask, found: Census, rows: int, cols: int) -> alt.TitleParams:
-    said = repr(mask)
-    tiles = (
-        "pairs" if rows == cols == 1 else f"tiles of {rows} x {cols}: {found.full:,} full, {found.partial:,} partial"
-    )
-    text = f"{amount(int(found.pairs.sum()))} pairs" if rows == cols == 1 else tiles
+def _title(mask: Drawable, tiles: Census, rows: int, cols: int) -> alt.TitleParams:
+    """The mask's constructor, and the number of tiles of each kind or, for tiles of one pair, of pairs."""
+    title = repr(mask)
+    if rows == cols == 1:
+        counts = f"{amount(int(tiles.pairs.sum()))} pairs"
+    else:
+        counts = f"tiles of {rows} x {cols}: {tiles.full:,} full, {tiles.partial:,} partial"
     return alt.TitleParams(
-        said if len(said) <= 60 else said[:57] + "...",
-        subtitle=f"{text}, {found.empty:,} empty",
+        title if len(title) <= 60 else title[:57] + "...",
+        subtitle=f"{counts}, {tiles.empty:,} empty",
         fontSize=11,
         subtitleFontSize=10,
         fontWeight="normal",
@@ -108,28 +123,31 @@ def _title(mask: Mask, found: Census, rows: int, cols: int) -> alt.TitleParams:
     )
 
 
-def plot(mask: Mask, n_q: int, n_k: int, tile: int | tuple[int, int] | None = None) -> alt.Chart | alt.ConcatChart:
-    """A picture of the mask; of several planes, beside each other. Raises RedblueError for more than MOST_PLANES."""
-    planes = [mask.plane(i) for i in range(min(math.prod(mask.lead), MOST_PLANES + 1))]
-    if len(planes) > MOST_PLANES:
+def plot(mask: Drawable, n_q: int, n_k: int, tile: int | tuple[int, int] | None = None) -> alt.Chart | alt.ConcatChart:
+    """Draw a mask, its planes side by side. Raises RedblueError for more than MAX_PLANES planes."""
+    planes = [mask.plane(i) for i in range(min(math.prod(mask.lead), MAX_PLANES + 1))]
+    if len(planes) > MAX_PLANES:
         raise RedblueError(
-            f"the mask has {math.prod(mask.lead)} planes, a picture at most {MOST_PLANES}: plot some, mask.plane(i)"
+            f"the mask has {math.prod(mask.lead)} planes, a picture at most {MAX_PLANES}: plot some, mask.plane(i)"
         )
-    made = alt.concat(*(chart(each, n_q, n_k, tile, SIDE // 2) for each in planes), columns=4) if mask.lead else None
-    found = chart(mask, n_q, n_k, tile) if made is None else made
-    style = printed()
-    del style["legend"]["layout"]  # which Vega-Lite knows and Altair does not
-    found.config = style
-    return found
+    picture: alt.Chart | alt.ConcatChart
+    if mask.lead:
+        picture = alt.concat(*(chart(plane, n_q, n_k, tile, SIDE // 2) for plane in planes), columns=4)
+    else:
+        picture = chart(mask, n_q, n_k, tile)
+    style = standalone_config()
+    del style["legend"]["layout"]  # a property of Vega-Lite that Altair does not know
+    picture.config = style
+    return picture
 
 
-def shaded(mask: Mask, n_q: int, n_k: int, rows: int = 24, cols: int = 48) -> str:
-    """One plane as lines of text: the darker, the more of a tile's pairs attend."""
+def shaded(mask: Drawable, n_q: int, n_k: int, rows: int = 24, cols: int = 48) -> str:
+    """Draw one plane as at most `rows` lines of text. Darker characters stand for a larger share of attending pairs."""
     rows, cols = min(rows, n_q), min(cols, n_k)
     if not rows or not cols:
         return ""
     edges = ceil_div(n_q, rows), ceil_div(n_k, cols)
-    found = census(mask.rule.laid(n_q, n_k), *edges)
+    tiles = census(mask.rule.pattern(n_q, n_k), *edges)
     shades = np.zeros((ceil_div(n_q, edges[0]), ceil_div(n_k, edges[1])), np.int64)
-    shades[found.row, found.col] = np.ceil(found.pairs / found.area * (len(SHADES) - 1))
+    shades[tiles.row, tiles.col] = np.ceil(tiles.pairs / tiles.area * (len(SHADES) - 1))
     return "\n".join("".join(SHADES[shade] for shade in line) for line in shades)

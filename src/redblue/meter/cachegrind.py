@@ -1,10 +1,10 @@
-"""Lines that a compiled kernel moves between a cache of any shape and memory, in valgrind's simulation.
+"""Measure the lines that a compiled kernel moves between memory and a cache of any shape, simulated by valgrind.
 
-Read: the lines of read misses, and those of write misses, which an ordinary store reads before it changes them (write
-allocation). Written: dirty lines when they are evicted, and at the end those of the outputs that the cache still holds
-(at least: touching those that it does not hold may evict one before it is touched); what is left of the kernel's own
-tiles is dead, and is not counted. Lines of code are not counted, but take their place. Prefetches are not simulated.
-Replacement is LRU.
+Lines read: read misses, and write misses, because an ordinary store reads a line before it changes it (write
+allocation). Lines written: dirty lines that are evicted, and the output lines that the cache still holds at the end.
+The latter number is a lower limit, because it is found by touching the outputs, and a touch that misses may evict an
+output line that has not been touched yet. The kernel's own tiles are dead at the end, and are not counted. Lines of
+code occupy the cache, but are not counted as words. Replacement is LRU. Prefetches are not simulated.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError
+from redblue.compiled import _core
 from redblue.machine import CacheLevel
 from redblue.meter import child, valgrind
 from redblue.meter.calls import KernelCall, Region, Struct
 from redblue.meter.valgrind import Events
 
-BEYOND = ("avx512_bf16", "avx512")  # instruction sets that valgrind does not decode
+UNDECODED = ("avx512_bf16", "avx512")  # instruction sets that valgrind does not decode
 
 
 def isa() -> _core.Isa:
-    """The best instruction set that valgrind decodes, or the one that REDBLUE_ISA names. Raises RedblueError."""
+    """Choose the best instruction set that valgrind decodes, or the one that REDBLUE_ISA names.
+
+    Raises RedblueError if REDBLUE_ISA names one that valgrind does not decode, or that this CPU does not have.
+    """
     forced = os.environ.get("REDBLUE_ISA")
-    if forced in BEYOND:
+    if forced in UNDECODED:
         raise RedblueError(f"valgrind does not decode AVX-512: set REDBLUE_ISA=avx2 or unset it, got {forced!r}")
     try:
         return _core.choose_isa(
-            forced or next(x.name for x in _core.list_isas() if x.supported and x.name not in BEYOND)
+            forced or next(x.name for x in _core.list_isas() if x.supported and x.name not in UNDECODED)
         )
     except ValueError as error:
         raise RedblueError(str(error)) from error
@@ -42,7 +45,7 @@ def isa() -> _core.Isa:
 def measure_call(
     call: KernelCall, cache: CacheLevel, inner: CacheLevel | None = None
 ) -> tuple[dict[str, int], list[Any]]:
-    """Run the call under valgrind. What `traffic` says, and what the call returned."""
+    """Run the call under valgrind; return the lines by cause, as `traffic` does, and the call's own result."""
     return run(call.function, call.isa, call.regions, call.outputs, call.arguments, cache, inner)
 
 
@@ -55,9 +58,14 @@ def run(
     cache: CacheLevel,
     inner: CacheLevel | None = None,
 ) -> tuple[dict[str, int], Any]:
-    """Run a function of the compiled core under valgrind (see KernelCall). Raises RedblueError."""
-    with tempfile.TemporaryDirectory(prefix="redblue-meter-") as made:
-        folder = Path(made)
+    """Run a function of the compiled core under valgrind.
+
+    regions, outputs, arguments: as in KernelCall. cache: the cache to measure. inner: a cache between it and the core.
+    Returns the lines by cause, with `inner_miss_lines` if there is an inner cache, and the function's result.
+    Raises RedblueError.
+    """
+    with tempfile.TemporaryDirectory(prefix="redblue-meter-") as name:
+        folder = Path(name)
         described = []
         for i, region in enumerate(regions):
             if isinstance(region, bytes):
@@ -76,28 +84,28 @@ def run(
         }
         (folder / "task.json").write_text(json.dumps(task))
         command = [sys.executable, "-I", "-S", child.__file__, str(folder / "task.json")]
-        # The environment lies on the stack, whose lines are counted: the same everywhere.
-        found, said = valgrind.run(command, cache, folder, {"PATH": os.environ.get("PATH", "")}, inner)
+        # The environment variables lie on the stack, whose lines are counted: keep them the same on all machines.
+        sections, printed = valgrind.run(command, cache, folder, {"PATH": os.environ.get("PATH", "")}, inner)
         sizes = [each["bytes"] for each in described]
-        written = sum(-(-sizes[i] // cache.line_bytes) for i in outputs)
-        marked = dict(found)
-        nearer = {"inner_miss_lines": marked["kernel"].inner_misses} if inner else {}
-        return traffic(marked, written) | nearer, json.loads(said)
+        output_lines = sum(-(-sizes[i] // cache.line_bytes) for i in outputs)
+        events = dict(sections)
+        inner_lines = {"inner_miss_lines": events["kernel"].inner_misses} if inner else {}
+        return traffic(events, output_lines) | inner_lines, json.loads(printed)
 
 
-def described(cache: CacheLevel, inner: CacheLevel | None) -> str:
-    """The simulated caches, in words."""
-    nearer = f", behind {inner.capacity_bytes:,} bytes, {_ways(inner)}" if inner else ""
-    return f"lines of {cache.line_bytes} bytes, {_ways(cache)}, LRU, write-back{nearer}"
+def description(cache: CacheLevel, inner: CacheLevel | None) -> str:
+    """Describe the simulated caches, for the record of a measurement."""
+    behind = f", behind {inner.capacity_bytes:,} bytes, {_ways(inner)}" if inner else ""
+    return f"lines of {cache.line_bytes} bytes, {_ways(cache)}, LRU, write-back{behind}"
 
 
 def _ways(cache: CacheLevel) -> str:
     return f"{cache.ways} ways" if cache.ways else "fully associative"
 
 
-def traffic(found: dict[str, Events], output_lines: int) -> dict[str, int]:
-    """Lines, by what moved them. output_lines: how many the outputs are."""
-    kernel, outputs = found["kernel"], found["outputs"]
+def traffic(events: dict[str, Events], output_lines: int) -> dict[str, int]:
+    """Lines by cause. events: of the sections "kernel" and "outputs"; output_lines: the size of the outputs."""
+    kernel, outputs = events["kernel"], events["outputs"]
     return {
         "read_miss_lines": kernel.read_misses,
         "write_allocate_lines": kernel.write_misses,

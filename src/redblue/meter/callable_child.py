@@ -1,7 +1,8 @@
-"""What runs under valgrind, or under ncu, for `redblue.meter.measure_callable`: one call of anybody's function.
+"""The script that `redblue.meter.measure_callable` runs under valgrind or ncu: one call of any Python function.
 
-A script, given a JSON file. The function is called once before it is measured, so that what it imports, compiles or
-allocates at first is not counted. Under valgrind a call of nothing is measured, too: what Python itself moves.
+Its argument is a JSON file with the task. The function is called once before the measurement, so that imports,
+compilation and first allocations are not counted. Under valgrind an empty function is measured as well, which gives
+the traffic of a Python call itself.
 """
 
 from __future__ import annotations
@@ -15,21 +16,26 @@ from typing import Any
 
 
 def function_of(target: str) -> Any:
-    """ "module:function", or "path/to/script.py:function"."""
+    """Find the function that "module:function" or "path/to/script.py:function" names."""
     module, _, name = target.rpartition(":")
-    found = runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
+    value = runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
     for part in name.split("."):
-        found = found[part] if isinstance(found, dict) else getattr(found, part)
-    return found
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
+    return value
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
-    pass
+    """The empty function, whose call is measured for comparison."""
 
 
 def measure_lines(task: dict[str, Any], call: Any) -> None:
-    """Between callgrind's marks; then as many other lines as the cache holds are read, which writes back all others."""
-    shared = runpy.run_path(str(Path(__file__).with_name("child.py")))  # importing redblue would take valgrind long
+    """Measure lines under callgrind: those of an empty call, and those of the call.
+
+    After each, as many other lines as the cache holds are read. This evicts the dirty lines, which are then counted as
+    written.
+    """
+    # Not imported: importing redblue takes too long under valgrind.
+    shared = runpy.run_path(str(Path(__file__).with_name("child.py")))
     core = shared["load"](task["core"])
     if not core.under_valgrind():
         sys.exit("the compiled module does not see valgrind")
@@ -43,6 +49,7 @@ def measure_lines(task: dict[str, Any], call: Any) -> None:
 
 
 def measure_kernels(task: dict[str, Any], call: Any) -> None:
+    """Let ncu measure the GPU kernels of one call."""
     import torch
 
     torch.cuda.synchronize()
@@ -53,6 +60,7 @@ def measure_kernels(task: dict[str, Any], call: Any) -> None:
 
 
 def main(path: str) -> None:
+    """Do the task that the JSON file describes."""
     task = json.loads(Path(path).read_text())
     sys.path[:] = task["path"]
     call = function_of(task["target"])

@@ -1,4 +1,4 @@
-"""Measure a function of anybody's, with the meters that can."""
+"""Measure any Python function, with the meters that can."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError, UnknownName
+from redblue.compiled import _core
 from redblue.machine import CacheLevel
 from redblue.meter import cachegrind, callable_child, counters, ncu, valgrind
 from redblue.meter.record import Measurement, now
@@ -29,34 +29,38 @@ def measure_callable(
     ways: int | None = None,
     **kwargs: Any,
 ) -> Measurement:
-    """What one call fn(*args, **kwargs) moves; what it is counted or proved to move, nobody knows.
+    """Measure one call fn(*args, **kwargs). The record's counted_words and bound_words are None: both are unknown.
 
-    using: "cachegrind": lines through a simulated cache of `words` words (line_bytes, ways as for `measure`), what
-    Python itself moves in calling a function taken off; single-threaded. "interpreter": words of the Triton kernels
-    that it launches, which Triton must interpret. "counters": lines at a boundary of this CPU. "ncu": bytes of its GPU
-    kernels at a boundary of the GPU.
-    fn: for cachegrind and ncu, which start a child, a function of a module, "module:function" or
-    "path/to/script.py:function", its arguments plain data (JSON); else any callable. It is called once before it is
-    measured (not for interpreter). bytes_per_word: what `measured_words` and words are of. Raises RedblueError.
+    fn: any callable. cachegrind and ncu start a child process: for them fn is a function of a module,
+    "module:function" or "path/to/script.py:function", and the arguments are plain data, which travel as JSON. fn is
+    called once before the measurement, except with interpreter.
+    using: the meter:
+    - "cachegrind": lines through a simulated cache of `words` words (line_bytes, ways: as in `measure`), minus those of
+      an empty Python call; single-threaded.
+    - "interpreter": words of the Triton kernels that fn launches, which Triton must interpret.
+    - "counters": lines at a boundary of this CPU.
+    - "ncu": bytes of its GPU kernels at a boundary of the GPU.
+    bytes_per_word: the size of a word, for `words` and for the record.
+    Raises RedblueError; UnknownName for another meter.
     """
-    ways_here = {
-        "cachegrind": lambda: _lines(fn, args, kwargs, _cache(words, bytes_per_word, line_bytes, ways)),
-        "interpreter": lambda: _interpreted(fn, args, kwargs),
-        "counters": lambda: _counted(fn, args, kwargs, boundary, (words or 0) * bytes_per_word),
-        "ncu": lambda: _profiled(fn, args, kwargs, boundary),
+    meters = {
+        "cachegrind": lambda: _by_cachegrind(fn, args, kwargs, _cache(words, bytes_per_word, line_bytes, ways)),
+        "interpreter": lambda: _by_interpreter(fn, args, kwargs),
+        "counters": lambda: _by_counters(fn, args, kwargs, boundary, (words or 0) * bytes_per_word),
+        "ncu": lambda: _by_ncu(fn, args, kwargs, boundary),
     }
-    if using not in ways_here:
-        raise UnknownName("meter of callables", using, ways_here)
+    if using not in meters:
+        raise UnknownName("meter of callables", using, meters)
     name = fn if isinstance(fn, str) else getattr(fn, "__qualname__", repr(fn))
-    unsaid: dict[str, Any] = {
+    unknown: dict[str, Any] = {
         "problem": None,
         "schedule": None,
         "tiles": {},
         "counted_words": None,
         "bound_words": None,
     }
-    found = {"capacity_bytes": None, "parts": {}} | ways_here[using]()
-    return Measurement(kernel=name, bytes_per_word=bytes_per_word, meter=using, date=now(), **unsaid, **found)
+    measured = {"capacity_bytes": None, "parts": {}} | meters[using]()
+    return Measurement(kernel=name, bytes_per_word=bytes_per_word, meter=using, date=now(), **unknown, **measured)
 
 
 def _cache(words: int | None, bytes_per_word: int, line_bytes: int, ways: int | None) -> CacheLevel:
@@ -67,28 +71,29 @@ def _cache(words: int | None, bytes_per_word: int, line_bytes: int, ways: int | 
     return CacheLevel("cache", words * bytes_per_word, line_bytes, ways)
 
 
-def _lines(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], cache: CacheLevel) -> dict[str, Any]:
+def _by_cachegrind(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], cache: CacheLevel) -> dict[str, Any]:
+    """The measured fields of the record."""
     _, tool = valgrind.find()
     valgrind.check_cache(cache)
-    with tempfile.TemporaryDirectory(prefix="redblue-meter-") as made:
-        more = {"core": _core.__file__, "cache_bytes": cache.capacity_bytes, "line_bytes": cache.line_bytes}
-        command = _child(Path(made), fn, args, kwargs, more)
-        alone = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        found, _ = valgrind.run(command, cache, Path(made), os.environ | alone)
-    if [name for name, _ in found] != ["kernel", "outputs"] * 2:
+    with tempfile.TemporaryDirectory(prefix="redblue-meter-") as folder:
+        extra = {"core": _core.__file__, "cache_bytes": cache.capacity_bytes, "line_bytes": cache.line_bytes}
+        command = _child(Path(folder), fn, args, kwargs, extra)
+        single_threaded = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        sections, _ = valgrind.run(command, cache, Path(folder), os.environ | single_threaded)
+    if [name for name, _ in sections] != ["kernel", "outputs"] * 2:
         raise RedblueError(f"{_target(fn)} was not measured whole: it must not start or stop callgrind itself")
-    (_, idle), (_, idle_left), (_, call), (_, left) = found
+    (_, idle), (_, idle_left), (_, call), (_, left) = sections
 
-    def more_than_idle(field: str) -> int:
+    def above_idle(field: str) -> int:
         return max(0, getattr(call, field) - getattr(idle, field))
 
     parts = {
-        "read_miss_lines": more_than_idle("read_misses"),
-        "write_allocate_lines": more_than_idle("write_misses"),
-        "written_back_lines": more_than_idle("write_backs"),
+        "read_miss_lines": above_idle("read_misses"),
+        "write_allocate_lines": above_idle("write_misses"),
+        "written_back_lines": above_idle("write_backs"),
         "left_lines": max(0, left.write_backs - idle_left.write_backs),
-        "code_lines": more_than_idle("code_misses"),
-        "accesses": more_than_idle("accesses"),
+        "code_lines": above_idle("code_misses"),
+        "accesses": above_idle("accesses"),
     }
     line = cache.line_bytes
     return {
@@ -96,88 +101,96 @@ def _lines(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], cache: Cache
         "capacity_bytes": cache.capacity_bytes,
         "bytes_read": line * (parts["read_miss_lines"] + parts["write_allocate_lines"]),
         "bytes_written": line * (parts["written_back_lines"] + parts["left_lines"]),
-        "how": cachegrind.described(cache, None) + "; a call of nothing taken off",
+        "how": cachegrind.description(cache, None) + "; minus an empty call",
         "tool": tool,
         "parts": parts,
     }
 
 
-def _interpreted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _by_interpreter(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The measured fields of the record."""
     from redblue.meter.interpreter import counting
 
     with counting() as tally:
-        _called(fn)(*args, **kwargs)
-    found = tally.total()
+        _callable(fn)(*args, **kwargs)
+    total = tally.total()
     if not tally.launches:
         raise RedblueError(f"{_target(fn)} launched no Triton kernel")
     return {
         "boundary": "a Triton program/memory",
-        "bytes_read": found.bytes_read,
-        "bytes_written": found.bytes_written,
-        "how": "every lane that a load or store leaves on",
+        "bytes_read": total.bytes_read,
+        "bytes_written": total.bytes_written,
+        "how": "every unmasked lane of a load or store is a word",
         "tool": f"triton {version('triton')}",
-        "parts": {"launches": sum(tally.launches.values()), "words_read": found.reads, "words_written": found.writes},
+        "parts": {"launches": sum(tally.launches.values()), "words_read": total.reads, "words_written": total.writes},
     }
 
 
-def _counted(
+def _by_counters(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], boundary: str | None, capacity: int
 ) -> dict[str, Any]:
-    name, formula, held = counters.chosen(boundary, capacity)
-    call = _called(fn)
+    """The measured fields of the record."""
+    name, formula, capacity_bytes = counters.choose(boundary, capacity)
+    call = _callable(fn)
     call(*args, **kwargs)
     reads, writes = counters.count(lambda: call(*args, **kwargs), formula, counters.REPEATS)
     return {
         "boundary": name,
-        "capacity_bytes": held,
+        "capacity_bytes": capacity_bytes,
         "bytes_read": reads,
         "bytes_written": writes,
-        "how": counters.described(formula),
+        "how": counters.description(formula),
         "tool": counters.version(),
     }
 
 
-def _profiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], boundary: str | None) -> dict[str, Any]:
-    name = ncu.checked(boundary)
+def _by_ncu(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], boundary: str | None) -> dict[str, Any]:
+    """The measured fields of the record."""
+    name = ncu.check_boundary(boundary)
     path = ncu.find()
-    with tempfile.TemporaryDirectory(prefix="redblue-ncu-") as made:
-        moved = ncu.profile(_child(Path(made), fn, args, kwargs, {}), [name], os.environ)[name]
+    with tempfile.TemporaryDirectory(prefix="redblue-ncu-") as folder:
+        moved = ncu.profile(_child(Path(folder), fn, args, kwargs, {}), [name], os.environ)[name]
     return {
         "boundary": name,
         "bytes_read": moved.bytes_read,
         "bytes_written": moved.bytes_written,
-        "how": ncu.described(moved),
+        "how": ncu.description(moved),
         "tool": ncu.version(path),
         "parts": {"launches": len(moved.kernels)},
     }
 
 
-def _child(folder: Path, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], more: Mapping[str, Any]) -> list[str]:
-    """The command that calls the function once it is told to."""
-    task = {"target": _target(fn), "args": args, "kwargs": kwargs, "path": sys.path, **more}
+def _child(
+    folder: Path, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], extra: Mapping[str, Any]
+) -> list[str]:
+    """Write the child's task into `folder`; return the command that starts the child."""
+    task = {"target": _target(fn), "args": args, "kwargs": kwargs, "path": sys.path, **extra}
     try:
         text = json.dumps(task)
     except TypeError as error:
         raise RedblueError(
-            f"arguments travel to a child as JSON, which these do not ({error}): give plain data"
+            f"arguments reach the child process as JSON, and these cannot be written as JSON ({error}): give plain data"
         ) from None
     (folder / "task.json").write_text(text)
     return [sys.executable, callable_child.__file__, str(folder / "task.json")]
 
 
 def _target(fn: Any) -> str:
-    """Where a child finds the function. Raises RedblueError for one that only this process has."""
+    """The name by which a child process finds the function. Raises RedblueError if it has none."""
     if isinstance(fn, str):
         if not fn.rpartition(":")[0]:
             raise RedblueError(
-                f"a function in a child is 'module:function' or 'path/to/script.py:function', got {fn!r}"
+                f"a child process finds a function by 'module:function' or 'path/to/script.py:function', got {fn!r}"
             )
         return fn
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", "<")
     if module in (None, "__main__") or "<" in name:
-        raise RedblueError(f"{fn!r} cannot be found by a child: give a function of a module, or 'module:function'")
+        raise RedblueError(
+            f"{fn!r} cannot be found by a child process: give a function of a module, or 'module:function'"
+        )
     return f"{module}:{name}"
 
 
-def _called(fn: Any) -> Callable[..., object]:
+def _callable(fn: Any) -> Callable[..., object]:
+    """Return fn, or the function that a text names."""
     return callable_child.function_of(fn) if isinstance(fn, str) else fn

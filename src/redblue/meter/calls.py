@@ -1,33 +1,36 @@
-"""One call of the compiled core, as data: which function, which memory, which arguments.
+"""One call of the compiled core as data: its function, its memory and its arguments.
 
-So the same call can run in this process, for its probe, or in a child under valgrind. Arrays are named regions of
-memory; where an argument holds an address, the call holds a Region.
+The same call can then run in this process, for its probe, or in a child process under valgrind. The call's memory is
+a list of regions; an argument that is an address is stored as a Region.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from redblue.compiled import _core
-from redblue.lab import counts
 from redblue.base.errors import RedblueError
-from redblue.kernels.cpu import cache_fit, call as cpu
+from redblue.compiled import _core
+from redblue.kernels.cpu import cache_fit
+from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu.arrays import contiguous
 from redblue.kernels.cpu.mask_form import check_lead, in_pairs, in_tiles
+from redblue.lab import counts
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
-KEYS = 6  # that stream by together: rows of the micro-kernel
-CODE_WORDS = 832  # of a cache that code shares, what is kept for it (measured under valgrind)
+KEYS = 6  # the keys that are processed together: rows of the micro-kernel
+CODE_WORDS = 832  # of the cache are left to code, which shares it (measured under valgrind)
 
 
 @dataclass(frozen=True)
 class Region:
-    """Memory of a call: its place in KernelCall.regions."""
+    """The address of a call's memory, by its index in KernelCall.regions."""
 
     index: int
 
@@ -44,8 +47,8 @@ class Struct:
 class KernelCall:
     """A call of `function` of the compiled core with `isa` and `arguments`.
 
-    regions: sizes in bytes, or the bytes themselves; memory without content is zero. outputs: which ones it writes.
-    schedule, tiles: what it follows, as redblue.count names them.
+    regions: for each region its size in bytes, for memory of zeros, or its content. outputs: the indices of the regions
+    that the kernel writes. schedule, tiles: those that the kernel follows, as redblue.count names them.
     """
 
     problem: Problem
@@ -69,10 +72,12 @@ def kernel_call(
     tiles: Mapping[str, int] | None = None,
     isa: _core.Isa | None = None,
 ) -> KernelCall:
-    """The compiled kernel's call for the problem, in tiles for a fast memory of `words` words, or in these.
+    """Make the call of the compiled kernel for a problem.
 
-    schedule: "flash" forward and "flash_onepass" backward if None; or "flash" backward, "hybrid", "small_cache",
-    "gather". Raises RedblueError, TooFewWords.
+    words: the fast memory that tiles are chosen for, if `tiles` is None. schedule: "flash" (also backward, in two
+    kernels), "flash_onepass" (backward), "hybrid", "small_cache" or "gather"; None for "flash" forward and
+    "flash_onepass" backward. isa: None for the best one. Raises RedblueError if no kernel does this, TooFewWords if no
+    tiles fit.
     """
     row = isa or cpu.isa()
     if problem.direction not in ("forward", "backward"):
@@ -95,39 +100,41 @@ def kernel_call(
         except TooFewWords:
             tile = cpu.tiles_for(schedule, problem, words, row)
     else:
-        tile = _given(problem, schedule, tiles, row)
+        tile = _tile_of(problem, schedule, tiles, row)
     return _call(problem, schedule, tile.edges(problem.direction), row, tile)
 
 
-def _given(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa) -> cpu.AnyTile:
-    found, lanes = counts.count(schedule, problem, tiles=tiles).tiles, row.lanes(cpu.NUMBERS[problem.dtype])
+def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa) -> cpu.AnyTile:
+    """The kernel's tile with these edges. Raises RedblueError for edges that the kernel does not take."""
+    edges, lanes = counts.count(schedule, problem, tiles=tiles).tiles, row.lanes(cpu.NUMBERS[problem.dtype])
     if schedule in cpu.SPILLED:
-        return cpu.SpillTile.of(schedule, found)
+        return cpu.SpillTile.of(schedule, edges)
     at_once = "dkv_rows" if schedule == "flash" else "rows"
-    if problem.direction == "backward" and found[at_once] != lanes:
-        raise RedblueError(f"this kernel takes {at_once}={lanes} backward, a vector's queries, got {found[at_once]}")
+    if problem.direction == "backward" and edges[at_once] != lanes:
+        raise RedblueError(f"this kernel takes {at_once}={lanes} backward, a vector's queries, got {edges[at_once]}")
     if problem.direction == "backward" and schedule == "flash":
-        return cpu.TwoPassTile(**found)
-    return cpu.Tile(found["rows"], found["cols"])
+        return cpu.TwoPassTile(**edges)
+    return cpu.Tile(edges["rows"], edges["cols"])
 
 
 def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa, tile: cpu.AnyTile) -> KernelCall:
     p, number = problem, cpu.NUMBERS[problem.dtype]
     sums = 8 if p.dtype == "float64" else 4
-    sizes = cpu.Sizes((p.batch,), p.key_heads, p.group, p.n_q, p.n_k, p.d, p.value_dim)
+    sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     regions: list[int | bytes] = []
 
     def array(heads: int, n: int, columns: int, bytes_each: int = p.bytes_per_word) -> tuple[Any, ...]:
-        regions.append(p.batch * heads * n * columns * bytes_each)
-        return (Region(len(regions) - 1), heads * n * columns, n * columns, columns, 1)
+        shape = (p.batch, heads, n, columns)
+        regions.append(math.prod(shape) * bytes_each)
+        return contiguous(Region(len(regions) - 1), shape)
 
-    arrays = {"q": array(p.heads, p.n_q, p.d), "k": array(p.key_heads, p.n_k, p.d)}
-    arrays["v"] = array(p.key_heads, p.n_k, p.value_dim)
-    arrays |= {"out": array(p.heads, p.n_q, p.value_dim), "lse": array(p.heads, p.n_q, 1, sums)}
+    arrays = {"q": array(p.heads, p.n_q, p.d), "k": array(p.kv_heads, p.n_k, p.d)}
+    arrays["v"] = array(p.kv_heads, p.n_k, p.d_v)
+    arrays |= {"out": array(p.heads, p.n_q, p.d_v), "lse": array(p.heads, p.n_q, 1, sums)}
     outputs = ("out", "lse")
     if p.direction == "backward":
-        arrays |= {"dout": array(p.heads, p.n_q, p.value_dim), "dq": array(p.heads, p.n_q, p.d)}
-        arrays |= {"dk": array(p.key_heads, p.n_k, p.d), "dv": array(p.key_heads, p.n_k, p.value_dim)}
+        arrays |= {"dout": array(p.heads, p.n_q, p.d_v), "dq": array(p.heads, p.n_q, p.d)}
+        arrays |= {"dk": array(p.kv_heads, p.n_k, p.d), "dv": array(p.kv_heads, p.n_k, p.d_v)}
         arrays["delta"] = array(p.heads, p.n_q, 1, sums)
         outputs = ("dq", "dk", "dv", "delta")
     call = Struct(

@@ -1,7 +1,8 @@
-"""What runs under valgrind: one call of the compiled core, planned by `redblue.meter.cachegrind`.
+"""The script that `redblue.meter.cachegrind` runs under valgrind: one call of the compiled core.
 
-A script, given a JSON file. It imports neither redblue nor NumPy, which would take valgrind long: it loads the compiled
-module alone, lays the arrays one after the other in memory of its own, each from the start of a line on, and calls.
+Its argument is a JSON file with the task. The script imports neither redblue nor NumPy, because these imports take too
+long under valgrind. It loads the compiled module alone, places the arrays one after the other in memory of its own,
+each at the start of a line, and makes the call.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ALIGNED = 64  # bytes: a line, of any cache that is not told otherwise
+ALIGNED = 64  # bytes: arrays start at the lines of common caches even if the simulated lines are shorter
 
 
 def load(path: str) -> Any:
+    """Load the compiled module from its file."""
     spec = importlib.util.spec_from_file_location("redblue.compiled._core", path)
     assert spec is not None
     assert spec.loader is not None
@@ -27,7 +29,10 @@ def load(path: str) -> Any:
 
 
 def lay(regions: list[dict[str, Any]], align: int) -> tuple[mmap.mmap, list[int]]:
-    """Memory for the regions, {"bytes": size} of zeros or with {"file": path} its content, and their addresses."""
+    """Allocate memory for the regions; return it and the regions' addresses.
+
+    A region is {"bytes": size}, filled with zeros, or has its content in the file "file" names. align: of addresses.
+    """
     starts, end = [], 0
     for region in regions:
         starts.append(end)

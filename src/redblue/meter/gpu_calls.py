@@ -1,7 +1,7 @@
-"""One call of the Triton kernels for a problem: planned for a fast memory of so many words, or for the card itself.
+"""One call of the Triton kernels for a problem, with tiles for a given size of shared memory or for the card itself.
 
-As a script it is what ncu profiles, given a file with the arguments of gpu_call: what runs between cudaProfilerStart
-and Stop counts.
+As a script, this module is the program that ncu profiles. Its argument is a file with the pickled arguments of
+gpu_call; the kernels that run between cudaProfilerStart and cudaProfilerStop are measured.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import torch
 from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.call import KERNELS
-from redblue.kernels.gpu.planning.plan import Launch, card_of, plan
 from redblue.kernels.gpu.launch import Options, Task
+from redblue.kernels.gpu.planning.plan import Launch, card_of, plan
+from redblue.kernels.gpu.table import KERNELS
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 
 
 class GpuCall(NamedTuple):
+    """The schedule and tiles that the kernels follow, and the function that launches them."""
+
     schedule: str
     tiles: dict[str, int]
     run: Callable[[], None]
@@ -38,14 +40,15 @@ def gpu_call(
     tiles: Mapping[str, int] | None = None,
     device: str = "cpu",
 ) -> GpuCall:
-    """The launches for the problem. words: of shared memory that a block is given; None: what the card has.
+    """Plan the launches for a problem.
 
-    Raises RedblueError for a direction or a schedule without a kernel, Unplanned where nothing fits.
+    words: the shared memory of a block in words; None for all that the card has. schedule, tiles: None for the
+    planner's choice. Raises RedblueError for a direction or a schedule without a kernel, Unplanned if nothing fits.
     """
     p = problem
     if p.direction not in ("forward", "backward") or p.dtype not in ("float64", "float32", "float16", "bfloat16"):
         raise RedblueError(f"GPU kernels run forward and backward in float64 to float16, got {p.direction}, {p.dtype}")
-    sizes = Sizes((p.batch,), p.key_heads, p.group, p.n_q, p.n_k, p.d, p.value_dim)
+    sizes = Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     card = card_of(torch.device(device))
     if words is not None:
         card = card._replace(shared_bytes=words * p.bytes_per_word)
@@ -68,30 +71,34 @@ def gpu_call(
 
 
 def task_of(p: Problem, sizes: Sizes, device: torch.device) -> Task:
-    """The problem's tensors on the device, all zeros. Raises RedblueError for a mask of each head."""
+    """Allocate the problem's tensors on the device, filled with zeros.
+
+    Raises RedblueError if each head has a mask of its own.
+    """
     dtype = getattr(torch, p.dtype)
-    rows, keys = (p.batch, p.heads, p.n_q), (p.batch, p.key_heads, p.n_k)
-    shapes = {"q": (*rows, p.d), "k": (*keys, p.d), "v": (*keys, p.value_dim), "out": (*rows, p.value_dim)}
+    rows, keys = (p.batch, p.heads, p.n_q), (p.batch, p.kv_heads, p.n_k)
+    shapes = {"q": (*rows, p.d), "k": (*keys, p.d), "v": (*keys, p.d_v), "out": (*rows, p.d_v)}
     if p.direction == "backward":
-        shapes |= {"dout": (*rows, p.value_dim), "dq": (*rows, p.d), "dk": (*keys, p.d), "dv": (*keys, p.value_dim)}
+        shapes |= {"dout": (*rows, p.d_v), "dq": (*rows, p.d), "dk": (*keys, p.d), "dv": (*keys, p.d_v)}
     arrays: dict[str, Any] = {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
     sums = torch.float64 if p.dtype == "float64" else torch.float32
     for name in ("lse", "delta") if p.direction == "backward" else ("lse",):
         arrays[name] = torch.zeros(rows, dtype=sums, device=device)
     rule = p.mask.rule
     if isinstance(rule, Window):
-        found = rule.on(p.n_q, p.n_k, 1)
-        seen: dict[str, Any] = {} if p.mask.is_full else {"first": found.first, "end": found.end}
+        band = rule.on(p.n_q, p.n_k, 1)
+        mask_fields: dict[str, Any] = {} if p.mask.is_full else {"first": band.first, "end": band.end}
     else:
         if p.mask.lead:
             raise RedblueError("GPU kernels are measured with one mask for all heads: give each head its own problem")
-        seen = {"mask": p.mask}
-    return Task(sizes=sizes, scale=p.d**-0.5, **arrays, **seen)
+        mask_fields = {"mask": p.mask}
+    return Task(sizes=sizes, scale=p.d**-0.5, **arrays, **mask_fields)
 
 
 def main(path: str) -> None:
+    """Run the call of the file once unmeasured and once measured; write its schedule and tiles beside the file."""
     call = gpu_call(*pickle.loads(Path(path).read_bytes()), device="cuda")
-    call.run()  # compiled before it is measured
+    call.run()  # compiles the kernels
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
     call.run()

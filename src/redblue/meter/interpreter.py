@@ -1,14 +1,14 @@
-"""Words that Triton kernels load and store, counted exactly under Triton's interpreter (TRITON_INTERPRET=1).
+"""Count exactly the words that Triton kernels load and store, under Triton's interpreter (TRITON_INTERPRET=1).
 
     with counting() as tally:
         kernel[grid](q, k, ...)
     tally.tensors["q"].reads
 
-Any kernel will do. One lane of a load or store that its mask leaves on is one word; lanes that it leaves off are none.
-A word belongs to the kernel's argument in whose tensor its address lies ("q"; "q.at" for a field of a tuple), so what
-is data and what is an index list can be told apart. Block pointers and tensor descriptors count the lanes inside their
-shape; an atomic operation reads and writes each of its lanes. What a GPU moves may be more (whole sectors) or less
-(what its caches still hold).
+This works for any kernel. Each unmasked lane of a load or store is one word; masked lanes are not counted. A word
+belongs to the kernel's argument whose tensor contains its address ("q"; "q.at" for a field of a tuple), so data and
+index lists are counted apart. Block pointers and tensor descriptors count the lanes inside their shape. An atomic
+operation reads and writes each of its lanes. A GPU may move more than these words (whole sectors), or fewer (hits in
+its caches).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 
-ELSEWHERE = "elsewhere"  # the name of addresses that lie in no argument: of pointers made from integers
+ELSEWHERE = "elsewhere"  # the name for addresses in no argument, such as pointers made from integers
 
 
 @dataclass
@@ -52,30 +52,30 @@ class Traffic:
 
 @dataclass
 class Tally:
-    """What was counted: launches of each kernel, and traffic by kernel and argument, both by name."""
+    """The counts: launches by the kernel's name, and traffic by the names of kernel and argument."""
 
     launches: Counter[str] = field(default_factory=Counter)
     kernels: dict[str, dict[str, Traffic]] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, Traffic]:
-        """By the argument's name alone, over all kernels; a name that was not touched has none."""
-        found: dict[str, Traffic] = {}
+        """Traffic by the argument's name, over all kernels. An argument that was not accessed is missing."""
+        total: dict[str, Traffic] = {}
         for arguments in self.kernels.values():
             for name, traffic in arguments.items():
-                found[name] = found.get(name, Traffic()) + traffic
-        return found
+                total[name] = total.get(name, Traffic()) + traffic
+        return total
 
     def total(self, without: Collection[str] = ()) -> Traffic:
-        """Over all arguments but those named, such as a mask's index lists."""
+        """Traffic over all arguments except those in `without`, such as a mask's index lists."""
         return sum((traffic for name, traffic in self.tensors.items() if name not in without), Traffic())
 
 
 @contextmanager
 def counting() -> Iterator[Tally]:
-    """Count what every interpreted kernel loads and stores inside the block; blocks may nest.
+    """Count the loads and stores of every kernel that is interpreted while the block runs. Blocks may nest.
 
-    Raises RedblueError unless Triton interprets, which it decides where a kernel is defined.
+    Raises RedblueError unless Triton interprets kernels; Triton decides this when a kernel is defined.
     """
     try:
         from triton import knobs
@@ -101,10 +101,10 @@ def counting() -> Iterator[Tally]:
 
 
 def _hooked(original: Any, hook: Any) -> Any:
-    """The method, which then tells `hook` its result and its arguments by name."""
+    """Wrap a method: after each call, `hook` is called with the result and the arguments by name."""
     signature = inspect.signature(original)
 
-    @wraps(original)  # with its signature: a hook around this one needs the names too
+    @wraps(original)  # keeps the signature, which an outer hook needs
     def method(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         hook(result, signature.bind(*args, **kwargs).arguments)
@@ -115,16 +115,18 @@ def _hooked(original: Any, hook: Any) -> Any:
 
 @dataclass
 class _Hooks:
+    """The hooks of one `counting` block. arguments, traffic: of the kernel that is running."""
+
     tally: Tally
-    held: list[_Held] = field(default_factory=list)  # of the kernel that runs
+    arguments: list[_Argument] = field(default_factory=list)
     traffic: dict[str, Traffic] = field(default_factory=dict)
 
     def launch(self, result: Any, call: Any) -> None:
-        """What the interpreter passes on: the arguments, copied to the host where they were not there."""
+        """Note the arguments of a launch. result: the arguments that the interpreter passes on, copied to the host."""
         executor = call["self"]
         args, kwargs = result
         named = inspect.getcallargs(executor.fn, *args, **kwargs)
-        self.held = [held for name, value in named.items() for held in _held(name, value)]
+        self.arguments = [part for name, value in named.items() for part in _arguments(name, value)]
         kernel = executor.fn.__name__
         self.tally.launches[kernel] += 1
         self.traffic = self.tally.kernels.setdefault(kernel, {})
@@ -142,54 +144,58 @@ class _Hooks:
         self._count(call["ptr"], True, reads=1, writes=1)
 
     def _count(self, pointers: Any, mask: Any, reads: int = 0, writes: int = 0) -> None:
+        """Add the unmasked lanes of one access to the traffic."""
         live = pointers.data[np.broadcast_to(mask, pointers.data.shape).astype(bool)]
         size = max(8, pointers.get_element_ty().primitive_bitwidth) // 8
         for name, lanes in self._owners(live):
-            found = self.traffic.setdefault(name, Traffic())
-            found.reads += reads * lanes
-            found.writes += writes * lanes
-            found.bytes_read += reads * lanes * size
-            found.bytes_written += writes * lanes * size
+            traffic = self.traffic.setdefault(name, Traffic())
+            traffic.reads += reads * lanes
+            traffic.writes += writes * lanes
+            traffic.bytes_read += reads * lanes * size
+            traffic.bytes_written += writes * lanes * size
 
     def _owners(self, addresses: np.ndarray) -> Iterator[tuple[str, int]]:
-        for held in self.held:
+        """Yield (argument's name, number of the addresses that lie in it)."""
+        for argument in self.arguments:
             if not len(addresses):
                 return
-            inside = held.holds(addresses)
+            inside = argument.contains(addresses)
             if inside.any():
-                yield held.name, int(inside.sum())
+                yield argument.name, int(inside.sum())
                 addresses = addresses[~inside]
         if len(addresses):
             yield ELSEWHERE, len(addresses)
 
 
 @dataclass(frozen=True)
-class _Held:
-    """The addresses of an argument: those of its elements, so that views of one array can be told apart."""
+class _Argument:
+    """The addresses of the elements of an argument. Strides are respected, so that views of one array are distinct."""
 
     name: str
     first: int
-    word: int  # bytes
+    word_bytes: int
     axes: tuple[tuple[int, int], ...]  # (stride, length), longest stride first
 
-    def holds(self, addresses: np.ndarray) -> np.ndarray:
-        stop = self.first + self.word * (1 + sum(stride * (length - 1) for stride, length in self.axes))
+    def contains(self, addresses: np.ndarray) -> np.ndarray:
+        """Boolean, for each address: whether an element of the argument lies there."""
+        stop = self.first + self.word_bytes * (1 + sum(stride * (length - 1) for stride, length in self.axes))
         inside = (addresses >= self.first) & (addresses < stop)
         if inside.any():
-            offset = np.where(inside, addresses - np.uint64(self.first), 0).astype(np.int64) // self.word
+            offset = np.where(inside, addresses - np.uint64(self.first), 0).astype(np.int64) // self.word_bytes
             for stride, length in self.axes:
                 offset -= np.minimum(offset // stride, length - 1) * stride
             inside &= offset == 0
         return inside
 
 
-def _held(name: str, value: Any) -> Iterator[_Held]:
+def _arguments(name: str, value: Any) -> Iterator[_Argument]:
+    """Yield the tensors of an argument, which may be a tuple or a tensor descriptor, under their names."""
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", range(len(value)))
         for key, part in zip(fields, value, strict=True):
-            yield from _held(f"{name}.{key}", part)
+            yield from _arguments(f"{name}.{key}", part)
         return
-    value = getattr(value, "base", None) if hasattr(value, "block_shape") else value  # a tensor descriptor's
+    value = getattr(value, "base", None) if hasattr(value, "block_shape") else value  # the tensor of a descriptor
     if hasattr(value, "data_ptr") and value.numel():
         axes = (axis for axis in zip(value.stride(), value.shape, strict=True) if axis[0] and axis[1] > 1)
-        yield _Held(name, value.data_ptr(), value.element_size(), tuple(sorted(axes, reverse=True)))
+        yield _Argument(name, value.data_ptr(), value.element_size(), tuple(sorted(axes, reverse=True)))

@@ -1,4 +1,4 @@
-"""The five meters: each takes a request and returns the common record."""
+"""The five meters: functions that take a Request and return a Measurement."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from redblue.lab import counts
+from redblue.base.errors import RedblueError
 from redblue.bounds import lower_bound
 from redblue.catalogue.detect import detect_cuda
-from redblue.base.errors import RedblueError
+from redblue.lab import counts
+from redblue.lab.plans import describe
 from redblue.machine import CacheLevel
 from redblue.meter import cachegrind, counters, ncu, probe, valgrind
 from redblue.meter.calls import kernel_call
 from redblue.meter.record import Measurement, now
-from redblue.lab.planner import describe
 from redblue.problem import Problem
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be measured; see `measure`. cache: of `words` words; None where the machine's own is."""
+    """The arguments of `registry.measure`, in one record.
+
+    cache: the simulated cache of `words` words; None if a memory of the machine is measured.
+    """
 
     problem: Problem
     words: int | None
@@ -40,27 +43,29 @@ class Request:
     inner: CacheLevel | None
 
     @property
-    def planned(self) -> int:
+    def planned_words(self) -> int:
+        """The fast memory that tiles are planned for, in words; 0 if none was given."""
         return self.plan_words or self.words or 0
 
     @property
-    def named(self) -> str:
-        """The boundary of a fast memory of any size: alike for all meters of such."""
+    def boundary_name(self) -> str:
+        """The name of the boundary of a fast memory of any size: the same for all meters that measure one."""
         assert self.cache is not None
         return f"fast memory of {self.cache.capacity_bytes:,} bytes/slow memory"
 
 
 def by_probe(request: Request) -> Measurement:
-    call = kernel_call(request.problem, request.planned, request.schedule, request.tiles)
-    reads, writes = probe.moved(call)
-    each = request.problem.bytes_per_word
+    """Measure the words that the compiled kernel itself counts."""
+    call = kernel_call(request.problem, request.planned_words, request.schedule, request.tiles)
+    reads, writes = probe.moved_words(call)
+    word_bytes = request.problem.bytes_per_word
     return _record(
         request,
         call.kernel,
         call.schedule,
         call.tiles,
-        bytes_read=reads * each,
-        bytes_written=writes * each,
+        bytes_read=reads * word_bytes,
+        bytes_written=writes * word_bytes,
         meter="probe",
         how="the kernel counts the words that it moves between its tiles and the arrays",
         tool=f"redblue {version('redblue')}",
@@ -68,8 +73,9 @@ def by_probe(request: Request) -> Measurement:
 
 
 def by_cachegrind(request: Request) -> Measurement:
+    """Measure the lines that the compiled kernel moves through a simulated cache."""
     assert request.cache is not None
-    call = kernel_call(request.problem, request.planned, request.schedule, request.tiles, cachegrind.isa())
+    call = kernel_call(request.problem, request.planned_words, request.schedule, request.tiles, cachegrind.isa())
     lines, _ = cachegrind.measure_call(call, request.cache, request.inner)
     line = request.cache.line_bytes
     return _record(
@@ -80,7 +86,7 @@ def by_cachegrind(request: Request) -> Measurement:
         bytes_read=line * (lines["read_miss_lines"] + lines["write_allocate_lines"]),
         bytes_written=line * (lines["written_back_lines"] + lines["outputs_left_lines"]),
         meter="cachegrind",
-        how=cachegrind.described(request.cache, request.inner),
+        how=cachegrind.description(request.cache, request.inner),
         tool=valgrind.find()[1],
         parts=lines,
     )
@@ -99,38 +105,36 @@ def needs_triton() -> None:
 
 
 def by_interpreter(request: Request) -> Measurement:
+    """Count the words that the Triton kernel loads and stores."""
     from redblue.meter.gpu_calls import gpu_call
     from redblue.meter.interpreter import counting
 
-    call = gpu_call(request.problem, request.planned, request.schedule, request.tiles)
+    call = gpu_call(request.problem, request.planned_words, request.schedule, request.tiles)
     with counting() as tally:
         call.run()
     lists = [name for name in tally.tensors if name.startswith("lists")]
-    found, whole = tally.total(without=lists), tally.total()
-    each = request.problem.bytes_per_word
+    words, everything = tally.total(without=lists), tally.total()
+    word_bytes = request.problem.bytes_per_word
     return _record(
         request,
         f"{call.schedule} {request.problem.direction}, Triton",
         call.schedule,
         call.tiles,
-        bytes_read=found.reads * each,
-        bytes_written=found.writes * each,
+        bytes_read=words.reads * word_bytes,
+        bytes_written=words.writes * word_bytes,
         meter="interpreter",
-        how="every lane that a load or store leaves on is a word; lists of masks are counted apart",
+        how="every unmasked lane of a load or store is a word; lists of masks are counted apart",
         tool=f"triton {version('triton')}",
-        parts={"index_bytes": whole.bytes - found.bytes},
+        parts={"index_bytes": everything.bytes - words.bytes},
     )
 
 
-def needs_counters() -> None:
-    counters.needs()
-
-
 def by_counters(request: Request) -> Measurement:
-    wanted = (request.words or 0) * request.problem.bytes_per_word
-    name, formula, capacity = counters.chosen(request.boundary, wanted)
+    """Measure the lines that the compiled kernel moves between this CPU's memories."""
+    fast_bytes = (request.words or 0) * request.problem.bytes_per_word
+    name, formula, capacity = counters.choose(request.boundary, fast_bytes)
     words = (capacity or 0) // request.problem.bytes_per_word
-    call = kernel_call(request.problem, request.planned or words, request.schedule, request.tiles)
+    call = kernel_call(request.problem, request.planned_words or words, request.schedule, request.tiles)
     run = probe.prepared(call)
     run()
     reads, writes = counters.count(run, formula, counters.REPEATS)
@@ -144,19 +148,20 @@ def by_counters(request: Request) -> Measurement:
         bytes_read=reads,
         bytes_written=writes,
         meter="counters",
-        how=counters.described(formula),
+        how=counters.description(formula),
         tool=counters.version(),
     )
 
 
 def by_ncu(request: Request) -> Measurement:
-    name = ncu.checked(request.boundary)
+    """Measure the bytes that the Triton kernel moves between a GPU's memories."""
+    name = ncu.check_boundary(request.boundary)
     path = ncu.find()
     from redblue.meter import gpu_calls
 
-    with tempfile.TemporaryDirectory(prefix="redblue-ncu-") as made:
-        task = Path(made, "task")
-        planned = request.planned or None
+    with tempfile.TemporaryDirectory(prefix="redblue-ncu-") as folder:
+        task = Path(folder, "task")
+        planned = request.planned_words or None
         task.write_bytes(pickle.dumps((request.problem, planned, request.schedule, request.tiles)))
         command = [sys.executable, "-m", gpu_calls.__name__, str(task)]
         moved = ncu.profile(command, [name], os.environ)[name]
@@ -174,7 +179,7 @@ def by_ncu(request: Request) -> Measurement:
         bytes_read=moved.bytes_read,
         bytes_written=moved.bytes_written,
         meter="ncu",
-        how=ncu.described(moved),
+        how=ncu.description(moved),
         tool=ncu.version(path),
     )
 
@@ -187,13 +192,16 @@ def _record(
     *,
     boundary: str | None = None,
     capacity: int | None = None,
-    **found: Any,
+    **measured: Any,
 ) -> Measurement:
-    """The record: what was found, what the schedule's closed form says, and the bound for that capacity."""
+    """Make the record: the measured fields, the words of the schedule's closed form, and the bound for the capacity.
+
+    boundary, capacity: of the measured memory, in bytes; None for the request's simulated cache.
+    """
     problem = request.problem
     if boundary is None:
         assert request.cache is not None
-        boundary, capacity = request.named, request.cache.capacity_bytes
+        boundary, capacity = request.boundary_name, request.cache.capacity_bytes
     words = (capacity or 0) // problem.bytes_per_word
     return Measurement(
         problem=describe(problem),
@@ -206,5 +214,5 @@ def _record(
         counted_words=counts.count(schedule, problem, tiles=tiles).words,
         bound_words=lower_bound(problem, words).words if words else None,
         date=now(),
-        **found,
+        **measured,
     )

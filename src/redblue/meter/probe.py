@@ -1,7 +1,7 @@
-"""The words that the compiled kernels say they move: each block that they take from an array, or put there, is counted.
+"""Measure with the compiled kernels' own probe, which counts every block that a kernel reads from or writes to arrays.
 
-Exact, and equal to the schedule's closed form (tests/test_cpu_words.py). Nothing is needed, and nothing is learnt of
-caches: it is what crosses the boundary between the arrays and tiles that the kernel holds itself.
+The counts are exact, and equal to the schedule's closed form (tests/kernels/cpu/test_words.py). The probe needs no
+tools. It says nothing about caches: it counts at the boundary between the arrays and the kernel's own tiles.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from redblue.meter.calls import KernelCall, Region, Struct
 ALIGNED = 64  # bytes
 
 
-def moved(call: KernelCall) -> tuple[int, int]:
-    """Words read and written. Runs the kernel here, on zeros."""
+def moved_words(call: KernelCall) -> tuple[int, int]:
+    """Run the kernel in this process; return the words read and written."""
     return prepared(call)()
 
 
 def prepared(call: KernelCall) -> Callable[[], tuple[int, int]]:
-    """The call, with memory of its own; it returns the words read and written."""
+    """Allocate the call's memory; return a function that makes the call and returns the words read and written."""
     sizes = [region if isinstance(region, int) else len(region) for region in call.regions]
     starts = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)])
     memory = np.zeros(int(starts[-1]) + ALIGNED, np.uint8)
@@ -43,7 +43,7 @@ def prepared(call: KernelCall) -> Callable[[], tuple[int, int]]:
     function, arguments = getattr(_core, call.function), (_core.choose_isa(call.isa), *placed(call.arguments))
 
     def run() -> tuple[int, int]:
-        assert memory.size  # held as long as this function is
+        assert memory.size  # keeps the memory alive as long as this function
         return function(*arguments)
 
     return run

@@ -1,4 +1,4 @@
-"""Programs that meters run: none outlives an interrupt."""
+"""Run the programs that meters need, so that none outlives an interrupt."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 
 def run(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, str, str]:
-    """Its status, standard output and standard error."""
+    """Run a command; return its exit status, standard output and standard error. An interrupt ends the command."""
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=dict(env)) as child:
         try:
-            said, errors = child.communicate()
+            output, errors = child.communicate()
         except BaseException:
             child.kill()
-            child.wait()  # Popen itself would leave after an interrupt
+            child.wait()  # on KeyboardInterrupt, Popen itself does not wait for the child to end
             raise
-    return child.returncode, said, errors
+    return child.returncode, output, errors

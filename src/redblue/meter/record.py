@@ -1,4 +1,4 @@
-"""What every meter returns: what moved, across which boundary, and beside it what was counted and what is proved."""
+"""The record that every meter returns: measured words at a boundary, beside counted words and the lower bound."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from redblue.base.errors import RedblueError
 
 @dataclass(frozen=True)
 class Amount:
-    """So much of a unit, moved across a boundary. Amounts of other units or boundaries are not compared: RedblueError.
+    """An amount of a unit that moved across a boundary.
 
-    a / b is a number; a + b and a - b are amounts; <, <=, >, >= compare.
+    a / b is a number; a + b and a - b are amounts; <, <=, >, >= compare. Each raises RedblueError if the amounts differ
+    in unit or boundary.
     """
 
     value: float
     unit: str
     boundary: str
 
-    def _like(self, other: Amount) -> float:
+    def _comparable(self, other: Amount) -> float:
+        """The value of the other amount. Raises RedblueError if the two differ in unit or boundary."""
         if not isinstance(other, Amount):
             raise RedblueError(f"{self.unit} at {self.boundary} can be compared with an Amount only, got {other!r}")
         for what, own, others in (("unit", self.unit, other.unit), ("boundary", self.boundary, other.boundary)):
@@ -34,28 +36,28 @@ class Amount:
         return other.value
 
     def __truediv__(self, other: Amount) -> float:
-        value = self._like(other)
+        value = self._comparable(other)
         if not value:
             raise RedblueError(f"{self} over nothing ({other}) is no number")
         return self.value / value
 
     def __add__(self, other: Amount) -> Amount:
-        return Amount(self.value + self._like(other), self.unit, self.boundary)
+        return Amount(self.value + self._comparable(other), self.unit, self.boundary)
 
     def __sub__(self, other: Amount) -> Amount:
-        return Amount(self.value - self._like(other), self.unit, self.boundary)
+        return Amount(self.value - self._comparable(other), self.unit, self.boundary)
 
     def __lt__(self, other: Amount) -> bool:
-        return self.value < self._like(other)
+        return self.value < self._comparable(other)
 
     def __le__(self, other: Amount) -> bool:
-        return self.value <= self._like(other)
+        return self.value <= self._comparable(other)
 
     def __gt__(self, other: Amount) -> bool:
-        return self.value > self._like(other)
+        return self.value > self._comparable(other)
 
     def __ge__(self, other: Amount) -> bool:
-        return self.value >= self._like(other)
+        return self.value >= self._comparable(other)
 
     def __str__(self) -> str:
         return f"{self.value:,.0f} {self.unit} at {self.boundary}"
@@ -65,13 +67,14 @@ class Amount:
 class Measurement:
     """One measurement.
 
-    problem: as plain data; None where anybody's code was measured. kernel: what ran. schedule, tiles: what it follows.
-    boundary: what lies on either side of it. capacity_bytes: what the fast side holds (None: not known).
-    bytes_read, bytes_written: what crossed it towards the fast side, and back. bytes_per_word: of a word in `problem`.
-    counted_words: by the schedule's closed form with these tiles; bound_words: what no schedule can beat in a fast
-    memory of that capacity, for this problem. None where there is none.
-    meter: its name; how: what it did; tool: program and version; date: local, ISO 8601.
-    parts: what the bytes are made of, and what else the meter saw, each with its unit in its name.
+    problem: as plain data; None if the function measured is not of redblue. kernel: the name of the measured code.
+    schedule, tiles: those that the kernel follows; None and {} if not known. boundary: the names of its fast and its
+    slow side. capacity_bytes: capacity of the fast side, None if not known. bytes_read, bytes_written: bytes that
+    crossed the boundary towards the fast side, and back. bytes_per_word: the size of a word.
+    counted_words: words of the schedule's closed form with these tiles. bound_words: the lower bound for this problem
+    and capacity. Each is None if not known.
+    meter: the meter's name. how: its method. tool: program and version. date: local, ISO 8601.
+    parts: the components of the bytes, and further counts of the meter, each with its unit in its name.
     """
 
     problem: Mapping[str, Any] | None
@@ -103,19 +106,20 @@ class Measurement:
 
     @property
     def measured(self) -> Amount:
+        """The measured words as an Amount."""
         return Amount(self.measured_words, self.unit, self.boundary)
 
     @property
     def counted(self) -> Amount:
-        """Raises RedblueError where nothing was counted."""
-        return self._said("counted", self.counted_words)
+        """The counted words as an Amount. Raises RedblueError if they are not known."""
+        return self._amount("counted", self.counted_words)
 
     @property
     def bound(self) -> Amount:
-        """Raises RedblueError where there is no bound."""
-        return self._said("bound", self.bound_words)
+        """The lower bound as an Amount. Raises RedblueError if it is not known."""
+        return self._amount("bound", self.bound_words)
 
-    def _said(self, what: str, words: int | None) -> Amount:
+    def _amount(self, what: str, words: int | None) -> Amount:
         if words is None:
             raise RedblueError(f"nothing is {what} for {self.kernel}: give the problem that it solves, and a schedule")
         return Amount(words, self.unit, self.boundary)
@@ -127,19 +131,20 @@ class Measurement:
 
     @property
     def over_bound(self) -> float | None:
+        """Measured words over the lower bound."""
         return self.measured / self.bound if self.bound_words else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `--json` prints it."""
-        said = {name: getattr(self, name) for name in ("measured_words", "over_counted", "over_bound")}
-        return asdict(self) | said
+        derived = {name: getattr(self, name) for name in ("measured_words", "over_counted", "over_bound")}
+        return asdict(self) | derived
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
-        """What `to_dict` gave. Raises RedblueError, naming the fields that are missing."""
+        """Make the record that `to_dict` wrote. Raises RedblueError, which names the missing fields."""
         missing = [each.name for each in fields(cls) if each.name not in data and each.name != "parts"]
         if missing:
             raise RedblueError(f"this is no measurement: it has no {', '.join(missing)}")
@@ -147,6 +152,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, text: str) -> Measurement:
+        """Make the record that `to_json` wrote. Raises RedblueError for other text."""
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -157,4 +163,5 @@ class Measurement:
 
 
 def now() -> str:
+    """The local date and time, ISO 8601."""
     return datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")

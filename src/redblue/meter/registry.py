@@ -1,14 +1,16 @@
-"""Measure a problem with the meter of that name, or with the best one that works here."""
+"""The table of meters; measure a problem with the meter of a name, or with the best one that works here."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from redblue.base.errors import RedblueError, UnknownName
+from redblue.base.integers import whole_number
 from redblue.machine import CacheLevel
-from redblue.meter import meters, ncu, valgrind
+from redblue.meter import counters, meters, ncu, valgrind
 from redblue.meter.meters import Request
 from redblue.meter.record import Measurement
 from redblue.problem import Problem
@@ -16,9 +18,10 @@ from redblue.problem import Problem
 
 @dataclass(frozen=True)
 class Meter:
-    """A meter of problems. needs: raises RedblueError, with the remedy, where it cannot work here.
+    """A meter of problems.
 
-    any_words: it measures a fast memory of any size; the others those that the machine has.
+    measures: what it measures, in words. needs: raises RedblueError, with the remedy, if the meter cannot work here.
+    any_words: whether it measures a fast memory of any size; the other meters measure the machine's own memories.
     """
 
     name: str
@@ -28,7 +31,7 @@ class Meter:
     any_words: bool
 
 
-# The best first: what sees the lines of real or simulated caches before what counts the words that a kernel names
+# The best first: meters of cache lines before meters that count the words that a kernel requests
 METERS = {
     meter.name: meter
     for meter in (
@@ -37,11 +40,11 @@ METERS = {
         Meter(
             "interpreter", "words of the Triton kernel, as it is run", meters.needs_triton, meters.by_interpreter, True
         ),
-        Meter("counters", "lines between this CPU's memories", meters.needs_counters, meters.by_counters, False),
+        Meter("counters", "lines between this CPU's memories", counters.needs, meters.by_counters, False),
         Meter("ncu", "bytes between a GPU's memories", ncu.find, meters.by_ncu, False),
     )
 }
-REAL = ("ncu", "counters")  # what "auto" takes, the best first, where the machine's own memories are asked for
+REAL = ("ncu", "counters")  # the meters of the machine's own memories, the best first
 
 
 def measure(
@@ -57,30 +60,35 @@ def measure(
     ways: int | None = None,
     inner: CacheLevel | None = None,
 ) -> Measurement:
-    """What a compiled kernel really moves between a fast memory of `words` words and the slow one.
+    """Measure the words that a compiled kernel really moves between a fast memory of `words` words and the slow one.
 
-    using: "cachegrind", "probe", "interpreter", "counters", "ncu", or "auto": the best that works here. counters and
-    ncu measure the memories that the machine has: boundary names one, such as "L2/L3" or "L2/DRAM"; if None, that of
-    the smallest which holds `words`. With a boundary, "auto" means one of these two.
-    schedule: what the kernel follows ("flash", "hybrid", "small_cache", "gather", backward "flash_onepass" ...); if
-    None, the usual one. tiles: its edges, by name; if None, tiles for a fast memory of plan_words (`words` if None).
-    line_bytes, ways (None: full), inner: of cachegrind: the cache's lines and associativity, and a cache nearer to the
-    core, which sees every access first. Raises RedblueError, for a meter that cannot work here with the remedy.
+    using: "cachegrind", "probe", "interpreter", "counters", "ncu", or "auto" for the best that works here.
+    boundary: for counters and ncu, which measure the machine's own memories: the name of a boundary, such as "L2/L3" or
+    "L2/DRAM"; None for that of the smallest memory that holds `words`. With a boundary, "auto" takes one of these two.
+    schedule: the schedule that the kernel follows ("flash", "hybrid", "small_cache", "gather", backward
+    "flash_onepass" ...); None for the usual one.
+    tiles: the schedule's edges by name; None for tiles that suit a fast memory of plan_words words (None: `words`).
+    line_bytes, ways (None: fully associative): the lines of cachegrind's cache, and its associativity.
+    inner: for cachegrind, a cache nearer to the core, which serves every access first.
+    Raises RedblueError; if the meter cannot work here, with the remedy.
     """
     for name, value in (("words", words), ("plan_words", plan_words)):
-        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < 1):
-            raise RedblueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    meter = chosen(using, boundary)
+        if value is not None:
+            whole_number(name, value, most=math.inf)
+    meter = choose(using, boundary)
     if words is None and meter.any_words:
         raise RedblueError(f"{meter.name} measures a fast memory of any size: give its words (example: words=8192)")
     if boundary is not None and meter.any_words:
-        raise RedblueError(f"{meter.name} measures a fast memory of so many words; a boundary is for {', '.join(REAL)}")
+        raise RedblueError(
+            f"{meter.name} measures a fast memory of any size, which has no boundary by name: leave boundary out, or "
+            f"measure with {' or '.join(REAL)}; got boundary {boundary!r}"
+        )
     cache = None if words is None else CacheLevel("cache", int(words) * problem.bytes_per_word, line_bytes, ways)
     return meter.measure(Request(problem, words, plan_words, schedule, tiles, boundary, cache, inner))
 
 
-def chosen(using: str, boundary: str | None = None) -> Meter:
-    """The meter of that name, which works here; of "auto", the first that does. Raises RedblueError."""
+def choose(using: str, boundary: str | None = None) -> Meter:
+    """Choose the meter of a name, or for "auto" the first that works here. Raises RedblueError if it cannot work."""
     if using == "auto":
         tried = REAL if boundary else tuple(METERS)
         reasons = {name: why_not(METERS[name]) for name in tried}
@@ -95,7 +103,7 @@ def chosen(using: str, boundary: str | None = None) -> Meter:
 
 
 def why_not(meter: Meter) -> str | None:
-    """Why it cannot work here, with the remedy; None if it can."""
+    """Why the meter cannot work here, with the remedy; None if it can."""
     try:
         meter.needs()
     except RedblueError as error:
@@ -104,6 +112,6 @@ def why_not(meter: Meter) -> str | None:
 
 
 def others(name: str) -> dict[str, str]:
-    """Of every other meter, why it was not taken."""
-    found: dict[str, Any] = {each.name: why_not(each) for each in METERS.values() if each.name != name}
-    return {each: reason or f"works here, too: {METERS[each].measures}" for each, reason in found.items()}
+    """For every meter except `name`: why "auto" did not choose it."""
+    reasons: dict[str, Any] = {each.name: why_not(each) for each in METERS.values() if each.name != name}
+    return {each: reason or f"works here, too: {METERS[each].measures}" for each, reason in reasons.items()}

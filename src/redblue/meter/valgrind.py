@@ -1,9 +1,9 @@
-"""Running a program under valgrind's callgrind, and reading what its simulated caches did.
+"""Run a program under valgrind's callgrind, and read the counts of its simulated caches.
 
-Callgrind simulates two levels: D1, which writes through, and LL, which writes back. The cache that is measured is LL;
-D1 is as small as valgrind allows, two half lines, so that next to every access reaches LL. I1 is large, so that each
-line of code reaches LL once only. Counting starts and ends inside the program, by client requests
-(cpp/meter/meter.cpp): at the start all caches are empty, so that nothing that ran before is counted, nor written back.
+Callgrind simulates two levels: D1, which writes through, and LL, which writes back. LL is the cache that is measured.
+D1 is as small as valgrind allows, two half lines, so that almost every access reaches LL. I1 is large, so that each
+line of code reaches LL only once. Client requests inside the program (cpp/meter/meter.cpp) start and stop the
+counting. At the start all caches are empty, so nothing that ran before is counted or written back.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from redblue.base.errors import RedblueError
 from redblue.machine import CacheLevel
 from redblue.meter import processes
 
-LEAST = (3, 10)  # decodes AVX2, and its callgrind simulates write-backs
+MIN_VERSION = (3, 10)  # decodes AVX2, and its callgrind simulates write-backs
 INSTALL = "install it (apt install valgrind, dnf install valgrind), or measure with probe, which needs nothing"
-SMALLEST_LINE = 32  # bytes: no register may be longer
-CODE_BYTES = 1 << 22  # of I1
-SHOWN = 12  # lines of what valgrind said, where it failed
+MIN_LINE_BYTES = 32  # no register may be longer
+CODE_BYTES = 1 << 22  # the capacity of I1
+MAX_SHOWN = 12  # lines of valgrind's output in an error
 
 
 @dataclass(frozen=True)
 class Events:
-    """What the cache did while something ran, in lines; see `cachegrind.traffic`.
+    """Counts of the cache over one section of a program, in lines, except accesses; see `cachegrind.traffic`.
 
-    inner_misses: of the cache before it, D1: all that was asked of the cache for data.
+    inner_misses: misses of D1, the cache nearer to the core.
     """
 
     read_misses: int
@@ -43,26 +43,26 @@ class Events:
 
 
 def find() -> tuple[str, str]:
-    """valgrind's path and version. Raises RedblueError where it is missing, broken or too old."""
+    """Find valgrind; return its path and version. Raises RedblueError if it is missing, broken or too old."""
     path = shutil.which("valgrind")
     if path is None:
         raise RedblueError(f"cachegrind needs valgrind, which is not on PATH: {INSTALL}")
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
+        printed = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RedblueError(f"{path} cannot be run ({error}): {INSTALL}") from error
-    found = re.match(r"valgrind-(\d+)\.(\d+)", said.stdout)
-    if not found:
-        raise RedblueError(f"{path} --version says {said.stdout.strip()!r}, which is no version: {INSTALL}")
-    if (int(found[1]), int(found[2])) < LEAST:
-        least = ".".join(map(str, LEAST))
-        raise RedblueError(f"cachegrind needs valgrind {least} or newer, {path} is {said.stdout.strip()}: {INSTALL}")
-    return path, said.stdout.strip()
+    match = re.match(r"valgrind-(\d+)\.(\d+)", printed)
+    if not match:
+        raise RedblueError(f"{path} --version says {printed.strip()!r}, which is no version: {INSTALL}")
+    if (int(match[1]), int(match[2])) < MIN_VERSION:
+        least = ".".join(map(str, MIN_VERSION))
+        raise RedblueError(f"cachegrind needs valgrind {least} or newer, {path} is {printed.strip()}: {INSTALL}")
+    return path, printed.strip()
 
 
 def check_cache(cache: CacheLevel) -> None:
     """Raise RedblueError for a geometry that valgrind does not simulate."""
-    if cache.line_bytes < SMALLEST_LINE or cache.line_bytes & (cache.line_bytes - 1):
+    if cache.line_bytes < MIN_LINE_BYTES or cache.line_bytes & (cache.line_bytes - 1):
         raise RedblueError(f"valgrind simulates lines of 32, 64, 128 ... bytes, got {cache.line_bytes}")
     if cache.sets & (cache.sets - 1):
         raise RedblueError(
@@ -75,8 +75,11 @@ def check_cache(cache: CacheLevel) -> None:
 
 
 def options(cache: CacheLevel, inner: CacheLevel | None) -> list[str]:
-    """callgrind's options: the caches, nothing counted until the program says so."""
-    half = max(SMALLEST_LINE, cache.line_bytes // 2)
+    """callgrind's options: the caches, and no counting before the program requests it.
+
+    Raises RedblueError for a geometry that valgrind does not simulate.
+    """
+    half = max(MIN_LINE_BYTES, cache.line_bytes // 2)
     nearest = inner or CacheLevel("D1", 2 * half, half, 1)
     for each in (cache, nearest) if inner else (cache,):
         check_cache(each)
@@ -89,23 +92,25 @@ def options(cache: CacheLevel, inner: CacheLevel | None) -> list[str]:
 def run(
     command: Sequence[str], cache: CacheLevel, folder: Path, env: Mapping[str, str], inner: CacheLevel | None = None
 ) -> tuple[list[tuple[str, Events]], str]:
-    """Run the command under callgrind. What the cache did between its marks, in order, by name; and standard output.
+    """Run a command under callgrind; return its counted sections in order, as (name, events), and its standard output.
 
-    inner: a cache between the program and `cache`. Raises RedblueError; KeyboardInterrupt ends the child, too.
+    cache: the cache to measure. inner: a cache between the core and `cache`. folder: for callgrind's files.
+    Raises RedblueError if valgrind fails or writes no counts. KeyboardInterrupt ends the command, too.
     """
     path, _ = find()
     arguments = [path, "-q", *options(cache, inner), f"--callgrind-out-file={folder / 'out'}", *command]
-    status, said, errors = processes.run(arguments, env)
+    status, output, errors = processes.run(arguments, env)
     if status:
         raise RedblueError(_failure(path, status, errors))
     files = sorted(folder.glob("out.*"), key=lambda file: int(file.suffix[1:]))
-    found = [part for file in files for part in read(file.read_text()).items()]
-    if not found:
-        raise RedblueError(f"{path} wrote no counts, so the program never reached what is measured: {_tail(errors)}")
-    return found, said
+    sections = [section for file in files for section in read(file.read_text()).items()]
+    if not sections:
+        raise RedblueError(f"{path} wrote no counts, so the program never reached the measured code: {_tail(errors)}")
+    return sections, output
 
 
 def _failure(path: str, status: int, errors: str) -> str:
+    """Explain why valgrind, or the program under it, failed."""
     if "unhandled instruction" in errors or "Unrecognised instruction" in errors or status in (-signal.SIGILL, 132):
         return (
             f"{path} does not know an instruction of the measured code: set REDBLUE_ISA=avx2 or REDBLUE_ISA=portable, "
@@ -116,18 +121,22 @@ def _failure(path: str, status: int, errors: str) -> str:
 
 
 def _tail(errors: str) -> str:
+    """The last lines of valgrind's output, without its prefixes."""
     lines = [re.sub(r"^==\d+== ?", "", line).rstrip() for line in errors.splitlines()]
-    return " | ".join([line for line in lines if line][-SHOWN:]) or "nothing"
+    return " | ".join([line for line in lines if line][-MAX_SHOWN:]) or "nothing"
 
 
 def read(text: str) -> dict[str, Events]:
-    """callgrind's file: what was counted until a request, by the request's name; nothing if it is no such file."""
+    """Parse one of callgrind's files, which holds the counts up to a client request: {request's name: events}.
+
+    Returns an empty dict for any other file.
+    """
     name = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.M)
     events = re.search(r"^events: (.*)$", text, re.M)
     totals = re.findall(r"^totals: (.*)$", text, re.M)
     if not (name and events and totals):
         return {}
-    # Trailing zeros are left out of the totals
+    # callgrind omits trailing zeros from the totals
     counts = dict.fromkeys(events[1].split(), 0) | dict(
         zip(events[1].split(), map(int, totals[-1].split()), strict=False)
     )

@@ -1,125 +1,62 @@
-"""The operator: signatures, and the way to a kernel for NumPy arrays; for PyTorch tensors see torch_op."""
+"""The operator: its public functions, and the calls of the CPU's kernels on NumPy arrays; op/pytorch has tensors."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from redblue.op.checks import Options, check_bias_shape, check_dtypes, check_grouping, check_mask, check_one_kind_of_mask, check_scalars, check_shapes, check_sinks_dtype, check_sinks_shape, check_widths_on_cpu, heads_of
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu.arrays import described, element_strides
 from redblue.kernels.cpu.mask_form import attended, per_head
-from redblue.masks import Mask
+from redblue.kernels.options import Arguments, Options, check_array, check_gradients, checked, documented, options_of
+from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    bias: Any = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    return_lse: bool = False,
-    schedule: str = "auto",
-) -> Any:
+@documented(Arguments)
+def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Arguments]) -> Any:
     """Exact attention: softmax(softcap(scale Q K^T) + bias, masked) V, without anything of size n_q n_k in memory.
 
     q (..., H, n_q, d), k (..., H_kv, n_k, d), v (..., H_kv, n_k, d_v): PyTorch tensors of the CPU or of a GPU (with
     autograd; docs/gpu.md), or NumPy arrays and whatever else speaks DLPack (gives NumPy). All of one type: float64,
     float32, bfloat16 or float16; sums are in float32 or better. Two-dimensional ones are one head. H is a multiple of
     H_kv (grouped-query attention, nothing is expanded), the other leading dimensions broadcast. Any strides are read in
-    place.
+    place. return_lse: also give the log-sum-exp of each row's scores (..., H, n_q), sinks included; differentiable.
 
-    mask: which keys a query attends; Mask.full() if None. A row that attends nothing gives 0.
-    scale: 1 / sqrt(d) if None. softcap: scores x become softcap tanh(x / softcap).
-    bias: added to the scores, after softcap; any shape that broadcasts to (..., H, n_q, n_k); True means attend.
-    sinks: (H,), one more score for each head that takes a share of the softmax and has no value.
-    dropout: the share of probabilities that become 0. Which ones: a function of the seed (drawn from PyTorch's
-    generator if None; required for NumPy arrays), the same for all tiles, threads and both passes.
-    return_lse: also give the log-sum-exp of each row's scores (..., H, n_q), sinks included; differentiable.
-    schedule: "flash" (tiles); "hybrid" or "small_cache", which move fewer words through caches below d^2 words and keep
-    some rows of P at a time in memory; "gather" (pair by pair, for graphs), for which a GPU takes tiles; or "auto": on
-    the CPU flash or gather, on a GPU any of the others, whichever costs less.
-
-    Returns out (..., H, n_q, d_v), or (out, lse). Raises RedblueError, naming the argument, for what it cannot take.
+    Returns out (..., H, n_q, d_v), or (out, lse). Raises RedblueError, naming the argument, for a value that it cannot
+    take.
     """
-    options = Options(mask, scale, bias, softcap, sinks, dropout, seed, schedule)
+    record = options_of("attention", options)
     if is_torch(q) or is_torch(k) or is_torch(v):
         from redblue.op.pytorch import dispatch
 
-        return dispatch.attention(q, k, v, options, return_lse)
+        return dispatch.attention(q, k, v, record, return_lse)
     q, k, v = (as_numpy(name, array) for name, array in (("q", q), ("k", k), ("v", v)))
-    call = NumpyCall(q, k, v, options)
-    out, lse = call.forward()
+    out, lse = NumpyCall(q, k, v, record).forward()
     return (out, lse) if return_lse else out
 
 
-def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """The twin of torch.nn.functional.scaled_dot_product_attention, on the same tensors with the same meaning.
-
-    attn_mask: boolean (True means attend) or floating (added to the scores), broadcastable to (..., n_q, n_k), with
-    gradient if it needs one; not together with is_causal, which is aligned top left. Unlike `attention`, heads are
-    grouped only if enable_gqa says so. NumPy arrays work too, without dropout, and nested tensors, without attn_mask.
-    """
-    check_one_kind_of_mask(attn_mask, is_causal)
-    if any(is_torch(x) and x.is_nested for x in (query, key, value)):
-        from redblue.op.pytorch import nested
-
-        if attn_mask is not None:
-            raise RedblueError("attn_mask is not for nested tensors, which are masked by their lengths: use is_causal")
-        mask = Mask.causal() if is_causal else None
-        return nested.scaled_dot_product_attention(query, key, value, dropout_p, mask, scale, enable_gqa)
-    check_grouping(query, key, value, enable_gqa)
-    mask = Mask.causal() if is_causal else None
-    return attention(query, key, value, mask=mask, bias=attn_mask, dropout=dropout_p, scale=scale)
-
-
+@documented(Arguments)
 def attention_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    *,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    bias: Any = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    dlse: Any = None,
-    schedule: str = "auto",
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None, **options: Unpack[Arguments]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients (dq, dk, dv) of sum(dout * out) + sum(dlse * lse), for NumPy arrays; PyTorch users have autograd.
 
-    out and lse: what `attention(..., return_lse=True)` gave for the same arguments, the seed included.
+    out and lse: the results of `attention(..., return_lse=True)` for the same arguments, the seed included.
     """
-    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    for name, array in given.items():
+    record = options_of("attention_backward", options)
+    arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    for name, array in arrays.items():
         if is_torch(array):
             raise RedblueError(f"{name} is a PyTorch tensor: call attention and use autograd, or give NumPy arrays")
-    dout, q, k, v, out, lse = (as_numpy(name, array) for name, array in given.items())
-    options = Options(mask, scale, bias, softcap, sinks, dropout, seed, schedule)
-    return NumpyCall(q, k, v, options).backward(dout, out, lse, None if dlse is None else as_numpy("dlse", dlse))
+    dout, q, k, v, out, lse = (as_numpy(name, array) for name, array in arrays.items())
+    return NumpyCall(q, k, v, record).backward(dout, out, lse, None if dlse is None else as_numpy("dlse", dlse))
 
 
 def is_torch(array: Any) -> bool:
@@ -129,7 +66,7 @@ def is_torch(array: Any) -> bool:
 
 
 def default_threads() -> int:
-    """As many as PyTorch uses, if it is loaded; else one per core that this process may run on."""
+    """PyTorch's number of threads if PyTorch is loaded; else one per core that this process may run on."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         return torch.get_num_threads()
@@ -137,7 +74,7 @@ def default_threads() -> int:
 
 
 def as_numpy(name: str, array: Any) -> np.ndarray:
-    """A view of any array on the CPU. Raises RedblueError for others."""
+    """A NumPy view of an array on the CPU. Raises RedblueError for anything else."""
     if isinstance(array, np.ma.MaskedArray):
         raise RedblueError(f"{name} is a masked array: give its .data, and its mask as bias")
     if isinstance(array, np.ndarray):
@@ -153,10 +90,11 @@ def as_numpy(name: str, array: Any) -> np.ndarray:
 
 
 class NumpyCall:
-    """A call on NumPy arrays, checked."""
+    """A checked call on NumPy arrays."""
 
     def __init__(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> None:
-        check_mask(options.mask)
+        options = checked(options)
+        check_gradients(options)
         self.flat = all(x.ndim == 2 for x in (q, k, v))  # one head
         self.shapes = q.shape, k.shape, v.shape
         q, k, v = (x[None] if x.ndim == 2 else x for x in (q, k, v))
@@ -164,62 +102,75 @@ class NumpyCall:
             k, v = (_ungrouped(q, x) for x in (k, v))
         self.sizes = sizes = check_shapes(q.shape, k.shape, v.shape)
         check_widths_on_cpu(sizes)
-        bias = None if options.bias is None else as_numpy("bias", options.bias)
-        names = {"q": q.dtype.name, "k": k.dtype.name, "v": v.dtype.name}
-        self.dtype = check_dtypes(names, None if bias is None else bias.dtype.name)
-        scale, self.softcap, self.dropout, seed = check_scalars(options)
-        self.scale = sizes.d**-0.5 if scale is None else scale
-        if self.dropout and seed is None:
-            raise RedblueError("dropout on NumPy arrays needs a seed, which attention_backward takes again")
-        self.seed = (seed or 0) % 2**64
-        self.mask, self.schedule = options.mask, options.schedule
+        self.dtype = check_dtypes({"q": q.dtype.name, "k": k.dtype.name, "v": v.dtype.name})
         self.sum_dtype = np.float64 if self.dtype == "float64" else np.float32
-        heads = heads_of(sizes)
+        if options.dropout and options.seed is None:
+            raise RedblueError("dropout on NumPy arrays needs a seed, which attention_backward takes again")
         self.q, self.k, self.v = (
-            np.broadcast_to(x, (*sizes.lead, h, *x.shape[-2:]))
-            for x, h in ((q, heads), (k, sizes.kv_heads), (v, sizes.kv_heads))
+            np.broadcast_to(x, (*sizes.lead, heads, *x.shape[-2:]))
+            for x, heads in ((q, sizes.heads), (k, sizes.kv_heads), (v, sizes.kv_heads))
         )
-        self.bias = None
-        if bias is not None:
-            check_bias_shape(bias.shape, sizes)
-            self.bias = np.broadcast_to(bias, (*sizes.lead, heads, sizes.n_q, sizes.n_k))
-        self.sinks = None
-        if options.sinks is not None:
-            sinks = as_numpy("sinks", options.sinks)
-            check_sinks_shape(sinks.shape, sizes)
-            check_sinks_dtype(sinks.dtype.name)
-            self.sinks = np.ascontiguousarray(sinks, self.sum_dtype)
+        self.options = options._replace(**self._expanded(options))
 
-    def common(self, direction: str, lse: np.ndarray | None = None) -> dict[str, Any]:
-        return {
-            "mask": attended(self.mask, self.sizes, self.dtype, direction, schedule=self.schedule, lse=lse),
-            "schedule": self.schedule,
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "bias": None if self.bias is None else _described(self.bias),
-            "bias_dtype": "float32" if self.bias is None else self.bias.dtype.name,
-            "dropout": self.dropout,
-            "seed": self.seed,
+    def _expanded(self, options: Options) -> dict[str, np.ndarray]:
+        """The options that are arrays, checked, of the shape and the type in which the kernels read them."""
+        expanded = {}
+        for name, rules, x in options.given_arrays():
+            array = as_numpy(name, x)
+            check_array(name, array.shape, array.dtype.name, self.sizes, self.dtype)
+            array = array if rules.own_type else np.ascontiguousarray(array, self.sum_dtype)
+            expanded[name] = np.broadcast_to(array, rules.shape(self.sizes))
+        return expanded
+
+    def arguments(self, direction: str, lse: np.ndarray | None = None) -> dict[str, Any]:
+        """The keyword arguments of the core's call."""
+        options, sizes = self.options, self.sizes
+        arguments: dict[str, Any] = {
+            "mask": attended(options.mask, sizes, self.dtype, direction, schedule=options.schedule, lse=lse),
+            "schedule": options.schedule,
+            "seed": (options.seed or 0) % 2**64,
             "threads": default_threads(),
+            **options.numbers(sizes),
         }
+        for name, rules, x in options.given_arrays():
+            if direction == "forward" or rules.backward:
+                arguments[name] = rules.as_core_array(x.ctypes.data, element_strides(x), sizes)
+            if rules.own_type:
+                arguments[f"{name}_dtype"] = x.dtype.name
+        return arguments
 
     def sums(self) -> np.ndarray:
+        """Memory for one sum per row."""
         return np.empty(self.q.shape[:-1], self.sum_dtype)
 
     def forward(self) -> tuple[np.ndarray, np.ndarray]:
+        """The output and the log-sum-exp of each row."""
         out, lse = np.empty((*self.q.shape[:-1], self.sizes.d_v), self.q.dtype), self.sums()
-        sinks = None if self.sinks is None else (self.sinks.ctypes.data, *[0] * (lse.ndim - 1), 1, 0)
-        q, k, v = (_described(x) for x in (self.q, self.k, self.v))
-        places = _described(out), _described(lse[..., None])
-        cpu.forward(self.sizes, self.dtype, q, k, v, *places, sinks=sinks, **self.common("forward"))
+        arrays = (described(x) for x in (self.q, self.k, self.v, out, lse[..., None]))
+        cpu.forward(self.sizes, self.dtype, *arrays, **self.arguments("forward"))
         return (out[0], lse[0]) if self.flat else (out, lse)
 
     def backward(
         self, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The gradients of q, k and v, from the outputs and their gradients."""
         if self.flat:
             dout, out, lse = dout[None], out[None], lse[None]
             dlse = None if dlse is None else dlse[None]
+        self._check_outputs(dout, out, lse, dlse)
+        lse = np.ascontiguousarray(lse, self.sum_dtype)
+        arguments = self.arguments("backward", lse)
+        if dlse is not None:
+            dlse = np.ascontiguousarray(dlse, self.sum_dtype)
+            arguments["dlse"] = described(dlse[..., None])
+        gradients = [np.empty(x.shape, x.dtype) for x in (self.q, self.k, self.v)]
+        arrays = self.q, self.k, self.v, out, lse[..., None], dout, *gradients, self.sums()[..., None]
+        cpu.backward(self.sizes, self.dtype, *(described(x) for x in arrays), **arguments)
+        dq, dk, dv = (_summed_to(x, shape) for x, shape in zip(gradients, self.shapes, strict=True))
+        return dq, dk, dv
+
+    def _check_outputs(self, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None) -> None:
+        """Raise RedblueError unless these have the shapes and types of the outputs and of their gradients."""
         shape = (*self.q.shape[:-1], self.sizes.d_v)
         for name, array in (("dout", dout), ("out", out)):
             if array.shape != shape or array.dtype != self.q.dtype:
@@ -228,30 +179,17 @@ class NumpyCall:
             if array is not None and (array.shape != shape[:-1] or array.dtype.name not in ("float32", "float64")):
                 wanted = f"{shape[:-1]} of float32 or float64"
                 raise RedblueError(f"{name} must be {wanted}, got {array.shape} of {array.dtype.name}")
-        lse = np.ascontiguousarray(lse, self.sum_dtype)
-        more = {}
-        if dlse is not None:
-            dlse = np.ascontiguousarray(dlse, self.sum_dtype)
-            more["dlse"] = _described(dlse[..., None])
-        delta = self.sums()
-        gradients = [np.empty(x.shape, x.dtype) for x in (self.q, self.k, self.v)]
-        q, k, v, dq, dk, dv = (_described(x) for x in (self.q, self.k, self.v, *gradients))
-        given = _described(out), _described(lse[..., None]), _described(dout)
-        places = dq, dk, dv, _described(delta[..., None])
-        cpu.backward(self.sizes, self.dtype, q, k, v, *given, *places, **self.common("backward", lse), **more)
-        dq, dk, dv = (_summed_to(x, shape) for x, shape in zip(gradients, self.shapes, strict=True))
-        return dq, dk, dv
 
 
 def _ungrouped(q: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """k or v with a head for each of q's."""
+    """k or v with one head per query head."""
     heads = x.shape[-3]
     whole = heads and q.shape[-3] > heads and q.shape[-3] % heads == 0
     return np.repeat(x, q.shape[-3] // heads, axis=-3) if whole else x
 
 
 def _summed_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The gradient of what was broadcast, or whose heads were repeated, from `shape`."""
+    """The gradient of an array of this shape, from the gradient of the array it was broadcast (heads: repeated) to."""
     dtype = array.dtype
     wide = np.result_type(dtype, np.float32)  # a sum in 16 bits would be far off
     if len(shape) > 2 and array.shape[-3] != shape[-3] > 1:
@@ -263,9 +201,3 @@ def _summed_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if axes:
         array = array.astype(wide).sum(axis=axes).reshape(shape)
     return array.astype(dtype, copy=False)
-
-
-def _described(array: np.ndarray) -> cpu.Array:
-    if any(stride % array.itemsize for stride in array.strides):
-        raise RedblueError(f"an array's strides must be whole elements, got {array.strides} bytes: give a copy")
-    return (array.ctypes.data, *(stride // array.itemsize for stride in array.strides))

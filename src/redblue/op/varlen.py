@@ -1,18 +1,23 @@
-"""Attention over sequences of different lengths, packed one behind the other."""
+"""Attention over sequences of different lengths that are packed one behind the other."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from redblue.op import api
 from redblue.base.errors import RedblueError
+from redblue.kernels.options import PackedArguments, documented, options_of
 from redblue.masks import Mask
-from redblue.masks.rules.bands import Window
 from redblue.masks.numbers import whole
+from redblue.masks.rules.bands import Window
+from redblue.op import api
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
+@documented(PackedArguments)
 def attention_varlen(
     q: Any,
     k: Any,
@@ -20,25 +25,22 @@ def attention_varlen(
     cu_seqlens_q: Any,
     cu_seqlens_k: Any = None,
     *,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
     return_lse: bool = False,
-    schedule: str = "auto",
+    **options: Unpack[PackedArguments],
 ) -> Any:
     """Each sequence attends itself; nothing is padded, and no pair of two sequences is computed.
 
     q (total_q, H, d), k (total_k, H_kv, d), v (total_k, H_kv, d_v): PyTorch tensors (with autograd) or arrays.
     cu_seqlens_q, cu_seqlens_k: where sequences begin and the last one ends, (sequences + 1,) whole numbers: 0, then
     cumulative lengths up to total_q (total_k). Some sequences may be empty. As cu_seqlens_q if left out.
-    mask: Mask.causal(), a sliding window or Mask.full(), within each sequence; align="bottom-right" counts from a
-    sequence's last query and key. The other options are those of `attention`.
+    The mask is Mask.causal(), a sliding window or Mask.full(), within each sequence; align="bottom-right" counts from a
+    sequence's last query and key. So does alibi, which needs sequences with as many queries as keys. The other options
+    are those of `attention`, but for a bias.
 
-    Returns out (total_q, H, d_v), or (out, lse) with lse (H, total_q). Raises RedblueError for what it cannot take.
+    Returns out (total_q, H, d_v), or (out, lse) with lse (H, total_q). Raises RedblueError, naming the argument, for a
+    value that it cannot take.
     """
+    mask = options_of("attention_varlen", options, without="bias").mask
     for name, array in (("q", q), ("k", k), ("v", v)):
         if len(getattr(array, "shape", ())) != 3:
             raise RedblueError(f"{name} must be packed as (total, heads, d), got {_shown(array)}")
@@ -56,17 +58,34 @@ def attention_varlen(
             f"mask must be a window within each sequence, such as Mask.causal(), got {mask!r}: call attention with "
             "Mask.documents(...) & another mask"
         )
+    if options.get("alibi") is not None:
+        _check_alibi(lengths, key_lengths)
     packed = Mask.documents(lengths, key_lengths, within=mask)
     q, k, v = (x.swapaxes(0, 1)[None] for x in (q, k, v))
-    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout, "seed": seed}
-    out, lse = api.attention(q, k, v, mask=packed, return_lse=True, schedule=schedule, **options)
+    out, lse = api.attention(q, k, v, return_lse=True, **{**options, "mask": packed})
     out = out[0].swapaxes(0, 1)
     return (out, lse[0]) if return_lse else out
 
 
-def _lengths(name: str, given: Any, of: str, total: int) -> np.ndarray:
-    """Of each sequence. Raises RedblueError, naming the entry, for what are no cumulative lengths of `total`."""
-    starts = whole(name, given.detach().cpu().numpy() if api.is_torch(given) else given)
+def _check_alibi(lengths: np.ndarray, key_lengths: np.ndarray) -> None:
+    """Raise RedblueError unless distances within each sequence are those that the kernel computes over all of them.
+
+    The kernel aligns the last query with the last key. That aligns the last query and the last key of a sequence, too,
+    if as many queries as keys follow it.
+    """
+    ahead = np.cumsum(key_lengths - lengths)  # of each sequence's last query, its last key
+    pairs = (lengths > 0) & (key_lengths > 0)
+    off = np.flatnonzero(pairs & (ahead != ahead[-1])) if len(ahead) else ahead
+    if len(off):
+        raise RedblueError(
+            f"alibi needs as many keys as queries in every sequence after sequence {off[-1]}, because distances are "
+            "counted from the last query and key of all: call attention for each sequence, or with a padded batch"
+        )
+
+
+def _lengths(name: str, starts: Any, of: str, total: int) -> np.ndarray:
+    """The length of each sequence. Raises RedblueError, naming the entry, unless `starts` ascend from 0 to `total`."""
+    starts = whole(name, starts.detach().cpu().numpy() if api.is_torch(starts) else starts)
     if not len(starts) or starts[0]:
         raise RedblueError(f"{name}[0] must be 0, got {starts[0] if len(starts) else 'an empty array'}")
     back = np.flatnonzero(np.diff(starts) < 0)

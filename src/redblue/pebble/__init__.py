@@ -1,16 +1,27 @@
-"""The red-blue pebble game, which settles I/O complexity. It knows neither PyTorch nor kernels."""
+"""The red-blue pebble game: graphs, rules, a referee, exact and heuristic solvers, lower bounds, files, drawings."""
 
 from redblue.pebble.bounds import GraphBound, lower_bound, lower_bounds
-from redblue.pebble.constructors import attention_backward_graph, attention_graph, chain_graph, diamond_graph, fft_graph, matmul_graph, random_graph, stencil_graph, tree_graph
+from redblue.pebble.constructors import (
+    attention_backward_graph,
+    attention_graph,
+    chain_graph,
+    diamond_graph,
+    fft_graph,
+    matmul_graph,
+    random_graph,
+    stencil_graph,
+    tree_graph,
+)
+from redblue.pebble.drawing.player import render, strip, write_game
+from redblue.pebble.game_files import Saved, read_game, save_game
 from redblue.pebble.graph import Graph, GraphError, from_edges, from_networkx
 from redblue.pebble.heuristics import Found, heuristic
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game, Move
 from redblue.pebble.names import graph_named
-from redblue.pebble.drawing.player import render, strip, write_game
 from redblue.pebble.referee import IllegalMove, Unfinished, Verdict, check
 from redblue.pebble.rules import Further, Rules, hierarchy, least_red
-from redblue.pebble.solver import Progress, Solution, solve
-from redblue.pebble.game_files import Saved, read_game, save_game
+from redblue.pebble.search import Progress, Solution
+from redblue.pebble.solver import solve
 
 __all__ = [
     "COMPUTE",

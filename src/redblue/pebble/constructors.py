@@ -1,6 +1,7 @@
-"""The graphs of the literature, and those of attention. Labels say what each node is: `q[0,1]`, `s[1,0]+2`, `l[3]`.
+"""Constructors of graphs: matrix product, attention, Fourier transform, tree, chain, stencil, diamond, random.
 
-A chain of sums labels its partial results by the number of terms in them, `c[i,j]+t`; its last node has the plain name.
+Each label names the value of its node, such as `q[0,1]` or `l[3]`. In a chain of sums the partial result of t terms has
+the label `c[i,j]+t`; the last node, which is the whole sum, has the label `c[i,j]`.
 """
 
 from __future__ import annotations
@@ -11,21 +12,22 @@ from itertools import product
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.masks import Mask
 from redblue.pebble.graph import Builder, Graph, GraphError
-from redblue.pebble.whole import count
 
 ACCUMULATE = ("fma", "products")
 
 
 def matmul_graph(m: int, k: int, n: int, accumulate: str = "fma") -> Graph:
-    """C = A B, A (m, k), B (k, n), by the standard algorithm: m k n products.
+    """Graph of C = A B with A (m, k) and B (k, n), by the standard algorithm of m k n products.
 
-    accumulate: "fma" for a chain of k multiply-adds per output, the first of them a plain product; "products" for k
-    product nodes per output and a chain of k - 1 sums. Nodes: mk + kn inputs, and mkn or m(2k - 1)n more.
+    accumulate: "fma": a chain of k multiply-adds per output, of which the first is a plain product; "products": k
+        product nodes per output and a chain of k - 1 sums.
+    Nodes: mk + kn inputs, plus mkn with "fma" or m(2k - 1)n with "products".
     """
     m, k, n = _sizes(m=m, k=k, n=n)
-    _form(accumulate)
+    _check_accumulate(accumulate)
     builder = Builder()
     a, b = _matrix(builder, "a", m, k), _matrix(builder, "b", k, n)
     for i, j in product(range(m), range(n)):
@@ -34,15 +36,16 @@ def matmul_graph(m: int, k: int, n: int, accumulate: str = "fma") -> Graph:
 
 
 def attention_graph(n: int, d: int, d_v: int | None = None, mask: Mask | None = None, accumulate: str = "fma") -> Graph:
-    """softmax(Q K^T) V without its row maxima, which real arithmetic does not need. Q, K (n, d), V (n, d_v).
+    """Graph of softmax(Q K^T) V for Q, K (n, d) and V (n, d_v), without row maxima: exact arithmetic needs none.
 
-    Per attended pair a chain of d multiply-adds, the exponential fused into the last: `p[i,j]`. Per row a chain of
-    additions: `l[i]`. Per output a chain of multiply-adds over the row's pairs, `o[i,c]+t`, then one division by l_i:
-    `o[i,c]`. A row without pairs has no node beside its query's. accumulate: as in matmul_graph.
+    - `p[i,j]`: per attended pair a chain of d multiply-adds; the exponential is part of the last.
+    - `l[i]`: per row a chain of additions over the row's pairs.
+    - `o[i,c]`: per output a chain of multiply-adds over the row's pairs, `o[i,c]+t`, then one division by l[i].
+    A row without pairs has no nodes but those of its query. accumulate: as in matmul_graph. d_v: d if None.
     """
     d_v = d if d_v is None else d_v
     n, d, d_v = _sizes(n=n, d=d, d_v=d_v)
-    _form(accumulate)
+    _check_accumulate(accumulate)
     builder, attends = Builder(), _attends(mask, n)
     q, k, v = _matrix(builder, "q", n, d), _matrix(builder, "k", n, d), _matrix(builder, "v", n, d_v)
     for i in range(n):
@@ -59,11 +62,12 @@ def attention_graph(n: int, d: int, d_v: int | None = None, mask: Mask | None = 
 
 
 def attention_backward_graph(n: int, d: int, mask: Mask | None = None) -> Graph:
-    """dQ, dK and dV from Q, K, V, O, dO (n, d) and the log-sum-exp (n,), as chains of multiply-adds.
+    """Graph of dQ, dK and dV from Q, K, V, O, dO (n, d) and the log-sum-exp (n,), as chains of multiply-adds.
 
-    p[i,j] = exp(q_i k_j - lse_i), the exponential fused into the last multiply-add; delta[i] = dO_i O_i;
-    dp[i,j] = dO_i v_j; ds[i,j] = p (dp - delta); dv_j = sum p dO_i, dk_j = sum ds q_i, dq_i = sum ds k_j.
-    Rows without pairs and keys that nobody attends have no gradient nodes.
+    p[i,j] = exp(q_i k_j - lse_i), the exponential being part of the last multiply-add; delta[i] = dO_i O_i;
+    dp[i,j] = dO_i v_j; ds[i,j] = p[i,j] (dp[i,j] - delta[i]);
+    dv_j = sum_i p[i,j] dO_i; dk_j = sum_i ds[i,j] q_i; dq_i = sum_j ds[i,j] k_j.
+    Queries without keys and keys without queries have no gradient nodes.
     """
     n, d = _sizes(n=n, d=d)
     builder, attends = Builder(), _attends(mask, n)
@@ -87,7 +91,7 @@ def attention_backward_graph(n: int, d: int, mask: Mask | None = None) -> Graph:
 
 
 def fft_graph(points: int) -> Graph:
-    """The butterflies of a Fourier transform: log2(points) steps of `points` nodes, two parents each."""
+    """Graph of a Fourier transform's butterflies: log2(points) steps of `points` nodes with two parents each."""
     (points,) = _sizes(points=points)
     if points & (points - 1) or points < 2:
         raise GraphError(f"points must be a power of two of at least 2, got {points}")
@@ -99,7 +103,7 @@ def fft_graph(points: int) -> Graph:
 
 
 def tree_graph(arity: int, depth: int) -> Graph:
-    """The complete in-tree: arity^depth leaves are inputs, the root is the output."""
+    """Graph of a complete in-tree: the arity^depth leaves are inputs, the root is the output."""
     arity, depth = _sizes(arity=arity, depth=depth)
     builder = Builder()
     row = [builder.node(f"t{depth}[{i}]") for i in range(arity**depth)]
@@ -109,7 +113,7 @@ def tree_graph(arity: int, depth: int) -> Graph:
 
 
 def chain_graph(length: int) -> Graph:
-    """`length` nodes, each but the first computed from the one before."""
+    """Graph of `length` nodes in a row, each computed from the node before it; the first is the input."""
     (length,) = _sizes(length=length)
     builder = Builder()
     for i in range(length):
@@ -118,7 +122,7 @@ def chain_graph(length: int) -> Graph:
 
 
 def stencil_graph(points: int, steps: int, radius: int = 1) -> Graph:
-    """`steps` steps on a line of `points` points, each computed from its neighbours within `radius` one step before."""
+    """Graph of a stencil on a line of `points`: each step computes a point from the last step's within `radius`."""
     points, steps, radius = _sizes(points=points, steps=steps, radius=radius)
     builder = Builder()
     row = [builder.node(f"x0[{i}]") for i in range(points)]
@@ -128,32 +132,35 @@ def stencil_graph(points: int, steps: int, radius: int = 1) -> Graph:
 
 
 def diamond_graph(rows: int, cols: int) -> Graph:
-    """A grid whose node (i, j) is computed from (i - 1, j) and (i, j - 1): one input, one output."""
+    """Graph of a grid in which node (i, j) is computed from (i - 1, j) and (i, j - 1): one input, one output."""
     rows, cols = _sizes(rows=rows, cols=cols)
     builder = Builder()
     for i, j in product(range(rows), range(cols)):
-        here = i * cols + j
-        builder.node(f"x[{i},{j}]", *([here - cols] if i else []), *([here - 1] if j else []))
+        number = i * cols + j
+        builder.node(f"x[{i},{j}]", *([number - cols] if i else []), *([number - 1] if j else []))
     return builder.graph()
 
 
 def random_graph(seed: int, nodes: int = 12, sources: int = 3, in_degree: int = 2) -> Graph:
-    """`sources` inputs, then nodes with 1 to in_degree parents, drawn from all before: the same for the same seed."""
+    """Random graph: `sources` inputs, then nodes with 1 to in_degree parents drawn from all nodes before them.
+
+    The same arguments give the same graph.
+    """
     nodes, sources, in_degree = _sizes(nodes=nodes, sources=sources, in_degree=in_degree)
-    draw, builder = np.random.default_rng(count("seed", seed, 0)), Builder()
+    draw, builder = np.random.default_rng(whole_number("seed", seed, 0)), Builder()
     for v in range(nodes):
-        most = min(in_degree, v)
-        parents = draw.choice(v, draw.integers(1, most + 1), replace=False) if v >= sources else ()
+        parents = draw.choice(v, draw.integers(1, min(in_degree, v) + 1), replace=False) if v >= sources else ()
         builder.node(f"x[{v}]", *sorted(int(p) for p in parents))
     return builder.graph()
 
 
 def _matrix(builder: Builder, name: str, rows: int, cols: int) -> np.ndarray:
-    """Inputs name[i,j] as an array of node numbers."""
+    """Add the inputs name[i,j], and return their node numbers, (rows, cols)."""
     return np.array([[builder.node(f"{name}[{i},{j}]") for j in range(cols)] for i in range(rows)])
 
 
 def _zip(a: np.ndarray, b: np.ndarray) -> list[tuple[int, int]]:
+    """Pair the nodes of two vectors, as the terms of their inner product."""
     return list(zip(a.tolist(), b.tolist(), strict=True))
 
 
@@ -165,16 +172,16 @@ def _dot(
     partial: str | None = None,
     also: tuple[int, ...] = (),
 ) -> int:
-    """The node `name`: the sum of products of the terms' pairs.
+    """Add the sum of products a * b over the terms (a, b), and return its last node, which is labelled `name`.
 
-    partial: what partial sums are named after (`name` if None). also: parents of the last node beside its own.
+    partial: label of the partial sums, before "+t"; `name` if None. also: further parents of the last node.
     """
     partial = name if partial is None else partial
     if accumulate == "fma":
-        before: tuple[int, ...] = ()
+        previous: tuple[int, ...] = ()
         for t, (a, b) in enumerate(terms[:-1], start=1):
-            before = (builder.node(f"{partial}+{t}", *before, a, b),)
-        return builder.node(name, *before, *terms[-1], *also)
+            previous = (builder.node(f"{partial}+{t}", *previous, a, b),)
+        return builder.node(name, *previous, *terms[-1], *also)
     if len(terms) == 1:
         return builder.node(name, *terms[0], *also)
     factors = [builder.node(f"{builder.labels[a]}*{builder.labels[b]}", a, b) for a, b in terms]
@@ -184,7 +191,7 @@ def _dot(
 def _chain(
     builder: Builder, name: str, terms: Sequence[int], partial: str | None = None, also: tuple[int, ...] = ()
 ) -> int:
-    """The node `name`: the sum of the terms, one after the other; a single term is its own sum."""
+    """Add the terms up one by one, and return the last node, which is labelled `name`; a single term is its own sum."""
     partial, total = name if partial is None else partial, terms[0]
     for t, term in enumerate(terms[1:], start=2):
         last = t == len(terms)
@@ -193,16 +200,17 @@ def _chain(
 
 
 def _attends(mask: Mask | None, n: int) -> list[list[int]]:
-    """The keys that each query attends."""
+    """List the keys that each query attends."""
     if mask is not None and not isinstance(mask, Mask):
         raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {mask!r}")
     return [np.flatnonzero(row).tolist() for row in (mask or Mask.full()).to_dense(n, n)]
 
 
-def _form(accumulate: str) -> None:
+def _check_accumulate(accumulate: str) -> None:
     if accumulate not in ACCUMULATE:
         raise RedblueError(f"accumulate must be {' or '.join(map(repr, ACCUMULATE))}, got {accumulate!r}")
 
 
 def _sizes(**sizes: int) -> Iterator[int]:
-    return (count(name, size) for name, size in sizes.items())
+    """Check that every size is a whole number of at least 1, and return them as ints."""
+    return (whole_number(name, size) for name, size in sizes.items())

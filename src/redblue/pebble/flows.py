@@ -1,4 +1,4 @@
-"""Maximum flows, by SciPy."""
+"""Maximum flows (and so minimum cuts), computed by SciPy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 
-LARGEST = 2**31 - 1  # SciPy counts in 32 bits
+MAX_CAPACITY = 2**31 - 1  # SciPy counts in 32 bits
 
 
 class Network(NamedTuple):
-    """Edges (tails, heads, capacities) between nodes 0 to size - 1; flow runs from `source` to `sink`."""
+    """A flow network: edges (tails, heads, capacities) between nodes 0 to size - 1; flow runs from source to sink."""
 
     tails: np.ndarray
     heads: np.ndarray
@@ -23,14 +23,14 @@ class Network(NamedTuple):
 
 
 def max_flow(network: Network) -> int:
-    """The value of a maximum flow. Raises RedblueError without SciPy, and for capacities beyond 2^31."""
+    """Return the value of a maximum flow. Raises RedblueError without SciPy, and for capacities of 2^31 or more."""
     try:
         from scipy.sparse import csr_matrix
         from scipy.sparse.csgraph import maximum_flow
     except ImportError:
         raise RedblueError('bounds by cuts need SciPy: pip install "redblue[pebble]"') from None
-    if network.capacities.max(initial=0) > LARGEST:
-        raise RedblueError(f"a flow network's capacities must be at most {LARGEST:,}")
+    if network.capacities.max(initial=0) > MAX_CAPACITY:
+        raise RedblueError(f"a flow network's capacities must be at most {MAX_CAPACITY:,}")
     shape, capacities = (network.size, network.size), network.capacities.astype(np.int32)
     graph = csr_matrix((capacities, (network.tails, network.heads)), shape, dtype=np.int32)
     return int(maximum_flow(graph, network.source, network.sink).flow_value)

@@ -1,4 +1,4 @@
-"""Computation graphs: which value needs which others. Any directed acyclic graph is one."""
+"""Computation graphs: directed acyclic graphs whose nodes are values and whose parents are operands."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.pebble.whole import NotWhole, whole_array
+from redblue.pebble.whole_arrays import NotWhole, whole_array
 
 
 class GraphError(RedblueError):
-    """What was given is no directed acyclic graph with nodes of distinct names."""
+    """The input is not a directed acyclic graph whose nodes have distinct names."""
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A directed acyclic graph whose nodes are numbered 0..n-1, every parent before its children.
+    """A directed acyclic graph in compressed rows. Nodes are numbered 0..n-1, every parent before its children.
 
-    labels: the nodes' names, distinct. starts (n + 1,), parents (edges,): the parents of node v are
-    parents[starts[v]:starts[v + 1]], in the order given. Two graphs are equal if these arrays are: names do not matter.
+    labels: distinct names of the nodes.
+    starts (n + 1,), parents (edges,): the parents of node v are parents[starts[v]:starts[v + 1]], in the order given.
+    Two graphs are equal if `starts` and `parents` are equal; labels do not matter.
 
-    Raises GraphError, naming the node, for arrays that say anything else.
+    Raises GraphError, naming the node, for arrays that do not describe such a graph.
     """
 
     labels: tuple[str, ...] = field(repr=False)
@@ -51,12 +52,12 @@ class Graph:
 
     @cached_property
     def in_degree(self) -> np.ndarray:
-        """Parents of each node, (n,)."""
+        """Number of parents of each node, (n,)."""
         return np.diff(self.starts)
 
     @cached_property
     def out_degree(self) -> np.ndarray:
-        """Children of each node, (n,)."""
+        """Number of children of each node, (n,)."""
         return np.bincount(self.parents, minlength=self.n)
 
     @cached_property
@@ -71,7 +72,7 @@ class Graph:
 
     @cached_property
     def heads(self) -> np.ndarray:
-        """The node that each entry of `parents` is a parent of, (edges,)."""
+        """The child of each edge, (edges,): parents[i] is a parent of heads[i]."""
         return np.repeat(np.arange(self.n), self.in_degree)
 
     @cached_property
@@ -89,12 +90,12 @@ class Graph:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Each label's node."""
+        """Node number by label."""
         return {label: v for v, label in enumerate(self.labels)}
 
     @cached_property
     def digest(self) -> str:
-        """32 hexadecimal digits that say which graph this is, labels aside."""
+        """Hash of `starts` and `parents` (not of the labels), 32 hexadecimal digits."""
         return blake2b(
             self.starts.astype("<i8").tobytes() + self.parents.astype("<i8").tobytes(), digest_size=16
         ).hexdigest()
@@ -114,31 +115,31 @@ class Graph:
         if not labels:
             raise GraphError("the graph is empty: a game needs at least one node")
         if len(set(labels)) < len(labels):
-            raise GraphError(f"two nodes are named {_first_twice(labels)!r}: give each node a name of its own")
+            raise GraphError(f"two nodes are named {_first_duplicate(labels)!r}: give each node a name of its own")
         if starts.shape != (self.n + 1,) or starts[0] != 0 or starts[-1] != parents.size or (np.diff(starts) < 0).any():
             raise GraphError(
                 f"starts must have {self.n + 1} entries that ascend from 0 to the {parents.size} parents, got {starts}"
             )
-        wrong = np.flatnonzero((parents < 0) | (parents >= self.n))
-        if wrong.size:
-            v, given = self.heads[wrong[0]], parents[wrong[0]]
-            raise GraphError(f"node {labels[v]!r} has the unknown parent {given}: nodes are 0 to {self.n - 1}")
-        wrong = np.flatnonzero(parents >= self.heads)
-        if wrong.size:
-            v, given = self.heads[wrong[0]], parents[wrong[0]]
+        invalid = np.flatnonzero((parents < 0) | (parents >= self.n))
+        if invalid.size:
+            v, parent = self.heads[invalid[0]], parents[invalid[0]]
+            raise GraphError(f"node {labels[v]!r} has the unknown parent {parent}: nodes are 0 to {self.n - 1}")
+        invalid = np.flatnonzero(parents >= self.heads)
+        if invalid.size:
+            v, parent = self.heads[invalid[0]], parents[invalid[0]]
             raise GraphError(
-                f"node {labels[v]!r} ({v}) has the parent {labels[given]!r} ({given}), which does not come before it: "
-                "number the nodes so that parents come first (from_edges does)"
+                f"node {labels[v]!r} ({v}) has the parent {labels[parent]!r} ({parent}), which does not come before "
+                "it: number the nodes so that parents come first (from_edges does)"
             )
         keys = np.sort(self.heads * self.n + parents)
-        twice = np.flatnonzero(keys[1:] == keys[:-1])
-        if twice.size:
-            v, given = divmod(int(keys[twice[0]]), self.n)
-            raise GraphError(f"node {labels[v]!r} has the parent {labels[given]!r} twice: name each parent once")
+        repeated = np.flatnonzero(keys[1:] == keys[:-1])
+        if repeated.size:
+            v, parent = divmod(int(keys[repeated[0]]), self.n)
+            raise GraphError(f"node {labels[v]!r} has the parent {labels[parent]!r} twice: name each parent once")
 
 
 class Builder:
-    """Grows a graph node by node, parents first."""
+    """Builds a graph node by node; parents must be added before their children."""
 
     def __init__(self) -> None:
         self.labels: list[str] = []
@@ -146,7 +147,7 @@ class Builder:
         self.parents: list[int] = []
 
     def node(self, label: str, *parents: int) -> int:
-        """The number of a new node."""
+        """Add a node and return its number. parents: numbers of nodes added before."""
         self.labels.append(label)
         self.parents.extend(parents)
         self.starts.append(len(self.parents))
@@ -157,16 +158,16 @@ class Builder:
 
 
 def from_edges(edges: Iterable[tuple[Hashable, Hashable]], nodes: Iterable[Hashable] | None = None) -> Graph:
-    """The graph of edges (parent, child); labels are the nodes' names as text.
+    """Build a graph from edges (parent, child); labels are the nodes' names as text.
 
-    nodes: all of them, if there are any without edges, or if an edge to another one is a mistake. Nodes keep the order
-    in which they are named first, as far as parents come before their children.
+    nodes: names of all nodes. Needed for nodes without edges; an edge to a node that is not listed is then an error.
+    Nodes are numbered in the order of their first mention, except where a parent must come before its child.
 
     Raises GraphError for a cycle (naming it), an edge to an unknown node, a node or an edge given twice, and no node.
     """
     known = [_name(node) for node in nodes] if nodes is not None else None
     if known is not None and len(set(known)) < len(known):
-        raise GraphError(f"node {_first_twice(known)!r} is given twice: name each node once")
+        raise GraphError(f"node {_first_duplicate(known)!r} is given twice: name each node once")
     numbers: dict[Hashable, int] = {name: i for i, name in enumerate(known or ())}
     parents: list[dict[int, None]] = [{} for _ in numbers]
     for edge in edges:
@@ -183,15 +184,15 @@ def from_edges(edges: Iterable[tuple[Hashable, Hashable]], nodes: Iterable[Hasha
             raise GraphError(f"edge {tuple(edge)!r} is given twice: name each edge once")
         parents[child][parent] = None
     order = _topological(parents, list(numbers))
-    place = {old: new for new, old in enumerate(order)}
+    new_number = {old: new for new, old in enumerate(order)}
     names, builder = [str(name) for name in numbers], Builder()
     for old in order:
-        builder.node(names[old], *(place[p] for p in parents[old]))
+        builder.node(names[old], *(new_number[p] for p in parents[old]))
     return builder.graph()
 
 
 def from_networkx(graph: Any) -> Graph:
-    """The graph of a networkx.DiGraph. Raises GraphError as from_edges, and for graphs without direction."""
+    """Convert a networkx.DiGraph. Raises GraphError as from_edges does, and for an undirected graph."""
     if not graph.is_directed():
         raise GraphError(
             "the networkx graph has no direction: give a networkx.DiGraph whose edges lead from parent to child"
@@ -200,13 +201,13 @@ def from_networkx(graph: Any) -> Graph:
 
 
 def _topological(parents: list[dict[int, None]], names: list[Hashable]) -> list[int]:
-    """An order with parents first, by number where there is a choice. Raises GraphError, naming a cycle, if none is."""
+    """Sort the nodes topologically; ties go to the lower number. Raises GraphError, naming a cycle, if there is one."""
     children: list[list[int]] = [[] for _ in parents]
-    for v, above in enumerate(parents):
-        for p in above:
+    for v, own in enumerate(parents):
+        for p in own:
             children[p].append(v)
-    missing = [len(above) for above in parents]
-    ready = [v for v, count in enumerate(missing) if not count]  # ascending, so a heap
+    missing = [len(own) for own in parents]  # per node, parents not yet in the order
+    ready = [v for v, count in enumerate(missing) if not count]  # a heap: the list is ascending
     order = []
     while ready:
         order.append(v := heapq.heappop(ready))
@@ -220,16 +221,21 @@ def _topological(parents: list[dict[int, None]], names: list[Hashable]) -> list[
 
 
 def _cycle(parents: list[dict[int, None]], missing: list[int]) -> list[int]:
-    """Nodes from parent to child around a cycle, the first again at the end. Nodes that miss a parent have one."""
-    v, seen = next(v for v, count in enumerate(missing) if count), {}
-    while v not in seen:
-        seen[v] = len(seen)
+    """Return the nodes of a cycle from parent to child, the first repeated at the end.
+
+    missing: per node, the number of parents that the topological sort never reached. A node with such a parent lies on
+    a cycle or below one, so walking from parent to parent through such nodes must close a cycle.
+    """
+    v, position = next(v for v, count in enumerate(missing) if count), {}
+    while v not in position:
+        position[v] = len(position)
         v = next(p for p in parents[v] if missing[p])
-    walked = list(seen)[seen[v] :]
-    return [v, *walked[:0:-1], v]
+    cycle = list(position)[position[v] :]  # from child to parent
+    return [v, *cycle[:0:-1], v]
 
 
 def _name(node: Hashable) -> Hashable:
+    """Return the node's name. Raises GraphError if the name is not hashable."""
     try:
         hash(node)
     except TypeError:
@@ -237,6 +243,6 @@ def _name(node: Hashable) -> Hashable:
     return node
 
 
-def _first_twice(names: Iterable[Hashable]) -> Hashable:
-    """The first, in sorted order of text, of the names that are given more than once."""
+def _first_duplicate(names: Iterable[Hashable]) -> Hashable:
+    """The alphabetically first of the names that occur more than once."""
     return min((name for name, times in Counter(names).items() if times > 1), key=str)

@@ -1,4 +1,4 @@
-"""Good legal games on large graphs: many orders of computing, times ways of evicting, and the best of all."""
+"""Heuristic for large graphs: play many orders of computing with several evictions, and keep the cheapest game."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from redblue.base.integers import whole_number
 from redblue.compiled import _core
-from redblue.pebble.levels import deepen
+from redblue.pebble.bounds import GraphBound, lower_bound
 from redblue.pebble.graph import Graph
+from redblue.pebble.levels import deepen
 from redblue.pebble.moves import COMPUTE, LOAD, STORE, Game
 from redblue.pebble.orders import orders
 from redblue.pebble.referee import Verdict, check
 from redblue.pebble.rules import Rules, board_of, check_red, rules_of
-from redblue.pebble.whole import count
 
-if TYPE_CHECKING:
-    from redblue.pebble.bounds import GraphBound
-
-MOST_STEPS = 5_000_000  # nodes that a local search may play, all its tries together
-MENDED = ", mended"  # said of an order that the local search changed
-CLOSE = 1.2  # orders within this factor of the best, with the first eviction, are tried with the others
+MAX_STEPS = 5_000_000  # nodes that the local search plays in all its tries together
+MENDED = ", mended"  # suffix to the name of an order that the local search changed
+NEAR_BEST = 1.2  # orders that cost at most this times the best with the first eviction are tried with the others
 
 
 class Eviction(NamedTuple):
-    """Which word is given up: the one due last or, if `recent`, the one used longest ago.
+    """A rule that picks the word to evict.
 
-    ratio: how many times further away a word must be that would have to be stored first; None: as many times as it
-    costs more.
+    recent: if True, evict the least recently used word; if False, the word whose next use is furthest away.
+    ratio: a word that must be stored first counts as this many times nearer than a word that need not; None: use the
+        ratio of the two costs.
     """
 
     recent: bool
@@ -48,9 +47,9 @@ EVICTIONS = {
 
 @dataclass(frozen=True)
 class Found:
-    """A legal game, checked by the referee; no proof that none is cheaper.
+    """A legal game, checked by the referee, without a proof that no game is cheaper.
 
-    order, eviction: what it was made of. tried: games that were compared.
+    order, eviction: names of the order of computing and of the eviction that gave this game. tried: games compared.
     """
 
     graph: Graph
@@ -65,14 +64,12 @@ class Found:
 
     @cached_property
     def bound(self) -> GraphBound:
-        """The best bound known for this graph; some seconds where it is found by a search. Needs SciPy."""
-        from redblue.pebble.bounds import lower_bound
-
+        """The largest known lower bound, computed when first asked for (up to some seconds). Needs SciPy."""
         return lower_bound(self.graph, self.red, self.rules)
 
     @property
     def gap(self) -> float:
-        """Cost over the best bound: 1 proves that the game is optimal. NaN where both are 0."""
+        """Cost divided by the lower bound: 1 proves that the game is optimal. NaN if both are 0."""
         return self.cost / self.bound.words if self.bound.words else math.inf if self.cost else math.nan
 
 
@@ -85,16 +82,18 @@ class _Attempt(NamedTuple):
 
 
 def heuristic(graph: Graph, red: int, rules: str | Rules = "red-blue", *, tries: int = 3000, seed: int = 0) -> Found:
-    """The cheapest game found: orders of computing, times ways of evicting, then a local search of `tries` tries.
+    """Search for a cheap game: play every order of computing with several evictions, then improve the best order.
 
-    The search moves one node of the best order at a time to another place, and keeps what is no dearer; on large graphs
-    it tries less (MOST_STEPS). A load becomes a computation where recomputing is allowed and all parents are red. More
-    than two levels of memory are filled one after the other, each with what the level before it asks for. Ctrl-C ends
-    the search; the best so far is returned.
-    Raises RedblueError as `check` does, for `red` and rules that cannot be played.
+    tries: number of tries of the local search. Each try moves one node of the best order to another place, and the new
+        order is kept if it costs no more. Large graphs get fewer tries (MAX_STEPS).
+    seed: of the local search's random numbers.
+    A node whose parents are all red is recomputed instead of loaded, if recomputation is allowed and costs no more than
+    a load. With more than two levels of memory, the game of the first two is extended level by level. Ctrl-C ends the
+    search, and the best game so far is returned.
+    Raises RedblueError if `red` words cannot compute every node, and for invalid rules, `tries` and `seed`.
     """
     rules = rules_of(rules)
-    red, tries, seed = check_red(graph, red, rules), count("tries", tries, 0), count("seed", seed, 0)
+    red, tries, seed = check_red(graph, red, rules), whole_number("tries", tries, 0), whole_number("seed", seed, 0)
     tried, best = 0, None
     try:
         for attempt in _attempts(graph, red, rules, tries, np.random.default_rng(seed)):
@@ -111,20 +110,20 @@ def heuristic(graph: Graph, red: int, rules: str | Rules = "red-blue", *, tries:
 
 
 def _attempts(graph: Graph, red: int, rules: Rules, tries: int, draw: np.random.Generator) -> Iterator[_Attempt]:
-    """Every game that is compared."""
+    """Yield every game to compare."""
     play = _player(graph, red, rules)
     first, *others = EVICTIONS
-    plain = []
+    with_first = []
     for name, order in orders(graph, _needed(graph, rules), red):
-        plain.append(play(order, name, first))
-        yield plain[-1]
-    best = min(plain, key=lambda attempt: attempt.cost)
-    for near in [attempt for attempt in plain if attempt.cost <= CLOSE * best.cost]:
+        with_first.append(play(order, name, first))
+        yield with_first[-1]
+    best = min(with_first, key=lambda attempt: attempt.cost)
+    for near in [attempt for attempt in with_first if attempt.cost <= NEAR_BEST * best.cost]:
         for other in others:
             attempt = play(near.order, near.name, other)
             yield attempt
             best = min(best, attempt, key=lambda attempt: attempt.cost)
-    for _ in range(min(tries, MOST_STEPS // graph.n) if best.order.size > 1 else 0):
+    for _ in range(min(tries, MAX_STEPS // graph.n) if best.order.size > 1 else 0):
         attempt = play(_shifted(graph, best.order, draw), f"{best.name.removesuffix(MENDED)}{MENDED}", best.eviction)
         yield attempt
         if attempt.cost <= best.cost:
@@ -132,21 +131,21 @@ def _attempts(graph: Graph, red: int, rules: Rules, tries: int, draw: np.random.
 
 
 def _needed(graph: Graph, rules: Rules) -> np.ndarray:
-    """Which nodes must be computed: all but inputs, and inputs that are outputs too but start nowhere."""
+    """Whether each node must be computed, (n,): all nodes with parents, and isolated nodes that do not start blue."""
     needed = graph.in_degree > 0
     needed[graph.sinks] |= ~rules.starts_blue(graph)[graph.sinks]
     return needed
 
 
 def _player(graph: Graph, red: int, rules: Rules) -> Callable[[np.ndarray, str, str], _Attempt]:
-    """Plays an order with an eviction, on two levels of memory."""
+    """Return a function that plays an order with an eviction, on two levels of memory."""
     board, words = board_of(graph, (red,), rules), rules.words_of(graph)
-    dearer = (rules.load_cost + rules.store_cost) / rules.load_cost if rules.load_cost else 1
+    cost_ratio = (rules.load_cost + rules.store_cost) / rules.load_cost if rules.load_cost else 1
     recomputes = rules.name == "red-blue" and rules.compute_cost <= rules.load_cost
 
     def play(order: np.ndarray, name: str, eviction: str) -> _Attempt:
         recent, ratio = EVICTIONS[eviction]
-        moves = _core.pebble_play(board, order, recent, dearer if ratio is None else ratio, recomputes)
+        moves = _core.pebble_play(board, order, recent, cost_ratio if ratio is None else ratio, recomputes)
         kinds, nodes, _ = moves
         loads, stores = (int(words[nodes[kinds == kind]].sum()) for kind in (LOAD, STORE))
         computes = np.count_nonzero(kinds == COMPUTE)
@@ -157,12 +156,12 @@ def _player(graph: Graph, red: int, rules: Rules) -> Callable[[np.ndarray, str, 
 
 
 def _shifted(graph: Graph, order: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """The order with one node elsewhere, between its parents and its children."""
-    place = np.full(graph.n, -1)
-    place[order] = np.arange(order.size)
-    at = int(draw.integers(order.size))
-    v = int(order[at])
-    first = int(place[graph.parents_of(v)].max(initial=-1)) + 1
-    last = int(place[graph.children_of(v)].min(initial=order.size)) - 1
-    to = int(draw.integers(first, last + 1))
-    return np.insert(np.delete(order, at), to, v)
+    """Move a random node to a random place between its parents and its children."""
+    position = np.full(graph.n, -1)
+    position[order] = np.arange(order.size)
+    old = int(draw.integers(order.size))
+    v = int(order[old])
+    first = int(position[graph.parents_of(v)].max(initial=-1)) + 1
+    last = int(position[graph.children_of(v)].min(initial=order.size)) - 1
+    new = int(draw.integers(first, last + 1))
+    return np.insert(np.delete(order, old), new, v)

@@ -1,4 +1,4 @@
-"""Moves of a pebble game, one by one or ten million of them."""
+"""Moves of a pebble game: a single Move, and a Game that holds millions of moves in arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.pebble.whole import NotWhole, whole_array
+from redblue.pebble.whole_arrays import NotWhole, whole_array
 
 LOAD, STORE, COMPUTE, DELETE = range(4)
 KINDS = ("load", "store", "compute", "delete")
@@ -18,11 +18,12 @@ KINDS = ("load", "store", "compute", "delete")
 class Move(NamedTuple):
     """One move.
 
-    kind: LOAD, STORE, COMPUTE or DELETE. node: where the pebble goes, or is taken from.
-    parent: of COMPUTE only: with partial computation the parent that is aggregated into the node; with sliding the
-    parent whose red pebble slides to the node; else -1.
-    level: 0 unless there are more than two levels of memory: LOAD and STORE cross the boundary between levels `level`
-    and `level` + 1, DELETE takes the pebble of that level.
+    kind: LOAD, STORE, COMPUTE or DELETE.
+    node: the node whose pebble is placed or removed.
+    parent: for COMPUTE with partial computation, the parent aggregated into the node; for COMPUTE with sliding, the
+        parent whose red pebble slides to the node; otherwise -1.
+    level: LOAD and STORE cross the boundary between levels `level` and `level` + 1; DELETE removes the pebble of
+        `level`. Always 0 in games of two levels.
     """
 
     kind: int
@@ -38,7 +39,7 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Game(Sequence[Move]):
-    """The moves of a game, as arrays of one length: the fields of Move. Reads like a list of Move."""
+    """The moves of a game, stored as one array per field of Move; indexing and iteration yield Move."""
 
     kinds: np.ndarray = field(repr=False)
     nodes: np.ndarray = field(repr=False)
@@ -47,9 +48,9 @@ class Game(Sequence[Move]):
 
     @classmethod
     def of(cls, moves: Iterable[Sequence[int]]) -> Game:
-        """A game from moves, or from tuples (kind, node[, parent[, level]]); a Game stays what it is.
+        """Build a game from moves or tuples (kind, node[, parent[, level]]); a Game is returned unchanged.
 
-        Raises RedblueError, naming the move's number, for anything else.
+        Raises RedblueError, with the number of the first move that is neither.
         """
         if isinstance(moves, Game):
             return moves
@@ -64,9 +65,10 @@ class Game(Sequence[Move]):
         parents: Iterable[int] | np.ndarray | None = None,
         levels: Iterable[int] | np.ndarray | None = None,
     ) -> Game:
-        """A game from arrays or lists of one length; parents of -1 and levels of 0 if left out.
+        """Build a game from arrays or lists of one length. Defaults: parents are -1, levels are 0.
 
-        Raises RedblueError, naming the move's number, for what is no whole number, or too large for its array.
+        Raises RedblueError, with the number of the first move that has an entry that is not a whole number or does not
+        fit its array.
         """
         kind_array = _column("kind", kinds, np.int8)
         count = kind_array.size
@@ -114,6 +116,7 @@ def _arrays(game: Game) -> tuple[np.ndarray, ...]:
 
 
 def _column(name: str, values: Iterable[int] | np.ndarray, dtype: type[np.signedinteger]) -> np.ndarray:
+    """Convert one field of all moves to an array. Raises RedblueError, naming the field and the move."""
     try:
         return whole_array(values, dtype)
     except NotWhole as error:
@@ -121,6 +124,7 @@ def _column(name: str, values: Iterable[int] | np.ndarray, dtype: type[np.signed
 
 
 def _fields(number: int, move: Sequence[int]) -> tuple[int, ...]:
+    """Return (kind, node, parent, level) of a move, with -1 and 0 for a parent and a level that are left out."""
     try:
         whole = tuple(x.__index__() for x in move)
     except (TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""Graphs from a line of text: a constructor with its sizes, or a file."""
+"""Graphs named on the command line: a constructor with its sizes, or a file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.pebble import constructors
-from redblue.pebble.graph import Graph, from_edges
 from redblue.pebble.game_files import read_game
+from redblue.pebble.graph import Graph, from_edges
 
 CONSTRUCTORS = {
     "attention": constructors.attention_graph,
@@ -25,11 +25,14 @@ CONSTRUCTORS = {
 
 
 def graph_named(text: str) -> Graph:
-    """The graph that `text` means.
+    """Build or read the graph that `text` names.
 
-    attention:n=2,d=1, or attention:2,1, and so on for every constructor (its sizes by name or in order); a file of
-    edges, "parent child" on each line (# starts a comment); or the graph of a game that save_game wrote (.jsonl).
-    Raises UnknownName, RedblueError and GraphError, with what is allowed or the line.
+    text: one of three forms.
+        A constructor with its sizes, by name or in order: "attention:n=2,d=1" or "attention:2,1".
+        A file of edges, one "parent child" per line; a line with one name is a node without edges, # starts a comment.
+        A game that save_game wrote (.jsonl); its graph is returned.
+    Raises UnknownName for an unknown constructor, RedblueError for wrong sizes and unreadable files, and GraphError for
+    edges that are not a graph.
     """
     name, colon, sizes = text.partition(":")
     if colon and name in CONSTRUCTORS:
@@ -44,26 +47,28 @@ def graph_named(text: str) -> Graph:
 
 
 def _constructed(name: str, sizes: str) -> Graph:
+    """Call a constructor with sizes such as "n=2,d=1" or "2,1"."""
     make = CONSTRUCTORS[name]
     parameters = [p for p in inspect.signature(make).parameters if p != "mask"]
-    given: dict[str, int | str] = {}
+    arguments: dict[str, int | str] = {}
     for position, part in enumerate(sizes.split(",")):
         key, equals, value = part.strip().rpartition("=")
         if not equals:
             key = parameters[position] if position < len(parameters) else part
-        if key not in parameters or key in given or not (key == "accumulate" or re.fullmatch(r"\d{1,7}", value)):
+        if key not in parameters or key in arguments or not (key == "accumulate" or re.fullmatch(r"\d{1,7}", value)):
             usage = ", ".join(parameters)
             raise RedblueError(f"{name} takes whole numbers for {usage}, by name or in order; got {part.strip()!r}")
-        given[key] = value if key == "accumulate" else int(value)
+        arguments[key] = value if key == "accumulate" else int(value)
     missing = [
-        p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.name not in given
+        p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.name not in arguments
     ]
     if missing:
         raise RedblueError(f"{name} needs {', '.join(missing)} as well, as in {name}:{missing[0]}=4")
-    return make(**given)
+    return make(**arguments)
 
 
 def _edges(path: Path) -> Graph:
+    """Read a file of edges."""
     edges, nodes = [], {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Orders in which a graph's nodes can be computed: as given, depth-first, in bands of levels, and tile by tile."""
+"""Orders in which to compute the nodes of a graph: as numbered, depth-first, in bands of levels, and tile by tile."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import numpy as np
 
 from redblue.pebble.graph import Graph
 
-MOST_BITS = 4 * 10**9  # of the sets of inputs that outputs need, while tiles are chosen
-EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of tiles, in outputs
+MAX_BITS = 4 * 10**9  # of all sets of inputs that outputs need
+TILE_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # lengths of a tile's edges, in outputs
 
 
 def orders(graph: Graph, needed: np.ndarray, red: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and orders of the `needed` nodes (a flag each), parents first.
+    """Yield the name and the node numbers of each order of the needed nodes; parents come first in all of them.
 
-    Tiles have up to `red` outputs. In a tile nodes are computed as late as they can be: all that are as far from an
-    output together, but a chain that leads to a value used several times all at once. In two stages, what does not
-    depend on such a value comes first, in tiles of its own (as P in attention that spills it).
+    needed (n,): whether a node must be computed.
+    Orders by tiles have up to `red` outputs per tile. Within a tile, nodes are computed as late as possible: nodes at
+    the same distance from an output come together. "Chain by chain", a chain of nodes that leads to a value with
+    several uses is computed in one go. In orders of two stages, the nodes that do not depend on a value with several
+    uses come first, in tiles of their own, as P does in attention that spills P.
     """
     yield "as given", np.flatnonzero(needed)
     yield "depth first", depth_first(graph, needed)
@@ -34,7 +36,7 @@ def orders(graph: Graph, needed: np.ndarray, red: int) -> Iterator[tuple[str, np
 
 
 def depth_first(graph: Graph, needed: np.ndarray) -> np.ndarray:
-    """Each output's ancestors just before it, parents in their order."""
+    """Order each output's ancestors directly before it, by depth-first search."""
     starts, parents, done = graph.starts.tolist(), graph.parents.tolist(), (~needed).tolist()
     order = []
     for sink in graph.sinks.tolist():
@@ -54,46 +56,47 @@ def depth_first(graph: Graph, needed: np.ndarray) -> np.ndarray:
 
 
 def siblings(graph: Graph) -> np.ndarray:
-    """Each node's first parent, (n,), its own number if it has none: what shares parents is computed together."""
+    """Lowest parent of each node, (n,), or the node itself if it has none. Nodes that share parents sort together."""
     first = np.arange(graph.n)
     np.minimum.at(first, graph.heads, graph.parents)
     return first
 
 
 def lateness(graph: Graph, part: np.ndarray) -> np.ndarray:
-    """Minus the longest way from each node through the part to one of its outputs, (n,)."""
+    """Minus the length of the longest path within the part that starts at each node, (n,)."""
     late, inside, starts, parents = [0] * graph.n, part.tolist(), graph.starts.tolist(), graph.parents.tolist()
     for v in reversed(range(graph.n)):
         if inside[v]:
-            above = late[v] - 1
+            latest = late[v] - 1
             for p in parents[starts[v] : starts[v + 1]]:
-                late[p] = min(late[p], above)
+                late[p] = min(late[p], latest)
     return np.array(late)
 
 
 def gathered(graph: Graph, part: np.ndarray, late: np.ndarray) -> np.ndarray:
-    """Lateness, but that of its end for a chain of nodes that leads to one with several children in the part, (n,).
+    """Lateness with chains gathered, (n,): each node of a chain gets the lateness of the chain's end.
 
-    Chains whose own parents have several children are left as they are: they would keep these waiting.
+    Only chains that end in a node with several children in the part are gathered, and only if no node of the chain
+    depends on a hub (see below_hubs): the hub would have to stay red until the whole chain is computed.
     """
-    (from_child, children), when, below = graph.children, late.tolist(), below_hubs(graph).tolist()
+    (first_child, children), gathered_late, below = graph.children, late.tolist(), below_hubs(graph).tolist()
     inside = np.bincount(graph.parents[part[graph.heads]], minlength=graph.n).tolist()
-    leads = [False] * graph.n  # to such a node, or is one
+    leads = [False] * graph.n  # whether the node leads to one with several children, or is one
     for v in reversed(range(graph.n)):
-        child = int(children[from_child[v]]) if inside[v] == 1 and graph.out_degree[v] == 1 else v
+        child = int(children[first_child[v]]) if inside[v] == 1 and graph.out_degree[v] == 1 else v
         leads[v] = not below[v] and (inside[v] > 1 or (child != v and leads[child]))
         if child != v and leads[child]:
-            when[v] = when[child]
-    return np.array(when)
+            gathered_late[v] = gathered_late[child]
+    return np.array(gathered_late)
 
 
 def in_bands(graph: Graph, needed: np.ndarray, late: np.ndarray, levels: int, loads: bool) -> np.ndarray:
-    """Bands of so many levels, counted from the outputs; in each, what hangs together is computed together.
+    """Order the nodes by bands of `levels` levels, counted from the outputs, and by connected component in each band.
 
-    loads: whether nodes also hang together by a parent from outside their band.
+    loads: whether nodes with a common parent outside their band are connected, too.
     """
     band = -(-late // levels)
-    component = list(range(2 * graph.n))  # of nodes, and after them of parents from outside
+    component = list(range(2 * graph.n))  # union-find over nodes and, at n + number, parents outside the band
 
     def find(v: int) -> int:
         while component[v] != v:
@@ -101,9 +104,9 @@ def in_bands(graph: Graph, needed: np.ndarray, late: np.ndarray, levels: int, lo
         return v
 
     inside = (band[graph.heads] == band[graph.parents]) & needed[graph.parents]
-    above = np.where(inside, graph.parents, graph.parents + graph.n)
-    together = inside | loads
-    for v, p in zip(graph.heads[together].tolist(), above[together].tolist(), strict=True):
+    parent = np.where(inside, graph.parents, graph.parents + graph.n)
+    connected = inside | loads
+    for v, p in zip(graph.heads[connected].tolist(), parent[connected].tolist(), strict=True):
         component[find(v)] = find(p)
     nodes = np.flatnonzero(needed)
     root = np.array([find(v) for v in nodes.tolist()], np.int64)
@@ -111,7 +114,7 @@ def in_bands(graph: Graph, needed: np.ndarray, late: np.ndarray, levels: int, lo
 
 
 def below_hubs(graph: Graph) -> np.ndarray:
-    """Whether a node depends on a computed one that has several children, (n,)."""
+    """Whether each node depends on a computed node that has several children (a hub), (n,)."""
     hub = ((graph.in_degree > 0) & (graph.out_degree > 1)).tolist()
     below, starts, parents = [False] * graph.n, graph.starts.tolist(), graph.parents.tolist()
     for v in range(graph.n):
@@ -120,36 +123,41 @@ def below_hubs(graph: Graph) -> np.ndarray:
 
 
 def tile_by_tile(graph: Graph, parts: list[np.ndarray], red: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Sizes of tiles and orders: part after part, tile after tile of its outputs."""
+    """Yield the name of a tiling and its order: part after part and, in each part, tile after tile of its outputs."""
     outputs = [_outputs(graph, part) for part in parts]
     reaches = [_inputs_of(graph, part, own) for part, own in zip(parts, outputs, strict=True)]
-    first, lates = siblings(graph), [lateness(graph, part) for part in parts]
-    whens = [gathered(graph, part, late) for part, late in zip(parts, lates, strict=True)]
-    sizes = sorted({a * b for a, b in product(EDGES, EDGES) if a * b <= red})
-    chains = any((when != late).any() for when, late in zip(whens, lates, strict=True))
+    first_parent, plain = siblings(graph), [lateness(graph, part) for part in parts]
+    chained = [gathered(graph, part, late) for part, late in zip(parts, plain, strict=True)]
+    sizes = sorted({a * b for a, b in product(TILE_EDGES, TILE_EDGES) if a * b <= red})
+    variants = [("", plain)]
+    if any((gathered != late).any() for gathered, late in zip(chained, plain, strict=True)):
+        variants = [(", chain by chain", chained), ("", plain)]
     for size in sizes:
         tilings = [_tilings(reach, size) for reach in reaches]
         if not any(tilings):
             continue
-        for choice in range(2 if max(map(len, tilings)) > 1 else 1):
-            chosen = [found[min(choice, len(found) - 1)] if found else (0, 1, 0) for found in tilings]
+        for rank in range(2 if max(map(len, tilings)) > 1 else 1):
+            # A part with fewer outputs than `size` has no tiling: (0, 1, 0) makes all of its outputs one tile.
+            chosen = [ranked[min(rank, len(ranked) - 1)] if ranked else (0, 1, 0) for ranked in tilings]
             groups = [
-                grouped(graph, part, own, _tiling(own.size, width or own.size, rows, cols or own.size))
+                grouped(graph, part, own, _tile_of_entry(own.size, width or own.size, rows, cols or own.size))
                 for part, own, (width, rows, cols) in zip(parts, outputs, chosen, strict=True)
             ]
             name = " and ".join(
                 f"{rows} x {cols or own.size}" for (_, rows, cols), own in zip(chosen, outputs, strict=True)
             )
-            for said, times in ((", chain by chain", whens), ("", lates)) if chains else (("", lates),):
-                orders = []
-                for part, group, late, when in zip(parts, groups, lates, times, strict=True):
+            for suffix, variant in variants:
+                orders = []  # of each part; the last key of lexsort is the first to sort by
+                for part, group, late, order_key in zip(parts, groups, plain, variant, strict=True):
                     nodes = np.flatnonzero(part)
-                    orders.append(nodes[np.lexsort((nodes, first[nodes], late[nodes], when[nodes], group[nodes]))])
-                yield f"{name} outputs{said}", np.concatenate(orders)
+                    orders.append(
+                        nodes[np.lexsort((nodes, first_parent[nodes], late[nodes], order_key[nodes], group[nodes]))]
+                    )
+                yield f"{name} outputs{suffix}", np.concatenate(orders)
 
 
 def grouped(graph: Graph, part: np.ndarray, outputs: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """For each node of the part the first group of its outputs that needs it, (n,)."""
+    """First group that needs each node of the part, (n,). group: of each of `outputs`, the part's outputs."""
     first = np.full(graph.n, group.size)
     first[outputs] = group
     groups, inside, starts, parents = first.tolist(), part.tolist(), graph.starts.tolist(), graph.parents.tolist()
@@ -163,7 +171,7 @@ def grouped(graph: Graph, part: np.ndarray, outputs: np.ndarray, group: np.ndarr
 
 
 def _outputs(graph: Graph, part: np.ndarray) -> np.ndarray:
-    """Nodes of the part that are needed outside of it, or by nobody."""
+    """Outputs of the part: its nodes with children outside the part, and its sinks."""
     ends = np.zeros(graph.n, bool)
     ends[graph.parents[~part[graph.heads]]] = True
     ends[graph.sinks] = True
@@ -171,16 +179,19 @@ def _outputs(graph: Graph, part: np.ndarray) -> np.ndarray:
 
 
 def _inputs_of(graph: Graph, part: np.ndarray, outputs: np.ndarray) -> list[int]:
-    """What each output needs, as sets of bits: nodes from outside the part, and those in it that have several children.
+    """Inputs that each output needs, as a bit set: nodes outside the part, and nodes in it with several children.
 
-    Two tiles that need the same node load it twice, or keep it. Empty sets where they would take too much memory.
+    Two tiles that share such a node must load it twice or keep it. If the sets would take more than MAX_BITS, all are
+    empty.
     """
     inside, starts, parents = part.tolist(), graph.starts.tolist(), graph.parents.tolist()
-    fed = np.unique(graph.parents[part[graph.heads] & (~part[graph.parents] | (graph.out_degree[graph.parents] > 1))])
-    if graph.n * fed.size > MOST_BITS:
+    feeding = np.unique(
+        graph.parents[part[graph.heads] & (~part[graph.parents] | (graph.out_degree[graph.parents] > 1))]
+    )
+    if graph.n * feeding.size > MAX_BITS:
         return [0] * outputs.size
     reach = [0] * graph.n
-    for bit, v in enumerate(fed.tolist()):
+    for bit, v in enumerate(feeding.tolist()):
         reach[v] = 1 << bit
     for v in range(graph.n):
         if inside[v]:
@@ -190,33 +201,34 @@ def _inputs_of(graph: Graph, part: np.ndarray, outputs: np.ndarray) -> list[int]
 
 
 def _tilings(reach: list[int], size: int) -> list[tuple[int, int, int]]:
-    """(width, rows, cols) of the two tilings of outputs whose tiles of `size` need the fewest inputs.
+    """Return (width, rows, cols) of the two best tilings of the outputs into tiles of `size` outputs.
 
-    Outputs are taken for a matrix, row by row, of any width that divides their number.
+    The outputs are arranged as a matrix, row by row, of any width that divides their number. The best tilings need the
+    fewest inputs, which are counted for two sample tiles: the first, and one in the middle.
     """
-    count, found = len(reach), {}
-    for rows in EDGES:
+    count, best_width = len(reach), {}
+    for rows in TILE_EDGES:
         cols = size // rows
         if rows * cols != size or rows * cols > count:
             continue
         for width in range(cols, count // rows + 1):
             if count % width == 0:
-                needs = sum(_union(reach, width, rows, cols, at) for at in (0, count // width // 2 // rows * rows))
-                found[rows, cols] = min(found.get((rows, cols), (needs, width)), (needs, width))
-    best = sorted((needs, rows, cols, width) for (rows, cols), (needs, width) in found.items())[:2]
+                inputs = sum(_inputs(reach, width, rows, cols, row) for row in (0, count // width // 2 // rows * rows))
+                best_width[rows, cols] = min(best_width.get((rows, cols), (inputs, width)), (inputs, width))
+    best = sorted((inputs, rows, cols, width) for (rows, cols), (inputs, width) in best_width.items())[:2]
     return [(width, rows, cols) for _, rows, cols, width in best]
 
 
-def _union(reach: list[int], width: int, rows: int, cols: int, row: int) -> int:
-    """How many inputs the first tile from a row on needs."""
-    needs = 0
+def _inputs(reach: list[int], width: int, rows: int, cols: int, row: int) -> int:
+    """Count the inputs of the leftmost tile that starts at `row`."""
+    union = 0
     for r in range(row, min(row + rows, len(reach) // width)):
-        for set_of_inputs in reach[r * width : r * width + cols]:
-            needs |= set_of_inputs
-    return needs.bit_count()
+        for inputs in reach[r * width : r * width + cols]:
+            union |= inputs
+    return union.bit_count()
 
 
-def _tiling(count: int, width: int, rows: int, cols: int) -> np.ndarray:
-    """Which tile of rows x cols each entry of a matrix of that width lies in, tiles row by row."""
+def _tile_of_entry(count: int, width: int, rows: int, cols: int) -> np.ndarray:
+    """Number of the rows x cols tile that holds each of `count` matrix entries, (count,); both are row by row."""
     row, col = np.divmod(np.arange(count), width)
     return row // rows * -(-width // cols) + col // cols

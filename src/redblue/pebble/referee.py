@@ -1,4 +1,4 @@
-"""The referee: plays a game by its rules, counts what it moves, and names the first move that breaks a rule."""
+"""The referee: plays a game by its rules, counts the words moved, and names the first move that breaks a rule."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError
+from redblue.compiled import _core
 from redblue.pebble.graph import Graph
 from redblue.pebble.moves import KINDS, LOAD, STORE, Game, Move
 from redblue.pebble.rules import Rules, board_of, check_red, rules_of
 
-SHOWN = 6  # nodes named in a message
+MAX_NAMED = 6  # nodes named in a message
 
-# What each number of the compiled referee means: the rule's name, and what it says of node {v} (and parent {p}).
+# Error code of the compiled referee -> (name of the broken rule, message about node {v} and parent {p}).
 BROKEN = {
     1: ("kind", "there is no move of kind {kind}: 0 load, 1 store, 2 compute, 3 delete"),
     2: ("node", "the graph has no node {node}: its nodes are 0 to {last}"),
@@ -37,32 +37,38 @@ BROKEN = {
 
 
 class IllegalMove(RedblueError):
-    """A move that breaks a rule.
+    """A move breaks a rule.
 
-    number: of the move, from 0. move. rule: the name of the rule it breaks, one of BROKEN. node: its label.
-    missing: labels of the parents that are not red.
+    number: index of the move, from 0. move: the move. rule: name of the broken rule, one of those in BROKEN.
+    node: label of the move's node. missing: labels of the parents that the move needs red and that are not red.
     """
 
-    def __init__(self, number: int, move: Move, rule: str, node: str, missing: tuple[str, ...], why: str) -> None:
+    def __init__(self, number: int, move: Move, rule: str, node: str, missing: tuple[str, ...], reason: str) -> None:
         kind = KINDS[move.kind] if 0 <= move.kind < len(KINDS) else f"kind {move.kind}"
-        super().__init__(f"move {number} ({kind} {node}) breaks the rule {rule!r}: {why}")
+        super().__init__(f"move {number} ({kind} {node}) breaks the rule {rule!r}: {reason}")
         self.number, self.move, self.rule, self.node, self.missing = number, move, rule, node, missing
 
 
 class Unfinished(RedblueError):
-    """A game whose moves are legal, but which ends too early. sinks: labels of those that lack their pebble."""
+    """All moves of the game are legal, but the game ends too early.
 
-    def __init__(self, sinks: tuple[str, ...], why: str) -> None:
-        super().__init__(f"the game is not finished: {why}: {shown(sinks)}")
+    sinks: labels of the sinks that lack their pebble; with partial computation, of the nodes with unmarked edges.
+    """
+
+    def __init__(self, sinks: tuple[str, ...], reason: str) -> None:
+        super().__init__(f"the game is not finished: {reason}: {_first_few(sinks)}")
         self.sinks = sinks
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a finished game moved.
+    """Cost and counts of a finished game.
 
-    cost: by the rules' costs. loads, stores: words, over all boundaries; by_boundary: (loads, stores) of each, nearest
-    first. computes: nodes computed, or edges marked. peak: most words that are red; peaks: of each level but the last.
+    cost: total of all moves, by the costs of the rules.
+    loads, stores: words moved, summed over all boundaries.
+    by_boundary: (loads, stores) of each boundary, nearest first.
+    computes: computations; with partial computation, edges marked.
+    peak: largest number of words that were red at once. peaks: the same for each level but slow memory.
     """
 
     cost: float
@@ -75,12 +81,12 @@ class Verdict:
 
 
 def check(graph: Graph, moves: Iterable[Sequence[int]], red: int, rules: str | Rules = "red-blue") -> Verdict:
-    """Play `moves` with `red` words of red pebbles, in time linear in them (ten million in about a second).
+    """Play `moves` with `red` words of red pebbles, and return their cost. Ten million moves take about 0.2 s.
 
-    moves: a Game, or moves as Game.of takes them. To load what is red, to store what is blue, and (where recomputing is
-    allowed) to compute what is red is legal, useless, and paid for.
+    moves: a Game, or any moves that Game.of accepts. Redundant moves are legal and cost as usual: loading a red node,
+    storing a blue node, and computing a red node where recomputation is allowed.
     Raises IllegalMove for the first move that breaks a rule, Unfinished if the game ends too early, and RedblueError
-    for `red` below the least that works.
+    if `red` words cannot compute every node.
     """
     rules, game = rules_of(rules), Game.of(moves)
     check_red(graph, red, rules)
@@ -88,7 +94,7 @@ def check(graph: Graph, moves: Iterable[Sequence[int]], red: int, rules: str | R
     legal = referee.play(game.kinds, game.nodes, game.parents, game.levels)
     if legal < len(game):
         raise _illegal(graph, red, rules, referee, legal, game[legal])
-    _finished(graph, rules, referee)
+    _check_finished(graph, rules, referee)
     by_boundary = tuple(zip(referee.loaded, referee.stored, strict=True))
     costs = zip(rules.load_costs, rules.store_costs, by_boundary, strict=True)
     moved = sum(load * loads + store * stores for load, store, (loads, stores) in costs)
@@ -106,16 +112,17 @@ def check(graph: Graph, moves: Iterable[Sequence[int]], red: int, rules: str | R
 def _illegal(
     graph: Graph, red: int, rules: Rules, referee: _core.PebbleReferee, number: int, move: Move
 ) -> IllegalMove:
+    """Describe the move at which the compiled referee stopped."""
     rule, text = BROKEN[referee.broken]
     known = 0 <= move.node < graph.n
-    above = graph.parents_of(move.node) if known else np.array([], np.int64)
-    needed = above if rule == "parents" and not rules.partial else [move.parent] if rule == "parents" else []
+    parents = graph.parents_of(move.node) if known else np.array([], np.int64)
+    needed = parents if rule == "parents" and not rules.partial else [move.parent] if rule == "parents" else []
     have = referee.have()
     missing = tuple(graph.labels[p] for p in needed if not have[p] & 1)
     capacities = (red, *(level.words for level in rules.further))
-    level = min(move.level + (move.kind == STORE), len(capacities) - 1)  # a store takes its room one level further out
+    level = min(move.level + (move.kind == STORE), len(capacities) - 1)  # a store fills the next level
     node, p = (graph.labels[v] if 0 <= v < graph.n else str(v) for v in (move.node, move.parent))
-    why = text.format(
+    reason = text.format(
         v=node,
         p=p,
         kind=KINDS[move.kind] if 0 <= move.kind < len(KINDS) else move.kind,
@@ -127,20 +134,22 @@ def _illegal(
         words=rules.words_of(graph)[move.node] if known else 0,
         capacity=capacities[level],
         held=referee.held[level],
-        missing=shown(missing),
-        parents=shown([graph.labels[p] for p in above]) or "none",
+        missing=_first_few(missing),
+        parents=_first_few([graph.labels[p] for p in parents]) or "none",
         from_p=f" from {p}" if rules.partial and move.parent >= 0 else "",
     )
-    return IllegalMove(number, move, rule, node, missing, why)
+    return IllegalMove(number, move, rule, node, missing, reason)
 
 
 def _pebble(level: int, levels: int) -> str:
+    """Name the pebble of a level: red, blue, or by its level."""
     if level == 0:
         return "red pebble"
     return "blue pebble" if level == levels - 1 else f"pebble of level {level}"
 
 
-def _finished(graph: Graph, rules: Rules, referee: _core.PebbleReferee) -> None:
+def _check_finished(graph: Graph, rules: Rules, referee: _core.PebbleReferee) -> None:
+    """Raise Unfinished if a sink lacks its pebble or, with partial computation, an edge is unmarked."""
     have, sinks = referee.have(), graph.sinks
     if rules.partial:
         unmarked = np.flatnonzero(referee.marked_in() < graph.in_degree)
@@ -153,7 +162,7 @@ def _finished(graph: Graph, rules: Rules, referee: _core.PebbleReferee) -> None:
         raise Unfinished(tuple(graph.labels[v] for v in lacking), f"sinks without their {colour}pebble")
 
 
-def shown(labels: Sequence[str]) -> str:
-    """The first few, and how many more."""
-    more = len(labels) - SHOWN
-    return ", ".join(labels[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _first_few(labels: Sequence[str]) -> str:
+    """List the first MAX_NAMED labels, and say how many more there are."""
+    more = len(labels) - MAX_NAMED
+    return ", ".join(labels[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

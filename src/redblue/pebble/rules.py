@@ -1,4 +1,4 @@
-"""The rules of the game as data: who may compute when, what moves cost, how many levels of memory there are."""
+"""The rules of a game as data: when a node can be computed, the cost of each move, the levels of memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.catalogue.memories import Memory
 from redblue.catalogue.memories import memory as find_memory
+from redblue.compiled import _core
 from redblue.pebble.graph import Graph
-from redblue.pebble.whole import LARGEST, count, is_whole
+from redblue.pebble.whole_arrays import INT64_MAX, is_whole
 
 NAMES = ("red-blue", "one-shot", "partial")
-MOST_LEVELS = 7  # of memory, slow memory included
+MAX_LEVELS = 7  # levels of memory, slow memory included
 
 
 class Further(NamedTuple):
-    """A level of memory between red and slow memory: its words, and what a word costs to and from below."""
+    """A level of memory between the red pebbles and slow memory.
+
+    words: its capacity. load_cost, store_cost: per word moved from and to the next level, the one nearer slow memory.
+    """
 
     words: int
     load_cost: float = 1
@@ -31,23 +35,26 @@ class Further(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What is allowed, and what it costs.
+    """Rules of a game and costs of its moves.
 
-    name: "red-blue" (Hong & Kung, STOC 1981: a node is computed when all its parents are red, as often as one likes),
-    "one-shot" (each node is computed at most once), or "partial" (PRBP; Papp, Sobczyk, Yzelman, SPAA 2025,
-    arXiv 2506.10854: a node's parents are aggregated one by one, each edge once. A pebble on an aggregate that slow
-    memory does not hold is dark red: it can be taken off only once every edge out of the node is marked).
-    inputs_start_blue: sources lie in slow memory from the start, and cannot be computed; else they are computed freely.
-    sinks_end_blue: every sink must end in slow memory; else it must end with a pebble of either colour.
-    sliding: a red pebble may slide from a parent to the node that is computed from it. Not with "partial".
-    load_cost, store_cost: per word moved between red and the next level. compute_cost: per node computed (with
-    "partial": per edge marked).
-    constants: sources that are no inputs: they do not start blue, and are computed from nothing.
-    weights: words of each node; 1 each if None. Words count for capacities and for costs of loads and stores.
-    further: levels between the red pebbles' and slow memory, nearest first (Savage's memory hierarchy game, COCOON
-    1995). A word moves between neighbouring levels only, and may lie in several. Not with "partial".
+    name: one of three variants.
+        "red-blue" (Hong & Kung, STOC 1981): a node can be computed, any number of times, when all its
+        parents are red.
+        "one-shot": the same, but each node is computed at most once.
+        "partial" (PRBP; Papp, Sobczyk, Yzelman, SPAA 2025, arXiv 2506.10854): a node's parents are aggregated into it
+        one by one; each aggregation marks one edge, once. The red pebble of an aggregate is dark red while slow memory
+        does not hold the aggregate; a dark red pebble can be deleted only when every edge out of the node is marked.
+    inputs_start_blue: if True, sources start in slow memory and cannot be computed; if False, sources can be computed.
+    sinks_end_blue: if True, every sink must end in slow memory; if False, a pebble of either colour is enough.
+    sliding: whether a red pebble may slide from a parent to the node computed from it. Not allowed with "partial".
+    load_cost, store_cost: per word moved between the red pebbles and the next level.
+    compute_cost: per node computed; with "partial", per edge marked.
+    constants: sources that are not inputs: they do not start blue, and can be computed.
+    weights: words of each node; None: 1 word each. Words count towards capacities and the costs of loads and stores.
+    further: levels between the red pebbles and slow memory, nearest first (Savage's memory hierarchy game, COCOON
+        1995). A word moves between neighbouring levels only, and may lie in several. Not allowed with "partial".
 
-    Raises RedblueError, naming the field, for what cannot be played.
+    Raises RedblueError, naming the field, for a field or a combination of fields that cannot be played.
     """
 
     name: str = "red-blue"
@@ -69,21 +76,21 @@ class Rules:
         for field in ("inputs_start_blue", "sinks_end_blue", "sliding"):
             _flag(field, getattr(self, field))
         if self.weights is not None:
-            weights = [count(f"weights[{v}]", w) for v, w in enumerate(_listed("weights", self.weights))]
+            weights = [whole_number(f"weights[{v}]", w) for v, w in enumerate(_listed("weights", self.weights))]
             object.__setattr__(self, "weights", tuple(weights))
-        constants = [count(f"constants[{i}]", v, 0) for i, v in enumerate(_listed("constants", self.constants))]
+        constants = [whole_number(f"constants[{i}]", v, 0) for i, v in enumerate(_listed("constants", self.constants))]
         object.__setattr__(self, "constants", tuple(sorted(constants)))
         levels = [_listed(f"further[{i}]", level) for i, level in enumerate(_listed("further", self.further))]
-        if odd := [level for level in levels if not 1 <= len(level) <= 3]:
-            raise RedblueError(f"a level of `further` is (words, load_cost, store_cost), got {odd[0]!r}")
+        if invalid := [level for level in levels if not 1 <= len(level) <= 3]:
+            raise RedblueError(f"a level of `further` is (words, load_cost, store_cost), got {invalid[0]!r}")
         further = tuple(Further(*level) for level in levels)
         for i, level in enumerate(further):
-            count(f"further[{i}].words", level.words)
+            whole_number(f"further[{i}].words", level.words)
             _cost(f"further[{i}].load_cost", level.load_cost)
             _cost(f"further[{i}].store_cost", level.store_cost)
         object.__setattr__(self, "further", further)
-        if self.levels > MOST_LEVELS:
-            raise RedblueError(f"at most {MOST_LEVELS} levels of memory can be played, got {self.levels}")
+        if self.levels > MAX_LEVELS:
+            raise RedblueError(f"at most {MAX_LEVELS} levels of memory can be played, got {self.levels}")
         if self.partial and self.sliding:
             raise RedblueError("partial computation has no sliding: it needs two red pebbles at most; leave it out")
         if self.partial and further:
@@ -95,20 +102,21 @@ class Rules:
 
     @property
     def levels(self) -> int:
-        """Levels of memory: red, those of `further`, and slow memory."""
+        """Number of levels of memory: red, those of `further`, and slow memory."""
         return 2 + len(self.further)
 
     @property
     def load_costs(self) -> tuple[float, ...]:
-        """Per boundary, nearest first."""
+        """Cost per word loaded across each boundary, nearest first."""
         return self.load_cost, *(level.load_cost for level in self.further)
 
     @property
     def store_costs(self) -> tuple[float, ...]:
+        """Cost per word stored across each boundary, nearest first."""
         return self.store_cost, *(level.store_cost for level in self.further)
 
     def starts_blue(self, graph: Graph) -> np.ndarray:
-        """Whether each node lies in slow memory at the start, (n,). Raises RedblueError if a constant is no source."""
+        """Whether each node starts in slow memory, (n,). Raises RedblueError if a constant is not a source."""
         blue = graph.in_degree == 0
         for v in self.constants:
             if not 0 <= v < graph.n or not blue[v]:
@@ -117,7 +125,7 @@ class Rules:
         return blue & self.inputs_start_blue
 
     def words_of(self, graph: Graph) -> np.ndarray:
-        """Words of each node, (n,). Raises RedblueError if the weights are for another number of nodes."""
+        """Words of each node, (n,). Raises RedblueError if the number of weights is not the number of nodes."""
         if self.weights is None:
             return np.ones(graph.n, np.int64)
         if len(self.weights) != graph.n:
@@ -126,24 +134,27 @@ class Rules:
 
     @property
     def plain(self) -> bool:
-        """Whether this is the game of the papers: costs of 1, words of 1, two levels, blue at both ends, no sliding."""
+        """Whether these are the rules of the papers: every field but the name has its default."""
         return self == Rules(self.name)
 
 
 def rules_of(rules: str | Rules) -> Rules:
-    """Rules by their name. Raises RedblueError for unknown names."""
+    """Convert a name of rules to Rules; Rules are returned unchanged. Raises RedblueError for unknown names."""
     return rules if isinstance(rules, Rules) else Rules(rules)
 
 
 def least_red(graph: Graph, rules: str | Rules = "red-blue") -> int:
-    """The least words of red pebbles with which every node can be computed: in-degree + 1, by the plain rules."""
+    """Return the fewest red words with which every node can be computed.
+
+    By the plain rules of "red-blue" and "one-shot": the largest in-degree plus 1.
+    """
     rules = rules_of(rules)
     words = rules.words_of(graph)
     if rules.partial:
         pairs = words[graph.heads] + words[graph.parents]
         return int(max(pairs.max(initial=0), words.max()))
     total = np.bincount(graph.heads, words[graph.parents], graph.n).astype(np.int64)
-    if rules.sliding:  # the pebble of the largest parent slides, and frees its words as it goes
+    if rules.sliding:  # sliding the largest parent's pebble frees the most words
         largest = np.zeros(graph.n, np.int64)
         np.maximum.at(largest, graph.heads, words[graph.parents])
         return int((total + np.maximum(words - largest, 0)).max(initial=words.max()))
@@ -151,8 +162,8 @@ def least_red(graph: Graph, rules: str | Rules = "red-blue") -> int:
 
 
 def check_red(graph: Graph, red: int, rules: str | Rules = "red-blue") -> int:
-    """`red` itself, if every node can be computed with it. Raises RedblueError, saying the least that works."""
-    red = count("red", red)
+    """Return `red` as an int. Raises RedblueError if `red` words are too few to compute every node."""
+    red = whole_number("red", red)
     least = least_red(graph, rules)
     if red < least:
         raise RedblueError(f"red is {red}: this graph needs at least {least} with the rules {rules_of(rules).name!r}")
@@ -160,7 +171,10 @@ def check_red(graph: Graph, red: int, rules: str | Rules = "red-blue") -> int:
 
 
 def board_of(graph: Graph, capacities: Sequence[int], rules: Rules) -> _core.PebbleBoard:
-    """What the compiled core plays on. capacities: words of each level but slow memory, nearest first."""
+    """Pack graph and rules into the struct that the compiled core plays on.
+
+    capacities: words of each level but slow memory, nearest first.
+    """
     blue = rules.starts_blue(graph)
     return _core.PebbleBoard(
         graph.starts,
@@ -177,21 +191,23 @@ def board_of(graph: Graph, capacities: Sequence[int], rules: Rules) -> _core.Peb
 
 
 def hierarchy(memory: str | Memory, bytes_per_word: int = 4, name: str = "red-blue") -> tuple[int, Rules]:
-    """(red, rules) of a machine's memories: a name of the catalogue, a TOML file, or a Memory.
+    """Return (red, rules) for the memory levels of a machine.
 
-    red is the words of one instance of its fastest level; each level between that and the slowest becomes one of
-    `further`. A word costs 1 at the fastest boundary, and elsewhere as much longer as it takes there; boundaries whose
-    bandwidth is not known cost what the one before costs.
-    Raises RedblueError if the capacity of a level but the last is not known.
+    memory: a name in the catalogue, a TOML file, or a Memory.
+    `red` is the capacity in words of one instance of the fastest level. Each level between the fastest and the slowest
+    becomes a level of `further`. A word costs 1 at the fastest boundary; at any other boundary its cost is the ratio of
+    the fastest boundary's bandwidth to that boundary's. A boundary of unknown bandwidth costs as much as the boundary
+    before it.
+    Raises RedblueError if a capacity is not known, except that of the last level.
     """
-    found = find_memory(memory)
+    memory = find_memory(memory)
     words = []
-    for level in found.levels[:-1]:
+    for level in memory.levels[:-1]:
         if level.capacity_bytes is None:
-            raise RedblueError(f"{found.name}: the capacity of {level.name} is not known, so it cannot be played")
+            raise RedblueError(f"{memory.name}: the capacity of {level.name} is not known, so it cannot be played")
         words.append(level.capacity_bytes // bytes_per_word)
     costs = [1.0]
-    rates = [boundary.bandwidth_bytes_per_second for boundary in found.boundaries]
+    rates = [boundary.bandwidth_bytes_per_second for boundary in memory.boundaries]
     for rate in rates[1:]:
         costs.append(rates[0] / rate if rates[0] and rate else costs[-1])
     further = tuple(Further(w, c, c) for w, c in zip(words[1:], costs[1:], strict=True))
@@ -204,6 +220,7 @@ def _flag(name: str, value: object) -> None:
 
 
 def _listed(name: str, values: Any) -> list[Any]:
+    """Convert an iterable other than text to a list. Raises RedblueError for anything else."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise RedblueError(f"{name} must be a list or a tuple, got {values!r}")
     return list(values)
@@ -211,5 +228,5 @@ def _listed(name: str, values: Any) -> list[Any]:
 
 def _cost(name: str, value: Any) -> None:
     real = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    if not 0 <= real < math.inf or (is_whole(value) and real > LARGEST):
+    if not 0 <= real < math.inf or (is_whole(value) and real > INT64_MAX):
         raise RedblueError(f"{name} must be a number of at least 0, got {value!r}")

@@ -1,10 +1,23 @@
-"""The algorithms, one file each. `get` finds one by name."""
+"""Attention algorithms, one file each, written once against an abstract machine. `get` returns one by name."""
 
 from redblue.base.errors import UnknownName
 from redblue.problem import Problem
-from redblue.schedules import flash, flash1, flash_onepass, gather, gradient_x, gradient_x_small, hybrid, saha_ye, small_cache, spilled_ds, standard
+from redblue.schedules import (
+    flash,
+    flash1,
+    flash_onepass,
+    gather,
+    gradient_x,
+    gradient_x_small,
+    hybrid,
+    saha_ye,
+    small_cache,
+    spilled_ds,
+    standard,
+)
 from redblue.schedules.schedule import Cost, NotCovered, Schedule, Sweep, TooFewWords
 
+# A new algorithm needs its file, the import above and its name here.
 MODULES = (
     *(standard, flash1, flash, flash_onepass, gather, spilled_ds, hybrid, saha_ye, small_cache),
     *(gradient_x, gradient_x_small),
@@ -13,19 +26,22 @@ SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}
 
 
 def list_schedules(direction: str | None = None) -> list[str]:
-    """Names of all schedules, or of those that have a pass in that direction."""
+    """Return the names of all schedules, or of those with a pass in the given direction."""
     return [name for name, schedule in SCHEDULES.items() if direction is None or direction in schedule.passes]
 
 
 def covering(problem: Problem) -> list[str]:
-    """Names of the schedules that have a program for the problem's direction and mask, and are meant for such masks."""
-    found = ((name, SCHEDULES[name]) for name in list_schedules(problem.direction))
+    """Return the names of the schedules that are worthwhile for the problem's direction and mask.
+
+    A schedule for scattered masks is left out on a full mask, and one that takes no mask is left out on any other mask.
+    """
+    candidates = ((name, SCHEDULES[name]) for name in list_schedules(problem.direction))
     full = problem.mask.is_full
-    return [name for name, schedule in found if not (schedule.scattered if full else schedule.full_only)]
+    return [name for name, schedule in candidates if not (schedule.scattered if full else schedule.full_only)]
 
 
 def get(name: str) -> Schedule:
-    """The schedule of that name. Raises UnknownName."""
+    """Return the schedule of that name. Raises UnknownName."""
     if name not in SCHEDULES:
         raise UnknownName("schedule", name, SCHEDULES)
     return SCHEDULES[name]

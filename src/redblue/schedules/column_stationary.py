@@ -1,7 +1,8 @@
-"""The backward pass with the keys staying: K_j, V_j, dK_j and dV_j stay, queries stream by, P and dS are recomputed.
+"""Column-stationary backward: K_j, V_j, dK_j and dV_j stay, queries stream by, P and dS are recomputed.
 
-8 n^2 d^2 / M words for dK and dV. What becomes of each dS while it is at hand tells three schedules apart: `flash`
-drops it (dQ has a kernel of its own), `flash_onepass` adds its share to dQ, `spilled_ds` writes it to slow memory.
+dK and dV cost 8 n^2 d^2 / M words. Three schedules share this loop and differ in their use of each dS tile: `flash`
+discards it (a separate kernel computes dQ), `flash_onepass` adds its contribution to dQ, and `spilled_ds` writes it to
+slow memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from redblue.schedules.softmax import probabilities
 
 
 def row_deltas(m: Machine, problem: Problem, rows: int, out: Slow, dout: Slow) -> Slow:
-    """Row sums of dout * out, which are those of p * dp, in slow memory."""
+    """Compute the row sums of dout * out, which equal those of p * dp, and store them. Return the array."""
     delta = m.scratch("delta", (problem.n_q,))
     for i in blocks(problem.n_q, rows):
         dout_i, out_i = m.load(dout[i]), m.load(out[i])
@@ -32,7 +33,7 @@ def row_deltas(m: Machine, problem: Problem, rows: int, out: Slow, dout: Slow) -
 
 
 def row_deltas_cost(p: Problem, rows: Any) -> Cost:
-    return Cost(2 * p.n_q * p.value_dim, p.n_q, smaller(rows, p.n_q) * (2 * p.value_dim + 1), 0)
+    return Cost(2 * p.n_q * p.d_v, p.n_q, smaller(rows, p.n_q) * (2 * p.d_v + 1), 0)
 
 
 def dkv_tiles(
@@ -50,15 +51,15 @@ def dkv_tiles(
     *,
     aligned: bool = True,
 ) -> Iterator[tuple[range, range, Tile, Tile]]:
-    """Compute dK and dV; on the way, hand out (i, j, k_j, ds_ij) for every live tile, ds_ij not yet scaled.
+    """Compute dK and dV, and yield (i, j, k_j, ds_ij) for every tile with attended pairs; ds_ij is not yet scaled.
 
-    tile: queries that stream by together, keys that stay. aligned: whether blocks of queries start at multiples of
-    their length, the same for all keys; otherwise they start where the mask does.
+    tile: (queries that stream by together, keys that stay). aligned: blocks of queries start at multiples of their
+    length; otherwise they start at the first query that attends.
     """
     scale, pairs, (rows, cols) = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k), tile
     for j in blocks(problem.n_k, cols):
         k_j, v_j = m.load(k[j]), m.load(v[j])
-        dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.value_dim)
+        dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.d_v)
         live = m.cols_of(pairs.T, j)
         for i in grid(live, rows, problem.n_q) if aligned else blocks(live, rows):
             q_i, dout_i, lse_i, delta_i = m.load(q[i]), m.load(dout[i]), m.load(lse[i]), m.load(delta[i])
@@ -78,17 +79,18 @@ def dkv_tiles(
 
 
 def dkv_cost(p: Problem, rows: Any, cols: Any, *, aligned: bool = True) -> Cost:
-    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.value_dim
+    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.d_v
     sums = p.mask.on(p.n_q, p.n_k).sums(rows if aligned else 1, cols)
     own = p.n_k * (d + d_v)
     peak = c * (2 * d + 2 * d_v) + r * c + r * (d + d_v + 2)
     return Cost(own + (d + d_v + 2) * sums.rows, own, peak, 4 * (d + d_v) * sums.area)
 
 
-def longest_stay(pairs: Pairs, length: int, words: int, multiple: int, cost: Callable[[Any], Cost]) -> int | None:
-    """How many rows (or keys) of `length` should stay for the fewest words; None if none fit.
+def resident_edge(pairs: Pairs, length: int, words: int, multiple: int, cost: Callable[[Any], Cost]) -> int | None:
+    """Return the number of rows (or keys) that should stay in the cache to move the fewest words; None if none fit.
 
-    cost: given how many stay, of what depends on that; as few as may stream together leave the most room.
+    length: of the axis. multiple: of the result. cost(stay): cost of the phase if `stay` rows stay, with the shortest
+    possible blocks streaming by (they leave the most room and do not change the words).
     """
     lengths = edges(length, multiple, not pairs.is_full)
     stay, _ = pair_edges(lengths, np.array([1]), lambda stay, _: cost(stay).peak, words, pairs)

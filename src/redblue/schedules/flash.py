@@ -1,10 +1,10 @@
-"""FlashAttention: nothing of size n^2 ever leaves the cache. The large-cache regime, M >= d^2.
+"""FlashAttention, for the large-cache regime M >= d^2: no array of size n^2 leaves the cache.
 
-Forward (row-stationary, the order of FlashAttention-2): a block of queries and its output stay, keys and values
-stream: 4 n^2 d^2 / M words. Where queries are too few for all processors, as in decoding, keys are cut into spans: each
-walk of a block of queries through one leaves its output and log-sum-exp in slow memory, and they are merged.
-Backward in two kernels that both recompute the probabilities: dQ row-stationary (6 n^2 d^2 / M), then dK and dV
-column-stationary (8 n^2 d^2 / M).
+Forward is row-stationary, in the order of FlashAttention-2: a block of queries and its output stay, keys and values
+stream by: 4 n^2 d^2 / M words. If queries are too few to occupy all processors, as in decoding, the keys are cut into
+spans. Each walk of a block of queries through one span stores a partial output and log-sum-exp, which are then merged.
+Backward has two kernels, which both recompute the probabilities: dQ row-stationary (6 n^2 d^2 / M words), then dK and
+dV column-stationary (8 n^2 d^2 / M words).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.base.integers import ceil_div, larger, smaller
+from redblue.base.integers import LARGEST, ceil_div, larger, smaller
 from redblue.machine import Machine, Region, Slow, Tile, exp, log, maximum
 from redblue.masks import Pairs, Runs
-from redblue.problem import LARGEST, Problem
-from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, longest_stay
-from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, overlap, part_of, rows_walked, walks
+from redblue.problem import Problem
+from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, resident_edge
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, overlap, partial_rows, rows_walked, walks
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import LOWEST, probabilities
 
@@ -27,7 +27,7 @@ from redblue.schedules.softmax import LOWEST, probabilities
 class ForwardTiles(NamedTuple):
     rows: Any  # queries that stay
     cols: Any  # keys and values that stream by together
-    span: Any = LARGEST  # keys that one walk of a block of queries covers; where there are more, walks are merged
+    span: Any = LARGEST  # keys per walk of a block of queries; with several walks, their results are merged
 
 
 class BackwardTiles(NamedTuple):
@@ -40,12 +40,12 @@ class BackwardTiles(NamedTuple):
 def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: Slow, out: Slow, lse: Slow) -> None:
     pairs, cut, part_out, part_lse = problem.mask.on(problem.n_q, problem.n_k), t.span < problem.n_k, out, lse
     if cut:
-        found = ceil_div(problem.n_k, t.span) * problem.n_q
-        part_out, part_lse = m.scratch("part_out", (found, problem.value_dim)), m.scratch("part_lse", (found,))
+        partials = ceil_div(problem.n_k, t.span) * problem.n_q
+        part_out, part_lse = m.scratch("part_out", (partials, problem.d_v)), m.scratch("part_lse", (partials,))
     for i in blocks(problem.n_q, t.rows):
         parts, live = [], m.cols_of(pairs, i)
         for walk in walks(live, t.span, problem.n_k):
-            parts.append(part_of(i, walk, t.span, problem.n_q) if cut else i)
+            parts.append(partial_rows(i, walk, t.span, problem.n_q) if cut else i)
             _walk(m, problem, pairs, i, overlap(walk, live), t.cols, q, k, v, part_out[parts[-1]], part_lse[parts[-1]])
         if cut:
             _merge(m, i, parts, part_out, part_lse, out, lse)
@@ -64,9 +64,9 @@ def _walk(
     out: Region,
     lse: Region,
 ) -> None:
-    """What rows i find among these keys."""
+    """Attend from rows i to `keys`, and store the output and log-sum-exp in the regions out and lse."""
     scale, q_i = problem.d**-0.5, m.load(q[i])
-    out_i = m.zeros("out_i", len(i), problem.value_dim)
+    out_i = m.zeros("out_i", len(i), problem.d_v)
     row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
     for j in blocks(keys, cols):
         k_j = m.load(k[j])
@@ -75,7 +75,7 @@ def _walk(
         if not m.holds(pairs, i, j):
             s[...] = m.where(pairs, i, j, s, -np.inf)
         new_max = m.new("new_max", maximum(row_max, s.max(axis=1)))
-        row_max[...] = exp(row_max - new_max)  # what was summed so far shrinks by this
+        row_max[...] = exp(row_max - new_max)  # factor that rescales the running sums
         s[...] = exp(s - new_max[:, None])
         row_sum *= row_max
         row_sum += s.sum(axis=1)
@@ -90,7 +90,7 @@ def _walk(
 
 
 def _merge(m: Machine, i: range, parts: Sequence[range], part_out: Slow, part_lse: Slow, out: Slow, lse: Slow) -> None:
-    """The output of rows i from what their walks found."""
+    """Merge the partial results of rows i into their output and log-sum-exp. parts: rows of the partial arrays."""
     out_i = m.zeros("out_i", len(i), out.shape[1])
     row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
     for part in parts:
@@ -103,14 +103,16 @@ def _merge(m: Machine, i: range, parts: Sequence[range], part_out: Slow, part_ls
         out_i *= row_max[:, None]
         row_max[...] = new_max
         m.free(new_max)
-        found = m.load(part_out[part])
-        out_i += share[:, None] * found
-        m.free(share, found)
+        partial = m.load(part_out[part])
+        out_i += share[:, None] * partial
+        m.free(share, partial)
     _finish(m, out_i, row_max, row_sum, out[i], lse[i])
 
 
 def _finish(m: Machine, out_i: Tile, row_max: Tile, row_sum: Tile, out: Region, lse: Region) -> None:
-    out_i /= maximum(row_sum, 1)[:, None]  # at least exp(0), unless the row attends nothing: then 0
+    """Divide by the row sums, store output and log-sum-exp, and free the tiles."""
+    # A row sum is at least exp(0) = 1, unless the row attends no key: then the output stays 0.
+    out_i /= maximum(row_sum, 1)[:, None]
     row_max += log(row_sum)
     m.store(out, out_i)
     m.store(lse, row_max)
@@ -119,21 +121,21 @@ def _finish(m: Machine, out_i: Tile, row_max: Tile, row_sum: Tile, out: Region, 
 
 def _forward_peak(p: Problem, rows: Any, cols: Any, cut: bool = False) -> Any:
     r, c = smaller(rows, p.n_q), smaller(cols, p.n_k)
-    walk = r * (p.d + p.value_dim + 2) + r * c + larger(c * max(p.d, p.value_dim), r)
-    return larger(walk, r * (2 * p.value_dim + 3)) if cut else walk
+    walk = r * (p.d + p.d_v + 2) + r * c + larger(c * max(p.d, p.d_v), r)
+    return larger(walk, r * (2 * p.d_v + 3)) if cut else walk
 
 
 def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
     pairs, cut = p.mask.on(p.n_q, p.n_k), t.span < p.n_k
     streamed, walked = pairs.sums(t.rows, 1), rows_walked(pairs, t.rows, t.span)
-    parts = walked * (p.value_dim + 1) * cut
-    reads = walked * p.d + (p.d + p.value_dim) * streamed.cols + parts
-    writes = p.n_q * (p.value_dim + 1) + parts
-    return Cost(reads, writes, _forward_peak(p, t.rows, t.cols, cut), 2 * (p.d + p.value_dim) * streamed.area)
+    parts = walked * (p.d_v + 1) * cut
+    reads = walked * p.d + (p.d + p.d_v) * streamed.cols + parts
+    writes = p.n_q * (p.d_v + 1) + parts
+    return Cost(reads, writes, _forward_peak(p, t.rows, t.cols, cut), 2 * (p.d + p.d_v) * streamed.area)
 
 
 def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> ForwardTiles | None:
-    # The words do not depend on how many keys stream by together, so the fewest leave the most room for queries.
+    # The words do not depend on the number of keys that stream by together; the fewest leave the most room for queries.
     cols = np.array([min(multiple["cols"], p.n_k)])
     pairs = p.mask.on(p.n_q, p.n_k)
     tried = pair_edges(
@@ -180,18 +182,18 @@ def backward(
 
     tile = t.dkv_rows, t.dkv_cols
     for _ in dkv_tiles(m, problem, tile, q, k, v, lse, dout, delta, dk, dv, aligned=False):
-        pass  # dS has served dK, and dQ is computed
+        pass  # dkv_tiles computes dK and dV; its dS tiles are not needed, since dQ is complete
 
 
 def _dq_peak(p: Problem, rows: Any, cols: Any) -> Any:
-    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.value_dim
+    r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.d_v
     return larger(r * (2 * d_v + 1), r * (2 * d + d_v + 2) + r * c + c * (d + d_v))
 
 
 def _dq_cost(p: Problem, rows: Any, cols: Any) -> Cost:
     streamed = p.mask.on(p.n_q, p.n_k).sums(rows, 1)
-    reads = p.n_q * (p.d + 2 * p.value_dim + 1) + (p.d + p.value_dim) * streamed.cols
-    flops = 2 * (2 * p.d + p.value_dim) * streamed.area
+    reads = p.n_q * (p.d + 2 * p.d_v + 1) + (p.d + p.d_v) * streamed.cols
+    flops = 2 * (2 * p.d + p.d_v) * streamed.area
     return Cost(reads, p.n_q * (p.d + 1), _dq_peak(p, rows, cols), flops)
 
 
@@ -207,7 +209,7 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
     )
     dq = cheapest(_dq_cost(p, *tried), tried, words)
     dkv_rows = min(multiple["dkv_rows"], p.n_q)
-    dkv_cols = longest_stay(
+    dkv_cols = resident_edge(
         pairs, p.n_k, words, multiple["dkv_cols"], lambda cols: dkv_cost(p, dkv_rows, cols, aligned=False)
     )
     return BackwardTiles._make((*dq, dkv_rows, dkv_cols)) if dq and dkv_cols else None

@@ -1,13 +1,15 @@
-"""FlashAttention as first printed: keys and values in the outer loop, O and dQ read and written once per block of them.
+"""FlashAttention as first printed: keys and values in the outer loop; O and dQ are read and written per key block.
 
-Forward 3 n d + 2 n + T_c (3 n d + 4 n) words, backward 7 n d + T_c (5 n d + 2 n), T_c = ceil(n / B_c): with
-B_c = M / 4d that is 12 and 20 n^2 d^2 / M. `flash` exchanges the loops and moves a third of that forward.
-With a mask, dead tiles are skipped as in Algorithm 5 (block-sparse FlashAttention). The printed sizes,
-B_c = ceil(M / 4d) and B_r = min(B_c, d), fill M with Q_i, K_j, V_j and O_i, and leave no room for the score tile,
-the statistics, or (backward) dO_i, dQ_i, dK_j and dV_j. So the search takes the printed sizes of the largest M' <= M
-with which all of it fits: M itself forward for M > 8 d^2, but backward B_c is at most (M - 4 d^2) / 5d, so that the
-words tend to 25 n^2 d^2 / M.
-It keeps l and m where later versions keep one log-sum-exp.
+Forward moves 3 n d + 2 n + T_c (3 n d + 4 n) words and backward 7 n d + T_c (5 n d + 2 n), with T_c = ceil(n / B_c).
+For B_c = M / 4d that is 12 and 20 n^2 d^2 / M. `flash` exchanges the loops and moves a third of the words forward.
+With a mask, tiles without attended pairs are skipped, as in Algorithm 5 (block-sparse FlashAttention).
+
+The printed sizes, B_c = ceil(M / 4d) and B_r = min(B_c, d), fill M with Q_i, K_j, V_j and O_i. They leave no room for
+the score tile, the statistics, or (backward) dO_i, dQ_i, dK_j and dV_j. The search therefore takes the printed sizes
+for the largest M' <= M with which all tiles fit. Forward, M' = M for M > 8 d^2. Backward, B_c is at most
+(M - 4 d^2) / 5d, so the words tend to 25 n^2 d^2 / M.
+
+The forward pass stores row sums l and row maxima m, where later versions store one log-sum-exp.
 """
 
 from __future__ import annotations
@@ -47,11 +49,11 @@ def forward(
                 s[...] = m.where(pairs, i, j, s, -np.inf)
             tile_max = m.new("tile_max", maximum(s.max(axis=1), LOWEST))
             s[...] = exp(s - tile_max[:, None])
-            sum_i *= exp(max_i - maximum(max_i, tile_max))  # the sum so far, from here on relative to the new maximum
+            sum_i *= exp(max_i - maximum(max_i, tile_max))  # the running sum, rescaled to the new maximum
             out_i *= sum_i[:, None]
             out_i += (s @ v_j) * exp(tile_max - maximum(max_i, tile_max))[:, None]
             sum_i += s.sum(axis=1) * exp(tile_max - maximum(max_i, tile_max))
-            out_i /= maximum(sum_i, 1)[:, None]  # at least exp(0), unless the row attends nothing so far
+            out_i /= maximum(sum_i, 1)[:, None]  # the sum is at least exp(0) = 1, or 0 before any key
             max_i[...] = maximum(max_i, tile_max)
             m.store(out[i], out_i)
             m.store(row_sum[i], sum_i)
@@ -61,13 +63,14 @@ def forward(
 
 
 def _store_full(m: Machine, array: Slow, rows: range, number: float) -> None:
+    """Fill rows of an array in slow memory with a number."""
     tile = m.full(array.name, (len(rows), *array.shape[1:]), number)
     m.store(array[rows], tile)
     m.free(tile)
 
 
 def forward_cost(p: Problem, t: Tiles) -> Cost:
-    r, c, d, d_v = smaller(t.rows, p.n_q), smaller(t.cols, p.n_k), p.d, p.value_dim
+    r, c, d, d_v = smaller(t.rows, p.n_q), smaller(t.cols, p.n_k), p.d, p.d_v
     sums = p.mask.on(p.n_q, p.n_k).sums(*t)
     reads = p.n_k * (d + d_v) + (d + d_v + 2) * sums.rows
     writes = (d_v + 2) * (p.n_q + sums.rows)
@@ -98,7 +101,7 @@ def backward(
         _store_full(m, dv, j, 0.0)
     for j in blocks(problem.n_k, t.cols):
         k_j, v_j = m.load(k[j]), m.load(v[j])
-        dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.value_dim)
+        dk_j, dv_j = m.zeros("dk_j", len(j), problem.d), m.zeros("dv_j", len(j), problem.d_v)
         for i in grid(m.cols_of(pairs.T, j), t.rows, problem.n_q):
             q_i, out_i, dout_i, dq_i = m.load(q[i]), m.load(out[i]), m.load(dout[i]), m.load(dq[i])
             sum_i, max_i = m.load(row_sum[i]), m.load(row_max[i])
@@ -118,7 +121,7 @@ def backward(
 
 
 def backward_cost(p: Problem, t: Tiles) -> Cost:
-    r, c, d, d_v = smaller(t.rows, p.n_q), smaller(t.cols, p.n_k), p.d, p.value_dim
+    r, c, d, d_v = smaller(t.rows, p.n_q), smaller(t.cols, p.n_k), p.d, p.d_v
     sums = p.mask.on(p.n_q, p.n_k).sums(*t)
     reads = p.n_k * (d + d_v) + (2 * d + 2 * d_v + 2) * sums.rows
     writes = p.n_q * d + 2 * p.n_k * (d + d_v) + d * sums.rows
@@ -127,14 +130,19 @@ def backward_cost(p: Problem, t: Tiles) -> Cost:
 
 
 def printed_tiles(p: Problem, words: int) -> Tiles:
-    """B_c = ceil(M / 4d) and B_r = min(B_c, d) for M = words (4d is 2 (d + d_v) where d_v differs), whatever fits."""
-    size = ceil_div(words, 2 * (p.d + p.value_dim))
+    """Return B_c = ceil(M / 4d) and B_r = min(B_c, d) for M = words, without checking that they fit.
+
+    For d_v != d, 2 (d + d_v) replaces 4d.
+    """
+    size = ceil_div(words, 2 * (p.d + p.d_v))
     return Tiles(min(size, p.d), size)
 
 
 def _search(
     cost: Callable[[Problem, Tiles], Cost], p: Problem, words: int, multiple: Mapping[str, int]
 ) -> Tiles | None:
+    """Return the printed tiles of the largest M' <= words with which all tiles fit; None if none do."""
+
     def tiles(size: int) -> Tiles:
         edges = {"rows": (min(size, p.d), p.n_q), "cols": (size, p.n_k)}
         return Tiles(*(min(max(x // multiple[e], 1) * multiple[e], length) for e, (x, length) in edges.items()))

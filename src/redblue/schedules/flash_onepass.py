@@ -1,8 +1,8 @@
 """FlashAttention's backward pass in one sweep: five products instead of the seven of two kernels.
 
-K_j, V_j, dK_j and dV_j stay, so a tile's P and dS are computed once; for that, dQ_i is loaded, added to and stored
-again with every block of keys. 16 n^2 d^2 / M words, against 14 for the two kernels of `flash`: recomputing is
-cheaper than moving. It takes what `flash` forward gives.
+K_j, V_j, dK_j and dV_j stay, so P and dS of a tile are computed only once. In exchange, every block of keys loads,
+updates and stores dQ_i. The sweep moves 16 n^2 d^2 / M words, more than the 14 n^2 d^2 / M of the two kernels of
+`flash`: recomputing is cheaper than moving. Its inputs are the outputs of `flash` forward.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
-from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, longest_stay, row_deltas, row_deltas_cost
+from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, resident_edge, row_deltas, row_deltas_cost
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks
 
 
@@ -39,9 +39,9 @@ def backward(
     delta = row_deltas(m, problem, t.rows, out, dout)
     for i in blocks(problem.n_q, t.rows):
         if not m.cols_of(pairs, i):
-            nothing = m.zeros("dq_i", len(i), problem.d)
-            m.store(dq[i], nothing)
-            m.free(nothing)
+            zero = m.zeros("dq_i", len(i), problem.d)
+            m.store(dq[i], zero)
+            m.free(zero)
     for i, j, k_j, ds in dkv_tiles(m, problem, t, q, k, v, lse, dout, delta, dk, dv):
         first = pairs.cols_of(i)[0].start in j
         dq_i = m.zeros("dq_i", len(i), problem.d) if first else m.load(dq[i])
@@ -55,13 +55,15 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
     sums, started = pairs.sums(t.rows, t.cols), pairs.sums(t.rows, p.n_k).rows
     reads = p.d * (sums.rows - started)
     writes = p.d * (sums.rows + p.n_q - started)
-    dq = Cost(reads, writes, 0, 2 * p.d * sums.area)  # in the room of the queries that have just been freed
+    dq = Cost(reads, writes, 0, 2 * p.d * sums.area)  # peak 0: dQ_i takes the place of the freed Q_i
     return row_deltas_cost(p, t.rows) + dkv_cost(p, *t) + dq
 
 
 def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
     pairs, rows = p.mask.on(p.n_q, p.n_k), min(multiple["rows"], p.n_q)
-    cols = longest_stay(pairs, p.n_k, words, multiple["cols"], lambda cols: backward_cost(p, BackwardTiles(rows, cols)))
+    cols = resident_edge(
+        pairs, p.n_k, words, multiple["cols"], lambda cols: backward_cost(p, BackwardTiles(rows, cols))
+    )
     return BackwardTiles(rows, cols) if cols else None
 
 

@@ -1,11 +1,11 @@
-"""Gathering: one row at a time, and of the other side only what that row attends. For scattered masks (graphs).
+"""Gathering: process one row at a time, and load only the keys that it attends. For scattered masks (graphs).
 
-Forward q_i and o_i stay while the k_j and v_j of row i's nonzeros are loaded: (d + d_v) words for each attended pair,
-whatever M. Backward in two passes that both recompute the probabilities: dQ row by row, then dK and dV column by
-column (2 d + 2 d_v + 2 words for each pair, together). That is `flash` with blocks of one row: no pair is computed that
-does not attend, and nothing is masked; the index that says which pairs attend is CSR, read once for each pass over it.
-A tile of `flash` shares each k_j among its rows; here nothing is shared, so this is best where rows have little in
-common, or where the cache holds hardly more than one of them.
+Forward: q_i and o_i stay while k_j and v_j of row i's nonzeros are loaded: d + d_v words per attended pair for every M.
+Backward: two passes, which both recompute the probabilities: dQ row by row, then dK and dV column by column, together
+2 d + 2 d_v + 2 words per pair. The program is `flash` with blocks of one row, so only attended pairs are computed and
+no tile needs masking. The mask's index is CSR, read once per pass.
+A tile of `flash` shares each k_j among its rows; here rows share nothing. Gathering is best if rows attend few common
+keys, or if the cache holds hardly more than one row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep
 
 
 class ForwardTiles(NamedTuple):
-    cols: Any  # nonzeros of a row that are gathered together, where they lie side by side
+    cols: Any  # nonzeros of a row that are gathered together, if they are adjacent
 
     @property
     def rows(self) -> int:
@@ -28,6 +28,7 @@ class ForwardTiles(NamedTuple):
 
     @property
     def by_flash(self) -> flash.ForwardTiles:
+        """The same tiles as `flash` takes them."""
         return flash.ForwardTiles(1, self.cols)
 
 
@@ -41,6 +42,7 @@ class BackwardTiles(NamedTuple):
 
     @property
     def by_flash(self) -> flash.BackwardTiles:
+        """The same tiles as `flash` takes them."""
         return flash.BackwardTiles(1, self.cols, self.dkv_rows, 1)
 
 
@@ -53,7 +55,7 @@ def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
 
 
 def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> ForwardTiles | None:
-    tiles = ForwardTiles(min(multiple["cols"], p.n_k))  # the words do not depend on it
+    tiles = ForwardTiles(min(multiple["cols"], p.n_k))  # the words do not depend on this edge
     return tiles if forward_cost(p, tiles).peak <= words else None
 
 

@@ -1,7 +1,7 @@
-"""The gradient of a bias: a tile of it stays while dS of its pairs is computed, with every product output-stationary.
+"""Gradient of an additive bias: a tile of it stays while dS of its pairs is computed by output-stationary products.
 
-Nothing of size n_q n_k is written but the gradient itself. It runs beside whatever computes dQ, dK and dV, so it is in
-no catalogue to choose from. Derived in this project; no paper has it.
+The only array of size n_q n_k that it writes is the gradient itself. It runs after the pass that computes dQ, dK and
+dV, so it is not in the catalogue of schedules. Derived in this project; no paper has it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def gradient_bias(
     before: Slow,
     dbias: Slow,
 ) -> None:
-    """dbias = before + dS, of one stream. bias, before, dbias: (n_q, n_k); delta: (n_q,), row sums of dout * out."""
+    """Compute dbias = before + dS of one stream.
+
+    bias, before, dbias: (n_q, n_k). delta: (n_q,), the row sums of dout * out.
+    """
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     for i in blocks(problem.n_q, t.rows):
         live = m.cols_of(pairs, i)
@@ -62,10 +65,10 @@ def gradient_bias(
 
 
 def gradient_bias_cost(p: Problem, t: Tiles) -> Cost:
-    """The closed form, of one stream."""
+    """Return the closed-form cost of one stream."""
     pairs = p.mask.on(p.n_q, p.n_k)
     sums, own = pairs.sums(t.rows, t.cols), p.n_q * p.n_k
-    scores, dp = (score_cost(pairs, features, t.rows, t.cols, t.depth, False) for features in (p.d, p.value_dim))
+    scores, dp = (score_cost(pairs, features, t.rows, t.cols, t.depth, False) for features in (p.d, p.d_v))
     r, tile = smaller(t.rows, p.n_q), smaller(t.rows, p.n_q) * smaller(t.cols, p.n_k)
     peak = larger(larger(tile + scores.peak, 3 * tile + r), 2 * tile + dp.peak)
     return Cost(scores.reads + dp.reads + sums.area + 2 * sums.rows + own, own, peak, scores.flops + dp.flops)

@@ -1,10 +1,10 @@
-"""The gradient with respect to X of arXiv 2410.09397, for a large cache: nothing of size n^2 ever leaves it.
+"""Gradient with respect to X of arXiv 2410.09397, for a large cache: no array of size n^2 leaves the cache.
 
-dL/dX = A1^T dS A2 / d is attention's gradient between two products with weights: Q = A1 X and V = A3 Y before it
-(columns of the weights stay, rows stream by), dX += A1_i^T (dS A2)_i at its end. Softmax's part is row-stationary
-twice, forward as in flash (4 n^2 d^2 / M words) and once more for dS A2 (6 n^2 d^2 / M): 10 n^2 d^2 / M words at
-leading order. The weights' part adds 6 n d^3 / M for M >= d^2, one word in and one out for each word of dX and each row
-block, and 8 n d^3 / M below, where X and Y no longer fit.
+dL/dX = A1^T dS A2 / d. Two products with weights come first, Q = A1 X and V = A3 Y (columns of the weights stay, rows
+stream by). Attention is then row-stationary twice: forward as in `flash` (4 n^2 d^2 / M words), and once more for
+dS A2 (6 n^2 d^2 / M), 10 n^2 d^2 / M words together at leading order. Each row block i ends with
+dX += A1_i^T (dS A2)_i, which reads and writes every word of dX once. The products with weights add 6 n d^3 / M words
+for M >= d^2, and 8 n d^3 / M below, where X and Y no longer fit.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class Tiles(NamedTuple):
     cols: Any  # forward: keys and values that stream by together
     grad_rows: Any  # gradient: queries that stay
     grad_cols: Any  # gradient: keys and values that stream by together
-    slices: Any  # rows of A1 or A3 that stream by together, and at the end columns of A1 with rows of dX
+    slices: Any  # rows of A1 or A3 that stream by together; in the final product, columns of A1 and rows of dX
 
 
 def gradient(
     m: Machine, problem: Problem, t: Tiles, a1: Slow, a2: Slow, a3: Slow, e: Slow, x: Slow, y: Slow, dx: Slow
 ) -> None:
-    q, v = m.scratch("q", (problem.n_q, problem.d)), m.scratch("v", (problem.n_k, problem.value_dim))
-    out, lse = m.scratch("out", (problem.n_q, problem.value_dim)), m.scratch("lse", (problem.n_q,))
-    project(m, q, a1, x, t.q_cols, t.slices, problem.d**-0.5)  # flash multiplies the scores by the other half of 1/d
+    q, v = m.scratch("q", (problem.n_q, problem.d)), m.scratch("v", (problem.n_k, problem.d_v))
+    out, lse = m.scratch("out", (problem.n_q, problem.d_v)), m.scratch("lse", (problem.n_q,))
+    project(m, q, a1, x, t.q_cols, t.slices, problem.d**-0.5)  # flash applies the other factor of 1/d = (d^-0.5)^2
     project(m, v, a3, y, t.v_cols, t.slices)
     flash.forward(m, problem, flash.ForwardTiles(t.rows, t.cols), q, a2, v, out, lse)
     _accumulate(m, problem, t, q, a2, v, out, lse, e, a1, dx)
 
 
 def project(m: Machine, result: Slow, left: Slow, weights: Slow, cols: int, rows: int, scale: float = 1.0) -> None:
-    """result = left @ weights * scale: columns of the weights stay, rows of `left` stream by."""
+    """Compute result = left @ weights * scale; columns of the weights stay, rows of `left` stream by."""
     for f in blocks(weights.shape[1], cols):
         weights_f = m.load(weights[range(weights.shape[0]), f])
         for i in blocks(left.shape[0], rows):
@@ -69,7 +69,7 @@ def _accumulate(
     a1: Slow,
     dx: Slow,
 ) -> None:
-    """dX, row block by row block: g_i = dS_i K stays while keys stream by, then dX passes by it."""
+    """Accumulate dX over row blocks: g_i = dS_i K stays while keys stream by; then all rows of dX stream by g_i."""
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     for i in blocks(problem.n_q, t.grad_rows):
         out_i, c_i = m.load(out[i]), m.load(e[i])
@@ -97,7 +97,7 @@ def _accumulate(
 
 
 def _project_cost(rows: int, features: int, result_features: int, cols: Any, slices: int) -> Cost:
-    """Of result (rows x result_features) = left (rows x features) @ weights."""
+    """Return the cost of result (rows x result_features) = left (rows x features) @ weights."""
     c, w = smaller(cols, result_features), min(slices, rows)
     reads = ceil_div(result_features, cols) * rows * features + features * result_features
     peak = features * c + w * (features + c)
@@ -105,7 +105,7 @@ def _project_cost(rows: int, features: int, result_features: int, cols: Any, sli
 
 
 def _accumulate_peak(p: Problem, rows: Any, cols: Any, slices: int) -> Any:
-    r, c, d, d_v, w = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.value_dim, min(slices, p.d)
+    r, c, d, d_v, w = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.d_v, min(slices, p.d)
     stream = r * (2 * d + d_v + 2) + r * c + c * (d + d_v)
     return larger(larger(r * (2 * d_v + 1), stream), r * d + w * (d + r))
 
@@ -113,16 +113,16 @@ def _accumulate_peak(p: Problem, rows: Any, cols: Any, slices: int) -> Any:
 def _accumulate_cost(p: Problem, rows: Any, cols: Any, slices: int) -> Cost:
     streamed = p.mask.on(p.n_q, p.n_k).sums(rows, 1)
     times = ceil_div(p.n_q, rows)  # how often dX passes by; the first time it need not be read
-    own = p.n_q * (2 * p.d + 2 * p.value_dim + 1)  # A1, Q, O, E, lse
-    reads = own + (p.d + p.value_dim) * streamed.cols + (times - 1) * p.d**2
-    flops = 2 * (2 * p.d + p.value_dim) * streamed.area + 2 * p.n_q * p.d**2
+    own = p.n_q * (2 * p.d + 2 * p.d_v + 1)  # A1, Q, O, E, lse
+    reads = own + (p.d + p.d_v) * streamed.cols + (times - 1) * p.d**2
+    flops = 2 * (2 * p.d + p.d_v) * streamed.area + 2 * p.n_q * p.d**2
     return Cost(reads, times * p.d**2, _accumulate_peak(p, rows, cols, slices), flops)
 
 
 def gradient_cost(p: Problem, t: Tiles) -> Cost:
     return (
         _project_cost(p.n_q, p.d, p.d, t.q_cols, t.slices)
-        + _project_cost(p.n_k, p.d, p.value_dim, t.v_cols, t.slices)
+        + _project_cost(p.n_k, p.d, p.d_v, t.v_cols, t.slices)
         + flash.forward_cost(p, flash.ForwardTiles(t.rows, t.cols))
         + _accumulate_cost(p, t.grad_rows, t.grad_cols, t.slices)
     )
@@ -131,9 +131,9 @@ def gradient_cost(p: Problem, t: Tiles) -> Cost:
 def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles | None:
     pairs, slices = p.mask.on(p.n_q, p.n_k), multiple["slices"]
     q = edges(p.d, multiple["q_cols"])
-    v = edges(p.value_dim, multiple["v_cols"])
+    v = edges(p.d_v, multiple["v_cols"])
     q_cols = cheapest(_project_cost(p.n_q, p.d, p.d, q, slices), [q], words)
-    v_cols = cheapest(_project_cost(p.n_k, p.d, p.value_dim, v, slices), [v], words)
+    v_cols = cheapest(_project_cost(p.n_k, p.d, p.d_v, v, slices), [v], words)
     forward = flash.forward_tiles(p, words, multiple)
     # As in flash, the fewest streaming keys leave the most room for queries.
     tried = pair_edges(

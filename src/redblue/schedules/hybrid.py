@@ -1,12 +1,14 @@
-"""The regime between the papers' two: what fits stays, the rest is output-stationary, P is written in between.
+"""Hybrid schedule for the regime between the papers' two: rows stay in some products, outputs stay in the others.
 
-Forward (1 + d / sqrt(M))^2 n^2 words at leading order, for x = d / sqrt(M) >= 1: queries stay while scores are computed
-(x^2), P is written (1), and outputs stay while P V is summed (2 x). Best for d^2 / 4 <= M <= d^2.
-Backward queries stay while P is computed and written (x^2 + 1); then V_j and dV_j stay while P is read, dV accumulated,
-and dS written (2 x^2 + 2); dQ and dK are output-stationary products of dS (each 2 x, or 1 + x^2 for x <= 1): 5 x^2 + 5
-for x <= 1, 3 x^2 + 4 x + 3 above. Best for d^2 / 4 <= M <= 4/3 d^2. P and dS of `chunk` queries at a time take
-chunk x n_k words each; with more than one chunk, V is read, and dK and dV are read and written, once for each.
-Derived in this project (docs/theory.md), by trying every combination of what is recomputed, spilled and kept.
+Words are in units of n^2 at leading order, with x = d / sqrt(M).
+Forward, (1 + x)^2 for x >= 1: queries stay while scores are computed (x^2), P is written (1), and outputs stay while
+P V is summed (2 x). Best for d^2 / 4 <= M <= d^2.
+Backward, 5 x^2 + 5 for x <= 1 and 3 x^2 + 4 x + 3 above: queries stay while P is computed and written (x^2 + 1); V_j
+and dV_j stay while P is read, dV is accumulated and dS is written (2 x^2 + 2); dQ and dK are output-stationary products
+of dS (each 1 + x^2 for x <= 1, 2 x above). Best for d^2 / 4 <= M <= 4/3 d^2.
+P and dS are processed in chunks of `chunk` queries and take chunk x n_k words of slow memory each. With several chunks,
+each chunk reads V again, and reads and writes dK and dV.
+Derived in this project (docs/theory.md), by trying every combination of recomputed, spilled and resident arrays.
 """
 
 from __future__ import annotations
@@ -17,9 +19,21 @@ from typing import Any, NamedTuple
 from redblue.base.integers import ceil_div, smaller
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
-from redblue.schedules.column_stationary import longest_stay, row_deltas, row_deltas_cost
-from redblue.schedules.products import consume, consume_cost, consume_tiles, resume_cost, share_of
-from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, overlap, rows_walked, walks, whole, within
+from redblue.schedules.column_stationary import resident_edge, row_deltas, row_deltas_cost
+from redblue.schedules.products import pair_product, pair_product_cost, pair_product_tiles, part_in_chunk, resume_cost
+from redblue.schedules.schedule import (
+    Cost,
+    Pass,
+    Schedule,
+    Sweep,
+    blocks,
+    grid,
+    overlap,
+    rows_walked,
+    walks,
+    whole_blocks,
+    within,
+)
 from redblue.schedules.softmax import probabilities
 from redblue.schedules.spilled import forward_pass
 
@@ -32,8 +46,8 @@ class BackwardTiles(NamedTuple):
     dq_cols: Any
     dk_rows: Any  # tile of dK: keys, features
     dk_cols: Any
-    chunk: Any  # queries whose P and dS are in slow memory at once
-    span: Any  # keys that one walk of a block of queries covers, while P is written
+    chunk: Any  # queries whose P and dS are in slow memory at the same time
+    span: Any  # keys per walk of a block of queries, while P is written
 
 
 def backward(
@@ -56,8 +70,8 @@ def backward(
     for chunk in blocks(problem.n_q, t.chunk):
         _write_p(m, problem, t, chunk, q, k, lse, p)
         _write_ds(m, problem, t, chunk, v, dout, delta, p, ds, dv)
-        consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth, of=chunk)
-        consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth, over=chunk)
+        pair_product(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth, of=chunk)
+        pair_product(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth, over=chunk)
 
 
 def _write_p(
@@ -90,16 +104,16 @@ def _write_ds(
     ds: Slow,
     dv: Slow,
 ) -> None:
-    """Turn P into dS, and add the chunk's share to dV."""
+    """Compute dS from P, and add the chunk's contribution to dV."""
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     for j in blocks(problem.n_k, t.cols):
-        summed, begun = share_of(chunk, m.cols_of(pairs.T, j))
+        summed, begun = part_in_chunk(chunk, m.cols_of(pairs.T, j))
         if summed is None:
             continue
-        v_j, dv_j = m.load(v[j]), m.load(dv[j]) if begun else m.zeros("dv_j", len(j), problem.value_dim)
+        v_j, dv_j = m.load(v[j]), m.load(dv[j]) if begun else m.zeros("dv_j", len(j), problem.d_v)
         for i in grid(summed, t.depth, problem.n_q):
             dout_i, delta_i = m.load(dout[i]), m.load(delta[i])
-            for part in whole(overlap(j, pairs.cols_of(i)), t.depth, problem.n_k):
+            for part in whole_blocks(overlap(j, pairs.cols_of(i)), t.depth, problem.n_k):
                 p_ij, keys = m.load(p[i, part]), within(part, j)
                 dv_part, v_part = dv_j[keys], v_j[keys]
                 dv_part += p_ij.T @ dout_i
@@ -122,11 +136,11 @@ def _p_cost(p: Problem, rows: Any, depth: int, span: Any) -> Cost:
 def _ds_cost(p: Problem, cols: Any, depth: int, chunk: Any) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     streamed, area = pairs.sums(depth, cols).rows, pairs.sums(depth, depth).area
-    own, c, w = p.n_k * p.value_dim, smaller(cols, p.n_k), min(depth, p.n_q)
-    peak = 2 * c * p.value_dim + w * (p.value_dim + 1) + w * c
-    again = resume_cost(pairs.T, p.value_dim, cols, chunk)  # dV, and before it V
-    reads = own + streamed * (p.value_dim + 1) + area + 2 * again.reads
-    return Cost(reads, own + area + again.writes, peak, 4 * p.value_dim * area)
+    own, c, w = p.n_k * p.d_v, smaller(cols, p.n_k), min(depth, p.n_q)
+    peak = 2 * c * p.d_v + w * (p.d_v + 1) + w * c
+    again = resume_cost(pairs.T, p.d_v, cols, chunk)  # dV; reads of V are the same number
+    reads = own + streamed * (p.d_v + 1) + area + 2 * again.reads
+    return Cost(reads, own + area + again.writes, peak, 4 * p.d_v * area)
 
 
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
@@ -134,18 +148,18 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
     return (
         _p_cost(p, t.rows, t.depth, t.span)
         + _ds_cost(p, t.cols, t.depth, t.chunk)
-        + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
-        + consume_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
+        + pair_product_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
+        + pair_product_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
         + resume_cost(pairs.T, p.d, t.dk_rows, t.chunk)
     )
 
 
 def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
     pairs, depth = p.mask.on(p.n_q, p.n_k), multiple["depth"]
-    rows = longest_stay(pairs, p.n_q, words, multiple["rows"], lambda rows: _p_cost(p, rows, depth, p.n_k))
-    cols = longest_stay(pairs, p.n_k, words, multiple["cols"], lambda cols: _ds_cost(p, cols, depth, p.n_q))
-    dq = consume_tiles(pairs, p.d, words, depth, multiple["dq_rows"], multiple["dq_cols"])
-    dk = consume_tiles(pairs.T, p.d, words, depth, multiple["dk_rows"], multiple["dk_cols"])
+    rows = resident_edge(pairs, p.n_q, words, multiple["rows"], lambda rows: _p_cost(p, rows, depth, p.n_k))
+    cols = resident_edge(pairs, p.n_k, words, multiple["cols"], lambda cols: _ds_cost(p, cols, depth, p.n_q))
+    dq = pair_product_tiles(pairs, p.d, words, depth, multiple["dq_rows"], multiple["dq_cols"])
+    dk = pair_product_tiles(pairs.T, p.d, words, depth, multiple["dk_rows"], multiple["dk_cols"])
     if not (rows and cols and dq and dk):
         return None
     return BackwardTiles._make((rows, cols, depth, *dq, *dk, p.n_q, p.n_k))

@@ -1,8 +1,9 @@
 """Output-stationary matrix products: a tile of the result stays in the cache while thin slices stream by.
 
-Two kinds: products whose result is a pair matrix (scores Q K^T and dO V^T), summed over features; and products
-that consume one (P V, P^T dO, dS K, dS^T Q), summed over keys or queries. With tiles of side ~sqrt(M) and slices
-of depth 1 each moves 2 n^2 d / sqrt(M) words at leading order: what Smith et al. (arXiv 1702.02017) prove least.
+There are two kinds. `score_tile` computes a matrix over pairs (Q K^T or dO V^T), summed over features. `pair_product`
+multiplies a matrix over pairs by another one (P V, P^T dO, dS K, dS^T Q), summed over keys or queries. With tiles of
+side about sqrt(M) and slices of depth 1, a product moves 2 n^2 d / sqrt(M) words at leading order, the minimum by
+Smith et al. (arXiv 1702.02017).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from redblue.schedules.search import cheapest, edges, pair_edges
 
 
 def score_tile(m: Machine, name: str, left: Slow | Tile, right: Slow, i: range, j: range, depth: int) -> Tile:
-    """left[i] @ right[j].T in a new tile. `left` is in slow memory, or a tile that already holds its rows i."""
+    """Compute left[i] @ right[j].T in a new tile. left: in slow memory, or a tile that already holds rows i."""
     s = m.zeros(name, len(i), len(j))
     for f in blocks(right.shape[1], depth):
         right_slice = m.load(right[j, f])
@@ -37,14 +38,14 @@ def score_peak(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int, re
 
 
 def score_cost(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int, resident: bool) -> Cost:
-    """Cost of one score_tile per live tile; with `resident`, the left rows are loaded by the caller."""
+    """Return the cost of score_tile for every tile with attended pairs. resident: the caller loads the left rows."""
     sums = pairs.sums(rows, cols)
     streamed = sums.cols if resident else sums.rows + sums.cols
     peak = score_peak(pairs, features, rows, cols, depth, resident)
     return Cost(features * streamed, 0, peak, 2 * features * sums.area)
 
 
-def consume(
+def pair_product(
     m: Machine,
     result: Slow,
     x: Slow,
@@ -57,15 +58,16 @@ def consume(
     of: range | None = None,
     over: range | None = None,
 ) -> None:
-    """result = x @ other, where x holds words only for the live tiles of `pairs`: the rest is never read.
+    """Compute result = x @ other, reading only the slices of x that contain attended pairs.
 
-    of: the rows of result, if not all. over: the columns of x that are summed, if not all: the part of a result that
-    earlier columns began is loaded, and what no column adds to is left alone.
+    pairs: the mask on x's rows and columns. of: rows of result to compute; default all.
+    over: columns of x to sum over; default all. A tile of the result that earlier columns contributed to is loaded and
+    updated; a tile to which these columns contribute nothing is skipped.
     """
     for i in blocks(of or range(pairs.n_rows), rows):
         for f in blocks(other.shape[1], cols):
             columns = m.cols_of(pairs, i)
-            summed, begun = share_of(over, columns) if over else (columns, False)
+            summed, begun = part_in_chunk(over, columns) if over else (columns, False)
             if summed is None:
                 continue
             tile = m.load(result[i, f]) if begun else m.zeros(result.name, len(i), len(f))
@@ -81,44 +83,45 @@ def consume(
             m.free(tile)
 
 
-def share_of(chunk: range, live: Runs) -> tuple[Runs | None, bool]:
-    """Of what a result is summed over, the part in this chunk, and whether an earlier chunk began it.
+def part_in_chunk(chunk: range, live: Runs) -> tuple[Runs | None, bool]:
+    """Return the part of a sum's indices that lies in this chunk, and whether an earlier chunk began the sum.
 
-    None: nothing is left to do, since the first chunk begins what no chunk adds to.
+    live: all indices of the sum. The part is None if this chunk has nothing to do. An empty sum is stored (as 0) by the
+    first chunk.
     """
-    met = overlap(chunk, live)
-    if not met and (live or chunk.start):
+    part = overlap(chunk, live)
+    if not part and (live or chunk.start):
         return None, False
-    return met, bool(met) and live[0].start < chunk.start
+    return part, bool(part) and live[0].start < chunk.start
 
 
-def consume_peak(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int) -> Any:
+def pair_product_peak(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int) -> Any:
     r, c, w = smaller(rows, pairs.n_rows), smaller(cols, features), min(depth, pairs.n_cols)
     return r * c + w * (r + c)
 
 
-def consume_cost(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int) -> Cost:
+def pair_product_cost(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int) -> Cost:
     slices = pairs.sums(1, depth).area
     reads = ceil_div(features, cols) * slices + features * pairs.sums(rows, depth).cols
-    peak = consume_peak(pairs, features, rows, cols, depth)
+    peak = pair_product_peak(pairs, features, rows, cols, depth)
     return Cost(reads, pairs.n_rows * features, peak, 2 * features * slices)
 
 
 def resume_cost(pairs: Pairs, features: int, rows: Any, chunk: Any) -> Cost:
-    """What it costs more to sum over `chunk` columns at a time, whose results stay in slow memory between."""
+    """Return the extra cost of summing over `chunk` columns at a time: partial results are stored and loaded again."""
     begun = features * (pairs.sums(rows, chunk).rows - pairs.sums(rows, pairs.n_cols).rows)
     return Cost(begun, begun, 0, 0)
 
 
-def consume_tiles(
+def pair_product_tiles(
     pairs: Pairs, features: int, words: int, depth: int, row_multiple: int, col_multiple: int
 ) -> tuple[int, ...] | None:
-    """The edges (rows, cols) of the result's tile that move the fewest words."""
+    """Return the edges (rows, cols) of the result's tile that move the fewest words; None if none fit."""
     tried = pair_edges(
         edges(pairs.n_rows, row_multiple, not pairs.is_full),
         edges(features, col_multiple),
-        lambda rows, cols: consume_peak(pairs, features, rows, cols, depth),
+        lambda rows, cols: pair_product_peak(pairs, features, rows, cols, depth),
         words,
         pairs,
     )
-    return cheapest(consume_cost(pairs, features, *tried, depth), tried, words)
+    return cheapest(pair_product_cost(pairs, features, *tried, depth), tried, words)

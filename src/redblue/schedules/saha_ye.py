@@ -1,13 +1,13 @@
 """Saha & Ye's Algorithm 1, the small-cache algorithm as printed: square tiles of side B = floor(sqrt(M / 4)).
 
-Phase 1 computes A = exp(Q K^T) tile by tile, over blocks of d, and writes it and its row sums l; phase 2 computes
-O = diag(l)^-1 A V tile by tile, over blocks of n. With B dividing n and d: 4 n^2 d / B + n^2 + n d + 2 n words, which
-is the printed 8 n^2 d / sqrt(M) + n^2 + n d + 2 n for M = 4 B^2. `small_cache` is the same idea with tiles of side
-sqrt(M) and thin slices, in half the words, and safe.
+Phase 1 computes A = exp(Q K^T) tile by tile, over blocks of d, and writes A and its row sums l. Phase 2 computes
+O = diag(l)^-1 A V tile by tile, over blocks of n. If B divides n and d, the phases move 4 n^2 d / B + n^2 + n d + 2 n
+words, the printed 8 n^2 d / sqrt(M) + n^2 + n d + 2 n for M = 4 B^2. `small_cache` follows the same idea with tiles of
+side sqrt(M) and thin slices; it moves half the words and is safe.
 
-This one subtracts no row maximum. Its A overflows where a score (as scaled by 1 / sqrt(d)) is beyond 709.78 in float64,
-88.7 in float32, 11.09 in float16, and the row becomes NaN; a row sum may overflow a little before. A row all of whose
-scores are so low that exp gives 0 becomes NaN too.
+Algorithm 1 subtracts no row maximum. A overflows if a score (scaled by 1 / sqrt(d)) exceeds 709.78 in float64, 88.7 in
+float32 or 11.09 in float16, and the row becomes NaN; a row sum may overflow slightly earlier. A row becomes NaN too if
+all its scores are so low that exp returns 0.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
 
 
 class Tiles(NamedTuple):
-    side: Any  # B: of every tile
+    side: Any  # B, of every tile
 
-    # As the edges of other schedules' tiles are called
+    # The names of these edges in other schedules
     @property
     def rows(self) -> Any:
         return self.side
@@ -49,7 +49,7 @@ def forward(m: Machine, problem: Problem, t: Tiles, q: Slow, k: Slow, v: Slow, o
         m.free(sum_i)
     for i in blocks(problem.n_q, t.side):
         sum_i = m.load(row_sum[i])
-        for f in blocks(problem.value_dim, t.side):
+        for f in blocks(problem.d_v, t.side):
             out_if = m.zeros("out_if", len(i), len(f))
             for j in blocks(problem.n_k, t.side):
                 a_ij, v_jf = m.load(a[i, j]), m.load(v[j, f])
@@ -62,7 +62,7 @@ def forward(m: Machine, problem: Problem, t: Tiles, q: Slow, k: Slow, v: Slow, o
 
 
 def forward_cost(p: Problem, t: Tiles) -> Cost:
-    n_q, n_k, d, d_v, pairs = p.n_q, p.n_k, p.d, p.value_dim, p.n_q * p.n_k
+    n_q, n_k, d, d_v, pairs = p.n_q, p.n_k, p.d, p.d_v, p.n_q * p.n_k
     row_blocks = ceil_div(n_q, t.side)
     scores = n_q * d * ceil_div(n_k, t.side) + n_k * d * row_blocks
     outputs = pairs * ceil_div(d_v, t.side) + n_k * d_v * row_blocks
@@ -74,7 +74,7 @@ def forward_cost(p: Problem, t: Tiles) -> Cost:
 def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles | None:
     step = multiple["side"]
     printed = max(math.isqrt(words // 4) // step, 1) * step
-    tiles = Tiles(min(printed, max(p.n_q, p.n_k, p.d, p.value_dim)))
+    tiles = Tiles(min(printed, max(p.n_q, p.n_k, p.d, p.d_v)))
     return tiles if forward_cost(p, tiles).peak <= words else None
 
 

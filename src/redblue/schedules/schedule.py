@@ -1,57 +1,60 @@
-"""What a schedule is: two passes, each with its program, its closed-form cost and its search for tiles."""
+"""Define a schedule: up to three passes, each with its program, closed-form cost and tile search.
+
+The helpers at the end cut axes and masks into blocks; programs and closed forms share them.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redblue.base.errors import RedblueError
-from redblue.base.integers import ceil_div, larger
+from redblue.base.integers import ceil_div, larger, whole_number
 from redblue.masks import Pairs, Runs
 from redblue.problem import Problem
 
-# Arrays in slow memory that a pass may take, by parameter name. "p" are the softmax probabilities.
+# Shapes of the arrays in slow memory, by the parameter name in a program. "p" holds the softmax probabilities.
 SHAPES = {
     **dict.fromkeys(("q", "dq"), ("n_q", "d")),
     **dict.fromkeys(("k", "dk"), ("n_k", "d")),
-    **dict.fromkeys(("v", "dv"), ("n_k", "value_dim")),
-    **dict.fromkeys(("out", "dout"), ("n_q", "value_dim")),
+    **dict.fromkeys(("v", "dv"), ("n_k", "d_v")),
+    **dict.fromkeys(("out", "dout"), ("n_q", "d_v")),
     **dict.fromkeys(("lse", "row_max", "row_sum"), ("n_q",)),
     "p": ("n_q", "n_k"),
     # The gradient problem of arXiv 2410.09397, in its notation.
     "a1": ("n_q", "d"),
     **dict.fromkeys(("a2", "a3"), ("n_k", "d")),
-    "e": ("n_q", "value_dim"),
+    "e": ("n_q", "d_v"),
     **dict.fromkeys(("x", "dx"), ("d", "d")),
-    "y": ("d", "value_dim"),
+    "y": ("d", "d_v"),
 }
 PRODUCED = {"forward": ("out", "lse", "p", "row_max", "row_sum"), "backward": ("dq", "dk", "dv"), "gradient_x": ("dx",)}
 
 
-# Edges that are as long as an axis unless they are given: shorter ones only save slow memory, or give more processors
-# something to do.
+# Edges that default to the whole axis. A shorter "chunk" saves slow memory; a shorter "span" adds parallelism.
 WHOLE = {"chunk": "n_q", "span": "n_k"}
-LONGEST = 2**27  # of an axis: beyond it the search would take seconds
-LARGEST = 2**58  # n_q n_k d, or n d d: beyond it the search over 64-bit integers could overflow
+MAX_AXIS = 2**27  # length of an axis: beyond it the tile search would take seconds
+MAX_PRODUCT = 2**58  # n_q n_k d, or n d d: beyond it the tile search could overflow 64-bit integers
 
 
 class TooFewWords(RedblueError):
-    """A cache smaller than the least that a schedule works in."""
+    """The cache is smaller than the minimum that the schedule needs."""
 
 
 class NotCovered(RedblueError):
-    """A direction or a mask that a schedule has no program for."""
+    """The schedule has no program for the direction or the mask."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Words read and written, most words held, and floating-point operations of one stream.
+    """Words read, words written, peak of words in the cache, and floating-point operations of one stream.
 
-    The fields are numbers, or arrays over many candidate tiles. `a + b` is a followed by b.
-    A closed form's reads, writes and flops equal the run's. Its peak does on a full mask; on others it is an upper
-    bound (whole tiles, even where the mask leaves none), so that what fits by the closed form runs.
+    The fields are numbers, or arrays over candidate tiles. `a + b` is the cost of a followed by b.
+    Reads, writes and flops of a closed form equal those of a run. So does the peak on a full mask; on other masks it is
+    an upper bound, because it assumes whole tiles. Tiles that fit by the closed form therefore always run.
     """
 
     reads: Any
@@ -69,9 +72,9 @@ class Cost:
 
 
 class Sweep(NamedTuple):
-    """A pass over the mask, block by block, that asks once for each block of rows (of columns) what it attends.
+    """One pass over the mask, block by block, that looks up the attended pairs of each block (`m.cols_of`).
 
-    side: "rows" or "cols". edge: rows (columns) of a block. times: how often each block asks.
+    side: "rows" or "cols". edge: rows (or columns) per block. times: number of look-ups per block.
     """
 
     side: str
@@ -83,10 +86,11 @@ class Sweep(NamedTuple):
 class Pass:
     """One direction of a schedule, for one stream (see Problem.one_stream).
 
-    run(machine, problem, tiles, *arrays): the program; its parameter names say which arrays it takes.
+    run(machine, problem, tiles, *arrays): the program; its parameter names select the arrays (see SHAPES).
     tile_type: a NamedTuple of tile edges. cost(problem, tiles): the closed form.
-    search(problem, words, multiple): the tiles of fewest words, as a tile_type of integers, or None.
-    sweeps(problem, tiles): where the program asks the mask (m.cols_of), which matters if its index is stored.
+    search(problem, words, multiple): the tiles that move the fewest words, as a tile_type of integers; None if no tiles
+    fit. multiple: the number that each edge must be a multiple of, unless the edge spans its whole array.
+    sweeps(problem, tiles): the program's look-ups of the mask (m.cols_of); only a stored index makes them cost words.
     """
 
     run: Callable[..., None]
@@ -97,23 +101,26 @@ class Pass:
 
     @property
     def arrays(self) -> tuple[str, ...]:
+        """Names of the arrays that the program takes, in order."""
         parameters = inspect.signature(self.run).parameters.values()
         return tuple(x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD)[3:]
 
     @property
     def edges(self) -> tuple[str, ...]:
+        """Names of the tile edges."""
         return self.tile_type._fields  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """An algorithm: in which order tiles are loaded, computed and stored.
+    """An algorithm: the order in which tiles are loaded, computed and stored.
 
-    source: where it is from. passes: by direction; some have only one.
-    drop_in: its passes take and give what the operator does (O and lse; for gradient_x, what Problem says), so that a
-    planner may choose it; `standard` instead keeps the n^2 probabilities for its backward pass.
+    source: paper and theorem, or its derivation. passes: by direction; some schedules have only one.
+    drop_in: its passes have the operator's inputs and outputs (O and lse; for gradient_x, see Problem), so the planner
+    may choose it. (Not so `standard`, whose forward keeps the n^2 probabilities for its backward.)
     spills: it writes arrays of n_q n_k words to slow memory.
-    safe: finite for any finite scores. full_only: takes no mask. scattered: for masks; another is as good without one.
+    safe: the result is finite for any finite scores. full_only: it takes no mask. scattered: only worthwhile with a
+    mask.
     """
 
     name: str
@@ -127,7 +134,7 @@ class Schedule:
     scattered: bool = False
 
     def direction(self, problem: Problem) -> Pass:
-        """The pass for the problem. Raises NotCovered if there is none."""
+        """Return the pass for the problem's direction. Raises NotCovered if there is none, or if it takes no mask."""
         if problem.direction not in self.passes:
             own = " and ".join(self.passes)
             raise NotCovered(f"{self.name} has no pass for direction {problem.direction!r}: it has {own}")
@@ -136,22 +143,22 @@ class Schedule:
         return self.passes[problem.direction]
 
     def tiles(self, problem: Problem, words: int, multiple: Mapping[str, int] | None = None) -> Any:
-        """The tiles that move the fewest words through a cache of `words` words.
+        """Return the tiles that move the fewest words through a cache of `words` words.
 
-        multiple: for some edges, the number their lengths must be a multiple of (a tile never exceeds its array).
-        Raises TooFewWords, with the least that works.
+        multiple: by edge, the number that its length must be a multiple of (1 by default), unless it spans its array.
+        Raises TooFewWords, with the minimum; NotCovered; and RedblueError for sizes beyond the search.
         """
         stream, one_pass = problem.one_stream(), self.direction(problem)
         sizes = {"n_q (times query heads per key head)": stream.n_q, "n_k": stream.n_k, "d": stream.d}
-        sizes["d_v"] = stream.value_dim
+        sizes["d_v"] = stream.d_v
         longest = max(sizes, key=sizes.__getitem__)
         area = stream.n_q * stream.n_k
         if problem.direction == "gradient_x":  # its products with weights have n d pairs
             area = max(area, max(stream.n_q, stream.n_k) * stream.d)
-        if sizes[longest] > LONGEST or area * max(stream.d, stream.value_dim) > LARGEST:
+        if sizes[longest] > MAX_AXIS or area * max(stream.d, stream.d_v) > MAX_PRODUCT:
             raise RedblueError(
-                f"{longest} is {sizes[longest]:,}: the tile search takes at most {LONGEST:,}, and n_q x n_k x d (and "
-                f"for gradient_x n x d x d) of at most {LARGEST:,}; give the tiles instead"
+                f"{longest} is {sizes[longest]:,}: the tile search takes at most {MAX_AXIS:,}, and n_q x n_k x d (and "
+                f"for gradient_x n x d x d) of at most {MAX_PRODUCT:,}; give the tiles instead"
             )
         multiple = dict.fromkeys(one_pass.edges, 1) | dict(multiple or {})
         tiles = one_pass.search(stream, words, multiple)
@@ -165,22 +172,25 @@ class Schedule:
         return tiles
 
     def make_tiles(self, problem: Problem, edges: Mapping[str, int]) -> Any:
-        """Tiles from named edges, checked; edges left out are 1, or all of their axis (see WHOLE)."""
+        """Return tiles with the given edges; missing edges are 1, or span their axis (see WHOLE).
+
+        Raises RedblueError for an unknown edge and for lengths that do not divide each other as required.
+        """
         one_pass = self.direction(problem)
         unknown = sorted(set(edges) - set(one_pass.edges))
         if unknown:
             allowed = ", ".join(one_pass.edges)
             raise RedblueError(f"{self.name} {problem.direction} has no tile edge {unknown[0]!r}; it has {allowed}")
         stream = problem.one_stream()
-        least = {e: max(1, getattr(stream, WHOLE[e])) if e in WHOLE else 1 for e in one_pass.edges}
-        tiles = one_pass.tile_type(**(least | dict(edges)))
+        defaults = {e: max(1, getattr(stream, WHOLE[e])) if e in WHOLE else 1 for e in one_pass.edges}
+        tiles = one_pass.tile_type(**(defaults | dict(edges)))
         self._check(problem, tiles)
         return tiles
 
     def _check(self, problem: Problem, tiles: Any) -> None:
+        """Raise RedblueError unless all edges are positive, and slices and blocks divide the tiles that they cut."""
         for edge, length in tiles._asdict().items():
-            if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-                raise RedblueError(f"tile edge {edge} must be a whole number of at least 1, got {length!r}")
+            whole_number(f"tile edge {edge}", length, most=math.inf)
         stream, depth = problem.one_stream(), getattr(tiles, "depth", 1)
         for edge, length in (("rows", stream.n_q), ("cols", stream.n_k)):
             tile = getattr(tiles, edge)
@@ -195,25 +205,25 @@ class Schedule:
             raise RedblueError(f"tile edge span ({span}) must be a multiple of cols ({tiles.cols})")
 
     def cost(self, problem: Problem, tiles: Any) -> Cost:
-        """Closed-form cost of the whole problem: every stream, one after the other."""
+        """Return the closed-form cost of the whole problem, with its streams run one after another."""
         self._check(problem, tiles)
         one = self.direction(problem).cost(problem.one_stream(), tiles)
         s = problem.streams
         return Cost(s * int(one.reads), s * int(one.writes), int(one.peak), s * int(one.flops))
 
     def words(self, problem: Problem, tiles: Any) -> int:
-        """Closed-form words moved, reads plus writes."""
+        """Return the closed-form words moved, reads plus writes."""
         return self.cost(problem, tiles).words
 
 
 def blocks(spans: int | range | Runs, size: int) -> Iterator[range]:
-    """Consecutive ranges of `size` in every span; the last of a span may be shorter."""
+    """Yield consecutive ranges of length `size` in every span; the last one of a span may be shorter."""
     for span in (range(spans),) if isinstance(spans, int) else (spans,) if isinstance(spans, range) else spans:
         yield from (range(i, min(i + size, span.stop)) for i in range(span.start, span.stop, size))
 
 
-def whole(spans: Runs, size: int, length: int) -> Iterator[range]:
-    """What the blocks of range(length) that the spans touch cover, in ranges that do not overlap."""
+def whole_blocks(spans: Runs, size: int, length: int) -> Iterator[range]:
+    """Yield the blocks of `size` in range(length) that the spans touch, with adjacent blocks of a span merged."""
     done = 0
     for span in spans:
         first = max(done, span.start // size)
@@ -223,33 +233,40 @@ def whole(spans: Runs, size: int, length: int) -> Iterator[range]:
 
 
 def grid(spans: Runs, size: int, length: int) -> Iterator[range]:
-    """The blocks of range(length) that the spans touch, each once."""
-    for part in whole(spans, size, length):
+    """Yield the blocks of `size` in range(length) that the spans touch, each once."""
+    for part in whole_blocks(spans, size, length):
         yield from blocks(part, size)
 
 
 def walks(spans: Runs, size: int, length: int) -> Iterator[range]:
-    """What one walk covers at a time: all of range(length), or those of its blocks of `size` that the spans touch."""
+    """Yield the range of columns of each walk over the spans.
+
+    A walk of a block of rows streams by the columns of one range: all of range(length), or one block of `size` that the
+    spans touch.
+    """
     return iter((range(length),)) if size >= length else grid(spans, size, length)
 
 
-def part_of(i: range, walk: range, span: int, n_rows: int) -> range:
-    """Where a walk of rows i leaves what it found: that of all rows for one span after another."""
+def partial_rows(i: range, walk: range, span: int, n_rows: int) -> range:
+    """Return the rows of the array of partial results in which a walk of rows i stores its result.
+
+    The array holds n_rows rows per span, one span after another.
+    """
     before = walk.start // span * n_rows
     return range(before + i.start, before + i.stop)
 
 
 def rows_walked(pairs: Pairs, rows: Any, size: Any) -> Any:
-    """Rows of all walks: each block of `rows` rows once for each of its walks."""
+    """Count rows over all walks: each block of `rows` rows counts once per walk. size: columns of a walk."""
     return pairs.n_rows if size >= pairs.n_cols else pairs.sums(rows, size).rows
 
 
 def overlap(a: range, spans: Runs) -> Runs:
-    """The parts of `a` that lie in the spans."""
-    met = (range(max(a.start, b.start), min(a.stop, b.stop)) for b in spans)
-    return tuple(part for part in met if part)
+    """Return the intersection of `a` with the spans."""
+    parts = (range(max(a.start, b.start), min(a.stop, b.stop)) for b in spans)
+    return tuple(part for part in parts if part)
 
 
 def within(part: range, whole: range) -> slice:
-    """Where `part` lies in a tile that holds `whole`."""
+    """Return the slice of `part` in a tile that holds the range `whole`."""
     return slice(part.start - whole.start, part.stop - whole.start)

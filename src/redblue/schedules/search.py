@@ -1,17 +1,18 @@
-"""Integer search for tiles, over whole arrays of candidates at once.
+"""Search for tile edges over integers, vectorised over all candidates.
 
-A tile edge matters through the number of blocks it cuts its axis into, so of all edges that give the same
-number only the shortest is a candidate: about 2 sqrt(n) of them, not n. And a longer edge never moves more words,
-so for each length of one edge only the longest other edge that fits is tried. On a full mask this is exact.
+Full mask: the words depend on an edge only through the number of blocks into which it cuts its axis. Among all edges
+with the same number of blocks only the shortest is a candidate, which leaves about 2 sqrt(n) candidates. A longer edge
+never moves more words, so each length of one edge is paired only with the longest other edge that fits. The search is
+exact.
 
-On a mask with a diagonal, where a tile meets the diagonal matters too, and a longer tile may hold more pairs that do
-not attend: there every edge is tried up to EDGES_TRIED, and every pair of edges while there are at most PAIRS_TRIED.
-So the search is exact there for n <= 128 (in one edge alone: 8192). Beyond that it tries PAIRS_TRIED pairs spread
-evenly over the logarithms of the edges, and those that fill the cache.
+Mask with a diagonal: the position of tiles relative to the diagonal also matters, and a longer tile may contain more
+masked pairs. The search tries every edge up to EDGES_TRIED, and every pair of edges if there are at most PAIRS_TRIED of
+them. It is therefore exact for n <= 128 (for a single edge, n <= 8192). For larger n it tries PAIRS_TRIED pairs, spread
+evenly over the logarithms of the edges, and the pairs that fill the cache.
 
-A tile that covers whole blocks of a block layout, or parts of one, touches fewest others. So on a layout the multiples
-and divisors of the blocks' edges are candidates too, and up to half of the edges that are tried in pairs. Sums over a
-layout cost time in its number of blocks: with 64 x 64 a search takes half a second, with 1024 x 1024 half a minute.
+Block layout: tiles aligned with the layout's blocks touch the fewest other blocks. Multiples and divisors of the block
+edges are therefore candidates too, and make up at most half of the edges tried in pairs. The time grows with the number
+of blocks in the layout: half a second for 64 x 64 blocks, half a minute for 1024 x 1024.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ import numpy as np
 from redblue.masks import Pairs
 from redblue.schedules.schedule import Cost
 
-PAIRS_TRIED = 1 << 14  # on a band more would take longer than 50 ms
+PAIRS_TRIED = 1 << 14  # about 50 ms on a banded mask
 EDGES_TRIED = 1 << 13
 
 
 def edges(length: int, multiple: int = 1, every: bool = False) -> np.ndarray:
-    """Candidate edges of an axis, ascending: the shortest multiple of `multiple` for each number of blocks.
+    """Return candidate edges of an axis, ascending: the shortest multiple of `multiple` for each number of blocks.
 
-    every: all multiples, while there are few.
+    every: return all multiples instead, if there are at most EDGES_TRIED.
     """
     if every and length <= EDGES_TRIED * multiple:
         return np.unique(np.minimum(length, np.arange(multiple, length + multiple, multiple)))
@@ -42,7 +43,10 @@ def edges(length: int, multiple: int = 1, every: bool = False) -> np.ndarray:
 
 
 def longest(candidates: np.ndarray, fits: Callable[[np.ndarray], np.ndarray], like: np.ndarray) -> np.ndarray:
-    """For each element of `like`, the index of the longest candidate that fits (-1: none), by bisection."""
+    """Return, per element of `like`, the index of the longest candidate that fits (-1: none), by bisection.
+
+    fits: maps an array of candidates, one per element, to booleans.
+    """
     index = np.full(like.shape, -1)
     for bit in reversed(range(len(candidates).bit_length())):
         trial = index + (1 << bit)
@@ -55,18 +59,21 @@ def longest(candidates: np.ndarray, fits: Callable[[np.ndarray], np.ndarray], li
 def pair_edges(
     rows: np.ndarray, cols: np.ndarray, peak: Callable[[Any, Any], Any], words: int, pairs: Pairs
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of edges worth trying: for each col edge the longest row edge; on a mask, shorter ones too."""
+    """Return the pairs of edges to try, as two arrays: the longest row edge that fits for each column edge.
+
+    On a mask, shorter row edges are tried too. peak(rows, cols): words that the tiles hold, at most `words`.
+    """
     steps = [step for step in {*pairs.steps} if step > 1 and not pairs.is_full]
-    rows, cols = (np.union1d(each, multiples(each, steps)) for each in (rows, cols)) if steps else (rows, cols)
+    rows, cols = (np.union1d(axis, multiples(axis, steps)) for axis in (rows, cols)) if steps else (rows, cols)
     index = longest(rows, lambda r: peak(r, cols) <= words, cols)
     filling = rows[index[index >= 0]], cols[index >= 0]
     if pairs.is_full:
         return filling
     if len(rows) * len(cols) > PAIRS_TRIED:
-        most = math.isqrt(PAIRS_TRIED)
+        side = math.isqrt(PAIRS_TRIED)
         rows, cols = (
-            spread(rows, max(most, PAIRS_TRIED // len(cols)), steps),
-            spread(cols, max(most, PAIRS_TRIED // len(rows)), steps),
+            spread(rows, max(side, PAIRS_TRIED // len(cols)), steps),
+            spread(cols, max(side, PAIRS_TRIED // len(rows)), steps),
         )
     r, c = (x.ravel() for x in np.meshgrid(rows, cols, indexing="ij"))
     fit = peak(r, c) <= words
@@ -74,29 +81,32 @@ def pair_edges(
 
 
 def multiples(candidates: np.ndarray, steps: Sequence[int]) -> np.ndarray:
-    """The lengths that are multiples both of a step and, as all candidates, of the shortest candidate."""
+    """Return the edges that are multiples of a step and, like all candidates, of the shortest candidate."""
     shortest, length = int(candidates[0]), int(candidates[-1])
-    found = [np.arange(both, length + 1, both) for both in (math.lcm(shortest, step) for step in steps)]
-    return np.concatenate([spread(each, EDGES_TRIED) for each in found])
+    aligned = [np.arange(common, length + 1, common) for common in (math.lcm(shortest, step) for step in steps)]
+    return np.concatenate([spread(lengths, EDGES_TRIED) for lengths in aligned])
 
 
-def spread(candidates: np.ndarray, most: int, steps: Sequence[int] = ()) -> np.ndarray:
-    """At most `most` of the candidates, evenly over their logarithms, the longest included.
+def spread(candidates: np.ndarray, limit: int, steps: Sequence[int] = ()) -> np.ndarray:
+    """Return at most `limit` of the candidates, evenly spread over their logarithms and including the longest.
 
-    steps: up to half of them are multiples or divisors of these, while there are such.
+    steps: up to half of the result are multiples or divisors of these.
     """
-    if len(candidates) <= most:
+    if len(candidates) <= limit:
         return candidates
     if steps:
-        whole = np.any([(candidates % step == 0) | (step % candidates == 0) for step in steps], axis=0)
-        aligned = spread(candidates[whole], most // 2)
-        return np.union1d(aligned, spread(candidates, most - len(aligned)))
-    wanted = np.geomspace(candidates[0], candidates[-1], most).astype(np.int64)
-    return candidates[np.unique(np.searchsorted(candidates, wanted))]
+        is_aligned = np.any([(candidates % step == 0) | (step % candidates == 0) for step in steps], axis=0)
+        aligned = spread(candidates[is_aligned], limit // 2)
+        return np.union1d(aligned, spread(candidates, limit - len(aligned)))
+    targets = np.geomspace(candidates[0], candidates[-1], limit).astype(np.int64)
+    return candidates[np.unique(np.searchsorted(candidates, targets))]
 
 
 def cheapest(cost: Cost, candidates: Sequence[np.ndarray], words: int) -> tuple[int, ...] | None:
-    """The candidate of fewest words that fits, and of those the one that holds fewest; None if none fits."""
+    """Return the candidate that fits and moves the fewest words, with ties broken by the peak; None if none fits.
+
+    cost: of all candidates. candidates: one array per edge.
+    """
     moved, peak = np.broadcast_arrays(cost.words, cost.peak)
     fit = np.flatnonzero(peak <= words)
     if not len(fit):

@@ -1,10 +1,11 @@
-"""The small-cache algorithm: every product output-stationary, P written once. Best for M <= d^2 / 4.
+"""Small-cache algorithm: every product is output-stationary, P is written once. Best for M <= d^2 / 4.
 
-Forward after Saha & Ye's Algorithm 1, made safe for any finite scores: 4 n^2 d / sqrt(M) + n^2 words at leading
-order (Algorithm 1 as printed, with tiles of side sqrt(M/4), moves 8 n^2 d / sqrt(M) + n^2).
-Backward after Algorithm 6 of arXiv 2410.09397, for dQ, dK and dV instead of the gradient with respect to X: a
-reconstruction. Five products, P written and read, dS written: 10 n^2 d / sqrt(M) + 3 n^2. P and dS of `chunk` queries
-at a time take chunk x n_k words each; with more than one chunk, dK and dV are read and written once for each.
+Forward follows Saha & Ye's Algorithm 1, made safe for any finite scores: 4 n^2 d / sqrt(M) + n^2 words at leading
+order. (Algorithm 1 as printed, with tiles of side sqrt(M/4), moves 8 n^2 d / sqrt(M) + n^2.)
+Backward is a reconstruction of Algorithm 6 of arXiv 2410.09397, for dQ, dK and dV instead of the gradient with respect
+to X. It has five products, writes and reads P, and writes dS: 10 n^2 d / sqrt(M) + 3 n^2 words.
+P and dS are processed in chunks of `chunk` queries and take chunk x n_k words of slow memory each. With several chunks,
+each chunk reads and writes dK and dV.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from typing import Any, NamedTuple
 from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
-from redblue.schedules.products import consume, consume_cost, consume_tiles, resume_cost, score_cost, score_peak, score_tile
+from redblue.schedules.products import (
+    pair_product,
+    pair_product_cost,
+    pair_product_tiles,
+    resume_cost,
+    score_cost,
+    score_peak,
+    score_tile,
+)
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, overlap, rows_walked, walks, within
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import probabilities
@@ -32,8 +41,8 @@ class BackwardTiles(NamedTuple):
     dk_cols: Any
     dv_rows: Any  # tile of dV: keys, features
     dv_cols: Any
-    chunk: Any  # queries whose P and dS are in slow memory at once
-    span: Any  # keys that one walk of a block of queries covers, while P and dS are written
+    chunk: Any  # queries whose P and dS are in slow memory at the same time
+    span: Any  # keys per walk of a block of queries, while P and dS are written
 
 
 def backward(
@@ -55,7 +64,7 @@ def backward(
     delta = m.scratch("delta", (problem.n_q,))
     for i in blocks(problem.n_q, t.rows):
         delta_i = m.zeros("delta_i", len(i))
-        for f in blocks(problem.value_dim, t.depth):
+        for f in blocks(problem.d_v, t.depth):
             out_f, dout_f = m.load(out[i, f]), m.load(dout[i, f])
             delta_i += (out_f * dout_f).sum(axis=1)
             m.free(out_f, dout_f)
@@ -63,10 +72,10 @@ def backward(
         m.free(delta_i)
     for chunk in blocks(problem.n_q, t.chunk):
         _write_p(m, problem, t, chunk, q, k, lse, p)
-        consume(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth, over=chunk)
-        _write_ds(m, problem, t, chunk, v, dout, delta, p, ds)  # it may lie in the place of P, which is done with
-        consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth, of=chunk)
-        consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth, over=chunk)
+        pair_product(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth, over=chunk)
+        _write_ds(m, problem, t, chunk, v, dout, delta, p, ds)  # dS may overwrite P, which is not needed again
+        pair_product(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth, of=chunk)
+        pair_product(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth, over=chunk)
 
 
 def _write_p(
@@ -116,9 +125,9 @@ def _write_ds(
 
 
 def _backward_peak(p: Problem, rows: Any, cols: Any, depth: int) -> Any:
-    """Of the phases that write P and dS."""
+    """Return the peak of the phases that write P and dS."""
     pairs = p.mask.on(p.n_q, p.n_k)
-    r, c, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.value_dim
+    r, c, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d_v
     write_p = score_peak(pairs, p.d, rows, cols, depth, False)
     multiply = larger(score_peak(pairs, d_v, rows, cols, depth, False), r * c + r * smaller(depth, c))
     return larger(write_p, larger(multiply, 2 * r * min(depth, d_v))) + r
@@ -127,9 +136,9 @@ def _backward_peak(p: Problem, rows: Any, cols: Any, depth: int) -> Any:
 def _pair_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     s = score_cost(pairs, p.d, rows, cols, depth, False)
-    ds = score_cost(pairs, p.value_dim, rows, cols, depth, False)
+    ds = score_cost(pairs, p.d_v, rows, cols, depth, False)
     area = pairs.sums(rows, cols).area
-    reads = s.reads + ds.reads + area + 2 * p.n_q * p.value_dim  # P; out and dout for delta
+    reads = s.reads + ds.reads + area + 2 * p.n_q * p.d_v  # P; out and dout for delta
     reads = reads + 2 * rows_walked(pairs, rows, span)  # lse, delta
     return Cost(reads, 2 * area + p.n_q, _backward_peak(p, rows, cols, depth), s.flops + ds.flops)
 
@@ -138,11 +147,11 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     return (
         _pair_cost(p, t.rows, t.cols, t.depth, t.span)
-        + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
-        + consume_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
+        + pair_product_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
+        + pair_product_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
         + resume_cost(pairs.T, p.d, t.dk_rows, t.chunk)
-        + consume_cost(pairs.T, p.value_dim, t.dv_rows, t.dv_cols, t.depth)
-        + resume_cost(pairs.T, p.value_dim, t.dv_rows, t.chunk)
+        + pair_product_cost(pairs.T, p.d_v, t.dv_rows, t.dv_cols, t.depth)
+        + resume_cost(pairs.T, p.d_v, t.dv_rows, t.chunk)
     )
 
 
@@ -157,8 +166,8 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
     )
     pair = cheapest(_pair_cost(p, *tried, depth, p.n_k), tried, words)
     gradients = [
-        consume_tiles(laid, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
-        for name, laid, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.value_dim))
+        pair_product_tiles(mask, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
+        for name, mask, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.d_v))
     ]
     if pair is None or any(edges is None for edges in gradients):
         return None
@@ -166,10 +175,10 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
 
 
 def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:
-    """P, then dS; then the products of both."""
+    """Return the sweeps that write P and dS, and those of the products dQ, dK and dV."""
     chunks, dq = ceil_div(p.n_q, t.chunk), Sweep("rows", t.dq_rows, ceil_div(p.d, t.dq_cols))
     dk = Sweep("cols", t.dk_rows, chunks * ceil_div(p.d, t.dk_cols))
-    return Sweep("rows", t.rows, 2), dq, dk, Sweep("cols", t.dv_rows, chunks * ceil_div(p.value_dim, t.dv_cols))
+    return Sweep("rows", t.rows, 2), dq, dk, Sweep("cols", t.dv_rows, chunks * ceil_div(p.d_v, t.dv_cols))
 
 
 schedule = Schedule(

@@ -1,6 +1,6 @@
-"""A softmax that is safe for any finite scores, and the spilling of its tiles to slow memory.
+"""Softmax steps that are safe for any finite scores, and the spilling of its tiles to slow memory.
 
-A row that attends nothing has maximum LOWEST and sum 0, so its probabilities, output and gradients are 0
+A row without any attended key has maximum LOWEST and sum 0. Its probabilities, output and gradients are therefore 0,
 and its log-sum-exp is -inf.
 """
 
@@ -19,22 +19,22 @@ LOWEST = float(np.finfo(np.float64).min)  # not -inf: -inf - -inf would be NaN
 
 
 def finite(lse: Value) -> Value:
-    """The log-sum-exp with -inf (a row that attends nothing) replaced by a number that can be subtracted."""
+    """Replace -inf (the log-sum-exp of a row without attended keys) by a number that can be subtracted."""
     return maximum(lse, LOWEST)
 
 
 def probabilities(s: Value, lse: Value) -> Value:
-    """exp(s - lse), from recomputed scores. Their rounding may differ from the forward pass's: never above 1."""
+    """Return exp(s - lse) from recomputed scores, clipped to 1 because their rounding may differ from forward's."""
     return exp(minimum(s - finite(lse)[:, None], 0))
 
 
-def spill(
+def spill_tile(
     m: Machine, s: Tile, pairs: Pairs, i: range, j: range, stats: tuple[Tile, Tile], p: Slow, top: Region
 ) -> None:
-    """Turn a finished score tile into exp(s - its row maxima) and write both; update the rows' maximum and sum.
+    """Write a finished score tile as exp(s - tile maxima), and its row maxima; update the rows' running statistics.
 
-    What is written lies in [0, 1], so it may be kept in few bits; `weigh` scales it right when it reads it back.
-    stats: row maximum and row sum so far. top: where the maxima go, (len(i), 1).
+    The values written lie in [0, 1], so few bits suffice; `spilled_output` rescales them when it reads them back.
+    stats: running row maxima and row sums. top: region of the tile's row maxima, of shape (len(i), 1).
     """
     row_max, row_sum = stats
     if not m.holds(pairs, i, j):
@@ -49,12 +49,12 @@ def spill(
     m.free(s, tile_max)
 
 
-def weigh(
+def spilled_output(
     m: Machine, out: Slow, p: Slow, top: Slow, v: Slow, lse: Slow, pairs: Pairs, cols: int, tile: tuple[int, int, int]
 ) -> None:
-    """out = P V, where P was spilled in tiles of `cols` columns: the second phase of Saha & Ye's Algorithm 1.
+    """Compute out = P V from P spilled in tiles of `cols` columns: the second phase of Saha & Ye's Algorithm 1.
 
-    tile: (rows, cols, depth): edges of the output's tile, and keys per slice.
+    top: the tiles' row maxima. tile: (rows, cols, depth), the edges of the output's tile and the keys per slice.
     """
     rows, out_cols, depth = tile
     for i in blocks(pairs.n_rows, rows):
@@ -81,15 +81,15 @@ def weigh(
             m.free(out_if, lse_i)
 
 
-def weigh_peak(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int) -> Any:
+def spilled_output_peak(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int) -> Any:
     r, c, w = smaller(rows, pairs.n_rows), smaller(cols, features), min(depth, pairs.n_cols)
     return r * c + 2 * r + w * (r + c)
 
 
-def weigh_cost(pairs: Pairs, features: int, spilled_cols: Any, rows: Any, cols: Any, depth: int) -> Cost:
-    times = ceil_div(features, cols)  # how often P, its tile maxima and lse are read
+def spilled_output_cost(pairs: Pairs, features: int, spilled_cols: Any, rows: Any, cols: Any, depth: int) -> Cost:
+    times = ceil_div(features, cols)  # reads of P, of its tile maxima and of lse: one per column block
     slices = pairs.sums(1, depth).area
     reads = times * (pairs.n_rows + slices + pairs.sums(1, spilled_cols).tiles)
     reads = reads + features * pairs.sums(rows, depth).cols
-    peak = weigh_peak(pairs, features, rows, cols, depth)
+    peak = spilled_output_peak(pairs, features, rows, cols, depth)
     return Cost(reads, pairs.n_rows * features, peak, 2 * features * slices)

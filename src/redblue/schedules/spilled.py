@@ -1,8 +1,7 @@
-"""The forward pass that `hybrid` and `small_cache` share: P is computed tile by tile, written once and read back.
+"""Forward pass of `hybrid` and `small_cache`: P is computed tile by tile, written once and read back.
 
-The two differ in one thing: whether, while scores are computed, the block of queries stays in the cache whole
-(`stays`, the hybrid) or streams by in slices like the keys (the papers' small-cache algorithm). The product P V is
-output-stationary.
+The two schedules differ only while scores are computed: in `hybrid` the block of queries stays in the cache (`stays`);
+in `small_cache`, the papers' algorithm, it streams by in slices, as the keys do. The product P V is output-stationary.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow, Tile, exp, log, maximum
 from redblue.problem import Problem
 from redblue.schedules.products import score_cost, score_peak, score_tile
-from redblue.schedules.schedule import Cost, Pass, Sweep, blocks, grid, overlap, part_of, rows_walked, walks
+from redblue.schedules.schedule import Cost, Pass, Sweep, blocks, grid, overlap, partial_rows, rows_walked, walks
 from redblue.schedules.search import edges, pair_edges
-from redblue.schedules.softmax import LOWEST, spill, weigh, weigh_cost, weigh_peak
+from redblue.schedules.softmax import LOWEST, spill_tile, spilled_output, spilled_output_cost, spilled_output_peak
 
 
 class ForwardTiles(NamedTuple):
@@ -28,7 +27,7 @@ class ForwardTiles(NamedTuple):
     depth: Any  # features (of scores) or keys (of outputs) per streamed slice
     out_rows: Any  # output tile: queries
     out_cols: Any  # output tile: features of V
-    span: Any  # keys that one walk of a block of queries covers; where there are more, what it finds is merged
+    span: Any  # keys per walk of a block of queries; with several walks, their log-sum-exps are merged
 
 
 def forward(
@@ -47,28 +46,30 @@ def forward(
             for j in grid(overlap(walk, live), t.cols, problem.n_k):
                 s = score_tile(m, "s", q_i, k, i, j, t.depth)
                 s *= scale
-                spill(m, s, pairs, i, j, (row_max, row_sum), p, top[i, range(j.start // t.cols, j.start // t.cols + 1)])
+                spill_tile(
+                    m, s, pairs, i, j, (row_max, row_sum), p, top[i, range(j.start // t.cols, j.start // t.cols + 1)]
+                )
             row_max += log(row_sum)
-            m.store(part[part_of(i, walk, t.span, problem.n_q)], row_max)
+            m.store(part[partial_rows(i, walk, t.span, problem.n_q)], row_max)
             m.free(row_max, row_sum)
             if isinstance(q_i, Tile):
                 m.free(q_i)
         if cut:
             row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
             for walk in walks(live, t.span, problem.n_k):
-                found = m.load(part[part_of(i, walk, t.span, problem.n_q)])
-                row_sum *= exp(row_max - maximum(row_max, found))
-                row_sum += exp(found - maximum(row_max, found))
-                row_max[...] = maximum(row_max, found)
-                m.free(found)
+                partial = m.load(part[partial_rows(i, walk, t.span, problem.n_q)])
+                row_sum *= exp(row_max - maximum(row_max, partial))
+                row_sum += exp(partial - maximum(row_max, partial))
+                row_max[...] = maximum(row_max, partial)
+                m.free(partial)
             row_max += log(row_sum)
             m.store(lse[i], row_max)
             m.free(row_max, row_sum)
-    weigh(m, out, p, top, v, lse, pairs, t.cols, (t.out_rows, t.out_cols, t.depth))
+    spilled_output(m, out, p, top, v, lse, pairs, t.cols, (t.out_rows, t.out_cols, t.depth))
 
 
 def _forward_peak(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> Any:
-    """Of the first phase: a score tile, its slices or its maxima, the row statistics and perhaps the queries."""
+    """Return the first phase's peak: score tile, slices or tile maxima, row statistics, and queries if they stay."""
     pairs = p.mask.on(p.n_q, p.n_k)
     r, c = smaller(rows, p.n_q), smaller(cols, p.n_k)
     return larger(score_peak(pairs, p.d, rows, cols, depth, stays), r * c + r) + r * (p.d * stays + 2)
@@ -81,7 +82,7 @@ def _spill_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any, stays: 
     parts = walked if span < p.n_k else 0
     return Cost(
         scores.reads + walked * p.d * stays + parts,
-        sums.area + sums.rows + parts + p.n_q,  # P, the tiles' row maxima, lse of walks and of rows
+        sums.area + sums.rows + parts + p.n_q,  # P, row maxima of tiles, lse of walks and of rows
         _forward_peak(p, rows, cols, depth, stays),
         scores.flops,
     )
@@ -89,21 +90,22 @@ def _spill_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any, stays: 
 
 def forward_cost(p: Problem, t: ForwardTiles, *, stays: bool) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
-    return _spill_cost(p, t.rows, t.cols, t.depth, t.span, stays) + weigh_cost(
-        pairs, p.value_dim, t.cols, t.out_rows, t.out_cols, t.depth
+    return _spill_cost(p, t.rows, t.cols, t.depth, t.span, stays) + spilled_output_cost(
+        pairs, p.d_v, t.cols, t.out_rows, t.out_cols, t.depth
     )
 
 
-def spill_and_weigh_tiles(
+def spill_and_output_tiles(
     p: Problem,
     words: int,
     multiple: Mapping[str, int],
     peak: Callable[[Any, Any], Any],
     cost: Callable[[Any, Any], Cost],
 ) -> tuple[int, ...] | None:
-    """The edges (rows, cols, depth, out_rows, out_cols) of P's and the output's tiles that move the fewest words.
+    """Return the edges (rows, cols, depth, out_rows, out_cols) that move the fewest words; None if none fit.
 
-    peak, cost: of the phases that work on tiles of P, by the edges rows and cols.
+    rows, cols: of the tiles of P. out_rows, out_cols: of the output's tiles. peak, cost: functions of rows and cols,
+    for the phases that work on tiles of P.
     """
     pairs, depth = p.mask.on(p.n_q, p.n_k), multiple["depth"]
     rows, cols = pair_edges(
@@ -115,43 +117,43 @@ def spill_and_weigh_tiles(
     )
     out_rows, out_cols = pair_edges(
         edges(p.n_q, multiple["out_rows"], not pairs.is_full),
-        edges(p.value_dim, multiple["out_cols"]),
-        lambda r, c: weigh_peak(pairs, p.value_dim, r, c, depth),
+        edges(p.d_v, multiple["out_cols"]),
+        lambda r, c: spilled_output_peak(pairs, p.d_v, r, c, depth),
         words,
         pairs,
     )
     if not len(rows) or not len(out_rows):
         return None
-    # The phases share one term: a score tile's maxima are read once per column block of the output. So find the best
-    # output tile for each number of those, and weigh each of them against every score tile.
-    times, maxima = ceil_div(p.value_dim, out_cols), pairs.sums(1, cols).tiles
-    weighing = weigh_cost(pairs, p.value_dim, p.n_k, out_rows, out_cols, depth).words
-    weighing = weighing - times * pairs.sums(1, p.n_k).tiles
-    order = np.lexsort((weighing, times))
-    kept = order[np.unique(times[order], return_index=True)[1]]
-    total = cost(rows, cols).words[None] + weighing[kept][:, None] + times[kept][:, None] * maxima[None]
+    # The phases share one term: each column block of the output reads the maxima of every score tile. So find the best
+    # output tile for each number of column blocks, and combine each of these tiles with every score tile.
+    times, maxima = ceil_div(p.d_v, out_cols), pairs.sums(1, cols).tiles
+    output_words = spilled_output_cost(pairs, p.d_v, p.n_k, out_rows, out_cols, depth).words
+    output_words = output_words - times * pairs.sums(1, p.n_k).tiles  # without the shared term
+    order = np.lexsort((output_words, times))
+    best = order[np.unique(times[order], return_index=True)[1]]
+    total = cost(rows, cols).words[None] + output_words[best][:, None] + times[best][:, None] * maxima[None]
     o, s = np.unravel_index(int(np.argmin(total)), total.shape)
-    return int(rows[s]), int(cols[s]), depth, int(out_rows[kept[o]]), int(out_cols[kept[o]])
+    return int(rows[s]), int(cols[s]), depth, int(out_rows[best[o]]), int(out_cols[best[o]])
 
 
 def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays: bool) -> ForwardTiles | None:
     depth = multiple["depth"]
-    found = spill_and_weigh_tiles(
+    tiles = spill_and_output_tiles(
         p,
         words,
         multiple,
         lambda rows, cols: _forward_peak(p, rows, cols, depth, stays),
         lambda rows, cols: _spill_cost(p, rows, cols, depth, p.n_k, stays),
     )
-    return ForwardTiles._make((*found, p.n_k)) if found else None
+    return ForwardTiles._make((*tiles, p.n_k)) if tiles else None
 
 
 def forward_pass(stays: bool) -> Pass:
-    """The forward pass, with the queries staying or streaming while scores are computed."""
+    """Return the forward pass in which queries stay, or stream, while scores are computed."""
     bind = partial(partial, stays=stays)
     return Pass(bind(forward), ForwardTiles, bind(forward_cost), bind(forward_tiles), sweeps)
 
 
 def sweeps(p: Problem, t: ForwardTiles) -> tuple[Sweep, ...]:
-    """One while P is computed, and one for each column block of O while it is weighed."""
-    return Sweep("rows", t.rows), Sweep("rows", t.out_rows, ceil_div(p.value_dim, t.out_cols))
+    """Return one sweep for computing P, and one per column block of O for the product P V."""
+    return Sweep("rows", t.rows), Sweep("rows", t.out_rows, ceil_div(p.d_v, t.out_cols))

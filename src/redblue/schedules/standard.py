@@ -1,7 +1,8 @@
-"""Standard attention: scores and probabilities are whole matrices in slow memory. The baseline.
+"""Standard attention, the baseline: scores and probabilities are whole matrices in slow memory.
 
-It computes every pair, attended or not, and its forward keeps P (n_q n_k words) for its backward. With tiles that
-read each operand once: 4 n d + 4 n^2 words forward, 8 n d + 7 n^2 backward (Dao et al., Algorithms 0 and 3).
+It computes every pair, attended or not. Its forward stores P (n_q n_k words) for its backward. If tiles are large
+enough to read each operand once, forward moves 4 n d + 4 n^2 words and backward 8 n d + 7 n^2 (Dao et al., Algorithms 0
+and 3).
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from redblue.base.integers import smaller
 from redblue.machine import Machine, Slow, Tile, exp, maximum
 from redblue.masks import Mask, Pairs
 from redblue.problem import Problem
-from redblue.schedules.products import consume, consume_cost, consume_tiles, score_cost, score_peak, score_tile
+from redblue.schedules.products import (
+    pair_product,
+    pair_product_cost,
+    pair_product_tiles,
+    score_cost,
+    score_peak,
+    score_tile,
+)
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import LOWEST
@@ -25,7 +33,7 @@ class ForwardTiles(NamedTuple):
     rows: Any  # score tile: queries, keys
     cols: Any
     depth: Any  # features or keys per streamed slice
-    softmax_rows: Any  # softmax: queries, keys (all keys: S is read once, else twice)
+    softmax_rows: Any  # softmax: queries, keys (S is read once if this is all keys, else twice)
     softmax_cols: Any
     out_rows: Any  # output tile: queries, features of V
     out_cols: Any
@@ -35,7 +43,7 @@ class BackwardTiles(NamedTuple):
     rows: Any  # dP tile: queries, keys
     cols: Any
     depth: Any  # features, keys or queries per streamed slice
-    softmax_rows: Any  # dS from P and dP: queries, keys (all keys: both are read once, else twice)
+    softmax_rows: Any  # dS from P and dP: queries, keys (both are read once if this is all keys, else twice)
     softmax_cols: Any
     dq_rows: Any  # tile of dQ: queries, features
     dq_cols: Any
@@ -72,7 +80,7 @@ def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: 
     for i in blocks(problem.n_q, t.softmax_rows):
         row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
         held = None
-        m.cols_of(pairs, i)  # which of the scores count
+        m.cols_of(pairs, i)  # look up which scores to mask
         for j in cols:
             held = _load_masked(m, s, pairs, i, j)
             row_sum *= exp(row_max - maximum(row_max, held.max(axis=1)))
@@ -88,7 +96,7 @@ def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: 
             m.store(p[i, j], s_ij)
             m.free(s_ij)
         m.free(row_max, row_sum)
-    consume(m, out, p, v, _every_pair(problem), t.out_rows, t.out_cols, t.depth)
+    pair_product(m, out, p, v, _every_pair(problem), t.out_rows, t.out_cols, t.depth)
 
 
 def backward(
@@ -106,7 +114,7 @@ def backward(
 ) -> None:
     pairs, shape = _every_pair(problem), (problem.n_q, problem.n_k)
     dp, ds = m.scratch("dp", shape), m.scratch("ds", shape)
-    consume(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth)
+    pair_product(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth)
     _scores(m, dp, dout, v, t, problem.d**-0.5)
     cols = list(blocks(problem.n_k, t.softmax_cols))
     for i in blocks(problem.n_q, t.softmax_rows):
@@ -122,12 +130,15 @@ def backward(
             m.store(ds[i, j], dp_ij)
             m.free(p_ij, dp_ij)
         m.free(delta)
-    consume(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth)
-    consume(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth)
+    pair_product(m, dq, ds, k, pairs, t.dq_rows, t.dq_cols, t.depth)
+    pair_product(m, dk, ds.T, q, pairs.T, t.dk_rows, t.dk_cols, t.depth)
 
 
 def _softmax_cost(p: Problem, rows: Any, cols: Any, arrays: int, statistics: int) -> Cost:
-    """Row by row: `arrays` pair matrices read once or twice, one written, `statistics` words per row held."""
+    """Return the cost of a row-wise phase over pair matrices.
+
+    arrays: matrices read, once or twice; one matrix is written. statistics: words in the cache per row.
+    """
     pairs = p.n_q * p.n_k
     twice = cols < p.n_k
     r, c = smaller(rows, p.n_q), smaller(cols, p.n_k)
@@ -139,7 +150,7 @@ def _softmax_tiles(
 ) -> tuple[int, ...] | None:
     rows, cols = min(multiple["softmax_rows"], p.n_q), edges(p.n_k, multiple["softmax_cols"])
     fit = cols[rows * (arrays * cols + statistics) <= words]
-    return (rows, int(fit[-1])) if len(fit) else None  # only whole rows are read once
+    return (rows, int(fit[-1])) if len(fit) else None  # longest: only whole rows are read once
 
 
 def _score_tiles(p: Problem, features: int, words: int, multiple: Mapping[str, int]) -> tuple[int, ...] | None:
@@ -154,7 +165,7 @@ def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
         score_cost(_every_pair(p), p.d, t.rows, t.cols, t.depth, False)
         + Cost(0, p.n_q * p.n_k, 0, 0)
         + _softmax_cost(p, t.softmax_rows, t.softmax_cols, 1, 2)
-        + consume_cost(_every_pair(p), p.value_dim, t.out_rows, t.out_cols, t.depth)
+        + pair_product_cost(_every_pair(p), p.d_v, t.out_rows, t.out_cols, t.depth)
     )
 
 
@@ -162,29 +173,29 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Forwar
     depth = multiple["depth"]
     scores = _score_tiles(p, p.d, words, multiple)
     softmax = _softmax_tiles(p, words, multiple, 1, 2)
-    out = consume_tiles(_every_pair(p), p.value_dim, words, depth, multiple["out_rows"], multiple["out_cols"])
+    out = pair_product_tiles(_every_pair(p), p.d_v, words, depth, multiple["out_rows"], multiple["out_cols"])
     return ForwardTiles._make((*scores, depth, *softmax, *out)) if scores and softmax and out else None
 
 
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
     pairs = _every_pair(p)
     return (
-        consume_cost(pairs.T, p.value_dim, t.dv_rows, t.dv_cols, t.depth)
-        + score_cost(pairs, p.value_dim, t.rows, t.cols, t.depth, False)
+        pair_product_cost(pairs.T, p.d_v, t.dv_rows, t.dv_cols, t.depth)
+        + score_cost(pairs, p.d_v, t.rows, t.cols, t.depth, False)
         + Cost(0, p.n_q * p.n_k, 0, 0)
         + _softmax_cost(p, t.softmax_rows, t.softmax_cols, 2, 1)
-        + consume_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
-        + consume_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
+        + pair_product_cost(pairs, p.d, t.dq_rows, t.dq_cols, t.depth)
+        + pair_product_cost(pairs.T, p.d, t.dk_rows, t.dk_cols, t.depth)
     )
 
 
 def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
     pairs, depth = _every_pair(p), multiple["depth"]
-    scores = _score_tiles(p, p.value_dim, words, multiple)
+    scores = _score_tiles(p, p.d_v, words, multiple)
     softmax = _softmax_tiles(p, words, multiple, 2, 1)
     gradients = [
-        consume_tiles(laid, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
-        for name, laid, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.value_dim))
+        pair_product_tiles(mask, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
+        for name, mask, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.d_v))
     ]
     if scores is None or softmax is None or any(tile is None for tile in gradients):
         return None

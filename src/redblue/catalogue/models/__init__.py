@@ -1,4 +1,4 @@
-"""The attention shapes of models: `model(name or config.json)`, `list_models()`."""
+"""Attention shapes of models, from the catalogue or from a config.json: `model`, `list_models`."""
 
 from redblue.catalogue.models.catalogue import Model, list_models, model
 from redblue.catalogue.models.config import Layers

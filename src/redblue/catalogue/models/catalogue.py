@@ -1,14 +1,13 @@
-"""A model by name (from models.toml) or by path: both are config.json fields, read in the same way.
+"""Read a model's attention shapes from models.toml (by name) or from a config.json (by path).
 
-What comes back is the list of its distinct attention shapes: one model may mix several (sliding and global layers,
-prefill and decode, the levels of a U-Net). A config.json is read as plain JSON. One that is laid out in a way not
-known here is refused, with the name of the missing field, never guessed.
+Both hold the fields of a config.json and are read by the same code. The result lists the model's distinct attention
+shapes: one model may mix several (sliding and global layers, prefill and decode, the levels of a U-Net). A config.json
+with an unknown layout is refused with an error that names the field; no shape is ever guessed.
 """
 
 from __future__ import annotations
 
 import json
-import operator
 import os
 import sys
 from collections import Counter
@@ -18,21 +17,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.catalogue.models import diffusion, transformer
-from redblue.catalogue.models.config import Config, Layers, beside, innermost
-from redblue.problem import BYTES_PER_WORD, Problem
+from redblue.catalogue.models.config import Config, Layers, language_model_fields, sibling_configs
+from redblue.problem import Problem
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-# What a config.json says beside the shapes, and what that means for them.
+# Fields of a config.json that qualify the shapes, and the note that each adds to the model.
 CAVEATS = {
     "index_topk": "each query attends at most index_topk keys, chosen at run time: the shapes are the dense ones",
-    "num_kv_shared_layers": "the last num_kv_shared_layers layers reuse earlier layers' K and V: they read them all the"
-    " same, in the same shapes",
+    "num_kv_shared_layers": "the last num_kv_shared_layers layers reuse earlier layers' K and V: each still reads them"
+    " in the same shapes",
     "attention_k_eq_v": "K and V of the global layers come from one projection: they count as two arrays",
     "cross_layer_interval": "the layers that attend to the image (cross_layer_interval) are not listed",
     "num_refiner_layers": "the num_refiner_layers layers over the text or the image alone are not listed",
@@ -42,10 +42,10 @@ CAVEATS = {
 
 @dataclass(frozen=True)
 class Model:
-    """A model's distinct attention shapes; it iterates, counts and indexes as the sequence of its `layers`.
+    """A model's distinct attention shapes; len(), iteration and indexing work on `layers`.
 
-    Two shapes may be two uses of the same layers (prefill and decode; self- and cross-attention): see their names.
-    source: where the figures are from. notes: what is not listed, or was assumed.
+    Two entries of `layers` may describe two uses of the same layers (prefill and decode, self- and cross-attention);
+    their names tell them apart. source: the origin of the sizes. notes: shapes left out, and assumptions made.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Model:
 
 
 def list_models() -> list[str]:
-    """The names in the catalogue."""
+    """Return the names in the catalogue, sorted."""
     return sorted(_catalogue())
 
 
@@ -81,36 +81,38 @@ def model(
     dtype: str | None = None,
     direction: str = "forward",
 ) -> Model:
-    """The attention shapes of a model of the catalogue, or of a config.json (its path, or its folder's).
+    """Return the attention shapes of a model in the catalogue, or of a config.json.
 
-    n: tokens; by default the positions that the config declares but at most 4096, or for image models the tokens of
-    the image size that it declares. For a U-Net n counts the tokens at its finest level, for a VAE at its middle.
-    dtype: of Q, K and V; by default what the config says, else float16.
-    A name of the catalogue goes before a path; write ./name for the path.
+    name_or_path: a name of the catalogue, or the path of a config.json or of its folder. A name takes precedence over a
+    path of the same spelling; write ./name for the path.
+    n: tokens per sequence. Default: the number of positions in the config, at most 4096; for image models, the tokens
+    of the config's image size. For a U-Net n counts tokens at the finest level, for a VAE in the middle block.
+    dtype: number type of Q, K and V. Default: the type in the config, else float16.
 
-    Raises UnknownName for a name that is not in the catalogue, RedblueError for a file that is no config.json, lacks a
-    field, or holds a wrong value or a layout that is not read here.
+    Raises UnknownName for a name that is not in the catalogue. Raises RedblueError for a file that is not a
+    config.json, that lacks a field, or that holds an invalid value or an unsupported layout.
     """
-    tokens, batch = None if n is None else _at_least_1("n", n), _at_least_1("batch", batch)
     name, title, source, where, fields = _open(name_or_path)
-    others, fields = beside(fields), innermost(fields)
+    siblings, fields = sibling_configs(fields), language_model_fields(fields)
     notes = [text for key, text in CAVEATS.items() if fields.get(key)]
     notes += [
-        f"only the language model is listed: give {key} as a config.json of its own for the rest" for key in others
+        f"only the language model is listed: give {key} as a config.json of its own for the rest" for key in siblings
     ]
-    config = Config(fields, where, notes, tokens, batch)
-    config = replace(config, dtype=dtype or _dtype(config), direction=direction)
+    config = Config(fields, where, notes)
+    tokens = None if n is None else config.positive_int("n", n)
+    batch = config.positive_int("batch", batch)
+    config = replace(config, n=tokens, batch=batch, dtype=dtype or _dtype(config), direction=direction)
     layers = diffusion.read(config) if "_class_name" in fields else transformer.read(config)
     return Model(name, title, tuple(_numbered(layers)), source, tuple(notes))
 
 
 @cache
 def _catalogue() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(Path(__file__).parents[1].joinpath("models.toml").read_text("utf-8"))
+    return tomllib.loads(Path(__file__).with_name("models.toml").read_text("utf-8"))
 
 
 def _open(name_or_path: str | os.PathLike) -> tuple[str, str, str, str, dict[str, Any]]:
-    """Name, title, source, the words for error messages, and the fields."""
+    """Return name, title, source, the location for error messages, and the fields of the config."""
     entry = _catalogue().get(name_or_path) if isinstance(name_or_path, str) else None
     if entry:
         source = f"{entry['source']} ({entry['date']})"
@@ -140,25 +142,20 @@ def _open(name_or_path: str | os.PathLike) -> tuple[str, str, str, str, dict[str
     return name, str(title[0] if isinstance(title, list) else title), str(path), where, fields
 
 
-def _at_least_1(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
-        raise RedblueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return operator.index(value)
-
-
 def _dtype(config: Config) -> str:
-    said = config.fields.get("torch_dtype") or config.fields.get("dtype")
-    known = str(said).removeprefix("torch.")
-    if known in BYTES_PER_WORD:
-        return known
-    if said is not None:
-        config.note(f"dtype {said!r} is not one of {', '.join(BYTES_PER_WORD)}: float16 is taken")
+    """Return the number type in the config, or float16 (with a note if the config names an unknown type)."""
+    declared = config.fields.get("torch_dtype") or config.fields.get("dtype")
+    dtype = str(declared).removeprefix("torch.")
+    if dtype in BYTES_PER_WORD:
+        return dtype
+    if declared is not None:
+        config.note(f"dtype {declared!r} is not one of {', '.join(BYTES_PER_WORD)}: float16 is assumed")
     return "float16"
 
 
 def _numbered(layers: list[Layers]) -> Iterator[Layers]:
-    """Shapes of one name (sizes may differ from layer to layer) get numbers, so that every name is unique."""
-    total, seen = Counter(entry.name for entry in layers), Counter()
+    """Append 1, 2, ... to names that occur more than once (layers of one kind may differ in size)."""
+    total, so_far = Counter(entry.name for entry in layers), Counter()
     for entry in layers:
-        seen[entry.name] += 1
-        yield replace(entry, name=f"{entry.name} {seen[entry.name]}") if total[entry.name] > 1 else entry
+        so_far[entry.name] += 1
+        yield replace(entry, name=f"{entry.name} {so_far[entry.name]}") if total[entry.name] > 1 else entry

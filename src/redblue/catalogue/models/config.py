@@ -1,14 +1,16 @@
-"""The fields of a config.json, under the many names that they go by."""
+"""Look up quantities in a config.json, whose fields have different names in different model families."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
-from redblue.problem import BYTES_PER_WORD, DIRECTIONS, LARGEST, Problem
+from redblue.base.integers import whole_number
+from redblue.problem import DIRECTIONS, Problem
 
-# The names that one figure goes by; the first that a config.json gives counts.
+# Field names of each quantity, in order of precedence: the first one present in a config.json is read.
 NAMES = {
     "number of heads": (
         "num_attention_heads",
@@ -51,19 +53,21 @@ NAMES = {
     "sliding window": ("sliding_window", "window_size", "local_attention"),
 }
 MAY_BE_UNSET = {"head dimension", "number of positions", "sliding window", "max_window_layers"}
-UNSET = (0, -1)  # what these may hold for "not given"
+UNSET = (0, -1)  # values of the quantities in MAY_BE_UNSET that mean "not given"
 
-INNER = ("text_config", "llm_config", "language_config", "thinker_config")  # a multimodal model's language model
-# What the inner fields may leave to the outer ones.
+# Fields of a multimodal model that hold the config of its language model.
+INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+# Fields that the inner config may inherit from the outer one.
 FROM_OUTER = ("architectures", "dtype", "quantization_config", "torch_dtype")
-HEADS = {*NAMES["number of heads"], "attention_heads", "num_attention_heads_per_stage"}  # what says: a model of its own
+# A nested config that has one of these fields describes a model with attention of its own.
+HEADS = {*NAMES["number of heads"], "attention_heads", "num_attention_heads_per_stage"}
 
 
 @dataclass(frozen=True)
 class Layers:
     """One distinct attention shape of a model.
 
-    layers: how many layers have it. note: where it comes from, and caveats.
+    name: unique within the model. layers: the number of layers with this shape. note: the shape's origin, and caveats.
     """
 
     name: str
@@ -74,9 +78,9 @@ class Layers:
 
 @dataclass(frozen=True)
 class Config:
-    """The fields of one config.json, where they are from (for messages), and what the caller asked for.
+    """The fields of one config.json, their location (for error messages), and the caller's arguments.
 
-    n: tokens, None for the model's own number. notes: collects what the reader has to say.
+    n: tokens per sequence; None for the model's own number. notes: collects the notes of the resulting Model.
     """
 
     fields: dict[str, Any]
@@ -89,31 +93,37 @@ class Config:
 
     @property
     def kind(self) -> str:
-        """The class name (diffusers) or the model type (transformers)."""
+        """Class name (diffusers) or model type (transformers)."""
         return str(self.fields.get("_class_name") or self.fields.get("model_type") or "")
 
-    def find(self, figure: str) -> int | None:
-        """The whole number that goes by one of the figure's names; None if it is not given."""
-        for key in NAMES.get(figure, (figure,)):
+    def optional(self, quantity: str) -> int | None:
+        """Return a quantity (a key of NAMES, or a field), or None if it is not given.
+
+        Raises RedblueError if it is not a positive whole number.
+        """
+        for key in NAMES.get(quantity, (quantity,)):
             value = self.fields.get(key)
-            if value is None or (figure in MAY_BE_UNSET and isinstance(value, int) and value in UNSET):
+            if value is None or (quantity in MAY_BE_UNSET and isinstance(value, int) and value in UNSET):
                 continue
-            return self.whole(key, value, " (0 or -1: none)" if figure in MAY_BE_UNSET else "")
+            return self.positive_int(key, value, " (0 or -1: none)" if quantity in MAY_BE_UNSET else "")
         return None
 
-    def need(self, figure: str) -> int:
-        """The same, which must be given."""
-        value = self.find(figure)
+    def required(self, quantity: str) -> int:
+        """Return a quantity that must be given. Raises RedblueError, with the names looked for, if it is missing."""
+        value = self.optional(quantity)
         if value is None:
-            names = NAMES.get(figure, (figure,))
-            given = [f"{key} = {self.fields[key]!r}" for key in names if self.fields.get(key) is not None]
-            if given:
-                raise self.error(f"{', '.join(given)} means that it has no {figure}, which its layers need: give one")
-            raise self.missing(figure, names)
+            names = NAMES.get(quantity, (quantity,))
+            unset = [f"{key} = {self.fields[key]!r}" for key in names if self.fields.get(key) is not None]
+            if unset:
+                raise self.error(f"{', '.join(unset)} means that it has no {quantity}, which its layers need: give one")
+            raise self.missing(quantity, names)
         return value
 
-    def each(self, key: str, count: int, default: int | None = None) -> list[int]:
-        """`count` whole numbers; a single one stands for all."""
+    def int_list(self, key: str, count: int, default: int | None = None) -> list[int]:
+        """Return a field as `count` positive whole numbers; a single number is repeated.
+
+        Raises RedblueError if the field is missing and has no default, or has another number of entries.
+        """
         value = self.fields.get(key)
         value = default if value is None else value
         if value is None:
@@ -121,10 +131,10 @@ class Config:
         values = value if isinstance(value, list) else [value] * count
         if len(values) != count:
             raise self.error(f"{key} must have {count} entries, has {len(values)}")
-        return [self.whole(key, item) for item in values]
+        return [self.positive_int(key, item) for item in values]
 
-    def several(self, key: str) -> list[Any]:
-        """A list of at least one entry, which must be given."""
+    def nonempty_list(self, key: str) -> list[Any]:
+        """Return a field that must be a list of at least one entry. Raises RedblueError otherwise."""
         value = self.fields.get(key)
         if value is None:
             raise self.missing(key, (key,))
@@ -132,55 +142,61 @@ class Config:
             raise self.error(f"{key} must be a list of at least one entry, got {value!r}")
         return value
 
-    def flag(self, key: str) -> bool:
+    def is_true(self, key: str) -> bool:
+        """Return whether the field is the JSON value true."""
         return self.fields.get(key) is True
 
-    def whole(self, key: str, value: Any, otherwise: str = "") -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(f"{key} must be a whole number of at least 1{otherwise}, got {value!r}")
-        if value > LARGEST:
-            raise self.error(f"{key} must be at most {LARGEST:,} (2^60), got {value!r}: correct it")
-        return value
+    def positive_int(self, key: str, value: Any, advice: str = "") -> int:
+        """Return value if it is a whole number from 1 to 2^60. Raises RedblueError, naming the config and the key."""
+        try:
+            return whole_number(key, value, advice=advice)
+        except RedblueError as error:
+            raise self.error(str(error)) from None
 
     def error(self, text: str) -> RedblueError:
+        """Return an error whose message begins with the config's location."""
         return RedblueError(f"{self.where}: {text}")
 
-    def missing(self, figure: str, names: tuple[str, ...]) -> RedblueError:
+    def missing(self, quantity: str, names: tuple[str, ...]) -> RedblueError:
+        """Return the error for a quantity that none of the fields `names` gives."""
         return RedblueError(
-            f"{self.where} has no {figure}: looked for {', '.join(names)}. Some files leave out what equals their"
+            f"{self.where} has no {quantity}: looked for {', '.join(names)}. Some files omit a field that equals their"
             " library's default: add the field"
         )
 
-    def given(self, fields: dict[str, Any]) -> Config:
-        """The same with some fields replaced; None leaves a field as it is."""
+    def with_fields(self, fields: dict[str, Any]) -> Config:
+        """Return a copy with some fields replaced; a value of None keeps the old field."""
         return replace(self, fields={**self.fields, **{k: v for k, v in fields.items() if v is not None}})
 
     def note(self, text: str) -> None:
+        """Add a note for the resulting Model, once."""
         if text not in self.notes:
             self.notes.append(text)
 
     def problem(self, n_q: int, n_k: int, d: int, *, copies: int = 1, **sizes: Any) -> Problem:
-        """The problem in the dtype, direction and batch asked for; `copies` of it per sequence."""
+        """Return the Problem of one layer in the caller's dtype, direction and batch; `copies` of it per sequence."""
         batch = self.batch * copies
         try:
             return Problem(n_q, n_k, d, batch=batch, dtype=self.dtype, direction=self.direction, **sizes)
         except RedblueError as error:
             if self.dtype in BYTES_PER_WORD and self.direction in DIRECTIONS:
                 raise self.error(str(error)) from error
-            raise  # not for anything in the config
+            raise  # the caller's dtype or direction is invalid, not the config
 
 
-def innermost(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the language model inside a multimodal one; `attn_config` joins the level that it is in."""
+def language_model_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the language model inside a multimodal model, with `attn_config` merged into its level."""
     for key in INNER:
         inner = fields.get(key)
         if isinstance(inner, dict) and inner:
-            return innermost({**inner, **{name: inner.get(name) or fields.get(name) for name in FROM_OUTER}})
+            return language_model_fields(
+                {**inner, **{name: inner.get(name) or fields.get(name) for name in FROM_OUTER}}
+            )
     return {**fields["attn_config"], **fields} if isinstance(fields.get("attn_config"), dict) else fields
 
 
-def beside(fields: dict[str, Any]) -> list[str]:
-    """The names of the other models in a multimodal one: what `innermost` leaves out."""
+def sibling_configs(fields: dict[str, Any]) -> list[str]:
+    """Return the field names of a multimodal model's other configs, which `language_model_fields` leaves out."""
     level, names = fields, []
     while inner := next((key for key in INNER if isinstance(level.get(key), dict) and level[key]), None):
         others = {key: value for key, value in level.items() if key != inner and isinstance(value, dict)}

@@ -1,12 +1,12 @@
-"""Where a class of transformers has a default that is not what a config.json without the field would be read as.
+"""Model types for which a missing field must be refused, because the class's default differs from the reading here.
 
-From transformers 5.23.0: each class's defaults with the field left out. The lists are held against the classes by
-tests/test_models_against_transformers.py.
+Example: a gemma config.json without head_dim means 256, not hidden size / heads. The lists come from the class defaults
+of transformers 5.23.0; tests/catalogue/models/test_against_transformers.py compares them with the classes.
 """
 
 from redblue.catalogue.models.config import NAMES
 
-# By field: the model types whose config.json must give it.
+# For each field, the model types whose config.json must give the field.
 LEFT_OUT = {
     field: frozenset(kinds.split())
     for field, kinds in {
@@ -48,7 +48,7 @@ LEFT_OUT = {
         "attn_layer_indices": "bamba",
     }.items()
 }
-# The other names that a field goes by, any of which will do.
+# Alternative names of a field; any one of them is enough.
 STANDS_FOR = {
     "head_dim": NAMES["head dimension"],
     "num_key_value_heads": (*NAMES["number of KV heads"], "block_configs", "num_key_value_heads_per_layer"),

@@ -1,4 +1,4 @@
-"""How many tokens a model sees, and whether each sees the later ones."""
+"""Find the number of tokens of a model, and whether its attention is causal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 from redblue.catalogue.models.config import Config
 
-MAX_DEFAULT_TOKENS = 4096  # when no number is asked for; long contexts behave alike
-# Tokens beside an image's patches, by words in the model type; the first that fits counts, the others have none.
+MAX_DEFAULT_TOKENS = 4096  # limit of the default n; longer contexts have the same leading-order behaviour
+# Class tokens and the like of image models, by a word in the model type. The first match counts; without one, 0.
 EXTRA_TOKENS = {
     "siglip": 0,
     "deit": 2,
@@ -26,13 +26,13 @@ EXTRA_TOKENS = {
     "vit_mae": 1,
     "vit_msn": 1,
 }
-EXTRA_TOKENS_OF = {"vit": 1}  # by the whole model type
+EXTRA_TOKENS_OF = {"vit": 1}  # exact model types; checked first
 
-# Ends of the class names that say which way tokens look.
+# Class names ending in these are causal (DECODER_CLASSES) or bidirectional (ENCODER_CLASSES).
 DECODER_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 ENCODER_CLASSES = ("ForMaskedLM", "ForImageClassification", "ForCTC", "EncoderModel")
 # fmt: off
-# Words in the model types whose tokens look both ways, then starts of those whose tokens do not.
+# Bidirectional: model types that contain one of these words.
 ENCODERS = (
     "altclip", "audio", "beit", "bert", "bros", "chinese_clip_text", "clap_text", "data2vec", "deit", "dino", "dpr",
     "dpt", "electra", "embedding_gemma", "_encoder", "esm", "flava", "gte", "hubert", "ijepa", "jina_embeddings",
@@ -40,9 +40,10 @@ ENCODERS = (
     "privacy_filter", "qformer", "radio", "roformer", "siglip", "splinter", "tapas", "unispeech", "videomae",
     "vision", "vit", "vjepa", "wav2vec2", "wavlm", "xmod", "yolos",
 )
-# By the whole model type, before the words.
+# Exact model types, checked before the words.
 ENCODERS_OF = {"ernie", "nemotron3_5_transcribe_word_timestamp", "t5gemma2_encoder"}
 DECODERS_OF = {"granite4_vision_text", "higgs_audio_v2", "modernbert-decoder"}
+# Causal: model types that start with one of these.
 DECODERS = (
     "afmoe", "apertus", "arcee", "aria", "axk", "baichuan", "bailing", "bamba", "beam", "biogpt", "bitnet", "bloom",
     "chameleon", "chatglm", "clip", "clipseg", "codegen", "cohere", "cpmant", "csm", "ctrl", "cwm", "dbrx",
@@ -58,7 +59,10 @@ DECODERS = (
 
 
 def is_causal(config: Config) -> bool:
-    """Whether tokens see only earlier ones: what the config says, else its class names, else its model type."""
+    """Return whether attention is causal, by the config's fields, else its class names, else its model type.
+
+    Raises RedblueError if none of them decides.
+    """
     fields, kind = config.fields, config.kind
     if isinstance(fields.get("is_causal"), bool):
         return fields["is_causal"]
@@ -66,7 +70,7 @@ def is_causal(config: Config) -> bool:
         return False
     classes = fields.get("architectures")
     classes = [str(name) for name in classes] if isinstance(classes, list) else []
-    if config.flag("is_decoder") or any(name.endswith(DECODER_CLASSES) for name in classes):
+    if config.is_true("is_decoder") or any(name.endswith(DECODER_CLASSES) for name in classes):
         return True
     if any(name.endswith(ENCODER_CLASSES) for name in classes):
         return False
@@ -80,25 +84,25 @@ def is_causal(config: Config) -> bool:
 
 
 def tokens(config: Config, causal: bool) -> int:
-    """What was asked for; else an image's tokens; else the positions, at most MAX_DEFAULT_TOKENS."""
-    fields, positions = config.fields, config.find("number of positions")
+    """Return the caller's n; else an image's tokens; else the number of positions, at most MAX_DEFAULT_TOKENS."""
+    fields, positions = config.fields, config.optional("number of positions")
     if config.n is not None:
         if positions is not None and config.n > positions:
             config.note(f"n = {config.n} is more than the {positions} positions that the config declares")
         return config.n
     if not causal and fields.get("image_size") and fields.get("patch_size") and not fields.get("num_frames"):
-        image, patch = config.each("image_size", 2), config.each("patch_size", 2)
+        image, patch = config.int_list("image_size", 2), config.int_list("patch_size", 2)
         patches = math.prod(side // step for side, step in zip(image, patch, strict=True))
         if patches < 1:
             raise config.error(f"image_size {image} holds no patch of patch_size {patch}")
         return patches + _extra(config)
     if positions is None:
-        config.note(f"the config declares no number of positions: n = {MAX_DEFAULT_TOKENS} is taken")
+        config.note(f"the config declares no number of positions: n = {MAX_DEFAULT_TOKENS} is assumed")
     return min(positions or MAX_DEFAULT_TOKENS, MAX_DEFAULT_TOKENS)
 
 
 def _extra(config: Config) -> int:
-    """The tokens beside an image's patches: class tokens and registers."""
-    words = (count for word, count in EXTRA_TOKENS.items() if word in config.kind)
-    registers = config.find("num_register_tokens") if config.fields.get("num_register_tokens") else 0
-    return EXTRA_TOKENS_OF.get(config.kind, next(words, 0)) + (registers or 0)
+    """Return the number of class and register tokens, which an image model adds to its patches."""
+    matches = (count for word, count in EXTRA_TOKENS.items() if word in config.kind)
+    registers = config.optional("num_register_tokens") if config.fields.get("num_register_tokens") else 0
+    return EXTRA_TOKENS_OF.get(config.kind, next(matches, 0)) + (registers or 0)

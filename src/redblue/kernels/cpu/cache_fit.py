@@ -16,14 +16,24 @@ import numpy as np
 
 from redblue import schedules
 from redblue.base.errors import RedblueError
-from redblue.kernels.cpu.plan import DTYPES, FEW_ROWS, KEYS_STEP, SpillTile, Tile, TwoPassTile, cache_bytes, least_tasks, step
 from redblue.catalogue.memories import USABLE_SHARE
+from redblue.kernels.cpu.plan import (
+    DTYPES,
+    FEW_ROWS,
+    KEYS_STEP,
+    SpillTile,
+    Tile,
+    TwoPassTile,
+    cache_bytes,
+    least_tasks,
+    step,
+)
 from redblue.problem import Problem
 from redblue.schedules import Cost, TooFewWords
 from redblue.schedules.search import cheapest, edges
 
-AXES = {"rows": "n_q", "cols": "n_k", "out_rows": "n_q", "out_cols": "value_dim", "dq_rows": "n_q", "dq_cols": "d"}
-AXES |= {"dkv_cols": "n_k", "dk_rows": "n_k", "dk_cols": "d", "dv_rows": "n_k", "dv_cols": "value_dim"}
+AXES = {"rows": "n_q", "cols": "n_k", "out_rows": "n_q", "out_cols": "d_v", "dq_rows": "n_q", "dq_cols": "d"}
+AXES |= {"dkv_cols": "n_k", "dk_rows": "n_k", "dk_cols": "d", "dv_rows": "n_k", "dv_cols": "d_v"}
 LINE_BYTES = 64
 P_BYTES = 64 << 20  # of P in memory at once for a call without a given tile, unless a block of rows is more
 KERNELS = {
@@ -122,7 +132,7 @@ def _fill(
 def _ways(schedule: str, problem: Problem, row: Row) -> Iterator[tuple[list[Phase], dict[str, int]]]:
     """The phases of a kernel, and the multiples of its edges; several where depth may differ."""
     p = problem.one_stream()
-    d, d_v, lanes = p.d, p.value_dim, row.lanes
+    d, d_v, lanes = p.d, p.d_v, row.lanes
     if schedule == "flash" and p.direction == "forward":
         few = min(FEW_ROWS, row.vector)
 
@@ -165,7 +175,7 @@ def _ways(schedule: str, problem: Problem, row: Row) -> Iterator[tuple[list[Phas
 
 def _spilled(schedule: str, p: Problem, row: Row, depth: int) -> list[Phase]:
     """Of `hybrid` and `small_cache`: see spilled.h and spilled_backward.h for what a phase touches, and when again."""
-    d, d_v, keeps = p.d, p.value_dim, schedule == "hybrid"
+    d, d_v, keeps = p.d, p.d_v, schedule == "hybrid"
     slices = 2 * max(depth, row.line)  # of a row of an array, in whole lines: this slice, and the one before
 
     def streamed(t: Any) -> Any:  # a tile of scores stays; queries are packed, keys read in place

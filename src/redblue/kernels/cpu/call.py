@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError
+from redblue.compiled import _core
 from redblue.kernels.cpu import cache_fit
 from redblue.kernels.cpu.plan import SpillTile, Tile, TwoPassTile, plan
 from redblue.problem import Problem
@@ -75,6 +75,11 @@ class Sizes(NamedTuple):
     n_k: int
     d: int
     d_v: int
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.kv_heads * self.group
 
     @property
     def streams(self) -> int:

@@ -1,8 +1,9 @@
-"""What a call's queries attend, in the form that the core takes: a band, runs of keys, or single pairs.
+"""A call's mask in the form that the core takes: a band, runs of keys, or single pairs.
 
-Bands are two numbers. Any other mask is lowered to runs of keys for each panel of rows, or, where panels would be
-mostly empty, to lists of pairs. Which of the two is counted: a tile does all pairs of a panel's rows and the keys that
-some of them attend, gathering does those that attend, each at the price of several of a tile's.
+A band is two numbers. Any other mask is lowered to runs of keys for each panel of rows, or, where panels would be
+mostly empty, to lists of pairs. The cheaper form is chosen by counting pairs: a tile computes all pairs of a panel's
+rows and of the keys that any of these rows attends; gathering computes only the pairs that attend, but each of them
+costs as much as several pairs of a tile.
 """
 
 from __future__ import annotations
@@ -11,26 +12,27 @@ from functools import lru_cache
 
 import numpy as np
 
-from redblue.compiled import _core
 from redblue.base.errors import RedblueError
+from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.call import Attended, Edges, Pattern, Sizes
 from redblue.masks import Mask
-from redblue.masks.rules.algebra import planes
-from redblue.masks.rules.bands import Window
 from redblue.masks.lowered import lowered
+from redblue.masks.patterns.graph import Graph
 from redblue.masks.patterns.pattern import Pattern as Laid
-from redblue.masks.patterns.pattern import tiling
-from redblue.masks.patterns.tiles import Graph
+from redblue.masks.patterns.tiling import tiling
+from redblue.masks.rules.bands import Window
 from redblue.masks.rules.rule import Rule
+from redblue.masks.rules.stack import planes
 
-# What a gathered pair costs, in pairs of a tile: for its arithmetic, and, over d + d_v, for all else (measured, Zen 5).
+# The cost of a gathered pair, in pairs of a tile: for its arithmetic, and, divided by d + d_v, for everything else
+# (measured, Zen 5).
 GATHER_PRICE = {"forward": (5.0, 440.0), "backward": (7.0, 900.0)}
-# Tiles and pairs round scores differently: where lse is rounded by more than this, e to the difference would show.
+# Tiles and pairs round scores differently. Where lse is rounded by more than this, the difference shows in gradients.
 LARGE = 2.0**-13
 SAMPLED_PANELS = 64
-KEPT = 8  # masks, with sizes, whose forms are kept: those of a graph are as large as it is
-SHORT_RUN = 24  # keys: of runs shorter than this on average, the core copies several together
+KEPT = 8  # cached forms, by mask and sizes: the form of a graph is as large as the graph
+SHORT_RUN = 24  # keys: if runs are shorter than this on average, the core copies several together
 
 
 def attended(
@@ -42,10 +44,11 @@ def attended(
     schedule: str = "auto",
     lse: np.ndarray | None = None,
 ) -> Attended:
-    """Raises RedblueError for a mask that does not fit the sizes.
+    """The mask in the form that the core takes. Raises RedblueError for a mask that does not fit the sizes.
 
-    schedule: "flash" by tiles, "gather" by pairs. A bias's gradient is summed tile by tile, whatever the schedule.
-    lse: for backward, what forward gave. Where it is large, "auto" takes the form that forward took: it rounds alike.
+    schedule: "flash" takes tiles, "gather" pairs, "auto" the cheaper of both. A bias's gradient is summed tile by tile,
+    whatever the schedule. lse: forward's, for backward. Where it is large, "auto" takes the form that forward took,
+    because both passes must round scores alike.
     """
     if schedule == "gather" and not bias_gradient:
         mask = mask or Mask.full()
@@ -68,6 +71,7 @@ def attended(
 
 
 def _is_large(lse: np.ndarray) -> bool:
+    """Whether some log-sum-exp is so large that its rounding shows."""
     size = np.abs(lse, where=np.isfinite(lse), out=np.zeros_like(lse)).max(initial=0)
     return bool(size * np.finfo(lse.dtype).eps > LARGE)
 
@@ -83,12 +87,13 @@ def check_lead(mask: Mask, sizes: Sizes) -> None:
 
 
 def per_head(mask: Mask | None) -> bool:
-    """Whether heads have masks of their own: then heads that share a key head cannot be computed as one."""
+    """Whether heads have masks of their own. Then heads that share a key head cannot be computed as one."""
     return mask is not None and bool(mask.lead) and mask.lead[-1] > 1
 
 
 @lru_cache(maxsize=KEPT)
 def in_tiles(mask: Mask, sizes: Sizes, lanes: int, bias_gradient: bool) -> Attended:
+    """The mask as runs of keys for each panel of `lanes` rows."""
     pattern, held = _runs(mask, sizes, sizes.group, lanes)
     by_query, more = None, None
     if bias_gradient:
@@ -98,30 +103,31 @@ def in_tiles(mask: Mask, sizes: Sizes, lanes: int, bias_gradient: bool) -> Atten
 
 @lru_cache(maxsize=KEPT)
 def in_pairs(mask: Mask, sizes: Sizes) -> Attended:
+    """The mask as lists of pairs."""
     edges, planes, held = _edges(mask, sizes)
     return Attended(-sizes.n_q, sizes.n_k + 1, Pattern(0, 0, 0, planes, 1, 0, 1, False), edges=edges, held=held)
 
 
 @lru_cache(maxsize=2 * KEPT)  # both directions
 def gathers(mask: Mask, sizes: Sizes, lanes: int, direction: str) -> bool:
-    """Whether pairs cost less one by one than in tiles, by counting both."""
+    """Whether gathering the pairs costs less than computing tiles."""
     parts, each = planes(mask.rule)
-    share = np.bincount(each.ravel(), minlength=len(parts)) / max(1, each.size)  # of the streams, each plane
+    share = np.bincount(each.ravel(), minlength=len(parts)) / max(1, each.size)  # of streams that have each plane
     nnz = sizes.group * mask.nnz(sizes.n_q, sizes.n_k) / max(1, each.size)
     arithmetic, overhead = GATHER_PRICE[direction]
     price = arithmetic + overhead / (sizes.d + sizes.d_v)
-    if price * nnz >= sizes.n_q * sizes.group * sizes.n_k:  # cheaper than that are tiles of everything
+    if price * nnz >= sizes.n_q * sizes.group * sizes.n_k:  # tiles of all pairs cost less
         return False
     in_tiles = sum(times * _pairs_in_tiles(part, sizes, lanes) for part, times in zip(parts, share, strict=True))
     return in_tiles > price * nnz
 
 
 def _pairs_in_tiles(rule: Rule, sizes: Sizes, lanes: int) -> float:
-    """Pairs of a panel's rows with every key that some of them attend, over all panels.
+    """The pairs that tiles compute: each panel's rows times the keys that any of them attends, over all panels.
 
-    Of a graph, whose tiles may take gigabytes, the panels of most pairs and, for the others, a sample.
+    The tiles of a graph may take gigabytes. So a graph's densest panels are counted, and a sample of its other panels.
     """
-    pattern, group = rule.laid(sizes.n_q, sizes.n_k), sizes.group
+    pattern, group = rule.pattern(sizes.n_q, sizes.n_k), sizes.group
     rows = sizes.n_q * group
     first = np.arange(0, rows, lanes)
     some, rest = first, 0.0
@@ -136,23 +142,26 @@ def _pairs_in_tiles(rule: Rule, sizes: Sizes, lanes: int) -> float:
 
 
 def _keys_in_tiles(pattern: Laid, first: np.ndarray, rows: int, lanes: int, group: int) -> int:
-    found = tiling(pattern, np.sort(first), np.minimum(np.sort(first) + lanes, rows), group)
-    return int((found.full[1::2] - found.full[::2]).sum()) + len(found.at)
+    """The keys that any row of a panel attends, over the panels that begin at these rows."""
+    tiles = tiling(pattern, np.sort(first), np.minimum(np.sort(first) + lanes, rows), group)
+    return int((tiles.full[1::2] - tiles.full[::2]).sum()) + len(tiles.positions)
 
 
 def _runs(mask: Mask, sizes: Sizes, group: int, lanes: int) -> tuple[Pattern, object]:
-    found = lowered(mask, sizes.n_q, sizes.n_k, group, lanes)
-    held = found.starts, found.runs, found.bits
-    table, kept = _planes(found.planes, sizes)
+    """The runs of the mask's lowered form, and the arrays that hold them."""
+    low = lowered(mask, sizes.n_q, sizes.n_k, group, lanes)
+    held = low.starts, low.runs, low.bits
+    table, kept = _planes(low.planes, sizes)
     panels = -(-sizes.n_q * group // lanes)
-    keys = int((found.runs[:, 1] - found.runs[:, 0]).sum())
-    scattered = keys < SHORT_RUN * len(found.runs)
-    count = 1 + int(found.planes.max(initial=0))
+    keys = int((low.runs[:, 1] - low.runs[:, 0]).sum())
+    scattered = keys < SHORT_RUN * len(low.runs)
+    count = 1 + int(low.planes.max(initial=0))
     starts, runs, bits = (x.ctypes.data for x in held)
     return Pattern(starts, runs, bits, table, lanes, panels, count, scattered), (held, kept)
 
 
 def _edges(mask: Mask, sizes: Sizes) -> tuple[Edges, cpu.Array | None, object]:
+    """The mask's pairs as lists, the planes, and the arrays that hold both."""
     rules, each = planes(mask.rule)
     if sizes.n_q > 2**31 - 1 or sizes.n_k > 2**31 - 1:
         raise RedblueError(
@@ -172,7 +181,7 @@ def _edges(mask: Mask, sizes: Sizes) -> tuple[Edges, cpu.Array | None, object]:
 
 
 def _planes(each: np.ndarray, sizes: Sizes) -> tuple[cpu.Array | None, object]:
-    """Which plane each stream sees, with strides of 0 where the mask broadcasts."""
+    """The plane of each stream as the core takes it, with strides of 0 where the mask broadcasts; and its memory."""
     if not each.ndim or each.size == 1:
         return None, None
     kept = np.ascontiguousarray(each, np.int64)

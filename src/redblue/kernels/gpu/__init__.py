@@ -1,8 +1,1 @@
-"""Triton kernels: the schedules on GPUs, and, without a GPU, under Triton's interpreter."""
-
-from redblue.op.pytorch.ops import gpu_kernels
-
-_kernels = gpu_kernels()
-attention, interpreted = _kernels.attention, _kernels.interpreted
-
-__all__ = ["attention", "interpreted"]
+"""Triton kernels of the schedules, for GPUs; without a GPU, Triton's interpreter runs them."""

@@ -1,17 +1,84 @@
-"""Which keys a block of rows attends, by the band or by lists, and which rows attend a block of keys (None: all)."""
+"""Triton helpers for masks: which keys a block of rows attends, and which rows attend a block of keys.
+
+A mask is a band (query i attends keys i + first .. i + end - 1) or lists of tiles (mask_lists.py).
+"""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from redblue.kernels.gpu.products import both, lanes
-from redblue.kernels.gpu.scores import in_band, listed
+from redblue.kernels.gpu.arrays import and_masks, start, tile_mask
+
+
+class Tiles(NamedTuple):
+    """The tiles that a loop visits: from key or row `begin` below `stop`, or entries begin .. stop - 1 of lists."""
+
+    begin: Any
+    stop: Any
+
+
+class Span(NamedTuple):
+    """Tiles, as above, of which only keys (or rows) low .. high - 1 belong to the band."""
+
+    begin: Any
+    stop: Any
+    low: Any
+    high: Any
+
+
+# Bands ------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def in_band(scores, i_query, i_key):
+    """Whether the band lets the query attend the key."""
+    m = (i_query >= 0) & (i_key >= 0)
+    if scores.first is not None:
+        m &= i_key >= i_query + scores.first
+    if scores.end is not None:
+        m &= i_key < i_query + scores.end
+    return m
+
+
+@triton.jit
+def key_range(scores, first_row, last_row, n_k, GROUP: tl.constexpr, COLS: tl.constexpr):
+    """The keys of the band of some rows, as four borders: low, high, full_low, full_high.
+
+    Some of the rows attend keys low .. high - 1. Every row attends all keys of the whole tiles from full_low to
+    full_high.
+    """
+    low, high, inner_low, inner_high = first_row * 0, n_k, first_row * 0, n_k
+    if scores.first is not None:
+        low = tl.maximum(0, first_row // GROUP + scores.first)
+        inner_low = tl.maximum(0, last_row // GROUP + scores.first)
+    if scores.end is not None:
+        high = tl.minimum(n_k, last_row // GROUP + scores.end)
+        inner_high = tl.minimum(n_k, first_row // GROUP + scores.end)
+    return low, high, tl.cdiv(inner_low, COLS) * COLS, tl.maximum(inner_high, 0) // COLS * COLS
+
+
+@triton.jit
+def row_range(scores, first_key, last_key, n_q, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """The rows that attend some of the keys, and the whole tiles of rows that attend every key: as key_range."""
+    low, high, inner_low, inner_high = first_key * 0, n_q, first_key * 0, n_q
+    if scores.end is not None:
+        low = tl.maximum(0, first_key - scores.end + 1)
+        inner_low = tl.maximum(0, last_key - scores.end + 1)
+    if scores.first is not None:
+        high = tl.minimum(n_q, last_key - scores.first + 1)
+        inner_high = tl.minimum(n_q, first_key - scores.first + 1)
+    full_high = tl.maximum(inner_high, 0) * GROUP // ROWS * ROWS
+    return low * GROUP, high * GROUP, tl.cdiv(inner_low * GROUP, ROWS) * ROWS, full_high
 
 
 @triton.jit
 def keys_of(scores, first, stop, n_k, GROUP: tl.constexpr):
-    """The keys that some of rows first .. stop - 1 attend: a range, 0 .. 0 if there are none."""
+    """The range of keys that some of rows first .. stop - 1 attend; 0 .. 0 if there are none."""
     low, high = first * 0, n_k
     if scores.first is not None:
         low = tl.maximum(0, first // GROUP + scores.first)
@@ -22,7 +89,7 @@ def keys_of(scores, first, stop, n_k, GROUP: tl.constexpr):
 
 @triton.jit
 def rows_of(scores, first, stop, n_rows, GROUP: tl.constexpr):
-    """The rows that attend some of keys first .. stop - 1: a range, 0 .. 0 if there are none."""
+    """The range of rows that attend some of keys first .. stop - 1; 0 .. 0 if there are none."""
     low, high = first * 0, n_rows
     if scores.end is not None:
         low = tl.maximum(0, first - scores.end + 1) * GROUP
@@ -33,7 +100,7 @@ def rows_of(scores, first, stop, n_rows, GROUP: tl.constexpr):
 
 @triton.jit
 def attending_rows(scores, i_query, first, stop):
-    """Which queries attend some of keys first .. stop - 1."""
+    """Mask of the queries that attend some of keys first .. stop - 1; None: all."""
     if scores.first is not None and scores.end is not None:
         return (i_query + scores.first < stop) & (i_query + scores.end > first)
     elif scores.first is not None:
@@ -44,7 +111,7 @@ def attending_rows(scores, i_query, first, stop):
 
 @triton.jit
 def attended_keys(scores, i_key, first, stop, GROUP: tl.constexpr):
-    """Which keys are attended by some of rows first .. stop - 1."""
+    """Mask of the keys that some of rows first .. stop - 1 attend; None: all."""
     if scores.first is not None and scores.end is not None:
         return (i_key >= first // GROUP + scores.first) & (i_key < (stop - 1) // GROUP + scores.end)
     elif scores.first is not None:
@@ -55,7 +122,7 @@ def attended_keys(scores, i_key, first, stop, GROUP: tl.constexpr):
 
 @triton.jit
 def attended_blocks(scores, i_key, first, stop, n_k, KEYS: tl.constexpr, GROUP: tl.constexpr):
-    """Which keys lie in a block of KEYS, some of which are attended by some of rows first .. stop - 1."""
+    """Mask of the keys in a block of KEYS keys of which some of rows first .. stop - 1 attend at least one."""
     first_key = i_key // KEYS * KEYS
     last_key = tl.minimum(first_key + KEYS, n_k) - 1
     if scores.first is not None and scores.end is not None:
@@ -66,43 +133,74 @@ def attended_blocks(scores, i_key, first, stop, n_k, KEYS: tl.constexpr, GROUP: 
         return first_key < (stop - 1) // GROUP + scores.end
 
 
+# Lists of tiles -----------------------------------------------------------------------------------------------------
+
+
 @triton.jit
-def live_tiles(p_starts, share, shares):
-    """Which entries of its list a block has, of these one of `shares` equal shares."""
+def list_of(lists, batch, head, block, blocks):
+    """The index of the block's list among the lists of all planes."""
+    return tl.load(start(lists.planes, batch, head)) * blocks + block
+
+
+@triton.jit
+def entries(p_starts, share, shares):
+    """The entries of a list that one of `shares` equal shares has."""
     begin, stop = tl.load(p_starts), tl.load(p_starts + 1)
     count = stop - begin
     return begin + count * share // shares, begin + count * (share + 1) // shares
 
 
 @triton.jit
-def first_from(entries, begin, stop, least):
-    """Of ascending entries begin .. stop - 1, the first that is no less."""
+def first_at_least(tiles, begin, stop, least):
+    """The first of entries begin .. stop - 1, which ascend, whose tile is at least `least`; by bisection."""
     while begin < stop:
         middle = (begin + stop) // 2
-        later = tl.load(entries + middle) < least
+        later = tl.load(tiles + middle) < least
         begin = tl.where(later, middle + 1, begin)
         stop = tl.where(later, stop, middle)
     return begin
 
 
 @triton.jit
-def attending(
-    scores,
-    lists,
-    t,
-    TILES: tl.constexpr,
-    i_row,
-    i_key,
-    m_key,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """Which pairs of a tile attend; None: all. t: the entry of lists that it lies in, if it is a "partial" one."""
+def bit_set(p_words, i, SIZE: tl.constexpr):
+    """Whether bits i (0 .. SIZE - 1) of the words at p_words are set: a scalar and (SIZE,), or (n, 1) and (1, SIZE)."""
+    words = tl.load(p_words)
+    for w in tl.static_range(1, SIZE // 64):
+        words = tl.where(i < 64 * w, words, tl.load(p_words + w))
+    return ((words >> (i % 64).to(tl.int64)) & 1) != 0
+
+
+@triton.jit
+def pair_mask(scores, lists, t, TILES: tl.constexpr, i_row, i_key, m_key, COLS: tl.constexpr, GROUP: tl.constexpr):
+    """Mask of a tile's pairs that attend; None: all. t: the entry of a "partial" tile. COLS: keys of a listed tile."""
+    ROWS: tl.constexpr = i_row.shape[0]
     if TILES == "partial":
         line = t * ROWS + i_row % ROWS
-        return listed((lists.bits + line * ((COLS + 63) // 64))[:, None], (i_key % COLS)[None, :], COLS)
+        return bit_set((lists.bits + line * ((COLS + 63) // 64))[:, None], (i_key % COLS)[None, :], COLS)
     elif TILES == "band" and (scores.first is not None or scores.end is not None):
-        return both(in_band(scores, (i_row // GROUP)[:, None], i_key[None, :]), lanes(None, m_key))
+        return and_masks(in_band(scores, (i_row // GROUP)[:, None], i_key[None, :]), tile_mask(None, m_key))
     elif TILES == "band":
-        return lanes(None, m_key)
+        return tile_mask(None, m_key)
+
+
+@triton.jit
+def first_of(lists, t, TILES: tl.constexpr, LENGTH: tl.constexpr):
+    """The first key (or row) of tile t: t itself, or the start of the tile of LENGTH that entry t of the lists names."""
+    if TILES == "full":
+        return tl.load(lists.full + t) * LENGTH
+    elif TILES == "partial":
+        return tl.load(lists.partial + t) * LENGTH
+    else:
+        return t
+
+
+@triton.jit
+def first_of_slice(lists, t, TILES: tl.constexpr, LENGTH: tl.constexpr, DEPTH: tl.constexpr):
+    """As first_of, where listed tiles are visited in slices of DEPTH, LENGTH // DEPTH of them for each entry."""
+    PER: tl.constexpr = LENGTH // DEPTH
+    if TILES == "full":
+        return tl.load(lists.full + t // PER) * LENGTH + t % PER * DEPTH
+    elif TILES == "partial":
+        return tl.load(lists.partial + t // PER) * LENGTH + t % PER * DEPTH
+    else:
+        return t

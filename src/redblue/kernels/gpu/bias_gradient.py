@@ -1,8 +1,8 @@
-"""The gradient of a bias, whatever schedule the other gradients come from.
+"""The gradient of a bias, by a kernel of its own that all schedules share.
 
-A program owns a tile of the bias and goes through all tiles of scores that the bias was added to, so nothing of size
-n_q n_k is in memory but the gradient itself, in the type of the sums, and no order is left to chance. A bias that all
-rows (or keys) share is summed over them in up to SHARES parts, which are then added up.
+A program owns a tile of the bias and visits all tiles of scores that the bias was added to, so only the gradient itself
+has the size n_q n_k, and no result depends on the order of programs. A bias that all rows (or keys) share is summed over
+them in up to SHARES parts, which are then added up.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -10,7 +10,7 @@ rows (or keys) share is summed over them in up to SHARES parts, which are then a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,21 +18,44 @@ import triton.language as tl
 from torch import Tensor
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.planning.card import card_of
-from redblue.kernels.gpu.mask_lists import Lists
-from redblue.kernels.gpu.planning.needs import one_by_one
-from redblue.kernels.gpu.scores import finish, in_band, index, kept, listed, load_slice, log_sum, numbers_at, power, product, row_numbers, start, wide
+from redblue.kernels.gpu.arrays import (
+    head_of,
+    index,
+    load_from,
+    product,
+    read,
+    row_numbers,
+    start,
+    wide,
+)
+from redblue.kernels.gpu.band import bit_set, in_band
 from redblue.kernels.gpu.launch import Run, Task, array
+from redblue.kernels.gpu.mask_lists import Lists
+from redblue.kernels.gpu.planning.card import card_of
+from redblue.kernels.gpu.planning.resources import without_tensor_cores
+from redblue.kernels.gpu.scores import alibi_slopes, exp2_below, finish, keep_factors, load_lse
 
 SHARES = 16
-EDGE = 64  # of tiles, of rows and of keys
-# Features of a slice, and warps; where products are made one by one, by threads that hold a slice of both factors, with
-# the former a thread of sm_75 spilled 9,552 bytes
-TENSOR_CORES, ONE_BY_ONE = (64, 4), (32, 8)
+EDGE = 64  # rows and keys of a tile
+# Features of a slice, and warps. Without tensor cores a thread holds a slice of both factors: with slices of 64 and 4
+# warps a thread of sm_75 spilled 9,552 bytes
+TENSOR_CORES, SCALAR = (64, 4), (32, 8)
+
+
+class Constants(NamedTuple):
+    """Numbers known at compile time that _tile needs. The kernel makes it where it calls _tile, as flash does."""
+
+    GROUP: Any
+    D: Any
+    D_V: Any
+    D_SLICE: Any
+    V_SLICE: Any
+    WIDE: Any
+    PRECISION: Any
 
 
 def add_bias_gradient(task: Task, precision: str = "ieee") -> None:
-    """Add to task.dbias, which has strides of 0 where the bias is broadcast."""
+    """Add the gradient to task.dbias, which has strides of 0 where the bias is broadcast."""
     dbias, edge = task.dbias, EDGE
     assert dbias is not None
     own, at = _own(dbias), dbias.stride()
@@ -54,18 +77,21 @@ def add_bias_gradient(task: Task, precision: str = "ieee") -> None:
 
 
 def _own(x: Tensor) -> Tensor:
-    """Without what is repeated."""
+    """The elements of an expanded tensor, each once."""
     return x[tuple(slice(None, 1) if stride == 0 else slice(None) for stride in x.stride())]
 
 
 def gradient_run(task: Task, target: Tensor, parts: tuple[int, int], shared: tuple[bool, bool], precision: str) -> Run:
-    """target: (batch or 1, heads or 1, n_q or parts, n_k or parts). parts, shared: of rows and of keys."""
+    """The launch that adds the gradient to target: (batch or 1, heads or 1, n_q or parts, n_k or parts).
+
+    parts: of rows and of keys. shared: whether all rows, and whether all keys, share one number.
+    """
     sizes, group, edge = task.sizes, task.sizes.group, EDGE
     batch, heads = sizes.lead[0], sizes.kv_heads * group
     single = replace(task, sizes=sizes._replace(kv_heads=heads, group=1))  # rows of one head each
     lists = single.lists(edge, edge, "rows")
     dtype = str(task.q.dtype).removeprefix("torch.")
-    width, warps = ONE_BY_ONE if one_by_one(dtype, card_of(task.q.device)) else TENSOR_CORES
+    width, warps = SCALAR if without_tensor_cores(dtype, card_of(task.q.device)) else TENSOR_CORES
     arguments: dict[str, Any] = {
         "q": array(task.q),
         "k": array(task.k),
@@ -101,17 +127,19 @@ def gradient_run(task: Task, target: Tensor, parts: tuple[int, int], shared: tup
 
 
 def tile_grid(lists: Lists, row_tiles: int, col_tiles: int) -> Tensor:
-    """int32 (planes, row tiles, column tiles): the partial tile's number, -1 for a full one, -2 for none."""
+    """int32 (planes, row tiles, column tiles): the number of a partial tile, -1 for a full tile, -2 for no tile."""
     blocks = len(lists.full_starts) - 1
-    found = lists.full.new_full((blocks, col_tiles), -2)
-    block = torch.arange(blocks, device=found.device)
+    grid = lists.full.new_full((blocks, col_tiles), -2)
+    block = torch.arange(blocks, device=grid.device)
     for starts, tiles, numbers in (
         (lists.full_starts, lists.full, None),
-        (lists.partial_starts, lists.partial, torch.arange(len(lists.partial), device=found.device, dtype=found.dtype)),
+        (lists.partial_starts, lists.partial, torch.arange(len(lists.partial), device=grid.device, dtype=grid.dtype)),
     ):
-        at = torch.repeat_interleave(block, starts.diff(), output_size=len(tiles))  # or it would wait for the device
-        found[at, tiles] = found.new_full((), -1) if numbers is None else numbers
-    return found.view(blocks // row_tiles, row_tiles, col_tiles)
+        at = torch.repeat_interleave(
+            block, starts.diff(), output_size=len(tiles)
+        )  # without the size it waits for the device
+        grid[at, tiles] = grid.new_full((), -1) if numbers is None else numbers
+    return grid.view(blocks // row_tiles, row_tiles, col_tiles)
 
 
 @triton.jit
@@ -145,6 +173,7 @@ def bias_gradient(
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """The gradient of a tile of the bias, or of one share of it where rows or keys share a number."""
     SUMS: tl.constexpr = lse.dtype.element_ty
     row_tiles, col_tiles = tl.cdiv(n_q, EDGE), tl.cdiv(n_k, EDGE)
     pid = tl.program_id(0)
@@ -154,15 +183,16 @@ def bias_gradient(
     own_batch = plane * 0 if BATCH_SHARED else (plane if HEAD_SHARED else plane // heads)
     last_batch = batches if BATCH_SHARED else own_batch + 1
     last_head = heads if HEAD_SHARED else own_head + 1
-    # Where nothing is shared, each of these loops is gone through once
+    # Where nothing is shared, each of these loops runs once
     ds = tl.zeros((EDGE, EDGE), SUMS)
     for batch in range(own_batch, last_batch):
         for query_head in range(own_head, last_head):
             for row_tile in range(row_part, row_tiles, row_parts):
                 for col_tile in range(col_part, col_tiles, col_parts):
                     ds += _tile(
-                        batch, query_head, row_tile, col_tile, row_tiles, col_tiles, q, k, v, dout, lse, delta, scores,
-                        lists, cells, n_q, n_k, heads, GROUP, D, D_V, EDGE, D_SLICE, V_SLICE, WIDE, PRECISION
+                        (batch, query_head), (row_tile, col_tile), (row_tiles, col_tiles, n_q, n_k, heads),
+                        (q, k, v, dout), (lse, delta), scores, lists, cells, EDGE,
+                        Constants(GROUP, D, D_V, D_SLICE, V_SLICE, WIDE, PRECISION)
                     )  # fmt: skip
 
     at = start(dbias, own_batch, own_head)
@@ -186,69 +216,53 @@ def bias_gradient(
 
 
 @triton.jit
-def _tile(
-    batch,
-    query_head,
-    row_tile,
-    col_tile,
-    row_tiles,
-    col_tiles,
-    q,
-    k,
-    v,
-    dout,
-    lse,
-    delta,
-    scores,
-    lists,
-    cells,
-    n_q,
-    n_k,
-    heads,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    D_V: tl.constexpr,
-    EDGE: tl.constexpr,
-    D_SLICE: tl.constexpr,
-    V_SLICE: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """dS of one tile, 0 where the mask leaves no pair."""
+def _tile(stream, tile, sizes, arrays, row_arrays, scores, lists, cells, EDGE: tl.constexpr, c):
+    """dS of one tile, 0 where the mask leaves no pair.
+
+    stream: batch entry and query head. tile: indices of its rows and its columns. sizes: tiles of rows and of columns,
+    n_q, n_k and query heads. arrays: q, k, v, dout. row_arrays: lse, delta.
+    """
+    batch, query_head = stream
+    row_tile, col_tile = tile
+    row_tiles, col_tiles, n_q, n_k, heads = sizes
+    q, k, v, dout = arrays
+    lse, delta = row_arrays
     SUMS: tl.constexpr = lse.dtype.element_ty
     WORDS: tl.constexpr = (EDGE + 63) // 64
     i_row, i_key = row_tile * EDGE + tl.arange(0, EDGE), col_tile * EDGE + tl.arange(0, EDGE)
     m_row, m_key = i_row < n_q, i_key < n_k
     m_pair = m_row[:, None] & m_key[None, :] & in_band(scores, i_row[:, None], i_key[None, :])
     if lists is not None:
-        plane = tl.load(start(lists.planes, batch, query_head // GROUP))
-        number = tl.load(cells + (wide(plane) * row_tiles + row_tile) * col_tiles + col_tile)
-        m_pair &= number > -2
-        line = tl.maximum(number, 0) * EDGE + tl.arange(0, EDGE)
-        if number >= 0:
-            m_pair &= listed((lists.bits + line * WORDS)[:, None], tl.arange(0, EDGE)[None, :], EDGE)
+        plane = tl.load(start(lists.planes, batch, query_head // c.GROUP))
+        cell = tl.load(cells + (wide(plane) * row_tiles + row_tile) * col_tiles + col_tile)
+        m_pair &= cell > -2
+        line = tl.maximum(cell, 0) * EDGE + tl.arange(0, EDGE)
+        if cell >= 0:
+            m_pair &= bit_set((lists.bits + line * WORDS)[:, None], tl.arange(0, EDGE)[None, :], EDGE)
+    head = query_head // c.GROUP
+    q, k = head_of(q, batch, query_head), head_of(k, batch, head)
+    dout, v = head_of(dout, batch, query_head), head_of(v, batch, head)
     ds = tl.zeros((EDGE, EDGE), SUMS)
     if tl.sum(m_pair.to(tl.int32)) > 0:
-        head = query_head // GROUP
         numbers = row_numbers(batch, query_head, heads, n_q, i_row, 1)
-        q_offsets, dout_offsets = index(i_row, WIDE) * q.row, index(i_row, WIDE) * dout.row
-        k_offsets, v_offsets = index(i_key, WIDE) * k.row, index(i_key, WIDE) * v.row
+        q_offsets, dout_offsets = index(i_row, c.WIDE) * q.row, index(i_row, c.WIDE) * dout.row
+        k_offsets, v_offsets = index(i_key, c.WIDE) * k.row, index(i_key, c.WIDE) * v.row
         s = tl.zeros((EDGE, EDGE), SUMS)
-        for c in tl.range(0, D, D_SLICE):
-            b_q = load_slice(start(q, batch, query_head), q_offsets, q, m_row, c, D_SLICE, D)
-            b_k = load_slice(start(k, batch, head), k_offsets, k, m_key, c, D_SLICE, D)
-            s = product(b_q, tl.trans(b_k), s, PRECISION)
+        for f in tl.range(0, c.D, c.D_SLICE):
+            b_q = load_from(q, q_offsets, m_row, f, c.D_SLICE, c.D)
+            b_k = load_from(k, k_offsets, m_key, f, c.D_SLICE, c.D)
+            s = product(b_q, tl.trans(b_k), s, c.PRECISION)
         s, _ = finish(
-            s, scores, batch, query_head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :], m_row[:, None],
-            m_key[None, :], 1, False
+            s, scores, batch, query_head, index(i_row, c.WIDE)[:, None], index(i_key, c.WIDE)[None, :],
+            m_row[:, None], m_key[None, :], alibi_slopes(scores, batch, query_head, i_row, 1, SUMS), 1, False
         )  # fmt: skip
-        p = power(s, log_sum(lse + numbers, m_row)[:, None], False)
+        p = exp2_below(s, load_lse(lse + numbers, m_row)[:, None], False)
         dp = tl.zeros((EDGE, EDGE), SUMS)
-        for c in tl.range(0, D_V, V_SLICE):
-            b_dout = load_slice(start(dout, batch, query_head), dout_offsets, dout, m_row, c, V_SLICE, D_V)
-            b_v = load_slice(start(v, batch, head), v_offsets, v, m_key, c, V_SLICE, D_V)
-            dp = product(b_dout, tl.trans(b_v), dp, PRECISION)
+        for f in tl.range(0, c.D_V, c.V_SLICE):
+            b_dout = load_from(dout, dout_offsets, m_row, f, c.V_SLICE, c.D_V)
+            b_v = load_from(v, v_offsets, m_key, f, c.V_SLICE, c.D_V)
+            dp = product(b_dout, tl.trans(b_v), dp, c.PRECISION)
         if scores.seed is not None:
-            dp *= kept(scores, numbers, col_tile * EDGE, EDGE, SUMS)
-        ds = tl.where(m_pair, p * (dp - numbers_at(delta + numbers, m_row, 0.0)[:, None]), 0.0)
+            dp *= keep_factors(scores, numbers, col_tile * EDGE, EDGE, SUMS)
+        ds = tl.where(m_pair, p * (dp - read(delta + numbers, m_row)[:, None]), 0.0)
     return ds

@@ -1,4 +1,4 @@
-"""What one launch of kernels works on, and the launch itself as data, so that it can be run, compiled or counted."""
+"""A call as kernels take it, and a kernel's launch as data, which can be run, compiled or counted."""
 
 from __future__ import annotations
 
@@ -11,62 +11,34 @@ from torch import Tensor
 
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning.device import in_use
+from redblue.kernels.gpu.arrays import Array
 from redblue.kernels.gpu.mask_lists import Lists, Plane, first_plane, lists
+from redblue.kernels.gpu.planning.device import in_use
+from redblue.kernels.gpu.scores import Alibi, Number, Scores
 from redblue.masks import Mask
 
-MOST_NUMBER = torch.finfo(torch.float32).max
-STEEP = 1024.0  # a scale above it makes scores of which float32 keeps no whole units
-
-
-class Array(NamedTuple):
-    """A tensor (batch, heads, rows, columns) as kernels take it: where it starts, and its strides in elements."""
-
-    at: Any
-    batch: int
-    head: int
-    row: int
-    col: int
-
-
-class Number(NamedTuple):
-    """A number as kernels take it: two float32 whose sum has 48 bits, where sums are in float64."""
-
-    high: float
-    low: float = 0.0
-
-
-class Scores(NamedTuple):
-    """What happens to scores between the two products, as kernels take it; None: not at all."""
-
-    scale: Number
-    softcap: Number | None
-    bend: Number | None  # scale / softcap
-    first: int | None  # query i attends keys i + first .. i + end - 1
-    end: int | None
-    bias: Array | None
-    sinks: Any  # (heads,)
-    seed: Any  # of dropout
-    least: int  # 32-bit random words at or above it (unsigned) are kept
-    kept: Number  # what a kept probability is multiplied by
-    first_row: int  # Task.first_row
+MAX_NUMBER = torch.finfo(torch.float32).max
+STEEP = 1024.0  # with a larger scale, float32 no longer resolves one unit of a score
 
 
 class Options(NamedTuple):
-    """What, besides sizes and type, decides how much a block of a kernel holds."""
+    """The options that change how much shared memory, registers or spilled memory a block of a kernel takes.
+
+    Sinks and ALiBi's slopes take next to nothing and are not among them.
+    """
 
     bias: bool = False
     dropout: bool = False
     softcap: bool = False
-    listed: bool = False  # a mask that is no band
+    listed: bool = False  # a mask that is not a band
 
 
 @dataclass(frozen=True)
 class Task:
-    """Tensors of one call, or of a part of it, as (batch, heads, rows, columns); checked and expanded, of any strides.
+    """The checked tensors and options of one call, or of one part of its batch.
 
-    lse and delta are (batch, heads, n_q), contiguous, of the sums' type. first_row: the number of this part's first row
-    among all rows of all heads of the call, by which dropout goes.
+    Tensors are (batch, heads, rows, columns), expanded, of any strides; lse and delta are (batch, heads, n_q),
+    contiguous, in the type of the sums.
     """
 
     sizes: Sizes  # of one leading dimension, the batch
@@ -77,15 +49,17 @@ class Task:
     lse: Tensor
     scale: float
     softcap: float = 0.0
-    first: int | None = None  # None: open
+    first: int | None = None  # query i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None
-    mask: Mask | None = None  # one that is no band
-    planes: Tensor | None = None  # int32 (batch, key heads): which of the mask's planes each stream sees
+    mask: Mask | None = None  # if it is not a band
+    planes: Tensor | None = None  # int32 (batch, key heads): the plane of the mask that each stream sees
     bias: Tensor | None = None  # (batch, heads, n_q, n_k)
-    sinks: Tensor | None = None
+    alibi: Tensor | None = None  # slopes (batch, heads), in the type of the sums, of any strides
+    sinks: Tensor | None = None  # (heads,)
     dropout: float = 0.0
     seed: Tensor | None = None
-    first_row: int = 0
+    first_row: int = 0  # this part's first row among all rows of all heads of the call: dropout counts from there
+    cut_keys: int = 0  # unattended keys that were cut off behind the n_k keys of `sizes`
     dout: Tensor | None = None
     dlse: Tensor | None = None
     dq: Tensor | None = None
@@ -96,7 +70,7 @@ class Task:
 
     @property
     def rows(self) -> int:
-        """Of one stream: the queries of all heads that share a key head."""
+        """Rows of one stream: the queries of all heads that share a key head."""
         return self.sizes.n_q * self.sizes.group
 
     @property
@@ -109,31 +83,33 @@ class Task:
 
     @property
     def plain(self) -> bool:
-        """Whether scores need no more than a positive factor, which the exponential takes along, and no large one."""
-        return not self.softcap and self.bias is None and 0 < self.scale <= STEEP
+        """Whether scores need only a positive factor that is not large, which can be applied in the exponential."""
+        return not self.softcap and self.bias is None and self.alibi is None and 0 < self.scale <= STEEP
 
     @property
     def scores(self) -> Scores:
-        least = int(self.dropout * 2**32)
+        threshold = int(self.dropout * 2**32)
+        shift = self.sizes.n_k + self.cut_keys - self.sizes.n_q
         return Scores(
-            self.number(self.scale),
-            self.number(self.softcap) if self.softcap else None,
-            self.number(self.scale / self.softcap) if self.softcap else None,
-            self.first,
-            self.end,
-            None if self.bias is None else array(self.bias),
-            self.sinks,
-            self.seed,
-            least - 2**32 if least >= 2**31 else least,
-            self.number(1 / (1 - self.dropout)),
-            self.first_row,
+            scale=self.number(self.scale),
+            softcap=self.number(self.softcap) if self.softcap else None,
+            scale_per_softcap=self.number(self.scale / self.softcap) if self.softcap else None,
+            first=self.first,
+            end=self.end,
+            bias=None if self.bias is None else array(self.bias),
+            alibi=None if self.alibi is None else Alibi(self.alibi, *self.alibi.stride(), shift),
+            sinks=self.sinks,
+            seed=self.seed,
+            keep_threshold=threshold - 2**32 if threshold >= 2**31 else threshold,
+            keep_scale=self.number(1 / (1 - self.dropout)),
+            first_row=self.first_row,
         )
 
     def number(self, x: float) -> Number:
-        """Raises RedblueError where float32 has no such number."""
-        if abs(x) > MOST_NUMBER:
+        """x as kernels take it. Raises RedblueError if it is beyond the range of float32."""
+        if abs(x) > MAX_NUMBER:
             raise RedblueError(
-                f"scale, softcap and their ratio must be at most {MOST_NUMBER:.3g} in size on a GPU, got {x:g}: "
+                f"scale, softcap and their ratio must be at most {MAX_NUMBER:.3g} in size on a GPU, got {x:g}: "
                 "multiply q by the scale beforehand"
             )
         if self.lse.dtype == torch.float32:
@@ -142,21 +118,21 @@ class Task:
         return Number(high, x - high)
 
     def lists(self, rows: int, cols: int, by: str, span: int | None = None) -> Lists | None:
-        """Of a mask that is no band, for tiles of so many rows and keys; by: "rows" stay, or "cols".
+        """The lists of a mask that is not a band, for tiles of rows x cols.
 
-        span: of keys, a multiple of cols, that have lists of their own; None: all.
+        by: whether "rows" or "cols" stay. span: keys, a multiple of cols, that have lists of their own; None: all.
         """
         if self.mask is None:
             return None
         sizes = self.sizes
-        found = lists(self.mask, sizes.n_q, sizes.n_k, sizes.group, rows, cols, by, self.q.device, span)
+        result = lists(self.mask, sizes.n_q, sizes.n_k, sizes.group, rows, cols, by, self.q.device, span)
         planes = first_plane(self.q.device) if self.planes is None else self.planes
-        in_use((*found[1:], planes))
-        return found._replace(planes=Plane(planes, *planes.stride()))
+        in_use((*result[1:], planes))
+        return result._replace(planes=Plane(planes, *planes.stride()))
 
     @property
     def wide(self) -> bool:
-        """Whether some offset within a stream takes more than 32 bits."""
+        """Whether some offset within a stream needs more than 32 bits."""
         everything = (self.q, self.k, self.v, self.out, self.bias, self.dout, self.dq, self.dk, self.dv)
         return any(x is not None and reach(x) >= 2**31 for x in everything)
 
@@ -167,7 +143,8 @@ def reach(x: Tensor) -> int:
 
 
 def array(x: Tensor | None) -> Array:
-    assert x is not None  # what a direction has
+    """The tensor as kernels take it: one that the launch's direction has, so never None."""
+    assert x is not None
     return Array(x, *x.stride())
 
 
@@ -182,12 +159,12 @@ class Run(NamedTuple):
 
     @property
     def positional(self) -> list[Any]:
-        """The arguments in order: as keywords Triton refuses some names, such as stream, when it compiles."""
+        """The arguments in order, since Triton refuses some names, such as stream, as keywords."""
         return [self.arguments[name] for name in self.kernel.arg_names]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What Triton is told. Products and sums are fused: from 3.10 on it would not do so unasked."""
+        """Triton's own options. Fusing products and sums must be asked for from Triton 3.10 on."""
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
     def __call__(self) -> None:
@@ -196,9 +173,9 @@ class Run(NamedTuple):
 
 
 def parts(d: int) -> tuple[int, int]:
-    """Two powers of two (the second may be 0, else at least 16) that hold d: a tensor core's sizes for any d.
+    """Widths of two tiles that hold d features: powers of two of at least 16, since tensor cores take no others.
 
-    One alone where that pads d by no more than a third of it.
+    The second is 0 where one tile pads d by no more than a third.
     """
     whole = max(16, 1 << (d - 1).bit_length())
     if whole == 16 or 4 * d > 3 * whole:

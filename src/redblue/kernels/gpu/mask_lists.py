@@ -1,6 +1,7 @@
-"""Masks that are no bands, as kernels take them: for each block of rows, or of keys, lists of the tiles it attends.
+"""Masks that are not bands, as kernels take them: lists of the tiles that each block of rows, or of keys, visits.
 
-Tiles lie on a grid of `rows` (stacked) x `cols` keys. In a full one all rows attend all keys; a partial one has bits.
+Tiles lie on a grid of `rows` (stacked) x `cols` keys. In a full tile every row attends every key; a partial tile has
+one bit for each pair.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.planning.device import copied
 from redblue.masks import Mask
 from redblue.masks.lowered import Lowered, lowered
-from redblue.masks.patterns.pattern import below
+from redblue.masks.patterns.bit_words import below
 
-KEPT = 128  # a mask takes one for each kernel and tile: some 4, and more while they are tuned
-KEPT_BYTES = 512 << 20  # on all devices together: 32 MB are the bits of a dense mask of 16384 queries and keys, once
-AT_ONCE = 1 << 24  # pairs whose bits are turned together
-MOST_WORDS = 1 << 31  # of bits, whose places kernels count in 32 bits
+KEPT = 128  # lists; a mask has some 4, one for each kernel and tile, and more while these are tuned
+KEPT_BYTES = 512 << 20  # on all devices together; bits of a dense mask of 16384 queries and keys take 32 MB
+PAIRS_AT_ONCE = 1 << 24  # whose bits are transposed together, to bound the memory that this takes
+MAX_WORDS = 1 << 31  # of bits, since kernels index them in 32 bits
 
 
 class Plane(NamedTuple):
-    """Which plane a stream sees: int32 (batch, key heads), and its strides."""
+    """The plane of the mask that each stream sees: int32 (batch, key heads), and its strides."""
 
     at: Any
     batch: int
@@ -35,14 +36,15 @@ class Plane(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Of plane p and block i the entries starts[p * blocks + i] .. starts[p * blocks + i + 1] - 1.
+    """Full and partial tiles of each block, in CSR form.
 
-    planes: Plane of each stream. full, partial: which tile along the other side.
-    live: words of 64 bits: which of a partial tile's lines along the other side are attended by any of the block's.
-    bits: of each line of the block, words of 64 bits: which lines along the other side it attends, or is attended by.
+    The tiles of block i in mask plane p are entries starts[p * blocks + i] .. starts[p * blocks + i + 1] - 1.
+    full, partial: the tile's index along the streaming side (keys where rows stay, rows where keys stay).
+    bits: for each line of a partial tile's block, words of 64 bits: the lines of the streaming side it is paired with.
+    live: words of 64 bits for each partial tile: the lines of the streaming side that have any pair.
     """
 
-    planes: Plane | None  # a kernel's: never None, which Triton 3.6 cannot tell within a tuple
+    planes: Plane | None  # never None in a launch: Triton 3.6 cannot test it within a tuple
     full_starts: Any
     full: Any
     partial_starts: Any
@@ -53,12 +55,12 @@ class Lists(NamedTuple):
 
 @lru_cache(maxsize=KEPT)
 def first_plane(device: torch.device) -> torch.Tensor:
-    """(1, 1), of strides 0: what every stream sees of a mask of one plane."""
+    """The planes of a mask that has one plane: (1, 1), of strides 0."""
     return copied(np.zeros(1, np.int32), device).as_strided((1, 1), (0, 0))
 
 
 class _Key(NamedTuple):
-    """What lists are made of, as `lists` takes it. span: None if it is no shorter than the keys."""
+    """The arguments of `lists`. span: None if it holds all keys."""
 
     mask: Mask
     n_q: int
@@ -78,35 +80,36 @@ _lock = Lock()
 def lists(
     mask: Mask, n_q: int, n_k: int, group: int, rows: int, cols: int, by: str, device: Any, span: int | None = None
 ) -> Lists:
-    """The mask's lists on a device, without planes. by: "rows" (which stay, keys are listed) or "cols".
+    """The mask's lists on a device, without planes.
 
-    span: where rows stay, each block has a list for every `span` keys, one behind the other; None: one for all.
-    rows, cols: powers of two of at least 16. Raises RedblueError where the mask does not fit n_q and n_k, or where
-    its partial tiles have MOST_WORDS words of bits.
+    by: which side stays, "rows" or "cols". rows, cols: powers of two of at least 16. span: where rows stay, each block
+    has one list for every `span` keys; None: one for all keys. Raises RedblueError where the mask does not fit n_q
+    and n_k, or where its partial tiles take MAX_WORDS words of bits or more.
     """
     key = _Key(mask, n_q, n_k, group, rows, cols, by, device, None if span is None or span >= n_k else span)
     with _lock:
-        found = _recent.get(key)
-        if found is not None:
+        known = _recent.get(key)
+        if known is not None:
             _recent.move_to_end(key)
-            return found
-    found = _made(key)
+            return known
+    new = _build(key)
     with _lock:
-        _recent[key] = found
-        _let_go(mask)
-    return found
+        _recent[key] = new
+        _evict(mask)
+    return new
 
 
 def forget() -> None:
-    """All lists that are kept."""
+    """Drop all lists that are kept."""
     with _lock:
         _recent.clear()
 
 
-def _let_go(newest: Mask) -> None:
-    """The least recently used, beyond KEPT and KEPT_BYTES; but for its bytes nothing of the newest mask's.
+def _evict(newest: Mask) -> None:
+    """Drop the least recently used lists beyond KEPT and KEPT_BYTES.
 
-    Its lists are of one call's passes, which would make each other's anew in turn, and could not be captured.
+    Lists of the newest mask stay whatever they take. Otherwise the two passes of one call evict each other's lists,
+    and the call cannot be captured in a CUDA graph.
     """
     held = sum(map(_bytes, _recent.values()))
     for key in list(_recent):
@@ -115,17 +118,17 @@ def _let_go(newest: Mask) -> None:
         held -= _bytes(_recent.pop(key))
 
 
-def _bytes(found: Lists) -> int:
-    return sum(x.nbytes for x in found[1:])
+def _bytes(made: Lists) -> int:
+    return sum(x.nbytes for x in made[1:])
 
 
-def _made(key: _Key) -> Lists:
+def _build(key: _Key) -> Lists:
     mask, n_q, n_k, group, rows, cols, by, device, span = key
     panel = min(rows, 64)
-    found = lowered(mask, n_q, n_k, group, panel)
+    low = lowered(mask, n_q, n_k, group, panel)
     each = [
-        _plane(found, plane, ceil_div(n_q * group, panel), n_q * group, n_k, rows, cols, panel, by, span)
-        for plane in range(1 + int(found.planes.max(initial=0)))
+        _plane(low, plane, ceil_div(n_q * group, panel), n_q * group, n_k, rows, cols, panel, by, span)
+        for plane in range(1 + int(low.planes.max(initial=0)))
     ]
     starts = (np.cumsum(np.concatenate([[0], *(x[i] for x in each)])).astype(np.int32) for i in (0, 2))
     full_starts, partial_starts = starts
@@ -140,15 +143,15 @@ def _made(key: _Key) -> Lists:
 
 
 def _check(words: int) -> None:
-    if words >= MOST_WORDS:
+    if words >= MAX_WORDS:
         raise RedblueError(
-            f"the mask's partial tiles take {words:,} words of bits, and a GPU kernel takes fewer than {MOST_WORDS:,}: "
+            f"the mask's partial tiles take {words:,} words of bits, and a GPU kernel takes fewer than {MAX_WORDS:,}: "
             "give fewer queries, heads or batch entries at once, or a mask of fewer partial tiles"
         )
 
 
 def _plane(
-    found: Lowered,
+    low: Lowered,
     plane: int,
     panels: int,
     n_rows: int,
@@ -159,10 +162,10 @@ def _plane(
     by: str,
     span: int | None,
 ) -> tuple[np.ndarray, ...]:
-    """Full tiles per block, the full tiles, the same of partial ones, their live lines and bits."""
-    starts = found.starts[plane * panels : (plane + 1) * panels + 1]
-    runs, of_panel = found.runs[starts[0] : starts[-1]], np.repeat(np.arange(panels), np.diff(starts))
-    # Each run, cut at the borders of tiles
+    """One plane's arrays: full tiles per block, the full tiles, the same for partial tiles, live lines, bits."""
+    starts = low.starts[plane * panels : (plane + 1) * panels + 1]
+    runs, of_panel = low.runs[starts[0] : starts[-1]], np.repeat(np.arange(panels), np.diff(starts))
+    # Cut each run at the borders of tiles
     first_tile, last_tile = runs[:, 0] // cols, (runs[:, 1] - 1) // cols
     count = last_tile - first_tile + 1
     run = np.repeat(np.arange(len(runs)), count)
@@ -185,7 +188,7 @@ def _plane(
     order = np.lexsort((other, blocks))
     order_full, order_partial = order[full[order]], order[~full[order]]
 
-    # Words of a partial tile: of each panel and key, which of the panel's rows attend it
+    # Words of a partial tile: for each panel and key, the rows of the panel that attend the key
     _check(len(order_partial) * (rows * ceil_div(cols, 64) if by == "rows" else cols * per_block))
     place = np.full(len(numbers), -1)
     place[order_partial] = np.arange(len(order_partial))
@@ -197,11 +200,11 @@ def _plane(
     of, source = of_panel[run[piece]], runs[run[piece], 2]
     at = np.where(source < 0, 0, source + key - runs[run[piece], 0])
     valid = below(np.minimum(panel, n_rows - of * panel))
-    bits = found.bits if len(found.bits) else np.zeros(1, np.uint64)
+    bits = low.bits if len(low.bits) else np.zeros(1, np.uint64)
     words[place[entry[piece]], of % per_block, key % cols] = np.where(source < 0, valid, bits[at])
 
     if by == "rows":
-        lines = _turned(words, panel)
+        lines = _transpose_bits(words, panel)
         live = np.bitwise_or.reduce(lines, axis=1)
     else:
         lines = words.swapaxes(1, 2)
@@ -216,16 +219,16 @@ def _plane(
     )
 
 
-def _turned(words: np.ndarray, panel: int) -> np.ndarray:
-    """(tiles, panels, keys), bits of rows -> (tiles, rows, words), bits of keys."""
+def _transpose_bits(words: np.ndarray, panel: int) -> np.ndarray:
+    """Words (tiles, panels, keys) of bits of rows as words (tiles, rows, words) of bits of keys."""
     tiles, panels, cols = words.shape
     result = np.zeros((tiles, panels * panel, ceil_div(cols, 64)), np.uint64)
-    step = max(1, AT_ONCE // (panels * cols * 64))
+    step = max(1, PAIRS_AT_ONCE // (panels * cols * 64))
     for i in range(0, tiles, step):
         some = np.ascontiguousarray(words[i : i + step]).view(np.uint8).reshape(-1, panels, cols, 8)
         by_row = np.unpackbits(some, axis=-1, bitorder="little")[..., :panel].transpose(0, 1, 3, 2)
         packed = np.packbits(by_row, axis=-1, bitorder="little").reshape(-1, panels * panel, cols // 8)
-        room = np.zeros((*packed.shape[:2], result.shape[2] * 8), np.uint8)
-        room[..., : cols // 8] = packed
-        result[i : i + step] = room.view(np.uint64)
+        padded = np.zeros((*packed.shape[:2], result.shape[2] * 8), np.uint8)
+        padded[..., : cols // 8] = packed
+        result[i : i + step] = padded.view(np.uint64)
     return result

@@ -1,4 +1,4 @@
-"""How many pairs each tile of a grid has: which tiles are empty, full or partly attended."""
+"""The number of pairs in each tile of a grid, which shows the tiles that are empty, full or partly attended."""
 
 from __future__ import annotations
 
@@ -8,47 +8,63 @@ import numpy as np
 
 from redblue.base.integers import ceil_div
 from redblue.masks.patterns import spans
-from redblue.masks.patterns.pattern import MOST_ROWS, Pattern, popcount, tiling
+from redblue.masks.patterns.bit_words import WORD_BITS, popcount
+from redblue.masks.patterns.pattern import Pattern
+from redblue.masks.patterns.tiling import tiling
 
 
 class Census(NamedTuple):
-    """The tiles of rows x cols that have pairs. row, col: which tile; pairs: how many attend; area: of how many."""
+    """The live tiles of a grid, one entry per tile that has attending pairs, in row-major order.
+
+    row, col: place of the tile in the grid. pairs: attending pairs in the tile. area: all pairs in the tile.
+    tiles: number of tiles in the grid, empty ones included.
+    """
 
     row: np.ndarray
     col: np.ndarray
     pairs: np.ndarray
     area: np.ndarray
-    tiles: int  # of the grid, the empty ones included
+    tiles: int
 
     @property
     def full(self) -> int:
+        """Number of tiles in which every pair attends."""
         return int((self.pairs == self.area).sum())
 
     @property
     def partial(self) -> int:
+        """Number of tiles in which some pairs attend."""
         return len(self.pairs) - self.full
 
     @property
     def empty(self) -> int:
+        """Number of tiles in which no pair attends."""
         return self.tiles - len(self.pairs)
 
 
 def census(pattern: Pattern, rows: int, cols: int) -> Census:
-    """The tiles of `rows` queries and `cols` keys. Costs what the live tiles cost; no n_q x n_k array."""
+    """Count the pairs in the tiles of `rows` queries and `cols` keys, in time proportional to the live tiles.
+
+    Raises RedblueError for a mask that is partly attended nearly everywhere.
+    """
     n_q, n_k = pattern.n_q, pattern.n_k
     grid = ceil_div(n_q, rows), ceil_div(n_k, cols)
-    first = spans.numbered(grid[0]) * rows
+    first = spans.arange(grid[0]) * rows
     stop = np.minimum(first + rows, n_q)
-    tile, piece = spans.listed(0, ceil_div(stop - first, MOST_ROWS))
-    low = first[tile] + MOST_ROWS * piece
-    found = tiling(pattern, low, np.minimum(low + MOST_ROWS, stop[tile]), 1)
+    # Cut each row of tiles into panels of at most 64 queries.
+    tile_row, panel = spans.expand(0, ceil_div(stop - first, WORD_BITS))
+    low = first[tile_row] + WORD_BITS * panel
+    tiles = tiling(pattern, low, np.minimum(low + WORD_BITS, stop[tile_row]), 1)
 
-    part, key = np.divmod(found.full.reshape(-1, 2), n_k + 1)
-    run, col = spans.listed(key[:, 0] // cols, (key[:, 1] - 1) // cols + 1 - key[:, 0] // cols)
+    # Full runs, cut at the edges of tiles; then single keys with bits.
+    panel_of_run, key = np.divmod(tiles.full.reshape(-1, 2), n_k + 1)
+    run, col = spans.expand(key[:, 0] // cols, (key[:, 1] - 1) // cols + 1 - key[:, 0] // cols)
     width = np.minimum(key[run, 1], (col + 1) * cols) - np.maximum(key[run, 0], col * cols)
-    at, key_at = np.divmod(found.at, n_k + 1)
-    codes = np.concatenate([tile[part[run, 0]] * grid[1] + col, tile[at] * grid[1] + key_at // cols])
-    pairs = np.concatenate([width * found.lengths[part[run, 0]], popcount(found.words)])
+    panel_of_word, key_of_word = np.divmod(tiles.positions, n_k + 1)
+    codes = np.concatenate(
+        [tile_row[panel_of_run[run, 0]] * grid[1] + col, tile_row[panel_of_word] * grid[1] + key_of_word // cols]
+    )
+    pairs = np.concatenate([width * tiles.lengths[panel_of_run[run, 0]], popcount(tiles.words)])
 
     order = np.argsort(codes, kind="stable")
     begins = np.flatnonzero(np.diff(codes[order], prepend=-1))

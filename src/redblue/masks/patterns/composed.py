@@ -1,4 +1,4 @@
-"""Patterns made of patterns: coarser ones, two together, and what one leaves out."""
+"""Patterns made of patterns: a pattern of blocks, the intersection or union of two patterns, and the complement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from redblue.masks.patterns.pattern import Pattern
 
 @dataclass(frozen=True, eq=False)
 class Coarse(Pattern):
-    """A pattern of blocks, each of `block` (queries, keys) of this one; the last of an axis may be shorter."""
+    """Query i attends key j where block i // bq attends block j // bk in the pattern `of`.
+
+    block: (bq, bk); the last block of an axis may be shorter.
+    """
 
     of: Pattern
     block: tuple[int, int]
@@ -27,14 +30,15 @@ class Coarse(Pattern):
         return self.of.exact
 
     def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return self._wide(self.of.outer(first // self.block[0], ceil_div(stop, self.block[0])))
+        return self._scale(self.of.outer(first // self.block[0], ceil_div(stop, self.block[0])))
 
     def inner(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return self._wide(self.of.inner(first // self.block[0], ceil_div(stop, self.block[0])))
+        return self._scale(self.of.inner(first // self.block[0], ceil_div(stop, self.block[0])))
 
-    def _wide(self, edges: np.ndarray) -> np.ndarray:
-        at, key = np.divmod(edges, self.of.n_k + 1)
-        return at * (self.n_k + 1) + np.minimum(key * self.block[1], self.n_k)
+    def _scale(self, edges: np.ndarray) -> np.ndarray:
+        """Turn edges in blocks of keys into edges in keys."""
+        ranges, key = np.divmod(edges, self.of.n_k + 1)
+        return ranges * (self.n_k + 1) + np.minimum(key * self.block[1], self.n_k)
 
     def attends(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
         return self.of.attends(np.asarray(q) // self.block[0], np.asarray(k) // self.block[1])
@@ -42,7 +46,7 @@ class Coarse(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Joined(Pattern):
-    """Where both of two patterns attend (op is bitwise_and), or either of them (bitwise_or)."""
+    """The pairs of both patterns (op is np.bitwise_and), or of at least one of them (np.bitwise_or)."""
 
     a: Pattern
     b: Pattern
@@ -76,7 +80,7 @@ class Joined(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Inverted(Pattern):
-    """Where a pattern does not attend."""
+    """The pairs that the pattern `of` does not have."""
 
     of: Pattern
 
@@ -90,10 +94,10 @@ class Inverted(Pattern):
         return inner, outer
 
     def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return spans.difference(spans.everything(len(first), self.n_k), self.of.inner(first, stop))
+        return spans.difference(spans.all_keys(len(first), self.n_k), self.of.inner(first, stop))
 
     def inner(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return spans.difference(spans.everything(len(first), self.n_k), self.of.outer(first, stop))
+        return spans.difference(spans.all_keys(len(first), self.n_k), self.of.outer(first, stop))
 
     def attends(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
         return ~self.of.attends(q, k)

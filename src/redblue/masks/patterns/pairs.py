@@ -1,4 +1,4 @@
-"""What a schedule asks of a mask: which (row, column) pairs attend, tile by tile, and in sum over all tiles."""
+"""The interface between masks and schedules: the attending (row, column) pairs, by tile and summed over all tiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import numpy as np
 
 
 class TileSums(NamedTuple):
-    """Sums over the live tiles I x J of a tiling: how many, and of |I|, |J| and |I| |J|."""
+    """Sums over the live tiles of a grid, which are the tiles with at least one attending pair.
+
+    tiles: number of live tiles. rows, cols: the sum of their heights, and of their widths. area: the sum of height
+    times width. Each is an int, or an array if the tile sizes were arrays.
+    """
 
     tiles: Any
     rows: Any
@@ -17,38 +21,65 @@ class TileSums(NamedTuple):
     area: Any
 
 
-Runs = tuple[range, ...]  # ranges that are not empty, ascending, and do not touch
+Runs = tuple[range, ...]  # ascending ranges, none empty, no two touching
 
 
 class Pairs(Protocol):
-    """What schedules ask of a mask that is laid on rows (queries) and columns (keys).
+    """A mask laid on rows and columns.
 
-    steps: along rows and along columns, the block edge that the mask is made of (1 where it may change anywhere).
-    sums(rows, cols): over the live tiles of the grid of rows x cols tiles; both may be arrays (broadcast).
+    A row is a query, or one of the `group` consecutive rows that a query fills in grouped-query attention. A column is
+    a key.
     """
 
     @property
     def n_rows(self) -> int: ...
     @property
     def n_cols(self) -> int: ...
+
     @property
-    def T(self) -> Pairs: ...
+    def T(self) -> Pairs:
+        """The transpose."""
+        ...
+
     @property
-    def is_full(self) -> bool: ...
+    def is_full(self) -> bool:
+        """Whether every pair attends."""
+        ...
+
     @property
-    def nnz(self) -> int: ...
+    def nnz(self) -> int:
+        """Number of attending pairs."""
+        ...
+
     @property
-    def steps(self) -> tuple[int, int]: ...
-    def cols_of(self, rows: range) -> Runs: ...
-    def rows_of(self, cols: range) -> Runs: ...
-    def dense(self, rows: range, cols: range) -> np.ndarray: ...
-    def holds(self, rows: range, cols: range) -> bool: ...
-    def sums(self, rows: Any, cols: Any) -> TileSums: ...
+    def steps(self) -> tuple[int, int]:
+        """The edges of the blocks that the mask is made of, in rows and in columns; 1 without blocks."""
+        ...
+
+    def cols_of(self, rows: range) -> Runs:
+        """Return the columns that some row of `rows` attends, as maximal runs."""
+        ...
+
+    def rows_of(self, cols: range) -> Runs:
+        """Return the rows that attend some column of `cols`, as maximal runs."""
+        ...
+
+    def dense(self, rows: range, cols: range) -> np.ndarray:
+        """Return a boolean (len(rows), len(cols)) array, True where the row attends the column."""
+        ...
+
+    def holds(self, rows: range, cols: range) -> bool:
+        """Return whether every pair of the tile attends, so that the tile needs no masking."""
+        ...
+
+    def sums(self, rows: Any, cols: Any) -> TileSums:
+        """Sum over the live tiles of the grid of `rows` x `cols` tiles. Both may be arrays, which broadcast."""
+        ...
 
 
 @dataclass(frozen=True)
 class Transposed:
-    """The same pairs with rows and columns exchanged: for schedules that keep keys and stream queries."""
+    """The same pairs with rows and columns exchanged, for schedules that keep keys and stream queries."""
 
     of: Pairs
 

@@ -1,4 +1,4 @@
-"""The rules that arrays give: graphs (CSR, COO) and dense boolean arrays."""
+"""Rules made from a user's arrays: graphs (CSR, COO) and stacks of dense boolean arrays."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.rules.algebra import Stack
-from redblue.masks.rules.layouts import Blocks
-from redblue.masks.numbers import Numbers, number, whole
+from redblue.base.integers import whole_number
+from redblue.masks.numbers import Numbers, whole
+from redblue.masks.patterns.graph import Graph
 from redblue.masks.patterns.pattern import Pattern
-from redblue.masks.patterns.tiles import Graph
-from redblue.masks.rules.rule import Rule, Sizes, fits
 from redblue.masks.patterns.spans import stride
-
-ANY = 1 << 60  # edge of a block that covers any axis: a dense array of one row or column broadcasts
+from redblue.masks.rules.dense import Dense
+from redblue.masks.rules.rule import Rule, Sizes, check_sizes
+from redblue.masks.rules.stack import Stack
 
 
 @dataclass(frozen=True)
 class Csr(Rule):
-    """Query i attends the keys indices[indptr[i] : indptr[i + 1]]."""
+    """Query i attends the keys indices[indptr[i] : indptr[i + 1]], which ascend strictly."""
 
     indptr: Numbers
     indices: Numbers
@@ -31,30 +30,31 @@ class Csr(Rule):
 
     @classmethod
     def of(cls, indptr: Any, indices: Any, n_k: Any) -> Csr:
-        """The rule, from what a user gives. Raises RedblueError that names the argument and the entry."""
-        ptr, keys, n_k = whole("indptr", indptr), whole("indices", indices), number("n_k", n_k, 0)
+        """Make the rule from a user's arguments. Raises RedblueError, which names the argument and the entry."""
+        ptr, keys, n_k = whole("indptr", indptr), whole("indices", indices), whole_number("n_k", n_k, 0)
         if not len(ptr) or ptr[0]:
             raise RedblueError(f"indptr[0] must be 0, got {ptr[0] if len(ptr) else 'an empty array'}")
-        back = np.flatnonzero(np.diff(ptr) < 0)
-        if len(back):
-            i = back[0] + 1
+        descents = np.flatnonzero(np.diff(ptr) < 0)
+        if len(descents):
+            i = descents[0] + 1
             raise RedblueError(f"indptr must not descend, but indptr[{i}] = {ptr[i]} follows {ptr[i - 1]}")
         if ptr[-1] != len(keys):
             raise RedblueError(
                 f"indptr[{len(ptr) - 1}] (its last) must be the number of indices, {len(keys)}; got {ptr[-1]}"
             )
-        out = np.flatnonzero((keys < 0) | (keys >= n_k))
-        if len(out):
-            raise RedblueError(f"indices[{out[0]}] must be a key, 0 to n_k - 1 = {n_k - 1}, got {keys[out[0]]}")
-        starts = np.zeros(len(keys) + 1, bool)
-        starts[ptr] = True
-        wrong = np.flatnonzero((np.diff(keys) <= 0) & ~starts[1:-1])
+        outside = np.flatnonzero((keys < 0) | (keys >= n_k))
+        if len(outside):
+            i = outside[0]
+            raise RedblueError(f"indices[{i}] must be a key, 0 to n_k - 1 = {n_k - 1}, got {keys[i]}")
+        starts_row = np.zeros(len(keys) + 1, bool)
+        starts_row[ptr] = True
+        wrong = np.flatnonzero((np.diff(keys) <= 0) & ~starts_row[1:-1])
         if len(wrong):
             i = wrong[0] + 1
             row = int(np.searchsorted(ptr, i, "right")) - 1
-            what = "occurs twice" if keys[i] == keys[i - 1] else f"follows {keys[i - 1]}"
+            fault = "occurs twice" if keys[i] == keys[i - 1] else f"follows {keys[i - 1]}"
             raise RedblueError(
-                f"indices must ascend in each row, each key once, but in row {row} indices[{i}] = {keys[i]} {what}: "
+                f"indices must ascend in each row, each key once, but in row {row} indices[{i}] = {keys[i]} {fault}: "
                 "sort them, or use Mask.from_coo"
             )
         return cls(Numbers(ptr), Numbers(keys), n_k)
@@ -66,8 +66,8 @@ class Csr(Rule):
     def sizes(self) -> Sizes:
         return len(self.indptr) - 1, self.n_k
 
-    def laid(self, n_q: int, n_k: int) -> Pattern:
-        fits("the mask from CSR", self.sizes, n_q, n_k, "give another indptr or n_k")
+    def pattern(self, n_q: int, n_k: int) -> Pattern:
+        check_sizes("the mask from CSR", self.sizes, n_q, n_k, "give another indptr or n_k")
         return self._graph
 
     @functools.cached_property
@@ -76,63 +76,36 @@ class Csr(Rule):
 
 
 def from_coo(rows: Any, cols: Any, shape: Any) -> Csr:
-    """The rule of pairs in any order, each once. Raises RedblueError that names the argument and the entry."""
+    """Make the rule of pairs in any order, each given once. Raises RedblueError, which names argument and entry."""
     try:
         n_q, n_k = shape
     except (TypeError, ValueError):
         raise RedblueError(f"shape must be two whole numbers (n_q, n_k), got {shape!r}") from None
-    n_q, n_k = number("shape[0]", n_q, 0), number("shape[1]", n_k, 0)
+    n_q, n_k = whole_number("shape[0]", n_q, 0), whole_number("shape[1]", n_k, 0)
     queries, keys = whole("rows", rows), whole("cols", cols)
     if len(queries) != len(keys):
         raise RedblueError(f"rows and cols must be alike long, got {len(queries)} and {len(keys)}")
-    for name, given, n in (("rows", queries, n_q), ("cols", keys, n_k)):
-        out = np.flatnonzero((given < 0) | (given >= n))
-        if len(out):
-            raise RedblueError(f"{name}[{out[0]}] must be 0 to {n - 1}, got {given[out[0]]}")
-    stride(n_q, n_k)
+    for name, array, n in (("rows", queries, n_q), ("cols", keys, n_k)):
+        outside = np.flatnonzero((array < 0) | (array >= n))
+        if len(outside):
+            raise RedblueError(f"{name}[{outside[0]}] must be 0 to {n - 1}, got {array[outside[0]]}")
+    stride(n_q, n_k)  # raises if query * n_k + key would not fit 64 bits
     pairs = queries * n_k + keys
-    ascends = bool((pairs[1:] > pairs[:-1]).all())
-    order = np.arange(len(pairs)) if ascends else np.argsort(pairs, kind="stable")
+    is_sorted = bool((pairs[1:] > pairs[:-1]).all())
+    order = np.arange(len(pairs)) if is_sorted else np.argsort(pairs, kind="stable")
     queries, keys, pairs = queries[order], keys[order], pairs[order]
-    twice = np.flatnonzero(pairs[1:] == pairs[:-1])
-    if len(twice):
-        i, j = order[twice[0] : twice[0] + 2].tolist()
-        raise RedblueError(f"the pair rows[{j}], cols[{j}] = {queries[twice[0]]}, {keys[twice[0]]} is entry {i} again")
+    repeats = np.flatnonzero(pairs[1:] == pairs[:-1])
+    if len(repeats):
+        first = repeats[0]
+        i, j = order[first : first + 2].tolist()
+        raise RedblueError(f"the pair rows[{j}], cols[{j}] = {queries[first]}, {keys[first]} is entry {i} again")
     return Csr(Numbers(np.append(0, np.cumsum(np.bincount(queries, minlength=n_q)))), Numbers(keys), n_k)
 
 
-@dataclass(frozen=True)
-class Dense(Blocks):
-    """A boolean array (n_q, n_k); an axis of length 1 takes any number of queries or keys."""
-
-    @classmethod
-    def of_array(cls, array: np.ndarray) -> Dense:
-        rows, cols = array.shape
-        return cls(np.packbits(array).tobytes(), (rows, cols), (ANY if rows == 1 else 1, ANY if cols == 1 else 1))
-
-    def __repr__(self) -> str:
-        return f"Mask.from_dense({shown(self.layout)})"
-
-    @property
-    def sizes(self) -> Sizes:
-        rows, cols = (None if n == 1 else n for n in self.shape)
-        return rows, cols
-
-    @property
-    def takes_any(self) -> bool:
-        return self.sizes == (None, None)
-
-    def check(self, n_q: int, n_k: int) -> None:
-        fits("the dense mask", self.sizes, n_q, n_k, "give an array of that shape")
-
-    def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Blocks:
-        return self if old == new else sampled(self, old, new)
-
-
-def from_dense(given: Any) -> Rule:
-    """The rule of a boolean array (..., n_q, n_k), or of one (n_k,) for every query. Raises RedblueError."""
+def from_dense(dense: Any) -> Rule:
+    """Make the rule of a boolean array (..., n_q, n_k), or (n_k,) for every query. Raises RedblueError."""
     try:
-        array = np.asarray(given)
+        array = np.asarray(dense)
     except ValueError as error:
         raise RedblueError(f"the dense mask must be a boolean array; its rows are not alike ({error})") from None
     if array.dtype != np.bool_:
@@ -142,29 +115,11 @@ def from_dense(given: Any) -> Rule:
     if not array.ndim:
         raise RedblueError("the dense mask must have at least one axis, its keys; got a single number")
     array = array[None] if array.ndim == 1 else array
-    while array.ndim > 2 and array.shape[0] == 1:  # it broadcasts: one mask for all
+    while array.ndim > 2 and array.shape[0] == 1:  # an axis of length 1 broadcasts
         array = array[0]
     *lead, n_q, n_k = array.shape
     if not lead:
         return Dense.of_array(array)
     if 0 in lead:
         raise RedblueError(f"the dense mask must have at least one batch entry and head, got shape {array.shape}")
-    return Stack.of([Dense.of_array(each) for each in array.reshape(math.prod(lead), n_q, n_k)], tuple(lead))
-
-
-def shown(array: np.ndarray) -> str:
-    """A boolean array as its rows, or in short."""
-    if array.size <= 16:
-        return repr(array.tolist())
-    return f"<{' x '.join(map(str, array.shape))}, {array.mean():.3g} of them True>"
-
-
-def sampled(rule: Rule, old: tuple[int, int], new: tuple[int, int]) -> Dense:
-    """The rule on other sizes: each pair attends where the one at the same share of both axes did."""
-    pattern = rule.laid(*old)
-    q, k = (np.arange(after) * before // max(1, after) for before, after in zip(old, new, strict=True))
-    found = np.zeros(new, bool)
-    if found.size and old[0] and old[1]:
-        for i in range(new[0]):
-            found[i] = pattern.attends(q[i], k)
-    return Dense.of_array(found)
+    return Stack.of([Dense.of_array(plane) for plane in array.reshape(math.prod(lead), n_q, n_k)], tuple(lead))

@@ -1,73 +1,97 @@
-"""Packed documents that are each masked by a window of their own, counted from the document's ends."""
+"""Rules of packed documents: each document attends itself, in full or in a window."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from redblue.masks.patterns import spans
-from redblue.masks.rules.bands import Window
-from redblue.masks.numbers import Numbers
+from redblue.base.errors import RedblueError
+from redblue.masks.numbers import Numbers, numbers
+from redblue.masks.patterns.packed import Packed, PackedWindows
 from redblue.masks.patterns.pattern import Pattern
-from redblue.masks.patterns.tiles import Packed
-from redblue.masks.rules.rule import Rule, Sizes, fits
+from redblue.masks.rules.bands import Window
+from redblue.masks.rules.rule import Rule, Sizes, check_sizes
+
+MAX_TOKENS = 1 << 60  # of all documents together
+
+
+def documents(lengths: Any, key_lengths: Any, within: Rule | None) -> Documents:
+    """Make the rule of packed documents from a user's arguments (see Mask.documents).
+
+    Raises RedblueError, which names the argument, for invalid lengths and if `within` is not a window.
+    """
+    queries, keys = _check_lengths(lengths, key_lengths)
+    if within is None or within.is_full:
+        return Documents(queries, keys)
+    if not isinstance(within, Window):
+        raise RedblueError(f"within must be a window, such as Mask.causal(), got {within!r}: use & for others")
+    return WindowedDocuments(queries, keys, within)
+
+
+def _check_lengths(lengths: Any, key_lengths: Any) -> tuple[Numbers, Numbers]:
+    """Check a user's lengths of documents in queries and in keys; key_lengths None stands for `lengths`.
+
+    Raises RedblueError, which names the argument.
+    """
+    queries = numbers("lengths", lengths)
+    keys = queries if key_lengths is None else numbers("key_lengths", key_lengths)
+    if len(keys) != len(queries):
+        raise RedblueError(f"key_lengths must be as many as lengths ({len(queries)}), got {len(keys)}")
+    for name, checked in (("lengths", queries), ("key_lengths", keys)):
+        total = checked.array.sum(dtype=np.float64)
+        if total > MAX_TOKENS:
+            raise RedblueError(f"{name} must add up to at most {MAX_TOKENS:,}, got about {total:.3g}")
+    return queries, keys
 
 
 @dataclass(frozen=True)
-class WindowedDocuments(Rule):
-    """Documents one behind the other: queries attend those keys of their own that the window keeps within it."""
+class Documents(Rule):
+    """Consecutive documents: a query attends every key of its document.
+
+    lengths, key_lengths: queries and keys of each document.
+    """
 
     lengths: Numbers
     key_lengths: Numbers
-    window: Window
 
     def __repr__(self) -> str:
+        return f"Mask.documents({self._lengths_text})"
+
+    @property
+    def _lengths_text(self) -> str:
         keys = "" if self.key_lengths == self.lengths else f", key_lengths={self.key_lengths!r}"
-        return f"Mask.documents({self.lengths!r}{keys}, within={self.window!r})"
+        return f"{self.lengths!r}{keys}"
 
     @property
     def sizes(self) -> Sizes:
         return int(self.lengths.array.sum()), int(self.key_lengths.array.sum())
 
-    def laid(self, n_q: int, n_k: int) -> Pattern:
-        fits("documents", self.sizes, n_q, n_k, "lengths must add up to it, padding included")
+    def _starts(self, n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first query and the first key of each document, followed by n_q and n_k."""
+        check_sizes("documents", self.sizes, n_q, n_k, "lengths must add up to it, padding included")
+        return np.append(0, np.cumsum(self.lengths.array)), np.append(0, np.cumsum(self.key_lengths.array))
+
+    def pattern(self, n_q: int, n_k: int) -> Pattern:
+        return Packed(n_q, n_k, *self._starts(n_q, n_k))
+
+
+@dataclass(frozen=True)
+class WindowedDocuments(Documents):
+    """Consecutive documents: a query attends those keys of its document that a window, laid on the document, keeps."""
+
+    window: Window
+
+    def __repr__(self) -> str:
+        return f"Mask.documents({self._lengths_text}, within={self.window!r})"
+
+    def pattern(self, n_q: int, n_k: int) -> Pattern:
+        starts, key_starts = self._starts(n_q, n_k)
         lengths, key_lengths, window = self.lengths.array, self.key_lengths.array, self.window
         offset = key_lengths - lengths if window.align == "bottom-right" else 0 * lengths
-        everything = n_q + n_k
-        left, right = (everything if side is None else min(side, everything) for side in (window.left, window.right))
-        starts, key_starts = (np.append(0, np.cumsum(each)) for each in (lengths, key_lengths))
-        begin = key_starts[:-1] - starts[:-1] + offset  # the key that query 0 would stand at
-        return PackedWindows(n_q, n_k, starts, key_starts, begin - left, begin + right + 1)
-
-
-@dataclass(frozen=True, eq=False)
-class PackedWindows(Packed):
-    """Query i of document t attends keys i + first[t] .. i + end[t] - 1, those of the document."""
-
-    first: np.ndarray
-    end: np.ndarray
-
-    def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        low, high = self._documents(first), self._documents(stop - 1)
-        at, t = spans.listed(low, high - low + 1)
-        begin, last = np.maximum(first[at], self.starts[t]), np.minimum(stop[at], self.starts[t + 1]) - 1
-        some = begin <= last  # a document without queries is attended by none
-        at, t, begin, last = at[some], t[some], begin[some], last[some]
-        return self._clipped(at, t, begin + self.first[t], last + self.end[t])
-
-    def inner(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        low, high = self._documents(first), self._documents(stop - 1)
-        alone = np.flatnonzero(low == high)
-        t = low[alone]
-        return self._clipped(alone, t, stop[alone] - 1 + self.first[t], first[alone] + self.end[t])
-
-    def _clipped(self, at: np.ndarray, t: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        return spans.from_runs(
-            at, np.maximum(low, self.key_starts[t]), np.minimum(high, self.key_starts[t + 1]), self.n_k
-        )
-
-    def queries(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        t = np.searchsorted(self.key_starts, keys, "right") - 1
-        first = np.maximum(self.starts[t], keys - self.end[t] + 1)
-        return first, np.maximum(first, np.minimum(self.starts[t + 1], keys - self.first[t] + 1))
+        widest = n_q + n_k  # stands for an open side
+        left, right = (widest if side is None else min(side, widest) for side in (window.left, window.right))
+        # Query i of document t stands at key i + diagonal[t].
+        diagonal = key_starts[:-1] - starts[:-1] + offset
+        return PackedWindows(n_q, n_k, starts, key_starts, diagonal - left, diagonal + right + 1)

@@ -1,246 +1,80 @@
-"""How a mask is stored, if no rule says which pairs attend: the index of every format, in words.
+"""The interface of storage formats: an index that stores which pairs of a mask attend, and its size in words.
 
-An index entry (a column, a place in another array) takes one word, whatever the type of the numbers; bits are packed
-into words of 8 x the bytes of a number: 16 bits for float16. An index belongs to the queries: the heads that share it
-(grouped-query attention) read it together, other heads each for themselves. A format describes one side: for passes by
-rows of queries the mask itself, for passes by keys its transpose, which is stored besides.
+An index is needed where no rule says which pairs attend. An entry of an index (a column, or an offset into another
+array) takes one word, whatever the number type. Bits are packed into words; a word has 8 times the bytes of a number,
+so 16 bits for float16. The index belongs to the queries: heads that share one index (grouped-query attention) read it
+together, and other heads read their own. A format stores one side of a mask: passes by rows of queries read the mask
+itself, and passes by keys read its transpose, which is stored as a second index.
 
-A sweep over blocks of rows (schedules/schedule.py) reads for each block all that the index holds of its rows:
+A sweep over blocks of rows (`schedules/schedule.py`) reads everything that the index holds for the rows of each block:
 
-| format | of a block of rows | words |
+| format | read for a block of rows | words |
 |---|---|---|
-| `bits` | their rows of bits | rows x ceil(n_k / bits of a word) |
-| `blocks` | pointers of the rows of blocks it touches, and their live blocks | touched + 1, and one for each live block |
-| `tiles:E` | two pointers each, the live tiles, and bits of the partial ones, of these rows | 2 (touched + 1), one for each, rows x ceil(E / bits) for each partial |
-| `csr` | pointers and columns | rows + 1, and one for each pair |
-| `coo` | rows and columns; a sweep is at its place already | 2 for each pair |
-| `N:M` | N places in each group of M columns, packed | rows x ceil(N ceil(log2 M) n_k / M / bits of a word) |
+| `bits` | the rows' bits | rows x ceil(n_k / bits per word) |
+| `blocks` | pointers of the touched rows of blocks, and their live blocks | touched + 1, and 1 per live block |
+| `tiles:E` | two pointers per row of tiles, live tiles, these rows' bits of partial tiles | 2 (touched + 1), 1 per live tile, rows x ceil(E / bits) per partial tile |
+| `csr` | pointers and columns | rows + 1, and 1 per pair |
+| `coo` | rows and columns, no pointers: a sweep reads on from the last block | 2 per pair |
+| `N:M` | N packed offsets in each group of M columns | rows x ceil(N ceil(log2 M) n_k / M / bits per word) |
 """  # noqa: E501
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from redblue.masks.storage.pair_lists import degrees, entries
-from redblue.base.errors import RedblueError, UnknownName
-from redblue.base.integers import ceil_div
 from redblue.masks.patterns.pairs import Pairs
 
-Part = tuple[str, tuple[range, ...]]  # of an array: what a sweep loads at a time
+Part = tuple[str, tuple[range, ...]]  # a piece of an array, which a sweep loads at once: the array's name, its slices
 Arrays = Mapping[str, np.ndarray]
-NAMES = ("bits", "blocks", "tiles", "csr", "coo")
 
 
 class Format(Protocol):
-    """One way to store a side of a mask. bits: of a word. All sizes are in words."""
+    """One way to store a side of a mask. Sizes are in words; `bits` is the number of bits in a word."""
 
     @property
     def name(self) -> str: ...
+
     def size(self, side: Pairs, bits: int) -> int:
-        """Words that the index takes. Raises RedblueError if the mask cannot be stored so."""
+        """Return the words of the whole index. Raises RedblueError if the format cannot store the mask."""
         ...
 
     def read(self, side: Pairs, starts: np.ndarray, stops: np.ndarray, bits: int) -> int:
-        """Words of the index of all blocks of rows starts[i] .. stops[i] - 1."""
+        """Return the words read by a sweep over the blocks of rows starts[i] .. stops[i] - 1, in total."""
         ...
 
     def arrays(self, side: Pairs, bits: int) -> Arrays:
-        """The index itself, as whole numbers."""
+        """Build the index, as arrays of whole numbers."""
         ...
 
     def parts(self, side: Pairs, arrays: Arrays, rows: range) -> Iterator[Part]:
-        """What the index holds of the rows, at most len(rows) + 1 words at a time."""
+        """Yield the parts of the index that belong to the rows, of at most len(rows) + 1 words each."""
         ...
 
     def decode(self, side: Pairs, loaded: Arrays, rows: range) -> np.ndarray:
-        """Which columns the rows attend, from these parts alone: (len(rows), columns of the side), bool."""
+        """Return a boolean (len(rows), columns of the side) array, computed from the loaded parts alone."""
         ...
 
 
-def ends(starts: np.ndarray, of: range) -> tuple[int, int]:
-    """Where the entries of these rows begin, and where they end."""
-    return int(starts[of.start]), int(starts[of.stop])
+def entry_range(starts: np.ndarray, rows: range) -> tuple[int, int]:
+    """Return the first entry of the rows, and the first one after them, by the rows' pointers."""
+    return int(starts[rows.start]), int(starts[rows.stop])
 
 
-def pieces(name: str, start: int, stop: int, step: int) -> Iterator[Part]:
+def split(name: str, start: int, stop: int, step: int) -> Iterator[Part]:
+    """Yield entries start .. stop - 1 of a 1-D array as parts of at most `step` entries."""
     yield from ((name, (range(at, min(at + step, stop)),)) for at in range(start, stop, max(1, step)))
 
 
 def pack(dense: np.ndarray, bits: int) -> np.ndarray:
-    """Each row's bits in words, the first in the lowest bit."""
-    filled = np.pad(dense, ((0, 0), (0, -dense.shape[1] % bits)))
-    return np.ascontiguousarray(np.packbits(filled, axis=1, bitorder="little")).view(f"<u{bits // 8}")
+    """Pack each row of a boolean array into words of `bits` bits, the first column in the lowest bit."""
+    padded = np.pad(dense, ((0, 0), (0, -dense.shape[1] % bits)))
+    return np.ascontiguousarray(np.packbits(padded, axis=1, bitorder="little")).view(f"<u{bits // 8}")
 
 
 def unpack(words: np.ndarray, columns: int) -> np.ndarray:
-    bytes_of = np.ascontiguousarray(words).view(np.uint8)
-    return np.unpackbits(bytes_of, axis=1, count=columns, bitorder="little").astype(bool)
-
-
-@dataclass(frozen=True)
-class Bits:
-    """One bit for each pair."""
-
-    name = "bits"
-
-    def size(self, side: Pairs, bits: int) -> int:
-        return side.n_rows * ceil_div(side.n_cols, bits)
-
-    def read(self, side: Pairs, starts: np.ndarray, stops: np.ndarray, bits: int) -> int:
-        return int((stops - starts).sum()) * ceil_div(side.n_cols, bits)
-
-    def arrays(self, side: Pairs, bits: int) -> Arrays:
-        return {"bits": pack(side.dense(range(side.n_rows), range(side.n_cols)), bits)}
-
-    def parts(self, side: Pairs, arrays: Arrays, rows: range) -> Iterator[Part]:
-        yield from (("bits", (rows, range(at, at + 1))) for at in range(arrays["bits"].shape[1]))
-
-    def decode(self, side: Pairs, loaded: Arrays, rows: range) -> np.ndarray:
-        return unpack(loaded["bits"].reshape(-1, len(rows)).T, side.n_cols)
-
-
-@dataclass(frozen=True)
-class Csr:
-    """Where each row's columns begin, and the columns."""
-
-    name = "csr"
-
-    def size(self, side: Pairs, bits: int) -> int:
-        return side.n_rows + 1 + side.nnz
-
-    def read(self, side: Pairs, starts: np.ndarray, stops: np.ndarray, bits: int) -> int:
-        return int((stops - starts + 1).sum()) + _pairs_in(side, starts, stops)
-
-    def arrays(self, side: Pairs, bits: int) -> Arrays:
-        return dict(zip(("starts", "cols"), entries(side), strict=True))
-
-    def parts(self, side: Pairs, arrays: Arrays, rows: range) -> Iterator[Part]:
-        yield "starts", (range(rows.start, rows.stop + 1),)
-        yield from pieces("cols", *ends(arrays["starts"], rows), len(rows))
-
-    def decode(self, side: Pairs, loaded: Arrays, rows: range) -> np.ndarray:
-        found = np.zeros((len(rows), side.n_cols), bool)
-        found[np.repeat(np.arange(len(rows)), np.diff(loaded["starts"])), loaded["cols"]] = True
-        return found
-
-
-@dataclass(frozen=True)
-class Coo:
-    """Row and column of each pair, sorted by rows."""
-
-    name = "coo"
-
-    def size(self, side: Pairs, bits: int) -> int:
-        return 2 * side.nnz
-
-    def read(self, side: Pairs, starts: np.ndarray, stops: np.ndarray, bits: int) -> int:
-        return 2 * _pairs_in(side, starts, stops)
-
-    def arrays(self, side: Pairs, bits: int) -> Arrays:
-        starts, cols = entries(side)
-        return {"rows": np.repeat(np.arange(side.n_rows), np.diff(starts)), "cols": cols}
-
-    def parts(self, side: Pairs, arrays: Arrays, rows: range) -> Iterator[Part]:
-        first, stop = np.searchsorted(arrays["rows"], [rows.start, rows.stop]).tolist()
-        for _, part in pieces("rows", first, stop, len(rows)):
-            yield "rows", part
-            yield "cols", part
-
-    def decode(self, side: Pairs, loaded: Arrays, rows: range) -> np.ndarray:
-        found = np.zeros((len(rows), side.n_cols), bool)
-        found[loaded["rows"] - rows.start, loaded["cols"]] = True
-        return found
-
-
-def _pairs_in(side: Pairs, starts: np.ndarray, stops: np.ndarray) -> int:
-    before = np.append(0, np.cumsum(degrees(side)))
-    return int((before[stops] - before[starts]).sum())
-
-
-@dataclass(frozen=True)
-class NofM:
-    """In every m columns side by side exactly n attend: their places, each in as few bits as m needs."""
-
-    n: int
-    m: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.n}:{self.m}"
-
-    @property
-    def field(self) -> int:
-        """Bits of a place."""
-        return max(1, (self.m - 1).bit_length())
-
-    def _row_words(self, n_cols: int, bits: int) -> int:
-        return ceil_div(n_cols // self.m * self.n * self.field, bits)
-
-    def size(self, side: Pairs, bits: int) -> int:
-        _places(side, self.n, self.m)
-        return side.n_rows * self._row_words(side.n_cols, bits)
-
-    def read(self, side: Pairs, starts: np.ndarray, stops: np.ndarray, bits: int) -> int:
-        return int((stops - starts).sum()) * self._row_words(side.n_cols, bits)
-
-    def arrays(self, side: Pairs, bits: int) -> Arrays:
-        place = _places(side, self.n, self.m)[:, :, None] >> np.arange(self.field) & 1
-        return {"places": pack(place.reshape(side.n_rows, -1).astype(bool), bits)}
-
-    def parts(self, side: Pairs, arrays: Arrays, rows: range) -> Iterator[Part]:
-        yield from (("places", (rows, range(at, at + 1))) for at in range(arrays["places"].shape[1]))
-
-    def decode(self, side: Pairs, loaded: Arrays, rows: range) -> np.ndarray:
-        groups = side.n_cols // self.m
-        fields = unpack(loaded["places"].reshape(-1, len(rows)).T, groups * self.n * self.field)
-        place = (fields.reshape(len(rows), -1, self.n, self.field) << np.arange(self.field)).sum(axis=-1)
-        found = np.zeros((len(rows), groups, self.m), bool)
-        np.put_along_axis(found, place, True, axis=-1)
-        return found.reshape(len(rows), side.n_cols)
-
-
-@functools.lru_cache(maxsize=8)
-def _places(side: Pairs, n: int, m: int) -> np.ndarray:
-    """(rows, attended columns of each): where in its group each lies."""
-    starts, cols = entries(side)
-    rows, groups = np.repeat(np.arange(side.n_rows), np.diff(starts)), side.n_cols // m
-    kept = np.bincount(rows * (groups + 1) + cols // m, minlength=side.n_rows * (groups + 1))
-    wrong = np.flatnonzero(kept.reshape(-1, groups + 1)[:, :groups] != n)
-    if side.n_cols % m or len(wrong):
-        at = f"row {wrong[0] // groups} keeps another number in group {wrong[0] % groups}" if len(wrong) else "it ends"
-        raise RedblueError(
-            f"format {n}:{m} stores masks of whole groups of {m} columns of which each row attends exactly {n}; this "
-            f"one has {side.n_cols} columns, and {at} (a pass by keys stores the transpose): use bits or csr"
-        )
-    return (cols % m).reshape(side.n_rows, -1)
-
-
-def parse(format: str | Format) -> Format:
-    """The format of that name. Raises RedblueError."""
-    from redblue.masks.storage.tile_lists import BitTiles, BlockList
-
-    if not isinstance(format, str):
-        return format
-    plain: dict[str, Any] = {"bits": Bits, "csr": Csr, "coo": Coo, "blocks": BlockList, "tiles": BitTiles}
-    if format in plain:
-        return plain[format]()
-    if found := re.fullmatch(r"tiles:(\d{1,9})", format, re.ASCII):
-        return BitTiles(_positive(format, found[1]))
-    if found := re.fullmatch(r"(\d{1,9}):(\d{1,9})", format, re.ASCII):
-        n, m = _positive(format, found[1]), _positive(format, found[2])
-        if n <= m:
-            return NofM(n, m)
-        raise RedblueError(f"format {format!r} keeps {n} of {m}: give at most as many as there are, such as 2:4")
-    raise UnknownName("format", format, (*NAMES, "tiles:64", "2:4", "rule"), "N:M and tiles:E take numbers")
-
-
-def _positive(format: str, text: str) -> int:
-    if int(text) < 1:
-        raise RedblueError(f"format {format!r} needs whole numbers of at least 1")
-    return int(text)
+    """Unpack rows of words into a boolean (rows, columns) array, as `pack` packed them."""
+    as_bytes = np.ascontiguousarray(words).view(np.uint8)
+    return np.unpackbits(as_bytes, axis=1, count=columns, bitorder="little").astype(bool)

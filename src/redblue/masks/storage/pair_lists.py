@@ -1,20 +1,21 @@
-"""The pairs of a mask one by one: how many each row has, and which. For what is stored pair by pair, and for graphs."""
+"""The attending pairs of a mask, one by one: their number in each row, and the list of all of them."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.rules.bands import Band
-from redblue.masks.rules.layouts import Layout
+from redblue.masks.patterns.band import Band
+from redblue.masks.patterns.graph import csr
+from redblue.masks.patterns.layout import Layout
 from redblue.masks.patterns.pairs import Pairs, Transposed
-from redblue.masks.rules.tiled import Tiled, csr
+from redblue.masks.patterns.tiled import Tiled
 
-MOST_ENTRIES = 1 << 26  # pairs that are written out: half a gigabyte of their columns
+MAX_ENTRIES = 1 << 26  # pairs in one list: half a gigabyte of columns
 
 
 def degrees(pairs: Pairs) -> np.ndarray:
-    """Attended pairs of every row, int64 (n_rows,); in closed form for bands and layouts."""
+    """Count the attending pairs of every row, int64 (n_rows,). Bands and layouts have a closed form."""
     base = pairs.of if isinstance(pairs, Transposed) else pairs
     if isinstance(base, Band):
         row = np.arange(pairs.n_rows)
@@ -33,13 +34,13 @@ def degrees(pairs: Pairs) -> np.ndarray:
 
 
 def entries(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs in CSR: int64 starts (n_rows + 1,) and columns (nnz,), ascending in each row.
+    """List the pairs in CSR form: int64 pointers (n_rows + 1,) and columns (nnz,), ascending in each row.
 
-    Raises RedblueError for more than MOST_ENTRIES pairs.
+    Raises RedblueError for more than MAX_ENTRIES pairs.
     """
-    if pairs.nnz > MOST_ENTRIES:
+    if pairs.nnz > MAX_ENTRIES:
         raise RedblueError(
-            f"the mask has {pairs.nnz:,} pairs, at most {MOST_ENTRIES:,} are written out one by one: give fewer "
+            f"the mask has {pairs.nnz:,} pairs, at most {MAX_ENTRIES:,} are written out one by one: give fewer "
             f"queries and keys, or use a format that is not made of pairs"
         )
     if isinstance(pairs, Transposed):
@@ -49,7 +50,7 @@ def entries(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
         return np.append(0, ends), np.repeat(np.arange(pairs.n_cols), np.diff(starts))[order]
     if isinstance(pairs, Tiled) and pairs.group == 1:
         return csr(pairs.pattern)
-    runs = [pairs.cols_of(range(row, row + 1)) for row in range(pairs.n_rows)]
-    starts = np.cumsum([0, *(sum(map(len, each)) for each in runs)])
-    found = [np.arange(run.start, run.stop) for each in runs for run in each]
-    return starts, np.concatenate([np.zeros(0, np.int64), *found])
+    row_runs = [pairs.cols_of(range(row, row + 1)) for row in range(pairs.n_rows)]
+    starts = np.cumsum([0, *(sum(map(len, runs)) for runs in row_runs)])
+    cols = [np.arange(run.start, run.stop) for runs in row_runs for run in runs]
+    return starts, np.concatenate([np.zeros(0, np.int64), *cols])

@@ -1,4 +1,4 @@
-"""Derivatives of the ops, and what else PyTorch may do to them: torch.func's transforms, vmap, autocast."""
+"""The ops' derivatives, and their rules for torch.func's transforms, vmap and autocast."""
 
 from __future__ import annotations
 
@@ -8,39 +8,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redblue.op.pytorch import ops
 from redblue.base.errors import RedblueError
-from redblue.op.pytorch.ops import backward_op, forward_op, library
+from redblue.kernels.options import NO_GRADIENTS, WITH_GRADIENT, WITHOUT_GRADIENT, Options
+from redblue.op.pytorch import ops
 from redblue.op.pytorch.masks import mask_named
+from redblue.op.pytorch.ops import backward_op, forward_op, library
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    """inputs: q, k, v, bias, sinks, seed and the rest, as the op takes them."""
-    ctx.save_for_backward(*inputs[:6], *output)
-    ctx.rest = inputs[6:]
-    ctx.mask = mask_named(inputs[9])  # held, not only named
-    ctx.handed_to = ops.handed_to()
+    """Keep everything that the backward pass needs. inputs: the op's flat arguments."""
+    q, k, v, *flat = inputs
+    _keep(ctx, q, k, v, Options.unflatten(flat), output)
+
+
+def _keep(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, output: tuple) -> None:
+    ctx.save_for_backward(q, k, v, *output, *options.tensors)
+    ctx.others = options.others
+    ctx.mask = options.mask and mask_named(options.mask.name)  # held, so that the name stays valid
+    ctx.substitute = ops.substitute()
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Of the inputs; dout or dlse is None where only the other output is used."""
-    q, k, v, bias, sinks, seed, out, lse = ctx.saved_tensors
-    none = (None,) * (6 + len(ctx.rest))
+def _flat_gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of the op's flat arguments."""
+    _, _, _, *flat = ctx.needs_input_grad
+    needed = Options.unflatten(flat)
+    for name in WITHOUT_GRADIENT:
+        if getattr(needed, name):
+            raise RedblueError(f"{name} has no gradient: detach it, or give a bias")
+    dq, dk, dv, gradients = _gradients(ctx, dout, dlse, {name: getattr(needed, name) for name in WITH_GRADIENT})
+    return dq, dk, dv, *NO_GRADIENTS._replace(**gradients).flat
+
+
+def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None, needed: dict[str, bool]) -> tuple[Any, ...]:
+    """(dq, dk, dv, the gradients of `needed` options by name). dout or dlse is None where that output is not used."""
     if dout is None and dlse is None:
-        return none
+        return None, None, None, {}
+    q, k, v, out, lse, *tensors = ctx.saved_tensors
+    options = Options(*ctx.others, *tensors)
     if dout is None:
         dout = torch.zeros_like(out)
-    bias_grad = bias is not None and ctx.needs_input_grad[3]
-    with ops.handing_over(to=ctx.handed_to):
-        dq, dk, dv, dbias, delta = backward_now()(dout, dlse, q, k, v, out, lse, bias, seed, *ctx.rest, bias_grad)
-    dbias = dbias.to(bias.dtype) if bias is not None and bias_grad else None
-    dsinks = _sinks_gradient(sinks, lse, delta) if sinks is not None and ctx.needs_input_grad[4] else None
-    return dq, dk, dv, dbias, dsinks, *none[5:]
+    bias, sinks = options.bias, options.sinks
+    bias_grad = bias is not None and needed["bias"]
+    with ops.substituted(by=ctx.substitute):
+        dq, dk, dv, dbias, delta = _backward_now(dout, dlse, q, k, v, out, lse, options.for_backward, bias_grad)
+    gradients = {}
+    if bias is not None and bias_grad:
+        gradients["bias"] = dbias.to(bias.dtype)
+    if sinks is not None and needed["sinks"]:
+        gradients["sinks"] = _sinks_gradient(sinks, lse, delta)
+    return dq, dk, dv, gradients
 
 
 def _sinks_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """A sink's share of each row, times what it takes from the others."""
+    """The sinks' gradient: the softmax's share of a sink in each row, times -delta, summed over rows."""
     share = torch.where(lse == float("-inf"), 0.0, (sinks.to(lse.dtype)[:, None] - lse).exp())
     others = [i for i in range(lse.dim()) if i != lse.dim() - 2]
     return -(share * delta).sum(others).to(sinks.dtype)
@@ -54,20 +75,23 @@ def _no_second_derivative(ctx: Any, *gradients: Any) -> Any:
     raise RedblueError("double backward is not supported: redblue's attention has first derivatives only")
 
 
-torch.library.register_autograd("redblue::attention", _gradients, setup_context=_save, lib=library)
+torch.library.register_autograd("redblue::attention", _flat_gradients, setup_context=_save, lib=library)
 torch.library.register_autograd("redblue::attention_backward", _no_second_derivative, lib=library)
 
 
 def forward_now() -> Any:
-    """The op, or what torch.func needs in its place: it knows no gradients of ops, only those of functions."""
+    """The op, or, within torch.func, its autograd.Function: torch.func knows the gradients of Functions only."""
     return Forward.apply if torch._C._are_functorch_transforms_active() else forward_op
 
 
-def backward_now() -> Any:
-    return Backward.apply if torch._C._are_functorch_transforms_active() else backward_op
+def _backward_now(*arguments: Any) -> Any:
+    """The same for the backward pass, called. arguments: as `ops.backward` takes them."""
+    *tensors, options, bias_grad = arguments
+    op = Backward.apply if torch._C._are_functorch_transforms_active() else backward_op
+    return op(*tensors, *options.flat, bias_grad)
 
 
-# torch.func takes no function whose forward has a context; that of `Eager` has one, which makes it cheap to call.
+# torch.func takes no Function whose forward has a context; the one of `Eager` has, which makes it cheap to call.
 
 
 class Forward(torch.autograd.Function):
@@ -79,7 +103,7 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _gradients(ctx, *gradients)
+        return _flat_gradients(ctx, *gradients)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -105,7 +129,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return _vmap_backward(backward_now(), info, in_dims, *arguments)
+        return _vmap_backward(Backward.apply, info, in_dims, *arguments)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -113,41 +137,48 @@ class Backward(torch.autograd.Function):
 
 
 class Eager(torch.autograd.Function):
-    """The same without the dispatcher, which alone takes longer than a tiny call should."""
+    """The same without the dispatcher, which alone takes longer than a tiny call should.
+
+    Its inputs are q, k, v, the arrays that have a gradient, and the record with all options.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Any:
-        inputs = given[:6] + given[6]
-        output = ops.forward(*inputs)
-        _save(ctx, inputs, output)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Any:
+        options = more[-1]
+        output = ops.forward(q, k, v, options)
+        _keep(ctx, q, k, v, options, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _gradients(ctx, *gradients)[:7]
+        _, _, _, *flags, _ = ctx.needs_input_grad
+        dout, dlse = gradients
+        dq, dk, dv, others = _gradients(ctx, dout, dlse, dict(zip(WITH_GRADIENT, flags, strict=True)))
+        return dq, dk, dv, *(others.get(name) for name in WITH_GRADIENT), None
 
 
 _apply = super(torch.autograd.Function, Eager).apply  # pyright: ignore
 
 
-def eager(*given: Any) -> tuple[Tensor, Tensor]:
-    """The op's outputs with gradients, where nothing but autograd watches; all after the seed is one tuple."""
-    # Function.apply looks for torch.func's transforms, of which there are none here, and then calls this
-    return _apply(*given)  # pyright: ignore
+def eager(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """The op's outputs with gradients, for calls that nothing but autograd observes."""
+    # Function.apply looks for torch.func's transforms, of which there are none here, and then calls `_apply`
+    return _apply(q, k, v, *options.with_gradient, options)  # pyright: ignore
 
 
 def _autocast(device: str, key: str) -> Any:
-    """The op under autocast of this kind of device; as PyTorch's: to autocast's type, except float64."""
+    """The op under autocast on this kind of device; as PyTorch's: converted to autocast's type, except float64."""
     off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def attention(q, k, v, bias, *rest):
-        dtype = torch.get_autocast_dtype(device)
-        q, k, v, bias = (
-            x.to(dtype) if x is not None and x.is_floating_point() and x.dtype != torch.float64 else x
-            for x in (q, k, v, bias)
-        )
+    def converted(x: Tensor) -> Tensor:
+        return x.to(torch.get_autocast_dtype(device)) if x.is_floating_point() and x.dtype != torch.float64 else x
+
+    def attention(q, k, v, *flat):
+        options = Options.unflatten(flat)
+        # Options of the sums' type are not rounded
+        changed = {name: converted(x) for name, rules, x in options.given_arrays() if rules.own_type}
         with torch._C._ExcludeDispatchKeyGuard(off):
-            return forward_op(q, k, v, bias, *rest)
+            return forward_op(converted(q), converted(k), converted(v), *options._replace(**changed).flat)
 
     return attention
 
@@ -156,37 +187,55 @@ for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
     library.impl("attention", _autocast(device, key), key)
 
 
-def _vmap_forward(op, info, in_dims, q, k, v, bias, sinks, seed, *rest):
-    """The new dimension leads, as a leading dimension more."""
-    n = info.batch_size
-    # One seed for all means one pattern for all, but a pattern depends on the leading dimensions; sinks have none.
-    if (seed is not None and in_dims[5] is None) or (sinks is not None and in_dims[4] is not None):
-        return _one_by_one(op, n, in_dims, (0, 0), q, k, v, bias, sinks, seed, *rest)
-    q, k, v = (_in_front(x, dim, n) for x, dim in zip((q, k, v), in_dims, strict=False))
-    if bias is not None and in_dims[3] is not None:
-        bias = _padded(bias.movedim(in_dims[3], 0), q.dim())
-    if seed is not None:
-        seed = seed.select(in_dims[5], 0)
-    return op(q, k, v, bias, sinks, seed, *rest), (0, 0)
+def _vmap_forward(op: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> Any:
+    """The op on tensors with one dimension more, which becomes the first of the leading dimensions."""
+    q_dim, k_dim, v_dim, *flat_dims = in_dims
+    n, options, dims = info.batch_size, Options.unflatten(flat), Options.unflatten(flat_dims)
+    if _needs_a_call_each(options, dims):
+        return _one_by_one(op, n, in_dims, (0, 0), q, k, v, *flat)
+    q, k, v = _in_front(q, q_dim, n), _in_front(k, k_dim, n), _in_front(v, v_dim, n)
+    return op(q, k, v, *_options_in_front(options, dims, q.dim()).flat), (0, 0)
 
 
-def _vmap_backward(op, info, in_dims, *arguments):
-    n, bias, seed, bias_grad = info.batch_size, arguments[7], arguments[8], arguments[-1]
-    dims = (0, 0, 0, 0 if bias is not None and bias_grad else None, 0)
-    if seed is not None and in_dims[8] is None:
-        return _one_by_one(op, n, in_dims, dims, *arguments)
-    dout, dlse, *arrays = (
-        x if x is None else _in_front(x, dim, n) for x, dim in zip(arguments[:7], in_dims, strict=False)
-    )
-    shape = None
-    if bias is not None and (bias_grad or in_dims[7] is not None):
-        bias = _in_front(bias, in_dims[7], n)
-        shape = bias.shape
-        bias = _padded(bias, arguments[2].dim() + (in_dims[2] is None))
-    if seed is not None:
-        seed = seed.select(in_dims[8], 0)
-    dq, dk, dv, dbias, delta = op(dout, dlse, *arrays, bias, seed, *arguments[9:])
-    return (dq, dk, dv, dbias.reshape(shape) if dims[3] == 0 else dbias, delta), dims
+def _vmap_backward(op: Any, info: Any, in_dims: Any, *arguments: Any) -> Any:
+    """The same for the backward pass; a bias that wants a gradient gets one for each entry of the new dimension."""
+    dout, dlse, q, k, v, out, lse, *flat, bias_grad = arguments
+    tensors = dout, dlse, q, k, v, out, lse
+    n, options, dims = info.batch_size, Options.unflatten(flat), Options.unflatten(in_dims[len(tensors) : -1])
+    bias = options.bias if bias_grad else None
+    out_dims = (0, 0, 0, None if bias is None else 0, 0)
+    if _needs_a_call_each(options, dims):
+        return _one_by_one(op, n, in_dims, out_dims, *arguments)
+    moved: list[Any] = [None if x is None else _in_front(x, dim, n) for x, dim in zip(tensors, in_dims, strict=False)]
+    dout, *_ = moved
+    if bias is not None:
+        bias = _in_front(bias, dims.bias, n)
+        options, dims = options._replace(bias=bias), dims._replace(bias=0)
+    flat = _options_in_front(options, dims, dout.dim()).flat
+    dq, dk, dv, dbias, delta = op(*moved, *flat, bias_grad)
+    return (dq, dk, dv, dbias if bias is None else dbias.reshape(bias.shape), delta), out_dims
+
+
+def _needs_a_call_each(options: Options, dims: Options) -> bool:
+    """Whether one call cannot stand for all: an option differs between entries and has no leading dimensions.
+
+    One seed for all entries means one dropout pattern for all, but the pattern depends on the leading dimensions.
+    """
+    if options.seed is not None and dims.seed is None:
+        return True
+    return any(not rules.lead and getattr(dims, name) is not None for name, rules, _ in options.given_arrays())
+
+
+def _options_in_front(options: Options, dims: Options, rank: int) -> Options:
+    """The options with the dimensions `dims` first. rank: of q with its new dimension."""
+    changed = {
+        name: _padded(x.movedim(getattr(dims, name), 0), rank - rules.missing)
+        for name, rules, x in options.given_arrays()
+        if getattr(dims, name) is not None
+    }
+    if options.seed is not None:
+        changed["seed"] = options.seed.select(dims.seed, 0)
+    return options._replace(**changed)
 
 
 torch.library.register_vmap("redblue::attention", partial(_vmap_forward, forward_op), lib=library)
@@ -194,18 +243,20 @@ torch.library.register_vmap("redblue::attention_backward", partial(_vmap_backwar
 
 
 def _in_front(x: Tensor, dim: int | None, n: int) -> Tensor:
+    """The tensor with dimension `dim` first; if it has none, with n copies of itself along a new one."""
     return x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
-def _padded(bias: Tensor, dims: int) -> Tensor:
-    """Ones between its first dimension and the others."""
-    return bias.reshape(bias.shape[0], *[1] * (dims - bias.dim()), *bias.shape[1:])
+def _padded(x: Tensor, dims: int) -> Tensor:
+    """The tensor with dimensions of size 1 after its first one, `dims` in all."""
+    return x.reshape(x.shape[0], *[1] * (dims - x.dim()), *x.shape[1:])
 
 
 def _one_by_one(op: Any, n: int, in_dims: tuple, out_dims: tuple, *arguments: Any) -> tuple[Any, tuple]:
-    each = [
+    """The outputs of one call for each of the n entries of the new dimension."""
+    outputs = [
         op(*(x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims, strict=True)))
         for i in range(n)
     ]
-    outputs = zip(*each, strict=True)
-    return tuple(x[0] if dim is None else torch.stack(x) for x, dim in zip(outputs, out_dims, strict=True)), out_dims
+    by_output = zip(*outputs, strict=True)
+    return tuple(x[0] if dim is None else torch.stack(x) for x, dim in zip(by_output, out_dims, strict=True)), out_dims

@@ -1,7 +1,7 @@
-"""Masks in PyTorch's ops, which take no objects: each goes by a name.
+"""PyTorch's ops cannot take Python objects, so masks are passed by name.
 
-A call holds its mask from forward to backward. A compiled graph holds the name only: its mask is found as long as
-somebody holds it, or an equal one that went by that name, or KEPT others have not been compiled since.
+A call holds its mask from forward to backward. A compiled graph holds only the name. Its mask is found as long as
+someone holds it or an equal mask of that name, or until KEPT other masks have been compiled.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ KEPT = 64
 _lock = threading.Lock()
 _number = itertools.count(1)
 _names: weakref.WeakKeyDictionary[Mask, str] = weakref.WeakKeyDictionary()
-_masks: dict[str, weakref.WeakValueDictionary[int, Mask]] = {}  # all that went by a name, by their id
+_masks: dict[str, weakref.WeakValueDictionary[int, Mask]] = {}  # by name: all masks that got that name, by their id
 _compiled: OrderedDict[str, Mask] = OrderedDict()
 
 
 def name_of(mask: Mask) -> str:
-    """The same for equal masks."""
+    """The mask's name; equal masks have the same."""
     with _lock:
         name = _names.get(mask)
         if name is None:
@@ -37,17 +37,18 @@ def name_of(mask: Mask) -> str:
 
 
 def mask_named(name: str) -> Mask | None:
-    """The mask, None for "". Raises RedblueError for one that is gone."""
+    """The mask of this name, None for "". Raises RedblueError if nobody holds it any more."""
     if not name:
         return None
-    found = next(iter(_masks.get(name, {}).values()), None)
-    if found is None:
+    mask = next(iter(_masks.get(name, {}).values()), None)
+    if mask is None:
         raise RedblueError(f"the mask of this call, {name}, is gone: keep a reference to a mask that a graph uses")
-    return found
+    return mask
 
 
 def _traced_name_of(mask: Mask) -> str:
-    if not hasattr(mask, "rule"):  # half a mask: the tracer made it
+    """The name of a mask in a function that is being compiled; the mask is kept for the compiled graph."""
+    if not hasattr(mask, "rule"):  # an unfinished mask, which the tracer made
         raise RedblueError("a mask other than a window must be made outside of what torch.compile compiles")
     name = name_of(mask)
     with _lock:
@@ -58,7 +59,7 @@ def _traced_name_of(mask: Mask) -> str:
     return name
 
 
-# Asked while torch.compile traces, not by what it compiles. This is all that torch.compiler.assume_constant_result
-# does, but that imports torch._dynamo: nearly a second before everybody's first call.
+# Called while torch.compile traces, not by the compiled graph. torch.compiler.assume_constant_result does the same, but
+# imports torch._dynamo: nearly a second before everybody's first call.
 traced_name_of: Any = _traced_name_of
 traced_name_of._dynamo_marked_constant = True

@@ -15,7 +15,7 @@ from redblue.op.varlen import attention_varlen
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, mask: Mask | None, scale: float | None, grouped: bool
 ) -> Tensor:
-    """Of nested tensors (batch, heads, length, d), of either layout; the result is one of query's layout."""
+    """Attention on nested tensors (batch, heads, length, d) of either layout; the result has the layout of query."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor) or not x.is_nested:
             raise RedblueError(f"{name} must be a nested tensor as the others are, got {type(x).__name__}")
@@ -40,7 +40,7 @@ def scaled_dot_product_attention(
 
 
 def _packed(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(total, heads, d), and where sequences begin."""
+    """The sequences packed as (total, heads, d), and the positions where they begin."""
     if x.layout == torch.jagged:
         inside: Any = x.transpose(1, 2)
         if inside._ragged_idx != 1:

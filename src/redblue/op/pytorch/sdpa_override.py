@@ -1,9 +1,10 @@
-"""F.scaled_dot_product_attention of unmodified PyTorch models, through redblue, for as long as asked for.
+"""An override that sends F.scaled_dot_product_attention of unmodified PyTorch models through redblue.
 
-The override sits in PyTorch's dispatcher, at aten::scaled_dot_product_attention for tensors on the CPU and on GPUs, so
-it holds for whoever calls that function, under whatever name, in every thread, and before PyTorch chooses among its own
-kernels, which on GPUs leaves head dimensions above 256 and masks to slow ones. What redblue does not take, and tensors
-on other devices, PyTorch computes as ever. Functions that torch.compile has compiled keep what was in force then.
+The override sits in PyTorch's dispatcher, at aten::scaled_dot_product_attention for tensors on the CPU and on GPUs. So
+it holds for every caller of that function, under any name, in every thread. It acts before PyTorch chooses among its
+own kernels, of which only slow ones take masks or head dimensions above 256 on a GPU. PyTorch itself computes the calls
+that redblue does not take, and calls on other devices. A compiled function keeps the state of the override at the time
+of its compilation.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from redblue.op import api
 from redblue.base.errors import RedblueError
+from redblue.op.scaled_dot_product import scaled_dot_product_attention
 
 
 class Override:
-    """From enable_sdpa: undone by `disable`, once; PyTorch's own returns when nobody asks for redblue any more."""
+    """A request of enable_sdpa, undone by `disable`. PyTorch's own function returns when no request is left."""
 
     def __init__(self) -> None:
         with _lock:
@@ -38,15 +39,15 @@ class Override:
 def enable_sdpa() -> Override:
     """Send every F.scaled_dot_product_attention through redblue, until `disable` of what this returns.
 
-    On the CPU and, where Triton is installed, on CUDA and ROCm devices; what redblue does not take stays PyTorch's.
-    Raises RedblueError where PyTorch is not installed.
+    On the CPU and, where Triton is installed, on CUDA and ROCm devices. PyTorch computes the calls that redblue does
+    not take. Raises RedblueError where PyTorch is not installed.
     """
     return Override()
 
 
 @contextmanager
 def sdpa() -> Iterator[None]:
-    """The same for the length of a with block, in all threads. Blocks may nest."""
+    """enable_sdpa for the length of a with block, in all threads. Blocks may nest."""
     override = enable_sdpa()
     try:
         yield
@@ -56,15 +57,15 @@ def sdpa() -> Iterator[None]:
 
 _lock = threading.RLock()
 _active: list[Override] = []
-_undo = ExitStack()  # of what is installed
+_undo = ExitStack()  # removes the override
 
 
-# Both keys of a device: a tensor has the second but in inference mode. ROCm's tensors have CUDA's.
+# Both keys of a device: a tensor has the second one except in inference mode. ROCm's tensors have CUDA's keys.
 KEYS = ("CPU", "AutogradCPU", "CUDA", "AutogradCUDA")
 
 
 def _installed() -> ExitStack:
-    """The override in force, and how to undo it. If any of it fails, none of it stays."""
+    """Install the override; the result undoes it. If a step fails, the steps before it are undone."""
     try:
         import torch
     except ImportError as error:
@@ -79,14 +80,14 @@ def _installed() -> ExitStack:
         _forget_dispatch()
         config: Any = getattr(torch.compiler, "config", None)
         if hasattr(config, "cache_key_tag"):
-            # What was compiled with the override and what without are cached on disk under the same key otherwise
+            # Without this, graphs compiled with and without the override have the same key in the cache on disk
             undo.callback(setattr, config, "cache_key_tag", config.cache_key_tag)
             config.cache_key_tag += "redblue"
         return undo.pop_all()
 
 
 def _forget_dispatch() -> None:
-    """What torch.compile's tracing remembers of where calls go."""
+    """Clear the targets of calls that torch.compile's tracing has cached."""
     import torch
 
     getattr(torch.ops.aten.scaled_dot_product_attention.default, "_dispatch_cache", {}).clear()
@@ -105,13 +106,11 @@ def _attention(
 ) -> Any:
     import torch
 
-    # Within torch.func's transforms the dispatcher is past the point where a function of ours could join them
+    # Within torch.func's transforms the dispatcher has already passed the point where a Function of ours could join in
     if not torch._C._are_functorch_transforms_active():
         try:
-            return api.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-            )
+            return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         except RedblueError:
-            pass  # PyTorch's turn, outside this block, so that its errors read as ever
+            pass  # PyTorch computes the call, outside this block so that its own errors stay unchanged
     pytorch = torch.ops.aten.scaled_dot_product_attention.default.decompose
     return pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

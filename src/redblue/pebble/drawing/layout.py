@@ -1,4 +1,4 @@
-"""Where the nodes of a graph stand when it is drawn: inputs above, outputs below, few crossings between."""
+"""Layout of a drawn graph: inputs at the top, outputs at the bottom, few crossing edges."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import numpy as np
 
 from redblue.pebble.graph import Graph
 
-SWEEPS = 12
+SWEEPS = 12  # passes over all levels, alternately downwards and upwards
 
 
 def layout(graph: Graph) -> np.ndarray:
-    """(n, 2): x and y of each node, y the level. Neighbours on a level are at least 1 apart.
+    """Compute x and y of each node, (n, 2); y is the level. Nodes of one level are at least 1 apart.
 
-    A node stands below all its parents, an input just above its first child. On each level nodes are ordered by where
-    their neighbours stand (Sugiyama's barycentres), and then stand as near to that place as their order allows.
+    A node stands below all its parents; an input stands one level above its highest child. Each level is ordered by the
+    mean x of the nodes' neighbours (Sugiyama's barycentres). Then each node is placed as near to this mean as the order
+    allows.
     """
     depth, starts, parents = [0] * graph.n, graph.starts.tolist(), graph.parents.tolist()
     for v in range(graph.n):
@@ -27,30 +28,31 @@ def layout(graph: Graph) -> np.ndarray:
         x[row] = np.arange(row.size) - (row.size - 1) / 2
     down, up = (graph.parents, graph.heads), (graph.heads, graph.parents)
     for sweep in range(SWEEPS):
-        forward = sweep % 2 == 0
-        near = _means(graph.n, x, *(down if forward else up))
-        for row in rows if forward else rows[::-1]:
-            near[row] = _means(graph.n, x, *(down if forward else up))[row]
-            order = row[np.argsort(near[row], kind="stable")]
-            x[order] = _apart(near[order])
+        downwards = sweep % 2 == 0
+        wanted = _means(graph.n, x, *(down if downwards else up))
+        for row in rows if downwards else rows[::-1]:
+            wanted[row] = _means(graph.n, x, *(down if downwards else up))[row]
+            order = row[np.argsort(wanted[row], kind="stable")]
+            x[order] = _spread(wanted[order])
     return np.stack([x, level], axis=1).astype(float)
 
 
-def _means(n: int, x: np.ndarray, neighbours: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """The mean place of each node's neighbours; its own if it has none."""
-    count = np.bincount(of, minlength=n)
-    total = np.bincount(of, x[neighbours], n)
+def _means(n: int, x: np.ndarray, neighbours: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+    """Mean x of each node's neighbours, (n,), or its own x if it has none. neighbours[i] is a neighbour of nodes[i]."""
+    count = np.bincount(nodes, minlength=n)
+    total = np.bincount(nodes, x[neighbours], n)
     return np.where(count > 0, total / np.maximum(count, 1), x)
 
 
-def _apart(wanted: np.ndarray) -> np.ndarray:
-    """Ascending places at least 1 apart, near the wanted ones (which ascend).
+def _spread(wanted: np.ndarray) -> np.ndarray:
+    """Return ascending positions at least 1 apart with the least squared distance to the wanted ones, which ascend.
 
-    Least squares: with each place less its rank they need only ascend, and pools of neighbours share their mean.
+    Subtracting its rank from each position turns "at least 1 apart" into "ascending", which is isotonic regression.
+    The algorithm is pool adjacent violators: neighbours out of order are merged into a pool that shares their mean.
     """
-    pools: list[list[float]] = []  # [sum, count], means ascending
-    for place in wanted - np.arange(wanted.size):
-        pools.append([place, 1])
+    pools: list[list[float]] = []  # [sum, count] of each; the means ascend
+    for position in wanted - np.arange(wanted.size):
+        pools.append([position, 1])
         while len(pools) > 1 and pools[-2][0] * pools[-1][1] >= pools[-1][0] * pools[-2][1]:
             last = pools.pop()
             pools[-1] = [pools[-1][0] + last[0], pools[-1][1] + last[1]]

@@ -6,13 +6,13 @@ const [LOAD, STORE, COMPUTE, DELETE] = [0, 1, 2, 3];
 const NAMES = ["load", "store", "compute", "delete"];
 const SPEEDS = [1, 2, 5, 10, 25, 100, 500];
 const RADIUS = 13;
-const KEPT = 512; // moves between two states that are kept for going back
+const SNAPSHOT_EVERY = 512; // moves between two snapshots of the state, which make going back fast
 const count = kinds.length, size = game.labels.length, slow = game.capacities.length;
 const $ = (id) => document.getElementById(id);
 
-// The state of the game after `at` moves -----------------------------------------------------------
+// The state of the game after `at` moves. have: per node, a bit per level that holds it. -------------
 let state = start();
-const kept = [copy(state)];
+const snapshots = [copy(state)];
 
 function start() {
   const have = new Uint8Array(size);
@@ -60,17 +60,17 @@ function advance() {
     state.computes++;
     state.cost += game.computeCost;
   }
-  if (state.at % KEPT === 0 && kept.length === state.at / KEPT) kept.push(copy(state));
+  if (state.at % SNAPSHOT_EVERY === 0 && snapshots.length === state.at / SNAPSHOT_EVERY) snapshots.push(copy(state));
 }
 
 function go(to) {
   to = Math.max(0, Math.min(count, to));
-  if (to < state.at) state = copy(kept[Math.floor(to / KEPT)]);
+  if (to < state.at) state = copy(snapshots[Math.floor(to / SNAPSHOT_EVERY)]);
   while (state.at < to) advance();
   show();
 }
 
-// What is drawn --------------------------------------------------------------------------------------
+// Drawing -------------------------------------------------------------------------------------------
 function svg(name, attributes, parent) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -78,7 +78,7 @@ function svg(name, attributes, parent) {
   return element;
 }
 
-// A disc in equal parts, one for each colour.
+// Draw a disc in equal sectors, one per colour.
 function fill(group, colours, radius) {
   group.replaceChildren();
   if (colours.length === 1) svg("circle", { r: radius, style: `fill: var(--${colours[0]})` }, group);
@@ -90,20 +90,20 @@ function fill(group, colours, radius) {
 }
 
 function colours(have, dark) {
-  const found = have & 1 ? [dark ? "dark" : "red"] : [];
-  for (let level = 1; level < slow; level++) if (have >> level & 1) found.push("between");
-  if (have >> slow & 1) found.push("blue");
-  return found;
+  const names = have & 1 ? [dark ? "dark" : "red"] : [];
+  for (let level = 1; level < slow; level++) if (have >> level & 1) names.push("between");
+  if (have >> slow & 1) names.push("blue");
+  return names;
 }
 
-const xs = game.places.map((p) => p[0]), ys = game.places.map((p) => p[1]);
+const xs = game.positions.map((p) => p[0]), ys = game.positions.map((p) => p[1]);
 const left = Math.min(...xs), wide = Math.max(...xs) - left, tall = Math.max(...ys);
 const STEP = Math.max(46, Math.min(72, 1100 / (wide + 1.2)));
 const picture = svg("svg", { width: (wide + 1.2) * STEP, height: (tall + 1) * 1.4 * STEP, role: "img", "aria-label": "Computation graph with pebbles" });
 $("drawn").append(picture);
 const point = (v) => [(xs[v] - left + 0.6) * STEP, (ys[v] * 1.4 + 0.6) * STEP];
 const edges = new Map();
-game.parents.forEach((above, v) => above.forEach((p) => {
+game.parents.forEach((own, v) => own.forEach((p) => {
   const [[x1, y1], [x2, y2]] = [point(p), point(v)];
   edges.set(p * size + v, svg("line", { x1, y1, x2, y2, class: "edge" }, picture));
 }));
@@ -121,7 +121,7 @@ const discs = game.labels.map((label, v) => {
 const bars = game.capacities.map((capacity, level) => {
   const bar = document.createElement("div");
   bar.className = level ? "bar between" : "bar";
-  bar.innerHTML = '<span class="name"></span><div class="room"><div class="held"></div></div><span class="count"></span>';
+  bar.innerHTML = '<span class="name"></span><div class="track"><div class="held"></div></div><span class="count"></span>';
   bar.querySelector(".name").textContent = level ? `Level ${level}` : "Red pebbles";
   $("bars").append(bar);
   return { held: bar.querySelector(".held"), count: bar.querySelector(".count"), capacity };
@@ -129,8 +129,8 @@ const bars = game.capacities.map((capacity, level) => {
 
 const legend = [["red"], ["blue"], ["red", "blue"]];
 const meanings = ["red: in the cache", "blue: in slow memory", "in both"];
-if (game.partial) legend.push(["dark"]), meanings.push("dark red: in the cache alone");
-if (slow > 1) legend.push(["between"]), meanings.push("in a level between");
+if (game.partial) legend.push(["dark"]), meanings.push("dark red: only in the cache");
+if (slow > 1) legend.push(["between"]), meanings.push("in a level between cache and slow memory");
 legend.forEach((parts, i) => {
   const item = document.createElement("li");
   const icon = svg("svg", { width: 20, height: 20, viewBox: "-10 -10 20 20", "aria-hidden": "true" });
@@ -148,8 +148,8 @@ function describe(i) {
   const v = nodes[i], name = game.labels[v], level = slow > 1 ? ` (level ${levels[i]})` : "";
   if (kinds[i] !== COMPUTE) return `${NAMES[kinds[i]]} ${name}${level}`;
   if (parents[i] >= 0) return game.partial ? `aggregate ${game.labels[parents[i]]} into ${name}` : `compute ${name}, whose pebble slides from ${game.labels[parents[i]]}`;
-  const above = game.parents[v].map((p) => game.labels[p]);
-  return `compute ${name}${above.length ? " from " + above.join(", ") : ""}`;
+  const operands = game.parents[v].map((p) => game.labels[p]);
+  return `compute ${name}${operands.length ? " from " + operands.join(", ") : ""}`;
 }
 
 let bright = [];
@@ -179,7 +179,7 @@ function show() {
 }
 
 // Playing --------------------------------------------------------------------------------------------
-let playing = false, before = 0, owed = 0;
+let playing = false, lastFrame = 0, movesDue = 0;
 const speed = $("speed");
 SPEEDS.forEach((perSecond) => speed.add(new Option(`${perSecond} moves/s`, perSecond)));
 speed.value = count > 2000 ? 100 : count > 200 ? 10 : 5;
@@ -189,23 +189,24 @@ function play(on) {
   playing = on;
   $("play").textContent = on ? "Pause" : "Play";
   $("move").setAttribute("aria-live", on ? "off" : "polite");
-  [before, owed] = [performance.now(), 0];
+  [lastFrame, movesDue] = [performance.now(), 0];
   if (on) requestAnimationFrame(frame);
 }
 
 function frame(now) {
   if (!playing) return;
-  owed += (now - before) / 1000 * speed.value;
-  before = now;
-  if (owed >= 1) {
-    go(state.at + Math.floor(owed));
-    owed %= 1;
+  movesDue += (now - lastFrame) / 1000 * speed.value;
+  lastFrame = now;
+  if (movesDue >= 1) {
+    go(state.at + Math.floor(movesDue));
+    movesDue %= 1;
   }
   if (state.at === count) play(false);
   else requestAnimationFrame(frame);
 }
 
-function moved(direction) {
+// Go to the next or the previous load or store.
+function jump(direction) {
   let to = state.at + direction;
   while (to > 0 && to < count && kinds[to - 1] > STORE) to += direction;
   go(to);
@@ -213,8 +214,8 @@ function moved(direction) {
 
 const actions = {
   " ": () => play(!playing),
-  ArrowLeft: (event) => event.shiftKey ? moved(-1) : go(state.at - 1),
-  ArrowRight: (event) => event.shiftKey ? moved(1) : go(state.at + 1),
+  ArrowLeft: (event) => event.shiftKey ? jump(-1) : go(state.at - 1),
+  ArrowRight: (event) => event.shiftKey ? jump(1) : go(state.at + 1),
   Home: () => go(0),
   End: () => go(count),
   "+": () => { speed.selectedIndex = Math.min(SPEEDS.length - 1, speed.selectedIndex + 1); },
@@ -223,7 +224,7 @@ const actions = {
 document.addEventListener("keydown", (event) => {
   const action = actions[event.key];
   if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.tagName === "SELECT" || (event.target.tagName === "BUTTON" && event.key === " ")) return; // their own
+  if (event.target.tagName === "SELECT" || (event.target.tagName === "BUTTON" && event.key === " ")) return; // handled there
   event.preventDefault();
   if (event.key !== " " && event.key !== "+" && event.key !== "-") play(false);
   action(event);

@@ -1,4 +1,4 @@
-"""A game to look at: one HTML page that plays it on the drawn graph, and a strip of pictures of it for papers."""
+"""Draw a game: an HTML page that plays it on the graph, and a strip of pictures for papers."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.pebble.graph import Graph
+from redblue.base.integers import whole_number
 from redblue.pebble.drawing.layout import layout
+from redblue.pebble.graph import Graph
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
 from redblue.pebble.referee import check
 from redblue.pebble.rules import Rules, rules_of
 
-MOST_NODES, MOST_MOVES = 3000, 200_000  # that a browser draws at once, and that a page holds
+if TYPE_CHECKING:
+    import jinja2
+
+MAX_NODES, MAX_MOVES = 3000, 200_000  # limits of a browser: nodes drawn at once, moves in a page
 SUFFIXES = (".html", ".svg", ".png")
 RULES = {
-    "red-blue": "red-blue: a node is computed when all its parents are red, as often as one likes",
+    "red-blue": "red-blue: a node is computed when all its parents are red, any number of times",
     "one-shot": "one-shot: a node is computed once, when all its parents are red",
     "partial": "partial: a node's parents are aggregated into it one by one, each edge once",
 }
@@ -36,10 +39,10 @@ def render(
     title: str = "",
     note: str = "",
 ) -> str:
-    """The page that plays a game: it needs no other file and asks the network for nothing.
+    """Return an HTML page that plays a game. The page needs no other file and no network.
 
-    title: what is played. note: what is known of the game, such as whether it is optimal.
-    Raises what `check` does for a game that is not legal and finished, and RedblueError for one too large to be drawn.
+    title: heading of the page; the sizes if empty. note: a line below the heading, such as whether the game is optimal.
+    Raises as `check` does for a game that is illegal or unfinished, and RedblueError for a game too large to draw.
     """
     rules, game = rules_of(rules), Game.of(moves)
     verdict = check(graph, game, red, rules)
@@ -56,19 +59,18 @@ def render(
 def strip(
     graph: Graph, moves: Iterable[Sequence[int]], red: int, rules: str | Rules = "red-blue", frames: int = 6
 ) -> str:
-    """`frames` pictures of a game in a row, as SVG: after the first load, and at equal steps of its cost from there on.
+    """Return `frames` pictures of a game side by side, as SVG: at equal steps of the loads and stores made.
 
     Raises as `render` does.
     """
     rules, game = rules_of(rules), Game.of(moves)
     check(graph, game, red, rules)
     _check_size(graph, game)
-    if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
-        raise RedblueError(f"frames must be a whole number of at least 1, got {frames!r}")
-    moved = np.cumsum(np.isin(game.kinds, (LOAD, STORE)))
-    words = int(moved[-1]) if len(game) else 0
-    shown = sorted({max(1, round(words * i / frames)) for i in range(1, frames + 1)}) if words else [0]
-    times = [len(game) if n == words else int(np.searchsorted(moved, n, side="right")) for n in shown]
+    whole_number("frames", frames)
+    transfers = np.cumsum(np.isin(game.kinds, (LOAD, STORE)))
+    total = int(transfers[-1]) if len(game) else 0
+    counts = sorted({max(1, round(total * i / frames)) for i in range(1, frames + 1)}) if total else [0]
+    times = [len(game) if n == total else int(np.searchsorted(transfers, n, side="right")) for n in counts]
     return _strip(graph, _states(graph, game, rules, times), times, red, rules)
 
 
@@ -82,9 +84,10 @@ def write_game(
     note: str = "",
     frames: int = 6,
 ) -> Path:
-    """Write a page (.html) or a strip (.svg, .png), whole or not at all; returns where it lies.
+    """Write a page (.html) or a strip (.svg, .png) to a file, atomically, and return the file's absolute path.
 
-    Raises as `render` does, and RedblueError for another ending or a file that cannot be written.
+    title, note: as for `render`. frames: as for `strip`.
+    Raises as `render` does, and RedblueError for another suffix and for a path that cannot be written.
     """
     target = Path(path).resolve()
     if target.suffix not in SUFFIXES:
@@ -92,8 +95,8 @@ def write_game(
     if target.suffix == ".html":
         content = render(graph, moves, red, rules, title, note).encode()
     else:
-        drawn = strip(graph, moves, red, rules, frames)
-        content = drawn.encode() if target.suffix == ".svg" else _png(drawn)
+        svg = strip(graph, moves, red, rules, frames)
+        content = svg.encode() if target.suffix == ".svg" else _png(svg)
     try:
         with tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
             draft = Path(folder, "drawn")
@@ -104,26 +107,28 @@ def write_game(
     return target
 
 
-def _png(drawn: str) -> bytes:
-    import vl_convert  # here, for it takes a while and few need it
+def _png(svg: str) -> bytes:
+    """Convert SVG to PNG."""
+    import vl_convert  # imported here because the import is slow and only PNG needs it
 
-    return vl_convert.svg_to_png(drawn, scale=2)
+    return vl_convert.svg_to_png(svg, scale=2)
 
 
 def _check_size(graph: Graph, game: Game) -> None:
-    if graph.n > MOST_NODES or len(game) > MOST_MOVES:
+    """Raise RedblueError if a browser could not draw the game."""
+    if graph.n > MAX_NODES or len(game) > MAX_MOVES:
         raise RedblueError(
-            f"a game is drawn with at most {MOST_NODES:,} nodes and {MOST_MOVES:,} moves, this one has {graph.n:,} and "
+            f"a game is drawn with at most {MAX_NODES:,} nodes and {MAX_MOVES:,} moves, this one has {graph.n:,} and "
             f"{len(game):,}: take a smaller problem"
         )
 
 
 def _data(graph: Graph, game: Game, red: int, rules: Rules) -> dict[str, Any]:
-    """What the page's script plays."""
+    """Collect the data that the page's script (player.js) plays."""
     return {
         "labels": graph.labels,
         "parents": [graph.parents_of(v).tolist() for v in range(graph.n)],
-        "places": np.round(layout(graph), 3).tolist(),
+        "positions": np.round(layout(graph), 3).tolist(),
         "blue": np.flatnonzero(rules.starts_blue(graph)).tolist(),
         "sinks": graph.sinks.tolist(),
         "words": rules.words_of(graph).tolist(),
@@ -138,6 +143,8 @@ def _data(graph: Graph, game: Game, red: int, rules: Rules) -> dict[str, Any]:
 
 @cache
 def _environment() -> jinja2.Environment:
+    import jinja2  # here, for `import redblue` does without it
+
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -152,38 +159,39 @@ def _template() -> jinja2.Template:
 
 
 def _states(graph: Graph, game: Game, rules: Rules, times: Sequence[int]) -> list[list[int]]:
-    """After so many moves each: per node, a bit for each level of memory that has it."""
+    """Return the pebbles after each number of moves in `times` (ascending): per node, a bit per level that holds it."""
     slow = 1 << (rules.levels - 1)
-    have = [slow if blue else 0 for blue in rules.starts_blue(graph).tolist()]
-    states, wanted = [], list(times)
+    pebbles = [slow if blue else 0 for blue in rules.starts_blue(graph).tolist()]
+    states, remaining = [], list(times)
     for number, (kind, node, parent, level) in enumerate(game):
-        while wanted and wanted[0] == number:
-            states.append(have.copy())
-            wanted.pop(0)
+        while remaining and remaining[0] == number:
+            states.append(pebbles.copy())
+            remaining.pop(0)
         if kind in (LOAD, STORE):
-            have[node] |= 1 << (level + (kind == STORE))
+            pebbles[node] |= 1 << (level + (kind == STORE))
         elif kind == DELETE:
-            have[node] &= ~(1 << level)
+            pebbles[node] &= ~(1 << level)
         elif kind == COMPUTE and rules.partial:
-            have[node] = 1
+            pebbles[node] = 1
         else:
-            have[node] |= 1
+            pebbles[node] |= 1
             if parent >= 0:
-                have[parent] &= ~1
-    return states + [have] * len(wanted)
+                pebbles[parent] &= ~1
+    return states + [pebbles] * len(remaining)
 
 
 def _strip(graph: Graph, states: list[list[int]], times: Sequence[int], red: int, rules: Rules) -> str:
-    places = layout(graph)
-    low, high = places.min(axis=0), places.max(axis=0)
+    """Draw the states side by side, as SVG. times: number of moves before each."""
+    positions = layout(graph)
+    low, high = positions.min(axis=0), positions.max(axis=0)
     slow, words = 1 << (rules.levels - 1), rules.words_of(graph)
     frames = [
         {
             "move": time,
             "held": int(words[np.array(state) & 1 > 0].sum()),
             "nodes": [
-                {"place": place, "red": have & 1, "blue": have & slow, "between": have & ~(1 | slow)}
-                for place, have in zip(((places - low) * 40 + 20).tolist(), state, strict=True)
+                {"position": position, "red": have & 1, "blue": have & slow, "between": have & ~(1 | slow)}
+                for position, have in zip(((positions - low) * 40 + 20).tolist(), state, strict=True)
             ],
         }
         for time, state in zip(times, states, strict=True)

@@ -1,4 +1,4 @@
-"""Experiments: the figures of docs/results, each made again by one command, `redblue experiment NAME`."""
+"""Experiments: `redblue experiment NAME` measures, and writes a figure and a page of docs/results."""
 
 from redblue.studies.experiments.catalogue import NAMES, get
 from redblue.studies.experiments.result import Result, read, read_all

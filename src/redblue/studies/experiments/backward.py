@@ -1,4 +1,4 @@
-"""Backward: dQ, dK and dV in one pass, in two kernels, and with P and dS written, measured over M."""
+"""The backward pass over M: dQ, dK and dV in one pass, in two kernels, or with P and dS written to memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from redblue.studies.experiments.experiment import Experiment, Point
 from redblue.studies.experiments.metered import Change
 from redblue.studies.experiments.over import METHOD, Over
 
-# 14 x^2 = 5 x^2 + 5 at M = 1.8 d^2 (docs/theory.md; spilled_ds, which lies between the two, has no kernel).
+# hybrid and flash move equally many words where 14 x^2 = 5 x^2 + 5, at M = 1.8 d^2 (docs/theory.md).
+# spilled_ds is the best between them, but has no kernel.
 CHANGES = (Change("d²/4", 0.25, "small_cache", "hybrid"), Change("1.8 d²", 1.8, "hybrid", "flash"))
 BACKWARD = Over(
     direction="backward",
@@ -29,7 +30,7 @@ def points(quick: bool) -> list[Point]:
 EXPERIMENT = Experiment(
     name="backward",
     title="The crossing, backward",
-    question="The same for dQ, dK and dV: one pass, two kernels, or P and dS written once?",
+    question="For dQ, dK and dV: where are one pass, two kernels, or P and dS written once the best?",
     points=points,
     measure=metered.measure,
     figure=BACKWARD.figure,

@@ -11,7 +11,7 @@ NAMES = ("crossing", "backward", "nesting", "regimes", "heads", "sparse", "real-
 
 
 def get(name: str) -> Experiment:
-    """Raises UnknownName."""
+    """Return the experiment of that name. Raises UnknownName, with the nearest names."""
     if name not in NAMES:
         raise UnknownName("experiment", name, NAMES, "redblue experiment --list says what each asks")
     return import_module(f"redblue.studies.experiments.{name.replace('-', '_')}").EXPERIMENT

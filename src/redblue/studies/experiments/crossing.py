@@ -1,4 +1,4 @@
-"""The crossing: three schedules forward, measured over M, and where they change places."""
+"""The crossing: three forward schedules measured over M, and the capacities at which the best one changes."""
 
 from __future__ import annotations
 

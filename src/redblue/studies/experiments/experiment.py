@@ -1,4 +1,4 @@
-"""What an experiment is: its points, what is measured at each, and what is shown of the rows."""
+"""The record that defines an experiment: its points, its measurement, its figure and its tables."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-Point = dict[str, Any]  # plain data: what one measurement needs
-Row = dict[str, Any]  # plain data: what one measurement found
+Point = dict[str, Any]  # plain data: the input of one measurement
+Row = dict[str, Any]  # plain data: one result of a measurement
 
 Figure = alt.Chart | alt.LayerChart | alt.FacetChart | alt.HConcatChart | alt.VConcatChart | alt.ConcatChart
 
 
 class Table(NamedTuple):
-    """Of texts. The first `left` columns are names, the others figures."""
+    """A table of texts. The first `left` columns hold names, aligned left; the others hold figures, aligned right."""
 
     title: str
     columns: Sequence[str]
@@ -25,14 +25,17 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment: data, and what is special to it.
+    """One experiment.
 
-    name: on the command line and of its files. title: of its page. question: what it answers, in a line.
-    points(quick): what is measured, the quick ones in a few seconds. measure(point): the rows of one point; it runs in
-    a process of its own, so it must be importable. figure(rows): the chart without its colours and type, which
-    `charts.write` gives it. tables(rows), findings(rows): what the page, the terminal and the report say of them.
-    method: how it is measured, and why what is found is so, in Markdown. missing(): what this machine lacks to run it,
-    with the remedy; "" if nothing. tools(): versions of what measures, beside redblue's own.
+    name: its name on the command line and in its files' names. title: the heading of its page. question: the question
+    that it answers, in a line.
+    points(quick): the points to measure; with `quick`, few points that take seconds.
+    measure(point): measures one point and returns its rows. It runs in another process, so it must be importable.
+    figure(rows): the chart without colours and fonts, which `charts.write` adds.
+    tables(rows), findings(rows): the tables, and sentences, that the page, the terminal and the report show.
+    method: how the figures were obtained, and the reasons for the results, in Markdown.
+    missing(): what this machine lacks to run the experiment, with the remedy; "" if it lacks nothing.
+    tools(): the versions of the measuring programs, by name.
     """
 
     name: str

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import altair as alt
 
+from redblue.base.style import LOOKS
 from redblue.bounds import lower_bound
 from redblue.lab.counts import count
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 from redblue.lab.recount import GPT2_MEDIUM, PASSES, Recount, recount
-from redblue.base.style import LOOKS
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 DIRECTIONS = ("forward", "backward")
-M_WORDS = 192 * 2**10 // 2  # of an A100's 192 KiB: B_c = M / 4d = 384 is the block that the paper's formula gives
+M_WORDS = 192 * 2**10 // 2  # an A100's 192 KiB; the paper's formula then gives blocks of B_c = M / 4d = 384 keys
 PARTS = (*DIRECTIONS, PASSES)
-COLOURED = ("flash", "hybrid", "standard")  # as these schedules are
+COLOURED = ("flash", "hybrid", "standard")  # the schedules whose colours the PARTS take
 STANDARD, WITH_PASSES = "standard, its lines", "standard, mask and dropout apart"
 FLASH1, FLASH2 = "FlashAttention, its lines", "the same M, FlashAttention-2's order"
 PRINTED = {STANDARD: 40.3, WITH_PASSES: 40.3, FLASH1: 4.4}
@@ -27,9 +27,10 @@ def points(quick: bool) -> list[Point]:
 
 
 def measure(point: Point) -> list[Row]:
-    """One row for each part of each bar, and the bound."""
-    counted = {name: each.parts for name, each in zip((STANDARD, None, WITH_PASSES, FLASH1), _traffic(), strict=True)}
-    counted[FLASH2] = {each: _gigabytes(each) for each in DIRECTIONS}
+    """Count every part of every bar; return a row for each, and one for the bound."""
+    bars = (STANDARD, None, WITH_PASSES, FLASH1)  # the order of `recount`; its second total is not drawn
+    counted = {bar: total.parts for bar, total in zip(bars, _recounted_totals(), strict=True)}
+    counted[FLASH2] = {direction: _gigabytes(direction) for direction in DIRECTIONS}
     rows = [
         {"bar": bar, "part": part, "gigabytes": value, "printed_gigabytes": PRINTED.get(bar)}
         for bar, parts in counted.items()
@@ -43,24 +44,27 @@ def measure(point: Point) -> list[Row]:
     return [*rows, {"bar": "bound", "part": "both", "gigabytes": bound / 1e9, "printed_gigabytes": None}]
 
 
-def _traffic() -> list[Recount]:
+def _recounted_totals() -> list[Recount]:
+    """The recounted figures that the paper prints in GB."""
     return [each for each in recount() if each.unit == "GB"]
 
 
 def _gigabytes(direction: str) -> float:
+    """GB that `flash` moves with its best tiles for M_WORDS."""
     problem = replace(GPT2_MEDIUM, direction=direction)
     return count("flash", problem, words=M_WORDS).words * problem.bytes_per_word / 1e9
 
 
 def totals(rows: list[Row]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    """GB of each bar, over its parts."""
+    total: dict[str, float] = {}
     for row in rows:
-        found[row["bar"]] = found.get(row["bar"], 0) + row["gigabytes"]
-    return found
+        total[row["bar"]] = total.get(row["bar"], 0) + row["gigabytes"]
+    return total
 
 
 def figure(rows: list[Row]) -> alt.LayerChart:
-    """Bars of what is counted, part by part; a mark where the paper's figure stands."""
+    """Stacked bars of the counted GB, with a mark at the figure that the paper prints."""
     bars = [row for row in rows if row["bar"] != "bound"]
     total, names = totals(rows), list(dict.fromkeys(row["bar"] for row in bars))
     y = alt.Y(
@@ -79,8 +83,8 @@ def figure(rows: list[Row]) -> alt.LayerChart:
     )
     data = [row | {"order": PARTS.index(row["part"])} for row in bars]
     drawn = _marks(data).mark_bar(height=20).encode(x=x, y=y, color=colour, order="order:Q")
-    said = [{"bar": name, "gigabytes": total[name], "text": f"{total[name]:.3g}"} for name in names]
-    texts = _marks(said).mark_text(style="ink", align="left", baseline="middle", dx=8, fontSize=12)
+    sums = [{"bar": name, "gigabytes": total[name], "text": f"{total[name]:.3g}"} for name in names]
+    texts = _marks(sums).mark_text(style="ink", align="left", baseline="middle", dx=8, fontSize=12)
     printed = [
         {"bar": name, "gigabytes": value, "text": text.format(value)}
         for text, values in (("printed {}", PRINTED), ("or {}", OTHER_PRINT))
@@ -98,13 +102,13 @@ def _marks(rows: list[Row]) -> alt.Chart:
 
 def tables(rows: list[Row]) -> list[Table]:
     total = totals(rows)
-    found = [
+    lines = [
         (bar, _cell(PRINTED.get(bar)), f"{value:.2f} GB", f"{value / PRINTED[bar]:.2f}" if bar in PRINTED else "-")
         for bar, value in total.items()
         if bar != "bound"
     ]
-    found.append((f"proved bound, M = {M_WORDS:,} words", "-", f"{total['bound']:.2f} GB", "-"))
-    return [Table("Printed and counted", ("what", "printed", "counted", "counted / printed"), found)]
+    lines.append((f"proved bound, M = {M_WORDS:,} words", "-", f"{total['bound']:.2f} GB", "-"))
+    return [Table("Printed and counted", ("what", "printed", "counted", "counted / printed"), lines)]
 
 
 def _cell(value: float | None) -> str:
@@ -115,11 +119,11 @@ def findings(rows: list[Row]) -> list[str]:
     total = totals(rows)
     passes = sum(row["gigabytes"] for row in rows if row["part"] == PASSES)
     return [
-        f"The printed 4.4 GB of FlashAttention are its own lines: these move {total[FLASH1]:.2f} GB with blocks of 384 "
-        f"keys, which is M / 4d for an A100's 192 KiB.",
-        f"The printed 40.3 GB of standard attention are not: its lines move {total[STANDARD]:.1f} GB. The mask and the "
-        f"dropout as passes of their own, each reading and writing a matrix, forward and backward, are {passes:.1f} GB "
-        f"more and make {total[WITH_PASSES]:.1f}. The paper does not say that this was measured so.",
+        f"The printed 4.4 GB of FlashAttention follow from its algorithms. Their lines move {total[FLASH1]:.2f} GB "
+        f"with blocks of 384 keys, which is M / 4d for an A100's 192 KiB.",
+        f"The printed 40.3 GB of standard attention do not. Its lines move {total[STANDARD]:.1f} GB. Mask and dropout "
+        f"as separate passes, each reading and writing a matrix, forward and backward, add {passes:.1f} GB, which "
+        f"makes {total[WITH_PASSES]:.1f}. The paper does not say whether they were separate.",
         f"With the same M, FlashAttention-2's order and tiles that fill the cache move {total[FLASH2]:.2f} GB; no "
         f"schedule moves less than {total['bound']:.2f}.",
     ]
@@ -135,13 +139,13 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method="""
-Counted, not measured: every algorithm is run, or its closed form evaluated, which equals a run (`redblue recount` has
-each of its lines). One attention layer of GPT-2 medium as the paper's Figure 2 has it: n = 1024, d = 64, 16 heads,
+Counted, not measured: every algorithm is run, or its closed form is evaluated, which equals a run (`redblue recount`
+lists every line). One attention layer of GPT-2 medium as the paper's Figure 2 has it: n = 1024, d = 64, 16 heads,
 batch 64, 16-bit, forward and backward (Dao et al., NeurIPS 2022, arXiv 2205.14135). Standard attention: 4 n d + 4 n²
 words forward and 8 n d + 7 n² backward, per head; FlashAttention, its Algorithms 1 and 4: 3 n d + 2 n + T_c (3 n d +
 4 n) and 7 n d + T_c (5 n d + 2 n) with T_c = n / B_c.
 
-The measured figure may also hold what no algorithm's line says: cached lines that are read again, intermediate copies
-of the framework, or types of 4 bytes for the softmax. Nothing here measures an A100.
+The paper's measured figure may include traffic that no line of the algorithms shows: cached lines that are read again,
+intermediate copies of the framework, or 4-byte numbers in the softmax. Nothing here measures an A100.
 """,
 )

@@ -1,22 +1,22 @@
-"""A GPU: bytes between its memories, over the shared memory that a block is given. Needs one, and Nsight Compute."""
+"""Bytes between a GPU's memories, over the shared memory of a block. Needs a GPU and Nsight Compute."""
 
 from __future__ import annotations
 
 import altair as alt
 
-from redblue.catalogue.detect import detect_cuda
 from redblue.base.errors import RedblueError
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
-from redblue.studies.experiments.figures import steps
+from redblue.base.style import LOOKS
+from redblue.catalogue.detect import detect_cuda
 from redblue.meter import measure as measured
 from redblue.meter import ncu
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
-from redblue.base.style import LOOKS
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
+from redblue.studies.ticks import log_ticks
 
 SCHEDULES = ("flash", "hybrid", "small_cache")
 BOUNDARIES = ("shared memory and L1/L2", "L2/DRAM")
-SHARED_KIB = (32, 48, 64, 96, 128, 160, 227)  # of a block: what cards from a T4 to an H100 offer
+SHARED_KIB = (32, 48, 64, 96, 128, 160, 227)  # per block, as cards from a T4 to an H100 offer
 DIMENSIONS, N, HEADS, DTYPE, WORD_BYTES = (64, 128, 256, 512), 4096, 16, "float16", 2
 
 
@@ -32,43 +32,49 @@ def points(quick: bool) -> list[Point]:
 
 
 def measure(point: Point) -> list[Row]:
-    """The kernel in tiles for so much shared memory; nothing where it does not fit."""
+    """Measure the kernel with tiles for `kib` KiB of shared memory. The row has bytes None if no tiles fit."""
     problem = Problem(point["n"], point["n"], point["d"], heads=HEADS, dtype=DTYPE)
     words = point["kib"] * 2**10 // WORD_BYTES
     try:
-        found = measured(problem, using="ncu", plan_words=words, schedule=point["schedule"], boundary=point["boundary"])
+        result = measured(
+            problem, using="ncu", plan_words=words, schedule=point["schedule"], boundary=point["boundary"]
+        )
     except TooFewWords as error:
         return [point | {"bytes": None, "why": str(error)}]
-    moved = found.bytes_read + found.bytes_written
+    moved = result.bytes_read + result.bytes_written
     return [
         point
         | {
             "bytes": moved,
-            "tiles": dict(found.tiles),
-            "counted_bytes": (found.counted_words or 0) * WORD_BYTES,
-            "kernel": found.kernel,
+            "tiles": dict(result.tiles),
+            "counted_bytes": (result.counted_words or 0) * WORD_BYTES,
+            "kernel": result.kernel,
         }
     ]
 
 
-def held(rows: list[Row]) -> list[Row]:
+def measured_rows(rows: list[Row]) -> list[Row]:
+    """The rows whose kernel fitted and was measured."""
     return [row for row in rows if row["bytes"]]
 
 
 def figure(rows: list[Row]) -> alt.FacetChart:
-    """Bytes over the budget, a facet for each d and boundary; dashed, what the schedule counts at the nearer one."""
+    """Bytes over the shared memory of a block, a facet for each d and boundary.
+
+    A dashed line shows the schedule's count, at the boundary nearer to the multiprocessor.
+    """
     drawn = []
-    for row in held(rows):
+    for row in measured_rows(rows):
         facet = f"d = {row['d']}, {row['boundary']}"
         common = {"facet": facet, "kib": row["kib"], "schedule": row["schedule"]}
         drawn.append(common | {"y": row["bytes"], "kind": "measured"})
         if row["boundary"] == BOUNDARIES[0]:
             drawn.append(common | {"y": row["counted_bytes"], "kind": "counted"})
     low, high = min(row["y"] for row in drawn) / 1.2, max(row["y"] for row in drawn) * 1.2
-    facets = list(dict.fromkeys(f"d = {row['d']}, {each}" for row in held(rows) for each in BOUNDARIES))
+    facets = list(dict.fromkeys(f"d = {row['d']}, {each}" for row in measured_rows(rows) for each in BOUNDARIES))
     ticks = alt.Axis(values=list(SHARED_KIB), format="d", grid=False)
     x = alt.X("kib:Q", title="KiB of shared memory for a block", scale=alt.Scale(type="log", padding=10), axis=ticks)
-    heights = alt.Axis(values=steps(low, high), format="~s", domain=False, ticks=False)
+    heights = alt.Axis(values=log_ticks(low, high), format="~s", domain=False, ticks=False)
     y = alt.Y("y:Q", title="bytes", scale=alt.Scale(type="log", domain=[low, high], nice=False), axis=heights)
     hues = alt.Scale(domain=list(SCHEDULES), range=[LOOKS[name].light for name in SCHEDULES])
     marks = alt.Scale(domain=list(SCHEDULES), range=[LOOKS[name].shape for name in SCHEDULES])
@@ -76,11 +82,11 @@ def figure(rows: list[Row]) -> alt.FacetChart:
     colour = alt.Color("schedule:N", scale=hues, legend=legend)
     shape = alt.Shape("schedule:N", scale=marks, legend=legend)
     base = alt.Chart()
-    seen, said = (base.transform_filter(alt.datum.kind == kind) for kind in ("measured", "counted"))
+    measurements, counts = (base.transform_filter(alt.datum.kind == kind) for kind in ("measured", "counted"))
     layers = [
-        said.mark_line(strokeDash=[4, 3], strokeWidth=1.4).encode(x=x, y=y, color=colour),
-        seen.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
-        seen.mark_point(filled=True, size=55, opacity=1).encode(x=x, y=y, color=colour, shape=shape),
+        counts.mark_line(strokeDash=[4, 3], strokeWidth=1.4).encode(x=x, y=y, color=colour),
+        measurements.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
+        measurements.mark_point(filled=True, size=55, opacity=1).encode(x=x, y=y, color=colour, shape=shape),
     ]
     chart = alt.LayerChart(layer=layers, data=alt.Data(values=drawn)).properties(width=330, height=220)
     return chart.facet(facet=alt.Facet("facet:N", sort=facets, title=None), columns=2)
@@ -88,7 +94,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
 
 def tables(rows: list[Row]) -> list[Table]:
     columns = ("schedule", "boundary", "d", "KiB", "tiles", "bytes", "/ counted")
-    made = [
+    lines = [
         (
             f"`{row['schedule']}`",
             row["boundary"],
@@ -98,26 +104,27 @@ def tables(rows: list[Row]) -> list[Table]:
             f"{row['bytes']:,}",
             f"{row['bytes'] / row['counted_bytes']:.2f}" if row["counted_bytes"] else "-",
         )
-        for row in held(rows)
+        for row in measured_rows(rows)
     ]
-    return [Table("Every measurement", columns, made, 2)]
+    return [Table("Every measurement", columns, lines, 2)]
 
 
 def findings(rows: list[Row]) -> list[str]:
-    said = []
-    for d in dict.fromkeys(row["d"] for row in held(rows)):
+    sentences = []
+    for d in dict.fromkeys(row["d"] for row in measured_rows(rows)):
         for boundary in BOUNDARIES:
-            found = [row for row in held(rows) if (row["d"], row["boundary"]) == (d, boundary)]
-            if found:
-                least = min(found, key=lambda row: row["bytes"])
-                said.append(
+            here = [row for row in measured_rows(rows) if (row["d"], row["boundary"]) == (d, boundary)]
+            if here:
+                least = min(here, key=lambda row: row["bytes"])
+                sentences.append(
                     f"d = {d}, {boundary}: fewest bytes with `{least['schedule']}` at {least['kib']} KiB, "
                     f"{least['bytes']:,}."
                 )
-    return said
+    return sentences
 
 
 def missing() -> str:
+    """What this machine lacks; "" if nothing."""
     if not detect_cuda():
         return "it needs an NVIDIA GPU, and this machine shows none"
     try:
@@ -128,22 +135,23 @@ def missing() -> str:
 
 
 def tools() -> dict[str, str]:
+    """The version of ncu, and the GPU's name."""
     return {"": ncu.version(ncu.find())} | {"on a": next(device.name for device in detect_cuda())}
 
 
 EXPERIMENT = Experiment(
     name="gpu",
     title="A GPU's boundaries over its shared memory",
-    question="What crosses L1 and shared memory to L2, and L2 to DRAM, as a block is given more shared memory?",
+    question="How many bytes cross to L2, and to DRAM, as a block is given more shared memory?",
     points=points,
     measure=measure,
     figure=figure,
     tables=tables,
     findings=findings,
     method=f"""
-The Triton kernels forward, {HEADS} heads, n = {N:,}, full mask, {DTYPE}, planned for so much shared memory of a
-block, under Nsight Compute (ncu), which empties the caches before each kernel. Time on real cards of a small shared
-memory: the benchmark `benchmarks/small_cache.py`.
+The Triton kernels, forward, {HEADS} heads, n = {N:,}, full mask, {DTYPE}, with tiles planned for the given shared
+memory of a block. Nsight Compute (ncu) counts the bytes; it empties the caches before each kernel. The benchmark
+`benchmarks/small_cache.py` measures the time on cards with little shared memory.
 """,
     missing=missing,
     tools=tools,

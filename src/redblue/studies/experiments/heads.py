@@ -1,4 +1,4 @@
-"""Many heads at once: what sharing one memory between them costs, counted."""
+"""Many heads at once: the words that heads move when they share one fast memory, counted."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import altair as alt
 from redblue import schedules
 from redblue.bounds import lower_bound
 from redblue.lab.counts import count
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 from redblue.lab.planner import regime
 from redblue.problem import Problem
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 M_WORDS, N = 227 * 2**10 // 2, 8192  # an H100 multiprocessor's shared memory, in words of 16 bits
 DIMENSIONS, AT_ONCE = (64, 128, 256, 512, 1024), (1, 2, 4, 8, 16, 32)
@@ -24,20 +24,20 @@ def points(quick: bool) -> list[Point]:
 
 
 def measure(point: Point) -> list[Row]:
-    """The best schedule for this many heads under one capacity."""
+    """Count the best schedule for `heads` heads that run at once under one capacity."""
     d, heads = point["d"], point["heads"]
     problem = Problem(N, N, d, heads=heads)
-    found = []
+    counts = []
     for name in schedules.list_schedules("forward"):
         if not schedules.get(name).drop_in:
             continue
         try:
-            found.append(count(name, problem, words=M_WORDS, at_once=heads))
+            counts.append(count(name, problem, words=M_WORDS, at_once=heads))
         except schedules.TooFewWords:
             continue
-    if not found:
+    if not counts:
         return [point | {"schedule": None, "words_per_head": None}]
-    best = min(found, key=lambda each: each.words)
+    best = min(counts, key=lambda each: each.words)
     share = M_WORDS // heads
     return [
         point
@@ -54,16 +54,18 @@ def measure(point: Point) -> list[Row]:
 
 
 def fitting(rows: list[Row]) -> list[Row]:
+    """The rows at which a schedule fits."""
     return [row for row in rows if row["schedule"]]
 
 
 def growth(rows: list[Row], d: int) -> dict[int, float]:
-    """Words of a head with so many at once, over those of one alone."""
+    """For each number of heads at once: words of one head, over the words of a head that runs alone."""
     words = {row["heads"]: row["words_per_head"] for row in fitting(rows) if row["d"] == d}
     return {heads: each / words[1] for heads, each in words.items()}
 
 
 def figure(rows: list[Row]) -> alt.LayerChart:
+    """Words of a head over the number of heads at once, one line for each d."""
     dimensions = list(dict.fromkeys(row["d"] for row in rows))
     drawn = [{"heads": heads, "y": y, "d": f"d = {d}"} for d in dimensions for heads, y in growth(rows, d).items()]
     most = max(row["heads"] for row in rows)
@@ -108,7 +110,7 @@ def tables(rows: list[Row]) -> list[Table]:
         "/ one alone",
         "/ bound",
     )
-    made = [
+    lines = [
         (
             str(row["d"]),
             f"`{row['schedule']}` ({row['regime']})",
@@ -121,7 +123,7 @@ def tables(rows: list[Row]) -> list[Table]:
         )
         for row in fitting(rows)
     ]
-    return [Table("Heads that share a memory", columns, made, 2)]
+    return [Table("Heads that share a memory", columns, lines, 2)]
 
 
 def findings(rows: list[Row]) -> list[str]:
@@ -135,11 +137,11 @@ def findings(rows: list[Row]) -> list[str]:
     ]
     return [
         f"With {most[low][0]} heads at once, a head of d = {low} moves {most[low][1]:.1f} times the words that it "
-        f"moves alone, one of d = {high}, with {most[high][0]}, {most[high][1]:.1f} times: up to H-fold where the "
-        f"cache is large, √H-fold where it is small.",
+        f"moves alone; with {most[high][0]}, a head of d = {high} moves {most[high][1]:.1f} times as many. The factor "
+        f"is up to H in a large cache, and √H in a small one.",
         "Each of H heads has M / H words, so regimes change with H: " + "; ".join(changes) + ".",
-        "The bound does not change: heads one after the other lose nothing. Query heads that share K and V are one "
-        "stream of more rows, and belong together.",
+        "The bound does not change: heads that run one after the other lose nothing. Query heads that share K and V "
+        "are one stream of more rows, so they should run together.",
     ]
 
 
@@ -154,8 +156,8 @@ EXPERIMENT = Experiment(
     findings=findings,
     method=f"""
 Counted (`count(..., at_once=H)`), not measured. Forward, full mask, n = {N:,}, M = {M_WORDS:,} words: 227 KiB of
-16-bit words, an H100 multiprocessor's shared memory. H heads that share nothing run at once, each in M / H words;
-every schedule that a planner may choose, with its best tiles. x = d / √M becomes √H x, so that 4 x² becomes 4 H x²
-and 4 x + 1 becomes 4 √H x + 1 ([theory](../theory.md), "Several heads at once").
+16-bit words, an H100 multiprocessor's shared memory. H heads that share nothing run at once, each in M / H words.
+Every schedule that the planner may choose is counted with its best tiles. x = d / √M becomes √H x, so 4 x² becomes
+4 H x², and 4 x + 1 becomes 4 √H x + 1 ([theory](../theory.md), "Several heads at once").
 """,
 )

@@ -1,7 +1,7 @@
-"""Measured lines of compiled kernels over M, beside the counted curves and the bound: what several experiments share.
+"""Measure compiled kernels in simulated caches of M words, beside their counts and the bound; experiments share this.
 
-A row is of one schedule in one cache: kind "counted" holds its best tiles in the model; kind "measured" holds the
-kernel that was run, in the tiles planned for that cache, and what the cache moved.
+A row describes one schedule in one cache. A row of kind "counted" holds the best tiles in the model. A row of kind
+"measured" holds the kernel that ran, its tiles, which were planned for that cache, and the words that the cache moved.
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from redblue import schedules
-from redblue.bounds import lower_bound
-from redblue.lab.counts import count
 from redblue.base.errors import RedblueError
-from redblue.studies.experiments.experiment import Point, Row
+from redblue.bounds import lower_bound
 from redblue.catalogue.memories import USABLE_SHARE
+from redblue.lab.counts import count
 from redblue.meter import measure as measured
 from redblue.meter import valgrind
 from redblue.problem import Problem
+from redblue.studies.experiments.experiment import Point, Row
 
 COUNTED, MEASURED = "counted", "measured"
 DTYPE, WORD_BYTES, LINE_BYTES = "float32", 4, 64
 GRID = [round(1024 * 2 ** (step / 4)) for step in range(25)]  # M of the counted curves: 1k to 64k words
-L1 = (12288, 12)  # M in words, ways: 48 KiB, as of Zen 5 and of Intel since Ice Lake
+L1 = (12288, 12)  # M in words, and ways: the 48 KiB of Zen 5, and of Intel since Ice Lake
 FULL = "fully associative"
-MOST = {FULL: 1.3, "L1": 1.6}  # measured over counted words that were asked for
+MAX_OVER_COUNTED = {FULL: 1.3, "L1": 1.6}  # the goal for measured over counted words
 
 
 class Change(NamedTuple):
-    """Where one schedule takes another's place. label: of M; over_d2: M over d^2 at leading order."""
+    """A capacity from which on the schedule `large` beats `small`.
+
+    label: this M as text; over_d2: M / d^2, at leading order.
+    """
 
     label: str
     over_d2: float
@@ -39,6 +42,7 @@ class Change(NamedTuple):
 
 
 def measure(point: Point) -> list[Row]:
+    """Measure one kernel in one cache, or count all schedules over the capacities of GRID."""
     problem = Problem(point["n"], point["n"], point["d"], dtype=DTYPE, direction=point["direction"])
     common = {name: point[name] for name in ("direction", "kind", "d", "n")}
     if point["kind"] == MEASURED:
@@ -49,18 +53,20 @@ def measure(point: Point) -> list[Row]:
         for name in point["schedules"]:
             row = common | {"M": words, "schedule": name, "bound_words": bound}
             try:
-                made = count(name, problem, words=words)
-                rows.append(row | {"counted_words": made.words, "tiles": made.tiles})
+                counted = count(name, problem, words=words)
+                rows.append(row | {"counted_words": counted.words, "tiles": counted.tiles})
             except schedules.TooFewWords as error:
                 rows.append(row | {"counted_words": None, "why": str(error)})
     return rows
 
 
 def run(problem: Problem, words: int, ways: int | None, schedule: str) -> Row:
-    """The kernel in tiles for this cache: for all of one set of lines, for what is usable of several sets."""
+    """Measure the kernel with tiles for this cache: for its whole capacity if it is fully associative (`ways` None),
+    else for the usable share of it.
+    """
     usable = words if ways is None else int(USABLE_SHARE * words)
     try:
-        found = measured(
+        result = measured(
             problem,
             words=words,
             using="cachegrind",
@@ -72,16 +78,17 @@ def run(problem: Problem, words: int, ways: int | None, schedule: str) -> Row:
     except schedules.TooFewWords as error:
         return {"measured_words": None, "why": str(error)}
     return {
-        "tiles": dict(found.tiles),
-        "measured_words": found.measured_words,
-        "counted_words": found.counted_words,
-        "bound_words": found.bound_words,
-        "kernel": found.kernel,
-        "parts": dict(found.parts),
+        "tiles": dict(result.tiles),
+        "measured_words": result.measured_words,
+        "counted_words": result.counted_words,
+        "bound_words": result.bound_words,
+        "kernel": result.kernel,
+        "parts": dict(result.parts),
     }
 
 
 def missing() -> str:
+    """What this machine lacks; "" if nothing."""
     try:
         valgrind.find()
     except RedblueError as error:
@@ -90,11 +97,12 @@ def missing() -> str:
 
 
 def tools() -> dict[str, str]:
+    """The version of valgrind."""
     return {"callgrind of": valgrind.find()[1]}
 
 
 def of(rows: Sequence[Row], kind: str, **wanted: object) -> list[Row]:
-    """The rows of a kind that have figures, and these values."""
+    """Select the rows of a kind whose schedule fitted, and whose fields have the wanted values."""
     key = f"{kind}_words"
     return [
         row
@@ -104,8 +112,10 @@ def of(rows: Sequence[Row], kind: str, **wanted: object) -> list[Row]:
 
 
 def dividing(rows: Sequence[Row], kind: str, d: int, small: str, large: str) -> float | None:
-    """M in words from which on `large` moves fewer words than `small`, between the capacities looked at; None if the
-    two do not change places there. Of measured rows, in a fully associative cache."""
+    """M in words from which on the schedule `large` moves fewer words than `small`; None if there is no such M.
+
+    M is interpolated between the capacities of the rows. Measured rows count for fully associative caches only.
+    """
     more = {"ways": None} if kind == MEASURED else {}
 
     def words(name: str) -> dict[int, int]:

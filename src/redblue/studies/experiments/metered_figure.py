@@ -1,4 +1,4 @@
-"""The figure of measurements over M: counted curves as lines, what caches moved as marks, the bound as the floor."""
+"""The figure of measurements over M: counts as lines, measured words as marks, the lower bound as the floor."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from redblue.studies.experiments.experiment import Row
-from redblue.studies.experiments.figures import steps
-from redblue.studies.experiments.metered import COUNTED, FULL, GRID, MEASURED, Change, of
 from redblue.base.style import LOOKS
+from redblue.studies.experiments.experiment import Row
+from redblue.studies.experiments.metered import COUNTED, FULL, GRID, MEASURED, Change, of
+from redblue.studies.ticks import log_ticks
 
 SET_ASSOCIATIVE = "L1d of a CPU"
 LEGEND = "lines: counted, best tiles; marks: measured, filled: fully associative, hollow: a CPU's L1d; black: the bound"
 
 
 def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change]) -> alt.FacetChart:
-    """Words per pair over M, a facet for each d."""
+    """Words per pair over M, a facet for each d. names: the schedules; changes: the capacities to mark."""
     sizes = sorted({row["d"] for row in rows})
     facet = {d: f"d = {d}, n = {next(row['n'] for row in rows if row['d'] == d)}" for d in sizes}
     drawn = [
@@ -60,7 +60,7 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
         "y:Q",
         title="words per pair",
         scale=alt.Scale(type="log", nice=False, zero=False),
-        axis=alt.Axis(values=steps(min(heights) / 10, max(heights)), format="~g", domain=False, ticks=False),
+        axis=alt.Axis(values=log_ticks(min(heights) / 10, max(heights)), format="~g", domain=False, ticks=False),
     )
     hues = alt.Scale(domain=list(names), range=[LOOKS[name].light for name in names])
     marks = alt.Scale(domain=list(names), range=[LOOKS[name].shape for name in names])
@@ -80,8 +80,8 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
         base.transform_filter("isValid(datum.y)").mark_line(strokeWidth=1.8, clip=True).encode(x=x, y=y, color=colour),
     ]
     for filled, cache in ((True, FULL), (False, SET_ASSOCIATIVE)):
-        drawn_here = base.transform_filter(alt.datum.cache == cache)
-        mark = drawn_here.mark_point(filled=filled, size=60, opacity=1, strokeWidth=1.6)
+        in_cache = base.transform_filter(alt.datum.cache == cache)
+        mark = in_cache.mark_point(filled=filled, size=60, opacity=1, strokeWidth=1.6)
         layers.append(mark.encode(x=x, y="at:Q", color=colour, shape=shape, tooltip=shown))
     chart = alt.LayerChart(layer=layers, data=alt.Data(values=[*bound, *lines, *drawn, *dots]))
     sized = chart.properties(width=300, height=250)

@@ -1,23 +1,23 @@
-"""Nesting: one run, two boundaries measured together, each in a regime of its own."""
+"""Nesting: two boundaries of one run measured together. Each boundary is in a regime of its own."""
 
 from __future__ import annotations
 
 import altair as alt
 
+from redblue.base.style import LOOKS
 from redblue.bounds import lower_bound
-from redblue.lab.counts import count
-from redblue.studies.experiments import metered
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
-from redblue.machine import CacheLevel
 from redblue.catalogue.memories import USABLE_SHARE
-from redblue.meter import measure as measured
+from redblue.lab.counts import count
 from redblue.lab.planner import regime
+from redblue.machine import CacheLevel
+from redblue.meter import measure as measured
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
-from redblue.base.style import LOOKS
+from redblue.studies.experiments import metered
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 SCHEDULES = ("flash", "hybrid", "small_cache")
-CACHES = {"L1": CacheLevel("L1", 32 << 10, 64, 8), "L2": CacheLevel("L2", 512 << 10, 64, 8)}  # as of a Zen 3 core
+CACHES = {"L1": CacheLevel("L1", 32 << 10, 64, 8), "L2": CacheLevel("L2", 512 << 10, 64, 8)}  # a Zen 3 core's
 BOUNDARIES = {"L1": "L1/L2", "L2": "L2/memory"}
 SIZES = {128: 384, 512: 384}  # d -> n
 DTYPE, WORD_BYTES = "float32", 4
@@ -34,15 +34,19 @@ def points(quick: bool) -> list[Point]:
 
 
 def capacity_words(level: str) -> int:
+    """M of a level."""
     return CACHES[level].capacity_bytes // WORD_BYTES
 
 
 def measure(point: Point) -> list[Row]:
-    """A row for each boundary. Words into the nearer cache, words both ways at the farther one."""
+    """Measure one kernel; return a row for each boundary.
+
+    At L1/L2 the row holds the words that were read; at L2/memory it holds those read and written.
+    """
     problem = Problem(point["n"], point["n"], point["d"], dtype=DTYPE)
     cache, nearer = CACHES["L2"], CACHES["L1"]
     try:
-        found = measured(
+        result = measured(
             problem,
             words=capacity_words("L2"),
             using="cachegrind",
@@ -55,8 +59,8 @@ def measure(point: Point) -> list[Row]:
     except TooFewWords as error:
         return [point | {"boundary": None, "why": str(error)}]
     words_of_line = nearer.line_bytes // WORD_BYTES
-    moved = {"L1": found.parts["inner_miss_lines"] * words_of_line, "L2": found.measured_words}
-    counted = count(point["schedule"], problem, tiles=found.tiles)
+    moved = {"L1": result.parts["inner_miss_lines"] * words_of_line, "L2": result.measured_words}
+    counted = count(point["schedule"], problem, tiles=result.tiles)
     expected = {"L1": counted.reads, "L2": counted.words}
     return [
         point
@@ -64,7 +68,7 @@ def measure(point: Point) -> list[Row]:
             "boundary": level,
             "M": capacity_words(level),
             "regime": regime(point["d"], capacity_words(level)),
-            "tiles": dict(found.tiles),
+            "tiles": dict(result.tiles),
             "measured_words": moved[level],
             "counted_words": expected[level] if level == point["planned_for"] else None,
             "bound_words": lower_bound(problem, capacity_words(level)).words,
@@ -73,23 +77,26 @@ def measure(point: Point) -> list[Row]:
     ]
 
 
-def held(rows: list[Row]) -> list[Row]:
-    """What was measured."""
+def measured_rows(rows: list[Row]) -> list[Row]:
+    """The rows whose kernel fitted and was measured."""
     return [row for row in rows if row["boundary"]]
 
 
 def best(rows: list[Row]) -> dict[tuple[int, str], Row]:
-    """The kernel that moves the fewest words, by d and boundary."""
-    found: dict[tuple[int, str], Row] = {}
-    for row in held(rows):
+    """For each d and boundary, the row of the kernel that moves the fewest words."""
+    fewest: dict[tuple[int, str], Row] = {}
+    for row in measured_rows(rows):
         at = row["d"], row["boundary"]
-        if at not in found or row["measured_words"] < found[at]["measured_words"]:
-            found[at] = row
-    return found
+        if at not in fewest or row["measured_words"] < fewest[at]["measured_words"]:
+            fewest[at] = row
+    return fewest
 
 
 def figure(rows: list[Row]) -> alt.FacetChart:
-    """Bars of what each boundary moved, by kernel and the cache that its tiles are for; the count, and the bound."""
+    """Bars of the measured words at each boundary, by kernel and by the cache that its tiles are for.
+
+    A tick marks the count, a dashed line the bound.
+    """
     drawn = [
         {
             "facet": _facet(row),
@@ -99,7 +106,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
             "counted": row["counted_words"] and _per_pair(row, "counted_words"),
             "floor": _per_pair(row, "bound_words"),
         }
-        for row in held(rows)
+        for row in measured_rows(rows)
     ]
     facets = [_facet(row) for row in best(rows).values()]
     kernels = [f"{name}, for {level}" for name in SCHEDULES for level in CACHES]
@@ -132,7 +139,7 @@ def _per_pair(row: Row, name: str) -> float:
 
 def tables(rows: list[Row]) -> list[Table]:
     columns = ("kernel", "tiles for", "boundary", "regime", "d", "n", "M", "measured", "/ counted", "/ bound")
-    made = [
+    lines = [
         (
             f"`{row['schedule']}`",
             row["planned_for"],
@@ -145,9 +152,9 @@ def tables(rows: list[Row]) -> list[Table]:
             f"{row['measured_words'] / row['counted_words']:.2f}" if row["counted_words"] else "-",
             f"{row['measured_words'] / row['bound_words']:.2f}",
         )
-        for row in sorted(held(rows), key=lambda row: (row["d"], row["boundary"]))
+        for row in sorted(measured_rows(rows), key=lambda row: (row["d"], row["boundary"]))
     ]
-    return [Table("Every boundary of every run", columns, made, 4)]
+    return [Table("Every boundary of every run", columns, lines, 4)]
 
 
 def findings(rows: list[Row]) -> list[str]:
@@ -169,20 +176,20 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method=f"""
-The compiled CPU kernels (AVX2), one head, full mask, float32, each run once under valgrind's callgrind, which plays
-every access through L1 ({CACHES["L1"].capacity_bytes >> 10} KiB, 8 ways) and what misses there through L2
-({CACHES["L2"].capacity_bytes >> 10} KiB, 8 ways), lines of 64 bytes, least recently used: a Zen 3 core's. Each kernel
-runs twice: with tiles for L1, and with tiles for L2 (three quarters of it: [real-caches](real-caches.md)). Bars:
-measured; ticks: the schedule's count for these tiles, at the boundary that they are for; dashed: the lower bound of
-that boundary.
+The compiled CPU kernels (AVX2), one head, full mask, float32, run under valgrind's callgrind. It simulates every access
+to L1 ({CACHES["L1"].capacity_bytes >> 10} KiB, 8 ways), and the misses of L1 in L2
+({CACHES["L2"].capacity_bytes >> 10} KiB, 8 ways), with lines of 64 bytes that are replaced least recently used first.
+These are a Zen 3 core's caches. Each kernel runs twice: with tiles for L1, and with tiles for L2 (for three quarters of
+the cache: [real-caches](real-caches.md)). Bars: measured. Ticks: the schedule's count for these tiles, at the boundary
+that they are for. Dashed lines: the lower bound of that boundary.
 
-A kernel that fits no L1 has no bar there. `small_cache` lies far above its count where rows of K, which it reads in
-place, are a power of two apart and meet in few sets: [crossing](crossing.md) says more.
+A kernel whose tiles do not fit L1 has no bar for L1. `small_cache` moves far more than its count where the rows of K,
+which it reads in place, lie a power of two apart and share few sets ([crossing](crossing.md)).
 
-At L1/L2 only what is read is measured, as callgrind's L1 writes through; the count there is of reads, too, and the
-bound of both ways, of which reads are nearly all. The kernels have tiles for one boundary: at the other they move
-what falls out of these tiles. Plans of two boundaries (`redblue plan`) nest; a kernel that follows both would need
-both sets of loops.
+At L1/L2 only reads are measured, because callgrind's L1 writes through. The count at L1/L2 holds reads, too; the bound
+holds both directions, and reads are nearly all of it. The kernels have tiles for one boundary only; the traffic at the
+other boundary follows from these tiles. Plans for two boundaries (`redblue plan`) nest; a kernel that follows both
+would need both sets of loops.
 """,
     missing=metered.missing,
     tools=metered.tools,

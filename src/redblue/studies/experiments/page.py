@@ -1,4 +1,4 @@
-"""The page of a result: its figure, what is found, its tables, and how it was measured, as Markdown."""
+"""The page of a result, as Markdown: the figure, the findings, the tables, and how they were obtained."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from redblue.studies.experiments.result import Result
 
 
 def page(result: Result) -> str:
+    """Write the page of a result."""
     about = result.about
-    found = "\n".join(f"- {line}" for line in result.findings)
+    findings = "\n".join(f"- {line}" for line in result.findings)
     tables = "\n\n".join(f"## {each.title}\n\n{table(each)}" for each in about.tables(result.rows))
     return f"""\
 # {about.title}
@@ -17,9 +18,9 @@ def page(result: Result) -> str:
 
 ![{about.title}]({result.experiment}.svg)
 
-{found}
+{findings}
 
-*`{result.command}`: {result.made}. All figures: [{result.experiment}.json]({result.experiment}.json).*
+*`{result.command}`: {result.provenance}. All figures: [{result.experiment}.json]({result.experiment}.json).*
 
 {tables}
 
@@ -30,5 +31,6 @@ def page(result: Result) -> str:
 
 
 def table(each: Table) -> str:
+    """Write a table as Markdown."""
     head = ["---"] * each.left + ["---:"] * (len(each.columns) - each.left)
     return "\n".join(f"| {' | '.join(line)} |" for line in (each.columns, head, *each.rows))

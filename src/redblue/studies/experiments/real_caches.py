@@ -1,4 +1,4 @@
-"""How much of a real cache a schedule can use: least recently used, in lines and sets, against the model's M words."""
+"""How much of a real cache a schedule can use: an LRU cache with lines and sets, against the model's M words."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import Any
 
 import altair as alt
 
-import redblue as rb
 from redblue import schedules
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
-from redblue.machine import CacheLevel
 from redblue.catalogue.memories import USABLE_SHARE
 from redblue.lab.simulation import simulate
+from redblue.machine import CacheLevel
+from redblue.problem import Problem
+from redblue.schedules import TooFewWords
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 SHARES = 16  # tiles are chosen for 2/16, 3/16 ... of the capacity
 LINE_WORDS = 16  # 64 bytes of float32
-PITCH_WORDS = 4096  # from one row to the next where the heads of a token lie side by side: 16 KiB
-LIMITS = (1.05, 1.25)
+PITCH_WORDS = 4096  # from one row to the next if the heads of a token lie side by side: 16 KiB
+LIMITS = (1.05, 1.25)  # words moved over words counted, up to which a part of the cache is usable
 FULL = "fully associative"
-MOST_SHOWN = 6
-SHOWN = ("dense", "padded", "packed")
-COLOURS_OF_WAYS = ("#c8ced4", "#9db9cc", "#6ba3c8", "#3f86b5", "#0068a8", "#cf5a00")  # ever more, then all
+MAX_SHOWN = 6  # the largest ratio that the figure shows
+SHOWN = ("dense", "padded", "packed")  # the layouts in the figure
+COLOURS_OF_WAYS = ("#c8ced4", "#9db9cc", "#6ba3c8", "#3f86b5", "#0068a8", "#cf5a00")  # from 1 way to 16, then all
 
 LAYOUTS = {
     "dense": "rows lie side by side: q is n x d words without a gap",
@@ -33,20 +34,20 @@ LAYOUTS = {
 }
 L1 = (("flash", 256, 64), ("hybrid", 256, 128), ("small_cache", 256, 256))
 L2 = (("flash", 1024, 256), ("hybrid", 1024, 512))
-WAYS = (1, 2, 4, 8, 16)  # of the cache of 32 KiB
-HARDWARE = {("L1d", 32): 8, ("L1d", 48): 12, ("L2", 1024): 16}  # name, KiB -> ways, as CPUs have them
+WAYS = (1, 2, 4, 8, 16)  # the ways tried for the cache of 32 KiB
+HARDWARE = {("L1d", 32): 8, ("L1d", 48): 12, ("L2", 1024): 16}  # (name, KiB) -> the ways of real CPUs
 
 
 def points(quick: bool) -> list[Point]:
     if quick:
         return [_point("L1d", 32, ways, "flash", 128, 64, "dense") for ways in (1, 8, None)]
-    found = [_point("L1d", 32, ways, *case, layout) for case in L1 for layout in LAYOUTS for ways in WAYS]
+    points = [_point("L1d", 32, ways, *case, layout) for case in L1 for layout in LAYOUTS for ways in WAYS]
     for (name, kib), ways in HARDWARE.items():
         cases = L1 if name == "L1d" else L2
         if kib != 32:
-            found += [_point(name, kib, ways, *case, layout) for case in cases for layout in LAYOUTS]
-        found += [_point(name, kib, None, *case, "dense") for case in cases]
-    return found
+            points += [_point(name, kib, ways, *case, layout) for case in cases for layout in LAYOUTS]
+        points += [_point(name, kib, None, *case, "dense") for case in cases]
+    return points
 
 
 def _point(cache: str, kib: int, ways: int | None, schedule: str, n: int, d: int, layout: str) -> Point:
@@ -54,14 +55,14 @@ def _point(cache: str, kib: int, ways: int | None, schedule: str, n: int, d: int
 
 
 def measure(point: Point) -> list[Row]:
-    """The schedule on one cache in one layout, with tiles for ever larger shares of it."""
-    problem = rb.Problem(point["n"], point["n"], point["d"], dtype="float32")
+    """Simulate one schedule in one cache and one layout, with tiles for 2/16 to 16/16 of the capacity."""
+    problem = Problem(point["n"], point["n"], point["d"], dtype="float32")
     schedule = schedules.get(point["schedule"])
     cache = CacheLevel(point["cache"], point["kib"] << 10, 4 * LINE_WORDS, point["ways"])
     words, layout = cache.capacity_bytes // problem.bytes_per_word, point["layout"]
     multiple = dict.fromkeys(schedule.direction(problem).edges, LINE_WORDS)
     if not schedule.spills:
-        multiple["rows"] = 1  # whole rows are whole lines anyway
+        multiple["rows"] = 1  # whole rows are whole lines already
     leading: dict[str, int] = {}
     if layout != "dense":
         pitch = PITCH_WORDS + (point["d"] if layout == "padded" else 0)
@@ -73,7 +74,7 @@ def measure(point: Point) -> list[Row]:
     for share in range(2, SHARES + 1):
         try:
             tiles = schedule.tiles(problem, words * share // SHARES, multiple)
-        except rb.TooFewWords:
+        except TooFewWords:
             continue
         if tiles not in known:
             packed, edges = layout == "packed", tiles._asdict()
@@ -89,41 +90,44 @@ def measure(point: Point) -> list[Row]:
 
 
 def cases(rows: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
-    """By cache, ways, schedule, sizes and layout."""
-    found = defaultdict(list)
+    """Group the rows by cache, ways, schedule, sizes and layout; the rows of a case differ in the share."""
+    groups = defaultdict(list)
     for row in rows:
-        found[tuple(row[name] for name in ("cache", "kib", "ways", "schedule", "n", "d", "layout"))].append(row)
-    return dict(found)
+        groups[tuple(row[name] for name in ("cache", "kib", "ways", "schedule", "n", "d", "layout"))].append(row)
+    return dict(groups)
 
 
-def usable(tried: list[Row], limit: float) -> float | None:
+def usable(case: list[Row], limit: float) -> float | None:
     """The largest part of the capacity that tiles hold while the cache moves at most `limit` times their count."""
-    return max((row["held"] for row in tried if row["moved_words"] <= limit * row["counted_words"]), default=None)
+    return max((row["held"] for row in case if row["moved_words"] <= limit * row["counted_words"]), default=None)
 
 
 def regrets(rows: list[Row]) -> dict[float, list[float]]:
-    """Share that tiles are chosen for -> in each case that hardware has, words moved over those of the best share."""
-    found = defaultdict(list)
-    for (cache, kib, ways, *_, layout), tried in cases(rows).items():
+    """For each share that tiles are chosen for: words moved over those of the best share, in every case of real CPUs.
+
+    A share at which some case has no tiles is left out.
+    """
+    ratios = defaultdict(list)
+    for (cache, kib, ways, *_, layout), case in cases(rows).items():
         if ways != HARDWARE.get((cache, kib)) or layout == "power of two":
             continue
-        best = min(row["moved_words"] for row in tried)
-        for row in tried:
-            found[row["share"]].append(row["moved_words"] / best)
-    most = max(map(len, found.values()), default=0)
-    return {share: each for share, each in sorted(found.items()) if len(each) == most}
+        best = min(row["moved_words"] for row in case)
+        for row in case:
+            ratios[row["share"]].append(row["moved_words"] / best)
+    complete = max(map(len, ratios.values()), default=0)
+    return {share: values for share, values in sorted(ratios.items()) if len(values) == complete}
 
 
 def figure(rows: list[Row]) -> alt.FacetChart:
-    """Words that the 32 KiB cache moves, over the model's for tiles that fill it: by the share chosen for, and ways."""
+    """Words that the 32 KiB cache moves over those counted for tiles that fill it, by share and by ways."""
     drawn = []
-    for (cache, kib, ways, schedule, _, d, layout), tried in cases(rows).items():
+    for (cache, kib, ways, schedule, _, d, layout), case in cases(rows).items():
         if (cache, kib) != ("L1d", 32) or layout not in SHOWN:
             continue
-        model = tried[-1]["counted_words"]
+        counted = case[-1]["counted_words"]
         for name in SHOWN if ways is None else [layout]:
             common = {"ways": _ways(ways), "facet": f"{schedule}, d {d}, {name}"}
-            drawn += [common | {"share": each["share"], "price": each["moved_words"] / model} for each in tried]
+            drawn += [common | {"share": row["share"], "price": row["moved_words"] / counted} for row in case]
     facets = sorted(dict.fromkeys(row["facet"] for row in drawn), key=lambda name: SHOWN.index(name.split(", ")[-1]))
     names = [name for name in map(_ways, (*WAYS, None)) if any(row["ways"] == name for row in drawn)]
     x = alt.X(
@@ -135,7 +139,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
     y = alt.Y(
         "price:Q",
         title="words moved / counted for M",
-        scale=alt.Scale(type="log", domain=[1, MOST_SHOWN], nice=False, clamp=True),
+        scale=alt.Scale(type="log", domain=[1, MAX_SHOWN], nice=False, clamp=True),
         axis=alt.Axis(values=[1, 1.5, 2, 3, 5], domain=False, ticks=False),
     )
     colours = alt.Scale(domain=names, range=list(COLOURS_OF_WAYS[-len(names) :]))
@@ -151,17 +155,17 @@ def _ways(ways: int | None) -> str:
 
 
 def tables(rows: list[Row]) -> list[Table]:
-    found = cases(rows)
-    names = list(dict.fromkeys(case[:6] for case in found if case[2] is not None))
+    by_case = cases(rows)
+    names = list(dict.fromkeys(case[:6] for case in by_case if case[2] is not None))
     columns = ("cache", "schedule", "n", "d", *(name for name in (FULL, *LAYOUTS)))
 
     def line(name: tuple[Any, ...], cell: Any) -> list[str]:
         cache, kib, ways, schedule, n, d = name
         title = f"{cache}, {kib // 1024} MiB" if kib >= 1024 else f"{cache}, {kib} KiB"
-        full = found.get((cache, kib, None, schedule, n, d, "dense"))
-        each = [full, *(found.get((*name, layout)) for layout in LAYOUTS)]
-        said = f"{title}, {ways} way{'s' * (ways > 1)}"
-        return [said, f"`{schedule}`", str(n), str(d), *(cell(tried) if tried else "-" for tried in each)]
+        full = by_case.get((cache, kib, None, schedule, n, d, "dense"))
+        columns = [full, *(by_case.get((*name, layout)) for layout in LAYOUTS)]
+        heading = f"{title}, {ways} way{'s' * (ways > 1)}"
+        return [heading, f"`{schedule}`", str(n), str(d), *(cell(case) if case else "-" for case in columns)]
 
     by_share = regrets(rows)
     return [
@@ -171,49 +175,51 @@ def tables(rows: list[Row]) -> list[Table]:
             "Which share to plan for",
             ("tiles are chosen for", "in the mean", "at worst", "cases"),
             [
-                (f"{share:.0%}", f"{geometric_mean(each):.3f}", f"{max(each):.2f}", str(len(each)))
-                for share, each in by_share.items()
+                (f"{share:.0%}", f"{geometric_mean(ratios):.3f}", f"{max(ratios):.2f}", str(len(ratios)))
+                for share, ratios in by_share.items()
             ],
         ),
     ]
 
 
-def _shares(tried: list[Row]) -> str:
-    found = [usable(tried, limit) for limit in LIMITS]
-    return " / ".join("none" if each is None else f"{each:.0%}" for each in found)
+def _shares(case: list[Row]) -> str:
+    """The usable share at each of LIMITS."""
+    shares = [usable(case, limit) for limit in LIMITS]
+    return " / ".join("none" if share is None else f"{share:.0%}" for share in shares)
 
 
-def _best(tried: list[Row]) -> str:
-    """The share that moves the fewest words, and these over what is counted for tiles that fill the cache."""
-    best = min(tried, key=lambda row: row["moved_words"])
-    return f"{best['held']:.0%}: {best['moved_words'] / tried[-1]['counted_words']:.2f}"
+def _best(case: list[Row]) -> str:
+    """The share that moves the fewest words, and these words over those counted for tiles that fill the cache."""
+    best = min(case, key=lambda row: row["moved_words"])
+    return f"{best['held']:.0%}: {best['moved_words'] / case[-1]['counted_words']:.2f}"
 
 
 def best_share(rows: list[Row]) -> float:
-    """The share whose tiles are in the mean the nearest to the best."""
-    found = regrets(rows)
-    return min(found, key=lambda share: geometric_mean(found[share])) if found else math.nan
+    """The share with the smallest mean of `regrets`."""
+    by_share = regrets(rows)
+    return min(by_share, key=lambda share: geometric_mean(by_share[share])) if by_share else math.nan
 
 
 def findings(rows: list[Row]) -> list[str]:
-    found = regrets(rows)
-    full = [usable(tried, LIMITS[0]) for (*_, ways, _, _, _, _), tried in cases(rows).items() if ways is None]
-    shares = [each for each in full if each]
-    said = [
-        f"Even one set of all lines gives a schedule {min(shares):.0%} to {max(shares):.0%} of its capacity, if at "
-        f"most 5 % more words than counted may move: LRU keeps tiles that are dead."
+    by_share = regrets(rows)
+    full = [usable(case, LIMITS[0]) for (*_, ways, _, _, _, _), case in cases(rows).items() if ways is None]
+    shares = [share for share in full if share]
+    sentences = [
+        f"Even in a fully associative cache a schedule can use only {min(shares):.0%} to {max(shares):.0%} of the "
+        f"capacity if at most 5 % more words than counted may move: LRU keeps dead tiles."
     ] * bool(shares)
-    if found:
-        best, here = best_share(rows), min(found, key=lambda share: abs(share - USABLE_SHARE))
-        said.append(
-            f"Tiles that are chosen for {best:.0%} of a CPU's cache are the best single rule: {_mean(found[best])} "
-            f"times the words of the best share of each case, in the mean; for all of it {_mean(found[max(found)])}."
+    if by_share:
+        best, planned = best_share(rows), min(by_share, key=lambda share: abs(share - USABLE_SHARE))
+        sentences.append(
+            f"The best single rule is to choose tiles for {best:.0%} of a CPU's cache: in the mean they move "
+            f"{_mean(by_share[best])} times the words of the best share of each case, and tiles for the whole cache "
+            f"{_mean(by_share[max(by_share)])} times."
         )
-        said.append(
+        sentences.append(
             f"The planner, and the CPU kernels' plan, choose tiles for {USABLE_SHARE:.0%} of a cache that hardware "
-            f"fills ({_mean(found[here])} in the mean), and for all of a memory that software fills."
+            f"fills ({_mean(by_share[planned])} in the mean), and for all of a memory that software fills."
         )
-    return said
+    return sentences
 
 
 def _mean(values: list[float]) -> str:
@@ -223,50 +229,51 @@ def _mean(values: list[float]) -> str:
 EXPERIMENT = Experiment(
     name="real-caches",
     title="How much of a cache a schedule can use",
-    question="How much of M is usable where a cache holds what was touched last, in lines and sets, by its ways?",
+    question="How much of M is usable in a cache that replaces the least recently used line of a set, by its ways?",
     points=points,
     measure=measure,
     figure=figure,
     tables=tables,
     findings=findings,
     method=f"""
-The model's cache holds what the schedule says. A CPU's holds what was touched last, in lines, and each line in one
-set only. So tiles that fill all of *M* in the model do not stay in a real cache of *M* words, and the question is for
-how much of it tiles should be chosen. Simulated (`redblue.machine.Cached`), not measured.
+In the model, the schedule decides what the cache holds. A CPU's cache holds the lines that were touched last, each in
+one set only. So tiles that fill all of *M* in the model do not stay in a real cache of *M* words, and tiles should be
+chosen for a part of it. This experiment finds the part. Simulated (`redblue.machine.Cached`), not measured.
 
-Forward, full mask, one head, float32, lines of 64 bytes, one level of LRU that writes back; overwriting a whole line
-does not read it first. Tile edges are multiples of {LINE_WORDS} words, except the rows of `flash`. Everything is
-counted that moves between the cache and the next level, dead tiles that are written back included.
+Forward, full mask, one head, float32, one level of write-back LRU with lines of 64 bytes; overwriting a whole line does
+not read it first. Tile edges are multiples of {LINE_WORDS} words, except the rows of `flash`. All traffic between the
+cache and the next level is counted, including dead tiles that are written back.
 
 - **{FULL}**: the same capacity and lines in one set; rows lie side by side
 {chr(10).join(f"- **{name}**: {text}" for name, text in LAYOUTS.items())}
 
-The figure: the cache of 32 KiB; above 6 nothing is drawn, and the dashed line is what the planner assumes.
+The figure shows the cache of 32 KiB. Ratios above 6 are not drawn, and the dashed line is the planner's assumption.
 
-*Usable share*: the largest part of the capacity that tiles hold in the model while the cache moves at most 1.05 /
-1.25 times the words counted for these tiles. Tiles are chosen for 2/{SHARES}, 3/{SHARES} ... of the capacity; the
-share is what they hold then. *The best choice*: the share whose tiles move the fewest words, and these over what the
-model counts for tiles chosen for the whole cache: the price of a real one. *Which share to plan for*: over the caches
-that hardware has (8, 12, 16 ways) and all layouts but the power of two, the words moved over those of the best share
-of each case.
+*Usable share*: the largest part of the capacity that tiles hold in the model while the cache moves at most 1.05 / 1.25
+times the words counted for these tiles. Tiles are chosen for 2/{SHARES}, 3/{SHARES} ... of the capacity; the share is
+the part that they then hold. *The best choice*: the share whose tiles move the fewest words, and these words over those
+that the model counts for tiles chosen for the whole cache. This ratio is the cost of a real cache. *Which share to plan
+for*: the words moved over those of the best share of each case, over the caches of real hardware (8, 12, 16 ways) and
+all layouts except the power of two.
 
-**Least recently used.** Tiles that stay must be touched again before everything else in the cache has been. From one
-use to the next, a `flash` forward pass touches all that it keeps, *and* the slices of K and V that it has finished
-with: LRU cannot know that they are dead. With r rows and c columns it needs
+**Least recently used.** A tile stays in the cache only if it is touched again before everything else in the cache has
+been touched. Between two uses of a tile, a `flash` forward pass touches all tiles that it keeps, *and* the slices of K
+and V that are no longer needed: LRU cannot know that they are dead. With r rows and c columns it needs
 
     r (d + d_v + 2) + r c + r + c (d + d_v) words (or r (2 d_v + 3), if that is more: O, and where it is stored)
 
-where the model needs the larger of c d, c d_v and r instead of the last two terms. With whole lines and one set this
-capacity moves exactly the counted words, and besides the dead tiles that LRU writes back
-(`tests/test_cached_costs.py`). One line less makes LRU evict each line just before its next use: a cliff, not a
-slope. That is why a full cache can cost a multiple, and a part of it nothing. `hybrid` keeps rows of Q of which it
-uses one slice of features at a time, so a whole score tile, its spilled P and c rows of K pass by in between: it
-needs the most slack. Its row maxima lie in columns, a line for each word.
+where the model needs the larger of c d, c d_v and r instead of the last two terms. With whole lines and one set, this
+capacity moves exactly the counted words and the dead tiles that LRU writes back (`tests/machine/test_cached_costs.py`).
+With one line less, LRU evicts each line just before its next use, so the traffic jumps instead of growing slowly. That
+is why tiles for a full cache can cost a multiple, and tiles for a part of it nothing. `hybrid` needs the most slack: it
+keeps rows of Q and uses one slice of their features at a time, so a whole score tile, its spilled P and c rows of K
+pass through the cache between two uses of a row. Its row maxima are stored as columns, which takes a line per word.
 
-**Sets.** Rows that lie a power of two apart fall into few sets: with {PITCH_WORDS} words between rows, all rows of q
-begin in the same set of an L1d, and a tile of more rows than ways cannot stay. Padding each row, or copying tiles to
-memory of their own, spreads them. A copy passes through the cache as well and finds its source in few sets. Rows that
-lie side by side are a power of two apart too where d (for P: n) is one, as here: that is what padding mends in the
-last rows. The CPU kernels copy panels of what stays to memory of their own.
+**Sets.** Rows that lie a power of two apart fall into few sets. With {PITCH_WORDS} words between rows, all rows of q
+begin in the same set of an L1d, and a tile with more rows than the cache has ways cannot stay. Padding each row, or
+copying tiles to memory of their own, spreads them over the sets. The copy passes through the cache as well, and its
+source still lies in few sets. Rows without gaps are a power of two apart, too, if d (for P: n) is a power of two, as it
+is here; padding helps these cases, as the last rows show. The CPU kernels copy the panels that stay to memory of their
+own.
 """,
 )

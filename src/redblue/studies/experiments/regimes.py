@@ -1,4 +1,4 @@
-"""Regimes: at which boundary of which hardware, at which head dimension, which statement of the papers applies."""
+"""Regimes: the theorem that applies at each boundary of each machine, for each head dimension."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections import Counter
 
 import altair as alt
 
+from redblue.base.style import COLOURS, REGIMES
 from redblue.bounds import lower_bounds
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 from redblue.catalogue.memories import memory
-from redblue.lab.planner import REGIMES, plan
+from redblue.lab.planner import plan
 from redblue.problem import Problem
-from redblue.base.style import COLOURS
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 MACHINES = (
     *("t4", "v100-sxm2", "rtx-4090", "a100-sxm", "h100-sxm", "b200", "mi300x", "tpu-v6e", "apple-m1-max-gpu"),
     *("zen5-server", "sapphire-rapids-server", "raspberry-pi-5"),
 )
 HEAD_DIMENSIONS = (64, 96, 128, 192, 256, 512, 576)
-N, DTYPES = 8192, {"cpu": "float32", "microcontroller": "float32"}  # all others: 16 bits
+N, DTYPES = 8192, {"cpu": "float32", "microcontroller": "float32"}  # float16 on all other kinds of machine
 ONCE = "each word once"
-STATEMENTS = {  # forward; backward
+STATEMENTS = {  # regime -> (forward, backward)
     "large-cache": (
         "Θ(n²d²/M): Saha & Ye, Theorem 3.2 (FlashAttention; Dao et al., Theorem 2) and Lemmas 3.3, 3.4",
         "arXiv 2410.09397, Theorems 4.1 and 4.2",
     ),
     "between": (
-        "Θ(n²d/√M): Saha & Ye, Theorems 3.5 and 3.7; the constant is another schedule's, which no paper has",
+        "Θ(n²d/√M): Saha & Ye, Theorems 3.5 and 3.7; `hybrid`, whose constant is the best here, is in no paper",
         "arXiv 2410.09397, Theorems 4.3 and 4.4",
     ),
     "small-cache": (
@@ -34,7 +34,7 @@ STATEMENTS = {  # forward; backward
         "arXiv 2410.09397, Theorems 4.3 (Algorithm 6) and 4.4",
     ),
     ONCE: (
-        "none: M holds so much that reading every input and writing every output once is what remains",
+        "none: M is so large that every input is read once and every output is written once",
         "as forward",
     ),
 }
@@ -47,7 +47,7 @@ def points(quick: bool) -> list[Point]:
 
 
 def measure(point: Point) -> list[Row]:
-    """A row for each boundary of a machine."""
+    """Plan one head dimension on a machine; return a row for each boundary."""
     machine, d = memory(point["machine"]), point["d"]
     problem = Problem(N, N, d, dtype=DTYPES.get(machine.kind, "float16"))
     rows = []
@@ -72,11 +72,12 @@ def measure(point: Point) -> list[Row]:
 
 
 def place(row: Row) -> str:
+    """The machine and the boundary of a row, as text."""
     return f"{row['machine']}, {row['boundary']}"
 
 
 def figure(rows: list[Row]) -> alt.LayerChart:
-    """Boundaries down, head dimensions across; each cell in the colour of its regime."""
+    """A grid of cells in the colours of their regimes: one row per boundary, one column per head dimension."""
     order = [f"{place(row)}" for row in rows]
     drawn = [
         {
@@ -114,17 +115,17 @@ def figure(rows: list[Row]) -> alt.LayerChart:
 def tables(rows: list[Row]) -> list[Table]:
     dimensions = list(dict.fromkeys(row["d"] for row in rows))
     cells = {(place(row), row["d"]): SHORT[row["applies"]] for row in rows}
-    each = {place(row): row for row in rows}
-    made = [
+    by_place = {place(row): row for row in rows}
+    lines = [
         (row["title"], row["boundary"], f"{row['M']:,}", *(cells[name, d] for d in dimensions))
-        for name, row in each.items()
+        for name, row in by_place.items()
     ]
     columns = ("hardware", "boundary", "M, words", *(f"d {d}" for d in dimensions))
-    found = Counter(row["applies"] for row in rows)
-    said = [(name, str(found[name]), *texts) for name, texts in STATEMENTS.items()]
+    counts = Counter(row["applies"] for row in rows)
+    statements = [(name, str(counts[name]), *texts) for name, texts in STATEMENTS.items()]
     return [
-        Table("Hardware, head dimension, regime", columns, made, 2),
-        Table("What applies", ("regime", "cells", "forward", "backward (gradient by X)"), said, 4),
+        Table("Hardware, head dimension, regime", columns, lines, 2),
+        Table("What applies", ("regime", "cells", "forward", "backward (gradient by X)"), statements, 4),
     ]
 
 
@@ -141,9 +142,9 @@ def findings(rows: list[Row]) -> list[str]:
     pairs = {(row["machine"], row["d"]) for row in rows}
     return [
         f"The boundaries of one machine are in different regimes at {len(mixed)} of {len(pairs)} pairs of machine and "
-        f"head dimension: the question is not whether a machine's cache is large, but at which boundary.",
-        f"With d of 512 or more, M < d² at the nearest memory of the catalogue in {len(small)} of {len(wide)} pairs: "
-        f"there Saha & Ye's other theorem applies, and FlashAttention is not the best.",
+        f"head dimension. A cache is large or small only with respect to one boundary, not to a machine.",
+        f"With d of 512 or more, M < d² at a machine's nearest memory in {len(small)} of {len(wide)} pairs. There Saha "
+        f"& Ye's theorem for small caches applies, and FlashAttention is not the best schedule.",
     ]
 
 
@@ -157,15 +158,14 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method=f"""
-Computed by the planner from the catalogue of machines (`redblue memories`), not measured. Forward, one head at a
-time, full mask, n = {N:,}; words of 16 bits, of 32 on CPUs. M is what one instance of the nearer memory holds: one
-multiprocessor's shared memory, one core's L1d. Each boundary is a two-level model of its own, so the papers' theorems
-apply at each with its own M. The text in a cell is the schedule of the plan, which is chosen by exact words; near a
-limit it can be the neighbour's.
+Computed by the planner from the catalogue of machines (`redblue memories`), not measured. Forward, one head at a time,
+full mask, n = {N:,}; words of 16 bits, on CPUs of 32. M is the capacity of one instance of the nearer memory, such as
+one multiprocessor's shared memory or one core's L1d. Each boundary is a two-level model of its own, so the papers'
+theorems apply to each boundary with its own M. The text in a cell is the schedule of the plan. The plan compares exact
+words, so near a dividing point it can choose the schedule of the neighbouring regime.
 
-*Each word once*: the plan moves at most 5 % more than reading every input and writing every output once. The
-theorems' formulas then fall below that traffic (that of FlashAttention holds for d ≤ M ≤ n d), so none of them says
-anything.
+*Each word once*: the plan moves at most 5 % more words than it takes to read every input and write every output once.
+The theorems' formulas give less than that traffic (FlashAttention's holds for d ≤ M ≤ n d), so no theorem applies.
 
 *Many heads*: [heads](heads.md).
 """,

@@ -1,4 +1,4 @@
-"""What an experiment found, as it is kept: JSON with the command that makes it, the machine and the date."""
+"""The result of an experiment, which is stored as JSON with the command, the machine and the date."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ KEYS = ("experiment", "command", "date", "version", "machine", "tools", "quick",
 
 @dataclass(frozen=True)
 class Result:
-    """experiment: its name. command: what makes it again. date: ISO 8601. version: redblue's. machine: in words.
-    tools: versions of what measured. quick: with the few points of --quick. rows: of all points, in their order."""
+    """The result of an experiment.
+
+    experiment: its name. command: the command that repeats it. date: ISO 8601. version: redblue's. machine: a
+    description. tools: the versions of the measuring programs, by name. quick: whether it has only the few points of
+    --quick. rows: of all points, in the order of the points.
+    """
 
     experiment: str
     command: str
@@ -31,22 +35,23 @@ class Result:
 
     @property
     def about(self) -> Experiment:
+        """The definition of the experiment."""
         return get(self.experiment)
 
     @property
-    def made(self) -> str:
-        """With what, on which machine and when, in a line."""
+    def provenance(self) -> str:
+        """The machine, the date and the versions, in a line."""
         tools = "".join(f", {name} {version}" for name, version in self.tools.items())
         quick = "; the few points of --quick" if self.quick else ""
         return f"{self.machine}, {self.date}, redblue {self.version}{tools}{quick}"
 
     @property
     def findings(self) -> list[str]:
-        """In sentences, with names between backticks."""
+        """The findings as sentences, with names between backticks."""
         return self.about.findings(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, with what is found in sentences."""
+        """The result and its findings as plain data."""
         return asdict(self) | {"findings": self.findings}
 
 
@@ -55,7 +60,7 @@ def json_path(folder: Path, name: str) -> Path:
 
 
 def read(folder: str | os.PathLike[str], name: str) -> Result:
-    """The result that a run of the experiment left in `folder`. Raises RedblueError where there is none."""
+    """Read the result that a run of the experiment left in `folder`. Raises RedblueError if there is none."""
     path = json_path(Path(folder), get(name).name)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -69,5 +74,5 @@ def read(folder: str | os.PathLike[str], name: str) -> Result:
 
 
 def read_all(folder: str | os.PathLike[str]) -> list[Result]:
-    """The results that lie in `folder`, in the order of the catalogue."""
+    """Read all results in `folder`, in the order of the catalogue."""
     return [read(folder, name) for name in NAMES if json_path(Path(folder), name).exists()]

@@ -1,4 +1,4 @@
-"""Runs an experiment: its points one by one, each kept as soon as it is measured, then its files."""
+"""Run an experiment: measure its points, keep each result as soon as it exists, then write the files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 from redblue.base.charts import write
-from redblue.catalogue.detect import detect_cpu
 from redblue.base.errors import RedblueError
+from redblue.base.files import replace_whole
+from redblue.base.journal import Journal, journal_path
+from redblue.base.parallel import finish
+from redblue.catalogue.detect import detect_cpu
 from redblue.studies.experiments.catalogue import get
 from redblue.studies.experiments.experiment import Point, Row
 from redblue.studies.experiments.page import page
 from redblue.studies.experiments.result import Result, json_path, read
-from redblue.base.files import replace_whole
-from redblue.base.journal import Journal, journal_path
-from redblue.base.parallel import finish
 
 FOLDER = Path("docs", "results")
 PICTURES = (".svg", ".png")
@@ -37,10 +37,11 @@ def run(
 ) -> Result:
     """Run an experiment and write NAME.json, NAME.svg, NAME.png and NAME.md into the folder `out`.
 
-    Files of an earlier run of it are replaced. Until they are, finished points are kept beside them
-    (NAME.json.partial.jsonl), and the same call goes on from there. quick: few and small points. jobs: processes; all
-    cores, if left out. restart: discard what an earlier call kept. progress(done, total): after each point.
-    Raises UnknownName; RedblueError for a folder that cannot be written, another file of that name, and where this
+    The files of an earlier run are replaced. Until then, finished points are kept beside them, in
+    NAME.json.partial.jsonl, and the same call continues from there.
+    quick: measure few and small points. jobs: the number of processes; None for all cores. restart: discard the points
+    that an earlier call kept. progress(done, total): called at the start and after each point.
+    Raises UnknownName; RedblueError if the folder cannot be written, if it holds another file of that name, or if this
     machine lacks what the experiment needs.
     """
     experiment, folder = get(name), _folder(out)
@@ -48,7 +49,7 @@ def run(
         raise RedblueError(f"the experiment {name} cannot run here: {missing}")
     target = json_path(folder, name)
     if target.exists():
-        read(folder, name)  # nobody else's file is replaced
+        read(folder, name)  # raises if the file is not an experiment's result, which must not be replaced
     points = experiment.points(quick)
     with Journal(journal_path(target), "experiment", identity(name, points), len(points), restart) as journal:
         evaluate = partial(measure, name)
@@ -69,7 +70,7 @@ def run(
 
 
 def redraw(name: str, *, out: str | os.PathLike[str] = FOLDER) -> Result:
-    """Draw the figures and write the page of a result again, without measuring. Raises as `read` does."""
+    """Write the figures and the page of an existing result again, without measuring. Raises as `read` does."""
     folder = _folder(out)
     result = read(folder, name)
     _write(result, folder)
@@ -77,22 +78,24 @@ def redraw(name: str, *, out: str | os.PathLike[str] = FOLDER) -> Result:
 
 
 def measure(name: str, point: Point) -> list[Row]:
-    """The rows of one point, in whatever process."""
+    """Measure one point. A function of this module, so that worker processes can import it."""
     return get(name).measure(point)
 
 
 def identity(name: str, points: list[Point]) -> dict[str, object]:
-    """What decides the rows: measurements of another machine are not gone on with."""
+    """Everything that decides the rows. It includes the machine: a run continues only on the same one."""
     return {"experiment": name, "machine": machine(), "points": points}
 
 
 def machine() -> str:
+    """This machine's CPU, cores, caches and system, in a line."""
     cpu = detect_cpu()
     caches = ", ".join(f"{each.name} {each.capacity_bytes >> 10} KiB" for each in cpu.caches)
     return f"{cpu.model}, {cpu.cores} cores ({caches or 'caches not known'}), {platform.system()}"
 
 
 def _folder(out: str | os.PathLike[str]) -> Path:
+    """Make the folder unless it exists. Raises RedblueError if it cannot be written."""
     folder = Path(out)
     try:
         folder.mkdir(exist_ok=True)
@@ -110,7 +113,7 @@ def _command(name: str, quick: bool, folder: Path) -> str:
 
 
 def _write(result: Result, folder: Path) -> None:
-    """The figures first: a JSON file says that all is there."""
+    """Write the figures, the page and, last, the JSON file: its presence means that all files are complete."""
     spec = result.about.figure(result.rows).to_dict()
     for suffix in PICTURES:
         write(spec, folder / f"{result.experiment}{suffix}", force=True)

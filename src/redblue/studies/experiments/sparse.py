@@ -1,18 +1,18 @@
-"""Sparse attention: words over density for four patterns, in every format of the index, beside both lower bounds."""
+"""Sparse attention: words over density for four patterns, in every format of the mask, beside both lower bounds."""
 
 from __future__ import annotations
 
 import altair as alt
 
 from redblue import schedules
-from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
-from redblue.studies.experiments.figures import steps
+from redblue.base.style import LOOKS
 from redblue.masks import Mask
 from redblue.problem import Problem
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 from redblue.studies.sparse.study import compare
-from redblue.base.style import LOOKS
+from redblue.studies.ticks import log_ticks
 
-# Named as in the command line's --mask; from few pairs to many.
+# Names as --mask takes them, from few pairs to many.
 N, D, M_WORDS, BLOCK = 512, 32, 1024, 16
 PATTERNS = {
     "window": [f"window:{half},{half - 1}" for half in (4, 8, 16, 32, 64, 128)] + [f"window:{N},{N}"],
@@ -21,7 +21,7 @@ PATTERNS = {
     "random": [f"random:{share},1" for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)],
 }
 QUICK = {"window": ["window:8,7"], "random": ["random:0.1,1"]}
-FORMATS = {  # as redblue.masks.storage.formats names them -> the schedule whose look it takes
+FORMATS = {  # a format of redblue.masks.storage -> the schedule whose colour and mark it takes
     "rule": "standard",
     "bits": "small_cache",
     "blocks": "flash1",
@@ -46,21 +46,21 @@ def points(quick: bool) -> list[Point]:
 
 
 def measure(point: Point) -> list[Row]:
-    """A row for each format that can store the mask, with the schedule that moves the fewest words."""
-    from redblue.cli.options import parse_mask
+    """Count one mask; return a row for each format that can store it, with the best schedule of that format."""
+    from redblue.masks.names import parse as parse_mask
 
     n = point["n"]
     mask: Mask = parse_mask(point["mask"])
     problem = Problem(n, n, D, mask=mask)
-    found = compare(problem, [M_WORDS], ["rule"] if mask.on(n, n).is_full else None)
-    at = found.points[0]
+    comparison = compare(problem, [M_WORDS], ["rule"] if mask.on(n, n).is_full else None)
+    at = comparison.points[0]
     rows = []
-    for name in found.formats:
+    for name in comparison.formats:
         best = min((each for (_, form), each in at.counts.items() if form == name), key=lambda each: each.words)
         rows.append(
             point
             | {
-                "density": found.family.z_qk / (n * n),
+                "density": comparison.family.z_qk / (n * n),
                 "format": name.partition(":")[0],
                 "schedule": best.schedule,
                 "tiles": best.tiles,
@@ -99,7 +99,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
         "words:Q",
         title="words moved",
         scale=alt.Scale(type="log", domain=[low, high], nice=False),
-        axis=alt.Axis(values=steps(low, high), format="~s", domain=False, ticks=False),
+        axis=alt.Axis(values=log_ticks(low, high), format="~s", domain=False, ticks=False),
     )
     names = [TITLES[name] for name in FORMATS if any(row["format"] == TITLES[name] for row in lines)]
     looks = [LOOKS[FORMATS[name]] for name in FORMATS if TITLES[name] in names]
@@ -111,22 +111,22 @@ def figure(rows: list[Row]) -> alt.FacetChart:
         scale=alt.Scale(domain=[PROVED, FAMILY], range=[[1, 0], [2, 3]]),
         legend=alt.Legend(title="lower bounds", symbolType="stroke", symbolSize=400, columns=1, labelLimit=300),
     )
-    drawn = alt.Chart().transform_filter("isValid(datum.format)")
+    counts = alt.Chart().transform_filter("isValid(datum.format)")
     floors = alt.Chart().transform_filter("isValid(datum.bound)")
     proved = floors.transform_filter(alt.datum.bound == PROVED).transform_calculate(low=str(low))
     shown = [alt.Tooltip("format:N"), alt.Tooltip("density:Q", format=".3~%"), alt.Tooltip("words:Q", format=",")]
     layers = [
         proved.mark_area(style="ink", opacity=0.08, clip=True).encode(x=x, y=y, y2="low:Q"),
         floors.mark_line(style="ink", strokeWidth=1.8, clip=True).encode(x=x, y=y, strokeDash=dash),
-        drawn.mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colour),
-        drawn.mark_point(filled=True, size=45, opacity=1).encode(x=x, y=y, color=colour, shape=shape, tooltip=shown),
+        counts.mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colour),
+        counts.mark_point(filled=True, size=45, opacity=1).encode(x=x, y=y, color=colour, shape=shape, tooltip=shown),
     ]
     chart = alt.LayerChart(layer=layers, data=alt.Data(values=[*bounds, *lines])).properties(width=330, height=240)
     return chart.facet(facet=alt.Facet("pattern:N", sort=patterns, title=None), columns=2)
 
 
 def best_rows(rows: list[Row]) -> list[Row]:
-    """The format of fewest words of each mask."""
+    """For each mask, the row of the format with the fewest words."""
     masks = dict.fromkeys((row["pattern"], row["mask"]) for row in rows)
     return [
         min((row for row in rows if (row["pattern"], row["mask"]) == each), key=lambda row: row["words"])
@@ -171,25 +171,25 @@ def findings(rows: list[Row]) -> list[str]:
     best = best_rows(rows)
     below = [row for row in best if row["words"] < row["family_form_words"]]
     heavy = max((row for row in rows if row["format"] != "rule"), key=lambda row: row["index_words"] / row["words"])
-    said = [
+    sentences = [
         f"The best schedule and format of a mask move {min(map(_gap, best)):.2f} to {max(map(_gap, best)):.2f} times "
-        f"what is proved of that very mask."
+        f"the bound that is proved for this mask."
     ]
     if below:
         least = min(below, key=lambda row: row["words"] / row["family_form_words"])
-        said.append(
+        sentences.append(
             f"The family's form is no bound of one mask: {len(below)} of {len(best)} masks are computed with fewer "
             f"words, `{least['mask']}` with {least['words'] / least['family_form_words']:.2f} of it."
         )
-    said.append(
+    sentences.append(
         f"An index costs up to {heavy['index_words'] / heavy['words']:.0%} of all words ({TITLES[heavy['format']]}, "
         f"`{heavy['mask']}`)."
     )
     scattered = {row["pattern"]: [r for r in best if r["pattern"] == row["pattern"]] for row in best}
     gaps = {name: max(map(_gap, each)) for name, each in scattered.items()}
     worst = max(gaps, key=gaps.__getitem__)
-    said.append(f"The pattern `{worst}` is the farthest from its bound: up to {gaps[worst]:.1f} times it.")
-    return said
+    sentences.append(f"The pattern `{worst}` is the farthest from its bound: up to {gaps[worst]:.1f} times it.")
+    return sentences
 
 
 def _gap(row: Row) -> float:
@@ -208,13 +208,13 @@ EXPERIMENT = Experiment(
     method=f"""
 Counted, not measured. Forward, one head, n = {N}, d = {D}, M = {M_WORDS:,} words = d², 16-bit words (an index of
 32-bit places takes two). Every schedule ({", ".join(f"`{name}`" for name in schedules.list_schedules("forward"))}) is
-counted with every format that can store the mask, with its best tiles; drawn is the schedule of fewest words. Blocks
-are of {BLOCK} x {BLOCK} pairs, drawn at random; a butterfly's are of 1 to 128; random pairs and blocks have no rule,
-so they need an index. One mask, schedule by schedule: `redblue sparse`.
+counted with its best tiles and with every format that can store the mask; the figure shows the schedule with the fewest
+words. Random blocks hold {BLOCK} x {BLOCK} pairs; a butterfly's blocks have edges of 1 to 128. No rule describes random
+pairs and blocks, so they need an index. `redblue sparse` compares all schedules on one mask.
 
-*Proved* is what holds of this one mask: the best of the compulsory words, the phase problem on its number of pairs,
-and the phase problem of what so many of its rows and columns can cover ([theory](../theory.md), Theorem 5). *The
-family's form* is min(Z_in² / M, Z_in √Z_QK / √M) of arXiv 2410.09397, Theorem 4.5, its constant left out: it speaks
-of the worst input with so many nonzero entries, so that a structured mask may lie below it.
+*Proved* is the best bound for this one mask: the compulsory words, the phase problem on its number of pairs, or the
+phase problem on the pairs that a number of its rows and columns can cover ([theory](../theory.md), Theorem 5). *The
+family's form* is min(Z_in² / M, Z_in √Z_QK / √M) of arXiv 2410.09397, Theorem 4.5, without its constant. It describes
+the worst input with that many nonzero entries, so a structured mask may move fewer words.
 """,
 )

@@ -1,4 +1,4 @@
-"""Experiments on the terminal."""
+"""The list of experiments, and a result in short, for the terminal."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from redblue.cli import tables
+from redblue.base.terminal import table
 from redblue.studies.experiments.experiment import Experiment
 from redblue.studies.experiments.result import Result
 
 
-def listed(found: Sequence[Experiment]) -> RenderableType:
-    """Names and questions; what this machine lacks for each."""
-    made = tables.table(("experiment", "what it asks"))
-    made.columns[0].no_wrap = True
-    for each in found:
-        missing = each.missing()
+def experiments_table(experiments: Sequence[Experiment]) -> RenderableType:
+    """A table of names and questions, with what this machine lacks to run an experiment."""
+    rows = table(("experiment", "what it asks"))
+    rows.columns[0].no_wrap = True
+    for experiment in experiments:
+        missing = experiment.missing()
         lacks = (f"\nnot here: {missing}", "dim") if missing else ""
-        made.add_row(each.name, Text.assemble(each.question, lacks))
-    return made
+        rows.add_row(experiment.name, Text.assemble(experiment.question, lacks))
+    return rows
 
 
-def shown(result: Result) -> RenderableType:
-    """What is found, in sentences; the tables are too wide for a terminal, and stand in the page."""
+def result_text(result: Result) -> RenderableType:
+    """The question and the findings of a result. Its tables, too wide for a terminal, are in its page."""
     lines = [f"- {plain(line)}" for line in result.findings]
-    return Group(Text(result.about.question, style="bold"), Text("\n".join(lines)), Text(result.made, style="dim"))
+    return Group(
+        Text(result.about.question, style="bold"), Text("\n".join(lines)), Text(result.provenance, style="dim")
+    )
 
 
 def plain(text: str) -> str:
-    """Without what Markdown sets apart."""
+    """Remove Markdown's marks for code and bold type."""
     return text.replace("`", "").replace("**", "")

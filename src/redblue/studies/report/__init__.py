@@ -1,4 +1,4 @@
-"""The report: what a model's attention moves on a machine, as one HTML page and as a summary for the terminal."""
+"""The report: the words and times of models on machines, as one HTML page and as a summary for the terminal."""
 
 from redblue.studies.report.data import Report, Shape, collect
 from redblue.studies.report.figures import words_figure

@@ -1,7 +1,4 @@
-"""One call of the compiled CPU kernel: its arrays, the call itself, what float64 says of some rows, and PyTorch's time.
-
-bfloat16, which NumPy lacks, is held as the upper halves of float32's bits.
-"""
+"""One call of the compiled CPU kernel on random arrays: run it, check some rows against float64, and time PyTorch."""
 
 from __future__ import annotations
 
@@ -11,31 +8,35 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
-from redblue.op import api
-from redblue.lab import reference
-from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
-from redblue.kernels.cpu import call as cpu, plan
+from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu import plan
+from redblue.kernels.cpu.arrays import described
 from redblue.kernels.cpu.mask_form import attended
+from redblue.lab import reference
 from redblue.masks import Mask
+from redblue.op import api
+from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
 from redblue.problem import Problem
 
-# Largest error of a result's checked rows against float64, relative in the Frobenius norm; results of 16 bits carry
-# one rounding, and those of bfloat16 that of P and dS before it. PyTorch's may be some times as far from ours.
+# The largest allowed error of the checked rows against float64, relative in the Frobenius norm. Results of 16 bits are
+# rounded once; with bfloat16, P and dS are rounded before. PyTorch's result may differ from ours by
+# PYTORCH_TOLERANCE times as much.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 PYTORCH_TOLERANCE = 4
 
-CHECKED = 5  # rows, and keys, that are held against float64
-TURNS, TURN_SECONDS = 3, 0.02  # the best turn counts; each is as many calls as take so long
-ENOUGH_SECONDS = 0.5  # of a first call, not to be repeated
+CHECKED = 5  # the number of rows, and of keys, that are checked against float64
+TURNS, TURN_SECONDS = 3, 0.02  # the best of TURNS counts; a turn repeats the call for TURN_SECONDS
+ENOUGH_SECONDS = 0.5  # a first call that takes longer is not repeated
 
 FORWARD = ("q", "k", "v", "out", "lse")
 BACKWARD = (*FORWARD, "dout", "dq", "dk", "dv", "delta")
-LOWEST = -1e4  # stands for -inf: the log-sum-exp of a row that attends nothing
+LOWEST = -1e4  # replaces -inf, the log-sum-exp of a row that attends no key
 
 
 def pytorch() -> Any:
-    """The module, or None where it cannot be imported. Once it is loaded, kernels use as many threads as it does."""
+    """Import PyTorch; return None if it cannot be imported. The kernels then use as many threads as PyTorch does."""
     try:
         return importlib.import_module("torch")
     except (ImportError, OSError):
@@ -43,88 +44,95 @@ def pytorch() -> Any:
 
 
 def sizes_of(problem: Problem) -> cpu.Sizes:
-    """As the kernel is told, for problems of one batch. Raises RedblueError, saying why, for what it cannot take."""
+    """The sizes of a problem of one batch, as the kernel takes them.
+
+    Raises RedblueError, which says why, if no kernel takes the problem.
+    """
     p = problem
     check_dtypes({"the arrays": p.dtype})
-    sizes = check_shapes((p.heads, p.n_q, p.d), (p.key_heads, p.n_k, p.d), (p.key_heads, p.n_k, p.value_dim))
+    sizes = check_shapes((p.heads, p.n_q, p.d), (p.kv_heads, p.n_k, p.d), (p.kv_heads, p.n_k, p.d_v))
     check_widths_on_cpu(sizes)
     return sizes
 
 
 def computed_in(dtype: str) -> str:
-    """The type of the numbers that the kernel multiplies."""
+    """The number type in which the kernel multiplies, for arrays of type `dtype`."""
     return plan.DTYPES[cpu.isa().packed_bytes(cpu.NUMBERS[dtype])]
 
 
 class Call:
-    """A problem of one batch, forward or backward, on random numbers. Raises RedblueError where no kernel takes it."""
+    """One call of the kernel, forward or backward, for a problem of one batch on random numbers.
+
+    Raises RedblueError if no kernel takes the problem.
+    """
 
     def __init__(self, problem: Problem) -> None:
-        pytorch()  # before the threads are counted
+        pytorch()  # loaded first, because the number of threads depends on it
         self.problem, self.sizes, self.threads = problem, sizes_of(problem), api.default_threads()
         self.backward = problem.direction == "backward"
         self.tile = cpu.plan_tile(problem.direction, self.sizes, problem.dtype)
         self.scale = problem.d**-0.5
         p, rng = problem, np.random.default_rng(0)
         sums = np.float64 if p.dtype == "float64" else np.float32
-        widths = {"q": p.d, "dq": p.d, "k": p.d, "dk": p.d} | dict.fromkeys(("v", "dv", "out", "dout"), p.value_dim)
+        widths = {"q": p.d, "dq": p.d, "k": p.d, "dk": p.d} | dict.fromkeys(("v", "dv", "out", "dout"), p.d_v)
         self.arrays: dict[str, np.ndarray] = {}
         for name in BACKWARD if self.backward else FORWARD:
-            heads, n = (p.key_heads, p.n_k) if name in ("k", "v", "dk", "dv") else (p.heads, p.n_q)
+            heads, n = (p.kv_heads, p.n_k) if name in ("k", "v", "dk", "dv") else (p.heads, p.n_q)
             if name in ("lse", "delta"):
                 self.arrays[name] = np.full((heads, n, 1), np.nan, sums)
             elif name in ("q", "k", "v", "dout"):
                 self.arrays[name] = rounded(rng.standard_normal((heads, n, widths[name]), np.float32), p.dtype)
-            else:  # whatever is not written stays NaN, and is found
+            else:  # an element that the kernel does not write stays NaN, and fails the check
                 self.arrays[name] = rounded(np.full((heads, n, widths[name]), np.nan, np.float32), p.dtype)
         if self.backward:
             self._pass(cpu.forward, FORWARD, cpu.plan_tile("forward", self.sizes, p.dtype))
 
     def run(self) -> tuple[int, int]:
-        """Once; returns the words read and written."""
+        """Run the kernel once; return the words read and written."""
         if self.backward:
             return self._pass(cpu.backward, BACKWARD, self.tile)
         return self._pass(cpu.forward, FORWARD, self.tile)
 
     def _pass(self, kernel: Callable[..., tuple[int, int]], names: tuple[str, ...], tile: cpu.Tile) -> tuple[int, int]:
         p = self.problem
-        arrays = (_described(self.arrays[name]) for name in names)
+        arrays = (described(self.arrays[name]) for name in names)
         mask = attended(p.mask, self.sizes, p.dtype, p.direction)
         return kernel(self.sizes, p.dtype, *arrays, mask=mask, scale=self.scale, threads=self.threads, tile=tile)
 
     @property
     def results(self) -> tuple[str, ...]:
+        """The names of the arrays that the kernel computes."""
         return ("dq", "dk", "dv") if self.backward else ("out", "lse")
 
     def errors(self) -> dict[str, float]:
-        """Of each result's checked rows, against float64; infinite where anything at all is NaN.
+        """The error of each result's checked rows against float64; infinite if any element of the result is NaN.
 
-        Gradients are held against those that follow from the out and lse that the backward pass is given.
+        The gradients' reference is computed from the `out` and `lse` that the backward pass reads.
         """
         rows, keys = _some(self.problem.n_q), _some(self.problem.n_k)
         q, k, v = (widened(self.arrays[name]) for name in ("q", "k", "v"))
         if not self.backward:
             attends = self.attends(rows, np.arange(self.problem.n_k))
-            found = reference.forward(q[:, rows], k, v, attends)
-            wanted = {"out": found.out, "lse": found.lse[..., None]}
+            exact = reference.forward(q[:, rows], k, v, attends)
+            expected = {"out": exact.out, "lse": exact.lse[..., None]}
         else:
             p, ds = self._tile(rows, np.arange(self.problem.n_k), q, k, v)
-            wanted = {"dq": ds @ k * self.scale}
+            expected = {"dq": ds @ k * self.scale}
             p, ds = self._tile(np.arange(self.problem.n_q), keys, q, k, v)
             dout = widened(self.arrays["dout"])
-            # Query heads that share a key head add up.
-            of_key = {"dk": ds.swapaxes(-1, -2) @ q * self.scale, "dv": p.swapaxes(-1, -2) @ dout}
-            wanted |= {name: x.reshape(len(k), -1, *x.shape[1:]).sum(axis=1) for name, x in of_key.items()}
+            # The gradients of a key head are sums over its query heads.
+            by_query_head = {"dk": ds.swapaxes(-1, -2) @ q * self.scale, "dv": p.swapaxes(-1, -2) @ dout}
+            expected |= {name: x.reshape(len(k), -1, *x.shape[1:]).sum(axis=1) for name, x in by_query_head.items()}
         checked = {"dk": keys, "dv": keys}
         return {
             name: _error(self.arrays[name][:, checked.get(name, rows)], exact)
-            if not _has_nan(self.arrays[name])
+            if not np.isnan(self.arrays[name]).any()
             else np.inf
-            for name, exact in wanted.items()
+            for name, exact in expected.items()
         }
 
     def _tile(self, rows: np.ndarray, keys: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Any:
-        """P and dS of some queries and some keys."""
+        """P and dS for some queries and some keys, in float64."""
         lse, out, dout = (widened(self.arrays[name][:, rows]) for name in ("lse", "out", "dout"))
         scores = q[:, rows] @ k[:, keys].swapaxes(-1, -2) * self.scale
         with np.errstate(over="ignore", invalid="ignore"):
@@ -132,40 +140,42 @@ class Call:
         return p, p * (dout @ v[:, keys].swapaxes(-1, -2) - (dout * out).sum(axis=-1, keepdims=True))
 
     def attends(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Boolean (rows, keys)."""
+        """Boolean (rows, keys): whether a query attends a key."""
         pairs = self.problem.mask.on(self.problem.n_q, self.problem.n_k)
         return np.concatenate([pairs.dense(range(row, row + 1), range(self.problem.n_k)) for row in rows])[:, keys]
 
     def wrong(self) -> str:
-        """What is too far from float64; "" if nothing is."""
+        """Say which results are too far from float64; "" if none is."""
         allowed = TOLERANCE[self.problem.dtype]
-        far = [f"{name} {error:.1e}" for name, error in self.errors().items() if not error <= allowed]
-        return f"relative errors against float64 of {', '.join(far)}, at most {allowed:.0e} is allowed" if far else ""
+        faults = [f"{name} {error:.1e}" for name, error in self.errors().items() if not error <= allowed]
+        if not faults:
+            return ""
+        return f"relative errors against float64 of {', '.join(faults)}, at most {allowed:.0e} is allowed"
 
     def pytorch_seconds(self) -> tuple[float | None, str]:
-        """Of scaled_dot_product_attention on the same numbers; or None and why there are none."""
+        """Time scaled_dot_product_attention on the same arrays; return (None, reason) if it cannot be compared."""
         torch = pytorch()
         if torch is None:
             return None, "not installed"
         try:
             run = self._pytorch(torch)
             start = time.perf_counter()
-            found = run()
+            results = run()
             first_seconds = time.perf_counter() - start
-            most = PYTORCH_TOLERANCE * TOLERANCE[self.problem.dtype]
-            for name, array in zip(self.results, found, strict=False):  # it gives no lse
-                if not _error(array[0].detach().double().numpy(), widened(self.arrays[name])) <= most:
+            allowed = PYTORCH_TOLERANCE * TOLERANCE[self.problem.dtype]
+            for name, array in zip(self.results, results, strict=False):  # PyTorch returns no lse
+                if not _error(array[0].detach().double().numpy(), widened(self.arrays[name])) <= allowed:
                     return None, "another result"
             return best_seconds(run, first_seconds), ""
         except RuntimeError as error:
             return None, f"refused: {str(error).splitlines()[0]}"
 
     def _pytorch(self, torch: Any) -> Callable[[], tuple[Any, ...]]:
-        """PyTorch's pass on these arrays; the backward one without the forward one."""
+        """PyTorch's pass on these arrays; the backward pass excludes the forward pass."""
 
         def tensor(name: str) -> Any:
             array = self.arrays[name][None]
-            if array.dtype == np.uint16:
+            if array.dtype == bfloat16:  # torch.from_numpy does not know the type
                 return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
             return torch.from_numpy(array)
 
@@ -188,7 +198,10 @@ class Call:
 
 
 def best_seconds(run: Callable[[], object], first_seconds: float) -> float:
-    """Of one call, in the best of a few turns. It has run once before; if that took long, it is the measurement."""
+    """The time of one call, in the best of a few turns.
+
+    first_seconds: the time of an earlier call, which is returned if it was long.
+    """
     if first_seconds > ENOUGH_SECONDS:
         return first_seconds
     turns = []
@@ -202,35 +215,23 @@ def best_seconds(run: Callable[[], object], first_seconds: float) -> float:
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 numbers in the type, to nearest."""
-    if dtype != "bfloat16":
-        return array.astype(dtype)
-    bits = array.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    """Round float32 numbers to the nearest numbers of a type."""
+    return array.astype(bfloat16 if dtype == "bfloat16" else dtype)
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """In float64."""
-    if array.dtype == np.uint16:
-        array = (array.astype(np.uint32) << 16).view(np.float32)
+    """Convert to float64."""
     return array.astype(np.float64)
 
 
-def _described(array: np.ndarray) -> cpu.Array:
-    return (array.ctypes.data, *(stride // array.itemsize for stride in array.strides))
-
-
 def _some(n: int) -> np.ndarray:
+    """CHECKED indices, evenly spaced over 0 .. n - 1."""
     return np.unique(np.linspace(0, n - 1, CHECKED).astype(int))
 
 
-def _has_nan(array: np.ndarray) -> bool:
-    return bool(((array & 0x7FFF) > 0x7F80).any() if array.dtype == np.uint16 else np.isnan(array).any())
-
-
-def _error(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Relative, in the Frobenius norm; infinite for NaN."""
-    got, wanted = (np.where(np.isneginf(x), LOWEST, x) for x in (widened(got), wanted))
-    size = float(np.linalg.norm(wanted))
-    error = float(np.linalg.norm(got - wanted)) / (size or 1.0)
+def _error(result: np.ndarray, expected: np.ndarray) -> float:
+    """The relative error in the Frobenius norm; infinite if it is NaN."""
+    result, expected = (np.where(np.isneginf(x), LOWEST, x) for x in (widened(result), expected))
+    size = float(np.linalg.norm(expected))
+    error = float(np.linalg.norm(result - expected)) / (size or 1.0)
     return error if error < np.inf else np.inf

@@ -1,4 +1,4 @@
-"""The check: every schedule that a plan chose is run on numbers, at a size small enough to run here and now."""
+"""Check every schedule that a plan chose: run it on numbers, at a small size, against its closed form and float64."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from redblue import schedules
-from redblue.lab.counts import check
 from redblue.base.errors import RedblueError
-from redblue.lab.planner import Plan
+from redblue.lab.counts import check
+from redblue.lab.plans import Plan
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
@@ -19,11 +19,12 @@ TOKENS, HEAD_DIMENSION, GROUP = 45, 24, 3  # the largest sizes of a check
 
 @dataclass(frozen=True)
 class Check:
-    """One schedule on one small stream: what its closed form says, what its run moved, how far off its numbers are.
+    """The check of one schedule on one small stream.
 
-    capacity_words: of the cache that it ran in. expected_words, expected_peak: the closed form's (a mask may leave the
-    peak unreached). counted_words, counted_peak, error: the run's; None where it broke off. failure: why the check
-    failed, "" if it passed.
+    chosen_for: the shape and the boundary whose plan chose the schedule. capacity_words: the size of the cache in which
+    it ran. expected_words, expected_peak: from the closed form; with a mask the run's peak may be smaller.
+    counted_words, counted_peak, error: from the run; error is relative to the float64 reference. They are None if the
+    run was broken off. failure: why the check failed, "" if it passed.
     """
 
     schedule: str
@@ -43,9 +44,9 @@ class Check:
 
 
 def checks(plans: Iterable[tuple[str, Plan]]) -> Iterator[Check]:
-    """One check for every kind of problem and schedule chosen for it, where d / sqrt(M) was largest.
+    """Check every schedule on every kind of problem for which a plan chose it, at the boundary of largest d / sqrt(M).
 
-    plans: each with a label that says what it is of.
+    plans: (label, plan); the label names the shape.
     """
     tightest: dict[tuple[str, Problem], tuple[float, str]] = {}
     for label, plan in plans:
@@ -59,10 +60,10 @@ def checks(plans: Iterable[tuple[str, Plan]]) -> Iterator[Check]:
 
 
 def small(problem: Problem) -> Problem:
-    """The same kind of problem, with few tokens and features: one stream, its mask resized."""
+    """Shrink a problem to one stream of few tokens and features, with its mask resized."""
     n_q, n_k = min(problem.n_q, TOKENS), min(problem.n_k, TOKENS + 2)
-    shrink = HEAD_DIMENSION / max(HEAD_DIMENSION, problem.d, problem.value_dim)
-    d, d_v = (max(1, round(size * shrink)) for size in (problem.d, problem.value_dim))
+    shrink = HEAD_DIMENSION / max(HEAD_DIMENSION, problem.d, problem.d_v)
+    d, d_v = (max(1, round(size * shrink)) for size in (problem.d, problem.d_v))
     heads = min(problem.group, GROUP)
     return Problem(
         n_q=n_q,
@@ -78,7 +79,7 @@ def small(problem: Problem) -> Problem:
 
 
 def _capacity(schedule: str, problem: Problem, words: int) -> int:
-    """`words`, doubled until the schedule fits."""
+    """Double `words` until the schedule fits."""
     try:
         schedules.get(schedule).tiles(problem, words)
     except TooFewWords:
@@ -87,10 +88,9 @@ def _capacity(schedule: str, problem: Problem, words: int) -> int:
 
 
 def run(schedule: str, problem: Problem, words: int, chosen_for: str) -> Check:
-    """Run the schedule in a cache of `words` words and hold it against its closed form and the float64 reference."""
-    found = schedules.get(schedule)
-    tiles = found.tiles(problem, words)
-    cost = found.cost(problem, tiles)
+    """Run the schedule in a cache of `words` words; compare with its closed form and the float64 reference."""
+    rules = schedules.get(schedule)
+    cost = rules.cost(problem, rules.tiles(problem, words))
     about = (schedule, problem, chosen_for, words, cost.words, cost.peak)
     try:
         result = check(schedule, problem, words=words)

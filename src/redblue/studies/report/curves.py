@@ -1,4 +1,4 @@
-"""Words against the capacity M, for one stream: every schedule with its best tiles, and every bound."""
+"""Words over the capacity M for one stream: every schedule with its best tiles, and every bound."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from redblue import schedules
+from redblue.base.style import REGIMES
 from redblue.bounds import lower_bounds
-from redblue.lab.counts import count
 from redblue.catalogue.memories import Memory
-from redblue.lab.planner import REGIMES
+from redblue.lab.counts import count
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
@@ -19,7 +19,7 @@ BEST = "best proved bound"
 
 @dataclass(frozen=True)
 class Mark:
-    """A machine's capacity on the M axis: of one instance of `level`, in words of the curve's dtype."""
+    """The capacity of one instance of a machine's level, in words of the curve's number type: a mark on the M axis."""
 
     machine: str
     level: str
@@ -30,8 +30,8 @@ class Mark:
 class Series:
     """One line of a figure. kind: "schedule", "bound" or "order only".
 
-    words_per_pair: words of one stream over its attended pairs, at each capacity of the curve; None where the
-    schedule does not fit, or the bound says nothing.
+    words_per_pair: words of one stream over its attended pairs, at each capacity of the curve; None if the schedule
+    does not fit, or if the bound is 0 or does not apply.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Curve:
-    """Everything that can be said of one stream, at each of `capacities` (words)."""
+    """All schedules and bounds of one stream, at each of `capacities` (words)."""
 
     stream: Problem
     pairs: int  # attended (query, key) pairs of the stream
@@ -56,19 +56,19 @@ class Curve:
 
     @property
     def regimes(self) -> Iterator[tuple[str, float, float]]:
-        """Each regime with the capacities between which it holds, within the curve's own."""
+        """(regime, from, to): the capacities between which each regime holds, within those of the curve."""
         low, high = self.capacities[0], self.capacities[-1]
         edges = [high, *(min(max(point, low), high) for point in reversed(self.dividing_points.values())), low]
         return ((regime, edges[i + 1], edges[i]) for i, regime in enumerate(REGIMES) if edges[i + 1] < edges[i])
 
 
 def curve_key(problem: Problem) -> Problem:
-    """Problems of one key have the same curve: one stream, and words of the same size."""
+    """Return a key that problems with the same curve share: one stream, and words of the same size."""
     return replace(problem.one_stream(), dtype={2: "float16"}.get(problem.bytes_per_word, problem.dtype))
 
 
 def curve(problem: Problem, memories: Iterable[Memory] = (), points: int = POINTS) -> Curve:
-    """The curve of one stream of `problem`, over capacities that reach past every level of `memories`."""
+    """Compute the curve of one stream of `problem`, over capacities that reach past every level of `memories`."""
     stream = problem.one_stream()
     marks = tuple(
         Mark(memory.name, boundary.fast.name, max(1, boundary.capacity_bytes // stream.bytes_per_word))
@@ -86,7 +86,7 @@ def curve(problem: Problem, memories: Iterable[Memory] = (), points: int = POINT
 
 
 def _capacities(d: int, marked: Sequence[int], points: int) -> tuple[int, ...]:
-    """Evenly spaced on a log scale around the regimes and the marked capacities, and those themselves."""
+    """Capacities evenly spaced on a logarithmic scale, and the exact dividing points and marks among them."""
     low = max(8, min([d * d // 64, *(words // 2 for words in marked)]))
     high = max([8 * d * d, *(2 * words for words in marked)])
     even = (round(low * (high / low) ** (i / (points - 1))) for i in range(points))
@@ -95,6 +95,7 @@ def _capacities(d: int, marked: Sequence[int], points: int) -> tuple[int, ...]:
 
 
 def _words(schedule: str, stream: Problem, words: int) -> int | None:
+    """Words that the schedule moves with its best tiles; None if it does not fit."""
     try:
         return count(schedule, stream, words=words).words
     except TooFewWords:
@@ -102,15 +103,15 @@ def _words(schedule: str, stream: Problem, words: int) -> int | None:
 
 
 def _over(words: int | None, pairs: int) -> float | None:
-    """Words per attended pair; nothing for a bound of 0."""
+    """Words per attended pair; None if there are no words."""
     return words / pairs if words else None
 
 
 def _bounds(stream: Problem, capacities: Sequence[int], pairs: int) -> Iterator[Series]:
-    """The largest proved bound at each capacity, then every bound on its own."""
-    found = [{bound.name: bound for bound in lower_bounds(stream, words)} for words in capacities]
-    yield Series(BEST, "bound", tuple(_over(next(iter(at.values())).words, pairs) for at in found))
-    for name, bound in {name: bound for at in reversed(found) for name, bound in at.items()}.items():
+    """Yield the largest proved bound at each capacity, then every bound by itself."""
+    bounds = [{bound.name: bound for bound in lower_bounds(stream, words)} for words in capacities]
+    yield Series(BEST, "bound", tuple(_over(next(iter(at.values())).words, pairs) for at in bounds))
+    for name, bound in {name: bound for at in reversed(bounds) for name, bound in at.items()}.items():
         kind = "bound" if bound.proved else "order only"
-        words = (at[name].words if name in at else None for at in found)  # some hold only for some capacities
+        words = (at[name].words if name in at else None for at in bounds)  # some bounds hold for some capacities only
         yield Series(name, kind, tuple(_over(each, pairs) for each in words))

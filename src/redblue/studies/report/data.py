@@ -1,4 +1,4 @@
-"""What the report says, as plain data: plans, curves and checks of every shape of every model on every machine."""
+"""The data of the report: plans, curves and checks for every shape of every model on every machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from importlib.metadata import version
 from typing import Any
 
 from redblue.base.errors import RedblueError
-from redblue.studies.experiments.result import Result
+from redblue.base.style import REGIMES
 from redblue.catalogue.memories import Memory
 from redblue.catalogue.models import Layers, Model
-from redblue.lab.planner import REGIMES, LevelPlan, Plan, describe, plan
+from redblue.lab.planner import plan
+from redblue.lab.plans import LevelPlan, Plan, describe
 from redblue.problem import Problem
+from redblue.studies.experiments.result import Result
 from redblue.studies.report.checks import Check, checks
 from redblue.studies.report.curves import Curve, curve, curve_key
 from redblue.studies.report.measured import Measured, Run, measured, this_machine_among
@@ -35,7 +37,7 @@ class Shape:
 
     @property
     def label(self) -> str:
-        """The model's name, and the shape's where the model has more than one."""
+        """The model's name, and the shape's name if the model has several shapes."""
         return self.model.name if len(self.model) == 1 else f"{self.model.name}, {self.layers.name}"
 
     @property
@@ -48,8 +50,8 @@ class Shape:
 class Report:
     """Everything that the page and the terminal show.
 
-    date: local, ISO 8601. command: what makes it again. measured: each shape on this machine, in their order; none
-    where nothing was measured. results: of experiments, each with the machine and the date that made it.
+    command: the command that repeats the report. date: local, ISO 8601. measured: each shape on this machine, in the
+    order of `shapes`; empty if nothing was measured. results: results of experiments.
     """
 
     models: tuple[Model, ...]
@@ -64,34 +66,36 @@ class Report:
 
     @property
     def cells(self) -> Iterator[tuple[Shape, Plan, LevelPlan]]:
+        """Every boundary of every machine, for every shape."""
         return ((shape, plan, level) for shape in self.shapes for plan, level in shape.cells)
 
     @property
     def curves(self) -> tuple[Curve, ...]:
-        """The distinct ones, in the order of the shapes."""
+        """The distinct curves, in the order of the shapes."""
         return tuple(dict.fromkeys(shape.curve for shape in self.shapes))
 
     def capacities(self, memory: int, level: int) -> list[int]:
-        """M at a boundary, by their places: one for each word size among the shapes."""
+        """M in words at one boundary (both arguments are indices); one value for each word size among the shapes."""
         return sorted({shape.plans[memory].levels[level].capacity_words for shape in self.shapes})
 
     @property
     def regimes(self) -> dict[str, int]:
-        """At how many (shape, boundary) pairs each regime holds."""
-        found = [level.regime for _, _, level in self.cells]
-        return {regime: found.count(regime) for regime in REGIMES}
+        """The number of (shape, boundary) pairs at which each regime holds."""
+        regimes = [level.regime for _, _, level in self.cells]
+        return {regime: regimes.count(regime) for regime in REGIMES}
 
     @property
     def widest(self) -> tuple[Shape, Plan, LevelPlan]:
-        """Where the plan is farthest from its lower bound."""
+        """The boundary at which a plan is farthest from its lower bound."""
         return max(self.cells, key=lambda cell: cell[2].gap or 0)
 
     @property
     def failed(self) -> tuple[Check, ...]:
+        """The checks that failed."""
         return tuple(check for check in self.checks if not check.passed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that json can write; a curve that shapes share stands once, under its number."""
+        """The report as plain data. Shapes refer to curves by index, because several shapes may share a curve."""
         curves = self.curves
         return {
             "command": self.command,
@@ -117,7 +121,12 @@ class Report:
             ],
             "measured": [each.to_dict() for each in self.measured],
             "results": [
-                {"experiment": each.experiment, "command": each.command, "made": each.made, "findings": each.findings}
+                {
+                    "experiment": each.experiment,
+                    "command": each.command,
+                    "made": each.provenance,
+                    "findings": each.findings,
+                }
                 for each in self.results
             ],
         }
@@ -131,17 +140,17 @@ def collect(
     measure: bool = False,
     results: Sequence[Result] = (),
 ) -> Report:
-    """Plan every shape of `models` on `memories` and on the devices these hold, draw its curve, and run the checks.
+    """Make the report: plan every shape of `models` on `memories` and their devices, compute its curve, run the checks.
 
-    progress: called with the steps done, all steps, and what the next one is. command: the command line that asked;
-    by default one with the same models and memories by name. measure: also run each shape's kernel on this machine, if
-    it is among the memories. results: of experiments, to be shown too. Raises RedblueError if there is no model or no
-    memory.
+    progress(done, total, label): called before each step, with the label of that step. command: the command line of the
+    report; None for one that names the same models and memories. measure: also run each shape's kernel on this machine,
+    if the machine is among the memories. results: results of experiments to show. Raises RedblueError if there is no
+    model or no memory.
     """
     if not models or not memories:
         lacking = "memory (`redblue memories` lists them)" if models else "model (`redblue models` lists them)"
         raise RedblueError(f"a report needs at least one {lacking}, got none")
-    say = progress or (lambda done, total, what: None)
+    report_progress = progress or (lambda done, total, label: None)
     machines: list[Memory] = []
     for machine in (machine for memory in memories for machine in (memory, *memory.devices)):
         machines += [machine] if machine not in machines else []
@@ -151,20 +160,20 @@ def collect(
     curves: dict[Problem, Curve] = {}
     shapes = []
     for done, (model, layers) in enumerate(wanted):
-        say(done, total, f"{model.name}, {layers.name}")
+        report_progress(done, total, f"{model.name}, {layers.name}")
         key = curve_key(layers.problem)
         if key not in curves:
             curves[key] = curve(key, machines)
         shapes.append(Shape(model, layers, tuple(plan(layers.problem, machine) for machine in machines), curves[key]))
-    say(len(wanted), total, "running the chosen schedules on numbers")
+    report_progress(len(wanted), total, "running the chosen schedules on numbers")
     verdicts = tuple(checks((shape.label, plan) for shape in shapes for plan in shape.plans))
     runs: dict[Problem, Run] = {}
-    found: list[Measured] = []
+    measurements: list[Measured] = []
     if here is not None:
         for done, shape in enumerate(shapes, len(wanted) + 1):
-            say(done, total, f"measuring {shape.label} on this machine")
-            found.append(measured(shape.label, shape.problem, here, runs))
-    say(total, total, "done")
+            report_progress(done, total, f"measuring {shape.label} on this machine")
+            measurements.append(measured(shape.label, shape.problem, here, runs))
+    report_progress(total, total, "done")
     return Report(
         tuple(models),
         tuple(machines),
@@ -173,12 +182,13 @@ def collect(
         command or _command(models, memories, measure),
         datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
         version("redblue"),
-        tuple(found),
+        tuple(measurements),
         tuple(results),
     )
 
 
 def _command(models: Sequence[Model], memories: Sequence[Memory], measure: bool) -> str:
+    """A command line that makes the same report."""
     options = [word for memory in memories for word in ("--memory", memory.name)]
     options += ["--no-measure"] if this_machine_among(memories) and not measure else []
     return shlex.join(["redblue", "report", *(model.name for model in models), *options])

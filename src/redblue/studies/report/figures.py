@@ -1,4 +1,4 @@
-"""The figures, as Vega-Lite through Altair: words per attended pair against the capacity M."""
+"""The figure of a curve, in Vega-Lite through Altair: words per attended pair over the capacity M."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 
 import altair as alt
 
-from redblue.studies.report.curves import BEST, Curve, Series
 from redblue.base.style import LOOKS
+from redblue.studies.report.curves import BEST, Curve, Series
+from redblue.studies.ticks import log_ticks
 
 DASHES = ([6, 3], [2, 2], [9, 3, 2, 3], [4, 6], [12, 4])
 ORDER_ONLY_DASHES = ([1, 3], [1, 6], [1, 9])
-WIDE = 600  # pixels of width from which regimes are named in the plot
-LANE = 36  # pixels of height for each machine above the plot
-MARKED_EVERY = 6  # of the points of a line, how many go by before one is marked
+WIDE = 600  # the width in pixels from which the plot has room for the names of the regimes
+LANE = 36  # the height in pixels of each machine's line above the plot
+MARKED_EVERY = 6  # every sixth point of a line is marked
 
 
 def words_figure(curve: Curve, width: int | str = "container", height: int = 380) -> alt.LayerChart:
-    """Words per attended pair against M, log-log: schedules, bounds, regimes, and the machines' capacities.
+    """Draw words per attended pair over M, log-log: schedules, bounds, regimes, and the machines' capacities.
 
-    Above the plot, one line per machine shows what one instance of each of its levels holds. width: pixels, or
-    "container"; height: pixels of the plot without these lines. Configure with `style.config`.
+    Above the plot, one line per machine shows the capacity of one instance of each of its levels. width: pixels, or
+    "container". height: pixels of the plot without these lines. The chart needs the configuration of `style.config`.
     """
     machines = list(dict.fromkeys(mark.machine for mark in curve.marks))
     top = LANE * len(machines) + 8
@@ -33,14 +34,14 @@ def words_figure(curve: Curve, width: int | str = "container", height: int = 380
         "M:Q",
         title="M: words that the cache holds",
         scale=alt.Scale(type="log", domain=[curve.capacities[0], curve.capacities[-1]], nice=False),
-        axis=alt.Axis(values=_steps(curve.capacities[0], curve.capacities[-1]), format="~s", grid=False),
+        axis=alt.Axis(values=log_ticks(curve.capacities[0], curve.capacities[-1]), format="~s", grid=False),
     )
     y = alt.Y(
         "y:Q",
         title="words per attended pair",
         scale=alt.Scale(type="log", domain=[low, high], range=[bottom, top], nice=False),
         axis=alt.Axis(
-            values=_steps(low, high),
+            values=log_ticks(low, high),
             format="~g",
             domain=False,
             ticks=False,
@@ -52,7 +53,7 @@ def words_figure(curve: Curve, width: int | str = "container", height: int = 380
     layers = [
         *_regimes(curve, x, y, low, high),
         *_machines(curve, machines, x, bottom),
-        lines["marks"],  # below, yet first in the legend
+        lines["marks"],  # this layer is first in the legend, although it lies below the others
         *_bounds(curve, x, y, low, high),
         lines["lines"],
         *_hover(curve, x, bottom),
@@ -61,18 +62,13 @@ def words_figure(curve: Curve, width: int | str = "container", height: int = 380
 
 
 def _spans(series: Series) -> bool:
-    """Whether the y axis must reach as far as these values."""
+    """Whether the y axis must show all values of the series."""
     return series.kind == "schedule" or series.name == BEST
 
 
 def _title(series: Series) -> str:
+    """The name of a series in the legend."""
     return f"{series.name} (order only)" if series.kind == "order only" else series.name
-
-
-def _steps(low: float, high: float) -> list[float]:
-    """Powers of ten within the range; with 2 and 5 times these where they would be few."""
-    factors = (1, 2, 5) if high / low < 200 else (1,)
-    return [n * 10.0**e for e in range(-12, 19) for n in factors if low <= n * 10.0**e <= high]
 
 
 def _chart(rows: list[dict[str, Any]]) -> alt.Chart:
@@ -80,7 +76,7 @@ def _chart(rows: list[dict[str, Any]]) -> alt.Chart:
 
 
 def _rows(curve: Curve, kinds: tuple[str, ...]) -> list[dict[str, Any]]:
-    """One row for each value of the series of these kinds, with digits enough to draw."""
+    """One row for each value of the series of these kinds, rounded to four digits, which are enough to draw."""
     return [
         {"M": words, "y": float(f"{y:.4g}"), "name": series.name, "i": i}
         for series in curve.series
@@ -91,7 +87,7 @@ def _rows(curve: Curve, kinds: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _regimes(curve: Curve, x: alt.X, y: alt.Y, low: float, high: float) -> Iterator[alt.Chart]:
-    """Bands of colour, and the capacities that divide them; their names where there is room."""
+    """Bands of colour, and rules at the capacities that divide them; with names if there is room."""
     for regime, start, stop in curve.regimes:
         band = _chart([{"M": start, "stop": stop, "y": low, "top": high}])
         yield band.mark_rect(style=regime, opacity=0.09).encode(x=x, x2="stop:Q", y=y, y2="top:Q")
@@ -104,7 +100,7 @@ def _regimes(curve: Curve, x: alt.X, y: alt.Y, low: float, high: float) -> Itera
 
 
 def _machines(curve: Curve, machines: list[str], x: alt.X, bottom: int) -> Iterator[alt.Chart]:
-    """A lane per machine above the plot: its levels' names where their capacities lie, and lines down from there."""
+    """A line per machine above the plot: its levels' names at their capacities, and rules down from there."""
     for lane, machine in enumerate(machines):
         rows = [{"M": mark.capacity_words, "level": mark.level} for mark in curve.marks if mark.machine == machine]
         at = {"x": x, "y": alt.value(LANE * lane + 32)}
@@ -120,7 +116,7 @@ def _machines(curve: Curve, machines: list[str], x: alt.X, bottom: int) -> Itera
 
 
 def _bounds(curve: Curve, x: alt.X, y: alt.Y, low: float, high: float) -> Iterator[alt.Chart]:
-    """Below the best proved bound no schedule can be: shaded. Each bound is a line of its own dashes."""
+    """Every bound as a line with its own dashes, and the area below the best proved bound shaded."""
     kinds = {series.name: series.kind for series in curve.series if series.kind != "schedule"}
     titles = {series.name: _title(series) for series in curve.series if series.kind != "schedule"}
     free = {"bound": cycle(DASHES), "order only": cycle(ORDER_ONLY_DASHES)}
@@ -138,7 +134,7 @@ def _bounds(curve: Curve, x: alt.X, y: alt.Y, low: float, high: float) -> Iterat
 
 
 def _schedules(curve: Curve, x: alt.X, y: alt.Y) -> dict[str, alt.Chart]:
-    """A coloured line for each, and a mark of its own shape now and then along it."""
+    """A coloured line for each schedule, and marks of its own shape at some of its points."""
     rows = _rows(curve, ("schedule",))
     drawn = [series.name for series in curve.series if series.kind == "schedule" and any(series.words_per_pair)]
     names = [*LOOKS, *(name for name in drawn if name not in LOOKS)]
@@ -157,15 +153,15 @@ def _schedules(curve: Curve, x: alt.X, y: alt.Y) -> dict[str, alt.Chart]:
 
 
 def _hover(curve: Curve, x: alt.X, bottom: int) -> Iterator[alt.Chart]:
-    """Around each capacity a strip that cannot be seen, with every value there; a line where the pointer was last."""
+    """An invisible strip around each capacity, whose tooltip shows every value; a rule at the strip last pointed at."""
     points = curve.capacities
     edges = [points[0], *((a * b) ** 0.5 for a, b in pairwise(points)), points[-1]]
     rows = []
     for i, words in enumerate(points):
         values = {_title(series): series.words_per_pair[i] for series in curve.series}
         shown = {name: f"{y:.3g}" if y else "-" for name, y in values.items()}
-        said = {"M (words)": f"{words:,}", "d / sqrt(M)": f"{curve.stream.d / words**0.5:.3g}"}
-        rows.append({"at": words, "M": edges[i], "stop": edges[i + 1]} | said | shown)
+        place = {"M (words)": f"{words:,}", "d / sqrt(M)": f"{curve.stream.d / words**0.5:.3g}"}
+        rows.append({"at": words, "M": edges[i], "stop": edges[i + 1]} | place | shown)
     pointed = alt.selection_point(on="pointerover", fields=["at"], empty=False, clear=False)
     tooltip = [alt.Tooltip(f"{name}:N") for name in rows[0] if name not in ("at", "M", "stop")]
     opacity = alt.when(pointed).then(alt.value(0.6)).otherwise(alt.value(0))

@@ -1,4 +1,4 @@
-"""Measured here: the compiled kernel on this machine, one shape at a time, beside plan, bound and PyTorch."""
+"""Run the compiled kernel on this machine, one shape at a time, and compare with the plan, the bound and PyTorch."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from redblue import schedules
-from redblue.bounds import lower_bound
 from redblue.base.errors import RedblueError
+from redblue.bounds import lower_bound
+from redblue.catalogue.memories import THIS_MACHINE, Memory
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.plan import DTYPES, cache_bytes
-from redblue.catalogue.memories import THIS_MACHINE, Memory
-from redblue.lab.planner import describe, plan
+from redblue.lab.planner import plan
+from redblue.lab.plans import describe
 from redblue.problem import Problem
 from redblue.studies.report.calls import Call, best_seconds, computed_in, sizes_of
 
-RUN_SECONDS = 0.3  # the most that one run should take, where half of the measured peak is reached
+RUN_SECONDS = 0.3  # a run should take at most this long at PEAK_SHARE of the measured peak
 PEAK_SHARE = 0.5
-LARGEST = 2**27  # of the scores, which PyTorch may write, and of the words of Q, K, V and O: half a GiB of float32
+MAX_ELEMENTS = 2**27  # half a GiB of float32: for the scores, which PyTorch may write, and for Q, K, V and O
 
-SCHEDULES = {"forward": "flash", "backward": "flash_onepass"}  # what the kernels run
+SCHEDULES = {"forward": "flash", "backward": "flash_onepass"}  # the schedules that the kernels follow
 
 
 @dataclass(frozen=True)
 class Run:
-    """One key/value head of a shape, as it was run.
+    """The run of one key/value head of a shape.
 
-    computed_in: the type of the numbers that the kernel multiplies. tiles: of its schedule. pieces: that the keys were
-    cut into, besides. seconds: of one call, None if the result was wrong. peak_share: of this machine's measured peak
-    of `computed_in`, None if there is none. reads, writes: words that the kernel says it moved. counted_words: of its
-    schedule with these tiles. bound_words: the lower bound for a cache of capacity_words, a core's share of the last.
-    plan_seconds: the least that the plan of this problem implies. pytorch_why: why there is no time of PyTorch.
-    failure: what is wrong with the result or the words, "" if nothing is.
+    computed_in: the number type in which the kernel multiplies. tiles: of its schedule. pieces: the number of parts
+    into which the keys were split. seconds: time of one call, None if the result was wrong. peak_share: the fraction of
+    this machine's measured peak for `computed_in`, None if the peak is not known. reads, writes: the words that the
+    kernel reports. counted_words: the words of its schedule with these tiles. capacity_words: a core's share of the
+    last cache; bound_words: the lower bound for that capacity. plan_seconds: the shortest time that the plan of this
+    problem allows. pytorch_why: why there is no time of PyTorch. failure: the fault of the result or of the words, ""
+    if there is none.
     """
 
     problem: Problem
@@ -66,13 +68,16 @@ class Run:
 
     @property
     def over_pytorch(self) -> float | None:
-        """How many times as fast as PyTorch."""
+        """The speed-up over PyTorch."""
         return self.pytorch_seconds / self.seconds if self.pytorch_seconds and self.seconds else None
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A shape on this machine. cut: how the problem that was run differs. why: why nothing was run, "" if it was."""
+    """A shape on this machine.
+
+    cut: how the problem that was run differs from the shape. why: why nothing was run, "" if something was.
+    """
 
     label: str
     run: Run | None
@@ -85,19 +90,22 @@ class Measured:
 
     def to_dict(self) -> dict[str, Any]:
         run = self.run
-        more = None
+        run_data = None
         if run is not None:
-            more = asdict(run) | {"problem": describe(run.problem), "words": run.words, "gap": run.gap}
-        return {"shape": self.label, "cut": self.cut, "why": self.why, "run": more}
+            run_data = asdict(run) | {"problem": describe(run.problem), "words": run.words, "gap": run.gap}
+        return {"shape": self.label, "cut": self.cut, "why": self.why, "run": run_data}
 
 
 def this_machine_among(memories: Sequence[Memory]) -> Memory | None:
-    """The machine that runs this, if it is among them: the only one on which anything can be measured."""
+    """Return this machine if it is among the memories: only this one can be measured."""
     return next((memory for memory in memories if memory.name == THIS_MACHINE), None)
 
 
 def measured(label: str, problem: Problem, machine: Memory, known: dict[Problem, Run] | None = None) -> Measured:
-    """The problem's kernel, run on `machine`, which must be this one. known: runs to take instead of running again."""
+    """Run the problem's kernel on `machine`, which must be this machine.
+
+    label: the name of the shape. known: earlier runs by problem, which are used again; new runs are added.
+    """
     known = {} if known is None else known
     if problem.direction not in SCHEDULES:
         return Measured(label, None, why=f"no kernel computes {problem.direction} yet")
@@ -105,68 +113,69 @@ def measured(label: str, problem: Problem, machine: Memory, known: dict[Problem,
         sizes_of(one_head(problem, problem.n_q, problem.n_k))
     except RedblueError as error:
         return Measured(label, None, why=str(error))
-    made = smaller(problem, peak(machine, computed_in(problem.dtype)) or peak(machine, "float32") or 1e10)
-    if made not in known:
-        known[made] = _run(made, machine)
-    return Measured(label, known[made], cut_text(problem, made))
+    small = smaller(problem, peak(machine, computed_in(problem.dtype)) or peak(machine, "float32") or 1e10)
+    if small not in known:
+        known[small] = _run(small, machine)
+    return Measured(label, known[small], cut_text(problem, small))
 
 
 def peak(machine: Memory, dtype: str) -> float | None:
+    """The machine's peak in FLOP/s for a number type, if it is known."""
     return machine.peak_flops_per_second.get(dtype)
 
 
 def one_head(problem: Problem, n_q: int, n_k: int) -> Problem:
-    """One key/value head and the query heads that share it, with so many queries and keys and the same kind of mask."""
+    """Reduce a problem to one key/value head and its query heads, with n_q queries, n_k keys and a resized mask."""
     mask = problem.mask.resized((problem.n_q, problem.n_k), (n_q, n_k))
     return replace(problem, n_q=n_q, n_k=n_k, batch=1, heads=problem.group, kv_heads=1, mask=mask)
 
 
 def flops(problem: Problem) -> int:
-    """Of the products, on the pairs that attend: two products forward, five backward."""
-    d, d_v = problem.d, problem.value_dim
+    """Floating-point operations of the matrix products on attended pairs: two products forward, five backward."""
+    d, d_v = problem.d, problem.d_v
     per_pair = 2 * (d + d_v) if problem.direction == "forward" else 2 * (3 * d + 2 * d_v)
     return per_pair * problem.heads * problem.batch * problem.mask.nnz(problem.n_q, problem.n_k)
 
 
 def smaller(problem: Problem, flops_per_second: float) -> Problem:
-    """One key/value head, and n halved until a run is short at that rate."""
+    """Reduce a problem to one key/value head, and halve n_q and n_k until a run at this rate is short."""
     n_q, n_k = problem.n_q, problem.n_k
     while True:
-        made = one_head(problem, n_q, n_k)
-        words = (made.heads * n_q + n_k) * (made.d + made.value_dim)
-        fits = max(words, made.heads * n_q * n_k) <= LARGEST
-        if n_q == n_k == 1 or (fits and flops(made) <= RUN_SECONDS * PEAK_SHARE * flops_per_second):
-            return made
+        reduced = one_head(problem, n_q, n_k)
+        words = (reduced.heads * n_q + n_k) * (reduced.d + reduced.d_v)
+        fits = max(words, reduced.heads * n_q * n_k) <= MAX_ELEMENTS
+        if n_q == n_k == 1 or (fits and flops(reduced) <= RUN_SECONDS * PEAK_SHARE * flops_per_second):
+            return reduced
         n_q, n_k = max(1, n_q // 2), max(1, n_k // 2)
 
 
-def cut_text(problem: Problem, made: Problem) -> str:
-    """How a problem differs from the one it was made from."""
+def cut_text(problem: Problem, reduced: Problem) -> str:
+    """Say how a reduced problem differs from the problem."""
     parts = ["one key/value head"] if problem.streams > 1 else []
-    if (made.n_q, made.n_k) != (problem.n_q, problem.n_k):
-        sizes = f"n cut to {made.n_q:,}" if made.n_q == made.n_k else f"n_q, n_k cut to {made.n_q:,}, {made.n_k:,}"
-        parts.append(sizes)
-    if made.mask != problem.mask:
+    if (reduced.n_q, reduced.n_k) != (problem.n_q, problem.n_k):
+        n_q, n_k = reduced.n_q, reduced.n_k
+        parts.append(f"n cut to {n_q:,}" if n_q == n_k else f"n_q, n_k cut to {n_q:,}, {n_k:,}")
+    if reduced.mask != problem.mask:
         parts.append("its window scaled with it")
     return ", ".join(parts) or "whole"
 
 
 def _run(problem: Problem, machine: Memory) -> Run:
-    """Run it once and hold it against float64 and its schedule's count; time it only if it is right."""
+    """Run a problem once and compare with float64 and with its schedule's count; time it only if both agree."""
     call = Call(problem)
     schedule = schedules.get(SCHEDULES[problem.direction])
     tiles = schedule.make_tiles(problem, {"rows": call.tile.rows, "cols": call.tile.cols})
     cost = schedule.cost(problem, tiles)
     multiplied = computed_in(problem.dtype)
     packed_bytes = next(size for size, dtype in DTYPES.items() if dtype == multiplied)
-    # Where the search found no tiles for the cache, the kernel's are larger than it.
+    # If no tiles fit the cache, the kernel's tiles are larger than the cache, and the bound must allow for them.
     capacity = max(cache_bytes()[1] // packed_bytes, cost.peak)
 
     start = time.perf_counter()
     reads, writes = call.run()
     first_seconds = time.perf_counter() - start
     failures = [call.wrong()]
-    # Pieces of the keys, each with results of its own that are then put together, are not in the schedule.
+    # The schedule has no pieces of keys, whose partial results the kernel combines: words agree for one piece only.
     if call.tile.pieces == 1 and (reads, writes) != (cost.reads, cost.writes):
         failures.append(f"the schedule counts {cost.words:,} words, the kernel moved {reads + writes:,}")
     failure = "; ".join(filter(None, failures))

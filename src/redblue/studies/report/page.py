@@ -1,4 +1,4 @@
-"""The report as one HTML page that holds everything it needs and asks the network for nothing."""
+"""The report as one self-contained HTML page, which needs no network."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import vl_convert
 
 from redblue.base import style
 from redblue.base.errors import RedblueError
+from redblue.base.text import amount, capacity, limit_text, nesting_text, ratio, tile_text, time
+from redblue.lab.text import mask_text, shape_text
 from redblue.studies.experiments.result import Result
 from redblue.studies.experiments.terminal import plain
 from redblue.studies.report import figures
@@ -20,11 +22,10 @@ from redblue.studies.report.checks import TOLERANCE
 from redblue.studies.report.data import Report
 from redblue.studies.report.measured import RUN_SECONDS
 from redblue.studies.report.terminal import measured_verdict, share, times, verdict
-from redblue.base.text import amount, capacity, limit_text, mask_text, nesting_text, ratio, shape_text, tile_text, time
 
 
 def render(report: Report) -> str:
-    """The page."""
+    """Render the page as HTML."""
     curves = report.curves
     charts = {
         "figures": [figures.words_figure(curve).to_dict() | {"config": {}} for curve in curves],
@@ -43,11 +44,12 @@ def render(report: Report) -> str:
 
 
 def _responsive(result: Result) -> dict[str, Any]:
+    """The figure of an experiment's result, without the configuration that the page sets by its colour scheme."""
     return result.about.figure(result.rows).to_dict() | {"config": {}}
 
 
 def check_output(path: str | os.PathLike[str]) -> Path:
-    """The file that `path` means, if a page can be written there; RedblueError says why not."""
+    """Return `path` as an absolute Path if a page can be written there. Raises RedblueError, which says why not."""
     target = Path(path).resolve()
     if target.is_dir():
         raise _unwritable(path, "it is a folder")
@@ -61,9 +63,9 @@ def check_output(path: str | os.PathLike[str]) -> Path:
 
 
 def write(report: Report, path: str | os.PathLike[str]) -> Path:
-    """Write the page whole or not at all; returns where it lies.
+    """Write the page, whole or not at all; return its path.
 
-    Raises RedblueError if it cannot be written there; a file that was there before is then as it was.
+    Raises RedblueError if the page cannot be written; an existing file is then unchanged.
     """
     target, text = check_output(path), render(report)
     try:
@@ -82,7 +84,7 @@ def _unwritable(path: str | os.PathLike[str], reason: str) -> RedblueError:
 
 @cache
 def _library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script."""
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 

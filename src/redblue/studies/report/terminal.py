@@ -8,18 +8,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from redblue.lab.planner import LevelPlan
+from redblue.base.terminal import table
+from redblue.base.text import amount, ratio, time
+from redblue.lab.plans import LevelPlan
 from redblue.studies.report.data import Report
 from redblue.studies.report.measured import Run
-from redblue.cli.tables import table
-from redblue.base.text import amount, ratio, time
 
 STYLES = {"large-cache": "blue", "between": "magenta", "small-cache": "yellow"}
 
 
 def summary(report: Report) -> RenderableType:
-    """One table per machine: shapes down, boundaries across; best schedule, regime, gap; checks; what was measured."""
-    legend = Text("Each cell: the schedule of fewest words; its regime, and the gap: words over the best proved bound.")
+    """A table per machine (shapes down, boundaries across), the verdict of the checks, and the measurements."""
+    legend = Text("Each cell: the schedule with the fewest words, the regime, and words over the best proved bound.")
     machines = (_machine(report, number) for number in range(len(report.memories)))
     return Group(*machines, legend, _verdict(report), *_measured(report))
 
@@ -27,27 +27,29 @@ def summary(report: Report) -> RenderableType:
 def _machine(report: Report, number: int) -> Table:
     memory = report.memories[number]
     boundaries = [level.boundary for level in report.shapes[0].plans[number].levels]
-    made = table(("shape", *boundaries), title=f"{memory.name}: {memory.title}")
+    lines = table(("shape", *boundaries), title=f"{memory.name}: {memory.title}")
     for shape in report.shapes:
         p = shape.problem
         cells = [_cell(level) for level in shape.plans[number].levels]
-        made.add_row(Text.assemble(shape.label, (f"\nd {p.d}, heads {p.heads}/{p.kv_heads}", "dim")), *cells)
-    return made
+        lines.add_row(Text.assemble(shape.label, (f"\nd {p.d}, heads {p.heads}/{p.kv_heads}", "dim")), *cells)
+    return lines
 
 
 def _cell(level: LevelPlan) -> Text:
+    """The plan for one boundary."""
     gap = f" {ratio(level.gap)}" if level.gap else ""
     regime = level.regime.removesuffix("-cache")
     return Text.assemble(level.schedule or "none fits", "\n", (regime, STYLES[level.regime]), gap)
 
 
 def _verdict(report: Report) -> Text:
+    """The verdict, with a line for each check that failed."""
     failed = "".join(f"\n  {check.schedule} for {check.chosen_for}: {check.failure}" for check in report.failed)
     return Text(verdict(report) + failed, style="green" if report.checks and not failed else "bold red")
 
 
 def verdict(report: Report) -> str:
-    """The checks in a sentence."""
+    """The result of the checks, in a sentence."""
     total, failed = len(report.checks), len(report.failed)
     if not total:
         return "Nothing was checked: no schedule fits at any boundary."
@@ -57,24 +59,24 @@ def verdict(report: Report) -> str:
 
 
 def _measured(report: Report) -> Iterator[RenderableType]:
-    """What ran on this machine, a row for each shape; what is wrong with it, or why it did not run."""
+    """A table of the runs on this machine, a row for each shape, and their verdict. A row without run says why."""
     if not report.measured:
         return
-    made = table(("shape\nwhat was run",), ("time\nof peak", "plan", "PyTorch", "words\nbound"), title=MEASURED)
+    lines = table(("shape\nwhat was run",), ("time\nof peak", "plan", "PyTorch", "words\nbound"), title=MEASURED)
     for shape, each in zip(report.shapes, report.measured, strict=True):
         run = each.run
         if run is None or run.failure:
             style, text = ("bold red", f"FAILED: {run.failure}") if run else ("dim", f"not run: {each.why}")
-            made.add_row(Text.assemble(each.label, (f"\n{text}", style)), "-", "-", "-", "-")
+            lines.add_row(Text.assemble(each.label, (f"\n{text}", style)), "-", "-", "-", "-")
             continue
-        made.add_row(
+        lines.add_row(
             Text.assemble(each.label, (f"\n{each.cut}, {shape.problem.dtype}", "dim")),
             f"{time(run.seconds)}\n{share(run.peak_share)}",
             time(run.plan_seconds),
             _pytorch(run),
             f"{amount(run.words)}\n{amount(run.bound_words)}",
         )
-    yield made
+    yield lines
     yield Text(measured_verdict(report), style="bold red" if any(each.failed for each in report.measured) else "green")
 
 
@@ -82,22 +84,24 @@ MEASURED = "Measured on this machine"
 
 
 def share(part: float | None) -> str:
+    """A fraction as a percentage; "-" if it is not known."""
     return "-" if part is None else f"{part:.0%}"
 
 
 def times(factor: float) -> str:
+    """A factor with a multiplication sign."""
     return f"{factor:,.0f}×" if factor >= 100 else f"{factor:.1f}×"
 
 
 def _pytorch(run: Run) -> str:
-    """PyTorch's time, and how many times as fast the kernel is."""
+    """PyTorch's time, and the kernel's speed-up over it; or why there is no time."""
     if run.over_pytorch is None:
         return run.pytorch_why.partition(":")[0]
     return f"{time(run.pytorch_seconds)}\n{times(run.over_pytorch)}"
 
 
 def measured_verdict(report: Report) -> str:
-    """What was measured, in a sentence."""
+    """The result of the measurements, in a sentence."""
     runs, failed = [each for each in report.measured if each.run], sum(each.failed for each in report.measured)
     if not runs:
         return "Nothing was run on this machine: no kernel takes these shapes."

@@ -1,16 +1,16 @@
-"""The picture of `redblue sparse`: words per attended pair over M, a facet for each format, both bounds in each."""
+"""The picture of `redblue sparse`: words per attended pair over M, a facet for each format, with both bounds."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import altair as alt
 
 from redblue.base.errors import RedblueError
-from redblue.studies.sparse.study import Comparison
 from redblue.base.style import LOOKS
-from redblue.base.text import shape_text
+from redblue.lab.text import shape_text
+from redblue.studies.sparse.study import Comparison
+from redblue.studies.ticks import log_ticks
 
 PROVED, FAMILY = "best proved bound of this mask", "the family's form (order only)"
 TITLES = {
@@ -22,26 +22,26 @@ TITLES = {
 }
 
 
-def figure(found: Comparison) -> alt.FacetChart:
-    """The chart without its colours and type, which `charts.write` gives it. Raises RedblueError if nothing fits."""
-    pairs = max(1, found.family.z_qk) * found.problem.streams
+def figure(comparison: Comparison) -> alt.FacetChart:
+    """The chart without colours and fonts, which `charts.write` adds. Raises RedblueError if nothing fits."""
+    pairs = max(1, comparison.family.z_qk) * comparison.problem.streams
     lines = [
-        {"facet": _title(name), "M": point.words, "y": each.words / pairs, "schedule": schedule, **_said(each)}
-        for point in found.points
+        {"facet": _title(name), "M": point.words, "y": each.words / pairs, "schedule": schedule, **_figures(each)}
+        for point in comparison.points
         for (schedule, name), each in point.counts.items()
     ]
     if not lines:
         raise RedblueError("nothing to draw: no schedule fits any of the capacities, give larger --words")
     bounds = [
         {"facet": _title(name), "M": point.words, "y": value / pairs, "bound": kind}
-        for name in found.formats
-        for point in found.points
+        for name in comparison.formats
+        for point in comparison.points
         for kind, value in ((PROVED, point.bound.words), (FAMILY, point.family))
         if value
     ]
     heights = [each["y"] for each in (*lines, *bounds)]
     low, high = min(heights) / 1.25, max(heights) * 1.25
-    capacities = [point.words for point in found.points]
+    capacities = [point.words for point in comparison.points]
     x = alt.X(
         "M:Q",
         title="M: words that the cache holds",
@@ -52,53 +52,50 @@ def figure(found: Comparison) -> alt.FacetChart:
         "y:Q",
         title="words per attended pair",
         scale=alt.Scale(type="log", domain=[low, high], nice=False),
-        axis=alt.Axis(values=_steps(low, high), format="~g", domain=False, ticks=False),
+        axis=alt.Axis(values=log_ticks(low, high), format="~g", domain=False, ticks=False),
     )
     names = list(dict.fromkeys(each["schedule"] for each in lines))
     layers = [*_bounds(x, y, low), *_schedules(names, x, y)]
-    facets = [_title(name) for name in found.formats]
+    facets = [_title(name) for name in comparison.formats]
     columns = min(len(facets), 3)
     chart = alt.LayerChart(layer=layers, data=alt.Data(values=[*bounds, *lines]))
     sized = chart.properties(width=560 if columns == 1 else 290, height=260)
     title = alt.TitleParams(
-        shape_text(found.problem), fontSize=12, fontWeight="normal", anchor="start", offset=12, limit=900
+        shape_text(comparison.problem), fontSize=12, fontWeight="normal", anchor="start", offset=12, limit=900
     )
     faceted = sized.facet(facet=alt.Facet("facet:N", sort=facets, title=None), columns=columns, title=title)
     return faceted.resolve_axis(x="independent")
 
 
 def _title(name: str) -> str:
+    """The heading of a format's facet."""
     if name.startswith("tiles"):
         return f"bit tiles of {name.partition(':')[2] or 64}"
     return TITLES.get(name, f"{name} places")
 
 
-def _said(each: Any) -> dict[str, str]:
-    return {"words": f"{each.words:,}", "index": f"{each.index_words:,}", "tiles": str(each.tiles)}
+def _figures(count: Any) -> dict[str, str]:
+    """The figures of a count, for a tooltip."""
+    return {"words": f"{count.words:,}", "index": f"{count.index_words:,}", "tiles": str(count.tiles)}
 
 
 def _bounds(x: alt.X, y: alt.Y, low: float) -> list[alt.Chart]:
+    """Both bounds as lines, with the area below the proved one shaded."""
     legend = alt.Legend(title=None, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2.2, columns=1)
     dash = alt.StrokeDash("bound:N", scale=alt.Scale(domain=[PROVED, FAMILY], range=[[1, 0], [2, 3]]), legend=legend)
-    drawn = alt.Chart().transform_filter("isValid(datum.bound)")
+    lines = alt.Chart().transform_filter("isValid(datum.bound)")
     below = alt.Chart().transform_filter(alt.datum.bound == PROVED).transform_calculate(low=str(low))
     area = below.mark_area(style="ink", opacity=0.08, clip=True).encode(x=x, y=y, y2="low:Q")
-    return [area, drawn.mark_line(style="ink", strokeWidth=2, clip=True).encode(x=x, y=y, strokeDash=dash)]
+    return [area, lines.mark_line(style="ink", strokeWidth=2, clip=True).encode(x=x, y=y, strokeDash=dash)]
 
 
 def _schedules(names: list[str], x: alt.X, y: alt.Y) -> list[alt.Chart]:
+    """A line and marks for each schedule."""
     looks = [LOOKS[name] for name in names]
     legend = alt.Legend(title="schedules, each with its best tiles", columns=4)
     colour = alt.Color("schedule:N", scale=alt.Scale(domain=names, range=[look.light for look in looks]), legend=legend)
     shape = alt.Shape("schedule:N", scale=alt.Scale(domain=names, range=[look.shape for look in looks]), legend=legend)
-    drawn = alt.Chart().transform_filter("isValid(datum.schedule)")
+    base = alt.Chart().transform_filter("isValid(datum.schedule)")
     shown = [alt.Tooltip(f"{name}:N") for name in ("schedule", "M", "words", "index", "tiles")]
-    dots = drawn.mark_point(filled=True, size=50, opacity=1).encode(x=x, y=y, color=colour, shape=shape, tooltip=shown)
-    return [drawn.mark_line(strokeWidth=1.8).encode(x=x, y=y, color=colour), dots]
-
-
-def _steps(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 times these where they would be few."""
-    factors = (1, 2, 5) if high / low < 200 else (1,)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [n * 10.0**e for e in powers for n in factors if low <= n * 10.0**e <= high]
+    dots = base.mark_point(filled=True, size=50, opacity=1).encode(x=x, y=y, color=colour, shape=shape, tooltip=shown)
+    return [base.mark_line(strokeWidth=1.8).encode(x=x, y=y, color=colour), dots]

@@ -1,4 +1,4 @@
-"""One mask, every schedule, every way to store it: words over the size of the cache, beside both bounds."""
+"""Compare all schedules and all formats of one mask: words over the capacity M, beside both lower bounds."""
 
 from __future__ import annotations
 
@@ -11,26 +11,31 @@ from typing import TypeVar, cast
 import numpy as np
 
 from redblue import schedules
+from redblue.base.errors import RedblueError
 from redblue.bounds import Bound, lower_bounds
 from redblue.bounds.family import Family, family
 from redblue.lab.counts import Count, count
-from redblue.base.errors import RedblueError
-from redblue.masks.storage.formats import parse
-from redblue.schedules.stored_index import sides
 from redblue.masks import Blocks, Mask, Rule
 from redblue.masks.rules.arrays import Csr
-from redblue.masks.rules.blocks import BigBird, NOfM, RandomBlocks
+from redblue.masks.rules.block_patterns import BigBird, RandomBlocks
+from redblue.masks.rules.periodic import NOfM
+from redblue.masks.storage.names import parse
 from redblue.problem import Problem
 from redblue.schedules.schedule import Sweep
+from redblue.schedules.stored_index import sides
 
 T = TypeVar("T")
-STORED = (Blocks, Csr, RandomBlocks, BigBird)  # rules that are arrays, or drawn: no formula says which pairs attend
-BOTH = (Sweep("rows", 1), Sweep("cols", 1))
+STORED = (Blocks, Csr, RandomBlocks, BigBird)  # rules made of arrays or of random draws; no formula gives their pairs
+BOTH = (Sweep("rows", 1), Sweep("cols", 1))  # an index by rows, and one by columns
 
 
 @dataclass(frozen=True)
 class Point:
-    """One size of the cache. counts: by schedule and format. reasons: why one is missing. family: its form's value."""
+    """The counts for one capacity.
+
+    words: M. bound: the best proved bound. one_mask: words of the bound for one mask, 0 if there is none. family: words
+    of the family's form. counts: by schedule and format. reasons: why a count is missing, by schedule and format.
+    """
 
     words: int
     bound: Bound
@@ -41,12 +46,16 @@ class Point:
 
     @property
     def best(self) -> Count | None:
+        """The count with the fewest words."""
         return min(self.counts.values(), key=lambda each: each.words, default=None)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """formats: words that each index takes, of both sides backward. left_out: formats that cannot store the mask."""
+    """The result of `compare`.
+
+    formats: the size of each index in words, backward of both sides. left_out: why a format cannot store the mask.
+    """
 
     problem: Problem
     family: Family
@@ -56,11 +65,12 @@ class Comparison:
 
 
 def by_rule(mask: Mask) -> bool:
-    """Whether a formula says which pairs attend, so that no index need be stored."""
+    """Whether a formula gives the attended pairs, so that no index has to be stored."""
     return not any(isinstance(rule, STORED) for rule in _parts(mask.rule))
 
 
 def _parts(rule: Rule) -> Iterable[Rule]:
+    """Yield a rule and all rules that it is composed of."""
     yield rule
     for each in dataclasses.fields(rule) if dataclasses.is_dataclass(rule) else ():
         value = getattr(rule, each.name)
@@ -70,7 +80,7 @@ def _parts(rule: Rule) -> Iterable[Rule]:
 
 
 def usual(mask: Mask) -> list[str]:
-    """The formats that are tried unless others are asked for."""
+    """The formats to try if none are asked for."""
     if mask.is_full:
         return ["rule"]
     ratio = [f"{part.n}:{part.m}" for part in _parts(mask.rule) if isinstance(part, NOfM)][:1]
@@ -84,16 +94,17 @@ def compare(
     names: Sequence[str] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Comparison:
-    """Words of every schedule with every format at every capacity.
+    """Count every schedule with every format at every capacity.
 
-    formats: `usual` ones, of which those that cannot store the mask are left out, unless given. names: of schedules.
-    Raises RedblueError for another direction than forward and backward, and for a format given that does not fit.
+    capacities: M in words. formats: None for the `usual` ones that can store the mask. names: schedules; None for all
+    that cover the problem. progress(done, total): called before each capacity.
+    Raises RedblueError for a direction other than forward and backward, and if one of `formats` cannot store the mask.
     """
     if problem.direction not in ("forward", "backward"):
         raise RedblueError(f"direction must be forward or backward, got {problem.direction!r}: only these have a bound")
     sizes, left_out = {}, {}
     for name in formats or usual(problem.mask):
-        size = _tried(lambda name=name: _size(problem, name))
+        size = _attempt(lambda name=name: _index_words(problem, name))
         if isinstance(size, RedblueError) and formats:
             raise size
         if isinstance(size, RedblueError):
@@ -107,44 +118,46 @@ def compare(
     return Comparison(problem, family(problem), sizes, left_out, tuple(points))
 
 
-def _tried(make: Callable[[], T]) -> T | RedblueError:
-    """What it makes, or why it cannot."""
+def _attempt(make: Callable[[], T]) -> T | RedblueError:
+    """Return the result of `make`, or the RedblueError that it raises."""
     try:
         return make()
     except RedblueError as error:
         return error
 
 
-def _size(problem: Problem, name: str) -> int:
+def _index_words(problem: Problem, name: str) -> int:
+    """The size of the mask's index in a format. Raises RedblueError if the format cannot store the mask."""
     if name == "rule":
         return 0
     if problem.mask.on(problem.n_q, problem.n_k).is_full:
         raise RedblueError(f"a mask on which every query attends every key has no index, got {name!r}: use rule")
-    wanted = BOTH if problem.direction == "backward" else BOTH[:1]
-    return sum(parse(name).size(side, 8 * problem.bytes_per_word) for side in sides(problem, wanted).values())
+    sweeps = BOTH if problem.direction == "backward" else BOTH[:1]
+    return sum(parse(name).size(side, 8 * problem.bytes_per_word) for side in sides(problem, sweeps).values())
 
 
 def _point(problem: Problem, words: int, formats: Sequence[str], names: Sequence[str]) -> Point:
+    """Count the schedules `names` with every format in a cache of `words` words."""
     counts: dict[tuple[str, str], Count] = {}
     reasons: dict[tuple[str, str], str] = {}
     for schedule in names:
-        known = _tried(lambda schedule=schedule: count(schedule, problem, words=words))
+        without_index = _attempt(lambda schedule=schedule: count(schedule, problem, words=words))
         for name in formats:
-            made = known
-            if isinstance(known, Count) and name != "rule":
-                made = _tried(lambda known=known, name=name: _beside(known, words, name))
-            if isinstance(made, Count):
-                counts[schedule, name] = made
+            result = without_index
+            if isinstance(without_index, Count) and name != "rule":
+                result = _attempt(lambda known=without_index, name=name: _with_index(known, words, name))
+            if isinstance(result, Count):
+                counts[schedule, name] = result
             else:
-                reasons[schedule, name] = str(made)
+                reasons[schedule, name] = str(result)
     bounds = {each.name: each for each in reversed(lower_bounds(problem, words))}
     best = max((each for each in bounds.values() if each.proved), key=lambda each: each.words)
     one = bounds["one mask"].words if "one mask" in bounds else 0
     return Point(words, best, one, bounds["sparse"].words, counts, reasons)
 
 
-def _beside(known: Count, words: int, name: str) -> Count:
-    """The same tiles if they leave room for the index, else smaller ones."""
+def _with_index(known: Count, words: int, name: str) -> Count:
+    """Count the schedule with an index: in the tiles of `known` if they leave room for it, else in smaller ones."""
     try:
         return count(known.schedule, known.problem, words=words, tiles=known.tiles, index=name)
     except schedules.TooFewWords:
@@ -152,9 +165,10 @@ def _beside(known: Count, words: int, name: str) -> Count:
 
 
 def read_graph(path: str) -> Mask:
-    """Which nodes attend which, from a matrix in a .mtx (Matrix Market) or .npz (scipy.sparse.save_npz) file.
+    """Read a mask from a sparse matrix in a .mtx (Matrix Market) or .npz (scipy.sparse.save_npz) file.
 
-    Entries that are stored attend, whatever their value. Needs scipy. Raises RedblueError.
+    Query i attends key j if the entry (i, j) is stored, whatever its value. Raises RedblueError if the file cannot be
+    read, if the matrix is empty, and without scipy.
     """
     try:
         import scipy.io
@@ -164,7 +178,7 @@ def read_graph(path: str) -> Mask:
     try:
         read = scipy.io.mmread if Path(path).suffix.lower() == ".mtx" else scipy.sparse.load_npz
         entries = scipy.sparse.coo_array(read(path))
-    except Exception as error:  # scipy lets through whatever its parsers meet
+    except Exception as error:  # scipy's parsers raise exceptions of many types
         raise RedblueError(f"cannot read {path!r} as a sparse matrix: {error}") from None
     n_q, n_k = cast("tuple[int, int]", entries.shape)
     if not n_q * n_k:

@@ -1,4 +1,4 @@
-"""Sweeps: schedules counted over any axes of the problem and the memory, on all cores or on a cluster."""
+"""Sweeps: count schedules over any axes of the problem and the memory, on all cores or on a cluster."""
 
 from redblue.studies.sweep.axes import GRAMMAR, Axis
 from redblue.studies.sweep.grid import Sweep, make_sweep

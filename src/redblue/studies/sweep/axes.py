@@ -1,4 +1,4 @@
-"""The axes of a sweep: what each is called, which values it takes, and how these are written."""
+"""The axes of a sweep: their names, their values, and the text form in which values are given."""
 
 from __future__ import annotations
 
@@ -9,31 +9,35 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redblue as rb
 from redblue import schedules
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
-from redblue.cli.options import parse_mask
-from redblue.problem import BYTES_PER_WORD, DIRECTIONS
+from redblue.base.integers import whole_number
+from redblue.catalogue.memories import Memory
+from redblue.masks import Mask
+from redblue.masks.names import parse as parse_mask
+from redblue.problem import DIRECTIONS
 
 LEAST = {"window": 0} | dict.fromkeys(("n", "n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "words"), 1)
 NAMES = ("mask", "dtype", "direction", "memory", "schedule")
 GRAMMAR = "VALUE, a list A,B,C, or a range FIRST:LAST:xFACTOR or FIRST:LAST:+STEP"
 EXAMPLES = "such as 128, or 64,128,256, or 1024:65536:x2 (times 2), or 128:512:+64 (plus 64)"
-MOST_VALUES = 100_000  # of one axis
-LARGEST = 10**18  # of an axis' numbers: far beyond any problem, and safe to calculate with
-MOST_DIGITS = 1000  # of a number with leading zeros
-MOST_QUOTED = 60  # characters of what was given, in an error
+MAX_VALUES = 100_000  # of one axis
+MAX_NUMBER = 10**18  # far beyond any problem, and safe to calculate with
+MAX_DIGITS = 1000  # of a number with leading zeros
+MAX_QUOTED = 60  # characters of the user's text in an error
 
 RANGE = re.compile(r"(\d+):(\d+):(?:x(\d+(?:\.\d+)?)|\+(\d+))", re.ASCII)
-WHOLE = re.compile(r"(?<![\d.])\d+", re.ASCII)  # not what follows a decimal point
+WHOLE = re.compile(r"(?<![\d.])\d+", re.ASCII)  # whole numbers, but not the digits after a decimal point
 COMMA = re.compile(r",(?!\s*\d)")  # a comma before a digit belongs to a mask: window:1024,0
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What a sweep goes through, without repetitions.
+    """One axis of a sweep.
 
-    values: whole numbers; for mask, dtype, direction, memory and schedule, texts (or Mask and Memory objects).
+    values: without repetitions; whole numbers, or, for mask, dtype, direction, memory and schedule, texts (or Mask and
+    Memory objects).
     """
 
     name: str
@@ -45,7 +49,7 @@ class Axis:
 
     @property
     def geometric(self) -> bool:
-        """Whether the values grow by factors rather than by steps, so that a picture should show logarithms."""
+        """Whether the values grow by factors rather than by steps. A picture then takes a logarithmic scale."""
         ends = min(self.values, default=0), max(self.values, default=0)
         if not self.is_number or len(self.values) < 3 or ends[0] < 1:
             return False
@@ -56,8 +60,8 @@ class Axis:
 
     @property
     def labels(self) -> list[Any]:
-        """The values as they stand in a table."""
-        return [value.name if isinstance(value, rb.Memory) else _plain(value) for value in self.values]
+        """The values as a table shows them: numbers and texts."""
+        return [value.name if isinstance(value, Memory) else _plain(value) for value in self.values]
 
 
 def _plain(value: Any) -> Any:
@@ -65,13 +69,13 @@ def _plain(value: Any) -> Any:
 
 
 def make_axis(name: str, given: Any) -> Axis:
-    """The axis from text in the grammar above, from one value, or from several.
+    """Make an axis from text in the form of GRAMMAR, from one value, or from several values.
 
-    Raises RedblueError for an unknown axis, text of no such form, numbers that are too small, and unknown names.
+    Raises RedblueError for an unknown axis, text of another form, numbers out of range, and unknown names.
     """
     if name not in LEAST and name not in NAMES:
         raise RedblueError(f"there is no axis {name!r}; the axes are {', '.join((*LEAST, *NAMES))}")
-    several = isinstance(given, Iterable) and not isinstance(given, (str, rb.Mask, rb.Memory))
+    several = isinstance(given, Iterable) and not isinstance(given, (str, Mask, Memory))
     parse = _number if name in LEAST else _name
     values = [value for part in (given if several else [given]) for value in parse(name, part)]
     if not values:
@@ -82,20 +86,20 @@ def make_axis(name: str, given: Any) -> Axis:
 
 
 def _number(name: str, given: Any) -> Sequence[int]:
+    """The values of an axis of numbers, from text or from one number. Raises RedblueError."""
     if isinstance(given, str):
-        found = [value for part in given.split(",") for value in _numbers(name, part.strip(), given)]
+        values = [value for part in given.split(",") for value in _numbers(name, part.strip(), given)]
     else:
         try:
-            found = [operator.index(given)]
+            values = [operator.index(given)]
         except TypeError:
-            found = []
-        if isinstance(given, bool) or not found:
+            values = []
+        if isinstance(given, bool) or not values:
             raise RedblueError(f"{name} must be whole numbers, got {given!r}")
-        if abs(found[0]) > LARGEST:
-            raise _too_large(name, f"a number of {found[0].bit_length():,} bits")
-    if min(found) < LEAST[name]:
-        raise RedblueError(f"{name} must be at least {LEAST[name]}, got {min(found)}")
-    return found
+        if abs(values[0]) > MAX_NUMBER:
+            raise _too_large(name, f"a number of {values[0].bit_length():,} bits")
+    whole_number(name, min(values), LEAST[name])
+    return values
 
 
 def _too_large(name: str, given: str) -> RedblueError:
@@ -103,22 +107,25 @@ def _too_large(name: str, given: str) -> RedblueError:
 
 
 def _quoted(text: str) -> str:
-    """What was given, as far as it is of use."""
-    return repr(text) if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]!r}... ({len(text):,} characters)"
+    """Quote the user's text in an error, shortened if it is long."""
+    return repr(text) if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]!r}... ({len(text):,} characters)"
 
 
 def _numbers(name: str, part: str, text: str) -> Sequence[int]:
-    """What one part of a list stands for: a number, or a range."""
-    # Before any conversion: Python refuses to read thousands of digits, and floats to hold hundreds.
-    if any(len(digits) > MOST_DIGITS or int(digits) > LARGEST for digits in WHOLE.findall(part)):
+    """The numbers of one part of a list: one number, or a range. Raises RedblueError.
+
+    text: the whole list, for errors.
+    """
+    # This check comes before any conversion: int() refuses thousands of digits, and float() overflows at hundreds.
+    if any(len(digits) > MAX_DIGITS or int(digits) > MAX_NUMBER for digits in WHOLE.findall(part)):
         raise _too_large(name, _quoted(part))
     if re.fullmatch(r"\d+", part, re.ASCII):
         return [int(part)]
-    found = RANGE.fullmatch(part)
-    if found is None:
+    match = RANGE.fullmatch(part)
+    if match is None:
         raise RedblueError(f"{name} takes {GRAMMAR}, {EXAMPLES}; got {_quoted(text)}")
-    first, last, step = int(found[1]), int(found[2]), int(found[4] or 0)
-    factor = float(found[3] or 1) if "." in (found[3] or "") else int(found[3] or 1)
+    first, last, step = int(match[1]), int(match[2]), int(match[4] or 0)
+    factor = float(match[3] or 1) if "." in (match[3] or "") else int(match[3] or 1)
     if first > last:
         raise RedblueError(f"{name}: a range goes up, so its first number is not above its last; got {_quoted(part)}")
     if step < 1 and (factor <= 1 or first < 1):
@@ -127,9 +134,9 @@ def _numbers(name: str, part: str, text: str) -> Sequence[int]:
             f"got {_quoted(part)}"
         )
     size = (last - first) // step + 1 if step else math.log(last / first) / math.log(factor) + 1
-    if size > MOST_VALUES:
+    if size > MAX_VALUES:
         raise RedblueError(
-            f"{name}: {_quoted(part)} has {size:,.0f} values, at most {MOST_VALUES:,} are taken; go faster"
+            f"{name}: {_quoted(part)} has {size:,.0f} values, at most {MAX_VALUES:,} are taken; take a larger step"
         )
     if step:
         return range(first, last + 1, step)
@@ -137,7 +144,8 @@ def _numbers(name: str, part: str, text: str) -> Sequence[int]:
 
 
 def _name(name: str, given: Any) -> Sequence[Any]:
-    if isinstance(given, rb.Mask if name == "mask" else rb.Memory if name == "memory" else ()):
+    """The values of an axis of names, from text or from one object. Raises RedblueError for unknown names."""
+    if isinstance(given, Mask if name == "mask" else Memory if name == "memory" else ()):
         return [given]
     if name == "mask" and _is_mask(str(given).strip()):
         return [str(given).strip()]
@@ -146,7 +154,7 @@ def _name(name: str, given: Any) -> Sequence[Any]:
 
 
 def _is_mask(text: str) -> bool:
-    """Whether it is a single mask, such as one of a file that has a comma in its name."""
+    """Whether the text is a single mask, such as a file with a comma in its name, and not a list."""
     try:
         parse_mask(text)
     except RedblueError:
@@ -155,11 +163,11 @@ def _is_mask(text: str) -> bool:
 
 
 def _known(name: str, value: str) -> str:
-    """The value, if it stands for something; masks and memories are looked up when the sweep is made."""
+    """Return the value if it is known. Masks and memories are looked up later, when the sweep is made."""
     checks: dict[str, Callable[[], bool]] = {
         "dtype": lambda: value in BYTES_PER_WORD,
         "direction": lambda: value in DIRECTIONS,
-        "schedule": lambda: bool(schedules.get(value)),  # raises UnknownName, with the nearest
+        "schedule": lambda: bool(schedules.get(value)),  # raises UnknownName, with the nearest names
     }
     if name in checks and not checks[name]():
         allowed = ", ".join(BYTES_PER_WORD if name == "dtype" else DIRECTIONS)

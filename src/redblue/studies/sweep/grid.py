@@ -1,4 +1,4 @@
-"""The points of a sweep: the product of its axes, each point made when it is asked for."""
+"""The points of a sweep: the product of its axes. A point is made when it is asked for."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from typing import Any
 
 import joblib
 
-import redblue as rb
 from redblue.base.errors import RedblueError
-from redblue.catalogue.memories import Boundary
-from redblue.cli.options import parse_mask
+from redblue.catalogue.memories import Boundary, memory
+from redblue.masks import Mask
+from redblue.masks.names import parse as parse_mask
+from redblue.problem import Problem
+from redblue.schedules import list_schedules
 from redblue.studies.sweep.axes import LEAST, NAMES, Axis, make_axis
 
-MOST_POINTS = 200_000  # all rows are held in memory
+MAX_POINTS = 200_000  # all rows are held in memory
 SIZES = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads")
-# The slowest first: how the rows of a sweep are sorted. Schedules are rows of a point.
+# The order of the rows: the slowest axis first. The schedules of a point are the innermost.
 ORDER = ("direction", "dtype", "batch", "heads", "kv_heads", "mask", "window", "d", "d_v", "n", "n_q", "n_k", "cache")
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Where words are counted: a cache of so many words, or one boundary of a memory."""
+    """The place at which words are counted: a cache of `words` words, or one boundary of a memory."""
 
     words: int | None = None
     memory: str | None = None
@@ -32,9 +34,9 @@ class Cache:
 
     @property
     def identity(self) -> list[Any]:
-        """What makes two of them the same, as plain data."""
-        at = self.boundary
-        figures = [at.name, at.capacity_bytes, at.bandwidth_bytes_per_second] if at else []
+        """Plain data that two caches share if their rows are the same."""
+        boundary = self.boundary
+        figures = [boundary.name, boundary.capacity_bytes, boundary.bandwidth_bytes_per_second] if boundary else []
         return [self.words, self.memory, *figures]
 
 
@@ -42,29 +44,32 @@ class Cache:
 class Point:
     """One combination of axis values: a problem, counted at each of `caches` by each of `schedules`.
 
-    given: the problem's sizes and names, as given (None: left out). named: the schedules were asked for by name.
+    given: the sizes and names of the problem that were given. named: whether the schedules were asked for by name.
     """
 
     index: int
     given: dict[str, Any]
-    mask: rb.Mask
+    mask: Mask
     mask_label: str
     window: int | None
     caches: tuple[Cache, ...]
     schedules: tuple[str, ...]
     named: bool
 
-    def problem(self) -> rb.Problem:
-        """Raises RedblueError where the values do not go together."""
-        return rb.Problem(**self.given, mask=self.mask)
+    def problem(self) -> Problem:
+        """Make the problem. Raises RedblueError if the values contradict each other."""
+        return Problem(**self.given, mask=self.mask)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Axes, what their names stand for, and the points that they span."""
+    """The axes of a sweep, with the masks and caches that their values name.
+
+    caches: for each value of words and memory, the caches to count at; a memory has one for each boundary.
+    """
 
     axes: dict[str, Axis]
-    masks: tuple[rb.Mask, ...]
+    masks: tuple[Mask, ...]
     caches: tuple[tuple[Cache, ...], ...]
 
     @cached_property
@@ -74,17 +79,17 @@ class Sweep:
 
     @property
     def size(self) -> int:
-        """How many points."""
+        """The number of points."""
         return math.prod(length for _, length in self._lengths)
 
     @property
     def varying(self) -> list[Axis]:
-        """The axes of more than one value."""
+        """The axes with more than one value."""
         return [axis for axis in self.axes.values() if len(axis.values) > 1]
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the rows, as plain data: sweeps with the same have the same points."""
+        """Everything that decides the rows, as plain data: sweeps with equal identities have equal rows."""
         return {
             "axes": {name: axis.labels for name, axis in self.axes.items()},
             "masks": [joblib.hash(mask) for mask in self.masks],
@@ -94,9 +99,10 @@ class Sweep:
 
     @property
     def schedules(self) -> tuple[str, ...]:
-        return self.axes["schedule"].values if "schedule" in self.axes else tuple(rb.list_schedules())
+        return self.axes["schedule"].values if "schedule" in self.axes else tuple(list_schedules())
 
     def point(self, index: int) -> Point:
+        """Make the point with this index, 0 .. size - 1."""
         at, rest = {}, index
         for name, length in reversed(self._lengths):
             rest, at[name] = divmod(rest, length)
@@ -119,12 +125,12 @@ class Sweep:
 
 
 def make_sweep(given: Mapping[str, Any]) -> Sweep:
-    """The sweep over these axes: for each name, text in the grammar (sweep.GRAMMAR), one value or several.
+    """Make the sweep over these axes; each has text in the form of sweep.GRAMMAR, one value, or several values.
 
     Axes: n (n_q = n_k), n_q, n_k, d, d_v, batch, heads, kv_heads, window (keys before the query's own; excludes mask),
-    mask, dtype, direction, words (the cache's capacity), memory (each of its boundaries), schedule. n or n_q and n_k,
-    d, and words or memory or both are needed.
-    Raises RedblueError for what is missing, unknown or contradictory, and where no point at all is a valid problem.
+    mask, dtype, direction, words (the cache's capacity), memory (each of its boundaries), schedule. Required: n, or n_q
+    and n_k; d; and words, memory or both.
+    Raises RedblueError for missing, unknown or contradictory axes, and if no point is a valid problem.
     """
     if not isinstance(given, Mapping):
         raise RedblueError(
@@ -142,46 +148,47 @@ def make_sweep(given: Mapping[str, Any]) -> Sweep:
             names = " and ".join(sorted(other))
             raise RedblueError(f"{min(one)} cannot be given with {names}, which say the same: leave one out")
     sweep = Sweep(axes, _masks(axes), _caches(axes))
-    if sweep.size > MOST_POINTS:
+    if sweep.size > MAX_POINTS:
         sizes = " x ".join(f"{length} {name}" for name, length in sweep._lengths if length > 1)
-        raise RedblueError(f"{sizes} are {sweep.size:,} points, at most {MOST_POINTS:,} are taken: split the sweep")
+        raise RedblueError(f"{sizes} are {sweep.size:,} points, at most {MAX_POINTS:,} are taken: split the sweep")
     _check_some_valid(sweep)
     return sweep
 
 
-def _masks(axes: Mapping[str, Axis]) -> tuple[rb.Mask, ...]:
+def _masks(axes: Mapping[str, Axis]) -> tuple[Mask, ...]:
     if "window" in axes:
-        return tuple(rb.Mask.sliding_window(left) for left in axes["window"].values)
+        return tuple(Mask.sliding_window(left) for left in axes["window"].values)
     texts = axes["mask"].values if "mask" in axes else ("full",)
-    return tuple(text if isinstance(text, rb.Mask) else parse_mask(text) for text in texts)
+    return tuple(text if isinstance(text, Mask) else parse_mask(text) for text in texts)
 
 
 def _caches(axes: Mapping[str, Axis]) -> tuple[tuple[Cache, ...], ...]:
-    """One for each capacity in words; for each memory, its boundaries."""
-    found: list[tuple[Cache, ...]] = [
+    """One cache for each capacity in words; for each memory, one for each boundary of known capacity."""
+    caches: list[tuple[Cache, ...]] = [
         (Cache(words=words),) for words in (axes["words"].values if "words" in axes else ())
     ]
     for name in axes["memory"].values if "memory" in axes else ():
-        machine = rb.memory(name)
+        machine = memory(name)
         known = tuple(Cache(None, machine.name, each) for each in machine.boundaries if each.capacity_bytes)
         if not known:
             raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to count")
-        found.append(known)
-    return tuple(found)
+        caches.append(known)
+    return tuple(caches)
 
 
 def _check_some_valid(sweep: Sweep) -> None:
+    """Raise RedblueError, with some of the reasons, if no point is a valid problem."""
     reasons: dict[str, None] = {}
     for index in range(sweep.size):
-        wrong = _wrong(sweep.point(index))
-        if wrong is None:
+        reason = _why_invalid(sweep.point(index))
+        if reason is None:
             return
-        reasons[wrong] = None
+        reasons[reason] = None
     some = "; ".join(list(reasons)[:3])
     raise RedblueError(f"none of the {sweep.size:,} points is a valid problem: {some}")
 
 
-def _wrong(point: Point) -> str | None:
+def _why_invalid(point: Point) -> str | None:
     try:
         point.problem()
     except RedblueError as error:

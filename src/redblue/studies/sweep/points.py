@@ -1,20 +1,23 @@
-"""What a sweep says of one point: a row for each schedule at each cache."""
+"""Evaluate one point of a sweep: a row for each schedule at each cache."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import redblue as rb
-from redblue.lab import planner
 from redblue.base.errors import RedblueError
+from redblue.bounds import lower_bounds
+from redblue.lab import planner
+from redblue.lab.counts import Count, count
+from redblue.problem import Problem
+from redblue.schedules import NotCovered, TooFewWords
 from redblue.studies.sweep.grid import Cache, Point
 
-Row = dict[str, Any]  # the columns below; None where a figure is not known
+Row = dict[str, Any]  # by the columns below; None if a figure is not known
 
 FITS, TOO_FEW_WORDS, NOT_COVERED, INVALID = "fits", "too few words", "not covered", "invalid"
 
-# Column -> type. capacity_words: M. words: moved, reads + writes. tiles: as `redblue count --tiles` takes them.
-# bound: the largest proved one. gap: words over it. reason: why there are no words.
+# Column -> type. capacity_words: M. words: reads + writes. tiles: in the form of `redblue count --tiles`. bound: the
+# name of the largest proved lower bound. gap: words over bound_words. reason: why the row has no words.
 COLUMNS: dict[str, type] = {
     **dict.fromkeys(("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads"), int),
     **dict.fromkeys(("dtype", "mask"), str),
@@ -34,7 +37,7 @@ COLUMNS: dict[str, type] = {
 
 
 def evaluate(point: Point) -> list[Row]:
-    """The rows of a point: for each cache, one for each schedule that applies; one alone if the point is invalid."""
+    """Count one point: for each cache, return a row for each schedule that applies. An invalid point has one row."""
     values = dict.fromkeys(COLUMNS) | point.given | {"mask": point.mask_label, "window": point.window}
     try:
         problem = point.problem()
@@ -47,14 +50,14 @@ def evaluate(point: Point) -> list[Row]:
     return [row for cache in point.caches for row in _at(point, problem, pairs, cache, values)]
 
 
-def _at(point: Point, problem: rb.Problem, pairs: int, cache: Cache, values: Row) -> list[Row]:
-    """The rows at one cache."""
+def _at(point: Point, problem: Problem, pairs: int, cache: Cache, values: Row) -> list[Row]:
+    """The rows of a point at one cache. pairs: attended pairs of all streams; values: the columns of the problem."""
     boundary = cache.boundary
     words = cache.words if boundary is None else planner.capacity_words(boundary, problem)
     assert words is not None
     place: Row = {"memory": cache.memory, "boundary": boundary.name if boundary else None, "capacity_words": words}
     try:
-        bound = next((each for each in rb.lower_bounds(problem, words) if each.proved), None)
+        bound = next((each for each in lower_bounds(problem, words) if each.proved), None)
         place |= {"bound_words": bound.words, "bound": bound.name} if bound else {}
     except RedblueError as error:
         return [values | place | {"status": INVALID, "reason": str(error)}]
@@ -62,32 +65,33 @@ def _at(point: Point, problem: rb.Problem, pairs: int, cache: Cache, values: Row
     for name in point.schedules:
         row = values | place | {"schedule": name}
         try:
-            found = rb.count(name, problem, words=words)
-        except rb.NotCovered as error:
+            result = count(name, problem, words=words)
+        except NotCovered as error:
             if point.named:
                 rows.append(row | {"status": NOT_COVERED, "reason": str(error)})
-        except rb.TooFewWords as error:
+        except TooFewWords as error:
             rows.append(row | {"status": TOO_FEW_WORDS, "reason": str(error)})
         except RedblueError as error:
             rows.append(row | {"status": INVALID, "reason": str(error)})
         else:
-            rows.append(row | _figures(found, pairs, bound.words if bound else None, cache))
+            rows.append(row | _figures(result, pairs, bound.words if bound else None, cache))
     return rows or [values | place | {"status": NOT_COVERED, "reason": "no schedule covers this direction and mask"}]
 
 
-def _figures(found: rb.Count, pairs: int, bound_words: int | None, cache: Cache) -> Row:
-    size = found.words * found.problem.bytes_per_word
+def _figures(result: Count, pairs: int, bound_words: int | None, cache: Cache) -> Row:
+    """The columns that a count fills."""
+    size = result.words * result.problem.bytes_per_word
     speed = cache.boundary.bandwidth_bytes_per_second if cache.boundary else None
     return {
         "status": FITS,
-        "tiles": ",".join(f"{edge}={length}" for edge, length in found.tiles.items()),
-        "words": found.words,
-        "reads": found.reads,
-        "writes": found.writes,
-        "peak": found.peak,
-        "flops": found.flops,
-        "words_per_pair": found.words / pairs if pairs else None,
-        "gap": found.words / bound_words if bound_words else None,
+        "tiles": ",".join(f"{edge}={length}" for edge, length in result.tiles.items()),
+        "words": result.words,
+        "reads": result.reads,
+        "writes": result.writes,
+        "peak": result.peak,
+        "flops": result.flops,
+        "words_per_pair": result.words / pairs if pairs else None,
+        "gap": result.words / bound_words if bound_words else None,
         "bytes": size,
         "seconds": size / speed if speed else None,
     }

@@ -1,4 +1,4 @@
-"""Runs a sweep: its points on all cores or a cluster through joblib, each kept as soon as it is done."""
+"""Run a sweep: evaluate its points on all cores or on a cluster, and keep each result as soon as it exists."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def run(
     force: bool = False,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Row]:
-    """The rows of a sweep, in the order of its points, whatever the order in which these were done.
+    """Run a sweep and return its rows, in the order of its points, in whatever order the points were evaluated.
 
-    sweep: as make_sweep takes it, such as {"n": "1024:65536:x2", "d": [64, 128], "words": 12288}.
-    output: a .csv, .parquet or .jsonl file. Until it is written, finished points are kept in a file beside it
-    (OUTPUT.partial.jsonl), and the same call goes on from there.
-    jobs: processes; 1 is this one alone, None all cores, or what the active `joblib.parallel_config` says.
+    sweep: a Sweep, or axes for make_sweep, such as {"n": "1024:65536:x2", "d": [64, 128], "words": 12288}.
+    output: a .csv, .parquet or .jsonl file. Until it is written, finished points are kept in a file beside it,
+    OUTPUT.partial.jsonl, and the same call continues from there.
+    jobs: the number of processes: 1 for this process alone; None for all cores, or for the number that the active
+    `joblib.parallel_config` sets.
     restart: discard the points that an earlier call kept. force: replace `output` if it exists.
     progress(done, total): called at the start and after each point.
     Raises RedblueError for bad axes, an output that exists or cannot be written, and points kept by another sweep.
@@ -38,20 +39,23 @@ def run(
         return _sorted(finish(_rows, sweep.point, sweep.size, {}, jobs, lambda index, rows: None, progress))
     target = check_target(output, tuple(FORMATS), force)
     with open_journal(target, sweep, restart) as journal:
-        found = _sorted(finish(_rows, sweep.point, sweep.size, journal.done, jobs, journal.add, progress))
-        write(found, check_target(target, tuple(FORMATS), force))  # nobody else's, made in the meantime
+        rows = _sorted(finish(_rows, sweep.point, sweep.size, journal.done, jobs, journal.add, progress))
+        check_target(target, tuple(FORMATS), force)  # again: another program may have made the file in the meantime
+        write(rows, target)
         journal.remove()
-    return found
+    return rows
 
 
 def open_journal(target: Path, sweep: Sweep, restart: bool = False) -> Journal:
-    """What the sweep into `target` has done so far."""
+    """Open the journal of the sweep into `target`, which holds its finished points."""
     return Journal(journal_path(target), "sweep", sweep.identity, sweep.size, restart, list(COLUMNS))
 
 
 def _rows(point: Point) -> list[Row]:
+    """Evaluate a point. A function of this module, so that worker processes can import it."""
     return evaluate(point)
 
 
 def _sorted(done: Mapping[int, list[Row]]) -> list[Row]:
+    """All rows, in the order of the points."""
     return [row for index in sorted(done) for row in done[index]]

@@ -1,4 +1,4 @@
-"""Rows as files: CSV, JSON lines, Parquet. Written whole or not at all, and read back as they were."""
+"""Write the rows of a sweep as CSV, JSON lines or Parquet, whole or not at all; read them back with their types."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from redblue.base.errors import RedblueError
 from redblue.base.files import as_path, check_installed, check_target, replace_whole
 from redblue.studies.sweep.points import COLUMNS, Row
 
-WANTED = "give a file that redblue sweep -o (or sweep.write) wrote"
+REMEDY = "give a file that redblue sweep -o (or sweep.write) wrote"
 
 
 def write(rows: Sequence[Row], path: str | os.PathLike[str]) -> Path:
-    """Write the rows in the form that the file's name ends in: .csv, .jsonl or .parquet."""
+    """Write the rows in the format of the file's suffix: .csv, .jsonl or .parquet. Replaces an existing file."""
     target = check_target(path, tuple(FORMATS), force=True)
     save = FORMATS[target.suffix.lower()][0]
     replace_whole(target, lambda draft: save(rows, draft))
@@ -25,7 +25,7 @@ def write(rows: Sequence[Row], path: str | os.PathLike[str]) -> Path:
 
 
 def read(path: str | os.PathLike[str]) -> list[Row]:
-    """The rows of a file that `write` wrote. Raises RedblueError for any other."""
+    """Read the rows of a file that `write` wrote. Raises RedblueError for any other file."""
     target = as_path(path)
     if target.suffix.lower() not in FORMATS:
         raise RedblueError(f"cannot tell how to read {path}: its name must end in {', '.join(FORMATS)}")
@@ -33,9 +33,9 @@ def read(path: str | os.PathLike[str]) -> list[Row]:
     try:
         return FORMATS[target.suffix.lower()][1](target)
     except OSError as error:
-        raise RedblueError(f"cannot read {path}: {error.strerror or error}; {WANTED}") from error
+        raise RedblueError(f"cannot read {path}: {error.strerror or error}; {REMEDY}") from error
     except (ValueError, RecursionError, csv.Error) as error:
-        raise RedblueError(f"{path} does not hold the rows of a sweep: {error}; {WANTED}") from error
+        raise RedblueError(f"{path} does not hold the rows of a sweep: {error}; {REMEDY}") from error
 
 
 def _write_csv(rows: Sequence[Row], path: Path) -> None:
@@ -54,26 +54,28 @@ def _read_csv(path: Path) -> list[Row]:
 
 
 def _from_texts(names: Sequence[str], texts: Sequence[str], line: int) -> Row:
+    """Make a row from a line of CSV. Raises ValueError, which names the line."""
     if len(texts) != len(names):
         raise ValueError(f"line {line} has {len(texts)} values, not {len(names)}")
-    found = dict(zip(names, texts, strict=True))
+    by_name = dict(zip(names, texts, strict=True))
     try:
-        return {name: kind(found[name]) if found[name] else None for name, kind in COLUMNS.items()}
+        return {name: kind(by_name[name]) if by_name[name] else None for name, kind in COLUMNS.items()}
     except ValueError as error:
         raise ValueError(f"line {line}: {error}") from None
 
 
 def _check_columns(names: Sequence[str]) -> None:
+    """Raise ValueError unless the names are the columns of a sweep, each once, in any order."""
     lacking = [name for name in COLUMNS if name not in names]
     foreign = [str(name)[:40] for i, name in enumerate(names) if name not in COLUMNS or name in names[:i]]
     if lacking or foreign:
         parts = ("lacks", lacking), ("should not have", foreign)
-        said = (f"it {verb} {', '.join(some[:5])}{', ...' * (len(some) > 5)}" for verb, some in parts if some)
-        raise ValueError("of its columns, " + " and ".join(said))
+        faults = (f"it {verb} {', '.join(some[:5])}{', ...' * (len(some) > 5)}" for verb, some in parts if some)
+        raise ValueError("of its columns, " + " and ".join(faults))
 
 
 def _checked(row: Any) -> Row:
-    """A row with its columns in their order, if it has them and they have their types."""
+    """Return the row with its columns in order. Raises ValueError for other columns, or values of other types."""
     if not isinstance(row, dict):
         raise ValueError("an object with the columns of a sweep is expected")
     _check_columns(list(row))
@@ -96,6 +98,7 @@ def _read_jsonl(path: Path) -> list[Row]:
 
 
 def _from_json(line: str, number: int) -> Row:
+    """Make a row from a line of JSON. Raises ValueError, which names the line."""
     try:
         return _checked(json.loads(line))
     except ValueError as error:
@@ -124,10 +127,11 @@ def _read_parquet(path: Path) -> list[Row]:
             table = pyarrow.parquet.read_table(file)
         _check_columns(table.column_names)
         return [_checked(row) for row in table.to_pylist()]
-    except pyarrow.ArrowException as error:  # not all of them are ValueErrors
+    except pyarrow.ArrowException as error:  # not every ArrowException is a ValueError
         raise ValueError(str(error)) from error
 
 
+# Suffix -> (write, read)
 FORMATS: dict[str, tuple[Callable[[Sequence[Row], Path], None], Callable[[Path], list[dict[str, Any]]]]] = {
     ".csv": (_write_csv, _read_csv),
     ".parquet": (_write_parquet, _read_parquet),

@@ -1,4 +1,4 @@
-"""A sweep on the terminal: the best schedule of each point, and what was left out."""
+"""A sweep on the terminal: the best schedule of each point, and remarks on the other rows."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from rich.markup import escape
 from rich.table import Table
 
 from redblue import schedules
+from redblue.base.terminal import table
+from redblue.base.text import amount, ratio, time
+from redblue.lab.text import STANDARD_REMARK
 from redblue.studies.sweep.grid import Sweep
 from redblue.studies.sweep.points import FITS, INVALID, Row
-from redblue.cli.tables import table
-from redblue.base.text import STANDARD_REMARK, amount, ratio, time
 
-MOST_SHOWN = 40  # places; the first and the last, where there are more
-MOST_REASONS = 3
+MAX_LINES = 40  # of the table; a longer one shows its first and last lines
+MAX_REASONS = 3
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:
-    """For each point and cache, the schedule of fewest words that a planner may choose, or else what there is."""
+    """For each point and cache, the row of the schedule with the fewest words among those that a planner may choose.
+
+    If a planner may choose none, the row of another schedule; if none fits, a row without words.
+    """
     places: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = tuple(row[name] for name in PLACE)
         places.setdefault(key, []).append(row)
-    return [min(found, key=_rank) for found in places.values()]
+    return [min(candidates, key=_rank) for candidates in places.values()]
 
 
 PLACE = (
@@ -34,31 +38,32 @@ PLACE = (
 
 
 def _rank(row: Row) -> tuple[bool, bool, int]:
+    """A sort key: rows that fit first, then schedules that a planner may choose, then the fewest words."""
     fits = row["status"] == FITS
     return not fits, not (fits and schedules.get(row["schedule"]).drop_in), row["words"] or 0
 
 
 def summary(sweep: Sweep, rows: Sequence[Row], kept_in: str | None) -> Table:
-    """The table. kept_in: the file that holds all rows."""
+    """The table of the best rows. kept_in: the name of the file that holds all rows, if there is one."""
     numbers, texts = _columns(sweep)
-    found = best_rows(rows)
-    timed = any(row["seconds"] is not None for row in found)
-    made = table((), title=f"{sweep.size:,} point{'s' * (sweep.size != 1)}, the best schedule of each")
-    made.pad_edge, made.collapse_padding = False, True  # many columns have to fit
-    made.caption = escape("\n".join(_remarks(found, rows, kept_in)))
+    best = best_rows(rows)
+    timed = any(row["seconds"] is not None for row in best)
+    lines = table((), title=f"{sweep.size:,} point{'s' * (sweep.size != 1)}, the best schedule of each")
+    lines.pad_edge, lines.collapse_padding = False, True  # many columns have to fit
+    lines.caption = escape("\n".join(_remarks(best, rows, kept_in)))
     if texts:
-        made.add_column(escape(", ".join(texts)), overflow="fold", min_width=16)
+        lines.add_column(escape(", ".join(texts)), overflow="fold", min_width=16)
     for name in numbers:
-        made.add_column("M (words)" if name == "capacity_words" else name, justify="right", no_wrap=True)
-    made.add_column("schedule", overflow="fold", min_width=11)
+        lines.add_column("M (words)" if name == "capacity_words" else name, justify="right", no_wrap=True)
+    lines.add_column("schedule", overflow="fold", min_width=11)
     for name in ("words", "per pair", "gap", *(["time"] if timed else [])):
-        made.add_column(name, justify="right", no_wrap=True)
-    half = MOST_SHOWN // 2
-    long = len(found) > MOST_SHOWN
-    for i, row in enumerate([*found[:half], *found[-half:]] if long else found):
+        lines.add_column(name, justify="right", no_wrap=True)
+    half = MAX_LINES // 2
+    long = len(best) > MAX_LINES
+    for i, row in enumerate([*best[:half], *best[-half:]] if long else best):
         if long and i == half:
-            made.add_row(*["..." for _ in made.columns])
-        made.add_row(
+            lines.add_row(*["..." for _ in lines.columns])
+        lines.add_row(
             *([escape(", ".join(str(row[name] or "-") for name in texts))] if texts else []),
             *(f"{row[name]:,}" if row[name] is not None else "-" for name in numbers),
             row["schedule"] if row["status"] == FITS else "invalid" if row["status"] == INVALID else "none fits",
@@ -67,11 +72,11 @@ def summary(sweep: Sweep, rows: Sequence[Row], kept_in: str | None) -> Table:
             ratio(row["gap"]),
             *([time(row["seconds"]) if row["seconds"] is not None else "-"] if timed else []),
         )
-    return made
+    return lines
 
 
 def _columns(sweep: Sweep) -> tuple[list[str], list[str]]:
-    """Numbers and texts in which the points differ."""
+    """The columns of numbers, and those of texts, in which the points differ."""
     varying = [axis for axis in sweep.varying if axis.name not in ("words", "memory", "schedule")]
     n = "n_k" if "n_q" in sweep.axes else "n_q"
     numbers = [n if axis.name == "n" else axis.name for axis in varying if axis.is_number]
@@ -83,18 +88,20 @@ def _columns(sweep: Sweep) -> tuple[list[str], list[str]]:
     return numbers, texts
 
 
-def _remarks(found: Sequence[Row], rows: Sequence[Row], kept_in: str | None) -> list[str]:
-    said = []
-    if len(found) > MOST_SHOWN:
+def _remarks(best: Sequence[Row], rows: Sequence[Row], kept_in: str | None) -> list[str]:
+    """Lines below the table: rows not shown, invalid points, and points at which no schedule fits."""
+    remarks = []
+    if len(best) > MAX_LINES:
         where = f"all {len(rows):,} rows are in {kept_in}" if kept_in else "give -o FILE for all rows"
-        said.append(f"{MOST_SHOWN} of {len(found):,} places shown; {where}")
+        remarks.append(f"{MAX_LINES} of {len(best):,} places shown; {where}")
     reasons = list(dict.fromkeys(str(row["reason"]) for row in rows if row["status"] == INVALID))
     if reasons:
         count = sum(row["status"] == INVALID for row in rows)
-        said.append(f"{count:,} invalid: {'; '.join(reasons[:MOST_REASONS])}{'; ...' * (len(reasons) > MOST_REASONS)}")
-    nowhere = list(dict.fromkeys(str(row["reason"]) for row in found if row["status"] not in (FITS, INVALID)))
+        remarks.append(f"{count:,} invalid: {'; '.join(reasons[:MAX_REASONS])}{'; ...' * (len(reasons) > MAX_REASONS)}")
+    nowhere = list(dict.fromkeys(str(row["reason"]) for row in best if row["status"] not in (FITS, INVALID)))
     if nowhere:
-        said.append(f"none fits: {'; '.join(nowhere[:MOST_REASONS])}{'; ...' * (len(nowhere) > MOST_REASONS)}")
+        remarks.append(f"none fits: {'; '.join(nowhere[:MAX_REASONS])}{'; ...' * (len(nowhere) > MAX_REASONS)}")
     if any((row["schedule"], row["direction"], row["status"]) == ("standard", "backward", FITS) for row in rows):
-        said.append(STANDARD_REMARK)  # also where the table's best is another: it is in the picture and in the file
-    return said
+        # Even if the table shows another schedule: the picture and the file show this one.
+        remarks.append(STANDARD_REMARK)
+    return remarks

@@ -1,4 +1,4 @@
-"""Few queries against many keys: what walks of spans of keys found, put together (`_merge` of the schedule `flash`)."""
+"""Few queries against many keys: merges the outputs of spans of keys (`_merge` of the schedule `flash`)."""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
@@ -12,33 +12,36 @@ import triton.language as tl
 from torch import Tensor
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.mask_lists import Lists
-from redblue.kernels.gpu.scores import LN2, LOG2E, block_of, constant, first_top, index, key_range, row_numbers, row_offsets, start, wide
+from redblue.kernels.gpu.arrays import index, row_numbers, row_offsets, start, wide
+from redblue.kernels.gpu.band import key_range, list_of
 from redblue.kernels.gpu.launch import Run, Task, array
+from redblue.kernels.gpu.mask_lists import Lists
+from redblue.kernels.gpu.scores import LN2, LOG2E, constant, initial_max_and_sum
 
-MOST = 8192  # numbers of an output that a program holds
+MAX_OUTPUT = 8192  # numbers of the output that a program holds
 
 
-class Parts(NamedTuple):
-    """What walks leave behind: outputs and log-sum-exps of each span of keys, of all rows, in the type of the sums."""
+class PartialOutputs(NamedTuple):
+    """Output and log-sum-exp of all rows over each span of keys, in the type of the sums."""
 
     out: Tensor  # (spans, batch, heads, n_q, d_v)
     lse: Tensor  # (spans, batch, heads, n_q)
 
 
-def parts_of(task: Task, spans: int) -> Parts:
+def partial_outputs(task: Task, spans: int) -> PartialOutputs:
+    """Memory for the outputs of so many spans."""
     shape = (spans, *task.lse.shape)
     out = torch.empty((*shape, task.sizes.d_v), dtype=task.lse.dtype, device=task.lse.device)
-    return Parts(out, out.new_empty(shape))
+    return PartialOutputs(out, out.new_empty(shape))
 
 
-def merging(task: Task, parts: Parts, lists: Lists | None, rows: int, cols: int, span: int) -> Run:
-    """rows, cols, span: of the walks."""
+def merge_run(task: Task, partial: PartialOutputs, lists: Lists | None, rows: int, cols: int, span: int) -> Run:
+    """The launch that merges partial outputs. rows, cols, span: tiles of the launch that wrote them."""
     sizes, width = task.sizes, triton.next_power_of_2(task.sizes.d_v)
-    some = max(1, min(rows, 16, MOST // width))
+    merged_rows = max(1, min(rows, 16, MAX_OUTPUT // width))
     arguments: dict[str, Any] = {
-        "part_out": array(parts.out[0]),
-        "part_lse": parts.lse,
+        "part_out": array(partial.out[0]),
+        "part_lse": partial.lse,
         "out": array(task.out),
         "lse": task.lse,
         "scores": task.scores,
@@ -47,17 +50,17 @@ def merging(task: Task, parts: Parts, lists: Lists | None, rows: int, cols: int,
         "n_k": sizes.n_k,
         "kv_heads": sizes.kv_heads,
         "span": span,
-        "out_step": parts.out.stride(0),
-        "lse_step": parts.lse.stride(0),
+        "out_step": partial.out.stride(0),
+        "lse_step": partial.lse.stride(0),
         "GROUP": sizes.group,
         "D_V": sizes.d_v,
         "WIDTH": width,
         "ROWS": rows,
         "COLS": cols,
-        "SOME": some,
+        "MERGED": merged_rows,
         "WIDE": task.wide,
     }
-    return Run(merge, (ceil_div(task.rows, some) * task.streams,), arguments, 4, 1)
+    return Run(merge, (ceil_div(task.rows, merged_rows) * task.streams,), arguments, 4, 1)
 
 
 @triton.jit
@@ -77,18 +80,19 @@ def merge(
     GROUP: tl.constexpr,
     D_V: tl.constexpr,
     WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,  # of a walk's block
+    ROWS: tl.constexpr,  # rows of a block of the launch that wrote the parts
     COLS: tl.constexpr,
-    SOME: tl.constexpr,  # rows of this program's, all of one block
+    MERGED: tl.constexpr,  # rows of this program, all of one block
     WIDE: tl.constexpr,
 ):
+    """Output and log-sum-exp of a few rows from those of the spans of keys."""
     SUMS: tl.constexpr = lse.dtype.element_ty
     n_rows = n_q * GROUP
-    pieces, blocks, spans = tl.cdiv(n_rows, SOME), tl.cdiv(n_rows, ROWS), tl.cdiv(n_k, span)
+    pieces, blocks, spans = tl.cdiv(n_rows, MERGED), tl.cdiv(n_rows, ROWS), tl.cdiv(n_k, span)
     piece, stream = tl.program_id(0) % pieces, tl.program_id(0) // pieces
-    block = piece * SOME // ROWS
+    block = piece * MERGED // ROWS
     batch, head = stream // kv_heads, stream % kv_heads
-    i_row, i_col = piece * SOME + tl.arange(0, SOME), tl.arange(0, WIDTH)
+    i_row, i_col = piece * MERGED + tl.arange(0, MERGED), tl.arange(0, WIDTH)
     m_row = i_row < n_rows
     m_out = m_row[:, None] & (i_col < D_V)[None, :]
     numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
@@ -99,35 +103,36 @@ def merge(
     if lists is None:
         last_row = tl.minimum(block * ROWS + ROWS, n_rows) - 1
         low, high, _, _ = key_range(scores, block * ROWS, last_row, n_k, GROUP, COLS)
-        first = low // span  # and none where no key is attended: nothing was walked there
+        first = low // span
+        # A block that attends no key has no spans: nothing was written there
         end = tl.where(low < high, tl.cdiv(high, span), first)
-    top, total = first_top(scores, head, i_row, GROUP, SUMS)
-    acc = tl.zeros((SOME, WIDTH), SUMS)
+    row_max, row_sum = initial_max_and_sum(scores, head, i_row, GROUP, SUMS)
+    acc = tl.zeros((MERGED, WIDTH), SUMS)
     for s in range(first, end):
-        walked = m_row
+        written = m_row
         if lists is not None:
-            at = block_of(lists, batch, head, block, blocks) * spans + s
-            walked = m_row & (i_row * 0 + listed_tiles(lists, at) > 0)
-        share = tl.load(part_lse + wide(s) * lse_step + numbers, mask=walked, other=float("-inf"))
+            at = list_of(lists, batch, head, block, blocks) * spans + s
+            written = m_row & (i_row * 0 + listed_tiles(lists, at) > 0)
+        share = tl.load(part_lse + wide(s) * lse_step + numbers, mask=written, other=float("-inf"))
         share *= constant(LOG2E, SUMS)
-        new_top = tl.maximum(top, share)
-        shrink, share = tl.exp2(top - new_top), tl.exp2(share - new_top)
-        found = tl.load(p_part + wide(s) * out_step, mask=m_out & walked[:, None], other=0.0)
-        total = total * shrink + share
-        acc = acc * shrink[:, None] + share[:, None] * found
-        top = new_top
+        new_max = tl.maximum(row_max, share)
+        shrink, share = tl.exp2(row_max - new_max), tl.exp2(share - new_max)
+        b_part = tl.load(p_part + wide(s) * out_step, mask=m_out & written[:, None], other=0.0)
+        row_sum = row_sum * shrink + share
+        acc = acc * shrink[:, None] + share[:, None] * b_part
+        row_max = new_max
 
-    some = total > 0
-    acc *= tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)[:, None]
+    attends = row_sum > 0
+    acc *= tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)[:, None]
     out_offsets = row_offsets(out, index(i_row, WIDE), GROUP)
     p_out = start(out, batch, head * GROUP) + out_offsets[:, None] + (index(i_col, WIDE) * out.col)[None, :]
     tl.store(p_out, acc.to(out.at.dtype.element_ty), mask=m_out)
-    b_lse = tl.where(some, top * constant(LN2, SUMS) + tl.log(tl.where(some, total, 1.0)), float("-inf"))
+    b_lse = tl.where(attends, row_max * constant(LN2, SUMS) + tl.log(tl.where(attends, row_sum, 1.0)), float("-inf"))
     tl.store(lse + numbers, b_lse, mask=m_row)
 
 
 @triton.jit
 def listed_tiles(lists, at):
-    """How many tiles entry `at` has."""
+    """Number of tiles in list `at`."""
     full = tl.load(lists.full_starts + at + 1) - tl.load(lists.full_starts + at)
     return full + tl.load(lists.partial_starts + at + 1) - tl.load(lists.partial_starts + at)

@@ -1,30 +1,52 @@
-"""The schedule `flash`, forward: a block of rows and its output stay, keys and values stream by."""
+"""The schedule `flash`, forward: a block of rows and its output stay on chip while keys and values stream by."""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.flash.decode import listed_tiles, merging, parts_of
+from redblue.kernels.gpu.arrays import (
+    Array,
+    Rows,
+    head_of,
+    index,
+    load,
+    product,
+    row_numbers,
+    row_offsets,
+    store,
+    wide,
+)
+from redblue.kernels.gpu.band import Span, bit_set, first_of, in_band, key_range, list_of
+from redblue.kernels.gpu.flash.constants import Constants, common_arguments
+from redblue.kernels.gpu.flash.decode import listed_tiles, merge_run, partial_outputs
+from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.planning.plan import Launch
-from redblue.kernels.gpu.scores import LN2, LOWEST, block_of, constant, factor_left, finish, first_top, in_band, index, kept, key_range, listed, load, power, product, row_numbers, row_offsets, start, store, wide
-from redblue.kernels.gpu.launch import Run, Task, array, parts
+from redblue.kernels.gpu.scores import (
+    LN2,
+    LOWEST,
+    alibi_slopes,
+    constant,
+    exp2_below,
+    factor_left,
+    finish,
+    initial_max_and_sum,
+    keep_factors,
+)
 
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
-    """What writes task.out and task.lse. A span of the tiles that cuts the keys is a multiple of cols."""
+    """The launches that write task.out and task.lse. A span that cuts the keys is a multiple of cols."""
     rows, cols, span = launch.tiles
     sizes = task.sizes
     spans = ceil_div(sizes.n_k, span) if span < sizes.n_k else 1
     lists = task.lists(rows, cols, "rows", span)
     grid = ceil_div(task.rows, rows) * task.streams, spans
     arguments = {
-        **common(task, precision),
+        **common_arguments(task, precision),
         "out": array(task.out),
         "lists": lists,
         "span": span if spans > 1 else None,
@@ -37,37 +59,11 @@ def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     }
     if spans == 1:
         return [Run(flash_forward, grid, arguments, launch.warps, launch.stages)]
-    found = parts_of(task, spans)
-    arguments |= {"out": array(found.out[0]), "lse": found.lse}
-    arguments |= {"out_step": found.out.stride(0), "lse_step": found.lse.stride(0)}
-    walks = Run(flash_forward, grid, arguments, launch.warps, launch.stages)
-    return [walks, merging(task, found, lists, rows, cols, span)]
-
-
-def common(task: Task, precision: str) -> dict[str, Any]:
-    """Arguments of forward and backward kernels alike."""
-    sizes = task.sizes
-    (d0, d1), (v0, v1) = parts(sizes.d), parts(sizes.d_v)
-    return {
-        "q": array(task.q),
-        "k": array(task.k),
-        "v": array(task.v),
-        "lse": task.lse,
-        "scores": task.scores,
-        "n_q": sizes.n_q,
-        "n_k": sizes.n_k,
-        "kv_heads": sizes.kv_heads,
-        "GROUP": sizes.group,
-        "D": sizes.d,
-        "D0": d0,
-        "D1": d1,
-        "D_V": sizes.d_v,
-        "V0": v0,
-        "V1": v1,
-        "PLAIN": task.plain,
-        "WIDE": task.wide,
-        "PRECISION": precision,
-    }
+    partial = partial_outputs(task, spans)
+    arguments |= {"out": array(partial.out[0]), "lse": partial.lse}
+    arguments |= {"out_step": partial.out.stride(0), "lse_step": partial.lse.stride(0)}
+    by_span = Run(flash_forward, grid, arguments, launch.warps, launch.stages)
+    return [by_span, merge_run(task, partial, lists, rows, cols, span)]
 
 
 @triton.jit
@@ -82,11 +78,11 @@ def flash_forward(
     n_q,
     n_k,
     kv_heads,
-    span,  # of keys that a walk covers; None: all
-    out_step,  # from where one walk leaves its output to where the next does
+    span,  # keys that a program covers; None: all
+    out_step,  # from the output of one span to that of the next
     lse_step,
     GROUP: tl.constexpr,
-    D: tl.constexpr,  # of q and k, in parts of D0 and D1
+    D: tl.constexpr,  # features of q and k, held in two tiles of D0 and D1
     D0: tl.constexpr,
     D1: tl.constexpr,
     D_V: tl.constexpr,
@@ -100,6 +96,7 @@ def flash_forward(
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Output and log-sum-exp of a block of rows, over all keys or over one span of them."""
     SUMS: tl.constexpr = lse.dtype.element_ty
     n_rows = n_q * GROUP
     blocks = tl.cdiv(n_rows, ROWS)
@@ -109,169 +106,141 @@ def flash_forward(
         block = blocks - 1 - block
     batch, head = stream // kv_heads, stream % kv_heads
 
-    walk = tl.program_id(1)
+    i_span = tl.program_id(1)
     low, high, full_low, full_high = block * 0, n_k, block * 0, n_k
     if lists is None:
         last_row = tl.minimum(block * ROWS + ROWS, n_rows) - 1
         low, high, full_low, full_high = key_range(scores, block * ROWS, last_row, n_k, GROUP, COLS)
         if span is not None:
-            low, high = tl.maximum(low, walk * span), tl.minimum(high, walk * span + span)
-            full_low, full_high = tl.maximum(full_low, walk * span), tl.minimum(full_high, walk * span + span)
+            low, high = tl.maximum(low, i_span * span), tl.minimum(high, i_span * span + span)
+            full_low, full_high = tl.maximum(full_low, i_span * span), tl.minimum(full_high, i_span * span + span)
             if low >= high:
                 return
     else:
-        at = block_of(lists, batch, head, block, blocks)
+        at = list_of(lists, batch, head, block, blocks)
         if span is not None:
-            at = at * tl.cdiv(n_k, span) + walk
+            at = at * tl.cdiv(n_k, span) + i_span
             if listed_tiles(lists, at) == 0:
                 return
 
     i_row = block * ROWS + tl.arange(0, ROWS)
     m_row = None if WHOLE_ROWS else i_row < n_rows
-    at_q = start(q, batch, head * GROUP)
+    rows = Rows(batch, head, i_row, row_numbers(batch, head, kv_heads, n_q, i_row, GROUP))
+    q = head_of(q, batch, head * GROUP)
     q_offsets = row_offsets(q, index(i_row, WIDE), GROUP)
-    q0 = load(at_q, q_offsets, q, m_row, 0, D0, D)
-    q1 = load(at_q, q_offsets, q, m_row, D0, D1, D) if D1 else q0
+    q0 = load(q, q_offsets, m_row, 0, D0, D)
+    b_q = q0, (load(q, q_offsets, m_row, D0, D1, D) if D1 else q0)
     acc0 = tl.zeros((ROWS, V0), SUMS)
     acc1 = tl.zeros((ROWS, V1), SUMS) if V1 else acc0
-    top, total = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
+    row_max, row_sum = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
     if span is None:
-        top, total = first_top(scores, head, i_row, GROUP, SUMS)
-    numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
-    at_k, at_v = start(k, batch, head), start(v, batch, head)
+        row_max, row_sum = initial_max_and_sum(scores, head, i_row, GROUP, SUMS)
+    state = acc0, acc1, row_max, row_sum
+    k, v = head_of(k, batch, head), head_of(v, batch, head)
 
     if lists is None:
         if scores.first is not None:
-            acc0, acc1, top, total = _keys(
-                low // COLS * COLS, tl.minimum(full_low, high), low, high, "masked",
-                q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, lists, batch, head, i_row, m_row, numbers,
-                GROUP, D, D0, D1, D_V, V0, V1, COLS, PLAIN, WIDE, PRECISION
+            state = _keys(
+                Span(low // COLS * COLS, tl.minimum(full_low, high), low, high), "masked",
+                state, b_q, k, v, rows, m_row, scores, lists, COLS, D1, V1,
+                Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
             )  # fmt: skip
-        acc0, acc1, top, total = _keys(
-            full_low, full_high, low, high, "whole",
-            q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, lists, batch, head, i_row, m_row, numbers,
-            GROUP, D, D0, D1, D_V, V0, V1, COLS, PLAIN, WIDE, PRECISION
+        state = _keys(
+            Span(full_low, full_high, low, high), "whole",
+            state, b_q, k, v, rows, m_row, scores, lists, COLS, D1, V1,
+            Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
         )  # fmt: skip
         if scores.end is not None or not WHOLE_COLS:
-            acc0, acc1, top, total = _keys(
-                tl.maximum(full_low, full_high), high, low, high, "masked",
-                q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, lists, batch, head, i_row, m_row, numbers,
-                GROUP, D, D0, D1, D_V, V0, V1, COLS, PLAIN, WIDE, PRECISION
+            state = _keys(
+                Span(tl.maximum(full_low, full_high), high, low, high), "masked",
+                state, b_q, k, v, rows, m_row, scores, lists, COLS, D1, V1,
+                Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
             )  # fmt: skip
     else:
-        acc0, acc1, top, total = _keys(
-            tl.load(lists.full_starts + at), tl.load(lists.full_starts + at + 1), 0, n_k, "full",
-            q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, lists, batch, head, i_row, m_row, numbers,
-            GROUP, D, D0, D1, D_V, V0, V1, COLS, PLAIN, WIDE, PRECISION
+        state = _keys(
+            Span(tl.load(lists.full_starts + at), tl.load(lists.full_starts + at + 1), low, high), "full",
+            state, b_q, k, v, rows, m_row, scores, lists, COLS, D1, V1,
+            Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
         )  # fmt: skip
-        acc0, acc1, top, total = _keys(
-            tl.load(lists.partial_starts + at), tl.load(lists.partial_starts + at + 1), 0, n_k, "partial",
-            q0, q1, acc0, acc1, top, total, at_k, at_v, k, v, scores, lists, batch, head, i_row, m_row, numbers,
-            GROUP, D, D0, D1, D_V, V0, V1, COLS, PLAIN, WIDE, PRECISION
+        state = _keys(
+            Span(tl.load(lists.partial_starts + at), tl.load(lists.partial_starts + at + 1), low, high), "partial",
+            state, b_q, k, v, rows, m_row, scores, lists, COLS, D1, V1,
+            Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
         )  # fmt: skip
 
-    some = total > 0  # not where a row attends nothing
-    share = tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)
-    at_out, p_lse = start(out, batch, head * GROUP), lse + numbers
+    acc0, acc1, row_max, row_sum = state
+    attends = row_sum > 0
+    factor = tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)
+    out, p_lse = head_of(out, batch, head * GROUP), lse + rows.numbers
     if span is not None:
-        at_out, p_lse = at_out + wide(walk) * out_step, p_lse + wide(walk) * lse_step
+        out = Array(out.at + wide(i_span) * out_step, out.batch, out.head, out.row, out.col)
+        p_lse += wide(i_span) * lse_step
     out_offsets = row_offsets(out, index(i_row, WIDE), GROUP)
-    store(at_out, out_offsets, out, acc0 * share[:, None], m_row, 0, V0, D_V)
+    store(out, out_offsets, acc0 * factor[:, None], m_row, 0, V0, D_V)
     if V1:
-        store(at_out, out_offsets, out, acc1 * share[:, None], m_row, V0, V1, D_V)
-    b_lse = tl.where(some, top * constant(LN2, SUMS) + tl.log(tl.where(some, total, 1.0)), float("-inf"))
+        store(out, out_offsets, acc1 * factor[:, None], m_row, V0, V1, D_V)
+    b_lse = tl.where(attends, row_max * constant(LN2, SUMS) + tl.log(tl.where(attends, row_sum, 1.0)), float("-inf"))
     tl.store(p_lse, b_lse, mask=m_row)
 
 
 @triton.jit
 def _keys(
-    begin,
-    stop,
-    low,
-    high,
-    TILES: tl.constexpr,
-    q0,
-    q1,
-    acc0,
-    acc1,
-    top,
-    total,
-    at_k,
-    at_v,
-    k,
-    v,
-    scores,
-    lists,
-    batch,
-    head,
-    i_row,
-    m_row,
-    numbers,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    D0: tl.constexpr,
-    D1: tl.constexpr,
-    D_V: tl.constexpr,
-    V0: tl.constexpr,
-    V1: tl.constexpr,
-    COLS: tl.constexpr,
-    PLAIN: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Take tiles of keys along: the rows' output, maxima and sums so far.
+    span, TILES: tl.constexpr, state, b_q, k, v, rows, m_row, scores, lists,
+    COLS: tl.constexpr, D1: tl.constexpr, V1: tl.constexpr, c
+):  # fmt: skip
+    """Add tiles of keys to the rows' state: two parts of the unscaled output, the maximum and the sum.
 
-    TILES: "whole" and "masked" are those from key `begin` below `stop`, of which "masked" ones attend only within
-    low .. high - 1 and the band; "full" and "partial" are entries begin .. stop - 1 of lists.
+    TILES: "whole" and "masked" tiles run from key span.begin below span.stop, and in "masked" ones only keys of
+    low .. high - 1 and of the band attend; "full" and "partial" tiles are entries begin .. stop - 1 of lists.
+    b_q: two parts of the rows of q. D1, V1: widths of the second parts of q and of the output; 0: there is none.
     """
-    ROWS: tl.constexpr = i_row.shape[0]
-    SUMS: tl.constexpr = top.dtype
+    acc0, acc1, row_max, row_sum = state
+    ROWS: tl.constexpr = rows.i.shape[0]
+    SUMS: tl.constexpr = row_max.dtype
     WORDS: tl.constexpr = (COLS + 63) // 64
-    LISTED: tl.constexpr = TILES == "full" or TILES == "partial"
-    left = factor_left(scores, PLAIN, SUMS)
-    # Else ptxas, where a loop not entered meets the loop's products still under way, waits for each of them
-    if begin < stop:
-        for t in tl.range(begin, stop, 1 if LISTED else COLS):
-            j = t
-            if TILES == "full":
-                j = tl.load(lists.full + t) * COLS
-            if TILES == "partial":
-                j = tl.load(lists.partial + t) * COLS
+    left = factor_left(scores, c.PLAIN, SUMS)
+    slopes = alibi_slopes(scores, rows.batch, rows.head, rows.i, c.GROUP, SUMS)
+    b_slope = slopes if slopes is None or c.GROUP == 1 else slopes[:, None]
+    # Without this test ptxas waits for each product, where a loop not entered meets the loop's products under way
+    if span.begin < span.stop:
+        for t in tl.range(span.begin, span.stop, COLS if TILES == "whole" or TILES == "masked" else 1):
+            j = first_of(lists, t, TILES, COLS)
             i_col = tl.arange(0, COLS)
             i_key = j + i_col
             m_key = None
             if TILES == "masked":
-                m_key = (i_key >= low) & (i_key < high)
+                m_key = (i_key >= span.low) & (i_key < span.high)
             if TILES == "partial":
-                m_key = listed(lists.live + t * WORDS, i_col, COLS)
-            k_offsets, v_offsets = index(i_key, WIDE) * k.row, index(i_key, WIDE) * v.row
-            k0 = load(at_k, k_offsets, k, m_key, 0, D0, D)
-            s = product(q0, tl.trans(k0), tl.zeros((ROWS, COLS), SUMS), PRECISION)
+                m_key = bit_set(lists.live + t * WORDS, i_col, COLS)
+            k_offsets, v_offsets = index(i_key, c.WIDE) * k.row, index(i_key, c.WIDE) * v.row
+            k0 = load(k, k_offsets, m_key, 0, b_q[0].shape[1], c.D)
+            s = product(b_q[0], tl.trans(k0), tl.zeros((ROWS, COLS), SUMS), c.PRECISION)
             if D1:
-                k1 = load(at_k, k_offsets, k, m_key, D0, D1, D)
-                s = product(q1, tl.trans(k1), s, PRECISION)
+                k1 = load(k, k_offsets, m_key, b_q[0].shape[1], D1, c.D)
+                s = product(b_q[1], tl.trans(k1), s, c.PRECISION)
             s, _ = finish(
-                s, scores, batch, head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :],
-                None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :], GROUP, PLAIN
+                s, scores, rows.batch, rows.head, index(rows.i, c.WIDE)[:, None], index(i_key, c.WIDE)[None, :],
+                None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :],
+                b_slope, c.GROUP, c.PLAIN
             )  # fmt: skip
             if TILES == "masked":
-                m_pair = m_key[None, :] & in_band(scores, (i_row // GROUP)[:, None], i_key[None, :])
+                m_pair = m_key[None, :] & in_band(scores, (rows.i // c.GROUP)[:, None], i_key[None, :])
                 s = tl.where(m_pair, s, float("-inf"))
             if TILES == "partial":
                 line = t * ROWS + tl.arange(0, ROWS)
-                m_pair = listed((lists.bits + line * WORDS)[:, None], i_col[None, :], COLS)
+                m_pair = bit_set((lists.bits + line * WORDS)[:, None], i_col[None, :], COLS)
                 s = tl.where(m_pair, s, float("-inf"))
-            new_top = tl.maximum(top, tl.max(s, 1) * left)
-            p = power(s * left, new_top[:, None], PLAIN)
-            shrink = tl.exp2(top - new_top)
-            total = total * shrink + tl.sum(p, 1)
-            top = new_top
+            new_max = tl.maximum(row_max, tl.max(s, 1) * left)
+            p = exp2_below(s * left, new_max[:, None], c.PLAIN)
+            shrink = tl.exp2(row_max - new_max)
+            row_sum = row_sum * shrink + tl.sum(p, 1)
+            row_max = new_max
             if scores.seed is not None:
-                p *= kept(scores, numbers, j, COLS, SUMS)
+                p *= keep_factors(scores, rows.numbers, j, COLS, SUMS)
             p = p.to(v.at.dtype.element_ty)
-            v0 = load(at_v, v_offsets, v, m_key, 0, V0, D_V)
-            acc0 = product(p, v0, acc0 * shrink[:, None], PRECISION)
+            v0 = load(v, v_offsets, m_key, 0, acc0.shape[1], c.D_V)
+            acc0 = product(p, v0, acc0 * shrink[:, None], c.PRECISION)
             if V1:
-                v1 = load(at_v, v_offsets, v, m_key, V0, V1, D_V)
-                acc1 = product(p, v1, acc1 * shrink[:, None], PRECISION)
-    return acc0, acc1, top, total
+                v1 = load(v, v_offsets, m_key, acc0.shape[1], V1, c.D_V)
+                acc1 = product(p, v1, acc1 * shrink[:, None], c.PRECISION)
+    return acc0, acc1, row_max, row_sum

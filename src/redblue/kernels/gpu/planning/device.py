@@ -1,4 +1,4 @@
-"""Arrays of the kernels' own on a GPU: copied there once, and not freed while a kernel may still read them."""
+"""Copies the kernels' own arrays to a GPU, and keeps them alive while a kernel may still read them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from redblue.base.errors import RedblueError
 
-_of_graphs: dict[int, Tensor] = {}  # by address: a captured graph reads them whenever it is replayed
+_of_graphs: dict[int, Tensor] = {}  # by address: a captured graph reads them at each replay
 
 
 def copied(array: np.ndarray, device: torch.device) -> Tensor:
-    """On the device when this returns. Raises RedblueError while a CUDA graph is captured, which forbids copies."""
+    """Copy the array to the device. Raises RedblueError while a CUDA graph is captured, since that forbids copies."""
     if capturing(device):
         raise RedblueError(
             "the first call with a mask copies its lists to the device, which a CUDA graph cannot capture: call once "
@@ -24,13 +24,13 @@ def copied(array: np.ndarray, device: torch.device) -> Tensor:
     here = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return here.to(device)
-    # Apart, because while torch.compile warms up for a graph, what this thread allocates is the graph's
-    with ThreadPoolExecutor(1) as apart:
-        return apart.submit(here.to, device).result()
+    # In a thread of its own: while torch.compile warms up for a graph, what this thread allocates belongs to the graph
+    with ThreadPoolExecutor(1) as own_thread:
+        return own_thread.submit(here.to, device).result()
 
 
 def in_use(tensors: Iterable[Tensor | None]) -> None:
-    """Say that the current stream, or the graph that it captures, reads them: whoever kept them may let them go."""
+    """Keep the tensors alive until the current stream, or the graph that it captures, has read them."""
     for x in tensors:
         if x is None or not x.is_cuda:
             continue
@@ -41,4 +41,5 @@ def in_use(tensors: Iterable[Tensor | None]) -> None:
 
 
 def capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""What runs where a card refuses a planned launch after all, as Triton finds out when it has compiled it."""
+"""Replaces planned launches that the card refuses, which Triton reports only after it has compiled them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def run(
     others: Callable[[], Iterable[Launch]],
     execute: Callable[[Launch], object],
 ) -> None:
-    """Execute what is chosen or, where the card refuses it, the first of the others that it does not refuse.
+    """Execute the chosen launch or, if the card refuses it, the first of the others that the card accepts.
 
-    That is said once, and later calls of the kind begin with what ran. A launch overwrites what a refused one wrote.
-    Raises RedblueError if every launch is refused.
+    A warning says so once, and later calls of the kind begin with the accepted launch. A launch overwrites what a
+    refused one wrote. Raises RedblueError if the card refuses every launch.
     """
     refused = _refused.get(kind)
     if refused is None:
@@ -33,39 +33,39 @@ def run(
             return
         except OutOfResources:
             refused = _refused.setdefault(kind, {})
-    why = None
+    first_reason = None
     for launch in others():
         if launch in refused:
             continue
         try:
             execute(launch)
         except OutOfResources as error:
-            refused[launch] = _told(kind, launch, error)
-            why = why or refused[launch]
+            refused[launch] = _reason(kind, launch, error)
+            first_reason = first_reason or refused[launch]
             continue
-        if why:
-            warnings.warn(f"{why}; {_named(launch)} runs instead", stacklevel=2)
+        if first_reason:
+            warnings.warn(f"{first_reason}; {_describe(launch)} runs instead", stacklevel=2)
         return
     least = min(refused, key=lambda launch: launch.shared_bytes)
-    raise RedblueError(f"{refused[least]}; nor does any larger launch that is planned")
+    raise RedblueError(f"{refused[least]}; nor does any larger planned launch")
 
 
 def forget() -> None:
-    """Which launches were refused in this process."""
+    """Drop the record of launches that were refused in this process."""
     _refused.clear()
 
 
-_refused: dict[Kind, dict[Launch, str]] = {}  # and why; the errors themselves would keep their tensors alive
+_refused: dict[Kind, dict[Launch, str]] = {}  # with the reason: the error itself would keep its tensors alive
 
 
-def _told(kind: Kind, launch: Launch, error: Any) -> str:
-    """What it needs, and what there is."""
+def _reason(kind: Kind, launch: Launch, error: Any) -> str:
+    """What the launch needs, and what the card has."""
     return (
-        f"{_named(launch)}, {kind.direction}, with d = {kind.d}, d_v = {kind.d_v} in {kind.dtype} does not fit: it "
+        f"{_describe(launch)}, {kind.direction}, with d = {kind.d}, d_v = {kind.d_v} in {kind.dtype} does not fit: it "
         f"needs {error.required:,} {UNITS.get(error.name, error.name)}, and a block on this card has {error.limit:,}"
     )
 
 
-def _named(launch: Launch) -> str:
+def _describe(launch: Launch) -> str:
     tiles = ", ".join(f"{name} {edge}" for name, edge in launch.tiles._asdict().items())
     return f"{launch.kernel} ({tiles}; {launch.shared_bytes:,} bytes of shared memory planned)"

@@ -1,8 +1,8 @@
-"""What a launch needs on a card, told by compiling it for that card: no GPU is asked, and none has to be there.
+"""Measures what a launch needs on a card by compiling it for that card, without a GPU.
 
-Triton compiles for any architecture down to the binary, and the assembler says how many registers it took and how many
-bytes it had to spill. Results are kept in the user's cache folder, by the kernel's source, its arguments' types and
-constants, settings, architecture and Triton's version.
+Triton compiles for any architecture down to the binary, and the assembler reports the registers it took and the bytes
+it spilled. Results are kept in the user's cache folder, by the kernel's source, its arguments' types and constants,
+settings, architecture and Triton's version.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu import bias_gradient
-from redblue.kernels.gpu.call import KERNELS
-from redblue.kernels.gpu.planning.card import Card, told
-from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.launch import Run, Task
+from redblue.kernels.gpu.planning.card import Card, planning_for
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.gpu.table import KERNELS
 
 TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor of sm_100, of 128 rows of 4 bytes
 
 
 class Fit(NamedTuple):
-    """What one kernel of a launch came to."""
+    """What one kernel of a launch takes, compiled."""
 
     kernel: str
     shared_bytes: int  # of a block
     registers: int  # of a thread
-    spilled_bytes: int  # of a thread: stored to local memory for want of registers
+    spilled_bytes: int  # of a thread: stored to local memory because registers ran out
     tensor_memory_columns: int  # of a block, on sm_100
     cubin_bytes: int
     serialized: bool  # whether the assembler makes each product wait for the one before, on sm_90
@@ -58,23 +58,20 @@ def fits(direction: str, sizes: Sizes, dtype: str, card: Card, launch: Launch, *
 
     Raises RedblueError in a process whose kernels are interpreted, and Triton's own errors where it cannot compile.
     """
-    with told(card):
-        found = runs(direction, sizes, dtype, launch, **options)
-    return fits_of(found, card.arch)
+    with planning_for(card):
+        launches = runs(direction, sizes, dtype, launch, **options)
+    return fits_of(launches, card.arch)
 
 
-def fits_of(found: Iterable[Run], arch: int) -> tuple[Fit, ...]:
-    """Each of the runs' kernels, once."""
+def fits_of(launches: Iterable[Run], arch: int) -> tuple[Fit, ...]:
+    """What each kernel of the runs takes; equal kernels once."""
     if knobs.runtime.interpret:
         raise RedblueError("kernels that are interpreted cannot be compiled: unset TRITON_INTERPRET in this process")
-    return tuple(_kept(name, run, arch) for name, run in {key(run, arch): run for run in found}.items())
+    return tuple(_kept(name, run, arch) for name, run in {key(run, arch): run for run in launches}.items())
 
 
 def runs(direction: str, sizes: Sizes, dtype: str, launch: Launch, **options: Any) -> list[Run]:
-    """What the launch would run on dense tensors of these sizes, of which none is allocated.
-
-    With a dbias among the options, what writes that, too.
-    """
+    """The launches for dense tensors of these sizes, without allocating them; with a dbias, its launch, too."""
     sums = torch.float64 if dtype == "float64" else torch.float32
     (batch,), heads = sizes.lead, sizes.kv_heads * sizes.group
     shapes = {
@@ -89,15 +86,15 @@ def runs(direction: str, sizes: Sizes, dtype: str, launch: Launch, **options: An
         for name, shape in shapes.items()
     }
     task = Task(sizes=sizes, **arrays, **{"scale": sizes.d**-0.5, **options})
-    found = list(getattr(KERNELS[launch.kernel], direction)(task, launch))
+    launches = list(getattr(KERNELS[launch.kernel], direction)(task, launch))
     if task.dbias is not None:
         parts = ceil_div(sizes.n_q, bias_gradient.EDGE), ceil_div(sizes.n_k, bias_gradient.EDGE)
-        found.append(bias_gradient.gradient_run(task, task.dbias, parts, (False, False), "ieee"))
-    return found
+        launches.append(bias_gradient.gradient_run(task, task.dbias, parts, (False, False), "ieee"))
+    return launches
 
 
 def key(run: Run, arch: int) -> str:
-    """What the compiled kernel depends on, as a name for a file."""
+    """The name of the file that keeps the result: a hash of everything that the compiled kernel depends on."""
     arguments = {
         parameter.name: _type(value, not parameter.do_not_specialize) if not parameter.is_constexpr else value
         for parameter, value in zip(run.kernel.params, run.positional, strict=True)
@@ -108,14 +105,14 @@ def key(run: Run, arch: int) -> str:
     return f"{run.kernel.__name__}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
-def _type(value: Any, special: bool) -> Any:
-    """What Triton compiles a kernel for. special: by numbers, too."""
+def _type(value: Any, specialized: bool) -> Any:
+    """The properties of an argument that Triton compiles for. specialized: whether some numbers have kernels of their own."""
     if isinstance(value, tuple):
-        return [_type(part, special) for part in value]
+        return [_type(part, specialized) for part in value]
     if isinstance(value, torch.Tensor):
         return str(value.dtype)
     if isinstance(value, int) and not isinstance(value, bool):
-        return ["int", value.bit_length() > 31, *((value == 1, value % 16 == 0) if special else ())]
+        return ["int", value.bit_length() > 31, *((value == 1, value % 16 == 0) if specialized else ())]
     return type(value).__name__
 
 
@@ -123,36 +120,36 @@ def _kept(name: str, run: Run, arch: int) -> Fit:
     path = Path(platformdirs.user_cache_dir("redblue")) / "gpu-fit" / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Fit(**json.loads(path.read_text()))
-    found = _compile(run, arch)
+    fit = _compile(run, arch)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps(found._asdict()))
-    draft.replace(path)  # whole or not at all, whoever else writes it
-    return found
+    draft.write_text(json.dumps(fit._asdict()))
+    draft.replace(path)  # atomically: other processes may write it, too
+    return fit
 
 
 def _compile(run: Run, arch: int) -> Fit:
     log = io.StringIO()
-    run.kernel.device_caches.clear()  # what this process has compiled would say nothing
+    run.kernel.device_caches.clear()  # a kernel that is not compiled anew reports nothing
     with _target(arch), contextlib.redirect_stdout(log):
-        done = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings)
-    said = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log.getvalue(), re.DOTALL)
-    if not said:
-        raise RedblueError(f"ptxas did not say what {run.kernel.__name__} takes: {log.getvalue()!r}")
+        compiled = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings)
+    report = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log.getvalue(), re.DOTALL)
+    if not report:
+        raise RedblueError(f"ptxas did not report what {run.kernel.__name__} takes: {log.getvalue()!r}")
     return Fit(
         run.kernel.__name__,
-        done.metadata.shared,
-        int(said[2]),
-        int(said[1]),
-        getattr(done.metadata, "tmem_size", 0) or 0,
-        len(done.asm["cubin"]),
+        compiled.metadata.shared,
+        int(report[2]),
+        int(report[1]),
+        getattr(compiled.metadata, "tmem_size", 0) or 0,
+        len(compiled.asm["cubin"]),
         "instructions are serialized" in log.getvalue(),
     )
 
 
 @contextlib.contextmanager
 def _target(arch: int) -> Iterator[None]:
-    """Within, Triton compiles for the architecture, anew and telling what the assembler says."""
+    """Have Triton compile anew for the architecture and print the assembler's messages."""
     before = driver._active
     with tempfile.TemporaryDirectory() as folder, knobs.nvidia.scope(), knobs.cache.scope():
         knobs.nvidia.dump_ptxas_log = True
@@ -165,13 +162,13 @@ def _target(arch: int) -> Iterator[None]:
 
 
 class _Absent:
-    """A device that is only compiled for, as Triton asks a driver about one."""
+    """Triton's driver of a device that does not exist and is only compiled for."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch
 
     def get_current_device(self) -> int:
-        return self.arch  # by which Triton keeps what it has compiled
+        return self.arch  # the key under which Triton keeps compiled kernels
 
     def get_current_stream(self, device: int) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""The Triton kernels that each kernel's launch runs: which edges are theirs, and what a block of each holds."""
+"""The Triton kernels of each schedule: the edges of their tiles, and what a block of each holds on chip."""
 
 from __future__ import annotations
 
@@ -7,43 +7,48 @@ from typing import Any, NamedTuple
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning.needs import Phase
 from redblue.kernels.gpu.launch import Options, parts
+from redblue.kernels.gpu.planning.resources import Footprint
 
-LEAST = 16  # the shortest edge of a tile that a tensor core takes
-SHORT = 64  # tiles with a shorter edge are laid out twice on sm_100 where they are multiplied turned, too
-WIDE = 64  # second parts of d from which on the first's operands wait for theirs
-# Of a listed mask what is spilled is read in the tiles that it was written in, so these edges equal those
+MIN_EDGE = 16  # the shortest edge of a tile that a tensor core takes
+SHORT_EDGE = 64  # sm_100 keeps a second copy of tiles with a shorter edge that are also multiplied transposed
+WIDE_PART = 64  # with second parts of d this wide, operands of the first part wait in registers
+# Under a listed mask, spilled tiles are read on the grid on which they were written, so these edges are equal
 ON_ONE_GRID = {"out_rows": "rows", "dq_rows": "rows", "dk_rows": "cols", "dv_rows": "cols"}
-LEAST_SPAN = 512  # keys of a walk: shorter ones leave more to merge than they find
+MIN_SPAN = 512  # keys: merging the outputs of shorter spans costs more than it gains
 
 
 class Part(NamedTuple):
-    """edges: of tiles that stay, for words to decide on. phase, blocks: by tiles and sizes, phase by options, too."""
+    """A Triton kernel. edges: of the tiles that stay, chosen by the words moved.
+
+    footprint: what a block holds, by tiles, sizes and options. blocks: how many there are, by tiles and sizes.
+    """
 
     edges: tuple[str, ...]
-    phase: Callable[[Any, Sizes, Options], Phase]
+    footprint: Callable[[Any, Sizes, Options], Footprint]
     blocks: Callable[[Any, Sizes], int]
 
 
 class Kernel(NamedTuple):
-    """streams: the edges of tiles that stream by, which change no words, or hardly any. most: the longest other edges
-    that are tried. spilled: arrays of a chunk of rows by all keys that are in memory at once.
+    """The Triton kernels of one schedule and direction.
+
+    streams: edges of the tiles that stream by, which hardly change the words moved. max_edges: upper limits that are
+    tried for all other edges. spilled: arrays of (rows of a chunk, all keys) that are in memory at once.
     """
 
     streams: tuple[str, ...]
     parts: tuple[Part, ...]
-    most: tuple[int, ...]
+    max_edges: tuple[int, ...]
     spilled: int = 0
 
 
-def laid(sizes: Sizes) -> tuple[int, int]:
-    """d and d_v as kernels that hold whole rows lay them out: in parts that are powers of two."""
+def padded(sizes: Sizes) -> tuple[int, int]:
+    """d and d_v, padded to the tiles in which kernels that hold whole rows hold them."""
     return sum(parts(sizes.d)), sum(parts(sizes.d_v))
 
 
-def _read(features: int) -> int:
-    """As laid, but no part shorter than 32: one of 16 takes as many registers, where products are made one by one."""
+def _padded_to_32(features: int) -> int:
+    """Features, padded to tiles of at least 32: without tensor cores a tile of 16 takes as many registers."""
     return sum(max(part, 32) for part in parts(features) if part)
 
 
@@ -52,16 +57,16 @@ def _rows(sizes: Sizes) -> int:
 
 
 def _score_tiles(own: int, options: Options) -> int:
-    """How many tiles of scores lie in registers: the kernel's own, a bias with its addresses, and what is kept."""
+    """Tiles of scores that registers hold: the kernel's own, a bias with its addresses, and dropout's factors."""
     return max(own, 4 * options.bias) + options.dropout
 
 
-def _flash_forward(t: Any, sizes: Sizes, options: Options) -> Phase:
-    (d, d_v), r, c = laid(sizes), t.rows, t.cols
-    return Phase(
+def _flash_forward(t: Any, sizes: Sizes, options: Options) -> Footprint:
+    (d, d_v), r, c = padded(sizes), t.rows, t.cols
+    return Footprint(
         stay=r * d,
         stream=(c * d, c * d_v),
-        exchanged=2 * r * c,  # P; with a bias or dropout, what is added to it, too
+        exchanged=2 * r * c,  # P, and with a bias or dropout the tile that is added to it
         sums=r * d_v,
         scores=_score_tiles(1, options) * r * c,
         stored=r * d_v,
@@ -69,9 +74,9 @@ def _flash_forward(t: Any, sizes: Sizes, options: Options) -> Phase:
     )
 
 
-def _flash_dq(t: Any, sizes: Sizes, options: Options) -> Phase:
-    (d, d_v), r, c = laid(sizes), t.rows, t.cols
-    return Phase(
+def _flash_dq(t: Any, sizes: Sizes, options: Options) -> Footprint:
+    (d, d_v), r, c = padded(sizes), t.rows, t.cols
+    return Footprint(
         stay=r * (d + d_v),
         stream=(c * d, c * d_v),
         exchanged=r * c,
@@ -80,15 +85,15 @@ def _flash_dq(t: Any, sizes: Sizes, options: Options) -> Phase:
         stored=r * d,
         product=(r, c, max(d, d_v)),
         added=r * c * (options.bias or options.dropout),
-        both_ways=c * d * (c < SHORT),
-        together=True,
+        transposed=c * d * (c < SHORT_EDGE),
+        all_at_once=True,
     )
 
 
-def _flash_dkv(t: Any, sizes: Sizes, options: Options) -> Phase:
-    (d, d_v), r, c = laid(sizes), t.dkv_rows, t.dkv_cols
-    length, inner = max(d, d_v), max(_read(sizes.d), _read(sizes.d_v))
-    return Phase(
+def _flash_dkv(t: Any, sizes: Sizes, options: Options) -> Footprint:
+    (d, d_v), r, c = padded(sizes), t.dkv_rows, t.dkv_cols
+    length, inner = max(d, d_v), max(_padded_to_32(sizes.d), _padded_to_32(sizes.d_v))
+    return Footprint(
         stay=c * (d + d_v),
         stream=(r * d, r * d_v),
         exchanged=2 * r * c,
@@ -97,61 +102,61 @@ def _flash_dkv(t: Any, sizes: Sizes, options: Options) -> Phase:
         stored=c * length,
         product=max((c, r, inner), (c, length, r), key=lambda edges: (edges[0] + edges[1]) * edges[2]),
         added=r * c * (options.bias or options.dropout),
-        both_ways=r * (d + d_v) * (r < SHORT),
-        waiting=2 * r * (d + d_v) * (min(parts(sizes.d)[1], parts(sizes.d_v)[1]) >= WIDE),
-        together=True,
+        transposed=r * (d + d_v) * (r < SHORT_EDGE),
+        waiting=2 * r * (d + d_v) * (min(parts(sizes.d)[1], parts(sizes.d_v)[1]) >= WIDE_PART),
+        all_at_once=True,
     )
 
 
-def _spill(t: Any, sizes: Sizes, options: Options) -> Phase:
-    """small_cache: slices of queries and of keys stream by; tiles are stored while the next ones' arrive."""
+def _spill(t: Any, sizes: Sizes, options: Options) -> Footprint:
+    """small_cache: slices of queries and keys stream by; a tile is stored while the next slices arrive."""
     r, c, w = t.rows, t.cols, t.depth
-    return Phase(0, (r * w, c * w), r * c // 2, r * c, r * c * (options.bias or options.dropout), r * c, (r, c, w))
+    return Footprint(0, (r * w, c * w), r * c // 2, r * c, r * c * (options.bias or options.dropout), r * c, (r, c, w))
 
 
-def _spill_held(t: Any, sizes: Sizes, options: Options) -> Phase:
-    """hybrid: queries stay; keys stream by whole, since the loop over their slices is unrolled."""
+def _spill_held(t: Any, sizes: Sizes, options: Options) -> Footprint:
+    """hybrid: queries stay; whole keys stream by, since the loop over their slices is unrolled."""
     r, c, w = t.rows, t.cols, t.depth
     held = ceil_div(sizes.d, w) * w
-    return Phase(r * held, (c * held,), r * c, r * c, 0, r * c, (r, c, held), added=r * c * options.bias)
+    return Footprint(r * held, (c * held,), r * c, r * c, 0, r * c, (r, c, held), added=r * c * options.bias)
 
 
-def _weigh(t: Any, sizes: Sizes, options: Options) -> Phase:
+def _output(t: Any, sizes: Sizes, options: Options) -> Footprint:
     r, c, w = t.out_rows, t.out_cols, t.depth
-    return Phase(0, (r * w, w * c), r * w, r * c, r * w, r * c, (r, c, w))
+    return Footprint(0, (r * w, w * c), r * w, r * c, r * w, r * c, (r, c, w))
 
 
-def _spill_ds(t: Any, sizes: Sizes, options: Options) -> Phase:
-    """small_cache: dS of a tile, from P, which has been spilled by less."""
+def _spill_ds(t: Any, sizes: Sizes, options: Options) -> Footprint:
+    """small_cache: dS of a tile, from P, which a smaller kernel has spilled."""
     r, c, w = t.rows, t.cols, t.depth
-    return Phase(0, (r * w, c * w), r * c, r * c, r * c, r * c, (r, c, w))
+    return Footprint(0, (r * w, c * w), r * c, r * c, r * c, r * c, (r, c, w))
 
 
-def _spill_p_held(t: Any, sizes: Sizes, options: Options) -> Phase:
-    """hybrid: queries stay, `depth` keys stream by whole."""
-    r, w, held = t.rows, t.depth, ceil_div(sizes.d, LEAST) * LEAST
-    return Phase(r * held, (w * held,), r * w, r * w, 0, r * w, (r, w, held), added=r * w * options.bias)
+def _spill_p_held(t: Any, sizes: Sizes, options: Options) -> Footprint:
+    """hybrid: queries stay, `depth` whole keys stream by."""
+    r, w, held = t.rows, t.depth, ceil_div(sizes.d, MIN_EDGE) * MIN_EDGE
+    return Footprint(r * held, (w * held,), r * w, r * w, 0, r * w, (r, w, held), added=r * w * options.bias)
 
 
-def _turn(t: Any, sizes: Sizes, options: Options) -> Phase:
-    """hybrid: V and dV of a block of keys stay, `depth` rows of dO and P stream by; registers hold slices of all."""
-    c, w, held = t.cols, t.depth, ceil_div(sizes.d_v, LEAST) * LEAST
-    return Phase(c * held, (w * held, w * c), 2 * w * c, (2 * c + w) * held, 2 * w * c, c * held, (c, w, held))
+def _dv_and_ds(t: Any, sizes: Sizes, options: Options) -> Footprint:
+    """hybrid: V and dV of a block of keys stay, `depth` rows of dO and P stream by; registers hold all slices."""
+    c, w, held = t.cols, t.depth, ceil_div(sizes.d_v, MIN_EDGE) * MIN_EDGE
+    return Footprint(c * held, (w * held, w * c), 2 * w * c, (2 * c + w) * held, 2 * w * c, c * held, (c, w, held))
 
 
 def _sum_of(rows: str, cols: str, name: str) -> Part:
-    """dQ, dK or dV: a tile stays, slices of what was spilled stream by with those of the other factor."""
+    """dQ, dK or dV: a tile stays, slices of P or dS and of the other factor stream by."""
 
-    def phase(t: Any, sizes: Sizes, options: Options) -> Phase:
+    def footprint(t: Any, sizes: Sizes, options: Options) -> Footprint:
         r, c, w = getattr(t, rows), getattr(t, cols), t.depth
-        return Phase(0, (r * w, w * c), r * w, r * c, 0, 2 * r * c, (r, c, w))  # stored as sums, of up to 4 bytes
+        return Footprint(0, (r * w, w * c), r * w, r * c, 0, 2 * r * c, (r, c, w))  # stored as sums, of up to 4 bytes
 
     def blocks(t: Any, sizes: Sizes) -> int:
         length = _rows(sizes) if name == "dq" else sizes.n_k
         features = sizes.d_v if name == "dv" else sizes.d
         return ceil_div(length, getattr(t, rows)) * ceil_div(features, getattr(t, cols)) * sizes.streams
 
-    return Part((rows, cols), phase, blocks)
+    return Part((rows, cols), footprint, blocks)
 
 
 def _by_cols(t: Any, sizes: Sizes) -> int:
@@ -159,7 +164,7 @@ def _by_cols(t: Any, sizes: Sizes) -> int:
 
 
 def _by_tiles(t: Any, sizes: Sizes) -> int:
-    return _by_rows(t, sizes) * ceil_div(sizes.n_k, t.cols)  # spans give them something to do
+    return _by_rows(t, sizes) * ceil_div(sizes.n_k, t.cols)  # spans of keys are blocks of their own
 
 
 def _by_out(t: Any, sizes: Sizes) -> int:
@@ -170,8 +175,8 @@ def _by_rows(t: Any, sizes: Sizes) -> int:
     return ceil_div(_rows(sizes), t.rows) * sizes.streams
 
 
-def _by_walks(t: Any, sizes: Sizes) -> int:
-    return _by_rows(t, sizes) * ceil_div(sizes.n_k, LEAST_SPAN)
+def _by_spans(t: Any, sizes: Sizes) -> int:
+    return _by_rows(t, sizes) * ceil_div(sizes.n_k, MIN_SPAN)
 
 
 def _by_keys(t: Any, sizes: Sizes) -> int:
@@ -179,10 +184,10 @@ def _by_keys(t: Any, sizes: Sizes) -> int:
 
 
 DQ, DK, DV = (_sum_of(f"{name}_rows", f"{name}_cols", name) for name in ("dq", "dk", "dv"))
-FLASH, SPILLED = (128, 64), (256, 128, 64)  # longer ones save words that no longer show, and leave fewer blocks
-OUT = Part(("out_rows", "out_cols"), _weigh, _by_out)
+FLASH, SPILLED = (128, 64), (256, 128, 64)  # the gain of longer edges is not measurable, and blocks get fewer
+OUT = Part(("out_rows", "out_cols"), _output, _by_out)
 KERNELS = {
-    ("flash", "forward"): Kernel(("cols",), (Part(("rows",), _flash_forward, _by_walks),), FLASH),
+    ("flash", "forward"): Kernel(("cols",), (Part(("rows",), _flash_forward, _by_spans),), FLASH),
     ("flash", "backward"): Kernel(
         ("cols", "dkv_rows"), (Part(("rows",), _flash_dq, _by_rows), Part(("dkv_cols",), _flash_dkv, _by_keys)), FLASH
     ),
@@ -190,7 +195,7 @@ KERNELS = {
     ("small_cache", "forward"): Kernel(("depth",), (Part(("rows", "cols"), _spill, _by_tiles), OUT), SPILLED, 1),
     ("hybrid", "backward"): Kernel(
         ("depth",),
-        (Part(("rows",), _spill_p_held, _by_rows), Part(("cols",), _turn, _by_cols), DQ, DK),
+        (Part(("rows",), _spill_p_held, _by_rows), Part(("cols",), _dv_and_ds, _by_cols), DQ, DK),
         SPILLED,
         2,
     ),

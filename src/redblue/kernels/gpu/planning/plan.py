@@ -1,10 +1,10 @@
-"""From a card to a kernel and its tiles: of all launches that fit, the one that moves the fewest words.
+"""Plans a call on a card: chooses a kernel and its tiles, the launch that fits and moves the fewest words.
 
-A launch fits if its shared memory is there and its results lie in registers (`needs`). Its words are those of its
-schedule's closed form, between shared memory and what is behind it. Before them goes that all multiprocessors have
-something to do; what they leave open goes by what is known to keep one busy: two or three stages, streaming tiles of
-64, few warps. On sm_90 three rather than two: with two, Triton asks for the next tiles after a step's last product and
-waits for them at once; but the streaming tiles come first, since short ones feed wgmma too slowly.
+A launch fits if the card has its shared memory and its results lie in registers (resources.py). Its words are those of
+its schedule's closed form, between shared memory and the next level. Occupancy is ranked before words moved. Ties go to
+settings that are known to keep a multiprocessor busy: two or three stages, streaming tiles of 64, few warps. On sm_90
+three stages rank before two, because with two Triton requests the next tiles after a step's last product and waits for
+them at once; but the length of streaming tiles ranks before the stages, since short tiles feed wgmma too slowly.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning.card import Card, card_named, card_of
-from redblue.kernels.gpu.planning.needs import BYTES, need, pipelines
-from redblue.kernels.gpu.planning.footprints import KERNELS, LEAST, LEAST_SPAN, ON_ONE_GRID, Part
 from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.planning.card import Card, card_named, card_of
+from redblue.kernels.gpu.planning.footprints import KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
+from redblue.kernels.gpu.planning.resources import BYTES, pipelines, resources
 from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE
 
 __all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of", "launches", "plan"]
 
-WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, where words do not decide
-L2_SHARE = 0.5  # for what is spilled of a chunk of rows, so that it is read from there
-MOST_SPILLED = 1 << 31  # bytes of a chunk, or what one step of rows takes: however long sequences are
-BUSY = 0.75  # share of the multiprocessors that have a block: more need not be
-ALIKE = 1.03  # words within this factor do not decide
-NEAR = 2.0  # candidates may move so many times the words of the first
-MOST_CANDIDATES = 6
-LESS = 0.75  # of the shared memory of a launch that a card refused, for the next one
+WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, for ties in words
+L2_SHARE = 0.5  # of the L2 cache: what a chunk spills may fill this share, so that it is read back from there
+MAX_SPILLED = 1 << 31  # bytes that a chunk spills, or what one step of rows takes if that is more
+BUSY = 0.75  # a launch with blocks for this share of the multiprocessors counts as fully occupied
+ALIKE = 1.03  # words within this factor count as equal
+NEAR = 2.0  # candidates may move at most this many times the words of the first
+MAX_CANDIDATES = 6
+LESS = 0.75  # share of the shared memory of a refused launch that the next plan may take
 PLAIN = Options()
 
 
 class Launch(NamedTuple):
-    """What runs: a kernel by name, and its tiles by the names of its schedule."""
+    """A kernel by its schedule's name, its tiles by the names that the schedule gives them, and Triton's settings."""
 
     kernel: str  # "flash", "hybrid", "small_cache"
     tiles: Any
     warps: int = 4
     stages: int = 2
-    chunk: int = 0  # rows (stacked) whose probabilities are in memory at once, where they are spilled
+    chunk: int = 0  # rows (stacked) whose spilled probabilities are in memory at once
     shared_bytes: int = 0
 
 
 class Unplanned(RedblueError):
-    """A kernel of which no tile fits on a card: what the smallest would need, and what a block of the card has."""
+    """No tiles of the kernel fit the card. The message says what the smallest need and what a block may have."""
 
     def __init__(self, direction: str, sizes: Sizes, dtype: str, card: Card, least: Launch) -> None:
         self.kernel, self.least, self.card = least.kernel, least, card
@@ -68,42 +68,42 @@ class Unplanned(RedblueError):
 def plan(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: Options = PLAIN, schedule: str = "auto"
 ) -> Launch:
-    """The first of the candidates."""
+    """The best launch: the first of the candidates."""
     return candidates(direction, sizes, dtype, card, options, schedule)[0]
 
 
 def candidates(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: Options = PLAIN, schedule: str = "auto"
 ) -> tuple[Launch, ...]:
-    """At most MOST_CANDIDATES launches, the best by the plan first; the same for all lengths of one magnitude.
+    """At most MAX_CANDIDATES launches, the best first. Lengths are rounded up to powers of two.
 
-    schedule: the kernel that is to run; "auto": any. Where it cannot run on this card, one that can takes its place,
-    with a warning the first time. Raises Unplanned where none can.
+    schedule: the kernel to run, or "auto". If it cannot run on this card, another kernel takes its place, with a
+    warning the first time. Raises Unplanned if none can.
     """
-    return _warned(direction, _alike(sizes), dtype, card, options, schedule)
+    return _cached(direction, _rounded(sizes), dtype, card, options, schedule)
 
 
 def launches(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: Options = PLAIN, schedule: str = "auto"
 ) -> Iterator[Launch]:
-    """The candidates, then what is planned for ever less shared memory, down to the smallest tiles there are."""
+    """The candidates, then plans for less and less shared memory, down to the smallest tiles."""
     found = candidates(direction, sizes, dtype, card, options, schedule)
     while True:
         yield from found
         less = card._replace(shared_bytes=int(LESS * min(launch.shared_bytes for launch in found)))
         try:
-            found = _candidates(direction, _alike(sizes), dtype, less, options, schedule)[0][:1]
+            found = _candidates(direction, _rounded(sizes), dtype, less, options, schedule)[0][:1]
         except Unplanned:
             return
 
 
-def _alike(sizes: Sizes) -> Sizes:
+def _rounded(sizes: Sizes) -> Sizes:
     rows, keys, streams = (_magnitude(x) for x in (sizes.n_q * sizes.group, sizes.n_k, sizes.streams))
     return Sizes((1,), streams, 1, rows, keys, sizes.d, sizes.d_v)
 
 
 @lru_cache(maxsize=4096)
-def _warned(
+def _cached(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: Options, schedule: str
 ) -> tuple[Launch, ...]:
     found, why = _candidates(direction, sizes, dtype, card, options, schedule)
@@ -116,7 +116,7 @@ def _warned(
 def _candidates(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: Options, schedule: str
 ) -> tuple[tuple[Launch, ...], Unplanned | None]:
-    """And why they are not of the kernel that was asked for."""
+    """The candidates, and why they are not of the kernel that was asked for."""
     ranked = {name: _ranked(name, direction, sizes, dtype, card, options) for name, way in KERNELS if way == direction}
     asked = ranked.get(schedule)
     if isinstance(asked, list):
@@ -128,7 +128,7 @@ def _candidates(
 
 
 class _Choice(NamedTuple):
-    rank: tuple[float, ...]  # less is better
+    rank: tuple[float, ...]  # lower is better
     launch: Launch
     words: int
 
@@ -138,14 +138,14 @@ def _rank(choice: _Choice) -> tuple[float, ...]:
 
 
 def _few(ranked: list[_Choice]) -> tuple[Launch, ...]:
-    """The first, and those that come next and differ from it in one respect."""
+    """The best launch, then the next best that differs from it in the kernel, the stages, the warps or one edge."""
     first, near = ranked[0], [choice for choice in ranked if choice.words <= NEAR * ranked[0].words]
     respects = [lambda x: x.kernel, lambda x: x.stages, lambda x: x.warps, *map(_edge, range(len(first.launch.tiles)))]
     found = {first.launch: None}
     for respect in respects:
         other = next((each.launch for each in near if respect(each.launch) != respect(first.launch)), None)
         found |= {other: None} if other else {}
-    return tuple(found)[:MOST_CANDIDATES]
+    return tuple(found)[:MAX_CANDIDATES]
 
 
 def _edge(i: int) -> Any:
@@ -155,12 +155,12 @@ def _edge(i: int) -> Any:
 def _ranked(
     name: str, direction: str, sizes: Sizes, dtype: str, card: Card, options: Options
 ) -> list[_Choice] | Unplanned:
-    """The kernel's launches that fit, the best first."""
+    """The kernel's launches that fit, the best first, or why there are none."""
     stages = STAGES if pipelines(card) else (1,)
-    streams = [x for x in STREAMS if x <= max(LEAST, sizes.n_q, sizes.n_k)]
+    streams = [x for x in STREAMS if x <= max(MIN_EDGE, sizes.n_q, sizes.n_k)]
     tried = [
         _fitted(name, direction, sizes, dtype, card, options, *setting)
-        for setting in product(WARPS, stages, streams, KERNELS[name, direction].most)
+        for setting in product(WARPS, stages, streams, KERNELS[name, direction].max_edges)
     ]
     found = {choice.launch: choice for choice in tried if isinstance(choice, _Choice)}
     if found:
@@ -179,24 +179,24 @@ def _fitted(
     warps: int,
     stages: int,
     stream: int,
-    most: int,
+    max_edge: int,
 ) -> _Choice | Launch:
-    """The best launch with these, or, where nothing fits, the smallest."""
+    """The best launch with these settings, or the smallest launch if nothing fits."""
     kernel, one_pass = KERNELS[name, direction], schedules.get(name).passes[direction]
     problem = _problem(direction, sizes)
-    shortest = {edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else LEAST for edge in one_pass.edges}
+    shortest = {edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else MIN_EDGE for edge in one_pass.edges}
     tiles = one_pass.tile_type(**(shortest | dict.fromkeys(kernel.streams, stream)))
     own = set(shortest) - set(kernel.streams) - set(WHOLE)
     tiles = tiles._replace(**{edge: _shortest(edge, tiles) for edge in own})
     shared, pressure, idle = 0, 1.0, 0.0
     for part in kernel.parts:
         choices = []
-        for t in _lengths(part, tiles, most, ON_ONE_GRID if options.listed else {}):
-            needed = need(part.phase(t, sizes, options), dtype, card, warps, stages)
+        for t in _lengths(part, tiles, max_edge, ON_ONE_GRID if options.listed else {}):
+            needed = resources(part.footprint(t, sizes, options), dtype, card, warps, stages)
             choices.append(
                 (
                     needed.shared_bytes > card.shared_bytes and needed.shared_bytes,
-                    max(1.0, needed.pressure),  # up to 1, nothing is spilled
+                    max(1.0, needed.pressure),  # up to 1, nothing spills
                     max(0.0, 1 - part.blocks(t, sizes) / (BUSY * card.multiprocessors)),
                     _words(name, direction, sizes, t),
                     needed.shared_bytes,
@@ -207,7 +207,7 @@ def _fitted(
         shared, pressure, idle, tiles = max(shared, best[4]), max(pressure, best[1]), max(idle, best[2]), best[5]
     chunk = 0
     if kernel.spilled:
-        arrays = kernel.spilled + (options.softcap and direction == "backward")  # its derivative
+        arrays = kernel.spilled + (options.softcap and direction == "backward")  # the derivative is spilled, too
         tiles, chunk = _chunked(tiles, sizes, arrays * BYTES[dtype], card)
     elif "span" in tiles._fields:
         tiles = _cut(tiles, sizes, card)
@@ -227,24 +227,25 @@ def _problem(direction: str, sizes: Sizes) -> Problem:
 
 @lru_cache(maxsize=1 << 14)
 def _words(name: str, direction: str, sizes: Sizes, tiles: Any) -> int:
-    """Of one stream."""
+    """Words that one stream moves."""
     return int(schedules.get(name).passes[direction].cost(_problem(direction, sizes), tiles).words)
 
 
 def _cut(tiles: Any, sizes: Sizes, card: Card) -> Any:
-    """The tiles with keys cut into spans where rows are too few for all multiprocessors, as in decoding."""
+    """The tiles, with keys cut into spans where there are too few rows to occupy all multiprocessors, as in decoding."""
     blocks = ceil_div(sizes.n_q * sizes.group, tiles.rows) * max(1, sizes.streams)
-    walks = min(ceil_div(math.ceil(BUSY * card.multiprocessors), max(1, blocks)), sizes.n_k // LEAST_SPAN)
-    if walks < 2:
+    spans = min(ceil_div(math.ceil(BUSY * card.multiprocessors), max(1, blocks)), sizes.n_k // MIN_SPAN)
+    if spans < 2:
         return tiles
-    return tiles._replace(span=ceil_div(ceil_div(sizes.n_k, walks), tiles.cols) * tiles.cols)
+    return tiles._replace(span=ceil_div(ceil_div(sizes.n_k, spans), tiles.cols) * tiles.cols)
 
 
 def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any, int]:
-    """The tiles with their spans of keys, and rows of a chunk: what stays in the L2, or more where that is too few for
-    all multiprocessors, but no more than MOST_SPILLED; and so many that a stream's rows are equal chunks.
+    """The tiles with their spans of keys, and the rows of a chunk.
 
-    pair_bytes: what is spilled of a pair.
+    P is spilled in chunks of rows. A chunk fills at most half of the L2 cache, unless that is too few rows to occupy all
+    multiprocessors, and never spills more than MAX_SPILLED; a stream's rows are cut into equal chunks.
+    pair_bytes: spilled for each pair.
     """
     rows, blocks, t = sizes.n_q * sizes.group, math.ceil(BUSY * card.multiprocessors), tiles._asdict()
     height, width, features = (
@@ -252,33 +253,34 @@ def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any
     )
     step = max(t["rows"], height, t["cols"], t["depth"])
     row_bytes = pair_bytes * max(1, sizes.n_k)
-    in_l2, most = int(L2_SHARE * card.l2_bytes) // row_bytes, max(1, MOST_SPILLED // (row_bytes * step)) * step
+    in_l2, max_chunk = int(L2_SHARE * card.l2_bytes) // row_bytes, max(1, MAX_SPILLED // (row_bytes * step)) * step
     busy = height * ceil_div(blocks, ceil_div(features, width))
     chunk = min(ceil_div(max(in_l2, busy), step) * step, max(1, ceil_div(rows, step)) * step * max(1, sizes.streams))
-    if min(chunk, most) < rows:  # a short last one would leave multiprocessors idle
-        times = max(rows // min(chunk, most), ceil_div(rows, most))
+    if min(chunk, max_chunk) < rows:  # a short last chunk would leave multiprocessors idle
+        times = max(rows // min(chunk, max_chunk), ceil_div(rows, max_chunk))
         chunk = ceil_div(ceil_div(rows, times), step) * step
-    walks = ceil_div(blocks * t["rows"], chunk)  # of each block of rows, where those are too few
+    spans = ceil_div(blocks * t["rows"], chunk)  # for each block of rows, if blocks alone are too few
     edge = max(t["cols"], t["depth"])
-    edges = {"span": max(edge, ceil_div(ceil_div(sizes.n_k, walks), edge) * edge), "chunk": min(chunk, max(1, rows))}
+    edges = {"span": max(edge, ceil_div(ceil_div(sizes.n_k, spans), edge) * edge), "chunk": min(chunk, max(1, rows))}
     return tiles._replace(**{name: length for name, length in edges.items() if name in t}), chunk
 
 
-def _lengths(part: Part, tiles: Any, most: int, tied: Mapping[str, str]) -> list[Any]:
-    """The tiles with every power of two for the part's edges. tied: those that equal another, by its name."""
+def _lengths(part: Part, tiles: Any, max_edge: int, tied: Mapping[str, str]) -> list[Any]:
+    """The tiles with every power of two for the part's edges. tied: edges that must equal another edge, by name."""
     edges = (
-        [getattr(tiles, tied[edge])] if edge in tied else _powers(_shortest(edge, tiles), most) for edge in part.edges
+        [getattr(tiles, tied[edge])] if edge in tied else _powers(_shortest(edge, tiles), max_edge)
+        for edge in part.edges
     )
     return [tiles._replace(**dict(zip(part.edges, x, strict=True))) for x in product(*edges)]
 
 
 def _shortest(edge: str, tiles: Any) -> int:
-    """Tiles of P and dS are read back in slices of `depth`, so they are made of whole ones."""
-    return max(LEAST, getattr(tiles, "depth", LEAST)) if edge in ("rows", "cols") else LEAST
+    """The shortest edge that may be tried. Tiles of P and dS are read back in whole slices of `depth`."""
+    return max(MIN_EDGE, getattr(tiles, "depth", MIN_EDGE)) if edge in ("rows", "cols") else MIN_EDGE
 
 
-def _powers(least: int, most: int) -> list[int]:
-    return [least << i for i in range(max(1, (most // least).bit_length()))]
+def _powers(first: int, last: int) -> list[int]:
+    return [first << i for i in range(max(1, (last // first).bit_length()))]
 
 
 def _magnitude(count: int) -> int:

@@ -1,8 +1,8 @@
-"""Which of the plan's few candidates is fastest on this card: timed once, kept on disk.
+"""Tuning: times the plan's candidates once on this card and keeps the fastest on disk.
 
-Timed by the device's own events, on the call's own arrays (launches overwrite what they write), the first time that a
-call of its kind comes along. REDBLUE_TUNE=0 turns it off: then the plan's first candidate runs, as it does where
-PyTorch is asked for deterministic algorithms, since another tile sums in another order.
+The first call of a kind times them by the device's events on the call's own arrays, which launches may write several
+times. With REDBLUE_TUNE=0 the plan's first candidate runs, and also where PyTorch is asked for deterministic
+algorithms, since other tiles sum in another order.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ import torch
 import triton
 
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning.plan import Card, Launch
 from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.planning.plan import Card, Launch
 
 VARIABLE = "REDBLUE_TUNE"
 REPETITIONS, LONGEST_MILLISECONDS = 5, 50.0
-HOPELESS = 2.0  # times the best so far: not timed any further
-FORMAT = 2  # of what is kept
+HOPELESS = 2.0  # times the best so far: a candidate this slow is timed once
+FORMAT = 2  # version of the files
 
 Run = Callable[[Launch], object]
 
 
 class Kind(NamedTuple):
-    """What calls have in common that run best in the same way. Lengths are rounded up to powers of two."""
+    """The properties that calls share if one choice serves them all. Lengths are rounded up to powers of two."""
 
     device: str
     card: Card
@@ -48,10 +48,10 @@ class Kind(NamedTuple):
     keys: int
     d: int
     d_v: int
-    dtype: str  # and, of float32, the precision of its products
+    dtype: str  # with the precision of float32 products
     mask: str  # "full", "band" or "lists"
-    options: Options  # what fits without a bias may not fit with one
-    schedule: str  # that was asked for
+    options: Options  # a launch that fits without a bias may not fit with one
+    schedule: str  # as asked for
     versions: tuple[str, str]
 
     @classmethod
@@ -72,33 +72,34 @@ class Kind(NamedTuple):
 
 
 def chosen(kind: Kind, candidates: Sequence[Launch], run: Run) -> Launch:
-    """The fastest of the candidates that run; the first one where nothing is to be timed.
+    """The fastest candidate; the first one if tuning is off, or while a CUDA graph is captured or torch.compile traces.
 
-    run: executes the call as a candidate says. Candidates that fail are left out; if all do, the first one's error is
-    raised. While a CUDA graph is captured or torch.compile traces, nothing is timed.
+    run: executes the call by one candidate. Candidates that fail are left out; if all fail, the first one's error is
+    raised.
     """
     if len(candidates) == 1 or not enabled():
         return candidates[0]
-    found = _remembered.get(kind)
-    if found is not None and found in candidates:
-        return found
+    choice = _remembered.get(kind)
+    if choice is not None and choice in candidates:
+        return choice
     with _lock:
-        found = _remembered.get(kind) or _read(kind, candidates)
-        if found is None or found not in candidates:
-            if _watched():
+        choice = _remembered.get(kind) or _read(kind, candidates)
+        if choice is None or choice not in candidates:
+            if _recorded():
                 return candidates[0]
-            found, times = _fastest(candidates, run)
-            _write(kind, found, times)
-        _remembered[kind] = found
-        return found
+            choice, times = _fastest(candidates, run)
+            _write(kind, choice, times)
+        _remembered[kind] = choice
+        return choice
 
 
 def enabled() -> bool:
+    """Whether candidates may be timed."""
     return os.environ.get(VARIABLE, "1") != "0" and not torch.are_deterministic_algorithms_enabled()
 
 
 def forget() -> None:
-    """What this process remembers; not what is on disk."""
+    """Drop the choices that this process remembers; those on disk stay."""
     with _lock:
         _remembered.clear()
 
@@ -108,12 +109,12 @@ _remembered: dict[Kind, Launch] = {}
 
 
 def folder() -> Path:
-    """Where choices are kept, one file each, so that processes that write at once do not lose each other's."""
+    """The folder of choices. Each has its own file, so that processes which write at once lose nothing."""
     return platformdirs.user_cache_path("redblue") / f"tuned-{FORMAT}"
 
 
 def milliseconds(call: Callable[[], object], best: float) -> float:
-    """The device's time for a call that has run before: the median of several. best: of the others until now."""
+    """The median of the device's times for a call that is compiled already. best: the best time of the others so far."""
     times: list[float] = []
     while len(times) < REPETITIONS and sum(times) < LONGEST_MILLISECONDS:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -128,31 +129,31 @@ def milliseconds(call: Callable[[], object], best: float) -> float:
 
 
 def _fastest(candidates: Sequence[Launch], run: Run) -> tuple[Launch, dict[str, float | str]]:
-    """The fastest, and the time of each or why it failed."""
+    """The fastest candidate, and for each its time or why it failed."""
     times: dict[Launch, float] = {}
     failures: dict[Launch, Exception] = {}
     for candidate in candidates:
-        found = _timed(candidate, run, min(times.values(), default=math.inf))
-        if isinstance(found, Exception):
-            failures[candidate] = found
+        outcome = _timed(candidate, run, min(times.values(), default=math.inf))
+        if isinstance(outcome, Exception):
+            failures[candidate] = outcome
         else:
-            times[candidate] = found
+            times[candidate] = outcome
     if not times:
         raise failures[candidates[0]]
-    told = {repr(each): str(failure) for each, failure in failures.items()}
-    return min(times, key=times.__getitem__), {repr(each): time for each, time in times.items()} | told
+    messages = {repr(each): str(failure) for each, failure in failures.items()}
+    return min(times, key=times.__getitem__), {repr(each): time for each, time in times.items()} | messages
 
 
 def _timed(candidate: Launch, run: Run, best: float) -> float | Exception:
     try:
-        run(candidate)  # compiles it
+        run(candidate)  # compiles the kernels
         return milliseconds(lambda: run(candidate), best)
-    except Exception as failure:  # of whatever kind: another candidate may do
+    except Exception as failure:  # of any kind: another candidate may work
         return failure
 
 
-def _watched() -> bool:
-    """Whether this call is recorded rather than made."""
+def _recorded() -> bool:
+    """Whether this call is recorded into a graph rather than executed."""
     return torch.compiler.is_compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
@@ -175,7 +176,7 @@ def _path(kind: Kind) -> Path:
 
 
 def _read(kind: Kind, candidates: Sequence[Launch]) -> Launch | None:
-    """A kept choice, if it is still among the candidates; None if not, or if there is none or it is damaged."""
+    """The choice on disk; None if there is none, if its file is damaged or if it is no longer a candidate."""
     try:
         kept: Any = json.loads(_path(kind).read_text(encoding="utf-8"))
         return next((each for each in candidates if repr(each) == kept["launch"]), None)
@@ -183,10 +184,10 @@ def _read(kind: Kind, candidates: Sequence[Launch]) -> Launch | None:
         return None
 
 
-def _write(kind: Kind, found: Launch, times: dict[str, float | str]) -> None:
-    """Keep it, whole or not at all; where that is impossible, this process alone remembers."""
+def _write(kind: Kind, choice: Launch, times: dict[str, float | str]) -> None:
+    """Keep the choice on disk, atomically; if the folder cannot be written, only this process remembers it."""
     path = _path(kind)
-    kept = {"kind": kind._asdict(), "launch": repr(found), "milliseconds": times}
+    kept = {"kind": kind._asdict(), "launch": repr(choice), "milliseconds": times}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".tmp")

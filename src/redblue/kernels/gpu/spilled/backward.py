@@ -1,7 +1,7 @@
 """The schedules `hybrid` and `small_cache`, backward: P and dS are spilled chunk by chunk of rows, then multiplied.
 
-What writes P and dS is here, the products of dS with K and Q, and of P with dO, are in spilled_gradients. P is spilled
-in the inputs' type, negative where it is dropped, and dS without the scale.
+P is spilled in the inputs' type, negative where dropout drops it, and dS without the scale. The launches that multiply
+them with K, Q and dO are in gradients.py.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -15,20 +15,20 @@ import triton
 import triton.language as tl
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.spilled.chunks import Chunk, by_row, chunks, prepared, whole, widest
-from redblue.kernels.gpu.planning.plan import Launch
-from redblue.kernels.gpu.products import lanes, places, read, write
-from redblue.kernels.gpu.scores import index, row_numbers, row_offsets, start
-from redblue.kernels.gpu.spilled.gradients import Gradients, slice_width, sums_of
-from redblue.kernels.gpu.spilled.pairs import spill_ds, spill_p
+from redblue.kernels.gpu.arrays import head_of, index, read, row_numbers, row_offsets, tile_mask, write
 from redblue.kernels.gpu.launch import Run, Task, array
-from redblue.kernels.gpu.spilled.unattended import seen
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.gpu.spilled.chunks import Chunk, by_row, chunks, whole_slices, widest_slice, with_chunk
+from redblue.kernels.gpu.spilled.gradients import Gradients, running_sums, slice_width
+from redblue.kernels.gpu.spilled.pairs import spill_ds, spill_p
+from redblue.kernels.gpu.spilled.slices import Panel, pointers
+from redblue.kernels.gpu.spilled.unattended import without_unattended_keys
 
 
 def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
-    """What writes task.delta, dq, dk and dv."""
-    task = seen(task)
-    launch = prepared(task, launch)
+    """The launches that write task.delta, dq, dk and dv."""
+    task = without_unattended_keys(task)
+    launch = with_chunk(task, launch)
     sizes, t, hybrid = task.sizes, launch.tiles, launch.kernel == "hybrid"
     common = {
         "scores": task.scores,
@@ -43,16 +43,16 @@ def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     }
     spilled = {name: by_row(task, launch.chunk, sizes.n_k, task.q.dtype) for name in ("p", "ds")}
     if task.softcap:
-        spilled["slope"] = by_row(task, launch.chunk, sizes.n_k, task.q.dtype)
+        spilled["cap_derivative"] = by_row(task, launch.chunk, sizes.n_k, task.q.dtype)
     pairs = common | {"lists": task.lists(t.rows, t.cols, "rows"), "span": t.span} | spilled
-    sums = {name: sums_of(task, launch, getattr(task, name)) for name in ("dk", "dv")}
-    precisely = {"SUMS": tl.float64 if task.lse.dtype == torch.float64 else tl.float32}
-    gradients = Gradients(task, launch, common | precisely, spilled, sums)
+    running = {name: running_sums(task, launch, getattr(task, name)) for name in ("dk", "dv")}
+    sums = {"SUMS": tl.float64 if task.lse.dtype == torch.float64 else tl.float32}
+    gradients = Gradients(task, launch, common | sums, spilled, running)
     runs = [_deltas(task, launch, common)]
     for chunk in chunks(task, launch.chunk):
         runs.append(_p(task, launch, chunk, pairs))
         if hybrid:
-            runs.append(gradients.turn(chunk))
+            runs.append(gradients.dv_and_ds(chunk))
         else:
             runs.append(_ds(task, launch, chunk, pairs))
         runs += [gradients.dq(chunk), gradients.dk(chunk)]
@@ -79,9 +79,9 @@ def _deltas(task: Task, launch: Launch, common: dict[str, Any]) -> Run:
 def _p(task: Task, launch: Launch, chunk: Chunk, pairs: dict[str, Any]) -> Run:
     t, sizes = launch.tiles, task.sizes
     hybrid = launch.kernel == "hybrid"
-    keys, depth = (t.depth, widest(sizes.d, slice_width(sizes.d))) if hybrid else (t.cols, t.depth)
+    keys, depth = (t.depth, widest_slice(sizes.d, slice_width(sizes.d))) if hybrid else (t.cols, t.depth)
     names = {name: x for name, x in pairs.items() if name != "ds"} | chunk.place
-    arguments = {"slope": None} | names | {
+    arguments = {"cap_derivative": None} | names | {
         "q": array(task.q),
         "k": array(task.k),
         "lse": task.lse,
@@ -91,15 +91,15 @@ def _p(task: Task, launch: Launch, chunk: Chunk, pairs: dict[str, Any]) -> Run:
         "DEPTH": depth,
         "PLAIN": task.plain,
         "WHOLE_ROWS": chunk.rows % t.rows == 0,
-        "WHOLE_KEYS": whole(task, sizes.n_k, t.cols, keys),
+        "WHOLE_KEYS": whole_slices(task, sizes.n_k, t.cols, keys),
         "WHOLE": sizes.d % depth == 0,
     }  # fmt: skip
-    return Run(spill_p, _walks(task, launch, chunk), arguments, launch.warps, launch.stages)
+    return Run(spill_p, _grid(task, launch, chunk), arguments, launch.warps, launch.stages)
 
 
 def _ds(task: Task, launch: Launch, chunk: Chunk, pairs: dict[str, Any]) -> Run:
     t, sizes = launch.tiles, task.sizes
-    arguments = {"slope": None} | pairs | chunk.place | {
+    arguments = {"cap_derivative": None} | pairs | chunk.place | {
         "v": array(task.v),
         "dout": array(task.dout),
         "delta": task.delta,
@@ -109,10 +109,10 @@ def _ds(task: Task, launch: Launch, chunk: Chunk, pairs: dict[str, Any]) -> Run:
         "WHOLE_COLS": sizes.n_k % t.cols == 0,
         "WHOLE": sizes.d_v % t.depth == 0,
     }  # fmt: skip
-    return Run(spill_ds, _walks(task, launch, chunk), arguments, launch.warps, launch.stages)
+    return Run(spill_ds, _grid(task, launch, chunk), arguments, launch.warps, launch.stages)
 
 
-def _walks(task: Task, launch: Launch, chunk: Chunk) -> tuple[int, int]:
+def _grid(task: Task, launch: Launch, chunk: Chunk) -> tuple[int, int]:
     return ceil_div(chunk.rows, launch.tiles.rows) * chunk.streams, max(1, ceil_div(task.sizes.n_k, launch.tiles.span))
 
 
@@ -130,7 +130,7 @@ def deltas(
     DEPTH: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Row sums of dout * out, less dlse."""
+    """delta: the row sums of dout * out, minus dlse."""
     SUMS: tl.constexpr = delta.dtype.element_ty
     blocks = tl.cdiv(n_q * GROUP, ROWS)
     stream = tl.program_id(0) // blocks
@@ -138,15 +138,14 @@ def deltas(
     i_row = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
     m_row = i_row < n_q * GROUP
     numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
-    at_out, at_dout = start(out, batch, head * GROUP), start(dout, batch, head * GROUP)
-    out_offsets = row_offsets(out, index(i_row, WIDE), GROUP)
-    dout_offsets = row_offsets(dout, index(i_row, WIDE), GROUP)
+    out, dout = head_of(out, batch, head * GROUP), head_of(dout, batch, head * GROUP)
+    out = Panel(out, row_offsets(out, index(i_row, WIDE), GROUP))
+    dout = Panel(dout, row_offsets(dout, index(i_row, WIDE), GROUP))
     b_delta = tl.zeros((ROWS,), SUMS)
     for f in range(0, d_v, DEPTH):
         i_f = f + tl.arange(0, DEPTH)
-        m_x = lanes(m_row, i_f < d_v)
-        b_out = read(places(at_out, out, out_offsets, i_f, WIDE), m_x)
-        b_dout = read(places(at_dout, dout, dout_offsets, i_f, WIDE), m_x)
+        m_x = tile_mask(m_row, i_f < d_v)
+        b_out, b_dout = read(pointers(out, i_f, WIDE), m_x), read(pointers(dout, i_f, WIDE), m_x)
         b_delta += tl.sum(b_out.to(SUMS) * b_dout.to(SUMS), 1)
     if dlse is not None:
         b_delta -= tl.load(dlse + numbers, mask=m_row, other=0.0)

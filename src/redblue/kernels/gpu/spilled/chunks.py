@@ -1,7 +1,6 @@
-"""Chunks of rows whose probabilities are in memory at once, and how kernels find their way in what is spilled.
+"""Chunks of rows whose probabilities are in memory at once, and the addresses of what is spilled of a chunk.
 
-A chunk is a piece of one stream's rows, or all rows of some streams. What is spilled of a row lies at its place within
-the chunk.
+A chunk is a piece of one stream's rows, or all rows of several streams.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -16,17 +15,16 @@ import triton
 import triton.language as tl
 
 from redblue.base.integers import ceil_div
+from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.footprints import ON_ONE_GRID
 from redblue.kernels.gpu.planning.plan import Launch
-from redblue.kernels.gpu.launch import Task
 
-ALIGNED = 16  # numbers: rows of what is spilled start at multiples, for the widest loads
-
+ALIGNED = 16  # numbers: rows of what is spilled start at multiples, so that the widest loads can read them
 PLACE = ("stream", "row", "rows")  # arguments that change from chunk to chunk: no kernel is compiled for their values
 
 
 class Chunk(NamedTuple):
-    """`rows` rows from `row` on of each of `streams` streams from `stream` on."""
+    """`rows` rows from `row` on, of each of `streams` streams from `stream` on."""
 
     stream: int
     streams: int
@@ -43,68 +41,95 @@ class Spilled(NamedTuple):
     """An array of a chunk as kernels take it: (streams, rows, columns), or (streams, columns, rows)."""
 
     at: Any
-    stream: int  # numbers from one to the next
+    stream: int  # elements from one stream to the next
     line: int
 
 
-def prepared(task: Task, launch: Launch) -> Launch:
-    """With a chunk; and, for a listed mask, with all tiles on one grid: what is spilled is read as it was written."""
+class Block(NamedTuple):
+    """A block of a chunk's rows, of one stream."""
+
+    batch: Any
+    head: Any  # the key head
+    local: Any  # the stream, counted from the chunk's first
+    i_local: Any  # (rows,): indices of the rows in the chunk
+    i: Any  # (rows,): indices of the rows in their stream
+    first: Any  # rows first .. stop - 1 of the stream, which are those of the block that exist
+    stop: Any
+
+
+def with_chunk(task: Task, launch: Launch) -> Launch:
+    """The launch with a chunk and slices that lie in one tile.
+
+    For a listed mask all tiles get the grid of the tiles that are spilled, since these are read as they were written.
+    """
     t = launch.tiles
-    t = t._replace(depth=min(t.depth, t.rows, t.cols))  # a slice lies in one tile
+    t = t._replace(depth=min(t.depth, t.rows, t.cols))
     if task.mask is not None:
         t = t._replace(**{edge: getattr(t, own) for edge, own in ON_ONE_GRID.items() if edge in t._fields})
     return launch._replace(tiles=t, chunk=launch.chunk or task.rows)
 
 
-def chunks(task: Task, most: int) -> Iterator[Chunk]:
-    """most: rows of a chunk, over all its streams; at least 1."""
-    if most < task.rows:
+def chunks(task: Task, max_rows: int) -> Iterator[Chunk]:
+    """The chunks of at most so many rows (at least 1) over all their streams."""
+    if max_rows < task.rows:
         for stream in range(task.streams):
-            for row in range(0, task.rows, most):
-                yield Chunk(stream, 1, row, min(most, task.rows - row))
+            for row in range(0, task.rows, max_rows):
+                yield Chunk(stream, 1, row, min(max_rows, task.rows - row))
     else:
-        together = most // task.rows
+        together = max_rows // task.rows
         for stream in range(0, task.streams, together):
             yield Chunk(stream, min(together, task.streams - stream), 0, task.rows)
 
 
-def whole(task: Task, length: int, edge: int, depth: int) -> bool:
-    """Whether an axis is whole slices of `depth`: of all of it, or of every listed tile of `edge`."""
+def whole_slices(task: Task, length: int, edge: int, depth: int) -> bool:
+    """Whether an axis is cut into whole slices of `depth`; listed tiles of `edge` must be whole, too."""
     return length % (depth if task.mask is None else edge) == 0
 
 
-def widest(features: int, width: int) -> int:
+def widest_slice(features: int, width: int) -> int:
     """The widest slice of features that takes no more room than slices of `width`.
 
-    Of a sum over several slices, Triton waits for each on sm_90.
+    On sm_90 Triton waits for each product of a sum over several slices, so fewer are faster.
     """
     while ceil_div(features, 2 * width) * 2 * width == ceil_div(features, width) * width:
         width *= 2
     return width
 
 
-def by_row(task: Task, most: int, columns: int, dtype: torch.dtype) -> Spilled:
-    """Room for (streams, rows, columns) of any one of the chunks."""
-    streams, rows = _most(task, most)
-    return _room(task, streams, rows, columns, dtype)
+def by_row(task: Task, max_rows: int, columns: int, dtype: torch.dtype) -> Spilled:
+    """Memory for (streams, rows, columns) of any chunk of at most so many rows."""
+    streams, rows = _most(task, max_rows)
+    return _memory(task, streams, rows, columns, dtype)
 
 
-def by_column(task: Task, most: int, columns: int, dtype: torch.dtype) -> Spilled:
-    """Room for (streams, columns, rows) of any one of the chunks."""
-    streams, rows = _most(task, most)
-    return _room(task, streams, columns, rows, dtype)
+def by_column(task: Task, max_rows: int, columns: int, dtype: torch.dtype) -> Spilled:
+    """Memory for (streams, columns, rows) of any chunk of at most so many rows."""
+    streams, rows = _most(task, max_rows)
+    return _memory(task, streams, columns, rows, dtype)
 
 
-def _most(task: Task, most: int) -> tuple[int, int]:
-    return max(1, min(task.streams, most // task.rows)), min(most, task.rows)
+def _most(task: Task, max_rows: int) -> tuple[int, int]:
+    """The streams of a chunk and its rows of each, at most."""
+    return max(1, min(task.streams, max_rows // task.rows)), min(max_rows, task.rows)
 
 
-def _room(task: Task, streams: int, lines: int, length: int, dtype: torch.dtype) -> Spilled:
-    pitch = -(-length // ALIGNED) * ALIGNED
+def _memory(task: Task, streams: int, lines: int, length: int, dtype: torch.dtype) -> Spilled:
+    pitch = ceil_div(length, ALIGNED) * ALIGNED
     return Spilled(task.q.new_empty((streams, lines, pitch), dtype=dtype), lines * pitch, pitch)
 
 
 @triton.jit
+def block_of_rows(scores, stream, row, rows, kv_heads, block, local, ROWS: tl.constexpr):
+    """Block `block` of ROWS rows of the chunk's stream `local`. Under a causal mask the longest blocks come first."""
+    if scores.end is not None:
+        block = tl.cdiv(rows, ROWS) - 1 - block
+    batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
+    i_local = block * ROWS + tl.arange(0, ROWS)
+    first, stop = row + block * ROWS, row + tl.minimum(block * ROWS + ROWS, rows)
+    return Block(batch, head, local, i_local, row + i_local, first, stop)
+
+
+@triton.jit
 def line_at(x, local, i_line):
-    """Where lines of a Spilled begin. local: the stream, counted from the chunk's first."""
+    """Pointers to lines of a Spilled. local: the stream, counted from the chunk's first."""
     return x.at + tl.cast(local, tl.int64) * x.stream + tl.cast(i_line, tl.int64) * x.line

@@ -1,7 +1,7 @@
-"""The schedules `hybrid` and `small_cache`, forward: P is spilled chunk by chunk of rows and weighs V from there.
+"""The schedules `hybrid` and `small_cache`, forward: P is spilled chunk by chunk of rows, then multiplied by V.
 
-Shared memory and registers depend on the tiles alone, not on the head dimensions, except that hybrid's rows of Q stay.
-P is spilled as exp2(score - its tile's row maximum), in the inputs' type, with 0 for what is dropped.
+Shared memory and registers depend on the tiles only, not on the head dimensions; hybrid holds its rows of Q as well.
+P is spilled as exp2(score - the row maximum of its tile), in the inputs' type, with 0 for what dropout drops.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -14,25 +14,48 @@ import triton
 import triton.language as tl
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.band import attending, keys_of, live_tiles
-from redblue.kernels.gpu.spilled.chunks import PLACE, Chunk, by_column, by_row, chunks, line_at, prepared, whole, widest
-from redblue.kernels.gpu.planning.plan import Launch
-from redblue.kernels.gpu.products import lanes, rows_held, score_tile, write
-from redblue.kernels.gpu.scores import LN2, LOWEST, block_of, constant, factor_left, finish, first_top, index, kept, power, row_numbers, row_offsets, start
-from redblue.kernels.gpu.spilled.output import weigh
+from redblue.kernels.gpu.arrays import head_of, index, row_numbers, row_offsets, tile_mask, write
+from redblue.kernels.gpu.band import Tiles, entries, first_of, keys_of, list_of, pair_mask
 from redblue.kernels.gpu.launch import Run, Task, array
-from redblue.kernels.gpu.spilled.unattended import seen
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.gpu.scores import (
+    LN2,
+    LOWEST,
+    alibi_slopes,
+    constant,
+    exp2_below,
+    factor_left,
+    finish,
+    initial_max_and_sum,
+    keep_factors,
+)
+from redblue.kernels.gpu.spilled.chunks import (
+    PLACE,
+    Chunk,
+    block_of_rows,
+    by_column,
+    by_row,
+    chunks,
+    line_at,
+    whole_slices,
+    widest_slice,
+    with_chunk,
+)
+from redblue.kernels.gpu.spilled.constants import PairConstants
+from redblue.kernels.gpu.spilled.output import spilled_output
+from redblue.kernels.gpu.spilled.slices import Panel, SliceConstants, load_slices, score_tile
+from redblue.kernels.gpu.spilled.unattended import without_unattended_keys
 
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
-    """What writes task.out and task.lse."""
-    task = seen(task)
-    launch = prepared(task, launch)
+    """The launches that write task.out and task.lse."""
+    task = without_unattended_keys(task)
+    launch = with_chunk(task, launch)
     sizes, t, sums = task.sizes, launch.tiles, task.lse.dtype
     spans = max(1, ceil_div(sizes.n_k, t.span))
     common = {
         "p": by_row(task, launch.chunk, sizes.n_k, task.q.dtype),
-        "top": by_column(task, launch.chunk, ceil_div(sizes.n_k, t.cols), sums),
+        "tile_max": by_column(task, launch.chunk, ceil_div(sizes.n_k, t.cols), sums),
         "lse": task.lse,
         "scores": task.scores,
         "lists": task.lists(t.rows, t.cols, "rows"),
@@ -45,19 +68,19 @@ def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
         "WIDE": task.wide,
         "PRECISION": precision,
     }
-    walks = {"span": t.span, "part": by_column(task, launch.chunk, spans, sums) if spans > 1 else None}
+    by_span = {"span": t.span, "span_lse": by_column(task, launch.chunk, spans, sums) if spans > 1 else None}
     runs = []
     for chunk in chunks(task, launch.chunk):
-        runs.append(_spill(task, launch, chunk, common | walks | chunk.place, spans))
+        runs.append(_spill(task, launch, chunk, common | by_span | chunk.place, spans))
         if spans > 1:
-            runs.append(_settle(task, launch, chunk, common | walks | chunk.place))
-        runs.append(_weigh(task, launch, chunk, common | chunk.place, t.out_rows))
+            runs.append(_merge_lse(task, launch, chunk, common | by_span | chunk.place))
+        runs.append(_output(task, launch, chunk, common | chunk.place, t.out_rows))
     return runs
 
 
 def _spill(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any], spans: int) -> Run:
     t, sizes, hybrid = launch.tiles, task.sizes, launch.kernel == "hybrid"
-    depth = widest(sizes.d, t.depth) if hybrid else t.depth
+    depth = widest_slice(sizes.d, t.depth) if hybrid else t.depth
     arguments = common | {
         "q": array(task.q),
         "k": array(task.k),
@@ -73,13 +96,13 @@ def _spill(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any], spa
     return Run(spill, (ceil_div(chunk.rows, t.rows) * chunk.streams, spans), arguments, launch.warps, launch.stages)
 
 
-def _settle(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any]) -> Run:
-    names = "part", "lse", "scores", "lists", "stream", "row", "rows", "n_q", "n_k", "kv_heads", "span", "GROUP"
+def _merge_lse(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any]) -> Run:
+    names = "span_lse", "lse", "scores", "lists", "stream", "row", "rows", "n_q", "n_k", "kv_heads", "span", "GROUP"
     arguments = {name: common[name] for name in names} | {"ROWS": launch.tiles.rows}
-    return Run(settle, (ceil_div(chunk.rows, launch.tiles.rows) * chunk.streams,), arguments, 4, 1)
+    return Run(merge_lse, (ceil_div(chunk.rows, launch.tiles.rows) * chunk.streams,), arguments, 4, 1)
 
 
-def _weigh(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any], rows: int) -> Run:
+def _output(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any], rows: int) -> Run:
     t, sizes = launch.tiles, task.sizes
     arguments = common | {
         "v": array(task.v),
@@ -88,16 +111,16 @@ def _weigh(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any], row
         "ROWS": rows,
         "FEATURES": t.out_cols,
         "WHOLE_ROWS": chunk.rows % rows == 0,
-        "WHOLE_KEYS": whole(task, sizes.n_k, t.cols, t.depth),
+        "WHOLE_KEYS": whole_slices(task, sizes.n_k, t.cols, t.depth),
         "WHOLE": sizes.d_v % t.out_cols == 0,
     }
     tiles = ceil_div(chunk.rows, rows) * ceil_div(sizes.d_v, t.out_cols)
-    return Run(weigh, (tiles * chunk.streams,), arguments, launch.warps, launch.stages)
+    return Run(spilled_output, (tiles * chunk.streams,), arguments, launch.warps, launch.stages)
 
 
 @triton.jit
-def log_sum(row_max, row_sum):
-    """log2 of row_sum 2^row_max: -inf where nothing was summed."""
+def log2_sum(row_max, row_sum):
+    """log2 of row_sum 2^row_max; -inf where nothing was summed."""
     some = row_sum != 0
     return tl.where(some, row_max + tl.log2(tl.where(some, row_sum, 1.0)), float("-inf"))
 
@@ -107,8 +130,8 @@ def spill(
     q,
     k,
     p,
-    top,
-    part,
+    tile_max,
+    span_lse,
     lse,
     scores,
     lists,
@@ -132,158 +155,123 @@ def spill(
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """P and its tiles' row maxima, of a block of rows and a span of keys; and the rows' log-sum-exp.
+    """P and the row maxima of its tiles, for a block of rows and a span of keys; and the rows' log-sum-exp.
 
-    part: where that of each span goes; None if there is but one.
+    span_lse: where the log-sum-exp of each span goes; None if there is one span.
     """
     SUMS: tl.constexpr = lse.dtype.element_ty
     blocks = tl.cdiv(rows, ROWS)
-    block = tl.program_id(0) % blocks
-    local = tl.program_id(0) // blocks
-    if scores.end is not None:  # the longest first
-        block = blocks - 1 - block
-    batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
-    i_local = block * ROWS + tl.arange(0, ROWS)
-    i_row = row + i_local
-    m_row = None if WHOLE_ROWS else i_local < rows
-    numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
-
-    top_row, total = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
-    if part is None:
-        top_row, total = first_top(scores, head, i_row, GROUP, SUMS)
-    at_q, at_k = start(q, batch, head * GROUP), start(k, batch, head)
-    q_offsets = row_offsets(q, index(i_row, WIDE), GROUP)
+    block = block_of_rows(
+        scores, stream, row, rows, kv_heads, tl.program_id(0) % blocks, tl.program_id(0) // blocks, ROWS
+    )
+    m_row = None if WHOLE_ROWS else block.i_local < rows
+    numbers = row_numbers(block.batch, block.head, kv_heads, n_q, block.i, GROUP)
+    state = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
+    if span_lse is None:
+        state = initial_max_and_sum(scores, block.head, block.i, GROUP, SUMS)
+    q, k = head_of(q, block.batch, block.head * GROUP), head_of(k, block.batch, block.head)
+    q = Panel(q, row_offsets(q, index(block.i, WIDE), GROUP))
     if lists is None:
-        low, high = keys_of(scores, row + block * ROWS, row + tl.minimum(block * ROWS + ROWS, rows), n_k, GROUP)
+        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
         begin = tl.maximum(low, tl.program_id(1) * span) // COLS * COLS
         stop = tl.minimum(high, tl.program_id(1) * span + span)
-        m_held = m_row if part is None else tl.where(begin < stop, i_local, rows) < rows
-        b_q = rows_held(at_q, q, q_offsets, m_held, d, SLICES, DEPTH, WIDE)
-        top_row, total = _spill_tiles(
-            begin, stop, "band", top_row, total, b_q, at_q, q_offsets, at_k, q, k, p, top, scores, lists, batch, head,
-            local, i_local, i_row, m_row, numbers, n_k, d,
-            GROUP, SLICES, COLS, DEPTH, PLAIN, WHOLE_COLS, WHOLE, WIDE, PRECISION
+        m_held = m_row if span_lse is None else tl.where(begin < stop, block.i_local, rows) < rows
+        b_q = load_slices(q, m_held, d, SLICES, DEPTH, WIDE)
+        state = _spill_tiles(
+            Tiles(begin, stop), "band", state, b_q, q, k, (p, tile_max), block, m_row, numbers, scores, lists, (n_k, d),
+            PairConstants(GROUP, COLS, COLS, PLAIN, WHOLE_COLS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
         )  # fmt: skip
-        if part is not None and begin < stop:
-            write(line_at(part, local, tl.program_id(1)) + i_local, log_sum(top_row, total), m_row)
+        if span_lse is not None and begin < stop:
+            row_max, row_sum = state
+            write(line_at(span_lse, block.local, tl.program_id(1)) + block.i_local, log2_sum(row_max, row_sum), m_row)
     else:
-        b_q = rows_held(at_q, q, q_offsets, m_row, d, SLICES, DEPTH, WIDE)
-        at = block_of(lists, batch, head, (row // ROWS) + block, tl.cdiv(n_q * GROUP, ROWS))
-        begin, stop = live_tiles(lists.full_starts + at, tl.program_id(1), tl.num_programs(1))
-        top_row, total = _spill_tiles(
-            begin, stop, "full", top_row, total, b_q, at_q, q_offsets, at_k, q, k, p, top, scores, lists, batch, head,
-            local, i_local, i_row, m_row, numbers, n_k, d,
-            GROUP, SLICES, COLS, DEPTH, PLAIN, WHOLE_COLS, WHOLE, WIDE, PRECISION
+        b_q = load_slices(q, m_row, d, SLICES, DEPTH, WIDE)
+        at = list_of(lists, block.batch, block.head, block.first // ROWS, tl.cdiv(n_q * GROUP, ROWS))
+        begin, stop = entries(lists.full_starts + at, tl.program_id(1), tl.num_programs(1))
+        state = _spill_tiles(
+            Tiles(begin, stop), "full", state, b_q, q, k, (p, tile_max), block, m_row, numbers, scores, lists, (n_k, d),
+            PairConstants(GROUP, COLS, COLS, PLAIN, WHOLE_COLS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
         )  # fmt: skip
-        begin, stop = live_tiles(lists.partial_starts + at, tl.program_id(1), tl.num_programs(1))
-        top_row, total = _spill_tiles(
-            begin, stop, "partial", top_row, total, b_q, at_q, q_offsets, at_k, q, k, p, top, scores, lists, batch,
-            head, local, i_local, i_row, m_row, numbers, n_k, d,
-            GROUP, SLICES, COLS, DEPTH, PLAIN, WHOLE_COLS, WHOLE, WIDE, PRECISION
+        begin, stop = entries(lists.partial_starts + at, tl.program_id(1), tl.num_programs(1))
+        state = _spill_tiles(
+            Tiles(begin, stop), "partial", state, b_q, q, k, (p, tile_max), block, m_row, numbers, scores, lists,
+            (n_k, d),
+            PairConstants(GROUP, COLS, COLS, PLAIN, WHOLE_COLS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
         )  # fmt: skip
-        if part is not None:
-            write(line_at(part, local, tl.program_id(1)) + i_local, log_sum(top_row, total), m_row)
-    if part is None:
-        write(lse + numbers, log_sum(top_row, total) * constant(LN2, SUMS), m_row)
+        if span_lse is not None:
+            row_max, row_sum = state
+            write(line_at(span_lse, block.local, tl.program_id(1)) + block.i_local, log2_sum(row_max, row_sum), m_row)
+    if span_lse is None:
+        row_max, row_sum = state
+        write(lse + numbers, log2_sum(row_max, row_sum) * constant(LN2, SUMS), m_row)
 
 
 @triton.jit
-def _spill_tiles(
-    begin,
-    stop,
-    TILES: tl.constexpr,
-    top_row,
-    total,
-    b_q,
-    at_q,
-    q_offsets,
-    at_k,
-    q,
-    k,
-    p,
-    top,
-    scores,
-    lists,
-    batch,
-    head,
-    local,
-    i_local,
-    i_row,
-    m_row,
-    numbers,
-    n_k,
-    d,
-    GROUP: tl.constexpr,
-    SLICES: tl.constexpr,
-    COLS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PLAIN: tl.constexpr,
-    WHOLE_COLS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Spill tiles of P; the rows' maximum and sum so far.
+def _spill_tiles(tiles, TILES: tl.constexpr, state, b_q, q, k, spilled, block, m_row, numbers, scores, lists, sizes, c):
+    """Spill tiles of P, and add them to the rows' state: the maximum and the sum.
 
-    TILES: "band": those from key `begin` below `stop`; "full" and "partial": entries begin .. stop - 1 of lists.
+    TILES: "band" tiles run from key tiles.begin below tiles.stop; "full" and "partial" ones are entries of lists.
+    spilled: P and its row maxima. sizes: n_k, d.
     """
-    ROWS: tl.constexpr = i_row.shape[0]
-    SUMS: tl.constexpr = total.dtype
-    left = factor_left(scores, PLAIN, SUMS)
-    p_rows = line_at(p, local, i_local)
-    for t in tl.range(begin, stop, COLS if TILES == "band" else 1, flatten=SLICES == 0):
-        j = t
-        if TILES == "full":
-            j = tl.load(lists.full + t) * COLS
-        if TILES == "partial":
-            j = tl.load(lists.partial + t) * COLS
+    row_max, row_sum = state
+    p, tile_maxima = spilled
+    n_k, d = sizes
+    COLS: tl.constexpr = c.COLS
+    ROWS: tl.constexpr = block.i.shape[0]
+    SUMS: tl.constexpr = row_sum.dtype
+    WIDE: tl.constexpr = c.slices.WIDE
+    left = factor_left(scores, c.PLAIN, SUMS)
+    slopes = alibi_slopes(scores, block.batch, block.head, block.i, c.GROUP, SUMS)
+    b_slope = slopes if slopes is None or c.GROUP == 1 else slopes[:, None]
+    p_rows = line_at(p, block.local, block.i_local)
+    for t in tl.range(tiles.begin, tiles.stop, COLS if TILES == "band" else 1, flatten=c.slices.SLICES == 0):
+        j = first_of(lists, t, TILES, COLS)
         i_key = j + tl.arange(0, COLS)
-        m_key = None if WHOLE_COLS or TILES == "full" else i_key < n_k
-        k_offsets = index(i_key, WIDE) * k.row
+        m_key = None if c.WHOLE_KEYS or TILES == "full" else i_key < n_k
         s = score_tile(
-            b_q, at_q, q, q_offsets, m_row, at_k, k, k_offsets, m_key, d, tl.zeros((ROWS, COLS), SUMS),
-            SLICES, DEPTH, WHOLE, WIDE, PRECISION
-        )  # fmt: skip
+            b_q, q, m_row, Panel(k, index(i_key, WIDE) * k.row), m_key, d, tl.zeros((ROWS, COLS), SUMS), c.slices
+        )
         s, _ = finish(
-            s, scores, batch, head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :],
-            None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :], GROUP, PLAIN
+            s, scores, block.batch, block.head, index(block.i, WIDE)[:, None], index(i_key, WIDE)[None, :],
+            None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :],
+            b_slope, c.GROUP, c.PLAIN
         )  # fmt: skip
-        m_pair = attending(scores, lists, t, TILES, i_row, i_key, m_key, ROWS, COLS, GROUP)
+        m_pair = pair_mask(scores, lists, t, TILES, block.i, i_key, m_key, COLS, c.GROUP)
         s = s * left if m_pair is None else tl.where(m_pair, s * left, float("-inf"))
         tile_max = tl.maximum(tl.max(s, 1), LOWEST)
-        s = power(s, tile_max[:, None], PLAIN)
-        higher = tl.maximum(top_row, tile_max)
-        total = total * tl.exp2(top_row - higher) + tl.sum(s, 1) * tl.exp2(tile_max - higher)
-        top_row = higher
+        s = exp2_below(s, tile_max[:, None], c.PLAIN)
+        new_max = tl.maximum(row_max, tile_max)
+        row_sum = row_sum * tl.exp2(row_max - new_max) + tl.sum(s, 1) * tl.exp2(tile_max - new_max)
+        row_max = new_max
         if scores.seed is not None:
-            s = tl.where(kept(scores, numbers, j, COLS, SUMS) != 0, s, 0.0)
-        write(p_rows[:, None] + i_key[None, :], s, lanes(m_row, m_key))
-        write(line_at(top, local, j // COLS) + i_local, tile_max, m_row)
-    return top_row, total
+            s = tl.where(keep_factors(scores, numbers, j, COLS, SUMS) != 0, s, 0.0)
+        write(p_rows[:, None] + i_key[None, :], s, tile_mask(m_row, m_key))
+        write(line_at(tile_maxima, block.local, j // COLS) + block.i_local, tile_max, m_row)
+    return row_max, row_sum
 
 
 @triton.jit(do_not_specialize=PLACE)
-def settle(
-    part, lse, scores, lists, stream, row, rows, n_q, n_k, kv_heads, span, GROUP: tl.constexpr, ROWS: tl.constexpr
+def merge_lse(
+    span_lse, lse, scores, lists, stream, row, rows, n_q, n_k, kv_heads, span, GROUP: tl.constexpr, ROWS: tl.constexpr
 ):
-    """The log-sum-exp of a block of rows from those of spans of keys."""
+    """The log-sum-exp of a block of rows from those of the spans of keys."""
     SUMS: tl.constexpr = lse.dtype.element_ty
     blocks = tl.cdiv(rows, ROWS)
-    block = tl.program_id(0) % blocks
+    i_block = tl.program_id(0) % blocks
     local = tl.program_id(0) // blocks
     batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
-    i_local = block * ROWS + tl.arange(0, ROWS)
+    i_local = i_block * ROWS + tl.arange(0, ROWS)
     i_row = row + i_local
     m_row = i_local < rows
-    begin, stop = block * 0, tl.cdiv(n_k, span)
+    begin, stop = i_block * 0, tl.cdiv(n_k, span)
     if lists is None:
-        low, high = keys_of(scores, row + block * ROWS, row + tl.minimum(block * ROWS + ROWS, rows), n_k, GROUP)
+        low, high = keys_of(scores, row + i_block * ROWS, row + tl.minimum(i_block * ROWS + ROWS, rows), n_k, GROUP)
         begin, stop = low // span, tl.cdiv(high, span)
-    top_row, total = first_top(scores, head, i_row, GROUP, SUMS)
+    row_max, row_sum = initial_max_and_sum(scores, head, i_row, GROUP, SUMS)
     for s in range(begin, stop):
-        b_part = tl.load(line_at(part, local, s) + i_local, mask=m_row, other=LOWEST)
-        higher = tl.maximum(top_row, b_part)
-        total = total * tl.exp2(top_row - higher) + tl.exp2(b_part - higher)
-        top_row = higher
+        b_lse = tl.load(line_at(span_lse, local, s) + i_local, mask=m_row, other=LOWEST)
+        new_max = tl.maximum(row_max, b_lse)
+        row_sum = row_sum * tl.exp2(row_max - new_max) + tl.exp2(b_lse - new_max)
+        row_max = new_max
     numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
-    write(lse + numbers, log_sum(top_row, total) * constant(LN2, SUMS), m_row)
+    write(lse + numbers, log2_sum(row_max, row_sum) * constant(LN2, SUMS), m_row)

@@ -1,22 +1,36 @@
-"""The second phase of `hybrid` and `small_cache`, forward: O = P V, from a P that was spilled."""
+"""The second phase of `hybrid` and `small_cache`, forward: O = P V, from the spilled P."""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
 import triton
 import triton.language as tl
 
-from redblue.kernels.gpu.band import attending_rows, keys_of, live_tiles
-from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
-from redblue.kernels.gpu.products import both, lanes, places, read, write
-from redblue.kernels.gpu.scores import LOG2E, LOWEST, block_of, constant, index, number, power, product, row_numbers, row_offsets, start
+from redblue.kernels.gpu.arrays import (
+    and_masks,
+    head_of,
+    index,
+    product,
+    read,
+    row_numbers,
+    row_offsets,
+    tile_mask,
+    write,
+)
+from redblue.kernels.gpu.band import Tiles, attending_rows, entries, first_of_slice, keys_of, list_of
+from redblue.kernels.gpu.scores import LOG2E, LOWEST, constant, exp2_below, number
+from redblue.kernels.gpu.spilled.chunks import PLACE, block_of_rows, line_at
+from redblue.kernels.gpu.spilled.constants import ProductConstants
+from redblue.kernels.gpu.spilled.slices import Panel, pointers
 
 
 @triton.jit(do_not_specialize=PLACE)
-def weigh(
+def spilled_output(
     v,
     out,
     p,
-    top,
+    tile_max,
     lse,
     scores,
     lists,
@@ -38,99 +52,77 @@ def weigh(
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A tile of O = P V, where P was spilled in tiles of COLS keys."""
+    """A tile of O = P V, where P was spilled in tiles of COLS keys with a maximum of each row."""
     SUMS: tl.constexpr = lse.dtype.element_ty
-    blocks, times = tl.cdiv(rows, ROWS), tl.cdiv(d_v, FEATURES)
-    block = tl.program_id(0) // times % blocks  # those that share rows of P run at once
-    local = tl.program_id(0) // times // blocks
-    if scores.end is not None:  # the longest first
-        block = blocks - 1 - block
-    batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
-    i_local = block * ROWS + tl.arange(0, ROWS)
-    i_row = row + i_local
-    i_f = tl.program_id(0) % times * FEATURES + tl.arange(0, FEATURES)
-    m_row = None if WHOLE_ROWS else i_local < rows
+    blocks, feature_tiles = tl.cdiv(rows, ROWS), tl.cdiv(d_v, FEATURES)
+    # Programs that share rows of P run at once
+    i_block, local = tl.program_id(0) // feature_tiles % blocks, tl.program_id(0) // feature_tiles // blocks
+    block = block_of_rows(scores, stream, row, rows, kv_heads, i_block, local, ROWS)
+    i_f = tl.program_id(0) % feature_tiles * FEATURES + tl.arange(0, FEATURES)
+    m_row = None if WHOLE_ROWS else block.i_local < rows
     m_f = None if WHOLE else i_f < d_v
 
-    # What a tile of P is multiplied by as it is read: its rows' exp2(maximum - log-sum-exp)
-    b_lse = read(lse + row_numbers(batch, head, kv_heads, n_q, i_row, GROUP), m_row)
+    # A tile of P is multiplied by exp2(its row maximum - log-sum-exp) as it is read
+    b_lse = read(lse + row_numbers(block.batch, block.head, kv_heads, n_q, block.i, GROUP), m_row)
     b_lse = tl.maximum(b_lse * constant(LOG2E, SUMS), LOWEST)
-    acc, factor = tl.zeros((ROWS, FEATURES), SUMS), tl.zeros((ROWS,), SUMS)
-    at_v = start(v, batch, head)
+    acc = tl.zeros((ROWS, FEATURES), SUMS)
+    v = head_of(v, block.batch, block.head)
     if lists is None:
-        low, high = keys_of(scores, row + block * ROWS, row + tl.minimum(block * ROWS + ROWS, rows), n_k, GROUP)
-        acc = _weigh_tiles(
-            low // DEPTH * DEPTH, high, "band", acc, factor, b_lse, at_v, v, p, top, scores, lists, local, i_local,
-            i_row // GROUP, i_f, m_row, m_f, n_k, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION
+        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
+        acc = _output_tiles(
+            Tiles(low // DEPTH * DEPTH, high), "band", acc, b_lse, v, p, tile_max, block, m_row, i_f, m_f, scores,
+            lists, n_k, ProductConstants(GROUP, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION)
         )  # fmt: skip
     else:
-        at = block_of(lists, batch, head, (row // ROWS) + block, tl.cdiv(n_q * GROUP, ROWS))
-        begin, stop = live_tiles(lists.full_starts + at, 0, 1)
-        acc = _weigh_tiles(
-            begin * (COLS // DEPTH), stop * (COLS // DEPTH), "full", acc, factor, b_lse, at_v, v, p, top, scores,
-            lists, local, i_local, i_row // GROUP, i_f, m_row, m_f, n_k, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION
+        PER: tl.constexpr = COLS // DEPTH
+        at = list_of(lists, block.batch, block.head, block.first // ROWS, tl.cdiv(n_q * GROUP, ROWS))
+        begin, stop = entries(lists.full_starts + at, 0, 1)
+        acc = _output_tiles(
+            Tiles(begin * PER, stop * PER), "full", acc, b_lse, v, p, tile_max, block, m_row, i_f, m_f, scores,
+            lists, n_k, ProductConstants(GROUP, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION)
         )  # fmt: skip
-        begin, stop = live_tiles(lists.partial_starts + at, 0, 1)
-        acc = _weigh_tiles(
-            begin * (COLS // DEPTH), stop * (COLS // DEPTH), "partial", acc, factor, b_lse, at_v, v, p, top, scores,
-            lists, local, i_local, i_row // GROUP, i_f, m_row, m_f, n_k, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION
+        begin, stop = entries(lists.partial_starts + at, 0, 1)
+        acc = _output_tiles(
+            Tiles(begin * PER, stop * PER), "partial", acc, b_lse, v, p, tile_max, block, m_row, i_f, m_f, scores,
+            lists, n_k, ProductConstants(GROUP, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION)
         )  # fmt: skip
     if scores.seed is not None:
-        acc *= number(scores.kept, SUMS)
-    out_offsets = row_offsets(out, index(i_row, WIDE), GROUP)
-    write(places(start(out, batch, head * GROUP), out, out_offsets, i_f, WIDE), acc, lanes(m_row, m_f))
+        acc *= number(scores.keep_scale, SUMS)
+    out = head_of(out, block.batch, block.head * GROUP)
+    out = Panel(out, row_offsets(out, index(block.i, WIDE), GROUP))
+    write(pointers(out, i_f, WIDE), acc, tile_mask(m_row, m_f))
 
 
 @triton.jit
-def _weigh_tiles(
-    begin,
-    stop,
-    TILES: tl.constexpr,
-    acc,
-    factor,
-    b_lse,
-    at_v,
-    v,
-    p,
-    top,
-    scores,
-    lists,
-    local,
-    i_local,
-    i_query,
-    i_f,
-    m_row,
-    m_f,
-    n_k,
-    COLS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WHOLE_KEYS: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+def _output_tiles(
+    tiles, TILES: tl.constexpr, acc, b_lse, v, p, tile_max, block, m_row, i_f, m_f, scores, lists, n_k, c
 ):
-    """acc + P V over slices of DEPTH keys. TILES: as of _spill_tiles; of listed tiles begin and stop count slices."""
-    PER: tl.constexpr = COLS // DEPTH
-    p_rows = line_at(p, local, i_local)
-    if begin < stop:  # or ptxas waits for each product, as in flash.py
-        for t in tl.range(begin, stop, DEPTH if TILES == "band" else 1):
-            j = t
-            next_tile = (t % COLS == 0) | (t == begin)
-            if TILES == "full":
-                j = tl.load(lists.full + t // PER) * COLS + t % PER * DEPTH
-                next_tile = t % PER == 0
-            if TILES == "partial":
-                j = tl.load(lists.partial + t // PER) * COLS + t % PER * DEPTH
-                next_tile = t % PER == 0
+    """acc + P V over slices of DEPTH keys.
+
+    TILES: "band" slices run from key tiles.begin below tiles.stop; of "full" and "partial" tiles, entries of lists,
+    begin and stop count slices.
+    """
+    COLS: tl.constexpr = c.LENGTH
+    DEPTH: tl.constexpr = c.DEPTH
+    factor = tl.zeros(b_lse.shape, b_lse.dtype)
+    p_rows = line_at(p, block.local, block.i_local)
+    if tiles.begin < tiles.stop:  # as in flash's _keys
+        for t in tl.range(tiles.begin, tiles.stop, DEPTH if TILES == "band" else 1):
+            j = first_of_slice(lists, t, TILES, COLS, DEPTH)
+            # Listed tiles are whole, so that each begins with its first slice
+            next_tile = (t % COLS == 0) | (t == tiles.begin) if TILES == "band" else t % (COLS // DEPTH) == 0
             i_key = j + tl.arange(0, DEPTH)
-            m_key = None if WHOLE_KEYS or TILES == "full" else i_key < n_k
-            m_top, m_p = both(m_row, next_tile & (i_local >= 0)), m_row
+            m_key = None if c.WHOLE or TILES == "full" else i_key < n_k
+            m_max = and_masks(m_row, next_tile & (block.i_local >= 0))
+            m_p = m_row
             if TILES == "band":
-                first = j // COLS * COLS
-                m_top = both(m_top, attending_rows(scores, i_query, first, tl.minimum(first + COLS, n_k)))
-                m_p = both(m_row, attending_rows(scores, i_query, j, tl.minimum(j + DEPTH, n_k)))
-            b_top = tl.load(line_at(top, local, j // COLS) + i_local, mask=m_top, other=float("-inf"))
-            factor = tl.where(next_tile, power(b_top, b_lse, False), factor)
-            b_p = read(p_rows[:, None] + i_key[None, :], lanes(m_p, m_key))
-            b_v = read(places(at_v, v, index(i_key, WIDE) * v.row, i_f, WIDE), lanes(m_key, m_f))
-            acc = product((b_p * factor[:, None]).to(b_v.dtype), b_v, acc, PRECISION)
+                i_query, first = block.i // c.GROUP, j // COLS * COLS
+                m_max = and_masks(m_max, attending_rows(scores, i_query, first, tl.minimum(first + COLS, n_k)))
+                m_p = and_masks(m_row, attending_rows(scores, i_query, j, tl.minimum(j + DEPTH, n_k)))
+            p_max = line_at(tile_max, block.local, j // COLS) + block.i_local
+            b_max = tl.load(p_max, mask=m_max, other=float("-inf"))
+            factor = tl.where(next_tile, exp2_below(b_max, b_lse, False), factor)
+            b_p = read(p_rows[:, None] + i_key[None, :], tile_mask(m_p, m_key))
+            b_v = read(pointers(Panel(v, index(i_key, c.WIDE) * v.row), i_f, c.WIDE), tile_mask(m_key, m_f))
+            acc = product((b_p * factor[:, None]).to(b_v.dtype), b_v, acc, c.PRECISION)
     return acc

@@ -1,15 +1,19 @@
-"""What writes P, and then dS, of a chunk of rows, backward: in `hybrid` P alone, while its queries stay."""
+"""P, and for `small_cache` dS, of a chunk of rows, backward: kernels that spill one number for each pair."""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
 import triton
 import triton.language as tl
 
-from redblue.kernels.gpu.band import attending, keys_of, live_tiles
-from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
-from redblue.kernels.gpu.products import lanes, read, rows_held, score_tile, write
-from redblue.kernels.gpu.scores import block_of, factor_left, finish, index, kept, log_sum, power, row_numbers, row_offsets, start
+from redblue.kernels.gpu.arrays import head_of, index, read, row_numbers, row_offsets, tile_mask, write
+from redblue.kernels.gpu.band import Tiles, entries, first_of, first_of_slice, keys_of, list_of, pair_mask
+from redblue.kernels.gpu.scores import alibi_slopes, exp2_below, factor_left, finish, keep_factors, load_lse
+from redblue.kernels.gpu.spilled.chunks import PLACE, block_of_rows, line_at
+from redblue.kernels.gpu.spilled.constants import PairConstants
 from redblue.kernels.gpu.spilled.dv_and_ds import score_gradient
+from redblue.kernels.gpu.spilled.slices import Panel, SliceConstants, load_slices, score_tile
 
 
 @triton.jit(do_not_specialize=PLACE)
@@ -17,7 +21,7 @@ def spill_p(
     q,
     k,
     p,
-    slope,
+    cap_derivative,
     lse,
     scores,
     lists,
@@ -42,122 +46,91 @@ def spill_p(
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """P of a block of rows and a span of keys, in tiles of KEYS keys; listed ones of COLS are covered whole.
+    """P of a block of rows and a span of keys, in tiles of KEYS keys; listed tiles of COLS keys are covered whole.
 
-    slope: where the derivative of softcap tanh(x / softcap) goes, if there is a softcap.
+    cap_derivative: where the derivative of softcap tanh(x / softcap) goes; None if there is no softcap.
     """
     blocks = tl.cdiv(rows, ROWS)
-    block = tl.program_id(0) % blocks
-    local = tl.program_id(0) // blocks
-    if scores.end is not None:  # the longest first
-        block = blocks - 1 - block
-    batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
-    i_local = block * ROWS + tl.arange(0, ROWS)
-    i_row = row + i_local
-    m_row = None if WHOLE_ROWS else i_local < rows
-    numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
-    at_q, at_k = start(q, batch, head * GROUP), start(k, batch, head)
-    q_offsets = row_offsets(q, index(i_row, WIDE), GROUP)
+    block = block_of_rows(
+        scores, stream, row, rows, kv_heads, tl.program_id(0) % blocks, tl.program_id(0) // blocks, ROWS
+    )
+    m_row = None if WHOLE_ROWS else block.i_local < rows
+    numbers = row_numbers(block.batch, block.head, kv_heads, n_q, block.i, GROUP)
+    q, k = head_of(q, block.batch, block.head * GROUP), head_of(k, block.batch, block.head)
+    q = Panel(q, row_offsets(q, index(block.i, WIDE), GROUP))
     if lists is None:
-        low, high = keys_of(scores, row + block * ROWS, row + tl.minimum(block * ROWS + ROWS, rows), n_k, GROUP)
+        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
         begin = tl.maximum(low, tl.program_id(1) * span) // KEYS * KEYS
         stop = tl.minimum(high, tl.program_id(1) * span + span)
-        m_held = tl.where((begin < stop) | (tl.num_programs(1) == 1), i_local, rows) < rows
-        b_q = rows_held(at_q, q, q_offsets, m_held, d, SLICES, DEPTH, WIDE)
-        b_lse = log_sum(lse + numbers, m_held)
+        m_held = tl.where((begin < stop) | (tl.num_programs(1) == 1), block.i_local, rows) < rows
+        b_q = load_slices(q, m_held, d, SLICES, DEPTH, WIDE)
         _p_tiles(
-            begin, stop, "band", b_lse, b_q, at_q, q_offsets, at_k, q, k, p, slope, scores, lists, batch, head,
-            local, i_local, i_row, m_row, numbers, n_k, d,
-            GROUP, SLICES, COLS, KEYS, DEPTH, PLAIN, WHOLE_KEYS, WHOLE, WIDE, PRECISION
+            Tiles(begin, stop), "band", load_lse(lse + numbers, m_held), b_q, q, k, p, cap_derivative, block, m_row,
+            numbers, scores, lists, (n_k, d),
+            PairConstants(GROUP, COLS, KEYS, PLAIN, WHOLE_KEYS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
         )  # fmt: skip
     else:
         PER: tl.constexpr = COLS // KEYS
-        b_q = rows_held(at_q, q, q_offsets, m_row, d, SLICES, DEPTH, WIDE)
-        b_lse = log_sum(lse + numbers, m_row)
-        at = block_of(lists, batch, head, (row // ROWS) + block, tl.cdiv(n_q * GROUP, ROWS))
-        begin, stop = live_tiles(lists.full_starts + at, tl.program_id(1), tl.num_programs(1))
+        b_q = load_slices(q, m_row, d, SLICES, DEPTH, WIDE)
+        b_lse = load_lse(lse + numbers, m_row)
+        at = list_of(lists, block.batch, block.head, block.first // ROWS, tl.cdiv(n_q * GROUP, ROWS))
+        begin, stop = entries(lists.full_starts + at, tl.program_id(1), tl.num_programs(1))
         _p_tiles(
-            begin * PER, stop * PER, "full", b_lse, b_q, at_q, q_offsets, at_k, q, k, p, slope, scores, lists, batch,
-            head, local, i_local, i_row, m_row, numbers, n_k, d,
-            GROUP, SLICES, COLS, KEYS, DEPTH, PLAIN, WHOLE_KEYS, WHOLE, WIDE, PRECISION
+            Tiles(begin * PER, stop * PER), "full", b_lse, b_q, q, k, p, cap_derivative, block, m_row,
+            numbers, scores, lists, (n_k, d),
+            PairConstants(GROUP, COLS, KEYS, PLAIN, WHOLE_KEYS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
         )  # fmt: skip
-        begin, stop = live_tiles(lists.partial_starts + at, tl.program_id(1), tl.num_programs(1))
+        begin, stop = entries(lists.partial_starts + at, tl.program_id(1), tl.num_programs(1))
         _p_tiles(
-            begin * PER, stop * PER, "partial", b_lse, b_q, at_q, q_offsets, at_k, q, k, p, slope, scores, lists,
-            batch, head, local, i_local, i_row, m_row, numbers, n_k, d,
-            GROUP, SLICES, COLS, KEYS, DEPTH, PLAIN, WHOLE_KEYS, WHOLE, WIDE, PRECISION
+            Tiles(begin * PER, stop * PER), "partial", b_lse, b_q, q, k, p, cap_derivative, block, m_row,
+            numbers, scores, lists, (n_k, d),
+            PairConstants(GROUP, COLS, KEYS, PLAIN, WHOLE_KEYS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
         )  # fmt: skip
 
 
 @triton.jit
 def _p_tiles(
-    begin,
-    stop,
-    TILES: tl.constexpr,
-    b_lse,
-    b_q,
-    at_q,
-    q_offsets,
-    at_k,
-    q,
-    k,
-    p,
-    slope,
-    scores,
-    lists,
-    batch,
-    head,
-    local,
-    i_local,
-    i_row,
-    m_row,
-    numbers,
-    n_k,
-    d,
-    GROUP: tl.constexpr,
-    SLICES: tl.constexpr,
-    COLS: tl.constexpr,
-    KEYS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PLAIN: tl.constexpr,
-    WHOLE_KEYS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    tiles, TILES: tl.constexpr, b_lse, b_q, q, k, p, cap_derivative, block, m_row, numbers, scores, lists, sizes, c
 ):
-    """TILES: "band": those from key `begin` below `stop`; "full" and "partial": entries of lists, in pieces of KEYS."""
-    ROWS: tl.constexpr = i_row.shape[0]
+    """Write tiles of P, and of the softcap's derivative if there is one.
+
+    TILES: "band" tiles run from key tiles.begin below tiles.stop; "full" and "partial" tiles are entries of lists, in
+    pieces of KEYS keys, which begin and stop count. sizes: n_k, d.
+    """
+    n_k, d = sizes
+    COLS: tl.constexpr = c.COLS
+    KEYS: tl.constexpr = c.KEYS
+    WIDE: tl.constexpr = c.slices.WIDE
+    ROWS: tl.constexpr = block.i.shape[0]
     SUMS: tl.constexpr = b_lse.dtype
-    PER: tl.constexpr = COLS // KEYS
-    left = factor_left(scores, PLAIN, SUMS)
-    p_rows = line_at(p, local, i_local)
-    for t in tl.range(begin, stop, KEYS if TILES == "band" else 1, flatten=SLICES == 0):
-        j = t
-        if TILES == "full":
-            j = tl.load(lists.full + t // PER) * COLS + t % PER * KEYS
-        if TILES == "partial":
-            j = tl.load(lists.partial + t // PER) * COLS + t % PER * KEYS
+    left = factor_left(scores, c.PLAIN, SUMS)
+    slopes = alibi_slopes(scores, block.batch, block.head, block.i, c.GROUP, SUMS)
+    b_slope = slopes if slopes is None or c.GROUP == 1 else slopes[:, None]
+    p_rows = line_at(p, block.local, block.i_local)
+    for t in tl.range(tiles.begin, tiles.stop, KEYS if TILES == "band" else 1, flatten=c.slices.SLICES == 0):
+        j = first_of_slice(lists, t, TILES, COLS, KEYS)
         i_key = j + tl.arange(0, KEYS)
-        m_key = None if WHOLE_KEYS or TILES == "full" else i_key < n_k
+        m_key = None if c.WHOLE_KEYS or TILES == "full" else i_key < n_k
         s = score_tile(
-            b_q, at_q, q, q_offsets, m_row, at_k, k, index(i_key, WIDE) * k.row, m_key, d,
-            tl.zeros((ROWS, KEYS), SUMS), SLICES, DEPTH, WHOLE, WIDE, PRECISION
+            b_q, q, m_row, Panel(k, index(i_key, WIDE) * k.row), m_key, d, tl.zeros((ROWS, KEYS), SUMS), c.slices
+        )
+        s, derivative = finish(
+            s, scores, block.batch, block.head, index(block.i, WIDE)[:, None], index(i_key, WIDE)[None, :],
+            None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :],
+            b_slope, c.GROUP, c.PLAIN
         )  # fmt: skip
-        s, bent = finish(
-            s, scores, batch, head, index(i_row, WIDE)[:, None], index(i_key, WIDE)[None, :],
-            None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :], GROUP, PLAIN
-        )  # fmt: skip
-        entry = t // PER if TILES == "partial" else t
-        m_pair = attending(scores, lists, entry, TILES, i_row, i_key, m_key, ROWS, COLS, GROUP)
-        s = power(s * left, b_lse[:, None], PLAIN)
+        entry = t // (COLS // KEYS) if TILES == "partial" else t
+        m_pair = pair_mask(scores, lists, entry, TILES, block.i, i_key, m_key, COLS, c.GROUP)
+        s = exp2_below(s * left, b_lse[:, None], c.PLAIN)
         if m_pair is not None:
             s = tl.where(m_pair, s, 0.0)
         if scores.seed is not None:
-            s = tl.where(kept(scores, numbers, j, KEYS, SUMS) != 0, s, -s)
-        m_tile = lanes(m_row, m_key)
+            s = tl.where(keep_factors(scores, numbers, j, KEYS, SUMS) != 0, s, -s)
+        m_tile = tile_mask(m_row, m_key)
         write(p_rows[:, None] + i_key[None, :], s, m_tile)
-        if slope is not None:
-            write(line_at(slope, local, i_local)[:, None] + i_key[None, :], bent, m_tile)
+        if cap_derivative is not None:
+            p_derivative = line_at(cap_derivative, block.local, block.i_local)[:, None] + i_key[None, :]
+            write(p_derivative, derivative, m_tile)
 
 
 @triton.jit(do_not_specialize=PLACE)
@@ -165,7 +138,7 @@ def spill_ds(
     v,
     dout,
     p,
-    slope,
+    cap_derivative,
     ds,
     delta,
     scores,
@@ -188,88 +161,60 @@ def spill_ds(
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dS of a block of rows and a span of keys."""
+    """dS of a block of rows and a span of keys, from P."""
     blocks = tl.cdiv(rows, ROWS)
-    block = tl.program_id(0) % blocks
-    local = tl.program_id(0) // blocks
-    if scores.end is not None:  # the longest first
-        block = blocks - 1 - block
-    batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
-    i_local = block * ROWS + tl.arange(0, ROWS)
-    i_row = row + i_local
-    m_row = None if WHOLE_ROWS else i_local < rows
-    at_dout, at_v = start(dout, batch, head * GROUP), start(v, batch, head)
-    dout_offsets = row_offsets(dout, index(i_row, WIDE), GROUP)
-    p_delta = delta + row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
+    block = block_of_rows(
+        scores, stream, row, rows, kv_heads, tl.program_id(0) % blocks, tl.program_id(0) // blocks, ROWS
+    )
+    m_row = None if WHOLE_ROWS else block.i_local < rows
+    dout, v = head_of(dout, block.batch, block.head * GROUP), head_of(v, block.batch, block.head)
+    dout = Panel(dout, row_offsets(dout, index(block.i, WIDE), GROUP))
+    p_delta = delta + row_numbers(block.batch, block.head, kv_heads, n_q, block.i, GROUP)
     if lists is None:
-        low, high = keys_of(scores, row + block * ROWS, row + tl.minimum(block * ROWS + ROWS, rows), n_k, GROUP)
+        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
         begin = tl.maximum(low, tl.program_id(1) * span) // COLS * COLS
         stop = tl.minimum(high, tl.program_id(1) * span + span)
-        b_delta = read(p_delta, tl.where((begin < stop) | (tl.num_programs(1) == 1), i_local, rows) < rows)
+        b_delta = read(p_delta, tl.where((begin < stop) | (tl.num_programs(1) == 1), block.i_local, rows) < rows)
         _ds_tiles(
-            begin, stop, "band", b_delta, at_dout, dout_offsets, at_v, dout, v, p, slope, ds, scores, lists, local,
-            i_local, m_row, n_k, d_v, COLS, DEPTH, WHOLE_COLS, WHOLE, WIDE, PRECISION
+            Tiles(begin, stop), "band", b_delta, dout, v, (p, ds), cap_derivative, block, m_row, scores, lists,
+            (n_k, d_v), COLS, WHOLE_COLS, SliceConstants(0, DEPTH, WHOLE, WIDE, PRECISION)
         )  # fmt: skip
     else:
         b_delta = read(p_delta, m_row)
-        at = block_of(lists, batch, head, (row // ROWS) + block, tl.cdiv(n_q * GROUP, ROWS))
-        begin, stop = live_tiles(lists.full_starts + at, tl.program_id(1), tl.num_programs(1))
+        at = list_of(lists, block.batch, block.head, block.first // ROWS, tl.cdiv(n_q * GROUP, ROWS))
+        begin, stop = entries(lists.full_starts + at, tl.program_id(1), tl.num_programs(1))
         _ds_tiles(
-            begin, stop, "full", b_delta, at_dout, dout_offsets, at_v, dout, v, p, slope, ds, scores, lists, local,
-            i_local, m_row, n_k, d_v, COLS, DEPTH, WHOLE_COLS, WHOLE, WIDE, PRECISION
+            Tiles(begin, stop), "full", b_delta, dout, v, (p, ds), cap_derivative, block, m_row, scores, lists,
+            (n_k, d_v), COLS, WHOLE_COLS, SliceConstants(0, DEPTH, WHOLE, WIDE, PRECISION)
         )  # fmt: skip
-        begin, stop = live_tiles(lists.partial_starts + at, tl.program_id(1), tl.num_programs(1))
+        begin, stop = entries(lists.partial_starts + at, tl.program_id(1), tl.num_programs(1))
         _ds_tiles(
-            begin, stop, "partial", b_delta, at_dout, dout_offsets, at_v, dout, v, p, slope, ds, scores, lists, local,
-            i_local, m_row, n_k, d_v, COLS, DEPTH, WHOLE_COLS, WHOLE, WIDE, PRECISION
+            Tiles(begin, stop), "partial", b_delta, dout, v, (p, ds), cap_derivative, block, m_row, scores, lists,
+            (n_k, d_v), COLS, WHOLE_COLS, SliceConstants(0, DEPTH, WHOLE, WIDE, PRECISION)
         )  # fmt: skip
 
 
 @triton.jit
 def _ds_tiles(
-    begin,
-    stop,
-    TILES: tl.constexpr,
-    b_delta,
-    at_dout,
-    dout_offsets,
-    at_v,
-    dout,
-    v,
-    p,
-    slope,
-    ds,
-    scores,
-    lists,
-    local,
-    i_local,
-    m_row,
-    n_k,
-    d_v,
-    COLS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WHOLE_COLS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """TILES: as of _p_tiles."""
+    tiles, TILES: tl.constexpr, b_delta, dout, v, spilled, cap_derivative, block, m_row, scores, lists, sizes,
+    COLS: tl.constexpr, WHOLE_COLS: tl.constexpr, c
+):  # fmt: skip
+    """Write tiles of dS, visited as by _p_tiles but whole. spilled: P and dS. sizes: n_k, d_v."""
+    p, ds = spilled
+    n_k, d_v = sizes
     ROWS: tl.constexpr = b_delta.shape[0]
-    for t in tl.range(begin, stop, COLS if TILES == "band" else 1, flatten=True):
-        j = t
-        if TILES == "full":
-            j = tl.load(lists.full + t) * COLS
-        if TILES == "partial":
-            j = tl.load(lists.partial + t) * COLS
+    for t in tl.range(tiles.begin, tiles.stop, COLS if TILES == "band" else 1, flatten=True):
+        j = first_of(lists, t, TILES, COLS)
         i_key = j + tl.arange(0, COLS)
         m_key = None if WHOLE_COLS or TILES == "full" else i_key < n_k
-        m_tile = lanes(m_row, m_key)
+        m_tile = tile_mask(m_row, m_key)
         dp = score_tile(
-            (), at_dout, dout, dout_offsets, m_row, at_v, v, index(i_key, WIDE) * v.row, m_key, d_v,
-            tl.zeros((ROWS, COLS), b_delta.dtype), 0, DEPTH, WHOLE, WIDE, PRECISION
+            (), dout, m_row, Panel(v, index(i_key, c.WIDE) * v.row), m_key, d_v,
+            tl.zeros((ROWS, COLS), b_delta.dtype), c
         )  # fmt: skip
-        b_p = read(line_at(p, local, i_local)[:, None] + i_key[None, :], m_tile).to(dp.dtype)
+        b_p = read(line_at(p, block.local, block.i_local)[:, None] + i_key[None, :], m_tile).to(dp.dtype)
         b_ds = score_gradient(b_p, dp, b_delta[:, None], scores)
-        if slope is not None:
-            b_ds *= read(line_at(slope, local, i_local)[:, None] + i_key[None, :], m_tile).to(dp.dtype)
-        write(line_at(ds, local, i_local)[:, None] + i_key[None, :], b_ds, m_tile)
+        if cap_derivative is not None:
+            p_derivative = line_at(cap_derivative, block.local, block.i_local)[:, None] + i_key[None, :]
+            b_ds *= read(p_derivative, m_tile).to(dp.dtype)
+        write(line_at(ds, block.local, block.i_local)[:, None] + i_key[None, :], b_ds, m_tile)

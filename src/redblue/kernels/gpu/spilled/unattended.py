@@ -1,8 +1,9 @@
-"""Keys that no query attends, taken away from kernels that spill: what such a key holds must not matter, be it NaN.
+"""Hides keys that no query attends from the kernels that spill, so that NaN in them cannot leak.
 
-These kernels multiply all keys of a slice by P or dS, which is 0 where a key is not attended, and 0 times NaN is NaN.
-A cache of keys that is not yet full is like that. Left alone are keys that some queries attend, as on the CPU, and
-those before the first query's window, of which a tile may be read: to cut them off would move dropout's places.
+These kernels multiply all keys of a slice by P or dS. Both are 0 where a key is not attended, but 0 times NaN is NaN,
+and a cache of keys that is not full yet may hold NaN. Keys that some query attends stay as they are, as on the CPU.
+Keys before the first query's window stay, too, and up to one tile of them is read: dropout counts keys from the first,
+so they cannot be cut off.
 """
 
 from __future__ import annotations
@@ -15,49 +16,52 @@ import torch
 from torch import Tensor
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.planning.device import copied, in_use
 from redblue.kernels.gpu.launch import Task
+from redblue.kernels.gpu.planning.device import copied, in_use
 from redblue.masks import Mask
 from redblue.masks.lowered import lowered
 
-KEPT, PANEL = 128, 64  # masks; rows that are lowered together, as for lists of long tiles
+KEPT = 128  # masks whose attended keys are kept
+PANEL = 64  # rows that are lowered together, as for lists of long tiles
 
 
-def seen(task: Task) -> Task:
-    """The same work without keys that no query attends: cut off behind the last query's band, 0 where lists have holes.
+def without_unattended_keys(task: Task) -> Task:
+    """The task without keys that no query attends: cut off behind a band, set to 0 where lists leave them out.
 
-    Gradients of what is cut off are written: 0.
+    Writes 0 into the gradients of keys that are cut off.
     """
     sizes = task.sizes
     if task.mask is None:
         stop = sizes.n_k if task.end is None else max(0, min(sizes.n_k, sizes.n_q - 1 + task.end))
         return task if stop == sizes.n_k else _cut(task, stop)
-    found = attended(task.mask, sizes.n_q, sizes.n_k, sizes.group, task.q.device)
-    if found is None:
+    attended = attended_keys(task.mask, sizes.n_q, sizes.n_k, sizes.group, task.q.device)
+    if attended is None:
         return task
-    in_use((found,))
-    unseen = ~(found[0] if task.planes is None else found[task.planes.long()])[..., None]
-    return replace(task, k=task.k.masked_fill(unseen, 0.0), v=task.v.masked_fill(unseen, 0.0))
+    in_use((attended,))
+    unattended = ~(attended[0] if task.planes is None else attended[task.planes.long()])[..., None]
+    return replace(task, k=task.k.masked_fill(unattended, 0.0), v=task.v.masked_fill(unattended, 0.0))
 
 
 def _cut(task: Task, stop: int) -> Task:
-    kept = {name: getattr(task, name) for name in ("k", "v", "dk", "dv")}
+    """The task without keys from `stop` on."""
+    arrays = {name: getattr(task, name) for name in ("k", "v", "dk", "dv")}
     for name in ("dk", "dv"):
-        if kept[name] is not None:
-            kept[name][:, :, stop:].zero_()
-    changes = {name: None if x is None else x[:, :, :stop] for name, x in kept.items()}
+        if arrays[name] is not None:
+            arrays[name][:, :, stop:].zero_()
+    changes = {name: None if x is None else x[:, :, :stop] for name, x in arrays.items()}
     bias = None if task.bias is None else task.bias[..., :stop]
-    return replace(task, sizes=task.sizes._replace(n_k=stop), bias=bias, **changes)
+    cut = task.cut_keys + task.sizes.n_k - stop
+    return replace(task, sizes=task.sizes._replace(n_k=stop), cut_keys=cut, bias=bias, **changes)
 
 
 @lru_cache(maxsize=KEPT)
-def attended(mask: Mask, n_q: int, n_k: int, group: int, device: torch.device) -> Tensor | None:
-    """(planes, n_k): which keys some query attends; None: all of them on every plane."""
-    found = lowered(mask, n_q, n_k, group, PANEL)  # every key of its runs is attended
-    planes, panels = 1 + int(found.planes.max(initial=0)), max(1, ceil_div(n_q * group, PANEL))
-    plane = np.repeat(np.arange(len(found.starts) - 1) // panels, np.diff(found.starts))
+def attended_keys(mask: Mask, n_q: int, n_k: int, group: int, device: torch.device) -> Tensor | None:
+    """Which keys some query attends, (planes, n_k); None: all keys on every plane."""
+    low = lowered(mask, n_q, n_k, group, PANEL)  # every key of its runs is attended
+    planes, panels = 1 + int(low.planes.max(initial=0)), max(1, ceil_div(n_q * group, PANEL))
+    plane = np.repeat(np.arange(len(low.starts) - 1) // panels, np.diff(low.starts))
     borders = np.zeros((planes, n_k + 1), np.int64)
-    np.add.at(borders, (plane, found.runs[:, 0]), 1)
-    np.add.at(borders, (plane, found.runs[:, 1]), -1)
+    np.add.at(borders, (plane, low.runs[:, 0]), 1)
+    np.add.at(borders, (plane, low.runs[:, 1]), -1)
     some = np.cumsum(borders, axis=1)[:, :n_k] > 0
     return None if some.all() else copied(some, device)

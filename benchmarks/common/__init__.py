@@ -1,0 +1,1 @@
+"""What all benchmarks share: rounds of contenders, records, and which measurements stay true."""

@@ -1,0 +1,198 @@
+"""Attention on this CPU, beside its peers and the measured peak: `make bench`.
+
+Correctness first: every call is held against float64 before any is timed, and if redblue is wrong, no number is
+printed. Then contenders take turns, and ratios are medians over the rounds. A whole run (about twenty minutes
+on two cores) keeps docs/results/operator.json and draws operator.svg beside it; Ctrl-C keeps what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports]
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.common.gate import Red
+from benchmarks.common.places import RESULTS
+from benchmarks.common.results import Figure, Row, read, write
+from benchmarks.common.timing import THREADS, spread
+from benchmarks.cpu import figure
+from benchmarks.cpu.measures import Bench, Measure, measures
+from redblue.base.terminal import table
+from redblue.catalogue.detect import detect_cpu
+from redblue.compiled import _core
+
+KEPT = RESULTS / "operator.json"
+PACKAGES = ("redblue", "torch", "onnxruntime", "openvino", "numpy")
+BUSY_LOAD = 0.5  # processes that wanted to run over the last minute, before we began
+PAGE_WIDTH = 132  # of what is not a terminal
+WIDE_SPREAD = 0.1  # between the quartiles of a ratio
+
+
+def arguments(names: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help=f"comma-separated, of {', '.join(names)}")
+    parser.add_argument("--d", help="only these head dimensions, comma-separated, of measures that run over several")
+    parser.add_argument("--quick", action="store_true", help="3 short rounds: to see that it works, not how fast")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each contender (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.1, help="of each contender in each round (%(default)s)")
+    parser.add_argument("--alone", action="store_true", help="without peers")
+    parser.add_argument("--check", action="store_true", help="only hold results against float64")
+    parser.add_argument("--json", type=Path, help=f"where to keep the results ({KEPT.name}, if the run is whole)")
+    parser.add_argument(
+        "--show", type=Path, metavar="JSON", help="measure nothing: the tables and figure of a kept run"
+    )
+    given = parser.parse_args()
+    if given.quick:
+        given.rounds, given.seconds = 3, 0.03
+    if given.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {given.rounds}")
+    given.only = given.only.split(",") if given.only else []
+    for name in given.only:
+        if name not in names:
+            parser.error(f"--only: {name} is none of {', '.join(names)}")
+    given.d = {int(d) for d in given.d.split(",")} if given.d else set()
+    return given
+
+
+def about(bench: Bench, load: float) -> dict[str, Any]:
+    """When, where and how."""
+    versions = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
+    versions = {name: versions.get(name, "not installed") for name in PACKAGES}
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "cpu": detect_cpu().model,
+        "cores": detect_cpu().cores,
+        "isa": _core.choose_isa().name,
+        "threads": THREADS,
+        "rounds": bench.rounds,
+        "seconds_per_turn": bench.seconds,
+        "load_before": round(load, 2),
+        "versions": {"python": platform.python_version()} | versions,
+    }
+
+
+def checked_and_run(chosen: list[Measure], bench: Bench, only_check: bool) -> tuple[list[Row], bool]:
+    """The rows, and whether these are all. Raises Red before anything is timed, if redblue is wrong."""
+    rows: list[Row] = []
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("held against float64", total=len(chosen))
+        for measure in chosen:
+            progress.update(task, description=f"held against float64: {measure.title}")
+            measure.check(bench)
+            progress.advance(task)
+        if only_check:
+            return rows, True
+        task = progress.add_task("timed", total=len(chosen))
+        try:
+            for measure in chosen:
+                progress.update(task, description=f"timed: {measure.title}")
+                rows.append(measure.run(bench))
+                progress.advance(task)
+        except KeyboardInterrupt:
+            return rows, False
+    return rows, True
+
+
+def number(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0%}" if unit == "%" else f"{value:.1f} us" if unit == "us" else f"{value:.2f}"
+
+
+def limit(shown: Figure, value: float | None) -> str:
+    sign = "<= " if shown.at_most and value is not None else ""
+    return sign + number(value, shown.unit)
+
+
+def verdicts(rows: list[Row]) -> Table:
+    """Each figure beside what must be and what is aimed at."""
+    made = table(("case", "figure"), ("must", "aim", "measured", "quartiles", "met"), title="Attention on this CPU")
+    for row in rows:
+        name = f"{row.measure}, {row.case}"
+        for each in row.figures:
+            middle, low, high = (number(value, each.unit) for value in each.value)
+            limits = (limit(each, each.limit.must), limit(each, each.limit.aim))
+            style = "red" if each.met == "no" else None
+            made.add_row(name, each.what, *limits, middle, f"{low} - {high}", each.met, style=style)
+            name = ""
+        if row.note or not row.figures:
+            made.add_row(name, row.note or "nothing to compare with", style="dim")
+    return made
+
+
+def rates(rows: list[Row]) -> Table:
+    """How fast each contender was."""
+    made = table(("case", "contender"), ("median", "quartiles", "unit"), title="Rates")
+    for row in rows:
+        name = f"{row.measure}, {row.case}"
+        for contender, values in row.rates.items():
+            middle, low, high = (f"{value:.4g}" for value in spread(values))
+            made.add_row(name, contender, middle, f"{low} - {high}", row.unit)
+            name = ""
+    return made
+
+
+def show(facts: dict[str, Any], rows: list[Row]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else PAGE_WIDTH)
+    console.print(verdicts(rows), rates(rows))
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    console.print(
+        f"{facts['cpu']}, {facts['isa']}, {facts['threads']} threads, {facts['date']}; {versions}", style="dim"
+    )
+    if facts["load_before"] > BUSY_LOAD:
+        console.print(f"The machine was busy (load {facts['load_before']}): measure again.", style="yellow")
+    wide = [row for row in rows if any(each.value.high > (1 + WIDE_SPREAD) * each.value.low for each in row.figures)]
+    if wide:
+        names = "; ".join(f"{row.measure}, {row.case}" for row in wide)
+        console.print(f"Quartiles more than {WIDE_SPREAD:.0%} apart: {names}", style="yellow")
+    if not facts["complete"]:
+        console.print("Not all was measured.", style="yellow")
+
+
+def main() -> None:
+    known = measures()
+    given = arguments(list(known))
+    if given.show:
+        facts, rows = read(given.show)
+        show(facts, rows)
+        figure.draw(facts, rows, given.show.with_suffix(".svg"))
+        return
+    load = os.getloadavg()[0]
+    torch.set_num_threads(THREADS)
+    bench = Bench(given.rounds, given.seconds, given.alone)
+    chosen = [measure for name in given.only or known for measure in known[name]]
+    chosen = [measure for measure in chosen if not given.d or measure.d is None or measure.d in given.d]
+    try:
+        rows, complete = checked_and_run(chosen, bench, given.check)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Red as red:
+        sys.exit(f"wrong result, so nothing is timed: {red}")
+    if given.check:
+        return
+    facts = about(bench, load) | {"complete": complete, "errors": bench.errors}
+    whole = complete and not (given.only or given.d or given.quick or given.alone)
+    path = given.json or (KEPT if whole else None)
+    show(facts, rows)
+    if path:
+        write(path, facts, rows)
+        figure.draw(facts, rows, path.with_suffix(".svg"))
+    if not complete:
+        sys.exit(128 + signal.SIGINT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Random calls on arrays that end where memory ends: any access outside an array kills the process.
+
+    make fuzz                                   # seven minutes of it, after the property tests
+    python benchmarks/cpu/fuzz.py --seconds 60 --seed 7
+    python benchmarks/cpu/fuzz.py --call 7 1234     # one call again, by its seed and number
+
+Every array, the results included, lies in pages of its own, its last byte before a page that may not be touched, or its
+first after one. Calls run in worker processes; one that dies is reported with the call it was doing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import mmap
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from redblue.compiled import _core
+from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu import mask_form
+from redblue.masks import Mask
+
+PAGE = mmap.PAGESIZE
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}
+
+
+class Guarded:
+    """An array (lead, heads, rows, columns) of random layout between two pages that may not be touched.
+
+    spread: "plain" (contiguous), "any", or "broadcast" (some strides are 0, too). described: as the core takes it.
+    """
+
+    def __init__(self, rng: np.random.Generator, dtype: str, shape: tuple[int, ...], spread: str = "any") -> None:
+        order = rng.permutation(4) if spread != "plain" and rng.random() < 0.6 else [3, 2, 1, 0]
+        strides, step = [0] * 4, 1 if spread == "plain" or rng.random() < 0.7 else int(rng.integers(2, 4))
+        low = high = 0
+        for axis in order:
+            if spread != "broadcast" or rng.random() < 0.5:
+                backwards = spread != "plain" and rng.random() < 0.2
+                strides[axis] = -step if backwards else step
+                reach = strides[axis] * max(0, shape[axis] - 1)
+                low, high = low + min(0, reach), high + max(0, reach)
+                step *= max(1, shape[axis])
+                step += int(rng.integers(0, 4)) if spread != "plain" and rng.random() < 0.3 else 0
+        empty = any(size == 0 and stride for size, stride in zip(shape, strides, strict=True))
+        held = 0 if empty else (high - low + 1) * BYTES[dtype]
+        pages = -(-held // PAGE) * PAGE
+        self.memory = mmap.mmap(-1, pages + 2 * PAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        for page in (start, start + PAGE + pages):
+            if protect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        first = PAGE if rng.random() < 0.3 else PAGE + pages - held
+        if held:
+            values = rng.standard_normal(held // BYTES[dtype])
+            raw = {
+                "float64": lambda: values,
+                "float32": lambda: values.astype(np.float32),
+                "float16": lambda: values.astype(np.float16),
+                "bfloat16": lambda: (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16),
+                "bool": lambda: values > -0.5,
+            }[dtype]()
+            ctypes.memmove(start + first, raw.ctypes.data, held)
+        self.described = (start + first - low * BYTES[dtype], *strides)
+
+
+def listed(rng: np.random.Generator, sizes: cpu.Sizes, lanes: int, bias_gradient: bool) -> cpu.Attended:
+    """A random mask, the same or another for each batch entry, as runs of keys or as pairs."""
+    shape = (sizes.lead[0], 1) if rng.random() < 0.3 else ()
+    mask = Mask.from_dense(rng.random((*shape, sizes.n_q, sizes.n_k)) < rng.choice([0.01, 0.1, 0.6, 1.0]))
+    if not bias_gradient and rng.random() < 0.5:
+        return mask_form.in_pairs(mask, sizes)
+    return mask_form.in_tiles(mask, sizes, lanes, bias_gradient)
+
+
+def one_call(seed: int, number: int) -> str:
+    """Do it. Returns it in words."""
+    rng = np.random.default_rng([seed, number])
+
+    def length() -> int:
+        return int(rng.choice([rng.integers(0, 10), rng.integers(0, 140), rng.integers(0, 600)]))
+
+    def width() -> int:
+        return int(rng.choice([rng.integers(1, 10), rng.integers(1, 140), rng.integers(1, 400)]))
+
+    rows = [row for row in _core.list_isas() if row.supported]
+    row = rows[rng.integers(len(rows))]
+    dtype = str(rng.choice(["float64", "float32", "bfloat16", "float16"]))
+    sums = "float64" if dtype == "float64" else "float32"
+    lead, kv_heads, group = int(rng.integers(1, 3)), int(rng.integers(1, 3)), int(rng.integers(1, 5))
+    n_q, n_k, d, d_v, heads = length(), length(), width(), width(), kv_heads * group
+    bias_dtype = str(rng.choice(["bool", "float32", "bfloat16", "float16", sums]))
+    q_shape, k_shape = (lead, heads, n_q, d), (lead, kv_heads, n_k, d)
+    v_shape, out_shape, sum_shape = (lead, kv_heads, n_k, d_v), (lead, heads, n_q, d_v), (lead, heads, n_q, 1)
+    q, k, v, dout = (Guarded(rng, dtype, s, "broadcast") for s in (q_shape, k_shape, v_shape, out_shape))
+    out, dq, dk, dv = (Guarded(rng, dtype, s) for s in (out_shape, q_shape, k_shape, v_shape))
+    lse, delta, dlse = (Guarded(rng, sums, sum_shape, "plain") for _ in range(3))
+    bias = Guarded(rng, bias_dtype, (lead, heads, n_q, n_k), "broadcast") if rng.random() < 0.5 else None
+    dbias = Guarded(rng, sums, (lead, heads, n_q, n_k), "broadcast") if bias and rng.random() < 0.7 else None
+    sinks = Guarded(rng, sums, (1, 1, 1, heads), "plain") if rng.random() < 0.3 else None
+    first = -n_q if rng.random() < 0.5 else int(rng.integers(-n_q - 3, n_k + 4))
+    end = n_k + 1 if rng.random() < 0.5 else first + int(rng.integers(1, n_q + n_k + 2))
+    mask = cpu.Attended(first, end)
+    sizes = cpu.Sizes((lead,), kv_heads, group, n_q, n_k, d, d_v)
+    if rng.random() < 0.5:
+        mask = listed(rng, sizes, row.lanes(cpu.NUMBERS[dtype]), dbias is not None)
+    tile = None
+    if rng.random() < 0.6:
+        tile = cpu.Tile(int(rng.integers(1, 200)), int(rng.integers(1, 200)), pieces=int(rng.integers(1, 6)))
+        if rng.random() < 0.3:
+            tile = cpu.TwoPassTile(*(int(edge) for edge in rng.integers(1, 200, 4)))
+        elif rng.random() < 0.5:
+            tile = cpu.SpillTile(bool(rng.random() < 0.5), *(int(edge) for edge in rng.integers(1, 200, 10)))
+    options = {
+        "mask": mask,
+        "scale": float(rng.choice([0.3, -0.2, 0.0, 1.0])),
+        "softcap": float(rng.choice([0.0, 0.0, 3.0])),
+        "dropout": float(rng.choice([0.0, 0.0, 0.4])),
+        "seed": int(rng.integers(2**63)),
+        "threads": int(rng.integers(1, 4)),
+        "bias": bias.described if bias else None,
+        "bias_dtype": bias_dtype,
+        "tile": tile,
+        "row": row,
+    }
+    arrays = [x.described for x in (q, k, v, out, lse)]
+    cpu.forward(sizes, dtype, *arrays, sinks=sinks.described if sinks else None, **options)
+    more = [x.described for x in (dout, dq, dk, dv, delta)]
+    given = {"dbias": dbias.described if dbias else None, "dlse": dlse.described if rng.random() < 0.5 else None}
+    cpu.backward(sizes, dtype, *arrays, *more, **given, **options)
+    return f"{row.name} {dtype} {sizes} {tile} {options} {arrays + more}"
+
+
+def work(seed: int, first: int, step: int, seconds: float, progress: Path) -> None:
+    """Calls until time is up; `progress` always holds the number of the one being done."""
+    end, number, done = time.monotonic() + seconds, first, 0
+    with progress.open("r+b", buffering=0) as file:
+        while time.monotonic() < end:
+            file.seek(0)
+            file.write(json.dumps({"call": number, "done": done}).ljust(80).encode())
+            one_call(seed, number)
+            number, done = number + step, done + 1
+        file.seek(0)
+        file.write(json.dumps({"call": number, "done": done}).ljust(80).encode())
+
+
+def fuzz(seed: int, seconds: float, workers: int, folder: Path) -> int:
+    """Run the workers. Returns how many died."""
+    found, running, begun = 0, [], time.monotonic()
+    for worker in range(workers):
+        progress = folder / f"worker{worker}"
+        progress.write_text("{}")
+        command = [
+            sys.executable,
+            __file__,
+            "--work",
+            str(seed),
+            str(worker),
+            str(workers),
+            str(seconds),
+            str(progress),
+        ]
+        running.append((subprocess.Popen(command, stderr=subprocess.PIPE, text=True), progress))
+    while any(process.poll() is None for process, _ in running):
+        time.sleep(1)
+        if sys.stderr.isatty():
+            done = sum(json.loads(progress.read_text() or "{}").get("done", 0) for _, progress in running)
+            print(f"\r{time.monotonic() - begun:.0f} s, {done} calls", end="", file=sys.stderr)
+    total = 0
+    for process, progress in running:
+        state = json.loads(progress.read_text())
+        total += state.get("done", 0)
+        if process.returncode:
+            found += 1
+            why = (
+                f"signal {-process.returncode}" if process.returncode < 0 else (process.communicate()[1] or "").strip()
+            )
+            print(f"\nDIED ({why}) in: python benchmarks/cpu/fuzz.py --call {seed} {state.get('call', 0)}")
+    print(f"\nseed {seed}: {total} calls forward and backward in {time.monotonic() - begun:.0f} s, {found} deaths")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600, help="how long (default: 600)")
+    parser.add_argument("--seed", type=int, default=None, help="of the calls (default: the clock)")
+    parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--call", type=int, nargs=2, metavar=("SEED", "NUMBER"), help="do one call again")
+    parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.call:
+        print(one_call(*given.call))
+        return
+    if given.work:
+        seed, first, step, seconds, progress = given.work
+        work(int(seed), int(first), int(step), float(seconds), Path(progress))
+        return
+    seed = time.time_ns() % 2**32 if given.seed is None else given.seed
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(1 if fuzz(seed, given.seconds, given.workers, Path(folder)) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""How fast the laboratory itself is, and this machine's measured roof: `make bench`.
+
+Correctness first: a counting run must equal its closed form, or nothing is timed. Times are the best of several runs
+on whatever machine this is; the table says which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+import redblue as rb
+from redblue import schedules
+from redblue.base.terminal import table
+from redblue.base.text import amount
+from redblue.base.text import time as seconds_text
+from redblue.catalogue.roofline import roofline
+from redblue.lab import counts
+
+MILLION = 1_000_000
+LIMITS = {"closed_form_seconds": 1e-3, "search_seconds": 50e-3, "counting_run_seconds": 0.5}  # what was promised
+WORDS = 116_224  # 227 KiB of 16-bit words
+
+
+def best_of(runs: int, action: Callable[[], object]) -> float:
+    """Seconds of the fastest run."""
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def check() -> None:
+    """Counting run = closed form, at the size that is timed."""
+    problem, tiles = rb.Problem(4096, 4096, 64), {"rows": 64, "cols": 64}
+    closed, ran = rb.count("flash", problem, tiles=tiles), counts.run("flash", problem, tiles=tiles)
+    if closed != ran:
+        sys.exit(f"the counting run and the closed form differ: {ran} and {closed}")
+
+
+def laboratory() -> list[dict[str, Any]]:
+    """Seconds of a closed form, of a tile search and of a counting run, for every schedule and direction."""
+    rows = []
+    for name, schedule in schedules.SCHEDULES.items():
+        mask = rb.Mask.full() if schedule.full_only else rb.Mask.causal()
+        for direction in schedule.passes:
+            large = rb.Problem(MILLION, MILLION, 128, mask=mask, direction=direction)
+            tiles = schedule.tiles(large, WORDS)
+            middle = rb.Problem(4096, 4096, 64, direction=direction)
+            edges = dict.fromkeys(schedule.direction(middle).edges, 64)
+            rows.append(
+                {
+                    "schedule": name,
+                    "direction": direction,
+                    "closed_form_seconds": best_of(20, lambda s=schedule, p=large, t=tiles: s.cost(p, t)),
+                    "search_seconds": best_of(5, lambda s=schedule, p=large: s.tiles(p, WORDS)),
+                    "counting_run_seconds": best_of(3, lambda n=name, p=middle, e=edges: counts.run(n, p, tiles=e)),
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    as_json = parser.parse_args().json
+    check()
+    start = time.perf_counter()
+    roof = roofline(remeasure=True)
+    roof_seconds = time.perf_counter() - start
+    rows = laboratory()
+    if as_json:
+        print(json.dumps({"laboratory": rows, "roof_seconds": roof_seconds, "roof": asdict(roof)}, indent=2))
+        return
+    times = table(
+        ("schedule", "direction"),
+        ("closed form", "tile search", "counting run"),
+        title="The laboratory: closed form and search at n = 1,000,000, d = 128, causal; run at n = 4096, d = 64",
+        caption="saha_ye, which takes no mask, on a full one",
+    )
+    for row in rows:
+        figures = (row["closed_form_seconds"], row["search_seconds"], row["counting_run_seconds"])
+        times.add_row(row["schedule"], row["direction"], *map(seconds_text, figures))
+    rates = table(("roof", ""), ("one core", "all cores"), title=f"{roof.cpu}: measured in {roof_seconds:.1f} s")
+    for dtype, rate in roof.peak_flops_per_second.items():
+        rates.add_row("multiply-add", dtype, *(f"{amount(rate[who])}FLOP/s" for who in ("one core", "all cores")))
+    for level, rate in roof.read_bandwidth_bytes_per_second.items():
+        rates.add_row("read", level, *(f"{amount(rate[who])}B/s" for who in ("one core", "all cores")))
+    Console().print(times, "", rates)
+    slow = [
+        f"{row['schedule']} {row['direction']}: {key}"
+        for row in rows
+        for key, most in LIMITS.items()
+        if row[key] > most
+    ]
+    if slow:
+        sys.exit("slower than promised (1 ms, 50 ms, 0.5 s), or the machine was busy: " + "; ".join(slow))
+
+
+if __name__ == "__main__":
+    main()

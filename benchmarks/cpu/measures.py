@@ -1,0 +1,372 @@
+"""What is measured, and what must come out of it: one `Measure` for each line of the table.
+
+`check` holds everything that a measure is about to time against float64; `run` times it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch  # pyright: ignore[reportMissingImports]
+
+from benchmarks.common.gate import Red
+from benchmarks.common.results import Figure, Limit, Row, read
+from benchmarks.common.timing import THREADS, race, rate, ratio, spread
+from benchmarks.cpu import gate, masked, tiles, training
+from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, SHORT, Call, contender, missing
+from redblue.catalogue.detect import detect_cpu
+from redblue.compiled import _core
+from redblue.masks import Mask
+
+DIMS = (64, 128, 256, 512)
+ODD_DIMS = (40, 72, 80, 96, 160)
+TILE_DIMS = (64, 128, 192, 256, 384, 576)
+TILE_SIDES = (("forward", "float32"), ("backward", "float32"), ("forward", "bfloat16"), ("backward", "bfloat16"))
+PEERS = (PYTORCH, ONNXRUNTIME, OPENVINO)
+BEST_PEER, PEAK, DRAM = "best peer", "measured peak", "measured DRAM reads"
+OVER_LAST_CACHE = 4  # K and V, so that it can keep little of them
+
+
+@dataclass
+class Bench:
+    """How to measure, and what the gate let through. alone: without peers."""
+
+    rounds: int = 15
+    seconds: float = 0.1  # of each contender in each round
+    alone: bool = False
+    errors: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    wrong: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def peers(self) -> list[str]:
+        return [] if self.alone else [peer for peer in PEERS if not missing(peer)]
+
+    def check(self, *calls: Call) -> None:
+        for call in calls:
+            if call.title not in self.errors:
+                self.errors[call.title], self.wrong[call.title] = gate.check(call, [REDBLUE, *self.peers])
+
+    def timed(self, call: Call, peers: tuple[str, ...], work: float | None = None) -> dict[str, Callable[[], float]]:
+        """The contenders that passed the gate, as functions that measure a rate."""
+        found = {}
+        for peer in (REDBLUE, *(peer for peer in peers if peer in self.peers)):
+            run = contender(peer, call) if peer in self.errors[call.title] else None
+            if run is not None:
+                found[peer] = partial(rate, run, work or call.flops / 1e9, self.seconds)
+        return found
+
+    def note(self, call: Call, peers: tuple[str, ...]) -> str:
+        """Why peers are not in a row."""
+        if self.alone:
+            return ""
+        gone = [f"{peer}: not installed" for peer in peers if missing(peer)]
+        wrong = self.wrong[call.title]
+        return "; ".join([*gone, *(f"{peer}: {wrong[peer]}" for peer in peers if peer in wrong)])
+
+
+@dataclass(frozen=True)
+class Measure:
+    title: str
+    check: Callable[[Bench], None]
+    run: Callable[[Bench], Row]
+    d: int | None = None
+
+
+def _peak(bench: Bench, dtype: str) -> Callable[[], float]:
+    """GFLOP/s of independent multiply-adds, of the instruction set that is in use."""
+    return lambda: _core.multiply_add_rate(dtype, THREADS, bench.seconds) / 1e9
+
+
+def compare(title: str, call: Call, peers: tuple[str, ...], limits: Mapping[str, Limit]) -> Measure:
+    """redblue beside peers and the measured peak. limits by BEST_PEER, a peer's name, or PEAK."""
+
+    def run(bench: Bench) -> Row:
+        contenders = bench.timed(call, peers)
+        if PEAK in limits:
+            contenders[PEAK] = _peak(bench, call.dtype)
+        rates = race(contenders, bench.rounds)
+        figures, present = [], [peer for peer in peers if peer in rates]
+        if BEST_PEER in limits and present:
+            best = max(present, key=lambda peer: spread(rates[peer]).median)
+            figures.append(Figure(f"over {best} (best peer)", ratio(rates, REDBLUE, best), limits[BEST_PEER]))
+        named = [peer for peer in present if peer in limits]
+        figures += [Figure(f"over {peer}", ratio(rates, REDBLUE, peer), limits[peer]) for peer in named]
+        if PEAK in limits:
+            figures.append(Figure(f"of {PEAK}", ratio(rates, REDBLUE, PEAK), limits[PEAK], "%"))
+        parameters = {"d": call.d, "dtype": call.dtype, "direction": call.direction}
+        note = bench.note(call, peers)
+        return Row(title, f"d {call.d}", figures, rates, note=note, parameters=parameters)
+
+    return Measure(title, lambda bench: bench.check(call), run, call.d)
+
+
+def causal(d: int) -> Measure:
+    """Half of the work is masked: how much of the time is saved, in calls per second."""
+    title, full = "fp32 forward, causal", Call(d, n_q=4096, n_k=4096)
+    half = Call(d, n_q=4096, n_k=4096, causal=True)
+
+    def run(bench: Bench) -> Row:
+        contenders = {}
+        for call, name in ((full, "full"), (half, "causal")):
+            timed = bench.timed(call, (PYTORCH,), 1)
+            contenders |= {f"{peer}, {name}": measured for peer, measured in timed.items()}
+        rates = race(contenders, bench.rounds)
+        figures = [
+            Figure(
+                "time of causal / full",
+                ratio(rates, "redblue, full", "redblue, causal"),
+                Limit(0.58, 0.53),
+                at_most=True,
+            )
+        ]
+        if f"{PYTORCH}, causal" in rates:
+            over = ratio(rates, "redblue, causal", f"{PYTORCH}, causal")
+            figures.append(Figure(f"over {PYTORCH}, causal", over, Limit()))
+        return Row(title, f"n 4096, d {d}", figures, rates, "calls/s", bench.note(full, (PYTORCH,)))
+
+    return Measure(title, lambda bench: bench.check(full, half), run, d)
+
+
+def avx2(d: int) -> Measure:
+    """fp32 forward in processes of its own, which REDBLUE_ISA tells to use avx2."""
+    title = "avx2, fp32 forward"
+    able = any(isa.name == "avx2" and isa.supported for isa in _core.list_isas())
+
+    def of_its_own(*options: str) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.cpu.attention",
+            "--alone",
+            "--only",
+            "forward_fp32",
+            "--d",
+            str(d),
+            *options,
+        ]
+        done = subprocess.run(command, env=os.environ | {"REDBLUE_ISA": "avx2"}, capture_output=True, text=True)
+        if done.returncode:
+            raise Red(f"{title}, d {d}: {done.stderr}")
+
+    def run(bench: Bench) -> Row:
+        if not able:
+            return Row(title, f"d {d}", note="this CPU cannot run it")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "avx2.json"
+            of_its_own("--rounds", str(bench.rounds), "--seconds", str(bench.seconds), "--json", str(path))
+            _, (row,) = read(path)
+        figures = [Figure(f"of its own {PEAK}", each.value, Limit(0.80, 0.90), "%") for each in row.figures]
+        return Row(title, row.case, figures, row.rates, row.unit)
+
+    return Measure(title, lambda bench: of_its_own("--check") if able else None, run, d)
+
+
+def decoding(dtype: str) -> Measure:
+    """One query against a long cache: bytes of K and V per second, against reading as many bytes and no more."""
+    title, bytes_per_word = f"{SHORT[dtype]} decoding", {"float32": 4, "bfloat16": 2}[dtype]
+    caches = detect_cpu().caches
+    last = caches[-1].capacity_bytes if caches else 32 << 20
+    bytes_per_head = 2 * 65_536 * 128 * bytes_per_word
+    call = Call(128, dtype, n_q=1, n_k=65_536, heads=max(4, -(-OVER_LAST_CACHE * last // bytes_per_head)))
+    moved = call.heads * bytes_per_head
+
+    def run(bench: Bench) -> Row:
+        contenders = bench.timed(call, (PYTORCH,), moved / 1e9)
+        contenders[DRAM] = lambda: _core.read_rate(moved // THREADS, THREADS, bench.seconds) / 1e9
+        rates = race(contenders, bench.rounds)
+        figures = [Figure(f"of {DRAM}", ratio(rates, REDBLUE, DRAM), Limit(0.80, 0.95), "%")]
+        if PYTORCH in rates:
+            figures.append(Figure(f"over {PYTORCH}", ratio(rates, REDBLUE, PYTORCH), Limit()))
+        case = f"n_k 65,536, H {call.heads}, d 128"
+        return Row(title, case, figures, rates, "GB/s", bench.note(call, (PYTORCH,)))
+
+    return Measure(title, lambda bench: bench.check(call), run)
+
+
+def scaling() -> Measure:
+    """One head, backward: nothing to share out but the head itself."""
+    title, call = "scaling to 2 threads", Call(64, "float32", "backward", 4096, 4096, heads=1)
+
+    def run(bench: Bench) -> Row:
+        contenders = {}
+        for name, timed in bench.timed(call, (PYTORCH,)).items():
+            for threads in (1, THREADS):
+                contenders[f"{name}, {threads} thread{'s' * (threads > 1)}"] = partial(_with_threads, threads, timed)
+        rates = race(contenders, bench.rounds)
+        figures = []
+        for name, limit in ((REDBLUE, Limit(1.8)), (PYTORCH, Limit())):
+            if f"{name}, 1 thread" in rates:
+                scaled = ratio(rates, f"{name}, {THREADS} threads", f"{name}, 1 thread")
+                figures.append(Figure(f"{name} over 1 thread", scaled, limit))
+        return Row(title, "backward, H 1, n 4096", figures, rates, note=bench.note(call, (PYTORCH,)))
+
+    return Measure(title, lambda bench: bench.check(call), run)
+
+
+def _with_threads(threads: int, timed: Callable[[], float]) -> float:
+    torch.set_num_threads(threads)
+    try:
+        return timed()
+    finally:
+        torch.set_num_threads(THREADS)
+
+
+def gpt(autocast: bool) -> Measure:
+    title, case = "GPT training step", "bf16 autocast" if autocast else "fp32"
+
+    def check(bench: Bench) -> None:
+        bench.errors[f"{title}, {case}"] = training.check(autocast)
+
+    def run(bench: Bench) -> Row:
+        steps = {name: training.trainer(attention, autocast) for name, attention in training.ATTENTION.items()}
+        rates = race({name: partial(rate, step, 1, bench.seconds) for name, step in steps.items()}, bench.rounds)
+        return Row(
+            title, case, [Figure(f"over {PYTORCH}", ratio(rates, REDBLUE, PYTORCH), Limit(1.0))], rates, "steps/s"
+        )
+
+    return Measure(title, check, run)
+
+
+def overhead() -> Measure:
+    """Of a call that computes next to nothing."""
+    title, call, times = "overhead of a call", Call(8, n_q=4, n_k=4, heads=1), 200
+
+    def run(bench: Bench) -> Row:
+        contenders = {}
+        for name in (REDBLUE, PYTORCH):
+            made = contender(name, call)
+            assert made is not None
+
+            def many(made: Callable[[], object] = made) -> None:
+                with torch.no_grad():
+                    for _ in range(times):
+                        made()
+
+            contenders[name] = partial(rate, many, times / 1e6, bench.seconds)
+        rates = race(contenders, bench.rounds)
+        more = spread([1 / a - 1 / b for a, b in zip(rates[REDBLUE], rates[PYTORCH], strict=True)])
+        figures = [Figure(f"more than {PYTORCH}", more, Limit(10), "us", at_most=True)]
+        return Row(title, "forward, H 1, n 4, d 8", figures, rates, "M calls/s")
+
+    return Measure(title, lambda bench: bench.check(call), run)
+
+
+NEIGHBOUR = Call(64, n_q=256, n_k=256)
+
+
+def after_us() -> Measure:
+    """In turns with PyTorch's own work: do our idle threads take the cores from it?"""
+    title = "PyTorch's matmul after attention"
+
+    def run(bench: Bench) -> Row:
+        matmul, rates = _matmul(), {}
+        runs = {name: contender(name, NEIGHBOUR) for name in (REDBLUE, PYTORCH)}
+        turns = {name: partial(_second, run, matmul, bench.seconds) for name, run in runs.items() if run}
+        rates = race(turns, bench.rounds)
+        slower = ratio(rates, PYTORCH, REDBLUE)
+        figures = [Figure("time, over that after SDPA", slower, Limit(1.05), at_most=True)]
+        return Row(title, "512 x 512", figures, rates, "calls/s")
+
+    return Measure(title, lambda bench: bench.check(NEIGHBOUR), run)
+
+
+def after_them() -> Measure:
+    """Or PyTorch's from us? Its threads spin for a while after each of its operations: known, not held to anything."""
+    title = "redblue after PyTorch's matmul"
+
+    def run(bench: Bench) -> Row:
+        ours = contender(REDBLUE, NEIGHBOUR)
+        assert ours is not None
+        before = {"after a matmul": _matmul(), "after itself": ours}
+        turns = {name: partial(_second, first, ours, bench.seconds) for name, first in before.items()}
+        rates = race(turns, bench.rounds)
+        slower = ratio(rates, "after itself", "after a matmul")
+        figures = [Figure("time, over that after itself", slower, Limit(), at_most=True)]
+        return Row(title, "forward, n 256", figures, rates, "calls/s")
+
+    return Measure(title, lambda bench: bench.check(NEIGHBOUR), run)
+
+
+def _matmul() -> Callable[[], object]:
+    a, b, c = (torch.randn(512, 512) for _ in range(3))
+    return lambda: torch.mm(a, b, out=c)
+
+
+def _second(first: Callable[[], object], second: Callable[[], object], seconds: float) -> float:
+    """Calls of `second` per second of its own time, each right after `first`."""
+    taken, count, end = 0.0, 0, perf_counter() + seconds
+    while perf_counter() < end:
+        first()
+        start = perf_counter()
+        second()
+        taken += perf_counter() - start
+        count += 1
+    return count / taken
+
+
+def tile(direction: str, dtype: str, d: int) -> Measure:
+    title, call = f"tiles, {SHORT[dtype]} {direction}", Call(d, dtype, direction)
+
+    def run(bench: Bench) -> Row:
+        rates, plan, best, tried = tiles.sweep(call, max(3, bench.rounds // 2), bench.seconds)
+        rates = {name: [value / 1e9 for value in values] for name, values in rates.items()}
+        figures = [Figure(f"plan {plan} of best {best}", ratio(rates, plan, best), Limit(0.95), "%")]
+        return Row(title, f"d {d}", figures, rates, parameters={"tiles_tried": tried, "plan": plan, "best": best})
+
+    return Measure(title, lambda bench: bench.check(call), run, d)
+
+
+def masks() -> dict[str, list[Measure]]:
+    found: dict[str, list[Measure]] = {}
+    for name, title, checked, run in masked.CASES:
+
+        def check(bench: Bench, checked: Callable[[], list[Mask]] = checked) -> None:
+            for mask in checked():
+                masked.check(mask)
+
+        found.setdefault(name, []).append(Measure(title, check, run))
+    return found
+
+
+def measures() -> dict[str, list[Measure]]:
+    """By the name that --only takes."""
+    bf16 = {PEAK} if _core.choose_isa().has_bfloat16 else set()
+
+    def over_dims(direction: str, dtype: str, peers: tuple[str, ...], limits: dict[str, Limit]) -> list[Measure]:
+        kept = {name: limit for name, limit in limits.items() if name != PEAK or dtype == "float32" or bf16}
+        return [compare(f"{SHORT[dtype]} {direction}", Call(d, dtype, direction), peers, kept) for d in DIMS]
+
+    all_peers, torch_only = (PYTORCH, ONNXRUNTIME, OPENVINO), (PYTORCH,)
+    fp16 = [Call(d, "float16", direction) for direction in ("forward", "backward") for d in DIMS[:2]]
+    odd = [Call(d, "float32", direction) for direction in ("forward", "backward") for d in ODD_DIMS]
+    half_as_fast_again = {PYTORCH: Limit(1.5)}
+    return {
+        "forward_fp32": over_dims("forward", "float32", all_peers, {BEST_PEER: Limit(1.15), PEAK: Limit(0.80, 0.90)}),
+        "backward_fp32": over_dims("backward", "float32", torch_only, {PYTORCH: Limit(2), PEAK: Limit(0.65, 0.80)}),
+        "forward_bf16": over_dims(
+            "forward",
+            "bfloat16",
+            (PYTORCH, OPENVINO),
+            {OPENVINO: Limit(1.1), PYTORCH: Limit(3), PEAK: Limit(None, 0.75)},
+        ),
+        "backward_bf16": over_dims("backward", "bfloat16", torch_only, {PYTORCH: Limit(1.6), PEAK: Limit(None, 0.60)}),
+        "causal": [causal(d) for d in DIMS[:2]],
+        "avx2": [avx2(d) for d in DIMS],
+        "decoding": [decoding(dtype) for dtype in ("float32", "bfloat16")],
+        "fp16": [compare(f"fp16 {call.direction}", call, torch_only, half_as_fast_again) for call in fp16],
+        "odd": [compare(f"fp32 {call.direction}, odd d", call, torch_only, half_as_fast_again) for call in odd],
+        "scaling": [scaling()],
+        "training": [gpt(autocast) for autocast in (False, True)],
+        "overhead": [overhead()],
+        "neighbours": [after_us(), after_them()],
+        "tiles": [tile(*sides, d) for sides in TILE_SIDES for d in TILE_DIMS],
+        **masks(),
+    }

@@ -1,0 +1,67 @@
+"""Peak memory of attention, forward and backward, at a length whose scores alone would take 16 GiB.
+
+Usage: python benchmarks/cpu/memory.py [--n 65536] [--d 64] [--window KEYS] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+from pathlib import Path
+
+import torch
+
+import redblue as rb
+
+MIB = 2**20
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--n", type=int, default=65_536)
+    parser.add_argument("--d", type=int, default=64)
+    parser.add_argument("--window", type=int, help="causal, each query attends so many keys before its own")
+    parser.add_argument("--most", type=int, help="fail if the forward pass adds more than so many MB (10^6 bytes)")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    q, k, v = (torch.randn(1, 1, given.n, given.d, requires_grad=True) for _ in range(3))
+    dout = torch.randn(1, 1, given.n, given.d)
+    small = torch.randn(1, 1, 256, given.d, requires_grad=True)
+    rb.attention(small, small, small).sum().backward()  # what PyTorch and the pool take once
+    before = peak_bytes()
+    mask = None if given.window is None else rb.Mask.sliding_window(given.window, 0)
+    out = rb.attention(q, k, v, mask=mask)
+    forward = peak_bytes() - before
+    out.backward(dout)
+    both = peak_bytes() - before
+    array = 4 * given.n * given.d
+    found = {
+        "n": given.n,
+        "d": given.d,
+        "window": given.window,
+        "array_bytes": array,
+        "scores_bytes": 4 * given.n**2,
+        "forward_bytes": forward,
+        "forward_and_backward_bytes": both,
+    }
+    print(
+        f"n = {given.n:,}, d = {given.d}, float32, one head: one array takes {array / MIB:.0f} MiB, the scores would "
+        f"take {4 * given.n**2 / MIB:,.0f}\nforward adds {forward / MIB:.0f} MiB to the peak (one array: out), forward "
+        f"and backward {both / MIB:.0f} (five: out, dq, dk, dv, and dQ's sums)"
+    )
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if given.most is not None and forward > given.most * 10**6:
+        raise SystemExit(f"the forward pass added {forward / 1e6:.0f} MB, more than {given.most}")
+    # Whatever allocators keep besides: far from n^2.
+    if both > 10 * array + 64 * MIB:
+        raise SystemExit("more than ten arrays: something of size n^2?")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The plan's tile against every other: does the planner, which knows only words, choose what is fast?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import torch  # pyright: ignore[reportMissingImports]
+
+from benchmarks.common.timing import THREADS, race, rate
+from benchmarks.cpu.peers import Call, inputs
+from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu.call import NUMBERS, Sizes, Tile
+
+ROWS = (1, 2, 3, 4, 6, 8, 16, 32)  # in kernel panels
+COLS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 22, 43)  # by 48; the last is all 2048 keys
+TRIES = 2  # calls of each; the fastest counts
+FINALISTS = 5  # of the sweep, raced against the plan
+
+
+class Kernel:
+    """One call of the compiled kernel as a function of its tile; what is written is not looked at."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.x = call, inputs(call)
+        self.sizes = Sizes((1,), call.heads, 1, call.n_q, call.n_k, call.d, call.d)
+        x, lse = self.x, torch.empty(1, call.heads, call.n_q, 1)
+        self.written = [torch.empty_like(x.q), lse]
+        self.gradients = [torch.empty_like(array) for array in (x.q, x.k, x.v, lse)]
+        self.options = {"mask": cpu.Attended(-call.n_q, call.n_k + 1), "scale": call.d**-0.5, "threads": THREADS}
+        if call.direction == "backward":
+            cpu.forward(self.sizes, call.dtype, *_described(x[:3], self.written), **self.options)
+
+    @property
+    def plan(self) -> Tile:
+        return cpu.plan_tile(self.call.direction, self.sizes, self.call.dtype)
+
+    def candidates(self) -> Iterator[Tile]:
+        """Every tile of the grid; the backward pass takes one panel of rows at a time."""
+        lanes = cpu.isa().lanes(NUMBERS[self.call.dtype])
+        for rows in ROWS if self.call.direction == "forward" else ROWS[:1]:
+            for cols in COLS:
+                yield Tile(rows * lanes, cols * 48)
+
+    def __call__(self, tile: Tile) -> None:
+        x, arrays = self.x, (self.x[:3], self.written)
+        if self.call.direction == "forward":
+            cpu.forward(self.sizes, self.call.dtype, *_described(*arrays), **self.options, tile=tile)
+        else:
+            described = _described(*arrays, [x.dout], self.gradients)
+            cpu.backward(self.sizes, self.call.dtype, *described, **self.options, tile=tile)
+
+
+def _described(*groups: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> list[cpu.Array]:
+    return [(array.data_ptr(), *array.stride()) for group in groups for array in group]
+
+
+def sweep(call: Call, rounds: int, seconds: float) -> tuple[dict[str, list[float]], str, str, int]:
+    """(FLOP/s of plan and finalists by tile, the plan's tile, the best one, tiles tried).
+
+    Every tile of the grid runs; those that came out best then take turns with the plan, so that one lucky run decides
+    nothing. Of equals the plan is the best.
+    """
+    kernel = Kernel(call)
+    tiles = list(dict.fromkeys([kernel.plan, *kernel.candidates()]))
+    first = {tile: min(_seconds(kernel, tile) for _ in range(TRIES)) for tile in tiles}
+    finalists = sorted(tiles, key=lambda tile: first[tile])[:FINALISTS]
+    raced = {
+        _name(tile): partial(rate, partial(kernel, tile), call.flops, seconds) for tile in (kernel.plan, *finalists)
+    }
+    rates = race(raced, rounds)
+    best = max(rates, key=lambda name: sorted(rates[name])[len(rates[name]) // 2])
+    return rates, _name(kernel.plan), best, len(tiles)
+
+
+def _seconds(kernel: Kernel, tile: Tile) -> float:
+    start = time.perf_counter()
+    kernel(tile)
+    return time.perf_counter() - start
+
+
+def _name(tile: Tile) -> str:
+    return f"{tile.rows} x {tile.cols}"

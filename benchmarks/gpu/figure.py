@@ -1,0 +1,78 @@
+"""The figure of the GPU benchmark: TFLOP/s over d and over n; each plot ends at the matmul peak that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from benchmarks.common.figure import write_svg
+from benchmarks.gpu.calls import CUDNN, EFFICIENT, FFPA, FLASH, FLEX, MATH, PLANNED, TUNED, UNFUSED, Call
+from redblue.base.style import LOOKS
+
+CONTENDERS = {
+    TUNED: LOOKS["flash"],
+    PLANNED: LOOKS["flash_onepass"],
+    FLASH: LOOKS["small_cache"],
+    CUDNN: LOOKS["flash1"],
+    EFFICIENT: LOOKS["hybrid"],
+    MATH: LOOKS["standard"],
+    FLEX: LOOKS["spilled_ds"],
+    UNFUSED: LOOKS["gather"],
+    FFPA: LOOKS["saha_ye"],
+}
+PANELS = (("width", "n", 8192), ("n", "width", "128"), ("n", "width", "512"), ("n", "width", "576/512"))
+NAMED = {"width": "d", "n": "n"}
+WIDTH, HEIGHT = 300, 230
+
+
+def draw(
+    about: dict[str, Any], peaks: Mapping[str, float], times: Mapping[Call, Mapping[str, float]], path: Path
+) -> None:
+    """Write an SVG; nothing if there is nothing to draw."""
+    panels = []
+    for direction in ("forward", "backward"):
+        for causal in (False, True):
+            chosen = {c: each for c, each in times.items() if (c.direction, c.causal) == (direction, causal)}
+            dense = {c: each for c, each in chosen.items() if c.density == 1}
+            for varied, fixed, value in PANELS:
+                some = {c: each for c, each in dense.items() if getattr(c, fixed) == value}
+                if len({getattr(c, varied) for c in some}) > 1:
+                    title = f"{direction}{', causal' * causal}, {NAMED[fixed]} {value}"
+                    panels.append(panel(title, varied, some, peaks))
+    if not panels:
+        return
+    title = alt.TitleParams(f"{about['device']}, {about['days']}; 1 batch, 32 heads", anchor="start", dy=-8)
+    chart = alt.concat(*panels, columns=len(PANELS), spacing=36).properties(title=title)
+    write_svg(chart, path)
+
+
+def panel(
+    title: str, varied: str, times: Mapping[Call, Mapping[str, float]], peaks: Mapping[str, float]
+) -> alt.LayerChart | alt.FacetChart:
+    """Rates over one size; the plot's upper edge is the peak."""
+    roof = max(peaks[call.dtype] for call in times)
+    points = [
+        {varied: getattr(call, varied), "contender": name, "rate": call.flops / seconds / 1e12}
+        for call, each in times.items()
+        for name, seconds in each.items()
+    ]
+    names, looks = list(CONTENDERS), CONTENDERS.values()
+    legend = alt.Legend(title=None, orient="bottom", direction="horizontal", columns=4)
+    colour = alt.Color("contender:N", scale=alt.Scale(domain=names, range=[x.light for x in looks]), legend=legend)
+    shape = alt.Shape("contender:N", scale=alt.Scale(domain=names, range=[x.shape for x in looks]), legend=legend)
+    order = list(dict.fromkeys(getattr(call, varied) for call in sorted(times, key=lambda call: (call.d, call.n))))
+    x = alt.X(f"{varied}:O", title=NAMED[varied], sort=order, axis=alt.Axis(labelAngle=0))
+    y = alt.Y("rate:Q", title="TFLOP/s", scale=alt.Scale(domain=[0, roof], nice=False), axis=alt.Axis(tickCount=6))
+    base = alt.Chart(alt.Data(values=points))
+    return alt.layer(
+        alt.Chart(alt.Data(values=[{"rate": roof}])).mark_rule(style="ink", strokeWidth=1.5).encode(y=y),
+        base.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
+        base.mark_point(filled=True, size=60, opacity=1).encode(x=x, y=y, color=colour, shape=shape),
+    ).properties(
+        width=WIDTH,
+        height=HEIGHT,
+        title=alt.TitleParams(f"{title}, peak {roof:.0f} TFLOP/s", anchor="start", fontWeight="normal"),
+    )

@@ -1,0 +1,68 @@
+"""Times of calls on a GPU, by the device's own events, each call with a second-level cache that holds nothing of it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch  # pyright: ignore[reportMissingImports]
+
+MIN_COUNT, MAX_COUNT = 5, 30  # repetitions
+SECONDS = 0.3  # of each contender, or MIN_COUNT repetitions
+FLUSH_OVER_L2 = 4
+PEAK_SIDE = 8192
+
+
+class Device:
+    """What a GPU is asked for here."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        self.flushed = torch.empty(FLUSH_OVER_L2 * l2_bytes, dtype=torch.int8, device=self.name)
+
+    def seconds(self, run: Callable[[], object]) -> list[float]:
+        """Of several repetitions, after two that warm up."""
+        run()
+        once = self._timed([run])[0]
+        count = min(MAX_COUNT, max(MIN_COUNT, int(SECONDS / max(once, 1e-6))))
+        return self._timed([run] * count)
+
+    def _timed(self, runs: list[Callable[[], object]]) -> list[float]:
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in runs]
+        for run, (start, end) in zip(runs, events, strict=True):
+            self.flushed.zero_()
+            start.record()
+            run()
+            end.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+    def free(self) -> None:
+        torch.cuda.empty_cache()
+
+
+class Dry:
+    """In place of a GPU: the host's clock, around what an interpreter does. No time is worth reading."""
+
+    name = "cpu"
+
+    def seconds(self, run: Callable[[], object]) -> list[float]:
+        start = time.perf_counter()
+        run()
+        return [time.perf_counter() - start]
+
+    def free(self) -> None:
+        pass
+
+
+def peak(device: Device | Dry, dtype: str, side: int = PEAK_SIDE) -> float:
+    """TFLOP/s of PyTorch's product of two square matrices."""
+    a, b = (torch.randn(side, side, device=device.name).to(getattr(torch, dtype)) for _ in range(2))
+    return 2 * side**3 / statistics.median(device.seconds(lambda: a @ b)) / 1e12
+
+
+def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(each) for name, each in times.items() if each}

@@ -1,0 +1,66 @@
+"""The small-cache experiment's bytes: launches as they were timed, of one head, under Nsight Compute.
+
+All launches of one width go through one process, which `bytes_of` starts under ncu; run as a script, this is that
+process: it compiles each launch, and only then lets ncu count its kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports]
+
+from redblue.meter import ncu
+
+BOUNDARIES = ("shared memory and L1/L2", "L2/DRAM")
+
+Place = tuple[str, int, int, str]  # direction, d, kilobytes, schedule
+
+
+def bytes_of(places: Sequence[Place]) -> list[tuple[int, int]]:
+    """Of each launch, the bytes between shared memory and L2, and between L2 and memory. Raises RedblueError."""
+    with tempfile.TemporaryDirectory(prefix="redblue-ncu-") as made:
+        kernels = Path(made, "kernels.json")
+        command = [sys.executable, "-m", "benchmarks.small_cache.bytes", json.dumps(places), str(kernels)]
+        status, said, errors = ncu.csv_of(command, BOUNDARIES, os.environ)
+        launched = json.loads(kernels.read_text()) if kernels.exists() else []
+    found = ncu.read_each(said, launched, BOUNDARIES, status, errors)
+    near, far = ([one[name].bytes_read + one[name].bytes_written for one in found] for name in BOUNDARIES)
+    return list(zip(near, far, strict=True))
+
+
+def main(places: list[Place], kernels: Path, profiler: Any = torch.cuda.profiler, device: str = "cuda") -> None:
+    """Write how many kernels each launch has, then make the launches, the second time between start and stop."""
+    from benchmarks.small_cache.crossing import Row, problem
+    from benchmarks.small_cache.device import card_with, planned  # which imports this file
+    from redblue.kernels.cpu.call import Sizes
+    from redblue.kernels.gpu.table import KERNELS
+    from redblue.meter.gpu_calls import task_of
+
+    launched = []
+    for place in places:
+        row = Row(*place)
+        launch = planned(row, card_with(row.kilobytes))
+        case = problem(row.direction, row.d)  # of one head
+        task = task_of(case, Sizes((1,), 1, 1, case.n_q, case.n_k, row.d, row.d), torch.device(device))
+        runs = [run for run in getattr(KERNELS[launch.kernel], row.direction)(task, launch) if all(run.grid)]
+        for run in runs:
+            run()
+        torch.cuda.synchronize()
+        profiler.start()
+        for run in runs:
+            run()
+        torch.cuda.synchronize()
+        profiler.stop()
+        launched.append(len(runs))
+        kernels.write_text(json.dumps(launched))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,197 @@
+"""The experiment that the papers lack: flash against the small-cache algorithms under the same, shrinking memory.
+
+The planner is told 24 to 227 KB of shared memory in turn; `flash` then takes tiles as small as it needs, `hybrid` and
+`small_cache` spill. Words are counted by the closed forms, of the best tiles there are and of those that a tensor core
+takes (multiples of 16); `--dry` stops there, and needs no GPU. On a GPU each is also timed, with the tiles of its plan,
+and, where Nsight Compute runs, its bytes are measured at both boundaries, each beside its own bound: between the first
+and the second cache by what shared memory holds, between the second cache and memory by what the second cache holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import redblue as rb
+from benchmarks.common.kept import days
+from benchmarks.common.places import RESULTS
+from benchmarks.small_cache import figure as small_cache_figure
+from redblue import schedules
+from redblue.base.files import replace_whole
+from redblue.base.terminal import table
+from redblue.schedules import TooFewWords
+
+KEPT = RESULTS / "small_cache.json"
+KILOBYTES = (24, 32, 48, 64, 99, 163, 227)  # of shared memory: from half a T4's to an H100's
+WIDTHS = (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024)
+SCHEDULES = ("flash", "hybrid", "small_cache")
+PAIRS = (("flash", "hybrid"), ("hybrid", "small_cache"))  # that take turns
+DIRECTIONS = ("forward", "backward")
+N, HEADS, DTYPE, WORD_BYTES = 8192, 16, "bfloat16", 2
+TENSOR_CORE = 16  # of which tile edges are multiples
+
+
+@dataclass
+class Row:
+    """One schedule under one memory. Words and bytes are of one head; None: it does not fit, or was not measured."""
+
+    direction: str
+    d: int
+    kilobytes: int
+    schedule: str
+    words: int | None = None  # of the best tiles
+    tensor_core_words: int | None = None  # of the best tiles whose edges are multiples of 16
+    tensor_core_tiles: dict[str, int] = field(default_factory=dict)
+    bound_words: int = 0
+    launch: str = ""  # of the kernel, as planned for a card with so little shared memory
+    launch_words: int | None = None  # of its tiles
+    seconds: float | None = None  # of HEADS heads
+    date: str = ""  # when it was timed, or refused
+    l1_l2_bytes: float | None = None  # as Nsight Compute counts them
+    l2_dram_bytes: float | None = None
+    l2_dram_bound_bytes: float | None = None  # by what the second cache holds
+    why: str = ""
+
+    @property
+    def capacity_words(self) -> int:
+        return self.kilobytes * 1024 // WORD_BYTES
+
+    @property
+    def d2_over_M(self) -> float:
+        return self.d**2 / self.capacity_words
+
+
+def problem(direction: str, d: int) -> rb.Problem:
+    return rb.Problem(n_q=N, n_k=N, d=d, dtype=DTYPE, direction=direction)
+
+
+def counted(direction: str, d: int, kilobytes: int, schedule: str) -> Row:
+    row = Row(direction, d, kilobytes, schedule)
+    case, found = problem(direction, d), schedules.get(schedule)
+    row.bound_words = rb.lower_bound(case, words=row.capacity_words).words
+    edges = found.direction(case).edges
+    try:
+        row.words = found.words(case, found.tiles(case, row.capacity_words))
+        tiles = found.tiles(case, row.capacity_words, dict.fromkeys(edges, TENSOR_CORE))
+    except TooFewWords as error:
+        row.why = str(error)
+    else:
+        row.tensor_core_words, row.tensor_core_tiles = found.words(case, tiles), tiles._asdict()
+    return row
+
+
+def about() -> dict[str, Any]:
+    date = datetime.date.today().isoformat()
+    return {"n": N, "dtype": DTYPE, "kilobytes": ", ".join(map(str, KILOBYTES)), "device": "", "date": date}
+
+
+def everything() -> list[Row]:
+    """Counted, not measured."""
+    return [counted(way, d, kb, name) for way in DIRECTIONS for kb in KILOBYTES for d in WIDTHS for name in SCHEDULES]
+
+
+def crossing(rows: list[Row], first: str, second: str, what: str) -> float | None:
+    """d^2 / M from which on `second` takes less ("words" or "seconds") than `first`, of rows of one memory.
+
+    Between two head dimensions, the ratio of the two is taken as linear. None: there is no crossing between any.
+    """
+    taken: dict[int, dict[str, float]] = {}
+    for row in rows:
+        if getattr(row, what):
+            taken.setdefault(row.d, {})[row.schedule] = getattr(row, what)
+    ratios = [(d, each[first] / each[second]) for d, each in sorted(taken.items()) if {first, second} <= set(each)]
+    for (d, low), (wider, high) in pairwise(ratios):
+        if low <= 1 < high:
+            return (d + (wider - d) * (1 - low) / (high - low)) ** 2 / rows[0].capacity_words
+    return None
+
+
+def write(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:
+    """One line for each row, and only the columns that some row has."""
+    records = [{key: value for key, value in asdict(row).items() if value not in (None, "", {})} for row in rows]
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    lines = ",\n".join(json.dumps([record.get(key) for key in columns], separators=(",", ":")) for record in records)
+    text = f'{json.dumps(facts | {"columns": columns})[:-1]}, "rows": [\n{lines}\n]}}\n'
+    replace_whole(path, lambda draft: draft.write_text(text, encoding="utf-8"))
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    columns = facts.pop("columns")
+    records = (dict(zip(columns, row, strict=True)) for row in facts.pop("rows"))
+    return facts, [Row(**{key: value for key, value in each.items() if value is not None}) for each in records]
+
+
+def show(facts: dict[str, Any], rows: list[Row], console: Console) -> None:
+    """Where another schedule takes over, for each memory: by words, and by time if there are any."""
+    for what in ("words", "seconds"):
+        if not any(getattr(row, what) for row in rows):
+            continue
+        heads = [f"{first}\n-> {second}" for first, second in PAIRS]
+        made = table(("direction",), ("KB", *heads), title=f"d^2 / M from which on another takes fewer {what}")
+        for direction in DIRECTIONS:
+            for kb in KILOBYTES:
+                some = [row for row in rows if (row.direction, row.kilobytes) == (direction, kb)]
+                found = (crossing(some, *pair, what) for pair in PAIRS)
+                made.add_row(direction, str(kb), *("" if x is None else f"{x:.2f}" for x in found))
+        console.print(made)
+    when = days(row.date for row in rows if row.seconds)
+    where = f"; times: {facts['device']}, {when}" if when else ""
+    console.print(f"predicted by the leading terms, forward: 1 and 4{where}", style="dim", highlight=False)
+
+
+def crossings(rows: list[Row]) -> list[dict[str, Any]]:
+    """Every crossing there is: of each direction and memory, in words and in seconds."""
+    found = []
+    for direction in DIRECTIONS:
+        for kb in KILOBYTES:
+            some = [row for row in rows if (row.direction, row.kilobytes) == (direction, kb)]
+            for what in ("words", "seconds"):
+                for pair in PAIRS:
+                    at = crossing(some, *pair, what)
+                    if at is not None:
+                        found.append({"direction": direction, "what": what, "schedule": pair[1], "d2_over_M": at})
+    return found
+
+
+def draw(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:
+    known = {"n": N, "word_bytes": WORD_BYTES}
+    each = [asdict(row) | {"d2_over_M": row.d2_over_M} | known for row in rows]
+    small_cache_figure.draw(facts, each, crossings(rows), path)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry", action="store_true", help="only count: no GPU is needed")
+    parser.add_argument("--budget", type=float, default=480.0, help="seconds on the GPU (%(default)s)")
+    parser.add_argument("--json", type=Path, default=KEPT, help=f"where results are kept ({KEPT.name})")
+    parser.add_argument("--show", action="store_true", help="measure nothing: the table and figure of what is kept")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given, console = arguments(), Console()
+    if given.show:
+        facts, rows = read(given.json)
+    elif given.dry:
+        if given.json.exists() and any(row.launch for row in read(given.json)[1]):
+            raise SystemExit(f"{given.json} holds what was measured, which --dry would write over: give another --json")
+        facts, rows = about(), everything()
+    else:
+        from benchmarks.small_cache import device as small_cache_device
+
+        facts, rows = small_cache_device.measured(given.json, given.budget, console)
+    write(given.json, facts, rows)
+    show(facts, rows, console)
+    draw(given.json.with_suffix(".svg"), facts, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""The small-cache experiment's part that a GPU runs: times, and bytes where Nsight Compute counts them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+import warnings
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports]
+from rich.console import Console
+
+import redblue as rb
+from benchmarks.common.gate import Red
+from benchmarks.common.kept import changed, fingerprint, is_final, now, said_anew
+from benchmarks.gpu.ahead import side_by_side
+from benchmarks.gpu.calls import PLANNED, Call, inputs
+from benchmarks.gpu.gate import Gate
+from benchmarks.gpu.timing import Device
+from benchmarks.small_cache import crossing as small_cache
+from benchmarks.small_cache.bytes import bytes_of
+from benchmarks.small_cache.crossing import DIRECTIONS, DTYPE, HEADS, SCHEDULES, WORD_BYTES, N, Row
+from redblue import schedules
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning.card import Card, card_of, planning_for
+from redblue.kernels.gpu.planning.plan import Launch, plan
+
+WIDTHS = (512, 256, 1024, 128, 64)  # the most telling first
+MEASURED = ("launch", "launch_words", "seconds", "date", "l1_l2_bytes", "l2_dram_bytes", "l2_dram_bound_bytes", "why")
+AHEAD_SECONDS = 150.0  # of compilation on all cores before anything is timed
+TOLD = 300  # characters of why a launch failed
+
+
+def measured(path: Path, budget: float, console: Console) -> tuple[dict[str, Any], list[Row]]:
+    """Everything counted, and as much as the budget allows measured; what was measured before is kept.
+
+    Raises common.gate.Red if a kernel is wrong.
+    """
+    if not torch.cuda.is_available():
+        raise SystemExit("no GPU that PyTorch sees: run this where there is one, or --dry, which only counts")
+    os.environ["REDBLUE_TUNE"] = "0"  # as planned: tiles for the memory that is told
+    facts = small_cache.about() | fingerprint(torch.cuda.get_device_name())
+    rows = small_cache.everything()
+    done = _kept(path, facts, console)
+    for row in rows:
+        before = done.get(_place(row))
+        for name in MEASURED if before is not None else ():
+            setattr(row, name, getattr(before, name))
+    end = time.monotonic() + budget
+    todo = [_place(row) for row in _in_order(rows) if not row.launch]
+    side_by_side(_compiled, todo, min(budget / 3, AHEAD_SECONDS), console)
+    _time(rows, end, lambda: small_cache.write(path, facts, rows), console)
+    _count_bytes(rows, end, lambda: small_cache.write(path, facts, rows), console)
+    for what, left in (
+        ("timed", sum(not row.launch for row in _in_order(rows))),
+        ("whose bytes were not counted", sum(bool(row.seconds) and not row.l1_l2_bytes for row in rows)),
+    ):
+        if left:
+            console.print(f"left out: {left} launches {'not ' * (what == 'timed')}{what}; again goes on with them")
+    return facts, rows
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    """Those of WIDTHS: by width, direction, then from much memory to little."""
+    wanted = [row for row in rows if row.d in WIDTHS]
+    return sorted(
+        wanted,
+        key=lambda x: (WIDTHS.index(x.d), DIRECTIONS.index(x.direction), -x.kilobytes, SCHEDULES.index(x.schedule)),
+    )
+
+
+def _place(row: Row) -> tuple[str, int, int, str]:
+    return row.direction, row.d, row.kilobytes, row.schedule
+
+
+def _kept(path: Path, facts: dict[str, Any], console: Console) -> dict[tuple[str, int, int, str], Row]:
+    """What was measured, or finally refused, of the same problem with the same fingerprint."""
+    try:
+        kept, rows = small_cache.read(path)
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+    done = {_place(row): row for row in rows if row.launch}
+    other = changed(kept, {name: value for name, value in facts.items() if name != "date"})
+    if done and other:
+        console.print(said_anew(len(done), "launches", other), highlight=False)
+    return {} if other else done
+
+
+def _time(rows: list[Row], end: float, write: Any, console: Console) -> None:
+    device = Device()
+    for (d, direction), some in groupby(_in_order(rows), key=lambda row: (row.d, row.direction)):
+        todo = [row for row in some if not row.launch]
+        if not todo or time.monotonic() > end:
+            continue
+        call = Call(d, direction, n=N, heads=HEADS, dtype=DTYPE)
+        given = inputs(call, device.name)
+        gate, known = Gate(call, given), {}  # one launch serves all memories that allow no other
+        for row in todo:
+            if time.monotonic() > end:
+                return
+            _time_one(row, call, given, gate, card_with(row.kilobytes), device, known)
+            write()
+            said = f"{row.seconds * 1e3:.2f} ms" if row.seconds else row.why
+            console.print(f"{direction}, d {d}, {row.kilobytes} KB: {row.schedule} {said}", highlight=False)
+        del given, gate
+        device.free()
+
+
+def card_with(kilobytes: int) -> Card:
+    """This card with no more shared memory than that."""
+    own = card_of(torch.device("cuda"))
+    return own._replace(shared_bytes=min(own.shared_bytes, kilobytes << 10))
+
+
+def _time_one(
+    row: Row,
+    call: Call,
+    given: list[torch.Tensor],
+    gate: Gate,
+    card: Card,
+    device: Device,
+    known: dict[Launch, float],
+) -> None:
+    """Into the row; without a launch where it failed in passing."""
+    row.date = now()
+    try:
+        launch = planned(row, card)
+    except RedblueError as error:
+        row.launch, row.why = "none", str(error)
+        return
+    if launch not in known:
+        try:
+            run = _call(row, given)
+            with planning_for(card), warnings.catch_warnings():
+                warnings.filterwarnings("error", message=".* runs instead")  # where the card refuses it after all
+                gate.check(PLANNED, run())
+                known[launch] = statistics.median(device.seconds(run))
+        except Red:
+            raise
+        except Exception as failure:  # of whatever kind: it must not end the run
+            row.launch = "none" if is_final(failure) else ""
+            row.why = f"{type(failure).__name__}: {failure}"[:TOLD]
+            return
+    problem = small_cache.problem(row.direction, row.d)
+    row.launch, row.launch_words = repr(launch), schedules.get(row.schedule).words(problem, launch.tiles)
+    row.seconds = known[launch]
+
+
+def planned(row: Row, card: Card) -> Launch:
+    """What the schedule runs as with so much shared memory. Raises RedblueError where another would take its place."""
+    sizes = Sizes((1,), HEADS, 1, N, N, row.d, row.d)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        launch = plan(row.direction, sizes, DTYPE, card, schedule=row.schedule)
+    if launch.kernel != row.schedule:
+        raise RedblueError(f"{row.schedule} does not fit: {launch.kernel} would run")
+    return launch
+
+
+def _compiled(place: tuple[str, int, int, str]) -> None:
+    """In a process of its own: the row's kernels are then in Triton's cache."""
+    row = Row(*place)
+    os.environ["REDBLUE_TUNE"] = "0"
+    with contextlib.suppress(Exception), planning_for(card_with(row.kilobytes)):  # of whatever kind, memory included
+        planned(row, card_with(row.kilobytes))
+        _call(row, inputs(Call(row.d, row.direction, n=N, heads=HEADS, dtype=DTYPE), "cuda"))()
+    torch.cuda.empty_cache()
+
+
+def _call(row: Row, given: list[torch.Tensor]) -> Any:
+    q, k, v, dout = given
+    if row.direction == "forward":
+        return lambda: [rb.attention(q, k, v, schedule=row.schedule)]
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = rb.attention(*leaves, schedule=row.schedule)
+    return lambda: list(torch.autograd.grad(out, leaves, dout, retain_graph=True))
+
+
+def _count_bytes(rows: list[Row], end: float, write: Any, console: Console) -> None:
+    """At both boundaries, of one head as it was timed; none where Nsight Compute does not run, which is said once."""
+    l2_words = torch.cuda.get_device_properties(0).L2_cache_size // WORD_BYTES
+    for (d, direction), some in groupby(_in_order(rows), key=lambda row: (row.d, row.direction)):
+        timed = [row for row in some if row.seconds]
+        todo = list({row.launch: row for row in timed if not row.l1_l2_bytes}.values())  # each launch once
+        if not todo or time.monotonic() > end:
+            continue
+        try:
+            found = bytes_of([_place(row) for row in todo])
+        except RedblueError as error:
+            console.print(f"no bytes: {error}", style="yellow", highlight=False)
+            return
+        moved = {row.launch: each for row, each in zip(todo, found, strict=True)}
+        bound = rb.lower_bound(small_cache.problem(direction, d), words=l2_words).words * WORD_BYTES
+        for row in timed:
+            if row.launch in moved:
+                row.l1_l2_bytes, row.l2_dram_bytes = moved[row.launch]
+                row.l2_dram_bound_bytes = bound
+        write()
+        console.print(f"{direction}, d {d}: bytes of {len(todo)} launches counted", highlight=False)

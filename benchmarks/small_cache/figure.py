@@ -1,0 +1,144 @@
+"""The figure of the small-cache experiment over d^2 / M: words per pair, and, where measured, times and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from benchmarks.common.figure import write_svg
+from benchmarks.common.kept import days
+from redblue.base.style import LOOKS
+
+PREDICTED = {"M = d²": 1.0, "M = d²/4": 4.0}
+READING = (
+    "filled: the best tiles; hollow: the best of multiples of 16, which tensor cores take; dots, ticks: the bound; "
+    "at the foot: where a schedule takes over, of each memory"
+)
+BOUNDARIES = (
+    ("shared memory and L1 to L2", "l1_l2_bytes", "bound_bytes"),
+    ("L2 to memory", "l2_dram_bytes", "l2_dram_bound_bytes"),
+)
+WIDTH, HEIGHT = 380, 320
+
+
+def draw(
+    facts: dict[str, Any], rows: Iterable[dict[str, Any]], crossings: Iterable[dict[str, Any]], path: Path
+) -> None:
+    """Write an SVG.
+
+    rows: with direction, d2_over_M, schedule, n, word_bytes, words, tensor_core_words, bound_words, seconds, and bytes.
+    crossings: with direction, what ("words" or "seconds"), schedule (that takes over) and d2_over_M.
+    """
+    rows, found = list(rows), list(crossings)
+
+    def feet(way: str, what: str) -> list[dict[str, Any]]:
+        return [each for each in found if (each["direction"], each["what"]) == (way, what)]
+
+    panels = [
+        words(f"{way}: words, counted", [row for row in rows if row["direction"] == way], feet(way, "words"))
+        for way in ways(rows)
+    ]
+    timed, counted = [row for row in rows if row["seconds"]], [row for row in rows if row["l1_l2_bytes"]]
+    panels += [
+        times(f"{way}: time", [row for row in timed if row["direction"] == way], feet(way, "seconds"))
+        for way in ways(timed)
+    ]
+    for name, key, bound in BOUNDARIES:
+        panels += [
+            moved(f"{way}: bytes, {name}", [row for row in counted if row["direction"] == way], key, bound)
+            for way in ways(counted)
+        ]
+    shape = f"n = {facts['n']}, {facts['dtype']}, one head; shared memory of {facts['kilobytes']} KB"
+    where = f"; times: {facts['device']}, {days(row['date'] for row in timed)}" if timed else ""
+    title = alt.TitleParams(shape + where, subtitle=READING, anchor="start", dy=-8)
+    chart = alt.concat(*panels, columns=2, spacing=36).properties(title=title)
+    write_svg(chart, path)
+
+
+def ways(rows: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["direction"] for row in rows))
+
+
+def words(title: str, rows: list[dict[str, Any]], crossings: list[dict[str, Any]]) -> alt.LayerChart | alt.FacetChart:
+    y = alt.Y("y:Q", title="words per pair", scale=alt.Scale(type="log"), axis=alt.Axis(format="~g"))
+    bound = alt.Chart(alt.Data(values=_per_pair(rows, "bound_words"))).mark_line(style="faint", strokeDash=[2, 2])
+    best = alt.Chart(alt.Data(values=_per_pair(rows, "words"))).mark_point(size=40, filled=True, opacity=0.8)
+    some = alt.Chart(alt.Data(values=_per_pair(rows, "tensor_core_words"))).mark_point(size=40, strokeWidth=1)
+    return alt.layer(
+        *predicted(),
+        measured(crossings),
+        bound.encode(x=across(), y=alt.Y("min(y):Q")),
+        best.encode(x=across(), y=y, color=coloured(), shape=shaped()),
+        some.encode(x=across(), y=y, color=coloured(), shape=shaped()),
+    ).properties(width=WIDTH, height=HEIGHT, title=alt.TitleParams(title, anchor="start", fontWeight="normal"))
+
+
+def _per_pair(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    return [
+        {"d2_over_M": row["d2_over_M"], "schedule": row["schedule"], "y": row[key] / row["n"] ** 2}
+        for row in rows
+        if row[key]
+    ]
+
+
+def moved(title: str, rows: list[dict[str, Any]], key: str, bound: str) -> alt.LayerChart | alt.FacetChart:
+    """Bytes per pair, each launch's beside the bound of its boundary: of what shared memory, or the L2, holds."""
+    points = [
+        {"d2_over_M": row["d2_over_M"], "schedule": row["schedule"], "y": row[key] / row["n"] ** 2}
+        | {"bound": (row | {"bound_bytes": row["bound_words"] * row["word_bytes"]})[bound] / row["n"] ** 2}
+        for row in rows
+    ]
+    base = alt.Chart(alt.Data(values=points))
+    y = alt.Y("y:Q", title="bytes per pair", scale=alt.Scale(type="log"), axis=alt.Axis(format="~g"))
+    return alt.layer(
+        *predicted(),
+        base.mark_tick(style="faint", orient="horizontal", thickness=1.5).encode(x=across(), y=alt.Y("bound:Q")),
+        base.mark_point(size=40, filled=True, opacity=0.8).encode(x=across(), y=y, color=coloured(), shape=shaped()),
+    ).properties(width=WIDTH, height=HEIGHT, title=alt.TitleParams(title, anchor="start", fontWeight="normal"))
+
+
+def times(title: str, rows: list[dict[str, Any]], crossings: list[dict[str, Any]]) -> alt.LayerChart | alt.FacetChart:
+    """Of each schedule, over that of flash under the same memory."""
+    flash = {(row["d"], row["kilobytes"]): row["seconds"] for row in rows if row["schedule"] == "flash"}
+    points = [
+        {"d2_over_M": row["d2_over_M"], "schedule": row["schedule"], "y": row["seconds"] / flash[place]}
+        for row in rows
+        if (place := (row["d"], row["kilobytes"])) in flash
+    ]
+    y = alt.Y("y:Q", title="time over that of flash", scale=alt.Scale(type="log"), axis=alt.Axis(format="~g"))
+    marks = alt.Chart(alt.Data(values=points)).mark_point(size=40, strokeWidth=1.2, filled=True)
+    return alt.layer(
+        *predicted(), measured(crossings), marks.encode(x=across(), y=y, color=coloured(), shape=shaped())
+    ).properties(width=WIDTH, height=HEIGHT, title=alt.TitleParams(title, anchor="start", fontWeight="normal"))
+
+
+def measured(crossings: list[dict[str, Any]]) -> alt.Chart:
+    """At the foot of a plot, in the colour of what takes over."""
+    ticks = alt.Chart(alt.Data(values=crossings)).mark_tick(thickness=2, size=12)
+    return ticks.encode(x=across(), y=alt.value(HEIGHT - 6), color=coloured())
+
+
+def across() -> alt.X:
+    return alt.X("d2_over_M:Q", title="d² / M", scale=alt.Scale(type="log"), axis=alt.Axis(format="~g", grid=False))
+
+
+def coloured() -> alt.Color:
+    names = ["flash", "hybrid", "small_cache"]
+    return alt.Color("schedule:N", title=None, scale=alt.Scale(domain=names, range=[LOOKS[x].light for x in names]))
+
+
+def shaped() -> alt.Shape:
+    names = ["flash", "hybrid", "small_cache"]
+    return alt.Shape("schedule:N", title=None, scale=alt.Scale(domain=names, range=[LOOKS[x].shape for x in names]))
+
+
+def predicted() -> tuple[alt.Chart, alt.Chart]:
+    """Where the leading terms of the forward pass say that another schedule takes over."""
+    base = alt.Chart(alt.Data(values=[{"d2_over_M": at, "name": name} for name, at in PREDICTED.items()]))
+    text = base.mark_text(style="words", align="left", dx=4, dy=6, baseline="top").encode(
+        x=across(), y=alt.value(0), text="name:N"
+    )
+    return base.mark_rule(style="faint").encode(x=across()), text

@@ -1,0 +1,1 @@
+"""Foundations that know nothing of attention: errors, number types, integers, files, parallel runs, text, figures."""

@@ -1,0 +1,16 @@
+"""Number types: their names, and the bytes of one word of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redblue.base.errors import RedblueError
+
+BYTES_PER_WORD = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
+COMPUTED = ("float64", "float32", "bfloat16", "float16")  # the types that kernels compute in
+
+
+def check_dtype(name: str, dtype: object, allowed: Sequence[str] = tuple(BYTES_PER_WORD)) -> None:
+    """Raise RedblueError, which names the argument, unless the number type is one of `allowed`."""
+    if dtype not in allowed:
+        raise RedblueError(f"{name} must be one of {', '.join(allowed)}, got {dtype!r}")

@@ -1,0 +1,5 @@
+"""The installed version of redblue."""
+
+from importlib.metadata import version
+
+VERSION = version("redblue")

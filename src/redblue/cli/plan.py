@@ -1,0 +1,67 @@
+"""`redblue plan`: the best schedule and tiles at each boundary of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+from rich.console import Group
+
+from redblue.base.errors import RedblueError
+from redblue.catalogue import models as catalogue
+from redblue.cli.options import (
+    DV,
+    NK,
+    NQ,
+    Batch,
+    D,
+    Direction,
+    Dtype,
+    Json,
+    KvHeads,
+    Memories,
+    N,
+    find_memories,
+    make_problem,
+)
+from redblue.cli.output import show
+from redblue.lab.planner import plan
+
+EPILOG = "Example: redblue plan llama-3-8b --memory h100-sxm. Or: redblue plan --n 4096 --d 512 -m rtx-4090"
+
+
+def command(
+    model: Annotated[str | None, typer.Argument(help="Catalogue name or config.json; or give --n and --d.")] = None,
+    memory: Memories = None,
+    n: N = None,
+    n_q: NQ = None,
+    n_k: NK = None,
+    d: D = None,
+    d_v: DV = None,
+    batch: Batch = 1,
+    heads: Annotated[int | None, typer.Option(help="Query heads; 1 if left out.")] = None,
+    kv_heads: KvHeads = None,
+    dtype: Dtype = None,
+    mask: Annotated[str | None, typer.Option(help="As in count; full if left out.")] = None,
+    direction: Direction = "forward",
+    as_json: Json = False,
+) -> None:
+    """At each boundary of a machine's memory: regime, best schedule and tiles, words, bound, time."""
+    if model is None:
+        heads, mask = 1 if heads is None else heads, "full" if mask is None else mask
+        problems = [make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, dtype, mask, direction)]
+    else:
+        own = {"--n-q": n_q, "--n-k": n_k, "--d": d, "--d-v": d_v, "--heads": heads, "--kv-heads": kv_heads}
+        _refuse(own | {"--mask": mask})
+        layers = catalogue.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
+        problems = [each.problem for each in layers]
+    plans = [plan(problem, machine) for machine in find_memories(memory or ["this-machine"]) for problem in problems]
+    show([each.to_dict() for each in plans], Group(*(part for each in plans for part in (each, ""))), as_json)
+
+
+def _refuse(options: Mapping[str, object]) -> None:
+    """Raise RedblueError if one of the options that a model brings itself was given."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise RedblueError(f"{', '.join(given)} cannot be given with a model, which brings its own: leave one out")

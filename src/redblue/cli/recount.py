@@ -1,0 +1,18 @@
+"""`redblue recount`: the figures that the FlashAttention paper prints, counted again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from redblue.cli.options import Json
+from redblue.cli.output import show
+from redblue.cli.tables import recount_table
+from redblue.lab.recount import recount
+
+EPILOG = "Example: redblue recount"
+
+
+def command(as_json: Json = False) -> None:
+    """What the FlashAttention paper prints, counted again: its algorithms line by line, and its Figure 2."""
+    results = recount()
+    show([asdict(each) | {"ratio": each.ratio} for each in results], recount_table(results), as_json)

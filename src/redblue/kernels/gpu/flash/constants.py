@@ -1,0 +1,47 @@
+"""What the flash kernels share: arguments of every launch, and the groups of parameters of their helpers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from redblue.kernels.gpu.launch import Task, array, parts
+
+
+class Constants(NamedTuple):
+    """Numbers known at compile time, which the loops over tiles need.
+
+    Kernels make it where they call a loop: in a variable Triton would turn the constants into run-time numbers.
+    """
+
+    GROUP: Any
+    D: Any  # features of q and k
+    D_V: Any  # features of v
+    PLAIN: Any
+    WIDE: Any
+    PRECISION: Any
+
+
+def common_arguments(task: Task, precision: str) -> dict[str, Any]:
+    """Arguments that all three kernels have."""
+    sizes = task.sizes
+    (d0, d1), (v0, v1) = parts(sizes.d), parts(sizes.d_v)
+    return {
+        "q": array(task.q),
+        "k": array(task.k),
+        "v": array(task.v),
+        "lse": task.lse,
+        "scores": task.scores,
+        "n_q": sizes.n_q,
+        "n_k": sizes.n_k,
+        "kv_heads": sizes.kv_heads,
+        "GROUP": sizes.group,
+        "D": sizes.d,
+        "D0": d0,
+        "D1": d1,
+        "D_V": sizes.d_v,
+        "V0": v0,
+        "V1": v1,
+        "PLAIN": task.plain,
+        "WIDE": task.wide,
+        "PRECISION": precision,
+    }

@@ -1,0 +1,104 @@
+"""A model of the shared memory and registers that Triton's compiler takes, so that plans need no compilation.
+
+Shared memory holds operands that stay, tiles that stream by, and results on their way to being operands (P and dS).
+How it is filled depends on the architecture:
+
+- from sm_80 on, streaming tiles are copied ahead into `stages - 1` buffers;
+- on sm_90 and sm_100 into `stages` buffers, since products still read one tile while the next arrives;
+- with one stage nothing is copied ahead, and one streaming tile is there at a time;
+- without tensor cores (sm_75, where Triton does not use them, and float32 without TF32) operands have 4 bytes, and a
+  thread holds the operands of a whole product in registers.
+
+Results that are stored at the end pass through shared memory too, but in the place of operands no longer needed.
+
+Measured with Triton 3.9.0, flash forward, float16, causal, in bytes. d 128, rows x cols x stages 128 x 32 x 2 and
+128 x 32 x 3: 49,152 and 65,536 on sm_80 and sm_120, 65,536 and 81,920 on sm_90. d 512, 64 x 32 x 2: 135,168, and
+196,608 on sm_90. The model adds to these what is exchanged: P (R C elements), which is not always needed, and twice
+that with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90). sm_100 takes up to 1,400 more for
+barriers, and there flash backward holds streaming tiles of fewer than 64 twice, and a bias once more.
+
+A softcap, ALiBi and sinks take no shared memory. A bias takes registers for the addresses of its elements, and dropout
+for its random bits: with tiles planned without them (flash, d 128, 128 x 64 forward, 32 rows x 128 keys for dK and dV,
+8 warps, 2 stages), a thread on sm_80 spilled 1,036 and 820 bytes with a bias, 116 and 64 with dropout, 0 and 32 with
+neither. So each counts as more tiles of scores.
+
+The model must never be below the compiler's figures; benchmarks/gpu/fit.py compares it with every plan.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from redblue.kernels.gpu.planning.card import Card
+
+BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+SLACK = 1024  # bytes, for barriers, padding, and exchanges while a row is summed
+MAX_REGISTERS = 255  # of a thread
+# The shares of a thread's registers that results which are summed may take, and all results. Beyond these shares Triton
+# spills hundreds of bytes; within them, mostly none.
+SUMS, RESULTS = 0.51, 0.64
+# Without tensor cores: the share that twice the results and half of a product's operands may take, for operands of 4
+# bytes and for operands converted from fewer
+SCALAR, CONVERTED = 1.53, 0.9
+LOADED = 7  # weight of streaming tiles that pass through registers on their way to shared memory
+
+
+class Footprint(NamedTuple):
+    """What a block of a Triton kernel holds on chip, in elements."""
+
+    stay: int  # operands that stay
+    stream: tuple[int, ...]  # tiles that stream by
+    exchanged: int  # results that become operands
+    sums: int  # results that are summed
+    scores: int  # other results
+    stored: int  # the largest tile that is stored
+    product: tuple[int, int, int]  # rows, columns and summed features of the product with the most operands
+    added: int = 0  # exchanged for a bias or dropout, beyond results
+    transposed: int = 0  # streaming tiles with an edge below 64 that are multiplied both as they lie and transposed
+    waiting: int = 0  # operands that wait in registers, on architectures whose products take them from there
+    all_at_once: bool = False  # whether streaming tiles are there together even where nothing is copied ahead
+
+
+class Resources(NamedTuple):
+    """What a block takes of a multiprocessor."""
+
+    shared_bytes: int
+    pressure: float  # on registers: up to 1 hardly any spill
+
+
+def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: int) -> Resources:
+    """What the model says that a block takes."""
+    word, threads, family = BYTES[dtype], warps * card.warp, card.arch // 10
+    registers = min(MAX_REGISTERS, card.registers // threads)
+    per_number = max(1, word // 4)  # registers
+    waiting = footprint.waiting if family not in (9, 10) else 0  # there products read operands from shared memory
+    takes = max(footprint.sums / SUMS, (footprint.sums + footprint.scores + waiting) / RESULTS) / threads
+    if without_tensor_cores(dtype, card):
+        rows, cols, inner = footprint.product
+        operands = (rows + cols) / math.sqrt(threads) * inner  # threads form a square
+        takes = 2 * (footprint.sums + footprint.scores) / threads + operands / 2
+        if footprint.all_at_once and word >= 4 and not pipelines(card):
+            takes += LOADED * sum(footprint.stream) / threads
+        takes /= SCALAR if word >= 4 else CONVERTED
+        word = max(word, 4)
+    streaming, exchanged = max(footprint.stream), footprint.exchanged
+    if stages > 1 and pipelines(card):
+        streaming = (stages if family in (9, 10) else stages - 1) * sum(footprint.stream)
+    elif footprint.all_at_once:
+        streaming = max(streaming, sum(footprint.stream) - exchanged // 2)
+    if family == 10:
+        exchanged = max(exchanged, footprint.transposed) + footprint.added  # exchanged once more than elsewhere
+    slack = SLACK * (2 if family == 10 else 1)
+    shared = word * max(footprint.stay + streaming + exchanged + footprint.added, footprint.stored) + slack
+    return Resources(shared, per_number * takes / registers)
+
+
+def pipelines(card: Card) -> bool:
+    """Whether Triton copies tiles ahead on this card."""
+    return not 0 < card.arch < 80
+
+
+def without_tensor_cores(dtype: str, card: Card) -> bool:
+    """Whether products run without tensor cores."""
+    return not pipelines(card) or dtype in ("float32", "float64")

@@ -1,0 +1,85 @@
+"""The share that a chunk of rows has of dK and dV of a block of keys, and how shares are summed over chunks."""
+
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from redblue.kernels.gpu.arrays import head_of, index, read, write
+from redblue.kernels.gpu.band import first_at_least, list_of, rows_of
+from redblue.kernels.gpu.scores import number
+from redblue.kernels.gpu.spilled.slices import Panel, pointers
+
+
+class Share(NamedTuple):
+    """The rows of a chunk that attend a block of keys: a range of rows, or one range of entries of each list."""
+
+    begin: Any  # of rows, or of the list of full tiles
+    stop: Any
+    partial: Any  # of the list of partial tiles
+    partial_stop: Any
+    begun: Any  # whether an earlier chunk has begun the block's sums
+    ended: Any  # whether no later chunk will add to them
+    any: Any  # whether there is anything to do: the first chunk writes the zeros of keys that no row attends
+
+
+@triton.jit
+def share_of(
+    scores, lists, stream, block, chunk, n_q, n_k,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr
+):  # fmt: skip
+    """The share of a chunk (its first row and its rows) in a block of KEYS keys (its index and the number of blocks).
+
+    stream: batch entry and key head. ROWS, DEPTH: rows of a listed tile and of a slice.
+    """
+    i_block, blocks = block
+    row, rows = chunk
+    batch, head = stream
+    if lists is None:
+        first, last = i_block * KEYS, tl.minimum(i_block * KEYS + KEYS, n_k)
+        low, high = rows_of(scores, first, last, n_q * GROUP, GROUP)
+        begin, stop = tl.maximum(low, row) // DEPTH * DEPTH, tl.minimum(high, row + rows)
+        begun, ended = (low < row) & (low < high), (high <= row + rows) | (low >= high)
+        some = (tl.maximum(low, row) < stop) | ((low >= high) & (row == 0))
+        return Share(begin, stop, begin, stop, begun, ended, some)
+    else:
+        at = list_of(lists, batch, head, i_block, blocks)
+        full, full_end = tl.load(lists.full_starts + at), tl.load(lists.full_starts + at + 1)
+        partial, partial_end = tl.load(lists.partial_starts + at), tl.load(lists.partial_starts + at + 1)
+        first, last = row // ROWS, tl.cdiv(row + rows, ROWS)
+        begin = first_at_least(lists.full, full, full_end, first)
+        stop = first_at_least(lists.full, full, full_end, last)
+        partial_begin = first_at_least(lists.partial, partial, partial_end, first)
+        partial_stop = first_at_least(lists.partial, partial, partial_end, last)
+        begun = (begin > full) | (partial_begin > partial)
+        ended = (stop == full_end) & (partial_stop == partial_end)
+        nothing = (full == full_end) & (partial == partial_end)
+        some = (begin < stop) | (partial_begin < partial_stop) | (nothing & (row == 0))
+        return Share(begin, stop, partial_begin, partial_stop, begun, ended, some)
+
+
+@triton.jit
+def add_share(
+    acc, gradient, running, scores, stream, i_key, i_f, m_tile, share, OF_P: tl.constexpr, WIDE: tl.constexpr
+):
+    """Add a chunk's share to the running sums of earlier chunks; write the gradient where no later chunk follows."""
+    batch, head = stream
+    if running is not None:
+        running = head_of(running, batch, head)
+        p_running = pointers(Panel(running, index(i_key, WIDE) * running.row), i_f, WIDE)
+        if share.begun:
+            acc += read(p_running, m_tile)
+        if not share.ended:
+            write(p_running, acc, m_tile)
+    if share.ended:
+        if OF_P:
+            if scores.seed is not None:
+                acc *= number(scores.keep_scale, acc.dtype)
+        else:
+            acc *= number(scores.scale, acc.dtype)
+        result = head_of(gradient, batch, head)
+        write(pointers(Panel(result, index(i_key, WIDE) * result.row), i_f, WIDE), acc, m_tile)

@@ -1,0 +1,24 @@
+"""The table of GPU kernels, by schedule."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from redblue.kernels.gpu.flash import backward as flash_backward
+from redblue.kernels.gpu.flash import forward as flash_forward
+from redblue.kernels.gpu.spilled import backward as spilled_backward
+from redblue.kernels.gpu.spilled import forward as spilled_forward
+
+
+class Passes(NamedTuple):
+    """Functions that give the launches which write a task's outputs: (task, launch, precision) -> list[Run]."""
+
+    forward: Any
+    backward: Any
+
+
+KERNELS: dict[str, Passes] = {
+    "flash": Passes(flash_forward.forward, flash_backward.backward),
+    "hybrid": Passes(spilled_forward.forward, spilled_backward.backward),
+    "small_cache": Passes(spilled_forward.forward, spilled_backward.backward),
+}

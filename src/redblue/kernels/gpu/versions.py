@@ -1,0 +1,30 @@
+"""The versions of Triton that the kernels need."""
+
+from __future__ import annotations
+
+from redblue.base.errors import RedblueError
+
+OLDEST_TRITON = (3, 3)
+OLDEST_DROPOUT_GRADIENTS = (3, 4)  # a pass of 3.3's compiler fails on the kernel of dK and dV with dropout
+
+
+def check_triton() -> None:
+    """Raise RedblueError where Triton is missing or too old."""
+    _check(OLDEST_TRITON, "tensors on a GPU")
+
+
+def check_gradients_with_dropout() -> None:
+    """Raise RedblueError where Triton cannot compile the gradients of dropout."""
+    _check(OLDEST_DROPOUT_GRADIENTS, "gradients with dropout")
+
+
+def _check(oldest: tuple[int, int], what: str) -> None:
+    try:
+        import triton
+    except ImportError as error:
+        raise RedblueError(
+            "tensors on a GPU need Triton: pip install 'redblue[gpu]', or move them with .cpu()"
+        ) from error
+    version = triton.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < oldest:
+        raise RedblueError(f"{what} need Triton {oldest[0]}.{oldest[1]} or newer, got {version}: update PyTorch")

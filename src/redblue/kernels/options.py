@@ -1,0 +1,371 @@
+"""The options of a call: their names, their checks, and the one record that carries them from users to kernels.
+
+A new option is one entry in each of `Arguments`, `Options` and `TABLE` below, besides its arithmetic in the kernels and
+in redblue.lab.reference. The public signatures, PyTorch's ops, autograd, vmap, autocast and the calls of the kernels
+follow from these three.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypedDict, TypeVar, get_type_hints
+
+from redblue.base.dtypes import COMPUTED
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.call import Array, Sizes
+from redblue.masks import Mask
+
+SCHEDULES = ("flash", "hybrid", "small_cache", "gather")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class PackedArguments(TypedDict, total=False):
+    """Keyword arguments of `attention_varlen`: all options but a bias, which packed sequences cannot have."""
+
+    mask: Mask | None
+    scale: float | None
+    softcap: float | None
+    sinks: Any
+    alibi: Any
+    dropout: float
+    seed: int | None
+    schedule: str
+
+
+class Arguments(PackedArguments, total=False):
+    """Keyword arguments of `attention` and `attention_backward`: all options."""
+
+    bias: Any
+
+
+class MaskArgument(NamedTuple):
+    """A mask as PyTorch's ops take it: the sides of a band, or the name of a mask that is no band.
+
+    The sides are numbers, so that a compiled graph holds for every sequence length.
+    """
+
+    left: int = -1  # keys before a query's own that it attends; -1: all
+    right: int = -1  # the same for keys after its own
+    bottom_right: bool = False  # whether the last query's own key is the last key
+    name: str = ""  # see redblue.op.pytorch.masks
+
+    def band(self, sizes: Sizes) -> tuple[int | None, int | None]:
+        """(first, end): query i attends keys i + first .. i + end - 1; None: that side is open."""
+        offset = sizes.n_k - sizes.n_q if self.bottom_right else 0
+        widest = sizes.n_q + sizes.n_k  # no wider side would exclude a key
+        first = None if self.left < 0 else offset - min(self.left, widest)
+        return first, None if self.right < 0 else offset + min(self.right, widest) + 1
+
+
+OPEN = MaskArgument()
+
+
+class Options(NamedTuple):
+    """The options of one call, those that are tensors in PyTorch's ops last; an array without a gradient ends them.
+
+    Users give a Mask and a seed; PyTorch's ops take a MaskArgument (None: all keys) and the seed as a tensor (None
+    without dropout).
+    """
+
+    mask: Any = None
+    schedule: str = "auto"
+    scale: float | None = None  # None: 1 / sqrt(d)
+    softcap: float | None = None
+    dropout: float = 0.0
+    seed: Any = None
+    bias: Any = None
+    sinks: Any = None
+    alibi: Any = None
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The values of the options in ARRAYS."""
+        return self[_FIRST_ARRAY:]
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether any of the options in ARRAYS is given. A loop, because tiny calls notice a generator."""
+        for x in self[_FIRST_ARRAY:]:  # noqa: SIM110
+            if x is not None:
+                return True
+        return False
+
+    @property
+    def with_gradient(self) -> tuple[Any, ...]:
+        """The values of the options in WITH_GRADIENT."""
+        return self[_FIRST_ARRAY:_FIRST_WITHOUT_GRADIENT]
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """All that are tensors in PyTorch's ops: the seed and the arrays."""
+        return self[_SEED:]
+
+    @property
+    def others(self) -> tuple[Any, ...]:
+        """All that are no tensors in PyTorch's ops; with `tensors` they make the record again."""
+        return self[:_SEED]
+
+    @property
+    def flat(self) -> tuple[Any, ...]:
+        """The record as arguments of PyTorch's ops, in the order of SCHEMA. `mask` must be a MaskArgument or None."""
+        return (*(self.mask or OPEN), *self[1:])
+
+    @staticmethod
+    def unflatten(flat: Sequence[Any]) -> Options:
+        """The record of which these are `flat`."""
+        return Options(MaskArgument(*flat[:_MASK_PARTS]), *flat[_MASK_PARTS:])
+
+    def given_arrays(self) -> list[tuple[str, ArrayOption, Any]]:
+        """Name, rules and value of each array that is not None."""
+        return [(name, rules, x) for (name, rules), x in zip(ARRAYS.items(), self.arrays, strict=True) if x is not None]
+
+    @property
+    def for_backward(self) -> Options:
+        """The record without the arrays that the backward kernels do not read."""
+        if not self.has_arrays:
+            return self
+        return self._replace(**{name: None for name, rules, _ in self.given_arrays() if not rules.backward})
+
+    def numbers(self, sizes: Sizes) -> dict[str, float]:
+        """The numbers that change scores and probabilities, as kernels on all devices take them by name."""
+        scale = sizes.d**-0.5 if self.scale is None else self.scale
+        return {"scale": scale, "softcap": self.softcap or 0.0, "dropout": self.dropout}
+
+
+class ArrayOption(NamedTuple):
+    """The rules for an option that is an array."""
+
+    pairs: bool = False  # whether it has queries and keys as its last two dimensions
+    lead: bool = True  # whether it broadcasts to (lead..., heads); else it is (heads,)
+    gradient: bool = True
+    backward: bool = True  # whether the backward kernels read it
+    own_type: bool = False  # whether it keeps its type, which may be boolean; else it is converted to the sums' type
+
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """The shape in which kernels read it."""
+        lead = sizes.lead if self.lead else ()
+        return (*lead, sizes.heads, *((sizes.n_q, sizes.n_k) if self.pairs else ()))
+
+    def as_core_array(self, address: int, strides: Sequence[int], sizes: Sizes) -> Array:
+        """The array as the compiled core takes it, from its strides in that shape."""
+        if self.pairs:
+            return (address, *strides)
+        if self.lead:
+            return (address, *strides, 0, 0)
+        return (address, *[0] * (len(sizes.lead) + 1), *strides, 0)  # heads lie along the core's rows
+
+    @property
+    def missing(self) -> int:
+        """Dimensions of q that it lacks at its end."""
+        return 0 if self.pairs else 2
+
+
+class Option(NamedTuple):
+    """One option: its type in the schema of PyTorch's ops, its line in help(), and its rules if it is an array."""
+
+    schema: str
+    help: str
+    array: ArrayOption | None = None
+
+
+TABLE = {
+    "mask": Option(
+        "SymInt left, SymInt right, bool bottom_right, str mask",
+        "which keys a query attends; Mask.full() if None. A row that attends nothing gives 0.",
+    ),
+    "schedule": Option(
+        "str schedule",
+        '"flash" (tiles); "hybrid" or "small_cache", which move fewer words through caches below d^2 words and write '
+        'some rows of P at a time to memory; "gather" (pair by pair, for graphs), for which a GPU takes tiles; or '
+        '"auto": on the CPU flash or gather, on a GPU any of the others, whichever costs less.',
+    ),
+    "scale": Option("float? scale", "1 / sqrt(d) if None."),
+    "softcap": Option("float? softcap", "scores x become softcap tanh(x / softcap)."),
+    "dropout": Option(
+        "float dropout",
+        "the share of probabilities that become 0. Which ones is a function of the seed, the same for all tiles, "
+        "threads and both passes.",
+    ),
+    "seed": Option(
+        "Tensor? seed", "of dropout; drawn from PyTorch's generator if None; NumPy arrays need one with dropout."
+    ),
+    "bias": Option(
+        "Tensor? bias",
+        "added to the scores, after softcap; any shape that broadcasts to (..., H, n_q, n_k); a boolean one is True "
+        "where a query attends a key.",
+        ArrayOption(pairs=True, own_type=True),
+    ),
+    "sinks": Option(
+        "Tensor? sinks",
+        "(H,), one more score for each head that takes a share of the softmax and has no value.",
+        ArrayOption(lead=False, backward=False),
+    ),
+    "alibi": Option(
+        "Tensor? alibi",
+        "slopes, (H,) or any shape that broadcasts to (..., H): -slope |i + n_k - n_q - j| is added to the score of "
+        "query i and key j, after softcap; without a gradient of the slopes.",
+        ArrayOption(gradient=False),
+    ),
+}
+ARRAYS = {name: option.array for name, option in TABLE.items() if option.array is not None}
+WITH_GRADIENT = tuple(name for name, rules in ARRAYS.items() if rules.gradient)
+WITHOUT_GRADIENT = tuple(name for name, rules in ARRAYS.items() if not rules.gradient)
+SCHEMA = ", ".join(option.schema for option in TABLE.values())
+NO_GRADIENTS = Options(MaskArgument(*[None] * len(MaskArgument._fields)), *[None] * (len(TABLE) - 1))  # pyright: ignore
+
+_MASK_PARTS = len(MaskArgument._fields)
+_DEFAULTS = Options()
+_NO_DROPOUT = _DEFAULTS.dropout
+_SEED = Options._fields.index("seed")
+_FIRST_ARRAY = _SEED + 1
+_FIRST_WITHOUT_GRADIENT = _FIRST_ARRAY + len(WITH_GRADIENT)
+
+
+# Public signatures ---------------------------------------------------------------------------------------------------
+
+
+def documented(arguments: type) -> Callable[[Function], Function]:
+    """A decorator for a function of `**options`: help() and inspect.signature show each of `arguments` by name."""
+
+    def decorate(function: Function) -> Function:
+        own = inspect.signature(function)
+        hints = get_type_hints(arguments)
+        names = [name for name in TABLE if name in hints]
+        kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        shown = [
+            inspect.Parameter(name, keyword, default=Options._field_defaults[name], annotation=hints[name])
+            for name in names
+        ]
+        own_keywords = [p for p in kept if p.kind is keyword]
+        positional = [p for p in kept if p.kind is not keyword]
+        function.__signature__ = own.replace(parameters=[*positional, *shown, *own_keywords])  # pyright: ignore
+        function.__annotations__ = {p.name: p.annotation for p in (*positional, *shown, *own_keywords)} | {
+            "return": own.return_annotation
+        }
+        if function.__doc__:  # None under python -OO
+            lines = (textwrap.fill(f"{name}: {TABLE[name].help}", 116) for name in names)
+            function.__doc__ = inspect.cleandoc(function.__doc__) + "\n\nOptions:\n\n" + "\n".join(lines) + "\n"
+        return function
+
+    return decorate
+
+
+def options_of(function: str, arguments: Any, without: str = "") -> Options:
+    """The record of these keyword arguments. Raises TypeError, as Python does, for a keyword that is no option."""
+    if not arguments:
+        return _DEFAULTS
+    try:
+        options = Options(**arguments)
+    except TypeError:
+        unknown = next(name for name in arguments if name not in TABLE)
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}") from None
+    if without and without in arguments:
+        raise TypeError(f"{function}() got an unexpected keyword argument {without!r}")
+    return options
+
+
+# Checks --------------------------------------------------------------------------------------------------------------
+
+
+def checked(options: Options) -> Options:
+    """The options with their numbers as Python's. Raises RedblueError for a value that is not allowed.
+
+    Arrays are checked by `check_array`, against the sizes of the call.
+    """
+    mask, schedule, scale, softcap, dropout, seed = options[:_FIRST_ARRAY]
+    if mask is not None:
+        check_mask(mask)
+    if schedule != "auto" and schedule not in SCHEDULES:
+        known = ", ".join(SCHEDULES)
+        raise RedblueError(f"schedule must be one of auto, {known} (those with a kernel), got {schedule!r}")
+    changed: dict[str, Any] = {}
+    if scale is not None and (number := _number("scale", scale)) is not scale:
+        changed["scale"] = number
+    if softcap is not None:
+        number = _number("softcap", softcap)
+        if not number > 0:
+            raise RedblueError(f"softcap must be above 0, or None, got {number!r}")
+        if number is not softcap:
+            changed["softcap"] = number
+    if dropout is not _NO_DROPOUT:
+        number = _number("dropout", dropout)
+        if not 0 <= number < 1:
+            raise RedblueError(f"dropout must be at least 0 and below 1, got {number!r}")
+        if number is not dropout:
+            changed["dropout"] = number
+    if seed is not None:
+        changed["seed"] = _seed(seed)
+    return options._replace(**changed) if changed else options
+
+
+def _number(name: str, value: Any) -> float:
+    if type(value) is not float:
+        if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+            raise RedblueError(f"{name} must be a number, got {value!r}")
+        if getattr(value, "requires_grad", False):
+            raise RedblueError(f"{name} has no gradient: give a number, or multiply q by a tensor, got {value!r}")
+        try:
+            value = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise RedblueError(f"{name} must be a number, got {value!r}") from None
+    if not -math.inf < value < math.inf:
+        raise RedblueError(f"{name} must be finite, got {value!r}")
+    return value
+
+
+def _seed(value: Any) -> int:
+    """The seed as a signed 64-bit integer."""
+    try:
+        return (operator.index(value) + 2**63) % 2**64 - 2**63
+    except (TypeError, ValueError, RuntimeError):
+        raise RedblueError(f"seed must be a whole number, got {value!r}") from None
+
+
+def check_mask(mask: Any) -> None:
+    """Raise RedblueError unless this is None or a mask as users make it."""
+    if mask is None:
+        return
+    if not isinstance(mask, Mask):
+        raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {type(mask).__name__}")
+    if mask.group != 1:
+        raise RedblueError(f"mask must have one row per query, got one of {mask.group}: give the mask before for_group")
+
+
+def check_gradients(options: Options) -> None:
+    """Raise RedblueError for a tensor that wants a gradient that no kernel computes."""
+    for name, x in zip(WITHOUT_GRADIENT, options[_FIRST_WITHOUT_GRADIENT:], strict=True):
+        if x is not None and getattr(x, "requires_grad", False):
+            raise RedblueError(f"{name} has no gradient: detach it, or give a bias")
+
+
+def check_array(name: str, shape: Sequence[int], dtype: str, sizes: Sizes, call_dtype: str) -> None:
+    """Raise RedblueError unless an array option has a shape and a type that fit a call of these sizes and this type."""
+    rules = ARRAYS[name]
+    full = rules.shape(sizes)
+    if not rules.lead:
+        if tuple(shape) != full:
+            raise RedblueError(f"{name} must have shape {full}, one per head of q, got {tuple(shape)}")
+    else:
+        padded = (1,) * (len(full) - len(shape)) + tuple(shape)
+        if len(padded) != len(full) or any(a not in (1, b) for a, b in zip(padded, full, strict=True)):
+            dims = "(..., heads, n_q, n_k)" if rules.pairs else "(..., heads)"
+            raise RedblueError(f"{name} must broadcast to {dims} = {full}, got shape {tuple(shape)}")
+    allowed = ("bool", *COMPUTED) if rules.own_type else COMPUTED
+    if dtype not in allowed:
+        raise RedblueError(f"{name} must be of type {', '.join(allowed)}, got {dtype}")
+    if rules.own_type and dtype == "float64" != call_dtype:
+        raise RedblueError(f"{name} of type float64 needs float64 arrays, got {call_dtype}")
+
+
+def check_numbers(options: Options) -> None:
+    """Raise RedblueError for numbers that PyTorch's ops must not be given."""
+    dropout, softcap, seed = options.dropout, options.softcap, options.seed
+    if not 0 <= dropout < 1 or (dropout and (seed is None or seed.numel() != 1)):
+        raise RedblueError(f"dropout must be at least 0 and below 1 and have one seed, got {dropout} and {seed}")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise RedblueError(f"softcap must be above 0, or None, got {softcap}")

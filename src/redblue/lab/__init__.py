@@ -1,0 +1,1 @@
+"""Counting and planning of schedules: counts, plans for a machine, cache simulation, traces, a reference."""

@@ -1,0 +1,41 @@
+"""Describe masks and problems in short texts for tables and titles."""
+
+from __future__ import annotations
+
+from redblue.masks import Mask
+from redblue.masks.rules.bands import Window
+from redblue.masks.rules.layouts import Blocks
+from redblue.problem import Problem
+
+# Shown beside backward counts of the standard schedule, which has an input that other schedules lack.
+STANDARD_REMARK = "standard is given the n_q x n_k probabilities that its forward pass kept"
+
+
+def mask_text(mask: Mask) -> str:
+    """Describe in a few words which keys a query attends."""
+    rule = mask.rule
+    if mask.is_full:
+        return "full"
+    if type(rule) is Blocks:
+        return f"{rule.shape[0]} x {rule.shape[1]} blocks, {rule.density:.0%} of them"
+    if not isinstance(rule, Window):
+        return repr(mask)
+    align = "" if rule.align == "top-left" else f" {rule.align}"
+    if rule.left is None and rule.right == 0:
+        return f"causal{align}"
+    sides = [f"{side:,} {where}" for side, where in ((rule.left, "back"), (rule.right, "ahead")) if side]
+    return f"window {' and '.join(sides) or 'of itself'}{align}"
+
+
+def shape_text(p: Problem) -> str:
+    """Describe a problem's sizes in one line, which can only break after a comma."""
+    parts = [
+        f"d {p.d}",
+        f"d_v {p.d_v}" if p.d_v != p.d else "",
+        f"{p.heads} head{'s' if p.heads > 1 else ''}" + (f" on {p.kv_heads} KV" if p.kv_heads != p.heads else ""),
+        f"batch {p.batch:,}" if p.batch > 1 else "",
+        f"n {p.n_q:,}" if p.n_q == p.n_k else f"n_q {p.n_q:,}, n_k {p.n_k:,}",
+        mask_text(p.mask),
+        {"forward": "", "gradient_x": "gradient with respect to X"}.get(p.direction, p.direction),
+    ]
+    return ", ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)

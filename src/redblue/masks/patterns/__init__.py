@@ -1,0 +1,1 @@
+"""Masks laid on given sizes: patterns for the algebra, and pairs for the schedules."""

@@ -1,0 +1,168 @@
+"""The op's two passes on GPUs: from a checked call to launches of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.cpu.mask_form import check_lead
+from redblue.kernels.gpu.bias_gradient import add_bias_gradient
+from redblue.kernels.gpu.launch import Task
+from redblue.kernels.gpu.mask_lists import KEPT
+from redblue.kernels.gpu.planning import fallback, tune
+from redblue.kernels.gpu.planning.device import copied
+from redblue.kernels.gpu.planning.plan import Launch, candidates, card_of, launches, plan
+from redblue.kernels.gpu.table import KERNELS
+from redblue.kernels.gpu.versions import check_gradients_with_dropout
+from redblue.kernels.options import ARRAYS, OPEN, Options, check_numbers
+from redblue.masks import Mask
+from redblue.masks.rules.stack import planes
+from redblue.op.pytorch import layouts
+from redblue.op.pytorch.masks import mask_named
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of each row, as ops.forward."""
+    call = layouts.known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), layouts.forms(options))
+    out = q.new_empty_strided(*call.out[layouts.inside(q)])
+    lse = q.new_empty_strided(*call.lse, dtype=call.sums)
+    if not out.numel():
+        return out, lse
+    tasks = list(_tasks(call, options, q=q, k=k, v=v, out=out, lse=lse))
+    _run("forward", tasks, call, q, options)
+    return out, lse
+
+
+def backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    options: Options,
+    bias_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, the bias's gradient (empty without bias_grad) and delta, as ops.backward."""
+    call = layouts.known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), layouts.forms(options))
+    layouts.check_outputs(call, dout, dlse, out, lse)
+    if options.seed is not None:
+        check_gradients_with_dropout()
+    inside = layouts.inside
+    dq, dk, dv = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
+    delta = q.new_empty(lse.shape, dtype=call.sums)
+    bias = options.bias if bias_grad else None
+    dbias = q.new_zeros((0,) if bias is None else bias.shape, dtype=call.sums)
+    if not out.numel():
+        return dq.zero_(), dk.zero_(), dv.zero_(), dbias, delta
+    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv, "delta": delta}
+    tensors |= {"lse": lse.contiguous(), "dlse": None if dlse is None else dlse.contiguous()}
+    if bias is not None:
+        tensors["dbias"] = dbias.expand(ARRAYS["bias"].shape(call.sizes))
+    tasks = list(_tasks(call, options, backward=True, **tensors))
+    _run("backward", tasks, call, q, options)
+    for task in () if bias is None else tasks:
+        add_bias_gradient(task, _precision(q))
+    return dq, dk, dv, dbias, delta
+
+
+def _run(direction: str, tasks: list[Task], call: layouts.Call, q: Tensor, options: Options) -> None:
+    """Run the tasks by the planned launch; on a GPU by the fastest of the plan's candidates, as it was measured.
+
+    Where the card refuses a launch, a smaller one takes its place.
+    """
+    precision = _precision(q)
+
+    def run(launch: Launch) -> None:
+        for task in tasks:
+            for each in getattr(KERNELS[launch.kernel], direction)(task, launch, precision):
+                each()
+
+    mask, schedule = options.mask or OPEN, options.schedule
+    card, held = card_of(q.device), tasks[0].options
+    form = "lists" if mask.name else "full" if mask.left < 0 and mask.right < 0 else "band"
+    kind = tune.Kind.of(direction, call.sizes, f"{call.dtype} {precision}", form, held, schedule, q.device, card)
+    asked = direction, call.sizes, call.dtype, card, held, schedule
+
+    def choose() -> Launch:
+        return tune.chosen(kind, candidates(*asked), run) if q.is_cuda and tune.enabled() else plan(*asked)
+
+    fallback.run(kind, choose, lambda: launches(*asked), run)
+
+
+def _precision(x: Tensor) -> str:
+    """The precision of products of float32 numbers: PyTorch's own setting, under its new name where it has one."""
+    if x.dtype != torch.float32:
+        return "ieee"
+    said = torch.backends.cuda.matmul
+    new = getattr(said, "fp32_precision", None)  # the old name must not be read once the new one was set
+    return "tf32" if (said.allow_tf32 if new is None else new == "tf32") else "ieee"
+
+
+def _tasks(call: layouts.Call, options: Options, backward: bool = False, **tensors: Any) -> Iterator[Task]:
+    """The call in parts of one leading dimension: one part, unless the strides of some tensor forbid that."""
+    check_numbers(options)
+    sizes = call.sizes
+    argument = options.mask or OPEN
+    first, end = argument.band(sizes)
+    mask = mask_named(argument.name)
+    if mask is not None:
+        check_lead(mask, sizes)
+    common: dict[str, Any] = {"first": first, "end": end, "mask": mask, **options.numbers(sizes)}
+    if options.seed is None:
+        common["dropout"] = 0.0
+    elif options.dropout:
+        common["seed"] = options.seed
+    for name, x in layouts.expanded_arrays(options, call, backward).items():
+        (tensors if ARRAYS[name].lead else common)[name] = x
+    tensors["planes"] = None if mask is None else _planes(mask, sizes, tensors["q"].device)
+    named = {name: x for name, x in tensors.items() if x is not None}
+    lse = named["lse"]
+    for part in _parts(tuple(named.values())):
+        given: dict[str, Any] = dict(zip(named, part, strict=True))
+        first_row = given["lse"].storage_offset() - lse.storage_offset()
+        yield Task(sizes=_sizes(sizes, part[0].shape[0]), first_row=first_row, **given, **common)
+
+
+@lru_cache(maxsize=KEPT)
+def _planes(mask: Mask, sizes: Sizes, device: torch.device) -> Tensor | None:
+    """Which of the mask's planes each stream sees: int32 (lead..., key heads); None: there is only one."""
+    _, each = planes(mask.rule)
+    if each.size == 1:
+        return None
+    return copied(each.astype(np.int32), device).expand(*sizes.lead, sizes.kv_heads)
+
+
+def _sizes(sizes: Sizes, batch: int) -> Sizes:
+    return sizes._replace(lead=(batch,))
+
+
+def _parts(arrays: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+    """Views of the tensors with one leading dimension, where there are any number of them."""
+    if arrays[0].dim() == 3:
+        yield from _parts(tuple(x[None] for x in arrays))
+        return
+    if arrays[0].dim() == 4:
+        yield arrays
+        return
+    joined = [_joined(x) for x in arrays]
+    if all(x is not None for x in joined):
+        yield from _parts(tuple(x for x in joined if x is not None))
+        return
+    for i in range(arrays[0].shape[0]):
+        yield from _parts(tuple(x[i] for x in arrays))
+
+
+def _joined(x: Tensor) -> Tensor | None:
+    """A view with the first two dimensions as one; None where their strides allow none."""
+    try:
+        return x.view(x.shape[0] * x.shape[1], *x.shape[2:])
+    except RuntimeError:
+        return None

@@ -1,0 +1,138 @@
+"""Everything about a call that follows from the shapes, strides and types of its tensors, on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.options import ARRAYS, Options, check_array
+from redblue.op import checks
+
+
+class Expanded(NamedTuple):
+    """The sizes of a call, and the shapes to which its tensors must be expanded; None: a tensor has it already."""
+
+    sizes: Sizes
+    q: tuple[int, ...] | None
+    k: tuple[int, ...] | None
+    v: tuple[int, ...] | None
+
+
+def expanded_shapes(q: Any, k: Any, v: Any) -> Expanded:
+    """The sizes and expanded shapes of a call on tensors of these shapes."""
+    sizes = checks.check_shapes(q, k, v)
+    expanded = []
+    for shape, heads in ((q, sizes.heads), (k, sizes.kv_heads), (v, sizes.kv_heads)):
+        full = (*sizes.lead, heads, shape[-2], shape[-1])
+        expanded.append(None if full == tuple(shape) else full)
+    return Expanded(sizes, *expanded)
+
+
+known_expanded_shapes = lru_cache(maxsize=1024)(expanded_shapes)
+
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape, strides
+
+
+class Call(NamedTuple):
+    """Everything that the shapes and types of a call decide. The second of two layouts has heads inside positions."""
+
+    sizes: Sizes
+    dtype: str
+    sums: torch.dtype
+    arrays: tuple[tuple[int, ...], ...]  # the shapes in which kernels read the options that are arrays
+    q: tuple[Layout, Layout]
+    k: tuple[Layout, Layout]
+    v: tuple[Layout, Layout]
+    out: tuple[Layout, Layout]
+    lse: Layout
+
+
+Form = tuple[Any, torch.dtype]  # shape and type of an option that is an array
+
+
+def forms(options: Options) -> tuple[Form | None, ...]:
+    """Shape and type of each option that is an array, None for one that is not given; () if none is."""
+    if not options.has_arrays:
+        return ()
+    return tuple([None if x is None else (x.shape, x.dtype) for x in options.arrays])
+
+
+def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tuple[Form | None, ...]) -> Call:
+    """The call on q, k and v of these shapes and types. Raises RedblueError for those that no kernel takes."""
+    expanded = expanded_shapes(q, k, v)
+    if expanded[1:] != (None, None, None):
+        shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in (("q", q), ("k", k), ("v", v)))
+        raise RedblueError(f"redblue::attention takes equal leading dimensions and expands none, got {shapes}")
+    sizes = expanded.sizes
+    dtype = checks.check_dtypes({name: name_of(x) for name, x in zip("qkv", dtypes, strict=True)})
+    for name, form in zip(ARRAYS, arrays, strict=False):  # none if no array is given
+        if form is not None:
+            check_array(name, form[0], name_of(form[1]), sizes, dtype)
+    sums = torch.float64 if dtype == "float64" else torch.float32
+    rows = (*sizes.lead, sizes.heads, sizes.n_q)
+    arrays_read = tuple(rules.shape(sizes) for rules in ARRAYS.values())
+    inputs = _layouts(q), _layouts(k), _layouts(v)
+    return Call(sizes, dtype, sums, arrays_read, *inputs, _layouts((*rows, sizes.d_v)), _dense(rows))
+
+
+known_call = lru_cache(maxsize=1024)(call_of)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The type's name, as NumPy has it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def expanded_arrays(options: Options, call: Call, backward: bool = False) -> dict[str, Tensor]:
+    """The arrays that the pass reads, of the shape and the type in which its kernels read them."""
+    expanded = {}
+    if not options.has_arrays:
+        return expanded
+    for (name, rules), x, shape in zip(ARRAYS.items(), options.arrays, call.arrays, strict=True):
+        if x is not None and (rules.backward or not backward):
+            expanded[name] = (x if rules.own_type else x.to(call.sums).contiguous()).expand(shape)
+    return expanded
+
+
+def _layouts(shape: Any) -> tuple[Layout, Layout]:
+    inside = (0, 2, 1, 3) if len(shape) == 4 else None
+    return _dense(tuple(shape)), _dense(tuple(shape), inside)
+
+
+def _dense(shape: tuple[int, ...], order: Sequence[int] | None = None) -> Layout:
+    """The shape, and the strides of a dense tensor whose dimensions lie in this order, outermost first."""
+    strides, step = [0] * len(shape), 1
+    for i in reversed(range(len(shape)) if order is None else order):
+        strides[i] = step
+        step *= max(1, shape[i])
+    return shape, tuple(strides)
+
+
+def inside(x: Tensor) -> int:
+    """1 if the heads lie inside positions, else 0: an index of Call's layouts.
+
+    As PyTorch's kernels, ours lay outputs and gradients out like the tensor that they belong to, so that joining the
+    heads afterwards, or splitting them before, needs no copy.
+    """
+    strides = x.stride()
+    return 1 if len(strides) == 4 and strides[1] < strides[2] else 0
+
+
+def check_outputs(call: Call, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor) -> None:
+    """Raise RedblueError unless these are outputs of `attention` and their gradients: the kernel trusts them."""
+    shape = call.out[0][0]
+    for name, x, wanted, dtype in (
+        ("dout", dout, shape, call.dtype),
+        ("out", out, shape, call.dtype),
+        ("lse", lse, shape[:-1], name_of(call.sums)),
+        ("dlse", dlse, shape[:-1], name_of(call.sums)),
+    ):
+        if x is not None and (tuple(x.shape) != wanted or name_of(x.dtype) != dtype):
+            raise RedblueError(f"{name} must be {wanted} of {dtype}, got {tuple(x.shape)} of {x.dtype}")

@@ -1,0 +1,39 @@
+"""The twin of PyTorch's scaled_dot_product_attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redblue.base.errors import RedblueError
+from redblue.masks import Mask
+from redblue.op.api import attention, is_torch
+from redblue.op.checks import check_grouping, check_one_kind_of_mask
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """The twin of torch.nn.functional.scaled_dot_product_attention, on the same tensors with the same meaning.
+
+    attn_mask: boolean (True means attend) or floating (added to the scores), broadcastable to (..., n_q, n_k), with
+    gradient if it needs one; not together with is_causal, which is aligned top left. Unlike `attention`, heads are
+    grouped only if enable_gqa says so. NumPy arrays work too, without dropout, and nested tensors, without attn_mask.
+    """
+    check_one_kind_of_mask(attn_mask, is_causal)
+    if any(is_torch(x) and x.is_nested for x in (query, key, value)):
+        from redblue.op.pytorch import nested
+
+        if attn_mask is not None:
+            raise RedblueError("attn_mask is not for nested tensors, which are masked by their lengths: use is_causal")
+        mask = Mask.causal() if is_causal else None
+        return nested.scaled_dot_product_attention(query, key, value, dropout_p, mask, scale, enable_gqa)
+    check_grouping(query, key, value, enable_gqa)
+    mask = Mask.causal() if is_causal else None
+    return attention(query, key, value, mask=mask, bias=attn_mask, dropout=dropout_p, scale=scale)

@@ -1,0 +1,1 @@
+"""Drawings of a game: an HTML page that plays it, and a strip of pictures for papers."""

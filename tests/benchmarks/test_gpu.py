@@ -1,0 +1,424 @@
+"""The GPU benchmark's script from end to end, without a GPU: tiny calls, interpreted, no times worth reading."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import redblue as rb
+
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+ROOT = Path(__file__).parents[2]
+
+
+def run(script, *options, **more):
+    command = [sys.executable, "-W", "ignore::RuntimeWarning", "-m", f"benchmarks.{script}", *options]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **more)
+
+
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory):
+    """A whole run, and where it is kept."""
+    path = tmp_path_factory.mktemp("gpu") / "gpu.json"
+    found = run("gpu.attention", "--dry", "--json", path)
+    assert found.returncode == 0, found.stderr
+    return path, found.stdout
+
+
+def test_every_call_is_checked_and_kept(dry):
+    path, said = dry
+    kept = json.loads(path.read_text())
+    assert kept["about"]["dry"]
+    assert "date" not in kept["about"]
+    assert set(kept["peaks"]) == {"float16", "float32"}
+    assert len(kept["points"]) == 5
+    for point in kept["points"]:
+        assert point["seconds"], point["refused"]
+        assert 0 < max(point["errors"]) < 1e-2
+    assert "d 512 forward, over the best SDPA backend" in said
+
+
+def test_what_is_kept_is_not_measured_again(dry):
+    path, _ = dry
+    before = json.loads(path.read_text())["points"]
+    path.write_text(path.read_text().replace('"forward", "causal": true', '"forward", "causal": false', 1))
+    run("gpu.attention", "--dry", "--json", path, check=True)
+    after = json.loads(path.read_text())["points"]
+    assert after[1:-1] == before[1:]
+    assert after[-1]["call"] == before[0]["call"]
+
+
+def test_without_a_gpu_it_says_so():
+    found = run("gpu.attention", env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+    assert found.returncode == 1
+    assert "no GPU that PyTorch sees" in found.stderr
+
+
+@pytest.fixture
+def modules():
+    from benchmarks.gpu import attention as gpu
+    from benchmarks.gpu import calls as gpu_calls
+    from benchmarks.gpu import figure as gpu_figure
+
+    return gpu, gpu_calls, gpu_figure
+
+
+def test_limits_and_figure_of_made_up_times(modules, tmp_path):
+    gpu, calls, figure = modules
+    times = {call: dict.fromkeys(names, 1.0) for call, names in calls.plan()}
+    for call in times:
+        times[call] = dict.fromkeys((*calls.OURS, *calls.PEERS), 2.0) | {calls.TUNED: call.flops / 1e15}
+    values = {each.what: each.value(times) for each in calls.limits()}
+    assert None not in values.values()
+    assert values["d 512 forward"] == pytest.approx(1000)
+    sparse = calls.Call(128, density=calls.DENSITY)
+    assert sparse.flops / calls.Call(128).flops == pytest.approx(0.1, rel=0.1)
+    assert values["blocks 10%, d 128 forward, over density x dense time"] == pytest.approx(1)
+    assert values["d 1024 forward + backward, over the best that runs"] == pytest.approx(
+        4e15 / (calls.Call(1024).flops + calls.Call(1024, "backward").flops)
+    )
+    figure.draw({"device": "a card", "days": "2000-01-01"}, {"bfloat16": 1500.0}, times, tmp_path / "gpu.svg")
+    assert "a card" in (tmp_path / "gpu.svg").read_text()
+    assert gpu.shown(None, calls.limits()[0]) == ("", "not measured")
+    assert gpu.shown(1.0, calls.limits()[0])[1] == "FAIL"
+
+
+def test_the_most_important_calls_come_first_and_none_twice(modules):
+    _, calls, _ = modules
+    planned = list(calls.plan())
+    pairs = [(call, name) for call, names in planned for name in names]
+    assert len(pairs) == len(set(pairs))
+    assert planned[0][0] == calls.Call(512)
+    first = {call for call, names in planned[:14] if calls.PLANNED in names}
+    assert all(calls.Call(d, way) in first for d in (64, 128, 256, 512, 1024) for way in ("forward", "backward"))
+    wanted = itertools.product((64, 128, 256, 512, 576, 1024), ("forward", "backward"), (False, True), LENGTHS)
+    every = {calls.Call(d, way, causal, n, 512 if d == 576 else 0) for d, way, causal, n in wanted}
+    assert {(call, name) for call in every for name in (*calls.OURS, *calls.PEERS)} <= set(pairs)
+    assert {call for call, _ in pairs} - every == {
+        calls.Call(d, way, density=0.1) for d in (128, 512) for way in ("forward", "backward")
+    }
+
+
+def test_what_must_be_reached_needs_nothing_but_the_first_calls(modules):
+    """The limits have their values before other lengths are timed."""
+    _, calls, _ = modules
+    times = {}
+    for call, names in calls.plan():
+        if call.n != 8192:
+            break
+        times.setdefault(call, {}).update(dict.fromkeys(names, 1.0))
+    assert all(each.value(times) is not None for each in calls.limits())
+
+
+def test_a_contender_that_takes_too_long_is_given_up(modules):
+    gpu, _, _ = modules
+    with pytest.raises(TimeoutError, match="took longer than 1 s"), gpu.patience(1):
+        time.sleep(5)
+    assert signal.alarm(0) == 0
+
+
+@pytest.fixture
+def asked():
+    """Everything, as the command line asks for it."""
+    return SimpleNamespace(dry=False, alone=False, only=None)
+
+
+def test_what_failed_in_passing_is_tried_again_after_all_else(modules, asked):
+    gpu, calls, _ = modules
+    call, names = next(calls.plan())
+    kept = gpu.Kept({})
+    kept.add(gpu.Point(call, names[0], refused="TimeoutError", passing=True))
+    kept.add(gpu.Point(call, names[1], refused="no block-sparse masks"))
+    first, *_, last = gpu.left(kept, asked)
+    assert first == (call, [*names[2:]])
+    assert last == (call, [names[0]])
+    kept.add(gpu.Point(call, names[0], [1.0]))
+    assert gpu.left(kept, asked)[-1] != last
+    assert [point.contender for point in kept.points] == [names[1], names[0]]
+
+
+def test_only_refusals_are_final(modules, monkeypatch):
+    gpu, calls, _ = modules
+    from triton import OutOfResources
+
+    from benchmarks.gpu.peers import Refused
+
+    gate = SimpleNamespace(check=lambda name, found: [])
+    for failure, passing in (
+        (TimeoutError("took longer than 75 s"), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 GiB"), True),
+        (RuntimeError("CUDA error: unspecified launch failure"), True),
+        (KeyError("some"), True),
+        (Refused("no block-sparse masks"), False),
+        (rb.RedblueError("flash does not fit"), False),
+        (OutOfResources(300_000, 232_448, "shared memory"), False),
+        (RuntimeError("No available kernel. Aborting execution."), False),
+        (ValueError("head dimension 1024 is not supported"), False),
+        (NotImplementedError(), False),
+    ):
+
+        def contender(name, call, given, failure=failure):
+            raise failure
+
+        monkeypatch.setattr(gpu, "contender", contender)
+        point = gpu.measured(calls.Call(64), calls.FLEX, [], gate, gpu.Dry())
+        assert (point.passing, bool(point.refused)) == (passing, True), failure
+
+
+def test_measurements_of_other_kernels_and_versions_are_made_anew(modules, tmp_path, capsys):
+    gpu, calls, _ = modules
+    facts = {"device": "a card", "torch": "2", "triton": "3", "kernels": "abc"}
+    call, console = calls.Call(64), gpu.Console(width=200)
+    old = gpu.Kept(facts, {"bfloat16": 900.0})
+    for name in (calls.TUNED, calls.FLEX):
+        old.add(gpu.Point(call, name, [1.0], date="2000-01-02T03:04:05+00:00"))
+    path = tmp_path / "gpu.json"
+    old.write(path)
+    assert gpu.resumed(path, facts, console) == old
+    assert gpu.resumed(tmp_path / "none", facts, console) == gpu.Kept(facts)
+    assert capsys.readouterr().out == ""
+
+    theirs = gpu.resumed(path, facts | {"kernels": "def"}, console)
+    assert theirs == gpu.Kept(facts | {"kernels": "def"}, old.peaks, old.points[1:])
+    assert capsys.readouterr().out == "measured anew: 1 points, kept of other kernels\n"
+    theirs.add(gpu.Point(call, calls.TUNED, [1.0], date="2000-02-03T03:04:05+00:00"))
+    assert theirs.days == "2000-01-02 to 2000-02-03"
+
+    other = facts | {"torch": "2.1", "kernels": "def"}
+    assert gpu.resumed(path, other, console) == gpu.Kept(other)
+    assert capsys.readouterr().out == "measured anew: 2 points, kept of other torch, kernels\n"
+
+
+def test_a_fingerprint_is_of_versions_and_sources(modules, tmp_path):
+    import triton
+
+    from benchmarks.common import kept as gpu_kept
+
+    found = gpu_kept.fingerprint("a card")
+    assert found | {"kernels": ""} == {
+        "device": "a card",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "kernels": "",
+    }
+    assert found["kernels"] == gpu_kept.hashed(gpu_kept.KERNELS)
+    seen = {gpu_kept.hashed(tmp_path)}
+    for name, text in (("a.py", "x"), ("a.py", "y"), ("b.py", "y"), ("notes.txt", "z")):
+        (tmp_path / name).write_text(text)
+        seen.add(gpu_kept.hashed(tmp_path))
+    assert len(seen) == 4
+    assert gpu_kept.days([]) == ""
+    assert gpu_kept.days(["2000-01-02T03", "2000-01-02T04", ""]) == "2000-01-02"
+
+
+def test_small_caches_of_other_kernels_are_measured_anew(modules, tmp_path, capsys):
+    from benchmarks.small_cache import crossing as small_cache
+    from benchmarks.small_cache import device as small_cache_device
+
+    console, path = modules[0].Console(width=200), tmp_path / "small_cache.json"
+    facts = small_cache.about() | {"device": "a card", "torch": "2", "triton": "3", "kernels": "abc"}
+    timed = small_cache.Row("forward", 64, 24, "flash", launch="one", seconds=1.0, date="2000-01-02")
+    passing = small_cache.Row("forward", 64, 24, "hybrid", why="OutOfMemoryError: CUDA out of memory")
+    small_cache.write(path, facts, [timed, passing])
+    again = small_cache_device._kept(path, facts | {"date": "2000-03-04"}, console)
+    assert again == {small_cache_device._place(timed): timed}
+    assert capsys.readouterr().out == ""
+    for name in ("device", "torch", "triton", "kernels"):
+        assert small_cache_device._kept(path, facts | {name: "other"}, console) == {}
+        assert capsys.readouterr().out == f"measured anew: 1 launches, kept of other {name}\n"
+    small_cache.show(facts, [timed, passing], console)
+    assert "a card, 2000-01-02" in capsys.readouterr().out
+
+
+def test_what_is_left_out_is_said(modules, capsys):
+    gpu, calls, _ = modules
+    gpu.say_left([(calls.Call(64), [calls.FLEX, calls.MATH]), (calls.Call(128), [calls.FLEX])], gpu.Console(width=100))
+    said = capsys.readouterr().out
+    assert "n 8192: FlexAttention" in said
+    assert "2" in said
+
+
+def test_kernels_are_compiled_ahead_in_other_processes(tmp_path):
+    """Here: interpreted. The script says how many calls were made."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from benchmarks.gpu.ahead import ahead\nfrom benchmarks.gpu.calls import Call\n"
+        "from rich.console import Console\n"
+        "if __name__ == '__main__':\n"
+        "    calls = [Call(16, 'backward', n=20, heads=1, dtype='float32')] * 2\n"
+        "    assert ahead(calls, 300, Console(), device='cpu') == 1\n"
+        "    assert ahead(calls, 0.1, Console(), device='cpu') == 0\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+    found = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "compiled ahead: 1 of 1 calls" in found.stdout
+
+
+def test_what_would_be_measured_is_listed():
+    said = run("gpu.attention", "--list", "--alone", "--only", "d 512, n 8192", check=True).stdout
+    assert said.splitlines()[0] == "bfloat16 forward, d 512, n 8192, H 32: redblue, as planned"
+    assert said.splitlines()[-1] == "12 points of 6 calls"
+
+
+def test_small_caches_are_counted_without_a_gpu(tmp_path):
+    path = tmp_path / "small_cache.json"
+    found = run("small_cache.crossing", "--dry", "--json", path, check=True)
+    assert "fewer words" in found.stdout
+    assert "fewer seconds" not in found.stdout
+    from benchmarks.small_cache import crossing as small_cache
+
+    facts, rows = small_cache.read(path)
+    assert not any(row.seconds for row in rows)
+    assert all(row.bound_words <= row.words <= (row.tensor_core_words or row.words) for row in rows)
+    assert path.with_suffix(".svg").read_text().startswith("<svg")
+    rows[0].launch = "one"
+    small_cache.write(path, facts, rows)
+    measured = path.read_text()
+    assert "give another --json" in run("small_cache.crossing", "--dry", "--json", path).stderr
+    assert path.read_text() == measured
+
+
+def test_bytes_of_each_launch_are_kept_beside_their_bounds(modules, monkeypatch, capsys):
+    from benchmarks.small_cache import crossing as small_cache
+    from benchmarks.small_cache import device as small_cache_device
+
+    rows = [small_cache.Row("backward", 512, kb, "flash", launch="one", seconds=1.0) for kb in (99, 227)]
+    rows += [small_cache.Row("forward", 64, 24, "hybrid", launch="two", seconds=1.0)]
+    rows += [small_cache.Row("forward", 64, 24, "flash", launch="none")]
+    asked = []
+
+    def bytes_of(places):
+        asked.append(places)
+        return [(100 * len(asked) + i, i) for i in range(len(places))]
+
+    console = modules[0].Console(width=200)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=50 << 20))
+    monkeypatch.setattr(small_cache_device, "bytes_of", bytes_of)
+    small_cache_device._count_bytes(rows, math.inf, lambda: None, console)
+    assert asked == [[("backward", 512, 99, "flash")], [("forward", 64, 24, "hybrid")]] or asked == [
+        [("backward", 512, 227, "flash")],
+        [("forward", 64, 24, "hybrid")],
+    ]
+    assert [row.l1_l2_bytes for row in rows] == [100, 100, 200, None]
+    words = rb.lower_bound(small_cache.problem("forward", 64), words=25 << 20).words
+    assert rows[2].l2_dram_bound_bytes == 2 * words
+    small_cache_device._count_bytes(rows, math.inf, lambda: None, console)
+    assert len(asked) == 2
+
+    def refused(places):
+        raise rb.RedblueError("no counters here")
+
+    rows[0].l1_l2_bytes = None
+    monkeypatch.setattr(small_cache_device, "bytes_of", refused)
+    small_cache_device._count_bytes(rows, math.inf, lambda: None, console)
+    assert "no bytes: no counters here" in capsys.readouterr().out
+
+
+def test_a_launch_that_the_card_refuses_is_not_timed_as_another(modules, monkeypatch):
+    import warnings
+
+    from benchmarks.small_cache import crossing as small_cache
+    from benchmarks.small_cache import device as small_cache_device
+    from redblue.kernels.gpu.planning.card import Card
+
+    class Device:
+        def seconds(self, run):
+            return [2.0]
+
+    def replaced(row, given):
+        def run():
+            if row.d == 512:
+                warnings.warn("flash does not fit; hybrid runs instead", stacklevel=1)
+
+        return run
+
+    gate = SimpleNamespace(check=lambda name, found: [])
+    monkeypatch.setattr(small_cache_device, "_call", replaced)
+    for d, seconds in ((512, None), (64, 2.0)):
+        row = small_cache.Row("forward", d, 227, "flash")
+        card = Card(arch=90, shared_bytes=227 << 10)
+        small_cache_device._time_one(row, None, [], gate, card, Device(), {})
+        assert row.seconds == seconds
+        assert ("hybrid runs instead" in row.why) == (seconds is None)
+        assert row.launch == "none" if seconds is None else row.launch
+        assert row.date
+
+
+def test_a_launch_that_fails_in_passing_is_left_to_the_next_run(modules, monkeypatch):
+    from benchmarks.small_cache import crossing as small_cache
+    from benchmarks.small_cache import device as small_cache_device
+    from redblue.kernels.gpu.planning.card import Card
+
+    def full(row, given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(small_cache_device, "_call", full)
+    row = small_cache.Row("forward", 64, 227, "flash")
+    small_cache_device._time_one(row, None, [], None, Card(arch=90, shared_bytes=227 << 10), None, {})
+    assert (row.launch, row.seconds, row.why) == ("", None, "OutOfMemoryError: CUDA out of memory")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_only_the_kernels_of_the_second_run_are_counted(modules, monkeypatch, tmp_path):
+    from benchmarks.small_cache import bytes as small_cache_bytes
+    from benchmarks.small_cache import crossing as small_cache
+    from benchmarks.small_cache import device as small_cache_device
+    from redblue.kernels.gpu.planning.card import Card
+    from redblue.meter.interpreter import counting
+
+    for module in (small_cache, small_cache_device):
+        monkeypatch.setattr(module, "N", 40)
+    monkeypatch.setattr(small_cache_device, "HEADS", 1)
+    monkeypatch.setattr(small_cache_device, "card_with", lambda kb: Card(arch=80, shared_bytes=kb << 10))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    said = []
+    with counting() as tally:
+        profiler = SimpleNamespace(
+            start=lambda: said.append(tally.launches.total()), stop=lambda: said.append(tally.launches.total())
+        )
+        places = [("forward", 24, 48, "flash"), ("backward", 24, 48, "small_cache")]
+        small_cache_bytes.main(places, tmp_path / "kernels", profiler, "cpu")
+    kernels = json.loads((tmp_path / "kernels").read_text())
+    assert [said[1] - said[0], said[3] - said[2]] == kernels
+    assert said[0] == kernels[0]
+    assert kernels[1] >= 5
+
+
+def test_the_figure_has_times_bytes_and_crossings(modules, tmp_path):
+    from benchmarks.small_cache import crossing as small_cache
+
+    facts, rows = small_cache.read(small_cache.KEPT)
+    assert {each["what"] for each in small_cache.crossings(rows)} == {"words"}
+    for row in rows:
+        row.seconds = row.tensor_core_words and row.tensor_core_words / 1e12
+        row.l1_l2_bytes = row.l2_dram_bytes = row.tensor_core_words and 2.0 * row.tensor_core_words
+        row.l2_dram_bound_bytes = float(row.bound_words)
+    assert {each["what"] for each in small_cache.crossings(rows)} == {"words", "seconds"}
+    small_cache.draw(tmp_path / "all.svg", facts, rows)
+    drawn = (tmp_path / "all.svg").read_text()
+    for title in ("words, counted", "time", "bytes, shared memory and L1 to L2", "bytes, L2 to memory"):
+        assert f"forward: {title}" in drawn
+        assert f"backward: {title}" in drawn
+
+
+def test_a_crossing_lies_where_the_ratio_is_one(modules):
+    from benchmarks.small_cache import crossing as small_cache
+
+    def row(d, schedule, words):
+        return small_cache.Row("forward", d, 64, schedule, words=words)
+
+    rows = [row(64, "flash", 1), row(64, "hybrid", 2), row(128, "flash", 3), row(128, "hybrid", 2)]
+    assert small_cache.crossing(rows, "flash", "hybrid", "words") == pytest.approx(96**2 / 32768)
+    assert small_cache.crossing(rows[:2], "flash", "hybrid", "words") is None

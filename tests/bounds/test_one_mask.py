@@ -1,0 +1,193 @@
+"""The bound of one mask: below every count, above what its phases can do, and where it says more than others."""
+
+import contextlib
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redblue import Mask, NotCovered, Problem, RedblueError, TooFewWords, count, list_schedules, lower_bounds
+from redblue.bounds import one_mask
+from redblue.bounds.cover import Cover, cover, exact, steps_of, upper
+from redblue.bounds.family import family
+from redblue.bounds.one_mask import Task, candidates, loads, most_earned
+from redblue.bounds.table import rows
+from support.examples import examples
+from support.mask_oracle import compositions
+from support.spaces import plane
+
+DIRECTIONS = ["forward", "backward"]
+
+
+def fewest(problem, words):
+    found = []
+    for name in list_schedules(problem.direction):
+        with contextlib.suppress(TooFewWords, NotCovered):
+            found.append(count(name, problem, words=words).words)
+    return min(found, default=None)
+
+
+def proved(problem, words):
+    return {each.name: each.words for each in lower_bounds(problem, words) if each.proved}
+
+
+@examples(25)
+@given(st.data(), st.sampled_from(DIRECTIONS), st.integers(20, 300))
+def test_the_bound_lies_below_every_count(data, direction, words):
+    n_q, n_k = data.draw(st.integers(1, 24)), data.draw(st.integers(1, 24))
+    mask, _ = data.draw(compositions(n_q, n_k))
+    d, d_v, group = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6)), data.draw(st.integers(1, 2))
+    problem = Problem(n_q, n_k, d, d_v, heads=group, kv_heads=1, mask=mask, direction=direction)
+    least = fewest(problem, words)
+    if least is not None:
+        assert all(bound <= least for bound in proved(problem, words).values())
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_bound_lies_below_every_count_of_larger_masks(direction):
+    masks = [plane(7), Mask.sliding_window(6, 5), Mask.bigbird(4), Mask.butterfly(3), Mask.dilated(3, 7)]
+    compared = 0
+    for mask in masks:
+        for words in (100, 300, 900):
+            problem = Problem(49, 49, 4, 5, mask=mask, direction=direction)
+            least = fewest(problem, words)
+            if least is not None:
+                compared += proved(problem, words)["one mask"] > 0
+                assert max(proved(problem, words).values()) <= least
+    assert compared >= 10
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_cover_that_is_too_small_is_found(direction):
+    """With an eighth of the pairs that rows and columns really cover, the bound rises above what schedules move."""
+    problem, words = Problem(49, 49, 2, mask=plane(7), direction=direction), 200
+    pairs = problem.mask.on(49, 49)
+    real = cover(pairs)
+    cheat = Cover(real.at, np.maximum(real.pairs / 8, real.pairs > 0))
+    assert loads(real, direction, 2, 2, words, pairs.nnz) <= fewest(problem, words)
+    assert loads(cheat, direction, 2, 2, words, pairs.nnz) > fewest(problem, words)
+
+
+@examples(60)
+@given(st.data(), st.sampled_from(DIRECTIONS), st.integers(4, 200))
+def test_exact_covers_say_no_less(data, direction, words):
+    """The quick cover is the larger, so its bound is the smaller, up to the tolerance of both."""
+    n_q, n_k = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 14))
+    mask, attends = data.draw(compositions(n_q, n_k))
+    if not attends.any():
+        return
+    known, quick = steps_of(exact(attends)), upper(mask.on(n_q, n_k))
+    for weights in candidates(direction, 2, 3, 2 * words):
+        task = Task(direction, 2, 3, 2 * words, weights)
+        assert most_earned(known, task) <= most_earned(quick, task) * (1 + one_mask.GAP) * (1 + 1e-6)
+
+
+def earned(kappa, task, words, pairs):
+    """What docs/theory.md, Theorem 5 lets a phase earn whose words are spent like this, product by product.
+
+    words: by array, of a1 Q, b1 K, a2 dO, b2 V, three of outputs; then t1, t2. pairs: whose scores are worked on.
+    """
+    d, d_v, w = task.d, task.d_v, task.weights
+    a1, b1, a2, b2, x, y, z, t1, t2 = words
+
+    def products(r, c, e, size):
+        """The most with factors of r and c words, feature by feature alike, in e pairs."""
+        r, c = min(int(r / size), kappa.shape[0] - 1), min(int(c / size), kappa.shape[1] - 1)
+        return min(e, kappa[r, c])
+
+    whole, whole_dp = products(a1, b1, math.inf, d), products(a2, b2, math.inf, d_v)
+    e = max(pairs, t2 if task.direction == "backward" else t1)
+    if task.direction == "forward":  # b2: V, x: O
+        gain = w.scores * products(a1, b1, e, d) - w.scores_start * (e - t1)
+        return gain + w.p * products(x, b2, whole + t1, d_v)
+    gain = w.dp * products(a2, b2, e, d_v) - w.dp_start * (e - t2) + w.p * products(a2, x, whole + t1, d_v)
+    from_ds = min(whole, whole_dp) + t1 + t2
+    return gain + w.ds * (products(y, b1, from_ds, d) + products(a1, z, from_ds, d))
+
+
+@examples(60)
+@given(st.data(), st.sampled_from(DIRECTIONS), st.integers(8, 120))
+def test_no_phase_earns_more_than_is_proved(data, direction, words):
+    n_q, n_k = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 9))
+    _, attends = data.draw(compositions(n_q, n_k))
+    if not attends.any():
+        return
+    kappa, rng = exact(attends), np.random.default_rng(data.draw(st.integers(0, 99)))
+    for weights in candidates(direction, 2, 3, words):
+        task = Task(direction, 2, 3, words, weights)
+        most = most_earned(steps_of(kappa), task)
+        for spent in rng.dirichlet(np.full(9, 0.4), 60) * words:
+            assert earned(kappa, task, spent, rng.integers(0, attends.sum() + 1)) <= most
+
+
+@pytest.mark.parametrize(
+    ("direction", "xi", "ratio"),
+    [("forward", 0.2, 1.07), ("forward", 1, 1.07), ("forward", 3, 1.07), ("backward", 0.2, 1.8), ("backward", 3, 1.35)],
+)
+def test_without_a_mask_it_is_the_phase_problem(direction, xi, ratio):
+    """K(u) = u^2 / 4: as much as the certified table allows, forward up to the tolerances of both."""
+    u = np.unique(np.geomspace(1, 1 << 14, 4000).astype(int))
+    dense = Cover(u, u**2 // 4.0)
+    alike = [row for row in rows(direction) if row["xi"] == row["xi_v"]]
+    nearest = min(alike, key=lambda row: abs(float(row["xi"]) / xi - 1))
+    words, most = int((64 / float(nearest["xi"])) ** 2), float(nearest["gain"])
+    least = min(most_earned(dense, Task(direction, 64, 64, words, w)) for w in candidates(direction, 64, 64, words))
+    assert 0.99 * most * words <= least <= ratio * most * words
+
+
+def test_weights_are_one_pair_in_all():
+    for direction in DIRECTIONS:
+        for d, d_v in ((4, 4), (3, 8), (64, 16)):
+            for weights in candidates(direction, d, d_v, 1000):
+                assert weights.total(direction) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize(("d", "words", "factor"), [(64, 256, 1.75), (64, 1024, 2.1), (16, 256, 1.9)])
+def test_scattered_masks_need_more_than_their_pairs_and_inputs_say(d, words, factor):
+    """Lines and points of a plane: two rows share one key, so no tile is worth much."""
+    for direction in DIRECTIONS:
+        found = proved(Problem(31 * 31, 31 * 31, d, mask=plane(31), direction=direction), words)
+        others = max(bound for name, bound in found.items() if name != "one mask")
+        assert found["one mask"] > (factor if direction == "forward" else 1.5) * others
+
+
+def test_dense_and_full_masks_have_no_bound_of_their_own():
+    assert "one mask" not in proved(Problem(64, 64, 8), 100)
+    assert proved(Problem(512, 512, 8, mask=Mask.causal()), 100)["one mask"] == 0
+    assert proved(Problem(8, 8, 2, mask=~Mask.full()), 10)["one mask"] == 0
+
+
+# The family's bound -------------------------------------------------------------------------------
+
+
+def test_the_family_of_a_dense_mask_is_the_papers():
+    """Z_input^2 / Z_QK is d^2, up to the constant that counts Q, K and V."""
+    found = family(Problem(512, 512, 16, heads=4, batch=2))
+    assert (found.z_input, found.z_qk) == (3 * 512 * 16, 512**2)
+    assert found.dividing_words == 9 * 16**2
+    assert found.form(100) == min(found.z_input**2 // 100, math.isqrt(found.z_input**2 * found.z_qk // 100))
+    assert family(Problem(8, 8, 2, mask=~Mask.full())).dividing_words == math.inf
+
+
+@pytest.mark.parametrize(
+    ("mask", "words", "below"),
+    [
+        (Mask.sliding_window(256, 255), 65536, 7),
+        (Mask.documents([512] * 128), 65536, 8),
+        (Mask.blocks(np.eye(512, dtype=bool), 128), 65536, 4),
+    ],
+    ids=repr,
+)
+def test_structured_masks_move_less_than_the_form_of_their_family(mask, words, below):
+    """As its authors concede: it is no bound of one mask (docs/theory.md, 'Sparse attention')."""
+    problem = Problem(65536, 65536, 64, mask=mask)
+    moved = count("flash", problem, words=words).words
+    assert moved * below < family(problem).form(words)
+    assert max(proved(problem, words).values()) <= moved
+
+
+def test_bad_capacities_are_refused():
+    with pytest.raises(RedblueError, match="words must be a whole number"):
+        lower_bounds(Problem(8, 8, 2, mask=Mask.causal()), 0)

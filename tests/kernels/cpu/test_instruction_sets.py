@@ -1,0 +1,56 @@
+"""No function that older CPUs run may hold instructions of newer ones: read from the object files of this build."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+# Registers that only newer instruction sets have. Outside its namespace no function may name one.
+NEWER = {"avx512": re.compile(r"%zmm|%k[1-7]|%[xy]mm(1[6-9]|2\d|3[01])"), "avx2": re.compile(r"%ymm")}
+
+
+def objects():
+    return sorted(ROOT.glob("build/*/CMakeFiles/_core.dir/cpp/vector/avx*.o"))
+
+
+def namespace(mangled):
+    """avx512 of _ZN7redblue6avx512...: names are written with their lengths."""
+    own = re.match(r"_Z+N[KVO]*7redblue(\d+)avx", mangled)
+    return mangled[own.end(1) :][: int(own[1])] if own else ""
+
+
+def violations(listing):
+    """Functions of a disassembly that use newer registers and are of no newer instruction set's namespace.
+
+    The namespace is that of the function itself, mangled: a std:: template on a newer set's type is built for all CPUs.
+    """
+    found, name = set(), ""
+    for line in listing.splitlines():
+        if head := re.match(r"[0-9a-f]+ <(.*)>:$", line):
+            name = head[1]
+        space = namespace(name)
+        if (NEWER["avx512"].search(line) and not space.startswith("avx512")) or (
+            NEWER["avx2"].search(line) and not space
+        ):
+            found.add(name)
+    return found
+
+
+@pytest.mark.skipif(not objects() or not shutil.which("objdump"), reason="no object files of a build, or no objdump")
+@pytest.mark.parametrize("path", objects(), ids=lambda path: path.stem)
+def test_shared_functions_are_built_for_the_oldest_cpu(path):
+    run = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(path)], capture_output=True, text=True, check=True)
+    assert "redblue" in run.stdout
+    assert not violations(run.stdout)
+
+
+def test_the_check_sees_a_violation():
+    shared = "0000 <_ZNSt6vectorIN7redblue6avx5125PanelEE3fooEv>:\n   0:\tvmovups (%rdi),%zmm0\n"
+    own = "0000 <_ZN7redblue6avx5127ForwardE>:\n   0:\tvmovups (%rdi),%zmm0\n"
+    older = "0000 <_ZN7redblue4avx27ForwardE>:\n   0:\tvmovups (%rdi),%zmm0\n"
+    assert violations(shared)
+    assert not violations(own)
+    assert violations(older)

@@ -1,0 +1,141 @@
+"""Results do not depend on threads; calls are safe side by side, after a fork, and in workers."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import redblue as rb
+from redblue import Mask
+from redblue.kernels.cpu import call as cpu
+from support.attention import DTYPES, Case, backward, forward, running
+
+SPILLING = [cpu.SpillTile(stays, 32, 48, 16, 48, 9, 50, 20, 30, 7, chunk=96) for stays in (True, False)]
+TWO_PASSES = cpu.TwoPassTile(32, 24, 16, 40)
+IDS = ["plan", "tiny", "pieces", "two passes", *cpu.SPILLED]
+
+
+def example(dtype="float32", heads=4, kv_heads=2, n=150, **options):
+    rng = np.random.default_rng(0)
+    shapes = ((heads, n, 24), (kv_heads, n + 30, 24), (kv_heads, n + 30, 16), (heads, n, 16))
+    return Case(*(rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in shapes), options)
+
+
+def results(case):
+    out, lse = forward(case)
+    return [x.tobytes() for x in (out, lse, *backward(case, out, lse))]
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("tile", [None, cpu.Tile(16, 16), cpu.Tile(64, 40, pieces=3), TWO_PASSES, *SPILLING], ids=IDS)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (1, 1)])
+def test_bitwise_the_same_for_any_number_of_threads(isa, dtype, tile, heads, kv_heads):
+    case = example(dtype, heads, kv_heads, mask=Mask.causal(), dropout=0.2, seed=5)
+    case.tile = tile
+    expected = results(case)
+    for case.threads in (2, 3, 8, 8, 8):
+        assert results(case) == expected
+
+
+def test_concurrent_callers():
+    cases = [example(n=n, heads=heads) for n in (10, 60, 130, 200) for heads in (2, 4)]
+    expected = [results(case) for case in cases]
+    start = threading.Barrier(len(cases))
+
+    def call(case):
+        start.wait(timeout=30)
+        return [results_of(case) for _ in range(10)]
+
+    # Not `forward`, whose patches would be shared by all threads
+    def results_of(case):
+        out, lse = rb.attention(case.q, case.k, case.v, return_lse=True)
+        return [x.tobytes() for x in (out, lse, *rb.attention_backward(case.dout, case.q, case.k, case.v, out, lse))]
+
+    with running(threads=3), ThreadPoolExecutor(len(cases)) as pool:
+        for found, right in zip(pool.map(call, cases), expected, strict=True):
+            assert found == [right] * 10
+
+
+def worker(threads):
+    """In another process: results with threads equal those without."""
+    case = example()
+    alone = results(case)
+    case.threads = threads
+    return results(case) == alone, alone
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_after_a_fork_parent_and_child_both_work():
+    case = example()
+    case.threads = 4
+    expected = results(case)  # the parent has worker threads now
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that a process with threads is forked is the point
+        child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # a child that hangs dies, and the parent sees it
+        os._exit(0 if results(case) == expected else 1)
+    assert results(case) == expected
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert results(case) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("method", sorted(set(multiprocessing.get_all_start_methods()) & {"fork", "spawn"}))
+def test_inside_workers(method):
+    expected = worker(4)
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        for same, found in pool.map_async(worker, [2, 4, 4]).get(timeout=60):
+            assert same
+            assert found == expected[1]
+
+
+LITTLE_MEMORY = """
+import resource, runpy, sys
+import numpy as np
+from redblue.kernels.cpu import call as cpu
+
+test_file, tests = sys.argv[1:]
+sys.path.insert(0, tests)
+helpers = runpy.run_path(test_file)
+case, results = helpers["example"](), helpers["results"]
+case.threads = 3
+expected = results(case)  # the pool's threads are there
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20),) * 2)
+rows, d = 2**18, 4096
+one = (np.ones(1, np.float32).ctypes.data, 0, 0, 0)  # every array is one number, repeated
+for threads in (1, 3):
+    try:
+        cpu.backward(
+            cpu.Sizes((), 1, 1, rows, 1, d, 1), "float32", *[one] * 10, mask=cpu.Attended(-rows, rows), scale=1.0,
+            threads=threads, tile=cpu.Tile(64, 48),
+        )
+    except MemoryError:
+        case.threads = threads
+        assert results(case) == expected
+    else:
+        raise AssertionError("dQ's panels take 4 GB: where did they come from?")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits a process's memory like this")
+def test_memory_that_ends_raises_and_leaves_the_pool_intact():
+    command = [sys.executable, "-c", LITTLE_MEMORY, __file__, str(Path(__file__).parents[2])]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ, OPENBLAS_NUM_THREADS="1", MALLOC_ARENA_MAX="2"),
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,35 @@
+"""Marks variants of tests as thorough: Triton's interpreter is slow, and most variants repeat values in other pairs."""
+
+import zlib
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+FEW = 4  # a test with no more variants runs all of them
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
+def pytest_collection_modifyitems(items):
+    """Mark the variants of each test that a spread of them does not need."""
+    here = Path(__file__).parent
+    own = [item for item in items if here in item.path.parents and hasattr(item, "callspec")]
+    for _, variants in groupby(own, key=lambda item: (item.path, item.originalname)):
+        variants = list(variants)
+        if len(variants) > FEW:
+            kept = spread(variants)
+            for item in variants:
+                if item not in kept:
+                    item.add_marker(pytest.mark.thorough)
+
+
+def spread(variants):
+    """A few of a test's variants in which every value of every parameter appears; the same ones in every run."""
+    values = {item: {(name, repr(x)) for name, x in item.callspec.params.items()} for item in variants}
+    order = sorted(variants, key=lambda item: zlib.crc32(item.name.encode()))
+    missing, kept = set().union(*values.values()), []
+    while missing:
+        best = max(order, key=lambda item: len(values[item] & missing))
+        missing -= values[best]
+        kept.append(best)
+    return kept

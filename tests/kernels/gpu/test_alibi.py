@@ -1,0 +1,178 @@
+"""ALiBi in every Triton kernel, forward and backward, against float64: -slope |position of the query - of the key|."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import redblue as rb
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu import bias_gradient
+from redblue.kernels.gpu.launch import Task
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.gpu.table import KERNELS
+from redblue.masks.rules.bands import Window
+from redblue.meter.interpreter import counting
+from redblue.schedules import flash, hybrid, small_cache
+from redblue.schedules.spilled import ForwardTiles
+from support.gpu import DEVICE, SPARSE, check_close, interpreted_only
+from support.textbook import textbook
+
+# The interpreter computes lanes that are masked off, too
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+SPILLED = ForwardTiles(rows=16, cols=16, depth=16, out_rows=16, out_cols=16, span=32)
+GRADIENTS = {"dq_rows": 16, "dq_cols": 16, "dk_rows": 16, "dk_cols": 16, "chunk": 16, "span": 32}
+TILES = {
+    "flash": (flash.ForwardTiles(16, 16), flash.BackwardTiles(16, 16, 16, 16)),
+    "flash in spans": (flash.ForwardTiles(16, 16, 16), flash.BackwardTiles(32, 16, 16, 32)),
+    "hybrid": (SPILLED, hybrid.BackwardTiles(16, 16, 16, **GRADIENTS)),
+    "small_cache": (SPILLED, small_cache.BackwardTiles(16, 16, 16, dv_rows=16, dv_cols=16, **GRADIENTS)),
+}
+every_kernel = pytest.mark.parametrize("kernel", TILES)
+LSE_AND_SUMS = ("lse", "delta", "dlse")
+BATCH, HEADS, D, D_V = 2, 2, 5, 4
+
+
+@pytest.fixture(autouse=True)
+def small_tiles_and_nan_in_new_memory(monkeypatch):
+    monkeypatch.setattr(bias_gradient, "EDGE", 16)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def normal(*shape, dtype=torch.float64):
+    return torch.randn(shape, dtype=dtype, device=DEVICE)
+
+
+def slopes_of(shape):
+    """Slopes (H,) or (B, H), expanded to (B, H) as the operator expands them."""
+    return (0.1 + torch.rand(shape, dtype=torch.float64, device=DEVICE)).expand(BATCH, HEADS)
+
+
+def as_bias(slopes, n_q, n_k):
+    """ALiBi as a bias (B, H, n_q, n_k), with the last query at the position of the last key."""
+    distance = torch.arange(n_q, device=DEVICE)[:, None] + n_k - n_q - torch.arange(n_k, device=DEVICE)
+    return -slopes[..., None, None] * distance.abs()
+
+
+def run(task, kernel, direction):
+    """Launch the pass with the small tiles."""
+    tiles = TILES[kernel][direction == "backward"]
+    launch = Launch(kernel.split()[0], tiles, chunk=getattr(tiles, "chunk", 16))
+    for each in getattr(KERNELS[launch.kernel], direction)(task, launch):
+        each()
+
+
+def task_for(n_q, n_k, kv_heads, slopes, mask=None, dtype=torch.float64, **options):
+    """A task of random tensors, forward and backward."""
+    rows, keys = (BATCH, HEADS, n_q), (BATCH, kv_heads, n_k)
+    shapes = {"q": (*rows, D), "k": (*keys, D), "v": (*keys, D_V), "out": (*rows, D_V), "dout": (*rows, D_V)}
+    shapes |= {"dq": (*rows, D), "dk": (*keys, D), "dv": (*keys, D_V)} | dict.fromkeys(LSE_AND_SUMS, rows)
+    sums = torch.float64 if dtype == torch.float64 else torch.float32
+    arrays = {name: normal(*x, dtype=sums if name in LSE_AND_SUMS else dtype) for name, x in shapes.items()}
+    if mask is not None and isinstance(mask.rule, Window):
+        band = mask.rule.on(n_q, n_k, 1)
+        options |= {"first": band.first, "end": band.end}
+    elif mask is not None:
+        options |= {"mask": mask}
+    sizes = Sizes((BATCH,), kv_heads, HEADS // kv_heads, n_q, n_k, D, D_V)
+    return Task(sizes=sizes, scale=D**-0.5, alibi=slopes.to(sums), **arrays, **options)
+
+
+def check(task, kernel, mask=None):
+    """Outputs and gradients of the kernel, against the textbook in float64 with ALiBi as a bias."""
+    dbias = None if task.bias is None else torch.zeros_like(task.bias)
+    task = replace(task, dbias=dbias)
+    run(task, kernel, "forward")
+    run(task, kernel, "backward")
+    results = {"out": task.out, "lse": task.lse, "dq": task.dq, "dk": task.dk, "dv": task.dv}
+    if dbias is not None:
+        bias_gradient.add_bias_gradient(task)
+        results["dbias"] = dbias
+    q, k, v = (x.double().requires_grad_() for x in (task.q, task.k, task.v))
+    bias = as_bias(task.alibi.double(), task.sizes.n_q, task.sizes.n_k)
+    own = None if task.bias is None else task.bias.double().requires_grad_()
+    bias = bias if own is None else bias + own
+    options = {
+        "scale": task.scale,
+        "softcap": task.softcap or None,
+        "sinks": task.sinks,
+        "mask": mask or rb.Mask.full(),
+    }
+    if task.seed is None:
+        expected = textbook(q, k, v, bias=bias, **options, return_lse=True)
+    else:  # the CPU's dropout is compared with the textbook elsewhere
+        dropped = {"dropout": task.dropout, "seed": int(task.seed)}
+        expected = rb.attention(q, k, v, bias=bias, **options, **dropped, return_lse=True)
+    inputs = [x for x in (q, k, v, own) if x is not None]
+    gradients = torch.autograd.grad(expected, inputs, (task.dout.double(), task.dlse.double()))
+    for (name, result), right in zip(results.items(), (*expected, *gradients), strict=True):
+        assert result.isfinite().all() or name == "lse", name
+        check_close(result, right.to(result.device), task.q.dtype)
+
+
+MASKS = {
+    "full": (5, 18, None),
+    "more queries": (20, 17, rb.Mask.causal()),
+    "causal": (18, 35, rb.Mask.causal()),  # the last keys are attended by no query
+    "causal from the end": (17, 21, rb.Mask.causal(align="bottom-right")),
+    "window": (18, 35, rb.Mask.sliding_window(9, 3)),
+    "listed": (37, 37, SPARSE["causal documents"]),
+}
+
+
+@every_kernel
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_and_lengths(kernel, mask):
+    """Slopes (H,) and (B, H), and one or two query heads for each key head, in turn."""
+    n_q, n_k, rule = MASKS[mask]
+    turn = list(MASKS).index(mask)
+    shape, kv_heads = ((HEADS,), (BATCH, HEADS))[turn % 2], (1, 2)[turn // 2 % 2]
+    check(task_for(n_q, n_k, kv_heads, slopes_of(shape), rule), kernel, rule)
+
+
+@every_kernel
+def test_with_bias_softcap_and_sinks(kernel):
+    sinks = torch.tensor([0.5, -torch.inf], dtype=torch.float64, device=DEVICE)
+    options = {"bias": normal(BATCH, HEADS, 13, 18), "softcap": 2.0, "sinks": sinks}
+    mask = rb.Mask.causal(align="bottom-right")
+    check(task_for(13, 18, 1, slopes_of((BATCH, HEADS)), mask, **options), kernel, mask)
+
+
+@every_kernel
+def test_with_dropout(kernel):
+    seed = torch.tensor(7, device=DEVICE)
+    check(task_for(13, 18, 2, slopes_of((HEADS,)), dropout=0.3, seed=seed), kernel)
+
+
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_types(kernel, dtype):
+    check(task_for(13, 18, 1, slopes_of((HEADS,)), dtype=dtype), kernel)
+
+
+@every_kernel
+def test_offsets_of_64_bits(kernel, monkeypatch):
+    monkeypatch.setattr(Task, "wide", True)
+    check(task_for(13, 18, 1, slopes_of((BATCH, HEADS)), rb.Mask.causal()), kernel, rb.Mask.causal())
+
+
+@interpreted_only
+@every_kernel
+def test_no_words_of_pairs(kernel):
+    """ALiBi adds no words to those of the schedule but its slopes, which are counted apart, as sinks are."""
+    task = task_for(18, 20, 1, slopes_of((HEADS,)), rb.Mask.causal())
+    for direction in ("forward", "backward"):
+        totals = []
+        for each in (task, replace(task, alibi=None)):
+            with counting() as tally:
+                run(each, kernel, direction)
+            slopes = [name for name in tally.tensors if name.startswith("scores.alibi")]
+            assert len(slopes) == (each.alibi is not None)
+            totals.append(tally.total(without=slopes))
+        assert totals[0] == totals[1]

@@ -1,0 +1,97 @@
+"""A spread of what `make gpu-fit` compiles ahead of time, in processes where Triton does not interpret."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from redblue import RedblueError
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import plan
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu" / "fit.py"
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    found = tmp_path_factory.mktemp("fit") / "rows.json"
+    subprocess.run([sys.executable, SCRIPT, "--spread", "--json", found], env=os.environ | {"COLUMNS": "200"})
+    return json.loads(found.read_text())
+
+
+@pytest.mark.thorough
+def test_what_is_planned_fits_and_hardly_spills(rows):
+    assert len(rows) == 28  # forward and backward of 14 calls
+    assert not [(row["card"], row["d"], row["dtype"], row["direction"], row["wrong"]) for row in rows if row["wrong"]]
+    assert {"flash", "small_cache"} <= {row["kernel"] for row in rows}
+    for row in rows:
+        assert row["kernels"]
+        assert max(each["shared_bytes"] for each in row["kernels"]) <= row["planned_shared_bytes"]
+        assert row["planned_shared_bytes"] <= row["shared_bytes_of_card"]
+        assert all(each["cubin_bytes"] > 1000 for each in row["kernels"])
+
+
+DROPOUT = """
+import torch
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.schedules.flash import BackwardTiles, ForwardTiles
+
+sizes = Sizes((1,), 32, 1, 4096, 4096, 128, 128)
+options = {"dropout": 0.1, "seed": torch.empty(1, dtype=torch.int64, device="meta")}
+for direction, tiles in ("forward", ForwardTiles(128, 64)), ("backward", BackwardTiles(128, 32, 32, 128)):
+    for each in fit.fits(direction, sizes, "bfloat16", Card(), Launch("flash", tiles, 8), **options):
+        print(each.kernel, each.serialized)
+"""
+
+
+@pytest.mark.thorough
+def test_products_with_dropout_do_not_wait_for_one_another():
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", DROPOUT], env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == ["flash_forward", "False", "flash_dq", "False", "flash_dkv", "False"]
+
+
+ONE = """
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import card_named
+from redblue.kernels.gpu.planning.plan import plan
+
+card, sizes = card_named("a100-sxm"), Sizes((1,), 32, 1, 4096, 4096, 64, 64)
+launch = plan("forward", sizes, "float16", card)
+(taken,) = fit.fits("forward", sizes, "float16", card, launch)
+print(taken.kernel, taken.on(card), taken.shared_bytes <= launch.shared_bytes, taken.spilled_bytes <= 1024)
+"""
+
+
+def test_one_plan_fits():
+    """The rest of the plans: test_what_is_planned_fits_and_hardly_spills."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    run = subprocess.run([sys.executable, "-c", ONE], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["flash_forward", "True", "True", "True"]
+
+
+def test_what_would_not_fit_is_seen():
+    taken = fit.Fit("kernel", 65536, 255, 0, 512, 10_000, False)
+    assert taken.on(Card(shared_bytes=65536))
+    assert not taken.on(Card(shared_bytes=65535))
+    assert not taken._replace(tensor_memory_columns=513).on(Card())
+
+
+def test_interpreted_kernels_are_not_compiled():
+    sizes = Sizes((1,), 1, 1, 64, 64, 16, 16)
+    with pytest.raises(RedblueError, match="unset TRITON_INTERPRET"):
+        fit.fits("forward", sizes, "float16", Card(), plan("forward", sizes, "float16", Card()))

@@ -1,0 +1,87 @@
+"""Which of the lists that GPU kernels take of a mask are kept on the device, and how long."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import redblue as rb
+from redblue import RedblueError
+from redblue.kernels.gpu import mask_lists
+
+CPU = torch.device("cpu")
+MASKS = [rb.Mask.from_dense(np.random.default_rng(i).random((64, 64)) < 0.5) for i in range(3)]
+BITS = 64 * 64 // 8  # bytes of one's bits; the rest is little
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    mask_lists.forget()
+    yield
+    mask_lists.forget()
+
+
+def made(i, rows=64, span=None):
+    return mask_lists.lists(MASKS[i], 64, 64, 1, rows, 64, "rows", CPU, span)
+
+
+def kept():
+    """Which of the masks have lists, once for each."""
+    return [MASKS.index(key.mask) for key in mask_lists._recent]
+
+
+def test_lists_are_made_once():
+    assert made(0) is made(0)
+    assert made(0) is not made(0, rows=32)
+    mask_lists.forget()
+    assert kept() == []
+
+
+@pytest.mark.parametrize("span", [64, 128, 4096])
+def test_spans_that_hold_all_keys_share_one_entry(span):
+    assert made(0, span=span) is made(0)
+    assert len(kept()) == 1
+
+
+def test_a_shorter_span_has_lists_of_its_own():
+    apart = mask_lists.lists(MASKS[0], 64, 64, 1, 64, 16, "rows", CPU, 32)
+    assert apart.partial_starts.tolist() == [0, 2, 4]
+
+
+def test_the_least_recently_used_go_when_bytes_are_too_many(monkeypatch):
+    monkeypatch.setattr(mask_lists, "KEPT_BYTES", 5 * BITS // 2)
+    first, second = made(0), made(1)
+    assert mask_lists._bytes(first) == pytest.approx(BITS, rel=0.1)
+    made(0)
+    made(2)
+    assert kept() == [0, 2]
+    assert made(0) is first
+    assert made(1) is not second
+
+
+def test_what_the_newest_mask_has_is_kept_whatever_it_takes(monkeypatch):
+    """Forward and backward passes would make each other's lists anew in every step."""
+    monkeypatch.setattr(mask_lists, "KEPT_BYTES", 1)
+    made(0)
+    found = made(1), made(1, rows=32)
+    assert kept() == [1, 1]
+    assert all(x is y for x, y in zip((made(1), made(1, rows=32)), found, strict=True))
+
+
+def test_they_are_no_more_than_so_many(monkeypatch):
+    monkeypatch.setattr(mask_lists, "KEPT", 2)
+    for rows in (16, 32, 64):
+        made(0, rows)
+    assert [key.rows for key in mask_lists._recent] == [32, 64]
+
+
+@pytest.mark.parametrize("by", ["rows", "cols"])
+def test_more_bits_than_a_kernel_can_count_are_refused(monkeypatch, by):
+    monkeypatch.setattr(mask_lists, "MAX_WORDS", 65)
+    assert len(mask_lists.lists(MASKS[0], 64, 64, 1, 64, 64, by, CPU).bits) == 64
+    mask_lists.forget()
+    for mask in (MASKS[0], rb.Mask.per_head(MASKS[:2])):
+        monkeypatch.setattr(mask_lists, "MAX_WORDS", 64 if mask is MASKS[0] else 128)
+        with pytest.raises(RedblueError, match=r"take (64|128) words of bits"):
+            mask_lists.lists(mask, 64, 64, 1, 64, 64, by, CPU)

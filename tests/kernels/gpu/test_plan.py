@@ -1,0 +1,220 @@
+"""Plans of GPU kernels: they fit by the model, follow the words, and say why where nothing fits."""
+
+import contextlib
+import itertools
+import warnings
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from redblue import RedblueError, list_memories, memory, schedules
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.planning.card import OTHER, Card, card_named
+from redblue.kernels.gpu.planning.footprints import KERNELS, MIN_SPAN, ON_ONE_GRID
+from redblue.kernels.gpu.planning.plan import ALIKE, MAX_CANDIDATES, Unplanned, candidates, plan
+from redblue.kernels.gpu.planning.resources import pipelines, resources
+from redblue.problem import Problem
+from support.examples import thorough
+
+GPUS = [name for name in list_memories() if memory(name).kind == "gpu"]
+CARDS = {name: card_named(name) for name in ("t4", "a100-sxm", "rtx-4090", "h100-sxm", "b200", "rtx-5090", "mi300x")}
+DIRECTIONS = ("forward", "backward")
+
+
+def sizes_of(d, d_v=None, n=4096, heads=16, group=1):
+    return Sizes((2,), heads // group, group, n, n, d, d_v or d)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_cards_of_the_catalogue(name):
+    machine = memory(name)
+    if "registers_bytes" not in machine.facts:
+        with pytest.raises(RedblueError, match=f"which {name} is not"):
+            card_named(name)
+        return
+    card = card_named(name)
+    assert card.shared_bytes == machine.levels[0].capacity_bytes
+    assert card.multiprocessors == machine.levels[0].count
+    assert card.l2_bytes >= 2**19
+    assert (card.arch == OTHER) == (machine.vendor != "NVIDIA")
+    if machine.vendor == "NVIDIA":
+        assert card.registers == 65536
+
+
+def test_a_cpu_is_no_card():
+    with pytest.raises(RedblueError, match="which zen5-server is not"):
+        card_named("zen5-server")
+
+
+@pytest.mark.parametrize("options", [Options(), Options(True, True, True, False), Options(listed=True)], ids=str)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("dtype", ["float16", thorough("float32")])
+@pytest.mark.parametrize("name", CARDS)
+def test_what_is_planned_fits_by_the_model(name, dtype, direction, options):
+    card = CARDS[name]
+    for d, d_v in ((16, 16), (40, 40), (80, 128), (128, 128), (192, 128), (256, 256), (512, 512), (576, 512)):
+        sizes = sizes_of(d, d_v)
+        found = ()
+        with contextlib.suppress(Unplanned):  # flash alone does not reach everything
+            found = candidates(direction, sizes, dtype, card, options)
+        assert len(found) <= MAX_CANDIDATES
+        assert len(set(found)) == len(found)
+        for launch in found:
+            footprints = [
+                part.footprint(launch.tiles, sizes, options) for part in KERNELS[launch.kernel, direction].parts
+            ]
+            needs = [resources(footprint, dtype, card, launch.warps, launch.stages) for footprint in footprints]
+            assert max(each.shared_bytes for each in needs) == launch.shared_bytes <= card.shared_bytes
+            edges = launch.tiles._asdict()
+            if options.listed:  # or the kernels would change the tiles to ones that were not planned
+                assert all(edges[edge] == edges[own] for edge, own in ON_ONE_GRID.items() if edge in edges)
+            span, _ = edges.pop("span", sizes.n_k), edges.pop("chunk", 0)
+            assert all(edge & (edge - 1) == 0 for edge in edges.values()), "Triton's tiles are powers of two"
+            assert span >= sizes.n_k or span % edges["cols"] == 0
+            slices = edges.get("depth", 1)
+            assert all(edges[edge] % slices == 0 for edge in ("rows", "cols")), "what is spilled is read back in slices"
+            assert (launch.chunk > 0) == (launch.kernel != "flash")
+            assert launch.stages == 1 or pipelines(card)
+
+
+def test_no_launch_that_fits_moves_fewer_words():
+    """Tried one by one, for a card that all of its rows keep busy."""
+    card, sizes = CARDS["rtx-4090"], sizes_of(192)
+    problem = Problem(n_q=sizes.n_q, n_k=sizes.n_k, d=192)
+    one_pass = schedules.get("flash").passes["forward"]
+    (part,) = KERNELS["flash", "forward"].parts
+    words = {}
+    for rows, cols, warps, stages in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3)):
+        tiles = one_pass.tile_type(rows, cols, sizes.n_k)
+        needed = resources(part.footprint(tiles, sizes, Options()), "float16", card, warps, stages)
+        if needed.shared_bytes <= card.shared_bytes and needed.pressure <= 1:
+            words[tiles, warps, stages] = one_pass.cost(problem, tiles).words
+    found = plan("forward", sizes, "float16", card, schedule="flash")
+    assert words[found.tiles, found.warps, found.stages] <= ALIKE * min(words.values())
+
+
+def test_more_shared_memory_never_moves_more_words():
+    sizes = sizes_of(256)
+    problem = Problem(n_q=sizes.n_q, n_k=sizes.n_k, d=256)
+    one_pass = schedules.get("flash").passes["forward"]
+    moved = []
+    for kib in (48, 64, 99, 163, 227):
+        card = Card(arch=80, shared_bytes=kib << 10)
+        moved.append(one_pass.cost(problem, plan("forward", sizes, "float16", card, schedule="flash").tiles).words)
+    assert moved == sorted(moved, reverse=True)
+    assert moved[0] > moved[-1]
+
+
+@pytest.mark.parametrize(
+    ("heads", "n_q", "n_k"), [(1, 512, 512), (1, 2048, 2048), (8, 1, 32768), (1, 1, 2048), (32, 4096, 4096)]
+)
+def test_every_multiprocessor_has_something_to_do(heads, n_q, n_k):
+    """Where there are few queries, blocks hold fewer, and keys are cut into spans."""
+    card = CARDS["h100-sxm"]
+    t = plan("forward", Sizes((1,), heads, 1, n_q, n_k, 64, 64), "float16", card, schedule="flash").tiles
+    walks = -(-n_k // t.span)
+    blocks = heads * -(-n_q // t.rows) * walks
+    assert blocks >= 0.7 * card.multiprocessors or (t.rows == 16 and n_k // walks <= 2 * MIN_SPAN)
+    assert walks == 1 or n_k // walks >= MIN_SPAN
+    assert n_q < 4096 or (t.rows, walks) == (128, 1)
+
+
+def test_lengths_of_one_magnitude_have_one_plan():
+    card = CARDS["h100-sxm"]
+    one, other = Sizes((2, 3), 8, 4, 1000, 1500, 64, 64), Sizes((6,), 8, 4, 1024, 2048, 64, 64)
+    assert plan("forward", one, "bfloat16", card) is plan("forward", other, "bfloat16", card)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_hardly_anything(n):
+    for direction in DIRECTIONS:
+        assert plan(direction, Sizes((1,), 1, 1, n, n, 1, 1), "float32", Card()).tiles.rows >= 16
+
+
+def test_what_cannot_be_planned_says_why_and_another_runs():
+    """With the d of a flash that no tile of fits: the papers' small-cache algorithm takes its place."""
+    card, sizes = Card(arch=80, shared_bytes=24 << 10), sizes_of(768)
+    with pytest.warns(UserWarning, match="24,576; small_cache runs instead") as caught:
+        found = plan("forward", sizes, "float16", card, schedule="flash")
+    assert (found.kernel, found) == ("small_cache", plan("forward", sizes, "float16", card))
+    with warnings.catch_warnings():  # once
+        warnings.simplefilter("error")
+        assert plan("forward", sizes, "float16", card, schedule="flash") == found
+        # What it says would do does
+        need_bytes = int(str(caught[0].message).split(" bytes")[0].split()[-1].replace(",", ""))
+        enough = card._replace(shared_bytes=need_bytes)
+        assert plan("forward", sizes, "float16", enough, schedule="flash").kernel == "flash"
+
+
+def test_what_no_kernel_can_run_says_why():
+    with pytest.raises(Unplanned, match="has 1,500") as caught:
+        plan("forward", sizes_of(768), "float16", Card(arch=80, shared_bytes=1500))
+    why = caught.value
+    assert why.have_bytes == 1500 < why.need_bytes == why.least.shared_bytes
+    assert f"{why.need_bytes:,} bytes" in str(why)
+
+
+def test_regimes():
+    """As head dimensions grow, and the sooner the less shared memory there is: flash, hybrid, small_cache."""
+    order = {name: i for i, name in enumerate(("flash", "hybrid", "small_cache"))}
+    first = {}
+    for name in ("rtx-4090", "a100-sxm", "h100-sxm"):
+        kernels = [plan("forward", sizes_of(d), "float16", CARDS[name]).kernel for d in (64, 128, 256, 320, 512, 1024)]
+        assert kernels[0] == "flash"
+        assert kernels[-1] == "small_cache"
+        assert kernels == sorted(kernels, key=order.__getitem__)
+        first[name] = kernels.index("small_cache")
+    assert first["rtx-4090"] <= first["a100-sxm"] <= first["h100-sxm"]
+
+
+def test_chunks_stay_in_the_l2_and_keep_all_multiprocessors_busy():
+    for name, d in itertools.product(("rtx-4090", "h100-sxm"), (512, 1024)):
+        card = CARDS[name]
+        launch = plan("forward", sizes_of(d, n=16384), "float16", card, schedule="small_cache")
+        t = launch.tiles
+        assert launch.chunk % max(t.rows, t.out_rows) == 0
+        busy = launch.chunk // t.out_rows * (d // t.out_cols) >= 0.75 * card.multiprocessors
+        assert busy
+        assert -16384 % launch.chunk < 0.1 * launch.chunk, "no short chunk comes last"
+        assert 2 * launch.chunk * 16384 <= max(card.l2_bytes / 2, 2 * 16384 * t.out_rows * card.multiprocessors)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("schedule", ["hybrid", "small_cache"])
+def test_what_is_spilled_grows_with_the_keys_alone_and_not_without_end(schedule, direction):
+    arrays, chunks = {"forward": 1, "backward": 2}[direction], {}
+    for n in (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20):
+        launch = plan(direction, sizes_of(512, n=n), "float16", CARDS["h100-sxm"], schedule=schedule)
+        chunks[n] = launch.chunk
+        assert 2 * arrays * launch.chunk * n <= 2 << 30
+        assert launch.chunk <= 8192
+    assert chunks[1 << 20] < chunks[1 << 16] <= chunks[1 << 14]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", ["rtx-4090", "h100-sxm", "b200"])
+def test_options_need_more(name, direction):
+    """A plan without options may not hold with them: what is planned then is smaller, or exchanged by less."""
+    card, sizes, some = CARDS[name], sizes_of(128), Options(bias=True, dropout=True)
+    without = plan(direction, sizes, "float16", card)
+    parts = KERNELS["flash", direction].parts
+    needs = [resources(part.footprint(without.tiles, sizes, some), "float16", card, without.warps, 2) for part in parts]
+    assert max(each.pressure for each in needs) > 1
+    launch = plan(direction, sizes, "float16", card, some)
+    needs = [resources(part.footprint(launch.tiles, sizes, some), "float16", card, launch.warps, 2) for part in parts]
+    assert max(each.pressure for each in needs) <= 1
+    assert launch != without
+
+
+def test_a_softcap_spills_one_more_array_backward():
+    card, sizes = CARDS["h100-sxm"], sizes_of(1024, n=1024)
+    chunks = [plan("backward", sizes, "float16", card, Options(softcap=cap)).chunk for cap in (False, True)]
+    assert chunks[1] < chunks[0]
+
+
+def test_hopper_copies_two_tiles_ahead():
+    for d, direction in itertools.product((64, 128), DIRECTIONS):
+        assert plan(direction, sizes_of(d), "float16", CARDS["h100-sxm"]).stages == 3

@@ -1,0 +1,56 @@
+"""The GPU kernels with the tiles that the plan gives them, under Triton's interpreter; other tests choose tiny ones."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import redblue as rb
+from redblue.op.pytorch import interpreted
+
+SCATTERED = np.random.default_rng(0).random((64, 64)) < 0.5
+CALLS = [
+    (64, 64, 96, 96, "auto", rb.Mask.from_dense(SCATTERED)),
+    (33, 64, 17, 17, "auto", rb.Mask.causal(align="bottom-right")),
+    (5, 67, 17, 200, "small_cache", None),
+    (70, 64, 16, 16, "hybrid", None),
+    (150, 150, 128, 128, "auto", rb.Mask.causal()),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: "-".join(map(str, call[:5])))
+def test_planned_tiles_give_what_the_cpu_gives(call, monkeypatch):
+    monkeypatch.setenv("REDBLUE_TUNE", "0")
+    n_q, n_k, d, d_v, schedule, mask = call
+    generator = torch.Generator().manual_seed(0)
+    arrays = [torch.randn(1, n, width, generator=generator) for n, width in ((n_q, d), (n_k, d), (n_k, d_v))]
+    dout = torch.randn(1, n_q, d_v, generator=generator)
+    results = []
+    for attention, dtype, more in (
+        (interpreted.attention, torch.float32, {"schedule": schedule}),
+        (rb.attention, torch.float64, {}),
+    ):
+        q, k, v = (x.to(dtype).requires_grad_() for x in arrays)
+        out = attention(q, k, v, mask=mask, **more)
+        results.append((out, *torch.autograd.grad(out, (q, k, v), dout.to(dtype))))
+    for ours, right in zip(*results, strict=True):
+        torch.testing.assert_close(ours.double(), right, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.usefixtures("bfloat16_to_nearest")
+def test_what_is_dropped_is_dropped_in_16_bits(monkeypatch):
+    monkeypatch.setenv("REDBLUE_TUNE", "0")
+    generator = torch.Generator().manual_seed(0)
+    arrays = [torch.randn(1, 16, d, generator=generator).bfloat16() for d in (16, 16, 130)]
+    gradients = []
+    for attention, schedule in (
+        (interpreted.attention, "small_cache"),
+        (interpreted.attention, "hybrid"),
+        (rb.attention, "auto"),
+    ):
+        q, k, v = (x.clone().requires_grad_() for x in arrays)
+        attention(q, k, v, dropout=0.5, seed=1, schedule=schedule).sum().backward()
+        gradients.append(v.grad)
+    for ours in gradients[:2]:
+        torch.testing.assert_close(ours, gradients[2], atol=0.005, rtol=0.01)

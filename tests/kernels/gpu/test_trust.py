@@ -1,0 +1,249 @@
+"""What every Triton kernel must take or refuse by name: any layout, nothing at all, any size, any number.
+
+Under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU. Devices and types: test_torch_cuda.py.
+"""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import redblue as rb
+from redblue.kernels.gpu import bias_gradient
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.op.pytorch import (
+    gpu,
+    interpreted,
+)
+from redblue.schedules import flash, hybrid, small_cache
+from redblue.schedules.spilled import ForwardTiles
+from support.examples import thorough
+from support.gpu import DEVICE, SPARSE, check, check_forward, interpreted_only, normal
+
+# The interpreter computes lanes that are masked off, too
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+SPILLED = ForwardTiles(rows=16, cols=16, depth=16, out_rows=16, out_cols=16, span=32)
+GRADIENTS = {"dq_rows": 16, "dq_cols": 16, "dk_rows": 16, "dk_cols": 16, "chunk": 16, "span": 32}
+TILES = {
+    "flash": (flash.ForwardTiles(16, 16), flash.BackwardTiles(16, 16, 16, 16)),
+    "flash in spans": (flash.ForwardTiles(16, 16, 16), flash.BackwardTiles(16, 16, 16, 16)),
+    "hybrid": (SPILLED, hybrid.BackwardTiles(16, 16, 16, **GRADIENTS)),
+    "small_cache": (SPILLED, small_cache.BackwardTiles(16, 16, 16, dv_rows=16, dv_cols=16, **GRADIENTS)),
+}
+
+
+@pytest.fixture(params=TILES, autouse=True)
+def kernel(request, monkeypatch):
+    """Small tiles of each, so that tiny calls have many; what a kernel does not write is NaN."""
+    forward, backward = TILES[request.param]
+    chunk = getattr(backward, "chunk", 0)
+    name = request.param.split()[0]
+    planned = {"forward": Launch(name, forward, chunk=chunk), "backward": Launch(name, backward, chunk=chunk)}
+    monkeypatch.setattr(gpu, "plan", lambda direction, *_: planned[direction])
+    monkeypatch.setattr(bias_gradient, "EDGE", 16)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    yield request.param
+    torch.use_deterministic_algorithms(False)
+
+
+# Layouts -----------------------------------------------------------------------------------------------------------
+
+
+def columns_apart(x):
+    return torch.stack([x, x + 1], -1).flatten(-2)[..., ::2]
+
+
+LAID = {
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "heads inside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "columns apart": columns_apart,
+    "reversed": lambda x: x.flip(1, 2),
+    "one row": lambda x: x[:, :, :1].expand_as(x),
+    "one head": lambda x: x[:, :1].expand_as(x),
+    "one number": lambda x: x[:1, :1, :1, :1].expand_as(x),
+}
+
+
+@pytest.mark.parametrize("laid", LAID.values(), ids=LAID)
+def test_any_strides_of_inputs_and_of_the_gradient(laid):
+    shapes = (2, 2, 17, 5), (2, 1, 19, 5), (2, 1, 19, 4)
+    q, k, v = (laid(normal(*shape).detach()).requires_grad_() for shape in shapes)
+    got, expected = check_forward(q, k, v, mask=rb.Mask.causal(align="bottom-right"))
+    dout, dlse = laid(torch.randn_like(got[0])), torch.randn(1, device=DEVICE, dtype=torch.float64).expand(2, 2, 17)
+    found = torch.autograd.grad(got, (q, k, v), (dout, dlse))
+    wanted = torch.autograd.grad(expected, (q, k, v), (dout.to(expected[0].device), dlse.to(expected[0].device)))
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y.to(x.device), atol=1e-11, rtol=1e-11)
+
+
+def test_a_sums_gradient_and_a_bias_that_are_one_number_each():
+    q, k, v, one = normal(1, 17, 5), normal(1, 19, 5), normal(1, 19, 4), normal(1)
+    out = interpreted.attention(q, k, v, bias=one.expand(1, 17, 19))
+    expected = rb.attention(*(x.cpu() for x in (q, k, v)), bias=one.cpu().expand(1, 17, 19))
+    for x, y in zip(*(torch.autograd.grad(x.sum(), (q, k, v, one)) for x in (out, expected)), strict=True):
+        torch.testing.assert_close(x, y.to(x.device), atol=1e-11, rtol=1e-11)
+
+
+# Nothing -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "documents"])
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [((2, 4, 0, 5), (2, 2, 7, 5)), ((2, 4, 6, 5), (2, 2, 0, 5)), ((0, 4, 6, 5), (0, 2, 7, 5)), ((0, 5), (0, 5))],
+    ids=str,
+)
+def test_nothing(q, k, mask):
+    made = {"full": rb.Mask.full(), "causal": rb.Mask.causal(), "documents": rb.Mask.documents([q[-2]], [k[-2]])}
+    given = normal(*q), normal(*k), normal(*k)
+    out, lse = interpreted.attention(*given, mask=made[mask], return_lse=True)
+    assert out.shape == q
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+    for x, gradient in zip(given, torch.autograd.grad((out, lse), given, (out + 1, lse * 0)), strict=True):
+        assert gradient.shape == x.shape
+        assert not gradient.any()
+
+
+@pytest.mark.parametrize("shape", [(), (2, 1, 6, 1)], ids=str)
+@pytest.mark.parametrize("mask", [None, rb.Mask.documents([6], [0])], ids=["full", "listed"])
+def test_no_keys_and_a_bias_with_a_gradient(mask, shape):
+    q, k, v, own = normal(2, 2, 6, 5), normal(2, 1, 0, 5), normal(2, 1, 0, 4), normal(*shape)
+    out = interpreted.attention(q, k, v, mask=mask, bias=own)
+    (gradient,) = torch.autograd.grad(out.sum(), own)
+    assert gradient.shape == own.shape
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0])], ids=["", "sinks"])
+@pytest.mark.parametrize("right", [0, 3])
+def test_rows_beyond_the_last_key_of_a_window(right, sinks):
+    """A block of them has no key at all; of spans of keys, too, nothing may be read that nothing wrote."""
+    sinks = None if sinks is None else sinks.to(DEVICE)
+    mask = rb.Mask.sliding_window(2, right)
+    check(normal(1, 2, 90, 5), normal(1, 1, 40, 5), normal(1, 1, 40, 4), mask=mask, sinks=sinks)
+
+
+def holes():
+    """Masks of 21 rows and 40 keys that leave out keys altogether; of some, those from the last on."""
+    some = np.random.default_rng(0).random((2, 1, 21, 40)) < 0.3
+    some[..., 33:] = some[0, :, :, 3:9] = some[1, :, :, 20] = False
+    return {
+        "top left": rb.Mask.causal(),
+        "window": rb.Mask.sliding_window(4, 2),
+        "none at all": rb.Mask.key_lengths([0, 0]),
+        "lengths": rb.Mask.key_lengths([18, 33]),
+        "dense": rb.Mask.from_dense(some),
+    }
+
+
+@pytest.mark.parametrize("options", [thorough({}), {"softcap": 2.0, "dropout": 0.3, "seed": 3}], ids=["", "options"])
+@pytest.mark.parametrize("name", holes())
+def test_keys_that_no_query_attends_may_hold_anything(name, options):
+    mask = holes()[name]
+    q, k, v, own = normal(2, 2, 21, 5), normal(2, 1, 40, 5), normal(2, 1, 40, 4), normal(2, 1, 21, 40)
+    dense = mask.to_dense(21, 40)
+    seen = torch.from_numpy(dense.any(-2)).reshape(-1, 1, 40, 1).to(DEVICE)
+    bad_k, bad_v = ((x.detach().where(seen, torch.nan)).requires_grad_() for x in (k, v))
+    assert bad_k.isnan().any()
+    found, wanted = (
+        interpreted.attention(q, *given, mask=mask, bias=own, return_lse=True, **options)
+        for given in ((bad_k, bad_v), (k, v))
+    )
+    douts = [torch.randn_like(x) for x in found]
+    gradients = (
+        torch.autograd.grad(results, (q, *given, own), douts)
+        for results, given in ((found, (bad_k, bad_v)), (wanted, (k, v)))
+    )
+    for x, y in zip((*found, *next(gradients)), (*wanted, *next(gradients)), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_masks_of_each_entry_and_one_key_head_for_all_queries():
+    q, k, v, own = normal(2, 3, 20, 5), normal(2, 1, 20, 5), normal(2, 1, 20, 4), normal(2, 3, 20, 20)
+    for mask in (rb.Mask.key_lengths([5, 17]), rb.Mask.per_batch([rb.Mask.causal(), rb.Mask.documents([7, 13])])):
+        check(q, k, v, own, bias=own, mask=mask)
+
+
+# Sizes -------------------------------------------------------------------------------------------------------------
+
+
+def test_head_dimensions_beyond_those_of_the_cpu(kernel, monkeypatch):
+    if kernel != "small_cache":
+        pytest.skip("these keep whole rows: small_cache runs instead")
+    edges = {"rows": 64, "cols": 64, "depth": 64, "span": 64}
+    wide = dict.fromkeys(("dq_cols", "dk_cols", "dv_cols"), 256)
+    planned = {
+        "forward": Launch(kernel, SPILLED._replace(**edges, out_cols=256), chunk=64),
+        "backward": Launch(kernel, TILES[kernel][1]._replace(**edges, **wide, chunk=64), chunk=64),
+    }
+    monkeypatch.setattr(gpu, "plan", lambda direction, *_: planned[direction])
+    check(normal(1, 3, 4112), normal(1, 18, 4112), normal(1, 18, 4100))
+
+
+def far(shape, dim):
+    """Random numbers, those of the last index of this dimension beyond 2^31 elements, in memory that few pages take."""
+    step = 2**31 // (shape[dim] - 1) + 5
+    strides = list(torch.empty(shape, device="meta").stride())
+    strides[dim] = step
+    room = np.empty(step * (shape[dim] - 1) + int(np.prod(shape)), np.float16)
+    return torch.from_numpy(room).as_strided(shape, strides).normal_()
+
+
+PLACES = {"batch": 0, "head": 1, "row": 2, "column": 3}
+
+
+@interpreted_only  # of memory that few pages take; test_gpu_device.py has one for GPUs
+@pytest.mark.parametrize("mask", [thorough(rb.Mask.causal()), rb.Mask.documents([9, 9])], ids=["causal", "listed"])
+@pytest.mark.parametrize("dim", PLACES.values(), ids=PLACES)
+def test_offsets_beyond_two_to_the_31(dim, mask):
+    heads, few = (4, 2) if dim == PLACES["head"] else (2, 1)
+    batch = 2 if dim == PLACES["batch"] else 1
+    shapes = ((heads, 18, 5), (few, 18, 5), (few, 18, 4), (heads, 18, 4), (heads, 18, 18))
+    q, k, v, dout, bias = (far((batch, *shape), dim) for shape in shapes)
+    results = []
+    for given in ((q, k, v, bias, dout), [x.contiguous() for x in (q, k, v, bias, dout)]):
+        *inputs, gradient = given
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        out = interpreted.attention(*inputs[:3], bias=inputs[3], mask=mask)
+        results.append((out, *torch.autograd.grad(out, inputs, gradient)))
+    for x, y in zip(*results, strict=True):
+        assert torch.equal(x, y)
+
+
+# Numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("scale", [thorough(1e20), -1e30])
+@pytest.mark.parametrize("mask", [rb.Mask.causal(), SPARSE["documents"]], ids=["band", "listed"])
+def test_a_score_that_outweighs_all_others_has_the_weight_1(scale, dtype, mask):
+    """dQ and dK are rounding errors times the scale, in the unfused expression too; dV is not."""
+    q, k, v = (normal(1, 37, d, dtype=dtype) for d in (5, 5, 4))
+    got, expected = check_forward(q, k, v, scale=scale, mask=mask)
+    dout = torch.randn_like(got[0])
+    (dv,) = torch.autograd.grad(got[0], v, dout)
+    (wanted,) = torch.autograd.grad(expected[0], v, dout.double().to(expected[0].device))
+    atol = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2}[dtype]
+    torch.testing.assert_close(dv.double(), wanted.double(), atol=atol, rtol=atol)
+
+
+def test_infinities_and_what_is_no_number_stay_in_their_rows():
+    q, k, v = (normal(2, 37, 5, dtype=torch.float32).detach() for _ in range(3))
+    expected = interpreted.attention(q, k, v, scale=2e3)
+    q[0, 3, 1], q[1, 20, 0] = torch.nan, torch.inf
+    out = interpreted.attention(q, k, v, scale=2e3)
+    broken = torch.zeros(2, 37, dtype=torch.bool, device=DEVICE)
+    broken[0, 3] = broken[1, 20] = True
+    assert out[broken].isnan().all()
+    assert torch.equal(out[~broken], expected[~broken])
+
+
+@pytest.mark.parametrize("options", [{"scale": 1e39}, {"scale": 1e30, "softcap": 1e-20}], ids=str)
+def test_numbers_that_float32_has_not_are_refused(options):
+    q = normal(1, 3, 5)
+    with pytest.raises(rb.RedblueError, match=r"must be at most 3\.4e\+38 in size on a GPU, got 1e\+"):
+        interpreted.attention(q, q, q, **options)

@@ -1,0 +1,220 @@
+"""The words that kernels load and store, counted under Triton's interpreter, against their schedules' closed forms.
+
+Index lists of masks are counted apart: they are no words of the arrays. Every kernel on every kind of mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import numpy as np
+import torch
+
+from redblue import Mask, schedules
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu import bias_gradient
+from redblue.kernels.gpu.launch import Task
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.gpu.table import KERNELS
+from redblue.masks.rules.bands import Window
+from redblue.meter.interpreter import counting
+from redblue.problem import Problem
+from redblue.schedules.gradient_bias import Tiles, gradient_bias_cost
+from redblue.schedules.schedule import rows_walked
+from support.attention import keys_seen
+from support.examples import thorough
+
+MASKS = {
+    "full": None,
+    "causal": Mask.causal(),
+    "causal from the end": Mask.causal(align="bottom-right"),
+    "window": Mask.sliding_window(9, 3),
+    "dilated": Mask.dilated(4, step=3),
+    "n of m": Mask.n_of_m(2, 5),
+    "blocks": Mask.random_blocks(0.4, block=16, seed=1),
+}
+SHAPES = {  # batch, key heads, group, n_q, n_k, d, d_v
+    "plain": (1, 1, 1, 48, 48, 16, 16),
+    "odd": (2, 1, 1, 37, 53, 24, 40),
+    "groups": (1, 2, 3, 13, 48, 16, 32),
+    "one row": (1, 2, 2, 1, 35, 16, 16),
+}
+CASES = [
+    *(("plain", mask, 16, 16) for mask in MASKS),
+    *(("groups", mask, 32, 16) for mask in ("full", "window", "n of m")),
+    *(("odd", mask, 16, 64) for mask in ("full", "causal", "dilated")),
+    *(("one row", mask, 16, 16) for mask in ("full", "causal from the end", "n of m")),
+]
+BANDS = ("full", "causal", "causal from the end", "window")
+SPILLED = ("hybrid", "small_cache")
+# The interpreter computes lanes that are masked off, too
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+every_case = pytest.mark.parametrize(("shape", "mask", "stay", "stream"), CASES)
+
+
+def task_of(shape, mask):
+    """Tensors of these sizes, and what the mask is to kernels."""
+    batch, kv_heads, group, n_q, n_k, d, d_v = shape
+    rows, keys = (batch, kv_heads * group, n_q), (batch, kv_heads, n_k)
+    made = torch.Generator().manual_seed(0)
+    shapes = {"q": (*rows, d), "k": (*keys, d), "v": (*keys, d_v), "out": (*rows, d_v), "dout": (*rows, d_v)}
+    shapes |= {"dq": (*rows, d), "dk": (*keys, d), "dv": (*keys, d_v), "lse": rows, "delta": rows}
+    arrays = {name: torch.randn(x, generator=made) for name, x in shapes.items()}
+    band = mask.rule.on(n_q, n_k, 1) if mask is not None and isinstance(mask.rule, Window) else None
+    seen = {"mask": mask} if band is None else {"first": band.first, "end": band.end}
+    return Task(sizes=Sizes((batch,), kv_heads, group, n_q, n_k, d, d_v), scale=d**-0.5, **arrays, **seen)
+
+
+def problem_of(shape, mask, direction):
+    batch, kv_heads, group, n_q, n_k, d, d_v = shape
+    heads = {"heads": kv_heads * group, "kv_heads": kv_heads}
+    return Problem(n_q, n_k, d, d_v, batch, **heads, dtype="float32", mask=mask or Mask.full(), direction=direction)
+
+
+def moved(runs):
+    """Words that the launches read and write."""
+    with counting() as tally:
+        for run in runs:
+            run()
+    indices = [name for name in tally.tensors if name.startswith(("lists", "cells"))]
+    found = tally.total(without=indices)
+    return found.reads, found.writes
+
+
+def counted(kernel, direction, shape, mask, edges, chunk=0, seen=None):
+    """Words of the kernel, and of its schedule, with these tiles. seen: what the kernel takes the mask for."""
+    cut = (*shape[:4], keys_seen(mask, *shape[3:5]), *shape[5:]) if kernel in SPILLED else shape
+    problem, schedule = seen or problem_of(cut, mask, direction), schedules.get(kernel)
+    tiles = schedule.make_tiles(problem, edges)
+    runs = getattr(KERNELS[kernel], direction)(task_of(shape, mask), Launch(kernel, tiles, chunk=chunk))
+    wanted = schedule.cost(problem, tiles)
+    return moved(runs), (wanted.reads, wanted.writes)
+
+
+def in_whole_tiles(shape, mask, direction, rows, cols):
+    """The problem whose mask is all pairs of the tiles that have some: what is spilled of a listed tile is all of it.
+
+    Its rows are stacked, as those of tiles are.
+    """
+    batch, kv_heads, group, n_q, n_k, d, d_v = shape
+    dense = np.repeat(mask.to_dense(n_q, n_k), group, axis=0)
+    assert dense.any()
+    for start in range(0, len(dense), rows):
+        for first in range(0, n_k, cols):
+            tile = dense[start : start + rows, first : first + cols]
+            tile[:] = tile.any()
+    return problem_of((batch, kv_heads, 1, n_q * group, n_k, d, d_v), Mask.from_dense(dense), direction)
+
+
+@every_case
+def test_flash_forward(shape, mask, stay, stream):
+    found, wanted = counted("flash", "forward", SHAPES[shape], MASKS[mask], {"rows": stay, "cols": stream})
+    assert found == wanted
+
+
+@every_case
+def test_flash_forward_in_spans(shape, mask, stay, stream):
+    edges = {"rows": stay, "cols": 16, "span": 32}
+    found, wanted = counted("flash", "forward", SHAPES[shape], MASKS[mask], edges)
+    assert found == wanted
+
+
+@every_case
+def test_flash_backward(shape, mask, stay, stream):
+    edges = {"rows": stay, "cols": stream, "dkv_rows": stream, "dkv_cols": stay}
+    found, wanted = counted("flash", "backward", SHAPES[shape], MASKS[mask], edges)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("kernel", SPILLED)
+@pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [case for case in CASES if case[1] in BANDS])
+def test_spilled_forward_in_spans_and_chunks(kernel, shape, mask, stay, stream):
+    edges = {"rows": stay, "cols": stream, "depth": 16, "out_rows": stay, "out_cols": 16, "span": 2 * stream}
+    found, wanted = counted(kernel, "forward", SHAPES[shape], MASKS[mask], edges, chunk=32)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("kernel", SPILLED)
+@pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [case for case in CASES if case[1] in BANDS])
+def test_spilled_backward_in_spans_and_chunks(kernel, shape, mask, stay, stream):
+    edges = backward_edges(kernel, stay, stream) | {"span": 2 * stream}
+    found, wanted = counted(kernel, "backward", SHAPES[shape], MASKS[mask], edges, chunk=32)
+    assert found == wanted
+
+
+def backward_edges(kernel, stay, stream):
+    edges = {"rows": stay, "cols": stream, "depth": 16, "dq_rows": stay, "dk_rows": stream, "chunk": 32}
+    edges |= {"dq_cols": 16, "dk_cols": 32} | ({"dv_rows": stream, "dv_cols": 16} if kernel == "small_cache" else {})
+    return edges
+
+
+LISTED = [
+    case(shape, mask, stay, stream)
+    for shape, mask in (("plain", "blocks"), ("plain", "n of m"), ("odd", "dilated"), ("groups", "n of m"))
+    for stay, stream, case in ((16, 16, pytest.param), (32, 16, thorough), (16, 32, thorough), (32, 64, pytest.param))
+]
+every_list = pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [*LISTED, ("one row", "n of m", 16, 16)])
+
+
+@pytest.mark.parametrize("kernel", SPILLED)
+@every_list
+def test_spilled_forward_of_listed_tiles(kernel, shape, mask, stay, stream):
+    edges = {"rows": stay, "cols": stream, "depth": 16, "out_rows": stay, "out_cols": 16}
+    seen = in_whole_tiles(SHAPES[shape], MASKS[mask], "forward", stay, stream)
+    found, wanted = counted(kernel, "forward", SHAPES[shape], MASKS[mask], edges, 32, seen)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("kernel", SPILLED)
+@every_list
+def test_spilled_backward_of_listed_tiles(kernel, shape, mask, stay, stream):
+    seen = in_whole_tiles(SHAPES[shape], MASKS[mask], "backward", stay, stream)
+    edges = backward_edges(kernel, stay, stream)
+    found, wanted = counted(kernel, "backward", SHAPES[shape], MASKS[mask], edges, 32, seen)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("kernel", SPILLED)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@every_list
+def test_spans_share_listed_tiles_out_evenly(kernel, direction, shape, mask, stay, stream):
+    """Where a schedule's walks cover what lies in each span: so all walks of a block load what stays of it."""
+    seen = in_whole_tiles(SHAPES[shape], MASKS[mask], direction, stay, stream)
+    stream_of = seen.one_stream()
+    walks = -(-seen.n_k // stream)
+    more = seen.streams * seen.n_q * walks
+    more -= seen.streams * rows_walked(stream_of.mask.on(seen.n_q, seen.n_k), stay, stream) if walks > 1 else more
+    edges, times = backward_edges(kernel, stay, stream), (seen.d + 1, 0) if kernel == "hybrid" else (2, 0)  # lse, delta
+    if direction == "forward":
+        edges = {"rows": stay, "cols": stream, "depth": 16, "out_rows": stay, "out_cols": 16}
+        times = (seen.d + 1, 1) if kernel == "hybrid" else (1, 1)  # what each walk found
+    found, wanted = counted(kernel, direction, SHAPES[shape], MASKS[mask], edges | {"span": stream}, 32, seen)
+    assert found == (wanted[0] + times[0] * more, wanted[1] + times[1] * more)
+
+
+@pytest.mark.parametrize("shared", [(), (0,), (0, 1), (2,), (3,), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", [thorough("plain"), "odd", "one row"])
+def test_gradient_of_a_bias(monkeypatch, shape, mask, shared):
+    """shared: dimensions of (batch, heads, n_q, n_k) along which the bias is one number."""
+    monkeypatch.setattr(bias_gradient, "EDGE", 16)
+    batch, kv_heads, group, n_q, n_k, *_ = sizes = SHAPES[shape]
+    heads, task = kv_heads * group, task_of(sizes, MASKS[mask])
+    full = batch, heads, n_q, n_k
+    own = torch.zeros([1 if dim in shared else size for dim, size in enumerate(full)])
+    task = replace(task, bias=own.expand(full), dbias=torch.zeros_like(own).expand(full))
+    with counting() as tally:
+        bias_gradient.add_bias_gradient(task)
+    indices = [name for name in tally.tensors if name.startswith(("lists", "cells"))]
+    parts = [min(-(-n // 16), bias_gradient.SHARES) if dim in shared else n for dim, n in ((2, n_q), (3, n_k))]
+    kept = own.shape[0] * own.shape[1] * parts[0] * parts[1]  # of dbias, which is added to
+    problem = problem_of((batch, heads, 1, *sizes[3:]), MASKS[mask], "backward")
+    cost = gradient_bias_cost(problem.one_stream(), Tiles(16, 16, bias_gradient.TENSOR_CORES[0]))
+    found = tally.total(without=indices)
+    assert found.reads == batch * heads * (cost.reads - n_q * n_k) + kept
+    assert found.writes == kept

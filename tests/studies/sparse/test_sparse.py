@@ -1,0 +1,165 @@
+"""`redblue sparse`: what it counts, prints, draws and refuses."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+from typer.testing import CliRunner
+
+import redblue as rb
+from redblue.bounds.family import family
+from redblue.cli.main import app, main
+from redblue.studies.sparse import study
+from redblue.studies.sparse.picture import FAMILY, PROVED, figure
+from support.spaces import plane
+
+SMALL = ("window:6,5", "--n", "48", "--d", "4", "--words", "60,200")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["sparse", *arguments])
+
+
+def run_json(*arguments):
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refusal(capsys, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["redblue", "sparse", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return " ".join(captured.err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_every_schedule_and_format_is_what_count_says(direction):
+    data = run_json(*SMALL, "--direction", direction)
+    problem = rb.Problem(48, 48, 4, mask=rb.Mask.sliding_window(6, 5), direction=direction)
+    assert [point["words"] for point in data["points"]] == [60, 200]
+    compared = set()
+    for point in data["points"]:
+        found = {each.name: each.words for each in rb.lower_bounds(problem, point["words"])}
+        assert point["bound"]["words"] == rb.lower_bound(problem, point["words"]).words
+        assert point["one_mask_bound_words"] == found["one mask"]
+        assert point["family_form_words"] == found["sparse"]
+        for row in point["counts"]:
+            closed = rb.count(row["schedule"], problem, words=point["words"], index=row["index"])
+            assert row["words"] <= closed.words
+            assert row["peak"] <= point["words"]
+            if row["index"] == "rule":
+                assert row["words"] == closed.words
+            compared.add((row["schedule"], row["index"]))
+            assert row["words"] >= point["bound"]["words"]
+    assert {"rule", "bits", "csr", "coo", "tiles"} == {name for _, name in compared} == set(data["index_words"])
+    assert "blocks" in data["left_out"]
+    made = family(problem)
+    assert data["family"] == {
+        "z_input": made.z_input,
+        "z_qk": made.z_qk,
+        "dividing_words": round(made.dividing_words),
+    }
+    assert all(each["why"] for point in data["points"] for each in point["missing"])
+
+
+def test_count_takes_an_index():
+    arguments = ("count", "flash", "--n", "48", "--d", "4", "--words", "200", "--mask", "window:6,5", "--index", "csr")
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    found = json.loads(result.stdout)
+    mask = rb.Mask.sliding_window(6, 5)
+    assert (
+        found["index_words"] == rb.count("flash", rb.Problem(48, 48, 4, mask=mask), words=200, index="csr").index_words
+    )
+    assert json.loads(CliRunner().invoke(app, [*arguments, "--json", "--run"]).stdout)["reads"] == found["reads"]
+    assert "of the reads" in CliRunner().invoke(app, [*arguments]).output
+
+
+def test_the_index_of_both_sides_is_needed_backward():
+    forward, backward = (run_json(*SMALL, "--direction", d)["index_words"] for d in ("forward", "backward"))
+    assert backward["csr"] == 2 * forward["csr"] == 2 * (49 + rb.Mask.sliding_window(6, 5).nnz(48, 48))
+
+
+def test_stored_masks_have_no_rule():
+    layout = rb.Mask.blocks(np.eye(4, dtype=bool), 8)
+    assert study.by_rule(rb.Mask.bigbird(8)) is False
+    assert study.by_rule(rb.Mask.causal() & ~rb.Mask.prefix(3))
+    assert not study.by_rule(rb.Mask.causal() & ~layout)
+    assert study.usual(layout)[:2] == ["bits", "blocks"]
+    assert "2:4" in study.usual(rb.Mask.n_of_m(2, 4))
+    assert study.usual(rb.Mask.full()) == ["rule"]
+
+
+def test_graphs_are_read(tmp_path):
+    mask = plane(5)
+    dense = mask.to_dense()
+    made = scipy.sparse.coo_array(dense.astype(float))
+    scipy.io.mmwrite(tmp_path / "g.mtx", made)
+    scipy.sparse.save_npz(tmp_path / "g.npz", made.tocsc())
+    for name in ("g.mtx", "g.npz"):
+        assert np.array_equal(study.read_graph(str(tmp_path / name)).to_dense(), dense)
+        data = run_json(str(tmp_path / name), "--d", "4", "--words", "100", "--index", "csr", "--schedule", "gather")
+        problem = rb.Problem(25, 25, 4, mask=mask)
+        assert data["points"][0]["counts"][0]["words"] == rb.count("gather", problem, words=100, index="csr").words
+
+
+def test_the_table_says_what_is_proved():
+    text = " ".join(run(*SMALL).output.split())
+    assert "proved: " in text
+    assert "family's form" in text
+    assert "Z_input^2 / Z_QK" in text
+    assert "Left out: format blocks" in text
+
+
+def test_the_picture_shows_every_count_and_both_bounds(tmp_path):
+    problem = rb.Problem(48, 48, 4, mask=rb.Mask.sliding_window(6, 5), heads=2)
+    found = study.compare(problem, (60, 200))
+    drawn = figure(found).to_dict()["data"]["values"]
+    lines = [each for each in drawn if "schedule" in each]
+    assert len(lines) == sum(len(point.counts) for point in found.points)
+    pairs = 2 * problem.mask.nnz(48, 48)
+    assert {each["y"] for each in lines} == {
+        each.words / pairs for point in found.points for each in point.counts.values()
+    }
+    assert {each["bound"] for each in drawn if "bound" in each} == {PROVED, FAMILY}
+    for suffix in (".svg", ".png", ".html"):
+        path = tmp_path / f"p{suffix}"
+        assert run(*SMALL, "--picture", str(path)).exit_code == 0
+        assert path.stat().st_size > 10_000
+    assert "gather" in (tmp_path / "p.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("causal", "--words", "100"), "n_q and n_k"),
+        ((*SMALL, "--direction", "gradient_x"), "direction must be forward or backward"),
+        ((*SMALL, "--index", "crs"), "unknown format 'crs'; nearest: csr"),
+        ((*SMALL, "--index", "blocks"), "made of blocks"),
+        ((*SMALL, "--schedule", "flesh"), "unknown schedule 'flesh'; nearest: flash"),
+        (("causal", "--n", "8", "--words", "1:0:x2"), "a range goes up"),
+        (("missing.mtx",), "cannot read 'missing.mtx' as a sparse matrix"),
+        (("causal", "--n", "8", "--d", "4", "--words", "2", "--picture", "p.svg"), "nothing to draw"),
+        (("causal", "--n", "8", "--picture", "p.gif"), "p.gif"),
+        (("full", "--n", "8", "--words", "99", "--index", "csr"), "has no index"),
+    ],
+)
+def test_bad_input_is_refused(arguments, says, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert says in refusal(capsys, monkeypatch, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_that_is_no_matrix_is_refused(capsys, monkeypatch, tmp_path):
+    (tmp_path / "bad.mtx").write_text("nothing of the kind")
+    assert "as a sparse matrix" in refusal(capsys, monkeypatch, str(tmp_path / "bad.mtx"))
+
+
+def test_help_has_an_example():
+    assert "Example: redblue sparse" in " ".join(run("--help").output.split())

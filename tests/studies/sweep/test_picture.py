@@ -1,0 +1,86 @@
+"""Pictures of sweeps."""
+
+import os
+
+import pytest
+
+from redblue.base.errors import RedblueError
+from redblue.studies import sweep
+
+
+def values_of(chart):
+    return chart.to_dict()["data"]["values"]
+
+
+def test_a_picture_shows_every_word_count():
+    axes = {"n": 64, "d": [8, 16], "words": "50:800:x2"}
+    made = sweep.make_sweep(axes)
+    rows = sweep.run(made, jobs=1)
+    chart = sweep.figure(made, rows)
+    drawn = {(v["schedule"], v["facet"], v["x"]): v["y"] for v in values_of(chart) if "schedule" in v}
+    fitting = [row for row in rows if row["words"] is not None]
+    assert drawn == {
+        (row["schedule"], f"d = {row['d']}", row["capacity_words"]): row["words_per_pair"] for row in fitting
+    }
+    bounds = {(v["facet"], v["x"]): v["y"] for v in values_of(chart) if "bound" in v}
+    assert bounds == {
+        (f"d = {row['d']}", row["capacity_words"]): pytest.approx(row["bound_words"] / 64**2) for row in fitting
+    }
+    spec = chart.to_dict()
+    assert spec["columns"] == 2
+    layers = spec["spec"]["layer"]
+    assert {layer["encoding"]["x"]["scale"]["type"] for layer in layers} == {"log"}
+    assert {layer["encoding"]["y"]["scale"]["type"] for layer in layers} == {"log"}
+
+
+def test_an_axis_of_steps_is_drawn_without_logarithms():
+    made = sweep.make_sweep({"n": 64, "d": "8:32:+8", "words": 999})
+    layers = sweep.figure(made, sweep.run(made, jobs=1), y="gap").to_dict()["layer"]
+    assert {layer["encoding"]["x"]["scale"]["type"] for layer in layers} == {"linear"}
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".html"])
+def test_pictures_are_written(suffix, tmp_path):
+    made = sweep.make_sweep({"n": "64:256:x2", "d": 8, "memory": "t4"})
+    rows = sweep.run(made, jobs=1)
+    path = tmp_path / f"p{suffix}"
+    sweep.draw(made, rows, path)
+    data = path.read_bytes()
+    if suffix == ".png":
+        assert data.startswith(b"\x89PNG")
+        assert len(data) > 20_000
+    else:
+        text = data.decode()
+        for said in ("flash", "small_cache", "L2/DRAM", "shared memory/L2", "words per attended pair"):
+            assert said in text
+        if suffix == ".svg":
+            assert text.count('aria-roledescription="point"') >= 3 * 2 * 2
+        else:
+            assert "<script src" not in text  # nothing from the network
+            assert len(text) > 500_000
+    with pytest.raises(RedblueError, match="exists"):
+        sweep.draw(made, rows, path)
+    assert path.read_bytes() == data
+    sweep.draw(made, rows, path, force=True, y="gap")
+    assert path.read_bytes() != data
+
+
+@pytest.mark.parametrize(
+    ("axes", "options", "says"),
+    [
+        ({"n": 64, "d": 8, "words": 99}, {}, "needs an axis of several values"),
+        ({"n": [64, 65], "d": [8, 9], "words": [99, 199]}, {}, "n, d, words have several values"),
+        ({"n": [64, 65], "d": 8, "words": 99}, {"x": "d"}, "x must be an axis of several values, which are n; got 'd'"),
+        ({"n": [64, 65], "d": 8, "words": 99}, {"y": "joules"}, "y must be one of words_per_pair, gap"),
+        ({"n": [64, 65], "d": 8, "words": 99}, {"y": "seconds"}, "seconds without a memory"),
+        ({"n": [64, 65], "d": 8, "words": 99, "memory": "t4"}, {}, "words or memories, not both"),
+        ({"n": "64:96:+1", "d": "8:20:+1", "words": 99}, {}, "d has 13 values, a picture at most 12 facets"),
+        ({"n": [64, 65], "d": 8, "words": 1}, {}, "nothing to draw"),
+    ],
+)
+def test_pictures_that_cannot_be_drawn_are_refused(axes, options, says, tmp_path):
+    made = sweep.make_sweep(axes)
+    with pytest.raises(RedblueError) as error:
+        sweep.draw(made, sweep.run(made, jobs=1) if says == "nothing to draw" else [], tmp_path / "p.svg", **options)
+    assert says in str(error.value)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,28 @@
+"""The recorded Hugging Face configs, and changed copies of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from redblue.catalogue.models import Model
+
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+GOOD = sorted(path.stem for path in CONFIGS.glob("*.json") if not path.stem.startswith("bad_"))
+
+
+def shapes(found: Model) -> list[tuple]:
+    """name, layers, n_q, n_k, heads, kv_heads, d, d_v, mask of each shape."""
+    return [
+        (s.name, s.layers, p.n_q, p.n_k, p.heads, p.kv_heads, p.d, p.d_v, p.mask) for s in found for p in [s.problem]
+    ]
+
+
+def fields_of(name: str) -> dict[str, Any]:
+    return json.loads((CONFIGS / f"{name}.json").read_text())
+
+
+def changed(folder: Path, name: str, **fields: Any) -> Path:
+    """The config with some fields changed, or left out (...), as a file in the folder."""
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({k: v for k, v in {**fields_of(name), **fields}.items() if v is not ...}))
+    return path

@@ -1,0 +1,54 @@
+"""The faster interpreter computes, refuses and restores as Triton's own does."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from triton import language as tl
+
+from support.gpu import interpreted_only
+from support.interpreter import PatchOnce
+
+pytestmark = interpreted_only
+
+
+@triton.jit
+def double(x):
+    return x + x
+
+
+@triton.jit
+def doubled_plus_sum(out, n: tl.constexpr):
+    i = tl.arange(0, n)
+    tl.store(out + i, double(double(i)) + tl.sum(i, 0))
+
+
+def test_nested_calls_compute_what_they_say_and_the_language_is_restored():
+    for _ in range(2):
+        out = torch.zeros(16, dtype=torch.int32)
+        doubled_plus_sum[(1,)](out, 16)
+        assert out.tolist() == (4 * np.arange(16) + 120).tolist()
+        assert tl.core.is_builtin(tl.load)
+
+
+def test_a_launch_patches_each_module_once():
+    module, patched, restored = pytest, [], []
+
+    def patch(function):
+        patched.append(function)
+        return SimpleNamespace(restore=lambda: restored.append(function))
+
+    once = PatchOnce(patch, (module,), SimpleNamespace)
+    kernel, nested = SimpleNamespace(__globals__={"x": module}), SimpleNamespace(__globals__={"y": module, "z": 1})
+    other = SimpleNamespace(__globals__={})
+    for launches in (1, 2):
+        scope = once(kernel)
+        for function in (nested, other, nested, other):
+            once(function)
+        scope.restore()
+        assert patched == [kernel, other] * launches
+        assert restored == [kernel] * launches

@@ -1,0 +1,123 @@
+"""The package's imports: no cycles, none of the package root, every module in a layer, a light `import redblue`."""
+
+from __future__ import annotations
+
+import graphlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import redblue
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PACKAGE = Path(redblue.__file__).parent
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+NOT_LOADED = {
+    "torch",
+    "triton",
+    "altair",
+    "joblib",
+    "scipy",
+    "dask",
+    "vl_convert",
+    "jinja2",
+    "rich",
+    "typer",
+    "pyarrow",
+}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    """Every import of one module of the package by another; deferred and TYPE_CHECKING imports included."""
+    grimp = pytest.importorskip("grimp", reason="NOT CHECKED for cycles of imports: pip install import-linter")
+    return grimp.build_graph("redblue", cache_dir=None)
+
+
+def find_cycle(imports: dict[str, set[str]]) -> list[str]:
+    """Return modules that import each other in a circle, the first one again at the end; [] if there are none."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_find_cycle_finds_one():
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert set(find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
+
+
+def test_no_modules_import_each_other(graph):
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert sum(map(len, imports.values())) > 500
+    assert find_cycle(imports) == []
+
+
+def test_deferred_imports_are_in_the_graph(graph):
+    """redblue.lab.plans imports redblue.base.terminal inside a function."""
+    assert "redblue.base.terminal" in graph.find_modules_directly_imported_by("redblue.lab.plans")
+
+
+def test_nothing_inside_imports_the_root(graph):
+    assert "redblue.op.api" in graph.find_modules_directly_imported_by("redblue")
+    assert graph.find_modules_that_directly_import("redblue") == set()
+
+
+def top_level_modules() -> set[str]:
+    """Return the names of the package's own modules and packages, as an import would find them."""
+    files = {path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
+    return files | {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def test_every_top_level_module_has_its_layer():
+    (contract,) = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    layered = [name.strip() for layer in contract["layers"] for name in layer.split("|")]
+    assert contract["type"] == "layers"
+    assert "ignore_imports" not in contract
+    assert len(layered) == len(set(layered))
+    assert set(layered) == top_level_modules()
+
+
+# A fresh process ---------------------------------------------------------------------------------
+
+LOADED = "import json, sys, redblue; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+SECONDS = "import os, {name}; print(sum(os.times()[:2]))"
+
+
+def fresh(code: str, bytecode: Path) -> str:
+    """Run code in a new Python that keeps its bytecode in `bytecode`. Returns the output of the code."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(bytecode)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.fixture(scope="module")
+def bytecode(tmp_path_factory):
+    """A folder for bytecode that several fresh processes share."""
+    return tmp_path_factory.mktemp("bytecode")
+
+
+def test_importing_redblue_is_light(bytecode):
+    loaded = set(json.loads(fresh(LOADED, bytecode)))
+    assert {"redblue", "numpy"} <= loaded
+    assert loaded & NOT_LOADED == set()
+
+
+def test_importing_redblue_takes_less_than_300_ms(bytecode):
+    """CPU time of the best of five warm runs. A machine that is slow or busy may take four times NumPy's own import."""
+    fresh(LOADED, bytecode)  # warm from here on
+    ours, numpys = (
+        min(float(fresh(SECONDS.format(name=name), bytecode)) for _ in range(5)) for name in ("redblue", "numpy")
+    )
+    assert ours < max(0.3, 4 * numpys)
