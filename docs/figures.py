@@ -107,6 +107,6 @@ def _write(
 
 
 if __name__ == "__main__":
-    words_over_capacity(HERE / "words.svg")
-    gap_over_x(HERE / "gap.svg")
-    patterns(HERE / "masks.svg")
+    words_over_capacity(HERE / "lab" / "words.svg")
+    gap_over_x(HERE / "lab" / "gap.svg")
+    patterns(HERE / "guide" / "masks.svg")

@@ -13,10 +13,10 @@ from redblue.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MASKS = (ROOT / "docs" / "masks.md").read_text(encoding="utf-8")
+MASKS = (ROOT / "docs" / "guide" / "masks.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"```(\w+(?: torch| valgrind)?)\n(.*?)```", flags=re.DOTALL)
-OPERATOR = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
-METER = (ROOT / "docs" / "meter.md").read_text(encoding="utf-8")
+OPERATOR = (ROOT / "docs" / "guide" / "attention.md").read_text(encoding="utf-8")
+METER = (ROOT / "docs" / "lab" / "meter.md").read_text(encoding="utf-8")
 BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS), *BLOCK.findall(OPERATOR), *BLOCK.findall(METER)]
 COMMANDS = [
     line.removeprefix("redblue ")
@@ -75,12 +75,15 @@ def test_examples_run(script, capsys):
     assert capsys.readouterr().out
 
 
-def test_linked_files_exist():
-    for text, folder in ((README, ROOT), (MASKS, ROOT / "docs"), (OPERATOR, ROOT / "docs"), (METER, ROOT / "docs")):
-        for link in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (folder / link).exists(), link
+PAGES = sorted(page for folder in (ROOT, ROOT / "docs") for page in folder.glob("**/*.md" if folder != ROOT else "*.md"))
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_linked_files_exist(page):
+    for link in re.findall(r"\]\(([^)#:\s]+)[)#]", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_table_is_empty(page):
     assert not re.search(r"^\|[-|: ]+\|\n(?!\|)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)

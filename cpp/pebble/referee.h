@@ -1,4 +1,4 @@
-// The referee of the pebble game: plays moves one by one and stops at the first illegal move. docs/pebble.md
+// The referee of the pebble game: plays moves one by one and stops at the first illegal move. docs/lab/pebble.md
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -85,7 +85,7 @@ def test_exact_covers_say_no_less(data, direction, words):
 
 
 def earned(kappa, task, words, pairs):
-    """What docs/theory.md, Theorem 5 lets a phase earn whose words are spent like this, product by product.
+    """What docs/lab/theory.md, Theorem 5 lets a phase earn whose words are spent like this, product by product.
 
     words: by array, of a1 Q, b1 K, a2 dO, b2 V, three of outputs; then t1, t2. pairs: whose scores are worked on.
     """
@@ -181,7 +181,7 @@ def test_the_family_of_a_dense_mask_is_the_papers():
     ids=repr,
 )
 def test_structured_masks_move_less_than_the_form_of_their_family(mask, words, below):
-    """As its authors concede: it is no bound of one mask (docs/theory.md, 'Sparse attention')."""
+    """As its authors concede: it is no bound of one mask (docs/lab/theory.md, 'Sparse attention')."""
     problem = Problem(65536, 65536, 64, mask=mask)
     moved = count("flash", problem, words=words).words
     assert moved * below < family(problem).form(words)

@@ -16,7 +16,7 @@ WEIGHTS = {
 
 
 def earned(direction, xi, xi_v, w, words, started):
-    """What docs/theory.md, Theorem 3 lets a phase earn whose words (shares of W, arrays) are spent like this."""
+    """What docs/lab/theory.md, Theorem 3 lets a phase earn whose words (shares of W, arrays) are spent like this."""
     t1, t2, a1, b1, a2, b2, y, z, more1, more2 = words
     whole, whole_dp = a1 * b1 / xi**2, a2 * b2 / xi_v**2
     from_p, from_ds = whole + t1, np.minimum(whole, whole_dp) + t1 + t2

@@ -22,7 +22,7 @@ from redblue.studies.sweep import axes as sweep_axes
 from redblue.studies.sweep import runner
 
 SMALL = ["--n", "64:256:x2", "--d", "8", "--words", "500"]
-GUIDE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[2] / "docs" / "lab" / "sweeps.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", GUIDE, flags=re.DOTALL)
 COMMANDS = [
     line

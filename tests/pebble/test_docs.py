@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from redblue.cli.main import app
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "pebble.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[2] / "docs" / "lab" / "pebble.md").read_text(encoding="utf-8")
 SCRIPTS = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
 COMMANDS = [
     line for block in re.findall(r"```console\n(.*?)```", GUIDE, flags=re.DOTALL) for line in block.splitlines()

@@ -30,7 +30,7 @@ def test_never_dearer_than_the_naive_game(graph, more):
     assert heuristic(graph, red, tries=0).cost <= check(graph, naive_game(graph), red).cost
 
 
-OPTIMA = [  # docs/theory.md and arXiv 2506.10854: graph, rules, and the cost for each red from the least on
+OPTIMA = [  # docs/lab/theory.md and arXiv 2506.10854: graph, rules, and the cost for each red from the least on
     (pebble.fft_graph(4), "red-blue", [14, 11, 9, 8]),
     (pebble.fft_graph(4), "partial", [19, 12, 10]),
     (pebble.tree_graph(2, 2), "red-blue", [7, 5]),

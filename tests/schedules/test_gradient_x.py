@@ -78,7 +78,7 @@ def test_nothing_of_size_n_squared_is_written_unless_it_says_so(name):
     assert (writes > n * n) == schedules.get(name).spills
 
 
-# The constants (docs/theory.md) -------------------------------------------------------------------
+# The constants (docs/lab/theory.md) -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

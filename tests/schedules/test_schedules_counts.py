@@ -1,4 +1,4 @@
-"""What schedules move: the papers' line counts and published totals, and the leading constants of docs/theory.md."""
+"""What schedules move: the papers' line counts and published totals, and the leading constants of docs/lab/theory.md."""
 
 import numpy as np
 import pytest
@@ -111,7 +111,7 @@ def test_saha_ye_moves_twice_what_small_cache_does(x):
     assert per_pair("saha_ye", x) == pytest.approx(8 * x + 1, rel=0.01)  # where M / 4 is the square of a divisor of d
 
 
-BACKWARD = {  # docs/theory.md, 'The regimes'
+BACKWARD = {  # docs/lab/theory.md, 'The regimes'
     "flash": lambda x: 14 * x**2,
     "flash_onepass": lambda x: 16 * x**2,
     "spilled_ds": lambda x: 9 * x**2 + 2 if x <= 1 else 8 * x**2 + 1 + 2 * x,

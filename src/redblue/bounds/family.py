@@ -2,7 +2,7 @@
 
 Theorem 4.5: among all inputs with Z_input nonzero entries in Q, K and V and Z_QK in Q K^T, some need
 Omega(min(Z_input^2 / M, Z_input sqrt(Z_QK) / sqrt(M))) words, forward and backward. The constant is unknown. A given
-mask may need less: docs/theory.md, "Sparse attention", has masks on which a schedule moves less than this form.
+mask may need less: docs/lab/theory.md, "Sparse attention", has masks on which a schedule moves less than this form.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The phase problem of one mask: a bound on the work of a phase whose rows and columns contain few attended pairs.
 
-docs/theory.md, Theorem 5. A phase touches at most W = M + L words that were not computed in it. `phases` bounds its
+docs/lab/theory.md, Theorem 5. A phase touches at most W = M + L words that were not computed in it. `phases` bounds its
 work for any mask, counting every pair of its rows and columns; here K(u), the maximum of attended pairs in u rows and
 columns of this mask, replaces that count. Take a product with s = d or d_v features, n words of its two factors and e
 pairs. The phase forms at most s min(e, sigma(e) n / s) of its multiplications, with sigma(e) = sup min(e, K(u)) / u.

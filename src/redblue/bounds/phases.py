@@ -1,6 +1,6 @@
 """The phase problem: a rigorous upper bound on the work of one phase of an attention computation.
 
-docs/theory.md, Theorem 3, cuts any computation into phases. A phase touches at most W = M + L words that were not
+docs/lab/theory.md, Theorem 3, cuts any computation into phases. A phase touches at most W = M + L words that were not
 computed in it. The work of a phase is limited by a small optimisation problem over the use of these words. From its
 value G follows the lower bound of L (Z / G - 1) words. This module bounds G from above by branch and bound.
 `phases.csv` holds the certified values, so that evaluating a lower bound is a look-up.

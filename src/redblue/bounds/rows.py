@@ -1,6 +1,6 @@
 """Table of lower bounds on the words that any schedule must move, each with its conditions and its source.
 
-Proved rows have explicit constants and proofs (docs/theory.md). Order-only rows are the papers' Theta and Omega forms
+Proved rows have explicit constants and proofs (docs/lab/theory.md). Order-only rows are the papers' Theta and Omega forms
 without their unknown constants: they show the shape of a curve and are never bounds.
 """
 
@@ -26,7 +26,7 @@ class Bound:
 
     words: over all streams; for order-only rows, the value of the form. In `formula`, Z is the number of attended
     pairs, and R and C are the numbers of rows and keys with an attended pair. All bounds are for algorithms that form
-    every product of every attended pair (docs/theory.md).
+    every product of every attended pair (docs/lab/theory.md).
     """
 
     name: str
@@ -75,7 +75,7 @@ SUMS = {"gradient_x": " - n_q d_v - max(n_q, n_k) d + d^2"}
 
 PROVED = (
     *(
-        Row("compulsory", direction, formula, "1", ALL_PRODUCTS, "docs/theory.md, Theorem 0", True, formulas.compulsory)
+        Row("compulsory", direction, formula, "1", ALL_PRODUCTS, "docs/lab/theory.md, Theorem 0", True, formulas.compulsory)
         for direction, formula in COMPULSORY.items()
     ),
     *(
@@ -85,7 +85,7 @@ PROVED = (
             PHASES + SUMS.get(direction, ""),
             constant,
             BY_X if direction == "gradient_x" else CHAINS,
-            "docs/theory.md, Theorem 3; G bounded by certified branch and bound",
+            "docs/lab/theory.md, Theorem 3; G bounded by certified branch and bound",
             True,
             formulas.phases,
         )
@@ -98,7 +98,7 @@ PROVED = (
             "max over L of L (ceil(Z / G(K, d, d_v, M + L)) - 1), K(u): most pairs of this mask in u rows and keys",
             "that of phases, with K(u) for u^2 / 4",
             CHAINS + "; for this one mask",
-            "docs/theory.md, Theorem 5; G bounded by branch and bound, K by what is quick to know of the mask",
+            "docs/lab/theory.md, Theorem 5; G bounded by branch and bound, K by what is quick to know of the mask",
             True,
             formulas.one_mask,
             lambda stream, words: not stream.mask.is_full,
@@ -111,7 +111,7 @@ PROVED = (
         "L (ceil(Z / max(W^2 / 4 delta^2, (sqrt(W + d_v^2) - d_v)^2)) - 1), W = M + L = max(2 M, 3 d_v^2)",
         "4 (4 x^2 at d = d_v, M >= 4 d^2)",
         CHAINS,
-        "docs/theory.md, Theorem 1",
+        "docs/lab/theory.md, Theorem 1",
         True,
         formulas.large_cache,
     ),
@@ -121,7 +121,7 @@ PROVED = (
         "2 Z (d + d_v) / sqrt(M) (1 + 3 M / 4 d^2)^(-3/2) - Z - 2 M",
         "4 (4 x at d = d_v, x -> oo)",
         CHAINS,
-        "docs/theory.md, Theorem 2",
+        "docs/lab/theory.md, Theorem 2",
         True,
         formulas.small_cache,
     ),
@@ -131,7 +131,7 @@ PROVED = (
         "M (ceil(Z / max(4 M^2 / d^2, 4 M)) - 1)",
         "1/4",
         FIELD + "every score of an attended pair is in the cache at some time",
-        "docs/theory.md, Theorem 4, after " + SAHA_YE + ", Thm 4.8",
+        "docs/lab/theory.md, Theorem 4, after " + SAHA_YE + ", Thm 4.8",
         True,
         formulas.any_arithmetic,
     ),

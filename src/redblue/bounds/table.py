@@ -1,4 +1,4 @@
-"""Look up certified values of the phase problem, and derive a bound on loads (docs/theory.md, Theorem 3)."""
+"""Look up certified values of the phase problem, and derive a bound on loads (docs/lab/theory.md, Theorem 3)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from redblue.masks.patterns.census import census
 
 EPILOG = (
     'Example: redblue mask "causal & documents:512,1536,2048" --picture mask.svg. '
-    "Of any size: redblue mask bigbird:64 --n 8192. More: docs/masks.md"
+    "Of any size: redblue mask bigbird:64 --n 8192. More: docs/guide/masks.md"
 )
 LONELY = ("queries_without_keys", "keys_without_queries")
 MAX_TILES = 256  # along the longer axis, if no tiles are given; their edges are powers of two, at least 64

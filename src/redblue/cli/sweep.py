@@ -17,7 +17,7 @@ from redblue.cli.output import remark, show, written
 
 EPILOG = (
     "Example: redblue sweep --n 1024:65536:x2 --d 64,128,256 --words 12288 -o sweep.csv --picture sweep.svg. "
-    "More: docs/sweeps.md"
+    "More: docs/lab/sweeps.md"
 )
 AXES = {
     "n": "Sequence length (n_q = n_k).",

@@ -67,7 +67,7 @@ def count(
     tiles: tile edges by name (see the schedule's tile type), instead of a search; missing edges are 1. With both
     arguments, the tiles must fit into `words`.
     at_once: streams (see Problem.streams) that run side by side, each in an equal share of the cache. Streams share no
-    data, so running several at once never moves fewer words (docs/theory.md, "Several heads at once").
+    data, so running several at once never moves fewer words (docs/lab/theory.md, "Several heads at once").
     index: storage format of the mask: "bits", "blocks", "tiles" (of 64 x 64, or "tiles:E"), "csr", "coo", "2:4" (any
     N:M) or a Format (masks/storage/formats.py). Reads of the index are then counted; the search for tiles ignores them.
     "rule": the mask is computed from a rule and has no index.

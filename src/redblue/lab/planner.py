@@ -31,7 +31,7 @@ def regime(d: int, words: int) -> str:
     """Name the regime of a cache of `words` words, by comparing M with the papers' d^2 and with d^2 / 4.
 
     The result is only a label: the planner compares exact words. For d_v != d and for backward the true limits differ
-    (docs/theory.md).
+    (docs/lab/theory.md).
     """
     if words >= d * d:
         return "large-cache"

@@ -8,7 +8,7 @@ and dV_j stay while P is read, dV is accumulated and dS is written (2 x^2 + 2); 
 of dS (each 1 + x^2 for x <= 1, 2 x above). Best for d^2 / 4 <= M <= 4/3 d^2.
 P and dS are processed in chunks of `chunk` queries and take chunk x n_k words of slow memory each. With several chunks,
 each chunk reads V again, and reads and writes dK and dV.
-Derived in this project (docs/theory.md), by trying every combination of recomputed, spilled and resident arrays.
+Derived in this project (docs/lab/theory.md), by trying every combination of recomputed, spilled and resident arrays.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:
 schedule = Schedule(
     name="hybrid",
     title="Hybrid: what fits stays, P spilled, other products output-stationary",
-    source="derived for redblue: docs/theory.md, 'The regimes'",
+    source="derived for redblue: docs/lab/theory.md, 'The regimes'",
     passes={
         "forward": forward_pass(stays=True),
         "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles, _sweeps),

@@ -70,7 +70,7 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
 schedule = Schedule(
     name="spilled_ds",
     title="Backward with dS spilled: dK and dV column-stationary, dQ output-stationary",
-    source="derived for redblue: docs/theory.md, 'The regimes'",
+    source="derived for redblue: docs/lab/theory.md, 'The regimes'",
     passes={
         "backward": Pass(
             backward,

@@ -1,15 +1,16 @@
-"""ALiBi in the CPU kernels against float64, through the core's face: every kernel, both passes, every instruction set."""
+"""ALiBi in the CPU kernels against float64, through the core's face: all kernels, both passes, all instruction sets."""
 
 import numpy as np
 import pytest
-from support.attention import DRAWN, SPILL_TILES, TILES, TWO_PASS_TILES, described, worst
 from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask
 from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu.arrays import described
 from redblue.kernels.cpu.mask_form import in_pairs, in_tiles
 from redblue.lab import reference
+from support.attention import DRAWN, SPILL_TILES, TILES, TWO_PASS_TILES, worst
 
 
 def run(sizes, arrays, slopes, mask, row, dlse=None, bias=None, **options):

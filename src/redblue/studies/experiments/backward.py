@@ -7,7 +7,7 @@ from redblue.studies.experiments.experiment import Experiment, Point
 from redblue.studies.experiments.metered import Change
 from redblue.studies.experiments.over import METHOD, Over
 
-# hybrid and flash move equally many words where 14 x^2 = 5 x^2 + 5, at M = 1.8 d^2 (docs/theory.md).
+# hybrid and flash move equally many words where 14 x^2 = 5 x^2 + 5, at M = 1.8 d^2 (docs/lab/theory.md).
 # spilled_ds is the best between them, but has no kernel.
 CHANGES = (Change("d²/4", 0.25, "small_cache", "hybrid"), Change("1.8 d²", 1.8, "hybrid", "flash"))
 BACKWARD = Over(
