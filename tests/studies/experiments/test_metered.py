@@ -57,7 +57,7 @@ def test_measured_words_are_above_the_bound_and_near_the_count(name, tmp_path):
     for row in found:
         assert row["measured_words"] >= row["bound_words"]
         assert 0.9 <= row["measured_words"] / row["counted_words"] <= 3  # so short an array is mostly its packing
-    assert (tmp_path / f"{name}.png").exists()
+    assert (tmp_path / f"{name}.svg").exists()
 
 
 @needs_valgrind

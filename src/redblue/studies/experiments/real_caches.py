@@ -80,7 +80,6 @@ def measure(point: Point) -> list[Row]:
             packed, edges = layout == "packed", tiles._asdict()
             run = simulate(point["schedule"], problem, [cache], tiles=edges, packed=packed, leading=leading)
             known[tiles] = {
-                "tiles": edges,
                 "held": run.count.peak / words,
                 "counted_words": run.count.words,
                 "moved_words": run.levels[0].words,

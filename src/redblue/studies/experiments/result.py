@@ -55,6 +55,24 @@ class Result:
         return asdict(self) | {"findings": self.findings}
 
 
+def as_json(result: Result) -> str:
+    """The result as the text of a JSON file, with one line for each row.
+
+    "columns" lists the sets of keys that rows have. A row is the number of its set, then its values in that order.
+    """
+    facts = result.to_dict()
+    rows = facts.pop("rows")
+    sets = list(dict.fromkeys(tuple(row) for row in rows))
+    lines = (json.dumps([sets.index(tuple(row)), *row.values()], separators=(",", ":")) for row in rows)
+    text = json.dumps(facts | {"columns": sets}, indent=1)[:-2]
+    return text + ',\n "rows": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def _decoded(data: dict[str, Any]) -> list[Row]:
+    """The rows of a JSON file that `as_json` wrote."""
+    return [dict(zip(data["columns"][number], values, strict=True)) for number, *values in data["rows"]]
+
+
 def json_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
 
@@ -68,9 +86,13 @@ def read(folder: str | os.PathLike[str], name: str) -> Result:
         raise RedblueError(f"there is no {path}: run `redblue experiment {name}` first") from None
     except (OSError, ValueError) as error:
         raise RedblueError(f"cannot read {path}: {error}") from None
-    if not isinstance(data, dict) or data.get("experiment") != name or not set(KEYS) <= set(data):
-        raise RedblueError(f"{path} is no result of the experiment {name}: move it away, or name another folder")
-    return Result(**{key: data[key] for key in KEYS})
+    try:
+        if data["experiment"] != name:
+            raise ValueError
+        return Result(**{key: data[key] for key in KEYS} | {"rows": _decoded(data)})
+    except (TypeError, KeyError, IndexError, ValueError):
+        wrong = f"{path} is no result of the experiment {name}: move it away, or name another folder"
+        raise RedblueError(wrong) from None
 
 
 def read_all(folder: str | os.PathLike[str]) -> list[Result]:

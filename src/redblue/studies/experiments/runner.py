@@ -20,10 +20,9 @@ from redblue.catalogue.detect import detect_cpu
 from redblue.studies.experiments.catalogue import get
 from redblue.studies.experiments.experiment import Point, Row
 from redblue.studies.experiments.page import page
-from redblue.studies.experiments.result import Result, json_path, read
+from redblue.studies.experiments.result import Result, as_json, json_path, read
 
 FOLDER = Path("docs", "results")
-PICTURES = (".svg", ".png")
 
 
 def run(
@@ -35,7 +34,7 @@ def run(
     restart: bool = False,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Result:
-    """Run an experiment and write NAME.json, NAME.svg, NAME.png and NAME.md into the folder `out`.
+    """Run an experiment and write NAME.json, NAME.svg and NAME.md into the folder `out`.
 
     The files of an earlier run are replaced. Until then, finished points are kept beside them, in
     NAME.json.partial.jsonl, and the same call continues from there.
@@ -113,11 +112,10 @@ def _command(name: str, quick: bool, folder: Path) -> str:
 
 
 def _write(result: Result, folder: Path) -> None:
-    """Write the figures, the page and, last, the JSON file: its presence means that all files are complete."""
+    """Write the figure, the page and, last, the JSON file: its presence means that all files are complete."""
     spec = result.about.figure(result.rows).to_dict()
-    for suffix in PICTURES:
-        write(spec, folder / f"{result.experiment}{suffix}", force=True)
+    write(spec, folder / f"{result.experiment}.svg", force=True)
     text = page(result)
     replace_whole(folder / f"{result.experiment}.md", lambda draft: draft.write_text(text, encoding="utf-8"))
-    data = json.dumps(result.to_dict(), indent=1) + "\n"
+    data = as_json(result)
     replace_whole(json_path(folder, result.experiment), lambda draft: draft.write_text(data, encoding="utf-8"))
