@@ -1,4 +1,5 @@
 // Attention: a call as a struct with named fields, and its two passes.
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -32,19 +33,37 @@ struct Tiles {
   SpillTiles spilled;
 };
 
-// An array is described by its address and its strides, in elements, of (lead..., heads, rows, columns); None: not
-// given.
-Array to_array(nb::handle description, int leads) {
+// An array as Python describes it: its address and its strides, in elements, of (lead..., heads, rows, columns).
+struct ArrayOf {
   Array array;
-  if (description.is_none()) return array;
-  PyObject* const tuple = description.ptr();
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != leads + 4)
-    throw std::invalid_argument("an array is described by its address and one stride for each of its dimensions");
-  array.data = reinterpret_cast<char*>(nb::cast<Address>(nb::handle(PyTuple_GET_ITEM(tuple, 0))));
-  const auto stride = [&](int i) { return nb::cast<std::int64_t>(nb::handle(PyTuple_GET_ITEM(tuple, 1 + i))); };
+  int leads;
+};
+
+void init_array(ArrayOf* self, Address address, const nb::tuple& strides) {
+  const int leads = int(strides.size()) - 3;
+  if (leads < 0 || leads >= redblue::kMaxLead)
+    throw std::invalid_argument("an array has 3 to " + std::to_string(redblue::kMaxLead + 2) + " strides");
+  // Items without reference counts, since an array is built for every argument of every call.
+  const auto stride = [&](int i) { return nb::cast<std::int64_t>(nb::handle(PyTuple_GET_ITEM(strides.ptr(), i))); };
+  Array array;
+  array.data = reinterpret_cast<char*>(address);
   for (int i = 0; i < leads; i++) array.lead[i] = stride(i);
   array.head = stride(leads), array.row = stride(leads + 1), array.column = stride(leads + 2);
-  return array;
+  new (self) ArrayOf{array, leads};
+}
+
+nb::tuple strides_of(const ArrayOf& self) {
+  nb::list strides;
+  for (int i = 0; i < self.leads; i++) strides.append(self.array.lead[i]);
+  for (const std::int64_t stride : {self.array.head, self.array.row, self.array.column}) strides.append(stride);
+  return nb::tuple(strides);
+}
+
+// Null: not given.
+Array to_array(const ArrayOf* given, int leads) {
+  if (!given) return {};
+  if (given->leads != leads) throw std::invalid_argument("an array has one stride for each of its dimensions");
+  return given->array;
 }
 
 void set_sizes(Call& call, const Sizes& sizes) {
@@ -64,14 +83,21 @@ void set_tiles(Call& call, const Tiles& tiles) {
 // The planes of a pattern are the only array whose number of leading dimensions is not known until the call.
 struct PatternOf {
   Pattern pattern;
-  nb::object planes;
+  std::optional<ArrayOf> planes;
 };
 
 Pattern to_pattern(const PatternOf* given, int leads) {
   if (!given) return {};
   Pattern pattern = given->pattern;
-  pattern.planes = to_array(given->planes, leads);
+  pattern.planes = to_array(given->planes ? &*given->planes : nullptr, leads);
   return pattern;
+}
+
+void bind_array(nb::module_& m) {
+  nb::class_<ArrayOf>(m, "Array")
+      .def("__init__", init_array, "address"_a, "strides"_a)
+      .def_prop_ro("address", [](const ArrayOf& self) { return reinterpret_cast<Address>(self.array.data); })
+      .def_prop_ro("strides", strides_of);
 }
 
 void bind_sizes(nb::module_& m) {
@@ -101,14 +127,14 @@ void bind_tiles(nb::module_& m) {
 
 void bind_mask(nb::module_& m) {
   nb::class_<PatternOf>(m, "Pattern")
-      .def("__init__", [](PatternOf* self, Address starts, Address runs, Address bits, nb::object planes, std::int64_t panel,
+      .def("__init__", [](PatternOf* self, Address starts, Address runs, Address bits, const ArrayOf* planes, std::int64_t panel,
                           std::int64_t panels, std::int64_t planes_count, bool scattered) {
         Pattern pattern;
         pattern.starts = pointer<std::int64_t>(starts);
         pattern.runs = pointer<redblue::Run>(runs);
         pattern.bits = pointer<std::uint64_t>(bits);
         pattern.panel = panel, pattern.panels = panels, pattern.planes_count = planes_count, pattern.scattered = scattered;
-        new (self) PatternOf{pattern, std::move(planes)};
+        new (self) PatternOf{pattern, planes ? std::optional<ArrayOf>(*planes) : std::nullopt};
       }, "starts"_a = 0, "runs"_a = 0, "bits"_a = 0, "planes"_a = nb::none(), "panel"_a = 1, "panels"_a = 0,
          "planes_count"_a = 1, "scattered"_a = false);
   nb::class_<Edges>(m, "Edges")
@@ -121,10 +147,10 @@ void bind_mask(nb::module_& m) {
 // Fills the fields in the order of their declaration in attention/call.h. A new option is an argument here and in
 // _core.pyi.
 void init_call(Call* self, int number, const Sizes& sizes, const Tiles& tiles, int threads, double scale, std::int64_t first,
-               std::int64_t end, nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle dout,
-               nb::handle dq, nb::handle dk, nb::handle dv, nb::handle delta, nb::handle dlse, const PatternOf* pattern,
-               const PatternOf* by_query, const Edges* edges, double softcap, nb::handle bias, int bias_number,
-               nb::handle dbias, nb::handle sinks, nb::handle alibi, double dropout, std::uint64_t seed) {
+               std::int64_t end, const ArrayOf& q, const ArrayOf& k, const ArrayOf& v, const ArrayOf& out, const ArrayOf& lse, const ArrayOf* dout,
+               const ArrayOf* dq, const ArrayOf* dk, const ArrayOf* dv, const ArrayOf* delta, const ArrayOf* dlse, const PatternOf* pattern,
+               const PatternOf* by_query, const Edges* edges, double softcap, const ArrayOf* bias, int bias_number,
+               const ArrayOf* dbias, const ArrayOf* sinks, const ArrayOf* alibi, double dropout, std::uint64_t seed) {
   Call call;
   call.number = redblue::Number(number);
   set_sizes(call, sizes);
@@ -132,8 +158,8 @@ void init_call(Call* self, int number, const Sizes& sizes, const Tiles& tiles, i
   call.threads = threads;
   call.scale = scale, call.softcap = softcap, call.dropout = dropout, call.seed = seed;
   call.first = first, call.end = end;
-  const auto array = [&](nb::handle description) { return to_array(description, call.leads); };
-  call.q = array(q), call.k = array(k), call.v = array(v), call.out = array(out), call.lse = array(lse);
+  const auto array = [&](const ArrayOf* given) { return to_array(given, call.leads); };
+  call.q = array(&q), call.k = array(&k), call.v = array(&v), call.out = array(&out), call.lse = array(&lse);
   call.dout = array(dout), call.dq = array(dq), call.dk = array(dk), call.dv = array(dv);
   call.delta = array(delta), call.dlse = array(dlse);
   call.pattern = to_pattern(pattern, call.leads), call.by_query = to_pattern(by_query, call.leads);
@@ -163,6 +189,7 @@ std::pair<std::int64_t, std::int64_t> run_pass(const Isa& isa, const Call& call)
 }  // namespace
 
 void bind_attention(nb::module_& m) {
+  bind_array(m);
   bind_sizes(m);
   bind_tiles(m);
   bind_mask(m);

@@ -69,7 +69,7 @@ class Guarded:
                 "bool": lambda: values > -0.5,
             }[dtype]()
             ctypes.memmove(start + first, raw.ctypes.data, held)
-        self.described = (start + first - low * BYTES[dtype], *strides)
+        self.described = cpu.Array(start + first - low * BYTES[dtype], tuple(strides))
 
 
 def listed(rng: np.random.Generator, sizes: cpu.Sizes, lanes: int, bias_gradient: bool) -> cpu.Attended:

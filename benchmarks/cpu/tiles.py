@@ -53,7 +53,7 @@ class Kernel:
 
 
 def _described(*groups: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> list[cpu.Array]:
-    return [(array.data_ptr(), *array.stride()) for group in groups for array in group]
+    return [cpu.Array(array.data_ptr(), array.stride()) for group in groups for array in group]
 
 
 def sweep(call: Call, rounds: int, seconds: float) -> tuple[dict[str, list[float]], str, str, int]:

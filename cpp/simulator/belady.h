@@ -12,9 +12,23 @@
 
 namespace redblue {
 
-// Belady's MIN on one fully associative level of `capacity` lines, empty at first and flushed at the end: evicts the line
-// whose content is needed again last. Content that is overwritten before it is read is not needed. A discard changes
-// nothing about that: it is no access, and a line that is read or partly written after it is filled unless it is held.
+// For each access: the next access that needs the content of its line, or `accesses` if there is none. most: the last line.
+inline std::vector<std::int64_t> next_needs(const std::int64_t* lines, const std::int8_t* kinds, std::size_t accesses,
+                                            std::int64_t most, bool fetch_on_write) {
+  const std::int64_t never = std::int64_t(accesses);
+  std::vector<std::int64_t> needed(accesses), next(most + 1, never);
+  for (std::int64_t i = never - 1; i >= 0; --i) {
+    needed[i] = next[lines[i]];
+    if (kinds[i] == kDiscard) continue;
+    const bool reads = kinds[i] == kRead || kinds[i] == kWrite || (kinds[i] == kOverwrite && fetch_on_write);
+    next[lines[i]] = reads ? i : never;
+  }
+  return needed;
+}
+
+// Simulates one fully associative level of `capacity` lines, empty at first and flushed at the end. Evicts the line whose
+// content is needed last. Content that is overwritten before it is read is not needed. A discard is not an access and does
+// not change which content is needed: a line that is read or partly written after the discard is filled unless it is held.
 inline LineCounts belady(const std::int64_t* lines, const std::int8_t* kinds, std::size_t accesses,
                          std::int64_t capacity, bool fetch_on_write) {
   if (capacity < 1) throw std::invalid_argument("a cache must hold at least 1 line");
@@ -24,14 +38,7 @@ inline LineCounts belady(const std::int64_t* lines, const std::int8_t* kinds, st
     most = std::max(most, lines[i]);
   }
   const std::int64_t never = std::int64_t(accesses);
-  std::vector<std::int64_t> needed(accesses), next(most + 1, never);
-  for (std::int64_t i = never - 1; i >= 0; --i) {
-    needed[i] = next[lines[i]];
-    if (kinds[i] == kDiscard) continue;
-    const bool reads = kinds[i] == kRead || kinds[i] == kWrite || (kinds[i] == kOverwrite && fetch_on_write);
-    next[lines[i]] = reads ? i : never;
-  }
-
+  const std::vector<std::int64_t> needed = next_needs(lines, kinds, accesses, most, fetch_on_write);
   LineCounts counts;
   Discarded discarded;
   std::vector<bool> held(most + 1), dirty(most + 1);

@@ -40,7 +40,17 @@ def choose_isa(isa: str = "") -> Isa:
     Raises ValueError, listing the names, for one that is unknown or that this CPU lacks.
     """
 
-Array = tuple[int, ...]  # the address, then one stride, in elements, for each of (lead..., heads, rows, columns)
+class Array:
+    """An array: its address and its strides, in elements, of (lead..., heads, rows, columns).
+
+    Raises ValueError for fewer strides than 3, or more than the core takes.
+    """
+
+    def __init__(self, address: int, strides: tuple[int, ...]) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
 
 class Sizes:
     """The sizes of a call; see redblue.kernels.cpu.call.Sizes."""

@@ -153,10 +153,10 @@ class ArrayOption(NamedTuple):
     def as_core_array(self, address: int, strides: Sequence[int], sizes: Sizes) -> Array:
         """The array as the compiled core takes it, from its strides in that shape."""
         if self.pairs:
-            return (address, *strides)
+            return Array(address, tuple(strides))
         if self.lead:
-            return (address, *strides, 0, 0)
-        return (address, *[0] * (len(sizes.lead) + 1), *strides, 0)  # heads lie along the core's rows
+            return Array(address, (*strides, 0, 0))
+        return Array(address, (*[0] * (len(sizes.lead) + 1), *strides, 0))  # heads lie along the core's rows
 
     @property
     def missing(self) -> int:

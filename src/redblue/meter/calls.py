@@ -17,7 +17,7 @@ from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import cache_fit
 from redblue.kernels.cpu import call as cpu
-from redblue.kernels.cpu.arrays import contiguous
+from redblue.kernels.cpu.arrays import contiguous_strides
 from redblue.kernels.cpu.mask_form import check_lead, in_pairs, in_tiles
 from redblue.lab import counts
 from redblue.masks.rules.bands import Window
@@ -123,10 +123,10 @@ def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.
     sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     regions: list[int | bytes] = []
 
-    def array(heads: int, n: int, columns: int, bytes_each: int = p.bytes_per_word) -> tuple[Any, ...]:
+    def array(heads: int, n: int, columns: int, bytes_each: int = p.bytes_per_word) -> Struct:
         shape = (p.batch, heads, n, columns)
         regions.append(math.prod(shape) * bytes_each)
-        return contiguous(Region(len(regions) - 1), shape)
+        return Struct("Array", {"address": Region(len(regions) - 1), "strides": contiguous_strides(shape)})
 
     arrays = {"q": array(p.heads, p.n_q, p.d), "k": array(p.kv_heads, p.n_k, p.d)}
     arrays["v"] = array(p.kv_heads, p.n_k, p.d_v)
@@ -149,7 +149,7 @@ def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.
             **arrays,
         },
     )
-    written = tuple(arrays[name][0].index for name in outputs)
+    written = tuple(arrays[name].fields["address"].index for name in outputs)
     return KernelCall(p, schedule, tiles, row.name, f"attention_{p.direction}", tuple(regions), written, (call,))
 
 
@@ -172,8 +172,8 @@ def _mask(problem: Problem, sizes: cpu.Sizes, lanes: int, schedule: str, regions
     def moved(value: Any) -> Any:
         if isinstance(value, cpu.Pattern | cpu.Edges):
             return Struct(type(value).__name__, {name: moved(each) for name, each in value._asdict().items()})
-        if isinstance(value, tuple):
-            return tuple(moved(each) for each in value)
+        if isinstance(value, cpu.Array):
+            return Struct("Array", {"address": moved(value.address), "strides": value.strides})
         return places.get(value, value) if type(value) is int else value
 
     return {name: moved(getattr(found, name)) for name in ("first", "end", "pattern", "by_query", "edges")}

@@ -19,7 +19,7 @@ def run(sizes, arrays, slopes, mask, row, dlse=None, bias=None, **options):
     heads = sizes.kv_heads * sizes.group
     spread = np.broadcast_to(slopes, (*sizes.lead, heads))
     strides = (*(stride // slopes.itemsize for stride in spread.strides), 0, 0)
-    common = {"mask": mask, "scale": 0.4, "alibi": (spread.ctypes.data, *strides), "row": row, **options}
+    common = {"mask": mask, "scale": 0.4, "alibi": cpu.Array(spread.ctypes.data, strides), "row": row, **options}
     out, lse = np.full_like(dout, np.nan), np.full((*q.shape[:-1], 1), np.nan, slopes.dtype)
     written = [np.full_like(x, np.nan) for x in (q, k, v)] + [np.full_like(lse, np.nan)]
     more = {}

@@ -113,7 +113,7 @@ expected = results(case)  # the pool's threads are there
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20),) * 2)
 rows, d = 2**18, 4096
-one = (np.ones(1, np.float32).ctypes.data, 0, 0, 0)  # every array is one number, repeated
+one = cpu.Array(np.ones(1, np.float32).ctypes.data, (0, 0, 0))  # every array is one number, repeated
 for threads in (1, 3):
     try:
         cpu.backward(

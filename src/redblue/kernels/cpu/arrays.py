@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from redblue.kernels.cpu.call import Array
 
 def described(array: np.ndarray) -> Array:
     """The array's address and strides. Raises RedblueError for strides that are no whole elements."""
-    return (array.ctypes.data, *element_strides(array))
+    return Array(array.ctypes.data, element_strides(array))
 
 
 def element_strides(array: np.ndarray) -> tuple[int, ...]:
@@ -23,10 +22,10 @@ def element_strides(array: np.ndarray) -> tuple[int, ...]:
     return tuple(stride // array.itemsize for stride in array.strides)
 
 
-def contiguous(address: Any, shape: Sequence[int]) -> Array:
-    """A contiguous array of this shape that begins at `address`."""
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous array of this shape."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
         step *= size
-    return (address, *reversed(strides))
+    return tuple(reversed(strides))

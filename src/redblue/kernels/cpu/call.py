@@ -1,7 +1,7 @@
 """The Python face of the compiled core's attention: picks the instruction set and the tiles, and fills a _core.Call.
 
-It knows neither NumPy nor PyTorch. An array is described by (address, *strides): strides in elements, of (lead...,
-heads, rows, columns), 0 where it is broadcast. Callers must have checked everything: the core reads and writes at these
+It knows neither NumPy nor PyTorch. An Array is an address and strides, in elements, of (lead..., heads, rows,
+columns), 0 where it is broadcast. Callers must have checked everything: the core reads and writes at these
 addresses.
 """
 
@@ -21,7 +21,7 @@ SPILLED = ("hybrid", "small_cache")  # schedules that write P to memory
 MAX_LEAD = 8  # leading dimensions, before the heads
 MAX_D = 4096  # of d and d_v
 
-Array = tuple[int, ...]
+Array = _core.Array
 AnyTile = Tile | SpillTile | TwoPassTile
 
 

@@ -190,4 +190,4 @@ def _planes(each: np.ndarray, sizes: Sizes) -> tuple[cpu.Array | None, object]:
     strides = [stride // 8 for stride in laid.strides]
     if heads == 1:
         strides[-1] = 0
-    return (kept.ctypes.data, *strides, 0, 0), kept
+    return cpu.Array(kept.ctypes.data, (*strides, 0, 0)), kept

@@ -141,11 +141,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
         cpu.forward(
             call.sizes,
             call.dtype,
-            (q.data_ptr(), *q.stride()),
-            (k.data_ptr(), *k.stride()),
-            (v.data_ptr(), *v.stride()),
-            (out.data_ptr(), *layout[1]),
-            (lse.data_ptr(), *call.lse[1], 1),
+            cpu.Array(q.data_ptr(), q.stride()),
+            cpu.Array(k.data_ptr(), k.stride()),
+            cpu.Array(v.data_ptr(), v.stride()),
+            cpu.Array(out.data_ptr(), layout[1]),
+            cpu.Array(lse.data_ptr(), (*call.lse[1], 1)),
             **_arguments(call, options, arrays),
         )
     return out, lse
@@ -179,23 +179,23 @@ def backward(
         expanded = dbias.expand(arrays["bias"].shape)
         if not expanded.numel():  # no pair, so the kernel would write nothing
             dbias.zero_()
-        arguments["dbias"] = (expanded.data_ptr(), *expanded.stride())
+        arguments["dbias"] = cpu.Array(expanded.data_ptr(), expanded.stride())
     if dlse is not None:
         dlse = dlse.contiguous()
-        arguments["dlse"] = (dlse.data_ptr(), *dlse.stride(), 1)
+        arguments["dlse"] = cpu.Array(dlse.data_ptr(), (*dlse.stride(), 1))
     cpu.backward(
         call.sizes,
         call.dtype,
-        (q.data_ptr(), *q.stride()),
-        (k.data_ptr(), *k.stride()),
-        (v.data_ptr(), *v.stride()),
-        (out.data_ptr(), *out.stride()),
-        (lse.data_ptr(), *lse.stride(), 1),
-        (dout.data_ptr(), *dout.stride()),
-        (dq.data_ptr(), *dq.stride()),
-        (dk.data_ptr(), *dk.stride()),
-        (dv.data_ptr(), *dv.stride()),
-        (delta.data_ptr(), *delta.stride(), 1),
+        cpu.Array(q.data_ptr(), q.stride()),
+        cpu.Array(k.data_ptr(), k.stride()),
+        cpu.Array(v.data_ptr(), v.stride()),
+        cpu.Array(out.data_ptr(), out.stride()),
+        cpu.Array(lse.data_ptr(), (*lse.stride(), 1)),
+        cpu.Array(dout.data_ptr(), dout.stride()),
+        cpu.Array(dq.data_ptr(), dq.stride()),
+        cpu.Array(dk.data_ptr(), dk.stride()),
+        cpu.Array(dv.data_ptr(), dv.stride()),
+        cpu.Array(delta.data_ptr(), (*delta.stride(), 1)),
         **arguments,
     )
     return dq, dk, dv, dbias, delta
