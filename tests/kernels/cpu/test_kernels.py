@@ -241,7 +241,7 @@ def test_gradients_of_bias_sinks_and_lse(isa, data):
         scale=case.q.shape[-1] ** -0.5 if options["scale"] is None else options["scale"],
         softcap=options["softcap"] or 0.0,
         bias=described(np.broadcast_to(options["bias"], case.full)),
-        bias_dtype=np.dtype(sums).name,
+        bias_number=cpu.NUMBERS[np.dtype(sums).name],
         dbias=described(np.broadcast_to(dbias, case.full)),
         dlse=described(dlse[..., None]),
         dropout=options.get("dropout", 0.0),

@@ -62,7 +62,7 @@ def _arguments(
         rules = ARRAYS[name]
         arguments[name] = rules.as_core_array(x.data_ptr(), x.stride(), sizes)
         if rules.own_type:
-            arguments[f"{name}_dtype"] = name_of(x.dtype)
+            arguments[f"{name}_number"] = cpu.NUMBERS[name_of(x.dtype)]
     if options.seed is None:
         arguments["dropout"] = 0.0
     else:
