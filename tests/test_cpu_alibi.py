@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from attention import DRAWN, SPILL_TILES, TILES, TWO_PASS_TILES, described, worst
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +9,7 @@ from redblue import Mask
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.mask_form import in_pairs, in_tiles
 from redblue.lab import reference
+from support.attention import DRAWN, SPILL_TILES, TILES, TWO_PASS_TILES, described, worst
 
 
 def run(sizes, arrays, slopes, mask, row, dlse=None, bias=None, **options):

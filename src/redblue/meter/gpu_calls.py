@@ -86,7 +86,7 @@ def task_of(p: Problem, sizes: Sizes, device: torch.device) -> Task:
         if p.mask.lead:
             raise RedblueError("GPU kernels are measured with one mask for all heads: give each head its own problem")
         seen = {"mask": p.mask}
-    return Task(sizes=sizes, scale=p.d**-0.5, **arrays, **seen)
+    return Task(sizes=sizes, **arrays, **seen)
 
 
 def main(path: str) -> None:
