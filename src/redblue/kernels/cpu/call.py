@@ -196,9 +196,9 @@ def forward(
 ) -> tuple[int, int]:
     """Write out and lse. Returns the words read and written between tiles and arrays.
 
-    lse and the options sinks and alibi: float64 for float64 arrays, else float32. schedule: "hybrid" and "small_cache"
-    write P to memory of their own; all others are `flash`, unless the mask is given as pairs. options: by the names that
-    _core.Call has, which refuses all others.
+    lse, and options that are arrays without a number type of their own: float64 for float64 arrays, else float32.
+    schedule: "hybrid" and "small_cache" write P to memory of their own; all others are `flash`, unless the mask is
+    given as pairs. options: by the names that _core.Call has, which refuses all others.
     """
     call = _core.Call(
         NUMBERS[dtype],
