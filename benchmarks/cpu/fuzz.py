@@ -127,7 +127,7 @@ def one_call(seed: int, number: int) -> str:
         "seed": int(rng.integers(2**63)),
         "threads": int(rng.integers(1, 4)),
         "bias": bias.described if bias else None,
-        "bias_dtype": bias_dtype,
+        "bias_number": cpu.NUMBERS[bias_dtype],
         "tile": tile,
         "row": row,
     }

@@ -264,7 +264,7 @@ def test_every_level_of_a_plan_fits_and_nests(d):
         assert found.words == level.words
         assert found.words >= min(level.candidates.values()) >= level.bound.words
         for edge, length in level.tiles.items():
-            within = inner.get(edge, inner.get(planner.MEANS.get(edge, edge), 1))
+            within = inner.get(edge, inner.get(planner.SAME_MEANING.get(edge, edge), 1))
             assert length % within == 0 or length in ends
         inner |= level.tiles
     assert "gradient with respect to X" in str(plan).replace("\N{NO-BREAK SPACE}", " ")

@@ -382,6 +382,9 @@ def cases(draw: st.DrawFn) -> Case:
         sinks[rng.random(heads) < 0.3] = -np.inf
         options["sinks"] = sinks
     if draw(st.sampled_from([False, False, True])):
+        shape = draw(st.sampled_from([(heads,), (*lead, heads), (*(1 for _ in lead), heads), (1,)]))
+        options["alibi"] = rng.random(shape).astype(draw(st.sampled_from([np.float32, np.float16])))
+    if draw(st.sampled_from([False, False, True])):
         options["dropout"], options["seed"] = draw(st.sampled_from([0.1, 0.5, 0.9])), draw(st.integers(0, 2**64 - 1))
     options["schedule"] = draw(st.sampled_from(["auto", "auto", "hybrid", "small_cache"]))
     case.tile = draw(st.none() | (TILES | TWO_PASS_TILES if options["schedule"] == "auto" else SPILL_TILES))

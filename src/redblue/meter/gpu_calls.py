@@ -92,7 +92,7 @@ def task_of(p: Problem, sizes: Sizes, device: torch.device) -> Task:
         if p.mask.lead:
             raise RedblueError("GPU kernels are measured with one mask for all heads: give each head its own problem")
         mask_fields = {"mask": p.mask}
-    return Task(sizes=sizes, scale=p.d**-0.5, **arrays, **mask_fields)
+    return Task(sizes=sizes, **arrays, **mask_fields)
 
 
 def main(path: str) -> None:

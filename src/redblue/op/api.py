@@ -136,7 +136,7 @@ class NumpyCall:
             if direction == "forward" or rules.backward:
                 arguments[name] = rules.as_core_array(x.ctypes.data, element_strides(x), sizes)
             if rules.own_type:
-                arguments[f"{name}_dtype"] = x.dtype.name
+                arguments[f"{name}_number"] = cpu.NUMBERS[x.dtype.name]
         return arguments
 
     def sums(self) -> np.ndarray:

@@ -25,7 +25,7 @@ def run(sizes, arrays, slopes, mask, row, dlse=None, bias=None, **options):
     more = {}
     if bias is not None:
         dbias = np.full_like(bias, np.nan)
-        common |= {"bias": described(bias), "bias_dtype": bias.dtype.name}
+        common |= {"bias": described(bias), "bias_number": cpu.NUMBERS[bias.dtype.name]}
         more = {"dbias": described(dbias)}
     dtype, given = q.dtype.name, [described(x) for x in (q, k, v, out, lse)]
     moved = cpu.forward(sizes, dtype, *given, **common)

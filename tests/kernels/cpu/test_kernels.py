@@ -233,6 +233,7 @@ def test_gradients_of_bias_sinks_and_lse(isa, data):
     written = [np.full(x.shape, np.nan, x.dtype) for x in (case.q, case.k, case.v, lse[..., None])]
     dbias = np.full(shape, np.nan, sums)
     options = case.options
+    slopes = None if options.get("alibi") is None else options["alibi"].astype(sums)
     cpu.backward(
         sizes,
         case.q.dtype.name,
@@ -241,9 +242,10 @@ def test_gradients_of_bias_sinks_and_lse(isa, data):
         scale=case.q.shape[-1] ** -0.5 if options["scale"] is None else options["scale"],
         softcap=options["softcap"] or 0.0,
         bias=described(np.broadcast_to(options["bias"], case.full)),
-        bias_dtype=np.dtype(sums).name,
+        bias_number=cpu.NUMBERS[np.dtype(sums).name],
         dbias=described(np.broadcast_to(dbias, case.full)),
         dlse=described(dlse[..., None]),
+        alibi=None if slopes is None else described(np.broadcast_to(slopes[..., None, None], (*case.full[:-2], 1, 1))),
         dropout=options.get("dropout", 0.0),
         seed=options.get("seed", 0),
         threads=case.threads,
@@ -347,3 +349,11 @@ def test_backward_drops_what_forward_dropped(isa, group):
             out, lse = forward(case)
             _, _, dv = backward(case, out, lse)
             assert np.array_equal(dv[head // group].T != 0, expected[head])
+
+
+def test_the_core_refuses_an_option_that_it_does_not_know():
+    one = (np.ones(1, np.float32).ctypes.data, 0, 0, 0)
+    with pytest.raises(TypeError):
+        cpu.forward(
+            cpu.Sizes((), 1, 1, 1, 1, 1, 1), "float32", *[one] * 5, mask=cpu.Attended(-1, 2), scale=1.0, cap=1.0
+        )

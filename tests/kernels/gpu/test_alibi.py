@@ -81,12 +81,12 @@ def task_for(n_q, n_k, kv_heads, slopes, mask=None, dtype=torch.float64, **optio
     elif mask is not None:
         options |= {"mask": mask}
     sizes = Sizes((BATCH,), kv_heads, HEADS // kv_heads, n_q, n_k, D, D_V)
-    return Task(sizes=sizes, scale=D**-0.5, alibi=slopes.to(sums), **arrays, **options)
+    return Task.of(sizes=sizes, scale=D**-0.5, alibi=slopes.to(sums), **arrays, **options)
 
 
 def check(task, kernel, mask=None):
     """Outputs and gradients of the kernel, against the textbook in float64 with ALiBi as a bias."""
-    dbias = None if task.bias is None else torch.zeros_like(task.bias)
+    dbias = None if task.record.bias is None else torch.zeros_like(task.record.bias)
     task = replace(task, dbias=dbias)
     run(task, kernel, "forward")
     run(task, kernel, "backward")
@@ -95,19 +95,19 @@ def check(task, kernel, mask=None):
         bias_gradient.add_bias_gradient(task)
         results["dbias"] = dbias
     q, k, v = (x.double().requires_grad_() for x in (task.q, task.k, task.v))
-    bias = as_bias(task.alibi.double(), task.sizes.n_q, task.sizes.n_k)
-    own = None if task.bias is None else task.bias.double().requires_grad_()
+    bias = as_bias(task.record.alibi.double(), task.sizes.n_q, task.sizes.n_k)
+    own = None if task.record.bias is None else task.record.bias.double().requires_grad_()
     bias = bias if own is None else bias + own
     options = {
-        "scale": task.scale,
-        "softcap": task.softcap or None,
-        "sinks": task.sinks,
+        "scale": task.record.scale,
+        "softcap": task.record.softcap or None,
+        "sinks": task.record.sinks,
         "mask": mask or rb.Mask.full(),
     }
-    if task.seed is None:
+    if task.record.seed is None:
         expected = textbook(q, k, v, bias=bias, **options, return_lse=True)
     else:  # the CPU's dropout is compared with the textbook elsewhere
-        dropped = {"dropout": task.dropout, "seed": int(task.seed)}
+        dropped = {"dropout": task.record.dropout, "seed": int(task.record.seed)}
         expected = rb.attention(q, k, v, bias=bias, **options, **dropped, return_lse=True)
     inputs = [x for x in (q, k, v, own) if x is not None]
     gradients = torch.autograd.grad(expected, inputs, (task.dout.double(), task.dlse.double()))
@@ -169,10 +169,10 @@ def test_no_words_of_pairs(kernel):
     task = task_for(18, 20, 1, slopes_of((HEADS,)), rb.Mask.causal())
     for direction in ("forward", "backward"):
         totals = []
-        for each in (task, replace(task, alibi=None)):
+        for each in (task, replace(task, record=task.record._replace(alibi=None))):
             with counting() as tally:
                 run(each, kernel, direction)
             slopes = [name for name in tally.tensors if name.startswith("scores.alibi")]
-            assert len(slopes) == (each.alibi is not None)
+            assert len(slopes) == (each.record.alibi is not None)
             totals.append(tally.total(without=slopes))
         assert totals[0] == totals[1]

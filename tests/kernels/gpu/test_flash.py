@@ -219,9 +219,9 @@ def test_results_are_bitwise_the_same_from_run_to_run():
 def test_offsets_of_64_bits(monkeypatch):
     sizes = Sizes((1,), 1, 1, 2**26, 2, 64, 64)
     q, k, lse = (torch.empty(shape, device="meta") for shape in ((1, 1, 2**26, 64), (1, 1, 2, 64), (1, 1, 2**26)))
-    assert Task(sizes, q, k, k, q, lse, 1.0).wide
-    assert not Task(sizes, q[:, :, : 2**25], k, k, k, lse, 1.0).wide
-    assert Task(sizes, k, torch.empty(1, 1, 64, 2**26, device="meta").mT, k, k, lse, 1.0).wide  # columns apart
+    assert Task(sizes, q, k, k, q, lse).wide
+    assert not Task(sizes, q[:, :, : 2**25], k, k, k, lse).wide
+    assert Task(sizes, k, torch.empty(1, 1, 64, 2**26, device="meta").mT, k, k, lse).wide  # columns apart
     monkeypatch.setattr(Task, "wide", True)
     bias = normal(2, 19, 35)
     check(normal(2, 19, 40), normal(1, 35, 40), normal(1, 35, 5), bias, bias=bias, mask=rb.Mask.causal())

@@ -155,7 +155,7 @@ def test_small_cache_compiles_the_same_kernels_for_any_head_dimension(direction)
         shapes = {"q": (64, d), "k": (64, d), "v": (64, d), "out": (64, d), "dout": (64, d), "dq": (64, d)}
         shapes |= {"dk": (64, d), "dv": (64, d), "lse": (64,), "delta": (64,)}
         arrays = {name: torch.empty(1, 1, *shape, device="meta") for name, shape in shapes.items()}
-        task = Task(sizes=Sizes((1,), 1, 1, 64, 64, d, d), scale=1.0, **arrays)
+        task = Task(sizes=Sizes((1,), 1, 1, 64, 64, d, d), **arrays)
         runs = getattr(gpu.KERNELS["small_cache"], direction)(task, Launch("small_cache", tiles, chunk=32))
         return [(run.kernel, {name: x for name, x in run.arguments.items() if name.isupper()}) for run in runs]
 

@@ -67,7 +67,7 @@ def task_of(shape, mask):
     arrays = {name: torch.randn(x, generator=made) for name, x in shapes.items()}
     band = mask.rule.on(n_q, n_k, 1) if mask is not None and isinstance(mask.rule, Window) else None
     seen = {"mask": mask} if band is None else {"first": band.first, "end": band.end}
-    return Task(sizes=Sizes((batch,), kv_heads, group, n_q, n_k, d, d_v), scale=d**-0.5, **arrays, **seen)
+    return Task(sizes=Sizes((batch,), kv_heads, group, n_q, n_k, d, d_v), **arrays, **seen)
 
 
 def problem_of(shape, mask, direction):
@@ -207,7 +207,8 @@ def test_gradient_of_a_bias(monkeypatch, shape, mask, shared):
     heads, task = kv_heads * group, task_of(sizes, MASKS[mask])
     full = batch, heads, n_q, n_k
     own = torch.zeros([1 if dim in shared else size for dim, size in enumerate(full)])
-    task = replace(task, bias=own.expand(full), dbias=torch.zeros_like(own).expand(full))
+    bias = own.expand(full)
+    task = replace(task, record=task.record._replace(bias=bias), dbias=torch.zeros_like(own).expand(full))
     with counting() as tally:
         bias_gradient.add_bias_gradient(task)
     indices = [name for name in tally.tensors if name.startswith(("lists", "cells"))]

@@ -22,7 +22,7 @@ from redblue.studies.experiments.figure_2022 import FLASH1, STANDARD, WITH_PASSE
 from support.sweeps import Stop, stop_after
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
-KEPT = [path.stem for path in sorted(RESULTS.glob("*.json"))]
+KEPT = [result.experiment for result in experiments.read_all(RESULTS)]
 
 
 @pytest.fixture

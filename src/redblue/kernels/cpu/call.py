@@ -8,7 +8,7 @@ addresses.
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
@@ -188,23 +188,17 @@ def forward(
     *,
     mask: Attended,
     scale: float,
-    softcap: float = 0.0,
-    bias: Array | None = None,
-    bias_dtype: str = "float32",
-    sinks: Array | None = None,
-    alibi: Array | None = None,
-    dropout: float = 0.0,
-    seed: int = 0,
     threads: int = 1,
     schedule: str = "auto",
     tile: Tile | SpillTile | None = None,
     row: _core.Isa | None = None,
+    **options: Any,
 ) -> tuple[int, int]:
     """Write out and lse. Returns the words read and written between tiles and arrays.
 
-    lse, sinks and alibi: float64 for float64 arrays, else float32. alibi: slopes, with strides of 0 along rows and
-    columns; a score loses slope * |query + n_k - n_q - key| after softcap. schedule: "hybrid" and "small_cache" write P
-    to memory of their own; all others are `flash`, unless the mask is given as pairs.
+    lse, and options that are arrays without a number type of their own: float64 for float64 arrays, else float32.
+    schedule: "hybrid" and "small_cache" write P to memory of their own; all others are `flash`, unless the mask is
+    given as pairs. options: by the names that _core.Call has, which refuses all others.
     """
     call = _core.Call(
         NUMBERS[dtype],
@@ -221,13 +215,7 @@ def forward(
         lse,
         pattern=mask.pattern and _packed_pattern(mask.pattern),
         edges=mask.edges and _packed_edges(mask.edges),
-        softcap=softcap,
-        bias=bias,
-        bias_number=NUMBERS[bias_dtype],
-        sinks=sinks,
-        alibi=alibi,
-        dropout=dropout,
-        seed=seed,
+        **options,
     )
     return _core.attention_forward(row or isa(), call)
 
@@ -248,23 +236,16 @@ def backward(
     *,
     mask: Attended,
     scale: float,
-    softcap: float = 0.0,
-    bias: Array | None = None,
-    bias_dtype: str = "float32",
-    dbias: Array | None = None,
-    dlse: Array | None = None,
-    alibi: Array | None = None,
-    dropout: float = 0.0,
-    seed: int = 0,
     threads: int = 1,
     schedule: str = "auto",
     tile: AnyTile | None = None,
     row: _core.Isa | None = None,
+    **options: Any,
 ) -> tuple[int, int]:
     """Write dq, dk, dv, delta (row sums of dout * out, less dlse; as lse) and, if given, dbias (of lse's type).
 
-    schedule: as forward; `flash_onepass` where that is `flash`. The two passes of `flash` are a TwoPassTile's.
-    Returns the words read and written between tiles and arrays, without those of dbias.
+    schedule: as forward; `flash_onepass` where that is `flash`. The two passes of `flash` are a TwoPassTile's. options:
+    as forward, and dlse and dbias. Returns the words read and written between tiles and arrays, without those of dbias.
     """
     call = _core.Call(
         NUMBERS[dtype],
@@ -284,16 +265,9 @@ def backward(
         dk,
         dv,
         delta,
-        dlse=dlse,
         pattern=mask.pattern and _packed_pattern(mask.pattern),
         by_query=mask.by_query and _packed_pattern(mask.by_query),
         edges=mask.edges and _packed_edges(mask.edges),
-        softcap=softcap,
-        bias=bias,
-        bias_number=NUMBERS[bias_dtype],
-        dbias=dbias,
-        alibi=alibi,
-        dropout=dropout,
-        seed=seed,
+        **options,
     )
     return _core.attention_backward(row or isa(), call)

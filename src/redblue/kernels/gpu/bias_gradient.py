@@ -33,7 +33,7 @@ from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.mask_lists import Lists
 from redblue.kernels.gpu.planning.card import card_of
 from redblue.kernels.gpu.planning.resources import without_tensor_cores
-from redblue.kernels.gpu.scores import alibi_slopes, exp2_below, finish, keep_factors, load_lse
+from redblue.kernels.gpu.scores import exp2_below, finish, keep_factors, load_lse, row_terms
 
 SHARES = 16
 EDGE = 64  # rows and keys of a tile
@@ -254,7 +254,7 @@ def _tile(stream, tile, sizes, arrays, row_arrays, scores, lists, cells, EDGE: t
             s = product(b_q, tl.trans(b_k), s, c.PRECISION)
         s, _ = finish(
             s, scores, batch, query_head, index(i_row, c.WIDE)[:, None], index(i_key, c.WIDE)[None, :],
-            m_row[:, None], m_key[None, :], alibi_slopes(scores, batch, query_head, i_row, 1, SUMS), 1, False
+            m_row[:, None], m_key[None, :], row_terms(scores, batch, query_head, i_row, 1, 1, SUMS), 1, False
         )  # fmt: skip
         p = exp2_below(s, load_lse(lse + numbers, m_row)[:, None], False)
         dp = tl.zeros((EDGE, EDGE), SUMS)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import Array
 from redblue.kernels.gpu.mask_lists import Lists, Plane, first_plane, lists
 from redblue.kernels.gpu.planning.device import in_use
-from redblue.kernels.gpu.scores import Alibi, Number, Scores
+from redblue.kernels.gpu.scores import Scores, is_plain, scores_of
+from redblue.kernels.options import Options as Record
 from redblue.masks import Mask
-
-MAX_NUMBER = torch.finfo(torch.float32).max
-STEEP = 1024.0  # with a larger scale, float32 no longer resolves one unit of a score
 
 
 class Options(NamedTuple):
@@ -47,17 +42,12 @@ class Task:
     v: Tensor
     out: Tensor
     lse: Tensor
-    scale: float
-    softcap: float = 0.0
+    # Numbers as of Options.numbers; arrays with one leading dimension, expanded, sinks (heads,); no mask
+    record: Record = field(default_factory=Record)
     first: int | None = None  # query i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None
     mask: Mask | None = None  # if it is not a band
     planes: Tensor | None = None  # int32 (batch, key heads): the plane of the mask that each stream sees
-    bias: Tensor | None = None  # (batch, heads, n_q, n_k)
-    alibi: Tensor | None = None  # slopes (batch, heads), in the type of the sums, of any strides
-    sinks: Tensor | None = None  # (heads,)
-    dropout: float = 0.0
-    seed: Tensor | None = None
     first_row: int = 0  # this part's first row among all rows of all heads of the call: dropout counts from there
     cut_keys: int = 0  # unattended keys that were cut off behind the n_k keys of `sizes`
     dout: Tensor | None = None
@@ -66,7 +56,13 @@ class Task:
     dk: Tensor | None = None
     dv: Tensor | None = None
     delta: Tensor | None = None
-    dbias: Tensor | None = None  # as bias
+    dbias: Tensor | None = None  # as the record's bias
+
+    @staticmethod
+    def of(**given: Any) -> Task:
+        """The task of these fields and of these options, which become its record."""
+        own = {name: given.pop(name) for name in _FIELDS & given.keys()}
+        return Task(**own, record=Record(**given))
 
     @property
     def rows(self) -> int:
@@ -79,43 +75,17 @@ class Task:
 
     @property
     def options(self) -> Options:
-        return Options(self.bias is not None, self.seed is not None, bool(self.softcap), self.mask is not None)
+        of = self.record
+        return Options(of.bias is not None, of.seed is not None, bool(of.softcap), self.mask is not None)
 
     @property
     def plain(self) -> bool:
         """Whether scores need only a positive factor that is not large, which can be applied in the exponential."""
-        return not self.softcap and self.bias is None and self.alibi is None and 0 < self.scale <= STEEP
+        return is_plain(self.record, self.sizes)
 
     @property
     def scores(self) -> Scores:
-        threshold = int(self.dropout * 2**32)
-        shift = self.sizes.n_k + self.cut_keys - self.sizes.n_q
-        return Scores(
-            scale=self.number(self.scale),
-            softcap=self.number(self.softcap) if self.softcap else None,
-            scale_per_softcap=self.number(self.scale / self.softcap) if self.softcap else None,
-            first=self.first,
-            end=self.end,
-            bias=None if self.bias is None else array(self.bias),
-            alibi=None if self.alibi is None else Alibi(self.alibi, *self.alibi.stride(), shift),
-            sinks=self.sinks,
-            seed=self.seed,
-            keep_threshold=threshold - 2**32 if threshold >= 2**31 else threshold,
-            keep_scale=self.number(1 / (1 - self.dropout)),
-            first_row=self.first_row,
-        )
-
-    def number(self, x: float) -> Number:
-        """x as kernels take it. Raises RedblueError if it is beyond the range of float32."""
-        if abs(x) > MAX_NUMBER:
-            raise RedblueError(
-                f"scale, softcap and their ratio must be at most {MAX_NUMBER:.3g} in size on a GPU, got {x:g}: "
-                "multiply q by the scale beforehand"
-            )
-        if self.lse.dtype == torch.float32:
-            return Number(x)
-        high = struct.unpack("f", struct.pack("f", x))[0]
-        return Number(high, x - high)
+        return scores_of(self)
 
     def lists(self, rows: int, cols: int, by: str, span: int | None = None) -> Lists | None:
         """The lists of a mask that is not a band, for tiles of rows x cols.
@@ -133,8 +103,11 @@ class Task:
     @property
     def wide(self) -> bool:
         """Whether some offset within a stream needs more than 32 bits."""
-        everything = (self.q, self.k, self.v, self.out, self.bias, self.dout, self.dq, self.dk, self.dv)
+        everything = (self.q, self.k, self.v, self.out, *self.record.arrays, self.dout, self.dq, self.dk, self.dv)
         return any(x is not None and reach(x) >= 2**31 for x in everything)
+
+
+_FIELDS = {each.name for each in fields(Task)} - {"record"}
 
 
 def reach(x: Tensor) -> int:

@@ -1,4 +1,7 @@
-"""Triton helpers that turn products into scores and scores into probabilities.
+"""Triton helpers that turn products into scores and scores into probabilities, and the tuple of options they read.
+
+A new option of scores is a field of `Scores`, its value in `scores_of`, and its arithmetic in `finish`; `is_plain` and
+`row_terms` where it changes scores, or has a value for each row.
 
 Scores are in units of log 2, so that the softmax is a power of two: p = exp2(left * s - m). `left` is the factor of
 the scale that the scores have not been multiplied by yet.
@@ -8,15 +11,24 @@ the scale that the scores have not been multiplied by yet.
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from redblue.kernels.gpu.arrays import INTERPRETED, row_offsets, start
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.arrays import INTERPRETED, Array, row_offsets, start
+from redblue.kernels.options import Options
+
+if TYPE_CHECKING:
+    from redblue.kernels.gpu.launch import Task
 
 __all__ = ["INTERPRETED"]  # and the helpers below, which only kernels call
 
+MAX_NUMBER = (2 - 2.0**-23) * 2.0**127  # of float32
+STEEP = 1024.0  # with a larger scale, float32 no longer resolves one unit of a score
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-3.0e38)  # the initial row maximum: finite, so that -inf - LOWEST is not NaN
@@ -46,13 +58,58 @@ class Scores(NamedTuple):
     scale_per_softcap: Number | None  # scale / softcap
     first: int | None  # query i attends keys i + first .. i + end - 1
     end: int | None
-    bias: Any  # Array
+    bias: Array | None
     alibi: Alibi | None
     sinks: Any  # (heads,)
     seed: Any  # of dropout
     keep_threshold: int  # a probability whose 32-bit random word (unsigned) is at least this one is kept
     keep_scale: Number  # factor of kept probabilities
     first_row: int  # Task.first_row
+
+
+def scores_of(task: Task) -> Scores:
+    """The task's options as kernels take them."""
+    record, sizes = task.record, task.sizes
+    numbers = record.numbers(sizes)
+    scale, softcap, dropout = numbers["scale"], numbers["softcap"], numbers["dropout"]
+    wide = task.lse.dtype.itemsize == 8
+    threshold = int(dropout * 2**32)
+    alibi, bias = record.alibi, record.bias
+    shift = sizes.n_k + task.cut_keys - sizes.n_q
+    return Scores(
+        scale=number_of(scale, wide),
+        softcap=number_of(softcap, wide) if softcap else None,
+        scale_per_softcap=number_of(scale / softcap, wide) if softcap else None,
+        first=task.first,
+        end=task.end,
+        bias=None if bias is None else Array(bias, *bias.stride()),
+        alibi=None if alibi is None else Alibi(alibi, alibi.stride(0), alibi.stride(1), shift),
+        sinks=record.sinks,
+        seed=record.seed,
+        keep_threshold=threshold - 2**32 if threshold >= 2**31 else threshold,
+        keep_scale=number_of(1 / (1 - dropout), wide),
+        first_row=task.first_row,
+    )
+
+
+def is_plain(record: Options, sizes: Sizes) -> bool:
+    """Whether scores need only a positive factor that is not large, which can be applied in the exponential."""
+    if record.softcap or record.bias is not None or record.alibi is not None:
+        return False
+    return 0 < record.numbers(sizes)["scale"] <= STEEP
+
+
+def number_of(x: float, wide: bool) -> Number:
+    """x as kernels take it. wide: whether sums are in float64. Raises RedblueError beyond the range of float32."""
+    if abs(x) > MAX_NUMBER:
+        raise RedblueError(
+            f"scale, softcap and their ratio must be at most {MAX_NUMBER:.3g} in size on a GPU, got {x:g}: "
+            "multiply q by the scale beforehand"
+        )
+    if not wide:
+        return Number(x)
+    high = struct.unpack("f", struct.pack("f", x))[0]
+    return Number(high, x - high)
 
 
 @triton.jit
@@ -75,27 +132,29 @@ def factor_left(scores, PLAIN: tl.constexpr, SUMS: tl.constexpr):
 
 
 @triton.jit
-def alibi_slopes(scores, batch, head, i_row, GROUP: tl.constexpr, SUMS: tl.constexpr):
-    """ALiBi's slopes in units of log 2: one number where all rows are of one head, else one per row; None: no ALiBi.
+def row_terms(scores, batch, head, i_row, AXIS: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr):
+    """The values of options that `finish` needs for each row, loaded once for all keys; None: no option has any.
 
-    head: the key head.
+    Today ALiBi's slopes in units of log 2: one number where all rows are of one head, else one per row, with another
+    dimension AXIS for keys. head: the key head.
     """
     if scores.alibi is not None:
         p_slopes = start(scores.alibi, batch, head * GROUP)
         if GROUP > 1:
             p_slopes += (i_row % GROUP) * scores.alibi.head
-        return tl.load(p_slopes).to(SUMS) * constant(LOG2E, SUMS)
+        b_slope = tl.load(p_slopes).to(SUMS) * constant(LOG2E, SUMS)
+        return b_slope if GROUP == 1 else tl.expand_dims(b_slope, AXIS)
 
 
-# Tiles of scores lie either way: i_row, b_slope and m_row are (rows, 1) where i_key and m_key are (1, keys), or
-# (1, rows) where these are (keys, 1). A slope may also be one number.
+# Tiles of scores lie either way: i_row, b_terms and m_row are (rows, 1) where i_key and m_key are (1, keys), or
+# (1, rows) where these are (keys, 1). b_terms may also be one number.
 
 
 @triton.jit
-def finish(s, scores, batch, head, i_row, i_key, m_row, m_key, b_slope, GROUP: tl.constexpr, PLAIN: tl.constexpr):
+def finish(s, scores, batch, head, i_row, i_key, m_row, m_key, b_terms, GROUP: tl.constexpr, PLAIN: tl.constexpr):
     """Scores from products, and the derivative of softcap tanh(x / softcap), which is s where there is no softcap.
 
-    head: the key head. m_row, m_key: which rows and keys exist; None: all. b_slope: of alibi_slopes, or None.
+    head: the key head. m_row, m_key: which rows and keys exist; None: all. b_terms: of row_terms.
     """
     derivative = s
     if not PLAIN:
@@ -105,8 +164,8 @@ def finish(s, scores, batch, head, i_row, i_key, m_row, m_key, b_slope, GROUP: t
             capped = tanh(s * number(scores.scale_per_softcap, s.dtype))
             s = capped * (number(scores.softcap, s.dtype) * constant(LOG2E, s.dtype))
             derivative = 1.0 - capped * capped
-        if b_slope is not None:
-            s -= b_slope * tl.abs(i_row // GROUP + scores.alibi.shift - i_key).to(s.dtype)
+        if scores.alibi is not None:
+            s -= b_terms * tl.abs(i_row // GROUP + scores.alibi.shift - i_key).to(s.dtype)
         if scores.bias is not None:
             bias = scores.bias
             p_bias = start(bias, batch, head * GROUP) + (row_offsets(bias, i_row, GROUP) + i_key * bias.col)

@@ -24,7 +24,9 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _keep(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, output: tuple) -> None:
     ctx.save_for_backward(q, k, v, *output, *options.tensors)
     ctx.others = options.others
-    ctx.mask = options.mask and mask_named(options.mask.name)  # held, so that the name stays valid
+    ctx.mask = (
+        mask_named(options.mask.name) if options.mask and options.mask.name else None
+    )  # held, so that the name stays valid
     ctx.substitute = ops.substitute()
     ctx.set_materialize_grads(False)
 

@@ -32,13 +32,13 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     if per_head(options.mask) and k.shape[-3] != q.shape[-3]:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))  # no two heads see the same keys
     if options.mask is not None or options.schedule == "gather":
-        options = Options(_mask_argument(options.mask, options.schedule), *options[1:])  # _replace takes a microsecond
+        options = options.with_mask(_mask_argument(options.mask, options.schedule))
     if options.dropout or options.seed is not None:
         options = options._replace(seed=_seed(q, options.seed) if options.dropout else None)
     if not plain:
         out, lse = autograd.forward_now()(q, k, v, *options.flat)
     elif torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or (arrays and any(x.requires_grad for x in arrays))
+        q.requires_grad or k.requires_grad or v.requires_grad or (arrays and _any_wants_gradient(arrays))
     ):
         out, lse = autograd.eager(q, k, v, options)
     else:
@@ -63,6 +63,14 @@ def _expanded(q: Tensor, k: Tensor, v: Tensor, plain: bool) -> tuple[Tensor, Ten
     if expanded.v is not None:
         v = v.expand(expanded.v)
     return q, k, v
+
+
+def _any_wants_gradient(tensors: list[Tensor]) -> bool:
+    """Whether any of the tensors requires a gradient. A loop, because tiny calls notice a generator."""
+    for x in tensors:  # noqa: SIM110
+        if x.requires_grad:
+            return True
+    return False
 
 
 def _mask_argument(mask: Mask | None, schedule: str) -> MaskArgument:

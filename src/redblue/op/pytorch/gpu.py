@@ -128,7 +128,7 @@ def _tasks(call: layouts.Call, options: Options, backward: bool = False, **tenso
     for part in _parts(tuple(named.values())):
         given: dict[str, Any] = dict(zip(named, part, strict=True))
         first_row = given["lse"].storage_offset() - lse.storage_offset()
-        yield Task(sizes=_sizes(sizes, part[0].shape[0]), first_row=first_row, **given, **common)
+        yield Task.of(sizes=_sizes(sizes, part[0].shape[0]), first_row=first_row, **given, **common)
 
 
 @lru_cache(maxsize=KEPT)

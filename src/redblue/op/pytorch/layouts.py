@@ -11,7 +11,7 @@ from torch import Tensor
 
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.options import ARRAYS, Options, check_array
+from redblue.kernels.options import ARRAYS, ArrayOption, Options, check_array
 from redblue.op import checks
 
 
@@ -40,13 +40,23 @@ known_expanded_shapes = lru_cache(maxsize=1024)(expanded_shapes)
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape, strides
 
 
+class Read(NamedTuple):
+    """How kernels read an option that is an array."""
+
+    name: str
+    rules: ArrayOption
+    dtype: str  # the type in which it is given
+    convert: torch.dtype | None  # to this type; None: it is read in its own
+    expand: tuple[int, ...] | None  # to this shape; None: it has it already
+
+
 class Call(NamedTuple):
     """Everything that the shapes and types of a call decide. The second of two layouts has heads inside positions."""
 
     sizes: Sizes
     dtype: str
     sums: torch.dtype
-    arrays: tuple[tuple[int, ...], ...]  # the shapes in which kernels read the options that are arrays
+    arrays: tuple[Read, ...]  # the options that are arrays and given
     q: tuple[Layout, Layout]
     k: tuple[Layout, Layout]
     v: tuple[Layout, Layout]
@@ -59,9 +69,11 @@ Form = tuple[Any, torch.dtype]  # shape and type of an option that is an array
 
 def forms(options: Options) -> tuple[Form | None, ...]:
     """Shape and type of each option that is an array, None for one that is not given; () if none is."""
-    if not options.has_arrays:
-        return ()
-    return tuple([None if x is None else (x.shape, x.dtype) for x in options.arrays])
+    arrays = options.arrays
+    for x in arrays:
+        if x is not None:
+            return tuple([None if x is None else (x.shape, x.dtype) for x in arrays])
+    return ()
 
 
 def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tuple[Form | None, ...]) -> Call:
@@ -72,14 +84,17 @@ def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tup
         raise RedblueError(f"redblue::attention takes equal leading dimensions and expands none, got {shapes}")
     sizes = expanded.sizes
     dtype = checks.check_dtypes({name: name_of(x) for name, x in zip("qkv", dtypes, strict=True)})
-    for name, form in zip(ARRAYS, arrays, strict=False):  # none if no array is given
-        if form is not None:
-            check_array(name, form[0], name_of(form[1]), sizes, dtype)
     sums = torch.float64 if dtype == "float64" else torch.float32
+    read = []
+    for (name, rules), form in zip(ARRAYS.items(), arrays, strict=False):  # none if no array is given
+        if form is not None:
+            given, full = name_of(form[1]), rules.shape(sizes)
+            check_array(name, form[0], given, sizes, dtype)
+            expand = None if tuple(form[0]) == full else full
+            read.append(Read(name, rules, given, None if rules.own_type else sums, expand))
     rows = (*sizes.lead, sizes.heads, sizes.n_q)
-    arrays_read = tuple(rules.shape(sizes) for rules in ARRAYS.values())
     inputs = _layouts(q), _layouts(k), _layouts(v)
-    return Call(sizes, dtype, sums, arrays_read, *inputs, _layouts((*rows, sizes.d_v)), _dense(rows))
+    return Call(sizes, dtype, sums, tuple(read), *inputs, _layouts((*rows, sizes.d_v)), _dense(rows))
 
 
 known_call = lru_cache(maxsize=1024)(call_of)
@@ -93,11 +108,12 @@ def name_of(dtype: torch.dtype) -> str:
 def expanded_arrays(options: Options, call: Call, backward: bool = False) -> dict[str, Tensor]:
     """The arrays that the pass reads, of the shape and the type in which its kernels read them."""
     expanded = {}
-    if not options.has_arrays:
-        return expanded
-    for (name, rules), x, shape in zip(ARRAYS.items(), options.arrays, call.arrays, strict=True):
-        if x is not None and (rules.backward or not backward):
-            expanded[name] = (x if rules.own_type else x.to(call.sums).contiguous()).expand(shape)
+    for name, rules, _, convert, shape in call.arrays:
+        if rules.backward or not backward:
+            x = getattr(options, name)
+            if convert is not None:
+                x = x.to(convert).contiguous()
+            expanded[name] = x if shape is None else x.expand(shape)
     return expanded
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu import call as cpu
-from redblue.kernels.cpu.call import Attended
+from redblue.kernels.cpu.call import Attended, Sizes
 from redblue.kernels.cpu.mask_form import attended
 from redblue.kernels.gpu.versions import check_triton
-from redblue.kernels.options import ARRAYS, SCHEMA, Options, check_numbers
+from redblue.kernels.options import OPEN, SCHEMA, MaskArgument, Options, check_numbers
 from redblue.op import checks
 from redblue.op.pytorch.layouts import (
     Call,
@@ -30,7 +30,6 @@ from redblue.op.pytorch.layouts import (
     forms,
     inside,
     known_call,
-    name_of,
 )
 from redblue.op.pytorch.masks import mask_named
 
@@ -58,11 +57,12 @@ def _arguments(
     arguments["mask"] = _attended(call, options, lse, bias_grad)
     arguments["threads"] = torch.get_num_threads()
     arguments["schedule"] = options.schedule
-    for name, x in arrays.items():
-        rules = ARRAYS[name]
-        arguments[name] = rules.as_core_array(x.data_ptr(), x.stride(), sizes)
-        if rules.own_type:
-            arguments[f"{name}_dtype"] = name_of(x.dtype)
+    for name, rules, dtype, _, _ in call.arrays:
+        x = arrays.get(name)  # None: this pass does not read it
+        if x is not None:
+            arguments[name] = rules.as_core_array(x.data_ptr(), x.stride(), sizes)
+            if rules.own_type:
+                arguments[f"{name}_number"] = cpu.NUMBERS[dtype]
     if options.seed is None:
         arguments["dropout"] = 0.0
     else:
@@ -72,13 +72,17 @@ def _arguments(
 
 def _attended(call: Call, options: Options, lse: Tensor | None, bias_grad: bool) -> Attended:
     """The keys that queries attend, as the core takes them."""
-    mask, sizes = options.mask, call.sizes
-    if mask is None:
-        return Attended(-sizes.n_q, sizes.n_k + 1)
-    if mask.name:
-        direction, forward_lse = ("forward", None) if lse is None else ("backward", lse.numpy())
-        named = mask_named(mask.name)
-        return attended(named, sizes, call.dtype, direction, bias_grad, options.schedule, forward_lse)
+    mask = options.mask
+    if mask is None or not mask.name:
+        return _band(mask or OPEN, call.sizes)
+    direction, forward_lse = ("forward", None) if lse is None else ("backward", lse.numpy())
+    named = mask_named(mask.name)
+    return attended(named, call.sizes, call.dtype, direction, bias_grad, options.schedule, forward_lse)
+
+
+@lru_cache(maxsize=1024)
+def _band(mask: MaskArgument, sizes: Sizes) -> Attended:
+    """The keys that queries attend where the mask is a band."""
     first, end = mask.band(sizes)
     return Attended(-sizes.n_q if first is None else first, sizes.n_k + 1 if end is None else end)
 

@@ -15,7 +15,7 @@ from redblue.kernels.gpu.band import Span, bit_set, first_of, in_band, list_of, 
 from redblue.kernels.gpu.flash.constants import Constants, common_arguments
 from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.planning.plan import Launch
-from redblue.kernels.gpu.scores import alibi_slopes, exp2_below, factor_left, finish, keep_factors, load_lse, number
+from redblue.kernels.gpu.scores import exp2_below, factor_left, finish, keep_factors, load_lse, number, row_terms
 
 
 def dk_and_dv_run(task: Task, launch: Launch, precision: str) -> Run:
@@ -186,12 +186,11 @@ def _dkv_rows(
             if D1:
                 q1 = load(q, q_offsets, m_row, k0.shape[1], D1, c.D)
                 s = product(k1, tl.trans(q1), s, c.PRECISION)
-            slopes = alibi_slopes(scores, batch, head, i_row, c.GROUP, SUMS)
-            b_slope = slopes if slopes is None or c.GROUP == 1 else slopes[None, :]
+            b_terms = row_terms(scores, batch, head, i_row, 0, c.GROUP, SUMS)
             s, derivative = finish(
                 s, scores, batch, head, index(i_row, c.WIDE)[None, :], index(i_key, c.WIDE)[:, None],
                 None if m_row is None else m_row[None, :], None if m_key is None else m_key[:, None],
-                b_slope, c.GROUP, c.PLAIN
+                b_terms, c.GROUP, c.PLAIN
             )  # fmt: skip
             p = exp2_below(s * left, load_lse(streams.lse + numbers, m_row)[None, :], c.PLAIN)
             if TILES == "masked":

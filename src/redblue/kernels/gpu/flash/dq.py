@@ -13,7 +13,7 @@ from redblue.kernels.gpu.band import Span, bit_set, first_of, in_band, key_range
 from redblue.kernels.gpu.flash.constants import Constants, common_arguments
 from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.planning.plan import Launch
-from redblue.kernels.gpu.scores import alibi_slopes, exp2_below, factor_left, finish, keep_factors, load_lse, number
+from redblue.kernels.gpu.scores import exp2_below, factor_left, finish, keep_factors, load_lse, number, row_terms
 
 
 def dq_run(task: Task, launch: Launch, precision: str) -> Run:
@@ -159,8 +159,7 @@ def _dq_keys(
     SUMS: tl.constexpr = b_lse.dtype
     WORDS: tl.constexpr = (COLS + 63) // 64
     left = factor_left(scores, c.PLAIN, SUMS)
-    slopes = alibi_slopes(scores, rows.batch, rows.head, rows.i, c.GROUP, SUMS)
-    b_slope = slopes if slopes is None or c.GROUP == 1 else slopes[:, None]
+    b_terms = row_terms(scores, rows.batch, rows.head, rows.i, 1, c.GROUP, SUMS)
     if span.begin < span.stop:  # as in forward's _keys
         for t in tl.range(span.begin, span.stop, COLS if TILES == "whole" or TILES == "masked" else 1):
             j = first_of(lists, t, TILES, COLS)
@@ -183,7 +182,7 @@ def _dq_keys(
             s, derivative = finish(
                 s, scores, rows.batch, rows.head, index(rows.i, c.WIDE)[:, None], index(i_key, c.WIDE)[None, :],
                 None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :],
-                b_slope, c.GROUP, c.PLAIN
+                b_terms, c.GROUP, c.PLAIN
             )  # fmt: skip
             p = exp2_below(s * left, b_lse[:, None], c.PLAIN)
             if TILES == "masked":

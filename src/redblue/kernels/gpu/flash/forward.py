@@ -28,13 +28,13 @@ from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import (
     LN2,
     LOWEST,
-    alibi_slopes,
     constant,
     exp2_below,
     factor_left,
     finish,
     initial_max_and_sum,
     keep_factors,
+    row_terms,
 )
 
 
@@ -199,8 +199,7 @@ def _keys(
     SUMS: tl.constexpr = row_max.dtype
     WORDS: tl.constexpr = (COLS + 63) // 64
     left = factor_left(scores, c.PLAIN, SUMS)
-    slopes = alibi_slopes(scores, rows.batch, rows.head, rows.i, c.GROUP, SUMS)
-    b_slope = slopes if slopes is None or c.GROUP == 1 else slopes[:, None]
+    b_terms = row_terms(scores, rows.batch, rows.head, rows.i, 1, c.GROUP, SUMS)
     # Without this test ptxas waits for each product, where a loop not entered meets the loop's products under way
     if span.begin < span.stop:
         for t in tl.range(span.begin, span.stop, COLS if TILES == "whole" or TILES == "masked" else 1):
@@ -221,7 +220,7 @@ def _keys(
             s, _ = finish(
                 s, scores, rows.batch, rows.head, index(rows.i, c.WIDE)[:, None], index(i_key, c.WIDE)[None, :],
                 None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :],
-                b_slope, c.GROUP, c.PLAIN
+                b_terms, c.GROUP, c.PLAIN
             )  # fmt: skip
             if TILES == "masked":
                 m_pair = m_key[None, :] & in_band(scores, (rows.i // c.GROUP)[:, None], i_key[None, :])

@@ -54,7 +54,7 @@ class Fit(NamedTuple):
 
 
 def fits(direction: str, sizes: Sizes, dtype: str, card: Card, launch: Launch, **options: Any) -> tuple[Fit, ...]:
-    """Each kernel of the launch, compiled for the card. options: of `Task`, such as end=1 for a causal band.
+    """Each kernel of the launch, compiled for the card. options: of `Task.of`, such as end=1 for a causal band.
 
     Raises RedblueError in a process whose kernels are interpreted, and Triton's own errors where it cannot compile.
     """
@@ -85,7 +85,7 @@ def runs(direction: str, sizes: Sizes, dtype: str, launch: Launch, **options: An
         name: torch.empty(shape, dtype=sums if name in ("lse", "delta") else getattr(torch, dtype), device="meta")
         for name, shape in shapes.items()
     }
-    task = Task(sizes=sizes, **arrays, **{"scale": sizes.d**-0.5, **options})
+    task = Task.of(sizes=sizes, **arrays, **options)
     launches = list(getattr(KERNELS[launch.kernel], direction)(task, launch))
     if task.dbias is not None:
         parts = ceil_div(sizes.n_q, bias_gradient.EDGE), ceil_div(sizes.n_k, bias_gradient.EDGE)

@@ -42,7 +42,7 @@ def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
         "PRECISION": precision,
     }
     spilled = {name: by_row(task, launch.chunk, sizes.n_k, task.q.dtype) for name in ("p", "ds")}
-    if task.softcap:
+    if task.record.softcap:
         spilled["cap_derivative"] = by_row(task, launch.chunk, sizes.n_k, task.q.dtype)
     pairs = common | {"lists": task.lists(t.rows, t.cols, "rows"), "span": t.span} | spilled
     running = {name: running_sums(task, launch, getattr(task, name)) for name in ("dk", "dv")}

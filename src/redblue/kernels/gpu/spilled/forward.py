@@ -21,13 +21,13 @@ from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import (
     LN2,
     LOWEST,
-    alibi_slopes,
     constant,
     exp2_below,
     factor_left,
     finish,
     initial_max_and_sum,
     keep_factors,
+    row_terms,
 )
 from redblue.kernels.gpu.spilled.chunks import (
     PLACE,
@@ -221,8 +221,7 @@ def _spill_tiles(tiles, TILES: tl.constexpr, state, b_q, q, k, spilled, block, m
     SUMS: tl.constexpr = row_sum.dtype
     WIDE: tl.constexpr = c.slices.WIDE
     left = factor_left(scores, c.PLAIN, SUMS)
-    slopes = alibi_slopes(scores, block.batch, block.head, block.i, c.GROUP, SUMS)
-    b_slope = slopes if slopes is None or c.GROUP == 1 else slopes[:, None]
+    b_terms = row_terms(scores, block.batch, block.head, block.i, 1, c.GROUP, SUMS)
     p_rows = line_at(p, block.local, block.i_local)
     for t in tl.range(tiles.begin, tiles.stop, COLS if TILES == "band" else 1, flatten=c.slices.SLICES == 0):
         j = first_of(lists, t, TILES, COLS)
@@ -234,7 +233,7 @@ def _spill_tiles(tiles, TILES: tl.constexpr, state, b_q, q, k, spilled, block, m
         s, _ = finish(
             s, scores, block.batch, block.head, index(block.i, WIDE)[:, None], index(i_key, WIDE)[None, :],
             None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :],
-            b_slope, c.GROUP, c.PLAIN
+            b_terms, c.GROUP, c.PLAIN
         )  # fmt: skip
         m_pair = pair_mask(scores, lists, t, TILES, block.i, i_key, m_key, COLS, c.GROUP)
         s = s * left if m_pair is None else tl.where(m_pair, s * left, float("-inf"))

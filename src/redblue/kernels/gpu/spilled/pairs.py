@@ -9,7 +9,7 @@ import triton.language as tl
 
 from redblue.kernels.gpu.arrays import head_of, index, read, row_numbers, row_offsets, tile_mask, write
 from redblue.kernels.gpu.band import Tiles, entries, first_of, first_of_slice, keys_of, list_of, pair_mask
-from redblue.kernels.gpu.scores import alibi_slopes, exp2_below, factor_left, finish, keep_factors, load_lse
+from redblue.kernels.gpu.scores import exp2_below, factor_left, finish, keep_factors, load_lse, row_terms
 from redblue.kernels.gpu.spilled.chunks import PLACE, block_of_rows, line_at
 from redblue.kernels.gpu.spilled.constants import PairConstants
 from redblue.kernels.gpu.spilled.dv_and_ds import score_gradient
@@ -104,8 +104,7 @@ def _p_tiles(
     ROWS: tl.constexpr = block.i.shape[0]
     SUMS: tl.constexpr = b_lse.dtype
     left = factor_left(scores, c.PLAIN, SUMS)
-    slopes = alibi_slopes(scores, block.batch, block.head, block.i, c.GROUP, SUMS)
-    b_slope = slopes if slopes is None or c.GROUP == 1 else slopes[:, None]
+    b_terms = row_terms(scores, block.batch, block.head, block.i, 1, c.GROUP, SUMS)
     p_rows = line_at(p, block.local, block.i_local)
     for t in tl.range(tiles.begin, tiles.stop, KEYS if TILES == "band" else 1, flatten=c.slices.SLICES == 0):
         j = first_of_slice(lists, t, TILES, COLS, KEYS)
@@ -117,7 +116,7 @@ def _p_tiles(
         s, derivative = finish(
             s, scores, block.batch, block.head, index(block.i, WIDE)[:, None], index(i_key, WIDE)[None, :],
             None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :],
-            b_slope, c.GROUP, c.PLAIN
+            b_terms, c.GROUP, c.PLAIN
         )  # fmt: skip
         entry = t // (COLS // KEYS) if TILES == "partial" else t
         m_pair = pair_mask(scores, lists, entry, TILES, block.i, i_key, m_key, COLS, c.GROUP)
