@@ -75,7 +75,9 @@ def test_examples_run(script, capsys):
     assert capsys.readouterr().out
 
 
-PAGES = sorted(page for folder in (ROOT, ROOT / "docs") for page in folder.glob("**/*.md" if folder != ROOT else "*.md"))
+PAGES = sorted(
+    page for folder in (ROOT, ROOT / "docs") for page in folder.glob("**/*.md" if folder != ROOT else "*.md")
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

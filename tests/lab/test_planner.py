@@ -24,7 +24,7 @@ def test_three_regimes(x, regime, schedule):
 
 
 def test_dividing_points():
-    """At n >> d >> 1 the best schedule changes where docs/lab/theory.md says: M = d^2 and d^2 / 4, within a few percent."""
+    """At n >> d >> 1 the best schedule changes at M = d^2 and d^2 / 4 (docs/lab/theory.md), within a few percent."""
     d, n = 4096, 1 << 20
     problem = rb.Problem(n, n, d)
 

@@ -1,4 +1,4 @@
-"""What schedules move: the papers' line counts and published totals, and the leading constants of docs/lab/theory.md."""
+"""The words of schedules: the papers' line counts and totals, and the leading constants of docs/lab/theory.md."""
 
 import numpy as np
 import pytest

@@ -2,8 +2,8 @@
 
 kappa(r, c) is the maximum of attended pairs in any r rows and c columns, K(u) the maximum over r + c <= u. Computing
 them exactly is hard (a full block of given sides is a biclique), so `cover` bounds K from above, using properties of
-the mask that are quick to compute. For small masks `exact` tries every set of rows. docs/lab/theory.md, "One mask", has the
-proofs.
+the mask that are quick to compute. For small masks `exact` tries every set of rows. Proofs: docs/lab/theory.md,
+"One mask".
 """
 
 from __future__ import annotations

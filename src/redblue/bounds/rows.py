@@ -1,7 +1,7 @@
 """Table of lower bounds on the words that any schedule must move, each with its conditions and its source.
 
-Proved rows have explicit constants and proofs (docs/lab/theory.md). Order-only rows are the papers' Theta and Omega forms
-without their unknown constants: they show the shape of a curve and are never bounds.
+Proved rows have explicit constants and proofs (docs/lab/theory.md). Order-only rows are the papers' Theta and
+Omega forms without their unknown constants: they show the shape of a curve and are never bounds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,16 @@ SUMS = {"gradient_x": " - n_q d_v - max(n_q, n_k) d + d^2"}
 
 PROVED = (
     *(
-        Row("compulsory", direction, formula, "1", ALL_PRODUCTS, "docs/lab/theory.md, Theorem 0", True, formulas.compulsory)
+        Row(
+            "compulsory",
+            direction,
+            formula,
+            "1",
+            ALL_PRODUCTS,
+            "docs/lab/theory.md, Theorem 0",
+            True,
+            formulas.compulsory,
+        )
         for direction, formula in COMPULSORY.items()
     ),
     *(

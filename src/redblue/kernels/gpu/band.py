@@ -185,7 +185,7 @@ def pair_mask(scores, lists, t, TILES: tl.constexpr, i_row, i_key, m_key, COLS: 
 
 @triton.jit
 def first_of(lists, t, TILES: tl.constexpr, LENGTH: tl.constexpr):
-    """The first key (or row) of tile t: t itself, or the start of the tile of LENGTH that entry t of the lists names."""
+    """The first key (or row) of tile t, or of the tile of LENGTH that entry t of the lists names."""
     if TILES == "full":
         return tl.load(lists.full + t) * LENGTH
     elif TILES == "partial":

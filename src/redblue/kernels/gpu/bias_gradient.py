@@ -1,8 +1,8 @@
 """The gradient of a bias, by a kernel of its own that all schedules share.
 
-A program owns a tile of the bias and visits all tiles of scores that the bias was added to, so only the gradient itself
-has the size n_q n_k, and no result depends on the order of programs. A bias that all rows (or keys) share is summed over
-them in up to SHARES parts, which are then added up.
+A program owns a tile of the bias and visits all tiles of scores that the bias was added to, so only the gradient
+has the size n_q n_k, and no result depends on the order of programs. A bias that all rows (or keys) share is summed
+over them in up to SHARES parts, which are then added up.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false

@@ -89,7 +89,8 @@ def read(folder: str | os.PathLike[str], name: str) -> Result:
     try:
         if data["experiment"] != name:
             raise ValueError
-        return Result(**{key: data[key] for key in KEYS} | {"rows": _decoded(data)})
+        fields: dict[str, Any] = {key: data[key] for key in KEYS}
+        return Result(**fields | {"rows": _decoded(data)})
     except (TypeError, KeyError, IndexError, ValueError):
         wrong = f"{path} is no result of the experiment {name}: move it away, or name another folder"
         raise RedblueError(wrong) from None

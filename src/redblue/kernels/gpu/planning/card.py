@@ -36,7 +36,7 @@ def card_named(name: str | os.PathLike[str] | Memory) -> Card:
     facts, fast = machine.facts, machine.levels[0]
     if machine.kind != "gpu" or not fast.capacity_bytes or "registers_bytes" not in facts or len(machine.levels) < 3:
         raise RedblueError(
-            f"kernels are planned for GPUs whose shared memory, registers and L2 are known, which {machine.name} is not: "
+            f"kernels are planned for GPUs whose shared memory, registers and L2 are known. {machine.name} is none: "
             "choose another of redblue.list_memories()"
         )
     return Card(

@@ -106,7 +106,7 @@ def key(run: Run, arch: int) -> str:
 
 
 def _type(value: Any, specialized: bool) -> Any:
-    """The properties of an argument that Triton compiles for. specialized: whether some numbers have kernels of their own."""
+    """The properties of an argument that Triton compiles for. specialized: some numbers have kernels of their own."""
     if isinstance(value, tuple):
         return [_type(part, specialized) for part in value]
     if isinstance(value, torch.Tensor):

@@ -232,7 +232,7 @@ def _words(name: str, direction: str, sizes: Sizes, tiles: Any) -> int:
 
 
 def _cut(tiles: Any, sizes: Sizes, card: Card) -> Any:
-    """The tiles, with keys cut into spans where there are too few rows to occupy all multiprocessors, as in decoding."""
+    """The tiles, with keys cut into spans if there are too few rows for all multiprocessors, as in decoding."""
     blocks = ceil_div(sizes.n_q * sizes.group, tiles.rows) * max(1, sizes.streams)
     spans = min(ceil_div(math.ceil(BUSY * card.multiprocessors), max(1, blocks)), sizes.n_k // MIN_SPAN)
     if spans < 2:
@@ -243,8 +243,8 @@ def _cut(tiles: Any, sizes: Sizes, card: Card) -> Any:
 def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any, int]:
     """The tiles with their spans of keys, and the rows of a chunk.
 
-    P is spilled in chunks of rows. A chunk fills at most half of the L2 cache, unless that is too few rows to occupy all
-    multiprocessors, and never spills more than MAX_SPILLED; a stream's rows are cut into equal chunks.
+    P is spilled in chunks of rows. A chunk fills at most half of the L2 cache, unless that is too few rows to occupy
+    all multiprocessors, and never spills more than MAX_SPILLED; a stream's rows are cut into equal chunks.
     pair_bytes: spilled for each pair.
     """
     rows, blocks, t = sizes.n_q * sizes.group, math.ceil(BUSY * card.multiprocessors), tiles._asdict()

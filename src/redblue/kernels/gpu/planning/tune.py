@@ -114,7 +114,7 @@ def folder() -> Path:
 
 
 def milliseconds(call: Callable[[], object], best: float) -> float:
-    """The median of the device's times for a call that is compiled already. best: the best time of the others so far."""
+    """The median of the device's times for a call that is compiled already. best: the best time so far."""
     times: list[float] = []
     while len(times) < REPETITIONS and sum(times) < LONGEST_MILLISECONDS:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
