@@ -90,7 +90,8 @@ def read(folder: str | os.PathLike[str], name: str) -> Result:
         if data["experiment"] != name:
             raise ValueError
         fields: dict[str, Any] = {key: data[key] for key in KEYS}
-        return Result(**fields | {"rows": _decoded(data)})
+        fields["rows"] = _decoded(data)
+        return Result(**fields)
     except (TypeError, KeyError, IndexError, ValueError):
         wrong = f"{path} is no result of the experiment {name}: move it away, or name another folder"
         raise RedblueError(wrong) from None
