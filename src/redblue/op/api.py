@@ -24,10 +24,12 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
     """Exact attention: softmax(softcap(scale Q K^T) + bias, masked) V, without anything of size n_q n_k in memory.
 
     q (..., H, n_q, d), k (..., H_kv, n_k, d), v (..., H_kv, n_k, d_v): PyTorch tensors of the CPU or of a GPU (with
-    autograd; docs/guide/gpu.md), or NumPy arrays and anything that speaks DLPack (gives NumPy). All of one type:
-    float64, float32, bfloat16 or float16; sums are in float32 or better. Two-dimensional ones are one head. H is a multiple of
-    H_kv (grouped-query attention, nothing is expanded), the other leading dimensions broadcast. Any strides are read in
-    place. return_lse: also give the log-sum-exp of each row's scores (..., H, n_q), sinks included; differentiable.
+    autograd; docs/guide/gpu.md), or NumPy arrays and anything that speaks DLPack (gives NumPy). All have one type:
+    float64, float32, bfloat16 or float16; sums are in float32 or better. Two-dimensional arrays are one head. H is a
+    multiple of H_kv (grouped-query attention, nothing is expanded); the other leading dimensions broadcast. Arrays of
+    any strides are read in place.
+
+    return_lse: also give the log-sum-exp of each row's scores (..., H, n_q), sinks included; differentiable.
 
     Returns out (..., H, n_q, d_v), or (out, lse). Raises RedblueError, naming the argument, for a value that it cannot
     take.
