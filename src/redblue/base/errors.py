@@ -16,11 +16,11 @@ class RedblueError(ValueError):
 class UnknownName(RedblueError):
     """A name that is not among the known ones: the message suggests the nearest known names.
 
-    what: the kind of thing, such as "model". hint: text that ends the message.
+    kind: the kind of thing that has the name, such as "model". hint: text that ends the message.
     """
 
-    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         known = sorted(known)
         nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
         suggestion = f"nearest: {', '.join(nearest)}" if nearest else f"known: {', '.join(known)}"
-        super().__init__(f"unknown {what} {name!r}; {suggestion}" + (f". {hint}" if hint else ""))
+        super().__init__(f"unknown {kind} {name!r}; {suggestion}" + (f". {hint}" if hint else ""))

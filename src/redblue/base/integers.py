@@ -12,7 +12,7 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 
-LARGEST = 2**60  # default limit of an argument: NumPy can index so many elements, and sums of a few still fit 64 bits
+LARGEST = 2**60  # default limit of an argument: a valid NumPy index, and a sum of a few such numbers fits 64 bits
 
 
 def whole_number(name: str, value: Any, least: int = 1, most: float = LARGEST, advice: str = "") -> int:

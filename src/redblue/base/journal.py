@@ -36,8 +36,8 @@ class Journal:
     """The finished points of one sweep or experiment, by index. Close it, or use it in a `with` statement.
 
     kind: "sweep" or "experiment". identity: everything that decides the rows, as plain data. size: the number of
-    points. restart: discard the points of an earlier run. columns: the keys of every row, which are then stored once,
-    in the header; None stores each row with its keys.
+    points. restart: discard the points of an earlier run. columns: the keys that all rows have; the header stores them
+    once. None stores each row with its keys.
 
     Raises RedblueError for a file that is no journal; for the journal of other work or of another version; for one
     that is damaged before its last line; and for one that another process is writing. None of these files is changed.
@@ -92,8 +92,8 @@ class Journal:
         name = f"redblue_{self.kind}"
         if not (is_new or name in entry or (half_written and first.startswith(f'{{"{name}":'.encode()))):
             raise RedblueError(
-                f"{self.path} is no {self.kind}'s journal, the only file that is continued or discarded there: move it "
-                f"away, or name another output"
+                f"{self.path} is no {self.kind}'s journal, so redblue neither continues nor discards it: move it away, "
+                f"or name another output"
             )
         if not is_new and not restart:
             self._check_header(entry, header)

@@ -21,7 +21,7 @@ from redblue.base.integers import whole_number
 P = TypeVar("P")
 R = TypeVar("R")
 
-ALONE_SECONDS = 1.0  # how long this process works alone before it starts a pool, which takes about as long
+ALONE_SECONDS = 1.0  # seconds that this process works alone before it starts a pool; starting one takes about as long
 CHUNK = 8  # points per worker and batch, on a backend that cannot return results one by one
 
 
@@ -106,9 +106,9 @@ def _interrupts_held() -> Generator[None, None, None]:
         yield
         return
     for tracker in (multiprocessing.resource_tracker, loky_tracker):
-        tracker.ensure_running()  # starting a tracker resets the mask, so start them before
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        tracker.ensure_running()  # starting a tracker resets the signal mask, so start both before it is set
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

@@ -1,4 +1,4 @@
-"""Progress bars for long commands, and what a command says when Ctrl-C stops it."""
+"""Progress bars for long commands, and the message of a command that Ctrl-C stops."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def progress_bar(
     """Show a progress bar on standard error while the block runs; yield the function that advances the bar.
 
     The bar appears on terminals only, and disappears when the block ends. On Ctrl-C, print how many steps are done and
-    what is kept of them, then exit with status INTERRUPTED.
+    whether their results are kept, then exit with status INTERRUPTED.
 
-    unit: what is counted, in the plural. total: the number of steps, if it is known before the first call of `move`.
-    kept: what remains after Ctrl-C. resumable: whether the same command line continues; it is then printed.
+    unit: the name of the steps, in the plural. total: the number of steps, if known before the first call of `move`.
+    kept: the part of the message that says which results are kept. resumable: whether the same command line continues
+    the work; if so, the message repeats the command line.
     """
     console = Console(stderr=True, emoji=False)  # an emoji would replace the ":100:" of a range in the command line
     text = TextColumn("{task.description}", markup=False)

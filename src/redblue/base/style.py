@@ -113,5 +113,5 @@ def config(scheme: str = "light") -> dict[str, Any]:
 def standalone_config() -> dict[str, Any]:
     """Return the configuration of a figure in a file of its own: the light scheme on white, with a margin."""
     style = config("light") | {"background": "white", "padding": 16}
-    style["legend"]["columnPadding"] = 40  # room for a reader's font that is wider than the font of this layout
+    style["legend"]["columnPadding"] = 40  # room in case the reader's font is wider than the font of the layout
     return style

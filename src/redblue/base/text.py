@@ -16,7 +16,7 @@ def amount(number: float | None) -> str:
 
 
 def capacity(size_bytes: int | None) -> str:
-    """Format the size of a memory: in binary units if it is a multiple of a quarter of one, else in decimal units."""
+    """Format the size of a memory: in binary units if it is a whole number of quarter units, else in decimal units."""
     if size_bytes is None:
         return "-"
     for power, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
@@ -31,7 +31,7 @@ def ratio(number: float | None) -> str:
 
 
 def nesting_text(nesting: float | None) -> str:
-    """Format the factor in words that nested tiles cost, as a remark; empty if the factor is at most 1.05."""
+    """Format, as a remark, the factor by which nested tiles raise the words moved; empty if it is at most 1.05."""
     return f" (nesting: {nesting:.2f} x the words)" if nesting and nesting > 1.05 else ""
 
 
@@ -53,7 +53,7 @@ def tile_text(tiles: Mapping[str, int]) -> str:
 def limit_text(limit: str | None, unknown: Sequence[str]) -> str:
     """Format the limiting resource of a plan. unknown: resources whose speed is not known."""
     if limit is None:
-        return "what limits is not known"
+        return "the limiting resource is not known"
     if not unknown:
         return f"limited by {limit}"
     return f"limited by {limit} among what is known (not known: {', '.join(unknown)})"
