@@ -10,7 +10,7 @@ from typing import Any
 from redblue.machine.counting import Shape, parts
 from redblue.machine.errors import MachineError
 
-SCRATCH_LINES = 2**20  # of the scratch area: more than any cache holds, and a multiple of every cache's number of sets
+SCRATCH_LINES = 2**20  # lines of the scratch area: more than any cache holds, and a multiple of every cache's sets
 
 
 class Allocation:
@@ -110,7 +110,7 @@ class ScratchArea:
             if len(hole) >= lines:
                 self.holes[i : i + 1] = [range(hole.start + lines, hole.stop)] if len(hole) > lines else []
                 return range(hole.start, hole.start + lines)
-        raise MachineError(f"no {lines} lines in a row are free of {SCRATCH_LINES:,} for tiles: use smaller tiles")
+        raise MachineError(f"no {lines} adjacent lines of the {SCRATCH_LINES:,} for tiles are free: use smaller tiles")
 
     def release(self, lines: range) -> None:
         """Return a range, and merge it with adjacent free ranges."""

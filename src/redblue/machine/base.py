@@ -19,7 +19,7 @@ import numpy as np
 from redblue.machine.errors import CapacityError, MachineError, NotKept, NotStored, TooLong
 from redblue.machine.values import Region, Slow, Tile, Value
 
-MAX_FLAGS = 2**31  # words of one array in slow memory; a byte each records whether the word was stored
+MAX_FLAGS = 2**31  # most words of an array that is stored to: one byte per word records whether it was stored
 
 
 class Index(Protocol):
@@ -46,7 +46,7 @@ class Machine(ABC):
         self.reads = self.writes = self.held = self.peak = self.flops = 0
         self.clock = 0  # moves so far; a computed value is valid until the next move
         self._outputs: list[Slow] = []
-        self.index: Index | None = None  # of a mask that is stored; None if the mask is given by a rule
+        self.index: Index | None = None  # the index of a stored mask; None if a rule gives the mask
 
     # Abstract: the representation of values ---------------------------------------------------
     @abstractmethod
@@ -183,7 +183,7 @@ class Machine(ABC):
     def cols_of(self, pairs: Any, rows: range) -> tuple[range, ...]:
         """Return the columns that at least one of the rows attends. A schedule asks this when it starts on the rows.
 
-        A mask given by a rule costs no words; of a stored mask, the index entries of the rows are loaded.
+        A stored mask loads the index entries of the rows. A mask given by a rule loads nothing.
         """
         return pairs.cols_of(rows) if self.index is None else self.index.read(self, pairs, rows)
 

@@ -41,7 +41,7 @@ from redblue.machine.values import Region, Slow, Tile
 class Cached(Counting):
     """Runs a schedule on shapes, and plays its accesses through caches.
 
-    levels: the caches, nearest first. bytes_per_word: of all arrays.
+    levels: the caches, nearest first. bytes_per_word: the size of a word, in all arrays.
     capacity: words that the schedule may hold, as on any machine (None: no limit); it does not affect the caches.
     packed: whether `load` copies the region. leading: words from row to row, by array name; default: the row length.
     fetch_on_write: see machine/hierarchy.py. records: whether accesses are recorded for `trace`.
@@ -103,9 +103,9 @@ class Cached(Counting):
         leading, first = leading.__index__(), self._next_line
         self._next_line += ceil_div(leading * (shape[0] if len(shape) == 2 else 1), self.line_words)
         if self._next_line > MAX_LINES:
-            described = f"{name}, {shape} with {leading:,} words from row to row,"
+            array_text = f"{name}, {shape} with {leading:,} words from row to row,"
             raise MachineError(
-                f"{described} ends beyond the {MAX_LINES:,} lines that are simulated: give smaller sizes"
+                f"{array_text} ends beyond the {MAX_LINES:,} lines that are simulated: give smaller sizes"
             )
         self._names.add(name)
         return PlacedShape.all_of(Allocation(first * self.line_words, shape, (leading, 1)[-len(shape) :], None))
@@ -117,7 +117,7 @@ class Cached(Counting):
         return Allocation(lines.start * self.line_words, shape, strides, lines)
 
     def _access(self, data: Any, writes: bool = False) -> None:
-        """Play the accesses that read or write all words of `data`; other data than PlacedShape is in registers."""
+        """Play the accesses that read or write all words of `data`. Data without addresses is in registers."""
         if not isinstance(data, PlacedShape):
             return
         base, rows, stride, words = data.block

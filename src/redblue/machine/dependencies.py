@@ -58,9 +58,9 @@ class Sums:
 class Computed:
     """A value that no tile holds yet. Every array has the shape of the value.
 
-    constants: the constant that a word is, or NaN.
-    nodes: arrays of the nodes that a word is computed from, or NONE.
-    sums: the sums that a word is computed from, after the sums themselves have been computed.
+    constants: the value of each word that is a constant; NaN for other words.
+    nodes: the nodes that a word is computed from, one array for each operand; NONE where there is no node.
+    sums: the results of reductions that a word is computed from.
     is_copy: whether the word is a copy of its only node or sum, without any further operation.
     """
 

@@ -31,7 +31,7 @@ from redblue.compiled import _core
 if TYPE_CHECKING:
     from redblue.catalogue.memories import Memory
 
-MAX_LINES = 2**28  # of a level, and of all memory: the simulator's tables take a few bytes per line
+MAX_LINES = 2**28  # most lines of a level, and of all memory: the simulator's tables take a few bytes per line
 READ, WRITE, OVERWRITE, DISCARD = range(4)  # kinds of access; DISCARD accesses nothing, it marks the content as dead
 
 
@@ -139,12 +139,12 @@ class Trace:
     def of(cls, lines: Sequence[int] | np.ndarray, kinds: int | Sequence[int] | np.ndarray = READ) -> Trace:
         """Build a trace. kinds: one per line, or one for all. Raises RedblueError for invalid lines and kinds."""
         numbers = np.ascontiguousarray(lines, np.int64)
-        kind_of_each = np.ascontiguousarray(np.broadcast_to(np.asarray(kinds), numbers.shape))
+        line_kinds = np.ascontiguousarray(np.broadcast_to(np.asarray(kinds), numbers.shape))
         if numbers.ndim != 1 or np.any(numbers < 0) or np.any(numbers >= MAX_LINES):
             raise RedblueError("a trace is one row of line numbers from 0 to 2^28 - 1")
-        if np.any((kind_of_each < READ) | (kind_of_each > DISCARD)):
+        if np.any((line_kinds < READ) | (line_kinds > DISCARD)):
             raise RedblueError("kinds of access are READ (0), WRITE (1), OVERWRITE (2) and DISCARD (3)")
-        return cls(numbers, kind_of_each.astype(np.int8))
+        return cls(numbers, line_kinds.astype(np.int8))
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -193,9 +193,9 @@ def play(
 def belady(trace: Trace, lines: int, *, line_words: int = 1, fetch_on_write: bool = False) -> LevelTraffic:
     """Play a trace through one fully associative level of `lines` lines with Belady's replacement (1966).
 
-    It evicts the line whose content is needed again last. No replacement that takes in every accessed line has fewer
-    fills. Write-backs are counted, not minimized. Content that is overwritten before it is read is not needed, unless
-    fetch_on_write.
+    It evicts the line whose content is needed again last. No replacement policy that caches every accessed line
+    has fewer fills. Write-backs are counted, not minimized. Content that is overwritten before it is read is not
+    needed, unless fetch_on_write.
     Raises RedblueError unless `lines` is at least 1.
     """
     if lines < 1:
@@ -204,11 +204,11 @@ def belady(trace: Trace, lines: int, *, line_words: int = 1, fetch_on_write: boo
 
 
 def caches_of(memory: Memory) -> tuple[CacheLevel, ...]:
-    """Return the caches of a machine in the catalogue, nearest first, up to the first without known lines or ways.
+    """Return the caches of a machine in the catalogue, nearest first, until a level's lines or ways are unknown.
 
     Levels beyond an unknown level cannot be simulated, because the accesses that reach them are not known: graviton2
     gives L1d and L2, but not L3. Levels before the first cache, such as registers, are skipped. A level that several
-    cores share is taken whole, as one core that runs alone finds it.
+    cores share has its whole capacity, as for one core that runs alone.
     Raises RedblueError if no level is left, as for scratchpads and for caches of unknown ways.
     """
     levels = itertools.dropwhile(lambda level: not (level.line_bytes and level.ways), memory.levels)

@@ -37,7 +37,7 @@ class Recording(NamedTuple):
 
 
 class Tracing(Machine):
-    """Runs a schedule on words that are numbers of graph nodes, and records graph and moves."""
+    """Represents each word by the number of a graph node, and records the graph and the moves of a run."""
 
     def __init__(self, capacity: int | None = None, max_moves: float = float("inf")) -> None:
         super().__init__(capacity, max_moves)
@@ -46,14 +46,14 @@ class Tracing(Machine):
         self._inputs = 0  # number of inputs, which are the first nodes
         self._parents: list[tuple[int, ...]] = []
         self._holders: list[int] = []  # per node: number of tile words and unfinished computations that keep it red
-        self._kinds, self._nodes = array("b"), array("q")  # of the moves
+        self._kinds, self._nodes = array("b"), array("q")  # kind and node of each move
         self._constants: list[float] = []  # table of constants
         self._constant_nodes: dict[int, int] = {}  # stored constant: node -> code of the constant
         self._tiles: dict[int, tuple[str, np.ndarray]] = {}  # id of a tile's storage -> (name of the tile, storage)
-        self._name = ""  # of the tile that is being written, for new nodes
+        self._name = ""  # name of the tile that is being written, which new nodes take
 
     def recording(self) -> Recording:
-        """Return graph and moves so far, without nodes from which no stored word was computed."""
+        """Return the graph and the moves so far, with only the inputs and the nodes that stored words depend on."""
         live = bytearray(len(self._parents))
         live[: self._inputs] = b"\1" * self._inputs
         for v in reversed(range(len(live))):
@@ -238,7 +238,10 @@ class Tracing(Machine):
         target[...] = np.array(words, np.int64).reshape(target.shape)
 
     def _word(self, i: int, constant: float, is_copy: bool, own: list[int], sums: list[_Chain]) -> int:
-        """Compute word i of a value, and return it with one holder. own: nodes, sums: chains that it depends on."""
+        """Compute word i of a value, and return it with one holder.
+
+        own, sums: the nodes and the chains that the word depends on.
+        """
         if not own and not sums:
             return self._constant(constant)
         if is_copy and not sums:
@@ -256,8 +259,11 @@ class Tracing(Machine):
             self._release(word)
         return total
 
-    def _sum(self, chain: _Chain, i: int, also: list[int]) -> tuple[int, bool]:
-        """Compute the chain of word i; return its last node, held, and whether the nodes `also` became its parents."""
+    def _sum(self, chain: _Chain, i: int, extra_parents: list[int]) -> tuple[int, bool]:
+        """Compute the chain of word i, whose last node also gets `extra_parents`.
+
+        Returns the last node, with one holder, and whether it got the extra parents.
+        """
         total = chain.start[i]
         if total != NONE:
             self._hold(total)
@@ -267,7 +273,7 @@ class Tracing(Machine):
                 total = self._hold(parents[0])
                 continue
             previous, last = ([total] if total != NONE else []), position == len(terms) - 1
-            total = self._compute([*previous, *parents, *(also if last else [])])
+            total = self._compute([*previous, *parents, *(extra_parents if last else [])])
             for word in previous:
                 self._release(word)
             if last:

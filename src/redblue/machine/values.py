@@ -39,7 +39,7 @@ class Slow:
     ) -> None:
         self.machine, self.name, self.shape = machine, name, shape
         self.written = written  # per word: whether it was stored; None for inputs
-        self.data = data  # the machine's representation of the words; None if it has none
+        self.data = data  # the machine's representation of the words; None if the machine keeps no words
 
     @property
     def T(self) -> Slow:
@@ -247,7 +247,7 @@ class Region(Value):
 
 
 class Tile(Value):
-    """Words of the cache. label: names the tile in errors; the name given, or the region that was loaded."""
+    """Words in the cache. label: the tile's name in errors, set by the schedule, or the loaded region."""
 
     __slots__ = ("held", "label", "words")
 
