@@ -89,8 +89,9 @@ def dkv_cost(p: Problem, rows: Any, cols: Any, *, aligned: bool = True) -> Cost:
 def resident_edge(pairs: Pairs, length: int, words: int, multiple: int, cost: Callable[[Any], Cost]) -> int | None:
     """Return the number of rows (or keys) that should stay in the cache to move the fewest words; None if none fit.
 
-    length: of the axis. multiple: of the result. cost(stay): cost of the phase if `stay` rows stay, with the shortest
-    possible blocks streaming by (they leave the most room and do not change the words).
+    length: length of the axis. multiple: the result is a multiple of this number. cost(stay): cost of the phase if
+    `stay` rows stay, with the shortest possible blocks streaming by (they leave the most room and do not change the
+    words).
     """
     lengths = edges(length, multiple, not pairs.is_full)
     stay, _ = pair_edges(lengths, np.array([1]), lambda stay, _: cost(stay).peak, words, pairs)

@@ -1,8 +1,9 @@
 """FlashAttention, for the large-cache regime M >= d^2: no array of size n^2 leaves the cache.
 
-Forward is row-stationary, in the order of FlashAttention-2: a block of queries and its output stay, keys and values
-stream by: 4 n^2 d^2 / M words. If queries are too few to occupy all processors, as in decoding, the keys are cut into
-spans. Each walk of a block of queries through one span stores a partial output and log-sum-exp, which are then merged.
+Forward is row-stationary, in the order of FlashAttention-2: a block of queries and its output stay, and keys and
+values stream by, which moves 4 n^2 d^2 / M words. If queries are too few to occupy all processors, as in decoding, the
+keys are cut into spans. Each walk of a block of queries through one span stores a partial output and log-sum-exp, which
+are then merged.
 Backward has two kernels, which both recompute the probabilities: dQ row-stationary (6 n^2 d^2 / M words), then dK and
 dV column-stationary (8 n^2 d^2 / M words).
 """
@@ -135,13 +136,13 @@ def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
 
 
 def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> ForwardTiles | None:
-    # The words do not depend on the number of keys that stream by together; the fewest leave the most room for queries.
+    # The number of keys that stream by together does not change the words; fewest keys leave most room for queries.
     cols = np.array([min(multiple["cols"], p.n_k)])
     pairs = p.mask.on(p.n_q, p.n_k)
-    tried = pair_edges(
+    candidates = pair_edges(
         edges(p.n_q, multiple["rows"], not pairs.is_full), cols, lambda r, c: _forward_peak(p, r, c), words, pairs
     )
-    best = cheapest(forward_cost(p, ForwardTiles(*tried)), tried, words)
+    best = cheapest(forward_cost(p, ForwardTiles(*candidates)), candidates, words)
     return ForwardTiles(*best, span=p.n_k) if best else None
 
 
@@ -160,7 +161,7 @@ def backward(
     dv: Slow,
 ) -> None:
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
-    delta = m.scratch("delta", (problem.n_q,))  # row sums of dout * out, which are those of p * dp
+    delta = m.scratch("delta", (problem.n_q,))  # row sums of dout * out, which equal those of p * dp
 
     for i in blocks(problem.n_q, t.rows):
         dout_i, out_i = m.load(dout[i]), m.load(out[i])
@@ -204,10 +205,10 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
 def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
     pairs = p.mask.on(p.n_q, p.n_k)
     cols = np.array([min(multiple["cols"], p.n_k)])
-    tried = pair_edges(
+    candidates = pair_edges(
         edges(p.n_q, multiple["rows"], not pairs.is_full), cols, lambda r, c: _dq_peak(p, r, c), words, pairs
     )
-    dq = cheapest(_dq_cost(p, *tried), tried, words)
+    dq = cheapest(_dq_cost(p, *candidates), candidates, words)
     dkv_rows = min(multiple["dkv_rows"], p.n_q)
     dkv_cols = resident_edge(
         pairs, p.n_k, words, multiple["dkv_cols"], lambda cols: dkv_cost(p, dkv_rows, cols, aligned=False)

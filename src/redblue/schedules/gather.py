@@ -28,7 +28,7 @@ class ForwardTiles(NamedTuple):
 
     @property
     def by_flash(self) -> flash.ForwardTiles:
-        """The same tiles as `flash` takes them."""
+        """The same tiles in the form that `flash` takes."""
         return flash.ForwardTiles(1, self.cols)
 
 
@@ -42,7 +42,7 @@ class BackwardTiles(NamedTuple):
 
     @property
     def by_flash(self) -> flash.BackwardTiles:
-        """The same tiles as `flash` takes them."""
+        """The same tiles in the form that `flash` takes."""
         return flash.BackwardTiles(1, self.cols, self.dkv_rows, 1)
 
 

@@ -1,4 +1,4 @@
-"""Gradient of an additive bias: a tile of it stays while dS of its pairs is computed by output-stationary products.
+"""Gradient of an additive bias: a tile of the gradient stays while output-stationary products compute its dS.
 
 The only array of size n_q n_k that it writes is the gradient itself. It runs after the pass that computes dQ, dK and
 dV, so it is not in the catalogue of schedules. Derived in this project; no paper has it.

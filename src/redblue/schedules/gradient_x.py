@@ -1,8 +1,8 @@
 """Gradient with respect to X of arXiv 2410.09397, for a large cache: no array of size n^2 leaves the cache.
 
 dL/dX = A1^T dS A2 / d. Two products with weights come first, Q = A1 X and V = A3 Y (columns of the weights stay, rows
-stream by). Attention is then row-stationary twice: forward as in `flash` (4 n^2 d^2 / M words), and once more for
-dS A2 (6 n^2 d^2 / M), 10 n^2 d^2 / M words together at leading order. Each row block i ends with
+stream by). Two row-stationary sweeps follow: forward as in `flash` (4 n^2 d^2 / M words), then dS A2
+(6 n^2 d^2 / M words), together 10 n^2 d^2 / M words at leading order. Each row block i ends with
 dX += A1_i^T (dS A2)_i, which reads and writes every word of dX once. The products with weights add 6 n d^3 / M words
 for M >= d^2, and 8 n d^3 / M below, where X and Y no longer fit.
 """
@@ -112,7 +112,7 @@ def _accumulate_peak(p: Problem, rows: Any, cols: Any, slices: int) -> Any:
 
 def _accumulate_cost(p: Problem, rows: Any, cols: Any, slices: int) -> Cost:
     streamed = p.mask.on(p.n_q, p.n_k).sums(rows, 1)
-    times = ceil_div(p.n_q, rows)  # how often dX passes by; the first time it need not be read
+    times = ceil_div(p.n_q, rows)  # passes over dX; the first pass does not read it
     own = p.n_q * (2 * p.d + 2 * p.d_v + 1)  # A1, Q, O, E, lse
     reads = own + (p.d + p.d_v) * streamed.cols + (times - 1) * p.d**2
     flops = 2 * (2 * p.d + p.d_v) * streamed.area + 2 * p.n_q * p.d**2
@@ -136,14 +136,14 @@ def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles
     v_cols = cheapest(_project_cost(p.n_k, p.d, p.d_v, v, slices), [v], words)
     forward = flash.forward_tiles(p, words, multiple)
     # As in flash, the fewest streaming keys leave the most room for queries.
-    tried = pair_edges(
+    candidates = pair_edges(
         edges(p.n_q, multiple["grad_rows"], not pairs.is_full),
         np.array([min(multiple["grad_cols"], p.n_k)]),
         lambda r, c: _accumulate_peak(p, r, c, slices),
         words,
         pairs,
     )
-    accumulate = cheapest(_accumulate_cost(p, *tried, slices), tried, words)
+    accumulate = cheapest(_accumulate_cost(p, *candidates, slices), candidates, words)
     if q_cols is None or v_cols is None or forward is None or accumulate is None:
         return None
     return Tiles._make((*q_cols, *v_cols, forward.rows, forward.cols, *accumulate, slices))

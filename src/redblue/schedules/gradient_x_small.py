@@ -60,24 +60,24 @@ def gradient(
     pair_product(m, v, a3, y, _all(n_k, d), t.v_rows, t.v_cols, t.depth)
 
     p, top = m.scratch("p", (n_q, n_k)), m.scratch("top", (n_q, ceil_div(n_k, t.cols)))
-    top_of, sum_of = m.scratch("row_max", (n_q,)), m.scratch("row_sum", (n_q,))
+    row_maxima, row_sums = m.scratch("row_max", (n_q,)), m.scratch("row_sum", (n_q,))
     for i in blocks(n_q, t.rows):
         row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
         for j in grid(m.cols_of(pairs, i), t.cols, n_k):
             s = score_tile(m, "s", q, a2, i, j, t.depth)
             s *= scale
             spill_tile(m, s, pairs, i, j, (row_max, row_sum), p, top[i, _column(j, t.cols)])
-        m.store(top_of[i], row_max)
-        m.store(sum_of[i], row_sum)
+        m.store(row_maxima[i], row_max)
+        m.store(row_sums[i], row_sum)
         m.free(row_max, row_sum)
-    # The output times its row sums. It is divided later by the row sums, not by exp(lse): then each row of dS sums to 0
-    # for scores of any size, and rounding of the row sums does not matter.
+    # `out` holds the output times its row sums. The next phase divides it by the row sums, not by exp(lse): then each
+    # row of dS sums to 0 for scores of any size, and rounding of the row sums does not matter.
     out = m.scratch("out", (n_q, d_v))
-    spilled_output(m, out, p, top, v, top_of, pairs, t.cols, (t.out_rows, t.out_cols, t.depth))
+    spilled_output(m, out, p, top, v, row_maxima, pairs, t.cols, (t.out_rows, t.out_cols, t.depth))
 
     c = m.scratch("c", (n_q, d_v))  # O - E, the gradient with respect to O
     for i in blocks(n_q, t.rows):
-        row_max, row_sum, delta_i = m.load(top_of[i]), m.load(sum_of[i]), m.zeros("delta_i", len(i))
+        row_max, row_sum, delta_i = m.load(row_maxima[i]), m.load(row_sums[i]), m.zeros("delta_i", len(i))
         row_sum[...] = maximum(row_sum, 1)  # at least exp(0) = 1, unless the row attends no key: then O is 0
         for f in blocks(d_v, t.depth):
             out_if, c_if = m.load(out[i, f]), m.load(e[i, f])
@@ -128,7 +128,7 @@ def _pair_cost(p: Problem, rows: Any, cols: Any, depth: int) -> Cost:
 
 
 def _products(p: Problem) -> dict[str, tuple[Pairs, int]]:
-    """Return the mask of the left factor, and the columns of the result, of each other product."""
+    """Return, for each product besides S, P V and dP, its left factor's mask and its number of result columns."""
     return {
         "q": (_all(p.n_q, p.d), p.d),
         "v": (_all(p.n_k, p.d), p.d_v),

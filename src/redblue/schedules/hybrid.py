@@ -1,11 +1,11 @@
 """Hybrid schedule for the regime between the papers' two: rows stay in some products, outputs stay in the others.
 
 Words are in units of n^2 at leading order, with x = d / sqrt(M).
-Forward, (1 + x)^2 for x >= 1: queries stay while scores are computed (x^2), P is written (1), and outputs stay while
-P V is summed (2 x). Best for d^2 / 4 <= M <= d^2.
-Backward, 5 x^2 + 5 for x <= 1 and 3 x^2 + 4 x + 3 above: queries stay while P is computed and written (x^2 + 1); V_j
-and dV_j stay while P is read, dV is accumulated and dS is written (2 x^2 + 2); dQ and dK are output-stationary products
-of dS (each 1 + x^2 for x <= 1, 2 x above). Best for d^2 / 4 <= M <= 4/3 d^2.
+Forward moves (1 + x)^2 for x >= 1: queries stay while scores are computed (x^2), P is written (1), and outputs stay
+while P V is summed (2 x). It is best for d^2 / 4 <= M <= d^2.
+Backward moves 5 x^2 + 5 for x <= 1, and 3 x^2 + 4 x + 3 for x > 1. Queries stay while P is computed and written
+(x^2 + 1). V_j and dV_j stay while P is read, dV is accumulated and dS is written (2 x^2 + 2). dQ and dK are
+output-stationary products of dS (each 1 + x^2 for x <= 1, 2 x for x > 1). It is best for d^2 / 4 <= M <= 4/3 d^2.
 P and dS are processed in chunks of `chunk` queries and take chunk x n_k words of slow memory each. With several chunks,
 each chunk reads V again, and reads and writes dK and dV.
 Derived in this project (docs/lab/theory.md), by trying every combination of recomputed, spilled and resident arrays.
@@ -138,7 +138,7 @@ def _ds_cost(p: Problem, cols: Any, depth: int, chunk: Any) -> Cost:
     streamed, area = pairs.sums(depth, cols).rows, pairs.sums(depth, depth).area
     own, c, w = p.n_k * p.d_v, smaller(cols, p.n_k), min(depth, p.n_q)
     peak = 2 * c * p.d_v + w * (p.d_v + 1) + w * c
-    again = resume_cost(pairs.T, p.d_v, cols, chunk)  # dV; reads of V are the same number
+    again = resume_cost(pairs.T, p.d_v, cols, chunk)  # for dV; V is read again as often as dV
     reads = own + streamed * (p.d_v + 1) + area + 2 * again.reads
     return Cost(reads, own + area + again.writes, peak, 4 * p.d_v * area)
 
@@ -174,7 +174,7 @@ def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:
 
 schedule = Schedule(
     name="hybrid",
-    title="Hybrid: what fits stays, P spilled, other products output-stationary",
+    title="Hybrid: P spilled, rows resident in some products, outputs in the others",
     source="derived for redblue: docs/lab/theory.md, 'The regimes'",
     passes={
         "forward": forward_pass(stays=True),

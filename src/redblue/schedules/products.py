@@ -109,19 +109,19 @@ def pair_product_cost(pairs: Pairs, features: int, rows: Any, cols: Any, depth: 
 
 def resume_cost(pairs: Pairs, features: int, rows: Any, chunk: Any) -> Cost:
     """Return the extra cost of summing over `chunk` columns at a time: partial results are stored and loaded again."""
-    begun = features * (pairs.sums(rows, chunk).rows - pairs.sums(rows, pairs.n_cols).rows)
-    return Cost(begun, begun, 0, 0)
+    resumed = features * (pairs.sums(rows, chunk).rows - pairs.sums(rows, pairs.n_cols).rows)
+    return Cost(resumed, resumed, 0, 0)
 
 
 def pair_product_tiles(
     pairs: Pairs, features: int, words: int, depth: int, row_multiple: int, col_multiple: int
 ) -> tuple[int, ...] | None:
     """Return the edges (rows, cols) of the result's tile that move the fewest words; None if none fit."""
-    tried = pair_edges(
+    candidates = pair_edges(
         edges(pairs.n_rows, row_multiple, not pairs.is_full),
         edges(features, col_multiple),
         lambda rows, cols: pair_product_peak(pairs, features, rows, cols, depth),
         words,
         pairs,
     )
-    return cheapest(pair_product_cost(pairs, features, *tried, depth), tried, words)
+    return cheapest(pair_product_cost(pairs, features, *candidates, depth), candidates, words)

@@ -2,7 +2,7 @@
 
 Phase 1 computes A = exp(Q K^T) tile by tile, over blocks of d, and writes A and its row sums l. Phase 2 computes
 O = diag(l)^-1 A V tile by tile, over blocks of n. If B divides n and d, the phases move 4 n^2 d / B + n^2 + n d + 2 n
-words, the printed 8 n^2 d / sqrt(M) + n^2 + n d + 2 n for M = 4 B^2. `small_cache` follows the same idea with tiles of
+words (the printed 8 n^2 d / sqrt(M) + n^2 + n d + 2 n for M = 4 B^2). `small_cache` follows the same idea with tiles of
 side sqrt(M) and thin slices; it moves half the words and is safe.
 
 Algorithm 1 subtracts no row maximum. A overflows if a score (scaled by 1 / sqrt(d)) exceeds 709.78 in float64, 88.7 in
@@ -24,7 +24,7 @@ from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
 
 
 class Tiles(NamedTuple):
-    side: Any  # B, of every tile
+    side: Any  # B, the side of every tile
 
     # The names of these edges in other schedules
     @property

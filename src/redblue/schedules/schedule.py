@@ -53,8 +53,8 @@ class Cost:
     """Words read, words written, peak of words in the cache, and floating-point operations of one stream.
 
     The fields are numbers, or arrays over candidate tiles. `a + b` is the cost of a followed by b.
-    Reads, writes and flops of a closed form equal those of a run. So does the peak on a full mask; on other masks it is
-    an upper bound, because it assumes whole tiles. Tiles that fit by the closed form therefore always run.
+    Reads, writes and flops of a closed form equal those of a run. On a full mask the peak does too. On other masks it
+    is an upper bound, because it assumes whole tiles. Tiles that fit by the closed form therefore always run.
     """
 
     reads: Any
@@ -115,9 +115,9 @@ class Pass:
 class Schedule:
     """An algorithm: the order in which tiles are loaded, computed and stored.
 
-    source: paper and theorem, or its derivation. passes: by direction; some schedules have only one.
+    source: paper and theorem, or its derivation. passes: the pass of each direction that the schedule has.
     drop_in: its passes have the operator's inputs and outputs (O and lse; for gradient_x, see Problem), so the planner
-    may choose it. (Not so `standard`, whose forward keeps the n^2 probabilities for its backward.)
+    may choose it. (`standard` is no drop-in: its forward keeps the n^2 probabilities for its backward.)
     spills: it writes arrays of n_q n_k words to slow memory.
     safe: the result is finite for any finite scores. full_only: it takes no mask. scattered: only worthwhile with a
     mask.
@@ -136,8 +136,8 @@ class Schedule:
     def direction(self, problem: Problem) -> Pass:
         """Return the pass for the problem's direction. Raises NotCovered if there is none, or if it takes no mask."""
         if problem.direction not in self.passes:
-            own = " and ".join(self.passes)
-            raise NotCovered(f"{self.name} has no pass for direction {problem.direction!r}: it has {own}")
+            directions = " and ".join(self.passes)
+            raise NotCovered(f"{self.name} has no pass for direction {problem.direction!r}: it has {directions}")
         if self.full_only and not problem.mask.is_full:
             raise NotCovered(f"{self.name} takes no mask, got {problem.mask!r}: use Mask.full() or another schedule")
         return self.passes[problem.direction]
@@ -146,7 +146,7 @@ class Schedule:
         """Return the tiles that move the fewest words through a cache of `words` words.
 
         multiple: by edge, the number that its length must be a multiple of (1 by default), unless it spans its array.
-        Raises TooFewWords, with the minimum; NotCovered; and RedblueError for sizes beyond the search.
+        Raises TooFewWords, which states the minimum, and NotCovered; and RedblueError for sizes too large to search.
         """
         stream, one_pass = problem.one_stream(), self.direction(problem)
         sizes = {"n_q (times query heads per key head)": stream.n_q, "n_k": stream.n_k, "d": stream.d}
@@ -241,8 +241,8 @@ def grid(spans: Runs, size: int, length: int) -> Iterator[range]:
 def walks(spans: Runs, size: int, length: int) -> Iterator[range]:
     """Yield the range of columns of each walk over the spans.
 
-    A walk of a block of rows streams by the columns of one range: all of range(length), or one block of `size` that the
-    spans touch.
+    In one walk, the columns of one range stream by a block of rows. The range is all of range(length), or one block of
+    `size` that the spans touch.
     """
     return iter((range(length),)) if size >= length else grid(spans, size, length)
 

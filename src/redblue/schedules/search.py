@@ -105,7 +105,7 @@ def spread(candidates: np.ndarray, limit: int, steps: Sequence[int] = ()) -> np.
 def cheapest(cost: Cost, candidates: Sequence[np.ndarray], words: int) -> tuple[int, ...] | None:
     """Return the candidate that fits and moves the fewest words, with ties broken by the peak; None if none fits.
 
-    cost: of all candidates. candidates: one array per edge.
+    cost: the cost of every candidate. candidates: one array per edge.
     """
     moved, peak = np.broadcast_arrays(cost.words, cost.peak)
     fit = np.flatnonzero(peak <= words)

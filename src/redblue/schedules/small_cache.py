@@ -157,14 +157,14 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
 
 def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
     pairs, depth = p.mask.on(p.n_q, p.n_k), multiple["depth"]
-    tried = pair_edges(
+    candidates = pair_edges(
         edges(p.n_q, multiple["rows"], not pairs.is_full),
         edges(p.n_k, multiple["cols"], not pairs.is_full),
         lambda r, c: _backward_peak(p, r, c, depth),
         words,
         pairs,
     )
-    pair = cheapest(_pair_cost(p, *tried, depth, p.n_k), tried, words)
+    pair = cheapest(_pair_cost(p, *candidates, depth, p.n_k), candidates, words)
     gradients = [
         pair_product_tiles(mask, features, words, depth, multiple[f"{name}_rows"], multiple[f"{name}_cols"])
         for name, mask, features in (("dq", pairs, p.d), ("dk", pairs.T, p.d), ("dv", pairs.T, p.d_v))

@@ -57,11 +57,11 @@ def forward(
         if cut:
             row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
             for walk in walks(live, t.span, problem.n_k):
-                partial = m.load(part[partial_rows(i, walk, t.span, problem.n_q)])
-                row_sum *= exp(row_max - maximum(row_max, partial))
-                row_sum += exp(partial - maximum(row_max, partial))
-                row_max[...] = maximum(row_max, partial)
-                m.free(partial)
+                lse_part = m.load(part[partial_rows(i, walk, t.span, problem.n_q)])
+                row_sum *= exp(row_max - maximum(row_max, lse_part))
+                row_sum += exp(lse_part - maximum(row_max, lse_part))
+                row_max[...] = maximum(row_max, lse_part)
+                m.free(lse_part)
             row_max += log(row_sum)
             m.store(lse[i], row_max)
             m.free(row_max, row_sum)
@@ -104,7 +104,7 @@ def spill_and_output_tiles(
 ) -> tuple[int, ...] | None:
     """Return the edges (rows, cols, depth, out_rows, out_cols) that move the fewest words; None if none fit.
 
-    rows, cols: of the tiles of P. out_rows, out_cols: of the output's tiles. peak, cost: functions of rows and cols,
+    rows, cols: edges of P's tiles. out_rows, out_cols: edges of O's tiles. peak, cost: functions of rows and cols,
     for the phases that work on tiles of P.
     """
     pairs, depth = p.mask.on(p.n_q, p.n_k), multiple["depth"]
@@ -150,8 +150,13 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays:
 
 def forward_pass(stays: bool) -> Pass:
     """Return the forward pass in which queries stay, or stream, while scores are computed."""
-    bind = partial(partial, stays=stays)
-    return Pass(bind(forward), ForwardTiles, bind(forward_cost), bind(forward_tiles), sweeps)
+    return Pass(
+        partial(forward, stays=stays),
+        ForwardTiles,
+        partial(forward_cost, stays=stays),
+        partial(forward_tiles, stays=stays),
+        sweeps,
+    )
 
 
 def sweeps(p: Problem, t: ForwardTiles) -> tuple[Sweep, ...]:

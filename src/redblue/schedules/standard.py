@@ -33,7 +33,7 @@ class ForwardTiles(NamedTuple):
     rows: Any  # score tile: queries, keys
     cols: Any
     depth: Any  # features or keys per streamed slice
-    softmax_rows: Any  # softmax: queries, keys (S is read once if this is all keys, else twice)
+    softmax_rows: Any  # softmax: queries, keys (S is read once if softmax_cols is n_k, else twice)
     softmax_cols: Any
     out_rows: Any  # output tile: queries, features of V
     out_cols: Any
@@ -43,7 +43,7 @@ class BackwardTiles(NamedTuple):
     rows: Any  # dP tile: queries, keys
     cols: Any
     depth: Any  # features, keys or queries per streamed slice
-    softmax_rows: Any  # dS from P and dP: queries, keys (both are read once if this is all keys, else twice)
+    softmax_rows: Any  # dS from P and dP: queries, keys (both are read once if softmax_cols is n_k, else twice)
     softmax_cols: Any
     dq_rows: Any  # tile of dQ: queries, features
     dq_cols: Any
@@ -150,14 +150,14 @@ def _softmax_tiles(
 ) -> tuple[int, ...] | None:
     rows, cols = min(multiple["softmax_rows"], p.n_q), edges(p.n_k, multiple["softmax_cols"])
     fit = cols[rows * (arrays * cols + statistics) <= words]
-    return (rows, int(fit[-1])) if len(fit) else None  # longest: only whole rows are read once
+    return (rows, int(fit[-1])) if len(fit) else None  # the longest edge: rows that fit whole are read only once
 
 
 def _score_tiles(p: Problem, features: int, words: int, multiple: Mapping[str, int]) -> tuple[int, ...] | None:
     pairs, depth = _every_pair(p), multiple["depth"]
     rows, cols = edges(p.n_q, multiple["rows"]), edges(p.n_k, multiple["cols"])
-    tried = pair_edges(rows, cols, lambda r, c: score_peak(pairs, features, r, c, depth, False), words, pairs)
-    return cheapest(score_cost(pairs, features, *tried, depth, False), tried, words)
+    candidates = pair_edges(rows, cols, lambda r, c: score_peak(pairs, features, r, c, depth, False), words, pairs)
+    return cheapest(score_cost(pairs, features, *candidates, depth, False), candidates, words)
 
 
 def forward_cost(p: Problem, t: ForwardTiles) -> Cost:

@@ -1,4 +1,4 @@
-"""Count the words that sweeps read of a stored mask's index, in closed form and by loading the index on a machine."""
+"""Count the words of a stored mask's index that sweeps read, by a closed form and by loading the index on a machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def index_words(problem: Problem, format: Format, sweeps: Iterable[Sweep]) -> in
 
 
 def index_room(problem: Problem, sweeps: Iterable[Sweep]) -> int:
-    """Return the maximum of index words in the cache at a time: one per row of a block, and one more."""
+    """Return the most index words that the cache holds at a time: one per row of a block, and one more."""
     lengths = {"rows": problem.group * problem.n_q, "cols": problem.n_k}
     return max((min(sweep.edge, lengths[sweep.side]) + 1 for sweep in sweeps), default=0)
 
@@ -58,7 +58,8 @@ class StoredIndex:
     """The mask's index in slow memory.
 
     Reading a block of rows loads the block's part of the index, a few words at a time. The last words loaded stay in
-    the cache until the next read, which models a kernel that holds one entry per row and reads on as its tiles go by.
+    the cache until the next read, which models a kernel that holds one entry per row and fetches the next entries with
+    each tile.
     On a machine with numbers, the attended pairs are decoded from the loaded words.
     """
 
@@ -80,7 +81,7 @@ class StoredIndex:
         """Load the index of a block of rows, and return the columns that some of the rows attend."""
         side = "rows" if pairs == self.pairs else "cols" if pairs == self.pairs.T else None
         if side is None:
-            return pairs.cols_of(rows)  # not the mask but a product without one
+            return pairs.cols_of(rows)  # a matrix product that takes no mask reads no index
         heads = self.group if side == "rows" else 1
         block = range(rows.start // heads, ceil_div(rows.stop, heads))
         loaded: dict[str, list[Any]] = {name: [] for name in self.arrays[side]}
@@ -102,7 +103,7 @@ class StoredIndex:
         return self.last.runs()
 
     def last_read(self, pairs: Pairs) -> Any:
-        """Return the block read last, with `holds` and `dense` as of a mask; without numbers, return the mask."""
+        """Return the decoded block that was read last; on a machine without numbers, return the mask."""
         return pairs if self.last is None else self.last
 
 
