@@ -23,7 +23,7 @@ ATTRIBUTES = (
     "seq_lengths",
     "mask_mod",
 )
-MAX_PAIRS = 1 << 22  # in one call of mask_mod
+MAX_PAIRS = 1 << 22  # pairs in one call of mask_mod
 
 
 def read(mask: Any) -> Rule:
@@ -46,7 +46,7 @@ def read(mask: Any) -> Rule:
         full = _layouts(mask.full_kv_num_blocks, mask.full_kv_indices, cols)
     if partial.shape[-2] != ceil_div(n_q, bq):
         raise RedblueError(
-            f"block_mask has {partial.shape[-2]} rows of blocks of {bq}, but seq_lengths say n_q = {n_q}"
+            f"block_mask has {partial.shape[-2]} rows of blocks of {bq}, but its seq_lengths give n_q = {n_q}"
         )
     batch, heads = partial.shape[:2]
     planes = []

@@ -16,7 +16,7 @@ from redblue.masks.patterns.tiling import Tiling, tiling
 from redblue.masks.rules.stack import planes
 
 MIN_FULL_RUN = 8  # keys: a shorter full run next to keys with bits costs a kernel more than bits do
-CACHED = 16  # masks, with sizes, whose lowered form is kept
+CACHED = 16  # lowered masks that are kept, counting each size of a mask
 
 
 class Lowered(NamedTuple):
@@ -51,8 +51,8 @@ def lowered(mask: Mask, n_q: int, n_k: int, group: int, panel: int) -> Lowered:
     if group < 1:
         raise RedblueError(f"group must be at least 1 row per query, got {group}")
     if mask.group != 1:
-        raise RedblueError(f"give the mask of the queries, and their rows as group; got one of {mask.group} rows each")
-    rules, used = planes(mask.rule)
+        raise RedblueError(f"give the mask of the queries, not of their rows ({mask.group} each): group adds the rows")
+    rules, plane_of_entry = planes(mask.rule)
     first = spans.arange(ceil_div(n_q * group, panel)) * panel
     stop = np.minimum(first + panel, n_q * group)
     parts = [_runs(tiling(rule.pattern(n_q, n_k), first, stop, group), n_k) for rule in rules]
@@ -62,7 +62,7 @@ def lowered(mask: Mask, n_q: int, n_k: int, group: int, panel: int) -> Lowered:
         words_before += len(bits)
     counts, runs, bits, nnz = zip(*parts, strict=True)
     starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *counts]))
-    result = Lowered(starts, np.concatenate(runs), np.concatenate(bits), used, sum(nnz))
+    result = Lowered(starts, np.concatenate(runs), np.concatenate(bits), plane_of_entry, sum(nnz))
     for array in result[:4]:
         array.flags.writeable = False
     return result

@@ -137,8 +137,8 @@ class Mask:
         """The BigBird pattern of Zaheer et al. (arXiv 2007.14062), in blocks as in the authors' implementation.
 
         window: number of blocks around the diagonal, odd. first: number of blocks at the start that attend all blocks
-        and that all blocks attend. random: number of blocks that each row of blocks attends besides, drawn from all
-        blocks. seed: of the draw.
+        and that all blocks attend. random: number of further blocks that each row of blocks attends, drawn from all
+        blocks. seed: the seed of the draw.
         """
         window = whole_number("window", window, 1)
         if window % 2 == 0:
@@ -154,7 +154,7 @@ class Mask:
 
     @classmethod
     def random_blocks(cls, density: float, seed: int = 0, block: int | Sequence[int] = 64) -> Mask:
-        """Each block of queries and keys attends with probability `density`. A seed and sizes fix the blocks."""
+        """Each block of queries and keys attends with probability `density`. The seed and the sizes decide which."""
         if isinstance(density, bool) or not isinstance(density, (int, float, np.number)) or not 0 <= density <= 1:
             raise RedblueError(f"density must be a number from 0 to 1, got {density!r}")
         return cls(block_patterns.RandomBlocks(float(density), whole_number("seed", seed, 0), pair("block", block)))
@@ -173,8 +173,8 @@ class Mask:
     def from_dense(cls, array: Any) -> Mask:
         """Query i attends key j where array[..., i, j] is True, as in PyTorch's attn_mask.
 
-        array: boolean (..., n_q, n_k). Leading axes are batch entries and heads. Axes of length 1 broadcast, and so
-        does an n_q that is left out.
+        array: boolean (..., n_q, n_k). Leading axes are batch entries and heads. Axes of length 1 broadcast. An array
+        of one axis, (n_k,), is for every query.
         """
         return cls(arrays.from_dense(array))
 
@@ -300,7 +300,7 @@ class Mask:
         """Return an Altair chart of the mask's tiles: full tiles, and partial tiles, paler with fewer attending pairs.
 
         tile: the edges of a tile in queries and keys, or one number for both. If left out, tiles are squares, at most
-        64 along an axis, which for small n are single pairs. Notebooks show the chart; `.save("mask.svg")` writes it.
+        64 along an axis; for small n, a tile is a single pair. Notebooks show the chart; `.save("mask.svg")` writes it.
         Raises RedblueError for more tiles or planes than can be drawn.
         """
         from redblue.masks.picture import plot  # deferred, because it loads Altair

@@ -13,7 +13,7 @@ import numpy as np
 from redblue.base.errors import RedblueError
 from redblue.masks.mask import Mask
 
-MAX_DIGITS = 18  # of a number
+MAX_DIGITS = 18  # most digits of a number
 
 
 class Name(NamedTuple):
@@ -49,8 +49,8 @@ FORMS = (*(name.form for name in NAMES.values()), *FILES)
 def parse(text: str) -> Mask:
     """Make the mask that a text such as "causal & documents:512,1536" stands for.
 
-    ~ binds more tightly than &, and & more tightly than |; parentheses group. The name of a file may contain these
-    characters if the text is that file alone. Raises RedblueError, which lists the forms.
+    ~ binds more tightly than &, and & more tightly than |; parentheses group. A file's name may contain these
+    characters only if the file is the whole text. Raises RedblueError, which lists the forms.
     """
     stripped = text.strip()
     if not re.search(r"[&|~()]", stripped):
@@ -151,7 +151,7 @@ def _csr(path: str) -> Mask:
 
 
 def _load(path: str, writer: str) -> np.ndarray | dict[str, np.ndarray]:
-    """Read the array of a .npy file, or the arrays of a .npz file by name. writer: named in errors."""
+    """Read the array of a .npy file, or the arrays of a .npz file by name. writer: who writes such files."""
     try:
         with open(path, "rb") as file:
             loaded: Any = np.load(file, allow_pickle=False)

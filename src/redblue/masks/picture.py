@@ -17,7 +17,7 @@ from redblue.masks.patterns.census import Census, census
 from redblue.masks.rules.rule import Rule
 
 DEFAULT_TILES = 64  # along the longer axis
-MAX_TILES = 1 << 16  # in one chart
+MAX_TILES = 1 << 16  # tiles in one chart
 MAX_PLANES = 12
 SIDE = 320  # pixels of the longer axis
 SHADES = " ░▒▓█"  # from no pair to every pair of a tile
@@ -34,7 +34,7 @@ class Drawable(Protocol):
 
 
 def edges_of(n_q: int, n_k: int, tile: int | tuple[int, int] | None) -> tuple[int, int]:
-    """Return the edges of a chart's tiles: the user's, or of squares of which DEFAULT_TILES cover the longer axis."""
+    """Return the edges of a chart's tiles: `tile`, or by default squares, DEFAULT_TILES along the longer axis."""
     edge = max(1, ceil_div(max(n_q, n_k), DEFAULT_TILES))
     return (edge, edge) if tile is None else pair("tile", tile)
 
@@ -48,8 +48,8 @@ def chart(mask: Drawable, n_q: int, n_k: int, tile: int | tuple[int, int] | None
     rows, cols = edges_of(n_q, n_k, tile)
     if ceil_div(n_q, rows) * ceil_div(n_k, cols) > MAX_TILES:
         raise RedblueError(
-            f"tiles of {rows} x {cols} cut {n_q:,} x {n_k:,} pairs into more than can be drawn ({MAX_TILES:,}): give "
-            "larger ones"
+            f"tiles of {rows} x {cols} cut {n_q:,} x {n_k:,} pairs into more than can be drawn ({MAX_TILES:,} tiles): "
+            "give larger tiles"
         )
     tiles = census(mask.rule.pattern(n_q, n_k), rows, cols)
     edge = min(rows, cols)
@@ -81,11 +81,11 @@ def _axis(channel: Any, name: str, title: str, length: int) -> Any:
 def _rectangles(tiles: Census, rows: int, cols: int, n_q: int, n_k: int) -> list[dict[str, Any]]:
     """Merge neighbouring tiles with the same share of attending pairs into rectangles, as rows of Vega-Lite data."""
     share = tiles.pairs / np.maximum(1, tiles.area)
-    new = (
+    is_first = (
         (np.diff(tiles.row, prepend=-1) != 0) | (np.diff(tiles.col, prepend=0) != 1) | (np.diff(share, prepend=-1) != 0)
     )
-    first = np.flatnonzero(new)
-    last = np.append(first[1:], len(new))[: len(first)] - 1
+    first = np.flatnonzero(is_first)
+    last = np.append(first[1:], len(is_first))[: len(first)] - 1
     rectangles: list[dict[str, Any]] = []
     # Rectangles that may grow downwards, by the row of tiles below them, their columns and their share.
     growing: dict[tuple[int, int, int, float], dict[str, Any]] = {}
@@ -107,7 +107,7 @@ def _rectangles(tiles: Census, rows: int, cols: int, n_q: int, n_k: int) -> list
 
 
 def _title(mask: Drawable, tiles: Census, rows: int, cols: int) -> alt.TitleParams:
-    """The mask's constructor, and the number of tiles of each kind or, for tiles of one pair, of pairs."""
+    """Return the mask's constructor as title, and counts of tiles (of pairs, if a tile is one pair) as subtitle."""
     title = repr(mask)
     if rows == cols == 1:
         counts = f"{amount(int(tiles.pairs.sum()))} pairs"

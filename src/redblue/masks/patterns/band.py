@@ -97,8 +97,8 @@ class Band:
 
         # The first and the last live row block are summed by themselves; the blocks between, by floor_sum.
         low, high = live.start // rows, (live.stop - 1) // rows
-        two = 1 * (low != high)  # 0 where the first live row block is also the last
-        inner, inner_stop = low + 1, low + 1 + two * (high - low - 1)
+        distinct = 1 * (low != high)  # 0 where the first live row block is also the last
+        inner, inner_stop = low + 1, low + 1 + distinct * (high - low - 1)
         # start(i) is 0 for the blocks before `leaves`; from there, it is floor((i rows + group first) / (group cols)).
         leaves = clip(ceil_div(group * (1 - first), rows), inner, inner_stop)
         starts = floor_sum(inner_stop - leaves, group * cols, rows, leaves * rows + group * first)
@@ -107,14 +107,14 @@ class Band:
         meets = clip(first_block_reaching(self.n_cols - 1), inner, inner_stop)
         stops = floor_sum(meets - inner, group * cols, rows, inner * rows + rows - 1 + group * (end + cols - 1))
         in_last = stop(high) - start(high)
-        tiles = stops + (inner_stop - meets) * col_blocks - starts + in_last + two * (stop(low) - start(low))
+        tiles = stops + (inner_stop - meets) * col_blocks - starts + in_last + distinct * (stop(low) - start(low))
 
         # Only the last row block and the last column block may be shorter than the others.
         short_row = (high == row_blocks - 1) * (row_blocks * rows - self.n_rows)
         short_col = col_blocks * cols - self.n_cols
-        reaches = clip(first_block_reaching((col_blocks - 1) * cols), inner, inner_stop)
+        first_reaching = clip(first_block_reaching((col_blocks - 1) * cols), inner, inner_stop)
         last_reaches = 1 * (stop(high) == col_blocks)
-        reach = inner_stop - reaches + last_reaches + two * (stop(low) == col_blocks)  # row blocks in the last column
-        sum_cols = cols * tiles - short_col * reach
+        blocks_in_last_col = inner_stop - first_reaching + last_reaches + distinct * (stop(low) == col_blocks)
+        sum_cols = cols * tiles - short_col * blocks_in_last_col
         last_cols = cols * in_last - short_col * last_reaches
         return TileSums(tiles, rows * tiles - short_row * in_last, sum_cols, rows * sum_cols - short_row * last_cols)

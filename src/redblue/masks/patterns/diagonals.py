@@ -1,4 +1,4 @@
-"""Patterns along the diagonal: every key near the query's own position, or every step-th of them; and periodic ones."""
+"""Patterns along the diagonal: windows, dilated windows and periodic patterns."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Dilated(Pattern):
     step: int
 
     def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        # `step` consecutive queries leave no gap: they attend every key from the first one's first to the last one's
-        # last.
+        # `step` consecutive queries leave no gap: they attend every key from the first key of the first query to the
+        # last key of the last query.
         gapless = stop - first >= self.step
         if gapless.all():
             return spans.from_runs(np.arange(len(first)), first - self.reach, stop + self.reach, self.n_k)
@@ -111,7 +111,7 @@ def _periodic_words(
     The words are looked up in a table by (k + sign q) mod len(holds) and by the row's place in its group.
     """
     bits = np.arange(count)
-    later = (np.arange(group)[:, None] + bits) // group  # (group, count): queries from the first row's to bit b's
+    later = (np.arange(group)[:, None] + bits) // group  # (group, count): bit b's query minus the first row's query
     attended = holds[(np.arange(len(holds))[:, None, None] + sign * later) % len(holds)]
     table = np.bitwise_or.reduce(attended.astype(np.uint64) << bits.astype(np.uint64), axis=2)
     return table[(keys + sign * (rows // group)) % len(holds), rows % group]

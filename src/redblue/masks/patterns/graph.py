@@ -29,7 +29,7 @@ class Graph(Pattern):
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        return True, False  # the keys that several queries have in common are found only pair by pair
+        return True, False  # the keys that several queries have in common are known only pair by pair
 
     def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
         ranges, entries = self._entries(first, stop)
@@ -61,8 +61,8 @@ class Graph(Pattern):
     def words(self, rows: np.ndarray, count: int, group: int, keys: np.ndarray) -> np.ndarray:
         if not len(keys):
             return np.zeros(0, np.uint64)
-        new = np.append(True, rows[1:] != rows[:-1])
-        starts, panel = rows[new], np.cumsum(new) - 1  # the distinct first rows, and the one that each i has
+        is_new = np.append(True, rows[1:] != rows[:-1])
+        starts, panel = rows[is_new], np.cumsum(is_new) - 1  # distinct rows, and the index of rows[i] in them
         first = starts // group
         stop = np.minimum((starts + count - 1) // group + 1, self.n_q)
         panels, entries = self._entries(first, stop)
@@ -73,9 +73,9 @@ class Graph(Pattern):
         entry_words = below(bit + group) & ~below(bit)
         begins = np.flatnonzero(np.diff(positions, prepend=-1))
         words = np.bitwise_or.reduceat(entry_words, begins) if len(begins) else entry_words
-        place, found = _find(positions[begins], panel * self.n_k + keys)
+        place, is_attended = _find(positions[begins], panel * self.n_k + keys)
         result = np.zeros(len(keys), np.uint64)
-        result[found] = words[place[found]]
+        result[is_attended] = words[place[is_attended]]
         return result
 
 

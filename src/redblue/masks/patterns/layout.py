@@ -111,8 +111,8 @@ class Layout:
         counts = self.before[below] - self.before[above]
         live = (counts[:, right] > counts[:, left]).astype(self._sum_type)
 
-        # table[w, e, j]: the weights w of the row intervals of edge r[e] that are live in column interval j, summed.
-        # (einsum instead of @, because the threads that NumPy takes for large products crawl on a busy machine.)
+        # table[w, e, j] sums weight w over those row intervals of edge r[e] that are live in column interval j.
+        # (einsum instead of @: NumPy's threads for large products are slow on a busy machine.)
         table = np.empty((2, len(r), live.shape[1]), self._sum_type)
         stops = np.cumsum(np.bincount(row.edge))
         for edge, (begin, stop) in enumerate(zip((0, *stops), stops, strict=False)):
@@ -124,9 +124,9 @@ class Layout:
         ends = np.cumsum(per_edge[c_of])
         begins = ends - per_edge[c_of]
         entry = np.arange(ends[-1]) + np.repeat((np.cumsum(per_edge) - per_edge)[c_of] - begins, per_edge[c_of])
-        at = table[:, np.repeat(r_of, per_edge[c_of]), col_at[entry]]
+        row_sums = table[:, np.repeat(r_of, per_edge[c_of]), col_at[entry]]
         tiles, lengths = col.weight[0, entry], col.weight[1, entry]
-        parts = np.stack([at[0] * tiles, at[1] * tiles, at[0] * lengths, at[1] * lengths])
+        parts = np.stack([row_sums[0] * tiles, row_sums[1] * tiles, row_sums[0] * lengths, row_sums[1] * lengths])
         return np.add.reduceat(parts, begins, axis=1)
 
 
@@ -156,10 +156,10 @@ def _intervals(edges: np.ndarray, length: int, block: int) -> Intervals:
     # If at least one tile starts in every block, group the tiles by that block; otherwise take each tile by itself.
     short = edges <= block
     count = np.where(short, blocks, ceil_div(length, edges))
-    of = np.repeat(np.arange(len(edges)), count)
-    index, edge = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count), edges[of]
-    low = np.where(short[of], ceil_div(index * block, edge), index)
-    high = np.where(short[of], ceil_div(np.minimum((index + 1) * block, length), edge), index + 1)
+    edge_index = np.repeat(np.arange(len(edges)), count)
+    index, edge = np.arange(len(edge_index)) - np.repeat(np.cumsum(count) - count, count), edges[edge_index]
+    low = np.where(short[edge_index], ceil_div(index * block, edge), index)
+    high = np.where(short[edge_index], ceil_div(np.minimum((index + 1) * block, length), edge), index + 1)
     # The tiles low .. high - 1 start in the same block; only the last of them may reach into another block.
     first, last = low * edge // block, (high - 1) * edge
     stop = np.minimum(length, last + edge)
@@ -167,11 +167,11 @@ def _intervals(edges: np.ndarray, length: int, block: int) -> Intervals:
     beyond = (reaches > first + 1).astype(np.int64)
     within = np.minimum(high * edge, length) - low * edge - beyond * (stop - last)
     # Column 0: the tiles that end in the block where they start. Column 1: the tile that reaches beyond.
-    pairs = [(of, of), (first, first), (first + 1, reaches), (high - low - beyond, beyond)]
+    pairs = [(edge_index, edge_index), (first, first), (first + 1, reaches), (high - low - beyond, beyond)]
     pairs.append((within, beyond * (stop - last)))
-    of, first, stop, tiles, lengths = (np.stack(pair, axis=1).ravel() for pair in pairs)
-    some = tiles > 0
-    return Intervals(of[some], first[some], stop[some], np.stack([tiles[some], lengths[some]]))
+    edge_index, first, stop, tiles, lengths = (np.stack(pair, axis=1).ravel() for pair in pairs)
+    used = tiles > 0
+    return Intervals(edge_index[used], first[used], stop[used], np.stack([tiles[used], lengths[used]]))
 
 
 def _blocks_of(part: range, block: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Patterns of packed documents: each attends itself, in full or in a window counted from its own ends."""
+"""Patterns of packed documents: each document attends itself, in full or in a window laid on the document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redblue.masks.patterns.pattern import OneRunPerKey
 class Packed(OneRunPerKey):
     """Consecutive documents: every query of document t attends all keys of document t.
 
-    starts: the queries of document t are starts[t] .. starts[t + 1] - 1. key_starts: its keys, likewise.
+    starts: the queries of document t are starts[t] .. starts[t + 1] - 1. key_starts: the same for its keys.
     """
 
     starts: np.ndarray
@@ -23,8 +23,8 @@ class Packed(OneRunPerKey):
     def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
         low, high = self._documents(first), self._documents(stop - 1)
         ranges, document = spans.expand(low, high - low + 1)
-        some = self.starts[document] < self.starts[document + 1]  # nothing attends a document without queries
-        ranges, document = ranges[some], document[some]
+        has_queries = self.starts[document] < self.starts[document + 1]  # nothing attends a document without queries
+        ranges, document = ranges[has_queries], document[has_queries]
         return spans.from_runs(ranges, self.key_starts[document], self.key_starts[document + 1], self.n_k)
 
     def inner(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
@@ -54,8 +54,8 @@ class PackedWindows(Packed):
         low, high = self._documents(first), self._documents(stop - 1)
         ranges, t = spans.expand(low, high - low + 1)
         begin, last = np.maximum(first[ranges], self.starts[t]), np.minimum(stop[ranges], self.starts[t + 1]) - 1
-        some = begin <= last  # nothing attends a document without queries
-        ranges, t, begin, last = ranges[some], t[some], begin[some], last[some]
+        has_queries = begin <= last  # nothing attends a document without queries
+        ranges, t, begin, last = ranges[has_queries], t[has_queries], begin[has_queries], last[has_queries]
         return self._within_document(ranges, t, begin + self.first[t], last + self.end[t])
 
     def inner(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ EMPTY = np.zeros(0, np.int64)
 def stride(ranges: int, n_k: int) -> int:
     """Return the distance between the positions of one range and the next, n_k + 1.
 
-    Raises RedblueError if the positions of so many ranges would not fit 64-bit integers.
+    Raises RedblueError if the positions of all ranges do not fit 64-bit integers.
     """
     if (ranges + 1) * (n_k + 1) > MAX_POSITION:
         raise RedblueError(
@@ -51,8 +51,8 @@ def from_runs(ranges: np.ndarray, first: np.ndarray, stop: np.ndarray, n_k: int)
     """
     base = ranges * (n_k + 1)
     first, stop = np.maximum(first, 0), np.minimum(stop, n_k)
-    some = first < stop
-    first, stop = (base + first)[some], (base + stop)[some]
+    nonempty = first < stop
+    first, stop = (base + first)[nonempty], (base + stop)[nonempty]
     begins, ends = np.ones(len(first), bool), np.ones(len(first), bool)
     begins[1:] = ends[:-1] = first[1:] != stop[:-1]  # merge runs that touch
     return np.stack([first[begins], stop[ends]], axis=1).ravel()
@@ -85,7 +85,7 @@ def expand(first: np.ndarray | int, count: np.ndarray) -> tuple[np.ndarray, np.n
     if total > MAX_LISTED:
         raise RedblueError(
             f"the mask keeps too much to be listed: {total:,} runs or keys, of at most {MAX_LISTED:,}; give smaller "
-            "sizes, or a mask that keeps less"
+            "sizes, or a sparser mask"
         )
     index = np.repeat(np.arange(len(ends)), count)
     return index, np.arange(total) + np.repeat(first - ends + count, count)

@@ -1,4 +1,4 @@
-"""Any pattern as Pairs: masks that are neither bands nor block layouts answer schedules from their live tiles.
+"""Any pattern as Pairs, the interface of schedules. It serves masks that are neither bands nor block layouts.
 
 The pattern's pairs are tested once, when they are first needed, in panels of 64 rows; the work is proportional to the
 live tiles.
@@ -20,7 +20,7 @@ from redblue.masks.patterns.pairs import Pairs, Runs, TileSums, Transposed
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.tiling import Tiling, tiling
 
-MAX_CACHED_RUNS = 1 << 24  # runs that one mask keeps for the tile heights it was asked about: 400 MB
+MAX_CACHED_RUNS = 1 << 24  # runs that one mask keeps, for the tile heights used so far: 400 MB
 
 
 class PatternRule(Protocol):
@@ -207,7 +207,7 @@ class Tiled:
         if not len(block):
             return 0, 0, 0, 0
         low, high = first // cols, (stop - 1) // cols + 1
-        shared = (block[1:] == block[:-1]) & (low[1:] < high[:-1])  # the run starts in the tile where the last one ends
+        shared = (block[1:] == block[:-1]) & (low[1:] < high[:-1])  # starts in the previous run's last tile
         tiles = high - low - np.append(False, shared)
         short_col = cols * ceil_div(self.n_cols, cols) - self.n_cols
         reaches_last = (high == ceil_div(self.n_cols, cols)) & (tiles > 0)  # counts the last, shorter tile of the row
@@ -225,13 +225,13 @@ class Tiled:
         cache = self._block_runs_cache
         if rows in cache:
             return cache[rows]
-        part = max((edge for edge in cache if rows % edge == 0), default=None)
-        if part is None or self.pattern.exact[0]:
+        divisor = max((edge for edge in cache if rows % edge == 0), default=None)
+        if divisor is None or self.pattern.exact[0]:
             first = spans.arange(ceil_div(self.n_rows, rows)) * rows
             edges = self._live_columns(first, np.minimum(first + rows, self.n_rows))
         else:  # unite the columns of the smaller blocks that make up each block
-            block, first, stop = cache[part]
-            base = block // (rows // part) * (self.n_cols + 1)
+            block, first, stop = cache[divisor]
+            base = block // (rows // divisor) * (self.n_cols + 1)
             edges = spans.from_unsorted_runs(base + first, base + stop)
         block, key = np.divmod(edges.reshape(-1, 2), self.n_cols + 1)
         runs = BlockRuns(block[:, 0], key[:, 0], key[:, 1])
@@ -247,14 +247,14 @@ class Tiled:
         spans.stride(len(first), self.n_cols)
         if self.pattern.exact[0]:
             return self.pattern.outer(first // self.group, (stop - 1) // self.group + 1)
-        of, panel = spans.expand(0, ceil_div(stop - first, WORD_BITS))
-        low = first[of] + WORD_BITS * panel
-        tiles = tiling(self.pattern, low, np.minimum(low + WORD_BITS, stop[of]), self.group)
+        range_of, panel = spans.expand(0, ceil_div(stop - first, WORD_BITS))
+        low = first[range_of] + WORD_BITS * panel
+        tiles = tiling(self.pattern, low, np.minimum(low + WORD_BITS, stop[range_of]), self.group)
         edges = spans.union(tiles.full, spans.from_positions(tiles.positions))
-        if len(of) == len(first):
+        if len(range_of) == len(first):
             return edges
         panel, key = np.divmod(edges, self.n_cols + 1)
-        positions = of[panel] * (self.n_cols + 1) + key
+        positions = range_of[panel] * (self.n_cols + 1) + key
         return spans.from_unsorted_runs(positions[::2], positions[1::2])
 
 

@@ -1,4 +1,4 @@
-"""The exact pairs of ranges of rows: keys that all rows of a range attend, and bits for the keys that only some do."""
+"""The exact pairs of ranges of rows: keys that all rows of a range attend, bits for keys that only some rows attend."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def tiling(pattern: Pattern, first: np.ndarray, stop: np.ndarray, group: int) ->
     for positions in spans.chunks(partial):
         i = positions // width
         words = pattern.words(first[i], count, group, positions - i * width) & valid[i]
-        some = words != 0
-        position_parts.append(positions[some])
-        word_parts.append(words[some])
+        nonzero = words != 0
+        position_parts.append(positions[nonzero])
+        word_parts.append(words[nonzero])
         stored += len(position_parts[-1])
         if stored > MAX_WORDS:
             raise _too_many(pattern)
@@ -63,5 +63,5 @@ def tiling(pattern: Pattern, first: np.ndarray, stop: np.ndarray, group: int) ->
 def _too_many(pattern: Pattern) -> RedblueError:
     return RedblueError(
         f"the mask is attended in part nearly everywhere: n_q = {pattern.n_q:,} and n_k = {pattern.n_k:,} take more "
-        f"than {MAX_WORDS:,} words of bits; give smaller sizes, or a mask that keeps less"
+        f"than {MAX_WORDS:,} words of bits; give smaller sizes, or a sparser mask"
     )

@@ -1,4 +1,4 @@
-"""The algebra of rules: intersection, union and complement, simplified where a simple rule says the same."""
+"""The algebra of rules: intersection, union and complement, simplified where one rule equals the combination."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def both(a: Rule, b: Rule) -> Rule:
 
 
 def either(a: Rule, b: Rule) -> Rule:
-    """Return the rule of the pairs that one of the rules has, or both. Raises RedblueError as `both`."""
+    """Return the rule of the pairs that one of the rules has, or both. Raises RedblueError as `both` does."""
     return _for_each_entry(functools.partial(_combine, Either), a, b)
 
 
@@ -154,7 +154,7 @@ def _simplified(kind: type[Combined], a: Rule, b: Rule) -> Rule | None:
 
 
 def _combine_windows(kind: type[Combined], a: Window, b: Window) -> Window:
-    """Take the shorter (Both) or the longer (Either) side of two windows. Both contain the query's own position."""
+    """Take the shorter (Both) or the longer (Either) sides: two windows overlap at the query's own position."""
     sides = ((a.left, b.left), (a.right, b.right))
     if kind is Both:
         left, right = (min((side for side in pair if side is not None), default=None) for pair in sides)

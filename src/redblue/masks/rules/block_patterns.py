@@ -19,7 +19,7 @@ from redblue.masks.patterns.tokens import Tokens
 from redblue.masks.rules.layouts import Blocks
 from redblue.masks.rules.rule import Rule
 
-MAX_BLOCKS = 1 << 31  # of a random layout, which is drawn as a whole
+MAX_BLOCKS = 1 << 31  # blocks of a random layout, which is drawn as a whole
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class BigBird(Rule):
     """A block attends the blocks of a window around the diagonal, the first blocks, and random ones.
 
     window: blocks, an odd number. first: number of blocks at the start that attend all blocks and that all attend.
-    random: blocks drawn for each row of blocks, from all blocks. seed: of the draw.
+    random: blocks drawn for each row of blocks, from all blocks. seed: the seed of the draw.
     """
 
     block: tuple[int, int]
@@ -88,7 +88,7 @@ def _draw_distinct(rows: int, cols: int, count: int, rng: np.random.Generator) -
 
 @dataclass(frozen=True)
 class RandomBlocks(Rule):
-    """Each block of queries and keys attends with probability `density`. seed: of the draw."""
+    """Each block of queries and keys attends with probability `density`. seed: the seed of the draw."""
 
     density: float
     seed: int

@@ -23,7 +23,7 @@ MAX_PRINTED = 16  # blocks: larger layouts print as their shape and density
 class Blocks(Rule):
     """Query i attends key j where layout[i // bq, j // bk] is True.
 
-    bits: the layout's bits, packed by np.packbits, which makes the rule hashable. shape: of the layout.
+    bits: the layout's bits, packed by np.packbits, which makes the rule hashable. shape: the layout's shape.
     block: (bq, bk), the edges of a block in queries and keys; the last block of an axis may be shorter.
     """
 
@@ -90,7 +90,7 @@ class Blocks(Rule):
 
     def pattern(self, n_q: int, n_k: int) -> Pattern:
         self.check(n_q, n_k)
-        # Clip the blocks to the axes: a block that is longer means the same, and might not fit 64-bit integers.
+        # Clip the blocks to the axes: a longer block means the same, but might not fit 64-bit integers.
         return Squares(n_q, n_k, self.layout, (max(1, min(self.block[0], n_q)), max(1, min(self.block[1], n_k))))
 
     def on(self, n_rows: int, n_cols: int, group: int) -> Layout:

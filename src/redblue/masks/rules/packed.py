@@ -14,7 +14,7 @@ from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.rules.bands import Window
 from redblue.masks.rules.rule import Rule, Sizes, check_sizes
 
-MAX_TOKENS = 1 << 60  # of all documents together
+MAX_TOKENS = 1 << 60  # tokens of all documents together
 
 
 def documents(lengths: Any, key_lengths: Any, within: Rule | None) -> Documents:
@@ -70,7 +70,7 @@ class Documents(Rule):
 
     def _starts(self, n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the first query and the first key of each document, followed by n_q and n_k."""
-        check_sizes("documents", self.sizes, n_q, n_k, "lengths must add up to it, padding included")
+        check_sizes("documents", self.sizes, n_q, n_k, "the lengths, padding included, must add up to the size")
         return np.append(0, np.cumsum(self.lengths.array)), np.append(0, np.cumsum(self.key_lengths.array))
 
     def pattern(self, n_q: int, n_k: int) -> Pattern:

@@ -49,8 +49,8 @@ class Strided(Rule):
     def pattern(self, n_q: int, n_k: int) -> Pattern:
         longest = n_q + n_k
         stride = max(1, min(self.stride, longest))
-        every = Dilated(n_q, n_k, (longest // stride + 1) * stride, stride)
-        far = Joined(n_q, n_k, every, Diagonal(n_q, n_k, -longest, 1), np.bitwise_and)
+        both_sides = Dilated(n_q, n_k, (longest // stride + 1) * stride, stride)
+        far = Joined(n_q, n_k, both_sides, Diagonal(n_q, n_k, -longest, 1), np.bitwise_and)
         return _NearAndFar(n_q, n_k, Diagonal(n_q, n_k, -stride, 1), far, np.bitwise_or)
 
     def pair_count(self, n_q: int, n_k: int) -> int:

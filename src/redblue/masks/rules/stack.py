@@ -48,8 +48,8 @@ class Stack(Rule):
 
     def pattern(self, n_q: int, n_k: int) -> Pattern:
         raise RedblueError(
-            f"the mask has {len(self.planes)} planes, of shape {self.shape}, for batch entries and heads: ask one of "
-            "them, mask.plane(i)"
+            f"the mask has {len(self.planes)} planes, of shape {self.shape}, for batch entries and heads: take "
+            "one of them with mask.plane(i)"
         )
 
     def on(self, n_rows: int, n_cols: int, group: int) -> Pairs:
@@ -65,8 +65,8 @@ class Stack(Rule):
 def planes(rule: Rule) -> tuple[tuple[Rule, ...], np.ndarray]:
     """Split a rule into 2-D rules.
 
-    Returns (rules, planes): the rule of entry i of the stack is rules[planes[i]]. A rule without batch entries and
-    heads is its own only part, and `planes` has shape ().
+    Returns (rules, planes): the rule of entry i of the stack is rules[planes[i]]. For a rule without batch
+    entries and heads, `rules` holds the rule itself, and `planes` has shape ().
     """
     if isinstance(rule, Stack):
         return rule.rules, rule.planes.array.reshape(rule.shape)

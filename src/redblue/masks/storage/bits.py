@@ -39,7 +39,7 @@ class Bits:
 
 @dataclass(frozen=True)
 class NofM:
-    """For masks in which exactly n of every m consecutive columns attend: the offset of each in its group of m.
+    """The offsets of the attended columns in their groups of m, for masks that attend exactly n of every m columns.
 
     An offset takes ceil(log2 m) bits, at least 1.
     """

@@ -1,4 +1,4 @@
-"""Formats that list live blocks: blocks that attend as a whole, and tiles with bits for those attended in part."""
+"""Formats that list live blocks: whole blocks only, or tiles with bits where a tile is attended in part."""
 
 from __future__ import annotations
 

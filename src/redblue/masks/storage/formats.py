@@ -14,7 +14,7 @@ A sweep over blocks of rows (`schedules/schedule.py`) reads everything that the 
 | `blocks` | pointers of the touched rows of blocks, and their live blocks | touched + 1, and 1 per live block |
 | `tiles:E` | two pointers per row of tiles, live tiles, these rows' bits of partial tiles | 2 (touched + 1), 1 per live tile, rows x ceil(E / bits) per partial tile |
 | `csr` | pointers and columns | rows + 1, and 1 per pair |
-| `coo` | rows and columns, no pointers: a sweep reads on from the last block | 2 per pair |
+| `coo` | rows and columns, no pointers: a sweep continues after the previous block | 2 per pair |
 | `N:M` | N packed offsets in each group of M columns | rows x ceil(N ceil(log2 M) n_k / M / bits per word) |
 """  # noqa: E501
 
@@ -59,7 +59,7 @@ class Format(Protocol):
 
 
 def entry_range(starts: np.ndarray, rows: range) -> tuple[int, int]:
-    """Return the first entry of the rows, and the first one after them, by the rows' pointers."""
+    """Look up the first entry of the rows and the first entry after them. starts: the rows' pointers."""
     return int(starts[rows.start]), int(starts[rows.stop])
 
 
