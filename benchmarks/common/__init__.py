@@ -1,1 +1,1 @@
-"""What all benchmarks share: rounds of contenders, records, and which measurements stay true."""
+"""Code shared by all benchmarks: timing in turns, records, and rules for keeping earlier measurements."""

@@ -1,7 +1,7 @@
-"""Correctness first: the errors that a contender may have, before anything is timed.
+"""The errors allowed to a contender; they are checked before anything is timed.
 
-redblue must be no further from float64 than twice the unfused PyTorch expression in the same type, as everywhere in
-this project. A peer must be near enough to compute the same function; otherwise it is left out of its row.
+The error of redblue against float64 may be at most twice that of the unfused PyTorch expression in the same type, as
+everywhere in this project. A peer must be close enough to compute the same function; otherwise its row omits the peer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_OURS, MAX_PEER = 2.0, 4.0  # times the error of the unfused expression
 
 
 class Red(Exception):
-    """redblue gave a wrong result: no number is worth printing."""
+    """redblue gave a wrong result, so the benchmark prints no numbers."""
 
 
 def relative_errors(results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> list[float]:

@@ -1,8 +1,8 @@
-"""Which measurements on a GPU stay true from run to run: those of the same card, compilers and kernels.
+"""Decide which earlier measurements on a GPU are still valid: those with the same card, compilers and kernels.
 
-A time of redblue's depends on what `fingerprint` names; its kernels change more often than its version, so they go by
-their sources. A failure is final where another run would only repeat it; one in passing, such as a timeout, is tried
-again.
+A time of redblue depends on the facts that `fingerprint` names. The kernels change more often than the version of
+redblue, so they are identified by a hash of their sources. A failure is final if another run would only repeat it; a
+temporary failure, such as a timeout, is tried again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import redblue
 from redblue.base.errors import RedblueError
 
 KERNELS = Path(redblue.__file__).parent / "kernels" / "gpu"
-# Words of compilers, PyTorch and peers where a card or a library can not; `runs instead` is redblue's own
+# Error texts for calls that a card or library cannot handle, from compilers, PyTorch, peers and redblue (the last one)
 FINAL = (
     "out of resource",
     "shared memory",
@@ -32,7 +32,7 @@ FINAL = (
 
 
 def fingerprint(device: str) -> dict[str, str]:
-    """The device, PyTorch and Triton by version, redblue's kernels by their sources."""
+    """The device, the versions of PyTorch and Triton, and a hash of the sources of redblue's kernels."""
     import torch  # pyright: ignore[reportMissingImports]
     import triton  # pyright: ignore[reportMissingImports]
 
@@ -40,25 +40,26 @@ def fingerprint(device: str) -> dict[str, str]:
 
 
 def hashed(folder: Path) -> str:
-    """Of the Python files in it, by name and content."""
-    found = hashlib.sha256()
+    """A hash of the names and contents of the Python files in the folder."""
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         text = path.read_bytes()
-        found.update(f"{path.relative_to(folder).as_posix()} {len(text)}\n".encode() + text)
-    return found.hexdigest()[:16]
+        digest.update(f"{path.relative_to(folder).as_posix()} {len(text)}\n".encode() + text)
+    return digest.hexdigest()[:16]
 
 
 def changed(kept: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Names of the facts that are not what they were."""
+    """Names of the facts that differ from the kept ones."""
     return [name for name, value in facts.items() if kept.get(name) != value]
 
 
 def said_anew(count: int, what: str, names: Iterable[str]) -> str:
+    """A message: earlier results are measured again, because they were kept with other `names` (of facts)."""
     return f"measured anew: {count} {what}, kept of other {', '.join(names)}"
 
 
 def is_final(failure: BaseException) -> bool:
-    """Whether it is a refusal, and would be one again; not so timeouts, a full memory, and whatever else went wrong."""
+    """Whether the failure is a refusal that would recur, unlike a timeout, a full memory or any other error."""
     text = str(failure).lower()
     return isinstance(failure, (RedblueError, NotImplementedError)) or any(words in text for words in FINAL)
 
@@ -68,6 +69,6 @@ def now() -> str:
 
 
 def days(dates: Iterable[str]) -> str:
-    """The first and the last day of these dates, "" for none."""
-    found = sorted({date[:10] for date in dates if date})
-    return " to ".join(dict.fromkeys([*found[:1], *found[-1:]]))
+    """The first and the last day of the dates; "" if there are no dates."""
+    unique = sorted({date[:10] for date in dates if date})
+    return " to ".join(dict.fromkeys([*unique[:1], *unique[-1:]]))

@@ -1,4 +1,4 @@
-"""Where benchmarks keep their results."""
+"""The folder in which benchmarks keep their results."""
 
 from __future__ import annotations
 

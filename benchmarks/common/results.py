@@ -1,4 +1,4 @@
-"""What was measured, what it is held against, and how both are kept as JSON."""
+"""Measured figures, the limits they are compared with, and their JSON files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.common.timing import Spread, spread
 
 
 class Limit(NamedTuple):
-    """What must be reached, and what is aimed at; None where nothing was said."""
+    """The requirement (`must`) and the more ambitious aim of a figure; None: there is none."""
 
     must: float | None = None
     aim: float | None = None
@@ -19,7 +19,7 @@ class Limit(NamedTuple):
 
 @dataclass
 class Figure:
-    """One measured number and what it is held against. unit: "x", "%" (a share, 1 is all) or "us"."""
+    """One measured number and its limit. unit: "x", "%" (a share; 1 is 100 %) or "us"."""
 
     what: str
     value: Spread
@@ -41,7 +41,7 @@ class Figure:
 
 @dataclass
 class Row:
-    """One case: figures, and the rates they are from, one per round, in `unit`."""
+    """One case: its figures, and the rates behind them, in `unit`, one rate per contender and round."""
 
     measure: str
     case: str
@@ -53,7 +53,7 @@ class Row:
 
 
 def write(path: Path, about: dict[str, Any], rows: list[Row]) -> None:
-    """`about`: when, where and how it was measured."""
+    """Write rows as JSON, one per line. about: when, where and how they were measured."""
     kept = [
         asdict(row) | {"medians": {name: spread(rates).median for name, rates in row.rates.items()}} for row in rows
     ]
@@ -62,7 +62,7 @@ def write(path: Path, about: dict[str, Any], rows: list[Row]) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """What `write` wrote."""
+    """Read a file that `write` wrote: (about, rows)."""
     about = json.loads(path.read_text(encoding="utf-8"))
     rows = []
     for kept in about.pop("rows"):
@@ -76,9 +76,9 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
 
 
 def _rounded(value: Any) -> Any:
-    """To five digits: more is noise."""
+    """The value with all floats rounded to five digits; further digits are noise."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,7 +1,7 @@
-"""Timing side by side: contenders take turns, and what is reported are medians and quartiles over the rounds.
+"""Time contenders in turns, and report medians and quartiles over the rounds.
 
-A busy host slows all that run in the same second, so ratios are taken within each round. Everything here is a rate
-(work per second, more is better).
+A busy host slows all contenders that run in the same second, so ratios are computed within each round. All results are
+rates (work per second; more is better).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-THREADS = 2  # of every contender
+THREADS = 2  # that every contender uses
 LONG_SECONDS = 0.5
 LEAST_ROUNDS, LONGEST_SECONDS = 7, 30.0
 
@@ -32,29 +32,29 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def rate(call: Callable[[], object], work: float, seconds: float) -> float:
-    """Work per second, of calls that take at least `seconds` together.
+    """Work per second, measured over as many calls as take at least `seconds` in total.
 
-    One more call comes before, untimed: while it runs, threads that the previous contender left spinning go to sleep.
-    If that one takes so long that a few milliseconds of spinning are nothing to it, it is the measurement.
+    A warm-up call comes first: while it runs, threads that the previous contender left spinning go to sleep. If the
+    warm-up call takes so long that a few milliseconds of spinning do not matter, it is the measurement.
     """
     start = time.perf_counter()
     call()
-    taken = time.perf_counter() - start
-    if taken >= max(seconds, LONG_SECONDS):
-        return work / taken
+    elapsed = time.perf_counter() - start
+    if elapsed >= max(seconds, LONG_SECONDS):
+        return work / elapsed
     count, start = 0, time.perf_counter()
     while True:
         call()
         count += 1
-        taken = time.perf_counter() - start
-        if taken >= seconds:
-            return work * count / taken
+        elapsed = time.perf_counter() - start
+        if elapsed >= seconds:
+            return work * count / elapsed
 
 
 def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """The rates of each contender, one per round; a round before, to warm up, does not count.
+    """The rates of each contender, one per round, after a warm-up round that is not reported.
 
-    Rounds end early, but not before LEAST_ROUNDS, where they have taken LONGEST_SECONDS.
+    The race stops early if LONGEST_SECONDS have passed and at least LEAST_ROUNDS rounds are complete.
     """
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     start = time.perf_counter()
@@ -69,12 +69,12 @@ def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str
 
 
 def ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> Spread:
-    """Ours over theirs, paired by round."""
+    """The ratio of the rates of `ours` to those of `theirs`, computed round by round."""
     return spread([a / b for a, b in zip(rates[ours], rates[theirs], strict=True)])
 
 
 def fastest(calls: Sequence[Callable[[], object]], tries: int = 3) -> Callable[[], object]:
-    """Of several ways to do the same, the one whose best call is fastest."""
+    """The call with the shortest time, out of several that compute the same result; each is tried `tries` times."""
     if len(calls) == 1:
         return calls[0]
     best = [max(rate(call, 1, 0) for _ in range(tries)) for call in calls]

@@ -1,8 +1,8 @@
-"""Attention on this CPU, beside its peers and the measured peak: `make bench`.
+"""Compare attention on this CPU with its peers and with the measured peak: `make bench`.
 
-Correctness first: every call is held against float64 before any is timed, and if redblue is wrong, no number is
-printed. Then contenders take turns, and ratios are medians over the rounds. A whole run (about twenty minutes
-on two cores) keeps docs/results/operator.json and draws operator.svg beside it; Ctrl-C keeps what was measured.
+Every call is checked against float64 before any call is timed. If redblue is wrong, no number is printed. Then the
+contenders take turns; ratios are medians over the rounds. A whole run takes about twenty minutes on two cores. It
+writes docs/results/operator.json and operator.svg. Ctrl-C ends the run and keeps the results so far.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from redblue.compiled import _core
 
 KEPT = RESULTS / "operator.json"
 PACKAGES = ("redblue", "torch", "onnxruntime", "openvino", "numpy")
-BUSY_LOAD = 0.5  # processes that wanted to run over the last minute, before we began
-PAGE_WIDTH = 132  # of what is not a terminal
-WIDE_SPREAD = 0.1  # between the quartiles of a ratio
+BUSY_LOAD = 0.5  # load average of the minute before the start
+PAGE_WIDTH = 132  # of output that does not go to a terminal
+WIDE_SPREAD = 0.1  # relative distance of the quartiles of a ratio
 
 
 def arguments(names: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help=f"comma-separated, of {', '.join(names)}")
-    parser.add_argument("--d", help="only these head dimensions, comma-separated, of measures that run over several")
-    parser.add_argument("--quick", action="store_true", help="3 short rounds: to see that it works, not how fast")
+    parser.add_argument("--only", help=f"only these measures, comma-separated: {', '.join(names)}")
+    parser.add_argument("--d", help="only these head dimensions, comma-separated, in measures that have several")
+    parser.add_argument("--quick", action="store_true", help="3 short rounds, to test that the benchmark works")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contender (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.1, help="of each contender in each round (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.1, help="time of each contender in each round (%(default)s)")
     parser.add_argument("--alone", action="store_true", help="without peers")
-    parser.add_argument("--check", action="store_true", help="only hold results against float64")
-    parser.add_argument("--json", type=Path, help=f"where to keep the results ({KEPT.name}, if the run is whole)")
+    parser.add_argument("--check", action="store_true", help="only check results against float64")
+    parser.add_argument("--json", type=Path, help=f"file for the results (default: {KEPT.name} if the run is whole)")
     parser.add_argument(
-        "--show", type=Path, metavar="JSON", help="measure nothing: the tables and figure of a kept run"
+        "--show", type=Path, metavar="JSON", help="measure nothing; show the tables and draw the figure of a kept run"
     )
     given = parser.parse_args()
     if given.quick:
@@ -67,7 +67,7 @@ def arguments(names: Sequence[str]) -> argparse.Namespace:
 
 
 def about(bench: Bench, load: float) -> dict[str, Any]:
-    """When, where and how."""
+    """When, where and how the run measures."""
     versions = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
     versions = {name: versions.get(name, "not installed") for name in PACKAGES}
     return {
@@ -84,13 +84,13 @@ def about(bench: Bench, load: float) -> dict[str, Any]:
 
 
 def checked_and_run(chosen: list[Measure], bench: Bench, only_check: bool) -> tuple[list[Row], bool]:
-    """The rows, and whether these are all. Raises Red before anything is timed, if redblue is wrong."""
+    """The rows, and whether they are complete. Raises Red, before anything is timed, if redblue is wrong."""
     rows: list[Row] = []
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("held against float64", total=len(chosen))
+        task = progress.add_task("checked against float64", total=len(chosen))
         for measure in chosen:
-            progress.update(task, description=f"held against float64: {measure.title}")
+            progress.update(task, description=f"checked against float64: {measure.title}")
             measure.check(bench)
             progress.advance(task)
         if only_check:
@@ -118,7 +118,7 @@ def limit(shown: Figure, value: float | None) -> str:
 
 
 def verdicts(rows: list[Row]) -> Table:
-    """Each figure beside what must be and what is aimed at."""
+    """A table of all figures with their requirements and aims."""
     made = table(("case", "figure"), ("must", "aim", "measured", "quartiles", "met"), title="Attention on this CPU")
     for row in rows:
         name = f"{row.measure}, {row.case}"
@@ -134,7 +134,7 @@ def verdicts(rows: list[Row]) -> Table:
 
 
 def rates(rows: list[Row]) -> Table:
-    """How fast each contender was."""
+    """A table of the rates of all contenders."""
     made = table(("case", "contender"), ("median", "quartiles", "unit"), title="Rates")
     for row in rows:
         name = f"{row.measure}, {row.case}"
@@ -159,7 +159,7 @@ def show(facts: dict[str, Any], rows: list[Row]) -> None:
         names = "; ".join(f"{row.measure}, {row.case}" for row in wide)
         console.print(f"Quartiles more than {WIDE_SPREAD:.0%} apart: {names}", style="yellow")
     if not facts["complete"]:
-        console.print("Not all was measured.", style="yellow")
+        console.print("The run was interrupted: some measures are missing.", style="yellow")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The figure of the operator's speed: GFLOP/s over d; each plot ends at the peak that the same run measured."""
+"""Draw the speed of the operator: GFLOP/s over d. Each plot ends at the peak measured in the same run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ WIDTH, HEIGHT = 300, 230
 
 
 def draw(facts: dict[str, Any], rows: list[Row], path: Path) -> None:
-    """Write an SVG; nothing if no panel was measured."""
+    """Write an SVG file; write nothing if no panel was measured."""
     panels = [panel(title, [row for row in rows if row.measure == title]) for title in PANELS]
-    panels = [made for made in panels if made]
+    panels = [chart for chart in panels if chart]
     if not panels:
         return
     machine = f"{facts['cpu']}, {facts['isa']}, {facts['threads']} threads, {facts['date'][:10]}"

@@ -1,11 +1,11 @@
-"""Random calls on arrays that end where memory ends: any access outside an array kills the process.
+"""Make random calls on arrays that border on protected pages: any access outside an array kills the process.
 
-    make fuzz                                   # seven minutes of it, after the property tests
+    make fuzz                                   # seven minutes of calls, after the property tests
     python benchmarks/cpu/fuzz.py --seconds 60 --seed 7
     python benchmarks/cpu/fuzz.py --call 7 1234     # one call again, by its seed and number
 
-Every array, the results included, lies in pages of its own, its last byte before a page that may not be touched, or its
-first after one. Calls run in worker processes; one that dies is reported with the call it was doing.
+Every array, including the results, lies in pages of its own: either its last byte is right before a protected page, or
+its first byte right after one. Calls run in worker processes. If a worker dies, the script reports its last call.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}
 
 
 class Guarded:
-    """An array (lead, heads, rows, columns) of random layout between two pages that may not be touched.
+    """An array (lead, heads, rows, columns) of random layout between two protected pages.
 
-    spread: "plain" (contiguous), "any", or "broadcast" (some strides are 0, too). described: as the core takes it.
+    spread: "plain" (contiguous), "any", or "broadcast" (some strides may be 0). described: the struct for the core.
     """
 
     def __init__(self, rng: np.random.Generator, dtype: str, shape: tuple[int, ...], spread: str = "any") -> None:
@@ -73,7 +73,7 @@ class Guarded:
 
 
 def listed(rng: np.random.Generator, sizes: cpu.Sizes, lanes: int, bias_gradient: bool) -> cpu.Attended:
-    """A random mask, the same or another for each batch entry, as runs of keys or as pairs."""
+    """A random mask, shared by all batch entries or one for each, in the form of runs of keys or of pairs."""
     shape = (sizes.lead[0], 1) if rng.random() < 0.3 else ()
     mask = Mask.from_dense(rng.random((*shape, sizes.n_q, sizes.n_k)) < rng.choice([0.01, 0.1, 0.6, 1.0]))
     if not bias_gradient and rng.random() < 0.5:
@@ -82,7 +82,7 @@ def listed(rng: np.random.Generator, sizes: cpu.Sizes, lanes: int, bias_gradient
 
 
 def one_call(seed: int, number: int) -> str:
-    """Do it. Returns it in words."""
+    """Make the call that the seed and number define. Returns its description."""
     rng = np.random.default_rng([seed, number])
 
     def length() -> int:
@@ -140,7 +140,7 @@ def one_call(seed: int, number: int) -> str:
 
 
 def work(seed: int, first: int, step: int, seconds: float, progress: Path) -> None:
-    """Calls until time is up; `progress` always holds the number of the one being done."""
+    """Make calls until time is up. The file `progress` always holds the number of the current call."""
     end, number, done = time.monotonic() + seconds, first, 0
     with progress.open("r+b", buffering=0) as file:
         while time.monotonic() < end:
@@ -154,7 +154,7 @@ def work(seed: int, first: int, step: int, seconds: float, progress: Path) -> No
 
 def fuzz(seed: int, seconds: float, workers: int, folder: Path) -> int:
     """Run the workers. Returns how many died."""
-    found, running, begun = 0, [], time.monotonic()
+    deaths, running, begun = 0, [], time.monotonic()
     for worker in range(workers):
         progress = folder / f"worker{worker}"
         progress.write_text("{}")
@@ -179,21 +179,21 @@ def fuzz(seed: int, seconds: float, workers: int, folder: Path) -> int:
         state = json.loads(progress.read_text())
         total += state.get("done", 0)
         if process.returncode:
-            found += 1
+            deaths += 1
             why = (
                 f"signal {-process.returncode}" if process.returncode < 0 else (process.communicate()[1] or "").strip()
             )
             print(f"\nDIED ({why}) in: python benchmarks/cpu/fuzz.py --call {seed} {state.get('call', 0)}")
-    print(f"\nseed {seed}: {total} calls forward and backward in {time.monotonic() - begun:.0f} s, {found} deaths")
-    return found
+    print(f"\nseed {seed}: {total} calls forward and backward in {time.monotonic() - begun:.0f} s, {deaths} deaths")
+    return deaths
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600, help="how long (default: 600)")
-    parser.add_argument("--seed", type=int, default=None, help="of the calls (default: the clock)")
+    parser.add_argument("--seconds", type=float, default=600, help="duration (default: 600)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the calls (default: from the clock)")
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
-    parser.add_argument("--call", type=int, nargs=2, metavar=("SEED", "NUMBER"), help="do one call again")
+    parser.add_argument("--call", type=int, nargs=2, metavar=("SEED", "NUMBER"), help="repeat one call")
     parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.call:

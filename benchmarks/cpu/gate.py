@@ -1,4 +1,4 @@
-"""The gate of benchmarks on CPUs: every contender is held against float64 before it is timed; see common/gate.py."""
+"""Check every contender on CPUs against float64 before it is timed; common/gate.py has the allowed errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.cpu.peers import REDBLUE, Call, Inputs, contender, gradients, in
 
 
 def unfused(call: Call, x: Inputs) -> list[torch.Tensor]:
-    """The textbook's expression in the type of x, head by head."""
+    """The textbook expression for attention in the type of x, head by head."""
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         scores = q @ k.transpose(-1, -2) * call.d**-0.5
@@ -25,24 +25,24 @@ def unfused(call: Call, x: Inputs) -> list[torch.Tensor]:
 
 
 def check(call: Call, peers: list[str]) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """(errors of those that are right, and of "unfused"; what is wrong with others). Raises Red if redblue is wrong."""
+    """(errors of correct contenders and of "unfused", why the others fail). Raises Red if redblue is wrong."""
     reference = unfused(call, inputs(call, torch.float64))
     errors, wrong = {"unfused": relative_errors(unfused(call, inputs(call)), reference)}, {}
     for peer in peers:
         try:
             run = contender(peer, call)
-            found = relative_errors(run(), reference) if run else None
-        except Exception as failure:  # a peer's, of whatever kind, must not end the run
+            error = relative_errors(run(), reference) if run else None
+        except Exception as failure:  # no failure of a peer may end the run
             if peer == REDBLUE:
                 raise
             wrong[peer] = f"{type(failure).__name__}: {str(failure).splitlines()[0]}"
             continue
-        if found is None:
-            wrong[peer] = "cannot do this"
-        elif within(found, errors["unfused"], MAX_OURS if peer == REDBLUE else MAX_PEER):
-            errors[peer] = found
+        if error is None:
+            wrong[peer] = "does not support this call"
+        elif within(error, errors["unfused"], MAX_OURS if peer == REDBLUE else MAX_PEER):
+            errors[peer] = error
         elif peer == REDBLUE:
-            raise Red(f"{peer}, {call.title}: errors {found}, of the unfused expression {errors['unfused']}")
+            raise Red(f"{peer}, {call.title}: errors {error}, errors of the unfused expression {errors['unfused']}")
         else:
-            wrong[peer] = f"too far from float64, {max(found):.1e}"
+            wrong[peer] = f"too far from float64, {max(error):.1e}"
     return errors, wrong

@@ -1,7 +1,7 @@
-"""How fast the laboratory itself is, and this machine's measured roof: `make bench`.
+"""Measure the speed of the laboratory and the roofline of this machine: `make bench`.
 
-Correctness first: a counting run must equal its closed form, or nothing is timed. Times are the best of several runs
-on whatever machine this is; the table says which.
+If a counting run differs from its closed form, nothing is timed. Times are the best of several runs; the table
+names the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from redblue.catalogue.roofline import roofline
 from redblue.lab import counts
 
 MILLION = 1_000_000
-LIMITS = {"closed_form_seconds": 1e-3, "search_seconds": 50e-3, "counting_run_seconds": 0.5}  # what was promised
+LIMITS = {"closed_form_seconds": 1e-3, "search_seconds": 50e-3, "counting_run_seconds": 0.5}  # requirements
 WORDS = 116_224  # 227 KiB of 16-bit words
 
 
@@ -40,7 +40,7 @@ def best_of(runs: int, action: Callable[[], object]) -> float:
 
 
 def check() -> None:
-    """Counting run = closed form, at the size that is timed."""
+    """Exit if the counting run differs from the closed form at the size that is timed."""
     problem, tiles = rb.Problem(4096, 4096, 64), {"rows": 64, "cols": 64}
     closed, ran = rb.count("flash", problem, tiles=tiles), counts.run("flash", problem, tiles=tiles)
     if closed != ran:
@@ -85,7 +85,7 @@ def main() -> None:
         ("schedule", "direction"),
         ("closed form", "tile search", "counting run"),
         title="The laboratory: closed form and search at n = 1,000,000, d = 128, causal; run at n = 4096, d = 64",
-        caption="saha_ye, which takes no mask, on a full one",
+        caption="saha_ye takes no mask and runs with the full one",
     )
     for row in rows:
         figures = (row["closed_form_seconds"], row["search_seconds"], row["counting_run_seconds"])
@@ -99,11 +99,11 @@ def main() -> None:
     slow = [
         f"{row['schedule']} {row['direction']}: {key}"
         for row in rows
-        for key, most in LIMITS.items()
-        if row[key] > most
+        for key, limit in LIMITS.items()
+        if row[key] > limit
     ]
     if slow:
-        sys.exit("slower than promised (1 ms, 50 ms, 0.5 s), or the machine was busy: " + "; ".join(slow))
+        sys.exit("slower than required (1 ms, 50 ms, 0.5 s), perhaps because the machine was busy: " + "; ".join(slow))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What masks cost: each against the same call without one, and against what else computes it.
+"""Measure the cost of masks: compare each masked call with the call without a mask, and with other implementations.
 
-Every pattern is held against the textbook's expression in float64 first, at a length where that fits in memory.
+Every pattern is first checked against the textbook expression in float64, at a length where that fits in memory.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from redblue.kernels.cpu import mask_form
 
 N, D, HEADS = 8192, 64, 4
 CHECKED_N = 1024
-CHECKED_LEAST = 0.02  # density: a row with one key has no gradient but rounding errors, which have no relative size
+CHECKED_LEAST = 0.02  # density: dQ of a row with one key is 0 but for rounding, so it has no relative error
 WINDOW = Mask.sliding_window(256, 256)
 DENSITIES = (0.5, 0.2, 0.1, 0.05)
 PAIR_DENSITIES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0)
 NODES, EDGES = 100_000, 10_000_000
-COMPOSITION_BYTES = 16 << 30  # that one head of the torch composition takes with its gradients
+COMPOSITION_BYTES = 16 << 30  # memory of one head of `composition` with its gradients
 
 Run = Callable[[], object]
 
 
 def inputs(n: int, heads: int = HEADS, d: int = D, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    made = torch.Generator().manual_seed(0)
-    return [torch.randn(1, heads, n, d, generator=made).to(dtype) for _ in range(4)]
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, heads, n, d, generator=generator).to(dtype) for _ in range(4)]
 
 
 def forward(mask: Mask | None, x: Sequence[torch.Tensor]) -> Run:
@@ -44,7 +44,7 @@ def forward(mask: Mask | None, x: Sequence[torch.Tensor]) -> Run:
 
 
 def both(attention: Callable[..., torch.Tensor], x: Sequence[torch.Tensor]) -> Run:
-    """Forward and backward."""
+    """A run of the forward and the backward pass."""
     *leaves, dout = (a.detach().clone() for a in x)
     for leaf in leaves:
         leaf.requires_grad_()
@@ -52,7 +52,7 @@ def both(attention: Callable[..., torch.Tensor], x: Sequence[torch.Tensor]) -> R
 
 
 def check(mask: Mask, n: int = CHECKED_N) -> None:
-    """Outputs and gradients against float64. Raises Red."""
+    """Compare outputs and gradients with float64. Raises Red if they are wrong."""
     dense = torch.from_numpy(mask.to_dense(n, n))
 
     def textbook(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -65,10 +65,10 @@ def check(mask: Mask, n: int = CHECKED_N) -> None:
 
     x = inputs(n, 1)
     exact = results(textbook, [a.double() for a in x])
-    found = relative_errors(results(partial(rb.attention, mask=mask), x), exact)
+    errors = relative_errors(results(partial(rb.attention, mask=mask), x), exact)
     allowed = relative_errors(results(textbook, x), exact)
-    if not within(found, allowed, MAX_OURS):
-        raise Red(f"{mask}: errors {found}, of the unfused expression {allowed}")
+    if not within(errors, allowed, MAX_OURS):
+        raise Red(f"{mask}: errors {errors}, errors of the unfused expression {allowed}")
 
 
 def timed(bench: Any, runs: dict[str, Run]) -> dict[str, list[float]]:
@@ -76,7 +76,7 @@ def timed(bench: Any, runs: dict[str, Run]) -> dict[str, list[float]]:
 
 
 def over(rates: dict[str, list[float]], slow: str, fast: str, times: float = 1.0) -> Spread:
-    """Seconds of `slow` over those of `fast`, times `times`."""
+    """The time of `slow` over the time of `fast`, multiplied by `times`."""
     return Spread(*(value * times for value in ratio(rates, fast, slow)))
 
 
@@ -103,7 +103,7 @@ def window(bench: Any) -> Row:
 
 
 def flex_attention(x: Sequence[torch.Tensor]) -> tuple[Run | None, str]:
-    """PyTorch's, compiled, and how long that took; None and why not."""
+    """(a run of compiled FlexAttention, a note on its compile time), or (None, the reason why it does not run)."""
     from torch.nn.attention.flex_attention import (  # pyright: ignore[reportMissingImports]
         create_block_mask,
         flex_attention,
@@ -115,12 +115,12 @@ def flex_attention(x: Sequence[torch.Tensor]) -> tuple[Run | None, str]:
     start = time.perf_counter()
     try:
         with torch.no_grad():
-            found = compiled(q, k, v, block_mask=mask)
-    except Exception as failure:  # a peer's, of whatever kind
+            out = compiled(q, k, v, block_mask=mask)
+    except Exception as failure:  # no failure of a peer may end the run
         return None, f"FlexAttention: {type(failure).__name__}: {str(failure).splitlines()[0]}"
     seconds = time.perf_counter() - start
-    if (found - rb.attention(q, k, v, mask=WINDOW)).abs().max() > 1e-4:
-        return None, "FlexAttention: another result"
+    if (out - rb.attention(q, k, v, mask=WINDOW)).abs().max() > 1e-4:
+        return None, "FlexAttention: the result differs"
 
     def run() -> object:
         with torch.no_grad():
@@ -131,7 +131,7 @@ def flex_attention(x: Sequence[torch.Tensor]) -> tuple[Run | None, str]:
 
 @cache
 def document_lengths() -> list[int]:
-    """16 that add up to N, the longest about eight times the shortest."""
+    """16 lengths that add up to N; the longest is about eight times the shortest."""
     share = np.geomspace(1, 8, 16)
     lengths = np.floor(share / share.sum() * N).astype(int)
     lengths[-1] += N - lengths.sum()
@@ -141,14 +141,14 @@ def document_lengths() -> list[int]:
 def documents(bench: Any) -> Row:
     x, lengths = inputs(N), document_lengths()
     parts = [[a[:, :, end - n : end] for a in x] for n, end in zip(lengths, np.cumsum(lengths), strict=True)]
-    each = [both(partial(rb.attention, mask=Mask.causal()), part) for part in parts]
+    separate = [both(partial(rb.attention, mask=Mask.causal()), part) for part in parts]
     padded = [torch.zeros(len(lengths), HEADS, max(lengths), D) for _ in x]
     for i, part in enumerate(parts):
-        for to, of in zip(padded, part, strict=True):
-            to[i, :, : lengths[i]] = of[0]
+        for target, source in zip(padded, part, strict=True):
+            target[i, :, : lengths[i]] = source[0]
     runs: dict[str, Run] = {
         "packed": both(partial(rb.attention, mask=Mask.documents(lengths, within=Mask.causal())), x),
-        "separate calls": lambda: [run() for run in each],
+        "separate calls": lambda: [run() for run in separate],
     }
     if not bench.alone:
         runs["padded SDPA"] = both(partial(F.scaled_dot_product_attention, is_causal=True), padded)
@@ -179,7 +179,7 @@ def blocks(density: float, bench: Any) -> Row:
 
 @cache
 def graph() -> Mask:
-    """Directed edges without repetition; targets by a power law."""
+    """Directed edges without repetition; their targets follow a power law."""
     rng = np.random.default_rng(0)
     weights = np.arange(1, NODES + 1) ** -0.7
     targets = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(EDGES)).clip(max=NODES - 1)
@@ -188,7 +188,7 @@ def graph() -> Mask:
 
 
 def composition(rows: torch.Tensor, cols: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Graph attention as PyTorch's users write it: gather, softmax by scatter, scatter."""
+    """Graph attention as users of PyTorch write it: gather, softmax by scatter, scatter."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (x[0, 0] for x in (q, k, v))
@@ -203,10 +203,10 @@ def composition(rows: torch.Tensor, cols: torch.Tensor) -> Callable[..., torch.T
 
 
 def of_graph(bench: Any) -> Row:
-    """All heads at once; the composition head by head, since one takes gigabytes."""
+    """redblue computes all heads at once; the composition runs on one head, which already takes gigabytes."""
     mask, x = graph(), inputs(NODES)
     run = both(partial(rb.attention, mask=mask), x)
-    run()  # the lists are made once
+    run()  # builds the lists, which later calls reuse
     rates = {"redblue": [_heads_per_second(run, HEADS) for _ in range(max(2, min(5, bench.rounds)))]}
     figures, note = [], ""
     if bench.alone or free_bytes() < COMPOSITION_BYTES:
@@ -229,7 +229,7 @@ def _heads_per_second(run: Run, heads: int) -> float:
 
 
 def free_bytes() -> int:
-    """Of memory, on Linux; elsewhere none is promised."""
+    """Free memory on Linux; 0 on other systems, where it is unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -238,7 +238,7 @@ def free_bytes() -> int:
 
 
 def choice(density: float, bench: Any) -> Row:
-    """The planned form, tiles or pairs, against the better of both."""
+    """Compare the planned form (tiles or pairs) with the faster of the two."""
     n = N // 2
     mask = Mask.from_dense(np.random.default_rng(0).random((n, n)) < density)
     x = inputs(n, 1)
@@ -283,7 +283,7 @@ def _form(pairs: bool):
         mask_form.gathers = planned
 
 
-# (name for --only, title, masks to check, what measures it)
+# (name for --only, title, masks to check, function that measures)
 CASES: tuple[tuple[str, str, Callable[[], list[Mask]], Callable[[Any], Row]], ...] = (
     ("window", "window", lambda: [WINDOW], window),
     ("documents", "documents", lambda: [Mask.documents([100, 0, 924], within=Mask.causal())], documents),

@@ -1,6 +1,6 @@
-"""What is measured, and what must come out of it: one `Measure` for each line of the table.
+"""The measures of the CPU benchmark and their requirements: one `Measure` for each line of the table.
 
-`check` holds everything that a measure is about to time against float64; `run` times it.
+The `check` of a measure compares all its calls with float64; its `run` times them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ TILE_DIMS = (64, 128, 192, 256, 384, 576)
 TILE_SIDES = (("forward", "float32"), ("backward", "float32"), ("forward", "bfloat16"), ("backward", "bfloat16"))
 PEERS = (PYTORCH, ONNXRUNTIME, OPENVINO)
 BEST_PEER, PEAK, DRAM = "best peer", "measured peak", "measured DRAM reads"
-OVER_LAST_CACHE = 4  # K and V, so that it can keep little of them
+OVER_LAST_CACHE = 4  # size of K and V over the last cache, so that the cache holds only a small part of them
 
 
 @dataclass
 class Bench:
-    """How to measure, and what the gate let through. alone: without peers."""
+    """How to measure, and the errors of contenders that passed the gate. alone: without peers."""
 
     rounds: int = 15
-    seconds: float = 0.1  # of each contender in each round
+    seconds: float = 0.1  # for each contender in each round
     alone: bool = False
     errors: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     wrong: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -56,20 +56,20 @@ class Bench:
 
     def timed(self, call: Call, peers: tuple[str, ...], work: float | None = None) -> dict[str, Callable[[], float]]:
         """The contenders that passed the gate, as functions that measure a rate."""
-        found = {}
+        runs = {}
         for peer in (REDBLUE, *(peer for peer in peers if peer in self.peers)):
             run = contender(peer, call) if peer in self.errors[call.title] else None
             if run is not None:
-                found[peer] = partial(rate, run, work or call.flops / 1e9, self.seconds)
-        return found
+                runs[peer] = partial(rate, run, work or call.flops / 1e9, self.seconds)
+        return runs
 
     def note(self, call: Call, peers: tuple[str, ...]) -> str:
-        """Why peers are not in a row."""
+        """The reasons why peers are missing from a row."""
         if self.alone:
             return ""
-        gone = [f"{peer}: not installed" for peer in peers if missing(peer)]
+        absent = [f"{peer}: not installed" for peer in peers if missing(peer)]
         wrong = self.wrong[call.title]
-        return "; ".join([*gone, *(f"{peer}: {wrong[peer]}" for peer in peers if peer in wrong)])
+        return "; ".join([*absent, *(f"{peer}: {wrong[peer]}" for peer in peers if peer in wrong)])
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class Measure:
 
 
 def _peak(bench: Bench, dtype: str) -> Callable[[], float]:
-    """GFLOP/s of independent multiply-adds, of the instruction set that is in use."""
+    """A function that measures the GFLOP/s of independent multiply-adds in the chosen instruction set."""
     return lambda: _core.multiply_add_rate(dtype, THREADS, bench.seconds) / 1e9
 
 
 def compare(title: str, call: Call, peers: tuple[str, ...], limits: Mapping[str, Limit]) -> Measure:
-    """redblue beside peers and the measured peak. limits by BEST_PEER, a peer's name, or PEAK."""
+    """Compare redblue with peers and the measured peak. limits: keys are BEST_PEER, names of peers, or PEAK."""
 
     def run(bench: Bench) -> Row:
         contenders = bench.timed(call, peers)
@@ -109,7 +109,7 @@ def compare(title: str, call: Call, peers: tuple[str, ...], limits: Mapping[str,
 
 
 def causal(d: int) -> Measure:
-    """Half of the work is masked: how much of the time is saved, in calls per second."""
+    """Compare calls with a causal and a full mask: the causal mask removes half of the work."""
     title, full = "fp32 forward, causal", Call(d, n_q=4096, n_k=4096)
     half = Call(d, n_q=4096, n_k=4096, causal=True)
 
@@ -136,11 +136,11 @@ def causal(d: int) -> Measure:
 
 
 def avx2(d: int) -> Measure:
-    """fp32 forward in processes of its own, which REDBLUE_ISA tells to use avx2."""
+    """fp32 forward in separate processes in which REDBLUE_ISA selects avx2."""
     title = "avx2, fp32 forward"
     able = any(isa.name == "avx2" and isa.supported for isa in _core.list_isas())
 
-    def of_its_own(*options: str) -> None:
+    def in_own_process(*options: str) -> None:
         command = [
             sys.executable,
             "-m",
@@ -161,16 +161,16 @@ def avx2(d: int) -> Measure:
             return Row(title, f"d {d}", note="this CPU cannot run it")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "avx2.json"
-            of_its_own("--rounds", str(bench.rounds), "--seconds", str(bench.seconds), "--json", str(path))
+            in_own_process("--rounds", str(bench.rounds), "--seconds", str(bench.seconds), "--json", str(path))
             _, (row,) = read(path)
         figures = [Figure(f"of its own {PEAK}", each.value, Limit(0.80, 0.90), "%") for each in row.figures]
         return Row(title, row.case, figures, row.rates, row.unit)
 
-    return Measure(title, lambda bench: of_its_own("--check") if able else None, run, d)
+    return Measure(title, lambda bench: in_own_process("--check") if able else None, run, d)
 
 
 def decoding(dtype: str) -> Measure:
-    """One query against a long cache: bytes of K and V per second, against reading as many bytes and no more."""
+    """One query and a long cache: bytes of K and V per second, compared with a loop that only reads as many bytes."""
     title, bytes_per_word = f"{SHORT[dtype]} decoding", {"float32": 4, "bfloat16": 2}[dtype]
     caches = detect_cpu().caches
     last = caches[-1].capacity_bytes if caches else 32 << 20
@@ -192,7 +192,7 @@ def decoding(dtype: str) -> Measure:
 
 
 def scaling() -> Measure:
-    """One head, backward: nothing to share out but the head itself."""
+    """One head, backward: the threads can only divide the work within the head."""
     title, call = "scaling to 2 threads", Call(64, "float32", "backward", 4096, 4096, heads=1)
 
     def run(bench: Bench) -> Row:
@@ -236,19 +236,19 @@ def gpt(autocast: bool) -> Measure:
 
 
 def overhead() -> Measure:
-    """Of a call that computes next to nothing."""
+    """Compare the times of calls with almost no arithmetic."""
     title, call, times = "overhead of a call", Call(8, n_q=4, n_k=4, heads=1), 200
 
     def run(bench: Bench) -> Row:
         contenders = {}
         for name in (REDBLUE, PYTORCH):
-            made = contender(name, call)
-            assert made is not None
+            run_once = contender(name, call)
+            assert run_once is not None
 
-            def many(made: Callable[[], object] = made) -> None:
+            def many(run_once: Callable[[], object] = run_once) -> None:
                 with torch.no_grad():
                     for _ in range(times):
-                        made()
+                        run_once()
 
             contenders[name] = partial(rate, many, times / 1e6, bench.seconds)
         rates = race(contenders, bench.rounds)
@@ -263,7 +263,7 @@ NEIGHBOUR = Call(64, n_q=256, n_k=256)
 
 
 def after_us() -> Measure:
-    """In turns with PyTorch's own work: do our idle threads take the cores from it?"""
+    """Time PyTorch's matmul right after attention: do redblue's idle threads slow it down?"""
     title = "PyTorch's matmul after attention"
 
     def run(bench: Bench) -> Row:
@@ -279,7 +279,7 @@ def after_us() -> Measure:
 
 
 def after_them() -> Measure:
-    """Or PyTorch's from us? Its threads spin for a while after each of its operations: known, not held to anything."""
+    """Time attention right after PyTorch's matmul, whose threads spin on for a while; no requirement."""
     title = "redblue after PyTorch's matmul"
 
     def run(bench: Bench) -> Row:
@@ -301,15 +301,15 @@ def _matmul() -> Callable[[], object]:
 
 
 def _second(first: Callable[[], object], second: Callable[[], object], seconds: float) -> float:
-    """Calls of `second` per second of its own time, each right after `first`."""
-    taken, count, end = 0.0, 0, perf_counter() + seconds
+    """Calls per second of `second`, each timed alone, right after a call of `first`."""
+    elapsed, count, end = 0.0, 0, perf_counter() + seconds
     while perf_counter() < end:
         first()
         start = perf_counter()
         second()
-        taken += perf_counter() - start
+        elapsed += perf_counter() - start
         count += 1
-    return count / taken
+    return count / elapsed
 
 
 def tile(direction: str, dtype: str, d: int) -> Measure:
@@ -325,19 +325,19 @@ def tile(direction: str, dtype: str, d: int) -> Measure:
 
 
 def masks() -> dict[str, list[Measure]]:
-    found: dict[str, list[Measure]] = {}
+    by_name: dict[str, list[Measure]] = {}
     for name, title, checked, run in masked.CASES:
 
         def check(bench: Bench, checked: Callable[[], list[Mask]] = checked) -> None:
             for mask in checked():
                 masked.check(mask)
 
-        found.setdefault(name, []).append(Measure(title, check, run))
-    return found
+        by_name.setdefault(name, []).append(Measure(title, check, run))
+    return by_name
 
 
 def measures() -> dict[str, list[Measure]]:
-    """By the name that --only takes."""
+    """All measures; the keys are the names that --only takes."""
     bf16 = {PEAK} if _core.choose_isa().has_bfloat16 else set()
 
     def over_dims(direction: str, dtype: str, peers: tuple[str, ...], limits: dict[str, Limit]) -> list[Measure]:

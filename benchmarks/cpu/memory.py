@@ -1,4 +1,4 @@
-"""Peak memory of attention, forward and backward, at a length whose scores alone would take 16 GiB.
+"""Measure the peak memory of attention, forward and backward, at a length whose scores would take 16 GiB.
 
 Usage: python benchmarks/cpu/memory.py [--n 65536] [--d 64] [--window KEYS] [--json PATH]
 """
@@ -25,14 +25,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--n", type=int, default=65_536)
     parser.add_argument("--d", type=int, default=64)
-    parser.add_argument("--window", type=int, help="causal, each query attends so many keys before its own")
-    parser.add_argument("--most", type=int, help="fail if the forward pass adds more than so many MB (10^6 bytes)")
+    parser.add_argument("--window", type=int, help="causal window: how many keys before its own a query attends")
+    parser.add_argument("--most", type=int, help="fail if the forward pass adds more than this many MB (10^6 bytes)")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     q, k, v = (torch.randn(1, 1, given.n, given.d, requires_grad=True) for _ in range(3))
     dout = torch.randn(1, 1, given.n, given.d)
     small = torch.randn(1, 1, 256, given.d, requires_grad=True)
-    rb.attention(small, small, small).sum().backward()  # what PyTorch and the pool take once
+    rb.attention(small, small, small).sum().backward()  # so that one-time allocations are not counted
     before = peak_bytes()
     mask = None if given.window is None else rb.Mask.sliding_window(given.window, 0)
     out = rb.attention(q, k, v, mask=mask)
@@ -40,7 +40,7 @@ def main() -> None:
     out.backward(dout)
     both = peak_bytes() - before
     array = 4 * given.n * given.d
-    found = {
+    results = {
         "n": given.n,
         "d": given.d,
         "window": given.window,
@@ -55,12 +55,12 @@ def main() -> None:
         f"and backward {both / MIB:.0f} (five: out, dq, dk, dv, and dQ's sums)"
     )
     if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        given.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     if given.most is not None and forward > given.most * 10**6:
         raise SystemExit(f"the forward pass added {forward / 1e6:.0f} MB, more than {given.most}")
-    # Whatever allocators keep besides: far from n^2.
+    # The limit leaves space for allocators and is far below n^2.
     if both > 10 * array + 64 * MIB:
-        raise SystemExit("more than ten arrays: something of size n^2?")
+        raise SystemExit("the peak grew by more than ten arrays: is there an array of size n^2?")
 
 
 if __name__ == "__main__":

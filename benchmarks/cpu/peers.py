@@ -1,7 +1,7 @@
-"""The contenders, each called as its users would, in the layout that it likes best: redblue and its peers.
+"""The contenders, redblue and its peers. Each is called as its users call it, in the layout that suits it best.
 
-A contender is made for one call and its inputs, and gives a function of no arguments that computes and returns the
-results as PyTorch tensors: [out], or [dq, dk, dv]. All use `THREADS` threads and inputs that were made before.
+`contender` builds a function without arguments for one call. The function computes the results and returns them as
+PyTorch tensors: [out], or [dq, dk, dv]. All contenders use `THREADS` threads and inputs that exist before the call.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Call:
 
     @property
     def flops(self) -> int:
-        """Two products forward, five backward; of a full mask."""
+        """FLOPs of two products forward, or five backward, with a full mask."""
         return {"forward": 4, "backward": 10}[self.direction] * self.heads * self.n_q * self.n_k * self.d
 
     @property
@@ -58,10 +58,10 @@ class Inputs(NamedTuple):
 
 
 def inputs(call: Call, dtype: torch.dtype | None = None) -> Inputs:
-    """(1, H, n, d), contiguous, normally distributed; the same each time."""
-    made = torch.Generator().manual_seed(call.d)
+    """Tensors (1, H, n, d), contiguous, normally distributed, equal for equal calls."""
+    generator = torch.Generator().manual_seed(call.d)
     rows = (call.n_q, call.n_k, call.n_k, call.n_q)
-    drawn = [torch.randn(1, call.heads, n, call.d, generator=made).to(DTYPES[call.dtype]) for n in rows]
+    drawn = [torch.randn(1, call.heads, n, call.d, generator=generator).to(DTYPES[call.dtype]) for n in rows]
     return Inputs(*(x.to(dtype) if dtype else x for x in drawn))
 
 
@@ -71,13 +71,13 @@ def missing(peer: str) -> list[str]:
 
 
 def contender(peer: str, call: Call) -> Run | None:
-    """None if the peer cannot do that."""
+    """A function that runs the call; None if the peer does not support it."""
     makers = {REDBLUE: _redblue, PYTORCH: _pytorch, ONNXRUNTIME: _onnxruntime, OPENVINO: _openvino}
     return makers[peer](call, inputs(call))
 
 
 def gradients(forward: Callable[..., torch.Tensor], x: Inputs) -> Run:
-    """The backward pass alone: the graph is made once and kept."""
+    """A run of the backward pass alone; the graph is recorded once and kept."""
     leaves = [array.requires_grad_() for array in x[:3]]
     out = forward(*leaves)
     return lambda: list(torch.autograd.grad(out, leaves, x.dout, retain_graph=True))
@@ -100,7 +100,7 @@ def _pytorch(call: Call, x: Inputs) -> Run:
 
 
 def _onnxruntime(call: Call, x: Inputs) -> Run | None:
-    """Its fused operator MultiHeadAttention, with K and V as it likes them better: (B, H, n, d) or (B, n, H d)."""
+    """ONNX Runtime's fused MultiHeadAttention, with K and V in the faster layout: (B, H, n, d) or (B, n, H d)."""
     if call.direction == "backward" or call.dtype != "float32" or call.causal:
         return None
     heads_inside = [array.transpose(1, 2).reshape(1, -1, call.heads * call.d).contiguous() for array in x[:3]]
@@ -125,7 +125,7 @@ def _onnx_session(call: Call, arrays: list[torch.Tensor]) -> Run:
     )
     options = SessionOptions()
     options.intra_op_num_threads = THREADS
-    # Its threads may spin during a call, not after it, when another contender runs.
+    # The threads of ONNX Runtime may spin during a call, but not after it, when another contender runs.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     session = InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
@@ -147,7 +147,7 @@ def _openvino_core() -> Any:
 
 
 def _openvino(call: Call, x: Inputs) -> Run | None:
-    """Its operator ScaledDotProductAttention, computed in the type of its inputs."""
+    """OpenVINO's operator ScaledDotProductAttention, computed in the type of its inputs."""
     if call.direction == "backward" or call.dtype == "float16" or call.causal:
         return None
     ov, ops = importlib.import_module("openvino"), importlib.import_module("openvino.opset13")
@@ -160,11 +160,11 @@ def _openvino(call: Call, x: Inputs) -> Run | None:
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": name,
-        "ENABLE_CPU_PINNING": False,  # it would pin our own thread too
+        "ENABLE_CPU_PINNING": False,  # pinning would also pin the calling thread
     }
     request = _openvino_core().compile_model(ov.Model([node], parameters), "CPU", options).create_infer_request()
     out = torch.empty(1, call.heads, call.n_q, call.d, dtype=DTYPES[call.dtype])
-    # NumPy has no bfloat16, so these go as bits. The tensors do not keep the arrays alive that they lie on: `run` does.
+    # NumPy has no bfloat16, so such arrays are passed as bits. `run` keeps the arrays alive; the tensors do not.
     bits = [array.view(torch.uint16) if array.dtype == torch.bfloat16 else array for array in (*x[:3], out)]
     arrays = [array.numpy() for array in bits]
     tensors = [ov.Tensor(array, ov.Shape(list(array.shape)), kind) for array in arrays]

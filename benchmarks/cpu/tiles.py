@@ -1,4 +1,4 @@
-"""The plan's tile against every other: does the planner, which knows only words, choose what is fast?"""
+"""Compare the planned tile with every tile of a grid: the planner only counts words, but is its tile fast?"""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.call import NUMBERS, Sizes, Tile
 
 ROWS = (1, 2, 3, 4, 6, 8, 16, 32)  # in kernel panels
-COLS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 22, 43)  # by 48; the last is all 2048 keys
-TRIES = 2  # calls of each; the fastest counts
-FINALISTS = 5  # of the sweep, raced against the plan
+COLS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 22, 43)  # in units of 48 keys; the last covers all 2048 keys
+TRIES = 2  # calls of each tile; the fastest counts
+FINALISTS = 5  # fastest tiles of the sweep, which then race against the plan
 
 
 class Kernel:
-    """One call of the compiled kernel as a function of its tile; what is written is not looked at."""
+    """One call of the compiled kernel as a function of its tile; the results are ignored."""
 
     def __init__(self, call: Call) -> None:
         self.call, self.x = call, inputs(call)
@@ -57,10 +57,10 @@ def _described(*groups: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> list[c
 
 
 def sweep(call: Call, rounds: int, seconds: float) -> tuple[dict[str, list[float]], str, str, int]:
-    """(FLOP/s of plan and finalists by tile, the plan's tile, the best one, tiles tried).
+    """(FLOP/s of the planned tile and the finalists, the planned tile, the best tile, the number of tiles tried).
 
-    Every tile of the grid runs; those that came out best then take turns with the plan, so that one lucky run decides
-    nothing. Of equals the plan is the best.
+    Every tile of the grid runs. The fastest tiles then take turns with the planned one, so that no single lucky run
+    decides. In a tie, the planned tile counts as the best.
     """
     kernel = Kernel(call)
     tiles = list(dict.fromkeys([kernel.plan, *kernel.candidates()]))

@@ -1,4 +1,4 @@
-"""A real training step, end to end: a small GPT with either attention."""
+"""Time a whole training step of a small GPT with the attention of redblue or of PyTorch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def loss_of(gpt: Gpt, symbols: torch.Tensor, autocast: bool) -> torch.Tensor:
 
 
 def trainer(attention: Callable[..., Any], autocast: bool) -> Callable[[], object]:
-    """One step: forward, backward, AdamW."""
+    """A function that makes one training step: forward, backward, AdamW."""
     gpt, symbols = model(attention), text()
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=1e-4)
 
@@ -78,7 +78,7 @@ def trainer(attention: Callable[..., Any], autocast: bool) -> Callable[[], objec
 
 
 def _results(gpt: Gpt, autocast: bool) -> list[torch.Tensor]:
-    """The loss, and gradients that came through every layer, through one, and through none."""
+    """The loss, and the gradients of the embedding, of the first layer's projections and of the output head."""
     loss = loss_of(gpt, text(), autocast)
     first = gpt.blocks[0]
     assert isinstance(first, Block)
@@ -87,12 +87,12 @@ def _results(gpt: Gpt, autocast: bool) -> list[torch.Tensor]:
 
 
 def check(autocast: bool) -> dict[str, list[float]]:
-    """Errors against the model in float64; with redblue's attention no more than twice those with PyTorch's."""
-    wanted = _results(model(ATTENTION[PYTORCH]).double(), False)
+    """Errors against the model in float64. Raises Red if those with redblue exceed twice those with PyTorch."""
+    exact = _results(model(ATTENTION[PYTORCH]).double(), False)
     errors = {
-        name: relative_errors(_results(model(attention), autocast), wanted) for name, attention in ATTENTION.items()
+        name: relative_errors(_results(model(attention), autocast), exact) for name, attention in ATTENTION.items()
     }
-    floor = [max(each, 1e-6) for each in errors[PYTORCH]]  # the loss is one number, near by chance
-    if not within(errors[REDBLUE], floor, MAX_OURS):
+    allowed = [max(error, 1e-6) for error in errors[PYTORCH]]  # the loss may be accurate by chance
+    if not within(errors[REDBLUE], allowed, MAX_OURS):
         raise Red(f"training step: errors {errors[REDBLUE]}, with PyTorch's attention {errors[PYTORCH]}")
     return errors
