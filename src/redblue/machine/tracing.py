@@ -197,8 +197,8 @@ class Tracing(Machine):
             self._move(STORE, node)
             if word < 0:
                 self._move(DELETE, node)
-            at = ",".join(str(first + step) for first, step in zip(firsts, place, strict=True))
-            self._stored[node] = f"{region.array.name}[{at}]"
+            indices = ",".join(str(first + step) for first, step in zip(firsts, place, strict=True))
+            self._stored[node] = f"{region.array.name}[{indices}]"
             nodes.append(node)
         region.array.data[region.slices] = np.array(nodes, np.int64).reshape(region.shape)
 

@@ -69,8 +69,8 @@ def _layouts(count: Any, indices: Any, cols: int) -> np.ndarray:
     count, indices = (tensor.detach().cpu().numpy() for tensor in (count, indices))
     listed = np.arange(indices.shape[-1]) < count[..., None]
     layout = np.zeros((*count.shape, cols), bool)
-    at = np.nonzero(listed)
-    layout[(*at[:-1], indices[at])] = True
+    places = np.nonzero(listed)
+    layout[(*places[:-1], indices[places])] = True
     return layout
 
 

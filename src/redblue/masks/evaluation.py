@@ -18,8 +18,8 @@ def complete_sizes(rule: Rule, group: int, n_q: int | None, n_k: int | None) -> 
     Raises RedblueError if the rule does not fix that size, or if n_q is no multiple of `group`.
     """
     queries, keys = rule.sizes
-    own = {"n_q": None if queries is None else queries * group, "n_k": keys}
-    sizes = {name: own[name] if n is None else n for name, n in (("n_q", n_q), ("n_k", n_k))}
+    fixed = {"n_q": None if queries is None else queries * group, "n_k": keys}
+    sizes = {name: fixed[name] if n is None else n for name, n in (("n_q", n_q), ("n_k", n_k))}
     missing = [name for name, n in sizes.items() if n is None]
     if missing:
         raise RedblueError(f"{rule!r} is for any sizes: give {' and '.join(missing)}")

@@ -81,9 +81,9 @@ def dkv_tiles(
 def dkv_cost(p: Problem, rows: Any, cols: Any, *, aligned: bool = True) -> Cost:
     r, c, d, d_v = smaller(rows, p.n_q), smaller(cols, p.n_k), p.d, p.d_v
     sums = p.mask.on(p.n_q, p.n_k).sums(rows if aligned else 1, cols)
-    own = p.n_k * (d + d_v)
+    kv_words = p.n_k * (d + d_v)
     peak = c * (2 * d + 2 * d_v) + r * c + r * (d + d_v + 2)
-    return Cost(own + (d + d_v + 2) * sums.rows, own, peak, 4 * (d + d_v) * sums.area)
+    return Cost(kv_words + (d + d_v + 2) * sums.rows, kv_words, peak, 4 * (d + d_v) * sums.area)
 
 
 def resident_edge(pairs: Pairs, length: int, words: int, multiple: int, cost: Callable[[Any], Cost]) -> int | None:

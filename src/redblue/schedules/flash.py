@@ -129,9 +129,9 @@ def _forward_peak(p: Problem, rows: Any, cols: Any, cut: bool = False) -> Any:
 def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
     pairs, cut = p.mask.on(p.n_q, p.n_k), t.span < p.n_k
     streamed, walked = pairs.sums(t.rows, 1), rows_walked(pairs, t.rows, t.span)
-    parts = walked * (p.d_v + 1) * cut
-    reads = walked * p.d + (p.d + p.d_v) * streamed.cols + parts
-    writes = p.n_q * (p.d_v + 1) + parts
+    partial_words = walked * (p.d_v + 1) * cut
+    reads = walked * p.d + (p.d + p.d_v) * streamed.cols + partial_words
+    writes = p.n_q * (p.d_v + 1) + partial_words
     return Cost(reads, writes, _forward_peak(p, t.rows, t.cols, cut), 2 * (p.d + p.d_v) * streamed.area)
 
 

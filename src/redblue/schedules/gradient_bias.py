@@ -67,8 +67,10 @@ def gradient_bias(
 def gradient_bias_cost(p: Problem, t: Tiles) -> Cost:
     """Return the closed-form cost of one stream."""
     pairs = p.mask.on(p.n_q, p.n_k)
-    sums, own = pairs.sums(t.rows, t.cols), p.n_q * p.n_k
+    sums, bias_words = pairs.sums(t.rows, t.cols), p.n_q * p.n_k
     scores, dp = (score_cost(pairs, features, t.rows, t.cols, t.depth, False) for features in (p.d, p.d_v))
     r, tile = smaller(t.rows, p.n_q), smaller(t.rows, p.n_q) * smaller(t.cols, p.n_k)
     peak = larger(larger(tile + scores.peak, 3 * tile + r), 2 * tile + dp.peak)
-    return Cost(scores.reads + dp.reads + sums.area + 2 * sums.rows + own, own, peak, scores.flops + dp.flops)
+    return Cost(
+        scores.reads + dp.reads + sums.area + 2 * sums.rows + bias_words, bias_words, peak, scores.flops + dp.flops
+    )

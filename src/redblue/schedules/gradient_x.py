@@ -113,8 +113,8 @@ def _accumulate_peak(p: Problem, rows: Any, cols: Any, slices: int) -> Any:
 def _accumulate_cost(p: Problem, rows: Any, cols: Any, slices: int) -> Cost:
     streamed = p.mask.on(p.n_q, p.n_k).sums(rows, 1)
     times = ceil_div(p.n_q, rows)  # passes over dX; the first pass does not read it
-    own = p.n_q * (2 * p.d + 2 * p.d_v + 1)  # A1, Q, O, E, lse
-    reads = own + (p.d + p.d_v) * streamed.cols + (times - 1) * p.d**2
+    row_words = p.n_q * (2 * p.d + 2 * p.d_v + 1)  # A1, Q, O, E, lse
+    reads = row_words + (p.d + p.d_v) * streamed.cols + (times - 1) * p.d**2
     flops = 2 * (2 * p.d + p.d_v) * streamed.area + 2 * p.n_q * p.d**2
     return Cost(reads, times * p.d**2, _accumulate_peak(p, rows, cols, slices), flops)
 

@@ -136,11 +136,11 @@ def _p_cost(p: Problem, rows: Any, depth: int, span: Any) -> Cost:
 def _ds_cost(p: Problem, cols: Any, depth: int, chunk: Any) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
     streamed, area = pairs.sums(depth, cols).rows, pairs.sums(depth, depth).area
-    own, c, w = p.n_k * p.d_v, smaller(cols, p.n_k), min(depth, p.n_q)
+    v_words, c, w = p.n_k * p.d_v, smaller(cols, p.n_k), min(depth, p.n_q)
     peak = 2 * c * p.d_v + w * (p.d_v + 1) + w * c
-    again = resume_cost(pairs.T, p.d_v, cols, chunk)  # for dV; V is read again as often as dV
-    reads = own + streamed * (p.d_v + 1) + area + 2 * again.reads
-    return Cost(reads, own + area + again.writes, peak, 4 * p.d_v * area)
+    resumed = resume_cost(pairs.T, p.d_v, cols, chunk)  # for dV; V is read again as often
+    reads = v_words + streamed * (p.d_v + 1) + area + 2 * resumed.reads
+    return Cost(reads, v_words + area + resumed.writes, peak, 4 * p.d_v * area)
 
 
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
@@ -167,9 +167,9 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
 
 def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:
     chunks = ceil_div(p.n_q, t.chunk)
-    own = Sweep("rows", t.rows), Sweep("cols", t.cols, chunks)
+    pair_sweeps = Sweep("rows", t.rows), Sweep("cols", t.cols, chunks)
     dq = Sweep("rows", t.dq_rows, ceil_div(p.d, t.dq_cols))
-    return *own, dq, Sweep("cols", t.dk_rows, chunks * ceil_div(p.d, t.dk_cols))
+    return *pair_sweeps, dq, Sweep("cols", t.dk_rows, chunks * ceil_div(p.d, t.dk_cols))
 
 
 schedule = Schedule(

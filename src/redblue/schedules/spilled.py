@@ -37,7 +37,7 @@ def forward(
     p = m.scratch("p", (problem.n_q, problem.n_k))
     top = m.scratch("top", (problem.n_q, ceil_div(problem.n_k, t.cols)))
     cut = t.span < problem.n_k
-    part = m.scratch("part", (ceil_div(problem.n_k, t.span) * problem.n_q,)) if cut else lse
+    walk_lse = m.scratch("part", (ceil_div(problem.n_k, t.span) * problem.n_q,)) if cut else lse
     for i in blocks(problem.n_q, t.rows):
         live = m.cols_of(pairs, i)
         for walk in walks(live, t.span, problem.n_k):
@@ -50,14 +50,14 @@ def forward(
                     m, s, pairs, i, j, (row_max, row_sum), p, top[i, range(j.start // t.cols, j.start // t.cols + 1)]
                 )
             row_max += log(row_sum)
-            m.store(part[partial_rows(i, walk, t.span, problem.n_q)], row_max)
+            m.store(walk_lse[partial_rows(i, walk, t.span, problem.n_q)], row_max)
             m.free(row_max, row_sum)
             if isinstance(q_i, Tile):
                 m.free(q_i)
         if cut:
             row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
             for walk in walks(live, t.span, problem.n_k):
-                lse_part = m.load(part[partial_rows(i, walk, t.span, problem.n_q)])
+                lse_part = m.load(walk_lse[partial_rows(i, walk, t.span, problem.n_q)])
                 row_sum *= exp(row_max - maximum(row_max, lse_part))
                 row_sum += exp(lse_part - maximum(row_max, lse_part))
                 row_max[...] = maximum(row_max, lse_part)
@@ -79,10 +79,10 @@ def _spill_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any, stays: 
     pairs = p.mask.on(p.n_q, p.n_k)
     scores, sums = score_cost(pairs, p.d, rows, cols, depth, stays), pairs.sums(rows, cols)
     walked = rows_walked(pairs, rows, span)
-    parts = walked if span < p.n_k else 0
+    partial_words = walked if span < p.n_k else 0
     return Cost(
-        scores.reads + walked * p.d * stays + parts,
-        sums.area + sums.rows + parts + p.n_q,  # P, row maxima of tiles, lse of walks and of rows
+        scores.reads + walked * p.d * stays + partial_words,
+        sums.area + sums.rows + partial_words + p.n_q,  # P, row maxima of tiles, lse of walks and of rows
         _forward_peak(p, rows, cols, depth, stays),
         scores.flops,
     )

@@ -150,7 +150,7 @@ def _softmax_tiles(
 ) -> tuple[int, ...] | None:
     rows, cols = min(multiple["softmax_rows"], p.n_q), edges(p.n_k, multiple["softmax_cols"])
     fit = cols[rows * (arrays * cols + statistics) <= words]
-    return (rows, int(fit[-1])) if len(fit) else None  # the longest edge: rows that fit whole are read only once
+    return (rows, int(fit[-1])) if len(fit) else None  # the longest edge: a row that fits whole is read once
 
 
 def _score_tiles(p: Problem, features: int, words: int, multiple: Mapping[str, int]) -> tuple[int, ...] | None:

@@ -146,8 +146,8 @@ class Intervals(NamedTuple):
     def distinct(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return `first` and `stop` of the distinct intervals, and the index of each entry's interval among them."""
         base = int(self.stop.max()) + 1
-        codes, at = np.unique(self.first * base + self.stop, return_inverse=True)
-        return codes // base, codes % base, at
+        codes, code_index = np.unique(self.first * base + self.stop, return_inverse=True)
+        return codes // base, codes % base, code_index
 
 
 def _intervals(edges: np.ndarray, length: int, block: int) -> Intervals:

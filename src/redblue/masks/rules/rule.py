@@ -54,9 +54,9 @@ class Rule(ABC):
 
 def check_sizes(name: str, sizes: Sizes, n_q: int, n_k: int, advice: str) -> None:
     """Raise RedblueError if a rule that is for `sizes` is laid on another n_q or n_k. name: the rule, for the error."""
-    for axis, own, actual in zip(("n_q", "n_k"), sizes, (n_q, n_k), strict=True):
-        if own is not None and own != actual:
-            raise RedblueError(f"{name} is for {axis} = {own:,}, but {axis} = {actual:,} was given: {advice}")
+    for axis, required, actual in zip(("n_q", "n_k"), sizes, (n_q, n_k), strict=True):
+        if required is not None and required != actual:
+            raise RedblueError(f"{name} is for {axis} = {required:,}, but {axis} = {actual:,} was given: {advice}")
 
 
 def common_sizes(rules: Sequence[Rule]) -> Sizes:

@@ -117,13 +117,13 @@ class BitTiles:
         for r in touched:
             tile_rows = range(max(rows.start, r * self.edge), min(rows.stop, (r + 1) * self.edge))
             for tile in range(*entry_range(arrays["partial"], range(r, r + 1))):
-                at = range(tile_rows.start + (tile - r) * self.edge, tile_rows.stop + (tile - r) * self.edge)
-                yield from (("bits", (at, range(word, word + 1))) for word in range(arrays["bits"].shape[1]))
+                bit_rows = range(tile_rows.start + (tile - r) * self.edge, tile_rows.stop + (tile - r) * self.edge)
+                yield from (("bits", (bit_rows, range(word, word + 1))) for word in range(arrays["bits"].shape[1]))
 
     def decode(self, side: Pairs, loaded: Arrays, rows: range) -> np.ndarray:
         edge, first = self.edge, rows.start // self.edge
         attends = np.zeros((len(rows), ceil_div(side.n_cols, edge) * edge), bool)
-        cols, words, at = loaded["cols"], ceil_div(edge, 8 * loaded["bits"].itemsize), 0
+        cols, words, position = loaded["cols"], ceil_div(edge, 8 * loaded["bits"].itemsize), 0
         for r, tiles in enumerate(np.split(cols, (loaded["starts"] - loaded["starts"][0])[1:-1])):
             top, stop = max(rows.start, (first + r) * edge), min(rows.stop, (first + r + 1) * edge)
             here = slice(top - rows.start, stop - rows.start)
@@ -133,6 +133,6 @@ class BitTiles:
                     attends[here, span] = True
                 else:
                     # `parts` loads a tile's words by columns of words.
-                    attends[here, span] = unpack(loaded["bits"][at : at + count].reshape(words, -1).T, edge)
-                    at += count
+                    attends[here, span] = unpack(loaded["bits"][position : position + count].reshape(words, -1).T, edge)
+                    position += count
         return attends[:, : side.n_cols]
