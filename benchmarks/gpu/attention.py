@@ -1,12 +1,13 @@
-"""Attention on a GPU, beside its peers and the card's measured matmul peak: `make gpu`.
+"""Compare attention on a GPU with its peers and with the measured matmul peak of the card: `make gpu`.
 
-Correctness first: every contender is held against float64 before it is timed, and if redblue is wrong, the run ends.
-The most important calls come first; each result is kept in the JSON file as it comes, and a run that is interrupted, or
-whose budget is spent, says what it left out and goes on where it ended when it is started again on the same device with
-the same versions. redblue is measured anew when its kernels have changed; what failed in passing, such as for want of
-memory, is tried again after all else. All of it takes several such runs; what must be reached is in the first. --list
-shows the order.
---dry runs all of this without a GPU: tiny calls under Triton's interpreter, without peers; its times mean nothing.
+Every contender is checked against float64 before it is timed; if redblue is wrong, the run ends. The most important
+calls come first, and each result is written to the JSON file at once. If a run is interrupted or its budget is spent,
+it reports the missing points; the next run on the same device with the same versions continues from there. redblue is
+measured again if its kernels have changed. Points that failed temporarily, for example for lack of memory, are tried
+again at the end. The whole plan takes several runs; the calls with requirements are in the first. --list shows the
+order.
+
+--dry needs no GPU: it makes tiny calls under Triton's interpreter, without peers. Its times are meaningless.
 """
 
 from __future__ import annotations
@@ -46,18 +47,18 @@ from redblue.base.terminal import table
 
 KEPT = RESULTS / "gpu.json"
 BUDGET_SECONDS = 480.0
-PACKAGES = ("redblue", "ffpa-attn")  # beside those of the fingerprint
-PAGE_WIDTH = 132  # of what is not a terminal
-TOLD = 200  # characters of why a contender refused
-PATIENCE_SECONDS = 75  # with one contender's call: compilers may take as long as they like
-AHEAD_SECONDS = 150.0  # of compilation on all cores before anything is timed
+PACKAGES = ("redblue", "ffpa-attn")  # in addition to those of the fingerprint
+PAGE_WIDTH = 132  # of output that does not go to a terminal
+TOLD = 200  # characters of the reason why a contender failed
+PATIENCE_SECONDS = 75  # for one call of a contender, since compilers have no limit of their own
+AHEAD_SECONDS = 150.0  # for compilation on all cores before the first measurement
 
 
 @dataclass
 class Point:
-    """One contender's times of one call, in seconds, or why there are none. errors: of each result, from float64.
+    """The times of one contender for one call, in seconds, or the reason why there are none (`refused`).
 
-    passing: there are none, but another run may find some.
+    errors: the error of each result against float64. passing: the failure is temporary; another run may succeed.
     """
 
     call: Call
@@ -71,14 +72,14 @@ class Point:
 
 @dataclass
 class Kept:
-    """What the JSON file holds. peaks: TFLOP/s of matrix products, by type."""
+    """The content of the JSON file. peaks: TFLOP/s of matrix products; the keys are types."""
 
     about: dict[str, Any]
     peaks: dict[str, float] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
 
     def add(self, point: Point) -> None:
-        """In place of what failed in passing before."""
+        """Add a point, or replace an earlier point of the same call and contender."""
         same = [x for x in self.points if (x.call, x.contender) == (point.call, point.contender)]
         self.points = [x for x in self.points if x not in same] + [point]
 
@@ -87,11 +88,11 @@ class Kept:
         return days(point.date for point in self.points)
 
     def times(self) -> dict[Call, dict[str, float]]:
-        found: dict[Call, dict[str, list[float]]] = {}
+        seconds: dict[Call, dict[str, list[float]]] = {}
         for point in self.points:
             if point.seconds:
-                found.setdefault(point.call, {})[point.contender] = point.seconds
-        return {call: medians(each) for call, each in found.items()}
+                seconds.setdefault(point.call, {})[point.contender] = point.seconds
+        return {call: medians(each) for call, each in seconds.items()}
 
     def write(self, path: Path) -> None:
         text = json.dumps({"about": self.about, "peaks": self.peaks, "points": [asdict(x) for x in self.points]})
@@ -105,7 +106,7 @@ class Kept:
 
 
 def about(dry: bool) -> dict[str, Any]:
-    """Where and how; whatever else is kept must agree with all of it."""
+    """The device and the versions. Kept results are only reused if all of these facts are equal."""
     versions = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
     facts: dict[str, Any] = {
         **fingerprint("none: dry" if dry else torch.cuda.get_device_name()),
@@ -126,23 +127,26 @@ def about(dry: bool) -> dict[str, Any]:
 
 
 def resumed(path: Path, facts: dict[str, Any], console: Console) -> Kept:
-    """What was kept of the same facts; of other kernels, what peers did; nothing of other devices and versions."""
+    """The kept results that are still valid.
+
+    With equal facts, all are; if only redblue's kernels differ, those of the peers are; otherwise none is.
+    """
     try:
         kept = Kept.read(path)
     except (OSError, ValueError, TypeError, KeyError):
         return Kept(facts)
     other = changed(kept.about, facts)
     if other == ["kernels"]:
-        still = Kept(facts, kept.peaks, [point for point in kept.points if point.contender not in OURS])
+        valid = Kept(facts, kept.peaks, [point for point in kept.points if point.contender not in OURS])
     else:
-        still = Kept(facts) if other else kept
-    if len(still.points) < len(kept.points):
-        console.print(said_anew(len(kept.points) - len(still.points), "points", other), highlight=False)
-    return still
+        valid = Kept(facts) if other else kept
+    if len(valid.points) < len(kept.points):
+        console.print(said_anew(len(kept.points) - len(valid.points), "points", other), highlight=False)
+    return valid
 
 
 def told(failure: Exception, said: list[warnings.WarningMessage]) -> str:
-    """Why, in the contender's own words: PyTorch gives its reasons as warnings."""
+    """The reason of a failure, including the warnings in which PyTorch explains it."""
     reasons = [str(each.message).split(" (Triggered")[0] for each in said if issubclass(each.category, UserWarning)]
     text = "; ".join([f"{type(failure).__name__}: {failure}", *dict.fromkeys(reasons)])
     return " ".join(text.split())[:TOLD]
@@ -150,7 +154,7 @@ def told(failure: Exception, said: list[warnings.WarningMessage]) -> str:
 
 @contextmanager
 def patience(seconds: int) -> Iterator[None]:
-    """Raises TimeoutError within when the time is over."""
+    """Raises TimeoutError in the block when the time is over."""
 
     def over(signum: int, frame: object) -> None:
         raise TimeoutError(f"took longer than {seconds} s")
@@ -165,7 +169,7 @@ def patience(seconds: int) -> Iterator[None]:
 
 
 def measured(call: Call, name: str, given: list[torch.Tensor], gate: Gate, device: Device | Dry) -> Point:
-    """Raises Red if it is redblue, and wrong."""
+    """Check and time one contender. Raises Red if redblue is wrong."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
@@ -175,14 +179,14 @@ def measured(call: Call, name: str, given: list[torch.Tensor], gate: Gate, devic
                 return Point(call, name, device.seconds(run), errors)
         except Red:
             raise
-        except Exception as failure:  # of whatever kind: it must not end the run
+        except Exception as failure:  # no failure of a contender may end the run
             return Point(call, name, refused=told(failure, said), passing=not is_final(failure))
         finally:
             device.free()
 
 
 def left(kept: Kept, given: argparse.Namespace) -> list[tuple[Call, list[str]]]:
-    """What was asked for and is not measured yet, in order; then what failed in passing."""
+    """The points still to be measured, in order, then those that failed temporarily."""
     before = {(point.call, point.contender): point.passing for point in kept.points}
     found = []
     for passing in (None, True):
@@ -194,7 +198,7 @@ def left(kept: Kept, given: argparse.Namespace) -> list[tuple[Call, list[str]]]:
 
 
 def run(kept: Kept, given: argparse.Namespace, device: Device | Dry, console: Console) -> None:
-    """Measure what is left, until the budget is spent."""
+    """Measure the missing points until the budget is spent."""
     end = time.monotonic() + given.budget
     todo, checked = left(kept, given), set()
     if not given.dry:
@@ -228,18 +232,18 @@ def run(kept: Kept, given: argparse.Namespace, device: Device | Dry, console: Co
 
 
 def say_left(todo: list[tuple[Call, list[str]]], console: Console) -> None:
-    """How much is left out or failed in passing, by length and contender, if anything is."""
+    """Print how many points are missing or failed temporarily, by length and contender."""
     if not todo:
         return
     counts = Counter((call.n, name) for call, names in todo for name in names)
-    made = table(("left out, or failed in passing",), ("points",), title="the same command goes on with these")
+    made = table(("missing, or failed temporarily",), ("points",), title="the same command continues with these")
     for (n, name), count in counts.items():
         made.add_row(f"n {n}: {name}", str(count))
     console.print(made)
 
 
 def shown(value: float | None, each: Limit) -> tuple[str, str]:
-    """The value and whether it is reached."""
+    """The value as text, and whether it meets the limit."""
     if value is None:
         return "", "not measured"
     met = value <= each.must if each.at_most else value >= each.must
@@ -270,7 +274,7 @@ def show(kept: Kept, console: Console) -> None:
 
 
 def draw(kept: Kept, path: Path) -> None:
-    """The figure, where what draws it is installed: a machine with a GPU need not have it."""
+    """Draw the figure if Altair is installed; a machine with a GPU may lack it."""
     if importlib.util.find_spec("altair") is None:
         print(f"no altair, so no {path.name}: --show draws it from the JSON file elsewhere", file=sys.stderr)
         return
@@ -286,16 +290,16 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", help="calls whose title contains this, such as 'd 512'")
     parser.add_argument("--alone", action="store_true", help="without peers")
-    parser.add_argument("--fresh", action="store_true", help="forget what was kept before")
-    parser.add_argument("--dry", action="store_true", help="without a GPU: tiny, interpreted, no times")
-    parser.add_argument("--json", type=Path, default=None, help=f"where results are kept ({KEPT.name})")
-    parser.add_argument("--list", action="store_true", help="measure nothing: what would be measured, in order")
+    parser.add_argument("--fresh", action="store_true", help="ignore kept results")
+    parser.add_argument("--dry", action="store_true", help="without a GPU: tiny calls, interpreted, no times")
+    parser.add_argument("--json", type=Path, default=None, help=f"file for the results ({KEPT.name})")
+    parser.add_argument("--list", action="store_true", help="measure nothing; list the points in order")
     parser.add_argument(
-        "--show", action="store_true", help="measure nothing: the tables and the figure of what is kept"
+        "--show", action="store_true", help="measure nothing; show the tables and draw the figure of the kept results"
     )
     given = parser.parse_args()
     if given.dry and given.json is None and not given.list:
-        parser.error("--dry needs --json: its results are not for keeping")
+        parser.error("--dry needs --json, because its results must not replace measured ones")
     given.json = given.json or KEPT
     return given
 

@@ -1,4 +1,4 @@
-"""What the GPU benchmark calls, in the order of importance, and what must come out of it."""
+"""The calls of the GPU benchmark in order of importance, and its requirements."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ PLANNED, TUNED = "redblue, as planned", "redblue, tuned"
 FLASH, CUDNN, EFFICIENT, MATH = "SDPA flash", "SDPA cuDNN", "SDPA efficient", "SDPA math"
 FLEX, UNFUSED, FFPA = "FlexAttention", "unfused", "FFPA"
 OURS, SDPA = (PLANNED, TUNED), (FLASH, CUDNN, EFFICIENT, MATH)
-QUICK = (PLANNED, *SDPA, FFPA)  # whose first call takes no long compilation
-LENGTHS = (4096, 16384, 2048, 1024)  # besides 8192
+QUICK = (PLANNED, *SDPA, FFPA)  # contenders whose first call needs no long compilation
+LENGTHS = (4096, 16384, 2048, 1024)  # in addition to 8192
 PEERS = (*SDPA, FFPA, FLEX, UNFUSED)
 DENSITY, BLOCK = 0.1, 128
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of attention, on one batch. density: of random blocks of BLOCK queries and keys."""
+    """One call of attention, on one batch. density: share of blocks that attend, each of BLOCK queries and keys."""
 
     d: int
     direction: str = "forward"
     causal: bool = False
     n: int = 8192
-    d_v: int = 0  # 0: d
+    d_v: int = 0  # 0 stands for d
     density: float = 1.0
     heads: int = 32
     dtype: str = "bfloat16"
@@ -47,7 +47,7 @@ class Call:
 
     @property
     def flops(self) -> int:
-        """Two products forward, five backward, of the pairs that attend."""
+        """FLOPs of two products forward, or five backward, over the pairs that attend."""
         mask = self.mask
         pairs = self.n**2 if mask is None else mask.nnz(self.n, self.n)
         widths = {"forward": self.d + self.values, "backward": 3 * self.d + 2 * self.values}
@@ -65,7 +65,7 @@ class Call:
 
 
 def layout(n: int, density: float) -> np.ndarray:
-    """Which blocks attend: in each row of blocks the diagonal's, and others drawn at random."""
+    """The blocks that attend: in each row of blocks the one on the diagonal, and random others."""
     side = -(-n // BLOCK)
     rng = np.random.default_rng(0)
     kept = np.eye(side, dtype=bool)
@@ -81,7 +81,7 @@ def _blocks(n: int, density: float) -> Mask:
 
 
 def plan(dry: bool = False) -> Iterator[tuple[Call, tuple[str, ...]]]:
-    """Calls and who makes them; the most important first, so that a run may end anywhere. dry: tiny ones, ours only."""
+    """Calls with their contenders, most important first, since a run may end early. dry: tiny calls of redblue only."""
     both = ("forward", "backward")
     if dry:
         for direction in both:
@@ -89,7 +89,7 @@ def plan(dry: bool = False) -> Iterator[tuple[Call, tuple[str, ...]]]:
             yield Call(40, direction, False, n=33, d_v=16, heads=1, dtype="float32"), (PLANNED,)
         yield Call(16, "forward", density=0.5, n=260, heads=1, dtype="float16"), (PLANNED,)
         return
-    # What must be reached, other calls of the same length, then other lengths; at the end what takes long to compile
+    # Calls with requirements, others of the same length, then other lengths; long compilations come last
     must = [Call(d, direction) for d in (512, 128, 64, 256, 1024) for direction in both]
     widest = [call for call in must if call.d == 1024]
     sparse = [Call(d, direction, density=DENSITY) for d in (128, 512) for direction in both]
@@ -117,11 +117,11 @@ def plan(dry: bool = False) -> Iterator[tuple[Call, tuple[str, ...]]]:
             yield call, names
 
 
-Times = Mapping[Call, Mapping[str, float]]  # seconds of each contender
+Times = Mapping[Call, Mapping[str, float]]  # seconds by call and contender
 
 
 class Limit(NamedTuple):
-    """A number that must be reached, on one NVIDIA H200. value: None where something it needs was not measured."""
+    """A requirement on one NVIDIA H200. value: computes the figure, or None if a measurement is missing."""
 
     what: str
     must: float
@@ -131,7 +131,7 @@ class Limit(NamedTuple):
 
 
 def _ours(times: Times, call: Call) -> float | None:
-    """Seconds: tuned or as planned, whichever is less."""
+    """redblue's seconds, tuned or as planned, whichever is less."""
     return min((times.get(call, {})[name] for name in OURS if name in times.get(call, {})), default=None)
 
 
@@ -144,7 +144,7 @@ def _rate(call: Call) -> Callable[[Times], float | None]:
 
 
 def _over(peers: tuple[str, ...], *calls: Call) -> Callable[[Times], float | None]:
-    """The time of the best of the peers that makes all calls, over ours."""
+    """The time of the best peer that supports all calls, over redblue's time."""
 
     def value(times: Times) -> float | None:
         each = [times.get(call, {}) for call in calls]
@@ -156,7 +156,7 @@ def _over(peers: tuple[str, ...], *calls: Call) -> Callable[[Times], float | Non
 
 
 def _sparse(call: Call) -> Callable[[Times], float | None]:
-    """The time of a sparse call over density x that of the dense one."""
+    """The time of a sparse call over the product of its density and the time of the dense call."""
     dense = Call(call.d, call.direction)
 
     def value(times: Times) -> float | None:
@@ -167,31 +167,31 @@ def _sparse(call: Call) -> Callable[[Times], float | None]:
 
 
 def limits() -> list[Limit]:
-    found = []
+    rows = []
     for direction, rate, ratio in (("forward", 260, 1.9), ("backward", 135, 2.9)):
         call = Call(512, direction)
-        found.append(Limit(f"d 512 {direction}", rate, _rate(call), "TFLOP/s"))
-        found.append(Limit(f"d 512 {direction}, over the best SDPA backend", ratio, _over(SDPA, call)))
+        rows.append(Limit(f"d 512 {direction}", rate, _rate(call), "TFLOP/s"))
+        rows.append(Limit(f"d 512 {direction}, over the best SDPA backend", ratio, _over(SDPA, call)))
     wide = Call(1024, "forward"), Call(1024, "backward")
-    found.append(Limit("d 1024 forward + backward, over the best that runs", 3, _over(PEERS, *wide)))
+    rows.append(Limit("d 1024 forward + backward, over the best that runs", 3, _over(PEERS, *wide)))
     for d in (64, 128):
         for direction in ("forward", "backward"):
             call = Call(d, direction)
-            found.append(Limit(f"d {d} {direction}, over SDPA flash", 1, _over((FLASH,), call)))
-            found.append(Limit(f"d {d} {direction}, over SDPA cuDNN (to know)", 0, _over((CUDNN,), call)))
+            rows.append(Limit(f"d {d} {direction}, over SDPA flash", 1, _over((FLASH,), call)))
+            rows.append(Limit(f"d {d} {direction}, over SDPA cuDNN (to know)", 0, _over((CUDNN,), call)))
     for direction in ("forward", "backward"):
         call = Call(256, direction)
-        found.append(Limit(f"d 256 {direction}, over the best SDPA backend", 1, _over(SDPA, call)))
+        rows.append(Limit(f"d 256 {direction}, over the best SDPA backend", 1, _over(SDPA, call)))
     for d in (128, 512):
         for direction in ("forward", "backward"):
             what = f"blocks {DENSITY:.0%}, d {d} {direction}, over density x dense time"
-            found.append(Limit(what, 1.3, _sparse(Call(d, direction, density=DENSITY)), at_most=True))
-    return found
+            rows.append(Limit(what, 1.3, _sparse(Call(d, direction, density=DENSITY)), at_most=True))
+    return rows
 
 
 def inputs(call: Call, device: str, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
-    """q, k, v, dout: (1, H, n, d or d_v), contiguous, normally distributed; the same each time."""
-    made = torch.Generator(device).manual_seed(call.d)
-    kind = {"device": device, "generator": made, "dtype": torch.float32}
+    """q, k, v, dout: (1, H, n, d or d_v), contiguous, normally distributed, equal for equal calls."""
+    generator = torch.Generator(device).manual_seed(call.d)
+    kind = {"device": device, "generator": generator, "dtype": torch.float32}
     drawn = [torch.randn(1, call.heads, call.n, width, **kind) for width in (call.d, call.d, call.values, call.values)]
     return [x.to(getattr(torch, call.dtype)).to(dtype or getattr(torch, call.dtype)) for x in drawn]

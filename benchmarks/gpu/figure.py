@@ -1,4 +1,4 @@
-"""The figure of the GPU benchmark: TFLOP/s over d and over n; each plot ends at the matmul peak that was measured."""
+"""Draw the figure of the GPU benchmark: TFLOP/s over d and over n. Each plot ends at the measured matmul peak."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIDTH, HEIGHT = 300, 230
 def draw(
     about: dict[str, Any], peaks: Mapping[str, float], times: Mapping[Call, Mapping[str, float]], path: Path
 ) -> None:
-    """Write an SVG; nothing if there is nothing to draw."""
+    """Write an SVG file; write nothing if there are no points."""
     panels = []
     for direction in ("forward", "backward"):
         for causal in (False, True):
@@ -52,7 +52,7 @@ def draw(
 def panel(
     title: str, varied: str, times: Mapping[Call, Mapping[str, float]], peaks: Mapping[str, float]
 ) -> alt.LayerChart | alt.FacetChart:
-    """Rates over one size; the plot's upper edge is the peak."""
+    """A plot of rates over one size; its upper edge is the peak."""
     roof = max(peaks[call.dtype] for call in times)
     points = [
         {varied: getattr(call, varied), "contender": name, "rate": call.flops / seconds / 1e12}

@@ -1,8 +1,8 @@
-"""Whether what is planned fits: every kernel compiled ahead of time for every NVIDIA architecture of the catalogue.
+"""Compile every planned kernel for every NVIDIA architecture of the catalogue, and check that it fits the card.
 
-No GPU is asked. One card stands for its architecture, by its shared memory. Results are kept
-(kernels/gpu/planning/fit.py), so that a run that was stopped goes on where it was. The exit code is 1 if any kernel
-does not fit its card, needs more than the plan's model says, spills more than SPILLED_BYTES, has products wait for one
+This needs no GPU. One card with its shared memory represents each architecture. kernels/gpu/planning/fit.py keeps the
+results, so a run that was stopped continues where it ended. The exit code is 1 if a kernel does not fit its card, needs
+more shared memory than the plan's model predicts, spills more than SPILLED_BYTES, has products that wait for one
 another, or cannot be planned.
 """
 
@@ -33,14 +33,14 @@ from redblue.base.style import LOOKS
 HEAD_DIMENSIONS = (16, 40, 64, 80, 96, 128, 192, 256, 320, 512, 576, 1024, 2048)
 DTYPES = ("float16", "bfloat16", "float32")
 DIRECTIONS = ("forward", "backward")
-# A call whose blocks keep every card busy and do not end where the sequence does: causal, 2 x 16 heads, n = 4095
+# Enough blocks to occupy every card, and n is no multiple of a tile: causal, 2 x 16 heads, n = 4095
 BATCH, HEADS, N, CAUSAL = 2, 16, 4095, {"end": 1}
-SPILLED_BYTES = 1024  # of a thread: more than this many, in every step, and products wait for them
-TOLD_EVERY, WIDE = 20, 180  # plans, and columns of the table, where no terminal shows a bar
-# And with options, in float16: those that change what a block holds, alone and together
+SPILLED_BYTES = 1024  # limit per thread: beyond it, the products of every step wait for local memory
+TOLD_EVERY, WIDE = 20, 180  # plans per message, and columns of the table, if the output is no terminal
+# Options in float16: those that change the content of a block, alone and together
 OPTIONS = ("bias", "dropout", "documents", "bias dropout softcap sinks")
 HEAD_DIMENSIONS_WITH_OPTIONS = (64, 128, 256, 512)
-# What tests compile: of every kind of architecture, and of every regime
+# The cases that tests compile: every kind of architecture and every regime
 SPREAD = (
     ("sm_75", 64, "float16", ""),
     ("sm_75", 512, "float16", ""),
@@ -62,7 +62,7 @@ Row = dict[str, Any]
 
 
 class Case(NamedTuple):
-    card: str  # of the catalogue
+    card: str  # its name in the catalogue
     arch: int
     d: int
     dtype: str
@@ -75,16 +75,16 @@ class Case(NamedTuple):
 
 def cards() -> dict[int, str]:
     """The first card of each architecture that Triton compiles for, and PyTorch runs on."""
-    found: dict[int, str] = {}
+    by_arch: dict[int, str] = {}
     for name in list_memories():
         arch = round(memory(name).facts.get("compute_capability", 0))
         if arch >= 75:
-            found.setdefault(arch, name)
-    return dict(sorted(found.items()))
+            by_arch.setdefault(arch, name)
+    return dict(sorted(by_arch.items()))
 
 
 def cases(spread: bool) -> Iterator[Case]:
-    """All, those that compile fast first; or a few of every sort."""
+    """All cases, those that compile fast first; spread: only the few that tests compile."""
     plain, some = (
         [("", d) for d in HEAD_DIMENSIONS],
         [(each, d) for each in OPTIONS for d in HEAD_DIMENSIONS_WITH_OPTIONS],
@@ -98,7 +98,7 @@ def cases(spread: bool) -> Iterator[Case]:
 
 
 def compiled(case: Case) -> Row:
-    """In a process of its own, where Triton does not interpret."""
+    """Plan and compile a case, in a worker process in which Triton compiles instead of interpreting."""
     from redblue.kernels.cpu.call import Sizes
     from redblue.kernels.gpu.launch import Options
     from redblue.kernels.gpu.planning import fit, plan
@@ -114,7 +114,7 @@ def compiled(case: Case) -> Row:
     row |= {"warps": launch.warps, "stages": launch.stages, "planned_shared_bytes": launch.shared_bytes}
     try:
         fits = fit.fits(case.direction, sizes, case.dtype, card, launch, **_given(case))
-    except Exception as why:  # whatever the compiler raises
+    except Exception as why:  # compilers raise exceptions of any kind
         return row | {"kernels": [], "wrong": [f"not compiled: {type(why).__name__}: {str(why)[:500]}"]}
     wrong = []
     for each in fits:
@@ -122,13 +122,13 @@ def compiled(case: Case) -> Row:
             wrong.append(
                 f"{each.kernel} does not fit: {each.shared_bytes:,} bytes, {each.tensor_memory_columns} columns"
             )
-        elif each.shared_bytes > launch.shared_bytes and each.kernel != "bias_gradient":  # whose tiles are its own
-            wrong.append(f"{each.kernel} takes {each.shared_bytes:,} bytes, the model said {launch.shared_bytes:,}")
+        elif each.shared_bytes > launch.shared_bytes and each.kernel != "bias_gradient":  # which has tiles of its own
+            wrong.append(f"{each.kernel} needs {each.shared_bytes:,} bytes, the model predicts {launch.shared_bytes:,}")
         if each.spilled_bytes > SPILLED_BYTES:
             wrong.append(f"{each.kernel} spills {each.spilled_bytes:,} bytes")
         if each.serialized:
-            wrong.append(f"{each.kernel} has its products wait for one another")
-    most: dict[str, Any] = {}  # over what each kernel was compiled for, such as the last chunk of rows
+            wrong.append(f"{each.kernel} has products that wait for one another")
+    most: dict[str, Any] = {}  # the maximum over all variants of a kernel, such as that of the last chunk of rows
     for each in fits:
         known = most.get(each.kernel, each)
         most[each.kernel] = fit.Fit(each.kernel, *map(max, known[1:], each[1:]))
@@ -136,29 +136,29 @@ def compiled(case: Case) -> Row:
 
 
 def _given(case: Case) -> dict[str, Any]:
-    """Of a task: the case's options."""
+    """The options of a case as arguments of a task."""
     import torch
 
     names = case.options.split()
     pairs = torch.empty((BATCH, HEADS, N, N), dtype=getattr(torch, case.dtype), device="meta")
     if "documents" in names:
         return {"mask": Mask.documents([N // 4, N - N // 4], within=Mask.causal())}
-    found: dict[str, Any] = dict(CAUSAL)
+    arguments: dict[str, Any] = dict(CAUSAL)
     if "bias" in names:
-        found["bias"] = pairs
+        arguments["bias"] = pairs
         if case.direction == "backward":
-            found["dbias"] = pairs.float()
+            arguments["dbias"] = pairs.float()
     if "dropout" in names:
-        found |= {"dropout": 0.1, "seed": torch.empty((), dtype=torch.int64, device="meta")}
+        arguments |= {"dropout": 0.1, "seed": torch.empty((), dtype=torch.int64, device="meta")}
     if "softcap" in names:
-        found["softcap"] = 30.0
+        arguments["softcap"] = 30.0
     if "sinks" in names and case.direction == "forward":
-        found["sinks"] = torch.empty(HEADS, device="meta")
-    return found
+        arguments["sinks"] = torch.empty(HEADS, device="meta")
+    return arguments
 
 
 def _worker() -> None:
-    """Calm, deaf to Ctrl-C, which is the parent's, and gone when the parent is, however that ended."""
+    """Set up a worker: low priority, no reaction to Ctrl-C (the parent handles it), and an end with the parent."""
     os.environ.pop("TRITON_INTERPRET", None)
     os.nice(19)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -171,7 +171,7 @@ def _end_with(parent: Any) -> None:
 
 
 def run(found: list[Case], jobs: int) -> list[Row]:
-    """Every case's row, in order."""
+    """The row of every case, in order."""
     rows: dict[Case, Row] = {}
     console = Console(stderr=True)
     with ProcessPoolExecutor(jobs, get_context("spawn"), _worker) as pool:
@@ -184,7 +184,7 @@ def run(found: list[Case], jobs: int) -> list[Row]:
                     console.print(f"{case}: {wrong}", style="red")
                 if not console.is_terminal and len(rows) % TOLD_EVERY == 0:
                     console.print(f"{len(rows)} of {len(found)} plans")
-        except BaseException:  # Ctrl-C, too: not after what is still to be compiled
+        except BaseException:  # including Ctrl-C: end now, without the compilations still waiting
             for worker in active_children():
                 worker.terminate()
             raise
@@ -192,8 +192,8 @@ def run(found: list[Case], jobs: int) -> list[Row]:
 
 
 def table(rows: list[Row]) -> Table:
-    """By architecture: which kernel where, the most shared memory that was taken, the most that was spilled."""
-    made = Table("type", "options", "direction", "card", "kernels, by d", "shared bytes taken", "of", "spilled bytes")
+    """A table by architecture: the kernel of each d, the shared memory used and the most bytes spilled."""
+    made = Table("type", "options", "direction", "card", "kernels, by d", "shared bytes used", "of", "spilled bytes")
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         if "kernel" in row:
@@ -212,7 +212,7 @@ def table(rows: list[Row]) -> Table:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Which kernel is planned where: architectures by head dimensions."""
+    """Draw the planned kernel for each architecture and head dimension."""
     points = [
         {
             "d": row["d"],
@@ -243,16 +243,16 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def main(
-    spread: Annotated[bool, typer.Option(help="Only a few of every sort, as in the tests.")] = False,
-    jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where every result goes.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Where a picture goes: which kernel is planned where.")] = None,
+    spread: Annotated[bool, typer.Option(help="Only the few cases that the tests compile.")] = False,
+    jobs: Annotated[int, typer.Option(help="Number of processes.")] = 2,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for all results.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="File for a picture of the planned kernels.")] = None,
 ) -> None:
     """Compile every planned kernel for every architecture."""
     try:
         rows = run(list(cases(spread)), jobs)
     except KeyboardInterrupt:
-        print("stopped; what was compiled is kept, and the next run goes on from there", file=sys.stderr)
+        print("stopped; the results so far are kept, and the next run continues from there", file=sys.stderr)
         sys.exit(130)
     if json_file:
         json_file.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")

@@ -1,7 +1,7 @@
-"""Correctness first: nothing on the GPU is timed that has not been held against float64, there and at the size timed.
+"""Check every contender on the GPU against float64, at the size that is timed, before it is timed.
 
-Of a large call, one head: heads share nothing. redblue must be no further from float64 than twice the unfused
-expression in the same type, as everywhere in this project; a peer must be near enough to be doing the same thing.
+Only one head is checked, since heads share nothing. The error of redblue may be at most twice that of the unfused
+expression in the same type, as everywhere in this project. A peer must be close enough to compute the same function.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SMALL = 333  # queries and keys: no multiple of any tile
 
 
 def small(call: Call) -> Call:
-    """The same in small."""
+    """The same call with fewer queries, keys and heads."""
     return replace(call, n=min(call.n, SMALL), heads=min(call.heads, 2))
 
 
-def textbook(call: Call, given: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The unfused expression's results in this type, on the first head."""
-    q, k, v, dout = (x[:, :1].detach().to(dtype) for x in given)
+def textbook(call: Call, arrays: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The results of the unfused expression in this type, for the first head."""
+    q, k, v, dout = (x[:, :1].detach().to(dtype) for x in arrays)
     mask = None if call.density == 1 or call.mask is None else torch.from_numpy(call.mask.to_dense(call.n, call.n))
     attends = None if mask is None else mask.to(q.device)
     if call.direction == "forward":
@@ -40,25 +40,25 @@ def first_head_errors(results: list[Tensor], exact: list[Tensor]) -> list[float]
 
 
 class Gate:
-    """Of one call, whose yardsticks are computed once."""
+    """The check of one call; the exact results and the allowed errors are computed once."""
 
-    def __init__(self, call: Call, given: list[Tensor]) -> None:
+    def __init__(self, call: Call, arrays: list[Tensor]) -> None:
         self.call = call
-        self.exact = textbook(call, given, torch.float64)
-        self.allowed = first_head_errors(textbook(call, given, getattr(torch, call.dtype)), self.exact)
+        self.exact = textbook(call, arrays, torch.float64)
+        self.allowed = first_head_errors(textbook(call, arrays, getattr(torch, call.dtype)), self.exact)
 
-    def check(self, name: str, found: list[Tensor]) -> list[float]:
-        """The errors. Raises Red if redblue's are too large, Refused if a peer's are."""
-        got = first_head_errors(found, self.exact)
-        if within(got, self.allowed, MAX_OURS if name in OURS else MAX_PEER):
-            return got
+    def check(self, name: str, results: list[Tensor]) -> list[float]:
+        """The errors of a contender. If they are too large, raises Red for redblue and Refused for a peer."""
+        errors = first_head_errors(results, self.exact)
+        if within(errors, self.allowed, MAX_OURS if name in OURS else MAX_PEER):
+            return errors
         if name in OURS:
-            raise Red(f"{name}, {self.call.title}: errors {got}, of the unfused expression {self.allowed}")
-        raise Refused(f"too far from float64: {max(got):.1e}")
+            raise Red(f"{name}, {self.call.title}: errors {errors}, errors of the unfused expression {self.allowed}")
+        raise Refused(f"too far from float64: {max(errors):.1e}")
 
 
 def check_small(call: Call, device: str) -> None:
     """Raises Red if redblue is wrong at a small odd size."""
-    one = small(call)
-    given = inputs(one, device)
-    Gate(one, given).check(PLANNED, contender(PLANNED, one, given)())
+    case = small(call)
+    arrays = inputs(case, device)
+    Gate(case, arrays).check(PLANNED, contender(PLANNED, case, arrays)())

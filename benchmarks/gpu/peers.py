@@ -1,7 +1,8 @@
-"""The GPU benchmark's contenders, each called as its users would.
+"""The contenders of the GPU benchmark. Each is called as its users call it.
 
-A contender is made for one call and its inputs, and gives a function of no arguments that returns [out], or the
-gradients [dq, dk, dv] of a graph that was recorded before. What it refuses it says by raising an exception.
+`contender` builds a function without arguments for one call and its inputs. The function returns [out], or the
+gradients [dq, dk, dv] of a graph that its first call records. A contender raises an exception for a call that it does
+not support.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from redblue.base.errors import RedblueError
 Run = Callable[[], "list[Tensor]"]
 BACKENDS = {FLASH: "FLASH_ATTENTION", CUDNN: "CUDNN_ATTENTION", EFFICIENT: "EFFICIENT_ATTENTION", MATH: "MATH"}
 TUNE = "REDBLUE_TUNE"  # redblue.kernels.gpu.planning.tune's variable
-FFPA_WIDTHS = range(257, 1025)  # others it hands to SDPA
+FFPA_WIDTHS = range(257, 1025)  # head dimensions that it computes itself; others go to SDPA
 
 
 class Refused(RedblueError):
-    """The contender cannot do this, or not as itself."""
+    """The contender does not support the call, or would pass it to another one."""
 
 
 def contender(name: str, call: Call, inputs: list[Tensor]) -> Run:
-    """Raises whatever the contender raises, Refused where it would let another one do it."""
+    """A function that runs the call. Raises the contender's exceptions, or Refused if it would call another one."""
     forward = _forward(name, call)
     q, k, v, dout = inputs
     if call.direction == "forward":
@@ -45,7 +46,7 @@ def contender(name: str, call: Call, inputs: list[Tensor]) -> Run:
 
 
 def _set(name: str, run: Run) -> Run:
-    """As it is, or, of ours, with tuning turned on or off."""
+    """The run itself; for redblue, the run with tuning turned on or off."""
     if name not in OURS:
         return run
 
@@ -61,7 +62,9 @@ def _forward(name: str, call: Call) -> Callable[..., Tensor]:
         mask = call.mask
         if torch.cuda.is_available():
             return lambda q, k, v: rb.attention(q, k, v, mask=mask)
-        interpreted = importlib.import_module("redblue.op.pytorch.interpreted")  # the script is tried, no more
+        interpreted = importlib.import_module(
+            "redblue.op.pytorch.interpreted"
+        )  # a dry run, which only tests the script
         attention = interpreted.attention
         return lambda q, k, v: attention(q, k, v, mask=mask, schedule="flash")
     if name == FLEX:
@@ -86,7 +89,7 @@ def _backend(name: str, causal: bool) -> Callable[..., Tensor]:
 
 
 def unfused(q: Tensor, k: Tensor, v: Tensor, causal: bool, attends: Tensor | None = None) -> Tensor:
-    """The textbook's expression, each product and the softmax by themselves, in the type of q."""
+    """The textbook expression with separate products and softmax, in the type of q."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if causal:
         attends = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -99,7 +102,7 @@ def _flex(call: Call) -> Callable[..., Tensor]:
     flex = importlib.import_module("torch.nn.attention.flex_attention")
     config: Any = importlib.import_module("torch._functorch.config")
     config.donated_buffer = False  # its backward pass runs more than once here
-    torch._dynamo.reset()  # after a few sizes, it would compile no more
+    torch._dynamo.reset()  # without a reset, PyTorch stops compiling after a few sizes
     compiled = torch.compile(flex.flex_attention, dynamic=False)
     mask = None
     if call.density < 1:
@@ -118,5 +121,5 @@ def _ffpa(call: Call) -> Callable[..., Tensor]:
     except ImportError as error:
         raise Refused(f"not installed ({error})") from error
     if call.values != call.d or call.d not in FFPA_WIDTHS:
-        raise Refused(f"takes d = d_v of {FFPA_WIDTHS[0]} to {FFPA_WIDTHS[-1]} itself")
+        raise Refused(f"takes d = d_v of {FFPA_WIDTHS[0]} to {FFPA_WIDTHS[-1]} only")
     return lambda q, k, v: module.ffpa_attn_func(q, k, v, is_causal=call.causal)

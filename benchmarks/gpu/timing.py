@@ -1,4 +1,4 @@
-"""Times of calls on a GPU, by the device's own events, each call with a second-level cache that holds nothing of it."""
+"""Time calls on a GPU with the events of the device. The L2 cache is flushed before each call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 import torch  # pyright: ignore[reportMissingImports]
 
 MIN_COUNT, MAX_COUNT = 5, 30  # repetitions
-SECONDS = 0.3  # of each contender, or MIN_COUNT repetitions
+SECONDS = 0.3  # for each contender, unless MIN_COUNT repetitions take longer
 FLUSH_OVER_L2 = 4
 PEAK_SIDE = 8192
 
 
 class Device:
-    """What a GPU is asked for here."""
+    """The operations of a GPU that the benchmarks need."""
 
     name = "cuda"
 
@@ -24,7 +24,7 @@ class Device:
         self.flushed = torch.empty(FLUSH_OVER_L2 * l2_bytes, dtype=torch.int8, device=self.name)
 
     def seconds(self, run: Callable[[], object]) -> list[float]:
-        """Of several repetitions, after two that warm up."""
+        """The seconds of several repetitions, after two warm-up calls."""
         run()
         once = self._timed([run])[0]
         count = min(MAX_COUNT, max(MIN_COUNT, int(SECONDS / max(once, 1e-6))))
@@ -45,7 +45,7 @@ class Device:
 
 
 class Dry:
-    """In place of a GPU: the host's clock, around what an interpreter does. No time is worth reading."""
+    """Replaces a GPU in dry runs: measures the interpreter with the clock of the host. Its times are meaningless."""
 
     name = "cpu"
 

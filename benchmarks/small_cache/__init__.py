@@ -1,1 +1,1 @@
-"""Where the schedules for small caches win on GPUs: words, bytes and times over the head dimension."""
+"""Find where the schedules for small caches win on GPUs: words, bytes and times over the head dimension."""

@@ -1,7 +1,7 @@
-"""The small-cache experiment's bytes: launches as they were timed, of one head, under Nsight Compute.
+"""Count the bytes of the small-cache experiment with Nsight Compute: the launches that were timed, for one head.
 
-All launches of one width go through one process, which `bytes_of` starts under ncu; run as a script, this is that
-process: it compiles each launch, and only then lets ncu count its kernels.
+`bytes_of` starts one process under ncu for all launches of one head dimension. That process runs this file as a script:
+it compiles each launch before it lets ncu count the kernels.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Place = tuple[str, int, int, str]  # direction, d, kilobytes, schedule
 
 
 def bytes_of(places: Sequence[Place]) -> list[tuple[int, int]]:
-    """Of each launch, the bytes between shared memory and L2, and between L2 and memory. Raises RedblueError."""
-    with tempfile.TemporaryDirectory(prefix="redblue-ncu-") as made:
-        kernels = Path(made, "kernels.json")
+    """The bytes of each launch between shared memory and L2, and between L2 and memory. Raises RedblueError."""
+    with tempfile.TemporaryDirectory(prefix="redblue-ncu-") as folder:
+        kernels = Path(folder, "kernels.json")
         command = [sys.executable, "-m", "benchmarks.small_cache.bytes", json.dumps(places), str(kernels)]
-        status, said, errors = ncu.csv_of(command, BOUNDARIES, os.environ)
+        status, output, errors = ncu.csv_of(command, BOUNDARIES, os.environ)
         launched = json.loads(kernels.read_text()) if kernels.exists() else []
-    found = ncu.read_each(said, launched, BOUNDARIES, status, errors)
-    near, far = ([one[name].bytes_read + one[name].bytes_written for one in found] for name in BOUNDARIES)
+    counts = ncu.read_each(output, launched, BOUNDARIES, status, errors)
+    near, far = ([one[name].bytes_read + one[name].bytes_written for one in counts] for name in BOUNDARIES)
     return list(zip(near, far, strict=True))
 
 
 def main(places: list[Place], kernels: Path, profiler: Any = torch.cuda.profiler, device: str = "cuda") -> None:
-    """Write how many kernels each launch has, then make the launches, the second time between start and stop."""
+    """Make each launch twice, the second time between start and stop; write the number of kernels of each launch."""
     from benchmarks.small_cache.crossing import Row, problem
-    from benchmarks.small_cache.device import card_with, planned  # which imports this file
+    from benchmarks.small_cache.device import card_with, planned  # these import this file
     from redblue.kernels.cpu.call import Sizes
     from redblue.kernels.gpu.table import KERNELS
     from redblue.meter.gpu_calls import task_of
@@ -47,7 +47,7 @@ def main(places: list[Place], kernels: Path, profiler: Any = torch.cuda.profiler
     for place in places:
         row = Row(*place)
         launch = planned(row, card_with(row.kilobytes))
-        case = problem(row.direction, row.d)  # of one head
+        case = problem(row.direction, row.d)  # one head
         task = task_of(case, Sizes((1,), 1, 1, case.n_q, case.n_k, row.d, row.d), torch.device(device))
         runs = [run for run in getattr(KERNELS[launch.kernel], row.direction)(task, launch) if all(run.grid)]
         for run in runs:

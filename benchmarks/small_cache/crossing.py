@@ -1,10 +1,10 @@
-"""The experiment that the papers lack: flash against the small-cache algorithms under the same, shrinking memory.
+"""Compare flash with the small-cache algorithms as shared memory shrinks, an experiment that the papers lack.
 
-The planner is told 24 to 227 KB of shared memory in turn; `flash` then takes tiles as small as it needs, `hybrid` and
-`small_cache` spill. Words are counted by the closed forms, of the best tiles there are and of those that a tensor core
-takes (multiples of 16); `--dry` stops there, and needs no GPU. On a GPU each is also timed, with the tiles of its plan,
-and, where Nsight Compute runs, its bytes are measured at both boundaries, each beside its own bound: between the first
-and the second cache by what shared memory holds, between the second cache and memory by what the second cache holds.
+The planner gets 24 to 227 KB of shared memory. `flash` then uses smaller tiles, `hybrid` and `small_cache` spill. The
+closed forms count the words of the best tiles, and of the best tiles for tensor cores (multiples of 16). `--dry` only
+counts and needs no GPU. On a GPU, each schedule is also timed with the tiles of its plan. If Nsight Compute runs, the
+bytes at both boundaries are measured and compared with their bounds: between L1 and L2 the bound for the capacity of
+shared memory, between L2 and DRAM the bound for the capacity of L2.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ KEPT = RESULTS / "small_cache.json"
 KILOBYTES = (24, 32, 48, 64, 99, 163, 227)  # of shared memory: from half a T4's to an H100's
 WIDTHS = (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024)
 SCHEDULES = ("flash", "hybrid", "small_cache")
-PAIRS = (("flash", "hybrid"), ("hybrid", "small_cache"))  # that take turns
+PAIRS = (("flash", "hybrid"), ("hybrid", "small_cache"))  # schedules that follow one another as M shrinks
 DIRECTIONS = ("forward", "backward")
 N, HEADS, DTYPE, WORD_BYTES = 8192, 16, "bfloat16", 2
-TENSOR_CORE = 16  # of which tile edges are multiples
+TENSOR_CORE = 16  # tile edges are multiples of this
 
 
 @dataclass
 class Row:
-    """One schedule under one memory. Words and bytes are of one head; None: it does not fit, or was not measured."""
+    """One schedule with one size of memory. Words and bytes are for one head; None: does not fit, or not measured."""
 
     direction: str
     d: int
     kilobytes: int
     schedule: str
-    words: int | None = None  # of the best tiles
-    tensor_core_words: int | None = None  # of the best tiles whose edges are multiples of 16
+    words: int | None = None  # with the best tiles
+    tensor_core_words: int | None = None  # with the best tiles whose edges are multiples of 16
     tensor_core_tiles: dict[str, int] = field(default_factory=dict)
     bound_words: int = 0
-    launch: str = ""  # of the kernel, as planned for a card with so little shared memory
-    launch_words: int | None = None  # of its tiles
-    seconds: float | None = None  # of HEADS heads
-    date: str = ""  # when it was timed, or refused
-    l1_l2_bytes: float | None = None  # as Nsight Compute counts them
+    launch: str = ""  # the planned launch for a card with this much shared memory
+    launch_words: int | None = None  # with the tiles of the launch
+    seconds: float | None = None  # for HEADS heads
+    date: str = ""  # of the measurement or refusal
+    l1_l2_bytes: float | None = None  # counted by Nsight Compute
     l2_dram_bytes: float | None = None
-    l2_dram_bound_bytes: float | None = None  # by what the second cache holds
+    l2_dram_bound_bytes: float | None = None  # for the capacity of L2
     why: str = ""
 
     @property
@@ -74,16 +74,16 @@ def problem(direction: str, d: int) -> rb.Problem:
 
 def counted(direction: str, d: int, kilobytes: int, schedule: str) -> Row:
     row = Row(direction, d, kilobytes, schedule)
-    case, found = problem(direction, d), schedules.get(schedule)
+    case, algorithm = problem(direction, d), schedules.get(schedule)
     row.bound_words = rb.lower_bound(case, words=row.capacity_words).words
-    edges = found.direction(case).edges
+    edges = algorithm.direction(case).edges
     try:
-        row.words = found.words(case, found.tiles(case, row.capacity_words))
-        tiles = found.tiles(case, row.capacity_words, dict.fromkeys(edges, TENSOR_CORE))
+        row.words = algorithm.words(case, algorithm.tiles(case, row.capacity_words))
+        tiles = algorithm.tiles(case, row.capacity_words, dict.fromkeys(edges, TENSOR_CORE))
     except TooFewWords as error:
         row.why = str(error)
     else:
-        row.tensor_core_words, row.tensor_core_tiles = found.words(case, tiles), tiles._asdict()
+        row.tensor_core_words, row.tensor_core_tiles = algorithm.words(case, tiles), tiles._asdict()
     return row
 
 
@@ -93,20 +93,20 @@ def about() -> dict[str, Any]:
 
 
 def everything() -> list[Row]:
-    """Counted, not measured."""
+    """All rows with their counts, without measurements."""
     return [counted(way, d, kb, name) for way in DIRECTIONS for kb in KILOBYTES for d in WIDTHS for name in SCHEDULES]
 
 
 def crossing(rows: list[Row], first: str, second: str, what: str) -> float | None:
-    """d^2 / M from which on `second` takes less ("words" or "seconds") than `first`, of rows of one memory.
+    """The d^2 / M beyond which `second` takes fewer words or seconds (`what`) than `first`; rows: of one memory size.
 
-    Between two head dimensions, the ratio of the two is taken as linear. None: there is no crossing between any.
+    The ratio of both is interpolated linearly between head dimensions. None: the schedules do not cross.
     """
-    taken: dict[int, dict[str, float]] = {}
+    amounts: dict[int, dict[str, float]] = {}
     for row in rows:
         if getattr(row, what):
-            taken.setdefault(row.d, {})[row.schedule] = getattr(row, what)
-    ratios = [(d, each[first] / each[second]) for d, each in sorted(taken.items()) if {first, second} <= set(each)]
+            amounts.setdefault(row.d, {})[row.schedule] = getattr(row, what)
+    ratios = [(d, each[first] / each[second]) for d, each in sorted(amounts.items()) if {first, second} <= set(each)]
     for (d, low), (wider, high) in pairwise(ratios):
         if low <= 1 < high:
             return (d + (wider - d) * (1 - low) / (high - low)) ** 2 / rows[0].capacity_words
@@ -114,7 +114,7 @@ def crossing(rows: list[Row], first: str, second: str, what: str) -> float | Non
 
 
 def write(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:
-    """One line for each row, and only the columns that some row has."""
+    """Write one line for each row, and only columns that are not empty."""
     records = [{key: value for key, value in asdict(row).items() if value not in (None, "", {})} for row in rows]
     columns = list(dict.fromkeys(key for record in records for key in record))
     lines = ",\n".join(json.dumps([record.get(key) for key in columns], separators=(",", ":")) for record in records)
@@ -130,17 +130,17 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
 
 
 def show(facts: dict[str, Any], rows: list[Row], console: Console) -> None:
-    """Where another schedule takes over, for each memory: by words, and by time if there are any."""
+    """Print where another schedule takes over for each memory size: by words, and by time if measured."""
     for what in ("words", "seconds"):
         if not any(getattr(row, what) for row in rows):
             continue
         heads = [f"{first}\n-> {second}" for first, second in PAIRS]
-        made = table(("direction",), ("KB", *heads), title=f"d^2 / M from which on another takes fewer {what}")
+        made = table(("direction",), ("KB", *heads), title=f"d^2 / M beyond which another schedule takes fewer {what}")
         for direction in DIRECTIONS:
             for kb in KILOBYTES:
                 some = [row for row in rows if (row.direction, row.kilobytes) == (direction, kb)]
-                found = (crossing(some, *pair, what) for pair in PAIRS)
-                made.add_row(direction, str(kb), *("" if x is None else f"{x:.2f}" for x in found))
+                places = (crossing(some, *pair, what) for pair in PAIRS)
+                made.add_row(direction, str(kb), *("" if x is None else f"{x:.2f}" for x in places))
         console.print(made)
     when = days(row.date for row in rows if row.seconds)
     where = f"; times: {facts['device']}, {when}" if when else ""
@@ -148,7 +148,7 @@ def show(facts: dict[str, Any], rows: list[Row], console: Console) -> None:
 
 
 def crossings(rows: list[Row]) -> list[dict[str, Any]]:
-    """Every crossing there is: of each direction and memory, in words and in seconds."""
+    """All crossings, for each direction and memory size, in words and in seconds."""
     found = []
     for direction in DIRECTIONS:
         for kb in KILOBYTES:
@@ -169,10 +169,12 @@ def draw(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry", action="store_true", help="only count: no GPU is needed")
+    parser.add_argument("--dry", action="store_true", help="only count; this needs no GPU")
     parser.add_argument("--budget", type=float, default=480.0, help="seconds on the GPU (%(default)s)")
-    parser.add_argument("--json", type=Path, default=KEPT, help=f"where results are kept ({KEPT.name})")
-    parser.add_argument("--show", action="store_true", help="measure nothing: the table and figure of what is kept")
+    parser.add_argument("--json", type=Path, default=KEPT, help=f"file for the results ({KEPT.name})")
+    parser.add_argument(
+        "--show", action="store_true", help="measure nothing; show the table and draw the figure of the kept results"
+    )
     return parser.parse_args()
 
 
@@ -182,7 +184,7 @@ def main() -> None:
         facts, rows = read(given.json)
     elif given.dry:
         if given.json.exists() and any(row.launch for row in read(given.json)[1]):
-            raise SystemExit(f"{given.json} holds what was measured, which --dry would write over: give another --json")
+            raise SystemExit(f"{given.json} holds measurements, which --dry would overwrite: give another --json")
         facts, rows = about(), everything()
     else:
         from benchmarks.small_cache import device as small_cache_device

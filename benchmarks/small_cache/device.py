@@ -1,4 +1,4 @@
-"""The small-cache experiment's part that a GPU runs: times, and bytes where Nsight Compute counts them."""
+"""The part of the small-cache experiment that needs a GPU: times, and bytes if Nsight Compute is available."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning.card import Card, card_of, planning_for
 from redblue.kernels.gpu.planning.plan import Launch, plan
 
-WIDTHS = (512, 256, 1024, 128, 64)  # the most telling first
+WIDTHS = (512, 256, 1024, 128, 64)  # the most informative first
 MEASURED = ("launch", "launch_words", "seconds", "date", "l1_l2_bytes", "l2_dram_bytes", "l2_dram_bound_bytes", "why")
-AHEAD_SECONDS = 150.0  # of compilation on all cores before anything is timed
-TOLD = 300  # characters of why a launch failed
+AHEAD_SECONDS = 150.0  # for compilation on all cores before the first measurement
+TOLD = 300  # characters of the reason why a launch failed
 
 
 def measured(path: Path, budget: float, console: Console) -> tuple[dict[str, Any], list[Row]]:
-    """Everything counted, and as much as the budget allows measured; what was measured before is kept.
+    """Count all rows, and measure as many as the budget allows. Earlier measurements are reused.
 
     Raises common.gate.Red if a kernel is wrong.
     """
     if not torch.cuda.is_available():
         raise SystemExit("no GPU that PyTorch sees: run this where there is one, or --dry, which only counts")
-    os.environ["REDBLUE_TUNE"] = "0"  # as planned: tiles for the memory that is told
+    os.environ["REDBLUE_TUNE"] = "0"  # no tuning: the plan's tiles for the given memory
     facts = small_cache.about() | fingerprint(torch.cuda.get_device_name())
     rows = small_cache.everything()
     done = _kept(path, facts, console)
@@ -61,12 +61,14 @@ def measured(path: Path, budget: float, console: Console) -> tuple[dict[str, Any
         ("whose bytes were not counted", sum(bool(row.seconds) and not row.l1_l2_bytes for row in rows)),
     ):
         if left:
-            console.print(f"left out: {left} launches {'not ' * (what == 'timed')}{what}; again goes on with them")
+            console.print(
+                f"left out: {left} launches {'not ' * (what == 'timed')}{what}; the next run continues with them"
+            )
     return facts, rows
 
 
 def _in_order(rows: list[Row]) -> list[Row]:
-    """Those of WIDTHS: by width, direction, then from much memory to little."""
+    """The rows of WIDTHS, ordered by width, direction, and decreasing memory."""
     wanted = [row for row in rows if row.d in WIDTHS]
     return sorted(
         wanted,
@@ -79,7 +81,7 @@ def _place(row: Row) -> tuple[str, int, int, str]:
 
 
 def _kept(path: Path, facts: dict[str, Any], console: Console) -> dict[tuple[str, int, int, str], Row]:
-    """What was measured, or finally refused, of the same problem with the same fingerprint."""
+    """The kept rows that were measured or finally refused, if their facts and fingerprint are the same."""
     try:
         kept, rows = small_cache.read(path)
     except (OSError, ValueError, TypeError, KeyError):
@@ -98,21 +100,21 @@ def _time(rows: list[Row], end: float, write: Any, console: Console) -> None:
         if not todo or time.monotonic() > end:
             continue
         call = Call(d, direction, n=N, heads=HEADS, dtype=DTYPE)
-        given = inputs(call, device.name)
-        gate, known = Gate(call, given), {}  # one launch serves all memories that allow no other
+        arrays = inputs(call, device.name)
+        gate, known = Gate(call, arrays), {}  # several memories may lead to the same launch
         for row in todo:
             if time.monotonic() > end:
                 return
-            _time_one(row, call, given, gate, card_with(row.kilobytes), device, known)
+            _time_one(row, call, arrays, gate, card_with(row.kilobytes), device, known)
             write()
-            said = f"{row.seconds * 1e3:.2f} ms" if row.seconds else row.why
-            console.print(f"{direction}, d {d}, {row.kilobytes} KB: {row.schedule} {said}", highlight=False)
-        del given, gate
+            outcome = f"{row.seconds * 1e3:.2f} ms" if row.seconds else row.why
+            console.print(f"{direction}, d {d}, {row.kilobytes} KB: {row.schedule} {outcome}", highlight=False)
+        del arrays, gate
         device.free()
 
 
 def card_with(kilobytes: int) -> Card:
-    """This card with no more shared memory than that."""
+    """This card with at most `kilobytes` of shared memory."""
     own = card_of(torch.device("cuda"))
     return own._replace(shared_bytes=min(own.shared_bytes, kilobytes << 10))
 
@@ -120,13 +122,13 @@ def card_with(kilobytes: int) -> Card:
 def _time_one(
     row: Row,
     call: Call,
-    given: list[torch.Tensor],
+    arrays: list[torch.Tensor],
     gate: Gate,
     card: Card,
     device: Device,
     known: dict[Launch, float],
 ) -> None:
-    """Into the row; without a launch where it failed in passing."""
+    """Time the launch of a row and fill the row. After a temporary failure, the row has no launch."""
     row.date = now()
     try:
         launch = planned(row, card)
@@ -135,14 +137,14 @@ def _time_one(
         return
     if launch not in known:
         try:
-            run = _call(row, given)
+            run = _call(row, arrays)
             with planning_for(card), warnings.catch_warnings():
-                warnings.filterwarnings("error", message=".* runs instead")  # where the card refuses it after all
+                warnings.filterwarnings("error", message=".* runs instead")  # if the card refuses the launch
                 gate.check(PLANNED, run())
                 known[launch] = statistics.median(device.seconds(run))
         except Red:
             raise
-        except Exception as failure:  # of whatever kind: it must not end the run
+        except Exception as failure:  # no failure of a launch may end the run
             row.launch = "none" if is_final(failure) else ""
             row.why = f"{type(failure).__name__}: {failure}"[:TOLD]
             return
@@ -152,7 +154,7 @@ def _time_one(
 
 
 def planned(row: Row, card: Card) -> Launch:
-    """What the schedule runs as with so much shared memory. Raises RedblueError where another would take its place."""
+    """The launch of the row's schedule on the card. Raises RedblueError if another schedule would take its place."""
     sizes = Sizes((1,), HEADS, 1, N, N, row.d, row.d)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -163,17 +165,17 @@ def planned(row: Row, card: Card) -> Launch:
 
 
 def _compiled(place: tuple[str, int, int, str]) -> None:
-    """In a process of its own: the row's kernels are then in Triton's cache."""
+    """Compile the kernels of a row into Triton's cache; runs in a worker process."""
     row = Row(*place)
     os.environ["REDBLUE_TUNE"] = "0"
-    with contextlib.suppress(Exception), planning_for(card_with(row.kilobytes)):  # of whatever kind, memory included
+    with contextlib.suppress(Exception), planning_for(card_with(row.kilobytes)):  # including out of memory
         planned(row, card_with(row.kilobytes))
         _call(row, inputs(Call(row.d, row.direction, n=N, heads=HEADS, dtype=DTYPE), "cuda"))()
     torch.cuda.empty_cache()
 
 
-def _call(row: Row, given: list[torch.Tensor]) -> Any:
-    q, k, v, dout = given
+def _call(row: Row, arrays: list[torch.Tensor]) -> Any:
+    q, k, v, dout = arrays
     if row.direction == "forward":
         return lambda: [rb.attention(q, k, v, schedule=row.schedule)]
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -182,7 +184,7 @@ def _call(row: Row, given: list[torch.Tensor]) -> Any:
 
 
 def _count_bytes(rows: list[Row], end: float, write: Any, console: Console) -> None:
-    """At both boundaries, of one head as it was timed; none where Nsight Compute does not run, which is said once."""
+    """Count the bytes of each timed launch at both boundaries, for one head. Needs Nsight Compute."""
     l2_words = torch.cuda.get_device_properties(0).L2_cache_size // WORD_BYTES
     for (d, direction), some in groupby(_in_order(rows), key=lambda row: (row.d, row.direction)):
         timed = [row for row in some if row.seconds]
@@ -190,11 +192,11 @@ def _count_bytes(rows: list[Row], end: float, write: Any, console: Console) -> N
         if not todo or time.monotonic() > end:
             continue
         try:
-            found = bytes_of([_place(row) for row in todo])
+            counts = bytes_of([_place(row) for row in todo])
         except RedblueError as error:
             console.print(f"no bytes: {error}", style="yellow", highlight=False)
             return
-        moved = {row.launch: each for row, each in zip(todo, found, strict=True)}
+        moved = {row.launch: each for row, each in zip(todo, counts, strict=True)}
         bound = rb.lower_bound(small_cache.problem(direction, d), words=l2_words).words * WORD_BYTES
         for row in timed:
             if row.launch in moved:

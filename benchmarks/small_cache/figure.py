@@ -1,4 +1,4 @@
-"""The figure of the small-cache experiment over d^2 / M: words per pair, and, where measured, times and bytes."""
+"""Draw the small-cache experiment over d^2 / M: words per pair and, if measured, times and bytes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ WIDTH, HEIGHT = 380, 320
 def draw(
     facts: dict[str, Any], rows: Iterable[dict[str, Any]], crossings: Iterable[dict[str, Any]], path: Path
 ) -> None:
-    """Write an SVG.
+    """Write an SVG file.
 
     rows: with direction, d2_over_M, schedule, n, word_bytes, words, tensor_core_words, bound_words, seconds, and bytes.
-    crossings: with direction, what ("words" or "seconds"), schedule (that takes over) and d2_over_M.
+    crossings: with direction, what ("words" or "seconds"), schedule (the one that takes over) and d2_over_M.
     """
-    rows, found = list(rows), list(crossings)
+    rows, crossings = list(rows), list(crossings)
 
     def feet(way: str, what: str) -> list[dict[str, Any]]:
-        return [each for each in found if (each["direction"], each["what"]) == (way, what)]
+        return [each for each in crossings if (each["direction"], each["what"]) == (way, what)]
 
     panels = [
         words(f"{way}: words, counted", [row for row in rows if row["direction"] == way], feet(way, "words"))
@@ -85,7 +85,7 @@ def _per_pair(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
 
 
 def moved(title: str, rows: list[dict[str, Any]], key: str, bound: str) -> alt.LayerChart | alt.FacetChart:
-    """Bytes per pair, each launch's beside the bound of its boundary: of what shared memory, or the L2, holds."""
+    """A plot of bytes per pair of each launch, with the bound at its boundary (M of shared memory or of L2)."""
     points = [
         {"d2_over_M": row["d2_over_M"], "schedule": row["schedule"], "y": row[key] / row["n"] ** 2}
         | {"bound": (row | {"bound_bytes": row["bound_words"] * row["word_bytes"]})[bound] / row["n"] ** 2}
@@ -101,7 +101,7 @@ def moved(title: str, rows: list[dict[str, Any]], key: str, bound: str) -> alt.L
 
 
 def times(title: str, rows: list[dict[str, Any]], crossings: list[dict[str, Any]]) -> alt.LayerChart | alt.FacetChart:
-    """Of each schedule, over that of flash under the same memory."""
+    """A plot of the time of each schedule over that of flash with the same memory."""
     flash = {(row["d"], row["kilobytes"]): row["seconds"] for row in rows if row["schedule"] == "flash"}
     points = [
         {"d2_over_M": row["d2_over_M"], "schedule": row["schedule"], "y": row["seconds"] / flash[place]}
@@ -116,7 +116,7 @@ def times(title: str, rows: list[dict[str, Any]], crossings: list[dict[str, Any]
 
 
 def measured(crossings: list[dict[str, Any]]) -> alt.Chart:
-    """At the foot of a plot, in the colour of what takes over."""
+    """Ticks at the foot of a plot, in the colour of the schedule that takes over."""
     ticks = alt.Chart(alt.Data(values=crossings)).mark_tick(thickness=2, size=12)
     return ticks.encode(x=across(), y=alt.value(HEIGHT - 6), color=coloured())
 
@@ -136,7 +136,7 @@ def shaped() -> alt.Shape:
 
 
 def predicted() -> tuple[alt.Chart, alt.Chart]:
-    """Where the leading terms of the forward pass say that another schedule takes over."""
+    """Marks where the leading terms of the forward pass predict a change of schedule."""
     base = alt.Chart(alt.Data(values=[{"d2_over_M": at, "name": name} for name, at in PREDICTED.items()]))
     text = base.mark_text(style="words", align="left", dx=4, dy=6, baseline="top").encode(
         x=across(), y=alt.value(0), text="name:N"
