@@ -16,23 +16,23 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
 
-setup: $(VENV)/redblue.stamp ## install everything into .venv; again after a change to cpp/ or pyproject.toml
+setup: $(VENV)/redblue.stamp ## install everything into .venv; repeat after a change to cpp/ or pyproject.toml
 
-report: setup ## the report on this machine and a few GPUs, as one HTML page
+report: setup ## write the report on this machine and a few GPUs, as one HTML page
 	$(BIN)/redblue report
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test: setup $(VENV)/peers.stamp ## the tests, those against PyTorch and transformers included; not the thorough ones
+test: setup $(VENV)/peers.stamp ## run the fast tests, including those against PyTorch and transformers
 	$(PYTEST) -m "not thorough"
 
-test-thorough: setup $(VENV)/peers.stamp ## the tests that are slow and rarely fail
+test-thorough: setup $(VENV)/peers.stamp ## run the tests that are slow and rarely fail
 	$(PYTEST) -m thorough
 
-test-all: setup $(VENV)/peers.stamp ## every test
+test-all: setup $(VENV)/peers.stamp ## run every test
 	$(PYTEST)
 
-check: setup $(VENV)/peers.stamp ## format, lint, layers of imports and types
+check: setup $(VENV)/peers.stamp ## check format, lint, import layers and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -42,23 +42,23 @@ format: setup ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-sanitize: ## kernels, pool and pebble games under AddressSanitizer, UBSan and ThreadSanitizer
+sanitize: ## test kernels, pool and pebble games under AddressSanitizer, UBSan and ThreadSanitizer
 	$(MAKE) --jobs 2 $(SANITIZED)/memory $(SANITIZED)/threads $(SANITIZED)/pebbles
 	$(SANITIZED)/memory 150
 	$(SANITIZED)/threads 150
 	$(SANITIZED)/pebbles 300
 
-fuzz: setup $(VENV)/peers.stamp ## fresh random inputs for a quarter of an hour: the property tests, then calls between guarded pages
+fuzz: setup $(VENV)/peers.stamp ## test random inputs for a quarter of an hour: property tests, then calls on guarded pages
 	$(PYTEST) -m hypothesis --hypothesis-profile=fuzz
 	$(BIN)/python benchmarks/cpu/fuzz.py --seconds 420
 
-bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, and attention beside its peers
+bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, and attention compared with its peers
 	$(BENCH)/bin/python benchmarks/cpu/laboratory.py
 	$(BENCH)/bin/python benchmarks/cpu/memory.py
 	$(BENCH)/bin/python benchmarks/cpu/memory.py --n 131072 --d 128 --window 4096 --most 100
 	$(BENCH)/bin/python -m benchmarks.cpu.attention
 
-gpu: ## on a machine with a GPU, from a fresh clone: tests on it, then both benchmarks, at most ten minutes each
+gpu: ## on a machine with a GPU, from a fresh clone: run its tests and both benchmarks, at most ten minutes each
 	.ci/gpu test kernels
 	.ci/gpu bench
 	.ci/gpu small-cache
@@ -66,20 +66,20 @@ gpu: ## on a machine with a GPU, from a fresh clone: tests on it, then both benc
 gpu-fit: setup $(VENV)/peers.stamp ## compile every planned GPU kernel for every architecture; no GPU is needed
 	nice -n 19 $(BIN)/python benchmarks/gpu/fit.py --json docs/results/gpu-fit.json --figure docs/results/gpu-fit.svg
 
-# Experiments that count or simulate; the others measure, some for a quarter of an hour (redblue experiment --list).
+# The experiments that count or simulate. The others measure, some for a quarter of an hour (redblue experiment --list).
 COUNTED := regimes heads sparse real-caches figure-2022
 
 docs: setup ## draw the figures and tables of the documentation
 	$(BIN)/python docs/figures.py
 	for name in $(COUNTED); do $(BIN)/redblue experiment $$name || exit; done
 
-certify: setup ## find and certify the table of lower bounds again (about half an hour)
+certify: setup ## compute and certify the table of lower bounds again (about half an hour)
 	$(BIN)/python docs/certify.py
 
 clean: ## remove both environments and everything built
 	rm -rf $(VENV) $(BENCH) build dist report.html .pytest_cache .ruff_cache .hypothesis
 
-# -O1: what the sanitizers' own documentation advises. The object files are compiled in parallel.
+# -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
 MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 HEADERS := $(wildcard cpp/*/*.h)
 KERNELS := attention/passes attention/spilled_passes base/pool vector/isa tests/sanitize vector/portable
@@ -92,7 +92,7 @@ $(SANITIZED)/memory.d/%.o: cpp/%.cpp $(HEADERS)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) $(MEMORY) -c $< -o $@
 
-# Threads need one instruction set only.
+# ThreadSanitizer tests one instruction set only.
 $(SANITIZED)/threads: $(patsubst %,$(SANITIZED)/threads.d/%.o,$(KERNELS))
 	$(CXX) $(SANITIZE) -fsanitize=thread $^ -o $@
 

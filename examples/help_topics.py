@@ -1,8 +1,8 @@
-"""Attention over Python's own help: 79 texts of different lengths, packed, and the graph of what refers to what.
+"""Attention over Python's own help: its 79 texts as packed documents, and its topics as a graph of references.
 
     python examples/help_topics.py
 
-Both come with every Python. Embeddings are random, so the result means nothing; what it costs does.
+Every Python contains both data sets. The embeddings are random, so the results have no meaning; the printed sizes do.
 """
 
 from __future__ import annotations
@@ -16,21 +16,26 @@ import redblue as rb
 from redblue import Mask
 
 HEADS, D = 4, 32
-MOST_BYTES = 2048  # of each text, so that this takes a moment only
+MOST_BYTES = 2048  # of each text, to keep the example fast
 
 
 def texts() -> tuple[np.ndarray, np.ndarray]:
-    """All texts one behind the other, as numbers 0 to 255, and their lengths."""
+    """(all texts one after another, as numbers 0 to 255, the length of each text)."""
     parts = [np.frombuffer(text.encode()[:MOST_BYTES], np.uint8) for text in topics.values()]
     return np.concatenate(parts), np.array([len(part) for part in parts])
 
 
 def references() -> tuple[list[str], list[int], list[int]]:
-    """The topics that help() knows by name, and the edges: topic rows[i] refers to topic cols[i], or is the same."""
-    known = {name: entry for name, entry in pydoc.Helper.topics.items() if isinstance(entry, tuple)}
-    names = list(known)
+    """(names of the topics of help(), rows, cols): topic rows[i] refers to topic cols[i], and each topic to itself."""
+    topic_entries = {name: entry for name, entry in pydoc.Helper.topics.items() if isinstance(entry, tuple)}
+    names = list(topic_entries)
     edges = [(i, i) for i in range(len(names))]
-    edges += [(names.index(a), names.index(b)) for a in names for b in known[a][1].split() if b in known and b != a]
+    edges += [
+        (names.index(a), names.index(b))
+        for a in names
+        for b in topic_entries[a][1].split()
+        if b in topic_entries and b != a
+    ]
     rows, cols = zip(*dict.fromkeys(edges), strict=True)
     return names, list(rows), list(cols)
 
