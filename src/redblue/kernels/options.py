@@ -1,6 +1,6 @@
 """The options of a call: their names, their checks, and the one record that carries them from users to kernels.
 
-A new option is one entry in each of `Arguments`, `Options` and `TABLE` below, besides its arithmetic in the kernels and
+A new option needs one entry in each of `Arguments`, `Options` and `TABLE` below, and its arithmetic in the kernels and
 in redblue.lab.reference. The public signatures, PyTorch's ops, autograd, vmap, autocast and the calls of the kernels
 follow from these three.
 """
@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class PackedArguments(TypedDict, total=False):
-    """Keyword arguments of `attention_varlen`: all options but a bias, which packed sequences cannot have."""
+    """Keyword arguments of `attention_varlen`: all options except a bias, which packed sequences cannot have."""
 
     mask: Mask | None
     scale: float | None
@@ -43,18 +43,18 @@ class Arguments(PackedArguments, total=False):
 
 
 class MaskArgument(NamedTuple):
-    """A mask as PyTorch's ops take it: the sides of a band, or the name of a mask that is no band.
+    """The mask argument of PyTorch's ops: the sides of a band, or the name of a mask that is not a band.
 
     The sides are numbers, so that a compiled graph holds for every sequence length.
     """
 
-    left: int = -1  # keys before a query's own that it attends; -1: all
-    right: int = -1  # the same for keys after its own
+    left: int = -1  # how many keys before its own key a query attends; -1: all
+    right: int = -1  # how many keys after its own key a query attends; -1: all
     bottom_right: bool = False  # whether the last query's own key is the last key
     name: str = ""  # see redblue.op.pytorch.masks
 
     def band(self, sizes: Sizes) -> tuple[int | None, int | None]:
-        """(first, end): query i attends keys i + first .. i + end - 1; None: that side is open."""
+        """(first, end): query i attends keys i + first .. i + end - 1; None: no limit on that side."""
         offset = sizes.n_k - sizes.n_q if self.bottom_right else 0
         widest = sizes.n_q + sizes.n_k  # no wider side would exclude a key
         first = None if self.left < 0 else offset - min(self.left, widest)
@@ -65,8 +65,9 @@ OPEN = MaskArgument()
 
 
 class Options(NamedTuple):
-    """The options of one call, those that are tensors in PyTorch's ops last; an array without a gradient ends them.
+    """The options of one call: first those that are not tensors in PyTorch's ops, then the seed, then the arrays.
 
+    Arrays with a gradient come before arrays without one.
     Users give a Mask and a seed; PyTorch's ops take a MaskArgument (None: all keys) and the seed as a tensor (None
     without dropout).
     """
@@ -88,7 +89,7 @@ class Options(NamedTuple):
 
     @property
     def has_arrays(self) -> bool:
-        """Whether any of the options in ARRAYS is given. A loop, because tiny calls notice a generator."""
+        """Whether any of the options in ARRAYS is given. A loop, because a generator slows tiny calls down."""
         for x in self[_FIRST_ARRAY:]:  # noqa: SIM110
             if x is not None:
                 return True
@@ -101,12 +102,12 @@ class Options(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """All that are tensors in PyTorch's ops: the seed and the arrays."""
+        """The values of the options that are tensors in PyTorch's ops: the seed and the arrays."""
         return self[_SEED:]
 
     @property
     def others(self) -> tuple[Any, ...]:
-        """All that are no tensors in PyTorch's ops; with `tensors` they make the record again."""
+        """The values of the other options. Options(*others, *tensors) is the record again."""
         return self[:_SEED]
 
     @property
@@ -116,7 +117,7 @@ class Options(NamedTuple):
 
     @staticmethod
     def unflatten(flat: Sequence[Any]) -> Options:
-        """The record of which these are `flat`."""
+        """The inverse of `flat`."""
         return Options(MaskArgument(*flat[:_MASK_PARTS]), *flat[_MASK_PARTS:])
 
     def with_mask(self, mask: MaskArgument) -> Options:
@@ -135,7 +136,7 @@ class Options(NamedTuple):
         return self._replace(**{name: None for name, rules, _ in self.given_arrays() if not rules.backward})
 
     def numbers(self, sizes: Sizes) -> dict[str, float]:
-        """The numbers that change scores and probabilities, as kernels on all devices take them by name."""
+        """The options that are numbers, by the names of the kernels' arguments, with defaults applied."""
         scale = sizes.d**-0.5 if self.scale is None else self.scale
         return {"scale": scale, "softcap": self.softcap or 0.0, "dropout": self.dropout}
 
@@ -155,7 +156,7 @@ class ArrayOption(NamedTuple):
         return (*lead, sizes.heads, *((sizes.n_q, sizes.n_k) if self.pairs else ()))
 
     def as_core_array(self, address: int, strides: Sequence[int], sizes: Sizes) -> Array:
-        """The array as the compiled core takes it, from its strides in that shape."""
+        """The array for the compiled core. strides: those of the array expanded to `shape`."""
         if self.pairs:
             return Array(address, tuple(strides))
         if self.lead:
@@ -164,7 +165,7 @@ class ArrayOption(NamedTuple):
 
     @property
     def missing(self) -> int:
-        """Dimensions of q that it lacks at its end."""
+        """How many of q's last dimensions the option does not have."""
         return 0 if self.pairs else 2
 
 
@@ -184,8 +185,8 @@ TABLE = {
     "schedule": Option(
         "str schedule",
         '"flash" (tiles); "hybrid" or "small_cache", which move fewer words through caches below d^2 words and write '
-        'some rows of P at a time to memory; "gather" (pair by pair, for graphs), for which a GPU takes tiles; or '
-        '"auto": on the CPU flash or gather, on a GPU any of the others, whichever costs less.',
+        'some rows of P at a time to memory; "gather" (pair by pair, for graphs; a GPU runs the others instead); or '
+        '"auto": the cheapest, on the CPU of flash and gather, on a GPU of flash, hybrid and small_cache.',
     ),
     "scale": Option("float? scale", "1 / sqrt(d) if None."),
     "softcap": Option("float? softcap", "scores x become softcap tanh(x / softcap)."),
@@ -195,7 +196,8 @@ TABLE = {
         "threads and both passes.",
     ),
     "seed": Option(
-        "Tensor? seed", "of dropout; drawn from PyTorch's generator if None; NumPy arrays need one with dropout."
+        "Tensor? seed",
+        "the seed of dropout; drawn from PyTorch's generator if None; NumPy arrays with dropout need one.",
     ),
     "bias": Option(
         "Tensor? bias",
@@ -205,13 +207,13 @@ TABLE = {
     ),
     "sinks": Option(
         "Tensor? sinks",
-        "(H,), one more score for each head that takes a share of the softmax and has no value.",
+        "(H,), one more score per head, which takes its share of the softmax and has no value.",
         ArrayOption(lead=False, backward=False),
     ),
     "alibi": Option(
         "Tensor? alibi",
         "slopes, (H,) or any shape that broadcasts to (..., H): -slope |i + n_k - n_q - j| is added to the score of "
-        "query i and key j, after softcap; without a gradient of the slopes.",
+        "query i and key j, after softcap; the slopes have no gradient.",
         ArrayOption(gradient=False),
     ),
 }
@@ -233,7 +235,7 @@ _FIRST_WITHOUT_GRADIENT = _FIRST_ARRAY + len(WITH_GRADIENT)
 
 
 def documented(arguments: type) -> Callable[[Function], Function]:
-    """A decorator for a function of `**options`: help() and inspect.signature show each of `arguments` by name."""
+    """A decorator for a function of `**options`: help() and inspect.signature show all of `arguments` by name."""
 
     def decorate(function: Function) -> Function:
         own = inspect.signature(function)
@@ -260,7 +262,7 @@ def documented(arguments: type) -> Callable[[Function], Function]:
 
 
 def options_of(function: str, arguments: Any, without: str = "") -> Options:
-    """The record of these keyword arguments. Raises TypeError, as Python does, for a keyword that is no option."""
+    """The record of these keyword arguments. Raises TypeError, as Python does, for an unknown keyword."""
     if not arguments:
         return _DEFAULTS
     try:
@@ -277,7 +279,7 @@ def options_of(function: str, arguments: Any, without: str = "") -> Options:
 
 
 def checked(options: Options) -> Options:
-    """The options with their numbers as Python's. Raises RedblueError for a value that is not allowed.
+    """The options with numbers converted to Python's types. Raises RedblueError for a value that is not allowed.
 
     Arrays are checked by `check_array`, against the sizes of the call.
     """
@@ -331,7 +333,7 @@ def _seed(value: Any) -> int:
 
 
 def check_mask(mask: Any) -> None:
-    """Raise RedblueError unless this is None or a mask as users make it."""
+    """Raise RedblueError unless this is None or a mask that users may give."""
     if mask is None:
         return
     if not isinstance(mask, Mask):
@@ -341,7 +343,7 @@ def check_mask(mask: Any) -> None:
 
 
 def check_gradients(options: Options) -> None:
-    """Raise RedblueError for a tensor that wants a gradient that no kernel computes."""
+    """Raise RedblueError for a tensor that requires a gradient that no kernel computes."""
     for i, x in enumerate(options[_FIRST_WITHOUT_GRADIENT:]):
         if x is not None and getattr(x, "requires_grad", False):
             raise RedblueError(f"{WITHOUT_GRADIENT[i]} has no gradient: detach it, or give a bias")

@@ -1,4 +1,4 @@
-"""The operator: its public functions, and the calls of the CPU's kernels on NumPy arrays; op/pytorch has tensors."""
+"""The operator's public functions, and its implementation on NumPy arrays. op/pytorch implements it on tensors."""
 
 from __future__ import annotations
 
@@ -100,14 +100,16 @@ class NumpyCall:
         self.flat = all(x.ndim == 2 for x in (q, k, v))  # one head
         self.shapes = q.shape, k.shape, v.shape
         q, k, v = (x[None] if x.ndim == 2 else x for x in (q, k, v))
-        if per_head(options.mask):  # no two heads see the same keys
+        if per_head(options.mask):  # heads that share a key head would need one mask
             k, v = (_ungrouped(q, x) for x in (k, v))
         self.sizes = sizes = check_shapes(q.shape, k.shape, v.shape)
         check_widths_on_cpu(sizes)
         self.dtype = check_dtypes({"q": q.dtype.name, "k": k.dtype.name, "v": v.dtype.name})
         self.sum_dtype = np.float64 if self.dtype == "float64" else np.float32
         if options.dropout and options.seed is None:
-            raise RedblueError("dropout on NumPy arrays needs a seed, which attention_backward takes again")
+            raise RedblueError(
+                "dropout on NumPy arrays needs a seed: give one, and give it to attention_backward again"
+            )
         self.q, self.k, self.v = (
             np.broadcast_to(x, (*sizes.lead, heads, *x.shape[-2:]))
             for x, heads in ((q, sizes.heads), (k, sizes.kv_heads), (v, sizes.kv_heads))
@@ -115,7 +117,7 @@ class NumpyCall:
         self.options = options._replace(**self._expanded(options))
 
     def _expanded(self, options: Options) -> dict[str, np.ndarray]:
-        """The options that are arrays, checked, of the shape and the type in which the kernels read them."""
+        """Check the options that are arrays, and convert them to the shape and the type that the kernels read."""
         expanded = {}
         for name, rules, x in options.given_arrays():
             array = as_numpy(name, x)
@@ -191,7 +193,7 @@ def _ungrouped(q: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _summed_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The gradient of an array of this shape, from the gradient of the array it was broadcast (heads: repeated) to."""
+    """Sum a gradient over repeated heads and broadcast dimensions, down to the shape of the array that was expanded."""
     dtype = array.dtype
     wide = np.result_type(dtype, np.float32)  # a sum in 16 bits would be far off
     if len(shape) > 2 and array.shape[-3] != shape[-3] > 1:

@@ -1,6 +1,6 @@
 """Checks of the operator's arrays, for NumPy and PyTorch alike; kernels/options.py checks the options.
 
-A message names the argument, the value that was given and the values that are allowed.
+Every error message names the argument, its value and the values that are allowed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from redblue.kernels.cpu.call import MAX_D, MAX_LEAD, Sizes
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
-    """The sizes of a call on arrays of these shapes, all of at least three dimensions.
+    """The sizes of a call on arrays of these shapes. Raises RedblueError for shapes that do not fit together.
 
-    Raises RedblueError for shapes that do not fit together.
+    Arrays have at least three dimensions: callers add a dimension of heads if there is none.
     """
     q, k, v = tuple(q), tuple(k), tuple(v)
     for name, shape in (("q", q), ("k", k), ("v", v)):
@@ -50,7 +50,7 @@ _WIDTHS = "d, the last dimension of q and k,", "d_v, the last dimension of v,"
 
 
 def check_widths_on_cpu(sizes: Sizes) -> None:
-    """Raise RedblueError for head dimensions that the CPU's kernels do not take. Kernels for GPUs take any."""
+    """Raise RedblueError for head dimensions above MAX_D. The kernels for GPUs have no such limit."""
     if sizes.d <= MAX_D and sizes.d_v <= MAX_D:
         return
     name, size = (_WIDTHS[0], sizes.d) if sizes.d > MAX_D else (_WIDTHS[1], sizes.d_v)
@@ -71,7 +71,10 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def check_dtypes(names: dict[str, str]) -> str:
-    """The one type of these arrays, given by name. Raises RedblueError for types that differ or are not computed in."""
+    """The common type of the arrays. names: their types, by the arrays' names.
+
+    Raises RedblueError if types differ or if no kernel computes in one of them.
+    """
     for name, dtype in names.items():
         if dtype not in COMPUTED:
             raise RedblueError(f"{name} must be of type {', '.join(COMPUTED)}, got {dtype}")
@@ -83,7 +86,7 @@ def check_dtypes(names: dict[str, str]) -> str:
 
 
 def check_one_kind_of_mask(attn_mask: Any, is_causal: bool) -> None:
-    """Raise RedblueError if both were given."""
+    """Raise RedblueError if both attn_mask and is_causal are given."""
     if attn_mask is not None and is_causal:
         raise RedblueError("attn_mask and is_causal=True were both given: give one of them")
 

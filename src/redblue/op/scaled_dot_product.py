@@ -22,8 +22,8 @@ def scaled_dot_product_attention(
 ) -> Any:
     """The twin of torch.nn.functional.scaled_dot_product_attention, on the same tensors with the same meaning.
 
-    attn_mask: boolean (True means attend) or floating (added to the scores), broadcastable to (..., n_q, n_k), with
-    gradient if it needs one; not together with is_causal, which is aligned top left. Unlike `attention`, heads are
+    attn_mask: boolean (True means attend) or floating (added to the scores), broadcastable to (..., n_q, n_k), and
+    differentiable; not together with is_causal, which is aligned top left. Unlike `attention`, heads are
     grouped only if enable_gqa says so. NumPy arrays work too, without dropout, and nested tensors, without attn_mask.
     """
     check_one_kind_of_mask(attn_mask, is_causal)

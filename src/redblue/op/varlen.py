@@ -28,14 +28,14 @@ def attention_varlen(
     return_lse: bool = False,
     **options: Unpack[PackedArguments],
 ) -> Any:
-    """Each sequence attends itself; nothing is padded, and no pair of two sequences is computed.
+    """Attention within packed sequences: nothing is padded, and no pair across sequences is computed.
 
     q (total_q, H, d), k (total_k, H_kv, d), v (total_k, H_kv, d_v): PyTorch tensors (with autograd) or arrays.
-    cu_seqlens_q, cu_seqlens_k: where sequences begin and the last one ends, (sequences + 1,) whole numbers: 0, then
-    cumulative lengths up to total_q (total_k). Some sequences may be empty. As cu_seqlens_q if left out.
+    cu_seqlens_q, cu_seqlens_k: the cumulative lengths of the sequences, (sequences + 1,) whole numbers from 0 to
+    total_q (total_k). Sequences may be empty. cu_seqlens_k is cu_seqlens_q if left out.
     The mask is Mask.causal(), a sliding window or Mask.full(), within each sequence; align="bottom-right" counts from a
-    sequence's last query and key. So does alibi, which needs sequences with as many queries as keys. The other options
-    are those of `attention`, but for a bias.
+    sequence's last query and key. alibi counts distances from there, too, and needs sequences with as many queries as
+    keys. The other options are those of `attention`, except a bias.
 
     Returns out (total_q, H, d_v), or (out, lse) with lse (H, total_q). Raises RedblueError, naming the argument, for a
     value that it cannot take.
@@ -68,18 +68,18 @@ def attention_varlen(
 
 
 def _check_alibi(lengths: np.ndarray, key_lengths: np.ndarray) -> None:
-    """Raise RedblueError unless distances within each sequence are those that the kernel computes over all of them.
+    """Raise RedblueError unless the kernel computes the right distances within every sequence.
 
-    The kernel aligns the last query with the last key. That aligns the last query and the last key of a sequence, too,
-    if as many queries as keys follow it.
+    The kernel aligns the last query of the packed array with its last key. This also aligns the last query of a
+    sequence with the sequence's last key if as many queries as keys follow the sequence.
     """
-    ahead = np.cumsum(key_lengths - lengths)  # of each sequence's last query, its last key
-    pairs = (lengths > 0) & (key_lengths > 0)
-    off = np.flatnonzero(pairs & (ahead != ahead[-1])) if len(ahead) else ahead
-    if len(off):
+    shifts = np.cumsum(key_lengths - lengths)  # the position of a sequence's last key, less that of its last query
+    has_pairs = (lengths > 0) & (key_lengths > 0)
+    misaligned = np.flatnonzero(has_pairs & (shifts != shifts[-1])) if len(shifts) else shifts
+    if len(misaligned):
         raise RedblueError(
-            f"alibi needs as many keys as queries in every sequence after sequence {off[-1]}, because distances are "
-            "counted from the last query and key of all: call attention for each sequence, or with a padded batch"
+            f"alibi needs as many keys as queries in every sequence after sequence {misaligned[-1]}, because distances "
+            "are counted from the last query and key of all: call attention for each sequence, or with a padded batch"
         )
 
 
@@ -88,9 +88,9 @@ def _lengths(name: str, starts: Any, of: str, total: int) -> np.ndarray:
     starts = whole(name, starts.detach().cpu().numpy() if api.is_torch(starts) else starts)
     if not len(starts) or starts[0]:
         raise RedblueError(f"{name}[0] must be 0, got {starts[0] if len(starts) else 'an empty array'}")
-    back = np.flatnonzero(np.diff(starts) < 0)
-    if len(back):
-        i = back[0] + 1
+    descents = np.flatnonzero(np.diff(starts) < 0)
+    if len(descents):
+        i = descents[0] + 1
         raise RedblueError(f"{name} must not descend, but {name}[{i}] = {starts[i]} follows {starts[i - 1]}")
     if starts[-1] != total:
         raise RedblueError(f"{name} must end with the rows of {of}, {total}, got {starts[-1]}")

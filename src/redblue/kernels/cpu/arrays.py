@@ -1,4 +1,4 @@
-"""NumPy arrays as the compiled core takes them: an address and the strides in elements."""
+"""Describes NumPy arrays for the compiled core, by an address and the strides in elements."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from redblue.kernels.cpu.call import Array
 
 
 def described(array: np.ndarray) -> Array:
-    """The array's address and strides. Raises RedblueError for strides that are no whole elements."""
+    """The array's address and strides. Raises RedblueError if a stride is not a whole number of elements."""
     return Array(array.ctypes.data, element_strides(array))
 
 
 def element_strides(array: np.ndarray) -> tuple[int, ...]:
-    """The array's strides in elements. Raises RedblueError where they are no whole ones."""
+    """The array's strides in elements. Raises RedblueError if one is not a whole number of elements."""
     if any(stride % array.itemsize for stride in array.strides):
         raise RedblueError(f"an array's strides must be whole elements, got {array.strides} bytes: give a copy")
     return tuple(stride // array.itemsize for stride in array.strides)

@@ -1,8 +1,8 @@
-"""The Python face of the compiled core's attention: picks the instruction set and the tiles, and fills a _core.Call.
+"""Calls the compiled core's attention: chooses the instruction set and the tiles, and fills a _core.Call.
 
-It knows neither NumPy nor PyTorch. An Array is an address and strides, in elements, of (lead..., heads, rows,
-columns), 0 where it is broadcast. Callers must have checked everything: the core reads and writes at these
-addresses.
+This module depends neither on NumPy nor on PyTorch. An Array is an address and the strides, in elements, of an array
+(lead..., heads, rows, columns); a stride is 0 where the array is broadcast. Callers must have checked everything,
+because the core reads and writes at these addresses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redblue.problem import Problem
 NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
 SPILLED = ("hybrid", "small_cache")  # schedules that write P to memory
 MAX_LEAD = 8  # leading dimensions, before the heads
-MAX_D = 4096  # of d and d_v
+MAX_D = 4096  # the largest d and d_v
 
 Array = _core.Array
 AnyTile = Tile | SpillTile | TwoPassTile
@@ -28,7 +28,7 @@ AnyTile = Tile | SpillTile | TwoPassTile
 class Pattern(NamedTuple):
     """The fields of _core.Pattern: addresses of a lowered mask's arrays (redblue.masks.lowered), and its planes."""
 
-    starts: int  # 0: there are planes only, which serve Edges
+    starts: int  # 0: no runs, only the planes of Edges
     runs: int
     bits: int
     planes: Array | None  # int64 (lead..., key/value heads, 1, 1); None: one plane for all
@@ -51,10 +51,10 @@ class Edges(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """The keys that queries attend: query i attends keys i + first .. i + end - 1, if the pattern allows it, too.
+    """The keys that queries attend: query i attends, of keys i + first .. i + end - 1, those in the pattern.
 
-    by_query: the same pattern for unstacked queries, which the gradient of a bias needs. edges: the pattern's pairs
-    themselves, where pairs are gathered. held: the arrays that the addresses point into.
+    pattern: None if there is only the band. by_query: the same pattern for unstacked queries, which the gradient of a
+    bias needs. edges: the pairs that attend, if pairs are gathered. held: the arrays that the addresses point into.
     """
 
     first: int
@@ -93,7 +93,7 @@ class Sizes(NamedTuple):
 def isa() -> _core.Isa:
     """The instruction set of this process: the one that REDBLUE_ISA names, else the best that this CPU can run.
 
-    Raises RedblueError, listing the names, for one that is unknown or that this CPU lacks.
+    Raises RedblueError, which lists the names, if the named one is unknown or this CPU lacks it.
     """
     try:
         return _core.choose_isa()
@@ -102,7 +102,7 @@ def isa() -> _core.Isa:
 
 
 def plan_tile(direction: str, sizes: Sizes, dtype: str, sparse: bool = False) -> Tile:
-    """The plan's tile for this call; the same for all sequence lengths of one magnitude."""
+    """The plan's tile for this call. Lengths are rounded up to powers of two, so that few tiles are planned."""
     return _planned(direction, sizes, dtype, isa(), sparse)
 
 
@@ -131,19 +131,20 @@ def plan_spill_tile(schedule: str, direction: str, sizes: Sizes, dtype: str) -> 
 
 
 def row_of(row: _core.Isa, number: int) -> cache_fit.Row:
+    """The widths of the instruction set's kernels for one number type."""
     sum_bytes = 8 if number == NUMBERS["float64"] else 4
     return cache_fit.Row(row.lanes(number), row.vector_bytes // sum_bytes, row.packed_bytes(number))
 
 
 def tiles_for(schedule: str, problem: Problem, words: int, row: _core.Isa | None = None) -> AnyTile:
     """The tiles of this schedule's kernel for a cache of `words` words: see redblue.kernels.cpu.cache_fit."""
-    of = row_of(row or isa(), NUMBERS[problem.dtype])
-    return cache_fit.tiles_for(schedule, problem, words * problem.bytes_per_word // of.packed_bytes, of)
+    widths = row_of(row or isa(), NUMBERS[problem.dtype])
+    return cache_fit.tiles_for(schedule, problem, words * problem.bytes_per_word // widths.packed_bytes, widths)
 
 
 @lru_cache(maxsize=1024)
 def pack_sizes(sizes: Sizes) -> _core.Sizes:
-    """The struct that the core reads."""
+    """Pack the sizes into the struct that the core reads."""
     return _core.Sizes(**sizes._asdict())
 
 
@@ -196,9 +197,10 @@ def forward(
 ) -> tuple[int, int]:
     """Write out and lse. Returns the words read and written between tiles and arrays.
 
-    lse, and options that are arrays without a number type of their own: float64 for float64 arrays, else float32.
-    schedule: "hybrid" and "small_cache" write P to memory of their own; all others are `flash`, unless the mask is
-    given as pairs. options: by the names that _core.Call has, which refuses all others.
+    lse has the type of sums: float64 for float64 arrays, else float32. So do arrays in `options` whose number type is
+    not an option of its own. schedule: "hybrid" and "small_cache" write P to memory that the core allocates; any other
+    name runs `flash`, or gathers if the mask is given as pairs. options: keyword arguments of _core.Call, which
+    refuses unknown names.
     """
     call = _core.Call(
         NUMBERS[dtype],
@@ -242,10 +244,11 @@ def backward(
     row: _core.Isa | None = None,
     **options: Any,
 ) -> tuple[int, int]:
-    """Write dq, dk, dv, delta (row sums of dout * out, less dlse; as lse) and, if given, dbias (of lse's type).
+    """Write dq, dk, dv, delta and, if given, dbias. Returns the words read and written between tiles and arrays.
 
-    schedule: as forward; `flash_onepass` where that is `flash`. The two passes of `flash` are a TwoPassTile's. options:
-    as forward, and dlse and dbias. Returns the words read and written between tiles and arrays, without those of dbias.
+    delta: the row sums of dout * out, less dlse; shaped like lse. dbias has lse's type; its words are not counted.
+    schedule: as in forward, except that `flash_onepass` runs instead of `flash`. Give a TwoPassTile as `tile` to run
+    `flash`, in two passes. options: as in forward, and dlse and dbias.
     """
     call = _core.Call(
         NUMBERS[dtype],

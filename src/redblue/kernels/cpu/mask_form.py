@@ -19,19 +19,19 @@ from redblue.kernels.cpu.call import Attended, Edges, Pattern, Sizes
 from redblue.masks import Mask
 from redblue.masks.lowered import lowered
 from redblue.masks.patterns.graph import Graph
-from redblue.masks.patterns.pattern import Pattern as Laid
+from redblue.masks.patterns.pattern import Pattern as MaskPattern
 from redblue.masks.patterns.tiling import tiling
 from redblue.masks.rules.bands import Window
 from redblue.masks.rules.rule import Rule
 from redblue.masks.rules.stack import planes
 
-# The cost of a gathered pair, in pairs of a tile: for its arithmetic, and, divided by d + d_v, for everything else
-# (measured, Zen 5).
+# (a, b): a gathered pair costs as much as a + b / (d + d_v) pairs of a tile; a is its arithmetic, b its overhead
+# (measured on Zen 5).
 GATHER_PRICE = {"forward": (5.0, 440.0), "backward": (7.0, 900.0)}
 # Tiles and pairs round scores differently. Where lse is rounded by more than this, the difference shows in gradients.
 LARGE = 2.0**-13
 SAMPLED_PANELS = 64
-KEPT = 8  # cached forms, by mask and sizes: the form of a graph is as large as the graph
+KEPT = 8  # forms in a cache, by mask and sizes; few, because the form of a graph is as large as the graph
 SHORT_RUN = 24  # keys: if runs are shorter than this on average, the core copies several together
 
 
@@ -94,55 +94,57 @@ def per_head(mask: Mask | None) -> bool:
 @lru_cache(maxsize=KEPT)
 def in_tiles(mask: Mask, sizes: Sizes, lanes: int, bias_gradient: bool) -> Attended:
     """The mask as runs of keys for each panel of `lanes` rows."""
-    pattern, held = _runs(mask, sizes, sizes.group, lanes)
-    by_query, more = None, None
+    pattern, arrays = _runs(mask, sizes, sizes.group, lanes)
+    by_query, query_arrays = None, None
     if bias_gradient:
-        by_query, more = (pattern, None) if sizes.group == 1 else _runs(mask, sizes, 1, lanes)
-    return Attended(-sizes.n_q, sizes.n_k + 1, pattern, by_query, held=(held, more))
+        by_query, query_arrays = (pattern, None) if sizes.group == 1 else _runs(mask, sizes, 1, lanes)
+    return Attended(-sizes.n_q, sizes.n_k + 1, pattern, by_query, held=(arrays, query_arrays))
 
 
 @lru_cache(maxsize=KEPT)
 def in_pairs(mask: Mask, sizes: Sizes) -> Attended:
     """The mask as lists of pairs."""
-    edges, planes, held = _edges(mask, sizes)
-    return Attended(-sizes.n_q, sizes.n_k + 1, Pattern(0, 0, 0, planes, 1, 0, 1, False), edges=edges, held=held)
+    edges, planes, arrays = _edges(mask, sizes)
+    return Attended(-sizes.n_q, sizes.n_k + 1, Pattern(0, 0, 0, planes, 1, 0, 1, False), edges=edges, held=arrays)
 
 
 @lru_cache(maxsize=2 * KEPT)  # both directions
 def gathers(mask: Mask, sizes: Sizes, lanes: int, direction: str) -> bool:
     """Whether gathering the pairs costs less than computing tiles."""
-    parts, each = planes(mask.rule)
-    share = np.bincount(each.ravel(), minlength=len(parts)) / max(1, each.size)  # of streams that have each plane
-    nnz = sizes.group * mask.nnz(sizes.n_q, sizes.n_k) / max(1, each.size)
+    rules, stream_planes = planes(mask.rule)
+    streams = max(1, stream_planes.size)
+    shares = np.bincount(stream_planes.ravel(), minlength=len(rules)) / streams  # the share of streams on a plane
+    nnz = sizes.group * mask.nnz(sizes.n_q, sizes.n_k) / streams
     arithmetic, overhead = GATHER_PRICE[direction]
     price = arithmetic + overhead / (sizes.d + sizes.d_v)
-    if price * nnz >= sizes.n_q * sizes.group * sizes.n_k:  # tiles of all pairs cost less
+    if price * nnz >= sizes.n_q * sizes.group * sizes.n_k:  # even tiles of all pairs cost less
         return False
-    in_tiles = sum(times * _pairs_in_tiles(part, sizes, lanes) for part, times in zip(parts, share, strict=True))
+    in_tiles = sum(share * _pairs_in_tiles(rule, sizes, lanes) for rule, share in zip(rules, shares, strict=True))
     return in_tiles > price * nnz
 
 
 def _pairs_in_tiles(rule: Rule, sizes: Sizes, lanes: int) -> float:
-    """The pairs that tiles compute: each panel's rows times the keys that any of them attends, over all panels.
+    """The number of pairs that tiles compute: a panel's rows times the keys that any of them attends, over all panels.
 
-    The tiles of a graph may take gigabytes. So a graph's densest panels are counted, and a sample of its other panels.
+    The tiles of a graph may take gigabytes. So only a graph's densest panels and a sample of its other panels are
+    counted.
     """
     pattern, group = rule.pattern(sizes.n_q, sizes.n_k), sizes.group
     rows = sizes.n_q * group
     first = np.arange(0, rows, lanes)
-    some, rest = first, 0.0
+    counted, rest = first, 0.0
     if isinstance(pattern, Graph) and len(first) > 2 * SAMPLED_PANELS:
         stop = np.minimum(first + lanes, rows)
         pairs = pattern.indptr[(stop - 1) // group + 1] - pattern.indptr[first // group]
         order = np.argsort(pairs, kind="stable")
-        some, others = first[order[-SAMPLED_PANELS:]], order[:-SAMPLED_PANELS]
-        drawn = np.random.default_rng(0).choice(others, SAMPLED_PANELS, replace=False)
-        rest = _keys_in_tiles(pattern, first[drawn], rows, lanes, group) / SAMPLED_PANELS * len(others)
-    return lanes * (_keys_in_tiles(pattern, some, rows, lanes, group) + rest)
+        counted, others = first[order[-SAMPLED_PANELS:]], order[:-SAMPLED_PANELS]
+        sample = np.random.default_rng(0).choice(others, SAMPLED_PANELS, replace=False)
+        rest = _keys_in_tiles(pattern, first[sample], rows, lanes, group) / SAMPLED_PANELS * len(others)
+    return lanes * (_keys_in_tiles(pattern, counted, rows, lanes, group) + rest)
 
 
-def _keys_in_tiles(pattern: Laid, first: np.ndarray, rows: int, lanes: int, group: int) -> int:
-    """The keys that any row of a panel attends, over the panels that begin at these rows."""
+def _keys_in_tiles(pattern: MaskPattern, first: np.ndarray, rows: int, lanes: int, group: int) -> int:
+    """The number of keys that any row of a panel attends, summed over the panels that begin at rows `first`."""
     tiles = tiling(pattern, np.sort(first), np.minimum(np.sort(first) + lanes, rows), group)
     return int((tiles.full[1::2] - tiles.full[::2]).sum()) + len(tiles.positions)
 
@@ -150,19 +152,19 @@ def _keys_in_tiles(pattern: Laid, first: np.ndarray, rows: int, lanes: int, grou
 def _runs(mask: Mask, sizes: Sizes, group: int, lanes: int) -> tuple[Pattern, object]:
     """The runs of the mask's lowered form, and the arrays that hold them."""
     low = lowered(mask, sizes.n_q, sizes.n_k, group, lanes)
-    held = low.starts, low.runs, low.bits
-    table, kept = _planes(low.planes, sizes)
+    arrays = low.starts, low.runs, low.bits
+    table, plane_memory = _planes(low.planes, sizes)
     panels = -(-sizes.n_q * group // lanes)
     keys = int((low.runs[:, 1] - low.runs[:, 0]).sum())
     scattered = keys < SHORT_RUN * len(low.runs)
     count = 1 + int(low.planes.max(initial=0))
-    starts, runs, bits = (x.ctypes.data for x in held)
-    return Pattern(starts, runs, bits, table, lanes, panels, count, scattered), (held, kept)
+    starts, runs, bits = (x.ctypes.data for x in arrays)
+    return Pattern(starts, runs, bits, table, lanes, panels, count, scattered), (arrays, plane_memory)
 
 
 def _edges(mask: Mask, sizes: Sizes) -> tuple[Edges, cpu.Array | None, object]:
     """The mask's pairs as lists, the planes, and the arrays that hold both."""
-    rules, each = planes(mask.rule)
+    rules, stream_planes = planes(mask.rule)
     if sizes.n_q > 2**31 - 1 or sizes.n_k > 2**31 - 1:
         raise RedblueError(
             f"a mask of single pairs takes at most 2^31 - 1 queries and keys, got {sizes.n_q}, {sizes.n_k}"
@@ -176,18 +178,21 @@ def _edges(mask: Mask, sizes: Sizes) -> tuple[Edges, cpu.Array | None, object]:
         before += len(keys)
     joined = [np.concatenate(part) for part in zip(*parts, strict=True)]
     starts, keys, key_starts, queries = (x.ctypes.data for x in joined)
-    table, kept = _planes(each, sizes)
-    return Edges(starts, keys, key_starts, queries), table, (joined, kept)
+    table, plane_memory = _planes(stream_planes, sizes)
+    return Edges(starts, keys, key_starts, queries), table, (joined, plane_memory)
 
 
-def _planes(each: np.ndarray, sizes: Sizes) -> tuple[cpu.Array | None, object]:
-    """The plane of each stream as the core takes it, with strides of 0 where the mask broadcasts; and its memory."""
-    if not each.ndim or each.size == 1:
+def _planes(stream_planes: np.ndarray, sizes: Sizes) -> tuple[cpu.Array | None, object]:
+    """The array of every stream's plane for the core, and its memory. Strides are 0 where the mask broadcasts.
+
+    None, None if the mask has one plane for all streams.
+    """
+    if not stream_planes.ndim or stream_planes.size == 1:
         return None, None
-    kept = np.ascontiguousarray(each, np.int64)
-    heads = sizes.kv_heads * sizes.group if kept.shape[-1] > 1 else 1
-    laid = np.broadcast_to(kept, (*sizes.lead, heads))
-    strides = [stride // 8 for stride in laid.strides]
+    memory = np.ascontiguousarray(stream_planes, np.int64)
+    heads = sizes.kv_heads * sizes.group if memory.shape[-1] > 1 else 1
+    broadcast = np.broadcast_to(memory, (*sizes.lead, heads))
+    strides = [stride // 8 for stride in broadcast.strides]
     if heads == 1:
         strides[-1] = 0
-    return cpu.Array(kept.ctypes.data, (*strides, 0, 0)), kept
+    return cpu.Array(memory.ctypes.data, (*strides, 0, 0)), memory

@@ -26,7 +26,7 @@ def _keep(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, output: t
     ctx.others = options.others
     ctx.mask = (
         mask_named(options.mask.name) if options.mask and options.mask.name else None
-    )  # held, so that the name stays valid
+    )  # kept, so that the name stays valid
     ctx.substitute = ops.substitute()
     ctx.set_materialize_grads(False)
 
@@ -43,7 +43,7 @@ def _flat_gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple
 
 
 def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None, needed: dict[str, bool]) -> tuple[Any, ...]:
-    """(dq, dk, dv, the gradients of `needed` options by name). dout or dlse is None where that output is not used."""
+    """(dq, dk, dv, the gradients of `needed` options by name). dout or dlse is None if its output is not used."""
     if dout is None and dlse is None:
         return None, None, None, {}
     q, k, v, out, lse, *tensors = ctx.saved_tensors
@@ -63,7 +63,7 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None, needed: dict[
 
 
 def _sinks_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """The sinks' gradient: the softmax's share of a sink in each row, times -delta, summed over rows."""
+    """The sinks' gradient: the sum over rows of -delta times the sink's probability."""
     share = torch.where(lse == float("-inf"), 0.0, (sinks.to(lse.dtype)[:, None] - lse).exp())
     others = [i for i in range(lse.dim()) if i != lse.dim() - 2]
     return -(share * delta).sum(others).to(sinks.dtype)
@@ -82,18 +82,18 @@ torch.library.register_autograd("redblue::attention_backward", _no_second_deriva
 
 
 def forward_now() -> Any:
-    """The op, or, within torch.func, its autograd.Function: torch.func knows the gradients of Functions only."""
+    """The forward op, or, within torch.func, `Forward`: torch.func knows only the gradients of autograd.Functions."""
     return Forward.apply if torch._C._are_functorch_transforms_active() else forward_op
 
 
 def _backward_now(*arguments: Any) -> Any:
-    """The same for the backward pass, called. arguments: as `ops.backward` takes them."""
+    """Call the backward op, or, within torch.func, `Backward`. arguments: those of `ops.backward`."""
     *tensors, options, bias_grad = arguments
     op = Backward.apply if torch._C._are_functorch_transforms_active() else backward_op
     return op(*tensors, *options.flat, bias_grad)
 
 
-# torch.func takes no Function whose forward has a context; the one of `Eager` has, which makes it cheap to call.
+# torch.func refuses an autograd.Function whose forward takes ctx. That of `Eager` takes it, which makes calls cheap.
 
 
 class Forward(torch.autograd.Function):
@@ -139,7 +139,7 @@ class Backward(torch.autograd.Function):
 
 
 class Eager(torch.autograd.Function):
-    """The same without the dispatcher, which alone takes longer than a tiny call should.
+    """The op's function without PyTorch's dispatcher, which takes longer than a tiny call itself.
 
     Its inputs are q, k, v, the arrays that have a gradient, and the record with all options.
     """
@@ -169,7 +169,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Te
 
 
 def _autocast(device: str, key: str) -> Any:
-    """The op under autocast on this kind of device; as PyTorch's: converted to autocast's type, except float64."""
+    """The op under autocast on this kind of device. As in PyTorch, arrays other than float64 get autocast's type."""
     off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def converted(x: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
 
 
 def _vmap_forward(op: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> Any:
-    """The op on tensors with one dimension more, which becomes the first of the leading dimensions."""
+    """The op under vmap: the mapped dimension becomes the first of the leading dimensions."""
     q_dim, k_dim, v_dim, *flat_dims = in_dims
     n, options, dims = info.batch_size, Options.unflatten(flat), Options.unflatten(flat_dims)
     if _needs_a_call_each(options, dims):
@@ -200,7 +200,7 @@ def _vmap_forward(op: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Ten
 
 
 def _vmap_backward(op: Any, info: Any, in_dims: Any, *arguments: Any) -> Any:
-    """The same for the backward pass; a bias that wants a gradient gets one for each entry of the new dimension."""
+    """The backward op under vmap. A bias gets one gradient for every entry of the mapped dimension."""
     dout, dlse, q, k, v, out, lse, *flat, bias_grad = arguments
     tensors = dout, dlse, q, k, v, out, lse
     n, options, dims = info.batch_size, Options.unflatten(flat), Options.unflatten(in_dims[len(tensors) : -1])
@@ -219,9 +219,10 @@ def _vmap_backward(op: Any, info: Any, in_dims: Any, *arguments: Any) -> Any:
 
 
 def _needs_a_call_each(options: Options, dims: Options) -> bool:
-    """Whether one call cannot stand for all: an option differs between entries and has no leading dimensions.
+    """Whether vmap's entries need separate calls: an option without leading dimensions differs between entries.
 
-    One seed for all entries means one dropout pattern for all, but the pattern depends on the leading dimensions.
+    A seed that all entries share needs separate calls, too. It means one dropout pattern for all entries, but in one
+    call the pattern would differ with the leading dimensions.
     """
     if options.seed is not None and dims.seed is None:
         return True
@@ -229,7 +230,7 @@ def _needs_a_call_each(options: Options, dims: Options) -> bool:
 
 
 def _options_in_front(options: Options, dims: Options, rank: int) -> Options:
-    """The options with the dimensions `dims` first. rank: of q with its new dimension."""
+    """The options with their mapped dimensions `dims` first. rank: the rank of q with its mapped dimension."""
     changed = {
         name: _padded(x.movedim(getattr(dims, name), 0), rank - rules.missing)
         for name, rules, x in options.given_arrays()
@@ -245,7 +246,7 @@ torch.library.register_vmap("redblue::attention_backward", partial(_vmap_backwar
 
 
 def _in_front(x: Tensor, dim: int | None, n: int) -> Tensor:
-    """The tensor with dimension `dim` first; if it has none, with n copies of itself along a new one."""
+    """The tensor with dimension `dim` first. If `dim` is None, a new first dimension repeats the tensor n times."""
     return x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
@@ -255,7 +256,7 @@ def _padded(x: Tensor, dims: int) -> Tensor:
 
 
 def _one_by_one(op: Any, n: int, in_dims: tuple, out_dims: tuple, *arguments: Any) -> tuple[Any, tuple]:
-    """The outputs of one call for each of the n entries of the new dimension."""
+    """The stacked outputs of n calls, one for every entry of the mapped dimension."""
     outputs = [
         op(*(x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims, strict=True)))
         for i in range(n)

@@ -1,4 +1,4 @@
-"""redblue.attention for PyTorch tensors: checks, broadcasting, and the shortest way to the kernel."""
+"""redblue.attention for PyTorch tensors: checks, broadcasting, and a fast path past PyTorch's dispatcher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     one_head = q.dim() == k.dim() == v.dim() == 2
     q, k, v = _expanded(q, k, v, plain)
     if per_head(options.mask) and k.shape[-3] != q.shape[-3]:
-        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))  # no two heads see the same keys
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))  # one mask per key head
     if options.mask is not None or options.schedule == "gather":
         options = options.with_mask(_mask_argument(options.mask, options.schedule))
     if options.dropout or options.seed is not None:
@@ -52,7 +52,7 @@ def _expanded(q: Tensor, k: Tensor, v: Tensor, plain: bool) -> tuple[Tensor, Ten
     """The tensors with a dimension of heads and equal leading dimensions."""
     if q.dim() == 2 or k.dim() == 2 or v.dim() == 2:
         q, k, v = (x.unsqueeze(0) if x.dim() == 2 else x for x in (q, k, v))
-    # Symbolic sizes have no hash
+    # Symbolic sizes cannot be hashed, so only plain calls use the cache
     expanded = (layouts.known_expanded_shapes if plain else layouts.expanded_shapes)(q.shape, k.shape, v.shape)
     if q.is_cpu and ops.substitute() is None:
         checks.check_widths_on_cpu(expanded.sizes)
@@ -66,7 +66,7 @@ def _expanded(q: Tensor, k: Tensor, v: Tensor, plain: bool) -> tuple[Tensor, Ten
 
 
 def _any_wants_gradient(tensors: list[Tensor]) -> bool:
-    """Whether any of the tensors requires a gradient. A loop, because tiny calls notice a generator."""
+    """Whether any of the tensors requires a gradient. A loop, because a generator slows tiny calls down."""
     for x in tensors:  # noqa: SIM110
         if x.requires_grad:
             return True
@@ -74,7 +74,7 @@ def _any_wants_gradient(tensors: list[Tensor]) -> bool:
 
 
 def _mask_argument(mask: Mask | None, schedule: str) -> MaskArgument:
-    """The mask as the ops take it: a band by its sides; a mask that is no band, or is to be gathered, by its name."""
+    """The ops' argument for the mask: the sides of a band, or the name if the mask is not a band or is gathered."""
     mask = mask or _EVERYTHING
     if schedule != "gather" and isinstance(mask.rule, Window):
         window = mask.rule
@@ -108,27 +108,27 @@ def _is_plain(*tensors: Any) -> bool:
             or x.layout is not _STRIDED
             or x.is_nested
             or x.is_neg()
-            or _is_wrapped(x)  # one that outlived its transform
+            or _is_wrapped(x)  # a tensor that outlived its transform
             or x.get_device() != device
         ):
             return False
     return True
 
 
-# Looked up once, because a tiny call notices attribute look-ups
+# Looked up once, because attribute look-ups slow tiny calls down
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._is_torch_function_mode_enabled
 _transforms = torch._C._are_functorch_transforms_active
 _tracing = torch._C._get_tracing_state
 _autocast = torch.is_autocast_enabled
 _STRIDED = torch.strided
-_WIDEST = 2**60  # of a window's side: no wider one would bind
+_WIDEST = 2**60  # the widest side of a window; a wider side would exclude no key either
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 _PLAIN = {Tensor, torch.nn.Parameter}
 
 
 def _check_tensors(tensors: dict[str, Any]) -> None:
-    """Raise RedblueError unless all are dense tensors on one device with kernels and without forward-mode tangents."""
+    """Raise RedblueError unless all are dense tensors without tangents, on one device that has kernels."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise RedblueError(f"{name} must be a PyTorch tensor as the others are, got {type(x).__name__}")

@@ -1,4 +1,4 @@
-"""The op's two passes on GPUs: from a checked call to launches of kernels."""
+"""The op's two passes on GPUs: turns a checked call into launches of kernels."""
 
 from __future__ import annotations
 
@@ -74,40 +74,42 @@ def backward(
 
 
 def _run(direction: str, tasks: list[Task], call: layouts.Call, q: Tensor, options: Options) -> None:
-    """Run the tasks by the planned launch; on a GPU by the fastest of the plan's candidates, as it was measured.
+    """Run the tasks with the planned launch, or, on a GPU, with the candidate that tuning measured as the fastest.
 
-    Where the card refuses a launch, a smaller one takes its place.
+    If the card refuses a launch, a smaller one takes its place.
     """
     precision = _precision(q)
 
     def run(launch: Launch) -> None:
         for task in tasks:
-            for each in getattr(KERNELS[launch.kernel], direction)(task, launch, precision):
-                each()
+            for kernel_run in getattr(KERNELS[launch.kernel], direction)(task, launch, precision):
+                kernel_run()
 
     mask, schedule = options.mask or OPEN, options.schedule
-    card, held = card_of(q.device), tasks[0].options
+    card, kernel_options = card_of(q.device), tasks[0].options
     form = "lists" if mask.name else "full" if mask.left < 0 and mask.right < 0 else "band"
-    kind = tune.Kind.of(direction, call.sizes, f"{call.dtype} {precision}", form, held, schedule, q.device, card)
-    asked = direction, call.sizes, call.dtype, card, held, schedule
+    kind = tune.Kind.of(
+        direction, call.sizes, f"{call.dtype} {precision}", form, kernel_options, schedule, q.device, card
+    )
+    request = direction, call.sizes, call.dtype, card, kernel_options, schedule
 
     def choose() -> Launch:
-        return tune.chosen(kind, candidates(*asked), run) if q.is_cuda and tune.enabled() else plan(*asked)
+        return tune.chosen(kind, candidates(*request), run) if q.is_cuda and tune.enabled() else plan(*request)
 
-    fallback.run(kind, choose, lambda: launches(*asked), run)
+    fallback.run(kind, choose, lambda: launches(*request), run)
 
 
 def _precision(x: Tensor) -> str:
-    """The precision of products of float32 numbers: PyTorch's own setting, under its new name where it has one."""
+    """The precision of float32 products in PyTorch's settings; newer versions of PyTorch have a new name for it."""
     if x.dtype != torch.float32:
         return "ieee"
-    said = torch.backends.cuda.matmul
-    new = getattr(said, "fp32_precision", None)  # the old name must not be read once the new one was set
-    return "tf32" if (said.allow_tf32 if new is None else new == "tf32") else "ieee"
+    settings = torch.backends.cuda.matmul
+    precision = getattr(settings, "fp32_precision", None)  # the old name must not be read once the new one was set
+    return "tf32" if (settings.allow_tf32 if precision is None else precision == "tf32") else "ieee"
 
 
 def _tasks(call: layouts.Call, options: Options, backward: bool = False, **tensors: Any) -> Iterator[Task]:
-    """The call in parts of one leading dimension: one part, unless the strides of some tensor forbid that."""
+    """The call as tasks with one leading dimension: one task, unless the strides of some tensor forbid it."""
     check_numbers(options)
     sizes = call.sizes
     argument = options.mask or OPEN
@@ -126,18 +128,18 @@ def _tasks(call: layouts.Call, options: Options, backward: bool = False, **tenso
     named = {name: x for name, x in tensors.items() if x is not None}
     lse = named["lse"]
     for part in _parts(tuple(named.values())):
-        given: dict[str, Any] = dict(zip(named, part, strict=True))
-        first_row = given["lse"].storage_offset() - lse.storage_offset()
-        yield Task.of(sizes=_sizes(sizes, part[0].shape[0]), first_row=first_row, **given, **common)
+        views: dict[str, Any] = dict(zip(named, part, strict=True))
+        first_row = views["lse"].storage_offset() - lse.storage_offset()
+        yield Task.of(sizes=_sizes(sizes, part[0].shape[0]), first_row=first_row, **views, **common)
 
 
 @lru_cache(maxsize=KEPT)
 def _planes(mask: Mask, sizes: Sizes, device: torch.device) -> Tensor | None:
-    """Which of the mask's planes each stream sees: int32 (lead..., key heads); None: there is only one."""
-    _, each = planes(mask.rule)
-    if each.size == 1:
+    """The index of every stream's mask plane, int32 (lead..., key heads); None if the mask has one plane."""
+    _, stream_planes = planes(mask.rule)
+    if stream_planes.size == 1:
         return None
-    return copied(each.astype(np.int32), device).expand(*sizes.lead, sizes.kv_heads)
+    return copied(stream_planes.astype(np.int32), device).expand(*sizes.lead, sizes.kv_heads)
 
 
 def _sizes(sizes: Sizes, batch: int) -> Sizes:
@@ -145,7 +147,7 @@ def _sizes(sizes: Sizes, batch: int) -> Sizes:
 
 
 def _parts(arrays: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """Views of the tensors with one leading dimension, where there are any number of them."""
+    """Split tensors with any number of leading dimensions into views with one leading dimension."""
     if arrays[0].dim() == 3:
         yield from _parts(tuple(x[None] for x in arrays))
         return
@@ -161,7 +163,7 @@ def _parts(arrays: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _joined(x: Tensor) -> Tensor | None:
-    """A view with the first two dimensions as one; None where their strides allow none."""
+    """A view with the first two dimensions joined; None if their strides do not allow it."""
     try:
         return x.view(x.shape[0] * x.shape[1], *x.shape[2:])
     except RuntimeError:

@@ -15,10 +15,10 @@ from redblue.op.pytorch import gpu, ops
 
 
 def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    """redblue.attention by the kernels for GPUs: on tensors of a GPU, or, where Triton interprets, of the CPU.
+    """redblue.attention by the kernels for GPUs, on tensors of a GPU or, with Triton's interpreter, of the CPU.
 
     Raises RedblueError for CPU tensors unless TRITON_INTERPRET=1 was set before Triton was imported, and for arrays
-    that are no PyTorch tensors.
+    that are not PyTorch tensors.
     """
     if not isinstance(q, Tensor):
         raise RedblueError(f"kernels for GPUs take PyTorch tensors, got {type(q).__name__}: call redblue.attention")
@@ -30,7 +30,7 @@ def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Within, calls on CPU tensors run the kernels for GPUs under Triton's interpreter, and so will their gradients.
+    """A context in which calls on CPU tensors, and later their gradients, run the kernels for GPUs in the interpreter.
 
     Raises RedblueError unless TRITON_INTERPRET=1 was set before Triton was imported.
     """

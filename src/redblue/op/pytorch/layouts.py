@@ -1,4 +1,4 @@
-"""Everything about a call that follows from the shapes, strides and types of its tensors, on every device."""
+"""Derives the sizes, types and memory layouts of a call from its tensors' shapes and types, for all devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redblue.op import checks
 
 
 class Expanded(NamedTuple):
-    """The sizes of a call, and the shapes to which its tensors must be expanded; None: a tensor has it already."""
+    """The sizes of a call, and the shapes to which q, k and v must be expanded; None: it has that shape already."""
 
     sizes: Sizes
     q: tuple[int, ...] | None
@@ -41,22 +41,25 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape, strides
 
 
 class Read(NamedTuple):
-    """How kernels read an option that is an array."""
+    """The conversion of an option that is an array to the form that kernels read."""
 
     name: str
     rules: ArrayOption
-    dtype: str  # the type in which it is given
-    convert: torch.dtype | None  # to this type; None: it is read in its own
-    expand: tuple[int, ...] | None  # to this shape; None: it has it already
+    dtype: str  # the user's type
+    convert: torch.dtype | None  # the type to convert to; None: not converted
+    expand: tuple[int, ...] | None  # the shape to expand to; None: not expanded
 
 
 class Call(NamedTuple):
-    """Everything that the shapes and types of a call decide. The second of two layouts has heads inside positions."""
+    """The facts about a call that follow from its shapes and types.
+
+    q, k, v, out: the two dense layouts that the tensor or its gradient may get; `inside` is the index.
+    """
 
     sizes: Sizes
     dtype: str
     sums: torch.dtype
-    arrays: tuple[Read, ...]  # the options that are arrays and given
+    arrays: tuple[Read, ...]  # the given options that are arrays
     q: tuple[Layout, Layout]
     k: tuple[Layout, Layout]
     v: tuple[Layout, Layout]
@@ -68,7 +71,7 @@ Form = tuple[Any, torch.dtype]  # shape and type of an option that is an array
 
 
 def forms(options: Options) -> tuple[Form | None, ...]:
-    """Shape and type of each option that is an array, None for one that is not given; () if none is."""
+    """Shape and type of all options that are arrays, None for those not given; () if none is given."""
     arrays = options.arrays
     for x in arrays:
         if x is not None:
@@ -77,7 +80,7 @@ def forms(options: Options) -> tuple[Form | None, ...]:
 
 
 def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tuple[Form | None, ...]) -> Call:
-    """The call on q, k and v of these shapes and types. Raises RedblueError for those that no kernel takes."""
+    """The call on q, k and v of these shapes and types. Raises RedblueError if no kernel takes them."""
     expanded = expanded_shapes(q, k, v)
     if expanded[1:] != (None, None, None):
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in (("q", q), ("k", k), ("v", v)))
@@ -88,10 +91,10 @@ def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tup
     read = []
     for (name, rules), form in zip(ARRAYS.items(), arrays, strict=False):  # none if no array is given
         if form is not None:
-            given, full = name_of(form[1]), rules.shape(sizes)
-            check_array(name, form[0], given, sizes, dtype)
+            own_dtype, full = name_of(form[1]), rules.shape(sizes)
+            check_array(name, form[0], own_dtype, sizes, dtype)
             expand = None if tuple(form[0]) == full else full
-            read.append(Read(name, rules, given, None if rules.own_type else sums, expand))
+            read.append(Read(name, rules, own_dtype, None if rules.own_type else sums, expand))
     rows = (*sizes.lead, sizes.heads, sizes.n_q)
     inputs = _layouts(q), _layouts(k), _layouts(v)
     return Call(sizes, dtype, sums, tuple(read), *inputs, _layouts((*rows, sizes.d_v)), _dense(rows))
@@ -101,12 +104,12 @@ known_call = lru_cache(maxsize=1024)(call_of)
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """The type's name, as NumPy has it."""
+    """The type's name in NumPy."""
     return str(dtype).removeprefix("torch.")
 
 
 def expanded_arrays(options: Options, call: Call, backward: bool = False) -> dict[str, Tensor]:
-    """The arrays that the pass reads, of the shape and the type in which its kernels read them."""
+    """The option arrays that the pass reads, converted and expanded for its kernels."""
     expanded = {}
     for name, rules, _, convert, shape in call.arrays:
         if rules.backward or not backward:
@@ -132,9 +135,9 @@ def _dense(shape: tuple[int, ...], order: Sequence[int] | None = None) -> Layout
 
 
 def inside(x: Tensor) -> int:
-    """1 if the heads lie inside positions, else 0: an index of Call's layouts.
+    """The index of the tensor's layout in Call: 1 if memory holds all heads of a position together, else 0.
 
-    As PyTorch's kernels, ours lay outputs and gradients out like the tensor that they belong to, so that joining the
+    Outputs and gradients get the layout of the tensor that they belong to, as in PyTorch's kernels. Then joining the
     heads afterwards, or splitting them before, needs no copy.
     """
     strides = x.stride()
@@ -142,7 +145,7 @@ def inside(x: Tensor) -> int:
 
 
 def check_outputs(call: Call, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor) -> None:
-    """Raise RedblueError unless these are outputs of `attention` and their gradients: the kernel trusts them."""
+    """Raise RedblueError unless the tensors fit the outputs of `attention`. The kernel does not check them."""
     shape = call.out[0][0]
     for name, x, wanted, dtype in (
         ("dout", dout, shape, call.dtype),

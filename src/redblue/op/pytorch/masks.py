@@ -1,7 +1,7 @@
-"""PyTorch's ops cannot take Python objects, so masks are passed by name.
+"""Names of masks: PyTorch's ops cannot take Python objects, so masks are passed by name.
 
-A call holds its mask from forward to backward. A compiled graph holds only the name. Its mask is found as long as
-someone holds it or an equal mask of that name, or until KEPT other masks have been compiled.
+A call holds its mask from forward to backward. A compiled graph holds only the mask's name. A name stays valid as long
+as someone holds the mask or an equal mask; masks of compiled graphs are held until KEPT other masks have been compiled.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _compiled: OrderedDict[str, Mask] = OrderedDict()
 
 
 def name_of(mask: Mask) -> str:
-    """The mask's name; equal masks have the same."""
+    """The mask's name. Equal masks have the same name."""
     with _lock:
         name = _names.get(mask)
         if name is None:
-            for gone in [name for name, held in _masks.items() if not held]:
-                del _masks[gone]
+            for unused in [name for name, masks in _masks.items() if not masks]:
+                del _masks[unused]
             name = _names[mask] = f"mask{next(_number)}"
         _masks.setdefault(name, weakref.WeakValueDictionary())[id(mask)] = mask
         return name
@@ -60,6 +60,6 @@ def _traced_name_of(mask: Mask) -> str:
 
 
 # Called while torch.compile traces, not by the compiled graph. torch.compiler.assume_constant_result does the same, but
-# imports torch._dynamo: nearly a second before everybody's first call.
+# imports torch._dynamo, which would delay every user's first call by nearly a second.
 traced_name_of: Any = _traced_name_of
 traced_name_of._dynamo_marked_constant = True

@@ -1,8 +1,8 @@
-"""redblue::attention and redblue::attention_backward, PyTorch's ops: on the CPU, on GPUs, and as shapes alone.
+"""The PyTorch ops redblue::attention and redblue::attention_backward, for the CPU, GPUs and fake tensors.
 
-q (lead..., H, n_q, d), k (lead..., H_kv, n_k, d), v (lead..., H_kv, n_k, d_v), all leading dimensions given. The
-options follow as Options.flat has them. PyTorch calls the ops with these flat arguments; `forward` and `backward` take
-the record.
+q (lead..., H, n_q, d), k (lead..., H_kv, n_k, d), v (lead..., H_kv, n_k, d_v) have equal leading dimensions. The
+options follow in the order of Options.flat. PyTorch calls the ops with these flat arguments; `forward` and `backward`
+take the options as one record.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from redblue.op.pytorch.layouts import (
 from redblue.op.pytorch.masks import mask_named
 
 library = torch.library.Library("redblue", "FRAGMENT")
-# Outputs are laid out like inputs, whose order a compiled graph must therefore keep
+# Outputs get the strides' order of inputs, so a compiled graph must keep that order
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 library.define(f"attention(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor out, Tensor lse)", tags=_TAGS)
 library.define(
@@ -49,7 +49,7 @@ backward_op = torch.ops.redblue.attention_backward.default
 def _arguments(
     call: Call, options: Options, arrays: dict[str, Tensor], lse: Tensor | None = None, bias_grad: bool = False
 ) -> dict[str, Any]:
-    """The keyword arguments of the core's call. arrays: `expanded_arrays`. lse: of backward."""
+    """The keyword arguments of the core's call. arrays: from `expanded_arrays`. lse: only for backward."""
     check_numbers(options)
     sizes = call.sizes
     checks.check_widths_on_cpu(sizes)
@@ -71,7 +71,7 @@ def _arguments(
 
 
 def _attended(call: Call, options: Options, lse: Tensor | None, bias_grad: bool) -> Attended:
-    """The keys that queries attend, as the core takes them."""
+    """The call's mask in the form that the core reads."""
     mask = options.mask
     if mask is None or not mask.name:
         return _band(mask or OPEN, call.sizes)
@@ -82,33 +82,33 @@ def _attended(call: Call, options: Options, lse: Tensor | None, bias_grad: bool)
 
 @lru_cache(maxsize=1024)
 def _band(mask: MaskArgument, sizes: Sizes) -> Attended:
-    """The keys that queries attend where the mask is a band."""
+    """A band in the form that the core reads."""
     first, end = mask.band(sizes)
     return Attended(-sizes.n_q if first is None else first, sizes.n_k + 1 if end is None else end)
 
 
 @cache
 def gpu_kernels() -> Any:
-    """The module of the kernels for GPUs, imported with the first tensor on one. Raises RedblueError without Triton."""
+    """The module of the kernels for GPUs, imported at the first call. Raises RedblueError without Triton."""
     check_triton()
     from redblue.op.pytorch import gpu
 
     return gpu
 
 
-def _on_gpu(direction: str, *given: Any) -> Any:
+def _on_gpu(direction: str, *arguments: Any) -> Any:
     """Run the forward or backward pass on the tensors' device. PyTorch's current device may be another one.
 
-    The ops stay opaque to torch.compile. torch.library.triton_op would show it the launches inside, to fuse what comes
-    before and after; but nothing can join kernels whose tiles are planned for the shared memory that there is, while
-    masks, which lie on the device before a graph is captured, and tuning, which times launches, want ordinary code.
+    The ops stay opaque to torch.compile. torch.library.triton_op would show it the launches, so that it could fuse them
+    with the code before and after. But these kernels leave no shared memory for other code, and two steps need ordinary
+    Python: copying masks to the device before a graph is captured, and tuning, which times launches.
     """
-    tensors = [x for each in given for x in (each.tensors if isinstance(each, Options) else (each,))]
+    tensors = [x for value in arguments for x in (value.tensors if isinstance(value, Options) else (value,))]
     devices = {x.device for x in tensors if isinstance(x, Tensor)}
     if len(devices) > 1:
         raise RedblueError(f"all tensors must be on one device, got {', '.join(sorted(map(str, devices)))}")
     with torch.cuda.device(devices.pop()):
-        return getattr(gpu_kernels(), direction)(*given)
+        return getattr(gpu_kernels(), direction)(*arguments)
 
 
 _substitute: Any = None
@@ -116,7 +116,7 @@ _substitute: Any = None
 
 @contextmanager
 def substituted(by: Any) -> Iterator[None]:
-    """Within, `by.forward` and `by.backward` compute calls on CPU tensors; None: the CPU's kernels do."""
+    """A context in which `by.forward` and `by.backward` compute calls on CPU tensors; None: the CPU's kernels do."""
     global _substitute
     before, _substitute = _substitute, by
     try:
@@ -126,7 +126,7 @@ def substituted(by: Any) -> Iterator[None]:
 
 
 def substitute() -> Any:
-    """The object whose functions compute calls on CPU tensors now, None for the CPU's kernels."""
+    """The object whose functions compute calls on CPU tensors at present; None for the CPU's kernels."""
     return _substitute
 
 
@@ -206,17 +206,17 @@ def backward(
 
 
 def _bias_gradient(q: Tensor, call: Call, options: Options, bias_grad: bool) -> Tensor:
-    """Memory for the bias's gradient; empty if there is no bias or nobody wants its gradient."""
+    """Memory for the bias's gradient; empty if there is no bias or its gradient is not needed."""
     return q.new_empty(options.bias.shape if options.bias is not None and bias_grad else (0,), dtype=call.sums)
 
 
 def _flat_forward(run: Any, q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> Any:
-    """`run` on the op's flat arguments."""
+    """Call `run` with the options of the op's flat arguments as one record."""
     return run(q, k, v, Options.unflatten(flat))
 
 
 def _flat_backward(run: Any, dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *flat: Any) -> Any:
-    """The same for the op of the backward pass, whose last argument is bias_grad."""
+    """As _flat_forward, for the backward op. Its last argument is bias_grad."""
     return run(dout, dlse, q, k, v, out, lse, Options.unflatten(flat[:-1]), flat[-1])
 
 

@@ -1,8 +1,8 @@
 """An override that sends F.scaled_dot_product_attention of unmodified PyTorch models through redblue.
 
 The override sits in PyTorch's dispatcher, at aten::scaled_dot_product_attention for tensors on the CPU and on GPUs. So
-it holds for every caller of that function, under any name, in every thread. It acts before PyTorch chooses among its
-own kernels, of which only slow ones take masks or head dimensions above 256 on a GPU. PyTorch itself computes the calls
+it holds for every caller of that function, under any name, in every thread. It acts before PyTorch chooses one of its
+own kernels; on a GPU, only the slow ones take masks or head dimensions above 256. PyTorch itself computes the calls
 that redblue does not take, and calls on other devices. A compiled function keeps the state of the override at the time
 of its compilation.
 """
@@ -28,7 +28,7 @@ class Override:
             _active.append(self)
 
     def disable(self) -> None:
-        """Undo this request. A second time does nothing."""
+        """Undo this request. Further calls do nothing."""
         with _lock:
             if self in _active:
                 _active.remove(self)
@@ -37,17 +37,17 @@ class Override:
 
 
 def enable_sdpa() -> Override:
-    """Send every F.scaled_dot_product_attention through redblue, until `disable` of what this returns.
+    """Send every F.scaled_dot_product_attention through redblue, until the returned Override is disabled.
 
-    On the CPU and, where Triton is installed, on CUDA and ROCm devices. PyTorch computes the calls that redblue does
-    not take. Raises RedblueError where PyTorch is not installed.
+    This holds on the CPU and, if Triton is installed, on CUDA and ROCm devices. PyTorch computes the calls that redblue
+    does not take. Raises RedblueError if PyTorch is not installed.
     """
     return Override()
 
 
 @contextmanager
 def sdpa() -> Iterator[None]:
-    """enable_sdpa for the length of a with block, in all threads. Blocks may nest."""
+    """A context in which enable_sdpa holds, in all threads. Contexts may nest."""
     override = enable_sdpa()
     try:
         yield
@@ -72,7 +72,7 @@ def _installed() -> ExitStack:
         raise RedblueError("this needs PyTorch: pip install 'redblue[torch]'") from error
 
     with ExitStack() as undo:
-        undo.callback(_forget_dispatch)  # last
+        undo.callback(_forget_dispatch)  # runs last
         ours = torch.library.Library("aten", "IMPL")
         undo.callback(ours._destroy)
         for key in KEYS:
@@ -106,7 +106,7 @@ def _attention(
 ) -> Any:
     import torch
 
-    # Within torch.func's transforms the dispatcher has already passed the point where a Function of ours could join in
+    # Within torch.func's transforms the dispatcher is already past the point where our autograd.Function could be used
     if not torch._C._are_functorch_transforms_active():
         try:
             return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
