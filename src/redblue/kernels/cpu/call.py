@@ -205,7 +205,6 @@ def forward(
         pack_sizes(sizes),
         pack_tile(tile or _tile("forward", sizes, dtype, mask, schedule)),
         threads,
-        scale,
         mask.first,
         mask.end,
         q,
@@ -215,6 +214,7 @@ def forward(
         lse,
         pattern=mask.pattern and _packed_pattern(mask.pattern),
         edges=mask.edges and _packed_edges(mask.edges),
+        scale=scale,
         **options,
     )
     return _core.attention_forward(row or isa(), call)
@@ -252,7 +252,6 @@ def backward(
         pack_sizes(sizes),
         pack_tile(tile or _tile("backward", sizes, dtype, mask, schedule)),
         threads,
-        scale,
         mask.first,
         mask.end,
         q,
@@ -268,6 +267,7 @@ def backward(
         pattern=mask.pattern and _packed_pattern(mask.pattern),
         by_query=mask.by_query and _packed_pattern(mask.by_query),
         edges=mask.edges and _packed_edges(mask.edges),
+        scale=scale,
         **options,
     )
     return _core.attention_backward(row or isa(), call)
