@@ -10,14 +10,19 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import cache_fit
 from redblue.kernels.cpu.plan import SpillTile, Tile, TwoPassTile, plan
+from redblue.kernels.table import tiled_kernels
 from redblue.problem import Problem
 
 NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
-SPILLED = ("hybrid", "small_cache")  # schedules that write P to memory
+# Schedules that write P to memory
+SPILLED = tuple(name for name in tiled_kernels("cpu", "forward") if schedules.get(name).spills)
+    name for name in tiled_kernels("cpu", "forward") if schedules.get(name).spills
+)  # they write P to memory
 MAX_LEAD = 8  # leading dimensions, before the heads
 MAX_D = 4096  # of d and d_v
 
