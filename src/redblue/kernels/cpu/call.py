@@ -21,8 +21,6 @@ from redblue.problem import Problem
 NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
 # Schedules that write P to memory
 SPILLED = tuple(name for name in tiled_kernels("cpu", "forward") if schedules.get(name).spills)
-    name for name in tiled_kernels("cpu", "forward") if schedules.get(name).spills
-)  # they write P to memory
 MAX_LEAD = 8  # leading dimensions, before the heads
 MAX_D = 4096  # of d and d_v
 
