@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# (device, pass): schedules. `gather` visits single pairs and has no tiles. Backward on the CPU, `flash` takes two passes
-# and `flash_onepass` one.
+# (device, pass): schedules. `gather` visits single pairs and has no tiles. On the CPU, backward `flash` takes two
+# passes and `flash_onepass` one.
 KERNELS = {
     ("cpu", "forward"): ("flash", "hybrid", "small_cache", "gather"),
     ("cpu", "backward"): ("flash", "flash_onepass", "hybrid", "small_cache", "gather"),
