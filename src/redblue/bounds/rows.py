@@ -17,7 +17,7 @@ from redblue.problem import Problem
 ALL_PRODUCTS = "every product of every attended pair is formed; recomputation allowed"
 CHAINS = ALL_PRODUCTS + "; every sum is added up one product at a time, in any order"
 BY_X = CHAINS + "; Q = A1 X, V = A3 Y, S = Q A2^T, O = P V, then O - E, and one of dS A2 and A1^T dS are formed"
-FIELD = "any arithmetic, fast matrix multiplication too; words from F_q, q > n; no place or time depends on the data; "
+FIELD = "any arithmetic, also fast matrix multiplication; words from F_q, q > n; data-independent addresses and times; "
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ PROVED = (
             "one mask",
             direction,
             "max over L of L (ceil(Z / G(K, d, d_v, M + L)) - 1), K(u): most pairs of this mask in u rows and keys",
-            "that of phases, with K(u) for u^2 / 4",
+            "as for phases, with K(u) in place of u^2 / 4",
             CHAINS + "; for this one mask",
-            "docs/lab/theory.md, Theorem 5; G bounded by branch and bound, K by what is quick to know of the mask",
+            "docs/lab/theory.md, Theorem 5; G bounded by branch and bound, K by quick properties of the mask",
             True,
             formulas.one_mask,
             lambda stream, words: not stream.mask.is_full,

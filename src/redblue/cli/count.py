@@ -23,16 +23,19 @@ EPILOG = "Example: redblue count flash --n 4096 --d 128 --words 12288. With tile
 @with_problem
 def command(
     problem: Problem,
-    schedule: Annotated[str | None, typer.Argument(help="A schedule; all that fit, if left out.")] = None,
+    schedule: Annotated[str | None, typer.Argument(help="A schedule; if left out, all schedules that fit.")] = None,
     words: Words = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
     at_once: Annotated[
         int, typer.Option(help="Streams (batch x key/value heads) that run side by side and share the cache.")
     ] = 1,
     index: Annotated[
-        str, typer.Option(help="How the mask is stored: rule (it is not), bits, blocks, tiles[:EDGE], csr, coo or N:M.")
+        str,
+        typer.Option(help="Format of the stored mask: bits, blocks, tiles[:EDGE], csr, coo, N:M; rule: not stored."),
     ] = "rule",
-    run: Annotated[bool, typer.Option("--run", help="Count by running it, not from its closed form.")] = False,
+    run: Annotated[
+        bool, typer.Option("--run", help="Count by running the schedule, not from its closed form.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Words that a schedule moves through a cache: with its best tiles, or with yours."""

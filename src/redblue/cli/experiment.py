@@ -13,12 +13,12 @@ from redblue.base.progress import progress_bar
 from redblue.cli.options import Json
 from redblue.cli.output import show, written
 
-EPILOG = "Example: redblue experiment crossing. What there is: redblue experiment --list"
+EPILOG = "Example: redblue experiment crossing. All experiments: redblue experiment --list"
 
 
 def command(
     name: Annotated[str | None, typer.Argument(help="The experiment's name; --list shows all names.")] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="The experiments, and what each asks.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List the experiments and their questions.")] = False,
     out: Annotated[Path, typer.Option(help="The folder for JSON, figures and page.")] = Path("docs", "results"),
     quick: Annotated[bool, typer.Option("--quick", help="A few small points, in seconds.")] = False,
     jobs: Annotated[int | None, typer.Option(help="Processes; all cores if left out.", min=1)] = None,
@@ -35,11 +35,11 @@ def command(
         return
     if name is None:
         raise RedblueError(f"which experiment? One of {', '.join(experiments.NAMES)}; --list says what each asks")
-    kept = f"kept in {journal_path(out / f'{name}.json')}"
+    journal_text = f"kept in {journal_path(out / f'{name}.json')}"
     if only_draw:
         result = experiments.redraw(name, out=out)
     else:
-        with progress_bar("measuring", kept=kept, resumable=True) as move:
+        with progress_bar("measuring", kept=journal_text, resumable=True) as move:
             result = experiments.run(name, out=out, quick=quick, jobs=jobs, restart=restart, progress=move)
     show(result.to_dict(), result_text(result), as_json)
     written(f"{out / name}.json, .svg, .png and .md")
@@ -50,6 +50,6 @@ def _list(as_json: bool) -> None:
     from redblue.studies import experiments
     from redblue.studies.experiments.terminal import experiments_table
 
-    found = [experiments.get(name) for name in experiments.NAMES]
-    data = [{"name": each.name, "question": each.question, "missing": each.missing()} for each in found]
-    show(data, experiments_table(found), as_json)
+    definitions = [experiments.get(name) for name in experiments.NAMES]
+    data = [{"name": each.name, "question": each.question, "missing": each.missing()} for each in definitions]
+    show(data, experiments_table(definitions), as_json)

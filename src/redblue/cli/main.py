@@ -23,7 +23,7 @@ COMMANDS = (  # in the order of `redblue --help`
 )
 
 app = typer.Typer(
-    help="How few words attention must move, which schedule and tiles get there, and what that costs on a machine.",
+    help="The fewest words that attention must move, the schedule and tiles for it, and its cost on a machine.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -43,7 +43,7 @@ def common(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    """The options of `redblue` itself, before the name of a command. (Its help text stands in `app`.)"""
+    """The options of `redblue` itself, before the name of a command. (`app` holds the help text.)"""
 
 
 def _add(name: str) -> None:

@@ -23,9 +23,9 @@ from redblue.masks.patterns.census import census
 
 EPILOG = (
     'Example: redblue mask "causal & documents:512,1536,2048" --picture mask.svg. '
-    "Of any size: redblue mask bigbird:64 --n 8192. More: docs/guide/masks.md"
+    "At another size: redblue mask bigbird:64 --n 8192. More: docs/guide/masks.md"
 )
-LONELY = ("queries_without_keys", "keys_without_queries")
+UNMATCHED = ("queries_without_keys", "keys_without_queries")
 MAX_TILES = 256  # along the longer axis, if no tiles are given; their edges are powers of two, at least 64
 
 
@@ -35,11 +35,11 @@ def command(
     n_q: NQ = None,
     n_k: NK = None,
     tile: Annotated[str | None, typer.Option("--tile", help="Tiles of QUERIES[,KEYS]; about 64 if left out.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="A picture of the tiles, as .svg, .png or .html.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the tiles into this file: .svg, .png or .html.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the picture if it exists.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What a mask keeps: its pairs, and which tiles are empty, full or partly attended."""
+    """Count the pairs that a mask keeps, and its empty, full and partly attended tiles."""
     from redblue.base.charts import SUFFIXES, write
     from redblue.base.files import check_target
     from redblue.masks.picture import plot, shaded
@@ -107,8 +107,8 @@ def _summary(data: dict[str, Any], picture: str) -> Group:
         ("plane", "mask") if several else (),
         ("pairs", "density", "empty", "full", "partial", "kept of live"),
         title=None if several else escape(data["mask"]),
-        caption=f"n_q {data['n_q']:,}, n_k {data['n_k']:,}; tiles of {rows:,} x {cols:,}; kept of live: share of the "
-        "pairs of all tiles that are not empty",
+        caption=f"n_q {data['n_q']:,}, n_k {data['n_k']:,}; tiles of {rows:,} x {cols:,}; kept of live: attended pairs "
+        "over all pairs of the tiles that are not empty",
     )
     for i, plane in enumerate(data["planes"]):
         tiles = plane["tiles"]
@@ -120,5 +120,5 @@ def _summary(data: dict[str, Any], picture: str) -> Group:
             f"{tiles['share_of_live_area']:.1%}",
         )
     first = data["planes"][0]
-    lonely = [f"{first[kind]:,} {kind.replace('_', ' ')}" for kind in LONELY if first[kind]]
-    return Group(summary, *([Text(", ".join(lonely), style="dim")] if lonely else []), Text(picture))
+    unmatched = [f"{first[kind]:,} {kind.replace('_', ' ')}" for kind in UNMATCHED if first[kind]]
+    return Group(summary, *([Text(", ".join(unmatched), style="dim")] if unmatched else []), Text(picture))

@@ -29,18 +29,18 @@ def measure(
         str, typer.Option("--with", help="cachegrind, probe, interpreter, counters, ncu, or auto: the best that works.")
     ] = "auto",
     schedule: Annotated[
-        str | None, typer.Option(help="The schedule that the kernel follows; the usual one, if left out.")
+        str | None, typer.Option(help="The schedule of the kernel; the default kernel if left out.")
     ] = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
     plan_words: Annotated[
-        int | None, typer.Option(help="The fast memory that tiles are planned for; --words, if left out.")
+        int | None, typer.Option(help="Words for which the tiles are planned; --words if left out.")
     ] = None,
     boundary: Annotated[
         str | None,
         typer.Option(help="For counters: L1d/L2, L2/L3, L3/DRAM; for ncu: 'shared memory and L1/L2', L2/DRAM."),
     ] = None,
-    line: Annotated[int, typer.Option(help="Bytes of the simulated cache's lines.")] = 64,
-    ways: Annotated[str, typer.Option(help="Its lines per set, or full: one set.")] = "full",
+    line: Annotated[int, typer.Option(help="Line size of the simulated cache, in bytes.")] = 64,
+    ways: Annotated[str, typer.Option(help="Lines per set of the simulated cache; full: one set.")] = "full",
     as_json: Json = False,
 ) -> None:
     """Words that a compiled kernel really moves, beside its schedule's count and the lower bound.

@@ -1,4 +1,4 @@
-"""What every command prints: its result on standard output, remarks on standard error."""
+"""Print the result of a command on standard output, and remarks on standard error."""
 
 from __future__ import annotations
 

@@ -38,12 +38,12 @@ Machine = Annotated[
         "--memory", "-m", help="All levels of a machine's memory, instead of --red; solve then needs --heuristic."
     ),
 ]
-FIGURES = ("cost", "loads", "stores", "computes", "peak", "moves")  # of a game, in the order of the table
+FIGURES = ("cost", "loads", "stores", "computes", "peak", "moves")  # columns of the table of a game
 GamePath = Annotated[Path, typer.Argument(metavar="GAME", help="A game (.jsonl), as solve and trace write it.")]
 
 
 def _red_and_rules(red: int | None, rules: str, sliding: bool, machine: str | None = None) -> tuple[int, pebble.Rules]:
-    """The number of red pebbles and the rules, from the options. Raises RedblueError unless one of the two is given."""
+    """Return the number of red pebbles and the rules. Raises RedblueError unless either red or machine is given."""
     if (red is None) == (machine is None):
         raise RedblueError("the game needs its red pebbles: give --red, such as --red 5, or --memory, not both")
     if machine is not None:
@@ -90,41 +90,43 @@ def solve(
     rules: RulesName = "red-blue",
     sliding: Sliding = False,
     memory: Machine = None,
-    heuristic: Annotated[bool, typer.Option("--heuristic", help="A good game, without proof; any graph.")] = False,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds; then the best so far.")] = None,
+    heuristic: Annotated[
+        bool, typer.Option("--heuristic", help="A cheap game on a graph of any size, without proof.")
+    ] = False,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds; the best game so far is then returned.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the game here (.jsonl).")] = None,
     as_json: Json = False,
 ) -> None:
-    """The cheapest game on a graph, proved so; Ctrl-C or the time limit give the best so far and a bound."""
-    found = pebble.graph_named(graph)
+    """Find the cheapest game on a graph, with proof. Ctrl-C or the time limit return the best so far and a bound."""
+    parsed = pebble.graph_named(graph)
     words, rule_set = _red_and_rules(red, rules, sliding, memory)
     if heuristic:
         if time_limit is not None:
             raise RedblueError("--time-limit is for the exact search: leave it out with --heuristic")
-        game = pebble.heuristic(found, words, rule_set)
+        game = pebble.heuristic(parsed, words, rule_set)
         moves, verdict = game.moves, game.verdict
         proof = "optimal, proved" if game.gap == 1 else f"{game.gap:.2f} x the best bound, {game.bound.words:,}"
         summary = f"{proof}; order: {game.order}; eviction: {game.eviction}; {game.tried:,} games compared"
         own: dict[str, Any] = {"optimal": game.gap == 1, "lower_bound": game.bound.words, "bound": game.bound.method}
         own |= {"order": game.order, "eviction": game.eviction, "tried": game.tried}
     else:
-        solution = _search(found, words, rule_set, time_limit)
-        moves, verdict = solution.moves, pebble.check(found, solution.moves, words, rule_set)
+        solution = _search(parsed, words, rule_set, time_limit)
+        moves, verdict = solution.moves, pebble.check(parsed, solution.moves, words, rule_set)
         proof = "optimal, proved" if solution.optimal else f"not proved optimal: at least {solution.lower_bound:,}"
         summary = f"{proof}; {solution.nodes:,} positions searched in {solution.seconds:.2f} s"
         own = {name: getattr(solution, name) for name in ("optimal", "lower_bound", "nodes", "seconds")}
     if output is not None:
-        pebble.save_game(output, found, moves, words, rule_set)
+        pebble.save_game(output, parsed, moves, words, rule_set)
     own["positions"] = own.pop("nodes", None)
     data = {
-        "graph": _graph_data(found),
+        "graph": _graph_data(parsed),
         "red": words,
         "rules": rule_set.name,
         **_verdict_data(verdict),
         **own,
         "moves": len(moves),
     }
-    _show(data, [_board_text(found, words, rule_set), summary], as_json)
+    _show(data, [_board_text(parsed, words, rule_set), summary], as_json)
 
 
 def _search(graph: pebble.Graph, red: int, rules: pebble.Rules, time_limit: float | None) -> pebble.Solution:
@@ -142,10 +144,10 @@ def _search(graph: pebble.Graph, red: int, rules: pebble.Rules, time_limit: floa
 @app.command(epilog="Example: redblue pebble check game.jsonl. On this graph only: --graph attention:n=2,d=1")
 def check(
     game: GamePath,
-    graph: Annotated[str | None, typer.Option("--graph", help="The graph that it must be a game on.")] = None,
+    graph: Annotated[str | None, typer.Option("--graph", help="Refuse a game on any other graph.")] = None,
     as_json: Json = False,
 ) -> None:
-    """The referee: play a saved game by its rules, and name the first move that breaks one."""
+    """Play a saved game by its rules, and name the first move that breaks a rule."""
     saved = pebble.read_game(game, None if graph is None else pebble.graph_named(graph))
     verdict = pebble.check(*saved)
     data = {"graph": _graph_data(saved.graph), "red": saved.red, "rules": saved.rules.name, "legal": True}
@@ -162,16 +164,16 @@ def bound(
     memory: Machine = None,
     as_json: Json = False,
 ) -> None:
-    """Lower bounds on what any game costs, the best first: those that hold for these rules."""
-    found = pebble.graph_named(graph)
+    """Lower bounds on the cost of every game by these rules, the best first."""
+    parsed = pebble.graph_named(graph)
     words, rule_set = _red_and_rules(red, rules, sliding, memory)
-    bounds = pebble.lower_bounds(found, words, rule_set)
+    bounds = pebble.lower_bounds(parsed, words, rule_set)
     rows = table(("bound",), ("at least",))
     for each in bounds:
         rows.add_row(each.method, f"{each.words:,}")
-    data = {"graph": _graph_data(found), "red": words, "rules": rule_set.name}
+    data = {"graph": _graph_data(parsed), "red": words, "rules": rule_set.name}
     data |= {"bounds": [{"method": each.method, "words": each.words} for each in bounds]}
-    show(data, Group(Text(_board_text(found, words, rule_set)), rows), as_json)
+    show(data, Group(Text(_board_text(parsed, words, rule_set)), rows), as_json)
 
 
 @app.command(epilog="Example: redblue pebble trace flash --n 4 --d 2 --words 40 -o game.jsonl")
@@ -184,13 +186,13 @@ def trace(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the game here (.jsonl).")] = None,
     as_json: Json = False,
 ) -> None:
-    """A schedule as a game: every word loaded, computed and stored, as the referee accepts it."""
+    """Convert a run of a schedule to a game that the referee accepts: every load, computation and store."""
     traced = traces.trace(schedule, problem, words=words, tiles=parse_tiles(tiles))
     if output is not None:
         pebble.save_game(output, traced.graph, traced.moves, traced.red, traced.rules)
     data = {"graph": _graph_data(traced.graph), "red": traced.red, "schedule": schedule, "tiles": traced.count.tiles}
     data |= _verdict_data(traced.verdict) | {"moves": len(traced.moves), "counted_words": traced.count.words}
-    summary = f"the schedule counts {traced.count.words:,} words and {traced.count.peak:,} held"
+    summary = f"the schedule counts {traced.count.words:,} words moved and at most {traced.count.peak:,} held"
     _show(data, [_board_text(traced.graph, traced.red, traced.rules), summary], as_json)
 
 
@@ -200,7 +202,7 @@ def play(
     output: Annotated[Path, typer.Option("--output", "-o", help="A page (.html), or a strip (.svg, .png).")] = Path(
         "game.html"
     ),
-    title: Annotated[str, typer.Option(help="What is played.")] = "",
+    title: Annotated[str, typer.Option(help="Title of the page; the file's name if left out.")] = "",
     frames: Annotated[int, typer.Option(help="Pictures in a strip.")] = 6,
     as_json: Json = False,
 ) -> None:

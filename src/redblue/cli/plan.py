@@ -52,8 +52,8 @@ def command(
         heads, mask = 1 if heads is None else heads, "full" if mask is None else mask
         problems = [make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, dtype, mask, direction)]
     else:
-        own = {"--n-q": n_q, "--n-k": n_k, "--d": d, "--d-v": d_v, "--heads": heads, "--kv-heads": kv_heads}
-        _refuse(own | {"--mask": mask})
+        fixed = {"--n-q": n_q, "--n-k": n_k, "--d": d, "--d-v": d_v, "--heads": heads, "--kv-heads": kv_heads}
+        _refuse(fixed | {"--mask": mask})
         layers = catalogue.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
         problems = [each.problem for each in layers]
     plans = [plan(problem, machine) for machine in find_memories(memory or ["this-machine"]) for problem in problems]
@@ -61,7 +61,9 @@ def command(
 
 
 def _refuse(options: Mapping[str, object]) -> None:
-    """Raise RedblueError if one of the options that a model brings itself was given."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise RedblueError(f"{', '.join(given)} cannot be given with a model, which brings its own: leave one out")
+    """Raise RedblueError if an option was given that the model itself determines."""
+    conflicting = [name for name, value in options.items() if value is not None]
+    if conflicting:
+        raise RedblueError(
+            f"{', '.join(conflicting)} cannot be given with a model, which brings its own: leave one out"
+        )

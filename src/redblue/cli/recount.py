@@ -13,6 +13,6 @@ EPILOG = "Example: redblue recount"
 
 
 def command(as_json: Json = False) -> None:
-    """What the FlashAttention paper prints, counted again: its algorithms line by line, and its Figure 2."""
+    """Count the figures of the FlashAttention paper again: its algorithms line by line, and its Figure 2."""
     results = recount()
     show([asdict(each) | {"ratio": each.ratio} for each in results], recount_table(results), as_json)

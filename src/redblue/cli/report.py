@@ -28,10 +28,11 @@ def command(
     dtype: Dtype = None,
     direction: Direction = "forward",
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Run the kernels here, if this-machine is asked for.")
+        bool,
+        typer.Option("--measure/--no-measure", help="Run the kernels here, if this-machine is among the memories."),
     ] = True,
     results: Annotated[
-        Path, typer.Option(help="A folder of experiments' results, which the page shows if it is there.")
+        Path, typer.Option(help="A folder of experiment results that the page shows, if the folder exists.")
     ] = Path("docs", "results"),
     as_json: Json = False,
 ) -> None:

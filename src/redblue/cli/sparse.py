@@ -27,7 +27,7 @@ CAPACITIES = "1024:262144:x4"
 
 
 def command(
-    mask: Annotated[str, typer.Argument(help="As --mask of count takes it, or a graph: FILE.mtx or FILE.npz.")],
+    mask: Annotated[str, typer.Argument(help="A mask, as in count --mask, or a graph: FILE.mtx or FILE.npz.")],
     d: Annotated[int, typer.Option("--d", help="Head dimension of queries and keys.")] = 64,
     n: N = None,
     n_q: NQ = None,
@@ -50,7 +50,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace the picture if it exists.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What attention on one mask moves: every schedule, every format of the mask, and both lower bounds, over M."""
+    """Words that attention on one mask moves, over M: every schedule, every mask format, and both lower bounds."""
     from redblue.base.charts import SUFFIXES, write
     from redblue.base.files import check_target
     from redblue.studies.sparse.picture import figure
@@ -140,7 +140,7 @@ def _remarks(comparison: Comparison) -> list[str]:
     if family.z_qk:
         lines.append(
             f"Z_input {amount(family.z_input)}, Z_QK {amount(family.z_qk)}: the family's two terms are equal at M = "
-            f"Z_input^2 / Z_QK = {amount(family.dividing_words)}. Its form has no known constant and is of a family of "
-            "inputs: one mask may lie below it. What is proved is of this mask."
+            f"Z_input^2 / Z_QK = {amount(family.dividing_words)}. The form has no known constant and holds for a "
+            "family of inputs, so a single mask may move fewer words. The proved bound holds for this mask."
         )
     return lines + [f"Left out: {why}" for why in comparison.left_out.values()]

@@ -89,8 +89,8 @@ def command(
     if picture is not None:
         check_target(picture, pictures.SUFFIXES, force)
         pictures.choose(sweep, x, y)
-    kept = f"kept in {journal_path(output)}" if output else "not kept: give -o FILE to make a sweep resumable"
-    with progress_bar("sweeping", total=sweep.size, kept=kept, resumable=output is not None) as move:
+    journal_text = f"kept in {journal_path(output)}" if output else "not kept: give -o FILE to make a sweep resumable"
+    with progress_bar("sweeping", total=sweep.size, kept=journal_text, resumable=output is not None) as move:
         rows = run(sweep, output=output, jobs=jobs, restart=restart, force=force, progress=move)
     show(rows, "" if as_json else summary(sweep, rows, str(output) if output else None), as_json)
     if output is not None:

@@ -115,9 +115,8 @@ def run(
         machine, _ = execute(algorithm, problem, edges, Counting(share, MAX_MOVES), index=stored)
     except TooLong:
         raise RedblueError(
-            f"running {schedule} with tiles {edges._asdict()} takes more than {MAX_MOVES:,} moves of some "
-            f"microseconds each, the most that are run: its closed form counts the same at once (leave the run out), "
-            f"and larger tiles take fewer"
+            f"running {schedule} with tiles {edges._asdict()} takes more than {MAX_MOVES:,} moves, the limit "
+            f"of a run. The closed form counts the same at once: leave the run out. Larger tiles take fewer moves."
         ) from None
     s = problem.streams
     figures = (s * machine.reads, s * machine.writes, at_once * machine.peak, s * machine.flops)

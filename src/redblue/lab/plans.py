@@ -74,8 +74,8 @@ class Plan:
     @property
     def limit(self) -> str | None:
         """The slowest known part: a boundary's name, or "arithmetic". Parts in `unknown` may be slower."""
-        known = {name: seconds for name, seconds in self.times.items() if seconds is not None}
-        return max(known, key=known.__getitem__) if known else None
+        known_times = {name: seconds for name, seconds in self.times.items() if seconds is not None}
+        return max(known_times, key=known_times.__getitem__) if known_times else None
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class Plan:
         return _table(self)
 
     def __str__(self) -> str:
-        from rich.console import Console  # here, for `import redblue` does without it
+        from rich.console import Console  # imported here, so that `import redblue` does not load rich
 
         text = io.StringIO()
         Console(file=text, width=120).print(self)
@@ -119,7 +119,7 @@ def describe(problem: Problem) -> dict[str, Any]:
 
 
 def _table(plan: Plan) -> Table:
-    from redblue.base.terminal import table  # here, for it imports rich
+    from redblue.base.terminal import table  # imported here, because it imports rich
 
     rate = f" at the peak of {plan.arithmetic_dtype}" if plan.arithmetic_dtype else ""
     limit = limit_text(plan.limit, plan.unknown)

@@ -8,7 +8,7 @@ from redblue.masks.rules.layouts import Blocks
 from redblue.problem import Problem
 
 # Shown beside backward counts of the standard schedule, which has an input that other schedules lack.
-STANDARD_REMARK = "standard is given the n_q x n_k probabilities that its forward pass kept"
+STANDARD_REMARK = "standard reads the n_q x n_k probabilities that its forward pass stored"
 
 
 def mask_text(mask: Mask) -> str:

@@ -24,8 +24,8 @@ from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
-KEYS = 6  # the keys that are processed together: rows of the micro-kernel
-CODE_WORDS = 832  # of the cache are left to code, which shares it (measured under valgrind)
+KEYS = 6  # keys that the micro-kernel processes together
+CODE_WORDS = 832  # part of the cache that code occupies (measured under valgrind)
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _co
     edges, lanes = counts.count(schedule, problem, tiles=tiles).tiles, row.lanes(cpu.NUMBERS[problem.dtype])
     if schedule in cpu.SPILLED:
         return cpu.SpillTile.of(schedule, edges)
-    at_once = "dkv_rows" if schedule == "flash" else "rows"
-    if problem.direction == "backward" and edges[at_once] != lanes:
-        raise RedblueError(f"this kernel takes {at_once}={lanes} backward, a vector's queries, got {edges[at_once]}")
+    row_edge = "dkv_rows" if schedule == "flash" else "rows"
+    if problem.direction == "backward" and edges[row_edge] != lanes:
+        raise RedblueError(f"this kernel takes {row_edge}={lanes} backward, a vector's queries, got {edges[row_edge]}")
     if problem.direction == "backward" and schedule == "flash":
         return cpu.TwoPassTile(**edges)
     return cpu.Tile(edges["rows"], edges["cols"])
@@ -119,7 +119,7 @@ def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _co
 
 def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa, tile: cpu.AnyTile) -> KernelCall:
     p, number = problem, cpu.NUMBERS[problem.dtype]
-    sums = 8 if p.dtype == "float64" else 4
+    sum_bytes = 8 if p.dtype == "float64" else 4
     sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     regions: list[int | bytes] = []
 
@@ -130,12 +130,12 @@ def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.
 
     arrays = {"q": array(p.heads, p.n_q, p.d), "k": array(p.kv_heads, p.n_k, p.d)}
     arrays["v"] = array(p.kv_heads, p.n_k, p.d_v)
-    arrays |= {"out": array(p.heads, p.n_q, p.d_v), "lse": array(p.heads, p.n_q, 1, sums)}
+    arrays |= {"out": array(p.heads, p.n_q, p.d_v), "lse": array(p.heads, p.n_q, 1, sum_bytes)}
     outputs = ("out", "lse")
     if p.direction == "backward":
         arrays |= {"dout": array(p.heads, p.n_q, p.d_v), "dq": array(p.heads, p.n_q, p.d)}
         arrays |= {"dk": array(p.kv_heads, p.n_k, p.d), "dv": array(p.kv_heads, p.n_k, p.d_v)}
-        arrays["delta"] = array(p.heads, p.n_q, 1, sums)
+        arrays["delta"] = array(p.heads, p.n_q, 1, sum_bytes)
         outputs = ("dq", "dk", "dv", "delta")
     call = Struct(
         "Call",
@@ -158,25 +158,25 @@ def _mask(problem: Problem, sizes: cpu.Sizes, lanes: int, schedule: str, regions
     mask = problem.mask
     check_lead(mask, sizes)
     if schedule == "gather":
-        found = in_pairs(mask, sizes)
+        form = in_pairs(mask, sizes)
     elif isinstance(mask.rule, Window):
         band = mask.rule.on(sizes.n_q, sizes.n_k, 1)
         return {"first": band.first, "end": band.end}
     else:
-        found = in_tiles(mask, sizes, lanes, False)
-    places = {}
-    for held in _arrays(found.held):
-        places[held.ctypes.data] = Region(len(regions))
-        regions.append(held.tobytes())
+        form = in_tiles(mask, sizes, lanes, False)
+    region_of = {}  # address -> region
+    for array in _arrays(form.held):
+        region_of[array.ctypes.data] = Region(len(regions))
+        regions.append(array.tobytes())
 
-    def moved(value: Any) -> Any:
+    def relocated(value: Any) -> Any:
         if isinstance(value, cpu.Pattern | cpu.Edges):
-            return Struct(type(value).__name__, {name: moved(each) for name, each in value._asdict().items()})
+            return Struct(type(value).__name__, {name: relocated(each) for name, each in value._asdict().items()})
         if isinstance(value, cpu.Array):
-            return Struct("Array", {"address": moved(value.address), "strides": value.strides})
-        return places.get(value, value) if type(value) is int else value
+            return Struct("Array", {"address": relocated(value.address), "strides": value.strides})
+        return region_of.get(value, value) if type(value) is int else value
 
-    return {name: moved(getattr(found, name)) for name in ("first", "end", "pattern", "by_query", "edges")}
+    return {name: relocated(getattr(form, name)) for name in ("first", "end", "pattern", "by_query", "edges")}
 
 
 def _tiles(tile: cpu.AnyTile) -> Struct:
@@ -188,9 +188,10 @@ def _tiles(tile: cpu.AnyTile) -> Struct:
     return Struct("Tiles", tile._asdict())
 
 
-def _arrays(held: Any) -> Iterator[np.ndarray]:
-    if isinstance(held, np.ndarray):
-        yield held
-    elif isinstance(held, tuple | list):
-        for each in held:
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    """Yield the arrays in nested tuples and lists."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
             yield from _arrays(each)

@@ -31,7 +31,8 @@ def load(path: str) -> Any:
 def lay(regions: list[dict[str, Any]], align: int) -> tuple[mmap.mmap, list[int]]:
     """Allocate memory for the regions; return it and the regions' addresses.
 
-    A region is {"bytes": size}, filled with zeros, or has its content in the file "file" names. align: of addresses.
+    A region is {"bytes": size}, filled with zeros, or its content is in the file that "file" names. align: alignment of
+    the addresses.
     """
     starts, end = [], 0
     for region in regions:

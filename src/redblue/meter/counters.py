@@ -29,7 +29,7 @@ CPUINFO = Path("/proc/cpuinfo")
 PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 LINE_BYTES = 64
 UNITS = {"": LINE_BYTES, "MiB": 2**20, "Bytes": 1}  # perf's second column -> bytes; a plain count is of lines
-REPEATS = 3  # calls that are counted together, after one call that is not counted
+REPEATS = 3  # measured calls, after one call that is not measured
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def formulas(vendor: str, devices: Mapping[str, frozenset[str]]) -> dict[str, Fo
     by_boundary = {each.boundary: each for each in (INTEL_CORE if vendor == "GenuineIntel" else ())}
     for maker, pattern, read, write in CONTROLLERS:
         units = sorted(name for name in devices if re.fullmatch(pattern, name))
-        named = "=" not in read
-        units = [name for name in units if not named or {read, write} <= devices[name]]
+        has_name = "=" not in read
+        units = [name for name in units if not has_name or {read, write} <= devices[name]]
         if maker == vendor and units:
             reads, writes = (tuple(f"{unit}/{event}/" for unit in units) for event in (read, write))
             by_boundary["L3/DRAM"] = Formula("L3/DRAM", reads, writes, system=True)

@@ -67,9 +67,9 @@ class Amount:
 class Measurement:
     """One measurement.
 
-    problem: as plain data; None if the function measured is not of redblue. kernel: the name of the measured code.
-    schedule, tiles: those that the kernel follows; None and {} if not known. boundary: the names of its fast and its
-    slow side. capacity_bytes: capacity of the fast side, None if not known. bytes_read, bytes_written: bytes that
+    problem: as plain data; None for a function that is not a kernel of redblue. kernel: the name of the measured code.
+    schedule, tiles: those that the kernel follows; None and {} if not known. boundary: "FAST/SLOW", the names of
+    its two sides. capacity_bytes: capacity of the fast side, None if not known. bytes_read, bytes_written: bytes that
     crossed the boundary towards the fast side, and back. bytes_per_word: the size of a word.
     counted_words: words of the schedule's closed form with these tiles. bound_words: the lower bound for this problem
     and capacity. Each is None if not known.

@@ -36,9 +36,9 @@ METERS = {
     meter.name: meter
     for meter in (
         Meter("cachegrind", "cache lines of the CPU kernel, simulated", valgrind.find, meters.by_cachegrind, True),
-        Meter("probe", "words of the CPU kernel, as it counts them", lambda: None, meters.by_probe, True),
+        Meter("probe", "words of the CPU kernel, counted by the kernel", lambda: None, meters.by_probe, True),
         Meter(
-            "interpreter", "words of the Triton kernel, as it is run", meters.needs_triton, meters.by_interpreter, True
+            "interpreter", "words of the Triton kernel, interpreted", meters.needs_triton, meters.by_interpreter, True
         ),
         Meter("counters", "lines between this CPU's memories", counters.needs, meters.by_counters, False),
         Meter("ncu", "bytes between a GPU's memories", ncu.find, meters.by_ncu, False),

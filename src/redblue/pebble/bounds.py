@@ -134,7 +134,7 @@ def lower_bound(graph: Graph, red: int, rules: str | Rules = "red-blue") -> Grap
 
 def _over_boundaries(name: str, method: Method, graph: Graph, red: int, rules: Rules) -> GraphBound:
     """Sum the bounds of all boundaries, and add the cost of computing every node."""
-    # More words than the whole graph has improve no bound, but would enlarge the partition's integer program.
+    # Capacities above the words of the whole graph improve no bound, but enlarge the partition's integer program.
     whole_graph = int(rules.words_of(graph).sum())
     capacities = np.minimum(np.cumsum([red, *(level.words for level in rules.further)]), whole_graph).tolist()
     minima = [method.minimum(graph, capacity, rules) for capacity in capacities]

@@ -34,7 +34,7 @@ def solve_milp(
         ("red-blue"). As no number of steps is known to be enough there, `optimal` is True only for the other rules.
     time_limit: seconds.
     Raises RedblueError without SciPy, for sliding, for more than two levels, for too few `steps`, and for `red` below
-    the least that works. The number of nodes has no limit but patience.
+    the least that works. The number of nodes is not limited.
     """
     rules = rules_of(rules)
     start = time.perf_counter()

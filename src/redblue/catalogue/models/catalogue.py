@@ -96,7 +96,7 @@ def model(
     siblings, fields = sibling_configs(fields), language_model_fields(fields)
     notes = [text for key, text in CAVEATS.items() if fields.get(key)]
     notes += [
-        f"only the language model is listed: give {key} as a config.json of its own for the rest" for key in siblings
+        f"only the language model is listed: for the rest, give {key} as a separate config.json" for key in siblings
     ]
     config = Config(fields, where, notes)
     tokens = None if n is None else config.positive_int("n", n)

@@ -1,9 +1,9 @@
-"""Tiles of a named schedule for a cache of so many words, as the compiled kernels really use one.
+"""Chooses the tiles with which a compiled kernel moves the fewest words through a hardware cache of a given size.
 
-A schedule's own search fills a cache that it controls, word by word. A real one evicts what was touched longest ago, in
-whole lines: until a tile's line is touched again, all that is touched in between must fit beside it, slices that have
-streamed by included. So each phase of a kernel says what it holds in that sense, and takes the tiles that the search
-finds for the largest cache for which this fits.
+A schedule's own search assumes a cache that the program controls word by word. A hardware cache works in lines and
+evicts the least recently used one. Until a tile's line is used again, every line touched in between must fit beside it,
+including slices that have already streamed by. So a phase of a kernel states the words that it touches between two uses
+of a tile's line, and the search chooses among the tiles for which this number is at most the cache's size.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ from redblue.schedules.search import cheapest, edges
 AXES = {"rows": "n_q", "cols": "n_k", "out_rows": "n_q", "out_cols": "d_v", "dq_rows": "n_q", "dq_cols": "d"}
 AXES |= {"dkv_cols": "n_k", "dk_rows": "n_k", "dk_cols": "d", "dv_rows": "n_k", "dv_cols": "d_v"}
 LINE_BYTES = 64
-P_BYTES = 64 << 20  # of P in memory at once for a call without a given tile, unless a block of rows is more
-FEW_KEYS, SCORE_KEYS = 4, 6  # of a tile of scores: for few rows; otherwise a micro-kernel's rows
-NEVER = 2**62  # words
-OTHER = 320  # words that any phase touches besides: the stack, row statistics, the map of slices
+P_BYTES = 64 << 20  # of P in memory at once if the plan chooses the tile; one block of rows may take more
+# Keys of a tile of scores: FEW_KEYS in calls with few rows, else SCORE_KEYS, the number of rows of a micro-kernel.
+FEW_KEYS, SCORE_KEYS = 4, 6
+NEVER = 2**62  # words, more than any cache has: excludes a tile
+OTHER = 320  # words that any phase touches in addition: the stack, row statistics, the map of slices
 
 
 class Row(NamedTuple):
-    """What a row of the core's table is like for one number type.
+    """The widths of the core's kernels for one instruction set and one number type: a row of the core's table.
 
-    lanes: queries that are computed at once. vector: lanes of one vector.
+    lanes: queries that the kernels compute at once. vector: lanes of one vector register. packed_bytes: bytes of a
+    number in a panel.
     """
 
     lanes: int
@@ -54,12 +56,16 @@ class Row(NamedTuple):
 
     @property
     def line(self) -> int:
-        """Numbers of a cache line."""
+        """Numbers in a cache line."""
         return LINE_BYTES // self.packed_bytes
 
 
 class Phase(NamedTuple):
-    """edges: those that this phase uses. held(tiles): words that are touched before a tile's line is touched again."""
+    """One phase of a kernel.
+
+    edges: the edges of tiles that this phase uses. held: the words that the phase touches between two uses of a tile's
+    line, as a function of the tiles.
+    """
 
     edges: tuple[str, ...]
     held: Callable[[Any], Any]
@@ -69,22 +75,26 @@ class Phase(NamedTuple):
 def tiles_for(schedule: str, problem: Problem, words: int, row: Row) -> Tile | SpillTile | TwoPassTile:
     """The tiles with which the kernel of this schedule moves the fewest words through a cache of `words` words.
 
-    Raises RedblueError for a schedule without a kernel, and TooFewWords, with the least that works.
+    Raises RedblueError if the schedule has no kernel, and TooFewWords if no tiles fit. The message of TooFewWords names
+    the smallest cache that works.
     """
     known = tiled_kernels("cpu", problem.direction)
     if schedule not in known:
         raise RedblueError(
             f"no compiled kernel runs {schedule} {problem.direction}; those with one: {', '.join(known) or 'none'}"
         )
-    found, ways = schedules.get(schedule), list(_ways(schedule, problem, row))
-    least = [max(int(phase.held(found.make_tiles(problem, multiple))) for phase in phases) for phases, multiple in ways]
+    definition, ways = schedules.get(schedule), list(_ways(schedule, problem, row))
+    least = [
+        max(int(phase.held(definition.make_tiles(problem, multiple))) for phase in phases) for phases, multiple in ways
+    ]
     if words < min(least):
         raise TooFewWords(
             f"the kernel of {schedule} {problem.direction} with d = {problem.d}, d_v = {problem.d_v} needs a cache of "
             f"at least {min(least)} words of {row.packed_bytes} bytes, got {words}"
         )
-    tried = [_fill(found, problem, words, *way) for way, fewest in zip(ways, least, strict=True) if fewest <= words]
-    best = min(tried, key=lambda tiles: found.words(problem, tiles))
+    fitting = [way for way, least_words in zip(ways, least, strict=True) if least_words <= words]
+    choices = [_fill(definition, problem, words, *way) for way in fitting]
+    best = min(choices, key=lambda tiles: definition.words(problem, tiles))
     if schedule == "flash" and problem.direction == "backward":
         return TwoPassTile(*best)
     if schedule.startswith("flash"):
@@ -95,9 +105,9 @@ def tiles_for(schedule: str, problem: Problem, words: int, row: Row) -> Tile | S
 def plan_spilled(
     schedule: str, direction: str, rows: int, keys: int, d: int, d_v: int, streams: int, row: Row
 ) -> SpillTile:
-    """The tile of `hybrid` or `small_cache` for `streams` streams of `rows` stacked queries, without a given cache.
+    """The tile of `hybrid` or `small_cache` for `streams` streams of `rows` stacked queries on this machine.
 
-    Planned for a core's share of the last one; as many rows of P at a time as P_BYTES hold.
+    The tile fits a core's share of the last cache. A chunk has as many rows of P as fit in P_BYTES.
     """
     problem = Problem(
         n_q=max(1, rows), n_k=max(1, keys), d=d, d_v=d_v, dtype=DTYPES[row.packed_bytes], direction=direction
@@ -111,23 +121,26 @@ def plan_spilled(
 
 
 def _fill(
-    found: schedules.Schedule, problem: Problem, words: int, phases: list[Phase], multiple: Mapping[str, int]
+    definition: schedules.Schedule, problem: Problem, words: int, phases: list[Phase], multiple: Mapping[str, int]
 ) -> Any:
-    """Phase by phase the edges that move the fewest words, of those that hold at most `words`."""
-    stream, cost = problem.one_stream(), found.direction(problem).cost
-    tiles = found.make_tiles(problem, multiple)
+    """Choose the edges of one phase after the other: those that move the fewest words and hold at most `words`."""
+    stream, cost = problem.one_stream(), definition.direction(problem).cost
+    tiles = definition.make_tiles(problem, multiple)
     for phase in phases:
         lengths = [edges(getattr(stream, AXES[edge]), multiple[edge]) for edge in phase.edges]
-        tried = [x.ravel() for x in np.meshgrid(*lengths, indexing="ij")]
-        named = tiles._replace(**dict(zip(phase.edges, tried, strict=True)))
-        best = cheapest(Cost(cost(stream, named).words, 0, phase.held(named), 0), tried, words)
-        assert best, "the shortest edges hold the least, which was checked"
+        grid = [x.ravel() for x in np.meshgrid(*lengths, indexing="ij")]
+        grid_tiles = tiles._replace(**dict(zip(phase.edges, grid, strict=True)))
+        best = cheapest(Cost(cost(stream, grid_tiles).words, 0, phase.held(grid_tiles), 0), grid, words)
+        assert best, "tiles_for has checked that the shortest edges fit"
         tiles = tiles._replace(**dict(zip(phase.edges, best, strict=True)))
     return tiles
 
 
 def _ways(schedule: str, problem: Problem, row: Row) -> Iterator[tuple[list[Phase], dict[str, int]]]:
-    """The phases of a kernel, and the multiples of its edges; several where depth may differ."""
+    """The ways to run a kernel, as its phases and, for every edge of its tiles, the number of which it is a multiple.
+
+    `flash` forward has one way for few rows and one for panels. Schedules that write P have one way per depth.
+    """
     p = problem.one_stream()
     d, d_v, lanes = p.d, p.d_v, row.lanes
     if schedule == "flash" and p.direction == "forward":
@@ -150,8 +163,8 @@ def _ways(schedule: str, problem: Problem, row: Row) -> Iterator[tuple[list[Phas
             return 2 * cols * (d + d_v) + lanes * (4 * d + 4 * d_v) + tile + OTHER
 
         def queries(t: Any) -> Any:
-            own = np.maximum(2 * d + d_v + t.cols + 2, 2 * d_v + 1)
-            return t.rows * own + t.cols * (2 * (d + d_v) + 2 * lanes) + OTHER
+            per_row = np.maximum(2 * d + d_v + t.cols + 2, 2 * d_v + 1)
+            return t.rows * per_row + t.cols * (2 * (d + d_v) + 2 * lanes) + OTHER
 
         if schedule == "flash_onepass":
             yield [Phase(("cols",), lambda t: stays(t.cols))], {"rows": lanes, "cols": 8}
@@ -161,21 +174,21 @@ def _ways(schedule: str, problem: Problem, row: Row) -> Iterator[tuple[list[Phas
         return
     depths = {row.vector, row.line, lanes} if row.vector < row.line else {row.vector, lanes}
     for depth in sorted(depths):
-        own = schedules.get(schedule).direction(problem).edges
-        # Features by whole lines, rows by whole slices (those of an output by panels), keys by steps of a micro-kernel
+        names = schedules.get(schedule).direction(problem).edges
+        # Columns of outputs are multiples of whole lines, rows of outputs of whole vectors, edges of P of whole slices
         features = max(row.vector, row.line)
-        multiple = {edge: features for edge in own if edge.endswith("_cols")}
-        multiple |= {edge: row.vector for edge in own if edge.endswith("_rows")}
+        multiple = {edge: features for edge in names if edge.endswith("_cols")}
+        multiple |= {edge: row.vector for edge in names if edge.endswith("_rows")}
         multiple |= {"rows": depth, "cols": depth, "depth": depth}
         yield _spilled(schedule, p, row, depth), multiple
 
 
 def _spilled(schedule: str, p: Problem, row: Row, depth: int) -> list[Phase]:
-    """Of `hybrid` and `small_cache`: see spilled.h and spilled_backward.h for what a phase touches, and when again."""
+    """The phases of `hybrid` or `small_cache`. See spilled.h and spilled_backward.h for the order of their accesses."""
     d, d_v, keeps = p.d, p.d_v, schedule == "hybrid"
-    slices = 2 * max(depth, row.line)  # of a row of an array, in whole lines: this slice, and the one before
+    slices = 2 * max(depth, row.line)  # words that a row of an array takes: the current slice and the one before it
 
-    def streamed(t: Any) -> Any:  # a tile of scores stays; queries are packed, keys read in place
+    def streamed(t: Any) -> Any:  # a tile of scores stays; queries are packed, keys are read in place
         return t.rows * (t.cols + slices + depth + 5) + t.cols * slices + OTHER
 
     def output(rows: str, cols: str) -> Callable[[Any], Any]:
@@ -195,5 +208,5 @@ def _spilled(schedule: str, p: Problem, row: Row, depth: int) -> list[Phase]:
         weights = Phase(("rows",), lambda t: t.rows * (d + 2 * depth + 2) + 3 * depth * d + OTHER)
         values = Phase(("cols",), lambda t: 2 * t.cols * (d_v + depth) + depth * (4 * d_v + depth) + OTHER)
         return [weights, values, dq, dk]
-    tiles = Phase(("rows", "cols"), lambda t: streamed(t) + t.rows * t.cols)  # dP beside P
+    tiles = Phase(("rows", "cols"), lambda t: streamed(t) + t.rows * t.cols)  # dP and P
     return [tiles, dq, dk, Phase(("dv_rows", "dv_cols"), output("dv_rows", "dv_cols"))]

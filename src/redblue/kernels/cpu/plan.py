@@ -1,9 +1,9 @@
-"""From a plan to a kernel's tile: what stays in the last cache, and a tile of scores no larger than the first.
+"""Plans the tiles of the CPU kernels for this machine's caches.
 
-The kernels run `flash` forward and `flash_onepass` backward as written in redblue.schedules; how many queries (forward)
-or keys (backward) stay is what those schedules' own search finds for what is usable of a core's share of the last
-cache, at the boundary to main memory. Nearer boundaries are passed at the speed of arithmetic: the panels of what stays
-stream by.
+The kernels run `flash` forward and `flash_onepass` backward, as defined in redblue.schedules. In a tile, queries stay
+in cache forward, and keys stay backward. Their number minimizes the words moved between the last cache and main memory:
+the schedule's own search chooses it for the usable part of a core's share of the last cache. A tile of scores fits
+the first cache. Traffic between the caches needs no plan, because it keeps up with the arithmetic.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from redblue.catalogue.memories import USABLE_SHARE
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
-# So many tasks over all heads for each of the machine's cores, where there are rows enough, that cores finish together.
-# Not a function of the number of threads, so that results are not either.
+# Tasks per core, over all heads, if there are enough rows. With several tasks per core, all cores finish at about the
+# same time. Depends on the machine's cores, not on the number of threads: results must not depend on the threads.
 TASKS_PER_CORE = 8
-LEAST_PIECE = 1024  # keys, where they are cut into pieces because there are too few rows
+LEAST_PIECE = 1024  # the fewest keys of a piece, if keys are cut into pieces because there are too few rows
 
-# Beyond this, what is saved no longer shows, and there is less to share out (measured, Zen 5, d 64 to 2048).
+# The most rows (forward) and keys (backward) of a tile. The gain of larger tiles is not measurable, and fewer tiles
+# are harder to distribute over the cores (measured on Zen 5 with d from 64 to 2048).
 MOST_ROWS, MOST_KEYS = 512, 384
-MOST_SPARSE_KEYS = 768  # where rows skip some of a block's keys: then fewer of its rows are needed at once
+MOST_SPARSE_KEYS = 768  # instead of MOST_KEYS with a listed mask: rows skip keys, so a block of keys needs fewer rows
 
-KEYS_STEP = 48  # a multiple of every micro-kernel's rows
-MOST_SCORE_KEYS = 192
-FEW_ROWS = 8  # at most these, and a vector of them: forward.h's run_few, which needs no panels
-# Of a tile of scores for so few rows: K and V are read in turns, and each turn begins anew to read memory ahead
-# (decoding gained a tenth over turns of 96 keys; Zen 5).
+KEYS_STEP = 48  # a multiple of the number of rows of every micro-kernel
+MOST_SCORE_KEYS = 192  # the most keys of a tile of scores
+FEW_ROWS = 8  # calls with at most FEW_ROWS rows, and at most one vector of rows, run without panels: run_few, forward.h
+# Keys of a tile of scores in calls with few rows. The kernel alternates between K and V; the hardware prefetcher starts
+# again at each change, so long tiles pay (decoding is a tenth faster than with 96 keys; measured on Zen 5).
 FEW_ROWS_KEYS = 768
 
-ALL = 2**40  # queries: more than there are
+ALL = 2**40  # more than the number of queries of any call
 
-DTYPES = {8: "float64", 4: "float32", 2: "bfloat16"}  # by bytes of a packed number
+DTYPES = {8: "float64", 4: "float32", 2: "bfloat16"}  # number types by the bytes of a packed number
 
 
 class Tile(NamedTuple):
-    """What the core is told.
+    """The tile of `flash` forward, or of `flash_onepass` backward.
 
-    rows, cols: queries (stacked) and keys of a tile. pieces: that the keys are cut into, forward, where there are too
-    few rows for all cores.
+    rows, cols: stacked queries and keys of a tile. pieces: the number of pieces into which forward cuts the keys. It is
+    above 1 if there are too few rows for all cores.
     """
 
     rows: int
@@ -51,14 +52,15 @@ class Tile(NamedTuple):
     pieces: int = 1
 
     def edges(self, direction: str) -> dict[str, int]:
-        """As the schedule calls them."""
+        """The tile's edges by the names that the schedule gives them."""
         return {"rows": self.rows, "cols": self.cols}
 
 
 class TwoPassTile(NamedTuple):
-    """The same for `flash` backward: rows, cols of the pass of dQ, dkv_rows, dkv_cols of that of dK and dV.
+    """The tiles of the two passes of `flash` backward.
 
-    dkv_rows: what the kernel computes at once.
+    rows, cols: the tile of the pass that computes dQ. dkv_rows, dkv_cols: the tile of the pass that computes dK and dV.
+    dkv_rows is the number of queries that the kernel computes at once, one panel.
     """
 
     rows: int
@@ -67,14 +69,15 @@ class TwoPassTile(NamedTuple):
     dkv_cols: int
 
     def edges(self, direction: str) -> dict[str, int]:
-        """As the schedule calls them."""
+        """The tile's edges by the names that the schedule gives them."""
         return self._asdict()
 
 
 class SpillTile(NamedTuple):
-    """The same for a schedule that writes P: its own edges. out_rows and out_cols are those of dQ, too.
+    """The tiles of a schedule that writes P to memory, `hybrid` or `small_cache`, with the edges of its closed form.
 
-    stays: the queries, while P is computed (`hybrid`). chunk: queries of P kept at once. Walks span all keys.
+    out_rows, out_cols: the tile of the output, and backward that of dQ. stays: whether queries stay in cache while P is
+    computed, as in `hybrid`. chunk: queries whose P is in memory at once. The schedule's span is always all keys.
     """
 
     stays: bool
@@ -91,22 +94,26 @@ class SpillTile(NamedTuple):
 
     @staticmethod
     def of(schedule: str, tiles: Mapping[str, int]) -> SpillTile:
-        """From the tiles of `hybrid` or `small_cache`, of either pass."""
+        """Convert the schedule's tiles, of `hybrid` or `small_cache`, forward or backward."""
         edges = {name.replace("dq_", "out_"): edge for name, edge in tiles.items() if name != "span"}
         return SpillTile(schedule == "hybrid", **edges)
 
     def edges(self, direction: str) -> dict[str, int]:
-        """As the schedule calls them."""
+        """The tile's edges by the names that the schedule gives them."""
         edges = {
-            name.replace("out_", "dq_" if direction == "backward" else "out_"): x for name, x in self._asdict().items()
+            name.replace("out_", "dq_" if direction == "backward" else "out_"): edge
+            for name, edge in self._asdict().items()
         }
-        own = schedules.get("hybrid" if self.stays else "small_cache").passes[direction].edges
-        return {name: edges[name] for name in own if name in edges}
+        names = schedules.get("hybrid" if self.stays else "small_cache").passes[direction].edges
+        return {name: edges[name] for name in names if name in edges}
 
 
 @cache
 def cache_bytes() -> tuple[int, int]:
-    """This machine's first cache and a core's share of its last, in bytes; modest ones where it does not say."""
+    """The sizes, in bytes, of this machine's first cache and of a core's share of its last cache.
+
+    Small sizes are assumed if the machine does not report its caches.
+    """
     cpu = detect_cpu()
     if not cpu.caches:
         return 32 << 10, 1 << 20
@@ -117,6 +124,7 @@ def cache_bytes() -> tuple[int, int]:
 
 @cache
 def least_tasks() -> int:
+    """The fewest tasks that occupy all cores evenly."""
     return TASKS_PER_CORE * detect_cpu().cores
 
 
@@ -126,11 +134,12 @@ def plan(
 ) -> Tile:
     """The tile for `streams` streams of `rows` stacked queries and `keys` keys.
 
-    sparse: whether the mask is one of listed runs. lanes: queries that the kernel computes at once. packed_bytes: of a
-    number in its panels.
+    lanes: queries that the kernel computes at once. packed_bytes: bytes of a number in the kernel's panels. sparse:
+    whether the mask is a list of runs rather than a band.
     """
     first, last = cache_bytes()
-    # A tile of scores, which are sums, fills the first cache at most: what has gone to the second comes back in time.
+    # A tile of scores fills at most the first cache; scores have the type of sums, of at least 4 bytes. Panels may be
+    # evicted to the second cache, because they are fetched back in time.
     first, last = first // max(packed_bytes, 4), int(last * USABLE_SHARE) // packed_bytes
     score_keys = max(KEYS_STEP, min(MOST_SCORE_KEYS, first // lanes // KEYS_STEP * KEYS_STEP))
     if rows <= FEW_ROWS:
@@ -152,4 +161,5 @@ def plan(
 
 
 def step(count: int, multiple: int) -> int:
+    """The count rounded down to a multiple, but at least one multiple."""
     return max(multiple, count // multiple * multiple)

@@ -12,7 +12,7 @@ the scale that the scores have not been multiplied by yet.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import triton
 import triton.language as tl
@@ -21,9 +21,6 @@ from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import INTERPRETED, Array, row_offsets, start
 from redblue.kernels.options import Options
-
-if TYPE_CHECKING:
-    from redblue.kernels.gpu.launch import Task
 
 __all__ = ["INTERPRETED"]  # and the helpers below, which only kernels call
 
@@ -67,7 +64,26 @@ class Scores(NamedTuple):
     first_row: int  # Task.first_row
 
 
-def scores_of(task: Task) -> Scores:
+class Scored(Protocol):
+    """The part of a Task (launch.py) that its scores depend on."""
+
+    @property
+    def record(self) -> Options: ...
+    @property
+    def sizes(self) -> Sizes: ...
+    @property
+    def lse(self) -> Any: ...
+    @property
+    def cut_keys(self) -> int: ...
+    @property
+    def first(self) -> int | None: ...
+    @property
+    def end(self) -> int | None: ...
+    @property
+    def first_row(self) -> int: ...
+
+
+def scores_of(task: Scored) -> Scores:
     """The task's options as kernels take them."""
     record, sizes = task.record, task.sizes
     numbers = record.numbers(sizes)

@@ -143,7 +143,7 @@ def _data(graph: Graph, game: Game, red: int, rules: Rules) -> dict[str, Any]:
 
 @cache
 def _environment() -> jinja2.Environment:
-    import jinja2  # here, for `import redblue` does without it
+    import jinja2  # imported here, so that `import redblue` does not load jinja2
 
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
