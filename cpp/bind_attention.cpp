@@ -1,4 +1,5 @@
 // Attention: a call as a struct with named fields, and its two passes.
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -144,19 +145,49 @@ void bind_mask(nb::module_& m) {
       }, "query_starts"_a, "keys"_a, "key_starts"_a, "queries"_a);
 }
 
-// Fills the fields in the order of their declaration in attention/call.h. A new option is an argument here and in
-// _core.pyi.
-void init_call(Call* self, int number, const Sizes& sizes, const Tiles& tiles, int threads, double scale, std::int64_t first,
+// Sets the option of a name to a Python value: numbers and arrays; None leaves an array out.
+struct SetOption {
+  const char* name;
+  nb::handle value;
+  int leads;
+  bool known = false;
+
+  void operator()(const char* field, Array& array) {
+    if (!matches(field) || value.is_none()) return;
+    array = to_array(nb::cast<const ArrayOf*>(value), leads);
+  }
+  void operator()(const char* field, redblue::Number& number) {
+    if (matches(field)) number = redblue::Number(nb::cast<int>(value));
+  }
+  template <class T>
+  void operator()(const char* field, T& number) {
+    if (matches(field)) number = nb::cast<T>(value);
+  }
+
+ private:
+  bool matches(const char* field) { return !std::strcmp(name, field) && (known = true); }
+};
+
+void set_options(Call& call, const nb::kwargs& options) {
+  for (const auto& [key, value] : options) {
+    SetOption set{nb::cast<const char*>(key), value, call.leads};
+    call.each(set);
+    if (set.known) continue;
+    PyErr_Format(PyExc_TypeError, "a call has no option '%s'", set.name);
+    throw nb::python_error();
+  }
+}
+
+// Fills the fields in the order of their declaration in attention/call.h.
+void init_call(Call* self, int number, const Sizes& sizes, const Tiles& tiles, int threads, std::int64_t first,
                std::int64_t end, const ArrayOf& q, const ArrayOf& k, const ArrayOf& v, const ArrayOf& out, const ArrayOf& lse, const ArrayOf* dout,
                const ArrayOf* dq, const ArrayOf* dk, const ArrayOf* dv, const ArrayOf* delta, const ArrayOf* dlse, const PatternOf* pattern,
-               const PatternOf* by_query, const Edges* edges, double softcap, const ArrayOf* bias, int bias_number,
-               const ArrayOf* dbias, const ArrayOf* sinks, const ArrayOf* alibi, double dropout, std::uint64_t seed) {
+               const PatternOf* by_query, const Edges* edges, const ArrayOf* dbias, const nb::kwargs& options) {
   Call call;
   call.number = redblue::Number(number);
   set_sizes(call, sizes);
   set_tiles(call, tiles);
   call.threads = threads;
-  call.scale = scale, call.softcap = softcap, call.dropout = dropout, call.seed = seed;
   call.first = first, call.end = end;
   const auto array = [&](const ArrayOf* given) { return to_array(given, call.leads); };
   call.q = array(&q), call.k = array(&k), call.v = array(&v), call.out = array(&out), call.lse = array(&lse);
@@ -164,18 +195,17 @@ void init_call(Call* self, int number, const Sizes& sizes, const Tiles& tiles, i
   call.delta = array(delta), call.dlse = array(dlse);
   call.pattern = to_pattern(pattern, call.leads), call.by_query = to_pattern(by_query, call.leads);
   if (edges) call.edges = *edges, call.edges.n_q = call.n_q, call.edges.n_k = call.n_k;
-  call.bias = array(bias), call.bias_number = redblue::Number(bias_number), call.dbias = array(dbias);
-  call.sinks = array(sinks), call.alibi = array(alibi);
+  call.dbias = array(dbias);
+  set_options(call, options);
   new (self) Call(call);
 }
 
 void bind_call(nb::module_& m) {
   const auto none = nb::none();
   nb::class_<Call>(m, "Call").def(
-      "__init__", init_call, "number"_a, "sizes"_a, "tiles"_a, "threads"_a, "scale"_a, "first"_a, "end"_a, "q"_a, "k"_a, "v"_a,
+      "__init__", init_call, "number"_a, "sizes"_a, "tiles"_a, "threads"_a, "first"_a, "end"_a, "q"_a, "k"_a, "v"_a,
       "out"_a, "lse"_a, "dout"_a = none, "dq"_a = none, "dk"_a = none, "dv"_a = none, "delta"_a = none, "dlse"_a = none,
-      "pattern"_a = none, "by_query"_a = none, "edges"_a = none, "softcap"_a = 0.0, "bias"_a = none, "bias_number"_a = 0,
-      "dbias"_a = none, "sinks"_a = none, "alibi"_a = none, "dropout"_a = 0.0, "seed"_a = 0);
+      "pattern"_a = none, "by_query"_a = none, "edges"_a = none, "dbias"_a = none, "options"_a);
 }
 
 template <redblue::Moved (*pass)(const Call&, const Isa&)>

@@ -7,21 +7,11 @@
 #include <thread>
 #include <vector>
 
+#include "attention/options.h"
 #include "vector/isa.h"
 #include "base/pool.h"
 
 namespace redblue {
-
-enum class Number { kFloat32, kFloat64, kBfloat16, kFloat16, kBool };
-
-constexpr int kMaxLead = 9;  // eight of the caller's and, in unstacked calls, the query heads that share a key head
-
-// An array (lead..., heads, rows, columns), read in place through its strides, which count elements.
-struct Array {
-  char* data = nullptr;  // null: not given
-  std::int64_t lead[kMaxLead] = {};
-  std::int64_t head = 0, row = 0, column = 0;
-};
 
 // A run of keys that rows of one panel attend. bits: index of the first key's word of row bits, -1 if every row attends
 // every key.
@@ -149,7 +139,7 @@ struct SpillTiles {
 // softmax(cap tanh(scale Q K^T / cap) + bias, masked) V for every (lead..., key/value head). The g query heads that
 // share a key/value head are stacked: row r is query r / g of its g heads' r % g-th, so that K and V are read once for
 // all. "Sums" are float64 for float64 arrays, else float32.
-struct Call {
+struct Call : Options {
   Number number = Number::kFloat32;
   int leads = 0;
   std::int64_t lead_sizes[kMaxLead] = {};
@@ -161,17 +151,10 @@ struct Call {
   Array dlse;             // of sums, the gradient of lse, if there is one
   Array delta;            // of sums, as lse: backward writes row sums of dout * out, less dlse
 
-  double scale = 1, softcap = 0;          // softcap 0: none
   std::int64_t first = 0, end = 0;        // query i attends keys i + first .. i + end - 1, and, of these,
   Pattern pattern, by_query;              // only the pattern's, if there is one; by_query: the same for a group of 1
   Edges edges;                            // or only these pairs; their planes are the pattern's
-  Array bias;                             // strides 0 where it is broadcast
-  Number bias_number = Number::kFloat32;  // kBool: true means attend
   Array dbias;                            // of sums; strides 0 where the gradient is summed
-  Array sinks;                            // of sums, one per head
-  Array alibi;                            // of sums, a slope per query head; rows and columns share it
-  double dropout = 0;                     // the share of probabilities that become 0; the others grow by 1 / (1 - it)
-  std::uint64_t seed = 0;                 // the choice depends on the seed and the positions of row and key only
 
   // The plan: queries (stacked) and keys of a tile; forward the queries stay, backward the keys.
   std::int64_t rows = 64, cols = 64;

@@ -13,17 +13,6 @@ struct Gather : Formats<T, F> {
 
   // The pairs of one row with its keys, or of one key with its rows: `own` is the row or the key, the list its
   // partners.
-  struct Pairs {
-    const Stream& s;
-    long own;
-    bool by_key;
-    const std::int32_t* list;  // keys, or queries
-    long count, head;          // head: of the rows, among the query heads that share a key head
-
-    long row(long x) const { return (by_key ? list[x] : own) * s.call.group + head; }
-    long key(long x) const { return by_key ? own : list[x]; }
-  };
-
   struct Lists {
     Sum *scores, *other, *slopes, *extra, *own_a, *own_b, *sum_a, *sum_b;
     Lists(const Call& call, long longest, Arena& arena) {
@@ -84,50 +73,6 @@ struct Gather : Formats<T, F> {
     }
   }
 
-  static Sum bias_at(const Stream& s, long row, long key) {
-    const std::int64_t at_key = key * s.call.bias.column;
-    switch (s.call.bias_number) {
-      case Number::kFloat32: return widen(s.row<const float>(s.call.bias)(row)[at_key]);
-      case Number::kFloat64: return Sum(widen(s.row<const double>(s.call.bias)(row)[at_key]));
-      case Number::kBfloat16: return widen(s.row<const bfloat16>(s.call.bias)(row)[at_key]);
-      case Number::kFloat16: return widen(s.row<const float16>(s.call.bias)(row)[at_key]);
-      case Number::kBool: return widen(s.row<const Boolean>(s.call.bias)(row)[at_key]);
-    }
-    return 0;
-  }
-
-  // Turns products into scores: scale, softcap, ALiBi and bias. slopes <- the derivative of the softcap, if there is
-  // one.
-  __attribute__((noinline)) static void finish(const Pairs& pairs, Sum* scores, Sum* slopes) {
-    const Call& call = pairs.s.call;
-    if (plain_scores(call)) return;
-    const V<Sum> scale = splat(Sum(call.scale)), one = splat(Sum(1));
-    const V<Sum> cap = splat(Sum(call.softcap)), part = splat(Sum(call.scale / call.softcap));
-    for (long x = 0; x < pairs.count; x += L) {
-      if (call.softcap) {
-        const V<Sum> bent = tanh<Sum>(load(scores + x) * part);
-        store(scores + x, bent * cap);
-        store(slopes + x, one - bent * bent);
-      } else {
-        store(scores + x, load(scores + x) * scale);
-      }
-    }
-    if (call.alibi.data) add_alibi(pairs, scores);
-    if (call.bias.data)
-      for (long x = 0; x < pairs.count; x++) scores[x] += bias_at(pairs.s, pairs.row(x), pairs.key(x));
-  }
-
-  // As add_alibi of a tile; by queries and by keys, scores are rounded alike.
-  __attribute__((noinline)) static void add_alibi(const Pairs& pairs, Sum* scores) {
-    const V<Sum> slope = splat(pairs.s.template slope<Sum>(pairs.head));
-    for (long x = 0; x < pairs.count; x += L) {
-      V<Sum> distance = V<Sum>{};
-      for (long lane = 0; lane < std::min<long>(L, pairs.count - x); lane++)
-        distance[lane] = Sum(std::abs(pairs.s.own_key(pairs.row(x + lane)) - pairs.key(x + lane)));
-      store(scores + x, load(scores + x) - rounded<Sum>(slope * distance));
-    }
-  }
-
   // to[x] <- 0 if the pair is dropped, otherwise 1 / (1 - dropout); draws the same random words as dropout_tile.
   __attribute__((noinline)) static void draw(const Pairs& pairs, Sum* to) {
     constexpr int U = kLanesOf<unsigned>;
@@ -164,7 +109,7 @@ struct Gather : Formats<T, F> {
         const long r = pairs.row(0);
         pack_row<T>(q_row(r), call.q.column, call.d, lists.own_a, up(call.d, L));
         dot(pairs, k_side, call.k.column, call.q.column, call.d, lists.own_a, lists.scores);
-        finish(pairs, lists.scores, lists.slopes);
+        finish_scores(pairs, lists.scores, lists.slopes);
         const Sum sink = call.sinks.data ? at<const Sum>(call.sinks, 0)[s.kv_head * call.group + head] : kLowest;
         Sum top = sink;
         for (long x = 0; x < pairs.count; x++) top = larger_of(lists.scores[x], top);
@@ -195,7 +140,7 @@ struct Gather : Formats<T, F> {
   // scores <- P after dropout, other <- dS. On entry scores holds q . k and other holds dO . v.
   __attribute__((noinline)) static void differentiate(const Pairs& pairs, const Lists& lists) {
     const Call& call = pairs.s.call;
-    finish(pairs, lists.scores, lists.slopes);
+    finish_scores(pairs, lists.scores, lists.slopes);
     if (call.dropout > 0) draw(pairs, lists.extra);
     const Sum *all_lse = at<const Sum>(call.lse, 0), *all_delta = at<const Sum>(call.delta, 0);
     const V<Sum> factor = splat(Sum(factor_left(call)));

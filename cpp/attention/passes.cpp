@@ -7,6 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include <type_traits>
+
 #include "base/pool.h"
 #include "attention/tasks.h"
 
@@ -17,12 +19,16 @@ namespace {
 Call unstacked(const Call& given) {
   Call call = given;
   call.pattern = given.by_query;
-  Array* const by_query[] = {&call.q,    &call.out, &call.lse,   &call.dout, &call.dq,
-                             &call.dlse, &call.delta, &call.bias, &call.dbias, &call.alibi, &call.pattern.planes};
-  for (Array* array : by_query) {
-    array->lead[call.leads] = array->head;
-    array->head *= call.group;
-  }
+  const auto unstack = [&](Array& array) {
+    array.lead[call.leads] = array.head;
+    array.head *= call.group;
+  };
+  for (Array* array : {&call.q, &call.out, &call.lse, &call.dout, &call.dq, &call.dlse, &call.delta, &call.dbias,
+                       &call.pattern.planes})
+    unstack(*array);
+  call.each([&](const char*, auto& option) {
+    if constexpr (std::is_same_v<decltype(option), Array&>) unstack(option);
+  });
   call.lead_sizes[call.leads++] = call.group;
   call.group = 1;
   return call;

@@ -181,6 +181,67 @@ void finish_scores(const Stream& s, const Rows& rows, long j, long keys, Sum* sc
   }
 }
 
+// Pairs of one query with listed keys or, if by_key, of one key with listed queries.
+struct Pairs {
+  const Stream& s;
+  long own;
+  bool by_key;
+  const std::int32_t* list;  // keys, or queries
+  long count, head;          // head: of the rows, among the query heads that share a key head
+
+  long row(long x) const { return (by_key ? list[x] : own) * s.call.group + head; }
+  long key(long x) const { return by_key ? own : list[x]; }
+};
+
+template <class Sum>
+Sum bias_at(const Stream& s, long row, long key) {
+  const std::int64_t at_key = key * s.call.bias.column;
+  switch (s.call.bias_number) {
+    case Number::kFloat32: return widen(s.row<const float>(s.call.bias)(row)[at_key]);
+    case Number::kFloat64: return Sum(widen(s.row<const double>(s.call.bias)(row)[at_key]));
+    case Number::kBfloat16: return widen(s.row<const bfloat16>(s.call.bias)(row)[at_key]);
+    case Number::kFloat16: return widen(s.row<const float16>(s.call.bias)(row)[at_key]);
+    case Number::kBool: return widen(s.row<const Boolean>(s.call.bias)(row)[at_key]);
+  }
+  return 0;
+}
+
+// As add_alibi of a tile; by queries and by keys, scores are rounded alike.
+template <class Sum>
+__attribute__((noinline)) void add_alibi(const Pairs& pairs, Sum* scores) {
+  constexpr int L = kLanesOf<Sum>;
+  const V<Sum> slope = splat(pairs.s.template slope<Sum>(pairs.head));
+  for (long x = 0; x < pairs.count; x += L) {
+    V<Sum> distance = V<Sum>{};
+    for (long lane = 0; lane < std::min<long>(L, pairs.count - x); lane++)
+      distance[lane] = Sum(std::abs(pairs.s.own_key(pairs.row(x + lane)) - pairs.key(x + lane)));
+    store(scores + x, load(scores + x) - rounded<Sum>(slope * distance));
+  }
+}
+
+// Turns the products of pairs into scores: scale, softcap, ALiBi and bias. slopes <- the derivative of the softcap, if
+// there is one.
+template <class Sum>
+__attribute__((noinline)) void finish_scores(const Pairs& pairs, Sum* scores, Sum* slopes) {
+  constexpr int L = kLanesOf<Sum>;
+  const Call& call = pairs.s.call;
+  if (plain_scores(call)) return;
+  const V<Sum> scale = splat(Sum(call.scale)), one = splat(Sum(1));
+  const V<Sum> cap = splat(Sum(call.softcap)), part = splat(Sum(call.scale / call.softcap));
+  for (long x = 0; x < pairs.count; x += L) {
+    if (call.softcap) {
+      const V<Sum> bent = tanh<Sum>(load(scores + x) * part);
+      store(scores + x, bent * cap);
+      store(slopes + x, one - bent * bent);
+    } else {
+      store(scores + x, load(scores + x) * scale);
+    }
+  }
+  if (call.alibi.data) add_alibi(pairs, scores);
+  if (call.bias.data)
+    for (long x = 0; x < pairs.count; x++) scores[x] += bias_at<Sum>(pairs.s, pairs.row(x), pairs.key(x));
+}
+
 // tile (keys x lanes) <- `nothing` where the row does not attend the key.
 template <class Sum>
 void mask_tile(const Stream& s, const Rows& rows, long j, long keys, Sum* tile, Sum nothing) {

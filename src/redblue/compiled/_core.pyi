@@ -112,7 +112,8 @@ class Call:
     """The arguments of one pass; see redblue.kernels.cpu.call.forward and backward.
 
     Query i attends keys i + first .. i + end - 1. Only the number of strides is checked: the core reads and writes at
-    these addresses. number, bias_number: redblue.kernels.cpu.call.NUMBERS.
+    these addresses. number: redblue.kernels.cpu.call.NUMBERS. options: the fields of cpp/attention/options.h; TypeError
+    for any other name.
     """
 
     def __init__(
@@ -121,7 +122,6 @@ class Call:
         sizes: Sizes,
         tiles: Tiles,
         threads: int,
-        scale: float,
         first: int,
         end: int,
         q: Array,
@@ -138,14 +138,8 @@ class Call:
         pattern: Pattern | None = None,
         by_query: Pattern | None = None,
         edges: Edges | None = None,
-        softcap: float = 0.0,
-        bias: Array | None = None,
-        bias_number: int = 0,
         dbias: Array | None = None,
-        sinks: Array | None = None,
-        alibi: Array | None = None,
-        dropout: float = 0.0,
-        seed: int = 0,
+        **options: float | Array | None,
     ) -> None: ...
 
 def attention_forward(isa: Isa, call: Call) -> tuple[int, int]:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, get_type_hints
 from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Array, Sizes
+from redblue.kernels.table import REQUESTABLE
 from redblue.masks import Mask
 
-SCHEDULES = ("flash", "hybrid", "small_cache", "gather")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -286,8 +286,8 @@ def checked(options: Options) -> Options:
     mask, schedule, scale, softcap, dropout, seed = options[:_FIRST_ARRAY]
     if mask is not None:
         check_mask(mask)
-    if schedule != "auto" and schedule not in SCHEDULES:
-        known = ", ".join(SCHEDULES)
+    if schedule != "auto" and schedule not in REQUESTABLE:
+        known = ", ".join(REQUESTABLE)
         raise RedblueError(f"schedule must be one of auto, {known} (those with a kernel), got {schedule!r}")
     changed: dict[str, Any] = {}
     if scale is not None and (number := _number("scale", scale)) is not scale:

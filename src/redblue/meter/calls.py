@@ -15,10 +15,10 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
-from redblue.kernels.cpu import cache_fit
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import contiguous_strides
 from redblue.kernels.cpu.mask_form import check_lead, in_pairs, in_tiles
+from redblue.kernels.table import kernels
 from redblue.lab import counts
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
@@ -85,7 +85,7 @@ def kernel_call(
     if problem.dtype not in cpu.NUMBERS:
         raise RedblueError(f"no compiled kernel computes in {problem.dtype}: take {', '.join(list(cpu.NUMBERS)[:4])}")
     schedule = schedule or ("flash" if problem.direction == "forward" else "flash_onepass")
-    known = (*cache_fit.KERNELS[problem.direction], "gather")
+    known = kernels("cpu", problem.direction)
     if schedule not in known:
         raise RedblueError(
             f"no compiled kernel follows {schedule!r} {problem.direction}: {', '.join(known[:-1])} and {known[-1]} do"

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from redblue import Problem, RedblueError, TooFewWords, count
 from redblue.kernels.cpu import cache_fit
 from redblue.kernels.cpu.plan import SpillTile, Tile
+from redblue.kernels.table import tiled_kernels
 from support.examples import examples
 
 AVX2 = cache_fit.Row(lanes=16, vector=8, packed_bytes=4)  # of float32
-KERNELS = [(name, direction) for direction, names in cache_fit.KERNELS.items() for name in names]
+KERNELS = [(name, way) for way in ("forward", "backward") for name in tiled_kernels("cpu", way)]
 LENGTHS = st.integers(1, 300)
 
 
@@ -55,7 +56,7 @@ def test_each_schedule_has_its_own_regime():
             problem("forward", 512),
             tiles=cache_fit.tiles_for(name, problem("forward", 512), 1 << 16, AVX2).edges("forward"),
         ).words
-        for name in cache_fit.KERNELS["forward"]
+        for name in tiled_kernels("cpu", "forward")
     }
     assert words["small_cache"] < words["hybrid"] < words["flash"]
     assert isinstance(cache_fit.tiles_for("small_cache", problem("forward", 512), 1024, AVX2), SpillTile)

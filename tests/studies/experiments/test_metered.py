@@ -6,7 +6,7 @@ import pytest
 
 from redblue.base.errors import RedblueError
 from redblue.catalogue.memories import USABLE_SHARE
-from redblue.kernels.cpu.cache_fit import KERNELS
+from redblue.kernels.table import tiled_kernels
 from redblue.studies import experiments
 from redblue.studies.experiments import backward, crossing, metered, nesting
 from redblue.studies.experiments.metered import COUNTED, MEASURED, dividing, of
@@ -53,7 +53,7 @@ def test_a_dividing_point_is_where_two_curves_meet():
 def test_measured_words_are_above_the_bound_and_near_the_count(name, tmp_path):
     rows = experiments.run(name, out=tmp_path, quick=True).rows
     found = of(rows, MEASURED)
-    assert {row["schedule"] for row in found} == set(KERNELS[rows[0]["direction"]])
+    assert {row["schedule"] for row in found} == set(tiled_kernels("cpu", rows[0]["direction"]))
     for row in found:
         assert row["measured_words"] >= row["bound_words"]
         assert 0.9 <= row["measured_words"] / row["counted_words"] <= 3  # so short an array is mostly its packing

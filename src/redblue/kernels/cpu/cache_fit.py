@@ -28,6 +28,7 @@ from redblue.kernels.cpu.plan import (
     least_tasks,
     step,
 )
+from redblue.kernels.table import tiled_kernels
 from redblue.problem import Problem
 from redblue.schedules import Cost, TooFewWords
 from redblue.schedules.search import cheapest, edges
@@ -36,10 +37,6 @@ AXES = {"rows": "n_q", "cols": "n_k", "out_rows": "n_q", "out_cols": "d_v", "dq_
 AXES |= {"dkv_cols": "n_k", "dk_rows": "n_k", "dk_cols": "d", "dv_rows": "n_k", "dv_cols": "d_v"}
 LINE_BYTES = 64
 P_BYTES = 64 << 20  # of P in memory at once if the plan chooses the tile; one block of rows may take more
-KERNELS = {
-    "forward": ("flash", "hybrid", "small_cache"),
-    "backward": ("flash", "flash_onepass", "hybrid", "small_cache"),
-}
 # Keys of a tile of scores: FEW_KEYS in calls with few rows, else SCORE_KEYS, the number of rows of a micro-kernel.
 FEW_KEYS, SCORE_KEYS = 4, 6
 NEVER = 2**62  # words, more than any cache has: excludes a tile
@@ -81,7 +78,7 @@ def tiles_for(schedule: str, problem: Problem, words: int, row: Row) -> Tile | S
     Raises RedblueError if the schedule has no kernel, and TooFewWords if no tiles fit. The message of TooFewWords names
     the smallest cache that works.
     """
-    known = KERNELS.get(problem.direction, ())
+    known = tiled_kernels("cpu", problem.direction)
     if schedule not in known:
         raise RedblueError(
             f"no compiled kernel runs {schedule} {problem.direction}; those with one: {', '.join(known) or 'none'}"

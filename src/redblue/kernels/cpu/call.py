@@ -10,14 +10,17 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import cache_fit
 from redblue.kernels.cpu.plan import SpillTile, Tile, TwoPassTile, plan
+from redblue.kernels.table import tiled_kernels
 from redblue.problem import Problem
 
 NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
-SPILLED = ("hybrid", "small_cache")  # schedules that write P to memory
+# Schedules that write P to memory
+SPILLED = tuple(name for name in tiled_kernels("cpu", "forward") if schedules.get(name).spills)
 MAX_LEAD = 8  # leading dimensions, before the heads
 MAX_D = 4096  # the largest d and d_v
 
@@ -207,7 +210,6 @@ def forward(
         pack_sizes(sizes),
         pack_tile(tile or _tile("forward", sizes, dtype, mask, schedule)),
         threads,
-        scale,
         mask.first,
         mask.end,
         q,
@@ -217,6 +219,7 @@ def forward(
         lse,
         pattern=mask.pattern and _packed_pattern(mask.pattern),
         edges=mask.edges and _packed_edges(mask.edges),
+        scale=scale,
         **options,
     )
     return _core.attention_forward(row or isa(), call)
@@ -255,7 +258,6 @@ def backward(
         pack_sizes(sizes),
         pack_tile(tile or _tile("backward", sizes, dtype, mask, schedule)),
         threads,
-        scale,
         mask.first,
         mask.end,
         q,
@@ -271,6 +273,7 @@ def backward(
         pattern=mask.pattern and _packed_pattern(mask.pattern),
         by_query=mask.by_query and _packed_pattern(mask.by_query),
         edges=mask.edges and _packed_edges(mask.edges),
+        scale=scale,
         **options,
     )
     return _core.attention_backward(row or isa(), call)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import altair as alt
 
-from redblue.kernels.cpu.cache_fit import KERNELS
+from redblue.kernels.table import tiled_kernels
 from redblue.studies.experiments.experiment import Point, Row, Table
 from redblue.studies.experiments.metered import (
     COUNTED,
@@ -49,7 +49,7 @@ class Over:
             points += [
                 common | {"kind": MEASURED, "M": words, "ways": ways, "schedule": name}
                 for words, ways in caches
-                for name in KERNELS[self.direction]
+                for name in tiled_kernels("cpu", self.direction)
             ]
         return points
 

@@ -1,0 +1,23 @@
+"""The table of kernels: which schedules have one, on which device and for which pass."""
+
+from __future__ import annotations
+
+# (device, pass): schedules. `gather` visits single pairs and has no tiles. On the CPU, backward `flash` takes two
+# passes and `flash_onepass` one.
+KERNELS = {
+    ("cpu", "forward"): ("flash", "hybrid", "small_cache", "gather"),
+    ("cpu", "backward"): ("flash", "flash_onepass", "hybrid", "small_cache", "gather"),
+    ("gpu", "forward"): ("flash", "hybrid", "small_cache"),
+    ("gpu", "backward"): ("flash", "hybrid", "small_cache"),
+}
+REQUESTABLE = KERNELS["cpu", "forward"]  # the names that a user may request of the operator
+
+
+def kernels(device: str, direction: str) -> tuple[str, ...]:
+    """The schedules with a kernel on "cpu" or "gpu"; none for a direction without kernels."""
+    return KERNELS.get((device, direction), ())
+
+
+def tiled_kernels(device: str, direction: str) -> tuple[str, ...]:
+    """The schedules with a kernel that works on tiles."""
+    return tuple(name for name in kernels(device, direction) if name != "gather")

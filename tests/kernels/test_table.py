@@ -1,0 +1,37 @@
+"""The table of kernels names exactly the kernels that the devices have."""
+
+import pytest
+
+from redblue.kernels.cpu.cache_fit import tiles_for
+from redblue.kernels.cpu.call import row_of
+from redblue.kernels.table import KERNELS, kernels, tiled_kernels
+from redblue.problem import Problem
+from redblue.schedules import list_schedules
+
+
+def test_gpu_kernels_and_their_footprints_are_those_of_the_table():
+    pytest.importorskip("triton")
+    from redblue.kernels.gpu import table
+    from redblue.kernels.gpu.planning import footprints
+
+    assert set(table.KERNELS) == set(kernels("gpu", "forward")) == set(kernels("gpu", "backward"))
+    planned = {(name, direction) for name, direction in footprints.KERNELS}
+    assert planned == {(name, way) for device, way in KERNELS if device == "gpu" for name in kernels("gpu", way)}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_every_tiled_cpu_kernel_has_tiles(direction):
+    from redblue.kernels.cpu.call import NUMBERS, isa
+
+    row = row_of(isa(), NUMBERS["float32"])
+    for name in tiled_kernels("cpu", direction):
+        assert tiles_for(name, Problem(64, 64, 16, direction=direction, dtype="float32"), 1 << 14, row)
+
+
+def test_every_kernel_follows_a_schedule():
+    for (_, direction), names in KERNELS.items():
+        assert set(names) <= set(list_schedules(direction))
+
+
+def test_a_direction_without_kernels_has_none():
+    assert kernels("cpu", "gradient_x") == ()
