@@ -22,13 +22,14 @@ from pathlib import Path
 
 import numpy as np
 
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import mask_form
 from redblue.masks import Mask
 
 PAGE = mmap.PAGESIZE
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}
+BYTES = BYTES_PER_WORD | {"bool": 1}
 
 
 class Guarded:

@@ -231,7 +231,7 @@ struct Spilled : Formats<T, F> {
       for (long j = 0; j < call.n_k; j += keys_each) {
         const long stop = std::min<long>(call.n_k, j + keys_each);
         if (!spill.meets(row, count, j, stop - j)) continue;
-        if (forward) weigh(j, stop - j);
+        if (forward) set_weights(j, stop - j);
         for (long key = j; key < stop; key += depth) {
           const long keys = std::min(depth, stop - key);
           if (spill.meets(row, count, key, keys)) add_slice(f, width, key, keys);
@@ -246,7 +246,7 @@ struct Spilled : Formats<T, F> {
     }
 
     // Sets the weights of the tiles of P that begin at key j.
-    void weigh(long j, long keys) {
+    void set_weights(long j, long keys) {
       for (long g = 0; g < groups; g++) {
         if (!group_meets(g, j, keys)) continue;
         const Sum* const top = tops(spill, row + g * lanes, j / keys_each);

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
@@ -82,8 +83,8 @@ def kernel_call(
     row = isa or cpu.isa()
     if problem.direction not in ("forward", "backward"):
         raise RedblueError(f"kernels are measured forward and backward, got direction {problem.direction!r}")
-    if problem.dtype not in cpu.NUMBERS:
-        raise RedblueError(f"no compiled kernel computes in {problem.dtype}: take {', '.join(list(cpu.NUMBERS)[:4])}")
+    if problem.dtype not in COMPUTED:
+        raise RedblueError(f"no compiled kernel computes in {problem.dtype}: take {', '.join(COMPUTED)}")
     schedule = schedule or ("flash" if problem.direction == "forward" else "flash_onepass")
     known = kernels("cpu", problem.direction)
     if schedule not in known:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from redblue import schedules
+from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import Options, Task
@@ -46,7 +47,7 @@ def gpu_call(
     planner's choice. Raises RedblueError for a direction or a schedule without a kernel, Unplanned if nothing fits.
     """
     p = problem
-    if p.direction not in ("forward", "backward") or p.dtype not in ("float64", "float32", "float16", "bfloat16"):
+    if p.direction not in ("forward", "backward") or p.dtype not in COMPUTED:
         raise RedblueError(f"GPU kernels run forward and backward in float64 to float16, got {p.direction}, {p.dtype}")
     sizes = Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     card = card_of(torch.device(device))

@@ -21,7 +21,7 @@ from redblue.catalogue.models.kinds import KINDS, NO_SHAPE
 from redblue.masks import Mask
 from support.configs import CONFIGS, GOOD, fields_of
 
-PIN = "5.23.0"  # the version that the lists here and in redblue/models/defaults.py were taken from
+PIN = "5.23.0"  # the version that the lists here and in redblue/catalogue/models/defaults.py were taken from
 if importlib.util.find_spec("transformers") is None:
     reason = f"CONFIGS ARE NOT CHECKED AGAINST TRANSFORMERS: pip install transformers=={PIN}"
     pytest.skip(reason, allow_module_level=True)

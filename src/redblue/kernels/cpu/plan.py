@@ -21,15 +21,15 @@ from redblue.schedules import TooFewWords
 # Tasks per core, over all heads, if there are enough rows. With several tasks per core, all cores finish at about the
 # same time. Depends on the machine's cores, not on the number of threads: results must not depend on the threads.
 TASKS_PER_CORE = 8
-LEAST_PIECE = 1024  # the fewest keys of a piece, if keys are cut into pieces because there are too few rows
+MIN_PIECE = 1024  # the fewest keys of a piece, if keys are cut into pieces because there are too few rows
 
 # The most rows (forward) and keys (backward) of a tile. The gain of larger tiles is not measurable, and fewer tiles
 # are harder to distribute over the cores (measured on Zen 5 with d from 64 to 2048).
-MOST_ROWS, MOST_KEYS = 512, 384
-MOST_SPARSE_KEYS = 768  # instead of MOST_KEYS with a listed mask: rows skip keys, so a block of keys needs fewer rows
+MAX_ROWS, MAX_KEYS = 512, 384
+MAX_SPARSE_KEYS = 768  # instead of MAX_KEYS with a listed mask: rows skip keys, so a block of keys needs fewer rows
 
 KEYS_STEP = 48  # a multiple of the number of rows of every micro-kernel
-MOST_SCORE_KEYS = 192  # the most keys of a tile of scores
+MAX_SCORE_KEYS = 192  # the most keys of a tile of scores
 FEW_ROWS = 8  # calls with at most FEW_ROWS rows, and at most one vector of rows, run without panels: run_few, forward.h
 # Keys of a tile of scores in calls with few rows. The kernel alternates between K and V; the hardware prefetcher starts
 # again at each change, so long tiles pay (decoding is a tenth faster than with 96 keys; measured on Zen 5).
@@ -141,7 +141,7 @@ def plan(
     # A tile of scores fills at most the first cache; scores have the type of sums, of at least 4 bytes. Panels may be
     # evicted to the second cache, because they are fetched back in time.
     first, last = first // max(packed_bytes, 4), int(last * USABLE_SHARE) // packed_bytes
-    score_keys = max(KEYS_STEP, min(MOST_SCORE_KEYS, first // lanes // KEYS_STEP * KEYS_STEP))
+    score_keys = max(KEYS_STEP, min(MAX_SCORE_KEYS, first // lanes // KEYS_STEP * KEYS_STEP))
     if rows <= FEW_ROWS:
         score_keys = FEW_ROWS_KEYS
     forward = direction == "forward"
@@ -154,10 +154,10 @@ def plan(
         best = schedule.make_tiles(problem, multiple)
     share = max(1, rows if forward else keys) * streams // least_tasks()
     if not forward:
-        return Tile(lanes, step(min(best.cols, share, MOST_SPARSE_KEYS if sparse else MOST_KEYS), KEYS_STEP))
-    stay = step(min(best.rows, share, MOST_ROWS), lanes)
+        return Tile(lanes, step(min(best.cols, share, MAX_SPARSE_KEYS if sparse else MAX_KEYS), KEYS_STEP))
+    stay = step(min(best.rows, share, MAX_ROWS), lanes)
     tasks = max(1, streams * -(-rows // stay))
-    return Tile(stay, score_keys, pieces=max(1, min(least_tasks() // tasks, keys // LEAST_PIECE)))
+    return Tile(stay, score_keys, pieces=max(1, min(least_tasks() // tasks, keys // MIN_PIECE)))
 
 
 def step(count: int, multiple: int) -> int:

@@ -151,7 +151,7 @@ EXPERIMENT = Experiment(
     method=f"""
 The Triton kernels, forward, {HEADS} heads, n = {N:,}, full mask, {DTYPE}, with tiles planned for the given shared
 memory of a block. Nsight Compute (ncu) counts the bytes; it empties the caches before each kernel. The benchmark
-`benchmarks/small_cache.py` measures the time on cards with little shared memory.
+`benchmarks/small_cache/crossing.py` measures the time on cards with little shared memory.
 """,
     missing=missing,
     tools=tools,

@@ -17,13 +17,14 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from redblue import schedules
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import Options
 from redblue.kernels.gpu.planning.card import Card, card_named, card_of
 from redblue.kernels.gpu.planning.footprints import KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
-from redblue.kernels.gpu.planning.resources import BYTES, pipelines, resources
+from redblue.kernels.gpu.planning.resources import pipelines, resources
 from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE
 
@@ -208,7 +209,7 @@ def _fitted(
     chunk = 0
     if kernel.spilled:
         arrays = kernel.spilled + (options.softcap and direction == "backward")  # the derivative is spilled, too
-        tiles, chunk = _chunked(tiles, sizes, arrays * BYTES[dtype], card)
+        tiles, chunk = _chunked(tiles, sizes, arrays * BYTES_PER_WORD[dtype], card)
     elif "span" in tiles._fields:
         tiles = _cut(tiles, sizes, card)
     launch = Launch(name, tiles, warps, stages, chunk, shared)

@@ -30,9 +30,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.kernels.gpu.planning.card import Card
 
-BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 SLACK = 1024  # bytes, for barriers, padding, and exchanges while a row is summed
 MAX_REGISTERS = 255  # of a thread
 # The shares of a thread's registers that results which are summed may take, and all results. Beyond these shares Triton
@@ -69,7 +69,7 @@ class Resources(NamedTuple):
 
 def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: int) -> Resources:
     """What the model says that a block takes."""
-    word, threads, family = BYTES[dtype], warps * card.warp, card.arch // 10
+    word, threads, family = BYTES_PER_WORD[dtype], warps * card.warp, card.arch // 10
     registers = min(MAX_REGISTERS, card.registers // threads)
     per_number = max(1, word // 4)  # registers
     waiting = footprint.waiting if family not in (9, 10) else 0  # there products read operands from shared memory

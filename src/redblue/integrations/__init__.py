@@ -1,1 +1,0 @@
-"""Other libraries made to use redblue, on request."""
