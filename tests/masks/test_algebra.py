@@ -1,4 +1,4 @@
-"""Masks of every kind and their compositions: what schedules ask of them, and the laws of the algebra."""
+"""Masks of every kind and compositions: the queries of schedules, and the laws of the algebra."""
 
 import itertools
 
@@ -17,7 +17,7 @@ def pieces(n: int, size: int) -> list[range]:
 
 
 def members(runs):
-    """What the runs hold; they must not be empty, ascend, and not touch."""
+    """List the members of the runs, which must be nonempty, ascending and not adjacent."""
     assert all(runs)
     assert all(a.stop < b.start for a, b in itertools.pairwise(runs))
     return [x for run in runs for x in run]

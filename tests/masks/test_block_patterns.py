@@ -1,4 +1,4 @@
-"""Masks made of blocks: what they answer, what they refuse, and Proposition 4 of Dao et al."""
+"""Masks made of blocks: tile queries, refused arguments, and Proposition 4 of Dao et al."""
 
 import contextlib
 import copy
@@ -34,7 +34,7 @@ def pieces(n, size):
 
 
 def members(runs):
-    """What the runs hold; they must not be empty, ascend, and not touch."""
+    """List the members of the runs, which must be nonempty, ascending and not adjacent."""
     assert all(runs)
     assert all(a.stop < b.start for a, b in itertools.pairwise(runs))
     return [x for run in runs for x in run]
@@ -77,22 +77,22 @@ def test_sums_over_arrays_are_those_of_each_pair(data, n_q, n_k, group):
     pairs = mask.for_group(group).on(group * n_q, n_k)
     rows, cols = (np.array(data.draw(edge)) for _ in range(2))
     dense = pairs.dense(range(pairs.n_rows), range(n_k))
-    for made in (pairs.sums(rows[:, None], cols[None]), pairs.sums(rows[:, None], cols)):
+    for sums in (pairs.sums(rows[:, None], cols[None]), pairs.sums(rows[:, None], cols)):
         for a, b in np.ndindex(len(rows), len(cols)):
-            assert [int(x[a, b]) for x in made] == sums_by_hand(dense, rows[a], cols[b])
+            assert [int(x[a, b]) for x in sums] == sums_by_hand(dense, rows[a], cols[b])
     for at, total in enumerate(pairs.sums(3, cols).area):
         assert total == sums_by_hand(dense, 3, cols[at])[3]
 
 
 def test_sums_of_a_layout_too_large_to_take_at_once():
-    """Above 2^14 blocks column edges are grouped too; and beyond 2^53 and 2^63 pairs sums are still exact."""
+    """Above 2^14 blocks, column edges are grouped too. Sums stay exact beyond 2^53 and 2^63 pairs."""
     rng = np.random.default_rng(3)
     mask = Mask.blocks(rng.random((130, 129)) < 0.02, block=(3, 2))
     pairs, dense = mask.on(388, 257), mask.to_dense(388, 257)
     rows, cols = np.array([1, 3, 4, 64, 200, 388]), np.array([1, 2, 5, 64, 100, 257])
-    made = pairs.sums(rows[:, None], cols)
+    sums = pairs.sums(rows[:, None], cols)
     for a, b in np.ndindex(6, 6):
-        assert [int(x[a, b]) for x in made] == sums_by_hand(dense, rows[a], cols[b])
+        assert [int(x[a, b]) for x in sums] == sums_by_hand(dense, rows[a], cols[b])
     for n in (2**26 + 1, 2**31 + 1, 2**40 + 1):
         diagonal = Mask.blocks(DIAGONAL, block=(n + 1) // 2)
         large, half = (n + 1) // 2, n // 2
@@ -128,7 +128,7 @@ def test_flash_moves_n_d_and_s_n_squared_d_squared_over_m(share):
 @pytest.mark.parametrize("name", ["flash", "hybrid", "small_cache"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_words_are_proportional_to_the_share_of_blocks(name, direction):
-    """Within 8 %: where most blocks attend, tiles may lie astride them at little cost, so they can fill the cache."""
+    """Within 8 %: if most blocks attend, tiles may cross block edges at little cost, so they can fill the cache."""
     n = 65536
     masks = [random_layout(n, 1024, share) for share in (0.1, 0.5, 0.9)]
     words = [count(name, Problem(n, n, 128, mask=mask, direction=direction), words=8192).words for mask in masks]
@@ -137,7 +137,7 @@ def test_words_are_proportional_to_the_share_of_blocks(name, direction):
 
 
 def test_the_search_knows_the_edges_of_the_blocks():
-    """Tiles astride two blocks hold what nobody attends: the tiles found are not far worse than aligned ones."""
+    """Tiles that cross block edges hold unattended pairs; the search returns tiles nearly as good as aligned ones."""
     n, words = 8192, 131072
     problem = Problem(n, n, 128, mask=random_layout(n, 128, 0.1))
     for name, edges in (("small_cache", {"rows": 128, "cols": 128, "out_rows": 896, "out_cols": 128}),

@@ -1,4 +1,4 @@
-"""Masks at their edges: sizes that algebra must keep, empty axes, arguments of the wrong kind, a million tokens."""
+"""Edge cases of masks: sizes that the algebra must keep, empty axes, arguments of the wrong kind, a million tokens."""
 
 import types
 
@@ -31,7 +31,7 @@ COUNTS = st.integers(0, 25)
         Mask.blocks([[True]], 3) | Mask.blocks([[True, True], [True, True]], 5),
     ],
 )
-def test_what_a_full_mask_absorbs_keeps_its_sizes(mask):
+def test_a_mask_absorbed_by_a_full_mask_leaves_its_sizes(mask):
     with pytest.raises(RedblueError, match=r"n_q = 10|10 queries"):
         mask.nnz(10, 10)
 
@@ -113,11 +113,11 @@ def test_an_empty_block_mask():
             return Tensor(array=np.asarray(array))
 
     none = Tensor(array=np.zeros((1, 1, 0), np.int64)), Tensor(array=np.zeros((1, 1, 0, 0), np.int64))
-    given = types.SimpleNamespace(
+    block_mask = types.SimpleNamespace(
         kv_num_blocks=none[0], kv_indices=none[1], full_kv_num_blocks=None, full_kv_indices=None,
         BLOCK_SIZE=(128, 128), seq_lengths=(0, 0), mask_mod=lambda b, h, q, k: Tensor(array=q.array >= k.array),
     )  # fmt: skip
-    assert Mask.from_block_mask(given).nnz(0, 0) == 0
+    assert Mask.from_block_mask(block_mask).nnz(0, 0) == 0
 
 
 def test_leading_ones_of_a_dense_mask_broadcast():

@@ -1,4 +1,4 @@
-"""The lowered form of masks: every pair is where the mask says, and runs are few."""
+"""The lowered form of masks: it has exactly the mask's pairs, in few runs."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SIZES = st.integers(1, 45)
 
 
 def rebuilt(low: Lowered, plane: int, rows: int, n_k: int, panel: int) -> np.ndarray:
-    """The dense array that one plane stands for; what the form promises is asserted on the way."""
+    """Return the dense array of one plane, and assert the guarantees of the lowered form."""
     panels = -(-rows // panel)
     dense = np.zeros((rows, n_k), bool)
     for p in range(panels):
@@ -67,7 +67,7 @@ def test_random_compositions(data, n_q, n_k, group, panel):
 
 
 def test_a_million_tokens():
-    """Documents of uneven length and a window, in proportion to their tiles: 1.6e8 pairs of 1e12."""
+    """Documents of uneven length and a window, 1.6e8 of 1e12 pairs: the cost grows with the tiles, not the pairs."""
     n, lengths = 1_000_000, np.tile([100, 300, 1600], 500)
     mask = Mask.documents(lengths) & Mask.sliding_window(200, 50)
     low = lowered(mask, n, n, 1, 16)
@@ -86,7 +86,7 @@ def test_a_long_run_is_looked_at_in_pieces(monkeypatch):
         assert len(mask.to_csr(40, 50)[1]) == mask.to_dense(40, 50).sum()
 
 
-def test_what_is_partly_attended_everywhere_is_refused(monkeypatch):
+def test_masks_with_partial_tiles_nearly_everywhere_are_refused(monkeypatch):
     monkeypatch.setattr(tiling, "MAX_WORDS", 1000)
     with pytest.raises(RedblueError, match="attended in part nearly everywhere: n_q = 64 and n_k = 700 take more than"):
         lowered(Mask.n_of_m(2, 4), 64, 700, 1, 16)

@@ -16,7 +16,7 @@ def pieces(n: int, size: int) -> list[range]:
 
 
 def members(runs):
-    """What the runs hold; they must not be empty, ascend, and not touch."""
+    """List the members of the runs, which must be nonempty, ascending and not adjacent."""
     assert all(runs)
     assert all(a.stop < b.start for a, b in itertools.pairwise(runs))
     return [x for run in runs for x in run]
@@ -82,8 +82,8 @@ def test_a_side_beyond_all_keys_is_open(align):
         assert np.array_equal(far.to_dense(n_q, n_k), Mask.sliding_window(None, 1, align).to_dense(n_q, n_k))
     assert wide.resized((4, 4), (8, 8)).rule.left == 2 * 10**26
     causal, window = Mask.causal(align), Mask.sliding_window(10**26, 0, align)
-    found = [count("flash", Problem(128, 128, 16, mask=m), words=400) for m in (causal, window)]  # in 64-bit integers
-    assert found[0].words == found[1].words
+    results = [count("flash", Problem(128, 128, 16, mask=m), words=400) for m in (causal, window)]  # in 64-bit integers
+    assert results[0].words == results[1].words
 
 
 @pytest.mark.parametrize(

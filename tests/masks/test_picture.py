@@ -33,26 +33,26 @@ def run(*arguments: str):
 @given(st.data(), st.integers(1, 150), SIZES, st.integers(1, 160), st.integers(1, 22))
 def test_every_tile_is_counted(data, n_q, n_k, rows, cols):
     mask, dense = data.draw(compositions(n_q, n_k, most=3))
-    found = census(mask.rule.pattern(n_q, n_k), rows, cols)
+    result = census(mask.rule.pattern(n_q, n_k), rows, cols)
     tiles = {}
     for i in range(0, n_q, rows):
         for j in range(0, n_k, cols):
             tile = dense[i : i + rows, j : j + cols]
             tiles[i // rows, j // cols] = int(tile.sum()), tile.size
     live = {at: each for at, each in tiles.items() if each[0]}
-    assert dict(zip(zip(*found[:2], strict=True), zip(*found[2:4], strict=True), strict=True)) == live
+    assert dict(zip(zip(*result[:2], strict=True), zip(*result[2:4], strict=True), strict=True)) == live
     full = sum(pairs == area for pairs, area in live.values())
-    assert (found.tiles, found.empty) == (len(tiles), len(tiles) - len(live))
-    assert (found.full, found.partial) == (full, len(live) - full)
+    assert (result.tiles, result.empty) == (len(tiles), len(tiles) - len(live))
+    assert (result.full, result.partial) == (full, len(live) - full)
 
 
 def test_a_million_tokens_cost_what_their_tiles_cost():
     n = 1_000_000
     mask = Mask.sliding_window(256, 0) & Mask.documents([n // 8] * 8)
-    found = describe(mask, n, n)
-    assert found["tile"] == [4096, 4096]
-    assert found["planes"][0]["nnz"] == 8 * Mask.sliding_window(256, 0).nnz(n // 8, n // 8)
-    tiles = found["planes"][0]["tiles"]
+    description = describe(mask, n, n)
+    assert description["tile"] == [4096, 4096]
+    assert description["planes"][0]["nnz"] == 8 * Mask.sliding_window(256, 0).nnz(n // 8, n // 8)
+    tiles = description["planes"][0]["tiles"]
     assert tiles["all"] == 245**2 == tiles["empty"] + tiles["partial"]
 
 
@@ -73,7 +73,7 @@ def test_pictures_of_many_pairs_show_tiles():
     values = chart(Mask.causal(), 1000, 500, tile=(100, 250)).to_dict()["data"]["values"]
     kinds = {(each["query"], each["key"]): (each["kind"], each["key_end"]) for each in values}
     assert kinds[0, 0] == ("partial", 250)
-    assert kinds[500, 0] == ("full", 500), "neighbours that are full are drawn as one"
+    assert kinds[500, 0] == ("full", 500), "adjacent full tiles are drawn as one"
     assert (900, 0) not in kinds
     assert (0, 250) not in kinds
     assert len(chart(Mask.full(), 10**6, 10**6).to_dict()["data"]["values"]) <= 64
@@ -188,9 +188,9 @@ def test_the_command_says_what_a_mask_keeps(tmp_path):
     assert "Mask.causal() & Mask.documents([100, 28])" in result.output
     assert "█" in result.output
     assert (tmp_path / "m.svg").read_text().startswith("<svg")
-    found = json.loads(run("causal & documents:100,28", "--tile", "32,64", "--json").output)
-    assert (found["n_q"], found["n_k"], found["tile"], found["lead"]) == (128, 128, [32, 64], [])
-    (plane,) = found["planes"]
+    printed = json.loads(run("causal & documents:100,28", "--tile", "32,64", "--json").output)
+    assert (printed["n_q"], printed["n_k"], printed["tile"], printed["lead"]) == (128, 128, [32, 64], [])
+    (plane,) = printed["planes"]
     assert plane["nnz"] == 100 * 101 // 2 + 28 * 29 // 2
     assert plane["density"] == plane["nnz"] / 128**2
     assert plane["tiles"]["empty"] + plane["tiles"]["full"] + plane["tiles"]["partial"] == plane["tiles"]["all"] == 8
@@ -199,10 +199,10 @@ def test_the_command_says_what_a_mask_keeps(tmp_path):
 
 def test_the_command_shows_every_plane(tmp_path):
     np.save(tmp_path / "heads.npy", np.array([np.tri(9, 8), np.zeros((9, 8))], bool))
-    found = json.loads(run(f"dense:{tmp_path}/heads.npy", "--json").output)
-    assert found["lead"] == [2]
-    assert [plane["nnz"] for plane in found["planes"]] == [44, 0]
-    assert [plane["queries_without_keys"] for plane in found["planes"]] == [0, 9]
+    printed = json.loads(run(f"dense:{tmp_path}/heads.npy", "--json").output)
+    assert printed["lead"] == [2]
+    assert [plane["nnz"] for plane in printed["planes"]] == [44, 0]
+    assert [plane["queries_without_keys"] for plane in printed["planes"]] == [0, 9]
     assert run(f"dense:{tmp_path}/heads.npy").exit_code == 0
 
 

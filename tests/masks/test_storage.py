@@ -1,4 +1,4 @@
-"""The index of a stored mask: closed form = counting run = numeric run, which knows the mask from what it loaded."""
+"""The index of a stored mask: closed form, counting run and numeric run agree; the last reads the mask from memory."""
 
 import dataclasses
 
@@ -89,20 +89,20 @@ def test_n_of_m_is_read_and_decoded(n, m, direction):
     assert counts.check("flash", problem, tiles={"rows": 3}, index=f"{n}:{m}").error < 1e-10
 
 
-def test_what_attends_is_what_was_loaded():
-    """A single wrong bit in slow memory, and the result is another: nothing is known from elsewhere."""
+def test_attended_pairs_follow_the_loaded_index():
+    """A single wrong bit in slow memory changes the result, so the run has no other source of the mask."""
 
     @dataclasses.dataclass(frozen=True)
     class OneBitWrong(Bits):
         def arrays(self, side, bits):
-            made = super().arrays(side, bits)
-            made["bits"][3, 0] ^= 1 << 2
-            return made
+            stored = super().arrays(side, bits)
+            stored["bits"][3, 0] ^= 1 << 2
+            return stored
 
     problem = Problem(8, 8, 3, mask=Mask.causal())
     for schedule in ("flash", "gather", "standard", "hybrid"):
         assert counts.check(schedule, problem, words=99, index=Bits()).error < 1e-10
-        if schedule != "hybrid":  # which would find that slices of P were never stored
+        if schedule != "hybrid":  # which would detect slices of P that were never stored
             assert counts.check(schedule, problem, words=99, index=OneBitWrong()).error > 1e-3
 
 
@@ -133,10 +133,10 @@ def test_heads_of_a_group_read_the_index_together():
 
 
 def test_every_sweep_is_declared():
-    """A pass that asked for more blocks than it says would move more than its closed form."""
+    """A pass that read more blocks than it declares would move more words than its closed form."""
     problem = Problem(9, 9, 3, mask=Mask.causal(), direction="backward")
     for schedule in schedules.SCHEDULES.values():
-        if "backward" in schedule.passes and schedule.name != "standard":  # which is given P, zeros included
+        if "backward" in schedule.passes and schedule.name != "standard":  # its input P includes the zeros
             tiles = schedule.tiles(problem, 200)
             assert schedule.passes["backward"].sweeps(problem, tiles), schedule.name
             machine, _ = counts.execute(schedule, problem, tiles, Counting(), index=Csr())
@@ -149,8 +149,8 @@ def test_a_million_tokens_have_closed_forms():
     problem = Problem(10**6, 10**6, 64, mask=Mask.sliding_window(256, 255))
     nnz = problem.mask.nnz(10**6, 10**6)
     assert count("gather", problem, words=10**4, index="csr").index_words == 2 * 10**6 + nnz
-    found = count("flash", problem, words=10**5, index="tiles")
-    assert found.index_words < 10**7 < nnz
+    counted = count("flash", problem, words=10**5, index="tiles")
+    assert counted.index_words < 10**7 < nnz
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_million_tokens_have_closed_forms():
         (Mask.sliding_window(99, 99), "bits", "has no index"),
     ],
 )
-def test_what_cannot_be_stored_is_refused(mask, index, says):
+def test_masks_that_a_format_cannot_store_are_refused(mask, index, says):
     with pytest.raises(RedblueError, match=says):
         count("flash", Problem(8, 8, 2, mask=mask), words=100, index=index)
 

@@ -1,4 +1,4 @@
-"""Masks as values: constructors and what they refuse, equality, repr, planes for heads and batch entries, sizes."""
+"""Masks as values: constructors and their errors, equality, repr, planes for heads and batch entries, sizes."""
 
 import copy
 import pickle
@@ -57,8 +57,8 @@ def test_laws_of_the_algebra(data, n_q, n_k):
     assert np.array_equal((a & b | ~c).to_dense(n_q, n_k), (x & y) | ~z)
 
 
-def test_what_is_simple_stays_simple():
-    """So that closed forms are kept, and kernels see a band where there is one."""
+def test_simple_compositions_stay_simple():
+    """Then closed forms remain available, and kernels recognise bands."""
     causal, window = Mask.causal(), Mask.sliding_window(5, 3)
     assert causal & window == Mask.sliding_window(5, 0)
     assert Mask.sliding_window(2, 7) | window == Mask.sliding_window(5, 7)
@@ -269,7 +269,7 @@ def test_bigbird_has_its_three_kinds_of_blocks(window, first, random):
         assert layout.all()
 
 
-# What is refused ----------------------------------------------------------------------------------
+# Refused arguments --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -326,6 +326,6 @@ def test_bigbird_has_its_three_kinds_of_blocks(window, first, random):
         (lambda: Mask.causal().nnz(-1, 3), "n_q must be a whole number of at least 0, got -1"),
     ],
 )  # fmt: skip
-def test_what_is_malformed_is_refused_by_name(make, says):
+def test_malformed_arguments_are_named(make, says):
     with pytest.raises(RedblueError, match=says):
         make()

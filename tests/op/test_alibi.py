@@ -125,8 +125,8 @@ def test_packed_sequences_are_aligned_one_by_one(lengths, key_lengths, mask):
     out = rb.attention_varlen(q, k, v, *starts, alibi=alibi, mask=mask)
     for (a, b), (c, d) in zip(*map(pairwise, starts), strict=True):
         alone = (x.swapaxes(0, 1) for x in (q[a:b], k[c:d], v[c:d]))
-        wanted = rb.attention(*alone, alibi=alibi, mask=mask)
-        np.testing.assert_allclose(out[a:b].swapaxes(0, 1), wanted, atol=1e-12)
+        expected = rb.attention(*alone, alibi=alibi, mask=mask)
+        np.testing.assert_allclose(out[a:b].swapaxes(0, 1), expected, atol=1e-12)
 
 
 def test_packed_sequences_that_are_not_aligned_are_refused():

@@ -1,4 +1,4 @@
-"""The operator on arrays: what it takes, and what it says of what it does not take."""
+"""The operator on NumPy arrays: accepted inputs, and the errors for all others."""
 
 import numpy as np
 import pytest
@@ -16,16 +16,16 @@ def arrays(heads=2, kv_heads=2, n_q=5, n_k=7, d=4, d_v=3, dtype="float32", lead=
 
 
 def cut(index, key):
-    """Arguments of which one is replaced by a part of it."""
-    given = arrays()
-    given[index] = given[index][key]
-    return given
+    """Return arguments of which one is replaced by a slice of it."""
+    inputs = arrays()
+    inputs[index] = inputs[index][key]
+    return inputs
 
 
 def typed(index, dtype):
-    given = arrays()
-    given[index] = given[index].astype(dtype)
-    return given
+    inputs = arrays()
+    inputs[index] = inputs[index].astype(dtype)
+    return inputs
 
 
 BAD_ARRAYS = {
@@ -81,9 +81,9 @@ BAD_OPTIONS = {
 
 @pytest.mark.parametrize("name", BAD_ARRAYS)
 def test_arrays_that_do_not_fit_are_named(name):
-    given, message = BAD_ARRAYS[name]
+    inputs, message = BAD_ARRAYS[name]
     with pytest.raises(RedblueError, match=message):
-        rb.attention(*given)
+        rb.attention(*inputs)
 
 
 @pytest.mark.parametrize("name", BAD_OPTIONS)
@@ -126,11 +126,11 @@ def backward_arguments():
         ("dlse", lambda x: np.ones((2, 4), np.float32), r"dlse must be \(2, 5\) of float32 or float64, got \(2, 4\)"),
     ],
 )
-def test_backward_names_what_does_not_fit(name, change, message):
-    given = backward_arguments()
-    given[name] = change(given.get(name))
+def test_backward_names_arguments_that_do_not_fit(name, change, message):
+    arguments = backward_arguments()
+    arguments[name] = change(arguments.get(name))
     with pytest.raises(RedblueError, match=message):
-        rb.attention_backward(**given)
+        rb.attention_backward(**arguments)
 
 
 @pytest.mark.parametrize("name", BAD_OPTIONS)
@@ -140,11 +140,11 @@ def test_backward_checks_options(name):
         rb.attention_backward(**backward_arguments(), **options)
 
 
-# What it takes -------------------------------------------------------------------------------------
+# Accepted inputs -----------------------------------------------------------------------------------
 
 
 class Foreign:
-    """An array that speaks DLPack and nothing else."""
+    """An array that supports only DLPack."""
 
     def __init__(self, array):
         self.array = array
@@ -157,9 +157,9 @@ class Foreign:
 
 
 def test_arrays_that_speak_dlpack():
-    given = arrays()
-    expected = rb.attention(*given)
-    assert np.array_equal(rb.attention(*(Foreign(x) for x in given)), expected)
+    inputs = arrays()
+    expected = rb.attention(*inputs)
+    assert np.array_equal(rb.attention(*(Foreign(x) for x in inputs)), expected)
 
 
 def test_a_dlpack_array_elsewhere_is_refused():
@@ -206,7 +206,7 @@ def test_leading_dimensions_broadcast_and_their_gradients_add_up():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_gradients_of_what_is_broadcast_are_rounded_once(dtype):
+def test_gradients_of_broadcast_arrays_are_rounded_once(dtype):
     q, k, v = arrays(lead=(64,), dtype=dtype)
     out, lse = rb.attention(q, k[0], v[0], return_lse=True)
     dout = np.ones_like(out)
@@ -232,10 +232,10 @@ def test_the_twin_of_pytorch_gives_what_attention_gives(twin, own):
 
 
 def test_the_twin_groups_heads_only_if_told():
-    given = arrays(heads=4)
+    inputs = arrays(heads=4)
     with pytest.raises(RedblueError, match=r"query has 4 heads, key 2 and value 2.*enable_gqa=True"):
-        rb.scaled_dot_product_attention(*given)
-    assert np.array_equal(rb.scaled_dot_product_attention(*given, enable_gqa=True), rb.attention(*given))
+        rb.scaled_dot_product_attention(*inputs)
+    assert np.array_equal(rb.scaled_dot_product_attention(*inputs, enable_gqa=True), rb.attention(*inputs))
 
 
 def test_the_twin_refuses_two_masks_and_names_arguments():

@@ -1,4 +1,4 @@
-"""The record of a call's options: one list of names everywhere, and the public functions' signatures."""
+"""The record of a call's options: the same names everywhere, and in the signatures of public functions."""
 
 import inspect
 from typing import get_type_hints

@@ -23,9 +23,9 @@ def test_each_sequence_attends_itself(mask):
     assert (out.shape, lse.shape) == ((15, 4, 3), (4, 15))
     for a, b, c, d in zip(STARTS, STARTS[1:], KEY_STARTS, KEY_STARTS[1:], strict=False):
         alone = (x.swapaxes(0, 1) for x in (q[a:b], k[c:d], v[c:d]))
-        wanted, wanted_lse = rb.attention(*alone, mask=mask, softcap=5.0, return_lse=True)
-        np.testing.assert_allclose(out[a:b].swapaxes(0, 1), wanted, atol=1e-12)
-        np.testing.assert_allclose(lse[:, a:b], wanted_lse, atol=1e-12)
+        expected, expected_lse = rb.attention(*alone, mask=mask, softcap=5.0, return_lse=True)
+        np.testing.assert_allclose(out[a:b].swapaxes(0, 1), expected, atol=1e-12)
+        np.testing.assert_allclose(lse[:, a:b], expected_lse, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_each_sequence_attends_itself(mask):
 )
 def test_bad_input_is_named(change, message):
     q, k, v = packed(np.random.default_rng(0))
-    given = {"q": q, "k": k, "v": v, "cu_seqlens_q": STARTS, "cu_seqlens_k": KEY_STARTS} | change
+    arguments = {"q": q, "k": k, "v": v, "cu_seqlens_q": STARTS, "cu_seqlens_k": KEY_STARTS} | change
     with pytest.raises(rb.RedblueError, match=message):
-        rb.attention_varlen(**given)
+        rb.attention_varlen(**arguments)
 
 
 def test_gradients_of_tensors():
@@ -56,12 +56,12 @@ def test_gradients_of_tensors():
     starts, key_starts = (torch.from_numpy(x).int() for x in (STARTS, KEY_STARTS))
     out = rb.attention_varlen(q, k, v, starts, key_starts, mask=Mask.causal())
     assert out.is_contiguous()
-    found = torch.autograd.grad(out.sin().sum(), (q, k, v))
+    gradients = torch.autograd.grad(out.sin().sum(), (q, k, v))
     loss = 0
     for a, b, c, d in zip(STARTS, STARTS[1:], KEY_STARTS, KEY_STARTS[1:], strict=False):
         alone = (x.transpose(0, 1) for x in (q[a:b], k[c:d], v[c:d]))
         loss = loss + rb.attention(*alone, mask=Mask.causal()).sin().sum()
-    for x, y in zip(found, torch.autograd.grad(loss, (q, k, v)), strict=True):
+    for x, y in zip(gradients, torch.autograd.grad(loss, (q, k, v)), strict=True):
         torch.testing.assert_close(x, y)
 
 
@@ -79,25 +79,25 @@ def test_nested_tensors_go_through_the_twin(layout):
     assert out.is_nested
     assert out.layout == nested[0].layout
     loss = sum(part.sin().sum() for part in out.unbind())
-    found = torch.autograd.grad(loss, [x for of in each for x in of])
+    gradients = torch.autograd.grad(loss, [x for of in each for x in of])
     alone = [
         torch.nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in one), is_causal=True)
         for one in zip(*each, strict=True)
     ]
-    for part, wanted in zip(out.unbind(), alone, strict=True):
-        torch.testing.assert_close(part, wanted)
-    wanted = torch.autograd.grad(sum(x.sin().sum() for x in alone), [x for of in each for x in of])
-    for x, y in zip(found, wanted, strict=True):
+    for part, expected in zip(out.unbind(), alone, strict=True):
+        torch.testing.assert_close(part, expected)
+    expected = torch.autograd.grad(sum(x.sin().sum() for x in alone), [x for of in each for x in of])
+    for x, y in zip(gradients, expected, strict=True):
         torch.testing.assert_close(x, y)
     with pytest.raises(rb.RedblueError, match="attn_mask is not for nested tensors"):
         rb.scaled_dot_product_attention(*nested, attn_mask=torch.ones(2, 2))
     dense = torch.ones(3, 2, 5, 4).double()
-    for given, message in (
+    for inputs, message in (
         ((nested[0], dense, nested[2]), "key must be a nested tensor as the others are"),
         ((dense, nested[1], nested[2]), "query must be a nested tensor as the others are"),
         ((nested[0], fewer, fewer), r"key must have as many sequences as query \(3\), got 2"),
         ((nested[0], grouped, grouped), "query has 2 heads, key 1 and value 1: they must be equal, or give enable_gqa"),
     ):
         with pytest.raises(rb.RedblueError, match=message):
-            rb.scaled_dot_product_attention(*given)
+            rb.scaled_dot_product_attention(*inputs)
     assert rb.scaled_dot_product_attention(nested[0], grouped, grouped, enable_gqa=True).is_nested

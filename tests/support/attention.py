@@ -1,4 +1,4 @@
-"""What tests of attention share: instruction sets, calls to draw, how far from float64 a result may be."""
+"""Helpers of attention tests: instruction sets, strategies for calls, and tolerances against float64."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ DTYPES = {
 
 
 def keys_seen(mask: rb.Mask | None, n_q: int, n_k: int) -> int:
-    """Up to the last that some query attends: GPU kernels that spill are given no more of a band's keys."""
+    """Count the keys up to the last attended one: a spilling GPU kernel gets only these keys of a band."""
     return n_k if mask is None else 1 + int(np.flatnonzero(mask.to_dense(n_q, n_k).any(0))[-1])
 
 
-# By name: a row that outlives the interpreter's end is reported as a leak.
+# Names instead of rows: nanobind reports a row that outlives the interpreter as a leak.
 ROWS = [
     pytest.param(
         row.name, id=row.name, marks=pytest.mark.skipif(not row.supported, reason=f"this CPU cannot run {row.name}")
@@ -61,7 +61,7 @@ DRAWN = examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture
 
 @dataclass
 class Case:
-    """One call: arrays, options of rb.attention, and what the kernel is told besides."""
+    """One call: arrays, options of rb.attention, and settings of the kernel."""
 
     q: np.ndarray
     k: np.ndarray
@@ -70,30 +70,30 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     tile: cpu.AnyTile | None = None
     threads: int = 1
-    gathers: bool | None = None  # whether masks that are no bands go by single pairs; None: as planned
+    gathers: bool | None = None  # masks other than bands: True: single pairs; False: tiles; None: as planned
 
     @property
     def full(self) -> tuple[int, ...]:
-        """(lead..., heads, n_q, n_k)"""
+        """The shape of the scores: (lead..., heads, n_q, n_k)."""
         lead = np.broadcast_shapes(self.q.shape[:-3], self.k.shape[:-3], self.v.shape[:-3])
         heads = max(self.q.shape[-3], self.k.shape[-3], self.v.shape[-3])
         return *lead, heads, self.q.shape[-2], self.k.shape[-2]
 
     def __repr__(self) -> str:
         arrays = {n: getattr(self, n) for n in ("q", "k", "v", "dout")} | self.options
-        told = {"tile": self.tile, "threads": self.threads, "gathers": self.gathers}
+        settings = {"tile": self.tile, "threads": self.threads, "gathers": self.gathers}
         return "\n".join(
             f"{n}: {x.dtype} {x.shape}, strides {x.strides}, {x.ravel()[:4]}"
             if isinstance(x, np.ndarray)
             else f"{n}: {x}"
-            for n, x in (arrays | told).items()
+            for n, x in (arrays | settings).items()
         )
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
 
     def arguments(self) -> dict[str, Any]:
-        """Of the reference."""
+        """Return the keyword arguments of the float64 reference."""
         options = {name: self.options.get(name) for name in ("scale", "softcap", "bias", "sinks", "alibi")}
         mask, (n_q, n_k) = self.options.get("mask"), self.full[-2:]
         attends = None if mask is None or not n_q * n_k else mask.to_dense(n_q, n_k)
@@ -109,7 +109,7 @@ def running(
     threads: int | None = None,
     gathers: bool | None = None,
 ):
-    """Calls within use this instruction set, these tiles (both passes), so many threads, pairs or tiles."""
+    """Fix the instruction set, tiles, threads and mask form (gathers: pairs) of all calls in the block."""
     with pytest.MonkeyPatch.context() as patch:
         if row is not None:
             patch.setattr(cpu, "isa", lambda: row)
@@ -140,7 +140,7 @@ def kept(
     tile: cpu.AnyTile | None = None,
     threads: int = 1,
 ) -> np.ndarray:
-    """Which probabilities are kept: scores are all 0 and values the identity, so the output is the probabilities."""
+    """Return which probabilities dropout keeps: with scores of 0 and V the identity, the output holds them."""
     *lead, heads, n_q, n_k = full
     q, k = np.zeros((*lead, heads, n_q, 1), np.float32), np.zeros((heads, n_k, 1), np.float32)
     v = np.broadcast_to(np.eye(n_k, dtype=np.float32), (heads, n_k, n_k))
@@ -150,11 +150,11 @@ def kept(
         return rb.attention(q, k, v, dropout=dropout, seed=seed) != 0
 
 
-# How far from float64 ------------------------------------------------------------------------------
+# Tolerances against float64 ------------------------------------------------------------------------
 
 
 def biases(case: Case) -> np.ndarray | None:
-    """What alibi takes from each score, in float64: (..., heads, n_q, n_k)."""
+    """Return the ALiBi term that each score is reduced by, in float64: (..., heads, n_q, n_k)."""
     alibi, (n_q, n_k) = case.options.get("alibi"), case.full[-2:]
     if alibi is None:
         return None
@@ -163,32 +163,32 @@ def biases(case: Case) -> np.ndarray | None:
 
 
 def unfused(case: Case, dlse: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """Attention operation by operation, as PyTorch would, each result rounded to the type; 16 bits: sums in float32."""
+    """Compute attention as PyTorch's separate operations: each result rounded to the type, 16-bit sums in float32."""
     dtype = case.q.dtype
     wide = np.float32 if dtype.itemsize == 2 else dtype.type
 
     def rounded(x: np.ndarray) -> np.ndarray:
         return x.astype(dtype).astype(wide)
 
-    given = case.arguments()
+    inputs = case.arguments()
     group = case.full[-3] // case.k.shape[-3]
     q, dout = case.q.astype(wide), case.dout.astype(wide)
     k, v = (np.repeat(x.astype(wide), group, axis=-3) for x in (case.k, case.v))
-    scale = wide(q.shape[-1] ** -0.5 if given["scale"] is None else given["scale"])
-    factor = wide(1) if given["dropout"] is None else given["dropout"].astype(wide)
+    scale = wide(q.shape[-1] ** -0.5 if inputs["scale"] is None else inputs["scale"])
+    factor = wide(1) if inputs["dropout"] is None else inputs["dropout"].astype(wide)
     lowest, slope = wide(-np.inf), wide(1)
     with np.errstate(all="ignore"):
         s = rounded(rounded(q @ k.swapaxes(-1, -2)) * scale)
-        if given["softcap"] is not None:
-            bent = rounded(np.tanh(rounded(s / wide(given["softcap"]))))
-            s, slope = rounded(bent * wide(given["softcap"])), rounded(1 - bent * bent)
-        if given["alibi"] is not None:
+        if inputs["softcap"] is not None:
+            bent = rounded(np.tanh(rounded(s / wide(inputs["softcap"]))))
+            s, slope = rounded(bent * wide(inputs["softcap"])), rounded(1 - bent * bent)
+        if inputs["alibi"] is not None:
             s = rounded(s - biases(case).astype(wide))
-        if (bias := given["bias"]) is not None:
+        if (bias := inputs["bias"]) is not None:
             s = np.where(bias, s, lowest) if bias.dtype == bool else rounded(s + bias.astype(wide))
-        if given["attends"] is not None:
-            s = np.where(given["attends"], s, lowest)
-        sink = lowest if given["sinks"] is None else given["sinks"].astype(wide)[:, None, None]
+        if inputs["attends"] is not None:
+            s = np.where(inputs["attends"], s, lowest)
+        sink = lowest if inputs["sinks"] is None else inputs["sinks"].astype(wide)[:, None, None]
         top = np.maximum(s.max(axis=-1, keepdims=True, initial=lowest), sink)
         top = np.where(np.isneginf(top), wide(0), top)
         weights = np.exp(s - top)
@@ -210,26 +210,26 @@ def unfused(case: Case, dlse: np.ndarray | None = None) -> dict[str, np.ndarray]
 
 
 def floors(case: Case, dlse: np.ndarray | None = None) -> dict[str, float]:
-    """Errors that even a perfect kernel may have where the unfused expression is exact by luck (one or two numbers).
+    """Bound the errors that a correct kernel may have where the unfused expression happens to be exact.
 
-    Each result is a sum of products that each carry a rounding of the type (16 bits: P and dS are rounded, too) and
-    the error of an exponential, which is that of its argument: the size of the largest score, times the sums' epsilon.
-    float64 is held against itself, so the reference's own errors count: as those of sums of hundreds of terms.
+    A result is a sum of products. Each product has a rounding error of the type (in 16 bits, P and dS are rounded too)
+    and the error of an exponential, which is the error of its argument: the largest score times the epsilon of sums.
+    For float64 the reference has the same precision, so the bound allows for its errors in sums of hundreds of terms.
     """
-    given = case.arguments()
+    inputs = case.arguments()
     exact = np.float64 if case.q.dtype == np.float64 else np.float32
     epsilon, sum_epsilon = float(ml_dtypes.finfo(case.q.dtype).eps), float(np.finfo(exact).eps)
-    p = reference.forward(case.q, case.k, case.v, **given).p
-    kept_by = 1.0 if given["dropout"] is None else given["dropout"]
+    p = reference.forward(case.q, case.k, case.v, **inputs).p
+    kept_by = 1.0 if inputs["dropout"] is None else inputs["dropout"]
     group = case.full[-3] // case.k.shape[-3]
     q, dout = (np.abs(x.astype(np.float64)) for x in (case.q, case.dout))
     k, v = (np.repeat(np.abs(x.astype(np.float64)), group, axis=-3) for x in (case.k, case.v))
-    scale = abs(q.shape[-1] ** -0.5 if given["scale"] is None else given["scale"])
+    scale = abs(q.shape[-1] ** -0.5 if inputs["scale"] is None else inputs["scale"])
     scores = q @ k.swapaxes(-1, -2) * scale
-    if given["attends"] is not None:
-        scores = scores * given["attends"]
+    if inputs["attends"] is not None:
+        scores = scores * inputs["attends"]
     size = 1.0 + scores.max(initial=0.0)
-    for extra in (given["bias"], given["sinks"], biases(case)):
+    for extra in (inputs["bias"], inputs["sinks"], biases(case)):
         if extra is not None and extra.dtype != bool:
             extra = np.abs(extra.astype(np.float64))
             size += extra[np.isfinite(extra)].max(initial=0.0)
@@ -244,8 +244,8 @@ def floors(case: Case, dlse: np.ndarray | None = None) -> dict[str, float]:
     }
     least = float(ml_dtypes.finfo(case.q.dtype).smallest_subnormal)
     many = 20 if exact == np.float64 else 4
-    found = {n: (epsilon + many * sum_epsilon * size) * x.max(initial=0.0) + least for n, x in terms.items()}
-    return found | {"lse": many * sum_epsilon * size}
+    limits = {n: (epsilon + many * sum_epsilon * size) * x.max(initial=0.0) + least for n, x in terms.items()}
+    return limits | {"lse": many * sum_epsilon * size}
 
 
 def worst(got: np.ndarray, expected: np.ndarray) -> float:
@@ -259,9 +259,9 @@ def worst(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def check_close(name: str, got: np.ndarray, expected: np.ndarray, naive: np.ndarray, floor: float) -> None:
-    """At most twice the error of the unfused expression in the same type, and a floor."""
+    """Check that the error is at most twice that of the unfused expression in the same type, plus a floor."""
     error, allowed = worst(got, expected), worst(naive, expected)
-    if np.isinf(allowed):  # the naive one overflowed its type: no yardstick but finiteness
+    if np.isinf(allowed):  # the unfused expression overflowed its type
         allowed = floor
     assert error <= 2 * allowed + floor, f"{name}: error {error:.3g}, unfused {allowed:.3g}, floor {floor:.3g}"
 
@@ -276,27 +276,27 @@ def check_forward(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_sums(case: Case) -> Case:
-    """The same call in the type of its sums, in which lse is given."""
+    """Return the same call in the type of its sums, which is the type of lse."""
     exact = np.float64 if case.q.dtype == np.float64 else np.float32
     return Case(*(x.astype(exact) for x in (case.q, case.k, case.v, case.dout)), case.options)
 
 
 def check_backward(case: Case, dlse: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
     out, lse = forward(case)
-    found = backward(case, out, lse, dlse)
+    gradients = backward(case, out, lse, dlse)
     exact = reference.backward(case.q, case.k, case.v, case.dout, dlse=dlse, **case.arguments())
     naive, floor = unfused(case, dlse), floors(case, dlse)
-    for name, got in zip(("dq", "dk", "dv"), found, strict=True):
+    for name, got in zip(("dq", "dk", "dv"), gradients, strict=True):
         assert got.dtype == case.q.dtype
         check_close(name, got, getattr(exact, name), naive[name], floor[name])
-    return found
+    return gradients
 
 
-# Calls to draw -------------------------------------------------------------------------------------
+# Strategies for calls ------------------------------------------------------------------------------
 
 
 def laid(array: np.ndarray, layout: str) -> np.ndarray:
-    """The same shape laid out otherwise in memory, with NaN between (and, for "one ...", with values repeated)."""
+    """Copy the array into another memory layout, with NaN in the gaps; "one ..." repeats a row or head."""
     n = array.shape
     if layout == "transposed":
         return np.ascontiguousarray(array.swapaxes(-1, -2)).swapaxes(-1, -2)
@@ -334,8 +334,8 @@ SPILL_TILES = st.builds(cpu.SpillTile, st.booleans(), *[EDGES] * 10)
 
 
 def all_masks(n_q: int, n_k: int, heads: int) -> st.SearchStrategy[rb.Mask]:
-    """Of every kind and composed, the same for all heads and one for each."""
-    one = compositions(n_q, n_k).map(lambda said: said[0])
+    """Masks of every kind and compositions of them, one for all heads or one per head."""
+    one = compositions(n_q, n_k).map(lambda pair: pair[0])
     return one | st.lists(one, min_size=heads, max_size=heads).map(rb.Mask.per_head)
 
 
@@ -346,14 +346,16 @@ def cases(draw: st.DrawFn) -> Case:
     lead = draw(st.sampled_from([(), (), (2,), (2, 3), (0,)]))
     kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 1, 2, 3, 5]))
     n_q, n_k, d, d_v = draw(LENGTHS), draw(LENGTHS), draw(WIDTHS), draw(WIDTHS)
-    # Scores up to 1e4, where a naive exponential overflows; not where the type itself overflows
+    # Scores reach 1e4, where a naive exponential overflows; float16 inputs must not overflow themselves
     size = draw(st.sampled_from([1.0, 1.0, 0.01, 100.0]))
 
     def array(*shape: int, of: np.dtype = dtype, times: float = 1.0) -> np.ndarray:
         return (rng.standard_normal(shape) * times).astype(of)
 
     heads = kv_heads * group
-    shared = draw(st.sampled_from([lead, lead, tuple(1 for _ in lead)]))  # of keys and values: broadcast
+    shared = draw(
+        st.sampled_from([lead, lead, tuple(1 for _ in lead)])
+    )  # leading dimensions of K and V, which broadcast
     case = Case(
         array(*lead, heads, n_q, d, times=size),
         array(*shared, kv_heads, n_k, d, times=min(size, 1.0 if dtype == np.float16 else size)),

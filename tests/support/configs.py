@@ -10,10 +10,10 @@ CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 GOOD = sorted(path.stem for path in CONFIGS.glob("*.json") if not path.stem.startswith("bad_"))
 
 
-def shapes(found: Model) -> list[tuple]:
-    """name, layers, n_q, n_k, heads, kv_heads, d, d_v, mask of each shape."""
+def shapes(model: Model) -> list[tuple]:
+    """List (name, layers, n_q, n_k, heads, kv_heads, d, d_v, mask) of each shape."""
     return [
-        (s.name, s.layers, p.n_q, p.n_k, p.heads, p.kv_heads, p.d, p.d_v, p.mask) for s in found for p in [s.problem]
+        (s.name, s.layers, p.n_q, p.n_k, p.heads, p.kv_heads, p.d, p.d_v, p.mask) for s in model for p in [s.problem]
     ]
 
 
@@ -22,7 +22,7 @@ def fields_of(name: str) -> dict[str, Any]:
 
 
 def changed(folder: Path, name: str, **fields: Any) -> Path:
-    """The config with some fields changed, or left out (...), as a file in the folder."""
+    """Write the config with changed fields into the folder; a value of ... removes the field."""
     path = folder / f"{name}.json"
     path.write_text(json.dumps({k: v for k, v in {**fields_of(name), **fields}.items() if v is not ...}))
     return path

@@ -1,6 +1,6 @@
-"""How much is tested: how many examples the property tests draw, and which parameters wait for `make test-all`.
+"""Extent of the tests: the number of examples of property tests, and the parameters left to `make test-all`.
 
-The examples are the same ones in every run, or fresh and more ones under `make fuzz`.
+Every run draws the same examples; `make fuzz` draws new and more examples.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def register_profiles() -> None:
 
 
 def examples(count: int, **more: Any) -> settings:
-    """Settings of a property test: `count` examples, FUZZ_FACTOR times as many under the profile `fuzz`."""
+    """Return settings of a property test: `count` examples, FUZZ_FACTOR times as many under the profile `fuzz`."""
     return settings(max_examples=count if settings().derandomize else FUZZ_FACTOR * count, **more)
 
 
 def thorough(*values: Any) -> Any:
-    """Parameters of a test whose case `make test` leaves out, because another case tests nearly the same."""
+    """Mark the parameters of a case that `make test` leaves out, because another case tests nearly the same."""
     return pytest.param(*values, marks=pytest.mark.thorough)

@@ -1,4 +1,4 @@
-"""The rules of the pebble game once more, move by move on sets, as the papers state them: slow and plain."""
+"""A second, slow implementation of the pebble game's rules: move by move on sets, as the papers state them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def need(legal: bool) -> None:
 
 
 class Plain:
-    """Two levels or more; words of 1 or of their weights."""
+    """A game with two or more levels of memory, and with or without weights."""
 
     def __init__(self, graph: Graph, red: int, rules: Rules) -> None:
         self.graph, self.rules = graph, rules
@@ -95,8 +95,8 @@ class Plain:
         return every and set(self.graph.sinks.tolist()) <= where
 
     def moves(self) -> list[Move]:
-        """Every legal move, by trying."""
-        found = []
+        """List every legal move, by trying all moves."""
+        legal_moves = []
         for kind in range(4):
             for node in range(self.graph.n):
                 parents = [-1, *self.graph.parents_of(node).tolist()] if kind == COMPUTE else [-1]
@@ -104,8 +104,8 @@ class Plain:
                     for level in range(len(self.capacities)):
                         move = Move(kind, node, parent, level)
                         if not self.copy().refuses(move):
-                            found.append(move)
-        return found
+                            legal_moves.append(move)
+        return legal_moves
 
     def refuses(self, move: Move) -> bool:
         try:
@@ -133,7 +133,7 @@ def graphs(draw: st.DrawFn, most: int = 9) -> Graph:
 
 @st.composite
 def rule_sets(draw: st.DrawFn, graph: Graph, least_words: int = 1) -> Rules:
-    """Any rules for the graph; least_words: of the levels beside red."""
+    """Draw any rules for the graph. least_words: the fewest words of a further level."""
     name = draw(st.sampled_from(["red-blue", "one-shot", "partial"]))
     partial = name == "partial"
     sources = graph.sources.tolist()
@@ -154,7 +154,7 @@ def rule_sets(draw: st.DrawFn, graph: Graph, least_words: int = 1) -> Rules:
 
 
 def naive_game(graph: Graph) -> Game:
-    """Legal with the least red: load the parents, compute, store, forget."""
+    """Return a game that is legal with the fewest red pebbles: load the parents, compute, store, delete."""
     moves = []
     for v in range(graph.n):
         parents = graph.parents_of(v).tolist()

@@ -1,4 +1,4 @@
-"""A Triton kernel whose traffic is known: it gathers rows."""
+"""A Triton kernel of known traffic, which gathers rows."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""Checks of the kernels for GPUs: under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU."""
+"""Checks of GPU kernels: under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU."""
 
 from functools import partial
 
@@ -13,8 +13,8 @@ from support.textbook import TOLERANCE, textbook
 from support.textbook import check_close as check_to
 
 DEVICE = "cpu" if INTERPRETED.value else "cuda"
-interpreted_only = pytest.mark.skipif(DEVICE == "cuda", reason="what is tested is there only where Triton interprets")
-NEAR = TOLERANCE | {torch.float16: 2e-3, torch.bfloat16: 1.2e-2}  # cut off instead of rounded, bfloat16 has 1.5e-2
+interpreted_only = pytest.mark.skipif(DEVICE == "cuda", reason="tests the interpreter only")
+NEAR = TOLERANCE | {torch.float16: 2e-3, torch.bfloat16: 1.2e-2}  # truncation instead of rounding gives bfloat16 1.5e-2
 check_close = partial(check_to, tolerance=NEAR)
 
 
@@ -23,9 +23,9 @@ def normal(*shape, dtype=torch.float64):
 
 
 def check_forward(q, k, v, **options):
-    """Gives what was got and what was expected."""
+    """Check out and lse; return them and their references."""
     got = interpreted.attention(q, k, v, **options, return_lse=True)
-    if options.get("dropout"):  # the CPU's are held against the textbook elsewhere
+    if options.get("dropout"):  # other tests compare the CPU's dropout with the textbook
         there = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
         expected = rb.attention(*(x.cpu().double() for x in (q, k, v)), **there, return_lse=True)
     else:
@@ -36,14 +36,14 @@ def check_forward(q, k, v, **options):
 
 
 def check(q, k, v, *more, **options):
-    """Outputs, and the gradients of q, k, v and `more` (the options that have one)."""
+    """Check outputs, and gradients of q, k, v and `more` (the options that have gradients)."""
     got, expected = check_forward(q, k, v, **options)
     douts = [torch.randn_like(x) for x in got]
     gradients = torch.autograd.grad(got, (q, k, v, *more), douts)
-    wanted = torch.autograd.grad(
+    references = torch.autograd.grad(
         expected, (q, k, v, *more), [x.double().to(y.device) for x, y in zip(douts, expected, strict=True)]
     )
-    for x, y, z in zip(gradients, wanted, (q, k, v, *more), strict=True):
+    for x, y, z in zip(gradients, references, (q, k, v, *more), strict=True):
         assert x.dtype == z.dtype
         check_close(x, y, q.dtype)
     return got

@@ -1,9 +1,8 @@
-"""Triton's interpreter made faster: the same results in a third of the time.
+"""Speed up Triton's interpreter: the same results in a third of the time.
 
-Triton replaces the functions of triton.language by interpreted ones before a launch, and again before every call of one
-jitted function by another, which finds nothing left to replace. Here each launch replaces them once. Triton also
-computes whether sums and products of whole numbers overflow, and asserts it in debug mode only. Here it computes it in
-debug mode only.
+Triton replaces the functions of triton.language by interpreted ones before a launch, and again, without effect, before
+every call of one jitted function by another. Here each launch replaces them once. Triton also checks sums and products
+of whole numbers for overflow, but uses the result in debug mode only. Here it checks them in debug mode only.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pytest
 
 
 class PatchOnce:
-    """Triton's `_patch_lang`, which does nothing for a language module that the current launch has patched."""
+    """A `_patch_lang` of Triton that skips language modules which the current launch has already patched."""
 
     def __init__(self, patch: Callable[[Any], Any], modules: tuple[Any, ...], nothing: Callable[[], Any]) -> None:
         self.patch, self.modules, self.nothing = patch, modules, nothing
@@ -42,7 +41,7 @@ class PatchOnce:
         return scope
 
     def _visible_from(self, names: dict[str, Any]) -> frozenset[str]:
-        """Names of the language modules that a function with these globals sees."""
+        """List the language modules that a function with these globals can use, by name."""
         key = id(names), len(names)  # Triton adds to them
         if key not in self.visible:
             modules = [value for value in names.values() if inspect.ismodule(value)]
@@ -51,7 +50,7 @@ class PatchOnce:
 
 
 def cached_for_scalars(number_type: Callable[[Any], Any], scalar_class: type) -> Callable[[Any], Any]:
-    """Cache the function from number types of Triton to those of NumPy, which builds a table in every call."""
+    """Cache Triton's function from its number types to those of NumPy, which otherwise builds a table per call."""
     kept: dict[str, Any] = {}
 
     def number_type_of(kind: Any) -> Any:
@@ -67,7 +66,7 @@ def cached_for_scalars(number_type: Callable[[Any], Any], scalar_class: type) ->
 
 @contextmanager
 def fast_interpreter() -> Iterator[PatchOnce | None]:
-    """Interpret faster inside the block. Gives the patch, or None where this version of Triton has none to replace."""
+    """Interpret faster inside the block. Yields the patch, or None if this Triton has no function to replace."""
     from triton import language
     from triton.runtime import interpreter
 

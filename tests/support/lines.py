@@ -1,4 +1,4 @@
-"""What tests of caches share: lines of 16 words, machines of one level, and runs."""
+"""Helpers of cache tests: lines of 16 words, machines of one level, and runs."""
 
 from redblue import schedules
 from redblue.lab import counts
@@ -12,8 +12,8 @@ def level(lines, ways=None, name="L1"):
     return CacheLevel(name, lines * LINE_BYTES, LINE_BYTES, ways)
 
 
-def figures(found):
-    return found.hits, found.misses, found.fills, found.write_backs, found.dead_write_backs
+def figures(level):
+    return level.hits, level.misses, level.fills, level.write_backs, level.dead_write_backs
 
 
 def lines_of(words):

@@ -1,4 +1,4 @@
-"""Masks of every kind beside what they mean: dense arrays made pair by pair, from the definitions alone."""
+"""Masks of every kind with their dense arrays, which are computed pair by pair from the definitions alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from redblue import Mask
 from support.spaces import block_masks, masks
 
-Said = tuple[Mask, np.ndarray]  # a mask, and the (n_q, n_k) array that it must be
+MaskAndDense = tuple[Mask, np.ndarray]  # a mask, and the (n_q, n_k) boolean array that it must equal
 
 
 def grid(n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -25,32 +25,32 @@ def band(n_q, n_k, left, right, align="top-left"):
 
 @st.composite
 def parts(draw: st.DrawFn, total: int, count: int) -> list[int]:
-    """Whole numbers, 0 too, that add up."""
+    """Draw `count` whole numbers of at least 0 with sum `total`."""
     cuts = sorted(draw(st.lists(st.integers(0, total), min_size=count - 1, max_size=count - 1)))
     return np.diff([0, *cuts, total]).tolist()
 
 
 @st.composite
-def bands(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def bands(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     rule = draw(masks).rule
     return Mask(rule), band(n_q, n_k, rule.left, rule.right, rule.align)
 
 
 @st.composite
-def layouts(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def layouts(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     mask = draw(block_masks(n_q, n_k))
     layout, (bq, bk) = mask.rule.layout, mask.rule.block
     return mask, np.repeat(np.repeat(layout, bq, 0), bk, 1)[:n_q, :n_k]
 
 
 @st.composite
-def prefixes(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def prefixes(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     length = draw(st.integers(0, n_k + 3))
     return Mask.prefix(length), np.broadcast_to(np.arange(n_k) < length, (n_q, n_k))
 
 
 @st.composite
-def documents(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def documents(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     count = draw(st.integers(1, 5))
     lengths, keys = draw(parts(n_q, count)), draw(parts(n_k, count))
     of_query, of_key = np.repeat(np.arange(count), lengths), np.repeat(np.arange(count), keys)
@@ -58,40 +58,40 @@ def documents(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
 
 
 @st.composite
-def windowed_documents(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def windowed_documents(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     count = draw(st.integers(1, 4))
     lengths, keys, window = draw(parts(n_q, count)), draw(parts(n_k, count)), draw(masks).rule
-    said, i, j = np.zeros((n_q, n_k), bool), 0, 0
+    attended, i, j = np.zeros((n_q, n_k), bool), 0, 0
     for n, m in zip(lengths, keys, strict=True):
         if n and m:
-            said[i : i + n, j : j + m] = band(n, m, window.left, window.right, window.align)
+            attended[i : i + n, j : j + m] = band(n, m, window.left, window.right, window.align)
         i, j = i + n, j + m
-    return Mask.documents(lengths, keys, within=Mask(window)), said
+    return Mask.documents(lengths, keys, within=Mask(window)), attended
 
 
 @st.composite
-def dilated(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def dilated(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     window, step = draw(st.integers(0, 6)), draw(st.integers(1, 6))
     i, j = grid(n_q, n_k)
     return Mask.dilated(window, step), ((j - i) % step == 0) & (abs(j - i) <= window * step)
 
 
 @st.composite
-def strided(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def strided(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     stride = draw(st.integers(1, 9))
     i, j = grid(n_q, n_k)
     return Mask.strided(stride), (j <= i) & ((i - j <= stride) | ((i - j) % stride == 0))
 
 
 @st.composite
-def global_tokens(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def global_tokens(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     tokens = draw(st.lists(st.integers(0, max(n_q, n_k) - 1), max_size=4))
     i, j = grid(n_q, n_k)
     return Mask.global_tokens(tokens), np.isin(i, tokens) | np.isin(j, tokens)
 
 
 @st.composite
-def butterflies(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def butterflies(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     bq, bk = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     i, j = grid(n_q, n_k)
     away = (i // bq) ^ (j // bk)
@@ -99,7 +99,7 @@ def butterflies(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
 
 
 @st.composite
-def n_of_m(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def n_of_m(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     m = draw(st.integers(1, 6))
     n = draw(st.integers(1, m))
     i, j = grid(n_q, n_k)
@@ -107,7 +107,7 @@ def n_of_m(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
 
 
 @st.composite
-def graphs(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def graphs(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     dense = draw(arrays(bool, (n_q, n_k)))
     rows, cols = np.nonzero(dense)
     if draw(st.booleans()):
@@ -117,15 +117,15 @@ def graphs(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
 
 
 @st.composite
-def dense(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
+def dense(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
     shape = draw(st.sampled_from([(n_q, n_k), (1, n_k), (n_q, 1), (n_k,), (1, 1)]))
     array = draw(arrays(bool, shape))
     return Mask.from_dense(array), np.broadcast_to(array, (n_q, n_k))
 
 
 @st.composite
-def drawn(draw: st.DrawFn, n_q: int, n_k: int) -> Said:
-    """Random patterns: each pair as the mask itself says it, so that its tiles are held against its pairs."""
+def drawn(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
+    """Random patterns. The dense array is the mask's own, so tests compare its tiles with its pairs."""
     block, seed = (draw(st.integers(1, 5)), draw(st.integers(1, 5))), draw(st.integers(0, 9))
     numbers = draw(st.integers(0, 2)), draw(st.integers(0, 3))
     mask = draw(st.sampled_from([Mask.random_blocks(0.4, seed, block), Mask.bigbird(block, 3, *numbers, seed)]))
@@ -138,17 +138,17 @@ KINDS = (
 )  # fmt: skip
 
 
-def leaves(n_q: int, n_k: int) -> st.SearchStrategy[Said]:
+def leaves(n_q: int, n_k: int) -> st.SearchStrategy[MaskAndDense]:
     return st.one_of([kind(n_q, n_k) for kind in KINDS])
 
 
 @st.composite
-def compositions(draw: st.DrawFn, n_q: int, n_k: int, most: int = 4) -> Said:
-    """One to `most` masks, joined by &, | and ~ in any nesting."""
-    found = [draw(leaves(n_q, n_k)) for _ in range(draw(st.integers(1, most)))]
+def compositions(draw: st.DrawFn, n_q: int, n_k: int, most: int = 4) -> MaskAndDense:
+    """Compose one to `most` masks by &, | and ~, in any nesting."""
+    pairs = [draw(leaves(n_q, n_k)) for _ in range(draw(st.integers(1, most)))]
     while True:
-        found = [(~m, ~d) if draw(st.booleans()) else (m, d) for m, d in found]
-        if len(found) == 1:
-            return found[0]
-        (a, x), (b, y) = found.pop(), found.pop()
-        found.insert(0, (a & b, x & y) if draw(st.booleans()) else (a | b, x | y))
+        pairs = [(~m, ~d) if draw(st.booleans()) else (m, d) for m, d in pairs]
+        if len(pairs) == 1:
+            return pairs[0]
+        (a, x), (b, y) = pairs.pop(), pairs.pop()
+        pairs.insert(0, (a & b, x & y) if draw(st.booleans()) else (a | b, x | y))

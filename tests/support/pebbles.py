@@ -1,4 +1,4 @@
-"""The cheapest game by brute force: Dijkstra's algorithm over every position that the rules' moves reach."""
+"""Find the cheapest game by brute force: Dijkstra's algorithm over all reachable positions."""
 
 import heapq
 from itertools import count
@@ -9,7 +9,7 @@ from redblue.pebble import Rules, random_graph
 
 
 def cheapest(graph, red, rules):
-    """The least cost of a game, from the moves of the rules alone, one by one; None if there is no game."""
+    """Return the least cost of a game; None if there is no game."""
     rules = Rules(rules) if isinstance(rules, str) else rules
     words, blue = rules.words_of(graph).tolist(), rules.starts_blue(graph)
     parents = [frozenset(graph.parents_of(v).tolist()) for v in range(graph.n)]
@@ -35,7 +35,7 @@ def cheapest(graph, red, rules):
 
 
 def _moves(reds, blues, done, graph, rules, words, starts_blue, parents, children, sinks):
-    """(price, position) after each legal move. done: nodes computed, or edges marked and free sources computed."""
+    """Yield (price, next position) of each legal move. done: nodes computed, or edges marked and sources computed."""
     for v in blues - reds:
         yield rules.load_cost * words[v], (reds | {v}, blues, done)
     for v in reds:
@@ -62,7 +62,7 @@ def _moves(reds, blues, done, graph, rules, words, starts_blue, parents, childre
 
 
 def drawn(seed, nodes=6):
-    """A random graph of 3 to `nodes` nodes."""
+    """Return a random graph of 3 to `nodes` nodes."""
     draw = np.random.default_rng(seed)
     n = int(draw.integers(3, nodes + 1))
     return random_graph(seed, n, int(draw.integers(1, n)), int(draw.integers(1, 4)))

@@ -13,14 +13,14 @@ from redblue import Mask, Problem
 from redblue.schedules import SCHEDULES
 from redblue.schedules.schedule import Schedule
 
-# Every schedule in every direction that it has a pass for
+# Every schedule with each of its directions
 PASSES = [
     pytest.param(schedule, direction, id=f"{schedule.name}-{direction}")
     for schedule in SCHEDULES.values()
     for direction in schedule.passes
 ]
 
-SIZES = st.integers(1, 13)  # 1 and primes included
+SIZES = st.integers(1, 13)  # includes 1 and primes
 
 masks = st.one_of(
     st.just(Mask.full()),
@@ -36,7 +36,7 @@ masks = st.one_of(
 
 @st.composite
 def block_masks(draw: st.DrawFn, n_q: int, n_k: int) -> Mask:
-    """Layouts that fit, with blocks from 1 x 1 to more than everything."""
+    """Draw block masks that fit the sizes, with blocks from 1 x 1 to larger than the mask."""
     bq, bk = draw(st.integers(1, n_q + 1)), draw(st.integers(1, n_k + 1))
     return Mask.blocks(draw(arrays(bool, (-(-n_q // bq), -(-n_k // bk)))), block=(bq, bk))
 
@@ -61,13 +61,13 @@ def problems(draw: st.DrawFn, direction: str | None = None, mask: st.SearchStrat
 
 
 def covered(schedule: Schedule, direction: str) -> st.SearchStrategy[Problem]:
-    """Problems that the schedule has a program for."""
+    """Draw problems that the schedule covers."""
     return problems(direction, st.just(Mask.full()) if schedule.full_only else masks)
 
 
 @st.composite
 def tile_edges(draw: st.DrawFn, schedule: Schedule, problem: Problem) -> dict[str, int]:
-    """Legal tiles, larger than the arrays too; slices deeper than 1 divide the tiles they cut."""
+    """Draw legal tile edges, some larger than the arrays; rows and cols are multiples of the depth."""
     edges = {edge: draw(st.integers(1, 11)) for edge in schedule.direction(problem).edges}
     if "depth" in edges:
         edges["depth"] = draw(st.integers(1, 3))
@@ -82,7 +82,7 @@ def tile_edges(draw: st.DrawFn, schedule: Schedule, problem: Problem) -> dict[st
 
 
 def plane(q):
-    """Lines y = s x + b over the points (x, y), numbers modulo a prime: two lines have at most one point in common."""
+    """Return the mask of lines y = s x + b over points (x, y) modulo a prime q: two lines share at most one point."""
     s, b, x = np.meshgrid(*3 * [np.arange(q)], indexing="ij")
     attends = np.zeros((q * q, q * q), bool)
     attends[(s * q + b).ravel(), (x * q + (s * x + b) % q).ravel()] = True

@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: a small sweep, how to stop one, and how to count its points."""
+"""Helpers of sweep tests: a small sweep, a way to stop a sweep, and a count of its evaluated points."""
 
 from redblue.studies.sweep import runner
 
@@ -18,7 +18,7 @@ def stop_after(points):
 
 
 def counting(monkeypatch):
-    """The indices of the points that are evaluated from now on."""
+    """Record the indices of the points that are evaluated from now on, in the returned list."""
     evaluated, real = [], runner.evaluate
 
     def evaluate(point):

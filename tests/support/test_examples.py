@@ -1,4 +1,4 @@
-"""Profiles of hypothesis: the default repeats, and `fuzz` draws fresh and more examples and says how to repeat one."""
+"""Profiles of hypothesis: the default repeats its examples; `fuzz` draws more, new ones and prints how to repeat."""
 
 from hypothesis import settings
 

@@ -1,4 +1,4 @@
-"""The faster interpreter computes, refuses and restores as Triton's own does."""
+"""The faster interpreter gives the results and errors of Triton's own, and restores the language."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ def doubled_plus_sum(out, n: tl.constexpr):
     tl.store(out + i, double(double(i)) + tl.sum(i, 0))
 
 
-def test_nested_calls_compute_what_they_say_and_the_language_is_restored():
+def test_nested_calls_are_correct_and_the_language_is_restored():
     for _ in range(2):
         out = torch.zeros(16, dtype=torch.int32)
         doubled_plus_sum[(1,)](out, 16)

@@ -1,4 +1,4 @@
-"""Attention on PyTorch tensors in float64 with everything in memory, and checks against it."""
+"""Reference attention on PyTorch tensors in float64, and checks against it."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,7 +13,7 @@ def normal(*shape, dtype=torch.float64, grad=True):
 
 
 def textbook(q, k, v, mask=None, *, scale=None, bias=None, softcap=None, sinks=None, alibi=None, return_lse=False):
-    """In float64, with everything in memory."""
+    """Compute attention in float64, with all intermediate arrays in memory."""
     q, k, v = (x.double() for x in (q, k, v))
     if q.dim() > 2 and max(k.shape[-3], v.shape[-3]) > 1:
         k, v = (x.expand(*x.shape[:-3], max(k.shape[-3], v.shape[-3]), *x.shape[-2:]) for x in (k, v))
@@ -40,7 +40,7 @@ def textbook(q, k, v, mask=None, *, scale=None, bias=None, softcap=None, sinks=N
 
 
 def check_close(got, expected, dtype=None, tolerance=TOLERANCE):
-    """To within the type's tolerance of the largest number expected (but of 1, if that is less)."""
+    """Check the largest error against the type's tolerance, relative to the largest expected number or 1."""
     assert got.shape == expected.shape
     got, expected = got.detach().double().cpu(), expected.detach().double().cpu()
     finite = expected.isfinite()
@@ -51,7 +51,7 @@ def check_close(got, expected, dtype=None, tolerance=TOLERANCE):
 
 
 def check(q, k, v, *more, lse_too=True, **options):
-    """Outputs and the gradients of q, k, v and `more` (the options that need them), against float64."""
+    """Check outputs and gradients of q, k, v and `more` (options with gradients) against float64."""
     dtype = q.dtype
     inputs = [x for x in (q, k, v, *more) if x.requires_grad]
     got = rb.attention(q, k, v, **options, return_lse=True)
@@ -63,14 +63,14 @@ def check(q, k, v, *more, lse_too=True, **options):
     for x, y in zip(got, expected, strict=True):
         check_close(x, y, dtype)
     gradients = torch.autograd.grad(got[:used], inputs, douts)
-    wanted = torch.autograd.grad(expected[:used], inputs, [x.double() for x in douts])
-    for x, y, z in zip(gradients, wanted, inputs, strict=True):
+    references = torch.autograd.grad(expected[:used], inputs, [x.double() for x in douts])
+    for x, y, z in zip(gradients, references, inputs, strict=True):
         assert x.dtype == z.dtype
         check_close(x, y, dtype)
 
 
 class Seen(TorchDispatchMode):
-    """The names of the ops that reach a device."""
+    """Record the names of the ops that reach a device."""
 
     def __init__(self):
         super().__init__()

@@ -157,8 +157,8 @@ def parse_macos(text: str) -> Cpu:
             continue
         sharers = number("hw.perflevel0.cpusperl2") if level == 2 else None
         if sharers is None:
-            known = len(sharing) > level and sharing[level] > 0 and not number("hw.perflevel0.physicalcpu")
-            sharers = sharing[level] // threads_per_core if known else 1 if level == 1 else cores
+            is_reported = len(sharing) > level and sharing[level] > 0 and not number("hw.perflevel0.physicalcpu")
+            sharers = sharing[level] // threads_per_core if is_reported else 1 if level == 1 else cores
         caches.append(Cache(level, capacity, -(-cores // max(1, sharers)), number("hw.cachelinesize")))
     model = _field(text, "machdep.cpu.brand_string") or _field(text, "hw.model") or "unknown CPU"
     return Cpu(model, cores, tuple(caches), number("hw.memsize"), "macOS sysctl")

@@ -191,7 +191,7 @@ def this_machine(remeasure: bool = False) -> Memory:
 
 def cuda_memory(device: CudaDevice) -> Memory:
     """Describe a detected GPU: sizes from its driver; peaks and other missing values from the catalogue, if listed."""
-    known = next((known for known in _catalogue().values() if device.name in known.device_names), None)
+    listed = next((listed for listed in _catalogue().values() if device.name in listed.device_names), None)
     driver = "CUDA driver"
     shared = Level(
         "shared memory",
@@ -201,20 +201,20 @@ def cuda_memory(device: CudaDevice) -> Memory:
     )
     l2 = Level("L2", device.l2_bytes, sources={"capacity": driver})
     rate, rate_source = device.memory_bandwidth_bytes_per_second, "CUDA driver: 2 x memory clock x bus width"
-    if rate is None and known:
-        rate, rate_source = known.levels[-1].bandwidth_bytes_per_second, f"as {known.name}"
+    if rate is None and listed:
+        rate, rate_source = listed.levels[-1].bandwidth_bytes_per_second, f"as {listed.name}"
     sources = {"capacity": driver, **({"bandwidth": rate_source} if rate else {})}
     return Memory(
         name=re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-"),
         title=device.name,
         kind="gpu",
         levels=(shared, l2, Level("DRAM", device.memory_bytes, 1, rate, sources=sources)),
-        peak_flops_per_second=known.peak_flops_per_second if known else {},
+        peak_flops_per_second=listed.peak_flops_per_second if listed else {},
         tile_multiple=16 if int(device.compute_capability.split(".")[0]) >= 7 else 1,
-        sources=known.sources if known else {},
+        sources=listed.sources if listed else {},
         vendor="NVIDIA",
-        architecture=known.architecture if known else "",
-        facts=known.facts if known else {},
+        architecture=listed.architecture if listed else "",
+        facts=listed.facts if listed else {},
     )
 
 

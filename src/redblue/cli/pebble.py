@@ -107,23 +107,27 @@ def solve(
         moves, verdict = game.moves, game.verdict
         proof = "optimal, proved" if game.gap == 1 else f"{game.gap:.2f} x the best bound, {game.bound.words:,}"
         summary = f"{proof}; order: {game.order}; eviction: {game.eviction}; {game.tried:,} games compared"
-        own: dict[str, Any] = {"optimal": game.gap == 1, "lower_bound": game.bound.words, "bound": game.bound.method}
-        own |= {"order": game.order, "eviction": game.eviction, "tried": game.tried}
+        details: dict[str, Any] = {
+            "optimal": game.gap == 1,
+            "lower_bound": game.bound.words,
+            "bound": game.bound.method,
+        }
+        details |= {"order": game.order, "eviction": game.eviction, "tried": game.tried}
     else:
         solution = _search(parsed, words, rule_set, time_limit)
         moves, verdict = solution.moves, pebble.check(parsed, solution.moves, words, rule_set)
         proof = "optimal, proved" if solution.optimal else f"not proved optimal: at least {solution.lower_bound:,}"
         summary = f"{proof}; {solution.nodes:,} positions searched in {solution.seconds:.2f} s"
-        own = {name: getattr(solution, name) for name in ("optimal", "lower_bound", "nodes", "seconds")}
+        details = {name: getattr(solution, name) for name in ("optimal", "lower_bound", "nodes", "seconds")}
     if output is not None:
         pebble.save_game(output, parsed, moves, words, rule_set)
-    own["positions"] = own.pop("nodes", None)
+    details["positions"] = details.pop("nodes", None)
     data = {
         "graph": _graph_data(parsed),
         "red": words,
         "rules": rule_set.name,
         **_verdict_data(verdict),
-        **own,
+        **details,
         "moves": len(moves),
     }
     _show(data, [_board_text(parsed, words, rule_set), summary], as_json)

@@ -112,8 +112,8 @@ def read_each(
         raise RedblueError(f"ncu profiled {profiled} kernels of the {launched} that were launched")
     results, first = [], 0
     for count in kernels:
-        own = (line for line, number in zip(lines, numbers, strict=True) if first <= number < first + count)
-        results.append(read("\n".join([lines[0], *own]), boundaries))
+        own_lines = (line for line, number in zip(lines, numbers, strict=True) if first <= number < first + count)
+        results.append(read("\n".join([lines[0], *own_lines]), boundaries))
         first += count
     return results
 

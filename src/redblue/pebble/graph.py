@@ -165,17 +165,17 @@ def from_edges(edges: Iterable[tuple[Hashable, Hashable]], nodes: Iterable[Hasha
 
     Raises GraphError for a cycle (naming it), an edge to an unknown node, a node or an edge given twice, and no node.
     """
-    known = [_name(node) for node in nodes] if nodes is not None else None
-    if known is not None and len(set(known)) < len(known):
-        raise GraphError(f"node {_first_duplicate(known)!r} is given twice: name each node once")
-    numbers: dict[Hashable, int] = {name: i for i, name in enumerate(known or ())}
+    names_given = [_name(node) for node in nodes] if nodes is not None else None
+    if names_given is not None and len(set(names_given)) < len(names_given):
+        raise GraphError(f"node {_first_duplicate(names_given)!r} is given twice: name each node once")
+    numbers: dict[Hashable, int] = {name: i for i, name in enumerate(names_given or ())}
     parents: list[dict[int, None]] = [{} for _ in numbers]
     for edge in edges:
         if not isinstance(edge, tuple | list) or len(edge) != 2:
             raise GraphError(f"an edge is a pair (parent, child), got {edge!r}")
         for name in map(_name, edge):
             if name not in numbers:
-                if known is not None:
+                if names_given is not None:
                     raise GraphError(f"edge {tuple(edge)!r} names the unknown node {name!r}: list it in nodes")
                 numbers[name] = len(numbers)
                 parents.append({})

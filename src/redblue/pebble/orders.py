@@ -163,10 +163,10 @@ def grouped(graph: Graph, part: np.ndarray, outputs: np.ndarray, group: np.ndarr
     groups, inside, starts, parents = first.tolist(), part.tolist(), graph.starts.tolist(), graph.parents.tolist()
     for v in reversed(range(graph.n)):
         if inside[v]:
-            own = groups[v]
+            own_group = groups[v]
             for p in parents[starts[v] : starts[v + 1]]:
-                if own < groups[p]:
-                    groups[p] = own
+                if own_group < groups[p]:
+                    groups[p] = own_group
     return np.array(groups)
 
 

@@ -114,8 +114,8 @@ def _illegal(
 ) -> IllegalMove:
     """Describe the move at which the compiled referee stopped."""
     rule, text = BROKEN[referee.broken]
-    known = 0 <= move.node < graph.n
-    parents = graph.parents_of(move.node) if known else np.array([], np.int64)
+    is_node = 0 <= move.node < graph.n
+    parents = graph.parents_of(move.node) if is_node else np.array([], np.int64)
     needed = parents if rule == "parents" and not rules.partial else [move.parent] if rule == "parents" else []
     have = referee.have()
     missing = tuple(graph.labels[p] for p in needed if not have[p] & 1)
@@ -131,7 +131,7 @@ def _illegal(
         level=move.level,
         levels=rules.levels,
         pebble=_pebble(move.level + (move.kind == LOAD), rules.levels),
-        words=rules.words_of(graph)[move.node] if known else 0,
+        words=rules.words_of(graph)[move.node] if is_node else 0,
         capacity=capacities[level],
         held=referee.held[level],
         missing=_first_few(missing),

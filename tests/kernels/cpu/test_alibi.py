@@ -1,4 +1,4 @@
-"""ALiBi in the CPU kernels against float64, through the core's face: all kernels, both passes, all instruction sets."""
+"""ALiBi in the CPU kernels, called directly, against float64: all kernels, both passes, all instruction sets."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from support.attention import DRAWN, SPILL_TILES, TILES, TWO_PASS_TILES, worst
 
 
 def run(sizes, arrays, slopes, mask, row, dlse=None, bias=None, **options):
-    """(out, lse), the gradients of q, k, v and the bias, and the words that each pass moved."""
+    """Run both passes; return out, lse, the gradients of q, k, v and the bias, and the words of each pass."""
     q, k, v, dout = arrays
     heads = sizes.kv_heads * sizes.group
     spread = np.broadcast_to(slopes, (*sizes.lead, heads))
@@ -27,10 +27,10 @@ def run(sizes, arrays, slopes, mask, row, dlse=None, bias=None, **options):
         dbias = np.full_like(bias, np.nan)
         common |= {"bias": described(bias), "bias_number": cpu.NUMBERS[bias.dtype.name]}
         more = {"dbias": described(dbias)}
-    dtype, given = q.dtype.name, [described(x) for x in (q, k, v, out, lse)]
-    moved = cpu.forward(sizes, dtype, *given, **common)
+    dtype, inputs = q.dtype.name, [described(x) for x in (q, k, v, out, lse)]
+    moved = cpu.forward(sizes, dtype, *inputs, **common)
     gradients = [described(x) for x in (dout, *written)]
-    moved += cpu.backward(sizes, dtype, *given, *gradients, dlse=dlse and described(dlse), **more, **common)
+    moved += cpu.backward(sizes, dtype, *inputs, *gradients, dlse=dlse and described(dlse), **more, **common)
     return (out, lse[..., 0], *written[:3], None if bias is None else dbias), moved
 
 
@@ -59,17 +59,17 @@ def test_alibi_is_as_float64_says(isa, data):
         lanes = isa.lanes(cpu.NUMBERS[dtype.name])
         mask = in_pairs(dense, sizes) if form == "pairs" else in_tiles(dense, sizes, lanes, bias is not None)
     tile = draw(st.none() | TILES | TWO_PASS_TILES | SPILL_TILES)
-    found, _ = run(sizes, arrays, slopes, mask, isa, bias=bias, softcap=softcap, tile=tile, threads=2)
+    results, _ = run(sizes, arrays, slopes, mask, isa, bias=bias, softcap=softcap, tile=tile, threads=2)
     q, k, v, dout = arrays
     options = {"scale": 0.4, "softcap": softcap or None, "alibi": slopes, "bias": bias}
     exact = reference.forward(q, k, v, attends, **options)
     gradients = reference.backward(q, k, v, dout, attends, **options)
     expected = (exact.out, exact.lse, gradients.dq, gradients.dk, gradients.dv, gradients.dbias)
-    for name, got, wanted in zip(("out", "lse", "dq", "dk", "dv", "dbias"), found, expected, strict=True):
-        if wanted is None:
+    for name, got, exact_result in zip(("out", "lse", "dq", "dk", "dv", "dbias"), results, expected, strict=True):
+        if exact_result is None:
             continue
-        allowed = 2000 * np.finfo(dtype).eps * (1 + np.abs(wanted[np.isfinite(wanted)]).max(initial=0))
-        assert worst(got, wanted) <= allowed, name
+        allowed = 2000 * np.finfo(dtype).eps * (1 + np.abs(exact_result[np.isfinite(exact_result)]).max(initial=0))
+        assert worst(got, exact_result) <= allowed, name
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -81,17 +81,17 @@ def test_alibi_in_16_bits_is_as_float64_says(isa, dtype, schedule):
     rng, sizes = np.random.default_rng(0), cpu.Sizes((1,), 1, 2, 50, 70, 16, 16)
     arrays = [rng.standard_normal((1, h, n, 16)).astype(number) for h, n in ((2, 50), (1, 70), (1, 70), (2, 50))]
     slopes = np.array([0.5, 0.125], np.float32)
-    found, _ = run(sizes, arrays, slopes, cpu.Attended(-50, 71), isa, schedule=schedule)
+    results, _ = run(sizes, arrays, slopes, cpu.Attended(-50, 71), isa, schedule=schedule)
     wide = [x.astype(np.float64) for x in arrays]
     exact = reference.forward(*wide[:3], scale=0.4, alibi=slopes)
     gradients = reference.backward(*wide, scale=0.4, alibi=slopes)
-    assert worst(found[1], exact.lse) <= 1e-5
-    for got, wanted in zip((found[0], *found[2:5]), (exact.out, *gradients[:3]), strict=True):
-        assert worst(got, wanted) <= 4 * float(ml_dtypes.finfo(number).eps) * (1 + np.abs(wanted).max())
+    assert worst(results[1], exact.lse) <= 1e-5
+    for got, exact_result in zip((results[0], *results[2:5]), (exact.out, *gradients[:3]), strict=True):
+        assert worst(got, exact_result) <= 4 * float(ml_dtypes.finfo(number).eps) * (1 + np.abs(exact_result).max())
 
 
 def test_where_slopes_are_steep_each_query_has_its_own_key_and_its_whole_gradient(isa):
-    """Scores of thousands are rounded by more than e to a difference allows: both passes must round them alike."""
+    """Rounding scores of thousands changes their exponentials noticeably, so both passes must round them alike."""
     n = 70
     rng, sizes = np.random.default_rng(1), cpu.Sizes((1,), 1, 1, n, n, 8, n)
     q, k = (1000 * rng.standard_normal((1, 1, n, 8)).astype(np.float32) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Tiles for so many words: what the kernels are told, and what they cannot be told."""
+"""Tiles of CPU kernels for a cache of given words, and the errors where no tiles fit."""
 
 import pytest
 from hypothesis import given
@@ -22,16 +22,16 @@ def problem(direction, d=64, n=512):
 @pytest.mark.parametrize(("schedule", "direction"), KERNELS)
 @examples(25)
 @given(n_q=LENGTHS, n_k=LENGTHS, d=LENGTHS, d_v=LENGTHS, words=st.integers(1, 1 << 17))
-def test_what_fits_is_counted_to_fit_and_what_does_not_says_the_least(schedule, direction, n_q, n_k, d, d_v, words):
-    asked = Problem(n_q, n_k, d, d_v, dtype="float32", direction=direction)
+def test_tiles_fit_by_the_count_and_errors_name_the_fewest_words(schedule, direction, n_q, n_k, d, d_v, words):
+    problem = Problem(n_q, n_k, d, d_v, dtype="float32", direction=direction)
     try:
-        tile = cache_fit.tiles_for(schedule, asked, words, AVX2)
+        tile = cache_fit.tiles_for(schedule, problem, words, AVX2)
     except TooFewWords as refusal:
         least = int(str(refusal).split("at least ")[1].split()[0])
         assert least > words
-        tile = cache_fit.tiles_for(schedule, asked, least, AVX2)
+        tile = cache_fit.tiles_for(schedule, problem, least, AVX2)
         words = least
-    assert count(schedule, asked, tiles=tile.edges(direction)).peak <= words
+    assert count(schedule, problem, tiles=tile.edges(direction)).peak <= words
 
 
 @pytest.mark.parametrize(("schedule", "direction"), KERNELS)
@@ -49,7 +49,7 @@ def test_more_words_never_move_more(schedule, direction):
 
 
 def test_each_schedule_has_its_own_regime():
-    """d = 512: M = 64k words lies below d^2 / 4 for outputs that stay, and no row of flash fits 4096."""
+    """At d = 512, 64k words are less than d^2 / 4 for outputs that stay, and 4096 words hold no row of flash."""
     words = {
         name: count(
             name,
@@ -75,8 +75,8 @@ def test_a_schedule_without_a_kernel_is_refused():
 @pytest.mark.parametrize("name", ["hybrid", "small_cache"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_edges_are_those_of_the_schedule(name, direction):
-    asked = problem(direction)
-    tile = cache_fit.tiles_for(name, asked, 1 << 14, AVX2)
-    assert SpillTile.of(name, cache_fit.schedules.get(name).make_tiles(asked, tile.edges(direction))._asdict()) == tile
+    one = problem(direction)
+    tile = cache_fit.tiles_for(name, one, 1 << 14, AVX2)
+    assert SpillTile.of(name, cache_fit.schedules.get(name).make_tiles(one, tile.edges(direction))._asdict()) == tile
     planned = cache_fit.plan_spilled(name, direction, 4096, 1 << 20, 64, 64, 8, AVX2)
     assert planned.chunk * (1 << 20) * AVX2.packed_bytes <= cache_fit.P_BYTES

@@ -7,7 +7,7 @@ import redblue as rb
 from redblue.compiled import _core
 from support.attention import DTYPES
 
-# By type: ln and log2 of the least normal number, and up to where results are promised.
+# By type: ln and log2 of the least normal number, and the largest argument with a guaranteed result.
 LEAST = {"exp": {np.float32: -87.33654, np.float64: -708.3964185322641}, "exp2": {np.float32: -126, np.float64: -1022}}
 MOST = {"exp": {np.float32: 88.0, np.float64: 709.0}, "exp2": {np.float32: 127.0, np.float64: 1023.0}}
 PROMISE = {np.float32: 4e-7, np.float64: 4e-16}
@@ -22,7 +22,7 @@ def power(name, x, row):
 
 
 def arguments(name, dtype):
-    """Every 499th float32 bit pattern, or a million float64, and the neighbourhood of both ends and of 0."""
+    """Return every 499th float32, or a million float64, and all numbers near both ends and near 0."""
     if dtype == np.float32:
         spread = np.arange(0, 2**32, 499, np.uint64).astype(np.uint32).view(np.float32)
     else:
@@ -43,7 +43,7 @@ def test_relative_error_over_the_whole_range(isa, name, dtype):
     got = power(name, x, isa)
     wide = np.float64 if dtype == np.float32 else np.longdouble
     if np.finfo(wide).eps > np.finfo(dtype).eps / 16:
-        pytest.skip("no wider type here to hold float64 against")
+        pytest.skip("this machine has no wider type than float64")
     with np.errstate(under="ignore"):
         exact = getattr(np, name)(x.astype(wide))
     tiny = np.finfo(dtype).tiny
@@ -69,7 +69,7 @@ def test_special_values(isa, name, dtype):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 15, 16, 17, 33])
-def test_any_count_and_nothing_beyond(isa, count):
+def test_any_length_without_writes_beyond_it(isa, count):
     x = np.full(count + 8, 7.0, np.float32)
     _core.exp(x[:count], isa)
     assert x[:count] == pytest.approx(np.exp(7.0))
@@ -77,7 +77,7 @@ def test_any_count_and_nothing_beyond(isa, count):
 
 
 def copied(v):
-    """Attention to one key gives its value: v, of shape (n, d_v), goes in and out of the kernel."""
+    """Copy v, of shape (n, d_v), through the kernel: attention to a single key returns its value."""
     one = np.ones((len(v), 1, 1), v.dtype)
     return rb.attention(one, one, v[:, None, :])[:, 0, :]
 
@@ -92,7 +92,7 @@ def test_every_16_bit_number_passes_unchanged(isa, name, width):
     number = size <= {"bfloat16": 0x7F80, "float16": 0x7C00}[name]
     same = (got.view(np.uint16) == bits) | (size == 0) & (got == 0)  # 0 + -0 is 0
     if name == "bfloat16" and isa.name == "avx512_bf16":
-        same |= subnormal & (got == 0)  # the dot-product instruction takes them for 0
+        same |= subnormal & (got == 0)  # the dot-product instruction treats them as 0
     assert same[number].all()
     assert np.isnan(got[~number].astype(np.float32)).all()
 
@@ -100,7 +100,7 @@ def test_every_16_bit_number_passes_unchanged(isa, name, width):
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 @pytest.mark.parametrize("width", [32, 5])
 def test_results_are_rounded_to_nearest_even(isa, name, width):
-    # Half the sum of two neighbours lies halfway: 2 keys of equal weight, sums exact in float32.
+    # Two keys of equal weight give half the sum of two neighbouring numbers, which lies halfway between them.
     dtype = DTYPES[name]
     top = {"bfloat16": 0x7E7F, "float16": 0x7BFF}[name]  # a sum of two fits float32
     low = np.arange(0x80 if name == "bfloat16" else 0, top, dtype=np.uint16)  # of bfloat16, the normal numbers

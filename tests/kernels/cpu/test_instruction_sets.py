@@ -1,4 +1,4 @@
-"""No function that older CPUs run may hold instructions of newer ones: read from the object files of this build."""
+"""Functions that run on older CPUs contain no newer instructions; checked in the object files of this build."""
 
 import re
 import shutil
@@ -17,17 +17,17 @@ def objects():
 
 
 def namespace(mangled):
-    """avx512 of _ZN7redblue6avx512...: names are written with their lengths."""
-    own = re.match(r"_Z+N[KVO]*7redblue(\d+)avx", mangled)
-    return mangled[own.end(1) :][: int(own[1])] if own else ""
+    """Return the namespace of a mangled name, such as avx512 for _ZN7redblue6avx512...; names follow their lengths."""
+    match = re.match(r"_Z+N[KVO]*7redblue(\d+)avx", mangled)
+    return mangled[match.end(1) :][: int(match[1])] if match else ""
 
 
 def violations(listing):
-    """Functions of a disassembly that use newer registers and are of no newer instruction set's namespace.
+    """List functions of a disassembly that use newer registers outside the namespace of a newer instruction set.
 
     The namespace is that of the function itself, mangled: a std:: template on a newer set's type is built for all CPUs.
     """
-    found, name = set(), ""
+    functions, name = set(), ""
     for line in listing.splitlines():
         if head := re.match(r"[0-9a-f]+ <(.*)>:$", line):
             name = head[1]
@@ -35,8 +35,8 @@ def violations(listing):
         if (NEWER["avx512"].search(line) and not space.startswith("avx512")) or (
             NEWER["avx2"].search(line) and not space
         ):
-            found.add(name)
-    return found
+            functions.add(name)
+    return functions
 
 
 @pytest.mark.skipif(not objects() or not shutil.which("objdump"), reason="no object files of a build, or no objdump")
@@ -49,8 +49,8 @@ def test_shared_functions_are_built_for_the_oldest_cpu(path):
 
 def test_the_check_sees_a_violation():
     shared = "0000 <_ZNSt6vectorIN7redblue6avx5125PanelEE3fooEv>:\n   0:\tvmovups (%rdi),%zmm0\n"
-    own = "0000 <_ZN7redblue6avx5127ForwardE>:\n   0:\tvmovups (%rdi),%zmm0\n"
+    allowed = "0000 <_ZN7redblue6avx5127ForwardE>:\n   0:\tvmovups (%rdi),%zmm0\n"
     older = "0000 <_ZN7redblue4avx27ForwardE>:\n   0:\tvmovups (%rdi),%zmm0\n"
     assert violations(shared)
-    assert not violations(own)
+    assert not violations(allowed)
     assert violations(older)

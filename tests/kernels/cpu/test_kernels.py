@@ -58,7 +58,7 @@ def test_backward_is_as_close_to_float64_as_the_unfused_expression(isa, case):
 
 
 def typical(got, expected):
-    """The root of the mean squared error: a single largest one is luck, and differs by three between equals."""
+    """Return the root mean square error; the largest error varies by a factor of 3 between equally good kernels."""
     return np.sqrt(np.mean((got.astype(np.float64) - expected) ** 2))
 
 
@@ -75,10 +75,10 @@ def test_typical_errors_are_below_twice_the_unfused_ones_without_any_floor(isa, 
     dlse = np.random.default_rng(1).standard_normal(lse.shape).astype(lse.dtype)
     exact = reference.forward(case.q, case.k, case.v, **case.arguments())
     gradients = reference.backward(case.q, case.k, case.v, case.dout, dlse=dlse, **case.arguments())
-    naive, found = unfused(case, dlse), backward(case, out, lse, dlse)
+    naive, results = unfused(case, dlse), backward(case, out, lse, dlse)
     assert typical(out, exact.out) <= 2 * typical(naive["out"], exact.out)
     assert typical(lse, exact.lse) <= 2 * typical(unfused(in_sums(case))["lse"], exact.lse)
-    for name, got, expected in zip(("dq", "dk", "dv"), found, gradients[:3], strict=True):
+    for name, got, expected in zip(("dq", "dk", "dv"), results, gradients[:3], strict=True):
         assert typical(got, expected) <= 2 * typical(naive[name], expected), name
 
 
@@ -113,8 +113,8 @@ def test_as_many_leading_dimensions_as_promised(isa):
 @pytest.mark.parametrize(
     "options",
     [
-        {"mask": Mask.causal(align="bottom-right")},  # 9 queries, 4 keys: the first 5 see none
-        {"mask": Mask.sliding_window(1, 0)},  # the last 4 see none
+        {"mask": Mask.causal(align="bottom-right")},  # 9 queries, 4 keys: the first 5 attend no key
+        {"mask": Mask.sliding_window(1, 0)},  # the last 4 attend no key
         {"mask": Mask.sliding_window(1, 0), "scale": -1.0},
         {"mask": Mask.sliding_window(1, 0), "scale": 0.0},
         {"bias": np.zeros((9, 4), bool)},
@@ -163,7 +163,7 @@ def test_scores_of_ten_thousand(isa, dtype):
 @pytest.mark.parametrize("schedule", ["auto", *SPILLED, "gather"])
 @pytest.mark.parametrize(("heads", "n_q"), [(1, 1), (1, 8), (1, 9), (1, 513), (8, 1), (4, 3)])
 def test_where_one_key_outweighs_all_others_it_has_the_whole_gradient(isa, dtype, heads, n_q, schedule):
-    """Scores of a million are rounded by more than 1: backward must round them as forward did."""
+    """Scores of a million have rounding errors above 1, so both passes must round them alike."""
     times = 100.0 if dtype == "float16" else 1000.0
     case = example((heads, n_q, 72), (1, 70, 72), dtype=dtype, times=times, schedule=schedule)
     check_one_key_has_it_all(case)
@@ -171,14 +171,14 @@ def test_where_one_key_outweighs_all_others_it_has_the_whole_gradient(isa, dtype
 
 @pytest.mark.parametrize("transposed", ["q", "k"])
 @pytest.mark.parametrize("schedule", ["auto", *SPILLED, "gather"])
-def test_the_same_where_features_of_one_array_are_not_neighbours(isa, transposed, schedule):
+def test_one_key_has_the_whole_gradient_with_transposed_arrays(isa, transposed, schedule):
     case = example((2, 20, 72), (1, 70, 72), times=1000.0, schedule=schedule)
     setattr(case, transposed, np.ascontiguousarray(getattr(case, transposed).swapaxes(-1, -2)).swapaxes(-1, -2))
     check_one_key_has_it_all(case)
 
 
-def test_tiles_after_pairs_only_where_scores_are_not_large(isa):
-    """Elsewhere each direction has the form that costs less."""
+def test_backward_keeps_the_form_of_forward_if_scores_are_large(isa):
+    """With large scores, backward takes the form of forward; otherwise each direction takes the cheaper form."""
     mask = Mask.global_tokens([0]) | Mask.sliding_window(3, 5)
     case = example((4, 9, 257), (1, 300, 257), times=1000.0, mask=mask)
     sizes = cpu.Sizes((), 1, 4, 9, 300, 257, 257)
@@ -189,7 +189,7 @@ def test_tiles_after_pairs_only_where_scores_are_not_large(isa):
 
 
 def check_one_key_has_it_all(case):
-    """dV: whose score is the largest gets all of dout. Rows in which rounding may decide that have none."""
+    """Check that the key with the largest score gets all of dout as dV; ambiguous rows get a dout of 0."""
     s = case.q.astype(float) @ case.k.astype(float).swapaxes(-1, -2) * case.q.shape[-1] ** -0.5
     if "mask" in case.options:
         s[:, ~case.options["mask"].to_dense(*case.full[-2:])] = -np.inf
@@ -206,7 +206,7 @@ def check_one_key_has_it_all(case):
     assert all(np.isfinite(x.astype(float)).all() for x in (dq, dk))
 
 
-# Gradients that only the core's face gives ----------------------------------------------------------
+# Gradients that only the compiled core returns ------------------------------------------------------
 
 
 @DRAWN
@@ -266,7 +266,7 @@ def test_gradients_of_bias_sinks_and_lse(isa, data):
         assert worst(dsinks, exact.dsinks) <= allowed * max(1, n_q * np.prod(lead))
 
 
-# NaN and infinity, as PyTorch treats them ------------------------------------------------------------
+# NaN and infinity, as PyTorch treats them -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -275,7 +275,7 @@ def test_gradients_of_bias_sinks_and_lse(isa, data):
 @pytest.mark.parametrize(
     "tile", [None, cpu.Tile(2, 3), TWO_PASSES, *SPILLING], ids=["plan", "tiny", "two passes", *SPILLED]
 )
-def test_nan_and_infinity_reach_what_the_expression_says(isa, value, name, dtype, tile):
+def test_nan_and_infinity_spread_as_in_the_expression(isa, value, name, dtype, tile):
     case = example((2, 5, 3), (2, 7, 3), dtype=dtype)
     case.tile = tile
     if name == "bias":
@@ -290,32 +290,32 @@ def test_nan_and_infinity_reach_what_the_expression_says(isa, value, name, dtype
     assert np.array_equal(np.isnan(lse), np.isnan(exact.lse))
     assert np.array_equal(np.isinf(out.astype(float)), np.isinf(exact.out))
     gradients = reference.backward(case.q, case.k, case.v, case.dout, **case.arguments())
-    for found, expected in zip(backward(case, out, lse), gradients[:3], strict=True):
-        assert np.array_equal(np.isfinite(found.astype(float)), np.isfinite(expected))
+    for gradient, expected in zip(backward(case, out, lse), gradients[:3], strict=True):
+        assert np.array_equal(np.isfinite(gradient.astype(float)), np.isfinite(expected))
 
 
-# Dropout ------------------------------------------------------------------------------------------
+# Dropout --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
 def test_the_kept_share_is_what_was_asked_for(isa, dropout):
     full = (2, 3, 70, 130)
-    found = kept(full, dropout, seed=7)
-    count, share = found.size, 1 - dropout
+    is_kept = kept(full, dropout, seed=7)
+    count, share = is_kept.size, 1 - dropout
     sigma = np.sqrt(share * dropout / count)
-    assert abs(found.mean() - share) < 5 * sigma
-    for axis in range(4):  # no head, row or key is special
+    assert abs(is_kept.mean() - share) < 5 * sigma
+    for axis in range(4):  # the share is the same for every head, row and key
         others = tuple(i for i in range(4) if i != axis)
-        means = found.mean(axis=others)
+        means = is_kept.mean(axis=others)
         assert np.abs(means - share).max() < 6 * np.sqrt(share * dropout * len(means) / count)
     # Neighbours are independent
     for axis in (2, 3):
-        pairs = (np.take(found, range(1, full[axis]), axis) & np.take(found, range(full[axis] - 1), axis)).mean()
+        pairs = (np.take(is_kept, range(1, full[axis]), axis) & np.take(is_kept, range(full[axis] - 1), axis)).mean()
         assert abs(pairs - share**2) < 8 * sigma
-    assert (found != kept(full, dropout, seed=8)).mean() == pytest.approx(2 * share * dropout, abs=8 * sigma)
+    assert (is_kept != kept(full, dropout, seed=8)).mean() == pytest.approx(2 * share * dropout, abs=8 * sigma)
 
 
-def test_dropout_multiplies_what_it_keeps(isa):
+def test_dropout_scales_the_kept_probabilities(isa):
     n = 40
     case = example((1, 6, 4), (1, n, 4), dropout=0.25, seed=3)
     case.v = np.eye(n, dtype=np.float32)[None]
@@ -337,7 +337,7 @@ def test_a_seed_drops_the_same_for_all_tiles_threads_and_instruction_sets(isa):
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_backward_drops_what_forward_dropped(isa, group):
-    # dV = (P * kept)^T dout: with dout the identity it shows what backward keeps.
+    # dV = (P * kept)^T dout: if dout is the identity, dV shows the probabilities that backward keeps.
     n_q, n_k, full = 35, 21, (2, 35, 21)
     case = example((2, n_q, 3), (2 // group, n_k, 3), n_q, dropout=0.4, seed=11)
     expected = kept(full, 0.4, 11)

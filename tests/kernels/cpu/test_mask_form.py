@@ -1,4 +1,4 @@
-"""Which form of a mask the core is given: runs of keys in tiles, or single pairs."""
+"""Choice between the two forms of a mask in the core: runs of keys in tiles, or single pairs."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_scattered_pairs_are_gathered_as_long_as_that_is_cheaper(density, forwar
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_heads_are_weighed_by_what_they_keep_in_whatever_order(first):
+def test_heads_are_weighted_by_their_pairs_in_any_order(first):
     thin = [Mask.dilated(4, 64)] * 7
     masks = [Mask.causal(), *thin] if first else [*thin, Mask.causal()]
     assert planned(Mask.per_head(masks), 2048, heads=8) == [False, False]

@@ -1,4 +1,4 @@
-"""Results do not depend on threads; calls are safe side by side, after a fork, and in workers."""
+"""Results do not depend on the number of threads; calls may run concurrently, after a fork, and in workers."""
 
 import multiprocessing
 import os
@@ -60,12 +60,12 @@ def test_concurrent_callers():
         return [x.tobytes() for x in (out, lse, *rb.attention_backward(case.dout, case.q, case.k, case.v, out, lse))]
 
     with running(threads=3), ThreadPoolExecutor(len(cases)) as pool:
-        for found, right in zip(pool.map(call, cases), expected, strict=True):
-            assert found == [right] * 10
+        for repeated, right in zip(pool.map(call, cases), expected, strict=True):
+            assert repeated == [right] * 10
 
 
 def worker(threads):
-    """In another process: results with threads equal those without."""
+    """Compare results with and without threads, in another process."""
     case = example()
     alone = results(case)
     case.threads = threads
@@ -78,7 +78,7 @@ def test_after_a_fork_parent_and_child_both_work():
     case.threads = 4
     expected = results(case)  # the parent has worker threads now
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that a process with threads is forked is the point
+        warnings.simplefilter("ignore", DeprecationWarning)  # the test forks a process with threads on purpose
         child = os.fork()
     if child == 0:
         signal.alarm(30)  # a child that hangs dies, and the parent sees it
@@ -94,9 +94,9 @@ def test_after_a_fork_parent_and_child_both_work():
 def test_inside_workers(method):
     expected = worker(4)
     with multiprocessing.get_context(method).Pool(2) as pool:
-        for same, found in pool.map_async(worker, [2, 4, 4]).get(timeout=60):
+        for same, result in pool.map_async(worker, [2, 4, 4]).get(timeout=60):
             assert same
-            assert found == expected[1]
+            assert result == expected[1]
 
 
 LITTLE_MEMORY = """

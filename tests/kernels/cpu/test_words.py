@@ -1,4 +1,4 @@
-"""The words that the kernels move between their tiles and the arrays: those of their schedules, exactly."""
+"""CPU kernels move exactly the words of their schedules between tiles and arrays."""
 
 import math
 from dataclasses import replace
@@ -24,12 +24,12 @@ def problems(draw, direction):
     kv_heads = draw(st.integers(1, 2))
     sizes = [draw(LENGTHS), draw(LENGTHS), draw(st.integers(1, 20)), draw(st.integers(1, 20)), draw(st.integers(1, 2))]
     heads, dtype = kv_heads * draw(st.integers(1, 3)), draw(st.sampled_from(list(DTYPES)))
-    mask = draw(masks | compositions(*sizes[:2]).map(lambda said: said[0]))
+    mask = draw(masks | compositions(*sizes[:2]).map(lambda pair: pair[0]))
     return Problem(*sizes, heads, kv_heads, dtype, mask, direction)
 
 
 def moved(row, problem, tile, gathers=False):
-    """What the compiled pass says it moved."""
+    """Run the compiled pass; return the words that its probe counts."""
     p, dtype = problem, DTYPES[problem.dtype]
     sums = np.float64 if p.dtype == "float64" else np.float32
     rng = np.random.default_rng(0)
@@ -55,18 +55,18 @@ DRAWN_LESS = settings(DRAWN, max_examples=DRAWN.max_examples * 2 // 5)  # of the
 
 
 def expected(schedule, problem, rows, cols):
-    found = count(schedule, problem, tiles={"rows": rows, "cols": cols})
-    return found.reads, found.writes
+    counted = count(schedule, problem, tiles={"rows": rows, "cols": cols})
+    return counted.reads, counted.writes
 
 
 @DRAWN
 @given(problem=problems("forward"), rows=st.integers(1, 150), cols=st.integers(1, 150))
 def test_forward_moves_what_flash_moves(isa, problem, rows, cols):
-    found = moved(isa, problem, cpu.Tile(rows, cols))
+    measured = moved(isa, problem, cpu.Tile(rows, cols))
     if not isinstance(problem.mask.rule, Window):  # whole panels
         lanes = isa.lanes(cpu.NUMBERS[problem.dtype])
         rows = -(-rows // lanes) * lanes
-    assert found == expected("flash", problem, rows, cols)
+    assert measured == expected("flash", problem, rows, cols)
 
 
 @DRAWN
@@ -79,26 +79,26 @@ def test_backward_moves_what_flash_onepass_moves(isa, problem, cols):
 @DRAWN
 @given(problem=problems("backward"), edges=st.tuples(*[st.integers(1, 150)] * 3))
 def test_two_passes_move_what_flash_moves(isa, problem, edges):
-    """For a mask of listed runs, one that is widened to whole panels of stacked rows."""
+    """A mask of listed runs is counted as if widened to whole panels of stacked rows."""
     lanes, (rows, cols, dkv_cols) = isa.lanes(cpu.NUMBERS[problem.dtype]), edges
-    found = moved(isa, problem, cpu.TwoPassTile(rows, cols, lanes, dkv_cols))
+    measured = moved(isa, problem, cpu.TwoPassTile(rows, cols, lanes, dkv_cols))
     if not isinstance(problem.mask.rule, Window):
         rows = -(-rows // lanes) * lanes
         dense = np.repeat(problem.mask.to_dense(problem.n_q, problem.n_k), problem.group, axis=0)
         panels = np.logical_or.reduceat(dense, np.arange(0, len(dense), lanes), axis=0)
         widened = Mask.from_dense(np.repeat(panels, lanes, axis=0)[: len(dense)])
         streams, problem = problem.batch * problem.kv_heads, replace(problem.one_stream(), mask=widened)
-        found = tuple(words // streams for words in found)
+        measured = tuple(words // streams for words in measured)
     counted = count("flash", problem, tiles=cpu.TwoPassTile(rows, cols, lanes, dkv_cols).edges("backward"))
-    assert found == (counted.reads, counted.writes)
+    assert measured == (counted.reads, counted.writes)
 
 
 @pytest.mark.parametrize("schedule", cpu.SPILLED)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @DRAWN_LESS
 @given(data=st.data())
-def test_what_writes_p_moves_what_its_schedule_moves(isa, direction, schedule, data):
-    """For a mask that is widened to whole slices of stacked rows and of keys."""
+def test_spilling_kernels_move_the_words_of_their_schedules(isa, direction, schedule, data):
+    """The mask is widened to whole slices of stacked rows and of keys."""
     problem = data.draw(problems(direction))
     lanes, times = isa.lanes(cpu.NUMBERS[problem.dtype]), st.integers(1, 3)
     vector = isa.vector_bytes // (8 if problem.dtype == "float64" else 4)
@@ -114,9 +114,9 @@ def test_what_writes_p_moves_what_its_schedule_moves(isa, direction, schedule, d
     live = np.logical_or.reduceat(np.logical_or.reduceat(dense, slices[0], axis=0), slices[1], axis=1)
     widened = np.repeat(np.repeat(live, depth, axis=0), depth, axis=1)[: dense.shape[0], : dense.shape[1]]
     one = replace(problem.one_stream(), mask=Mask.from_dense(widened))
-    found = count(schedule, one, tiles=tile.edges(direction))
+    counted = count(schedule, one, tiles=tile.edges(direction))
     streams = problem.batch * problem.kv_heads
-    assert moved(isa, problem, tile) == (streams * found.reads, streams * found.writes)
+    assert moved(isa, problem, tile) == (streams * counted.reads, streams * counted.writes)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -127,11 +127,12 @@ def test_gathering_moves_what_its_schedule_moves(isa, direction, data):
     if isinstance(problem.mask.rule, Window):  # a band is never gathered
         dense = problem.mask.to_dense(problem.n_q, problem.n_k)
         problem = replace(problem, mask=Mask.from_dense(dense))
-    found = count("gather", problem, words=10**9)
-    assert moved(isa, problem, cpu.Tile(64, 48), gathers=True) == (found.reads, found.writes)
+    counted = count("gather", problem, words=10**9)
+    assert moved(isa, problem, cpu.Tile(64, 48), gathers=True) == (counted.reads, counted.writes)
 
 
 def test_a_causal_forward_pass_by_hand(isa):
-    # Rows 0-1 see 2 keys, rows 2-3 see 4: each block reads its queries, those keys and values; writes out and lse.
+    # Rows 0-1 attend 2 keys, rows 2-3 attend 4. Each block reads its queries and these keys and values, and writes
+    # out and lse.
     problem = Problem(4, 4, 3, 5, mask=Mask.causal(), dtype="float32")
     assert moved(isa, problem, cpu.Tile(2, 2)) == (4 * 3 + (2 + 4) * (3 + 5), 4 * (5 + 1))

@@ -1,4 +1,4 @@
-"""Marks variants of tests as thorough: Triton's interpreter is slow, and most variants repeat values in other pairs."""
+"""Mark variants of tests as thorough: the interpreter is slow, and most variants only combine values anew."""
 
 import zlib
 from itertools import groupby
@@ -11,10 +11,10 @@ FEW = 4  # a test with no more variants runs all of them
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items):
-    """Mark the variants of each test that a spread of them does not need."""
+    """Mark the variants of each test that `spread` leaves out as thorough."""
     here = Path(__file__).parent
-    own = [item for item in items if here in item.path.parents and hasattr(item, "callspec")]
-    for _, variants in groupby(own, key=lambda item: (item.path, item.originalname)):
+    parametrized = [item for item in items if here in item.path.parents and hasattr(item, "callspec")]
+    for _, variants in groupby(parametrized, key=lambda item: (item.path, item.originalname)):
         variants = list(variants)
         if len(variants) > FEW:
             kept = spread(variants)
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items):
 
 
 def spread(variants):
-    """A few of a test's variants in which every value of every parameter appears; the same ones in every run."""
+    """Choose a few variants that contain every value of every parameter; every run chooses the same."""
     values = {item: {(name, repr(x)) for name, x in item.callspec.params.items()} for item in variants}
     order = sorted(variants, key=lambda item: zlib.crc32(item.name.encode()))
     missing, kept = set().union(*values.values()), []

@@ -20,7 +20,7 @@ from redblue.schedules.spilled import ForwardTiles
 from support.gpu import DEVICE, SPARSE, check_close, interpreted_only
 from support.textbook import textbook
 
-# The interpreter computes lanes that are masked off, too
+# The interpreter also computes masked lanes
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 SPILLED = ForwardTiles(rows=16, cols=16, depth=16, out_rows=16, out_cols=16, span=32)
@@ -85,7 +85,7 @@ def task_for(n_q, n_k, kv_heads, slopes, mask=None, dtype=torch.float64, **optio
 
 
 def check(task, kernel, mask=None):
-    """Outputs and gradients of the kernel, against the textbook in float64 with ALiBi as a bias."""
+    """Check outputs and gradients of the kernel against the float64 textbook with ALiBi as a bias."""
     dbias = None if task.record.bias is None else torch.zeros_like(task.record.bias)
     task = replace(task, dbias=dbias)
     run(task, kernel, "forward")
@@ -96,8 +96,8 @@ def check(task, kernel, mask=None):
         results["dbias"] = dbias
     q, k, v = (x.double().requires_grad_() for x in (task.q, task.k, task.v))
     bias = as_bias(task.record.alibi.double(), task.sizes.n_q, task.sizes.n_k)
-    own = None if task.record.bias is None else task.record.bias.double().requires_grad_()
-    bias = bias if own is None else bias + own
+    task_bias = None if task.record.bias is None else task.record.bias.double().requires_grad_()
+    bias = bias if task_bias is None else bias + task_bias
     options = {
         "scale": task.record.scale,
         "softcap": task.record.softcap or None,
@@ -109,7 +109,7 @@ def check(task, kernel, mask=None):
     else:  # the CPU's dropout is compared with the textbook elsewhere
         dropped = {"dropout": task.record.dropout, "seed": int(task.record.seed)}
         expected = rb.attention(q, k, v, bias=bias, **options, **dropped, return_lse=True)
-    inputs = [x for x in (q, k, v, own) if x is not None]
+    inputs = [x for x in (q, k, v, task_bias) if x is not None]
     gradients = torch.autograd.grad(expected, inputs, (task.dout.double(), task.dlse.double()))
     for (name, result), right in zip(results.items(), (*expected, *gradients), strict=True):
         assert result.isfinite().all() or name == "lse", name
@@ -129,10 +129,10 @@ MASKS = {
 @every_kernel
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks_and_lengths(kernel, mask):
-    """Slopes (H,) and (B, H), and one or two query heads for each key head, in turn."""
+    """Alternate between slopes (H,) and (B, H), and between one and two query heads per key head."""
     n_q, n_k, rule = MASKS[mask]
-    turn = list(MASKS).index(mask)
-    shape, kv_heads = ((HEADS,), (BATCH, HEADS))[turn % 2], (1, 2)[turn // 2 % 2]
+    number = list(MASKS).index(mask)
+    shape, kv_heads = ((HEADS,), (BATCH, HEADS))[number % 2], (1, 2)[number // 2 % 2]
     check(task_for(n_q, n_k, kv_heads, slopes_of(shape), rule), kernel, rule)
 
 
@@ -165,7 +165,7 @@ def test_offsets_of_64_bits(kernel, monkeypatch):
 @interpreted_only
 @every_kernel
 def test_no_words_of_pairs(kernel):
-    """ALiBi adds no words to those of the schedule but its slopes, which are counted apart, as sinks are."""
+    """ALiBi adds only its slopes to the words of the schedule; slopes, like sinks, are counted apart."""
     task = task_for(18, 20, 1, slopes_of((HEADS,)), rb.Mask.causal())
     for direction in ("forward", "backward"):
         totals = []

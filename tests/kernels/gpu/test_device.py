@@ -1,7 +1,7 @@
-"""On a real GPU: TRITON_INTERPRET=0 python -m pytest tests/test_gpu_device.py, as `make gpu` does.
+"""On a real GPU: TRITON_INTERPRET=0 python -m pytest tests/kernels/gpu/test_device.py, as `make gpu` does.
 
-Values and gradients of every option against float64, and what only a device has: streams, graphs, compiled graphs,
-several devices, copies that wait.
+Values and gradients of every option against float64, and features of devices: streams, graphs, compiled graphs,
+several devices, synchronisation.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ N_Q, N_K = 500, 700
 
 @pytest.fixture(autouse=True)
 def nan_in_new_memory(monkeypatch):
-    """What a kernel does not write is NaN."""
+    """Fill new memory with NaN, which shows in every element that a kernel does not write."""
     monkeypatch.setenv("REDBLUE_TUNE", "0")
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
@@ -61,7 +61,7 @@ def check_close(got, expected, dtype):
 
 
 def check(q, k, v, *more, **options):
-    """Outputs and gradients, against float64 on the CPU."""
+    """Check outputs and gradients against float64 on the CPU."""
     inputs = [x for x in (q, k, v, *more) if x.requires_grad]
     there = [x.detach().cpu().double().requires_grad_() for x in inputs]
     moved = {id(x): y for x, y in zip(inputs, there, strict=True)}
@@ -71,9 +71,9 @@ def check(q, k, v, *more, **options):
     for x, y in zip(got, expected, strict=True):
         check_close(x, y, q.dtype)
     douts = [torch.randn_like(x) for x in got]
-    found = torch.autograd.grad(got, inputs, douts)
-    wanted = torch.autograd.grad(expected, there, [x.double().cpu() for x in douts])
-    for x, y in zip(found, wanted, strict=True):
+    gradients = torch.autograd.grad(got, inputs, douts)
+    references = torch.autograd.grad(expected, there, [x.double().cpu() for x in douts])
+    for x, y in zip(gradients, references, strict=True):
         check_close(x, y, q.dtype)
 
 
@@ -107,7 +107,7 @@ def test_every_option_at_once(d):
     check(q, k, v, bias, sinks, bias=bias, sinks=sinks, softcap=5.0, scale=0.2, mask=MASKS["documents"])
 
 
-def test_dropout_is_the_cpus():
+def test_dropout_equals_that_of_the_cpu():
     q, k, v = (normal(2, 2, n, 64, grad=False) for n in (N_Q, N_K, N_K))
     out = rb.attention(q, k, v, dropout=0.3, seed=11)
     check_close(out, rb.attention(q.cpu(), k.cpu(), v.cpu(), dropout=0.3, seed=11), torch.float16)
@@ -150,11 +150,11 @@ def test_offsets_beyond_two_to_the_31():
 def test_gradients_of_strides_0(d):
     q, k, v = (normal(2, 2, n, d) for n in (N_Q, N_K, N_K))
     out = rb.attention(q, k, v)
-    given = torch.ones_like(out)
+    ones = torch.ones_like(out)
     for x, y in zip(
         *(
             torch.autograd.grad(out, (q, k, v), x, retain_graph=True)
-            for x in (given, given[:1, :1, :1, :1].expand_as(out))
+            for x in (ones, ones[:1, :1, :1, :1].expand_as(out))
         ),
         strict=True,
     ):
@@ -164,15 +164,18 @@ def test_gradients_of_strides_0(d):
 @pytest.mark.parametrize("schedule", ["flash", "hybrid", "small_cache"])
 @pytest.mark.parametrize("scale", [1e20, -1e30])
 def test_a_score_that_outweighs_all_others_has_the_weight_1(scale, schedule):
-    """However the compiler fuses products and sums. dQ and dK are rounding errors times the scale; dV is not."""
+    """The result does not depend on fused products and sums. dQ and dK are only rounding errors, so dV is checked."""
     q, k, v = (normal(1, 2, n, 64, dtype=torch.float32) for n in (N_Q, N_K, N_K))
     out = rb.attention(q, k, v, scale=scale, mask=MASKS["blocks"], schedule=schedule)
     there = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
     expected = textbook(*there, scale=scale, mask=MASKS["blocks"])
     check_close(out, expected, q.dtype)
     dout = torch.randn_like(out)
-    (dv,), (wanted,) = torch.autograd.grad(out, v, dout), torch.autograd.grad(expected, there[2], dout.double().cpu())
-    check_close(dv, wanted, q.dtype)
+    (dv,), (reference,) = (
+        torch.autograd.grad(out, v, dout),
+        torch.autograd.grad(expected, there[2], dout.double().cpu()),
+    )
+    check_close(dv, reference, q.dtype)
 
 
 def test_bitwise_the_same_again():
@@ -186,7 +189,7 @@ def test_bitwise_the_same_again():
 
 
 def room_bytes(n, d, card):
-    """What a call of one head in 16 bits may take beside its inputs, by the plan."""
+    """Return the bytes that the plan allows a 16-bit call of one head beside its inputs."""
     from redblue.base.integers import ceil_div
     from redblue.kernels.cpu.call import Sizes
     from redblue.kernels.gpu.planning.footprints import KERNELS
@@ -271,18 +274,18 @@ def test_compiled(mode, mask):
         expected = call(q, k, v)
         check_close(out, expected, q.dtype)
         dout = torch.randn_like(out)
-        found = [x.clone() for x in torch.autograd.grad(out, (q, k, v), dout)]
-        for x, y in zip(found, torch.autograd.grad(expected, (q, k, v), dout), strict=True):
+        gradients = [x.clone() for x in torch.autograd.grad(out, (q, k, v), dout)]
+        for x, y in zip(gradients, torch.autograd.grad(expected, (q, k, v), dout), strict=True):
             check_close(x, y, q.dtype)
 
 
 def test_vmap_and_grad():
     q = normal(3, 2, 70, 64, grad=False)
     each = torch.func.vmap(torch.func.grad(lambda x: rb.attention(x, x, x).float().sin().sum()))(q)
-    for got, given in zip(each, q, strict=True):
-        given = given.clone().requires_grad_()
-        (wanted,) = torch.autograd.grad(rb.attention(given, given, given).float().sin().sum(), given)
-        check_close(got, wanted, torch.float16)
+    for got, one in zip(each, q, strict=True):
+        one = one.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(rb.attention(one, one, one).float().sin().sum(), one)
+        check_close(got, expected, torch.float16)
 
 
 # Devices, streams, graphs --------------------------------------------------------------------------------------------
@@ -306,11 +309,11 @@ def test_a_warm_call_waits_for_nothing():
 @pytest.mark.parametrize("mask", [rb.Mask.causal(), MASKS["blocks"]], ids=["causal", "blocks"])
 def test_graphs_replay_with_new_numbers(mask):
     q, k, v = (normal(1, 2, n, 64, grad=False) for n in (N_Q, N_K, N_K))
-    given = [x.requires_grad_() for x in (q, k, v)]
+    inputs = [x.requires_grad_() for x in (q, k, v)]
 
     def call():
-        out = rb.attention(*given, mask=mask)
-        return (out, *torch.autograd.grad(out, given, torch.ones_like(out)))
+        out = rb.attention(*inputs, mask=mask)
+        return (out, *torch.autograd.grad(out, inputs, torch.ones_like(out)))
 
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -322,9 +325,9 @@ def test_graphs_replay_with_new_numbers(mask):
     with torch.cuda.graph(graph):
         captured = call()
     _forget_lists()
-    filler = [torch.randn(1 << 16, device="cuda") for _ in range(64)]  # over whatever was freed
+    filler = [torch.randn(1 << 16, device="cuda") for _ in range(64)]  # overwrites freed memory
     with torch.no_grad():
-        for x in given:
+        for x in inputs:
             x.copy_(torch.randn_like(x))
     graph.replay()
     torch.cuda.synchronize()
@@ -406,7 +409,7 @@ def test_tuning_changes_no_result_beyond_rounding(monkeypatch, tmp_path):
     tune.forget()
 
 
-def test_told_of_less_shared_memory_the_result_is_the_same():
+def test_the_result_is_the_same_with_less_shared_memory():
     from redblue.kernels.gpu.planning.card import card_of, planning_for
 
     q, k, v = (normal(1, 1, n, 256) for n in (200, 300, 300))

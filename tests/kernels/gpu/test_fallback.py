@@ -1,4 +1,4 @@
-"""What runs where a card refuses planned launches: kernels that raise as Triton does, under its interpreter."""
+"""Replacements for planned launches that a card refuses; the kernels raise Triton's errors, interpreted."""
 
 import itertools
 import warnings
@@ -33,7 +33,7 @@ def nothing_refused():
 
 @pytest.fixture
 def refusing(monkeypatch):
-    """Has launches refused that are planned for more than so many bytes; gives those that were tried, in order."""
+    """Refuse launches that are planned for more than `most` bytes; return the launches tried, in order."""
     tried = []
 
     def refusing(most, error=None):
@@ -60,25 +60,25 @@ def tensors():
 
 
 def test_a_refused_launch_is_replaced_with_one_warning_and_not_tried_again():
-    made = [Launch("flash", ForwardTiles(16 << i, 16, 150), shared_bytes=2000 >> i) for i in range(3)]
+    launches = [Launch("flash", ForwardTiles(16 << i, 16, 150), shared_bytes=2000 >> i) for i in range(3)]
     tried = []
 
     def execute(launch):
         tried.append(launch)
-        if launch == made[0]:
+        if launch == launches[0]:
             raise triton.OutOfResources(12_000, HAVE, "shared memory")
 
     need = f"it needs 12,000 bytes of shared memory, and a block on this card has {HAVE:,}; flash .* runs instead"
     with pytest.warns(UserWarning, match=need) as caught:
-        fallback.run(KIND, lambda: made[0], lambda: made, execute)
+        fallback.run(KIND, lambda: launches[0], lambda: launches, execute)
     assert len(caught) == 1
     tried.clear()
-    fallback.run(KIND, lambda: made[0], lambda: made, execute)  # a warning would be an error
-    assert tried == made[1:2]
+    fallback.run(KIND, lambda: launches[0], lambda: launches, execute)  # a warning would be an error
+    assert tried == launches[1:2]
 
 
 @pytest.mark.thorough
-def test_what_is_refused_is_replaced_with_one_warning_and_not_tried_again(refusing):
+def test_a_refused_call_is_replaced_with_one_warning_and_not_tried_again(refusing):
     tried = refusing(HAVE)
     arrays = tensors()
     with pytest.warns(UserWarning, match="forward, with d = .* runs instead") as caught:
@@ -114,36 +114,39 @@ def test_where_everything_is_refused_the_error_says_what_the_smallest_needs(refu
     assert {launch.kernel for launch in tried} > {"flash"}
 
 
-def test_other_errors_are_nobody_elses_to_mend(refusing):
+def test_other_errors_are_raised(refusing):
     tried = refusing(0, ZeroDivisionError("a mistake"))
     with pytest.raises(ZeroDivisionError):
         interpreted.attention(*tensors())
     assert len(tried) == 1
 
 
-def test_nor_are_those_of_what_takes_its_place():
-    made = [Launch("flash", ForwardTiles(16 << i, 16, 150)) for i in range(2)]
-    errors = {made[0]: triton.OutOfResources(600, 512, "tensor memory"), made[1]: ZeroDivisionError("a mistake")}
+def test_other_errors_of_the_replacement_are_raised():
+    launches = [Launch("flash", ForwardTiles(16 << i, 16, 150)) for i in range(2)]
+    errors = {
+        launches[0]: triton.OutOfResources(600, 512, "tensor memory"),
+        launches[1]: ZeroDivisionError("a mistake"),
+    }
 
     def execute(launch):
         raise errors[launch]
 
     with pytest.raises(ZeroDivisionError):
-        fallback.run(KIND, lambda: made[0], lambda: made, execute)
+        fallback.run(KIND, lambda: launches[0], lambda: launches, execute)
 
 
 def test_a_choice_that_was_tuned_elsewhere_may_be_refused(monkeypatch):
-    made = [Launch("flash", ForwardTiles(16 << i, 16, 150), shared_bytes=2000 << i) for i in range(3)]
+    launches = [Launch("flash", ForwardTiles(16 << i, 16, 150), shared_bytes=2000 << i) for i in range(3)]
     ran = []
 
     def execute(launch):
-        if launch == made[2]:
+        if launch == launches[2]:
             raise triton.OutOfResources(600, 512, "tensor memory")
         ran.append(launch)
 
     for _ in range(2):
-        fallback.run(KIND, lambda: made[2], lambda: made, execute)
-    assert ran == made[:1] * 2
+        fallback.run(KIND, lambda: launches[2], lambda: launches, execute)
+    assert ran == launches[:1] * 2
 
 
 def test_launches_shrink_to_nothing():

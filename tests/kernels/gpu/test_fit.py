@@ -1,4 +1,4 @@
-"""A spread of what `make gpu-fit` compiles ahead of time, in processes where Triton does not interpret."""
+"""Compile a sample of the kernels of `make gpu-fit`, in processes where Triton does not interpret."""
 
 import json
 import os
@@ -22,13 +22,13 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu" / "fit.py"
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    found = tmp_path_factory.mktemp("fit") / "rows.json"
-    subprocess.run([sys.executable, SCRIPT, "--spread", "--json", found], env=os.environ | {"COLUMNS": "200"})
-    return json.loads(found.read_text())
+    path = tmp_path_factory.mktemp("fit") / "rows.json"
+    subprocess.run([sys.executable, SCRIPT, "--spread", "--json", path], env=os.environ | {"COLUMNS": "200"})
+    return json.loads(path.read_text())
 
 
 @pytest.mark.thorough
-def test_what_is_planned_fits_and_hardly_spills(rows):
+def test_planned_kernels_fit_and_hardly_spill_registers(rows):
     assert len(rows) == 28  # forward and backward of 14 calls
     assert not [(row["card"], row["d"], row["dtype"], row["direction"], row["wrong"]) for row in rows if row["wrong"]]
     assert {"flash", "small_cache"} <= {row["kernel"] for row in rows}
@@ -78,17 +78,17 @@ print(taken.kernel, taken.on(card), taken.shared_bytes <= launch.shared_bytes, t
 
 
 def test_one_plan_fits():
-    """The rest of the plans: test_what_is_planned_fits_and_hardly_spills."""
+    """All other plans: test_planned_kernels_fit_and_hardly_spill_registers."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     run = subprocess.run([sys.executable, "-c", ONE], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["flash_forward", "True", "True", "True"]
 
 
-def test_what_would_not_fit_is_seen():
-    taken = fit.Fit("kernel", 65536, 255, 0, 512, 10_000, False)
-    assert taken.on(Card(shared_bytes=65536))
-    assert not taken.on(Card(shared_bytes=65535))
-    assert not taken._replace(tensor_memory_columns=513).on(Card())
+def test_kernels_that_do_not_fit_are_detected():
+    resources = fit.Fit("kernel", 65536, 255, 0, 512, 10_000, False)
+    assert resources.on(Card(shared_bytes=65536))
+    assert not resources.on(Card(shared_bytes=65535))
+    assert not resources._replace(tensor_memory_columns=513).on(Card())
 
 
 def test_interpreted_kernels_are_not_compiled():

@@ -27,7 +27,7 @@ from support.gpu import DEVICE, MASKS, SPARSE, check, check_forward, interpreted
 from support.textbook import TOLERANCE
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes lanes that are masked off, too
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter also computes masked lanes
     pytest.mark.usefixtures("bfloat16_to_nearest"),
 ]
 
@@ -42,7 +42,7 @@ def small_tiles(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nan_in_new_memory():
-    """What a kernel does not write is NaN."""
+    """Fill new memory with NaN, which shows in every element that a kernel does not write."""
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
     yield
@@ -78,7 +78,7 @@ def test_head_dimensions(d, d_v):
         ((5, 3), (7, 3)),
         ((2, 3, 1, 5, 3), (2, 3, 1, 7, 3)),
         ((2, 2, 5, 3), (2, 1, 1, 7, 3)),
-        ((2, 2, 2, 5, 3), (2, 1, 1, 7, 3)),  # leading dimensions that are no one dimension
+        ((2, 2, 2, 5, 3), (2, 1, 1, 7, 3)),  # leading dimensions that cannot be joined into one
         ((2, 3, 0, 4), (2, 3, 7, 4)),
         ((2, 3, 5, 4), (2, 3, 0, 4)),
         ((0, 3, 5, 4), (0, 3, 7, 4)),
@@ -119,7 +119,7 @@ def test_bias_of_any_broadcastable_shape(shape):
     check(q, k, v, bias, bias=bias)
 
 
-def test_gradient_of_a_bias_with_what_else_there_is():
+def test_gradient_of_a_bias_with_all_other_options():
     q, k, v = normal(2, 2, 2, 18, 3), normal(2, 1, 1, 18, 3), normal(2, 1, 1, 18, 3)
     bias = normal(2, 1, 1, 18, 18)
     check(q, k, v, bias, bias=bias, mask=rb.Mask.documents([7, 11]), softcap=2.0, dropout=0.2, seed=1)
@@ -141,12 +141,12 @@ def test_softcap_in_float32(size):
     check(q, k, v, softcap=2.0)
 
 
-def test_dropout_is_the_cpus():
+def test_dropout_equals_that_of_the_cpu():
     q, k, v = torch.zeros(2, 2, 9, 1), torch.zeros(2, 1, 19, 1), torch.eye(19).expand(2, 1, 19, 19)
     for seed, share in ((2**40 + 7, 0.7), (-5, 0.2)):
         ours = interpreted.attention(*(x.to(DEVICE) for x in (q, k, v)), dropout=share, seed=seed)
         assert torch.equal(ours.cpu() == 0, rb.attention(q, k, v, dropout=share, seed=seed) == 0)
-    # A number for each row, also where leading dimensions cannot be joined
+    # Every row has its own number, even if the leading dimensions cannot be joined
     check(normal(2, 2, 2, 5, 3), normal(2, 1, 1, 18, 3), normal(2, 1, 1, 18, 3), dropout=0.3, seed=3)
 
 
@@ -195,13 +195,13 @@ def test_errors_are_no_larger_than_twice_those_of_the_unfused_expression(dtype):
     q, k, v, dout = (torch.from_numpy(x.astype(np.float32)).to(DEVICE, getattr(torch, dtype)) for x in arrays)
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     out, lse = interpreted.attention(q, k, v, **case.options, return_lse=True)
-    found = {"out": out, "lse": lse} | dict(
+    results = {"out": out, "lse": lse} | dict(
         zip(("dq", "dk", "dv"), torch.autograd.grad(out, (q, k, v), dout), strict=True)
     )
     exact = reference.forward(case.q, case.k, case.v, **case.arguments())._asdict()
     exact |= reference.backward(case.q, case.k, case.v, case.dout, **case.arguments())._asdict()
     naive, floor = unfused(case) | {"lse": unfused(in_sums(case))["lse"]}, floors(case)
-    for name, got in found.items():
+    for name, got in results.items():
         check_to_twice(name, got.detach().double().cpu().numpy(), exact[name], naive[name], floor[name])
 
 
@@ -270,7 +270,7 @@ def test_the_interpreter_must_be_on(monkeypatch):
         interpreted.attention(normal(2, 3), normal(2, 3), normal(2, 3))
 
 
-def test_what_an_old_compiler_fails_on_is_refused(monkeypatch):
+def test_calls_that_old_compilers_fail_on_are_refused(monkeypatch):
     monkeypatch.setattr("triton.__version__", "3.3.1")
     q = torch.randn(1, 5, 8, requires_grad=True, device=DEVICE)
     out = interpreted.attention(q, q, q, dropout=0.5, seed=1)

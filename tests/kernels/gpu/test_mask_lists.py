@@ -1,4 +1,4 @@
-"""Which of the lists that GPU kernels take of a mask are kept on the device, and how long."""
+"""The cache of mask lists on the device: which lists are kept, and how long."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from redblue.kernels.gpu import mask_lists
 
 CPU = torch.device("cpu")
 MASKS = [rb.Mask.from_dense(np.random.default_rng(i).random((64, 64)) < 0.5) for i in range(3)]
-BITS = 64 * 64 // 8  # bytes of one's bits; the rest is little
+BITS = 64 * 64 // 8  # bytes of the bits of one mask; its other lists are small
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def made(i, rows=64, span=None):
 
 
 def kept():
-    """Which of the masks have lists, once for each."""
+    """List the masks that have lists, one entry per list."""
     return [MASKS.index(key.mask) for key in mask_lists._recent]
 
 
@@ -49,7 +49,7 @@ def test_a_shorter_span_has_lists_of_its_own():
     assert apart.partial_starts.tolist() == [0, 2, 4]
 
 
-def test_the_least_recently_used_go_when_bytes_are_too_many(monkeypatch):
+def test_least_recently_used_lists_are_dropped_above_the_byte_limit(monkeypatch):
     monkeypatch.setattr(mask_lists, "KEPT_BYTES", 5 * BITS // 2)
     first, second = made(0), made(1)
     assert mask_lists._bytes(first) == pytest.approx(BITS, rel=0.1)
@@ -60,16 +60,16 @@ def test_the_least_recently_used_go_when_bytes_are_too_many(monkeypatch):
     assert made(1) is not second
 
 
-def test_what_the_newest_mask_has_is_kept_whatever_it_takes(monkeypatch):
-    """Forward and backward passes would make each other's lists anew in every step."""
+def test_lists_of_the_newest_mask_are_kept_at_any_size(monkeypatch):
+    """Otherwise the forward and the backward pass of each step would evict each other's lists."""
     monkeypatch.setattr(mask_lists, "KEPT_BYTES", 1)
     made(0)
-    found = made(1), made(1, rows=32)
+    lists = made(1), made(1, rows=32)
     assert kept() == [1, 1]
-    assert all(x is y for x, y in zip((made(1), made(1, rows=32)), found, strict=True))
+    assert all(x is y for x, y in zip((made(1), made(1, rows=32)), lists, strict=True))
 
 
-def test_they_are_no_more_than_so_many(monkeypatch):
+def test_the_number_of_entries_is_limited(monkeypatch):
     monkeypatch.setattr(mask_lists, "KEPT", 2)
     for rows in (16, 32, 64):
         made(0, rows)

@@ -1,4 +1,4 @@
-"""Plans of GPU kernels: they fit by the model, follow the words, and say why where nothing fits."""
+"""Plans of GPU kernels: they fit by the model, move the fewest words, and explain why nothing fits."""
 
 import contextlib
 import itertools
@@ -58,7 +58,7 @@ def test_planned_launches_fit_by_the_model(name, dtype, direction, options):
     for d, d_v in ((16, 16), (40, 40), (80, 128), (128, 128), (192, 128), (256, 256), (512, 512), (576, 512)):
         sizes = sizes_of(d, d_v)
         launches = ()
-        with contextlib.suppress(Unplanned):  # flash alone does not reach everything
+        with contextlib.suppress(Unplanned):  # flash does not cover every case
             launches = candidates(direction, sizes, dtype, card, options)
         assert len(launches) <= MAX_CANDIDATES
         assert len(set(launches)) == len(launches)
@@ -69,7 +69,7 @@ def test_planned_launches_fit_by_the_model(name, dtype, direction, options):
             needs = [resources(footprint, dtype, card, launch.warps, launch.stages) for footprint in footprints]
             assert max(each.shared_bytes for each in needs) == launch.shared_bytes <= card.shared_bytes
             edges = launch.tiles._asdict()
-            if options.listed:  # or the kernels would change the tiles to ones that were not planned
+            if options.listed:  # otherwise the kernels would change the planned tiles
                 assert all(edges[edge] == edges[other] for edge, other in ON_ONE_GRID.items() if edge in edges)
             span, _ = edges.pop("span", sizes.n_k), edges.pop("chunk", 0)
             assert all(edge & (edge - 1) == 0 for edge in edges.values()), "Triton's tiles are powers of two"
@@ -81,7 +81,7 @@ def test_planned_launches_fit_by_the_model(name, dtype, direction, options):
 
 
 def test_no_launch_that_fits_moves_fewer_words():
-    """Tried one by one, for a card that all of its rows keep busy."""
+    """Compare with all launches that fit, on a card that the rows keep busy."""
     card, sizes = CARDS["rtx-4090"], sizes_of(192)
     problem = Problem(n_q=sizes.n_q, n_k=sizes.n_k, d=192)
     one_pass = schedules.get("flash").passes["forward"]
@@ -112,7 +112,7 @@ def test_more_shared_memory_never_moves_more_words():
     ("heads", "n_q", "n_k"), [(1, 512, 512), (1, 2048, 2048), (8, 1, 32768), (1, 1, 2048), (32, 4096, 4096)]
 )
 def test_every_multiprocessor_has_something_to_do(heads, n_q, n_k):
-    """Where there are few queries, blocks hold fewer, and keys are cut into spans."""
+    """If there are few queries, blocks hold fewer of them, and keys are cut into spans."""
     card = CARDS["h100-sxm"]
     t = plan("forward", Sizes((1,), heads, 1, n_q, n_k, 64, 64), "float16", card, schedule="flash").tiles
     walks = -(-n_k // t.span)
@@ -135,7 +135,7 @@ def test_tiny_problems_are_planned(n):
 
 
 def test_a_schedule_without_a_plan_is_explained_and_replaced():
-    """With the d of a flash that no tile of fits: the papers' small-cache algorithm takes its place."""
+    """At a d for which no tile of flash fits, the papers' small-cache algorithm replaces it."""
     card, sizes = Card(arch=80, shared_bytes=24 << 10), sizes_of(768)
     with pytest.warns(UserWarning, match="24,576; small_cache runs instead") as caught:
         planned = plan("forward", sizes, "float16", card, schedule="flash")
@@ -143,7 +143,7 @@ def test_a_schedule_without_a_plan_is_explained_and_replaced():
     with warnings.catch_warnings():  # once
         warnings.simplefilter("error")
         assert plan("forward", sizes, "float16", card, schedule="flash") == planned
-        # What it says would do does
+        # the shared memory that the message names is enough
         need_bytes = int(str(caught[0].message).split(" bytes")[0].split()[-1].replace(",", ""))
         enough = card._replace(shared_bytes=need_bytes)
         assert plan("forward", sizes, "float16", enough, schedule="flash").kernel == "flash"
@@ -158,7 +158,7 @@ def test_problems_without_a_kernel_are_explained():
 
 
 def test_regimes():
-    """As head dimensions grow, and the sooner the less shared memory there is: flash, hybrid, small_cache."""
+    """With growing d: flash, hybrid, small_cache. Less shared memory moves both changes to smaller d."""
     order = {name: i for i, name in enumerate(("flash", "hybrid", "small_cache"))}
     first = {}
     for name in ("rtx-4090", "a100-sxm", "h100-sxm"):
@@ -196,8 +196,8 @@ def test_spilled_memory_grows_with_the_keys_alone_and_is_limited(schedule, direc
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", ["rtx-4090", "h100-sxm", "b200"])
-def test_options_need_more(name, direction):
-    """A plan without options may not hold with them: what is planned then is smaller, or exchanged by less."""
+def test_options_need_more_memory(name, direction):
+    """A launch planned without options may not fit with them; the plan with options is then another launch."""
     card, sizes, some = CARDS[name], sizes_of(128), Options(bias=True, dropout=True)
     without = plan(direction, sizes, "float16", card)
     parts = KERNELS["flash", direction].parts

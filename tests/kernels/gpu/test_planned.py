@@ -1,4 +1,4 @@
-"""The GPU kernels with the tiles that the plan gives them, under Triton's interpreter; other tests choose tiny ones."""
+"""The GPU kernels with planned tiles, under Triton's interpreter; other tests use tiny tiles."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_planned_tiles_give_what_the_cpu_gives(call, monkeypatch):
 
 
 @pytest.mark.usefixtures("bfloat16_to_nearest")
-def test_what_is_dropped_is_dropped_in_16_bits(monkeypatch):
+def test_spilled_probabilities_are_dropped_in_16_bits(monkeypatch):
     monkeypatch.setenv("REDBLUE_TUNE", "0")
     generator = torch.Generator().manual_seed(0)
     arrays = [torch.randn(1, 16, d, generator=generator).bfloat16() for d in (16, 16, 130)]

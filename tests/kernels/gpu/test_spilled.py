@@ -18,7 +18,7 @@ from support.gpu import MASKS, SPARSE, check_forward, interpreted_only, normal
 from support.textbook import TOLERANCE
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes lanes that are masked off, too
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter also computes masked lanes
     pytest.mark.usefixtures("bfloat16_to_nearest"),
 ]
 
@@ -28,7 +28,7 @@ BOTH = pytest.mark.parametrize("kernel", ["hybrid", "small_cache"])
 
 @pytest.fixture(autouse=True)
 def nan_in_new_memory():
-    """What a kernel does not write is NaN."""
+    """Fill new memory with NaN, which shows in every element that a kernel does not write."""
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
     yield
@@ -37,7 +37,7 @@ def nan_in_new_memory():
 
 @pytest.fixture
 def launch(monkeypatch):
-    """Sets what is launched: a kernel, tiles, and rows of a chunk."""
+    """Return a function that sets the kernel to launch, its tiles and the rows of a chunk."""
 
     def launch(kernel="small_cache", chunk=32, **edges):
         planned = Launch(kernel, TILES._replace(**edges), chunk=chunk)
@@ -78,7 +78,7 @@ def test_chunks_and_spans(launch, chunk, span):
 
 
 @pytest.mark.parametrize(("q", "k"), [((2, 3, 5, 4), (2, 3, 0, 4)), ((2, 3, 0, 4), (2, 3, 7, 4))])
-def test_nothing_to_attend_or_nobody_to(launch, q, k):
+def test_no_keys_or_no_queries(launch, q, k):
     launch()
     out, lse = interpreted.attention(normal(*q), normal(*k), normal(*k), return_lse=True)
     assert not out.any()
@@ -97,7 +97,7 @@ def test_scores_bent_biased_and_with_sinks(launch, kernel, span):
 
 
 @BOTH
-def test_dropout_is_the_cpus(launch, kernel):
+def test_dropout_equals_that_of_the_cpu(launch, kernel):
     launch(kernel)
     check_forward(normal(2, 4, 19, 5), normal(2, 2, 70, 5), normal(2, 2, 70, 4), dropout=0.3, seed=3)
 
@@ -129,7 +129,7 @@ def test_scores_that_overflow_a_naive_exponential(launch):
 @BOTH
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("edges", [{}, {"span": 128, "out_rows": 16, "rows": 32}, {"rows": 32, "depth": 32}], ids=str)
-def test_words_are_the_schedules(launch, kernel, mask, edges):
+def test_words_equal_the_schedules_count(launch, kernel, mask, edges):
     launch(kernel, **edges)
     problem = rb.Problem(21, keys_seen(mask, 21, 70), 37, 20, heads=3, kv_heads=1, mask=mask)
     q, k, v = normal(3, 21, 37), normal(1, 70, 37), normal(1, 70, 20)

@@ -1,4 +1,4 @@
-"""Gradients by the Triton kernels of `hybrid` and `small_cache` against float64: as test_gpu_spilled."""
+"""Gradients by the Triton kernels of `hybrid` and `small_cache` against float64; see test_spilled.py."""
 
 import sys
 
@@ -22,7 +22,7 @@ from support.gpu import MASKS, SPARSE, check, interpreted_only, normal
 from support.textbook import TOLERANCE
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes lanes that are masked off, too
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter also computes masked lanes
     pytest.mark.usefixtures("bfloat16_to_nearest"),
 ]
 
@@ -37,7 +37,7 @@ BOTH = pytest.mark.parametrize("kernel", TILES)
 
 @pytest.fixture(autouse=True)
 def nan_in_new_memory():
-    """What a kernel does not write is NaN."""
+    """Fill new memory with NaN, which shows in every element that a kernel does not write."""
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
     yield
@@ -46,7 +46,7 @@ def nan_in_new_memory():
 
 @pytest.fixture
 def launch(monkeypatch):
-    """Sets what is launched: a kernel and edges of its tiles."""
+    """Return a function that sets the kernel to launch and the edges of its tiles."""
 
     def launch(kernel="small_cache", **edges):
         tiles = TILES[kernel]._replace(**edges)
@@ -101,7 +101,7 @@ def test_every_option(launch, kernel):
 
 
 @BOTH
-def test_dropout_is_the_cpus(launch, kernel):
+def test_dropout_equals_that_of_the_cpu(launch, kernel):
     launch(kernel)
     q, k, v = normal(2, 13, 5), normal(1, 37, 5), normal(1, 37, 4)
     check(q, k, v, dropout=0.3, seed=3)
@@ -135,7 +135,7 @@ def test_listed_masks_in_tiles_of_several_words(launch):
 @BOTH
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("edges", [{}, {"rows": 32, "chunk": 64, "span": 128, "cols": 64}], ids=str)
-def test_words_are_the_schedules(launch, kernel, mask, edges):
+def test_words_equal_the_schedules_count(launch, kernel, mask, edges):
     launch(kernel, **edges)
     problem = rb.Problem(13, keys_seen(mask, 13, 70), 17, 20, heads=3, kv_heads=1, mask=mask, direction="backward")
     q, k, v = normal(3, 13, 17), normal(1, 70, 17), normal(1, 70, 20)
@@ -148,7 +148,7 @@ def test_words_are_the_schedules(launch, kernel, mask, edges):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_small_cache_compiles_the_same_kernels_for_any_head_dimension(direction):
-    """All that is compiled in is named in capitals, so neither registers nor shared memory grow."""
+    """Compile-time arguments have names in capitals and do not depend on d, so neither registers nor memory grow."""
     tiles = {"forward": FORWARD, "backward": TILES["small_cache"]}[direction]
 
     def compiled(d):

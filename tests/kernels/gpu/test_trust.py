@@ -1,6 +1,6 @@
-"""What every Triton kernel must take or refuse by name: any layout, nothing at all, any size, any number.
+"""Inputs that every Triton kernel must accept or refuse by name: any layout, empty arrays, any size, any number.
 
-Under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU. Devices and types: test_torch_cuda.py.
+Under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU. Devices and types: op/pytorch/test_cuda.py.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ from redblue.schedules.spilled import ForwardTiles
 from support.examples import thorough
 from support.gpu import DEVICE, SPARSE, check, check_forward, interpreted_only, normal
 
-# The interpreter computes lanes that are masked off, too
+# The interpreter also computes masked lanes
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 SPILLED = ForwardTiles(rows=16, cols=16, depth=16, out_rows=16, out_cols=16, span=32)
@@ -36,7 +36,7 @@ TILES = {
 
 @pytest.fixture(params=TILES, autouse=True)
 def kernel(request, monkeypatch):
-    """Small tiles of each, so that tiny calls have many; what a kernel does not write is NaN."""
+    """Use small tiles, so that tiny calls have many tiles, and fill new memory with NaN."""
     forward, backward = TILES[request.param]
     chunk = getattr(backward, "chunk", 0)
     name = request.param.split()[0]
@@ -73,9 +73,9 @@ def test_any_strides_of_inputs_and_of_the_gradient(laid):
     q, k, v = (laid(normal(*shape).detach()).requires_grad_() for shape in shapes)
     got, expected = check_forward(q, k, v, mask=rb.Mask.causal(align="bottom-right"))
     dout, dlse = laid(torch.randn_like(got[0])), torch.randn(1, device=DEVICE, dtype=torch.float64).expand(2, 2, 17)
-    found = torch.autograd.grad(got, (q, k, v), (dout, dlse))
-    wanted = torch.autograd.grad(expected, (q, k, v), (dout.to(expected[0].device), dlse.to(expected[0].device)))
-    for x, y in zip(found, wanted, strict=True):
+    gradients = torch.autograd.grad(got, (q, k, v), (dout, dlse))
+    references = torch.autograd.grad(expected, (q, k, v), (dout.to(expected[0].device), dlse.to(expected[0].device)))
+    for x, y in zip(gradients, references, strict=True):
         torch.testing.assert_close(x, y.to(x.device), atol=1e-11, rtol=1e-11)
 
 
@@ -87,7 +87,7 @@ def test_a_sums_gradient_and_a_bias_that_are_one_number_each():
         torch.testing.assert_close(x, y.to(x.device), atol=1e-11, rtol=1e-11)
 
 
-# Nothing -----------------------------------------------------------------------------------------------------------
+# Empty arrays ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask", ["full", "causal", "documents"])
@@ -96,14 +96,14 @@ def test_a_sums_gradient_and_a_bias_that_are_one_number_each():
     [((2, 4, 0, 5), (2, 2, 7, 5)), ((2, 4, 6, 5), (2, 2, 0, 5)), ((0, 4, 6, 5), (0, 2, 7, 5)), ((0, 5), (0, 5))],
     ids=str,
 )
-def test_nothing(q, k, mask):
-    made = {"full": rb.Mask.full(), "causal": rb.Mask.causal(), "documents": rb.Mask.documents([q[-2]], [k[-2]])}
-    given = normal(*q), normal(*k), normal(*k)
-    out, lse = interpreted.attention(*given, mask=made[mask], return_lse=True)
+def test_empty_arrays(q, k, mask):
+    masks = {"full": rb.Mask.full(), "causal": rb.Mask.causal(), "documents": rb.Mask.documents([q[-2]], [k[-2]])}
+    inputs = normal(*q), normal(*k), normal(*k)
+    out, lse = interpreted.attention(*inputs, mask=masks[mask], return_lse=True)
     assert out.shape == q
     assert not out.any()
     assert (lse == -torch.inf).all()
-    for x, gradient in zip(given, torch.autograd.grad((out, lse), given, (out + 1, lse * 0)), strict=True):
+    for x, gradient in zip(inputs, torch.autograd.grad((out, lse), inputs, (out + 1, lse * 0)), strict=True):
         assert gradient.shape == x.shape
         assert not gradient.any()
 
@@ -111,24 +111,24 @@ def test_nothing(q, k, mask):
 @pytest.mark.parametrize("shape", [(), (2, 1, 6, 1)], ids=str)
 @pytest.mark.parametrize("mask", [None, rb.Mask.documents([6], [0])], ids=["full", "listed"])
 def test_no_keys_and_a_bias_with_a_gradient(mask, shape):
-    q, k, v, own = normal(2, 2, 6, 5), normal(2, 1, 0, 5), normal(2, 1, 0, 4), normal(*shape)
-    out = interpreted.attention(q, k, v, mask=mask, bias=own)
-    (gradient,) = torch.autograd.grad(out.sum(), own)
-    assert gradient.shape == own.shape
+    q, k, v, bias = normal(2, 2, 6, 5), normal(2, 1, 0, 5), normal(2, 1, 0, 4), normal(*shape)
+    out = interpreted.attention(q, k, v, mask=mask, bias=bias)
+    (gradient,) = torch.autograd.grad(out.sum(), bias)
+    assert gradient.shape == bias.shape
     assert not gradient.any()
 
 
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0])], ids=["", "sinks"])
 @pytest.mark.parametrize("right", [0, 3])
 def test_rows_beyond_the_last_key_of_a_window(right, sinks):
-    """A block of them has no key at all; of spans of keys, too, nothing may be read that nothing wrote."""
+    """A whole block of such rows has no key. Spans of keys, too, must not read memory that was never written."""
     sinks = None if sinks is None else sinks.to(DEVICE)
     mask = rb.Mask.sliding_window(2, right)
     check(normal(1, 2, 90, 5), normal(1, 1, 40, 5), normal(1, 1, 40, 4), mask=mask, sinks=sinks)
 
 
 def holes():
-    """Masks of 21 rows and 40 keys that leave out keys altogether; of some, those from the last on."""
+    """Return masks of 21 rows and 40 keys in which some keys, for some masks the last ones, are never attended."""
     some = np.random.default_rng(0).random((2, 1, 21, 40)) < 0.3
     some[..., 33:] = some[0, :, :, 3:9] = some[1, :, :, 20] = False
     return {
@@ -144,28 +144,28 @@ def holes():
 @pytest.mark.parametrize("name", holes())
 def test_keys_that_no_query_attends_may_hold_anything(name, options):
     mask = holes()[name]
-    q, k, v, own = normal(2, 2, 21, 5), normal(2, 1, 40, 5), normal(2, 1, 40, 4), normal(2, 1, 21, 40)
+    q, k, v, bias = normal(2, 2, 21, 5), normal(2, 1, 40, 5), normal(2, 1, 40, 4), normal(2, 1, 21, 40)
     dense = mask.to_dense(21, 40)
     seen = torch.from_numpy(dense.any(-2)).reshape(-1, 1, 40, 1).to(DEVICE)
     bad_k, bad_v = ((x.detach().where(seen, torch.nan)).requires_grad_() for x in (k, v))
     assert bad_k.isnan().any()
-    found, wanted = (
-        interpreted.attention(q, *given, mask=mask, bias=own, return_lse=True, **options)
-        for given in ((bad_k, bad_v), (k, v))
+    with_nan, without_nan = (
+        interpreted.attention(q, *keys_and_values, mask=mask, bias=bias, return_lse=True, **options)
+        for keys_and_values in ((bad_k, bad_v), (k, v))
     )
-    douts = [torch.randn_like(x) for x in found]
+    douts = [torch.randn_like(x) for x in with_nan]
     gradients = (
-        torch.autograd.grad(results, (q, *given, own), douts)
-        for results, given in ((found, (bad_k, bad_v)), (wanted, (k, v)))
+        torch.autograd.grad(results, (q, *keys_and_values, bias), douts)
+        for results, keys_and_values in ((with_nan, (bad_k, bad_v)), (without_nan, (k, v)))
     )
-    for x, y in zip((*found, *next(gradients)), (*wanted, *next(gradients)), strict=True):
+    for x, y in zip((*with_nan, *next(gradients)), (*without_nan, *next(gradients)), strict=True):
         assert torch.equal(x, y)
 
 
 def test_masks_of_each_entry_and_one_key_head_for_all_queries():
-    q, k, v, own = normal(2, 3, 20, 5), normal(2, 1, 20, 5), normal(2, 1, 20, 4), normal(2, 3, 20, 20)
+    q, k, v, bias = normal(2, 3, 20, 5), normal(2, 1, 20, 5), normal(2, 1, 20, 4), normal(2, 3, 20, 20)
     for mask in (rb.Mask.key_lengths([5, 17]), rb.Mask.per_batch([rb.Mask.causal(), rb.Mask.documents([7, 13])])):
-        check(q, k, v, own, bias=own, mask=mask)
+        check(q, k, v, bias, bias=bias, mask=mask)
 
 
 # Sizes -------------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_head_dimensions_beyond_those_of_the_cpu(kernel, monkeypatch):
 
 
 def far(shape, dim):
-    """Random numbers, those of the last index of this dimension beyond 2^31 elements, in memory that few pages take."""
+    """Return random numbers whose last index along `dim` lies beyond 2^31 elements, in sparsely used memory."""
     step = 2**31 // (shape[dim] - 1) + 5
     strides = list(torch.empty(shape, device="meta").stride())
     strides[dim] = step
@@ -196,7 +196,7 @@ def far(shape, dim):
 PLACES = {"batch": 0, "head": 1, "row": 2, "column": 3}
 
 
-@interpreted_only  # of memory that few pages take; test_gpu_device.py has one for GPUs
+@interpreted_only  # needs sparsely used memory; test_device.py has a test for GPUs
 @pytest.mark.parametrize("mask", [thorough(rb.Mask.causal()), rb.Mask.documents([9, 9])], ids=["causal", "listed"])
 @pytest.mark.parametrize("dim", PLACES.values(), ids=PLACES)
 def test_offsets_beyond_two_to_the_31(dim, mask):
@@ -205,8 +205,8 @@ def test_offsets_beyond_two_to_the_31(dim, mask):
     shapes = ((heads, 18, 5), (few, 18, 5), (few, 18, 4), (heads, 18, 4), (heads, 18, 18))
     q, k, v, dout, bias = (far((batch, *shape), dim) for shape in shapes)
     results = []
-    for given in ((q, k, v, bias, dout), [x.contiguous() for x in (q, k, v, bias, dout)]):
-        *inputs, gradient = given
+    for tensors in ((q, k, v, bias, dout), [x.contiguous() for x in (q, k, v, bias, dout)]):
+        *inputs, gradient = tensors
         inputs = [x.detach().requires_grad_() for x in inputs]
         out = interpreted.attention(*inputs[:3], bias=inputs[3], mask=mask)
         results.append((out, *torch.autograd.grad(out, inputs, gradient)))
@@ -221,17 +221,17 @@ def test_offsets_beyond_two_to_the_31(dim, mask):
 @pytest.mark.parametrize("scale", [thorough(1e20), -1e30])
 @pytest.mark.parametrize("mask", [rb.Mask.causal(), SPARSE["documents"]], ids=["band", "listed"])
 def test_a_score_that_outweighs_all_others_has_the_weight_1(scale, dtype, mask):
-    """dQ and dK are rounding errors times the scale, in the unfused expression too; dV is not."""
+    """Only dV is checked: dQ and dK are rounding errors times the scale, in the unfused expression too."""
     q, k, v = (normal(1, 37, d, dtype=dtype) for d in (5, 5, 4))
     got, expected = check_forward(q, k, v, scale=scale, mask=mask)
     dout = torch.randn_like(got[0])
     (dv,) = torch.autograd.grad(got[0], v, dout)
-    (wanted,) = torch.autograd.grad(expected[0], v, dout.double().to(expected[0].device))
+    (reference,) = torch.autograd.grad(expected[0], v, dout.double().to(expected[0].device))
     atol = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2}[dtype]
-    torch.testing.assert_close(dv.double(), wanted.double(), atol=atol, rtol=atol)
+    torch.testing.assert_close(dv.double(), reference.double(), atol=atol, rtol=atol)
 
 
-def test_infinities_and_what_is_no_number_stay_in_their_rows():
+def test_infinities_and_nan_stay_in_their_rows():
     q, k, v = (normal(2, 37, 5, dtype=torch.float32).detach() for _ in range(3))
     expected = interpreted.attention(q, k, v, scale=2e3)
     q[0, 3, 1], q[1, 20, 0] = torch.nan, torch.inf
@@ -243,7 +243,7 @@ def test_infinities_and_what_is_no_number_stay_in_their_rows():
 
 
 @pytest.mark.parametrize("options", [{"scale": 1e39}, {"scale": 1e30, "softcap": 1e-20}], ids=str)
-def test_numbers_that_float32_has_not_are_refused(options):
+def test_numbers_beyond_float32_are_refused(options):
     q = normal(1, 3, 5)
     with pytest.raises(rb.RedblueError, match=r"must be at most 3\.4e\+38 in size on a GPU, got 1e\+"):
         interpreted.attention(q, q, q, **options)

@@ -1,4 +1,4 @@
-"""Which of several launches is fastest: chosen by a clock of the tests' own, kept on disk, and left alone."""
+"""Choice of the fastest launch, with a simulated clock: stored on disk, reused, and turned off."""
 
 import json
 import threading
@@ -37,7 +37,7 @@ def nothing_kept(tmp_path, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Milliseconds by launch, to be set; what ran, in order; and how often anything was timed."""
+    """A simulated clock: settable milliseconds by launch, the launches in order, and the number of timings."""
 
     class Clock:
         def __init__(self):
@@ -54,9 +54,9 @@ def clock(monkeypatch):
             call()
             return self.milliseconds[self.ran[-1]]
 
-    found = Clock()
-    monkeypatch.setattr(tune, "milliseconds", found.measure)
-    return found
+    stand_in = Clock()
+    monkeypatch.setattr(tune, "milliseconds", stand_in.measure)
+    return stand_in
 
 
 def files(folder):
@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_written_costs_no_result(clock, nothing_kept):
     assert clock.timed == 3
 
 
-def test_what_turns_it_off(clock, monkeypatch):
+def test_settings_that_turn_tuning_off(clock, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv(tune.VARIABLE, "0")
         assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[0]
@@ -162,7 +162,7 @@ def test_nothing_is_timed_while_a_graph_is_captured_or_traced(clock, monkeypatch
         assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[0]
         assert not clock.ran
     assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
-    with monkeypatch.context() as patch:  # what is known is used
+    with monkeypatch.context() as patch:  # a known choice is used
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
 
@@ -190,7 +190,7 @@ def test_writers_at_once_leave_a_whole_file(nothing_kept):
     assert [file.suffix for file in tune.folder().iterdir()] == [".json"]
 
 
-def test_a_slow_candidate_is_timed_no_longer_than_it_takes_to_know(monkeypatch):
+def test_a_slow_candidate_is_timed_only_briefly(monkeypatch):
     clock = iter(range(0, 10000, 7))
 
     class Event:

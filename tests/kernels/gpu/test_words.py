@@ -1,6 +1,6 @@
 """The words that kernels load and store, counted under Triton's interpreter, against their schedules' closed forms.
 
-Index lists of masks are counted apart: they are no words of the arrays. Every kernel on every kind of mask.
+Every kernel runs on every kind of mask. Index lists of masks are counted apart from the words of the arrays.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ CASES = [
 ]
 BANDS = ("full", "causal", "causal from the end", "window")
 SPILLED = ("hybrid", "small_cache")
-# The interpreter computes lanes that are masked off, too
+# The interpreter also computes masked lanes
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 every_case = pytest.mark.parametrize(("shape", "mask", "stay", "stream"), CASES)
 
 
 def task_of(shape, mask):
-    """Tensors of these sizes, and what the mask is to kernels."""
+    """Make a task of random tensors, with the mask as kernels take it."""
     batch, kv_heads, group, n_q, n_k, d, d_v = shape
     rows, keys = (batch, kv_heads * group, n_q), (batch, kv_heads, n_k)
-    made = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     shapes = {"q": (*rows, d), "k": (*keys, d), "v": (*keys, d_v), "out": (*rows, d_v), "dout": (*rows, d_v)}
     shapes |= {"dq": (*rows, d), "dk": (*keys, d), "dv": (*keys, d_v), "lse": rows, "delta": rows}
-    arrays = {name: torch.randn(x, generator=made) for name, x in shapes.items()}
+    arrays = {name: torch.randn(x, generator=generator) for name, x in shapes.items()}
     band = mask.rule.on(n_q, n_k, 1) if mask is not None and isinstance(mask.rule, Window) else None
-    seen = {"mask": mask} if band is None else {"first": band.first, "end": band.end}
-    return Task(sizes=Sizes((batch,), kv_heads, group, n_q, n_k, d, d_v), **arrays, **seen)
+    mask_fields = {"mask": mask} if band is None else {"first": band.first, "end": band.end}
+    return Task(sizes=Sizes((batch,), kv_heads, group, n_q, n_k, d, d_v), **arrays, **mask_fields)
 
 
 def problem_of(shape, mask, direction):
@@ -82,24 +82,24 @@ def moved(runs):
         for run in runs:
             run()
     indices = [name for name in tally.tensors if name.startswith(("lists", "cells"))]
-    found = tally.total(without=indices)
-    return found.reads, found.writes
+    traffic = tally.total(without=indices)
+    return traffic.reads, traffic.writes
 
 
 def counted(kernel, direction, shape, mask, edges, chunk=0, seen=None):
-    """Words of the kernel, and of its schedule, with these tiles. seen: what the kernel takes the mask for."""
+    """Return the words of the kernel and of its schedule. seen: the problem with the mask as the kernel treats it."""
     cut = (*shape[:4], keys_seen(mask, *shape[3:5]), *shape[5:]) if kernel in SPILLED else shape
     problem, schedule = seen or problem_of(cut, mask, direction), schedules.get(kernel)
     tiles = schedule.make_tiles(problem, edges)
     runs = getattr(KERNELS[kernel], direction)(task_of(shape, mask), Launch(kernel, tiles, chunk=chunk))
-    wanted = schedule.cost(problem, tiles)
-    return moved(runs), (wanted.reads, wanted.writes)
+    cost = schedule.cost(problem, tiles)
+    return moved(runs), (cost.reads, cost.writes)
 
 
 def in_whole_tiles(shape, mask, direction, rows, cols):
-    """The problem whose mask is all pairs of the tiles that have some: what is spilled of a listed tile is all of it.
+    """Return the problem with a mask of whole tiles, because a listed tile is spilled as a whole.
 
-    Its rows are stacked, as those of tiles are.
+    The rows of a group of heads are stacked, as in the tiles.
     """
     batch, kv_heads, group, n_q, n_k, d, d_v = shape
     dense = np.repeat(mask.to_dense(n_q, n_k), group, axis=0)
@@ -113,38 +113,38 @@ def in_whole_tiles(shape, mask, direction, rows, cols):
 
 @every_case
 def test_flash_forward(shape, mask, stay, stream):
-    found, wanted = counted("flash", "forward", SHAPES[shape], MASKS[mask], {"rows": stay, "cols": stream})
-    assert found == wanted
+    measured, expected = counted("flash", "forward", SHAPES[shape], MASKS[mask], {"rows": stay, "cols": stream})
+    assert measured == expected
 
 
 @every_case
 def test_flash_forward_in_spans(shape, mask, stay, stream):
     edges = {"rows": stay, "cols": 16, "span": 32}
-    found, wanted = counted("flash", "forward", SHAPES[shape], MASKS[mask], edges)
-    assert found == wanted
+    measured, expected = counted("flash", "forward", SHAPES[shape], MASKS[mask], edges)
+    assert measured == expected
 
 
 @every_case
 def test_flash_backward(shape, mask, stay, stream):
     edges = {"rows": stay, "cols": stream, "dkv_rows": stream, "dkv_cols": stay}
-    found, wanted = counted("flash", "backward", SHAPES[shape], MASKS[mask], edges)
-    assert found == wanted
+    measured, expected = counted("flash", "backward", SHAPES[shape], MASKS[mask], edges)
+    assert measured == expected
 
 
 @pytest.mark.parametrize("kernel", SPILLED)
 @pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [case for case in CASES if case[1] in BANDS])
 def test_spilled_forward_in_spans_and_chunks(kernel, shape, mask, stay, stream):
     edges = {"rows": stay, "cols": stream, "depth": 16, "out_rows": stay, "out_cols": 16, "span": 2 * stream}
-    found, wanted = counted(kernel, "forward", SHAPES[shape], MASKS[mask], edges, chunk=32)
-    assert found == wanted
+    measured, expected = counted(kernel, "forward", SHAPES[shape], MASKS[mask], edges, chunk=32)
+    assert measured == expected
 
 
 @pytest.mark.parametrize("kernel", SPILLED)
 @pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [case for case in CASES if case[1] in BANDS])
 def test_spilled_backward_in_spans_and_chunks(kernel, shape, mask, stay, stream):
     edges = backward_edges(kernel, stay, stream) | {"span": 2 * stream}
-    found, wanted = counted(kernel, "backward", SHAPES[shape], MASKS[mask], edges, chunk=32)
-    assert found == wanted
+    measured, expected = counted(kernel, "backward", SHAPES[shape], MASKS[mask], edges, chunk=32)
+    assert measured == expected
 
 
 def backward_edges(kernel, stay, stream):
@@ -166,8 +166,8 @@ every_list = pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [*LIST
 def test_spilled_forward_of_listed_tiles(kernel, shape, mask, stay, stream):
     edges = {"rows": stay, "cols": stream, "depth": 16, "out_rows": stay, "out_cols": 16}
     seen = in_whole_tiles(SHAPES[shape], MASKS[mask], "forward", stay, stream)
-    found, wanted = counted(kernel, "forward", SHAPES[shape], MASKS[mask], edges, 32, seen)
-    assert found == wanted
+    measured, expected = counted(kernel, "forward", SHAPES[shape], MASKS[mask], edges, 32, seen)
+    assert measured == expected
 
 
 @pytest.mark.parametrize("kernel", SPILLED)
@@ -175,15 +175,15 @@ def test_spilled_forward_of_listed_tiles(kernel, shape, mask, stay, stream):
 def test_spilled_backward_of_listed_tiles(kernel, shape, mask, stay, stream):
     seen = in_whole_tiles(SHAPES[shape], MASKS[mask], "backward", stay, stream)
     edges = backward_edges(kernel, stay, stream)
-    found, wanted = counted(kernel, "backward", SHAPES[shape], MASKS[mask], edges, 32, seen)
-    assert found == wanted
+    measured, expected = counted(kernel, "backward", SHAPES[shape], MASKS[mask], edges, 32, seen)
+    assert measured == expected
 
 
 @pytest.mark.parametrize("kernel", SPILLED)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @every_list
 def test_spans_share_listed_tiles_out_evenly(kernel, direction, shape, mask, stay, stream):
-    """Where a schedule's walks cover what lies in each span: so all walks of a block load what stays of it."""
+    """All walks of a block load its resident rows, so the words exceed those of a schedule with keys in spans."""
     seen = in_whole_tiles(SHAPES[shape], MASKS[mask], direction, stay, stream)
     stream_of = seen.one_stream()
     walks = -(-seen.n_k // stream)
@@ -192,9 +192,9 @@ def test_spans_share_listed_tiles_out_evenly(kernel, direction, shape, mask, sta
     edges, times = backward_edges(kernel, stay, stream), (seen.d + 1, 0) if kernel == "hybrid" else (2, 0)  # lse, delta
     if direction == "forward":
         edges = {"rows": stay, "cols": stream, "depth": 16, "out_rows": stay, "out_cols": 16}
-        times = (seen.d + 1, 1) if kernel == "hybrid" else (1, 1)  # what each walk found
-    found, wanted = counted(kernel, direction, SHAPES[shape], MASKS[mask], edges | {"span": stream}, 32, seen)
-    assert found == (wanted[0] + times[0] * more, wanted[1] + times[1] * more)
+        times = (seen.d + 1, 1) if kernel == "hybrid" else (1, 1)  # the partial results of each walk
+    measured, expected = counted(kernel, direction, SHAPES[shape], MASKS[mask], edges | {"span": stream}, 32, seen)
+    assert measured == (expected[0] + times[0] * more, expected[1] + times[1] * more)
 
 
 @pytest.mark.parametrize("shared", [(), (0,), (0, 1), (2,), (3,), (0, 1, 2, 3)], ids=str)
@@ -206,16 +206,18 @@ def test_gradient_of_a_bias(monkeypatch, shape, mask, shared):
     batch, kv_heads, group, n_q, n_k, *_ = sizes = SHAPES[shape]
     heads, task = kv_heads * group, task_of(sizes, MASKS[mask])
     full = batch, heads, n_q, n_k
-    own = torch.zeros([1 if dim in shared else size for dim, size in enumerate(full)])
-    bias = own.expand(full)
-    task = replace(task, record=task.record._replace(bias=bias), dbias=torch.zeros_like(own).expand(full))
+    small_bias = torch.zeros([1 if dim in shared else size for dim, size in enumerate(full)])
+    bias = small_bias.expand(full)
+    task = replace(task, record=task.record._replace(bias=bias), dbias=torch.zeros_like(small_bias).expand(full))
     with counting() as tally:
         bias_gradient.add_bias_gradient(task)
     indices = [name for name in tally.tensors if name.startswith(("lists", "cells"))]
     parts = [min(-(-n // 16), bias_gradient.SHARES) if dim in shared else n for dim, n in ((2, n_q), (3, n_k))]
-    kept = own.shape[0] * own.shape[1] * parts[0] * parts[1]  # of dbias, which is added to
+    dbias_words = (
+        small_bias.shape[0] * small_bias.shape[1] * parts[0] * parts[1]
+    )  # kernels add to dbias, so they read and write it
     problem = problem_of((batch, heads, 1, *sizes[3:]), MASKS[mask], "backward")
     cost = gradient_bias_cost(problem.one_stream(), Tiles(16, 16, bias_gradient.TENSOR_CORES[0]))
-    found = tally.total(without=indices)
-    assert found.reads == batch * heads * (cost.reads - n_q * n_k) + kept
-    assert found.writes == kept
+    traffic = tally.total(without=indices)
+    assert traffic.reads == batch * heads * (cost.reads - n_q * n_k) + dbias_words
+    assert traffic.writes == dbias_words

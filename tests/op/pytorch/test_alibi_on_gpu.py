@@ -1,4 +1,4 @@
-"""ALiBi by the kernels for GPUs: under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU."""
+"""ALiBi in the GPU kernels: under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from support.gpu import DEVICE, MASKS, SPARSE, check_close, interpreted_only, no
 from support.textbook import textbook
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes lanes that are masked off, too
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter also computes masked lanes
     pytest.mark.filterwarnings("ignore:.torch.jit.script"),
 ]
 
@@ -26,7 +26,7 @@ def slopes(*shape):
 
 
 def check(q, k, v, *more, schedule="auto", **options):
-    """Outputs, and the gradients of q, k, v and `more`, against float64."""
+    """Check outputs, and gradients of q, k, v and `more`, against float64."""
     inputs = q, k, v, *more
     got = interpreted.attention(q, k, v, return_lse=True, schedule=schedule, **options)
     expected = textbook(q, k, v, return_lse=True, **options)

@@ -18,7 +18,7 @@ TOLERANCE = 1e-12
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """Nothing from a cache on disk, which may be of another version of this project."""
+    """Use no cache on disk, which another version of this project may have written."""
     import torch._functorch.config
     import torch._inductor.config
 
@@ -39,7 +39,7 @@ def close(x, y):
 
 
 def test_calls_outside_a_graph_do_not_load_the_compiler():
-    """PyTorch's takes nearly a second to import."""
+    """PyTorch's compiler takes nearly a second to import."""
     calls = "q = torch.ones(2, 3, 4).requires_grad_(); rb.attention(q, q, q, mask=rb.Mask.prefix(2)).sum().backward()"
     script = f"import sys, torch, redblue as rb; {calls}; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
@@ -56,7 +56,7 @@ def with_everything(q, k, v, bias, sinks):
 
 
 def counting(backend):
-    """The backend, and how many graphs it was given."""
+    """Return a counting backend, and the list of the graphs that it compiled."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     return CompileCounterWithBackend(backend)

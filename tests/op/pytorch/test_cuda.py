@@ -1,6 +1,6 @@
-"""Tensors on a GPU, as far as that goes without one: PyTorch's fake tensors, and kernels that only note their calls.
+"""GPU tensors, tested without a GPU: PyTorch's fake tensors, and kernels that only record their calls.
 
-On a real device: test_gpu_device.py.
+Tests on a real device: kernels/gpu/test_device.py.
 """
 
 import subprocess
@@ -26,7 +26,7 @@ OPEN = Options(MaskArgument())
 
 @pytest.fixture
 def fake(monkeypatch):
-    """Tensors of any device, without numbers."""
+    """Make tensors of any device, without data."""
     monkeypatch.setattr(ops, "gpu_kernels", lambda: None)
     with FakeTensorMode():
         yield
@@ -34,7 +34,7 @@ def fake(monkeypatch):
 
 @pytest.fixture
 def autocast():
-    """To bfloat16 on GPUs; torch.autocast itself asks whether there is one."""
+    """Autocast to bfloat16 on GPUs, without torch.autocast, which requires a GPU."""
     before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     torch.set_autocast_enabled("cuda", True)
     torch.set_autocast_dtype("cuda", torch.bfloat16)
@@ -45,7 +45,7 @@ def autocast():
 
 @pytest.fixture
 def no_kernels(monkeypatch):
-    """As where Triton is not installed."""
+    """Simulate that Triton is not installed."""
 
     def gpu_kernels():
         raise rb.RedblueError("tensors on a GPU need Triton")
@@ -55,7 +55,7 @@ def no_kernels(monkeypatch):
 
 @pytest.fixture
 def noted(monkeypatch):
-    """Kernels that note what they are called with: (direction, device that is current, arguments)."""
+    """Replace the kernels by functions that record (direction, current device, arguments)."""
     calls, current = [], []
 
     def device(index):
@@ -92,8 +92,8 @@ def test_shapes_types_and_devices(fake, n_q):
     out, lse = rb.attention(q, k, v, mask=rb.Mask.documents([n_q, 0], [100, 200]), **options)
     assert (out.shape, out.dtype, str(out.device)) == ((2, 8, n_q, 512), torch.float16, "cuda:1")
     assert (lse.shape, lse.dtype, str(lse.device)) == ((2, 8, n_q), torch.float32, "cuda:1")
-    given = out, lse, q, k, v, out, lse, *OPEN._replace(bias=options["bias"]).flat, True
-    dq, dk, dv, dbias, delta = torch.ops.redblue.attention_backward(*given)
+    arguments = out, lse, q, k, v, out, lse, *OPEN._replace(bias=options["bias"]).flat, True
+    dq, dk, dv, dbias, delta = torch.ops.redblue.attention_backward(*arguments)
     assert [x.shape for x in (dq, dk, dv, dbias, delta)] == [q.shape, k.shape, v.shape, (n_q, 300), (2, 8, n_q)]
     assert {str(x.device) for x in (dq, dk, dv, dbias, delta)} == {"cuda:1"}
 
@@ -153,7 +153,7 @@ def test_kernels_run_where_their_tensors_are(fake, noted):
         ("forward", "cuda:1"),
         ("backward", "cuda:1"),
     ]
-    assert [given[3 if direction == "forward" else 7] for direction, _, given in noted] == [OPEN, OPEN]
+    assert [arguments[3 if direction == "forward" else 7] for direction, _, arguments in noted] == [OPEN, OPEN]
 
 
 def test_plain_tensors_of_a_gpu_go_around_the_dispatcher(fake, monkeypatch):
@@ -231,7 +231,7 @@ def call(*, d=64, d_v=None, dtype=torch.float16, other=None, attn_mask=None, ena
 
 
 @pytest.mark.parametrize("options", TAKEN.values(), ids=TAKEN)
-def test_what_redblue_takes(fake, options):
+def test_calls_that_redblue_takes(fake, options):
     with rb.sdpa(), Seen() as seen:
         out = call(**options)
     assert seen.ours
@@ -243,7 +243,7 @@ def test_what_redblue_takes(fake, options):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", LEFT.values(), ids=LEFT)
-def test_what_stays_pytorchs(fake, options):
+def test_calls_that_stay_with_pytorch(fake, options):
     def found():
         try:
             return call(**options).shape
@@ -276,7 +276,7 @@ def test_in_a_traced_graph(fake):
     assert next(node.target for node in graph.graph.nodes if node.op == "call_function") is ops.forward_op
 
 
-# What the kernels keep on a device -----------------------------------------------------------------------------------
+# Memory that the kernels keep on a device ----------------------------------------------------------------------------
 
 
 def test_lists_of_masks_are_refused_while_a_graph_is_captured(monkeypatch):
@@ -290,7 +290,7 @@ def test_lists_of_masks_are_refused_while_a_graph_is_captured(monkeypatch):
         device.copied(array, torch.device("cuda"))
 
 
-def test_what_a_captured_graph_reads_is_kept_and_other_streams_are_told(monkeypatch):
+def test_lists_that_a_captured_graph_reads_are_kept_and_recorded_on_other_streams(monkeypatch):
     pytest.importorskip("triton")
     from redblue.kernels.gpu.planning import device
 
@@ -324,13 +324,13 @@ def test_products_of_float32_follow_pytorchs_setting_by_either_name(monkeypatch)
     from redblue.op.pytorch import gpu
 
     x = torch.ones(1)
-    for said, precision in (
+    for settings, precision in (
         ({"fp32_precision": "tf32"}, "tf32"),
         ({"fp32_precision": "none", "allow_tf32": True}, "ieee"),
         ({"allow_tf32": True}, "tf32"),
         ({"allow_tf32": False}, "ieee"),
     ):
-        monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**said))
+        monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**settings))
         assert gpu._precision(x) == precision
         assert gpu._precision(x.half()) == "ieee"
 
@@ -338,26 +338,26 @@ def test_products_of_float32_follow_pytorchs_setting_by_either_name(monkeypatch)
 def test_the_planner_can_be_told_of_another_card():
     from redblue.kernels.gpu.planning.card import Card, card_of, planning_for
 
-    own = card_of(torch.device("cpu"))
+    card = card_of(torch.device("cpu"))
     with planning_for(Card(arch=75, shared_bytes=24 << 10)):
         assert card_of(torch.device("cpu")).shared_bytes == 24 << 10
-    assert card_of(torch.device("cpu")) == own
+    assert card_of(torch.device("cpu")) == card
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_what_was_found_fastest_runs(monkeypatch):
-    """As on a GPU: each candidate once, on the call's own arrays, then the chosen one."""
+def test_the_fastest_candidate_runs(monkeypatch):
+    """As on a GPU, each candidate runs once on the arrays of the call, then the chosen one runs."""
     pytest.importorskip("triton")
     from redblue.kernels.gpu.planning import tune
     from redblue.op.pytorch import gpu, interpreted
 
     q, k = torch.randn(1, 2, 20, 8, requires_grad=True), torch.randn(1, 1, 30, 8)
     expected = interpreted.attention(q, k, k, mask=rb.Mask.causal())
-    (wanted,) = torch.autograd.grad(expected.sum(), q)
-    asked, ran = [], []
+    (reference,) = torch.autograd.grad(expected.sum(), q)
+    kinds, ran = [], []
 
     def chosen(kind, candidates, run):
-        asked.append(kind)
+        kinds.append(kind)
         for launch in candidates[:2]:
             run(launch)
             ran.append(launch)
@@ -369,10 +369,10 @@ def test_what_was_found_fastest_runs(monkeypatch):
     out, lse = gpu.forward(*arrays, causal)
     dout = torch.ones_like(out)
     dq, *_ = gpu.backward(dout, None, *arrays, out, lse, causal, False)
-    assert [(kind.direction, kind.mask, kind.dtype) for kind in asked] == [
+    assert [(kind.direction, kind.mask, kind.dtype) for kind in kinds] == [
         ("forward", "band", "float32 ieee"),
         ("backward", "band", "float32 ieee"),
     ]
     assert len(ran) == 4
     torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(dq, wanted)
+    torch.testing.assert_close(dq, reference)

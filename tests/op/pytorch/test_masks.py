@@ -1,4 +1,4 @@
-"""Masks that are no bands, on PyTorch tensors: gradients, compiling, names, and heads with masks of their own."""
+"""Masks other than bands, on PyTorch tensors: gradients, compiling, names, and heads with masks of their own."""
 
 import gc
 
@@ -55,11 +55,11 @@ def test_dropout_drops_the_same_pairs_whatever_the_kernel(gathers):
     mask = MASKS["thin"] | Mask.prefix(5)
     with running(gathers=gathers):
         out = rb.attention(q, k, v, mask=mask, dropout=0.4, seed=3)
-        found = torch.autograd.grad(out.sum(), (q, k, v))
+        gradients = torch.autograd.grad(out.sum(), (q, k, v))
     dense = torch.from_numpy(mask.to_dense(7, 9))
     same = rb.attention(q, k, v, bias=dense, dropout=0.4, seed=3)
     check_close(out, same)
-    for x, y in zip(found, torch.autograd.grad(same.sum(), (q, k, v)), strict=True):
+    for x, y in zip(gradients, torch.autograd.grad(same.sum(), (q, k, v)), strict=True):
         check_close(x, y)
 
 
@@ -70,8 +70,8 @@ def test_opcheck():
     torch.library.opcheck(forward_op, (q, k, v, *flat))
     with torch.no_grad():
         out, lse = forward_op(q, k, v, *flat)
-    given = [x.detach() for x in (torch.randn_like(out), torch.randn_like(lse), q, k, v, out, lse)]
-    torch.library.opcheck(backward_op, (*given, *flat, False))
+    inputs = [x.detach() for x in (torch.randn_like(out), torch.randn_like(lse), q, k, v, out, lse)]
+    torch.library.opcheck(backward_op, (*inputs, *flat, False))
 
 
 def test_vmap_and_func():
@@ -81,10 +81,10 @@ def test_vmap_and_func():
         return rb.attention(q, q, q, mask=mask).sin().sum()
 
     each = torch.func.vmap(torch.func.grad(loss))(x)
-    for got, given in zip(each, x, strict=True):
-        given = given.clone().requires_grad_()
-        textbook(given, given, given, mask).sin().sum().backward()
-        check_close(got, given.grad)
+    for got, one in zip(each, x, strict=True):
+        one = one.clone().requires_grad_()
+        textbook(one, one, one, mask).sin().sum().backward()
+        check_close(got, one.grad)
 
 
 def test_compiled_with_the_mask_as_argument_attribute_and_constant():
@@ -101,9 +101,9 @@ def test_compiled_with_the_mask_as_argument_attribute_and_constant():
     layer = Layer()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for other in Mask.strided(2), Mask.documents([5, 2]), Mask.causal():
-        got, wanted = compiled(q, other), layer(q, other)
-        check_close(got, wanted)
-        check_close(*(torch.autograd.grad(x.sum(), q)[0] for x in (got, wanted)))
+        got, expected = compiled(q, other), layer(q, other)
+        check_close(got, expected)
+        check_close(*(torch.autograd.grad(x.sum(), q)[0] for x in (got, expected)))
 
 
 def test_a_mask_made_while_compiling_is_refused():
@@ -122,8 +122,8 @@ def test_a_mask_that_nobody_holds_lasts_until_the_backward_pass():
         cached.cache_clear()
     gc.collect()
     (got,) = torch.autograd.grad(out.sum(), q)
-    (wanted,) = torch.autograd.grad(textbook(q, q, q, Mask.documents([3, 4])).sum(), q)
-    check_close(got, wanted)
+    (expected,) = torch.autograd.grad(textbook(q, q, q, Mask.documents([3, 4])).sum(), q)
+    check_close(got, expected)
 
 
 def test_names_are_of_values_and_last_as_long_as_any_equal_mask():
@@ -142,11 +142,11 @@ def test_names_are_of_values_and_last_as_long_as_any_equal_mask():
 @pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.documents([3, 4])])
 def test_either_schedule_may_be_asked_for(mask):
     q = normal(2, 2, 7, 4)
-    wanted = textbook(q, q, q, mask)
+    expected = textbook(q, q, q, mask)
     for schedule in "flash", "gather", "auto":
         out = rb.attention(q, q, q, mask=mask, schedule=schedule)
-        check_close(out, wanted)
-        check_close(*(torch.autograd.grad(x.sum(), q, retain_graph=True)[0] for x in (out, wanted)))
+        check_close(out, expected)
+        check_close(*(torch.autograd.grad(x.sum(), q, retain_graph=True)[0] for x in (out, expected)))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -164,9 +164,9 @@ def test_results_do_not_depend_on_threads(threads, gathers):
     try:
         with running(gathers=gathers):
             torch.set_num_threads(1)
-            wanted = results()
+            expected = results()
             torch.set_num_threads(threads)
-            assert all(torch.equal(x, y) for x, y in zip(results(), wanted, strict=True))
+            assert all(torch.equal(x, y) for x, y in zip(results(), expected, strict=True))
     finally:
         torch.set_num_threads(before)
 
@@ -182,7 +182,7 @@ def test_masks_that_do_not_fit_are_named():
             rb.attention(q, q, q, mask=mask)
 
 
-def test_nan_in_what_nobody_attends_stays_there():
+def test_nan_in_unattended_keys_does_not_spread():
     q, k, v = (normal(1, 1, 70, 8, grad=False) for _ in range(3))
     k[..., 40:, :] = v[..., 40:, :] = torch.nan
     with running(gathers=True):

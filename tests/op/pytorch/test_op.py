@@ -1,4 +1,4 @@
-"""redblue.attention on PyTorch tensors: against float64 and PyTorch's own, and what PyTorch may do to an operator."""
+"""redblue.attention on PyTorch tensors, against float64 and PyTorch, and under PyTorch's transforms."""
 
 import warnings
 
@@ -17,13 +17,13 @@ from support.textbook import TOLERANCE, check, check_close, normal, textbook
 
 
 def flat(mask=None, **options):
-    """Options as the ops take them."""
+    """Return options in the form that the ops take."""
     return Options(mask or MaskArgument(), **options).flat
 
 
 @pytest.fixture(autouse=True)
 def nan_in_new_memory():
-    """What a kernel does not write is NaN."""
+    """Fill new memory with NaN, which shows in every element that a kernel does not write."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -64,7 +64,7 @@ def test_outputs_and_gradients_in_every_type(dtype):
     ],
 )
 def test_shapes(q, k, v):
-    if 0 in q or 0 in k:  # the textbook has no maximum of nothing
+    if 0 in q or 0 in k:  # the textbook has no maximum of an empty row
         q, k, v = normal(*q), normal(*k), normal(*v)
         out, lse = rb.attention(q, k, v, return_lse=True)
         assert out.shape == (*q.shape[:-1], v.shape[-1])
@@ -143,7 +143,7 @@ def test_gradcheck():
 
 @pytest.mark.parametrize("schedule", ["hybrid", "small_cache"])
 def test_a_schedule_that_is_asked_for(schedule):
-    """Its gradients, and the same call compiled."""
+    """Check its gradients, and the same call compiled."""
     q, k, v = normal(1, 4, 9, 5), normal(1, 2, 11, 5), normal(1, 2, 11, 3)
 
     def call(q, k, v):
@@ -184,12 +184,12 @@ def test_dropout_follows_pytorchs_generator_and_the_seed():
     a, state = drawn(), torch.get_rng_state()
     torch.manual_seed(5)
     assert torch.equal(a, drawn())
-    given = [rb.attention(q, q, q, dropout=0.5, seed=seed) for seed in (3, 3, 4, 2**64 - 1)]
-    assert torch.equal(given[0], given[1])
-    assert not torch.equal(given[0], given[2])
+    seeded_results = [rb.attention(q, q, q, dropout=0.5, seed=seed) for seed in (3, 3, 4, 2**64 - 1)]
+    assert torch.equal(seeded_results[0], seeded_results[1])
+    assert not torch.equal(seeded_results[0], seeded_results[2])
     assert torch.equal(torch.get_rng_state(), state)  # a given seed draws nothing
     arrays = [q.detach().numpy()] * 3
-    assert np.array_equal(given[3].detach().numpy(), rb.attention(*arrays, dropout=0.5, seed=2**64 - 1))
+    assert np.array_equal(seeded_results[3].detach().numpy(), rb.attention(*arrays, dropout=0.5, seed=2**64 - 1))
 
 
 def test_dropout_takes_its_share_and_keeps_the_mean():
@@ -251,7 +251,7 @@ def test_twin_with_masks():
             check_close(x, y)
 
 
-# What PyTorch may do to an operator --------------------------------------------------------------------------------
+# PyTorch's transforms of an operator -------------------------------------------------------------------------------
 
 
 def test_opcheck():
@@ -272,8 +272,8 @@ def test_the_op_and_the_short_way_around_the_dispatcher_agree():
     inputs = q, k, v, bias, sinks
     short = rb.attention(q, k, v, bias=bias, sinks=sinks, mask=rb.Mask.causal(), return_lse=True)
     op = forward_op(q, k, v, *flat(MaskArgument(right=0), bias=bias, sinks=sinks))
-    found = [torch.autograd.grad([out.sin().sum(), lse.sum()], inputs) for out, lse in (short, op)]
-    for x, y in zip((*short, *found[0]), (*op, *found[1]), strict=True):
+    gradients = [torch.autograd.grad([out.sin().sum(), lse.sum()], inputs) for out, lse in (short, op)]
+    for x, y in zip((*short, *gradients[0]), (*op, *gradients[1]), strict=True):
         assert torch.equal(x, y)
 
 
@@ -285,8 +285,8 @@ def test_torch_func():
 
     z = x.clone().requires_grad_()
     expected = torch.autograd.grad(loss(z, y), (z, y))
-    for got, wanted in zip(torch.func.grad(loss, argnums=(0, 1))(x, y.detach()), expected, strict=True):
-        check_close(got, wanted)
+    for got, reference in zip(torch.func.grad(loss, argnums=(0, 1))(x, y.detach()), expected, strict=True):
+        check_close(got, reference)
     each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, None))(x, y.detach())
     check_close(each[0], expected[0])
     check_close(each[1].sum(0), expected[1])
@@ -301,7 +301,7 @@ def test_torch_func():
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_vmap(direct):
-    """direct: of the op itself."""
+    """direct: whether the op itself is called."""
     q = normal(5, 2, 4, 6, 3, grad=False).transpose(-1, -2)
     k, v = normal(2, 2, 7, 6, grad=False), normal(2, 2, 7, 5, grad=False)
     bias, sinks = normal(7, 5, grad=False), normal(4, 5, grad=False)
@@ -311,15 +311,15 @@ def test_vmap(direct):
             return forward_op(q, k, v, *flat(bias=bias, sinks=sinks))
         return rb.attention(q, k, v, bias=bias, sinks=sinks, return_lse=True)
 
-    for in_dims, given in (
+    for in_dims, options in (
         ((0, None, None, None, None), (None, None)),
         ((0, None, None, 1, None), (bias, None)),
         ((0, None, None, None, None), (bias[:, 0], sinks[:, 0])),
         ((0, None, None, 1, 1), (bias, sinks)),
     ):
-        got = torch.func.vmap(call, in_dims=in_dims)(q, k, v, *given)
+        got = torch.func.vmap(call, in_dims=in_dims)(q, k, v, *options)
         for i in range(5):
-            one = [x if d is None else x.select(d, i) for x, d in zip((q, k, v, *given), in_dims, strict=True)]
+            one = [x if d is None else x.select(d, i) for x, d in zip((q, k, v, *options), in_dims, strict=True)]
             for x, y in zip(got, call(*one), strict=True):
                 check_close(x[i], y)
 
@@ -422,8 +422,8 @@ def test_inside_workers_of_a_data_loader(method):
     data = Gradients()
     expected = [data[index] for index in range(len(data))]
     loader = torch.utils.data.DataLoader(data, num_workers=2, multiprocessing_context=method, timeout=60)
-    for (found,), right in zip(loader, expected, strict=True):
-        assert torch.equal(found, right)
+    for (gradient,), right in zip(loader, expected, strict=True):
+        assert torch.equal(gradient, right)
 
 
 # Errors ------------------------------------------------------------------------------------------------------------
@@ -477,7 +477,7 @@ def test_the_twins_errors():
 
 
 def test_nested_tensors_are_refused():
-    with warnings.catch_warnings():  # once in a process, that nested tensors are a prototype
+    with warnings.catch_warnings():  # PyTorch warns once per process that nested tensors are a prototype
         warnings.simplefilter("ignore")
         nested = torch.nested.nested_tensor([X[0], X[1]])
     with pytest.raises(rb.RedblueError, match="q is a nested tensor"):
@@ -509,10 +509,10 @@ def test_a_bias_without_pairs_has_gradient_zero(shape):
 def test_scores_of_any_finite_size(size, rows, scale):
     q, k = torch.full((1, rows, 1), size), torch.full((1, 5, 1), size)
     v = torch.arange(5.0).reshape(1, 5, 1)
-    given = [x.requires_grad_() for x in (q, k, v)]
-    out = rb.attention(*given, scale=scale)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    out = rb.attention(*inputs, scale=scale)
     assert out.flatten().tolist() == pytest.approx([2.0] * rows)
-    dq, dk, dv = torch.autograd.grad(out.sum(), given)
+    dq, dk, dv = torch.autograd.grad(out.sum(), inputs)
     assert torch.isfinite(dq).all()
     assert torch.isfinite(dk).all()
     assert torch.isfinite(dv).all()
@@ -528,11 +528,11 @@ def test_scores_of_any_finite_size(size, rows, scale):
         ({"k": None}, "k must be a PyTorch tensor"),
     ],
 )
-def test_what_is_no_number_and_no_tensor_is_named(change, message):
-    given = {name: torch.ones(1, 4, 8) for name in "qkv"} | change
-    q, k, v = (given.pop(name) for name in "qkv")
+def test_arguments_of_a_wrong_type_are_named(change, message):
+    arguments = {name: torch.ones(1, 4, 8) for name in "qkv"} | change
+    q, k, v = (arguments.pop(name) for name in "qkv")
     with pytest.raises(rb.RedblueError, match=message):
-        rb.attention(q, k, v, **given)
+        rb.attention(q, k, v, **arguments)
 
 
 def test_a_window_wider_than_any_integer_is_open():

@@ -19,7 +19,7 @@ TOLERANCE = 2e-6  # float32, numbers of about 1
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often each pass of the kernel has run."""
+    """Count the runs of each pass of the kernel."""
     count = {"forward": 0, "backward": 0}
 
     def counted(name, kernel):
@@ -171,9 +171,9 @@ def test_dropout_is_reproducible(q, calls):
     assert not torch.equal(a, attend(q))
 
 
-def test_what_redblue_does_not_take_stays_pytorchs(q, calls):
+def test_unsupported_calls_stay_with_pytorch(q, calls):
     wide, meta = torch.randn(1, 1, 2, 4100), torch.empty(2, 3, 6, 8, device="meta")
-    with warnings.catch_warnings():  # once in a process, that nested tensors are a prototype
+    with warnings.catch_warnings():  # PyTorch warns once per process that nested tensors are a prototype
         warnings.simplefilter("ignore")
         nested = torch.nested.nested_tensor([torch.randn(3, 5, 8), torch.randn(3, 4, 8)])
     x = q.detach()
@@ -200,8 +200,8 @@ def test_what_redblue_does_not_take_stays_pytorchs(q, calls):
 
 
 def check_model(model, loss, calls, layers):
-    """Loss, gradients and one training step as PyTorch's, with all attention by redblue's kernels."""
-    found = []
+    """Compare loss, gradients and one training step with PyTorch's; redblue computes all attention."""
+    results = []
     state = {name: x.clone() for name, x in model.state_dict().items()}
     for ours in (False, True):
         model.load_state_dict(state)
@@ -217,8 +217,8 @@ def check_model(model, loss, calls, layers):
         assert calls == {"forward": layers * ours, "backward": layers * ours}
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         optimiser.step()
-        found.append([value.detach(), *gradients, *(p.detach().clone() for p in model.parameters())])
-    for x, y in zip(*found, strict=True):
+        results.append([value.detach(), *gradients, *(p.detach().clone() for p in model.parameters())])
+    for x, y in zip(*results, strict=True):
         assert (x - y).abs().max() <= 1e-5 * max(1.0, float(x.abs().max()))
 
 

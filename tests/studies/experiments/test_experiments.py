@@ -1,4 +1,4 @@
-"""Experiments: the runner, its files, what an interruption leaves, and what each small one shows."""
+"""Experiments: the runner, its files, interrupted runs, and the findings of each quick run."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ KEPT = [result.experiment for result in experiments.read_all(RESULTS)]
 
 @pytest.fixture
 def measured(monkeypatch):
-    """The points that are measured from now on, in this process."""
+    """Record the points that this process measures from now on, in the returned list."""
     seen, real = [], runner.measure
 
     def measure(name, point):
@@ -39,18 +39,18 @@ def measured(monkeypatch):
 
 
 def test_a_run_writes_data_figures_and_page(tmp_path):
-    made = experiments.run("figure-2022", out=tmp_path / "results", quick=True)
+    result = experiments.run("figure-2022", out=tmp_path / "results", quick=True)
     folder = tmp_path / "results"
     assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".md", ".svg"]
-    assert experiments.read(folder, "figure-2022") == made
-    assert experiments.read_all(folder) == [made]
+    assert experiments.read(folder, "figure-2022") == result
+    assert experiments.read_all(folder) == [result]
     page = (folder / "figure-2022.md").read_text(encoding="utf-8")
     assert "`redblue experiment figure-2022 --quick" in page
-    assert made.date in page
-    assert made.machine in page
-    assert all(line in page for line in made.about.findings(made.rows))
+    assert result.date in page
+    assert result.machine in page
+    assert all(line in page for line in result.about.findings(result.rows))
     (folder / "figure-2022.svg").unlink()
-    assert experiments.redraw("figure-2022", out=folder) == made
+    assert experiments.redraw("figure-2022", out=folder) == result
     assert (folder / "figure-2022.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
@@ -59,13 +59,13 @@ def test_a_stopped_experiment_goes_on(tmp_path, measured):
         experiments.run("sparse", out=tmp_path, quick=True, jobs=1, progress=stop_after(1))
     kept = journal_path(tmp_path / "sparse.json")
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
-    made = experiments.run("sparse", out=tmp_path, quick=True, jobs=1)
+    result = experiments.run("sparse", out=tmp_path, quick=True, jobs=1)
     assert measured == sparse.points(True)  # each once
     assert not kept.exists()
-    assert made.rows == [row for point in sparse.points(True) for row in sparse.measure(point)]
+    assert result.rows == [row for point in sparse.points(True) for row in sparse.measure(point)]
 
 
-def test_points_of_another_run_are_not_gone_on_with(tmp_path, measured):
+def test_points_of_another_run_are_not_continued(tmp_path, measured):
     with pytest.raises(Stop):
         experiments.run("sparse", out=tmp_path, quick=True, jobs=1, progress=stop_after(1))
     with pytest.raises(RedblueError, match=r"holds another experiment, which differs in points.*--restart"):
@@ -76,7 +76,7 @@ def test_points_of_another_run_are_not_gone_on_with(tmp_path, measured):
 
 
 @pytest.mark.parametrize("content", ["my notes", "[1]", '{"experiment": "crossing"}', '{"experiment": "sparse"}'])
-def test_a_file_of_somebody_else_is_kept(content, tmp_path):
+def test_a_foreign_file_is_kept(content, tmp_path):
     (tmp_path / "sparse.json").write_text(content)
     for act in (experiments.run, experiments.redraw):
         with pytest.raises(RedblueError, match=r"cannot read .*sparse\.json|no result of the experiment sparse"):
@@ -84,7 +84,7 @@ def test_a_file_of_somebody_else_is_kept(content, tmp_path):
     assert (tmp_path / "sparse.json").read_text() == content
 
 
-def test_bad_calls_are_said(tmp_path):
+def test_bad_calls_are_refused(tmp_path):
     with pytest.raises(RedblueError, match="unknown experiment 'spars'; nearest: sparse"):
         experiments.run("spars", out=tmp_path)
     with pytest.raises(RedblueError, match=r"there is no folder .*name another with --out"):
@@ -107,9 +107,9 @@ def test_the_command(tmp_path, monkeypatch):
     every = json.loads(run(app, ["experiment", "--list", "--json"]).output)
     assert [each["name"] for each in every] == list(experiments.NAMES)
     assert isinstance(run(app, ["experiment"]).exception, RedblueError)
-    made = run(app, ["experiment", "figure-2022", "--out", str(tmp_path), "--json"])
-    assert made.exit_code == 0
-    assert json.loads(made.stdout) == experiments.read(tmp_path, "figure-2022").to_dict()
+    process = run(app, ["experiment", "figure-2022", "--out", str(tmp_path), "--json"])
+    assert process.exit_code == 0
+    assert json.loads(process.stdout) == experiments.read(tmp_path, "figure-2022").to_dict()
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
@@ -124,18 +124,18 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_is_kept_is_of_this_code(name):
-    """The results in docs/ are of the experiment's own points, and its page shows what is found."""
-    found = experiments.read(RESULTS, name)
-    assert not found.quick
-    assert found.command == f"redblue experiment {name}"
+def test_stored_results_match_this_code(name):
+    """The results in docs/ are of the current points of the experiment, and its page shows the findings."""
+    result = experiments.read(RESULTS, name)
+    assert not result.quick
+    assert result.command == f"redblue experiment {name}"
     page = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
-    assert all(line in page for line in found.about.findings(found.rows))
-    for point in found.about.points(False):
-        assert any(all(row.get(key, value) == value for key, value in point.items()) for row in found.rows), point
+    assert all(line in page for line in result.about.findings(result.rows))
+    for point in result.about.points(False):
+        assert any(all(row.get(key, value) == value for key, value in point.items()) for row in result.rows), point
 
 
-def test_the_bars_of_2022_are_what_recount_says():
+def test_the_bars_of_2022_equal_recount():
     total = totals(experiments.get("figure-2022").measure({}))
     counted = [each.counted for each in recount() if each.unit == "GB"]
     assert [total[bar] for bar in (STANDARD, STANDARD, WITH_PASSES, FLASH1)] == pytest.approx(counted)
@@ -152,7 +152,7 @@ def test_heads_at_once_pay_up_to_H_fold_where_caches_are_large_and_sqrt_H_fold_w
 
 
 def test_each_boundary_has_a_regime_of_its_own():
-    """A T4: d* = 181 of its shared memory, 1448 of its L2."""
+    """On a T4, d* is 181 for shared memory and 1448 for L2."""
     rows = [row for point in regimes.points(True) for row in regimes.measure(point)]
     applies = {(row["boundary"], row["d"]): row["applies"] for row in rows}
     near = [applies["shared memory/L2", d] for d in regimes.HEAD_DIMENSIONS]
@@ -176,17 +176,17 @@ def test_the_gpu_experiment_needs_one_and_says_so(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_gpu_experiment_asks_and_draws(tmp_path, monkeypatch):
-    """With a meter that reads twice what is counted, and shared memory too small for one of the schedules."""
+def test_the_gpu_experiments_requests_and_figure(tmp_path, monkeypatch):
+    """Use a meter that returns twice the counted bytes, and too little shared memory for one schedule."""
 
     def measured(problem, using, plan_words, schedule, boundary):
         assert using == "ncu"
         if schedule == "hybrid":
             raise TooFewWords("it needs more")
-        made = count(schedule, problem, words=plan_words)
-        size = problem.bytes_per_word * made.words
+        counted = count(schedule, problem, words=plan_words)
+        size = problem.bytes_per_word * counted.words
         return SimpleNamespace(
-            bytes_read=size, bytes_written=size, counted_words=made.words, tiles=made.tiles, kernel=schedule
+            bytes_read=size, bytes_written=size, counted_words=counted.words, tiles=counted.tiles, kernel=schedule
         )
 
     monkeypatch.setattr(gpu, "measured", measured)
@@ -209,8 +209,8 @@ def test_no_mask_is_below_its_bound_and_an_index_costs_its_words():
     assert min(windows, key=windows.__getitem__) == "rule"
 
 
-def test_more_of_a_real_cache_than_it_keeps_costs_a_multiple():
-    """Least recently used: to 75 % what is counted is moved, where a set has ways enough; beyond comes a cliff."""
+def test_tiles_beyond_the_usable_share_cost_a_multiple():
+    """LRU caches with enough ways move the counted words up to 75 % of the capacity, and far more beyond."""
     rows = [row for point in real_caches.points(True) for row in real_caches.measure(point)]
     price = {(row["ways"], row["share"]): row["moved_words"] / row["counted_words"] for row in rows}
     assert all(each >= 1 for each in price.values())
@@ -220,11 +220,11 @@ def test_more_of_a_real_cache_than_it_keeps_costs_a_multiple():
     assert price[1, 0.75] > 2
 
 
-def test_the_planner_assumes_what_was_found():
-    """The planned share costs at most 2 % more, in the mean of the cases that hardware has, than the best one."""
-    found = {
+def test_the_planner_assumes_a_nearly_optimal_share():
+    """Over the cases of real hardware, the planned share costs on average at most 2 % more than the best share."""
+    mean_regret = {
         share: geometric_mean(each)
         for share, each in real_caches.regrets(experiments.read(RESULTS, "real-caches").rows).items()
     }
-    assert found[USABLE_SHARE] <= 1.02 * min(found.values())
-    assert found[USABLE_SHARE] < found[1.0]
+    assert mean_regret[USABLE_SHARE] <= 1.02 * min(mean_regret.values())
+    assert mean_regret[USABLE_SHARE] < mean_regret[1.0]

@@ -1,4 +1,4 @@
-"""Experiments that run kernels under valgrind: where schedules change places, and what is above every bound."""
+"""Experiments under valgrind: capacities at which the best schedule changes; measured words exceed the bounds."""
 
 import shutil
 
@@ -52,11 +52,13 @@ def test_a_dividing_point_is_where_two_curves_meet():
 @pytest.mark.parametrize("name", ["crossing", "backward"])
 def test_measured_words_are_above_the_bound_and_near_the_count(name, tmp_path):
     rows = experiments.run(name, out=tmp_path, quick=True).rows
-    found = of(rows, MEASURED)
-    assert {row["schedule"] for row in found} == set(tiled_kernels("cpu", rows[0]["direction"]))
-    for row in found:
+    measured_rows = of(rows, MEASURED)
+    assert {row["schedule"] for row in measured_rows} == set(tiled_kernels("cpu", rows[0]["direction"]))
+    for row in measured_rows:
         assert row["measured_words"] >= row["bound_words"]
-        assert 0.9 <= row["measured_words"] / row["counted_words"] <= 3  # so short an array is mostly its packing
+        assert (
+            0.9 <= row["measured_words"] / row["counted_words"] <= 3
+        )  # packing dominates the words of so short an array
     assert (tmp_path / f"{name}.svg").exists()
 
 
@@ -83,11 +85,11 @@ def test_without_valgrind_it_says_what_to_do(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tiles_are_for_what_is_usable(monkeypatch):
-    asked = []
+def test_tiles_are_planned_for_the_usable_share(monkeypatch):
+    requests = []
 
     def measured(problem, **given):
-        asked.append((given["words"], given["plan_words"], given["ways"]))
+        requests.append((given["words"], given["plan_words"], given["ways"]))
         raise RedblueError("enough")
 
     monkeypatch.setattr(metered, "measured", measured)
@@ -95,5 +97,5 @@ def test_tiles_are_for_what_is_usable(monkeypatch):
         if point["kind"] == MEASURED:
             with pytest.raises(RedblueError, match="enough"):
                 metered.measure(point)
-    for words, plan_words, ways in asked:
+    for words, plan_words, ways in requests:
         assert plan_words == (words if ways is None else int(USABLE_SHARE * words))

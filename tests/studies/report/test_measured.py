@@ -1,4 +1,4 @@
-"""What the report measures on this machine: right or refused, and in the words that the schedules count."""
+"""Measurements of the report on this machine: results are checked, and words equal the schedules' counts."""
 
 import io
 import json
@@ -37,18 +37,18 @@ DTYPES = ["float64", "float32", "bfloat16", "float16"]
 
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch):
-    """One call is one turn."""
+    """Time a single call per turn."""
     monkeypatch.setattr(calls, "TURN_SECONDS", 0.0)
 
 
 @pytest.fixture
 def torch():
-    """PyTorch on one thread: more would wait for each other where cores are busy."""
-    found = pytest.importorskip("torch")
-    threads = found.get_num_threads()
-    found.set_num_threads(1)
-    yield found
-    found.set_num_threads(threads)
+    """PyTorch on one thread: on busy cores, several threads would wait for each other."""
+    module = pytest.importorskip("torch")
+    threads = module.get_num_threads()
+    module.set_num_threads(1)
+    yield module
+    module.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -131,11 +131,11 @@ def test_huge_arrays_are_cut_however_fast_the_machine():
     ],
     ids=["gradient_x", "float8", "large d"],
 )
-def test_what_no_kernel_takes_says_why(problem, why):
-    found = measured.measured("toy", problem, HERE)
-    assert found.run is None
-    assert why in found.why
-    assert not found.failed
+def test_problems_without_a_kernel_say_why(problem, why):
+    result = measured.measured("toy", problem, HERE)
+    assert result.run is None
+    assert why in result.why
+    assert not result.failed
 
 
 def wrong_scale(sizes, dtype, *arrays, **options):
@@ -169,10 +169,10 @@ WRONG = [
 def test_a_wrong_kernel_fails_and_has_no_time(monkeypatch, direction, kernel, says, dtype):
     problem = Problem(200, 96, 16, heads=2, kv_heads=1, dtype=dtype, mask=rb.Mask.causal(), direction=direction)
     monkeypatch.setattr(cpu, direction, kernel)
-    found = measured.measured("toy", problem, HERE)
-    assert found.failed
-    assert says in found.run.failure
-    assert found.run.seconds is found.run.peak_share is found.run.pytorch_seconds is None
+    result = measured.measured("toy", problem, HERE)
+    assert result.failed
+    assert says in result.run.failure
+    assert result.run.seconds is result.run.peak_share is result.run.pytorch_seconds is None
 
 
 @pytest.mark.parametrize("name", ["dk", "dv"])
@@ -203,7 +203,7 @@ def test_pytorch_with_another_result_has_no_time(monkeypatch, torch):
 
 
 @pytest.mark.usefixtures("without_pytorch")
-def test_without_pytorch_the_kernel_is_timed_all_the_same():
+def test_without_pytorch_the_kernel_is_still_timed():
     run = measured.measured("toy", Problem(64, 64, 16, dtype="bfloat16"), HERE).run
     assert run.seconds > 0
     assert (run.pytorch_seconds, run.pytorch_why) == (None, "not installed")
@@ -254,9 +254,9 @@ def test_nothing_is_measured_unless_asked_and_here():
     steps, elsewhere = [], replace(HERE, name="elsewhere")
     problem = Problem(64, 64, 16)
     for machine, measure in ((HERE, False), (elsewhere, True)):
-        made = collect([model(problem)], [machine], measure=measure)
-        assert made.measured == ()
-        assert made.command.endswith("--no-measure") == (machine is HERE)
+        report = collect([model(problem)], [machine], measure=measure)
+        assert report.measured == ()
+        assert report.command.endswith("--no-measure") == (machine is HERE)
     collect([model(problem)], [HERE], progress=lambda *step: steps.append(step), measure=True)
     assert [(done, total) for done, total, _ in steps] == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert steps[2][2] == "measuring toy on this machine"
@@ -275,9 +275,9 @@ def test_an_interrupt_stops_the_report(monkeypatch):
 def test_the_command_measures_unless_told_not_to(monkeypatch, tmp_path, options):
     monkeypatch.setattr("redblue.catalogue.memories.this_machine", lambda *_: HERE)
     page = tmp_path / "page.html"
-    made = CliRunner().invoke(
+    process = CliRunner().invoke(
         app, ["report", "gpt2", "--n", "64", "-m", "this-machine", "-o", str(page), "--json", *options]
     )
-    assert made.exit_code == 0, made.output
-    assert len(json.loads(made.stdout)["measured"]) == (0 if options else 1)
+    assert process.exit_code == 0, process.output
+    assert len(json.loads(process.stdout)["measured"]) == (0 if options else 1)
     assert ("Measured here" in page.read_text("utf-8")) == (not options)

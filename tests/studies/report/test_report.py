@@ -43,7 +43,7 @@ def page(report):
 
 
 class Seen(HTMLParser):
-    """What a browser would see: the tags, and the text outside scripts and styles."""
+    """Collect the tags of a page, and its text outside scripts and styles."""
 
     def __init__(self, page):
         super().__init__()
@@ -79,8 +79,8 @@ def test_equal_streams_share_a_curve():
 
 def test_a_machine_brings_its_devices_and_comes_once():
     host = replace(TINY, name="host", devices=(rb.memory("t4"),))
-    found = collect([model()], [host, rb.memory("t4"), host])
-    assert [memory.name for memory in found.memories] == ["host", "t4"]
+    report = collect([model()], [host, rb.memory("t4"), host])
+    assert [memory.name for memory in report.memories] == ["host", "t4"]
 
 
 def test_curves_hold_counts_and_bounds():
@@ -166,11 +166,11 @@ def test_names_are_escaped():
     assert [attrs for tag, attrs in Seen(page).tags if tag == "script"][1:] == [{"type": "module"}] * 2
 
 
-def test_a_boundary_where_nothing_fits_says_what_would():
-    found = collect([model()], [replace(TINY, levels=(Level("registers", 8), *TINY.levels))])
-    why = found.shapes[0].plans[0].levels[0].why
+def test_a_boundary_where_nothing_fits_names_the_words_needed():
+    report = collect([model()], [replace(TINY, levels=(Level("registers", 8), *TINY.levels))])
+    why = report.shapes[0].plans[0].levels[0].why
     assert "at least" in why
-    text = Seen(render(found)).text
+    text = Seen(render(report)).text
     assert why in text
     assert "none fits" in text
 
@@ -185,7 +185,7 @@ def test_a_figure_draws_on_its_own(direction):
 
 
 def test_colours_are_apart_from_their_ground():
-    """Text and lines reach the contrast that WCAG asks of text (4.5), or of graphics (3)."""
+    """Text and lines reach the contrasts that WCAG requires: 4.5 for text, 3 for graphics."""
 
     def luminance(colour):
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -222,7 +222,7 @@ def test_a_failed_write_leaves_the_old_file(report, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["report.html"]
 
 
-def test_what_is_no_writable_file_is_refused(report, tmp_path):
+def test_unwritable_paths_are_refused(report, tmp_path):
     with pytest.raises(RedblueError, match="it is a folder"):
         write(report, tmp_path)
     with pytest.raises(RedblueError, match="there is no folder"):
@@ -341,17 +341,17 @@ def test_every_schedule_has_a_look_of_its_own():
 
 
 def test_results_of_experiments_are_shown_with_what_made_them(tmp_path):
-    found = experiments.run("figure-2022", out=tmp_path)
-    made = collect([model()], [TINY], results=[found])
-    page = render(made)
+    result = experiments.run("figure-2022", out=tmp_path)
+    report = collect([model()], [TINY], results=[result])
+    page = render(report)
     seen = Seen(page)
     assert {"class": "drawn", "data-result": "figure-2022"}.items() <= next(
         attributes for tag, attributes in seen.tags if attributes.get("data-result")
     ).items()
-    for text in (found.command, found.machine, found.date, found.findings[0]):
+    for text in (result.command, result.machine, result.date, result.findings[0]):
         assert text in seen.text
     specs = json.loads(re.search(r'id="charts">(.*?)</script>', page, flags=re.DOTALL)[1])["results"]
     assert list(specs) == ["figure-2022"]
     assert vl_convert.vegalite_to_svg(specs["figure-2022"] | {"config": style.config("dark")}).startswith("<svg")
-    assert made.to_dict()["results"][0]["command"] == found.command
+    assert report.to_dict()["results"][0]["command"] == result.command
     assert 'data-result="' not in render(collect([model()], [TINY]))

@@ -1,4 +1,4 @@
-"""`redblue sparse`: what it counts, prints, draws and refuses."""
+"""`redblue sparse`: counts, tables, pictures and refused arguments."""
 
 import json
 import sys
@@ -40,16 +40,16 @@ def refusal(capsys, monkeypatch, *arguments):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_every_schedule_and_format_is_what_count_says(direction):
+def test_every_schedule_and_format_equals_count(direction):
     data = run_json(*SMALL, "--direction", direction)
     problem = rb.Problem(48, 48, 4, mask=rb.Mask.sliding_window(6, 5), direction=direction)
     assert [point["words"] for point in data["points"]] == [60, 200]
     compared = set()
     for point in data["points"]:
-        found = {each.name: each.words for each in rb.lower_bounds(problem, point["words"])}
+        bounds = {each.name: each.words for each in rb.lower_bounds(problem, point["words"])}
         assert point["bound"]["words"] == rb.lower_bound(problem, point["words"]).words
-        assert point["one_mask_bound_words"] == found["one mask"]
-        assert point["family_form_words"] == found["sparse"]
+        assert point["one_mask_bound_words"] == bounds["one mask"]
+        assert point["family_form_words"] == bounds["sparse"]
         for row in point["counts"]:
             closed = rb.count(row["schedule"], problem, words=point["words"], index=row["index"])
             assert row["words"] <= closed.words
@@ -60,11 +60,11 @@ def test_every_schedule_and_format_is_what_count_says(direction):
             assert row["words"] >= point["bound"]["words"]
     assert {"rule", "bits", "csr", "coo", "tiles"} == {name for _, name in compared} == set(data["index_words"])
     assert "blocks" in data["left_out"]
-    made = family(problem)
+    terms = family(problem)
     assert data["family"] == {
-        "z_input": made.z_input,
-        "z_qk": made.z_qk,
-        "dividing_words": round(made.dividing_words),
+        "z_input": terms.z_input,
+        "z_qk": terms.z_qk,
+        "dividing_words": round(terms.dividing_words),
     }
     assert all(each["why"] for point in data["points"] for each in point["missing"])
 
@@ -72,12 +72,13 @@ def test_every_schedule_and_format_is_what_count_says(direction):
 def test_count_takes_an_index():
     arguments = ("count", "flash", "--n", "48", "--d", "4", "--words", "200", "--mask", "window:6,5", "--index", "csr")
     result = CliRunner().invoke(app, [*arguments, "--json"])
-    found = json.loads(result.stdout)
+    printed = json.loads(result.stdout)
     mask = rb.Mask.sliding_window(6, 5)
     assert (
-        found["index_words"] == rb.count("flash", rb.Problem(48, 48, 4, mask=mask), words=200, index="csr").index_words
+        printed["index_words"]
+        == rb.count("flash", rb.Problem(48, 48, 4, mask=mask), words=200, index="csr").index_words
     )
-    assert json.loads(CliRunner().invoke(app, [*arguments, "--json", "--run"]).stdout)["reads"] == found["reads"]
+    assert json.loads(CliRunner().invoke(app, [*arguments, "--json", "--run"]).stdout)["reads"] == printed["reads"]
     assert "of the reads" in CliRunner().invoke(app, [*arguments]).output
 
 
@@ -99,9 +100,9 @@ def test_stored_masks_have_no_rule():
 def test_graphs_are_read(tmp_path):
     mask = plane(5)
     dense = mask.to_dense()
-    made = scipy.sparse.coo_array(dense.astype(float))
-    scipy.io.mmwrite(tmp_path / "g.mtx", made)
-    scipy.sparse.save_npz(tmp_path / "g.npz", made.tocsc())
+    matrix = scipy.sparse.coo_array(dense.astype(float))
+    scipy.io.mmwrite(tmp_path / "g.mtx", matrix)
+    scipy.sparse.save_npz(tmp_path / "g.npz", matrix.tocsc())
     for name in ("g.mtx", "g.npz"):
         assert np.array_equal(study.read_graph(str(tmp_path / name)).to_dense(), dense)
         data = run_json(str(tmp_path / name), "--d", "4", "--words", "100", "--index", "csr", "--schedule", "gather")
@@ -119,13 +120,13 @@ def test_the_table_says_what_is_proved():
 
 def test_the_picture_shows_every_count_and_both_bounds(tmp_path):
     problem = rb.Problem(48, 48, 4, mask=rb.Mask.sliding_window(6, 5), heads=2)
-    found = study.compare(problem, (60, 200))
-    drawn = figure(found).to_dict()["data"]["values"]
+    comparison = study.compare(problem, (60, 200))
+    drawn = figure(comparison).to_dict()["data"]["values"]
     lines = [each for each in drawn if "schedule" in each]
-    assert len(lines) == sum(len(point.counts) for point in found.points)
+    assert len(lines) == sum(len(point.counts) for point in comparison.points)
     pairs = 2 * problem.mask.nnz(48, 48)
     assert {each["y"] for each in lines} == {
-        each.words / pairs for point in found.points for each in point.counts.values()
+        each.words / pairs for point in comparison.points for each in point.counts.values()
     }
     assert {each["bound"] for each in drawn if "bound" in each} == {PROVED, FAMILY}
     for suffix in (".svg", ".png", ".html"):

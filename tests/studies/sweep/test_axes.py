@@ -1,4 +1,4 @@
-"""The grammar of sweeps' axes."""
+"""The grammar of the axes of a sweep."""
 
 import itertools
 
@@ -109,9 +109,9 @@ def test_a_mask_file_may_have_commas_in_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("lay,out.npy", "b.npy"):
         np.save(name, np.eye(4, dtype=bool))
-    made = sweep.make_sweep({"n": 64, "d": 8, "words": 999, "mask": " blocks:lay,out.npy,16 "})
-    assert made.axes["mask"].values == ("blocks:lay,out.npy,16",)
-    assert [row["mask"] for row in sweep.run(made, jobs=1)][:1] == ["blocks:lay,out.npy,16"]
+    product = sweep.make_sweep({"n": 64, "d": 8, "words": 999, "mask": " blocks:lay,out.npy,16 "})
+    assert product.axes["mask"].values == ("blocks:lay,out.npy,16",)
+    assert [row["mask"] for row in sweep.run(product, jobs=1)][:1] == ["blocks:lay,out.npy,16"]
     several = make_axis("mask", ["blocks:lay,out.npy,16,16", "full,blocks:b.npy,16,causal"]).values
     assert several == ("blocks:lay,out.npy,16,16", "full", "blocks:b.npy,16", "causal")
 
@@ -119,9 +119,9 @@ def test_a_mask_file_may_have_commas_in_its_name(tmp_path, monkeypatch):
 def test_a_comma_before_a_digit_belongs_to_the_mask():
     text = "full,window:1024,0,causal-bottom-right, window:3,4"
     assert make_axis("mask", text).values == ("full", "window:1024,0", "causal-bottom-right", "window:3,4")
-    made = sweep.make_sweep({"n": 64, "d": 8, "words": 999, "mask": text})
-    assert made.masks[1] == rb.Mask.sliding_window(1024, 0)
-    assert made.masks[3] == rb.Mask.sliding_window(3, 4)
+    product = sweep.make_sweep({"n": 64, "d": 8, "words": 999, "mask": text})
+    assert product.masks[1] == rb.Mask.sliding_window(1024, 0)
+    assert product.masks[3] == rb.Mask.sliding_window(3, 4)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_wrong_sweeps_are_refused(axes, says):
 
 
 @pytest.mark.parametrize("given_", [42, "n=64", None, [("n", 64)]])
-def test_what_holds_no_axes_is_refused(given_):
+def test_arguments_that_are_not_axes_are_refused(given_):
     for make in (sweep.run, sweep.make_sweep):
         with pytest.raises(RedblueError, match="a sweep must be axes by name, such as"):
             make(given_)

@@ -24,17 +24,19 @@ def test_files_give_back_the_rows(suffix, tmp_path):
     assert back == rows
     types = [{name: type(value) for name, value in row.items()} for row in rows]
     assert [{name: type(value) for name, value in row.items()} for row in back] == types
-    assert os.listdir(tmp_path) == [path.name]  # neither a draft nor the kept points are left
+    assert os.listdir(tmp_path) == [path.name]  # neither a draft nor a journal is left
 
 
 def test_parquet_without_pyarrow_says_what_to_install(monkeypatch, tmp_path):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "pyarrow" else found(name, *a))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "pyarrow" else find_spec(name, *a)
+    )
     with pytest.raises(RedblueError, match=r"pip install 'redblue\[parquet\]'"):
         sweep.run(SMALL, output=tmp_path / "r.parquet")
 
 
-def test_too_large_for_parquet_is_said(tmp_path, expected):
+def test_numbers_too_large_for_parquet_are_refused(tmp_path, expected):
     pytest.importorskip("pyarrow", reason="Parquet is NOT tested: pip install 'redblue[parquet]'")
     with pytest.raises(RedblueError, match="exceeds Parquet's 64 bits"):
         sweep.write([expected[0] | {"flops": 2**63}], tmp_path / "r.parquet")
@@ -64,7 +66,7 @@ def test_a_file_that_came_in_the_meantime_is_kept(interrupted, expected):
 
 
 @pytest.mark.parametrize("name", ["r.xlsx", "r", "no/r.csv", "folder.csv"])
-def test_where_nothing_can_be_written_is_said_before_any_work(name, tmp_path, monkeypatch):
+def test_unwritable_outputs_are_refused_before_any_work(name, tmp_path, monkeypatch):
     (tmp_path / "folder.csv").mkdir()
     monkeypatch.setattr(runner, "evaluate", lambda point: pytest.fail("worked"))
     with pytest.raises(RedblueError, match=r"must end in|it is a folder|there is no folder"):
@@ -131,8 +133,8 @@ def test_parquet_of_something_else_is_refused(columns, says, tmp_path):
     import pyarrow
     import pyarrow.parquet
 
-    own = {} if "n" in columns else {name: [None] for name in sweep.COLUMNS}
-    pyarrow.parquet.write_table(pyarrow.table(own | columns), tmp_path / "r.parquet")
+    other_columns = {} if "n" in columns else {name: [None] for name in sweep.COLUMNS}
+    pyarrow.parquet.write_table(pyarrow.table(other_columns | columns), tmp_path / "r.parquet")
     with pytest.raises(RedblueError, match=says):
         sweep.read(tmp_path / "r.parquet")
 

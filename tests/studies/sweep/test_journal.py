@@ -1,4 +1,4 @@
-"""What an interruption leaves of a sweep."""
+"""The journal that an interrupted sweep leaves, and its continuation."""
 
 import errno
 import json
@@ -31,7 +31,7 @@ def test_a_stopped_sweep_goes_on(interrupted, expected, monkeypatch):
 
 @pytest.mark.parametrize("cut", [1, 2, 40, -1, -2])
 def test_a_half_written_line_is_done_again(interrupted, expected, monkeypatch, cut):
-    """cut: bytes left of the last line, or (negative) missing from it."""
+    """cut: the bytes that remain of the last line, or, if negative, those that are missing."""
     path = journal_path(interrupted)
     *whole, last = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(whole) + last[:cut])
@@ -86,8 +86,8 @@ def test_notes_below_the_points_are_kept(interrupted):
     refused(interrupted, SMALL, "is damaged in line 7")
 
 
-def test_a_full_disk_is_said_and_what_is_kept_stays(tmp_path, monkeypatch):
-    """A limit on the size of files stands for the disk; the last line is half-written."""
+def test_a_full_disk_is_reported_and_kept_points_stay(tmp_path, monkeypatch):
+    """A limit on file sizes simulates the full disk; the last line is half-written."""
     full = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (6000, 6000)); from redblue.cli.main import main; main()"
     options = [part for name, value in LONG.items() for part in (f"--{name}", value)]
     command = [sys.executable, "-c", full, "sweep", *options, "--jobs", "1", "-o", "r.csv"]
@@ -105,7 +105,7 @@ def test_a_full_disk_is_said_and_what_is_kept_stays(tmp_path, monkeypatch):
     assert 0 < len(evaluated) < sweep.make_sweep(LONG).size
 
 
-def test_a_write_that_fails_is_said(interrupted, expected):
+def test_a_failed_write_is_reported(interrupted, expected):
     class Full:
         def write(self, data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -119,7 +119,7 @@ def test_a_write_that_fails_is_said(interrupted, expected):
 
 
 def refused(path, axes, says):
-    """The sweep is refused, its journal left as it is, and restart goes on."""
+    """Check that the sweep is refused, that its journal is unchanged, and that restart works."""
     before = journal_path(path).read_bytes()
     with pytest.raises(RedblueError) as error:
         sweep.run(axes, output=path, jobs=1)
@@ -179,10 +179,10 @@ def test_two_processes_do_not_write_one_file(interrupted, expected):
 LONG = {"n": "1000:4096:x1.08", "d": "64,128", "words": "1000,9000", "mask": "causal"}
 
 
-@pytest.mark.usefixtures("interruptible")  # what is started inherits whether Ctrl-C is heard
+@pytest.mark.usefixtures("interruptible")  # child processes inherit whether SIGINT is ignored
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=lambda how: how.name)
 def test_a_process_that_dies_loses_nothing(how, tmp_path, monkeypatch):
-    """A real one, in the middle of its work; what is done is not done again, the result as if it had not died."""
+    """Kill a real process at work; its finished points are not repeated, and the result is complete."""
     path = tmp_path / "r.csv"
     options = [part for name, value in LONG.items() for part in (f"--{name}", value)]
     command = [sys.executable, "-m", "redblue.cli.main", "sweep", *options, "--jobs", "2", "-o", "r.csv"]
@@ -204,17 +204,17 @@ def test_a_process_that_dies_loses_nothing(how, tmp_path, monkeypatch):
     finally:
         kill_group(process.pid)
     assert not path.exists()
-    said = (tmp_path / "stderr").read_text()
+    printed = (tmp_path / "stderr").read_text()
     if how == signal.SIGINT:
         assert code == 130
-        assert "points are done, kept in r.csv.partial.jsonl" in said
-        assert f"to go on: redblue sweep {' '.join(options)} --jobs 2 -o r.csv" in said
-        assert "Traceback" not in said
+        assert "points are done, kept in r.csv.partial.jsonl" in printed
+        assert f"to go on: redblue sweep {' '.join(options)} --jobs 2 -o r.csv" in printed
+        assert "Traceback" not in printed
     else:
         assert code == -signal.SIGKILL
     lines = (
         journal_path(path).read_bytes().split(b"\n")[1:-1]
-    )  # after the header; what follows the last \n is not whole
+    )  # after the header; the text behind the last \n is incomplete
     kept = {json.loads(line)["point"] for line in lines}
     evaluated = counting(monkeypatch)
     total = sweep.make_sweep(LONG).size
@@ -225,7 +225,7 @@ def test_a_process_that_dies_loses_nothing(how, tmp_path, monkeypatch):
 
 
 def kill_group(group):
-    """The process that this test started, and its workers."""
+    """Kill the process that this test started, and its workers."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:

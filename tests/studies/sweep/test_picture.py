@@ -14,9 +14,9 @@ def values_of(chart):
 
 def test_a_picture_shows_every_word_count():
     axes = {"n": 64, "d": [8, 16], "words": "50:800:x2"}
-    made = sweep.make_sweep(axes)
-    rows = sweep.run(made, jobs=1)
-    chart = sweep.figure(made, rows)
+    grid = sweep.make_sweep(axes)
+    rows = sweep.run(grid, jobs=1)
+    chart = sweep.figure(grid, rows)
     drawn = {(v["schedule"], v["facet"], v["x"]): v["y"] for v in values_of(chart) if "schedule" in v}
     fitting = [row for row in rows if row["words"] is not None]
     assert drawn == {
@@ -34,34 +34,34 @@ def test_a_picture_shows_every_word_count():
 
 
 def test_an_axis_of_steps_is_drawn_without_logarithms():
-    made = sweep.make_sweep({"n": 64, "d": "8:32:+8", "words": 999})
-    layers = sweep.figure(made, sweep.run(made, jobs=1), y="gap").to_dict()["layer"]
+    grid = sweep.make_sweep({"n": 64, "d": "8:32:+8", "words": 999})
+    layers = sweep.figure(grid, sweep.run(grid, jobs=1), y="gap").to_dict()["layer"]
     assert {layer["encoding"]["x"]["scale"]["type"] for layer in layers} == {"linear"}
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".html"])
 def test_pictures_are_written(suffix, tmp_path):
-    made = sweep.make_sweep({"n": "64:256:x2", "d": 8, "memory": "t4"})
-    rows = sweep.run(made, jobs=1)
+    grid = sweep.make_sweep({"n": "64:256:x2", "d": 8, "memory": "t4"})
+    rows = sweep.run(grid, jobs=1)
     path = tmp_path / f"p{suffix}"
-    sweep.draw(made, rows, path)
+    sweep.draw(grid, rows, path)
     data = path.read_bytes()
     if suffix == ".png":
         assert data.startswith(b"\x89PNG")
         assert len(data) > 20_000
     else:
         text = data.decode()
-        for said in ("flash", "small_cache", "L2/DRAM", "shared memory/L2", "words per attended pair"):
-            assert said in text
+        for label in ("flash", "small_cache", "L2/DRAM", "shared memory/L2", "words per attended pair"):
+            assert label in text
         if suffix == ".svg":
             assert text.count('aria-roledescription="point"') >= 3 * 2 * 2
         else:
             assert "<script src" not in text  # nothing from the network
             assert len(text) > 500_000
     with pytest.raises(RedblueError, match="exists"):
-        sweep.draw(made, rows, path)
+        sweep.draw(grid, rows, path)
     assert path.read_bytes() == data
-    sweep.draw(made, rows, path, force=True, y="gap")
+    sweep.draw(grid, rows, path, force=True, y="gap")
     assert path.read_bytes() != data
 
 
@@ -79,8 +79,8 @@ def test_pictures_are_written(suffix, tmp_path):
     ],
 )
 def test_pictures_that_cannot_be_drawn_are_refused(axes, options, says, tmp_path):
-    made = sweep.make_sweep(axes)
+    grid = sweep.make_sweep(axes)
     with pytest.raises(RedblueError) as error:
-        sweep.draw(made, sweep.run(made, jobs=1) if says == "nothing to draw" else [], tmp_path / "p.svg", **options)
+        sweep.draw(grid, sweep.run(grid, jobs=1) if says == "nothing to draw" else [], tmp_path / "p.svg", **options)
     assert says in str(error.value)
     assert os.listdir(tmp_path) == []

@@ -24,7 +24,7 @@ def tried(make, *arguments, **options):
 
 
 def test_rows_are_those_of_count_and_lower_bound():
-    """Every schedule at every point of the product, in its order, with every direction and grouped heads."""
+    """Every schedule at every point, in the order of the product, with every direction and grouped heads."""
     axes = {"n": [48, 64], "d": [8, 24], "words": [60, 600], "mask": "full,window:9,2", "heads": 4, "kv_heads": [2, 4]}
     rows = iter(sweep.run(axes | {"direction": problem.DIRECTIONS, "dtype": "float32"}, jobs=1))
     statuses = Counter()
@@ -33,15 +33,15 @@ def test_rows_are_those_of_count_and_lower_bound():
         problem.DIRECTIONS, [2, 4], masks.items(), [8, 24], [48, 64], [60, 600]
     ):
         point = {"n_q": n, "n_k": n, "d": d, "heads": 4, "kv_heads": kv, "dtype": "float32", "direction": direction}
-        made = tried(rb.Problem, **point, mask=mask)
-        if isinstance(made, RedblueError):
+        outcome = tried(rb.Problem, **point, mask=mask)
+        if isinstance(outcome, RedblueError):
             row = next(rows)
-            assert (row["status"], row["reason"]) == ("invalid", str(made))
+            assert (row["status"], row["reason"]) == ("invalid", str(outcome))
             assert point.items() <= row.items()
             statuses["invalid"] += 1
             continue
-        bound = next((each for each in rb.lower_bounds(made, words) if each.proved), None)
-        counts = {name: tried(rb.count, name, made, words=words) for name in rb.list_schedules()}
+        bound = next((each for each in rb.lower_bounds(outcome, words) if each.proved), None)
+        counts = {name: tried(rb.count, name, outcome, words=words) for name in rb.list_schedules()}
         expected = [(name, each) for name, each in counts.items() if not isinstance(each, rb.NotCovered)]
         for name, each in expected:
             row = next(rows)
@@ -76,10 +76,10 @@ def test_each_boundary_of_a_memory_is_counted():
     ]
     for row, boundary in zip(rows, [*at, *at], strict=True):
         size = 1 if row["dtype"] == "float8" else 4
-        made = rb.Problem(512, 512, 64, dtype=row["dtype"])
+        problem = rb.Problem(512, 512, 64, dtype=row["dtype"])
         assert row["memory"] == "h100-sxm"
         assert row["capacity_words"] == boundary.capacity_bytes // size
-        assert row["words"] == rb.count("flash", made, words=boundary.capacity_bytes // size).words
+        assert row["words"] == rb.count("flash", problem, words=boundary.capacity_bytes // size).words
         speed = boundary.bandwidth_bytes_per_second
         assert row["seconds"] == (row["words"] * size / speed if speed else None)
     assert any(row["seconds"] for row in rows)
@@ -103,8 +103,8 @@ def test_windows_batches_and_separate_lengths():
         (w, f"window:{w}", d_v, n_q, 96) for w in (0, 5) for d_v in (4, 16) for n_q in (1, 7)
     ]
     for row in rows:
-        made = rb.Problem(row["n_q"], 96, 8, row["d_v"], batch=3, mask=rb.Mask.sliding_window(row["window"]))
-        assert row["words"] == rb.count("flash", made, words=500).words
+        problem = rb.Problem(row["n_q"], 96, 8, row["d_v"], batch=3, mask=rb.Mask.sliding_window(row["window"]))
+        assert row["words"] == rb.count("flash", problem, words=500).words
 
 
 def test_words_and_memories_together_are_both_counted():
@@ -114,7 +114,7 @@ def test_words_and_memories_together_are_both_counted():
     assert {row["mask"] for row in rows} == {"Mask.causal()"}
 
 
-def test_what_does_not_apply_is_a_row_only_when_asked_for():
+def test_schedules_that_do_not_apply_have_rows_only_on_request():
     lacking = next(name for name in rb.list_schedules() if name not in rb.list_schedules("backward") or name == "flash")
     other = next(way for way in problem.DIRECTIONS if lacking not in rb.list_schedules(way))
     axes = {"n": 64, "d": 8, "words": 999, "direction": other}
@@ -145,7 +145,7 @@ def test_results_do_not_depend_on_jobs(jobs, expected, monkeypatch):
 
 
 class Backend(ThreadingBackend):
-    """Threads that say how often they were given work."""
+    """A thread backend that counts the tasks submitted to it."""
 
     given = 0
 
@@ -155,7 +155,7 @@ class Backend(ThreadingBackend):
 
 
 class ListsOnly(Backend):
-    """Like Ray's: no results one by one."""
+    """A backend like Ray's, which returns all results together."""
 
     supports_return_generator = False
 

@@ -29,11 +29,11 @@ def layout(graph: Graph) -> np.ndarray:
     down, up = (graph.parents, graph.heads), (graph.heads, graph.parents)
     for sweep in range(SWEEPS):
         downwards = sweep % 2 == 0
-        wanted = _means(graph.n, x, *(down if downwards else up))
+        targets = _means(graph.n, x, *(down if downwards else up))
         for row in rows if downwards else rows[::-1]:
-            wanted[row] = _means(graph.n, x, *(down if downwards else up))[row]
-            order = row[np.argsort(wanted[row], kind="stable")]
-            x[order] = _spread(wanted[order])
+            targets[row] = _means(graph.n, x, *(down if downwards else up))[row]
+            order = row[np.argsort(targets[row], kind="stable")]
+            x[order] = _spread(targets[order])
     return np.stack([x, level], axis=1).astype(float)
 
 

@@ -82,7 +82,7 @@ def figure(rows: list[Row]) -> alt.LayerChart:
         legend=alt.Legend(title="counted", orient="bottom", labelLimit=320, columns=3, symbolType="square"),
     )
     data = [row | {"order": PARTS.index(row["part"])} for row in bars]
-    drawn = _marks(data).mark_bar(height=20).encode(x=x, y=y, color=colour, order="order:Q")
+    layer = _marks(data).mark_bar(height=20).encode(x=x, y=y, color=colour, order="order:Q")
     sums = [{"bar": name, "gigabytes": total[name], "text": f"{total[name]:.3g}"} for name in names]
     texts = _marks(sums).mark_text(style="ink", align="left", baseline="middle", dx=8, fontSize=12)
     printed = [
@@ -92,7 +92,7 @@ def figure(rows: list[Row]) -> alt.LayerChart:
     ]
     ticks = _marks(printed).mark_tick(style="ink", thickness=2.5, height=32, opacity=1).encode(x=x, y=y)
     labels = _marks(printed).mark_text(style="faint", baseline="bottom", dy=-17, fontSize=11)
-    layers = [drawn, ticks, *(each.encode(x=x, y=y, text="text:N") for each in (labels, texts))]
+    layers = [layer, ticks, *(each.encode(x=x, y=y, text="text:N") for each in (labels, texts))]
     return alt.LayerChart(layer=layers).properties(width=600, height=alt.Step(56))
 
 

@@ -63,14 +63,14 @@ def figure(rows: list[Row]) -> alt.FacetChart:
 
     A dashed line shows the schedule's count, at the boundary nearer to the multiprocessor.
     """
-    drawn = []
+    values = []
     for row in measured_rows(rows):
         facet = f"d = {row['d']}, {row['boundary']}"
         common = {"facet": facet, "kib": row["kib"], "schedule": row["schedule"]}
-        drawn.append(common | {"y": row["bytes"], "kind": "measured"})
+        values.append(common | {"y": row["bytes"], "kind": "measured"})
         if row["boundary"] == BOUNDARIES[0]:
-            drawn.append(common | {"y": row["counted_bytes"], "kind": "counted"})
-    low, high = min(row["y"] for row in drawn) / 1.2, max(row["y"] for row in drawn) * 1.2
+            values.append(common | {"y": row["counted_bytes"], "kind": "counted"})
+    low, high = min(row["y"] for row in values) / 1.2, max(row["y"] for row in values) * 1.2
     facets = list(dict.fromkeys(f"d = {row['d']}, {each}" for row in measured_rows(rows) for each in BOUNDARIES))
     ticks = alt.Axis(values=list(SHARED_KIB), format="d", grid=False)
     x = alt.X("kib:Q", title="KiB of shared memory for a block", scale=alt.Scale(type="log", padding=10), axis=ticks)
@@ -88,7 +88,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
         measurements.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
         measurements.mark_point(filled=True, size=55, opacity=1).encode(x=x, y=y, color=colour, shape=shape),
     ]
-    chart = alt.LayerChart(layer=layers, data=alt.Data(values=drawn)).properties(width=330, height=220)
+    chart = alt.LayerChart(layer=layers, data=alt.Data(values=values)).properties(width=330, height=220)
     return chart.facet(facet=alt.Facet("facet:N", sort=facets, title=None), columns=2)
 
 

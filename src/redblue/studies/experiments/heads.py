@@ -67,7 +67,7 @@ def growth(rows: list[Row], d: int) -> dict[int, float]:
 def figure(rows: list[Row]) -> alt.LayerChart:
     """Words of a head over the number of heads at once, one line for each d."""
     dimensions = list(dict.fromkeys(row["d"] for row in rows))
-    drawn = [{"heads": heads, "y": y, "d": f"d = {d}"} for d in dimensions for heads, y in growth(rows, d).items()]
+    values = [{"heads": heads, "y": y, "d": f"d = {d}"} for d in dimensions for heads, y in growth(rows, d).items()]
     most = max(row["heads"] for row in rows)
     guides = [
         {"heads": heads, "y": heads**power, "label": label}
@@ -88,7 +88,7 @@ def figure(rows: list[Row]) -> alt.LayerChart:
     )
     names = [f"d = {d}" for d in dimensions]
     colour = alt.Color("d:N", scale=alt.Scale(domain=names, range=list(HUES)), legend=alt.Legend(title=None, columns=5))
-    base, dashed = alt.Chart(alt.Data(values=drawn)), alt.Chart(alt.Data(values=guides))
+    base, dashed = alt.Chart(alt.Data(values=values)), alt.Chart(alt.Data(values=guides))
     ends = alt.Chart(alt.Data(values=[row for row in guides if row["heads"] == most]))
     layers = [
         dashed.mark_line(style="faint", strokeDash=[4, 3]).encode(x=x, y=y, detail="label:N"),

@@ -19,7 +19,7 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
     """Words per pair over M, a facet for each d. names: the schedules; changes: the capacities to mark."""
     sizes = sorted({row["d"] for row in rows})
     facet = {d: f"d = {d}, n = {next(row['n'] for row in rows if row['d'] == d)}" for d in sizes}
-    drawn = [
+    values = [
         {
             "facet": facet[row["d"]],
             "M": row["M"],
@@ -43,7 +43,7 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
     floors = {(row["d"], row["M"]): _per_pair(row, "bound_words") for row in rows if row["kind"] == COUNTED}
     least = {d: min(floor for (of_d, _), floor in floors.items() if of_d == d) / 1.3 for d in sizes}
     bound = [{"facet": facet[d], "M": words, "floor": floor, "low": least[d]} for (d, words), floor in floors.items()]
-    heights = [*floors.values(), *(row["y"] for row in drawn), *(row["at"] for row in dots)]
+    heights = [*floors.values(), *(row["y"] for row in values), *(row["at"] for row in dots)]
     lines = [
         {"facet": facet[d], "M": each.over_d2 * d * d, "label": each.label}
         for d in sizes
@@ -83,7 +83,7 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
         in_cache = base.transform_filter(alt.datum.cache == cache)
         mark = in_cache.mark_point(filled=filled, size=60, opacity=1, strokeWidth=1.6)
         layers.append(mark.encode(x=x, y="at:Q", color=colour, shape=shape, tooltip=shown))
-    chart = alt.LayerChart(layer=layers, data=alt.Data(values=[*bound, *lines, *drawn, *dots]))
+    chart = alt.LayerChart(layer=layers, data=alt.Data(values=[*bound, *lines, *values, *dots]))
     sized = chart.properties(width=300, height=250)
     columns = 3 if len(sizes) > 4 else 2
     faceted = sized.facet(facet=alt.Facet("facet:N", sort=[facet[d] for d in sizes], title=None), columns=columns)

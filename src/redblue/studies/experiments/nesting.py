@@ -59,7 +59,7 @@ def measure(point: Point) -> list[Row]:
     except TooFewWords as error:
         return [point | {"boundary": None, "why": str(error)}]
     words_of_line = nearer.line_bytes // WORD_BYTES
-    moved = {"L1": result.parts["inner_miss_lines"] * words_of_line, "L2": result.measured_words}
+    words = {"L1": result.parts["inner_miss_lines"] * words_of_line, "L2": result.measured_words}
     counted = count(point["schedule"], problem, tiles=result.tiles)
     expected = {"L1": counted.reads, "L2": counted.words}
     return [
@@ -69,7 +69,7 @@ def measure(point: Point) -> list[Row]:
             "M": capacity_words(level),
             "regime": regime(point["d"], capacity_words(level)),
             "tiles": dict(result.tiles),
-            "measured_words": moved[level],
+            "measured_words": words[level],
             "counted_words": expected[level] if level == point["planned_for"] else None,
             "bound_words": lower_bound(problem, capacity_words(level)).words,
         }
@@ -97,7 +97,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
 
     A tick marks the count, a dashed line the bound.
     """
-    drawn = [
+    values = [
         {
             "facet": _facet(row),
             "kernel": f"{row['schedule']}, for {row['planned_for']}",
@@ -124,7 +124,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
         base.mark_rule(style="ink", strokeDash=[4, 3]).encode(x="max(floor):Q"),
         base.mark_text(style="faint", align="left", dx=5).encode(x=x, y=y, text=alt.Text("y:Q", format=".3~r")),
     ]
-    chart = alt.LayerChart(layer=layers, data=alt.Data(values=drawn)).properties(width=290, height=alt.Step(26))
+    chart = alt.LayerChart(layer=layers, data=alt.Data(values=values)).properties(width=290, height=alt.Step(26))
     faceted = chart.facet(facet=alt.Facet("facet:N", sort=facets, title=None), columns=2)
     return faceted.resolve_scale(x="independent")
 

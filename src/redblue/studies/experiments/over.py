@@ -80,8 +80,8 @@ class Over:
             places = [at for _, each, *at in self.places(rows) if each is change]
             texts = []
             for kind, values in zip((COUNTED, MEASURED), zip(*places, strict=True), strict=True):
-                known = [each for each in values if each]
-                texts += [f"{kind} {min(known):.2f} to {max(known):.2f} d²"] if known else []
+                positions = [each for each in values if each]
+                texts += [f"{kind} {min(positions):.2f} to {max(positions):.2f} d²"] if positions else []
             if texts:
                 where = f"M = {change.label} at leading order"
                 sentences.append(f"From `{change.small}` to `{change.large}`, {where}: {', '.join(texts)}.")

@@ -70,21 +70,21 @@ def measure(point: Point) -> list[Row]:
         if layout == "padded" and schedule.spills:
             leading["p"] = point["n"] + LINE_WORDS
     rows: list[Row] = []
-    known: dict[Any, Row] = {}
+    results: dict[Any, Row] = {}
     for share in range(2, SHARES + 1):
         try:
             tiles = schedule.tiles(problem, words * share // SHARES, multiple)
         except TooFewWords:
             continue
-        if tiles not in known:
+        if tiles not in results:
             packed, edges = layout == "packed", tiles._asdict()
             run = simulate(point["schedule"], problem, [cache], tiles=edges, packed=packed, leading=leading)
-            known[tiles] = {
+            results[tiles] = {
                 "held": run.count.peak / words,
                 "counted_words": run.count.words,
                 "moved_words": run.levels[0].words,
             }
-        rows.append(point | {"share": share / SHARES} | known[tiles])
+        rows.append(point | {"share": share / SHARES} | results[tiles])
     return rows
 
 
@@ -119,16 +119,16 @@ def regrets(rows: list[Row]) -> dict[float, list[float]]:
 
 def figure(rows: list[Row]) -> alt.FacetChart:
     """Words that the 32 KiB cache moves over those counted for tiles that fill it, by share and by ways."""
-    drawn = []
+    values = []
     for (cache, kib, ways, schedule, _, d, layout), case in cases(rows).items():
         if (cache, kib) != ("L1d", 32) or layout not in SHOWN:
             continue
         counted = case[-1]["counted_words"]
         for name in SHOWN if ways is None else [layout]:
             common = {"ways": _ways(ways), "facet": f"{schedule}, d {d}, {name}"}
-            drawn += [common | {"share": row["share"], "price": row["moved_words"] / counted} for row in case]
-    facets = sorted(dict.fromkeys(row["facet"] for row in drawn), key=lambda name: SHOWN.index(name.split(", ")[-1]))
-    names = [name for name in map(_ways, (*WAYS, None)) if any(row["ways"] == name for row in drawn)]
+            values += [common | {"share": row["share"], "price": row["moved_words"] / counted} for row in case]
+    facets = sorted(dict.fromkeys(row["facet"] for row in values), key=lambda name: SHOWN.index(name.split(", ")[-1]))
+    names = [name for name in map(_ways, (*WAYS, None)) if any(row["ways"] == name for row in values)]
     x = alt.X(
         "share:Q",
         title="share of M that tiles are chosen for",
@@ -145,7 +145,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
     colour = alt.Color("ways:N", scale=colours, legend=alt.Legend(title="lines of a set", columns=6))
     assumed = alt.Chart().mark_rule(style="faint", strokeDash=[4, 3]).encode(x=alt.datum(USABLE_SHARE))
     lines = alt.Chart().mark_line(strokeWidth=2, clip=True).encode(x=x, y=y, color=colour)
-    chart = alt.LayerChart(layer=[assumed, lines], data=alt.Data(values=drawn)).properties(width=230, height=150)
+    chart = alt.LayerChart(layer=[assumed, lines], data=alt.Data(values=values)).properties(width=230, height=150)
     return chart.facet(facet=alt.Facet("facet:N", sort=facets, title=None), columns=3, spacing=18)
 
 

@@ -79,7 +79,7 @@ def place(row: Row) -> str:
 def figure(rows: list[Row]) -> alt.LayerChart:
     """A grid of cells in the colours of their regimes: one row per boundary, one column per head dimension."""
     order = [f"{place(row)}" for row in rows]
-    drawn = [
+    values = [
         {
             "place": place(row),
             "d": str(row["d"]),
@@ -104,7 +104,7 @@ def figure(rows: list[Row]) -> alt.LayerChart:
     scale = alt.Scale(domain=list(SHADES), range=list(SHADES.values()))
     colour = alt.Color("applies:N", scale=scale, legend=alt.Legend(title=None, columns=4, symbolType="square"))
     shown = [alt.Tooltip(f"{name}:N") for name in ("place", "M", "d", "applies", "schedule")]
-    base = alt.Chart(alt.Data(values=drawn)).encode(x=x, y=y)
+    base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y)
     cells = base.mark_rect(stroke=COLOURS["light"]["paper"], strokeWidth=2, opacity=0.85)
     texts = base.mark_text(color="white", fontSize=10).encode(text="schedule:N")
     return alt.LayerChart(layer=[cells.encode(color=colour, tooltip=shown), texts]).properties(

@@ -78,11 +78,11 @@ def curve(problem: Problem, memories: Iterable[Memory] = (), points: int = POINT
     )
     capacities = _capacities(stream.d, [mark.capacity_words for mark in marks], points)
     pairs = max(1, stream.mask.nnz(stream.n_q, stream.n_k))
-    drawn = [
+    series = [
         Series(name, "schedule", tuple(_over(_words(name, stream, words), pairs) for words in capacities))
         for name in schedules.covering(stream)
     ]
-    return Curve(stream, pairs, capacities, (*drawn, *_bounds(stream, capacities, pairs)), marks)
+    return Curve(stream, pairs, capacities, (*series, *_bounds(stream, capacities, pairs)), marks)
 
 
 def _capacities(d: int, marked: Sequence[int], points: int) -> tuple[int, ...]:

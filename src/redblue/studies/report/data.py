@@ -154,23 +154,23 @@ def collect(
     machines: list[Memory] = []
     for machine in (machine for memory in memories for machine in (memory, *memory.devices)):
         machines += [machine] if machine not in machines else []
-    wanted = [(model, layers) for model in models for layers in model]
+    model_layers = [(model, layers) for model in models for layers in model]
     here = this_machine_among(machines) if measure else None
-    total = len(wanted) * (2 if here else 1) + 1
+    total = len(model_layers) * (2 if here else 1) + 1
     curves: dict[Problem, Curve] = {}
     shapes = []
-    for done, (model, layers) in enumerate(wanted):
+    for done, (model, layers) in enumerate(model_layers):
         report_progress(done, total, f"{model.name}, {layers.name}")
         key = curve_key(layers.problem)
         if key not in curves:
             curves[key] = curve(key, machines)
         shapes.append(Shape(model, layers, tuple(plan(layers.problem, machine) for machine in machines), curves[key]))
-    report_progress(len(wanted), total, "running the chosen schedules on numbers")
+    report_progress(len(model_layers), total, "running the chosen schedules on numbers")
     verdicts = tuple(checks((shape.label, plan) for shape in shapes for plan in shape.plans))
     runs: dict[Problem, Run] = {}
     measurements: list[Measured] = []
     if here is not None:
-        for done, shape in enumerate(shapes, len(wanted) + 1):
+        for done, shape in enumerate(shapes, len(model_layers) + 1):
             report_progress(done, total, f"measuring {shape.label} on this machine")
             measurements.append(measured(shape.label, shape.problem, here, runs))
     report_progress(total, total, "done")

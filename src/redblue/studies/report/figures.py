@@ -136,10 +136,10 @@ def _bounds(curve: Curve, x: alt.X, y: alt.Y, low: float, high: float) -> Iterat
 def _schedules(curve: Curve, x: alt.X, y: alt.Y) -> dict[str, alt.Chart]:
     """A coloured line for each schedule, and marks of its own shape at some of its points."""
     rows = _rows(curve, ("schedule",))
-    drawn = [series.name for series in curve.series if series.kind == "schedule" and any(series.words_per_pair)]
-    names = [*LOOKS, *(name for name in drawn if name not in LOOKS)]
+    shown_names = [series.name for series in curve.series if series.kind == "schedule" and any(series.words_per_pair)]
+    names = [*LOOKS, *(name for name in shown_names if name not in LOOKS)]
     legend = alt.Legend(
-        title="schedules, each with its best tiles", values=drawn, columns=alt.expr(f"width < {WIDE} ? 2 : 4")
+        title="schedules, each with its best tiles", values=shown_names, columns=alt.expr(f"width < {WIDE} ? 2 : 4")
     )
     colour = alt.Color("name:N", scale=alt.Scale(domain=names, range="category"), legend=legend)
     marks = alt.Scale(domain=names, range=[LOOKS[name].shape if name in LOOKS else "stroke" for name in names])

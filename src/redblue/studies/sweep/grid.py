@@ -107,14 +107,14 @@ class Sweep:
         for name, length in reversed(self._lengths):
             rest, at[name] = divmod(rest, length)
         values = {name: axis.values[at[name]] for name, axis in self.axes.items() if name in at}
-        given = {name: values.get(name, values.get("n") if name in ("n_q", "n_k") else None) for name in SIZES}
-        given = {name: value for name, value in given.items() if value is not None}
-        given |= {name: values[name] for name in ("dtype", "direction") if name in values}
+        problem_values = {name: values.get(name, values.get("n") if name in ("n_q", "n_k") else None) for name in SIZES}
+        problem_values = {name: value for name, value in problem_values.items() if value is not None}
+        problem_values |= {name: values[name] for name in ("dtype", "direction") if name in values}
         kind = next((name for name in ("window", "mask") if name in self.axes), None)
         label = str(self.axes[kind].labels[at[kind]]) if kind else "full"
         return Point(
             index,
-            given,
+            problem_values,
             self.masks[at[kind]] if kind else self.masks[0],
             f"window:{label}" if kind == "window" else label,
             values.get("window"),
@@ -169,10 +169,10 @@ def _caches(axes: Mapping[str, Axis]) -> tuple[tuple[Cache, ...], ...]:
     ]
     for name in axes["memory"].values if "memory" in axes else ():
         machine = memory(name)
-        known = tuple(Cache(None, machine.name, each) for each in machine.boundaries if each.capacity_bytes)
-        if not known:
+        boundaries = tuple(Cache(None, machine.name, each) for each in machine.boundaries if each.capacity_bytes)
+        if not boundaries:
             raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to count")
-        caches.append(known)
+        caches.append(boundaries)
     return tuple(caches)
 
 
