@@ -1,4 +1,4 @@
-"""The float64 reference: attention and its gradient as the textbook writes them. Everything is held against it."""
+"""The float64 reference: attention and its gradient by their textbook formulas. Tests compare all kernels with it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class Forward(NamedTuple):
     out: np.ndarray  # (..., n_q, d_v)
     lse: np.ndarray  # (..., n_q): sinks included
     p: np.ndarray  # (..., n_q, n_k): the probabilities, before dropout
-    row_max: np.ndarray  # (..., n_q): of the scores; the lowest float64 where a row attends nothing
-    row_sum: np.ndarray  # (..., n_q): of exp(score - row_max)
+    row_max: np.ndarray  # (..., n_q): the maximum score; the lowest float64 for a row that attends nothing
+    row_sum: np.ndarray  # (..., n_q): the sum of exp(score - row_max)
 
 
 class Gradients(NamedTuple):
-    """Each of the shape of what it is the gradient of."""
+    """The gradients of the inputs, in the shapes of the inputs."""
 
     dq: np.ndarray  # (..., n_q, d)
     dk: np.ndarray  # (..., n_k, d)
@@ -44,14 +44,15 @@ def forward(
 ) -> Forward:
     """softmax(softcap(scale Q K^T) + bias, masked) V in float64. Shapes (..., n_q, d), (..., n_k, d), (..., n_k, d_v).
 
-    Leading dimensions broadcast; where there are heads (the third dimension from the end), those of K and V may be
-    fewer, and then serve as many of Q's each. A row that attends nothing gives 0 and lse -inf.
+    Leading dimensions broadcast. The third dimension from the end, if there is one, is the heads. K and V may have
+    fewer heads than Q: then consecutive heads of Q share a head of K and V. A row that attends nothing gives 0 and
+    lse -inf.
 
     attends: boolean (n_q, n_k), True where a query attends a key. scale: 1 / sqrt(d) if None. softcap: scores x become
-    softcap tanh(x / softcap). bias: added after that; a boolean one is True where a query attends. sinks: (H,), a score
-    more for each row of a head, without a value. alibi: slopes, (H,) or (..., H); after softcap a score loses its
-    head's slope times |i + n_k - n_q - j|, for query i and key j. dropout: the factor of each probability, 0 or
-    1 / (1 - share).
+    softcap tanh(x / softcap). bias: added after softcap; a boolean bias is True where a query attends. sinks: (H,), one
+    more score for the rows of a head, without a value. alibi: slopes, (H,) or (..., H); after softcap,
+    slope |i + n_k - n_q - j| is subtracted from the score of query i and key j. dropout: the factors of the
+    probabilities, 0 or 1 / (1 - share).
     """
     q, k, v = _widened(q, k, v)
     s, _ = _scores(q, k, attends, scale=scale, softcap=softcap, bias=bias, alibi=alibi)
@@ -108,7 +109,7 @@ def backward(
 
 
 def _widened(q: np.ndarray, *kv: np.ndarray) -> list[np.ndarray]:
-    """In float64, and the heads of K and V repeated."""
+    """Convert the arrays to float64, and repeat the heads of K and V."""
     arrays = [np.asarray(x, np.float64) for x in (q, *kv)]
     heads = max((x.shape[-3] for x in arrays if x.ndim > 2), default=1)
     return [
@@ -143,7 +144,7 @@ def _scores(
 
 
 def summed_to(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The gradient of an array of this shape, from that of what it was broadcast, or its heads repeated, to."""
+    """Sum a gradient over repeated heads and broadcast dimensions, down to the shape of the array that was expanded."""
     gradient = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
     if len(shape) > 2 and 1 < shape[-3] < gradient.shape[-3]:
         group = gradient.shape[-3] // shape[-3]
@@ -165,7 +166,7 @@ def gradient_x(
 
     Shapes (..., n_q, d), (..., n_k, d), (..., n_k, d), (..., n_q, d_v), (..., d, d), (..., d, d_v).
     Source: the problem of arXiv 2410.09397; with q = A1 X / sqrt(d), k = A2 and v = A3 Y it is attention, and the
-    gradient A1^T dS A2 / d.
+    gradient is A1^T dS A2 / d.
     """
     a1, a2, a3, e, x, y = (np.asarray(array, np.float64) for array in (a1, a2, a3, e, x, y))
     q, v = a1 @ x / np.sqrt(x.shape[-1]), a3 @ y

@@ -16,14 +16,14 @@ from redblue.kernels.gpu.arrays import and_masks, start, tile_mask
 
 
 class Tiles(NamedTuple):
-    """The tiles that a loop visits: from key or row `begin` below `stop`, or entries begin .. stop - 1 of lists."""
+    """The tiles that a loop visits: keys (or rows) begin .. stop - 1, or entries begin .. stop - 1 of lists."""
 
     begin: Any
     stop: Any
 
 
 class Span(NamedTuple):
-    """Tiles, as above, of which only keys (or rows) low .. high - 1 belong to the band."""
+    """Tiles, as above, in which only keys (or rows) low .. high - 1 belong to the band."""
 
     begin: Any
     stop: Any
@@ -64,7 +64,7 @@ def key_range(scores, first_row, last_row, n_k, GROUP: tl.constexpr, COLS: tl.co
 
 @triton.jit
 def row_range(scores, first_key, last_key, n_q, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """The rows that attend some of the keys, and the whole tiles of rows that attend every key: as key_range."""
+    """As key_range, with rows and keys exchanged: the rows that attend some of the keys, as four borders."""
     low, high, inner_low, inner_high = first_key * 0, n_q, first_key * 0, n_q
     if scores.end is not None:
         low = tl.maximum(0, first_key - scores.end + 1)
@@ -122,7 +122,7 @@ def attended_keys(scores, i_key, first, stop, GROUP: tl.constexpr):
 
 @triton.jit
 def attended_blocks(scores, i_key, first, stop, n_k, KEYS: tl.constexpr, GROUP: tl.constexpr):
-    """Mask of the keys in a block of KEYS keys of which some of rows first .. stop - 1 attend at least one."""
+    """As attended_keys, rounded outwards to blocks of KEYS keys."""
     first_key = i_key // KEYS * KEYS
     last_key = tl.minimum(first_key + KEYS, n_k) - 1
     if scores.first is not None and scores.end is not None:
@@ -144,7 +144,7 @@ def list_of(lists, batch, head, block, blocks):
 
 @triton.jit
 def entries(p_starts, share, shares):
-    """The entries of a list that one of `shares` equal shares has."""
+    """The range of entries of share `share`, if the list at p_starts is divided into `shares` equal shares."""
     begin, stop = tl.load(p_starts), tl.load(p_starts + 1)
     count = stop - begin
     return begin + count * share // shares, begin + count * (share + 1) // shares
@@ -152,7 +152,7 @@ def entries(p_starts, share, shares):
 
 @triton.jit
 def first_at_least(tiles, begin, stop, least):
-    """The first of entries begin .. stop - 1, which ascend, whose tile is at least `least`; by bisection."""
+    """The first of entries begin .. stop - 1 whose tile is at least `least`, by bisection: tiles ascend."""
     while begin < stop:
         middle = (begin + stop) // 2
         later = tl.load(tiles + middle) < least
@@ -163,7 +163,7 @@ def first_at_least(tiles, begin, stop, least):
 
 @triton.jit
 def bit_set(p_words, i, SIZE: tl.constexpr):
-    """Whether bits i (0 .. SIZE - 1) of the words at p_words are set: a scalar and (SIZE,), or (n, 1) and (1, SIZE)."""
+    """Whether bits i (0 .. SIZE - 1) of words are set. p_words and i: a scalar and (SIZE,), or (n, 1) and (1, SIZE)."""
     words = tl.load(p_words)
     for w in tl.static_range(1, SIZE // 64):
         words = tl.where(i < 64 * w, words, tl.load(p_words + w))
@@ -196,7 +196,7 @@ def first_of(lists, t, TILES: tl.constexpr, LENGTH: tl.constexpr):
 
 @triton.jit
 def first_of_slice(lists, t, TILES: tl.constexpr, LENGTH: tl.constexpr, DEPTH: tl.constexpr):
-    """As first_of, where listed tiles are visited in slices of DEPTH, LENGTH // DEPTH of them for each entry."""
+    """As first_of, for loops that visit a listed tile in LENGTH // DEPTH slices of DEPTH. t counts slices."""
     PER: tl.constexpr = LENGTH // DEPTH
     if TILES == "full":
         return tl.load(lists.full + t // PER) * LENGTH + t % PER * DEPTH

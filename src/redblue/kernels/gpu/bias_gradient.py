@@ -1,8 +1,8 @@
 """The gradient of a bias, by a kernel of its own that all schedules share.
 
 A program owns a tile of the bias and visits all tiles of scores that the bias was added to, so only the gradient
-has the size n_q n_k, and no result depends on the order of programs. A bias that all rows (or keys) share is summed
-over them in up to SHARES parts, which are then added up.
+has the size n_q n_k, and no result depends on the order of programs. The gradient of a bias that all rows (or keys)
+share is summed over them in up to SHARES parts, which are then added up.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -43,7 +43,7 @@ TENSOR_CORES, SCALAR = (64, 4), (32, 8)
 
 
 class Constants(NamedTuple):
-    """Numbers known at compile time that _tile needs. The kernel makes it where it calls _tile, as flash does."""
+    """Numbers known at compile time that _tile needs. Construct it in the call of _tile, as flash's Constants."""
 
     GROUP: Any
     D: Any
@@ -77,14 +77,14 @@ def add_bias_gradient(task: Task, precision: str = "ieee") -> None:
 
 
 def _own(x: Tensor) -> Tensor:
-    """The elements of an expanded tensor, each once."""
+    """The tensor before it was expanded: index 0 of dimensions with stride 0."""
     return x[tuple(slice(None, 1) if stride == 0 else slice(None) for stride in x.stride())]
 
 
 def gradient_run(task: Task, target: Tensor, parts: tuple[int, int], shared: tuple[bool, bool], precision: str) -> Run:
     """The launch that adds the gradient to target: (batch or 1, heads or 1, n_q or parts, n_k or parts).
 
-    parts: of rows and of keys. shared: whether all rows, and whether all keys, share one number.
+    parts: the numbers of parts of rows and of keys. shared: whether all rows, and whether all keys, share one number.
     """
     sizes, group, edge = task.sizes, task.sizes.group, EDGE
     batch, heads = sizes.lead[0], sizes.kv_heads * group
@@ -173,7 +173,7 @@ def bias_gradient(
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradient of a tile of the bias, or of one share of it where rows or keys share a number."""
+    """The gradient of a tile of the bias, or one part of the gradient if rows or keys share a number."""
     SUMS: tl.constexpr = lse.dtype.element_ty
     row_tiles, col_tiles = tl.cdiv(n_q, EDGE), tl.cdiv(n_k, EDGE)
     pid = tl.program_id(0)
@@ -217,7 +217,7 @@ def bias_gradient(
 
 @triton.jit
 def _tile(stream, tile, sizes, arrays, row_arrays, scores, lists, cells, EDGE: tl.constexpr, c):
-    """dS of one tile, 0 where the mask leaves no pair.
+    """dS of one tile, 0 for pairs that do not attend.
 
     stream: batch entry and query head. tile: indices of its rows and its columns. sizes: tiles of rows and of columns,
     n_q, n_k and query heads. arrays: q, k, v, dout. row_arrays: lse, delta.

@@ -1,4 +1,4 @@
-"""A call as kernels take it, and a kernel's launch as data, which can be run, compiled or counted."""
+"""The arguments of a call on a GPU, and launches of kernels as data, which can be run, compiled or counted."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Task:
     v: Tensor
     out: Tensor
     lse: Tensor
-    # Numbers as of Options.numbers; arrays with one leading dimension, expanded, sinks (heads,); no mask
+    # Options: numbers from Options.numbers; arrays expanded, with one leading dimension; sinks (heads,); no mask
     record: Record = field(default_factory=Record)
     first: int | None = None  # query i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None
-    mask: Mask | None = None  # if it is not a band
+    mask: Mask | None = None  # None if it is a band
     planes: Tensor | None = None  # int32 (batch, key heads): the plane of the mask that each stream sees
     first_row: int = 0  # this part's first row among all rows of all heads of the call: dropout counts from there
     cut_keys: int = 0  # unattended keys that were cut off behind the n_k keys of `sizes`
@@ -56,13 +56,13 @@ class Task:
     dk: Tensor | None = None
     dv: Tensor | None = None
     delta: Tensor | None = None
-    dbias: Tensor | None = None  # as the record's bias
+    dbias: Tensor | None = None  # shaped like the record's bias
 
     @staticmethod
-    def of(**given: Any) -> Task:
-        """The task of these fields and of these options, which become its record."""
-        own = {name: given.pop(name) for name in _FIELDS & given.keys()}
-        return Task(**own, record=Record(**given))
+    def of(**arguments: Any) -> Task:
+        """The task with these fields. Arguments that are not fields are options and become its record."""
+        task_fields = {name: arguments.pop(name) for name in _FIELDS & arguments.keys()}
+        return Task(**task_fields, record=Record(**arguments))
 
     @property
     def rows(self) -> int:
@@ -75,8 +75,8 @@ class Task:
 
     @property
     def options(self) -> Options:
-        of = self.record
-        return Options(of.bias is not None, of.seed is not None, bool(of.softcap), self.mask is not None)
+        record = self.record
+        return Options(record.bias is not None, record.seed is not None, bool(record.softcap), self.mask is not None)
 
     @property
     def plain(self) -> bool:
@@ -107,7 +107,7 @@ class Task:
         return any(x is not None and reach(x) >= 2**31 for x in everything)
 
 
-_FIELDS = {each.name for each in fields(Task)} - {"record"}
+_FIELDS = {entry.name for entry in fields(Task)} - {"record"}
 
 
 def reach(x: Tensor) -> int:
@@ -116,7 +116,7 @@ def reach(x: Tensor) -> int:
 
 
 def array(x: Tensor | None) -> Array:
-    """The tensor as kernels take it: one that the launch's direction has, so never None."""
+    """The tensor as kernels take it. Never None: callers give tensors that the pass has."""
     assert x is not None
     return Array(x, *x.stride())
 

@@ -21,10 +21,10 @@ from redblue.masks import Mask
 from redblue.masks.lowered import Lowered, lowered
 from redblue.masks.patterns.bit_words import below
 
-KEPT = 128  # lists; a mask has some 4, one for each kernel and tile, and more while these are tuned
+KEPT = 128  # lists in the cache; a mask needs about 4, one per kernel and tile size, and more during tuning
 KEPT_BYTES = 512 << 20  # on all devices together; bits of a dense mask of 16384 queries and keys take 32 MB
-PAIRS_AT_ONCE = 1 << 24  # whose bits are transposed together, to bound the memory that this takes
-MAX_WORDS = 1 << 31  # of bits, since kernels index them in 32 bits
+PAIRS_AT_ONCE = 1 << 24  # pairs whose bits are transposed together; bounds the memory of transposing
+MAX_WORDS = 1 << 31  # words of bits, since kernels index these words in 32 bits
 
 
 class Plane(NamedTuple):
@@ -40,8 +40,8 @@ class Lists(NamedTuple):
 
     The tiles of block i in mask plane p are entries starts[p * blocks + i] .. starts[p * blocks + i + 1] - 1.
     full, partial: the tile's index along the streaming side (keys where rows stay, rows where keys stay).
-    bits: for each line of a partial tile's block, words of 64 bits: the lines of the streaming side it is paired with.
-    live: words of 64 bits for each partial tile: the lines of the streaming side that have any pair.
+    bits: words of 64 bits for each line of a partial tile, one bit for every line of the streaming side.
+    live: words of 64 bits for each partial tile, set for lines of the streaming side that have any pair.
     """
 
     planes: Plane | None  # never None in a launch: Triton 3.6 cannot test it within a tuple
@@ -60,7 +60,7 @@ def first_plane(device: torch.device) -> torch.Tensor:
 
 
 class _Key(NamedTuple):
-    """The arguments of `lists`. span: None if it holds all keys."""
+    """The arguments of `lists`. span: None if one span holds all keys."""
 
     mask: Mask
     n_q: int
@@ -108,7 +108,7 @@ def forget() -> None:
 def _evict(newest: Mask) -> None:
     """Drop the least recently used lists beyond KEPT and KEPT_BYTES.
 
-    Lists of the newest mask stay whatever they take. Otherwise the two passes of one call evict each other's lists,
+    Lists of the newest mask stay, whatever their size. Otherwise the two passes of one call evict each other's lists,
     and the call cannot be captured in a CUDA graph.
     """
     held = sum(map(_bytes, _recent.values()))
@@ -118,21 +118,21 @@ def _evict(newest: Mask) -> None:
         held -= _bytes(_recent.pop(key))
 
 
-def _bytes(made: Lists) -> int:
-    return sum(x.nbytes for x in made[1:])
+def _bytes(built: Lists) -> int:
+    return sum(x.nbytes for x in built[1:])
 
 
 def _build(key: _Key) -> Lists:
     mask, n_q, n_k, group, rows, cols, by, device, span = key
     panel = min(rows, 64)
     low = lowered(mask, n_q, n_k, group, panel)
-    each = [
+    plane_arrays = [
         _plane(low, plane, ceil_div(n_q * group, panel), n_q * group, n_k, rows, cols, panel, by, span)
         for plane in range(1 + int(low.planes.max(initial=0)))
     ]
-    starts = (np.cumsum(np.concatenate([[0], *(x[i] for x in each)])).astype(np.int32) for i in (0, 2))
+    starts = (np.cumsum(np.concatenate([[0], *(x[i] for x in plane_arrays)])).astype(np.int32) for i in (0, 2))
     full_starts, partial_starts = starts
-    full, partial, live, bits = (np.concatenate([x[i] for x in each]) for i in (1, 3, 4, 5))
+    full, partial, live, bits = (np.concatenate([x[i] for x in plane_arrays]) for i in (1, 3, 4, 5))
     _check(len(bits))
 
     def on_device(array: np.ndarray) -> torch.Tensor:
@@ -165,7 +165,7 @@ def _plane(
     """One plane's arrays: full tiles per block, the full tiles, the same for partial tiles, live lines, bits."""
     starts = low.starts[plane * panels : (plane + 1) * panels + 1]
     runs, of_panel = low.runs[starts[0] : starts[-1]], np.repeat(np.arange(panels), np.diff(starts))
-    # Cut each run at the borders of tiles
+    # Cut runs at the borders of tiles
     first_tile, last_tile = runs[:, 0] // cols, (runs[:, 1] - 1) // cols
     count = last_tile - first_tile + 1
     run = np.repeat(np.arange(len(runs)), count)
@@ -179,7 +179,7 @@ def _plane(
     row_block, col_block = numbers // tiles, numbers % tiles
     panels_there = np.minimum(per_block, panels - row_block * per_block)
     full = covered == panels_there * cols
-    if by == "cols":  # rows stream by: whole tiles of them
+    if by == "cols":  # rows stream by, so a full tile must not reach beyond the last row
         full &= (row_block + 1) * rows <= n_rows
     blocks, other = (row_block, col_block) if by == "rows" else (col_block, row_block)
     total = ceil_div(n_rows, rows) if by == "rows" else ceil_div(n_k, cols)
@@ -193,9 +193,9 @@ def _plane(
     place = np.full(len(numbers), -1)
     place[order_partial] = np.arange(len(order_partial))
     words = np.zeros((len(order_partial), per_block, cols), np.uint64)
-    own = np.flatnonzero(place[entry] >= 0)
-    length = (stop - begin)[own]
-    piece = np.repeat(own, length)
+    in_partial = np.flatnonzero(place[entry] >= 0)
+    length = (stop - begin)[in_partial]
+    piece = np.repeat(in_partial, length)
     key = begin[piece] + np.arange(len(piece)) - np.repeat(np.cumsum(length) - length, length)
     of, source = of_panel[run[piece]], runs[run[piece], 2]
     at = np.where(source < 0, 0, source + key - runs[run[piece], 0])
@@ -220,13 +220,13 @@ def _plane(
 
 
 def _transpose_bits(words: np.ndarray, panel: int) -> np.ndarray:
-    """Words (tiles, panels, keys) of bits of rows as words (tiles, rows, words) of bits of keys."""
+    """Transpose words (tiles, panels, keys) of bits of rows into words (tiles, rows, words) of bits of keys."""
     tiles, panels, cols = words.shape
     result = np.zeros((tiles, panels * panel, ceil_div(cols, 64)), np.uint64)
     step = max(1, PAIRS_AT_ONCE // (panels * cols * 64))
     for i in range(0, tiles, step):
-        some = np.ascontiguousarray(words[i : i + step]).view(np.uint8).reshape(-1, panels, cols, 8)
-        by_row = np.unpackbits(some, axis=-1, bitorder="little")[..., :panel].transpose(0, 1, 3, 2)
+        part = np.ascontiguousarray(words[i : i + step]).view(np.uint8).reshape(-1, panels, cols, 8)
+        by_row = np.unpackbits(part, axis=-1, bitorder="little")[..., :panel].transpose(0, 1, 3, 2)
         packed = np.packbits(by_row, axis=-1, bitorder="little").reshape(-1, panels * panel, cols // 8)
         padded = np.zeros((*packed.shape[:2], result.shape[2] * 8), np.uint8)
         padded[..., : cols // 8] = packed

@@ -1,7 +1,7 @@
 """Triton helpers that turn products into scores and scores into probabilities, and the tuple of options they read.
 
-A new option of scores is a field of `Scores`, its value in `scores_of`, and its arithmetic in `finish`; `is_plain` and
-`row_terms` where it changes scores, or has a value for each row.
+A new option of scores needs a field of `Scores`, its value in `scores_of`, and its arithmetic in `finish`. `is_plain`
+must return False for an option that changes scores, and `row_terms` loads an option that has one value per row.
 
 Scores are in units of log 2, so that the softmax is a power of two: p = exp2(left * s - m). `left` is the factor of
 the scale that the scores have not been multiplied by yet.
@@ -84,7 +84,7 @@ class Scored(Protocol):
 
 
 def scores_of(task: Scored) -> Scores:
-    """The task's options as kernels take them."""
+    """The task's options in the form that kernels read."""
     record, sizes = task.record, task.sizes
     numbers = record.numbers(sizes)
     scale, softcap, dropout = numbers["scale"], numbers["softcap"], numbers["dropout"]
@@ -149,9 +149,9 @@ def factor_left(scores, PLAIN: tl.constexpr, SUMS: tl.constexpr):
 
 @triton.jit
 def row_terms(scores, batch, head, i_row, AXIS: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr):
-    """The values of options that `finish` needs for each row, loaded once for all keys; None: no option has any.
+    """The values of options that `finish` needs for each row, loaded once for all keys; None if no option has any.
 
-    Today ALiBi's slopes in units of log 2: one number where all rows are of one head, else one per row, with another
+    Today these are ALiBi's slopes in units of log 2: one number if all rows are of one head, else one per row, with a
     dimension AXIS for keys. head: the key head.
     """
     if scores.alibi is not None:
@@ -168,9 +168,9 @@ def row_terms(scores, batch, head, i_row, AXIS: tl.constexpr, GROUP: tl.constexp
 
 @triton.jit
 def finish(s, scores, batch, head, i_row, i_key, m_row, m_key, b_terms, GROUP: tl.constexpr, PLAIN: tl.constexpr):
-    """Scores from products, and the derivative of softcap tanh(x / softcap), which is s where there is no softcap.
+    """Scores from products, and the derivative of softcap tanh(x / softcap). Without a softcap the latter is unused.
 
-    head: the key head. m_row, m_key: which rows and keys exist; None: all. b_terms: of row_terms.
+    head: the key head. m_row, m_key: masks of the rows and keys that exist; None: all. b_terms: from row_terms.
     """
     derivative = s
     if not PLAIN:

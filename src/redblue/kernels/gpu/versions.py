@@ -9,16 +9,16 @@ OLDEST_DROPOUT_GRADIENTS = (3, 4)  # a pass of 3.3's compiler fails on the kerne
 
 
 def check_triton() -> None:
-    """Raise RedblueError where Triton is missing or too old."""
+    """Raise RedblueError if Triton is missing or too old."""
     _check(OLDEST_TRITON, "tensors on a GPU")
 
 
 def check_gradients_with_dropout() -> None:
-    """Raise RedblueError where Triton cannot compile the gradients of dropout."""
+    """Raise RedblueError if Triton is too old to compile the gradients of dropout."""
     _check(OLDEST_DROPOUT_GRADIENTS, "gradients with dropout")
 
 
-def _check(oldest: tuple[int, int], what: str) -> None:
+def _check(oldest: tuple[int, int], feature: str) -> None:
     try:
         import triton
     except ImportError as error:
@@ -27,4 +27,4 @@ def _check(oldest: tuple[int, int], what: str) -> None:
         ) from error
     version = triton.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < oldest:
-        raise RedblueError(f"{what} need Triton {oldest[0]}.{oldest[1]} or newer, got {version}: update PyTorch")
+        raise RedblueError(f"{feature} need Triton {oldest[0]}.{oldest[1]} or newer, got {version}: update PyTorch")

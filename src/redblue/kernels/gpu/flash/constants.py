@@ -1,4 +1,4 @@
-"""What the flash kernels share: arguments of every launch, and the groups of parameters of their helpers."""
+"""Arguments that all flash kernels have, and the group of constants that their loops need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redblue.kernels.gpu.launch import Task, array, parts
 class Constants(NamedTuple):
     """Numbers known at compile time, which the loops over tiles need.
 
-    Kernels make it where they call a loop: in a variable Triton would turn the constants into run-time numbers.
+    Kernels construct it in the call of a loop. If it were in a variable, Triton would make run-time numbers of it.
     """
 
     GROUP: Any
@@ -22,7 +22,7 @@ class Constants(NamedTuple):
 
 
 def common_arguments(task: Task, precision: str) -> dict[str, Any]:
-    """Arguments that all three kernels have."""
+    """Arguments of the forward kernel, the kernel of dQ, and the kernel of dK and dV."""
     sizes = task.sizes
     (d0, d1), (v0, v1) = parts(sizes.d), parts(sizes.d_v)
     return {

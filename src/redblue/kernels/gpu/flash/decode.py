@@ -1,4 +1,4 @@
-"""Few queries against many keys: merges the outputs of spans of keys (`_merge` of the schedule `flash`)."""
+"""Merges the outputs of spans of keys, for few queries and many keys (`_merge` of the schedule `flash`)."""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
@@ -29,14 +29,14 @@ class PartialOutputs(NamedTuple):
 
 
 def partial_outputs(task: Task, spans: int) -> PartialOutputs:
-    """Memory for the outputs of so many spans."""
+    """Memory for the outputs of `spans` spans."""
     shape = (spans, *task.lse.shape)
     out = torch.empty((*shape, task.sizes.d_v), dtype=task.lse.dtype, device=task.lse.device)
     return PartialOutputs(out, out.new_empty(shape))
 
 
 def merge_run(task: Task, partial: PartialOutputs, lists: Lists | None, rows: int, cols: int, span: int) -> Run:
-    """The launch that merges partial outputs. rows, cols, span: tiles of the launch that wrote them."""
+    """The launch that merges partial outputs. rows, cols, span: the tiles of the launch that wrote them."""
     sizes, width = task.sizes, triton.next_power_of_2(task.sizes.d_v)
     merged_rows = max(1, min(rows, 16, MAX_OUTPUT // width))
     arguments: dict[str, Any] = {
@@ -85,7 +85,7 @@ def merge(
     MERGED: tl.constexpr,  # rows of this program, all of one block
     WIDE: tl.constexpr,
 ):
-    """Output and log-sum-exp of a few rows from those of the spans of keys."""
+    """Merge the outputs and log-sum-exps of the spans of keys, for a few rows."""
     SUMS: tl.constexpr = lse.dtype.element_ty
     n_rows = n_q * GROUP
     pieces, blocks, spans = tl.cdiv(n_rows, MERGED), tl.cdiv(n_rows, ROWS), tl.cdiv(n_k, span)
@@ -104,7 +104,7 @@ def merge(
         last_row = tl.minimum(block * ROWS + ROWS, n_rows) - 1
         low, high, _, _ = key_range(scores, block * ROWS, last_row, n_k, GROUP, COLS)
         first = low // span
-        # A block that attends no key has no spans: nothing was written there
+        # For a block that attends no key, no span wrote an output
         end = tl.where(low < high, tl.cdiv(high, span), first)
     row_max, row_sum = initial_max_and_sum(scores, head, i_row, GROUP, SUMS)
     acc = tl.zeros((MERGED, WIDTH), SUMS)

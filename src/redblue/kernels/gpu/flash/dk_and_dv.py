@@ -37,7 +37,7 @@ def dk_and_dv_run(task: Task, launch: Launch, precision: str) -> Run:
 
 
 class Streams(NamedTuple):
-    """The arrays of one key head that stream by, and the place of its rows in lse and delta."""
+    """The arrays of one key head that stream by, and the numbers that locate its rows in lse and delta."""
 
     q: Any
     dout: Any
@@ -152,9 +152,10 @@ def _dkv_rows(
     span, TILES: tl.constexpr, state, b_keys, first_key, m_key, streams, scores, lists,
     ROWS: tl.constexpr, D1: tl.constexpr, V1: tl.constexpr, c
 ):  # fmt: skip
-    """Add tiles of rows, visited as keys are by forward's _keys, to two parts of dK without its scale and two of dV.
+    """Add tiles of rows to two parts of dK without its scale and two parts of dV.
 
-    Scores lie as (keys, rows), so that they are a factor of the next products without being transposed.
+    TILES: as in forward's _keys, with rows instead of keys. Scores are tiles (keys, rows), so that the next products
+    need no transposed copy.
     b_keys: two parts of the keys, then two of the values.
     """
     dk0, dk1, dv0, dv1 = state

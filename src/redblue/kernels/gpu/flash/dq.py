@@ -72,7 +72,7 @@ def flash_dq(
     blocks = tl.cdiv(n_rows, ROWS)
     block = tl.program_id(0) % blocks
     stream = tl.program_id(0) // blocks
-    if scores.end is not None:  # the longest first
+    if scores.end is not None:  # the blocks with the most keys come first
         block = blocks - 1 - block
     batch, head = stream // kv_heads, stream % kv_heads
 
@@ -149,7 +149,7 @@ def _dq_keys(
     span, TILES: tl.constexpr, state, b_rows, k, v, rows, m_row, scores, lists,
     COLS: tl.constexpr, D1: tl.constexpr, V1: tl.constexpr, c
 ):  # fmt: skip
-    """Add tiles of keys, visited as by forward's _keys, to two parts of dQ without its scale.
+    """Add tiles of keys to two parts of dQ without its scale. The tiles are those of forward's _keys.
 
     b_rows: two parts of the rows of q, two of dout, then the rows' log-sum-exp and delta.
     """

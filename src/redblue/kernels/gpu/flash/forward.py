@@ -102,7 +102,7 @@ def flash_forward(
     blocks = tl.cdiv(n_rows, ROWS)
     block = tl.program_id(0) % blocks
     stream = tl.program_id(0) // blocks
-    if scores.end is not None:  # the longest first
+    if scores.end is not None:  # the blocks with the most keys come first
         block = blocks - 1 - block
     batch, head = stream // kv_heads, stream % kv_heads
 
@@ -190,8 +190,8 @@ def _keys(
 ):  # fmt: skip
     """Add tiles of keys to the rows' state: two parts of the unscaled output, the maximum and the sum.
 
-    TILES: "whole" and "masked" tiles run from key span.begin below span.stop, and in "masked" ones only keys of
-    low .. high - 1 and of the band attend; "full" and "partial" tiles are entries begin .. stop - 1 of lists.
+    TILES: "whole" and "masked" tiles hold keys span.begin .. span.stop - 1; in "masked" tiles only the keys low ..
+    high - 1 that are in the band attend. "full" and "partial" tiles are entries begin .. stop - 1 of lists.
     b_q: two parts of the rows of q. D1, V1: widths of the second parts of q and of the output; 0: there is none.
     """
     acc0, acc1, row_max, row_sum = state
@@ -200,7 +200,7 @@ def _keys(
     WORDS: tl.constexpr = (COLS + 63) // 64
     left = factor_left(scores, c.PLAIN, SUMS)
     b_terms = row_terms(scores, rows.batch, rows.head, rows.i, 1, c.GROUP, SUMS)
-    # Without this test ptxas waits for each product, where a loop not entered meets the loop's products under way
+    # Without this test ptxas waits for every product: a path that skips the loop would join one with products in flight
     if span.begin < span.stop:
         for t in tl.range(span.begin, span.stop, COLS if TILES == "whole" or TILES == "masked" else 1):
             j = first_of(lists, t, TILES, COLS)

@@ -1,4 +1,4 @@
-"""The facts about a GPU that planning needs: from the catalogue of memories, or from a device."""
+"""The properties of a GPU that planning needs, from the catalogue of memories or from a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER = 0  # the architecture of a GPU that is not NVIDIA's
 
 
 class Card(NamedTuple):
-    """A GPU, as the planner sees it."""
+    """The properties of a GPU that planning needs."""
 
     arch: int = 90  # 10 * major + minor of the compute capability; OTHER
     shared_bytes: int = 227 << 10  # of one block, at most
@@ -28,7 +28,7 @@ class Card(NamedTuple):
 
 
 def card_named(name: str | os.PathLike[str] | Memory) -> Card:
-    """The GPU of this name in the catalogue, or in a file of the catalogue's form.
+    """The GPU of this name in the catalogue, or in a file in the catalogue's format.
 
     Raises RedblueError for a machine that is not a GPU, or whose entry lacks a fact that planning needs.
     """
@@ -50,13 +50,13 @@ def card_named(name: str | os.PathLike[str] | Memory) -> Card:
 
 
 def card_of(device: torch.device) -> Card:
-    """The device's own card, or the card of `planning_for`."""
+    """The device's own properties, or the card of `planning_for`."""
     return _override or _detected(device)
 
 
 @contextmanager
 def planning_for(card: Card) -> Iterator[None]:
-    """Plan for this card whatever the device is, for instance for one with less shared memory."""
+    """A context in which calls are planned for this card, for instance one with less shared memory than the device."""
     global _override
     before, _override = _override, card
     try:
@@ -70,7 +70,7 @@ _override: Card | None = None
 
 @cache
 def _detected(device: torch.device) -> Card:
-    """The device's own card; for the CPU, where Triton interprets, a Hopper GPU's."""
+    """The properties of the device. For the CPU, where Triton interprets kernels, those of a Hopper GPU."""
     if device.type != "cuda":
         return Card()
     from triton.runtime import driver  # PyTorch does not report the shared memory of a block on AMD GPUs

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from redblue.base.errors import RedblueError
 
-_of_graphs: dict[int, Tensor] = {}  # by address: a captured graph reads them at each replay
+_of_graphs: dict[int, Tensor] = {}  # by address: tensors that captured graphs read whenever they are replayed
 
 
 def copied(array: np.ndarray, device: torch.device) -> Tensor:
@@ -21,12 +21,12 @@ def copied(array: np.ndarray, device: torch.device) -> Tensor:
             "the first call with a mask copies its lists to the device, which a CUDA graph cannot capture: call once "
             "with this mask and these sizes before, as torch.cuda.graph's documentation says to warm up"
         )
-    here = torch.from_numpy(np.ascontiguousarray(array))
+    on_cpu = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
-        return here.to(device)
-    # In a thread of its own: while torch.compile warms up for a graph, what this thread allocates belongs to the graph
+        return on_cpu.to(device)
+    # In a thread of its own: while torch.compile warms up for a graph, this thread's allocations belong to the graph
     with ThreadPoolExecutor(1) as own_thread:
-        return own_thread.submit(here.to, device).result()
+        return own_thread.submit(on_cpu.to, device).result()
 
 
 def in_use(tensors: Iterable[Tensor | None]) -> None:

@@ -23,8 +23,8 @@ def run(
 ) -> None:
     """Execute the chosen launch or, if the card refuses it, the first of the others that the card accepts.
 
-    A warning says so once, and later calls of the kind begin with the accepted launch. A launch overwrites what a
-    refused one wrote. Raises RedblueError if the card refuses every launch.
+    A warning reports the replacement once, and later calls of the kind begin with the accepted launch. A launch
+    overwrites everything that a refused launch wrote. Raises RedblueError if the card refuses every launch.
     """
     refused = _refused.get(kind)
     if refused is None:
@@ -55,11 +55,11 @@ def forget() -> None:
     _refused.clear()
 
 
-_refused: dict[Kind, dict[Launch, str]] = {}  # with the reason: the error itself would keep its tensors alive
+_refused: dict[Kind, dict[Launch, str]] = {}  # the reason as text: the error itself would keep tensors alive
 
 
 def _reason(kind: Kind, launch: Launch, error: Any) -> str:
-    """What the launch needs, and what the card has."""
+    """The error message: the launch's need and the card's limit."""
     return (
         f"{_describe(launch)}, {kind.direction}, with d = {kind.d}, d_v = {kind.d_v} in {kind.dtype} does not fit: it "
         f"needs {error.required:,} {UNITS.get(error.name, error.name)}, and a block on this card has {error.limit:,}"

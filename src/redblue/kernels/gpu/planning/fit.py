@@ -34,11 +34,11 @@ from redblue.kernels.gpu.planning.card import Card, planning_for
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.table import KERNELS
 
-TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor of sm_100, of 128 rows of 4 bytes
+TENSOR_MEMORY_COLUMNS = 512  # per multiprocessor of sm_100; a column has 128 rows of 4 bytes
 
 
 class Fit(NamedTuple):
-    """What one kernel of a launch takes, compiled."""
+    """The resources that one compiled kernel of a launch takes."""
 
     kernel: str
     shared_bytes: int  # of a block
@@ -54,9 +54,9 @@ class Fit(NamedTuple):
 
 
 def fits(direction: str, sizes: Sizes, dtype: str, card: Card, launch: Launch, **options: Any) -> tuple[Fit, ...]:
-    """Each kernel of the launch, compiled for the card. options: of `Task.of`, such as end=1 for a causal band.
+    """Compile the kernels of the launch for the card. options: arguments of `Task.of`, such as end=1 for a causal band.
 
-    Raises RedblueError in a process whose kernels are interpreted, and Triton's own errors where it cannot compile.
+    Raises RedblueError in a process whose kernels are interpreted, and Triton's own errors if it cannot compile them.
     """
     with planning_for(card):
         launches = runs(direction, sizes, dtype, launch, **options)
@@ -64,14 +64,14 @@ def fits(direction: str, sizes: Sizes, dtype: str, card: Card, launch: Launch, *
 
 
 def fits_of(launches: Iterable[Run], arch: int) -> tuple[Fit, ...]:
-    """What each kernel of the runs takes; equal kernels once."""
+    """The resources of all kernels of the runs, equal kernels once."""
     if knobs.runtime.interpret:
         raise RedblueError("kernels that are interpreted cannot be compiled: unset TRITON_INTERPRET in this process")
     return tuple(_kept(name, run, arch) for name, run in {key(run, arch): run for run in launches}.items())
 
 
 def runs(direction: str, sizes: Sizes, dtype: str, launch: Launch, **options: Any) -> list[Run]:
-    """The launches for dense tensors of these sizes, without allocating them; with a dbias, its launch, too."""
+    """The launches for dense tensors of these sizes, which are not allocated. A dbias adds its own launch."""
     sums = torch.float64 if dtype == "float64" else torch.float32
     (batch,), heads = sizes.lead, sizes.kv_heads * sizes.group
     shapes = {
@@ -106,7 +106,7 @@ def key(run: Run, arch: int) -> str:
 
 
 def _type(value: Any, specialized: bool) -> Any:
-    """The properties of an argument that Triton compiles for. specialized: some numbers have kernels of their own."""
+    """The properties of an argument that Triton compiles for. specialized: whether 1 and multiples of 16 count."""
     if isinstance(value, tuple):
         return [_type(part, specialized) for part in value]
     if isinstance(value, torch.Tensor):
@@ -117,6 +117,7 @@ def _type(value: Any, specialized: bool) -> Any:
 
 
 def _kept(name: str, run: Run, arch: int) -> Fit:
+    """The fit in the cache folder; compiled and stored if it is not there."""
     path = Path(platformdirs.user_cache_dir("redblue")) / "gpu-fit" / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Fit(**json.loads(path.read_text()))
@@ -130,7 +131,7 @@ def _kept(name: str, run: Run, arch: int) -> Fit:
 
 def _compile(run: Run, arch: int) -> Fit:
     log = io.StringIO()
-    run.kernel.device_caches.clear()  # a kernel that is not compiled anew reports nothing
+    run.kernel.device_caches.clear()  # the assembler reports only kernels that are compiled now
     with _target(arch), contextlib.redirect_stdout(log):
         compiled = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings)
     report = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log.getvalue(), re.DOTALL)
@@ -149,7 +150,7 @@ def _compile(run: Run, arch: int) -> Fit:
 
 @contextlib.contextmanager
 def _target(arch: int) -> Iterator[None]:
-    """Have Triton compile anew for the architecture and print the assembler's messages."""
+    """A context in which Triton compiles for the architecture, uncached, and prints the assembler's messages."""
     before = driver._active
     with tempfile.TemporaryDirectory() as folder, knobs.nvidia.scope(), knobs.cache.scope():
         knobs.nvidia.dump_ptxas_log = True
@@ -162,7 +163,7 @@ def _target(arch: int) -> Iterator[None]:
 
 
 class _Absent:
-    """Triton's driver of a device that does not exist and is only compiled for."""
+    """A stand-in for Triton's driver, for an architecture that is only compiled for."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch

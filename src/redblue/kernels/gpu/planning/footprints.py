@@ -1,4 +1,4 @@
-"""The Triton kernels of each schedule: the edges of their tiles, and what a block of each holds on chip."""
+"""The Triton kernels of the schedules: the edges of their tiles, and the elements that a block holds on chip."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ MIN_SPAN = 512  # keys: merging the outputs of shorter spans costs more than it 
 
 
 class Part(NamedTuple):
-    """A Triton kernel. edges: of the tiles that stay, chosen by the words moved.
+    """A Triton kernel. edges: those of the tiles that stay, which are chosen by the words moved.
 
-    footprint: what a block holds, by tiles, sizes and options. blocks: how many there are, by tiles and sizes.
+    footprint: the footprint of a block, a function of tiles, sizes and options. blocks: the number of blocks, a
+    function of tiles and sizes.
     """
 
     edges: tuple[str, ...]
@@ -43,7 +44,7 @@ class Kernel(NamedTuple):
 
 
 def padded(sizes: Sizes) -> tuple[int, int]:
-    """d and d_v, padded to the tiles in which kernels that hold whole rows hold them."""
+    """d and d_v, padded to the two tiles in which the flash kernels hold a row."""
     return sum(parts(sizes.d)), sum(parts(sizes.d_v))
 
 
@@ -157,6 +158,9 @@ def _sum_of(rows: str, cols: str, name: str) -> Part:
         return ceil_div(length, getattr(t, rows)) * ceil_div(features, getattr(t, cols)) * sizes.streams
 
     return Part((rows, cols), footprint, blocks)
+
+
+# Numbers of blocks of a kernel -------------------------------------------------------------------------------------
 
 
 def _by_cols(t: Any, sizes: Sizes) -> int:

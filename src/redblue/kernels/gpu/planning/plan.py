@@ -1,4 +1,4 @@
-"""Plans a call on a card: chooses a kernel and its tiles, the launch that fits and moves the fewest words.
+"""Plans a call on a card: chooses the kernel, tiles and settings that fit and move the fewest words.
 
 A launch fits if the card has its shared memory and its results lie in registers (resources.py). Its words are those of
 its schedule's closed form, between shared memory and the next level. Occupancy is ranked before words moved. Ties go to
@@ -31,13 +31,13 @@ from redblue.schedules.schedule import WHOLE
 __all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of", "launches", "plan"]
 
 WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, for ties in words
-L2_SHARE = 0.5  # of the L2 cache: what a chunk spills may fill this share, so that it is read back from there
-MAX_SPILLED = 1 << 31  # bytes that a chunk spills, or what one step of rows takes if that is more
+L2_SHARE = 0.5  # the share of the L2 cache that a chunk's spilled arrays may fill, so that they are read back from L2
+MAX_SPILLED = 1 << 31  # the most bytes that a chunk spills, unless a single step of rows spills more
 BUSY = 0.75  # a launch with blocks for this share of the multiprocessors counts as fully occupied
 ALIKE = 1.03  # words within this factor count as equal
 NEAR = 2.0  # candidates may move at most this many times the words of the first
 MAX_CANDIDATES = 6
-LESS = 0.75  # share of the shared memory of a refused launch that the next plan may take
+LESS = 0.75  # the next plan may take this share of the shared memory of a launch that the card refused
 PLAIN = Options()
 
 
@@ -53,7 +53,7 @@ class Launch(NamedTuple):
 
 
 class Unplanned(RedblueError):
-    """No tiles of the kernel fit the card. The message says what the smallest need and what a block may have."""
+    """No tiles of the kernel fit the card. The message names the bytes that the smallest tiles need and the limit."""
 
     def __init__(self, direction: str, sizes: Sizes, dtype: str, card: Card, least: Launch) -> None:
         self.kernel, self.least, self.card = least.kernel, least, card
@@ -88,12 +88,12 @@ def launches(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: Options = PLAIN, schedule: str = "auto"
 ) -> Iterator[Launch]:
     """The candidates, then plans for less and less shared memory, down to the smallest tiles."""
-    found = candidates(direction, sizes, dtype, card, options, schedule)
+    planned = candidates(direction, sizes, dtype, card, options, schedule)
     while True:
-        yield from found
-        less = card._replace(shared_bytes=int(LESS * min(launch.shared_bytes for launch in found)))
+        yield from planned
+        smaller = card._replace(shared_bytes=int(LESS * min(launch.shared_bytes for launch in planned)))
         try:
-            found = _candidates(direction, _rounded(sizes), dtype, less, options, schedule)[0][:1]
+            planned = _candidates(direction, _rounded(sizes), dtype, smaller, options, schedule)[0][:1]
         except Unplanned:
             return
 
@@ -107,25 +107,25 @@ def _rounded(sizes: Sizes) -> Sizes:
 def _cached(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: Options, schedule: str
 ) -> tuple[Launch, ...]:
-    found, why = _candidates(direction, sizes, dtype, card, options, schedule)
-    if why:
-        warnings.warn(f"{why}; {found[0].kernel} runs instead", stacklevel=3)
-    return found
+    planned, failure = _candidates(direction, sizes, dtype, card, options, schedule)
+    if failure:
+        warnings.warn(f"{failure}; {planned[0].kernel} runs instead", stacklevel=3)
+    return planned
 
 
 @lru_cache(maxsize=4096)
 def _candidates(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: Options, schedule: str
 ) -> tuple[tuple[Launch, ...], Unplanned | None]:
-    """The candidates, and why they are not of the kernel that was asked for."""
+    """The candidates, and the error of the requested kernel if another one takes its place."""
     ranked = {name: _ranked(name, direction, sizes, dtype, card, options) for name, way in KERNELS if way == direction}
-    asked = ranked.get(schedule)
-    if isinstance(asked, list):
-        return _few(asked), None
-    found = [choice for choices in ranked.values() if isinstance(choices, list) for choice in choices]
-    if not found:
-        raise asked or next(why for why in reversed(ranked.values()) if isinstance(why, Unplanned))
-    return _few(sorted(found, key=_rank)), asked
+    requested = ranked.get(schedule)
+    if isinstance(requested, list):
+        return _few(requested), None
+    fitting = [choice for choices in ranked.values() if isinstance(choices, list) for choice in choices]
+    if not fitting:
+        raise requested or next(failure for failure in reversed(ranked.values()) if isinstance(failure, Unplanned))
+    return _few(sorted(fitting, key=_rank)), requested
 
 
 class _Choice(NamedTuple):
@@ -139,14 +139,14 @@ def _rank(choice: _Choice) -> tuple[float, ...]:
 
 
 def _few(ranked: list[_Choice]) -> tuple[Launch, ...]:
-    """The best launch, then the next best that differs from it in the kernel, the stages, the warps or one edge."""
+    """The best launch, then the best that has another kernel, the best with other stages, warps, or another edge."""
     first, near = ranked[0], [choice for choice in ranked if choice.words <= NEAR * ranked[0].words]
-    respects = [lambda x: x.kernel, lambda x: x.stages, lambda x: x.warps, *map(_edge, range(len(first.launch.tiles)))]
-    found = {first.launch: None}
-    for respect in respects:
-        other = next((each.launch for each in near if respect(each.launch) != respect(first.launch)), None)
-        found |= {other: None} if other else {}
-    return tuple(found)[:MAX_CANDIDATES]
+    settings = [lambda x: x.kernel, lambda x: x.stages, lambda x: x.warps, *map(_edge, range(len(first.launch.tiles)))]
+    selected = {first.launch: None}
+    for setting in settings:
+        other = next((choice.launch for choice in near if setting(choice.launch) != setting(first.launch)), None)
+        selected |= {other: None} if other else {}
+    return tuple(selected)[:MAX_CANDIDATES]
 
 
 def _edge(i: int) -> Any:
@@ -156,17 +156,17 @@ def _edge(i: int) -> Any:
 def _ranked(
     name: str, direction: str, sizes: Sizes, dtype: str, card: Card, options: Options
 ) -> list[_Choice] | Unplanned:
-    """The kernel's launches that fit, the best first, or why there are none."""
+    """The kernel's launches that fit, the best first, or the error if none fits."""
     stages = STAGES if pipelines(card) else (1,)
     streams = [x for x in STREAMS if x <= max(MIN_EDGE, sizes.n_q, sizes.n_k)]
     tried = [
         _fitted(name, direction, sizes, dtype, card, options, *setting)
         for setting in product(WARPS, stages, streams, KERNELS[name, direction].max_edges)
     ]
-    found = {choice.launch: choice for choice in tried if isinstance(choice, _Choice)}
-    if found:
-        return sorted(found.values(), key=_rank)
-    least = min((each for each in tried if isinstance(each, Launch)), key=lambda launch: launch.shared_bytes)
+    fitting = {choice.launch: choice for choice in tried if isinstance(choice, _Choice)}
+    if fitting:
+        return sorted(fitting.values(), key=_rank)
+    least = min((launch for launch in tried if isinstance(launch, Launch)), key=lambda launch: launch.shared_bytes)
     return Unplanned(direction, sizes, dtype, card, least)
 
 
@@ -187,8 +187,8 @@ def _fitted(
     problem = _problem(direction, sizes)
     shortest = {edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else MIN_EDGE for edge in one_pass.edges}
     tiles = one_pass.tile_type(**(shortest | dict.fromkeys(kernel.streams, stream)))
-    own = set(shortest) - set(kernel.streams) - set(WHOLE)
-    tiles = tiles._replace(**{edge: _shortest(edge, tiles) for edge in own})
+    staying = set(shortest) - set(kernel.streams) - set(WHOLE)
+    tiles = tiles._replace(**{edge: _shortest(edge, tiles) for edge in staying})
     shared, pressure, idle = 0, 1.0, 0.0
     for part in kernel.parts:
         choices = []
@@ -216,10 +216,10 @@ def _fitted(
     if shared > card.shared_bytes:
         return launch
     words = _words(name, direction, sizes, tiles)
-    likes = STAGES.index(stages), STREAMS.index(stream), WARPS.index(warps)
+    preference = STAGES.index(stages), STREAMS.index(stream), WARPS.index(warps)
     if card.arch // 10 == 9:
-        likes = stages == 1, STREAMS.index(stream), -stages, WARPS.index(warps)
-    return _Choice((pressure, idle, round(math.log(words, ALIKE)), *likes, words), launch, words)
+        preference = stages == 1, STREAMS.index(stream), -stages, WARPS.index(warps)
+    return _Choice((pressure, idle, round(math.log(words, ALIKE)), *preference, words), launch, words)
 
 
 def _problem(direction: str, sizes: Sizes) -> Problem:
@@ -246,7 +246,7 @@ def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any
 
     P is spilled in chunks of rows. A chunk fills at most half of the L2 cache, unless that is too few rows to occupy
     all multiprocessors, and never spills more than MAX_SPILLED; a stream's rows are cut into equal chunks.
-    pair_bytes: spilled for each pair.
+    pair_bytes: bytes spilled per pair.
     """
     rows, blocks, t = sizes.n_q * sizes.group, math.ceil(BUSY * card.multiprocessors), tiles._asdict()
     height, width, features = (
@@ -260,7 +260,7 @@ def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any
     if min(chunk, max_chunk) < rows:  # a short last chunk would leave multiprocessors idle
         times = max(rows // min(chunk, max_chunk), ceil_div(rows, max_chunk))
         chunk = ceil_div(ceil_div(rows, times), step) * step
-    spans = ceil_div(blocks * t["rows"], chunk)  # for each block of rows, if blocks alone are too few
+    spans = ceil_div(blocks * t["rows"], chunk)  # pieces of the keys, if a chunk has too few blocks of rows
     edge = max(t["cols"], t["depth"])
     edges = {"span": max(edge, ceil_div(ceil_div(sizes.n_k, spans), edge) * edge), "chunk": min(chunk, max(1, rows))}
     return tiles._replace(**{name: length for name, length in edges.items() if name in t}), chunk

@@ -9,18 +9,18 @@ How it is filled depends on the architecture:
 - without tensor cores (sm_75, where Triton does not use them, and float32 without TF32) operands have 4 bytes, and a
   thread holds the operands of a whole product in registers.
 
-Results that are stored at the end pass through shared memory too, but in the place of operands no longer needed.
+Results that are stored at the end pass through shared memory too, but in place of operands no longer needed.
 
 Measured with Triton 3.9.0, flash forward, float16, causal, in bytes. d 128, rows x cols x stages 128 x 32 x 2 and
 128 x 32 x 3: 49,152 and 65,536 on sm_80 and sm_120, 65,536 and 81,920 on sm_90. d 512, 64 x 32 x 2: 135,168, and
-196,608 on sm_90. The model adds to these what is exchanged: P (R C elements), which is not always needed, and twice
-that with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90). sm_100 takes up to 1,400 more for
-barriers, and there flash backward holds streaming tiles of fewer than 64 twice, and a bias once more.
+196,608 on sm_90. The model adds P, which passes through shared memory (R C elements; some plans do not need it),
+and twice that with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90). sm_100 takes up to 1,400
+bytes more for barriers. There flash backward holds streaming tiles with fewer than 64 rows twice, and a bias once more.
 
 A softcap, ALiBi and sinks take no shared memory. A bias takes registers for the addresses of its elements, and dropout
 for its random bits: with tiles planned without them (flash, d 128, 128 x 64 forward, 32 rows x 128 keys for dK and dV,
 8 warps, 2 stages), a thread on sm_80 spilled 1,036 and 820 bytes with a bias, 116 and 64 with dropout, 0 and 32 with
-neither. So each counts as more tiles of scores.
+neither. So the model counts a bias and dropout as additional tiles of scores.
 
 The model must never be below the compiler's figures; benchmarks/gpu/fit.py compares it with every plan.
 """
@@ -35,17 +35,17 @@ from redblue.kernels.gpu.planning.card import Card
 
 SLACK = 1024  # bytes, for barriers, padding, and exchanges while a row is summed
 MAX_REGISTERS = 255  # of a thread
-# The shares of a thread's registers that results which are summed may take, and all results. Beyond these shares Triton
-# spills hundreds of bytes; within them, mostly none.
+# The shares of a thread's registers that summed results may take, and that all results together may take. Beyond these
+# shares Triton spills hundreds of bytes; within them, mostly none.
 SUMS, RESULTS = 0.51, 0.64
-# Without tensor cores: the share that twice the results and half of a product's operands may take, for operands of 4
-# bytes and for operands converted from fewer
+# Without tensor cores, the share of registers that twice the results plus half of a product's operands may take: SCALAR
+# for operands of 4 bytes, CONVERTED for operands that are converted from fewer bytes
 SCALAR, CONVERTED = 1.53, 0.9
 LOADED = 7  # weight of streaming tiles that pass through registers on their way to shared memory
 
 
 class Footprint(NamedTuple):
-    """What a block of a Triton kernel holds on chip, in elements."""
+    """The elements that a block of a Triton kernel holds on chip."""
 
     stay: int  # operands that stay
     stream: tuple[int, ...]  # tiles that stream by
@@ -61,18 +61,23 @@ class Footprint(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """What a block takes of a multiprocessor."""
+    """The share of a multiprocessor that a block takes."""
 
     shared_bytes: int
     pressure: float  # on registers: up to 1 hardly any spill
 
 
 def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: int) -> Resources:
+<<<<<<< HEAD
     """What the model says that a block takes."""
     word, threads, family = BYTES_PER_WORD[dtype], warps * card.warp, card.arch // 10
+=======
+    """The resources of a block, by the model."""
+    word, threads, family = BYTES[dtype], warps * card.warp, card.arch // 10
+>>>>>>> integ
     registers = min(MAX_REGISTERS, card.registers // threads)
     per_number = max(1, word // 4)  # registers
-    waiting = footprint.waiting if family not in (9, 10) else 0  # there products read operands from shared memory
+    waiting = footprint.waiting if family not in (9, 10) else 0  # on sm_90 and sm_100 products read shared memory
     takes = max(footprint.sums / SUMS, (footprint.sums + footprint.scores + waiting) / RESULTS) / threads
     if without_tensor_cores(dtype, card):
         rows, cols, inner = footprint.product

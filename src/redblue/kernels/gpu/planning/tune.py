@@ -1,8 +1,8 @@
 """Tuning: times the plan's candidates once on this card and keeps the fastest on disk.
 
 The first call of a kind times them by the device's events on the call's own arrays, which launches may write several
-times. With REDBLUE_TUNE=0 the plan's first candidate runs, and also where PyTorch is asked for deterministic
-algorithms, since other tiles sum in another order.
+times. The plan's first candidate runs untimed with REDBLUE_TUNE=0, and if PyTorch must use deterministic algorithms,
+since other tiles sum in another order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from redblue.kernels.gpu.planning.plan import Card, Launch
 
 VARIABLE = "REDBLUE_TUNE"
 REPETITIONS, LONGEST_MILLISECONDS = 5, 50.0
-HOPELESS = 2.0  # times the best so far: a candidate this slow is timed once
+HOPELESS = 2.0  # a candidate this many times slower than the best so far is timed only once
 FORMAT = 2  # version of the files
 
 Run = Callable[[Launch], object]
@@ -51,7 +51,7 @@ class Kind(NamedTuple):
     dtype: str  # with the precision of float32 products
     mask: str  # "full", "band" or "lists"
     options: Options  # a launch that fits without a bias may not fit with one
-    schedule: str  # as asked for
+    schedule: str  # the requested one, or "auto"
     versions: tuple[str, str]
 
     @classmethod
@@ -67,8 +67,8 @@ class Kind(NamedTuple):
         card: Card,
     ) -> Kind:
         streams, rows, keys = (_magnitude(x) for x in (sizes.streams, sizes.n_q * sizes.group, sizes.n_k))
-        of = _name(device), card, direction, streams, rows, keys, sizes.d, sizes.d_v, dtype, mask, options, schedule
-        return cls(*of, _versions())
+        call = _name(device), card, direction, streams, rows, keys, sizes.d, sizes.d_v, dtype, mask, options, schedule
+        return cls(*call, _versions())
 
 
 def chosen(kind: Kind, candidates: Sequence[Launch], run: Run) -> Launch:
@@ -99,7 +99,7 @@ def enabled() -> bool:
 
 
 def forget() -> None:
-    """Drop the choices that this process remembers; those on disk stay."""
+    """Drop the choices that this process remembers. Choices on disk stay."""
     with _lock:
         _remembered.clear()
 
@@ -109,12 +109,12 @@ _remembered: dict[Kind, Launch] = {}
 
 
 def folder() -> Path:
-    """The folder of choices. Each has its own file, so that processes which write at once lose nothing."""
+    """The folder of choices. A choice is a file of its own, so that processes which write at once lose nothing."""
     return platformdirs.user_cache_path("redblue") / f"tuned-{FORMAT}"
 
 
 def milliseconds(call: Callable[[], object], best: float) -> float:
-    """The median of the device's times for a call that is compiled already. best: the best time so far."""
+    """The median of the times of a compiled call, by the device's events. best: the best candidate's time so far."""
     times: list[float] = []
     while len(times) < REPETITIONS and sum(times) < LONGEST_MILLISECONDS:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -129,7 +129,7 @@ def milliseconds(call: Callable[[], object], best: float) -> float:
 
 
 def _fastest(candidates: Sequence[Launch], run: Run) -> tuple[Launch, dict[str, float | str]]:
-    """The fastest candidate, and for each its time or why it failed."""
+    """The fastest candidate, and every candidate's time or error message."""
     times: dict[Launch, float] = {}
     failures: dict[Launch, Exception] = {}
     for candidate in candidates:
@@ -140,8 +140,8 @@ def _fastest(candidates: Sequence[Launch], run: Run) -> tuple[Launch, dict[str, 
             times[candidate] = outcome
     if not times:
         raise failures[candidates[0]]
-    messages = {repr(each): str(failure) for each, failure in failures.items()}
-    return min(times, key=times.__getitem__), {repr(each): time for each, time in times.items()} | messages
+    messages = {repr(candidate): str(failure) for candidate, failure in failures.items()}
+    return min(times, key=times.__getitem__), {repr(candidate): time for candidate, time in times.items()} | messages
 
 
 def _timed(candidate: Launch, run: Run, best: float) -> float | Exception:
@@ -179,7 +179,7 @@ def _read(kind: Kind, candidates: Sequence[Launch]) -> Launch | None:
     """The choice on disk; None if there is none, if its file is damaged or if it is no longer a candidate."""
     try:
         kept: Any = json.loads(_path(kind).read_text(encoding="utf-8"))
-        return next((each for each in candidates if repr(each) == kept["launch"]), None)
+        return next((launch for launch in candidates if repr(launch) == kept["launch"]), None)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

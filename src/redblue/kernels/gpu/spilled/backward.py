@@ -1,7 +1,7 @@
-"""The schedules `hybrid` and `small_cache`, backward: P and dS are spilled chunk by chunk of rows, then multiplied.
+"""The schedules `hybrid` and `small_cache`, backward: P and dS are spilled in chunks of rows, then multiplied.
 
-P is spilled in the inputs' type, negative where dropout drops it, and dS without the scale. The launches that multiply
-them with K, Q and dO are in gradients.py.
+P is spilled in the inputs' type and is negative where dropout drops it. dS is spilled without the scale. The
+launches that multiply them with K, Q and dO are in gradients.py.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false

@@ -1,4 +1,4 @@
-"""Chunks of rows whose probabilities are in memory at once, and the addresses of what is spilled of a chunk.
+"""Chunks of rows whose probabilities are in memory at once, and the addresses of a chunk's spilled arrays.
 
 A chunk is a piece of one stream's rows, or all rows of several streams.
 """
@@ -19,8 +19,8 @@ from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.footprints import ON_ONE_GRID
 from redblue.kernels.gpu.planning.plan import Launch
 
-ALIGNED = 16  # numbers: rows of what is spilled start at multiples, so that the widest loads can read them
-PLACE = ("stream", "row", "rows")  # arguments that change from chunk to chunk: no kernel is compiled for their values
+ALIGNED = 16  # rows of spilled arrays start at multiples of so many numbers, for the widest loads
+PLACE = ("stream", "row", "rows")  # arguments that change from chunk to chunk; no kernel is specialized on their values
 
 
 class Chunk(NamedTuple):
@@ -58,9 +58,9 @@ class Block(NamedTuple):
 
 
 def with_chunk(task: Task, launch: Launch) -> Launch:
-    """The launch with a chunk and slices that lie in one tile.
+    """The launch with a chunk, and with slices no longer than a tile.
 
-    For a listed mask all tiles get the grid of the tiles that are spilled, since these are read as they were written.
+    Under a listed mask, spilled tiles are read on the grid on which they were written, so all tiles get that grid.
     """
     t = launch.tiles
     t = t._replace(depth=min(t.depth, t.rows, t.cols))
@@ -70,7 +70,7 @@ def with_chunk(task: Task, launch: Launch) -> Launch:
 
 
 def chunks(task: Task, max_rows: int) -> Iterator[Chunk]:
-    """The chunks of at most so many rows (at least 1) over all their streams."""
+    """The chunks of at most max_rows rows, counted over all streams of a chunk. max_rows: at least 1."""
     if max_rows < task.rows:
         for stream in range(task.streams):
             for row in range(0, task.rows, max_rows):
@@ -97,19 +97,19 @@ def widest_slice(features: int, width: int) -> int:
 
 
 def by_row(task: Task, max_rows: int, columns: int, dtype: torch.dtype) -> Spilled:
-    """Memory for (streams, rows, columns) of any chunk of at most so many rows."""
+    """Memory for (streams, rows, columns) of any chunk of at most max_rows rows."""
     streams, rows = _most(task, max_rows)
     return _memory(task, streams, rows, columns, dtype)
 
 
 def by_column(task: Task, max_rows: int, columns: int, dtype: torch.dtype) -> Spilled:
-    """Memory for (streams, columns, rows) of any chunk of at most so many rows."""
+    """Memory for (streams, columns, rows) of any chunk of at most max_rows rows."""
     streams, rows = _most(task, max_rows)
     return _memory(task, streams, columns, rows, dtype)
 
 
 def _most(task: Task, max_rows: int) -> tuple[int, int]:
-    """The streams of a chunk and its rows of each, at most."""
+    """The most streams of a chunk, and the most rows of a stream in it."""
     return max(1, min(task.streams, max_rows // task.rows)), min(max_rows, task.rows)
 
 

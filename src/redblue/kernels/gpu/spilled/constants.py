@@ -1,6 +1,6 @@
-"""Groups of numbers known at compile time that the spilled kernels hand to their loops over tiles.
+"""Groups of numbers known at compile time that the spilling kernels pass to their loops over tiles.
 
-As with flash's Constants, a kernel makes a group where it calls a loop.
+A kernel constructs a group in the call of a loop, as with flash's Constants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PairConstants(NamedTuple):
 
 
 class ProductConstants(NamedTuple):
-    """For loops over slices of DEPTH rows or keys of what was spilled."""
+    """For loops over slices of DEPTH rows or keys of a spilled array."""
 
     GROUP: Any
     LENGTH: Any  # rows or keys of a listed tile, along the slices

@@ -57,10 +57,10 @@ def dv_and_ds(
     SUMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dS from P, and dV = P^T dO, of a block of keys, whose rows of V and dV stay.
+    """dS from P, and dV = P^T dO, for a block of keys whose rows of V and dV stay on chip.
 
     cap_derivative: the derivative of softcap tanh(x / softcap), spilled; None if there is no softcap. running: as for
-    key_gradient. SLICES, WIDTH: of the features of V.
+    key_gradient. SLICES, WIDTH: the number of slices of V's features, and the features of a slice.
     """
     blocks = tl.cdiv(n_k, COLS)
     block = tl.program_id(0) % blocks
@@ -105,10 +105,10 @@ def _dv_and_ds_tiles(
     tiles, TILES: tl.constexpr, acc, b_v, dout, spilled, cap_derivative, place, i_key, m_key, scores, lists, d_v,
     SLICES: tl.constexpr, WIDTH: tl.constexpr, c
 ):  # fmt: skip
-    """Write dS of slices of DEPTH rows, and add P^T dO to acc. TILES: as of products' _key_tiles.
+    """Write dS of slices of DEPTH rows, and add P^T dO to acc. TILES: as in products' _key_tiles.
 
-    spilled: P and dS, then delta, which is not spilled. place: batch entry, key head, key heads, n_q, n_k, then the
-    stream counted from the chunk's first, the chunk's first row and its rows.
+    spilled: P, dS and delta (delta is not spilled). place: batch entry, key head, key heads, n_q, n_k, then the
+    stream counted from the chunk's first stream, the chunk's first row and its number of rows.
     """
     p, ds, delta = spilled
     batch, head, kv_heads, n_q, n_k, local, row, rows = place
@@ -145,7 +145,7 @@ def _dv_and_ds_tiles(
 
 @triton.jit
 def score_gradient(b_p, dp, b_delta, scores):
-    """dS without the derivative of a softcap: 0 where P is 0, whatever dP. P is negative where it is dropped."""
+    """dS without the derivative of a softcap; 0 where P is 0, even if dP is NaN. P is negative where it is dropped."""
     if scores.seed is not None:
         dp = tl.where(b_p > 0, dp * number(scores.keep_scale, dp.dtype), 0.0)
         b_p = tl.abs(b_p)

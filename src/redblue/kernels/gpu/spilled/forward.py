@@ -1,7 +1,7 @@
-"""The schedules `hybrid` and `small_cache`, forward: P is spilled chunk by chunk of rows, then multiplied by V.
+"""The schedules `hybrid` and `small_cache`, forward: P is spilled in chunks of rows, then multiplied by V.
 
 Shared memory and registers depend on the tiles only, not on the head dimensions; hybrid holds its rows of Q as well.
-P is spilled as exp2(score - the row maximum of its tile), in the inputs' type, with 0 for what dropout drops.
+P is spilled as exp2(score - the row maximum of its tile), in the inputs' type; dropped probabilities are 0.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -157,7 +157,7 @@ def spill(
 ):
     """P and the row maxima of its tiles, for a block of rows and a span of keys; and the rows' log-sum-exp.
 
-    span_lse: where the log-sum-exp of each span goes; None if there is one span.
+    span_lse: receives the log-sum-exps of the spans; None if there is one span.
     """
     SUMS: tl.constexpr = lse.dtype.element_ty
     blocks = tl.cdiv(rows, ROWS)
@@ -210,7 +210,7 @@ def spill(
 def _spill_tiles(tiles, TILES: tl.constexpr, state, b_q, q, k, spilled, block, m_row, numbers, scores, lists, sizes, c):
     """Spill tiles of P, and add them to the rows' state: the maximum and the sum.
 
-    TILES: "band" tiles run from key tiles.begin below tiles.stop; "full" and "partial" ones are entries of lists.
+    TILES: "band" tiles hold keys tiles.begin .. tiles.stop - 1; "full" and "partial" tiles are entries of lists.
     spilled: P and its row maxima. sizes: n_k, d.
     """
     row_max, row_sum = state
@@ -253,7 +253,7 @@ def _spill_tiles(tiles, TILES: tl.constexpr, state, b_q, q, k, spilled, block, m
 def merge_lse(
     span_lse, lse, scores, lists, stream, row, rows, n_q, n_k, kv_heads, span, GROUP: tl.constexpr, ROWS: tl.constexpr
 ):
-    """The log-sum-exp of a block of rows from those of the spans of keys."""
+    """Merge the log-sum-exps of the spans of keys, for a block of rows."""
     SUMS: tl.constexpr = lse.dtype.element_ty
     blocks = tl.cdiv(rows, ROWS)
     i_block = tl.program_id(0) % blocks

@@ -24,7 +24,7 @@ def slice_width(features: int) -> int:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The launches for each chunk.
+    """The launches of a chunk, as methods.
 
     common: arguments of all kernels. spilled: the arrays p, ds and, with a softcap, cap_derivative.
     """
@@ -110,7 +110,7 @@ class Gradients:
 
 
 def running_sums(task: Task, launch: Launch, gradient: Any) -> Array | None:
-    """Memory where the gradient of one stream's keys is summed over chunks; None if one chunk holds all rows."""
+    """Memory for the sums over chunks of one stream's gradient; None if one chunk holds all rows."""
     if launch.chunk >= task.rows:
         return None
     if gradient.dtype == task.lse.dtype:

@@ -99,8 +99,8 @@ def _output_tiles(
 ):
     """acc + P V over slices of DEPTH keys.
 
-    TILES: "band" slices run from key tiles.begin below tiles.stop; of "full" and "partial" tiles, entries of lists,
-    begin and stop count slices.
+    TILES: "band" slices hold keys tiles.begin .. tiles.stop - 1. "full" and "partial" tiles are entries of lists, and
+    tiles.begin and tiles.stop count their slices.
     """
     COLS: tl.constexpr = c.LENGTH
     DEPTH: tl.constexpr = c.DEPTH
@@ -109,7 +109,7 @@ def _output_tiles(
     if tiles.begin < tiles.stop:  # as in flash's _keys
         for t in tl.range(tiles.begin, tiles.stop, DEPTH if TILES == "band" else 1):
             j = first_of_slice(lists, t, TILES, COLS, DEPTH)
-            # Listed tiles are whole, so that each begins with its first slice
+            # Listed tiles are visited from their first slice on
             next_tile = (t % COLS == 0) | (t == tiles.begin) if TILES == "band" else t % (COLS // DEPTH) == 0
             i_key = j + tl.arange(0, DEPTH)
             m_key = None if c.WHOLE or TILES == "full" else i_key < n_k

@@ -48,7 +48,7 @@ def spill_p(
 ):
     """P of a block of rows and a span of keys, in tiles of KEYS keys; listed tiles of COLS keys are covered whole.
 
-    cap_derivative: where the derivative of softcap tanh(x / softcap) goes; None if there is no softcap.
+    cap_derivative: receives the derivative of softcap tanh(x / softcap); None if there is no softcap.
     """
     blocks = tl.cdiv(rows, ROWS)
     block = block_of_rows(
@@ -94,8 +94,8 @@ def _p_tiles(
 ):
     """Write tiles of P, and of the softcap's derivative if there is one.
 
-    TILES: "band" tiles run from key tiles.begin below tiles.stop; "full" and "partial" tiles are entries of lists, in
-    pieces of KEYS keys, which begin and stop count. sizes: n_k, d.
+    TILES: "band" tiles hold keys tiles.begin .. tiles.stop - 1. "full" and "partial" tiles are entries of lists, and
+    tiles.begin and tiles.stop count their pieces of KEYS keys. sizes: n_k, d.
     """
     n_k, d = sizes
     COLS: tl.constexpr = c.COLS
@@ -198,7 +198,7 @@ def _ds_tiles(
     tiles, TILES: tl.constexpr, b_delta, dout, v, spilled, cap_derivative, block, m_row, scores, lists, sizes,
     COLS: tl.constexpr, WHOLE_COLS: tl.constexpr, c
 ):  # fmt: skip
-    """Write tiles of dS, visited as by _p_tiles but whole. spilled: P and dS. sizes: n_k, d_v."""
+    """Write tiles of dS. tiles, TILES: as in _p_tiles, without pieces. spilled: P and dS. sizes: n_k, d_v."""
     p, ds = spilled
     n_k, d_v = sizes
     ROWS: tl.constexpr = b_delta.shape[0]

@@ -82,7 +82,7 @@ def row_gradient(
 
 @triton.jit
 def _row_tiles(tiles, TILES: tl.constexpr, acc, k, ds, block, m_row, i_f, m_f, scores, lists, n_k, c):
-    """acc + dS K over slices of DEPTH keys, visited as by output's _output_tiles."""
+    """acc + dS K over slices of DEPTH keys. tiles, TILES: as in output's _output_tiles."""
     DEPTH: tl.constexpr = c.DEPTH
     for t in tl.range(tiles.begin, tiles.stop, DEPTH if TILES == "band" else 1):
         j = first_of_slice(lists, t, TILES, c.LENGTH, DEPTH)
@@ -125,9 +125,9 @@ def key_gradient(
     SUMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A tile of spilled^T other over a chunk's rows: of dK from dS and q, or of dV from P and dout (OF_P).
+    """A tile of spilled^T other over a chunk's rows: dK from dS and q, or, with OF_P, dV from P and dout.
 
-    running: where the gradient is summed over chunks; None if one chunk holds all rows.
+    running: the sums over chunks so far; None if one chunk holds all rows.
     """
     blocks, feature_tiles = tl.cdiv(n_k, KEYS), tl.cdiv(features, FEATURES)
     block = tl.program_id(0) // feature_tiles % blocks  # programs that share columns of `spilled` run at once
@@ -166,9 +166,9 @@ def _key_tiles(
     tiles, TILES: tl.constexpr, acc, other, spilled, chunk, i_key, m_key, i_f, m_f, scores, lists, n_rows,
     OF_P: tl.constexpr, c
 ):  # fmt: skip
-    """acc + spilled^T other over slices of DEPTH rows, visited as keys are by output's _output_tiles.
+    """acc + spilled^T other over slices of DEPTH rows. tiles, TILES: as in output's _output_tiles, with rows for keys.
 
-    chunk: the stream, counted from the chunk's first, the chunk's first row and its rows.
+    chunk: the stream, counted from the chunk's first stream, the chunk's first row and its number of rows.
     """
     local, row, rows = chunk
     DEPTH: tl.constexpr = c.DEPTH

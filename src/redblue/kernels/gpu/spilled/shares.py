@@ -1,4 +1,4 @@
-"""The share that a chunk of rows has of dK and dV of a block of keys, and how shares are summed over chunks."""
+"""The part of dK and dV of a block of keys that comes from one chunk of rows, and the sum of such parts over chunks."""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
@@ -24,7 +24,7 @@ class Share(NamedTuple):
     partial_stop: Any
     begun: Any  # whether an earlier chunk has begun the block's sums
     ended: Any  # whether no later chunk will add to them
-    any: Any  # whether there is anything to do: the first chunk writes the zeros of keys that no row attends
+    any: Any  # whether there is work: rows that attend the block, or, for the first chunk, zeros if no row attends it
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def share_of(
     scores, lists, stream, block, chunk, n_q, n_k,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
-    """The share of a chunk (its first row and its rows) in a block of KEYS keys (its index and the number of blocks).
+    """The share of a chunk (first row, number of rows) in a block of KEYS keys (index, number of blocks).
 
     stream: batch entry and key head. ROWS, DEPTH: rows of a listed tile and of a slice.
     """
@@ -66,7 +66,7 @@ def share_of(
 def add_share(
     acc, gradient, running, scores, stream, i_key, i_f, m_tile, share, OF_P: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Add a chunk's share to the running sums of earlier chunks; write the gradient where no later chunk follows."""
+    """Add a chunk's share to the running sums of earlier chunks; write the gradient if no later chunk adds to it."""
     batch, head = stream
     if running is not None:
         running = head_of(running, batch, head)

@@ -1,4 +1,4 @@
-"""Triton helpers for products that are summed over slices of features: neither registers nor shared memory grow with d.
+"""Triton helpers that sum products over slices of features, so that registers and shared memory do not grow with d.
 
 A tile of the result stays while slices of both factors stream by, as in the schedules.
 """
@@ -23,7 +23,7 @@ class Panel(NamedTuple):
 
 
 class SliceConstants(NamedTuple):
-    """Numbers known at compile time, which score_tile needs. Made where it is called, as flash's Constants."""
+    """Numbers known at compile time that score_tile needs. Construct it in a loop's call, as flash's Constants."""
 
     SLICES: Any  # slices of the left rows that are held; 0: they stream
     DEPTH: Any  # features of a slice
@@ -40,7 +40,7 @@ def pointers(panel, i_col, WIDE: tl.constexpr):
 
 @triton.jit
 def load_slices(panel, m_row, features, SLICES: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr):
-    """Load the panel's rows to hold them: a tuple of SLICES slices of DEPTH features, empty for rows that stream."""
+    """Load the panel's rows as a tuple of SLICES slices of DEPTH features. The tuple is empty if SLICES is 0."""
     b_held = ()
     for f in tl.static_range(SLICES):
         i_f = f * DEPTH + tl.arange(0, DEPTH)
@@ -50,7 +50,7 @@ def load_slices(panel, m_row, features, SLICES: tl.constexpr, DEPTH: tl.constexp
 
 @triton.jit
 def score_tile(b_held, left, m_left, right, m_right, features, s, c):
-    """s + left right^T, summed over slices of features. b_held: the left rows, of load_slices."""
+    """s + left right^T, summed over slices of features. b_held: the left rows, from load_slices."""
     DEPTH: tl.constexpr = c.DEPTH
     if c.SLICES:
         for f in tl.static_range(c.SLICES):

@@ -22,11 +22,11 @@ from redblue.masks import Mask
 from redblue.masks.lowered import lowered
 
 KEPT = 128  # masks whose attended keys are kept
-PANEL = 64  # rows that are lowered together, as for lists of long tiles
+PANEL = 64  # rows that are lowered together, as many as for the lists of tiles of 64 rows and more
 
 
 def without_unattended_keys(task: Task) -> Task:
-    """The task without keys that no query attends: cut off behind a band, set to 0 where lists leave them out.
+    """The task without keys that no query attends. They are cut off after a band, and set to 0 in a listed mask.
 
     Writes 0 into the gradients of keys that are cut off.
     """
@@ -58,12 +58,12 @@ def _cut(task: Task, stop: int) -> Task:
 
 @lru_cache(maxsize=KEPT)
 def attended_keys(mask: Mask, n_q: int, n_k: int, group: int, device: torch.device) -> Tensor | None:
-    """Which keys some query attends, (planes, n_k); None: all keys on every plane."""
+    """Whether some query attends a key, (planes, n_k); None: all keys on all planes are attended."""
     low = lowered(mask, n_q, n_k, group, PANEL)  # every key of its runs is attended
     planes, panels = 1 + int(low.planes.max(initial=0)), max(1, ceil_div(n_q * group, PANEL))
     plane = np.repeat(np.arange(len(low.starts) - 1) // panels, np.diff(low.starts))
     borders = np.zeros((planes, n_k + 1), np.int64)
     np.add.at(borders, (plane, low.runs[:, 0]), 1)
     np.add.at(borders, (plane, low.runs[:, 1]), -1)
-    some = np.cumsum(borders, axis=1)[:, :n_k] > 0
-    return None if some.all() else copied(some, device)
+    attended = np.cumsum(borders, axis=1)[:, :n_k] > 0
+    return None if attended.all() else copied(attended, device)
