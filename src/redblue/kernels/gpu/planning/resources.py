@@ -68,13 +68,8 @@ class Resources(NamedTuple):
 
 
 def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: int) -> Resources:
-<<<<<<< HEAD
-    """What the model says that a block takes."""
-    word, threads, family = BYTES_PER_WORD[dtype], warps * card.warp, card.arch // 10
-=======
     """The resources of a block, by the model."""
-    word, threads, family = BYTES[dtype], warps * card.warp, card.arch // 10
->>>>>>> integ
+    word, threads, family = BYTES_PER_WORD[dtype], warps * card.warp, card.arch // 10
     registers = min(MAX_REGISTERS, card.registers // threads)
     per_number = max(1, word // 4)  # registers
     waiting = footprint.waiting if family not in (9, 10) else 0  # on sm_90 and sm_100 products read shared memory
