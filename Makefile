@@ -16,9 +16,9 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
 
-setup: $(VENV)/redblue.stamp ## install everything into .venv; repeat after a change to cpp/ or pyproject.toml
+setup: $(VENV)/dev.stamp ## install everything into .venv; repeat after a change to cpp/ or pyproject.toml
 
-report: setup ## write the report on this machine and a few GPUs, as one HTML page
+report: $(VENV)/redblue.stamp ## write the report on this machine and a few GPUs, as one HTML page
 	$(BIN)/redblue report
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -115,6 +115,11 @@ $(VENV)/tools.stamp: pyproject.toml constraints.txt $(VENV)/python.stamp
 	@touch $@
 
 $(VENV)/redblue.stamp: $(SOURCES) $(VENV)/tools.stamp
+	$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+# The tools of developers, apart: a first report does not wait for them. The second installation builds nothing.
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
