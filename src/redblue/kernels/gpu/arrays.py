@@ -95,7 +95,7 @@ def tile_mask(m_row, m_col):
 
 @triton.jit
 def columns_mask(m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr):
-    """The mask of a tile of columns FROM .. FROM + WIDTH - 1, of which those below D exist."""
+    """The mask of a tile of columns FROM .. FROM + WIDTH - 1: True for the columns below D, which exist."""
     i_col = tl.arange(0, WIDTH) + FROM
     if FROM + WIDTH > D:
         return (i_col < D)[None, :] if m_row is None else m_row[:, None] & (i_col < D)[None, :]

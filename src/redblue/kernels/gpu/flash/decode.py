@@ -104,7 +104,7 @@ def merge(
         last_row = tl.minimum(block * ROWS + ROWS, n_rows) - 1
         low, high, _, _ = key_range(scores, block * ROWS, last_row, n_k, GROUP, COLS)
         first = low // span
-        # For a block that attends no key, no span wrote an output
+        # If a block attends no key, no span wrote an output
         end = tl.where(low < high, tl.cdiv(high, span), first)
     row_max, row_sum = initial_max_and_sum(scores, head, i_row, GROUP, SUMS)
     acc = tl.zeros((MERGED, WIDTH), SUMS)

@@ -70,7 +70,7 @@ _override: Card | None = None
 
 @cache
 def _detected(device: torch.device) -> Card:
-    """The properties of the device. For the CPU, where Triton interprets kernels, those of a Hopper GPU."""
+    """The properties of the device. On the CPU, where Triton interprets kernels, a Hopper GPU stands for it."""
     if device.type != "cuda":
         return Card()
     from triton.runtime import driver  # PyTorch does not report the shared memory of a block on AMD GPUs

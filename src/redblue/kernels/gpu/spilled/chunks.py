@@ -19,7 +19,7 @@ from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.footprints import ON_ONE_GRID
 from redblue.kernels.gpu.planning.plan import Launch
 
-ALIGNED = 16  # rows of spilled arrays start at multiples of so many numbers, for the widest loads
+ALIGNED = 16  # rows of spilled arrays start at multiples of this number of elements, for the widest loads
 PLACE = ("stream", "row", "rows")  # arguments that change from chunk to chunk; no kernel is specialized on their values
 
 
