@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -122,6 +123,19 @@ def test_outputs_whose_first_rows_are_written_last_are_found_in_the_cache():
     rows_lines = 4 * 64 // 64
     # The last block's, but for what the end of the pass pushes out: a line or so, by where code and stack happen to lie
     assert 15 * rows_lines <= found.parts["outputs_left_lines"] < 128 * rows_lines
+
+
+@needs_valgrind
+def test_the_stack_lies_at_the_same_place_in_every_folder_and_environment(tmp_path, monkeypatch):
+    def lines(length):
+        folder = tmp_path / ("x" * length)
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        monkeypatch.setenv("LONG", "x" * length)
+        return loop("product", (8 * 48 * 48,) * 3, 48, 16, level=cache(48))
+
+    first = lines(1)
+    assert all(lines(length) == first for length in (17, 33, 49, 120))
 
 
 @pytest.mark.thorough

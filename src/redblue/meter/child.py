@@ -3,6 +3,9 @@
 Its argument is a JSON file with the task. The script imports neither redblue nor NumPy, because these imports take too
 long under valgrind. It loads the compiled module alone, places the arrays one after the other in memory of its own,
 each at the start of a line, and makes the call.
+
+The call runs in a thread. The main thread's stack starts behind the environment and the command line, so the lines that
+it touches depend on the length of a path; a thread's stack starts at a page.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import importlib.util
 import json
 import mmap
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +66,7 @@ def main(path: str) -> None:
     task = json.loads(Path(path).read_text())
     core = load(task["core"])
     if not core.under_valgrind():
-        sys.exit("the compiled module does not see valgrind")
+        raise RuntimeError("the compiled module does not see valgrind")
     memory, addresses = lay(task["regions"], max(ALIGNED, task["line_bytes"]))
     outputs = [(addresses[i], task["regions"][i]["bytes"]) for i in task["outputs"]]
     arguments = placed(task["arguments"], addresses, core)
@@ -75,5 +79,21 @@ def main(path: str) -> None:
     del memory
 
 
+def run_in_thread(path: str) -> None:
+    """Run `main` in a thread; exit with status 1 if it fails."""
+    failed = True
+
+    def run() -> None:
+        nonlocal failed
+        main(path)
+        failed = False
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        sys.exit(1)  # the thread has printed why
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    run_in_thread(sys.argv[1])
