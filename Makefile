@@ -4,7 +4,7 @@ VENV := .venv
 BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
-SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*.* cpp/*/*.*)
+SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*.* cpp/*/*.* cpp/*/*/*.*)
 
 SANITIZED := build/sanitize
 SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
@@ -82,8 +82,8 @@ clean: ## remove both environments and everything built
 # -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
 MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 HEADERS := $(wildcard cpp/*/*.h)
-KERNELS := attention/passes attention/spilled_passes base/pool vector/isa tests/sanitize vector/portable
-ROWS := vector/avx512_bf16 vector/avx512 vector/avx2 vector/neon
+KERNELS := attention/passes attention/spilled_passes base/pool vector/isa tests/sanitize vector/sets/portable
+ROWS := $(filter-out vector/sets/portable,$(patsubst cpp/%.cpp,%,$(wildcard cpp/vector/sets/*.cpp)))
 
 $(SANITIZED)/memory: $(patsubst %,$(SANITIZED)/memory.d/%.o,$(ROWS) $(KERNELS))
 	$(CXX) $(SANITIZE) $(MEMORY) $^ -o $@

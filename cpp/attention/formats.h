@@ -54,7 +54,7 @@ struct Formats {
   // rows.
   static void to_panels(const Sum* p, long keys, long lanes, Unit* by_keys, Packed* by_rows) {
     if constexpr (S == 2) {
-#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_BF16_PAIRS)
       for (long key = 0; key < keys; key += 2)
         for (long v = 0; v < lanes; v += L) {
           const V<Sum> even = load(p + key * lanes + v);

@@ -1,21 +1,14 @@
-// The options of a call that change scores and probabilities, and the arrays that they may be.
-#pragma once
-#include <cstdint>
+// The options that change scores and probabilities. A new option is a field of the struct with its line in `each`, and
+// its arithmetic: in plain_scores and in both functions finish_scores.
+//
+// The file has two halves. call.h includes the struct, which all instruction sets share. attention/region.h includes the
+// arithmetic, which every instruction set compiles for itself.
+#if !defined(REDBLUE_IN_REGION) && !defined(REDBLUE_OPTIONS)
+#define REDBLUE_OPTIONS
+#include "attention/array.h"
 
 namespace redblue {
 
-enum class Number { kFloat32, kFloat64, kBfloat16, kFloat16, kBool };
-
-constexpr int kMaxLead = 9;  // eight of the caller's and, in unstacked calls, the query heads that share a key head
-
-// An array (lead..., heads, rows, columns), read in place through its strides, which count elements.
-struct Array {
-  char* data = nullptr;  // null: not given
-  std::int64_t lead[kMaxLead] = {};
-  std::int64_t head = 0, row = 0, column = 0;
-};
-
-// A new option is a field and its line in `each` here, and its arithmetic in scores.h.
 struct Options {
   double scale = 1;
   double softcap = 0;                     // 0: none
@@ -41,3 +34,140 @@ struct Options {
 };
 
 }  // namespace redblue
+
+#elif defined(REDBLUE_IN_REGION)
+
+// The format of scores, and of the bias when it is added to them.
+template <class Sum>
+using Plain = std::conditional_t<sizeof(Sum) == 8, Float64, Float32>;
+
+// Whether scores need only a positive factor, which the softmax applies.
+inline bool plain_scores(const Call& call) {
+  return !call.softcap && !call.bias.data && !call.alibi.data && !call.sinks.data && call.scale > 0;
+}
+// The factor that the softmax applies to finished scores.
+inline double factor_left(const Call& call) { return plain_scores(call) ? call.scale : 1; }
+
+template <class Sum>
+void load_bias(const Stream& s, const Rows& rows, long j, long keys, Sum* to, Sum* scratch) {
+  const Call& call = s.call;
+  const auto pack = [&](auto number) {
+    using T = decltype(number);
+    const auto row = s.row<const T>(call.bias);
+    const std::int64_t from = j * call.bias.column;
+    if constexpr (sizeof(Sum) == 8 || sizeof(T) != 8)
+      pack_panel<Plain<Sum>, T>(row.from(rows.start, from), call.bias.column, rows.count, rows.lanes, keys, to, scratch);
+  };
+  switch (call.bias_number) {
+    case Number::kFloat32: return pack(float{});
+    case Number::kFloat64: return pack(double{});
+    case Number::kBfloat16: return pack(bfloat16{});
+    case Number::kFloat16: return pack(float16{});
+    case Number::kBool: return pack(Boolean{});
+  }
+}
+
+// ALiBi: the slope of row r's head.
+template <class Sum>
+inline Sum alibi_slope(const Stream& s, long r) {
+  const Array& alibi = s.call.alibi;
+  return *at<const Sum>(alibi, s.offset(alibi) + (s.kv_head * s.call.group + r % s.call.group) * alibi.head);
+}
+// The key that lies at the position of row r's query; the last query and the last key are aligned.
+inline std::int64_t own_key(const Stream& s, long r) { return r / s.call.group + s.call.n_k - s.call.n_q; }
+
+// ALiBi: scores (keys x lanes) <- scores - slope |position of the query - position of the key|. The product is rounded
+// before it is subtracted, so that no compiler's choice of fused operations can make the two passes differ.
+template <class Sum>
+void add_alibi(const Stream& s, const Rows& rows, long j, long keys, Sum* scores) {
+  constexpr int L = kLanesOf<Sum>;
+  for (long v = 0; v < rows.lanes; v += L) {
+    V<Sum> slope, own;
+    for (long lane = 0; lane < L; lane++) {
+      const long r = rows.start + std::min(v + lane, rows.count - 1);
+      slope[lane] = alibi_slope<Sum>(s, r);
+      own[lane] = Sum(own_key(s, r) - j);
+    }
+    for (long key = 0; key < keys; key++) {
+      Sum* const p = scores + key * rows.lanes + v;
+      store(p, load(p) - rounded<Sum>(slope * magnitude<Sum>(own - splat(Sum(key)))));
+    }
+  }
+}
+
+// scores (keys x lanes) <- cap tanh(scale scores / cap) - alibi + bias; slopes, if not null, <- the derivative of cap
+// tanh(x / cap).
+template <class Sum>
+void finish_scores(const Stream& s, const Rows& rows, long j, long keys, Sum* scores, Sum* slopes, Sum* bias,
+                   Sum* scratch) {
+  constexpr int L = kLanesOf<Sum>;
+  const Call& call = s.call;
+  const V<Sum> scale = splat(Sum(call.scale)), one = splat(Sum(1));
+  const long size = keys * rows.lanes;
+  if (call.softcap) {
+    const V<Sum> cap = splat(Sum(call.softcap)), part = splat(Sum(call.scale / call.softcap));
+    for (long x = 0; x < size; x += L) {
+      const V<Sum> bent = tanh<Sum>(load(scores + x) * part);
+      store(scores + x, bent * cap);
+      if (slopes) store(slopes + x, one - bent * bent);
+    }
+  } else {
+    for (long x = 0; x < size; x += L) store(scores + x, load(scores + x) * scale);
+  }
+  if (call.alibi.data) add_alibi(s, rows, j, keys, scores);
+  if (call.bias.data) {
+    load_bias(s, rows, j, keys, bias, scratch);
+    for (long x = 0; x < size; x += L) store(scores + x, load(scores + x) + load(bias + x));
+  }
+}
+
+template <class Sum>
+Sum bias_at(const Stream& s, long row, long key) {
+  const std::int64_t at_key = key * s.call.bias.column;
+  switch (s.call.bias_number) {
+    case Number::kFloat32: return widen(s.row<const float>(s.call.bias)(row)[at_key]);
+    case Number::kFloat64: return Sum(widen(s.row<const double>(s.call.bias)(row)[at_key]));
+    case Number::kBfloat16: return widen(s.row<const bfloat16>(s.call.bias)(row)[at_key]);
+    case Number::kFloat16: return widen(s.row<const float16>(s.call.bias)(row)[at_key]);
+    case Number::kBool: return widen(s.row<const Boolean>(s.call.bias)(row)[at_key]);
+  }
+  return 0;
+}
+
+// As add_alibi of a tile; by queries and by keys, scores are rounded alike.
+template <class Sum>
+__attribute__((noinline)) void add_alibi(const Pairs& pairs, Sum* scores) {
+  constexpr int L = kLanesOf<Sum>;
+  const V<Sum> slope = splat(alibi_slope<Sum>(pairs.s, pairs.head));
+  for (long x = 0; x < pairs.count; x += L) {
+    V<Sum> distance = V<Sum>{};
+    for (long lane = 0; lane < std::min<long>(L, pairs.count - x); lane++)
+      distance[lane] = Sum(std::abs(own_key(pairs.s, pairs.row(x + lane)) - pairs.key(x + lane)));
+    store(scores + x, load(scores + x) - rounded<Sum>(slope * distance));
+  }
+}
+
+// Turns the products of pairs into scores: scale, softcap, ALiBi and bias. slopes <- the derivative of the softcap, if
+// there is one.
+template <class Sum>
+__attribute__((noinline)) void finish_scores(const Pairs& pairs, Sum* scores, Sum* slopes) {
+  constexpr int L = kLanesOf<Sum>;
+  const Call& call = pairs.s.call;
+  if (plain_scores(call)) return;
+  const V<Sum> scale = splat(Sum(call.scale)), one = splat(Sum(1));
+  const V<Sum> cap = splat(Sum(call.softcap)), part = splat(Sum(call.scale / call.softcap));
+  for (long x = 0; x < pairs.count; x += L) {
+    if (call.softcap) {
+      const V<Sum> bent = tanh<Sum>(load(scores + x) * part);
+      store(scores + x, bent * cap);
+      store(slopes + x, one - bent * bent);
+    } else {
+      store(scores + x, load(scores + x) * scale);
+    }
+  }
+  if (call.alibi.data) add_alibi(pairs, scores);
+  if (call.bias.data)
+    for (long x = 0; x < pairs.count; x++) scores[x] += bias_at<Sum>(pairs.s, pairs.row(x), pairs.key(x));
+}
+
+#endif

@@ -22,7 +22,7 @@ struct Wide<double> {
   static V<double> load_wide(const double* p) { return load(p); }
   static void store_narrow(double* p, V<double> value) { store(p, value); }
 };
-#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_AVX512)
 template <>
 struct Wide<bfloat16> {
   static constexpr bool kWhole = true;
@@ -31,7 +31,7 @@ struct Wide<bfloat16> {
     return bits<V<float>>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
   }
   static void store_narrow(bfloat16* p, V<float> value) {
-#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_BF16_PAIRS)
     const auto half = bits<__m256i>(_mm512_cvtneps_pbh(value));
 #else
     const auto wide = bits<V<unsigned>>(value);
@@ -51,7 +51,7 @@ struct Wide<float16> {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
   }
 };
-#elif REDBLUE_REGION == REDBLUE_AVX2
+#elif defined(REDBLUE_AVX2)
 template <>
 struct Wide<bfloat16> {
   static constexpr bool kWhole = true;

@@ -1,10 +1,13 @@
 // All kernels of one instruction set, and its row of the table. Included once inside each target region
 // (vector/region.h). The order matters: each header uses those before it.
+#define REDBLUE_IN_REGION
 #include "vector/vec.h"
 #include "vector/exp.h"
 #include "attention/tile.h"
 #include "attention/pack.h"
-#include "attention/scores.h"
+#include "attention/stream.h"
+#include "attention/options.h"
+#include "attention/dropout.h"
 #include "attention/decode.h"
 #include "attention/walk.h"
 #include "attention/formats.h"
@@ -35,7 +38,7 @@ constexpr Kernels kKernels = {
     Gather<T, F>::key_gradients,
     Backward<T, F>::bias_gradient,
 };
-#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_BF16_PAIRS)
 using Bfloat16Format = Bfloat16Pairs;
 #else
 using Bfloat16Format = Float32;

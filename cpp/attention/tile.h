@@ -30,7 +30,7 @@ struct Float64 {
   static constexpr int kStep = 1;
   static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) { return multiply_add<double>(b, a, c); }
 };
-#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_BF16_PAIRS)
 struct Bfloat16Pairs {
   using Number = bfloat16;
   using Unit = unsigned;

@@ -54,7 +54,7 @@ inline V<T> exp(V<T> x) {
   V<T> power = splat(E::kTerms[0]);
 #pragma GCC unroll 16
   for (unsigned i = 1; i < sizeof(E::kTerms) / sizeof(T); i++) power = multiply_add<T>(power, r, splat(E::kTerms[i]));
-#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_AVX512)
   if constexpr (kScales) return _mm512_scalef_ps(power, n);  // to denormals and to 0, which e^-110 is
 #endif
   return power * power_of<T>(shifted);
@@ -86,7 +86,7 @@ inline V<T> exp2(V<T> x) {
   const V<T> shifted = clamped + splat(E::kMagic);
   return power_of_fraction<T>(clamped - (shifted - splat(E::kMagic))) * power_of<T>(shifted);
 }
-#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_AVX512)
 // AVX-512 has instructions for x - floor(x) and for multiplication by 2^floor(x), down to denormals and 0, which handle
 // -inf and NaN: no clamping, rounding or bit operations are needed (10 % faster; measured, Zen 5). 2^r for 0 <= r < 1
 // by a polynomial of degree 5 (8.2e-8 before rounding) that is exactly 1 at 0.

@@ -1,5 +1,5 @@
-// The table of instruction sets. A new one is a translation unit like vector/avx2.cpp, its vectors in vector/vec.h, and
-// a line here.
+// The table of instruction sets. A new one is a translation unit like vector/sets/avx2.cpp, its vectors in
+// vector/vec.h, and a line here.
 #include "vector/isa.h"
 
 #include <cstdlib>

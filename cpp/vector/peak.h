@@ -28,7 +28,7 @@ inline float multiply_add_fp32(float a, float b, float c) {
   return multiply_add<float>(splat(a), splat(b), splat(c))[0];
 }
 
-#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_BF16_PAIRS)
 inline V<unsigned> splat_pair(float even, float odd) {
   return splat(unsigned(to_bfloat16(odd)) << 16 | to_bfloat16(even));
 }

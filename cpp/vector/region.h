@@ -1,11 +1,11 @@
 // How the code of one instruction set is compiled: in a target region and a namespace of its own, in the translation
-// unit vector/<name>.cpp. No function that is built for a newer CPU can then be linked into the path of an older one.
+// unit vector/sets/<name>.cpp. No function that is built for a newer CPU can then be linked into the path of an older one.
 // Per-file flags (-mavx512f) cannot promise that: the linker keeps one copy of an inline function, whichever file it
 // comes from.
 //
 // Every header that several instruction sets share is included here, before a region opens, so that its functions, and
-// the standard library's templates, are built for the oldest CPU. tests/kernels/cpu/test_instruction_sets.py checks the object
-// files.
+// the standard library's templates, are built for the oldest CPU. tests/kernels/cpu/test_instruction_sets.py checks the
+// object files.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -26,13 +26,6 @@
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
-
-// REDBLUE_REGION, which each translation unit sets, is one of these.
-#define REDBLUE_PORTABLE 0
-#define REDBLUE_NEON 1
-#define REDBLUE_AVX2 2
-#define REDBLUE_AVX512 3
-#define REDBLUE_AVX512_BF16 4
 
 #define REDBLUE_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)

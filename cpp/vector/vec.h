@@ -1,14 +1,15 @@
 // The vectors of one instruction set: V<float>, V<double>, and the operations that kernels use. Included once inside
-// each target region (vector/region.h), which sets REDBLUE_REGION; hence no include guard, and no #include here.
+// each target region (vector/region.h), so it has neither an include guard nor an #include.
+// The macros REDBLUE_AVX512 and the like are defined by the translation unit of the instruction set (vector/sets).
 //
 // V<T> is the compiler's own vector type, so + - * / < and ?: work on whole vectors; only operations that it compiles
 // badly are written per instruction set. The compiler contracts sums of products to fused multiply-adds where these
 // exist.
-#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_AVX512)
 constexpr int kVectorBytes = 64, kRegisters = 32;
-#elif REDBLUE_REGION == REDBLUE_AVX2
+#elif defined(REDBLUE_AVX2)
 constexpr int kVectorBytes = 32, kRegisters = 16;
-#elif REDBLUE_REGION == REDBLUE_NEON
+#elif defined(REDBLUE_NEON)
 constexpr int kVectorBytes = 16, kRegisters = 32;
 #else
 constexpr int kVectorBytes = 16, kRegisters = 16;  // SSE2 on x86: no fused multiply-add, so products round twice
@@ -53,14 +54,14 @@ template <class T>
 inline V<T> larger(V<T> a, V<T> b) {
   return a > b ? a : b;
 }
-#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_AVX512)
 template <>
 inline V<float> splat(float value) { return _mm512_set1_ps(value); }
 template <>
 inline V<double> splat(double value) { return _mm512_set1_pd(value); }
 template <>
 inline V<float> larger<float>(V<float> a, V<float> b) { return _mm512_max_ps(a, b); }
-#elif REDBLUE_REGION == REDBLUE_AVX2
+#elif defined(REDBLUE_AVX2)
 template <>
 inline V<float> splat(float value) { return _mm256_set1_ps(value); }
 template <>
@@ -69,7 +70,7 @@ template <>
 inline V<float> larger<float>(V<float> a, V<float> b) { return _mm256_max_ps(a, b); }
 #endif
 
-#if REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_BF16_PAIRS)
 // Two bfloat16 per fp32 lane: the even one in the low half. Each fp32 lane of c gains both products.
 inline V<float> multiply_add_pairs(V<unsigned> a, V<unsigned> b, V<float> c) {
   return _mm512_dpbf16_ps(c, bits<__m512bh>(a), bits<__m512bh>(b));
@@ -79,7 +80,7 @@ inline V<float> multiply_add_pairs(V<unsigned> a, V<unsigned> b, V<float> c) {
 // Returns the value rounded: keeps the compiler from contracting a product with the next operation.
 template <class T>
 inline V<T> rounded(V<T> value) {
-#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_AVX512)
   asm("" : "+v"(value));
 #elif defined(__x86_64__)
   asm("" : "+x"(value));
@@ -113,7 +114,7 @@ inline U shuffle(U a, U b, Index index) {
 // Pairs of 16-bit numbers: even[c] in the low half, odd[c] in the high one.
 inline V<unsigned> interleave(const std::uint16_t* even, const std::uint16_t* odd) {
   V<unsigned> low, high;
-#if REDBLUE_REGION == REDBLUE_AVX512 || REDBLUE_REGION == REDBLUE_AVX512_BF16
+#if defined(REDBLUE_AVX512)
   low = bits<V<unsigned>>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even))));
   high = bits<V<unsigned>>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd))));
 #else

@@ -13,7 +13,7 @@ NEWER = {"avx512": re.compile(r"%zmm|%k[1-7]|%[xy]mm(1[6-9]|2\d|3[01])"), "avx2"
 
 
 def objects():
-    return sorted(ROOT.glob("build/*/CMakeFiles/_core.dir/cpp/vector/avx*.o"))
+    return sorted(ROOT.glob("build/*/CMakeFiles/_core.dir/cpp/vector/sets/avx*.o"))
 
 
 def namespace(mangled):

@@ -1,5 +1,4 @@
 // Any CPU of this architecture: no region to open.
-#define REDBLUE_REGION REDBLUE_PORTABLE
 #include "vector/region.h"
 
 namespace redblue::portable {
