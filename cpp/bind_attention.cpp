@@ -103,10 +103,13 @@ void bind_array(nb::module_& m) {
 
 void bind_sizes(nb::module_& m) {
   nb::class_<Sizes>(m, "Sizes")
-      .def("__init__", [](Sizes* self, std::vector<std::int64_t> lead, std::int64_t kv_heads, std::int64_t group, std::int64_t n_q,
-                          std::int64_t n_k, std::int64_t d, std::int64_t d_v) {
-        new (self) Sizes{std::move(lead), kv_heads, group, n_q, n_k, d, d_v};
-      }, "lead"_a, "kv_heads"_a, "group"_a, "n_q"_a, "n_k"_a, "d"_a, "d_v"_a);
+      .def(
+          "__init__",
+          [](Sizes* self, std::vector<std::int64_t> lead, std::int64_t kv_heads, std::int64_t group, std::int64_t n_q,
+             std::int64_t n_k, std::int64_t d, std::int64_t d_v) {
+            new (self) Sizes{std::move(lead), kv_heads, group, n_q, n_k, d, d_v};
+          },
+          "lead"_a, "kv_heads"_a, "group"_a, "n_q"_a, "n_k"_a, "d"_a, "d_v"_a);
 }
 
 void bind_tiles(nb::module_& m) {
@@ -128,21 +131,28 @@ void bind_tiles(nb::module_& m) {
 
 void bind_mask(nb::module_& m) {
   nb::class_<PatternOf>(m, "Pattern")
-      .def("__init__", [](PatternOf* self, Address starts, Address runs, Address bits, const ArrayOf* planes, std::int64_t panel,
-                          std::int64_t panels, std::int64_t planes_count, bool scattered) {
-        Pattern pattern;
-        pattern.starts = pointer<std::int64_t>(starts);
-        pattern.runs = pointer<redblue::Run>(runs);
-        pattern.bits = pointer<std::uint64_t>(bits);
-        pattern.panel = panel, pattern.panels = panels, pattern.planes_count = planes_count, pattern.scattered = scattered;
-        new (self) PatternOf{pattern, planes ? std::optional<ArrayOf>(*planes) : std::nullopt};
-      }, "starts"_a = 0, "runs"_a = 0, "bits"_a = 0, "planes"_a = nb::none(), "panel"_a = 1, "panels"_a = 0,
-         "planes_count"_a = 1, "scattered"_a = false);
+      .def(
+          "__init__",
+          [](PatternOf* self, Address starts, Address runs, Address bits, const ArrayOf* planes, std::int64_t panel,
+             std::int64_t panels, std::int64_t planes_count, bool scattered) {
+            Pattern pattern;
+            pattern.starts = pointer<std::int64_t>(starts);
+            pattern.runs = pointer<redblue::Run>(runs);
+            pattern.bits = pointer<std::uint64_t>(bits);
+            pattern.panel = panel, pattern.panels = panels, pattern.planes_count = planes_count,
+            pattern.scattered = scattered;
+            new (self) PatternOf{pattern, planes ? std::optional<ArrayOf>(*planes) : std::nullopt};
+          },
+          "starts"_a = 0, "runs"_a = 0, "bits"_a = 0, "planes"_a = nb::none(), "panel"_a = 1, "panels"_a = 0,
+          "planes_count"_a = 1, "scattered"_a = false);
   nb::class_<Edges>(m, "Edges")
-      .def("__init__", [](Edges* self, Address query_starts, Address keys, Address key_starts, Address queries) {
-        new (self) Edges{pointer<std::int64_t>(query_starts), pointer<std::int64_t>(key_starts), pointer<std::int32_t>(keys),
-                         pointer<std::int32_t>(queries)};
-      }, "query_starts"_a, "keys"_a, "key_starts"_a, "queries"_a);
+      .def(
+          "__init__",
+          [](Edges* self, Address query_starts, Address keys, Address key_starts, Address queries) {
+            new (self) Edges{pointer<std::int64_t>(query_starts), pointer<std::int64_t>(key_starts),
+                             pointer<std::int32_t>(keys), pointer<std::int32_t>(queries)};
+          },
+          "query_starts"_a, "keys"_a, "key_starts"_a, "queries"_a);
 }
 
 // Sets the option of a name to a Python value: numbers and arrays; None leaves an array out.
@@ -180,9 +190,10 @@ void set_options(Call& call, const nb::kwargs& options) {
 
 // Fills the fields in the order of their declaration in attention/call.h.
 void init_call(Call* self, int number, const Sizes& sizes, const Tiles& tiles, int threads, std::int64_t first,
-               std::int64_t end, const ArrayOf& q, const ArrayOf& k, const ArrayOf& v, const ArrayOf& out, const ArrayOf& lse, const ArrayOf* dout,
-               const ArrayOf* dq, const ArrayOf* dk, const ArrayOf* dv, const ArrayOf* delta, const ArrayOf* dlse, const PatternOf* pattern,
-               const PatternOf* by_query, const Edges* edges, const ArrayOf* dbias, const nb::kwargs& options) {
+               std::int64_t end, const ArrayOf& q, const ArrayOf& k, const ArrayOf& v, const ArrayOf& out,
+               const ArrayOf& lse, const ArrayOf* dout, const ArrayOf* dq, const ArrayOf* dk, const ArrayOf* dv,
+               const ArrayOf* delta, const ArrayOf* dlse, const PatternOf* pattern, const PatternOf* by_query,
+               const Edges* edges, const ArrayOf* dbias, const nb::kwargs& options) {
   Call call;
   call.number = redblue::Number(number);
   set_sizes(call, sizes);

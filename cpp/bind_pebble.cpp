@@ -16,8 +16,16 @@ void bind_board(nb::module_& m) {
           [](redblue::PebbleBoard* self, const Lines& starts, const Lines& parents, const Lines& words,
              const Lines& capacities, const Flags& blue, const Flags& free, bool once, bool partial, bool sliding,
              bool keeps_sinks) {
-            redblue::PebbleBoard board{to_vector(starts), to_vector(parents), to_vector(words), to_vector(capacities), to_vector(blue),
-                                       to_vector(free),   once,           partial,      sliding,           keeps_sinks};
+            redblue::PebbleBoard board{to_vector(starts),
+                                       to_vector(parents),
+                                       to_vector(words),
+                                       to_vector(capacities),
+                                       to_vector(blue),
+                                       to_vector(free),
+                                       once,
+                                       partial,
+                                       sliding,
+                                       keeps_sinks};
             board.check();
             new (self) redblue::PebbleBoard(std::move(board));
           },
@@ -85,8 +93,18 @@ void bind_search(nb::module_& m) {
          const std::array<std::int64_t, 3>& costs, const std::array<bool, 4>& flags, double seconds, std::int64_t bytes,
          int beam, int symmetries, const nb::callable& keep_on) {
         const auto [once, partial, sliding, sinks_end_blue] = flags;
-        const redblue::PebbleTask task{to_vector(starts), to_vector(parents), to_vector(words), to_vector(blue), red, costs[0],
-                                       costs[1], costs[2], once, partial, sliding, sinks_end_blue};
+        const redblue::PebbleTask task{to_vector(starts),
+                                       to_vector(parents),
+                                       to_vector(words),
+                                       to_vector(blue),
+                                       red,
+                                       costs[0],
+                                       costs[1],
+                                       costs[2],
+                                       once,
+                                       partial,
+                                       sliding,
+                                       sinks_end_blue};
         const auto asks = [&](const redblue::PebbleProgress& at) { return keeps_on(keep_on, at); };
         const redblue::PebbleFound found = [&] {
           const nb::gil_scoped_release others_may_run;

@@ -158,10 +158,10 @@ struct Call : Options {
 
   // The plan: queries (stacked) and keys of a tile; forward the queries stay, backward the keys.
   std::int64_t rows = 64, cols = 64;
-  std::int64_t dq_cols = 0;      // backward: keys that stream by together where dQ has a pass of its own; 0: it has none
+  std::int64_t dq_cols = 0;      // backward: keys that stream by together if dQ has a pass of its own; 0: it has none
   std::int64_t pieces = 1;       // forward: that the keys are cut into, where there are too few rows for all cores
   int threads = 1;
-  bool few = false;              // few rows: both passes compute scores by decode.h, since other products round differently
+  bool few = false;              // few rows: both passes compute scores by decode.h; other products round differently
   SpillTiles spilled;            // or the tiles of a schedule that writes P
 
   std::int64_t streams() const {

@@ -76,8 +76,8 @@ inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const
 // scores[r][key] = q[r] . k[key]; rows of `q` are `length` numbers apart; rows of `scores` are whole vectors, `cols`
 // apart.
 template <class T, bool kAlone, class Sum, class Row>
-__attribute__((noinline)) void dots_of_rows(long keys, long count, long columns, const Row& k_row, const Sum* q, long length,
-                                            Sum* scores, long cols, long ahead) {
+__attribute__((noinline)) void dots_of_rows(long keys, long count, long columns, const Row& k_row, const Sum* q,
+                                            long length, Sum* scores, long cols, long ahead) {
   constexpr int L = kLanesOf<Sum>;
   for (long key = 0; key < keys; key += L)
     for (long r = 0; r < (kAlone ? 1 : count); r++) {
@@ -86,8 +86,8 @@ __attribute__((noinline)) void dots_of_rows(long keys, long count, long columns,
     }
 }
 template <class T, class Sum, class Row>
-inline void dots(long keys, long count, long columns, const Row& k_row, const Sum* q, long length, Sum* scores, long cols,
-                 long ahead) {
+inline void dots(long keys, long count, long columns, const Row& k_row, const Sum* q, long length, Sum* scores,
+                 long cols, long ahead) {
   if (count == 1) return dots_of_rows<T, true>(keys, 1, columns, k_row, q, length, scores, cols, ahead);
   dots_of_rows<T, false>(keys, count, columns, k_row, q, length, scores, cols, ahead);
 }
@@ -103,7 +103,8 @@ inline void softmax_of_row(long keys, Sum factor, Sum* scores, Sum& row_max, Sum
   for (long key = 0; key < keys; key += L) tops = larger<Sum>(load(scores + key), tops);
   const Sum old = row_max;
   for (int lane = 0; lane < L; lane++) row_max = std::max(row_max, tops[lane]);
-  const V<Sum> base = splat(row_max == kLowest ? Sum(0) : row_max);  // a row that attends nothing so far: exp(-inf - 0) = 0
+  // 0 for a row that has attended nothing so far: exp(-inf - 0) = 0.
+  const V<Sum> base = splat(row_max == kLowest ? Sum(0) : row_max);
   for (long key = 0; key < keys; key += L) {
     const V<Sum> weight = exp2<Sum>((load(scores + key) - base) * scale);
     sums += weight;
@@ -170,8 +171,9 @@ __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long 
   for (long first = 0; first < keys; first += block)
     for (long r = 0; r < (kAlone ? 1 : count); r++) {
       const Sum factor = first == 0 ? factors[r] : 1;
-      const WeightedRow<T, Sum, Row> row{first, std::min(keys, first + block), columns, v_row, p + r * cols, out + r * length,
-                                         factor, Share{ahead, r, kAlone ? 1 : count}};
+      const Share share{ahead, r, kAlone ? 1 : count};
+      const long stop = std::min(keys, first + block);
+      const WeightedRow<T, Sum, Row> row{first, stop, columns, v_row, p + r * cols, out + r * length, factor, share};
       long c = 0;
       if constexpr (Wide<T>::kWhole) {
         c = row.template add<kMaxAtOnce, kAlone>(c);
@@ -182,8 +184,8 @@ __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long 
     }
 }
 template <class T, class Sum, class Row>
-inline void weighted_sum(long keys, long count, long columns, const Row& v_row, const Sum* p, long cols, const Sum* factors,
-                         Sum* out, long length, long ahead) {
+inline void weighted_sum(long keys, long count, long columns, const Row& v_row, const Sum* p, long cols,
+                         const Sum* factors, Sum* out, long length, long ahead) {
   if (count == 1) return weighted_sum_of_rows<T, true>(keys, 1, columns, v_row, p, cols, factors, out, length, ahead);
   weighted_sum_of_rows<T, false>(keys, count, columns, v_row, p, cols, factors, out, length, ahead);
 }

@@ -28,7 +28,8 @@ struct Formats {
   // Prefetches rows first .. of an array. row(r): the address of row r; rows must lie at the array's own stride.
   template <class Row>
   static void add_ahead(Ahead& ahead, const Array& array, Row row, long first, long rows, long columns) {
-    if (rows > 0 && array.column == 1) ahead.add(row(first), rows, long(array.row * sizeof(T)), long(columns * sizeof(T)));
+    if (rows > 0 && array.column == 1)
+      ahead.add(row(first), rows, long(array.row * sizeof(T)), long(columns * sizeof(T)));
   }
   static Rows rows_of(long start, long count) { return {start, count, up(count, L)}; }
 
@@ -59,10 +60,12 @@ struct Formats {
         for (long v = 0; v < lanes; v += L) {
           const V<Sum> even = load(p + key * lanes + v);
           const V<Sum> odd = key + 1 < keys ? load(p + (key + 1) * lanes + v) : V<Sum>{};
-          const auto half_even = bits<__m256i>(_mm512_cvtneps_pbh(even)), half_odd = bits<__m256i>(_mm512_cvtneps_pbh(odd));
+          const auto half_even = bits<__m256i>(_mm512_cvtneps_pbh(even)),
+                     half_odd = bits<__m256i>(_mm512_cvtneps_pbh(odd));
           if (by_rows) {
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(by_rows + key * lanes + v), half_even);
-            if (key + 1 < keys) _mm256_storeu_si256(reinterpret_cast<__m256i*>(by_rows + (key + 1) * lanes + v), half_odd);
+            if (key + 1 < keys)
+              _mm256_storeu_si256(reinterpret_cast<__m256i*>(by_rows + (key + 1) * lanes + v), half_odd);
           }
           if (by_keys)
             store(by_keys + key / 2 * lanes + v,
@@ -80,7 +83,8 @@ struct Formats {
       const Part& part = chunk.parts[i];
       Sum* const tile = scores + part.at * rows.lanes;
       if (!plain_scores(s.call))
-        finish_scores<Sum>(s, rows, part.j, part.keys, tile, slopes ? slopes + part.at * rows.lanes : nullptr, extra, bias_scratch);
+        finish_scores<Sum>(s, rows, part.j, part.keys, tile, slopes ? slopes + part.at * rows.lanes : nullptr, extra,
+                           bias_scratch);
       mask_part<Sum>(s, rows, part, tile, kLowest);
     }
     fill_gaps(chunk, rows.lanes, scores, kLowest);

@@ -3,7 +3,8 @@ template <class T, class F>
 struct Forward : Formats<T, F> {
   using Base = Formats<T, F>;
   using typename Base::Packed, typename Base::Side, typename Base::Sum, typename Base::Unit;
-  using Base::as_units, Base::kLanesAtOnce, Base::kLowest, Base::L, Base::padded, Base::rows_of, Base::S, Base::units, Base::up;
+  using Base::as_units, Base::kLanesAtOnce, Base::kLowest, Base::L, Base::padded, Base::rows_of, Base::S, Base::units,
+      Base::up;
 
   // The log-sum-exp of a row from its maximum and its sum.
   static Sum log_sum(const Call& call, Sum top, Sum sum) {
@@ -58,9 +59,9 @@ struct Forward : Formats<T, F> {
     Block(const Call& c, std::int64_t stream, Piece part, void* to, Arena& arena)
         : call(c), s(c, stream), piece(part), partial(to), d(c.d), d_v(c.d_v),
           groups((part.rows + kLanesAtOnce - 1) / kLanesAtOnce), cols(up(std::min(c.cols, c.n_k), S)), most(cols + S),
-          end(std::min<std::int64_t>(c.n_k, part.key + part.keys)), windows(groups > 1), k_in_place(Base::in_place(c.k, c.d)),
-          v_in_place(Base::in_place_pairs(c.v)), k_length(padded(d)), v_length(padded(d_v)),
-          q_panels(arena.take<Unit>(groups * units(d) * kLanesAtOnce)),
+          end(std::min<std::int64_t>(c.n_k, part.key + part.keys)), windows(groups > 1),
+          k_in_place(Base::in_place(c.k, c.d)), v_in_place(Base::in_place_pairs(c.v)), k_length(padded(d)),
+          v_length(padded(d_v)), q_panels(arena.take<Unit>(groups * units(d) * kLanesAtOnce)),
           out_panels(arena.take<Sum>(groups * d_v * kLanesAtOnce)), row_max(arena.take<Sum>(groups * kLanesAtOnce)),
           row_sum(arena.take<Sum>(groups * kLanesAtOnce)), factors(arena.take<Sum>(kLanesAtOnce)),
           tops(arena.take<Sum>(kLanesAtOnce)),
@@ -115,7 +116,8 @@ struct Forward : Formats<T, F> {
           const Sides sides = windows ? window_sides(j0) : chunk_sides();
           if (g == 0) prefetch_keys(windows ? limit : key);
           if (!panels[g].begun) begin(g);
-          if (key >= end && !partial && call.group == 1) Base::add_ahead(ahead, call.out, out_row, rows.start, rows.count, d_v);
+          if (key >= end && !partial && call.group == 1)
+            Base::add_ahead(ahead, call.out, out_row, rows.start, rows.count, d_v);
           attend_chunk(g, rows, sides);
         }
         if (!panels[g].done && walk.next(limit) >= end) finish(g);
@@ -138,7 +140,8 @@ struct Forward : Formats<T, F> {
               {reinterpret_cast<const Packed*>(v_row(0)), long(call.v.row), 0, false}};
     }
     Sides window_sides(long j0) {
-      for (long i = 0; i < chunk.parts_count; i++) std::fill_n(used + (chunk.parts[i].j - j0), chunk.parts[i].keys, true);
+      for (long i = 0; i < chunk.parts_count; i++)
+        std::fill_n(used + (chunk.parts[i].j - j0), chunk.parts[i].keys, true);
       Sides sides = sides_in_place();
       if (!k_in_place) sides.k = {k_tile, k_length, j0, false};
       if (!v_in_place) sides.v = {v_tile, v_length, j0, false};
@@ -154,7 +157,8 @@ struct Forward : Formats<T, F> {
         sides.k = {k_tile, k_length, 0, true};
       }
       if (copy_v) {
-        pack_pairs<F, T>(ListedRows<const T>{v_row, list}, call.v.column, chunk.rows, d_v, v_tile, v_length, pack_scratch);
+        pack_pairs<F, T>(ListedRows<const T>{v_row, list}, call.v.column, chunk.rows, d_v, v_tile, v_length,
+                         pack_scratch);
         sides.v = {v_tile, v_length, 0, true};
       }
       moved.reads += chunk.keys * (d + d_v);
@@ -189,14 +193,14 @@ struct Forward : Formats<T, F> {
                    scores + x.at * lanes, lanes, Start::kZero, nullptr, ahead, known);
       });
       if (!known) Base::finish_chunk(s, rows, chunk, scores, nullptr, extra, bias_scratch);
-      Base::softmax(chunk.rows, lanes, Sum(factor_left(call)), scores, row_max + g * kLanesAtOnce, row_sum + g * kLanesAtOnce,
-                    factors, known);
+      Base::softmax(chunk.rows, lanes, Sum(factor_left(call)), scores, row_max + g * kLanesAtOnce,
+                    row_sum + g * kLanesAtOnce, factors, known);
       if (call.dropout > 0) drop(s, rows, chunk, scores, extra);
       if constexpr (S == 2) Base::to_panels(scores, chunk.rows, lanes, p_panel, nullptr);
       Start start = Start::kScaled;
       Base::each_stretch(chunk, sides.v.by_place, [&](const Stretch& x) {
-        product<F>(d_v, lanes, units(x.keys), as_units(sides.v.of(x)), 1, sides.v.length, p_panel + x.at / S * lanes, lanes,
-                   out_panel(g), lanes, start, factors, ahead);
+        product<F>(d_v, lanes, units(x.keys), as_units(sides.v.of(x)), 1, sides.v.length, p_panel + x.at / S * lanes,
+                   lanes, out_panel(g), lanes, start, factors, ahead);
         start = Start::kSum;
       });
     }
@@ -216,7 +220,8 @@ struct Forward : Formats<T, F> {
         return;
       }
       const auto lse_row = s.template row<Sum>(call.lse);
-      for (long lane = 0; lane < rows.lanes; lane++) factors[lane] = sum[lane] == 0 || lane >= rows.count ? 0 : 1 / sum[lane];
+      for (long lane = 0; lane < rows.lanes; lane++)
+        factors[lane] = sum[lane] == 0 || lane >= rows.count ? 0 : 1 / sum[lane];
       for (long lane = 0; lane < rows.count; lane++) *lse_row(rows.start + lane) = log_sum(call, top[lane], sum[lane]);
       unpack_panel<T>(out_panel(g), rows.lanes, rows.count, d_v, factors, out_row.from(rows.start), call.out.column);
     }
@@ -279,8 +284,8 @@ struct Forward : Formats<T, F> {
       if (!chunk.whole()) chunk.list(list);
       const bool whole = chunk.whole();
       const long keys = chunk.rows, length = up(keys, L);
-      dots<T>(keys, rows.count, d, KeyRows<T>{k_row.base, k_row.step, first, whole ? nullptr : list}, q, q_length, scores, length,
-              rows_ahead(d, rows.count) * call.k.row);
+      dots<T>(keys, rows.count, d, KeyRows<T>{k_row.base, k_row.step, first, whole ? nullptr : list}, q, q_length,
+              scores, length, rows_ahead(d, rows.count) * call.k.row);
       if (!Base::finished(s, rows, chunk))
         by_tile(rows, keys, scores, length, tile,
                 [&] { Base::finish_chunk(s, rows, chunk, tile, nullptr, extra, bias_scratch); });

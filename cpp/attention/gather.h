@@ -28,7 +28,9 @@ struct Gather : Formats<T, F> {
     std::int64_t step;
   };
   static Side keys_of(const Stream& s, const Array& array) { return {s.key<const T>(array).base, array.row}; }
-  static Side queries_of(const ArrayRows<const T>& rows, long head) { return {rows.base + head * rows.head, rows.step}; }
+  static Side queries_of(const ArrayRows<const T>& rows, long head) {
+    return {rows.base + head * rows.head, rows.step};
+  }
 
   // The listed rows; reading a row prefetches a later one.
   struct Partners {
@@ -36,7 +38,8 @@ struct Gather : Formats<T, F> {
     const std::int32_t* list;
     long count, bytes;
     const T* operator()(long x) const {
-      const char* const coming = reinterpret_cast<const char*>(side.base + list[std::min(x + kAhead, count - 1)] * side.step);
+      const char* const coming =
+          reinterpret_cast<const char*>(side.base + list[std::min(x + kAhead, count - 1)] * side.step);
       for (long byte = 0; byte < bytes; byte += 64) __builtin_prefetch(coming + byte, 0, 3);
       return side.base + list[x] * side.step;
     }
@@ -57,13 +60,14 @@ struct Gather : Formats<T, F> {
     }
   }
   // to <- to + sum over x of weights[x] times the x-th listed row.
-  __attribute__((noinline)) static void add(const Pairs& pairs, Side side, long stride, long columns, const Sum* weights, Sum* to) {
+  __attribute__((noinline)) static void add(const Pairs& pairs, Side side, long stride, long columns,
+                                            const Sum* weights, Sum* to) {
     static constexpr Sum one[1] = {1};
     if (stride == 1) {
       for (long first = 0; first < pairs.count; first += kLongest) {
         const Partners partners{side, pairs.list + first, pairs.count - first, columns * long(sizeof(T))};
-        weighted_sum_of_rows<T, true>(std::min(kLongest, pairs.count - first), 1, columns, partners, weights + first, 0, one,
-                                      to, 0, 0);
+        weighted_sum_of_rows<T, true>(std::min(kLongest, pairs.count - first), 1, columns, partners, weights + first, 0,
+                                      one, to, 0, 0);
       }
       return;
     }
@@ -166,7 +170,8 @@ struct Gather : Formats<T, F> {
   }
 
   // Deltas and dQ of queries first .. stop - 1.
-  static Moved query_gradients(const Call& call, std::int64_t stream, std::int64_t first, std::int64_t stop, Arena& arena) {
+  static Moved query_gradients(const Call& call, std::int64_t stream, std::int64_t first, std::int64_t stop,
+                               Arena& arena) {
     const Stream s(call, stream);
     const Edges::Lists edges = call.edges.of_queries(s.plane());
     Lists lists(call, edges.longest(first, stop), arena);
@@ -182,7 +187,7 @@ struct Gather : Formats<T, F> {
         pack_row<T>(dout_row(r), call.dout.column, call.d_v, lists.own_b, up(call.d_v, L));
         dot(pairs, k_side, call.k.column, call.q.column, call.d, lists.own_a, lists.scores);
         dot(pairs, v_side, call.v.column, 1, call.d_v, lists.own_b, lists.other);
-        Backward<T, F>::store_delta(s, r);
+        GradientTile<T, F>::store_delta(s, r);
         differentiate(pairs, lists);
         std::fill_n(lists.sum_a, up(call.d, L), Sum(0));
         add(pairs, k_side, call.k.column, call.d, lists.other, lists.sum_a);
@@ -194,7 +199,8 @@ struct Gather : Formats<T, F> {
   }
 
   // dK and dV of keys first .. stop - 1. All deltas must have been computed.
-  static Moved key_gradients(const Call& call, std::int64_t stream, std::int64_t first, std::int64_t stop, Arena& arena) {
+  static Moved key_gradients(const Call& call, std::int64_t stream, std::int64_t first, std::int64_t stop,
+                             Arena& arena) {
     const Stream s(call, stream);
     const Edges::Lists edges = call.edges.of_keys(s.plane());
     Lists lists(call, edges.longest(first, stop), arena);

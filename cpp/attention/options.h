@@ -1,8 +1,8 @@
 // The options that change scores and probabilities. A new option is a field of the struct with its line in `each`, and
 // its arithmetic: in plain_scores and in both functions finish_scores.
 //
-// The file has two halves. call.h includes the struct, which all instruction sets share. attention/region.h includes the
-// arithmetic, which every instruction set compiles for itself.
+// The file has two halves. call.h includes the struct, which all instruction sets share. attention/region.h includes
+// the arithmetic, which every instruction set compiles for itself.
 #if !defined(REDBLUE_IN_REGION) && !defined(REDBLUE_OPTIONS)
 #define REDBLUE_OPTIONS
 #include "attention/array.h"
@@ -56,7 +56,8 @@ void load_bias(const Stream& s, const Rows& rows, long j, long keys, Sum* to, Su
     const auto row = s.row<const T>(call.bias);
     const std::int64_t from = j * call.bias.column;
     if constexpr (sizeof(Sum) == 8 || sizeof(T) != 8)
-      pack_panel<Plain<Sum>, T>(row.from(rows.start, from), call.bias.column, rows.count, rows.lanes, keys, to, scratch);
+      pack_panel<Plain<Sum>, T>(row.from(rows.start, from), call.bias.column, rows.count, rows.lanes, keys, to,
+                                scratch);
   };
   switch (call.bias_number) {
     case Number::kFloat32: return pack(float{});

@@ -36,7 +36,8 @@ struct Wide<bfloat16> {
 #else
     const auto wide = bits<V<unsigned>>(value);
     const auto rounded = (wide + 0x7fff + (wide >> 16 & 1)) >> 16, nan = wide >> 16 | 0x40;
-    const __m256i half = _mm512_cvtepi32_epi16(bits<__m512i>(value == value ? bits<V<int>>(rounded) : bits<V<int>>(nan)));
+    const __m256i half =
+        _mm512_cvtepi32_epi16(bits<__m512i>(value == value ? bits<V<int>>(rounded) : bits<V<int>>(nan)));
 #endif
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
   }
@@ -137,8 +138,8 @@ inline void transpose(const Unit* from, long from_length, Unit* to, long to_leng
 
 // Packs `rows` rows into a panel, padded with zeros to `lanes`. scratch: L packed rows.
 template <class F, class T, class Row>
-__attribute__((noinline)) void pack_panel(Row row, long stride, long rows, long lanes, long columns, typename F::Unit* to,
-                       typename F::Number* scratch) {
+__attribute__((noinline)) void pack_panel(Row row, long stride, long rows, long lanes, long columns,
+                                          typename F::Unit* to, typename F::Number* scratch) {
   constexpr int L = kLanesOf<typename F::Unit>, S = F::kStep;
   const long units = (columns + S - 1) / S, whole = (units + L - 1) / L * L, length = whole * S;
   using Unit = typename F::Unit;
@@ -161,8 +162,8 @@ __attribute__((noinline)) void pack_panel(Row row, long stride, long rows, long 
 
 // Packs rows in the layout `pairs`: neighbouring rows are interleaved, `length` units per pair.
 template <class F, class T, class Row>
-__attribute__((noinline)) void pack_pairs(Row row, long stride, long rows, long columns, typename F::Number* to, long length,
-                       [[maybe_unused]] typename F::Number* scratch) {
+__attribute__((noinline)) void pack_pairs(Row row, long stride, long rows, long columns, typename F::Number* to,
+                                          long length, [[maybe_unused]] typename F::Number* scratch) {
   if constexpr (F::kStep == 1) {
     pack_rows<T>(row, stride, rows, columns, to, length);
   } else {
@@ -191,7 +192,8 @@ __attribute__((noinline)) void unpack_panel(const Sum* panel, long lanes, long r
     const V<Sum> factor = load(factors + r);
     for (long c = 0; c < columns; c += L) {
       const long width = columns - c < L ? columns - c : L;
-      for (long i = 0; i < L; i++) store(scaled + i * L, i < width ? load(panel + (c + i) * lanes + r) * factor : V<Sum>{});
+      for (long i = 0; i < L; i++)
+        store(scaled + i * L, i < width ? load(panel + (c + i) * lanes + r) * factor : V<Sum>{});
       transpose(scaled, L, block, L);
       for (long i = 0; i < L && r + i < rows; i++) {
         T* const to = row(r + i) + c * stride;

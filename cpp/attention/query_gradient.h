@@ -9,7 +9,7 @@ struct Queries : Formats<T, F> {
   // dQ and deltas of rows r0 .. r0 + count - 1 of one stream.
   static Moved run(const Call& call, std::int64_t stream, long r0, long count, Arena& arena) {
     const Stream s(call, stream);
-    for (long r = r0; r < r0 + count; r++) Backward<T, F>::store_delta(s, r);
+    for (long r = r0; r < r0 + count; r++) GradientTile<T, F>::store_delta(s, r);
     Block block(call, stream, r0, count, arena);
     for (long key = block.next(0); key < call.n_k; key = block.next(key + block.cols)) block.add_window(key);
     block.finish();
@@ -27,7 +27,7 @@ struct Queries : Formats<T, F> {
     Unit *const q_panels, *const dout_panels;
     Sum *const dq_panels, *const lse, *const delta;
     Packed *const k_tile, *const v_tile, *const k_pairs, *const pack_scratch;
-    typename Backward<T, F>::Tile tile;
+    GradientTile<T, F> tile;
     Chunk chunk;
     bool* const used;  // whether a panel attends the keys of a window
     const ArrayRows<const T> k_row, v_row;
@@ -36,8 +36,9 @@ struct Queries : Formats<T, F> {
     std::vector<Walk> walks;
 
     Block(const Call& c, std::int64_t stream, long r0, long rows, Arena& arena)
-        : call(c), s(c, stream), start(r0), count(rows), d(c.d), d_v(c.d_v), groups((rows + kLanesAtOnce - 1) / kLanesAtOnce),
-          cols(up(std::min(c.dq_cols, c.n_k), S)), k_in_place(Base::in_place(c.k, c.d)), v_in_place(Base::in_place(c.v, c.d_v)),
+        : call(c), s(c, stream), start(r0), count(rows), d(c.d), d_v(c.d_v),
+          groups((rows + kLanesAtOnce - 1) / kLanesAtOnce), cols(up(std::min(c.dq_cols, c.n_k), S)),
+          k_in_place(Base::in_place(c.k, c.d)), v_in_place(Base::in_place(c.v, c.d_v)),
           k_length(k_in_place ? c.k.row : padded(d)), v_length(v_in_place ? c.v.row : padded(d_v)),
           pair_length(Base::in_place_pairs(c.k) ? c.k.row : padded(d)), q_size(units(d) * kLanesAtOnce),
           dout_size(units(d_v) * kLanesAtOnce), dq_size(d * kLanesAtOnce), q_panels(arena.take<Unit>(groups * q_size)),
@@ -53,10 +54,11 @@ struct Queries : Formats<T, F> {
       for (long g = 0; g < groups; g++) {
         const Rows rows = rows_of_panel(g);
         walks.emplace_back(s, rows, 0, call.n_k);
-        pack_panel<F, T>(q_row.from(rows.start), call.q.column, rows.count, rows.lanes, d, q_panels + g * q_size, pack_scratch);
-        pack_panel<F, T>(dout_row.from(rows.start), call.dout.column, rows.count, rows.lanes, d_v, dout_panels + g * dout_size,
+        pack_panel<F, T>(q_row.from(rows.start), call.q.column, rows.count, rows.lanes, d, q_panels + g * q_size,
                          pack_scratch);
-        Backward<T, F>::row_sums(s, rows, lse + g * kLanesAtOnce, delta + g * kLanesAtOnce);
+        pack_panel<F, T>(dout_row.from(rows.start), call.dout.column, rows.count, rows.lanes, d_v,
+                         dout_panels + g * dout_size, pack_scratch);
+        GradientTile<T, F>::row_sums(s, rows, lse + g * kLanesAtOnce, delta + g * kLanesAtOnce);
       }
       std::fill_n(dq_panels, groups * dq_size, Sum(0));
     }
@@ -78,7 +80,8 @@ struct Queries : Formats<T, F> {
     Sides pack_window(long j0, long keys) {
       if (!k_in_place) pack_rows<T>(k_row.from(j0), call.k.column, keys, d, k_tile, k_length);
       if (!v_in_place) pack_rows<T>(v_row.from(j0), call.v.column, keys, d_v, v_tile, v_length);
-      if constexpr (S == 2) pack_pairs<F, T>(k_row.from(j0), call.k.column, keys, d, k_pairs, pair_length, pack_scratch);
+      if constexpr (S == 2)
+        pack_pairs<F, T>(k_row.from(j0), call.k.column, keys, d, k_pairs, pair_length, pack_scratch);
       const Side k{k_in_place ? reinterpret_cast<const Packed*>(k_row(j0)) : k_tile, k_length, j0, false};
       const Side v{v_in_place ? reinterpret_cast<const Packed*>(v_row(j0)) : v_tile, v_length, j0, false};
       return {k, v, S == 1 ? k : Side{k_pairs, pair_length, j0, false}};
@@ -100,13 +103,13 @@ struct Queries : Formats<T, F> {
     }
     void add_chunk(long g, const Sides& sides) {
       const Rows rows = rows_of_panel(g);
-      tile.compute(s, rows, chunk, sides.k, sides.v, q_panels + g * q_size, dout_panels + g * dout_size, lse + g * kLanesAtOnce,
-                   delta + g * kLanesAtOnce, nothing_ahead);
+      tile.compute(s, rows, chunk, sides.k, sides.v, q_panels + g * q_size, dout_panels + g * dout_size,
+                   lse + g * kLanesAtOnce, delta + g * kLanesAtOnce, nothing_ahead);
       tile.pack(chunk.rows, rows.lanes);
       Base::each_stretch(chunk, false, [&](const Stretch& x) {
         product<F>(d, rows.lanes, units(x.keys), as_units(sides.pairs.of(x)), 1, sides.pairs.length,
-                   tile.ds_panel + x.at / S * rows.lanes, rows.lanes, dq_panels + g * dq_size, rows.lanes, Start::kSum, nullptr,
-                   nothing_ahead);
+                   tile.ds_panel + x.at / S * rows.lanes, rows.lanes, dq_panels + g * dq_size, rows.lanes, Start::kSum,
+                   nullptr, nothing_ahead);
       });
     }
 
@@ -117,7 +120,8 @@ struct Queries : Formats<T, F> {
       const auto dq_row = s.template row<T>(call.dq);
       for (long g = 0; g < groups; g++) {
         const Rows rows = rows_of_panel(g);
-        unpack_panel<T>(dq_panels + g * dq_size, rows.lanes, rows.count, d, scales, dq_row.from(rows.start), call.dq.column);
+        unpack_panel<T>(dq_panels + g * dq_size, rows.lanes, rows.count, d, scales, dq_row.from(rows.start),
+                        call.dq.column);
       }
     }
   };

@@ -18,7 +18,8 @@ struct Spilled : Formats<T, F> {
     return {row, std::min<long>(spill.lanes, count), long(spill.lanes)};
   }
   static Sum* slopes_at(const Spill& spill, long row, long key) {
-    return spill.slopes ? static_cast<Sum*>(spill.slopes) + (panel(spill, row, key) - static_cast<Packed*>(spill.p)) : nullptr;
+    return spill.slopes ? static_cast<Sum*>(spill.slopes) + (panel(spill, row, key) - static_cast<Packed*>(spill.p))
+                        : nullptr;
   }
   static void keep(const Sum* from, Packed* to, long count) {
     if (static_cast<const void*>(from) == to) return;
@@ -78,10 +79,10 @@ struct Spilled : Formats<T, F> {
     Packed *const packed, *const pack_scratch;
     Ahead nothing_ahead;
 
-    Scores(const Stream& stream, const Spill& spill, const Array& l, const Array& r, long f, long depth, long first, long rows,
-           long keys, bool stay, Arena& arena)
-        : s(stream), left(l), right(r), features(f), slice(std::min(depth, f)), row(first), count(rows), lanes(spill.lanes),
-          groups((rows + lanes - 1) / lanes), stays(stay), in_place(Base::in_place(r, f)),
+    Scores(const Stream& stream, const Spill& spill, const Array& l, const Array& r, long f, long depth, long first,
+           long rows, long keys, bool stay, Arena& arena)
+        : s(stream), left(l), right(r), features(f), slice(std::min(depth, f)), row(first), count(rows),
+          lanes(spill.lanes), groups((rows + lanes - 1) / lanes), stays(stay), in_place(Base::in_place(r, f)),
           panels(arena.take<Unit>(groups * units(stay ? f : slice) * lanes)),
           packed(in_place ? nullptr : arena.take<Packed>(keys * up(slice, S * L))),
           pack_scratch(arena.take<Packed>(L * padded(stay ? f : slice) + 2 * L * S)) {
@@ -90,9 +91,8 @@ struct Spilled : Formats<T, F> {
     void pack(long f, long width) {
       const auto at = s.template row<const T>(left);
       for (long g = 0; g < groups; g++)
-        pack_panel<F, T>(at.from(row + g * lanes, f * left.column), left.column,
-                         std::min(lanes, count - g * lanes), lanes, width, panels + g * units(stays ? features : slice) * lanes,
-                         pack_scratch);
+        pack_panel<F, T>(at.from(row + g * lanes, f * left.column), left.column, std::min(lanes, count - g * lanes),
+                         lanes, width, panels + g * units(stays ? features : slice) * lanes, pack_scratch);
     }
     // tile + g * stride <- the keys x lanes of panel g.
     void compute(long key, long keys, Sum* tile, long stride) {
@@ -105,8 +105,8 @@ struct Spilled : Formats<T, F> {
         const Packed* const from = in_place ? reinterpret_cast<const Packed*>(at(key)) + f : packed;
         for (long g = 0; g < groups; g++)
           product<F>(keys, lanes, units(width), as_units(from), length / S, 1,
-                     panels + (stays ? g * units(features) + f / S : g * units(slice)) * lanes, lanes, tile + g * stride, lanes,
-                     f ? Start::kSum : Start::kZero, nullptr, nothing_ahead);
+                     panels + (stays ? g * units(features) + f / S : g * units(slice)) * lanes, lanes,
+                     tile + g * stride, lanes, f ? Start::kSum : Start::kZero, nullptr, nothing_ahead);
       }
     }
     std::int64_t moved(long keys) const { return (keys + (stays ? 0 : count)) * features; }
@@ -137,7 +137,8 @@ struct Spilled : Formats<T, F> {
     Scores product(s, spill, call.q, call.k, call.d, spill.depth, r0, count, most, spill.tiles.stays, arena);
     const Extra extra(call, spill, product.groups, most, arena);
     Sum* const stats = arena.take<Sum>(5 * product.groups * lanes);
-    Sum *const row_max = stats, *const row_sum = stats + product.groups * lanes, *const own = stats + 2 * product.groups * lanes;
+    Sum *const row_max = stats, *const row_sum = stats + product.groups * lanes,
+               *const own = stats + 2 * product.groups * lanes;
     const V<Sum> scale = splat(Sum(factor_left(call)) * Base::kLog2E), lowest = splat(kLowest);
     for (long r = 0; r < product.groups * lanes; r++) {
       const Sum sink = Forward<T, F>::first_score(s, r0 + std::min(r, count - 1), Piece{});
@@ -185,7 +186,8 @@ struct Spilled : Formats<T, F> {
   // Rows r0 .. of P V or, backward, of dS K.
   static Moved by_rows(const Call& call, const Spill& spill, bool forward, long r0, long count, Arena& arena) {
     RowProduct product(call, spill, forward, r0, count, arena);
-    for (long f = 0; f < product.features; f += product.most) product.compute(f, std::min(product.most, product.features - f));
+    for (long f = 0; f < product.features; f += product.most)
+      product.compute(f, std::min(product.most, product.features - f));
     return product.moved;
   }
 
@@ -196,7 +198,8 @@ struct Spilled : Formats<T, F> {
     const Stream s;
     const bool forward;
     const Array &other, &result;  // V and O, or K and dQ
-    const long row, count, lanes, groups, depth, features, most, keys_each;  // most: features at a time; keys_each: of one weight
+    const long row, count, lanes, groups, depth, features;
+    const long most, keys_each;  // most: features at a time; keys_each: of one weight
     const bool in_place;
     Sum *const tile, *const lse, *const weights;
     Packed *const packed, *const pack_scratch;
@@ -205,9 +208,9 @@ struct Spilled : Formats<T, F> {
     Moved moved;
 
     RowProduct(const Call& c, const Spill& sp, bool is_forward, long r0, long rows, Arena& arena)
-        : call(c), spill(sp), s(c, sp.stream), forward(is_forward), other(forward ? c.v : c.k), result(forward ? c.out : c.dq),
-          row(r0), count(rows), lanes(sp.lanes), groups((rows + lanes - 1) / lanes), depth(sp.depth),
-          features(forward ? c.d_v : c.d), most(std::min<long>(sp.tiles.out_cols, features)),
+        : call(c), spill(sp), s(c, sp.stream), forward(is_forward), other(forward ? c.v : c.k),
+          result(forward ? c.out : c.dq), row(r0), count(rows), lanes(sp.lanes), groups((rows + lanes - 1) / lanes),
+          depth(sp.depth), features(forward ? c.d_v : c.d), most(std::min<long>(sp.tiles.out_cols, features)),
           keys_each(forward ? sp.tiles.cols : c.n_k), in_place(Base::in_place_pairs(other)),
           tile(arena.take<Sum>(groups * most * lanes)), lse(arena.take<Sum>(groups * lanes)),
           weights(arena.take<Sum>(groups * lanes)),
@@ -222,7 +225,9 @@ struct Spilled : Formats<T, F> {
     }
 
     long rows_of_group(long g) const { return std::min(lanes, count - g * lanes); }
-    bool group_meets(long g, long key, long keys) const { return spill.meets(row + g * lanes, rows_of_group(g), key, keys); }
+    bool group_meets(long g, long key, long keys) const {
+      return spill.meets(row + g * lanes, rows_of_group(g), key, keys);
+    }
 
     // Computes and writes features f .. f + width - 1.
     void compute(long f, long width) {
@@ -262,17 +267,19 @@ struct Spilled : Formats<T, F> {
       const auto other_row = s.template key<const T>(other);
       const long length = in_place ? other.row : up(width, L);
       if (!in_place)
-        pack_pairs<F, T>(other_row.from(key, f * other.column), other.column, keys, width, packed, length, pack_scratch);
+        pack_pairs<F, T>(other_row.from(key, f * other.column), other.column, keys, width, packed, length,
+                         pack_scratch);
       const Packed* const from = in_place ? reinterpret_cast<const Packed*>(other_row(key)) + f : packed;
       moved.reads += keys * width;
       for (long g = 0; g < groups; g++) {
         if (!group_meets(g, key, keys)) continue;
         const Packed* const p = panel(spill, row + g * lanes, key);
         if constexpr (S == 2)
-          pack_pairs<F, Packed>(ArrayRows<const Packed>{p, lanes, 1, 0}, 1, keys, lanes, reinterpret_cast<Packed*>(interleaved),
-                                lanes, pack_scratch);
+          pack_pairs<F, Packed>(ArrayRows<const Packed>{p, lanes, 1, 0}, 1, keys, lanes,
+                                reinterpret_cast<Packed*>(interleaved), lanes, pack_scratch);
         product<F>(width, lanes, units(keys), as_units(from), 1, length, S == 1 ? as_units(p) : interleaved, lanes,
-                   tile + g * width * lanes, lanes, forward ? Start::kWeighed : Start::kSum, weights + g * lanes, nothing_ahead);
+                   tile + g * width * lanes, lanes, forward ? Start::kWeighed : Start::kSum, weights + g * lanes,
+                   nothing_ahead);
         moved.reads += rows_of_group(g) * keys;
       }
     }

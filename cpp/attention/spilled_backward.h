@@ -31,7 +31,7 @@ struct SpilledBackward : Spilled<T, F> {
 
   static Moved deltas(const Call& call, const Spill& spill, long r0, long count) {
     const Stream s(call, spill.stream);
-    for (long r = r0; r < r0 + count; r++) Backward<T, F>::store_delta(s, r);
+    for (long r = r0; r < r0 + count; r++) GradientTile<T, F>::store_delta(s, r);
     return {2 * count * call.d_v, count};
   }
 
@@ -39,14 +39,15 @@ struct SpilledBackward : Spilled<T, F> {
   static Moved weights(const Call& call, const Spill& spill, long r0, long count, Arena& arena) {
     const Stream s(call, spill.stream);
     const bool stays = spill.tiles.stays;
-    const long lanes = spill.lanes, cols = stays ? spill.depth : long(spill.tiles.cols), most = std::min<long>(cols, call.n_k);
+    const long lanes = spill.lanes, cols = stays ? spill.depth : long(spill.tiles.cols),
+               most = std::min<long>(cols, call.n_k);
     // Sums over the same slices as in forward: other slices would round differently, and exp(score - lse) magnifies the
     // difference for large scores.
     Scores product(s, spill, call.q, call.k, call.d, spill.depth, r0, count, most, stays, arena);
     const Extra extra(call, spill, product.groups, most, arena);
     Sum *const lse = arena.take<Sum>(product.groups * lanes), *const delta = arena.take<Sum>(lanes);
     for (long g = 0; g < product.groups; g++)
-      Backward<T, F>::row_sums(s, rows_at(spill, r0 + g * lanes, count - g * lanes), lse + g * lanes, delta);
+      GradientTile<T, F>::row_sums(s, rows_at(spill, r0 + g * lanes, count - g * lanes), lse + g * lanes, delta);
     const V<Sum> factor = splat(Sum(factor_left(call)));
     Moved moved{count * (stays ? call.d + 1 : 1), 0};
     Base::mark(s, spill, r0, count);
@@ -62,7 +63,8 @@ struct SpilledBackward : Spilled<T, F> {
         for (long v = 0; v < lanes; v += L) {
           const V<Sum> base = load(lse + g * lanes + v);
           // Rounded as for lse, so that a score that outweighs all others has weight 1.
-          for (long x = v; x < keys * lanes; x += lanes) store(p + x, exp<Sum>(rounded<Sum>(load(p + x) * factor) - base));
+          for (long x = v; x < keys * lanes; x += lanes)
+            store(p + x, exp<Sum>(rounded<Sum>(load(p + x) * factor) - base));
         }
         keep(p, panel(spill, rows.start, j), keys * lanes);
       }
@@ -73,8 +75,8 @@ struct SpilledBackward : Spilled<T, F> {
   }
 
   // p <- scale dS, computed from P in p and dO V^T in `tile` (keys x lanes).
-  static void differentiate(const Stream& s, const Rows& rows, long j, long keys, Sum* tile, Packed* p, const Sum* delta,
-                            const Sum* slopes, Sum* kept) {
+  static void differentiate(const Stream& s, const Rows& rows, long j, long keys, Sum* tile, Packed* p,
+                            const Sum* delta, const Sum* slopes, Sum* kept) {
     const Call& call = s.call;
     const bool drops = call.dropout > 0;
     if (drops) dropout_tile<Sum>(s, rows, j, keys, kept);
@@ -103,7 +105,7 @@ struct SpilledBackward : Spilled<T, F> {
     Sum* const kept = arena.take<Sum>(call.dropout > 0 ? most * lanes : 0);
     Sum *const lse = arena.take<Sum>(lanes), *const delta = arena.take<Sum>(product.groups * lanes);
     for (long g = 0; g < product.groups; g++)
-      Backward<T, F>::row_sums(s, rows_at(spill, r0 + g * lanes, count - g * lanes), lse, delta + g * lanes);
+      GradientTile<T, F>::row_sums(s, rows_at(spill, r0 + g * lanes, count - g * lanes), lse, delta + g * lanes);
     Moved moved{count, 0};
     for (long j = 0; j < call.n_k; j += cols) {
       const long keys = std::min<long>(cols, call.n_k - j);
@@ -170,8 +172,9 @@ struct SpilledBackward : Spilled<T, F> {
     Packed *const packed, *const scratch;
 
     Streamed(const Call& call, const Array& a, long depth, long cols, long features, Arena& from)
-        : array(a), in_place(call.group == 1 && Base::in_place_pairs(a) && cols % L == 0 && features % L == 0), most(up(cols, L)),
-          packed(in_place ? nullptr : from.take<Packed>(up(depth, S) * most)), scratch(from.take<Packed>(2 * most)) {}
+        : array(a), in_place(call.group == 1 && Base::in_place_pairs(a) && cols % L == 0 && features % L == 0),
+          most(up(cols, L)), packed(in_place ? nullptr : from.take<Packed>(up(depth, S) * most)),
+          scratch(from.take<Packed>(2 * most)) {}
     // Rows first .. first + rows - 1, features f ..; sets `length` to the length of a row in units.
     const Packed* take(const Stream& s, long first, long rows, long f, long width, long& length) const {
       const auto row = s.template row<const T>(array);
@@ -183,7 +186,8 @@ struct SpilledBackward : Spilled<T, F> {
   };
 
   // Copies P of one panel and applies dropout to the copy.
-  static const Packed* dropped(const Stream& s, const Rows& rows, long key, long keys, const Packed* p, Packed* copy, Sum* kept) {
+  static const Packed* dropped(const Stream& s, const Rows& rows, long key, long keys, const Packed* p, Packed* copy,
+                               Sum* kept) {
     dropout_tile<Sum>(s, rows, key, keys, kept);
     for (long x = 0; x < keys * rows.lanes; x += L)
       Wide<Packed>::store_narrow(copy + x, Wide<Packed>::load_wide(p + x) * load(kept + x));
@@ -191,10 +195,12 @@ struct SpilledBackward : Spilled<T, F> {
   }
 
   // Keys j0 .. of P^T dO or dS^T Q.
-  static Moved by_keys(const Call& call, const Spill& spill, const Gradient& gradient, long j0, long count, Arena& arena) {
+  static Moved by_keys(const Call& call, const Spill& spill, const Gradient& gradient, long j0, long count,
+                       Arena& arena) {
     const Stream s(call, spill.stream);
     if (!spill.meets(spill.row, spill.rows, j0, count)) return gradient.rest(s, spill, j0, count, arena);
-    const long lanes = spill.lanes, depth = spill.depth, features = gradient.features, most = std::min(gradient.cols, features);
+    const long lanes = spill.lanes, depth = spill.depth, features = gradient.features,
+               most = std::min(gradient.cols, features);
     const bool begun = spill.has_begun(j0, count);
     Sum* const tile = arena.take<Sum>(count * up(most, L));
     const Streamed streamed(call, gradient.other, depth, most, features, arena);
@@ -219,8 +225,9 @@ struct SpilledBackward : Spilled<T, F> {
             const Rows of_panel = rows_at(spill, first + r, rows - r);
             const Packed* p = panel(spill, of_panel.start, key);
             if (gradient.drops) p = dropped(s, of_panel, key, keys, p, copy, kept);
-            product<F>(keys, length, units(of_panel.count), as_units(p), lanes / S, 1, as_units(other) + r / S * other_length,
-                       other_length, tile + (key - j0) * length, length, Start::kSum, nullptr, nothing_ahead);
+            product<F>(keys, length, units(of_panel.count), as_units(p), lanes / S, 1,
+                       as_units(other) + r / S * other_length, other_length, tile + (key - j0) * length, length,
+                       Start::kSum, nullptr, nothing_ahead);
           }
           moved.reads += rows * keys;
         });
@@ -273,11 +280,12 @@ struct SpilledBackward : Spilled<T, F> {
 
     KeyBlock(const Stream& stream, const Spill& sp, const Gradient& g, long j0, long count, Arena& arena)
         : s(stream), call(stream.call), spill(sp), gradient(g), start(j0), stop(j0 + count), lanes(sp.lanes),
-          depth(sp.depth), d_v(call.d_v), length(up(d_v, L)), in_place(Base::in_place(call.v, d_v)), v_length(in_place ? call.v.row : padded(d_v)),
-          at_once(std::min(depth, count)), dv(arena.take<Sum>(count * length)),
-          packed(in_place ? nullptr : arena.take<Packed>(count * v_length)), panels(arena.take<Unit>(units(d_v) * depth)),
-          pack_scratch(arena.take<Packed>(L * padded(d_v) + 2 * L * S)), streamed(call, call.dout, depth, d_v, d_v, arena),
-          tile(arena.take<Sum>(at_once * lanes)), lse(arena.take<Sum>(lanes)), delta(arena.take<Sum>(depth)),
+          depth(sp.depth), d_v(call.d_v), length(up(d_v, L)), in_place(Base::in_place(call.v, d_v)),
+          v_length(in_place ? call.v.row : padded(d_v)), at_once(std::min(depth, count)),
+          dv(arena.take<Sum>(count * length)), packed(in_place ? nullptr : arena.take<Packed>(count * v_length)),
+          panels(arena.take<Unit>(units(d_v) * depth)), pack_scratch(arena.take<Packed>(L * padded(d_v) + 2 * L * S)),
+          streamed(call, call.dout, depth, d_v, d_v, arena), tile(arena.take<Sum>(at_once * lanes)),
+          lse(arena.take<Sum>(lanes)), delta(arena.take<Sum>(depth)),
           copy(arena.take<Packed>(g.drops ? count * lanes : 0)), kept(arena.take<Sum>(g.drops ? count * lanes : 0)) {
       const bool begun = spill.has_begun(start, count);
       const auto v_row = s.template key<const T>(call.v);
@@ -297,14 +305,15 @@ struct SpilledBackward : Spilled<T, F> {
       const auto dout_row = s.template row<const T>(call.dout);
       for (long r = 0; r < rows; r += lanes) {
         const Rows of_panel = rows_at(spill, first + r, rows - r);
-        pack_panel<F, T>(dout_row.from(of_panel.start), call.dout.column, of_panel.count, lanes, d_v, panels + units(d_v) * r,
-                         pack_scratch);
-        Backward<T, F>::row_sums(s, of_panel, lse, delta + r);
+        pack_panel<F, T>(dout_row.from(of_panel.start), call.dout.column, of_panel.count, lanes, d_v,
+                         panels + units(d_v) * r, pack_scratch);
+        GradientTile<T, F>::row_sums(s, of_panel, lse, delta + r);
       }
       moved.reads += rows * (d_v + 1);
       Base::each_run(spill, first, rows, start, stop, [&](long key, long keys) {
         for (long r = 0; r < rows; r += lanes)
-          add_run(rows_at(spill, first + r, rows - r), key, keys, as_units(other) + r / S * other_length, other_length, r);
+          add_run(rows_at(spill, first + r, rows - r), key, keys, as_units(other) + r / S * other_length, other_length,
+                  r);
         moved.reads += rows * keys * (spill.slopes ? 2 : 1);
         moved.writes += rows * keys;
       });
@@ -314,13 +323,14 @@ struct SpilledBackward : Spilled<T, F> {
     void add_run(const Rows& rows, long key, long keys, const Unit* dout, long dout_length, long r) {
       Packed* const p = panel(spill, rows.start, key);
       const Packed* const weights = gradient.drops ? dropped(s, rows, key, keys, p, copy, kept) : p;
-      product<F>(keys, length, units(rows.count), as_units(weights), lanes / S, 1, dout, dout_length, dv + (key - start) * length,
-                 length, Start::kSum, nullptr, nothing_ahead);
+      product<F>(keys, length, units(rows.count), as_units(weights), lanes / S, 1, dout, dout_length,
+                 dv + (key - start) * length, length, Start::kSum, nullptr, nothing_ahead);
       for (long x = 0; x < keys; x += at_once) {
         const long some = std::min(at_once, keys - x);
-        product<F>(some, lanes, units(d_v), as_units(v + (key - start + x) * v_length), v_length / S, 1, panels + units(d_v) * r,
-                   lanes, tile, lanes, Start::kZero, nullptr, nothing_ahead);
-        differentiate(s, rows, key + x, some, tile, p + x * lanes, delta + r, Base::slopes_at(spill, rows.start, key + x), kept);
+        product<F>(some, lanes, units(d_v), as_units(v + (key - start + x) * v_length), v_length / S, 1,
+                   panels + units(d_v) * r, lanes, tile, lanes, Start::kZero, nullptr, nothing_ahead);
+        differentiate(s, rows, key + x, some, tile, p + x * lanes, delta + r,
+                      Base::slopes_at(spill, rows.start, key + x), kept);
       }
     }
   };

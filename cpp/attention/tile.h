@@ -173,7 +173,8 @@ template <class F, int NR>
 inline void column(long rows, const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk,
                    typename F::Sum* c, long cm, long length, Start start, const typename F::Sum* factors, Ahead& ahead,
                    typename F::Sum* tops) {
-  const long parts = (length + kLongest - 1) / kLongest, part = parts > 1 ? (length + parts - 1) / parts : std::max(1L, length);
+  const long parts = (length + kLongest - 1) / kLongest,
+             part = parts > 1 ? (length + parts - 1) / parts : std::max(1L, length);
   long m = 0;
   const auto step = [&](auto height) {
     constexpr int MR = decltype(height)::value;
@@ -206,8 +207,8 @@ inline void product(long rows, long lanes, long length, const typename F::Unit* 
   constexpr int L = kLanesOf<typename F::Sum>;
   for (long lane = 0; lane < lanes; lane += kNR * L) {
     const auto go = [&](auto width) {
-      column<F, decltype(width)::value>(rows, a, am, ak, b + lane, bk, c + lane, cm, length, start, factors + lane, ahead,
-                                            tops ? tops + lane : nullptr);
+      column<F, decltype(width)::value>(rows, a, am, ak, b + lane, bk, c + lane, cm, length, start, factors + lane,
+                                        ahead, tops ? tops + lane : nullptr);
     };
     switch ((lanes - lane) / L) {
       case 1: go(std::integral_constant<int, 1>{}); break;

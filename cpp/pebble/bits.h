@@ -31,6 +31,8 @@ inline std::uint64_t mixed(std::uint64_t hash, Bits64 set) {
   hash = (hash ^ set) * 0x9E3779B97F4A7C15u;
   return hash ^ (hash >> 29);
 }
-inline std::uint64_t mixed(std::uint64_t hash, Bits128 set) { return mixed(mixed(hash, Bits64(set)), Bits64(set >> 64)); }
+inline std::uint64_t mixed(std::uint64_t hash, Bits128 set) {
+  return mixed(mixed(hash, Bits64(set)), Bits64(set >> 64));
+}
 
 }  // namespace redblue

@@ -71,7 +71,8 @@ class PebblePlayer {
     uses_.resize(use_starts_[n]);
     std::vector<std::int64_t> at(use_starts_.begin(), use_starts_.end() - 1);
     use_ = at;
-    for (std::size_t t = 0; t < count; ++t) each_parent(order[t], [&](std::int64_t p) { uses_[at[p]++] = std::int64_t(t); });
+    for (std::size_t t = 0; t < count; ++t)
+      each_parent(order[t], [&](std::int64_t p) { uses_[at[p]++] = std::int64_t(t); });
   }
 
   template <class F>

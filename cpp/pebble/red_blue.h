@@ -207,7 +207,8 @@ class RedBlueRules {
     const PebbleBoardBits<Bits>& board_;
     Bits blue_, had_, entered_ = 0, left_ = 0;
     std::array<std::int64_t, kWidth<Bits>> through_;
-    std::array<Bits, kWidth<Bits>> carried_{};  // per node the children that flow comes from; the rest of along_ is void
+    // Per node the children that flow comes from; the other entries of along_ are void.
+    std::array<Bits, kWidth<Bits>> carried_{};
     std::array<std::array<std::int64_t, kWidth<Bits>>, kWidth<Bits>> along_;
   };
 

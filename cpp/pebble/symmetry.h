@@ -64,7 +64,8 @@ class PebbleSymmetries {
     Bits parents = 0;
     each(board_.parents[v], [&](int p) { parents |= bit<Bits>(image_[p]); });
     for (int w = 0; w < n_; ++w) {
-      if (taken >> w & 1 || colour_[w] != colour_[v] || board_.parents[w] != parents || (v < fixed_ && w != v)) continue;
+      if (taken >> w & 1 || colour_[w] != colour_[v] || board_.parents[w] != parents || (v < fixed_ && w != v))
+        continue;
       image_[v] = std::uint8_t(w);
       if (!extend(v + 1, taken | bit<Bits>(w))) return false;
     }

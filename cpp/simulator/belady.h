@@ -12,7 +12,8 @@
 
 namespace redblue {
 
-// For each access: the next access that needs the content of its line, or `accesses` if there is none. most: the last line.
+// For each access: the next access that needs the content of its line, or `accesses` if there is none. most: the last
+// line.
 inline std::vector<std::int64_t> next_needs(const std::int64_t* lines, const std::int8_t* kinds, std::size_t accesses,
                                             std::int64_t most, bool fetch_on_write) {
   const std::int64_t never = std::int64_t(accesses);
@@ -26,9 +27,10 @@ inline std::vector<std::int64_t> next_needs(const std::int64_t* lines, const std
   return needed;
 }
 
-// Simulates one fully associative level of `capacity` lines, empty at first and flushed at the end. Evicts the line whose
-// content is needed last. Content that is overwritten before it is read is not needed. A discard is not an access and does
-// not change which content is needed: a line that is read or partly written after the discard is filled unless it is held.
+// Simulates one fully associative level of `capacity` lines, empty at first and flushed at the end. Evicts the line
+// whose content is needed last. Content that is overwritten before it is read is not needed. A discard is not an access
+// and does not change which content is needed: a line that is read or partly written after the discard is filled unless
+// it is held.
 inline LineCounts belady(const std::int64_t* lines, const std::int8_t* kinds, std::size_t accesses,
                          std::int64_t capacity, bool fetch_on_write) {
   if (capacity < 1) throw std::invalid_argument("a cache must hold at least 1 line");

@@ -87,7 +87,8 @@ class LruLevel {
     slots_[slot].line = line;
     slots_[slot].dirty = dirty;
     link(list, slot);
-    if (line >= std::int64_t(slot_of_.size())) slot_of_.resize(std::max<std::size_t>(line + 1, 2 * slot_of_.size()), -1);
+    if (line >= std::int64_t(slot_of_.size()))
+      slot_of_.resize(std::max<std::size_t>(line + 1, 2 * slot_of_.size()), -1);
     slot_of_[line] = slot;
     return evicted;
   }

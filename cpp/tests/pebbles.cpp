@@ -14,7 +14,9 @@ using namespace redblue;
 namespace {
 
 std::mt19937_64 generator;
-std::int64_t pick(std::int64_t low, std::int64_t high) { return std::uniform_int_distribution<std::int64_t>(low, high)(generator); }
+std::int64_t pick(std::int64_t low, std::int64_t high) {
+  return std::uniform_int_distribution<std::int64_t>(low, high)(generator);
+}
 bool chance(double share) { return std::bernoulli_distribution(share)(generator); }
 
 PebbleBoard random_board() {
@@ -49,7 +51,8 @@ std::int64_t judged(const PebbleBoard& board, const PebbleMoves& moves) {
   PebbleReferee referee(board);
   const std::vector<std::int8_t> levels(moves.kinds.size(), 0);
   const std::size_t count = moves.kinds.size();
-  if (referee.play(moves.kinds.data(), moves.nodes.data(), moves.parents.data(), levels.data(), count) != count) return -1;
+  if (referee.play(moves.kinds.data(), moves.nodes.data(), moves.parents.data(), levels.data(), count) != count)
+    return -1;
   std::vector<std::uint8_t> inner(board.words.size(), 0);
   for (const std::int64_t p : board.parents) inner[p] = 1;
   for (std::size_t v = 0; v < inner.size(); ++v)

@@ -22,7 +22,9 @@ using namespace redblue;
 namespace {
 
 std::mt19937_64 generator;
-std::int64_t pick(std::int64_t low, std::int64_t high) { return std::uniform_int_distribution<std::int64_t>(low, high)(generator); }
+std::int64_t pick(std::int64_t low, std::int64_t high) {
+  return std::uniform_int_distribution<std::int64_t>(low, high)(generator);
+}
 bool chance(double share) { return std::bernoulli_distribution(share)(generator); }
 double normal() { return std::normal_distribution<double>()(generator); }
 
@@ -72,7 +74,8 @@ struct Buffer {
     }
   }
   double get(std::int64_t b, std::int64_t h, std::int64_t r, std::int64_t c) const {
-    const char* const p = memory.get() + (b * stride[0] + h * stride[1] + r * stride[2] + c * stride[3]) * bytes_of(number);
+    const char* const p =
+        memory.get() + (b * stride[0] + h * stride[1] + r * stride[2] + c * stride[3]) * bytes_of(number);
     switch (number) {
       case Number::kFloat64: return *reinterpret_cast<const double*>(p);
       case Number::kFloat32: return *reinterpret_cast<const float*>(p);
@@ -174,7 +177,10 @@ struct Failure : std::runtime_error {
 };
 
 void compare(const char* name, const Isa& isa, Number number, double got, double expected) {
-  const double allowed = number == Number::kFloat64 ? 1e-11 : number == Number::kFloat32 ? 2e-4 : number == Number::kFloat16 ? 0.03 : 0.3;
+  const double allowed = number == Number::kFloat64   ? 1e-11
+                         : number == Number::kFloat32 ? 2e-4
+                         : number == Number::kFloat16 ? 0.03
+                                                      : 0.3;
   if (got == expected || std::abs(got - expected) <= allowed * (1 + std::abs(expected))) return;
   throw Failure(std::string(isa.name) + ", number type " + std::to_string(int(number)) + ": " + name + " is " +
                 std::to_string(got) + ", expected " + std::to_string(expected));
@@ -198,7 +204,8 @@ struct Case {
   Buffer q{number, lead, heads, n_q, d}, k{number, lead, kv_heads, n_k, d}, v{number, lead, kv_heads, n_k, d_v};
   Buffer out{number, lead, heads, n_q, d_v}, dout{number, lead, heads, n_q, d_v}, dq{number, lead, heads, n_q, d};
   Buffer dk{number, lead, kv_heads, n_k, d}, dv{number, lead, kv_heads, n_k, d_v};
-  Buffer lse{sums, lead, heads, n_q, 1, true}, delta{sums, lead, heads, n_q, 1, true}, dlse{sums, lead, heads, n_q, 1, true};
+  Buffer lse{sums, lead, heads, n_q, 1, true}, delta{sums, lead, heads, n_q, 1, true},
+      dlse{sums, lead, heads, n_q, 1, true};
   const Number bias_number = random_bias_number(sums);
   const bool biased = chance(0.5), sunk = chance(0.3), bias_learns = biased && chance(0.7);
   Buffer bias{bias_number, lead, heads, n_q, n_k, false, true}, sinks{sums, 1, 1, 1, heads, true};
@@ -259,8 +266,8 @@ struct Reference {
   double lse = 0;
 
   explicit Reference(const Case& c)
-      : of(c), dk(c.lead * c.kv_heads * c.n_k * c.d), dv(c.lead * c.kv_heads * c.n_k * c.d_v), dbias(c.dbias.extent), s(c.n_k),
-        slope(c.n_k), p(c.n_k), dp(c.n_k) {}
+      : of(c), dk(c.lead * c.kv_heads * c.n_k * c.d), dv(c.lead * c.kv_heads * c.n_k * c.d_v), dbias(c.dbias.extent),
+        s(c.n_k), slope(c.n_k), p(c.n_k), dp(c.n_k) {}
 
   static std::int64_t at_dbias(const Case& c, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
     return b * c.dbias.stride[0] + h * c.dbias.stride[1] + i * c.dbias.stride[2] + j * c.dbias.stride[3];
@@ -329,8 +336,10 @@ struct Reference {
       for (std::int64_t h = 0; h < of.kv_heads; h++)
         for (std::int64_t j = 0; j < of.n_k; j++) {
           const std::int64_t at = (b * of.kv_heads + h) * of.n_k + j;
-          for (std::int64_t c = 0; c < of.d; c++) compare("dk", of.isa, of.number, of.dk.get(b, h, j, c), dk[at * of.d + c]);
-          for (std::int64_t c = 0; c < of.d_v; c++) compare("dv", of.isa, of.number, of.dv.get(b, h, j, c), dv[at * of.d_v + c]);
+          for (std::int64_t c = 0; c < of.d; c++)
+            compare("dk", of.isa, of.number, of.dk.get(b, h, j, c), dk[at * of.d + c]);
+          for (std::int64_t c = 0; c < of.d_v; c++)
+            compare("dv", of.isa, of.number, of.dv.get(b, h, j, c), dv[at * of.d_v + c]);
         }
   }
   void compare_bias() const {

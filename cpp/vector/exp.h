@@ -126,7 +126,8 @@ inline V<T> tanh(V<T> x) {
   const V<T> square = x * x, size = magnitude<T>(x);
   V<T> fraction = splat(T(kLast));
 #pragma GCC unroll 8
-  for (int odd = kLast - 2; odd > 0; odd -= 2) fraction = multiply_add<T>(square, splat(T(1)) / fraction, splat(T(odd)));
+  for (int odd = kLast - 2; odd > 0; odd -= 2)
+    fraction = multiply_add<T>(square, splat(T(1)) / fraction, splat(T(odd)));
   const V<T> tail = exp<T>(size * splat(T(-2)));
   const V<T> large = (splat(T(1)) - tail) / (splat(T(1)) + tail);
   return size < splat(T(0.625)) ? x / fraction : x < V<T>{} ? -large : large;

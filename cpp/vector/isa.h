@@ -5,45 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "attention/kernels.h"
+
 namespace redblue {
-
-struct Call;
-struct Moved;
-struct Spill;
-class Arena;
-struct Piece {  // a rectangle of pairs of rows and keys
-  long row, rows, key, keys;
-};
-
-// The phases of the schedules that write P; each starts when all blocks of the one before are done.
-enum class Phase {
-  kScores,   // forward, blocks of rows: P
-  kOutputs,  // and O
-  kDeltas,   // backward, blocks of rows: row sums of dout * out
-  kWeights,  // P
-  kValues,   // blocks of keys: dV (`small_cache`),
-  kProducts, // then, blocks of rows: dS;
-  kBoth,     // or, blocks of keys: dV and dS (`hybrid`)
-  kQueries,  // blocks of rows: dQ
-  kKeys,     // blocks of keys: dK
-};
-
-// The attention kernels of one number type in one instruction set; see attention/region.h.
-struct Kernels {
-  int packed_bytes;  // of a number in a packed panel
-  long lanes;        // rows of queries that are computed at once
-  long few;          // up to this many rows, decode.h computes the scores; 0: never
-  Moved (*forward)(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena);
-  Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const void* partials, long pieces, Arena& arena);
-  Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Arena& arena);
-  Moved (*backward)(const Call& call, std::int64_t stream, long key, long keys, Arena& arena);
-  Moved (*queries)(const Call& call, std::int64_t stream, long row, long rows, Arena& arena);
-  Moved (*spilled)(const Call& call, const Spill& spill, Phase phase, long first, long count, Arena& arena);
-  Moved (*gather_forward)(const Call& call, std::int64_t stream, std::int64_t query, std::int64_t stop, Arena& arena);
-  Moved (*gather_queries)(const Call& call, std::int64_t stream, std::int64_t query, std::int64_t stop, Arena& arena);
-  Moved (*gather_keys)(const Call& call, std::int64_t stream, std::int64_t key, std::int64_t stop, Arena& arena);
-  Moved (*bias_gradient)(const Call& call, const std::int64_t* streams, long count, Piece piece, Arena& arena);
-};
 
 // One row. A function pointer is null where the instruction set has no such instruction.
 struct Isa {

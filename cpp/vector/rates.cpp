@@ -52,13 +52,20 @@ void check(int threads, double seconds) {
                                 std::to_string(seconds));
 }
 
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + values.size() / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 // Each thread calls prepare(thread), then all call work(thread, passes) at the same moment, again and again. Returns
-// the highest rate of passes per second, summed over the threads. Short repetitions only find the number of passes.
-double best_rate(int threads, double seconds, const std::function<void(int)>& prepare,
+// the median rate of passes per second, summed over the threads: the best would trust a clock that jumps. Short
+// repetitions only find the number of passes.
+double median_rate(int threads, double seconds, const std::function<void(int)>& prepare,
                  const std::function<void(int, long)>& work) {
   Barrier barrier(threads);
   std::vector<double> starts(threads), ends(threads);
-  double best = 0;
+  std::vector<double> rates;
   const auto run = [&](int thread) {
     prepare(thread);
     long passes = 1;
@@ -76,7 +83,7 @@ double best_rate(int threads, double seconds, const std::function<void(int)>& pr
         passes *= elapsed > 0.05 * wanted ? static_cast<long>(std::max(2.0, wanted / elapsed)) : 10;
         continue;
       }
-      if (thread == 0) best = std::max(best, passes * threads / elapsed);
+      if (thread == 0) rates.push_back(passes * threads / elapsed);
       repetition += std::max(1, static_cast<int>(std::min<double>(kRepetitions, elapsed / wanted + 0.5)));
     }
   };
@@ -84,7 +91,7 @@ double best_rate(int threads, double seconds, const std::function<void(int)>& pr
   for (int thread = 1; thread < threads; thread++) others.emplace_back(run, thread);
   run(0);
   for (std::thread& other : others) other.join();
-  return best;
+  return median(rates);
 }
 
 constexpr std::size_t kPage = std::size_t(2) << 20;
@@ -122,7 +129,7 @@ double multiply_add_rate(const std::string& dtype, int threads, double seconds, 
   const bool bf16 = is_bfloat16(dtype, isa);
   const auto chains = bf16 ? isa.chains_bf16 : isa.chains_fp32;
   constexpr long kSteps = 1000;
-  const double passes = best_rate(
+  const double passes = median_rate(
       threads, seconds, [](int) {}, [&](int, long count) { chains(count * kSteps, 0.5f, 0.5f); });
   return passes * kSteps * (bf16 ? isa.flops_per_step_bf16 : isa.flops_per_step_fp32);
 }
@@ -136,7 +143,7 @@ double read_rate(std::size_t bytes_per_thread, int threads, double seconds, cons
   const std::size_t bytes = std::max<std::size_t>(1024, bytes_per_thread / 1024 * 1024);
   std::vector<Buffer> buffers;
   for (int thread = 0; thread < threads; thread++) buffers.push_back(make_buffer(bytes));
-  const double passes = best_rate(
+  const double passes = median_rate(
       threads, seconds,
       // First touched by the thread that will read it, so that its pages lie near that thread.
       [&](int thread) { std::memset(buffers[thread].get(), 1, bytes); },

@@ -1,7 +1,7 @@
 // How the code of one instruction set is compiled: in a target region and a namespace of its own, in the translation
-// unit vector/sets/<name>.cpp. No function that is built for a newer CPU can then be linked into the path of an older one.
-// Per-file flags (-mavx512f) cannot promise that: the linker keeps one copy of an inline function, whichever file it
-// comes from.
+// unit vector/sets/<name>.cpp. No function that is built for a newer CPU can then be linked into the path of an older
+// one. Per-file flags (-mavx512f) cannot promise that: the linker keeps one copy of an inline function, whichever file
+// it comes from.
 //
 // Every header that several instruction sets share is included here, before a region opens, so that its functions, and
 // the standard library's templates, are built for the oldest CPU. tests/kernels/cpu/test_instruction_sets.py checks the

@@ -151,8 +151,8 @@ def test_refusals(refused, message):
     ("leading", "message"),
     [
         ({"x": 9}, "leading names 'x'"),
-        ({"q": 7}, "leading of q must be a whole number, at least 8, got 7"),
-        ({"q": 100.5}, "leading of q must be a whole number, at least 8, got 100.5"),
+        ({"q": 7}, "leading of q must be a whole number of at least 8, got 7"),
+        ({"q": 100.5}, "leading of q must be a whole number of at least 8, got 100.5"),
         ({"q": "9"}, "at least 8, got '9'"),
         ({"q": 2**40}, "q, .8, 8. with 1,099,511,627,776 words from row to row, ends beyond the 268,435,456 lines"),
     ],

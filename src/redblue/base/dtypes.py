@@ -10,6 +10,11 @@ BYTES_PER_WORD = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "floa
 COMPUTED = ("float64", "float32", "bfloat16", "float16")  # the types that kernels compute in
 
 
+def sum_dtype(dtype: str) -> str:
+    """The type in which kernels add numbers of a type."""
+    return "float64" if dtype == "float64" else "float32"
+
+
 def check_dtype(name: str, dtype: object, allowed: Sequence[str] = tuple(BYTES_PER_WORD)) -> None:
     """Raise RedblueError, which names the argument, unless the number type is one of `allowed`."""
     if dtype not in allowed:

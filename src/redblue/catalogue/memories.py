@@ -18,6 +18,7 @@ from typing import Any
 
 from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError, UnknownName
+from redblue.base.integers import whole_number
 from redblue.catalogue import roofline
 from redblue.catalogue.detect import CudaDevice, detect_cpu, detect_cuda
 from redblue.catalogue.units import Place
@@ -242,8 +243,10 @@ def _machine(place: Place, table: Any) -> Memory:
     kind, multiple = table.get("kind"), table.get("tile_multiple", 1)
     if kind not in KINDS:
         raise place.error(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if type(multiple) is not int or multiple < 1:
-        raise place.error(f"tile_multiple must be a whole number of at least 1, got {multiple!r}")
+    try:
+        whole_number("tile_multiple", multiple)
+    except RedblueError as error:
+        raise place.error(str(error)) from None
     texts, names = {key: table.get(key, "") for key in TEXTS}, table.get("device_names", [])
     if not isinstance(names, list) or not all(isinstance(text, str) for text in (*texts.values(), *names)):
         raise place.error(f"{', '.join(TEXTS)} must be texts and device_names a list of texts")

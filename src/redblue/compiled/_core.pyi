@@ -112,7 +112,8 @@ class Call:
     """The arguments of one pass; see redblue.kernels.cpu.call.forward and backward.
 
     Query i attends keys i + first .. i + end - 1. Only the number of strides is checked: the core reads and writes at
-    these addresses. number: redblue.kernels.cpu.call.NUMBERS. options: the fields of cpp/attention/options.h; TypeError
+    these addresses. number: redblue.kernels.cpu.call.NUMBERS. options: the fields of `Options` in
+    cpp/attention/options.h; TypeError
     for any other name.
     """
 
@@ -166,14 +167,14 @@ def multiply_add(a: float, b: float, c: float, dtype: str = "float32", isa: str 
 def multiply_add_rate(dtype: str = "float32", threads: int = 1, seconds: float = 0.05, isa: str = "") -> float:
     """Floating-point operations per second of independent multiply-adds (two operations each).
 
-    On `threads` threads at once, the best of repetitions that take about `seconds` together.
+    On `threads` threads at once, the median of repetitions that take about `seconds` together.
     dtype: "float32", or "bfloat16" (products; sums in fp32).
     """
 
 def read_rate(bytes_per_thread: int, threads: int = 1, seconds: float = 0.05, isa: str = "") -> float:
     """Bytes per second that `threads` threads read at once, all together, each over and over from a buffer of its own.
 
-    The best of repetitions that take about `seconds` together; bytes_per_thread is rounded down to 1024.
+    The median of repetitions that take about `seconds` together; bytes_per_thread is rounded down to 1024.
     """
 
 class LineCounts:

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from redblue.base.integers import ceil_div
+from redblue.base.integers import ceil_div, whole_number
 from redblue.machine.addresses import SCRATCH_LINES, Allocation, PlacedShape, ScratchArea
 from redblue.machine.counting import Counting, Shape
 from redblue.machine.errors import MachineError, TooLong
@@ -97,10 +97,8 @@ class Cached(Counting):
         """Give an array of slow memory its addresses."""
         if not 1 <= len(shape) <= 2:
             raise MachineError(f"{name} has shape {shape}: arrays of one or two axes can be laid out")
-        leading = self.leading.get(name, shape[-1])
-        if isinstance(leading, bool) or not hasattr(leading, "__index__") or leading < shape[-1]:
-            raise MachineError(f"leading of {name} must be a whole number, at least {shape[-1]}, got {leading!r}")
-        leading, first = leading.__index__(), self._next_line
+        leading = whole_number(f"leading of {name}", self.leading.get(name, shape[-1]), shape[-1])
+        first = self._next_line
         self._next_line += ceil_div(leading * (shape[0] if len(shape) == 2 else 1), self.line_words)
         if self._next_line > MAX_LINES:
             array_text = f"{name}, {shape} with {leading:,} words from row to row,"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from redblue.base.dtypes import COMPUTED
+from redblue.base.dtypes import BYTES_PER_WORD, COMPUTED
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
@@ -120,24 +120,13 @@ def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _co
 
 def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa, tile: cpu.AnyTile) -> KernelCall:
     p, number = problem, cpu.NUMBERS[problem.dtype]
-    sum_bytes = 8 if p.dtype == "float64" else 4
     sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     regions: list[int | bytes] = []
 
-    def array(heads: int, n: int, columns: int, bytes_each: int = p.bytes_per_word) -> Struct:
-        shape = (p.batch, heads, n, columns)
-        regions.append(math.prod(shape) * bytes_each)
-        return Struct("Array", {"address": Region(len(regions) - 1), "strides": contiguous_strides(shape)})
-
-    arrays = {"q": array(p.heads, p.n_q, p.d), "k": array(p.kv_heads, p.n_k, p.d)}
-    arrays["v"] = array(p.kv_heads, p.n_k, p.d_v)
-    arrays |= {"out": array(p.heads, p.n_q, p.d_v), "lse": array(p.heads, p.n_q, 1, sum_bytes)}
-    outputs = ("out", "lse")
-    if p.direction == "backward":
-        arrays |= {"dout": array(p.heads, p.n_q, p.d_v), "dq": array(p.heads, p.n_q, p.d)}
-        arrays |= {"dk": array(p.kv_heads, p.n_k, p.d), "dv": array(p.kv_heads, p.n_k, p.d_v)}
-        arrays["delta"] = array(p.heads, p.n_q, 1, sum_bytes)
-        outputs = ("dq", "dk", "dv", "delta")
+    arrays = {}
+    for name, (shape, dtype) in cpu.array_forms(sizes, p.dtype, p.direction).items():
+        arrays[name] = Struct("Array", {"address": Region(len(regions)), "strides": contiguous_strides(shape)})
+        regions.append(math.prod(shape) * BYTES_PER_WORD[dtype])
     call = Struct(
         "Call",
         {
@@ -150,7 +139,7 @@ def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.
             **arrays,
         },
     )
-    written = tuple(arrays[name].fields["address"].index for name in outputs)
+    written = tuple(arrays[name].fields["address"].index for name in cpu.WRITTEN[p.direction])
     return KernelCall(p, schedule, tiles, row.name, f"attention_{p.direction}", tuple(regions), written, (call,))
 
 
@@ -181,12 +170,8 @@ def _mask(problem: Problem, sizes: cpu.Sizes, lanes: int, schedule: str, regions
 
 
 def _tiles(tile: cpu.AnyTile) -> Struct:
-    """The fields of redblue.kernels.cpu.call.pack_tile."""
-    if isinstance(tile, cpu.TwoPassTile):
-        return Struct("Tiles", {"rows": tile.rows, "cols": tile.dkv_cols, "dq_cols": tile.cols})
-    if isinstance(tile, cpu.SpillTile):
-        return Struct("Tiles", {"spilled": Struct("SpillTiles", tile._asdict())})
-    return Struct("Tiles", tile._asdict())
+    tiles, spilled = cpu.tile_fields(tile)
+    return Struct("Tiles", tiles | ({"spilled": Struct("SpillTiles", spilled)} if spilled else {}))
 
 
 def _arrays(value: Any) -> Iterator[np.ndarray]:

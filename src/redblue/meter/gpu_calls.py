@@ -18,7 +18,7 @@ import torch
 from redblue import schedules
 from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu.launch import Options, Task
 from redblue.kernels.gpu.planning.plan import Launch, card_of, plan
 from redblue.kernels.gpu.table import KERNELS
@@ -76,15 +76,10 @@ def task_of(p: Problem, sizes: Sizes, device: torch.device) -> Task:
 
     Raises RedblueError if each head has a mask of its own.
     """
-    dtype = getattr(torch, p.dtype)
-    rows, keys = (p.batch, p.heads, p.n_q), (p.batch, p.kv_heads, p.n_k)
-    shapes = {"q": (*rows, p.d), "k": (*keys, p.d), "v": (*keys, p.d_v), "out": (*rows, p.d_v)}
-    if p.direction == "backward":
-        shapes |= {"dout": (*rows, p.d_v), "dq": (*rows, p.d), "dk": (*keys, p.d), "dv": (*keys, p.d_v)}
-    arrays: dict[str, Any] = {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
-    sums = torch.float64 if p.dtype == "float64" else torch.float32
-    for name in ("lse", "delta") if p.direction == "backward" else ("lse",):
-        arrays[name] = torch.zeros(rows, dtype=sums, device=device)
+    arrays: dict[str, Any] = {
+        name: torch.zeros(shape[:-1] if name in SUMS else shape, dtype=getattr(torch, dtype), device=device)
+        for name, (shape, dtype) in array_forms(sizes, p.dtype, p.direction).items()
+    }
     rule = p.mask.rule
     if isinstance(rule, Window):
         band = rule.on(p.n_q, p.n_k, 1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import described, element_strides
@@ -105,7 +106,7 @@ class NumpyCall:
         self.sizes = sizes = check_shapes(q.shape, k.shape, v.shape)
         check_widths_on_cpu(sizes)
         self.dtype = check_dtypes({"q": q.dtype.name, "k": k.dtype.name, "v": v.dtype.name})
-        self.sum_dtype = np.float64 if self.dtype == "float64" else np.float32
+        self.sum_dtype = np.dtype(sum_dtype(self.dtype))
         if options.dropout and options.seed is None:
             raise RedblueError(
                 "dropout on NumPy arrays needs a seed: give one, and give it to attention_backward again"

@@ -150,7 +150,7 @@ REFUSED = {
     "bad_heads_not_multiple": r"number of heads \(32\) must be a multiple of the number of KV heads \(5\)",
     "bad_hidden_not_multiple": r"no head_dim, and the hidden size \(4096\) is no multiple of the heads \(96\)",
     "bad_hybrid_unsaid": "with linear_key_head_dim not every layer attends, but none of layer_types, .* says which",
-    "bad_indices": "attn_layer_indices must hold numbers from 0 to 3, has 4",
+    "bad_indices": "an index of attn_layer_indices must be at most 3, got 4",
     "bad_layer_types_length": "layer_types has 2 entries, but the number of layers is 3",
     "bad_left_out_head_dim": "has no head_dim",
     "bad_left_out_kv_heads": "has no num_key_value_heads",

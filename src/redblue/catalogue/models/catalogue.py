@@ -99,8 +99,8 @@ def model(
         f"only the language model is listed: for the rest, give {key} as a separate config.json" for key in siblings
     ]
     config = Config(fields, where, notes)
-    tokens = None if n is None else config.positive_int("n", n)
-    batch = config.positive_int("batch", batch)
+    tokens = None if n is None else config.whole_number("n", n)
+    batch = config.whole_number("batch", batch)
     config = replace(config, n=tokens, batch=batch, dtype=dtype or _dtype(config), direction=direction)
     layers = diffusion.read(config) if "_class_name" in fields else transformer.read(config)
     return Model(name, title, tuple(_numbered(layers)), source, tuple(notes))

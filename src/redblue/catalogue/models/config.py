@@ -7,7 +7,7 @@ from typing import Any
 
 from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
-from redblue.base.integers import whole_number
+from redblue.base.integers import LARGEST, whole_number
 from redblue.problem import DIRECTIONS, Problem
 
 # Field names of each quantity, in order of precedence: the first one present in a config.json is read.
@@ -105,7 +105,7 @@ class Config:
             value = self.fields.get(key)
             if value is None or (quantity in MAY_BE_UNSET and isinstance(value, int) and value in UNSET):
                 continue
-            return self.positive_int(key, value, " (0 or -1: none)" if quantity in MAY_BE_UNSET else "")
+            return self.whole_number(key, value, advice=" (0 or -1: none)" if quantity in MAY_BE_UNSET else "")
         return None
 
     def required(self, quantity: str) -> int:
@@ -131,7 +131,7 @@ class Config:
         values = value if isinstance(value, list) else [value] * count
         if len(values) != count:
             raise self.error(f"{key} must have {count} entries, has {len(values)}")
-        return [self.positive_int(key, item) for item in values]
+        return [self.whole_number(key, item) for item in values]
 
     def nonempty_list(self, key: str) -> list[Any]:
         """Return a field that must be a list of at least one entry. Raises RedblueError otherwise."""
@@ -146,10 +146,10 @@ class Config:
         """Return whether the field is the JSON value true."""
         return self.fields.get(key) is True
 
-    def positive_int(self, key: str, value: Any, advice: str = "") -> int:
-        """Return value if it is a whole number from 1 to 2^60. Raises RedblueError, naming the config and the key."""
+    def whole_number(self, key: str, value: Any, least: int = 1, most: int = LARGEST, advice: str = "") -> int:
+        """Return value if it is a whole number in this range. Raises RedblueError, naming the config and the key."""
         try:
-            return whole_number(key, value, advice=advice)
+            return whole_number(key, value, least, most, advice)
         except RedblueError as error:
             raise self.error(str(error)) from None
 

@@ -113,7 +113,7 @@ def _vae(config: Config) -> list[Layers]:
     if config.fields.get("mid_block_add_attention") is False:
         raise config.error("it has no attention (mid_block_add_attention is false)")
     channels = config.nonempty_list("block_out_channels")
-    d = config.positive_int("block_out_channels", channels[-1])
+    d = config.whole_number("block_out_channels", channels[-1])
     n = _tokens(config, shrink=2 ** (len(channels) - 1))
     if "Attn" in f"{config.fields.get('down_block_types')} {config.fields.get('up_block_types')}":
         config.note("attention in down and up blocks is not listed, only the middle block's")

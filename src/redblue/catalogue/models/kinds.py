@@ -168,9 +168,8 @@ def _patterned(config: Config, layers: int) -> list[str] | None:
             return _every(period, "sliding", layers)
         return ["sliding" if i % period else "full" for i in range(layers)]
     if fields.get("attn_layer_period"):  # Jamba
-        period, offset = config.required("attn_layer_period"), fields.get("attn_layer_offset")
-        if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < period:
-            raise config.error(f"attn_layer_offset must be a whole number from 0 to {period - 1}, got {offset!r}")
+        period = config.required("attn_layer_period")
+        offset = config.whole_number("attn_layer_offset", fields.get("attn_layer_offset"), 0, period - 1)
         return ["full" if i % period == offset else "mamba" for i in range(layers)]
     for key in HYBRIDS if config.kind not in PARALLEL else ():
         if fields.get(key):
@@ -196,16 +195,13 @@ def _windowed(config: Config, layers: int) -> list[str]:
         return ["full" if pattern[i % len(pattern)] == "G" else "sliding" for i in range(layers)]
     if not pattern:
         return ["sliding"] * layers
-    return _every(config.positive_int("sliding_window_pattern", pattern), "sliding", layers)
+    return _every(config.whole_number("sliding_window_pattern", pattern), "sliding", layers)
 
 
 def _indices(config: Config, key: str, layers: int) -> list[int]:
     """Return a field of layer indices, counted from 0; an empty list if the field is missing."""
     indices = config.nonempty_list(key) if config.fields.get(key) is not None else []
-    for index in indices:
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < layers:
-            raise config.error(f"{key} must hold numbers from 0 to {layers - 1}, has {index!r}")
-    return indices
+    return [config.whole_number(f"an index of {key}", index, 0, layers - 1) for index in indices]
 
 
 def _every(period: int, other: str, layers: int) -> list[str]:

@@ -86,7 +86,7 @@ def _blocks(config: Config, index: int) -> dict[str, Any]:
         raise config.missing("n_heads_in_group in block_configs", ("n_heads_in_group", "num_key_value_heads"))
     heads, group = (
         config.required("number of heads"),
-        config.positive_int("n_heads_in_group", attention["n_heads_in_group"]),
+        config.whole_number("n_heads_in_group", attention["n_heads_in_group"]),
     )
     if heads % group:
         raise config.error(f"n_heads_in_group ({group}) must divide the number of heads ({heads})")

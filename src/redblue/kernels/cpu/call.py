@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from redblue import schedules
+from redblue.base.dtypes import BYTES_PER_WORD, sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import cache_fit
@@ -18,7 +19,10 @@ from redblue.kernels.cpu.plan import SpillTile, Tile, TwoPassTile, plan
 from redblue.kernels.table import tiled_kernels
 from redblue.problem import Problem
 
-NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
+NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}  # enum Number in cpp/attention/array.h
+NAMES = {number: name for name, number in NUMBERS.items()}
+SUMS = ("lse", "delta")  # arrays with one sum per row; their last dimension is 1
+WRITTEN = {"forward": ("out", "lse"), "backward": ("dq", "dk", "dv", "delta")}  # the arrays that a pass computes
 # Schedules that write P to memory
 SPILLED = tuple(name for name in tiled_kernels("cpu", "forward") if schedules.get(name).spills)
 MAX_LEAD = 8  # leading dimensions, before the heads
@@ -92,6 +96,16 @@ class Sizes(NamedTuple):
         return count
 
 
+def array_forms(sizes: Sizes, dtype: str, direction: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape (lead..., heads, rows, columns) and number type of each array of a pass, in the order of its arguments."""
+    rows, keys = (*sizes.lead, sizes.heads, sizes.n_q), (*sizes.lead, sizes.kv_heads, sizes.n_k)
+    q, k, v, out, sums = (*rows, sizes.d), (*keys, sizes.d), (*keys, sizes.d_v), (*rows, sizes.d_v), (*rows, 1)
+    shapes = {"q": q, "k": k, "v": v, "out": out, "lse": sums}
+    if direction == "backward":
+        shapes |= {"dout": out, "dq": q, "dk": k, "dv": v, "delta": sums}
+    return {name: (shape, sum_dtype(dtype) if name in SUMS else dtype) for name, shape in shapes.items()}
+
+
 @cache
 def isa() -> _core.Isa:
     """The instruction set of this process: the one that REDBLUE_ISA names, else the best that this CPU can run.
@@ -135,7 +149,7 @@ def plan_spill_tile(schedule: str, direction: str, sizes: Sizes, dtype: str) -> 
 
 def row_of(row: _core.Isa, number: int) -> cache_fit.Row:
     """The widths of the instruction set's kernels for one number type."""
-    sum_bytes = 8 if number == NUMBERS["float64"] else 4
+    sum_bytes = BYTES_PER_WORD[sum_dtype(NAMES[number])]
     return cache_fit.Row(row.lanes(number), row.vector_bytes // sum_bytes, row.packed_bytes(number))
 
 
@@ -154,11 +168,17 @@ def pack_sizes(sizes: Sizes) -> _core.Sizes:
 @lru_cache(maxsize=1024)
 def pack_tile(tile: AnyTile) -> _core.Tiles:
     """Pack the tile sizes into the struct that the core reads."""
+    tiles, spilled = tile_fields(tile)
+    return _core.Tiles(**tiles, spilled=_core.SpillTiles(**spilled) if spilled else None)
+
+
+def tile_fields(tile: AnyTile) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of _core.Tiles, and those of its SpillTiles: empty for a schedule that does not write P."""
     if isinstance(tile, TwoPassTile):
-        return _core.Tiles(rows=tile.rows, cols=tile.dkv_cols, dq_cols=tile.cols)
+        return {"rows": tile.rows, "cols": tile.dkv_cols, "dq_cols": tile.cols}, {}
     if isinstance(tile, SpillTile):
-        return _core.Tiles(spilled=_core.SpillTiles(**tile._asdict()))
-    return _core.Tiles(rows=tile.rows, cols=tile.cols, pieces=tile.pieces)
+        return {}, tile._asdict()
+    return tile._asdict(), {}
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.options import ARRAYS, ArrayOption, Options, check_array
@@ -87,7 +88,7 @@ def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tup
         raise RedblueError(f"redblue::attention takes equal leading dimensions and expands none, got {shapes}")
     sizes = expanded.sizes
     dtype = checks.check_dtypes({name: name_of(x) for name, x in zip("qkv", dtypes, strict=True)})
-    sums = torch.float64 if dtype == "float64" else torch.float32
+    sums = getattr(torch, sum_dtype(dtype))
     read = []
     for (name, rules), form in zip(ARRAYS.items(), arrays, strict=False):  # none if no array is given
         if form is not None:

@@ -30,8 +30,6 @@ CHECKED = 5  # the number of rows, and of keys, that are checked against float64
 TURNS, TURN_SECONDS = 3, 0.02  # the best of TURNS counts; a turn repeats the call for TURN_SECONDS
 ENOUGH_SECONDS = 0.5  # a first call that takes longer is not repeated
 
-FORWARD = ("q", "k", "v", "out", "lse")
-BACKWARD = (*FORWARD, "dout", "dq", "dk", "dv", "delta")
 LOWEST = -1e4  # replaces -inf, the log-sum-exp of a row that attends no key
 
 
@@ -72,30 +70,23 @@ class Call:
         self.backward = problem.direction == "backward"
         self.tile = cpu.plan_tile(problem.direction, self.sizes, problem.dtype)
         self.scale = problem.d**-0.5
-        p, rng = problem, np.random.default_rng(0)
-        sums = np.float64 if p.dtype == "float64" else np.float32
-        widths = {"q": p.d, "dq": p.d, "k": p.d, "dk": p.d} | dict.fromkeys(("v", "dv", "out", "dout"), p.d_v)
+        rng = np.random.default_rng(0)
         self.arrays: dict[str, np.ndarray] = {}
-        for name in BACKWARD if self.backward else FORWARD:
-            heads, n = (p.kv_heads, p.n_k) if name in ("k", "v", "dk", "dv") else (p.heads, p.n_q)
-            if name in ("lse", "delta"):
-                self.arrays[name] = np.full((heads, n, 1), np.nan, sums)
-            elif name in ("q", "k", "v", "dout"):
-                self.arrays[name] = rounded(rng.standard_normal((heads, n, widths[name]), np.float32), p.dtype)
+        for name, (shape, dtype) in cpu.array_forms(self.sizes, problem.dtype, problem.direction).items():
+            if name in ("q", "k", "v", "dout"):
+                self.arrays[name] = rounded(rng.standard_normal(shape, np.float32), dtype)
             else:  # an element that the kernel does not write stays NaN, and fails the check
-                self.arrays[name] = rounded(np.full((heads, n, widths[name]), np.nan, np.float32), p.dtype)
+                self.arrays[name] = rounded(np.full(shape, np.nan, np.float32), dtype)
         if self.backward:
-            self._pass(cpu.forward, FORWARD, cpu.plan_tile("forward", self.sizes, p.dtype))
+            self._pass("forward", cpu.plan_tile("forward", self.sizes, problem.dtype))
 
     def run(self) -> tuple[int, int]:
         """Run the kernel once; return the words read and written."""
-        if self.backward:
-            return self._pass(cpu.backward, BACKWARD, self.tile)
-        return self._pass(cpu.forward, FORWARD, self.tile)
+        return self._pass(self.problem.direction, self.tile)
 
-    def _pass(self, kernel: Callable[..., tuple[int, int]], names: tuple[str, ...], tile: cpu.Tile) -> tuple[int, int]:
-        p = self.problem
-        arrays = (described(self.arrays[name]) for name in names)
+    def _pass(self, direction: str, tile: cpu.Tile) -> tuple[int, int]:
+        p, kernel = self.problem, cpu.backward if direction == "backward" else cpu.forward
+        arrays = (described(self.arrays[name]) for name in cpu.array_forms(self.sizes, p.dtype, direction))
         mask = attended(p.mask, self.sizes, p.dtype, p.direction)
         return kernel(self.sizes, p.dtype, *arrays, mask=mask, scale=self.scale, threads=self.threads, tile=tile)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -89,17 +88,9 @@ def _number(name: str, given: Any) -> Sequence[int]:
     """The values of an axis of numbers, from text or from one number. Raises RedblueError."""
     if isinstance(given, str):
         values = [value for part in given.split(",") for value in _numbers(name, part.strip(), given)]
-    else:
-        try:
-            values = [operator.index(given)]
-        except TypeError:
-            values = []
-        if isinstance(given, bool) or not values:
-            raise RedblueError(f"{name} must be whole numbers, got {given!r}")
-        if abs(values[0]) > MAX_NUMBER:
-            raise _too_large(name, f"a number of {values[0].bit_length():,} bits")
-    whole_number(name, min(values), LEAST[name])
-    return values
+        whole_number(name, min(values), LEAST[name])
+        return values
+    return [whole_number(name, given, LEAST[name], MAX_NUMBER)]
 
 
 def _too_large(name: str, given: str) -> RedblueError:

@@ -27,7 +27,7 @@ from triton.runtime import driver
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu import bias_gradient
 from redblue.kernels.gpu.launch import Run, Task
 from redblue.kernels.gpu.planning.card import Card, planning_for
@@ -72,18 +72,9 @@ def fits_of(launches: Iterable[Run], arch: int) -> tuple[Fit, ...]:
 
 def runs(direction: str, sizes: Sizes, dtype: str, launch: Launch, **options: Any) -> list[Run]:
     """The launches for dense tensors of these sizes, which are not allocated. A dbias adds its own launch."""
-    sums = torch.float64 if dtype == "float64" else torch.float32
-    (batch,), heads = sizes.lead, sizes.kv_heads * sizes.group
-    shapes = {
-        **dict.fromkeys(("q", "dq"), (batch, heads, sizes.n_q, sizes.d)),
-        **dict.fromkeys(("k", "dk"), (batch, sizes.kv_heads, sizes.n_k, sizes.d)),
-        **dict.fromkeys(("v", "dv"), (batch, sizes.kv_heads, sizes.n_k, sizes.d_v)),
-        **dict.fromkeys(("out", "dout"), (batch, heads, sizes.n_q, sizes.d_v)),
-        **dict.fromkeys(("lse", "delta"), (batch, heads, sizes.n_q)),
-    }
     arrays = {
-        name: torch.empty(shape, dtype=sums if name in ("lse", "delta") else getattr(torch, dtype), device="meta")
-        for name, shape in shapes.items()
+        name: torch.empty(shape[:-1] if name in SUMS else shape, dtype=getattr(torch, number), device="meta")
+        for name, (shape, number) in array_forms(sizes, dtype, "backward").items()
     }
     task = Task.of(sizes=sizes, **arrays, **options)
     launches = list(getattr(KERNELS[launch.kernel], direction)(task, launch))
