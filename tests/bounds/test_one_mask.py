@@ -131,8 +131,8 @@ def test_without_a_mask_it_is_the_phase_problem(direction, xi, ratio):
     u = np.unique(np.geomspace(1, 1 << 14, 4000).astype(int))
     dense = Cover(u, u**2 // 4.0)
     alike = [row for row in rows(direction) if row["xi"] == row["xi_v"]]
-    nearest = min(alike, key=lambda row: abs(float(row["xi"]) / xi - 1))
-    words, most = int((64 / float(nearest["xi"])) ** 2), float(nearest["gain"])
+    nearest = min(alike, key=lambda row: abs(row["xi"] / xi - 1))
+    words, most = int((64 / nearest["xi"]) ** 2), nearest["gain"]
     least = min(most_earned(dense, Task(direction, 64, 64, words, w)) for w in candidates(direction, 64, 64, words))
     assert 0.99 * most * words <= least <= ratio * most * words
 

@@ -70,9 +70,9 @@ def test_nothing_earns_more_than_the_table_says(direction):
     """Rows spread over the whole table."""
     found = table.rows(direction)
     for row in found[7 :: len(found) // 9]:
-        w = Weights(*(float(row[name]) for name in Weights._fields))
-        best = most_earned(direction, float(row["xi"]), float(row["xi_v"]), w) / w.total(direction)
-        assert 0.75 * float(row["gain"]) <= best <= float(row["gain"]), row
+        w = Weights(*(row[name] for name in Weights._fields))
+        best = most_earned(direction, row["xi"], row["xi_v"], w) / w.total(direction)
+        assert 0.75 * row["gain"] <= best <= row["gain"], row
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -80,10 +80,10 @@ def test_the_table_is_what_certify_says(direction):
     """Rows taken at random, certified again; `make certify` does all."""
     rows = table.rows(direction)
     for row in np.random.default_rng(5).choice(len(rows), 4, replace=False):
-        weights = Weights(*(float(rows[row][name]) for name in Weights._fields))
-        problem = PhaseProblem(direction, float(rows[row]["xi"]), float(rows[row]["xi_v"]), weights)
+        weights = Weights(*(rows[row][name] for name in Weights._fields))
+        problem = PhaseProblem(direction, rows[row]["xi"], rows[row]["xi_v"], weights)
         again = certify(problem, gap=0.01, max_boxes=1 << 20)
-        total, listed = weights.total(direction), float(rows[row]["gain"])
+        total, listed = weights.total(direction), rows[row]["gain"]
         assert again.reached / total <= listed
         assert again.gain / total == pytest.approx(listed, rel=1e-5)
 

@@ -61,12 +61,12 @@ def even(direction: str, d: int, d_v: int) -> list[Weights]:
 def candidates(direction: str, d: int, d_v: int, words: int) -> list[Weights]:
     """Return weights to try (any weights are valid): those of the nearest row of the certified table, and even ones."""
 
-    def distance(row: dict[str, str]) -> float:
-        sizes = (float(row["xi"]) / d, float(row["xi_v"]) / d_v)
+    def distance(row: dict[str, float]) -> float:
+        sizes = (row["xi"] / d, row["xi_v"] / d_v)
         return sum(abs(math.log(size**2 * words)) for size in sizes)
 
     table = min(rows(direction), key=distance)
-    return [Weights(*(float(table[name]) for name in Weights._fields)), *even(direction, d, d_v)]
+    return [Weights(*(table[name] for name in Weights._fields)), *even(direction, d, d_v)]
 
 
 def loads(cover: Cover, direction: str, d: int, d_v: int, words: int, pairs: int) -> int:

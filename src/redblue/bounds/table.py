@@ -11,17 +11,19 @@ import numpy as np
 TABLE = Path(__file__).with_name("phases.csv")  # written by `make certify`
 
 
-def rows(direction: str) -> list[dict[str, str]]:
+@cache
+def rows(direction: str) -> tuple[dict[str, float], ...]:
     """Return the table's rows for a direction: xi, xi_v, the weights, and the gain that they certify."""
     with TABLE.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["direction"] == direction]
+        chosen = [row for row in csv.DictReader(file) if row.pop("direction") == direction]
+    return tuple({column: float(value) for column, value in row.items()} for row in chosen)
 
 
 @cache
 def certified(direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the columns xi, xi_v and gain, where gain * W bounds the pairs that a phase of W words can earn."""
     table = rows(direction)
-    xi, xi_v, gain = (np.array([float(row[column]) for row in table]) for column in ("xi", "xi_v", "gain"))
+    xi, xi_v, gain = (np.array([row[column] for row in table]) for column in ("xi", "xi_v", "gain"))
     return xi, xi_v, gain
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from redblue.base.integers import ceil_div, smaller
 from redblue.machine import Machine, Slow, Tile
 from redblue.masks import Pairs, Runs
+from redblue.masks.patterns.pairs import TileSums
 from redblue.schedules.schedule import Cost, blocks, grid, overlap, within
 from redblue.schedules.search import cheapest, edges, pair_edges
 
@@ -39,9 +40,13 @@ def score_peak(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int, re
 
 def score_cost(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int, resident: bool) -> Cost:
     """Return the cost of score_tile for every tile with attended pairs. resident: the caller loads the left rows."""
-    sums = pairs.sums(rows, cols)
-    streamed = sums.cols if resident else sums.rows + sums.cols
     peak = score_peak(pairs, features, rows, cols, depth, resident)
+    return score_cost_of(pairs.sums(rows, cols), features, peak, resident)
+
+
+def score_cost_of(sums: TileSums, features: int, peak: Any, resident: bool) -> Cost:
+    """The same from the sums over the tiles, which cost most of the time."""
+    streamed = sums.cols if resident else sums.rows + sums.cols
     return Cost(features * streamed, 0, peak, 2 * features * sums.area)
 
 

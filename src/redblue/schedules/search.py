@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ PAIRS_TRIED = 1 << 14  # about 50 ms on a banded mask
 EDGES_TRIED = 1 << 13
 
 
+@lru_cache(maxsize=64)
 def edges(length: int, multiple: int = 1, every: bool = False) -> np.ndarray:
     """Return candidate edges of an axis, ascending: the shortest multiple of `multiple` for each number of blocks.
 

@@ -15,7 +15,7 @@ import numpy as np
 from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow, Tile, exp, log, maximum
 from redblue.problem import Problem
-from redblue.schedules.products import score_cost, score_peak, score_tile
+from redblue.schedules.products import score_cost_of, score_peak, score_tile
 from redblue.schedules.schedule import Cost, Pass, Sweep, blocks, grid, overlap, partial_rows, rows_walked, walks
 from redblue.schedules.search import edges, pair_edges
 from redblue.schedules.softmax import LOWEST, spill_tile, spilled_output, spilled_output_cost, spilled_output_peak
@@ -77,13 +77,14 @@ def _forward_peak(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> 
 
 def _spill_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any, stays: bool) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
-    scores, sums = score_cost(pairs, p.d, rows, cols, depth, stays), pairs.sums(rows, cols)
+    sums, peak = pairs.sums(rows, cols), _forward_peak(p, rows, cols, depth, stays)
+    scores = score_cost_of(sums, p.d, peak, stays)
     walked = rows_walked(pairs, rows, span)
     partial_words = walked if span < p.n_k else 0
     return Cost(
         scores.reads + walked * p.d * stays + partial_words,
         sums.area + sums.rows + partial_words + p.n_q,  # P, row maxima of tiles, lse of walks and of rows
-        _forward_peak(p, rows, cols, depth, stays),
+        peak,
         scores.flops,
     )
 
