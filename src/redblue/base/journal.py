@@ -160,7 +160,9 @@ class Journal:
         self.done[index] = list(rows)
 
     def close(self) -> None:
-        """Flush the file to the disk and close it, which releases the lock."""
+        """Flush the file to the disk and close it, which releases the lock. Do nothing if it is closed."""
+        if self._file.closed:
+            return
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -169,7 +171,8 @@ class Journal:
             self._file.close()
 
     def remove(self) -> None:
-        """Delete the file. Call this once the output is written: no point is lost then."""
+        """Close and delete the file. Call this once the output is written: no point is lost then."""
+        self._file.close()  # first: Windows does not delete open files
         self.path.unlink(missing_ok=True)
 
 

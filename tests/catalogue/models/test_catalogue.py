@@ -1,7 +1,7 @@
 """The catalogue: its entries say what they are and give problems for any n."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue.catalogue.models import list_models, model
@@ -33,7 +33,6 @@ def test_catalogue_entries_say_what_they_are(name):
     assert len({entry.name for entry in found}) == len(found)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(list_models()), st.integers(1, 1_000_000), st.sampled_from(["forward", "backward"]))
 def test_catalogue_gives_problems_for_any_n(name, n, direction):
     for entry in model(name, n=n, batch=2, direction=direction):

@@ -224,6 +224,16 @@ def test_a_process_that_dies_loses_nothing(how, tmp_path, monkeypatch):
     assert rows == whole() == sweep.read(path)
 
 
+def test_a_journal_is_closed_before_it_is_deleted(tmp_path, monkeypatch):
+    """Windows does not delete open files."""
+    kept = journal.Journal(tmp_path / "r.partial.jsonl", "sweep", {}, 1)
+    closed = []
+    monkeypatch.setattr(type(kept.path), "unlink", lambda path, missing_ok: closed.append(kept._file.closed))
+    with kept:
+        kept.remove()
+    assert closed == [True]
+
+
 def kill_group(group):
     """Kill the process that this test started, and its workers."""
     try:

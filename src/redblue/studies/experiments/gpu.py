@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import altair as alt
 
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
 from redblue.base.style import LOOKS
 from redblue.catalogue.detect import detect_cuda
@@ -17,7 +18,8 @@ from redblue.studies.ticks import log_ticks
 SCHEDULES = ("flash", "hybrid", "small_cache")
 BOUNDARIES = ("shared memory and L1/L2", "L2/DRAM")
 SHARED_KIB = (32, 48, 64, 96, 128, 160, 227)  # per block, as cards from a T4 to an H100 offer
-DIMENSIONS, N, HEADS, DTYPE, WORD_BYTES = (64, 128, 256, 512), 4096, 16, "float16", 2
+DIMENSIONS, N, HEADS, DTYPE = (64, 128, 256, 512), 4096, 16, "float16"
+WORD_BYTES = BYTES_PER_WORD[DTYPE]
 
 
 def points(quick: bool) -> list[Point]:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from redblue import schedules
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
 from redblue.bounds import lower_bound
 from redblue.catalogue.memories import USABLE_SHARE
@@ -22,7 +23,8 @@ from redblue.problem import Problem
 from redblue.studies.experiments.experiment import Point, Row
 
 COUNTED, MEASURED = "counted", "measured"
-DTYPE, WORD_BYTES, LINE_BYTES = "float32", 4, 64
+DTYPE, LINE_BYTES = "float32", 64
+WORD_BYTES = BYTES_PER_WORD[DTYPE]
 GRID = [round(1024 * 2 ** (step / 4)) for step in range(25)]  # M of the counted curves: 1k to 64k words
 L1 = (12288, 12)  # M in words, and ways: the 48 KiB of Zen 5, and of Intel since Ice Lake
 FULL = "fully associative"

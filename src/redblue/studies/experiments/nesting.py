@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import altair as alt
 
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.style import LOOKS
 from redblue.bounds import lower_bound
 from redblue.catalogue.memories import USABLE_SHARE
@@ -20,7 +21,8 @@ SCHEDULES = ("flash", "hybrid", "small_cache")
 CACHES = {"L1": CacheLevel("L1", 32 << 10, 64, 8), "L2": CacheLevel("L2", 512 << 10, 64, 8)}  # a Zen 3 core's
 BOUNDARIES = {"L1": "L1/L2", "L2": "L2/memory"}
 SIZES = {128: 384, 512: 384}  # d -> n
-DTYPE, WORD_BYTES = "float32", 4
+DTYPE = "float32"
+WORD_BYTES = BYTES_PER_WORD[DTYPE]
 
 
 def points(quick: bool) -> list[Point]:
