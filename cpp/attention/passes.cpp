@@ -194,7 +194,8 @@ ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::in
   for (std::int64_t j = 0; j < n_k; j++) found.starts[j + 1] += found.starts[j];
   std::vector<std::int64_t> place = found.starts;
   for (std::int64_t i = 0; i < n_q; i++)
-    for (std::int64_t x = query_starts[i]; x < query_starts[i + 1]; x++) found.queries[place[keys[x]]++] = std::int32_t(i);
+    for (std::int64_t x = query_starts[i]; x < query_starts[i + 1]; x++)
+      found.queries[place[keys[x]]++] = std::int32_t(i);
   return found;
 }
 
@@ -209,7 +210,8 @@ BlockVisits::BlockVisits(const Pattern& pattern, std::int64_t n_k, std::int64_t 
         const std::int64_t* const at = pattern.starts + plane * pattern.panels + panel;
         met.clear();
         for (const Run* run = pattern.runs + at[0]; run < pattern.runs + at[1]; run++)
-          for (std::int64_t block = std::max(met.empty() ? 0 : met.back() + 1, run->start / cols); block * cols < run->stop; block++)
+          for (std::int64_t block = std::max(met.empty() ? 0 : met.back() + 1, run->start / cols);
+               block * cols < run->stop; block++)
             met.push_back(block);
         use(plane, panel);
       }
@@ -224,7 +226,8 @@ BlockVisits::BlockVisits(const Pattern& pattern, std::int64_t n_k, std::int64_t 
   each([&](std::int64_t plane, std::int64_t panel) {
     std::stable_sort(met.begin(), met.end(), [&](auto a, auto b) { return a % order.fronts < b % order.fronts; });
     const std::int64_t last = std::int64_t(met.size()) - 1;
-    for (std::int64_t i = 0; i <= last; i++) list_[place[plane * order.blocks + met[i]]++] = {panel, i, i == 0, i == last};
+    for (std::int64_t i = 0; i <= last; i++)
+      list_[place[plane * order.blocks + met[i]]++] = {panel, i, i == 0, i == last};
   });
 }
 
@@ -274,7 +277,8 @@ Moved backward(const Call& given, const Isa& isa) {
     call.visits = &visits.emplace(call.pattern, call.n_k, call.cols);
     call.order = visits->order;
   } else {  // a panel attends at most this many consecutive blocks
-    const std::int64_t width = std::clamp<std::int64_t>(call.end - call.first, 0, call.n_k) + ceil_div(lanes, call.group);
+    const std::int64_t width =
+        std::clamp<std::int64_t>(call.end - call.first, 0, call.n_k) + ceil_div(lanes, call.group);
     call.order = {key_blocks, std::min(key_blocks, width / call.cols + 2)};
   }
   Tally tally;

@@ -111,7 +111,8 @@ class Spilling {
     const std::int64_t blocks = ceil_div(count, edge), streams = spills_.size();
     share_out(blocks * streams, call_.threads, [&](std::int64_t task) {
       const std::int64_t at = task / streams * edge;
-      tally_.add(kernels_.spilled(call_, spills_[task % streams], phase, first + at, std::min(edge, count - at), own_arena()));
+      tally_.add(
+          kernels_.spilled(call_, spills_[task % streams], phase, first + at, std::min(edge, count - at), own_arena()));
     });
   }
   const SpillTiles& tiles() const { return tiles_; }

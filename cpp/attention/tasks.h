@@ -7,7 +7,9 @@
 
 namespace redblue {
 
-inline const Kernels& kernels_for(const Call& call, const Isa& isa) { return isa.kernels[static_cast<int>(call.number)]; }
+inline const Kernels& kernels_for(const Call& call, const Isa& isa) {
+  return isa.kernels[static_cast<int>(call.number)];
+}
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
