@@ -53,7 +53,7 @@ fuzz: setup $(VENV)/peers.stamp ## test random inputs for a quarter of an hour: 
 	$(BIN)/python benchmarks/cpu/fuzz.py --seconds 420
 
 bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, and attention compared with its peers
-	$(BENCH)/bin/python benchmarks/cpu/laboratory.py
+	$(BENCH)/bin/python -m benchmarks.cpu.laboratory
 	$(BENCH)/bin/python benchmarks/cpu/memory.py
 	$(BENCH)/bin/python benchmarks/cpu/memory.py --n 131072 --d 128 --window 4096 --most 100
 	$(BENCH)/bin/python -m benchmarks.cpu.attention

@@ -53,9 +53,9 @@ def changed(kept: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     return [name for name, value in facts.items() if kept.get(name) != value]
 
 
-def said_anew(count: int, what: str, names: Iterable[str]) -> str:
-    """A message: earlier results are measured again, because they were kept with other `names` (of facts)."""
-    return f"measured anew: {count} {what}, kept of other {', '.join(names)}"
+def repeat_notice(count: int, what: str, names: Iterable[str]) -> str:
+    """The message that earlier results are measured again, because the facts of these names have changed."""
+    return f"measured again: {count} {what}, because {', '.join(names)} changed"
 
 
 def is_final(failure: BaseException) -> bool:

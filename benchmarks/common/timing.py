@@ -31,15 +31,20 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median, low, high)
 
 
+def seconds_of(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
 def rate(call: Callable[[], object], work: float, seconds: float) -> float:
     """Work per second, measured over as many calls as take at least `seconds` in total.
 
     A warm-up call comes first: while it runs, threads that the previous contender left spinning go to sleep. If the
     warm-up call takes so long that a few milliseconds of spinning do not matter, it is the measurement.
     """
-    start = time.perf_counter()
-    call()
-    elapsed = time.perf_counter() - start
+    elapsed = seconds_of(call)
     if elapsed >= max(seconds, LONG_SECONDS):
         return work / elapsed
     count, start = 0, time.perf_counter()

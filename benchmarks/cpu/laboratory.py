@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 import redblue as rb
+from benchmarks.common.timing import seconds_of
 from redblue import schedules
 from redblue.base.terminal import table
 from redblue.base.text import amount
@@ -31,12 +32,7 @@ WORDS = 116_224  # 227 KiB of 16-bit words
 
 def best_of(runs: int, action: Callable[[], object]) -> float:
     """Seconds of the fastest run."""
-    times = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(seconds_of(action) for _ in range(runs))
 
 
 def check() -> None:

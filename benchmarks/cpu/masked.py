@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812  # pyright: ignore[reportMissingIm
 import redblue as rb
 from benchmarks.common.gate import MAX_OURS, Red, relative_errors, within
 from benchmarks.common.results import Figure, Limit, Row
-from benchmarks.common.timing import Spread, race, rate, ratio
+from benchmarks.common.timing import Spread, race, rate, ratio, seconds_of
 from redblue import Mask
 from redblue.kernels.cpu import mask_form
 
@@ -223,9 +223,7 @@ def of_graph(bench: Any) -> Row:
 
 
 def _heads_per_second(run: Run, heads: int) -> float:
-    start = time.perf_counter()
-    run()
-    return heads / (time.perf_counter() - start)
+    return heads / seconds_of(run)
 
 
 def free_bytes() -> int:

@@ -19,7 +19,7 @@ import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.gate import Red
 from benchmarks.common.results import Figure, Limit, Row, read
-from benchmarks.common.timing import THREADS, race, rate, ratio, spread
+from benchmarks.common.timing import THREADS, race, rate, ratio, seconds_of, spread
 from benchmarks.cpu import gate, masked, tiles, training
 from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, SHORT, Call, contender, missing
 from redblue.catalogue.detect import detect_cpu
@@ -269,8 +269,8 @@ def after_us() -> Measure:
     def run(bench: Bench) -> Row:
         matmul, rates = _matmul(), {}
         runs = {name: contender(name, NEIGHBOUR) for name in (REDBLUE, PYTORCH)}
-        turns = {name: partial(_second, run, matmul, bench.seconds) for name, run in runs.items() if run}
-        rates = race(turns, bench.rounds)
+        contenders = {name: partial(_second, run, matmul, bench.seconds) for name, run in runs.items() if run}
+        rates = race(contenders, bench.rounds)
         slower = ratio(rates, PYTORCH, REDBLUE)
         figures = [Figure("time, over that after SDPA", slower, Limit(1.05), at_most=True)]
         return Row(title, "512 x 512", figures, rates, "calls/s")
@@ -286,8 +286,8 @@ def after_them() -> Measure:
         ours = contender(REDBLUE, NEIGHBOUR)
         assert ours is not None
         before = {"after a matmul": _matmul(), "after itself": ours}
-        turns = {name: partial(_second, first, ours, bench.seconds) for name, first in before.items()}
-        rates = race(turns, bench.rounds)
+        contenders = {name: partial(_second, first, ours, bench.seconds) for name, first in before.items()}
+        rates = race(contenders, bench.rounds)
         slower = ratio(rates, "after itself", "after a matmul")
         figures = [Figure("time, over that after itself", slower, Limit(), at_most=True)]
         return Row(title, "forward, n 256", figures, rates, "calls/s")
@@ -305,9 +305,7 @@ def _second(first: Callable[[], object], second: Callable[[], object], seconds: 
     elapsed, count, end = 0.0, 0, perf_counter() + seconds
     while perf_counter() < end:
         first()
-        start = perf_counter()
-        second()
-        elapsed += perf_counter() - start
+        elapsed += seconds_of(second)
         count += 1
     return count / elapsed
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from functools import partial
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.timing import THREADS, race, rate
+from benchmarks.common.timing import THREADS, race, rate, seconds_of
 from benchmarks.cpu.peers import Call, inputs
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.call import NUMBERS, Sizes, Tile
@@ -30,7 +29,7 @@ class Kernel:
         self.gradients = [torch.empty_like(array) for array in (x.q, x.k, x.v, lse)]
         self.options = {"mask": cpu.Attended(-call.n_q, call.n_k + 1), "scale": call.d**-0.5, "threads": THREADS}
         if call.direction == "backward":
-            cpu.forward(self.sizes, call.dtype, *_described(x[:3], self.written), **self.options)
+            cpu.forward(self.sizes, call.dtype, *_core_arrays(x[:3], self.written), **self.options)
 
     @property
     def plan(self) -> Tile:
@@ -46,13 +45,13 @@ class Kernel:
     def __call__(self, tile: Tile) -> None:
         x, arrays = self.x, (self.x[:3], self.written)
         if self.call.direction == "forward":
-            cpu.forward(self.sizes, self.call.dtype, *_described(*arrays), **self.options, tile=tile)
+            cpu.forward(self.sizes, self.call.dtype, *_core_arrays(*arrays), **self.options, tile=tile)
         else:
-            described = _described(*arrays, [x.dout], self.gradients)
+            described = _core_arrays(*arrays, [x.dout], self.gradients)
             cpu.backward(self.sizes, self.call.dtype, *described, **self.options, tile=tile)
 
 
-def _described(*groups: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> list[cpu.Array]:
+def _core_arrays(*groups: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> list[cpu.Array]:
     return [cpu.Array(array.data_ptr(), array.stride()) for group in groups for array in group]
 
 
@@ -64,7 +63,7 @@ def sweep(call: Call, rounds: int, seconds: float) -> tuple[dict[str, list[float
     """
     kernel = Kernel(call)
     tiles = list(dict.fromkeys([kernel.plan, *kernel.candidates()]))
-    first = {tile: min(_seconds(kernel, tile) for _ in range(TRIES)) for tile in tiles}
+    first = {tile: min(seconds_of(partial(kernel, tile)) for _ in range(TRIES)) for tile in tiles}
     finalists = sorted(tiles, key=lambda tile: first[tile])[:FINALISTS]
     raced = {
         _name(tile): partial(rate, partial(kernel, tile), call.flops, seconds) for tile in (kernel.plan, *finalists)
@@ -72,12 +71,6 @@ def sweep(call: Call, rounds: int, seconds: float) -> tuple[dict[str, list[float
     rates = race(raced, rounds)
     best = max(rates, key=lambda name: sorted(rates[name])[len(rates[name]) // 2])
     return rates, _name(kernel.plan), best, len(tiles)
-
-
-def _seconds(kernel: Kernel, tile: Tile) -> float:
-    start = time.perf_counter()
-    kernel(tile)
-    return time.perf_counter() - start
 
 
 def _name(tile: Tile) -> str:

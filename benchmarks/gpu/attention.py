@@ -35,7 +35,7 @@ import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 
 from benchmarks.common.gate import Red
-from benchmarks.common.kept import changed, days, fingerprint, is_final, now, said_anew
+from benchmarks.common.kept import changed, days, fingerprint, is_final, now, repeat_notice
 from benchmarks.common.places import RESULTS
 from benchmarks.gpu.ahead import ahead
 from benchmarks.gpu.calls import OURS, PLANNED, Call, Limit, inputs, limits, plan
@@ -141,13 +141,13 @@ def resumed(path: Path, facts: dict[str, Any], console: Console) -> Kept:
     else:
         valid = Kept(facts) if other else kept
     if len(valid.points) < len(kept.points):
-        console.print(said_anew(len(kept.points) - len(valid.points), "points", other), highlight=False)
+        console.print(repeat_notice(len(kept.points) - len(valid.points), "points", other), highlight=False)
     return valid
 
 
-def told(failure: Exception, said: list[warnings.WarningMessage]) -> str:
+def reason_of(failure: Exception, caught: list[warnings.WarningMessage]) -> str:
     """The reason of a failure, including the warnings in which PyTorch explains it."""
-    reasons = [str(each.message).split(" (Triggered")[0] for each in said if issubclass(each.category, UserWarning)]
+    reasons = [str(each.message).split(" (Triggered")[0] for each in caught if issubclass(each.category, UserWarning)]
     text = "; ".join([f"{type(failure).__name__}: {failure}", *dict.fromkeys(reasons)])
     return " ".join(text.split())[:TOLD]
 
@@ -180,7 +180,7 @@ def measured(call: Call, name: str, given: list[torch.Tensor], gate: Gate, devic
         except Red:
             raise
         except Exception as failure:  # no failure of a contender may end the run
-            return Point(call, name, refused=told(failure, said), passing=not is_final(failure))
+            return Point(call, name, refused=reason_of(failure, said), passing=not is_final(failure))
         finally:
             device.free()
 
@@ -215,7 +215,7 @@ def run(kept: Kept, given: argparse.Namespace, device: Device | Dry, console: Co
             gate = Gate(call, arrays)
         except torch.OutOfMemoryError as failure:
             for name in missing:
-                kept.add(Point(call, name, refused=told(failure, []), passing=True))
+                kept.add(Point(call, name, refused=reason_of(failure, []), passing=True))
             continue
         if call.dtype not in kept.peaks:
             kept.peaks[call.dtype] = peak(device, call.dtype, 64) if given.dry else peak(device, call.dtype)

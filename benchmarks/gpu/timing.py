@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 
 import torch  # pyright: ignore[reportMissingImports]
+
+from benchmarks.common.timing import seconds_of
 
 MIN_COUNT, MAX_COUNT = 5, 30  # repetitions
 SECONDS = 0.3  # for each contender, unless MIN_COUNT repetitions take longer
@@ -50,9 +51,7 @@ class Dry:
     name = "cpu"
 
     def seconds(self, run: Callable[[], object]) -> list[float]:
-        start = time.perf_counter()
-        run()
-        return [time.perf_counter() - start]
+        return [seconds_of(run)]
 
     def free(self) -> None:
         pass

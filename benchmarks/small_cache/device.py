@@ -16,7 +16,7 @@ from rich.console import Console
 
 import redblue as rb
 from benchmarks.common.gate import Red
-from benchmarks.common.kept import changed, fingerprint, is_final, now, said_anew
+from benchmarks.common.kept import changed, fingerprint, is_final, now, repeat_notice
 from benchmarks.gpu.ahead import side_by_side
 from benchmarks.gpu.calls import PLANNED, Call, inputs
 from benchmarks.gpu.gate import Gate
@@ -89,7 +89,7 @@ def _kept(path: Path, facts: dict[str, Any], console: Console) -> dict[tuple[str
     done = {_place(row): row for row in rows if row.launch}
     other = changed(kept, {name: value for name, value in facts.items() if name != "date"})
     if done and other:
-        console.print(said_anew(len(done), "launches", other), highlight=False)
+        console.print(repeat_notice(len(done), "launches", other), highlight=False)
     return {} if other else done
 
 

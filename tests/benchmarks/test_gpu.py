@@ -191,13 +191,13 @@ def test_measurements_of_other_kernels_and_versions_are_made_anew(modules, tmp_p
 
     theirs = gpu.resumed(path, facts | {"kernels": "def"}, console)
     assert theirs == gpu.Kept(facts | {"kernels": "def"}, old.peaks, old.points[1:])
-    assert capsys.readouterr().out == "measured anew: 1 points, kept of other kernels\n"
+    assert capsys.readouterr().out == "measured again: 1 points, because kernels changed\n"
     theirs.add(gpu.Point(call, calls.TUNED, [1.0], date="2000-02-03T03:04:05+00:00"))
     assert theirs.days == "2000-01-02 to 2000-02-03"
 
     other = facts | {"torch": "2.1", "kernels": "def"}
     assert gpu.resumed(path, other, console) == gpu.Kept(other)
-    assert capsys.readouterr().out == "measured anew: 2 points, kept of other torch, kernels\n"
+    assert capsys.readouterr().out == "measured again: 2 points, because torch, kernels changed\n"
 
 
 def test_a_fingerprint_is_of_versions_and_sources(modules, tmp_path):
@@ -236,7 +236,7 @@ def test_small_caches_of_other_kernels_are_measured_anew(modules, tmp_path, caps
     assert capsys.readouterr().out == ""
     for name in ("device", "torch", "triton", "kernels"):
         assert small_cache_device._kept(path, facts | {name: "other"}, console) == {}
-        assert capsys.readouterr().out == f"measured anew: 1 launches, kept of other {name}\n"
+        assert capsys.readouterr().out == f"measured again: 1 launches, because {name} changed\n"
     small_cache.show(facts, [timed, passing], console)
     assert "a card, 2000-01-02" in capsys.readouterr().out
 
