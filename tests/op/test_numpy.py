@@ -16,7 +16,7 @@ def arrays(heads=2, kv_heads=2, n_q=5, n_k=7, d=4, d_v=3, dtype="float32", lead=
 
 
 def cut(index, key):
-    """Return arguments of which one is replaced by a slice of it."""
+    """Return valid arguments, except that argument `index` is cut to the slice `key`."""
     inputs = arrays()
     inputs[index] = inputs[index][key]
     return inputs

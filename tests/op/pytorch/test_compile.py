@@ -122,7 +122,8 @@ def test_dropout_draws_anew_in_each_run_and_follows_the_generator(backend):
     again = compiled(v)
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
-    (gradient,) = torch.autograd.grad(first.sum(), v)  # linear in v: the backward dropped the same
+    # The sum is linear in v, so it is gradient * v exactly if backward dropped the same probabilities as forward.
+    (gradient,) = torch.autograd.grad(first.sum(), v)
     assert float((gradient * v).sum().detach() - first.sum().detach()) == pytest.approx(0, abs=1e-10)
 
 

@@ -143,7 +143,7 @@ def test_gradcheck():
 
 @pytest.mark.parametrize("schedule", ["hybrid", "small_cache"])
 def test_a_schedule_that_is_asked_for(schedule):
-    """Check its gradients, and the same call compiled."""
+    """Check the gradients of a requested schedule, eager and compiled."""
     q, k, v = normal(1, 4, 9, 5), normal(1, 2, 11, 5), normal(1, 2, 11, 3)
 
     def call(q, k, v):
@@ -210,7 +210,7 @@ def test_checkpointing_drops_the_same_again(use_reentrant):
     assert torch.equal(q.grad, expected)
 
 
-# The twin ----------------------------------------------------------------------------------------------------------
+# The twin of F.scaled_dot_product_attention --------------------------------------------------------------------------
 
 TWINS = {
     "plain": ((2, 3, 5, 4), (2, 3, 7, 4), {}),
@@ -301,7 +301,7 @@ def test_torch_func():
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_vmap(direct):
-    """direct: whether the op itself is called."""
+    """direct: whether torch.ops.redblue.attention is called instead of redblue.attention."""
     q = normal(5, 2, 4, 6, 3, grad=False).transpose(-1, -2)
     k, v = normal(2, 2, 7, 6, grad=False), normal(2, 2, 7, 5, grad=False)
     bias, sinks = normal(7, 5, grad=False), normal(4, 5, grad=False)
@@ -336,7 +336,8 @@ def test_vmap_and_dropout():
     assert not torch.equal(other[0], other[1])
     with pytest.raises(RuntimeError, match="randomness"):
         torch.func.vmap(call)(x)
-    for randomness in ("same", "different"):  # forward and backward drop the same: the loss is linear in v
+    # The loss is linear in v, so it is gradient * v exactly if backward dropped the same probabilities as forward.
+    for randomness in ("same", "different"):
 
         def loss(v):
             return rb.attention(x[0], x[0], v, dropout=0.5).sum()
