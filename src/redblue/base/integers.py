@@ -6,6 +6,7 @@ problem or a whole grid of them.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,12 @@ def whole_number(name: str, value: Any, least: int = 1, most: float = LARGEST, a
 
     advice: text that ends the error message. Raises RedblueError, which names the argument, for any other value.
     """
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+    try:
+        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:  # arrays of several numbers have an __index__ that raises it
+        number = None
+    if number is None:
         raise RedblueError(f"{name} must be a whole number of at least {least}, got {value!r}{advice}")
-    number = value.__index__()
     if number < least:
         raise RedblueError(f"{name} must be a whole number of at least {least}, got {_short(number, '')}{advice}")
     if number > most:

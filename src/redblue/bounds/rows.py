@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.integers import whole_number
 from redblue.bounds import formulas
 from redblue.problem import Problem
@@ -210,6 +211,7 @@ ORDER_ONLY = (
 BOUNDS = PROVED + ORDER_ONLY
 
 
+@checked_arguments
 def lower_bounds(problem: Problem, words: int) -> list[Bound]:
     """Return all bounds for the problem in a cache of `words` words: proved ones first, each group in descending order.
 
@@ -234,6 +236,7 @@ def lower_bounds(problem: Problem, words: int) -> list[Bound]:
     return sorted(bounds, key=lambda bound: (not bound.proved, -bound.words))
 
 
+@checked_arguments
 def lower_bound(problem: Problem, words: int) -> Bound:
     """Return the largest proved bound on the words that any schedule moves on the problem in a cache of `words` words.
 

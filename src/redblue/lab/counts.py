@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from redblue import schedules
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.lab import reference
@@ -52,6 +53,7 @@ class Count:
         return self.reads + self.writes
 
 
+@checked_arguments
 def count(
     schedule: str,
     problem: Problem,
@@ -94,6 +96,7 @@ def _cost(algorithm: Schedule, problem: Problem, tiles: Any, stored: Format | No
     return replace(cost, reads=cost.reads + index_reads, peak=cost.peak + index_room(problem, sweeps))
 
 
+@checked_arguments
 def run(
     schedule: str,
     problem: Problem,
@@ -148,6 +151,7 @@ class Check:
     error: float
 
 
+@checked_arguments
 def check(
     schedule: str,
     problem: Problem,
@@ -241,9 +245,9 @@ def _choose(
     Raises the errors of `count`.
     """
     algorithm = schedules.get(schedule)
-    for name, value in (("words", words), ("at_once", at_once)):
-        if value is not None:
-            whole_number(name, value, most=math.inf)
+    whole_number("at_once", at_once, most=math.inf)
+    if words is not None:
+        whole_number("words", words, most=math.inf)
     if at_once > problem.streams:
         raise RedblueError(
             f"at_once ({at_once}) must be at most the problem's streams ({problem.streams}: batch x kv_heads)"

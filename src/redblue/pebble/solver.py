@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from numbers import Real
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.pebble.graph import Graph
 from redblue.pebble.heuristics import heuristic
@@ -13,6 +14,7 @@ from redblue.pebble.rules import Rules, rules_of
 from redblue.pebble.search import BEAM, Progress, Solution, search
 
 
+@checked_arguments
 def solve(
     graph: Graph,
     red: int,
