@@ -297,7 +297,7 @@ def checked(options: Options) -> Options:
     mask, schedule, scale, softcap, dropout, seed = options[:_FIRST_ARRAY]
     if mask is not None:
         check_mask(mask)
-    if schedule != "auto" and schedule not in REQUESTABLE:
+    if not isinstance(schedule, str) or (schedule != "auto" and schedule not in REQUESTABLE):
         known = ", ".join(REQUESTABLE)
         raise RedblueError(f"schedule must be one of auto, {known} (those with a kernel), got {schedule!r}")
     changed: dict[str, Any] = {}

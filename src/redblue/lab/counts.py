@@ -165,6 +165,7 @@ def check(
 
     The arguments and errors are those of `count`; seed: of the inputs.
     """
+    whole_number("seed", seed, least=0)
     algorithm, edges, _, stored = _choose(schedule, problem, words, tiles, index=index)
     stream = problem.one_stream()
     arrays, expected = example(stream, seed)

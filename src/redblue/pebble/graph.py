@@ -44,7 +44,7 @@ class Graph:
                 raise GraphError(f"{name}[{error.number}] {error}") from None
             array.flags.writeable = False
             object.__setattr__(self, name, array)
-        if not hasattr(self.labels, "__iter__"):
+        if not hasattr(self.labels, "__iter__") or not all(isinstance(label, Hashable) for label in self.labels):
             raise GraphError(f"labels must be a sequence of names, got {self.labels!r}")
         object.__setattr__(self, "labels", tuple(self.labels))
         self._check()

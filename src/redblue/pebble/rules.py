@@ -203,6 +203,7 @@ def hierarchy(memory: str | Memory, bytes_per_word: int = 4, name: str = "red-bl
     before it.
     Raises RedblueError if a capacity is not known, except that of the last level.
     """
+    whole_number("bytes_per_word", bytes_per_word)
     memory = find_memory(memory)
     words = []
     for level in memory.levels[:-1]:
@@ -230,6 +231,6 @@ def _listed(name: str, values: Any) -> list[Any]:
 
 
 def _cost(name: str, value: Any) -> None:
-    real = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    real = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     if not 0 <= real < math.inf or (is_whole(value) and real > INT64_MAX):
         raise RedblueError(f"{name} must be a number of at least 0, got {value!r}")
