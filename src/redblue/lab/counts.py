@@ -65,7 +65,9 @@ def count(
 ) -> Count:
     """Count the words that `schedule` moves on `problem`, from its closed form; the time does not depend on the sizes.
 
-    words: capacity of the cache; the search then finds the tiles that move the fewest words.
+    words: capacity of the cache; the search then finds the tiles that move the fewest words. For more than 2^27 rows
+    per key head (or fewer, if n_q n_k d exceeds 2^58) it finds those of shorter sequences, whose count is exact and
+    differs from the fewest words by the ends of the sequences only; masks other than bands then need `tiles`.
     tiles: tile edges by name (see the schedule's tile type), instead of a search; missing edges are 1. With both
     arguments, the tiles must fit into `words`.
     at_once: streams (see Problem.streams) that run side by side, each in an equal share of the cache. Streams share no
