@@ -227,8 +227,8 @@ def _searchable(stream: Problem) -> Problem:
     if longest < MIN_SHORTENED or not isinstance(stream.mask.rule, Window):
         raise RedblueError(
             f"n_q (times query heads per key head) = {n_q:,}, n_k = {n_k:,}, d = {stream.d:,}, d_v = {stream.d_v:,}: "
-            f"the tile search takes axes of at most {MAX_AXIS:,}, and n_q x n_k x d (and for gradient_x n x d x d) of at "
-            f"most {MAX_PRODUCT:,}; only sequences under full, causal and sliding-window masks may be longer. "
+            f"the tile search takes axes of at most {MAX_AXIS:,}, and n_q x n_k x d (and for gradient_x n x d x d) of "
+            f"at most {MAX_PRODUCT:,}; only sequences under full, causal and sliding-window masks may be longer. "
             "Give the tiles instead"
         )
     group = stream.mask.group
