@@ -231,6 +231,6 @@ def _listed(name: str, values: Any) -> list[Any]:
 
 
 def _cost(name: str, value: Any) -> None:
-    real = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    real: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     if not 0 <= real < math.inf or (is_whole(value) and real > INT64_MAX):
         raise RedblueError(f"{name} must be a number of at least 0, got {value!r}")
