@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import graphlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +87,41 @@ def test_every_top_level_module_has_its_layer():
     assert "ignore_imports" not in contract
     assert len(layered) == len(set(layered))
     assert set(layered) == top_level_modules()
+
+
+# Every library that may be missing after `pip install redblue`, with the extra that brings it
+OPTIONAL = {"torch": "torch", "triton": "gpu", "pyarrow": "parquet", "dask": "dask"}
+
+
+def test_every_imported_library_is_a_dependency():
+    """What the README shows must work after a plain install, so only the libraries in OPTIONAL may be missing."""
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    required = {named(line) for line in project["dependencies"]}
+    for library, extra in OPTIONAL.items():
+        assert library in {named(line) for line in project["optional-dependencies"][extra]}
+    imported = {name for path in PACKAGE.rglob("*.py") for name in run_time_imports(path)} - sys.stdlib_module_names
+    assert {"numpy", "scipy", "torch"} <= imported
+    assert imported - {"redblue", "numpy"} <= required | OPTIONAL.keys()
+
+
+def named(requirement: str) -> str:
+    """Return the name by which the library of a requirement, such as "vl-convert-python>=1.7", is imported."""
+    name = re.split(r"[^A-Za-z0-9-]", requirement, maxsplit=1)[0].replace("-", "_")
+    return name.removesuffix("_python")
+
+
+def run_time_imports(path: Path) -> set[str]:
+    """Return the top-level names that a file imports, deferred imports included, those for type checking left out."""
+    names, waiting = set(), [ast.parse(path.read_text(encoding="utf-8"))]
+    for node in waiting:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+        waiting.extend(ast.iter_child_nodes(node))
+    return names
 
 
 # A fresh process ---------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class Problem:
                 f"one attention, must be at most {LARGEST:,} (2^60): give a smaller n_q, or more kv_heads"
             )
         check_dtype("dtype", self.dtype)
-        if self.direction not in DIRECTIONS:
+        if not isinstance(self.direction, str) or self.direction not in DIRECTIONS:
             raise RedblueError(f"direction must be one of {', '.join(DIRECTIONS)}, got {self.direction!r}")
         if self.direction == "gradient_x" and self.heads != self.kv_heads:
             raise RedblueError(

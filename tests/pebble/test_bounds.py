@@ -24,7 +24,6 @@ from redblue.pebble.cuts import spectral, wavefront
 from redblue.pebble.partition import largest_phase, verify, words_moved
 from support.pebbles import drawn
 
-pytest.importorskip("scipy")
 METHODS = {
     "red-blue": {"compulsory", "partition", "search"},
     "one-shot": {"compulsory", "partition", "wavefront", "spectral", "search", "relaxation"},

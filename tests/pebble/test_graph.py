@@ -144,7 +144,7 @@ def test_arrays_that_are_no_graph(starts, parents, says):
         (lambda: pebble.from_edges([], [1, "1", 1]), "node 1 is given twice"),
         (lambda: pebble.Graph(("a", "b"), [0, 0, 1], [0.5]), r"parents\[0\] must be a whole number .* got 0.5"),
         (lambda: pebble.random_graph(-1), "seed must be a whole number of at least 0, got -1"),
-        (lambda: pebble.attention_graph(2, 1, mask="causal"), "mask must be a redblue.Mask"),
+        (lambda: pebble.attention_graph(2, 1, mask="causal"), "mask must be a Mask"),
         (lambda: pebble.solve(pebble.chain_graph(2), 2, time_limit="5"), "time_limit must be"),
         (lambda: pebble.solve(pebble.chain_graph(2), 2, memory_bytes="a"), "memory_bytes must be"),
         (lambda: pebble.heuristic(pebble.chain_graph(2), 2, tries="x"), "tries must be"),

@@ -105,7 +105,6 @@ def test_every_optimum_is_that_of_brute_force(first):
 
 @pytest.mark.parametrize("first", [0, thorough(60), thorough(120)])
 def test_the_integer_program_agrees(first):
-    pytest.importorskip("scipy")
     for seed in range(first, first + 60):
         graph, name = drawn(seed, 5), NAMES[seed % 3]
         rules = Rules(name, weights=tuple(1 + (v + seed) % 2 for v in range(graph.n)) if seed % 4 == 0 else None)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redblue import Mask, Problem, TooFewWords, count, schedules
+from redblue import Mask, Problem, RedblueError, TooFewWords, count, schedules
 from redblue.base.integers import ceil_div
 from support.examples import examples, thorough
 from support.spaces import PASSES, covered
@@ -127,3 +127,21 @@ def test_more_cache_never_costs_more_words(schedule, direction, mask):
     problem = Problem(1024, 1024, 64, mask=mask, direction=direction)
     words = [count(schedule.name, problem, words=2**k).words for k in range(10, 24)]
     assert words == sorted(words, reverse=True)
+
+
+@EVERY_PASS
+@pytest.mark.parametrize("mask", [Mask.full(), Mask.causal(), Mask.sliding_window(1000)], ids=repr)
+@pytest.mark.parametrize("n", [10**9, 2**50])
+def test_any_length_is_searched_and_counted(schedule, direction, mask, n):
+    """Words per attended pair do not depend on the length, but for its ends."""
+    if not mask.is_full and (schedule.full_only or schedule.name == "standard"):
+        return  # `standard` moves all n^2 probabilities, whatever the window
+    short, long = (Problem(x, x, 64, heads=2, kv_heads=1, mask=mask, direction=direction) for x in (2**21, n))
+    per_pair = [count(schedule.name, p, words=20_000).words / p.mask.on(p.n_q, p.n_k).nnz for p in (short, long)]
+    assert per_pair[1] == pytest.approx(per_pair[0], rel=2e-3)
+
+
+def test_a_long_problem_that_cannot_be_shortened_is_refused():
+    n = 2**28
+    with pytest.raises(RedblueError, match=r"n_k = 268,435,456.*full, causal and sliding-window masks may be longer"):
+        count("flash", Problem(n, n, 64, mask=Mask.n_of_m(1, 2)), words=20_000)

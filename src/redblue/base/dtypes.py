@@ -17,5 +17,5 @@ def sum_dtype(dtype: str) -> str:
 
 def check_dtype(name: str, dtype: object, allowed: Sequence[str] = tuple(BYTES_PER_WORD)) -> None:
     """Raise RedblueError, which names the argument, unless the number type is one of `allowed`."""
-    if dtype not in allowed:
+    if not isinstance(dtype, str) or dtype not in allowed:
         raise RedblueError(f"{name} must be one of {', '.join(allowed)}, got {dtype!r}")

@@ -23,7 +23,7 @@ def whole_number(name: str, value: Any, least: int = 1, most: float = LARGEST, a
     """
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
+    except TypeError:  # arrays of several numbers have an __index__ that raises it
         number = None
     if number is None:
         raise RedblueError(f"{name} must be a whole number of at least {least}, got {value!r}{advice}")

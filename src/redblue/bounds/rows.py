@@ -6,10 +6,10 @@ Omega forms without their unknown constants: they show the shape of a curve and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.integers import whole_number
 from redblue.bounds import formulas
 from redblue.problem import Problem
@@ -210,13 +210,17 @@ ORDER_ONLY = (
 BOUNDS = PROVED + ORDER_ONLY
 
 
+MAX_WORDS = 10**300  # of a cache: a float holds it
+
+
+@checked_arguments
 def lower_bounds(problem: Problem, words: int) -> list[Bound]:
     """Return all bounds for the problem in a cache of `words` words: proved ones first, each group in descending order.
 
     Streams share no data, so a game on all streams contains a game on each, and their bounds add up.
     Raises RedblueError unless `words` is a whole number of at least 1.
     """
-    words = whole_number("words", words, most=math.inf)
+    words = whole_number("words", words, most=MAX_WORDS)
     stream = problem.one_stream()
     bounds = [
         Bound(
@@ -234,6 +238,7 @@ def lower_bounds(problem: Problem, words: int) -> list[Bound]:
     return sorted(bounds, key=lambda bound: (not bound.proved, -bound.words))
 
 
+@checked_arguments
 def lower_bound(problem: Problem, words: int) -> Bound:
     """Return the largest proved bound on the words that any schedule moves on the problem in a cache of `words` words.
 

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.base.integers import whole_number
@@ -120,6 +121,7 @@ def list_memories() -> list[str]:
     return list(_catalogue())
 
 
+@checked_arguments
 def memory(name: str | os.PathLike[str] | Memory) -> Memory:
     """Return the machine of that name: one of `list_memories()`, "this-machine", or a user's own TOML file.
 
@@ -153,6 +155,7 @@ def memory(name: str | os.PathLike[str] | Memory) -> Memory:
     return next(iter(machines.values()))
 
 
+@checked_arguments
 def this_machine(remeasure: bool = False) -> Memory:
     """Describe the machine that runs this process, with its CUDA devices in `.devices`.
 

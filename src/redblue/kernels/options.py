@@ -136,9 +136,16 @@ class Options(NamedTuple):
         return self._replace(**{name: None for name, rules, _ in self.given_arrays() if not rules.backward})
 
     def numbers(self, sizes: Sizes) -> dict[str, float]:
-        """The options that are numbers, by the names of the kernels' arguments, with defaults applied."""
-        scale = sizes.d**-0.5 if self.scale is None else self.scale
-        return {"scale": scale, "softcap": self.softcap or 0.0, "dropout": self.dropout}
+        """The options that are numbers, by the names of the kernels' arguments, with defaults applied.
+
+        Raises RedblueError for a number that no kernel computes with: see `check_size`.
+        """
+        scale, softcap = sizes.d**-0.5 if self.scale is None else self.scale, self.softcap or 0.0
+        check_size("scale", scale)
+        if softcap:
+            check_size("softcap", softcap)
+            check_size("scale / softcap", scale / softcap)
+        return {"scale": scale, "softcap": softcap, "dropout": self.dropout}
 
 
 class ArrayOption(NamedTuple):
@@ -223,6 +230,10 @@ WITHOUT_GRADIENT = tuple(name for name, rules in ARRAYS.items() if not rules.gra
 SCHEMA = ", ".join(option.schema for option in TABLE.values())
 NO_GRADIENTS = Options(MaskArgument(*[None] * len(MaskArgument._fields)), *[None] * (len(TABLE) - 1))  # pyright: ignore
 
+# The kernels compute with scale, softcap and their ratio in float32 or, for float64 arrays on a GPU, in two float32: a
+# factor of log2(e) must not overflow, and 24 bits below the number must not be denormal.
+LEAST, MOST = 1e-30, 1e38
+
 _MASK_PARTS = len(MaskArgument._fields)
 _DEFAULTS = Options()
 _NO_DROPOUT = _DEFAULTS.dropout
@@ -286,16 +297,20 @@ def checked(options: Options) -> Options:
     mask, schedule, scale, softcap, dropout, seed = options[:_FIRST_ARRAY]
     if mask is not None:
         check_mask(mask)
-    if schedule != "auto" and schedule not in REQUESTABLE:
+    if not isinstance(schedule, str) or (schedule != "auto" and schedule not in REQUESTABLE):
         known = ", ".join(REQUESTABLE)
         raise RedblueError(f"schedule must be one of auto, {known} (those with a kernel), got {schedule!r}")
     changed: dict[str, Any] = {}
-    if scale is not None and (number := _number("scale", scale)) is not scale:
-        changed["scale"] = number
+    if scale is not None:
+        number = _number("scale", scale)
+        check_size("scale", number)
+        if number is not scale:
+            changed["scale"] = number
     if softcap is not None:
         number = _number("softcap", softcap)
         if not number > 0:
             raise RedblueError(f"softcap must be above 0, or None, got {number!r}")
+        check_size("softcap", number)
         if number is not softcap:
             changed["softcap"] = number
     if dropout is not _NO_DROPOUT:
@@ -322,6 +337,14 @@ def _number(name: str, value: Any) -> float:
     if not -math.inf < value < math.inf:
         raise RedblueError(f"{name} must be finite, got {value!r}")
     return value
+
+
+def check_size(name: str, number: float) -> None:
+    """Raise RedblueError for a number that is not 0 and whose size is beyond what every kernel computes with."""
+    if number and not LEAST <= abs(number) <= MOST:
+        raise RedblueError(
+            f"{name} must be 0, or {LEAST:g} to {MOST:g} in size, got {number:g}: multiply q by the rest beforehand"
+        )
 
 
 def _seed(value: Any) -> int:
@@ -373,5 +396,5 @@ def check_numbers(options: Options) -> None:
     dropout, softcap, seed = options.dropout, options.softcap, options.seed
     if not 0 <= dropout < 1 or (dropout and (seed is None or seed.numel() != 1)):
         raise RedblueError(f"dropout must be at least 0 and below 1 and have one seed, got {dropout} and {seed}")
-    if softcap is not None and not 0 < softcap < math.inf:
+    if softcap is not None and not softcap > 0:
         raise RedblueError(f"softcap must be above 0, or None, got {softcap}")

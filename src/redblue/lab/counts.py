@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from redblue import schedules
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.lab import reference
@@ -52,6 +53,7 @@ class Count:
         return self.reads + self.writes
 
 
+@checked_arguments
 def count(
     schedule: str,
     problem: Problem,
@@ -63,7 +65,9 @@ def count(
 ) -> Count:
     """Count the words that `schedule` moves on `problem`, from its closed form; the time does not depend on the sizes.
 
-    words: capacity of the cache; the search then finds the tiles that move the fewest words.
+    words: capacity of the cache; the search then finds the tiles that move the fewest words. For more than 2^27 rows
+    per key head (or fewer, if n_q n_k d exceeds 2^58) it finds those of shorter sequences, whose count is exact and
+    differs from the fewest words by the ends of the sequences only; masks other than bands then need `tiles`.
     tiles: tile edges by name (see the schedule's tile type), instead of a search; missing edges are 1. With both
     arguments, the tiles must fit into `words`.
     at_once: streams (see Problem.streams) that run side by side, each in an equal share of the cache. Streams share no
@@ -94,6 +98,7 @@ def _cost(algorithm: Schedule, problem: Problem, tiles: Any, stored: Format | No
     return replace(cost, reads=cost.reads + index_reads, peak=cost.peak + index_room(problem, sweeps))
 
 
+@checked_arguments
 def run(
     schedule: str,
     problem: Problem,
@@ -148,6 +153,7 @@ class Check:
     error: float
 
 
+@checked_arguments
 def check(
     schedule: str,
     problem: Problem,
@@ -161,6 +167,7 @@ def check(
 
     The arguments and errors are those of `count`; seed: of the inputs.
     """
+    whole_number("seed", seed, least=0)
     algorithm, edges, _, stored = _choose(schedule, problem, words, tiles, index=index)
     stream = problem.one_stream()
     arrays, expected = example(stream, seed)
@@ -241,9 +248,9 @@ def _choose(
     Raises the errors of `count`.
     """
     algorithm = schedules.get(schedule)
-    for name, value in (("words", words), ("at_once", at_once)):
-        if value is not None:
-            whole_number(name, value, most=math.inf)
+    whole_number("at_once", at_once, most=math.inf)
+    if words is not None:
+        whole_number("words", words, most=math.inf)
     if at_once > problem.streams:
         raise RedblueError(
             f"at_once ({at_once}) must be at most the problem's streams ({problem.streams}: batch x kv_heads)"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redblue import schedules
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.base.text import capacity
 from redblue.bounds import lower_bound
@@ -43,6 +44,7 @@ def largest_head_dimension(level: Level, bytes_per_word: int) -> int | None:
     return math.isqrt(level.capacity_bytes // bytes_per_word) if level.capacity_bytes else None
 
 
+@checked_arguments
 def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machine") -> Plan:
     """Plan `problem` on a memory: a name of the catalogue, the path of a TOML file, or a Memory.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from redblue import schedules
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.catalogue.memories import Memory, memory
 from redblue.lab import counts
@@ -32,6 +33,7 @@ class Simulation:
         return tuple(level.words / self.count.words for level in self.levels)
 
 
+@checked_arguments
 def simulate(
     schedule: str,
     problem: Problem,

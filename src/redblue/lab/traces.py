@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from redblue import schedules
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.lab import counts
 from redblue.machine.tracing import SPARE, Tracing
@@ -31,6 +32,7 @@ class Traced:
     verdict: Verdict
 
 
+@checked_arguments
 def trace(
     schedule: str, problem: Problem, *, words: int | None = None, tiles: Mapping[str, int] | None = None
 ) -> Traced:

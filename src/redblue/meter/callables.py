@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.compiled import _core
 from redblue.machine import CacheLevel
@@ -18,6 +19,7 @@ from redblue.meter import cachegrind, callable_child, counters, ncu, valgrind
 from redblue.meter.record import Measurement, now
 
 
+@checked_arguments
 def measure_callable(
     fn: Callable[..., object] | str,
     *args: Any,

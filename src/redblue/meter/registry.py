@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.base.integers import whole_number
 from redblue.machine import CacheLevel
@@ -47,6 +48,7 @@ METERS = {
 REAL = ("ncu", "counters")  # the meters of the machine's own memories, the best first
 
 
+@checked_arguments
 def measure(
     problem: Problem,
     *,

@@ -14,7 +14,7 @@ from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import described, element_strides
 from redblue.kernels.cpu.mask_form import attended, per_head
 from redblue.kernels.options import Arguments, Options, check_array, check_gradients, checked, documented, options_of
-from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
+from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,6 +35,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
     Returns out (..., H, n_q, d_v), or (out, lse). Raises RedblueError, naming the argument, for a value that it cannot
     take.
     """
+    check_flag("return_lse", return_lse)
     record = options_of("attention", options)
     if is_torch(q) or is_torch(k) or is_torch(v):
         from redblue.op.pytorch import dispatch

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import MAX_D, MAX_LEAD, Sizes
@@ -83,6 +85,12 @@ def check_dtypes(names: dict[str, str]) -> str:
         if dtype != first:
             raise RedblueError(f"{', '.join(names)} must be of one type, got {first} and, for {name}, {dtype}")
     return first
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise RedblueError unless this is True or False."""
+    if value is not True and value is not False and not isinstance(value, np.bool_):
+        raise RedblueError(f"{name} must be True or False, got {value!r}")
 
 
 def check_one_kind_of_mask(attn_mask: Any, is_causal: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from redblue.base.errors import RedblueError
 from redblue.masks import Mask
 from redblue.op.api import attention, is_torch
-from redblue.op.checks import check_grouping, check_one_kind_of_mask
+from redblue.op.checks import check_flag, check_grouping, check_one_kind_of_mask
 
 
 def scaled_dot_product_attention(
@@ -26,6 +26,8 @@ def scaled_dot_product_attention(
     differentiable; not together with is_causal, which is aligned top left. Unlike `attention`, heads are
     grouped only if enable_gqa says so. NumPy arrays work too, without dropout, and nested tensors, without attn_mask.
     """
+    check_flag("is_causal", is_causal)
+    check_flag("enable_gqa", enable_gqa)
     check_one_kind_of_mask(attn_mask, is_causal)
     if any(is_torch(x) and x.is_nested for x in (query, key, value)):
         from redblue.op.pytorch import nested

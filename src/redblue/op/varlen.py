@@ -12,6 +12,7 @@ from redblue.masks import Mask
 from redblue.masks.numbers import whole
 from redblue.masks.rules.bands import Window
 from redblue.op import api
+from redblue.op.checks import check_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,6 +41,7 @@ def attention_varlen(
     Returns out (total_q, H, d_v), or (out, lse) with lse (H, total_q). Raises RedblueError, naming the argument, for a
     value that it cannot take.
     """
+    check_flag("return_lse", return_lse)
     mask = options_of("attention_varlen", options, without="bias").mask
     for name, array in (("q", q), ("k", k), ("v", v)):
         if len(getattr(array, "shape", ())) != 3:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from redblue.base.arguments import checked_arguments
 from redblue.pebble.cuts import spectral, wavefront
 from redblue.pebble.graph import Graph
 from redblue.pebble.milp import relaxation
@@ -102,6 +103,7 @@ METHODS = {
 }
 
 
+@checked_arguments
 def lower_bounds(graph: Graph, red: int, rules: str | Rules = "red-blue") -> list[GraphBound]:
     """Compute every bound that holds for these rules; return them with the largest first.
 
@@ -127,6 +129,7 @@ def lower_bounds(graph: Graph, red: int, rules: str | Rules = "red-blue") -> lis
     return sorted(bounds, key=lambda bound: -bound.words)
 
 
+@checked_arguments
 def lower_bound(graph: Graph, red: int, rules: str | Rules = "red-blue") -> GraphBound:
     """Return the largest known lower bound on the cost of a game with `red` words of red pebbles; see lower_bounds."""
     return lower_bounds(graph, red, rules)[0]

@@ -11,6 +11,7 @@ from itertools import product
 
 import numpy as np
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.masks import Mask
@@ -19,6 +20,7 @@ from redblue.pebble.graph import Builder, Graph, GraphError
 ACCUMULATE = ("fma", "products")
 
 
+@checked_arguments
 def matmul_graph(m: int, k: int, n: int, accumulate: str = "fma") -> Graph:
     """Graph of C = A B with A (m, k) and B (k, n), by the standard algorithm of m k n products.
 
@@ -35,6 +37,7 @@ def matmul_graph(m: int, k: int, n: int, accumulate: str = "fma") -> Graph:
     return builder.graph()
 
 
+@checked_arguments
 def attention_graph(n: int, d: int, d_v: int | None = None, mask: Mask | None = None, accumulate: str = "fma") -> Graph:
     """Graph of softmax(Q K^T) V for Q, K (n, d) and V (n, d_v), without row maxima: exact arithmetic needs none.
 
@@ -61,6 +64,7 @@ def attention_graph(n: int, d: int, d_v: int | None = None, mask: Mask | None = 
     return builder.graph()
 
 
+@checked_arguments
 def attention_backward_graph(n: int, d: int, mask: Mask | None = None) -> Graph:
     """Graph of dQ, dK and dV from Q, K, V, O, dO (n, d) and the log-sum-exp (n,), as chains of multiply-adds.
 
@@ -90,6 +94,7 @@ def attention_backward_graph(n: int, d: int, mask: Mask | None = None) -> Graph:
     return builder.graph()
 
 
+@checked_arguments
 def fft_graph(points: int) -> Graph:
     """Graph of a Fourier transform's butterflies: log2(points) steps of `points` nodes with two parents each."""
     (points,) = _sizes(points=points)
@@ -102,6 +107,7 @@ def fft_graph(points: int) -> Graph:
     return builder.graph()
 
 
+@checked_arguments
 def tree_graph(arity: int, depth: int) -> Graph:
     """Graph of a complete in-tree: the arity^depth leaves are inputs, the root is the output."""
     arity, depth = _sizes(arity=arity, depth=depth)
@@ -112,6 +118,7 @@ def tree_graph(arity: int, depth: int) -> Graph:
     return builder.graph()
 
 
+@checked_arguments
 def chain_graph(length: int) -> Graph:
     """Graph of `length` nodes in a row, each computed from the node before it; the first is the input."""
     (length,) = _sizes(length=length)
@@ -121,6 +128,7 @@ def chain_graph(length: int) -> Graph:
     return builder.graph()
 
 
+@checked_arguments
 def stencil_graph(points: int, steps: int, radius: int = 1) -> Graph:
     """Graph of a stencil on a line of `points`: each step computes a point from the last step's within `radius`."""
     points, steps, radius = _sizes(points=points, steps=steps, radius=radius)
@@ -131,6 +139,7 @@ def stencil_graph(points: int, steps: int, radius: int = 1) -> Graph:
     return builder.graph()
 
 
+@checked_arguments
 def diamond_graph(rows: int, cols: int) -> Graph:
     """Graph of a grid in which node (i, j) is computed from (i - 1, j) and (i, j - 1): one input, one output."""
     rows, cols = _sizes(rows=rows, cols=cols)
@@ -141,6 +150,7 @@ def diamond_graph(rows: int, cols: int) -> Graph:
     return builder.graph()
 
 
+@checked_arguments
 def random_graph(seed: int, nodes: int = 12, sources: int = 3, in_degree: int = 2) -> Graph:
     """Random graph: `sources` inputs, then nodes with 1 to in_degree parents drawn from all nodes before them.
 

@@ -23,12 +23,10 @@ class Network(NamedTuple):
 
 
 def max_flow(network: Network) -> int:
-    """Return the value of a maximum flow. Raises RedblueError without SciPy, and for capacities of 2^31 or more."""
-    try:
-        from scipy.sparse import csr_matrix
-        from scipy.sparse.csgraph import maximum_flow
-    except ImportError:
-        raise RedblueError('bounds by cuts need SciPy: pip install "redblue[pebble]"') from None
+    """Return the value of a maximum flow. Raises RedblueError for capacities of 2^31 or more."""
+    from scipy.sparse import csr_matrix  # here, so that `import redblue` stays light
+    from scipy.sparse.csgraph import maximum_flow
+
     if network.capacities.max(initial=0) > MAX_CAPACITY:
         raise RedblueError(f"a flow network's capacities must be at most {MAX_CAPACITY:,}")
     shape, capacities = (network.size, network.size), network.capacities.astype(np.int32)

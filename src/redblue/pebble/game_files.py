@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.pebble.graph import Builder, Graph
@@ -32,6 +33,7 @@ class Saved(NamedTuple):
     rules: Rules
 
 
+@checked_arguments
 def save_game(
     path: str | os.PathLike[str],
     graph: Graph,
@@ -71,6 +73,7 @@ def save_game(
     return target
 
 
+@checked_arguments
 def read_game(path: str | os.PathLike[str], graph: Graph | None = None) -> Saved:
     """Read a game from a file.
 
@@ -81,7 +84,9 @@ def read_game(path: str | os.PathLike[str], graph: Graph | None = None) -> Saved
     try:
         with Path(path).open(encoding="utf-8") as file:
             saved = _read(path, enumerate(file, start=1))
-    except (OSError, UnicodeDecodeError) as error:
+    except RedblueError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name with a null byte
         raise RedblueError(f"cannot read {path} as a game: {error}") from None
     if graph is not None and saved.graph != graph:
         raise RedblueError(f"{path} is a game for another graph: {saved.graph!r}, not {graph!r}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.pebble.whole_arrays import NotWhole, whole_array
 
@@ -43,6 +44,8 @@ class Graph:
                 raise GraphError(f"{name}[{error.number}] {error}") from None
             array.flags.writeable = False
             object.__setattr__(self, name, array)
+        if not hasattr(self.labels, "__iter__") or not all(isinstance(label, Hashable) for label in self.labels):
+            raise GraphError(f"labels must be a sequence of names, got {self.labels!r}")
         object.__setattr__(self, "labels", tuple(self.labels))
         self._check()
 
@@ -157,6 +160,7 @@ class Builder:
         return Graph(tuple(self.labels), np.array(self.starts), np.array(self.parents, np.int64))
 
 
+@checked_arguments
 def from_edges(edges: Iterable[tuple[Hashable, Hashable]], nodes: Iterable[Hashable] | None = None) -> Graph:
     """Build a graph from edges (parent, child); labels are the nodes' names as text.
 
@@ -193,6 +197,8 @@ def from_edges(edges: Iterable[tuple[Hashable, Hashable]], nodes: Iterable[Hasha
 
 def from_networkx(graph: Any) -> Graph:
     """Convert a networkx.DiGraph. Raises GraphError as from_edges does, and for an undirected graph."""
+    if not callable(getattr(graph, "is_directed", None)):
+        raise GraphError(f"graph must be a networkx.DiGraph, got {type(graph).__name__}")
     if not graph.is_directed():
         raise GraphError(
             "the networkx graph has no direction: give a networkx.DiGraph whose edges lead from parent to child"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.integers import whole_number
 from redblue.compiled import _core
 from redblue.pebble.bounds import GraphBound, lower_bound
@@ -81,6 +82,7 @@ class _Attempt(NamedTuple):
     eviction: str
 
 
+@checked_arguments
 def heuristic(graph: Graph, red: int, rules: str | Rules = "red-blue", *, tries: int = 3000, seed: int = 0) -> Found:
     """Search for a cheap game: play every order of computing with several evictions, then improve the best order.
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from redblue.base.errors import RedblueError
-
 
 @dataclass
 class Program:
@@ -48,13 +46,10 @@ class Program:
         """Minimize the cost, and return the result of scipy.optimize.milp.
 
         whole: variables are 0 or 1; else anything between. options: of milp; an option of None is left out.
-        Raises RedblueError without SciPy.
         """
-        try:
-            from scipy.optimize import Bounds, LinearConstraint, milp
-            from scipy.sparse import csr_matrix
-        except ImportError:
-            raise RedblueError('an integer program needs SciPy: pip install "redblue[pebble]"') from None
+        from scipy.optimize import Bounds, LinearConstraint, milp  # here, so that `import redblue` stays light
+        from scipy.sparse import csr_matrix
+
         rows = csr_matrix((self.factors, (self.rows, self.columns)), (len(self.limits), self.size))
         return milp(
             np.concatenate(self.cost),

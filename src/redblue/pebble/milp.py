@@ -3,7 +3,6 @@
 Time runs in steps. Each step deletes pebbles, then loads the words that its computation needs, then computes one node
 (with partial computation, marks one edge), and then may store that node. A pebble that is red at the end of a step was
 red during the step's computation. Every game can be reordered into such steps at the same cost.
-Needs SciPy: pip install "redblue[pebble]".
 """
 
 from __future__ import annotations

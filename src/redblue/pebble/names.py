@@ -6,6 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.pebble import constructors
 from redblue.pebble.game_files import read_game
@@ -24,6 +25,7 @@ CONSTRUCTORS = {
 }
 
 
+@checked_arguments
 def graph_named(text: str) -> Graph:
     """Build or read the graph that `text` names.
 

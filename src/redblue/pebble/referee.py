@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.pebble.graph import Graph
@@ -80,6 +81,7 @@ class Verdict:
     by_boundary: tuple[tuple[int, int], ...]
 
 
+@checked_arguments
 def check(graph: Graph, moves: Iterable[Sequence[int]], red: int, rules: str | Rules = "red-blue") -> Verdict:
     """Play `moves` with `red` words of red pebbles, and return their cost. Ten million moves take about 0.2 s.
 

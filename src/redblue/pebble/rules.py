@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.catalogue.memories import Memory
@@ -69,7 +70,7 @@ class Rules:
     further: tuple[Further, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
+        if not isinstance(self.name, str) or self.name not in NAMES:
             raise RedblueError(f"rules must be {', '.join(map(repr, NAMES))} or Rules, got {self.name!r}")
         for field in ("load_cost", "store_cost", "compute_cost"):
             _cost(field, getattr(self, field))
@@ -143,6 +144,7 @@ def rules_of(rules: str | Rules) -> Rules:
     return rules if isinstance(rules, Rules) else Rules(rules)
 
 
+@checked_arguments
 def least_red(graph: Graph, rules: str | Rules = "red-blue") -> int:
     """Return the fewest red words with which every node can be computed.
 
@@ -190,6 +192,7 @@ def board_of(graph: Graph, capacities: Sequence[int], rules: Rules) -> _core.Peb
     )
 
 
+@checked_arguments
 def hierarchy(memory: str | Memory, bytes_per_word: int = 4, name: str = "red-blue") -> tuple[int, Rules]:
     """Return (red, rules) for the memory levels of a machine.
 
@@ -200,6 +203,7 @@ def hierarchy(memory: str | Memory, bytes_per_word: int = 4, name: str = "red-bl
     before it.
     Raises RedblueError if a capacity is not known, except that of the last level.
     """
+    whole_number("bytes_per_word", bytes_per_word)
     memory = find_memory(memory)
     words = []
     for level in memory.levels[:-1]:
@@ -227,6 +231,6 @@ def _listed(name: str, values: Any) -> list[Any]:
 
 
 def _cost(name: str, value: Any) -> None:
-    real = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    real: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     if not 0 <= real < math.inf or (is_whole(value) and real > INT64_MAX):
         raise RedblueError(f"{name} must be a number of at least 0, got {value!r}")

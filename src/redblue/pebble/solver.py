@@ -6,13 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from numbers import Real
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.pebble.graph import Graph
 from redblue.pebble.heuristics import heuristic
 from redblue.pebble.rules import Rules, rules_of
 from redblue.pebble.search import BEAM, Progress, Solution, search
 
+A_CENTURY = 3.2e9  # seconds
 
+
+@checked_arguments
 def solve(
     graph: Graph,
     red: int,
@@ -32,7 +36,8 @@ def solve(
     """
     if time_limit is not None and (not isinstance(time_limit, Real) or not time_limit > 0):
         raise RedblueError(f"time_limit must be more than 0 seconds, got {time_limit!r}; leave it out for no limit")
-    solution = search(graph, red, rules_of(rules), time_limit or 0, progress, memory_bytes, BEAM)
+    seconds = min(time_limit or 0, A_CENTURY)  # a longer limit need not fit a float
+    solution = search(graph, red, rules_of(rules), seconds, progress, memory_bytes, BEAM)
     if solution.optimal:
         return solution
     try:

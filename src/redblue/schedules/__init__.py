@@ -1,5 +1,6 @@
 """Attention algorithms, one file each, written once against an abstract machine. `get` returns one by name."""
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import UnknownName
 from redblue.problem import Problem
 from redblue.schedules import (
@@ -25,11 +26,13 @@ MODULES = (
 SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}
 
 
+@checked_arguments
 def list_schedules(direction: str | None = None) -> list[str]:
     """Return the names of all schedules, or of those with a pass in the given direction."""
     return [name for name, schedule in SCHEDULES.items() if direction is None or direction in schedule.passes]
 
 
+@checked_arguments
 def covering(problem: Problem) -> list[str]:
     """Return the names of the schedules that are worthwhile for the problem's direction and mask.
 
@@ -40,6 +43,7 @@ def covering(problem: Problem) -> list[str]:
     return [name for name, schedule in candidates if not (schedule.scattered if full else schedule.full_only)]
 
 
+@checked_arguments
 def get(name: str) -> Schedule:
     """Return the schedule of that name. Raises UnknownName."""
     if name not in SCHEDULES:

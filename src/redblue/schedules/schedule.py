@@ -8,12 +8,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div, larger, whole_number
 from redblue.masks import Pairs, Runs
+from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 
 # Shapes of the arrays in slow memory, by the parameter name in a program. "p" holds the softmax probabilities.
@@ -37,6 +38,7 @@ PRODUCED = {"forward": ("out", "lse", "p", "row_max", "row_sum"), "backward": ("
 # Edges that default to the whole axis. A shorter "chunk" saves slow memory; a shorter "span" adds parallelism.
 WHOLE = {"chunk": "n_q", "span": "n_k"}
 MAX_AXIS = 2**27  # length of an axis: beyond it the tile search would take seconds
+MIN_SHORTENED = 2**13  # a problem with fewer rows would have other tiles than the long one
 MAX_PRODUCT = 2**58  # n_q n_k d, or n d d: beyond it the tile search could overflow 64-bit integers
 
 
@@ -149,19 +151,9 @@ class Schedule:
         Raises TooFewWords, which states the minimum, and NotCovered; and RedblueError for sizes too large to search.
         """
         stream, one_pass = problem.one_stream(), self.direction(problem)
-        sizes = {"n_q (times query heads per key head)": stream.n_q, "n_k": stream.n_k, "d": stream.d}
-        sizes["d_v"] = stream.d_v
-        longest = max(sizes, key=sizes.__getitem__)
-        area = stream.n_q * stream.n_k
-        if problem.direction == "gradient_x":  # its products with weights have n d pairs
-            area = max(area, max(stream.n_q, stream.n_k) * stream.d)
-        if sizes[longest] > MAX_AXIS or area * max(stream.d, stream.d_v) > MAX_PRODUCT:
-            raise RedblueError(
-                f"{longest} is {sizes[longest]:,}: the tile search takes at most {MAX_AXIS:,}, and n_q x n_k x d (and "
-                f"for gradient_x n x d x d) of at most {MAX_PRODUCT:,}; give the tiles instead"
-            )
+        searched = _searchable(stream)
         multiple = dict.fromkeys(one_pass.edges, 1) | dict(multiple or {})
-        tiles = one_pass.search(stream, words, multiple)
+        tiles = one_pass.search(searched, words, multiple)
         if tiles is None:
             whole_axes = {edge: getattr(stream, axis) for edge, axis in WHOLE.items() if edge in multiple}
             least = int(one_pass.cost(stream, one_pass.tile_type(**(multiple | whole_axes))).peak)
@@ -169,7 +161,11 @@ class Schedule:
                 f"{self.name} {problem.direction} with d = {problem.d}, d_v = {problem.d_v} needs a cache of at least "
                 f"{least} words, got {words}"
             )
-        return tiles
+        if searched is stream:
+            return tiles
+        whole = (edge for edge in one_pass.edges if edge in WHOLE)
+        spanning = [edge for edge in whole if getattr(tiles, edge) >= getattr(searched, WHOLE[edge])]
+        return tiles._replace(**{edge: getattr(stream, WHOLE[edge]) for edge in spanning})
 
     def make_tiles(self, problem: Problem, edges: Mapping[str, int]) -> Any:
         """Return tiles with the given edges; missing edges are 1, or span their axis (see WHOLE).
@@ -214,6 +210,29 @@ class Schedule:
     def words(self, problem: Problem, tiles: Any) -> int:
         """Return the closed-form words moved, reads plus writes."""
         return self.cost(problem, tiles).words
+
+
+def _searchable(stream: Problem) -> Problem:
+    """Return the problem, or, if its sequences are too long for the tile search, the same problem on shorter ones.
+
+    Under a band, the mask of the shorter problem is the same band. The tiles that move the fewest words then differ
+    only where a tile spans the whole sequence, or in the blocks at its end. Raises RedblueError for a problem that
+    cannot be shortened.
+    """
+    d, n_q, n_k = max(stream.d, stream.d_v), stream.n_q, stream.n_k
+    weights = max(n_q, n_k) * stream.d if stream.direction == "gradient_x" else 0  # pairs of its products with weights
+    if max(n_q, n_k, d) <= MAX_AXIS and max(n_q * n_k, weights) * d <= MAX_PRODUCT:
+        return stream
+    longest = min(MAX_AXIS, math.isqrt(MAX_PRODUCT // d), MAX_PRODUCT // (d * stream.d))
+    if longest < MIN_SHORTENED or not isinstance(stream.mask.rule, Window):
+        raise RedblueError(
+            f"n_q (times query heads per key head) = {n_q:,}, n_k = {n_k:,}, d = {stream.d:,}, d_v = {stream.d_v:,}: "
+            f"the tile search takes axes of at most {MAX_AXIS:,}, and n_q x n_k x d (and for gradient_x n x d x d) of "
+            f"at most {MAX_PRODUCT:,}; only sequences under full, causal and sliding-window masks may be longer. "
+            "Give the tiles instead"
+        )
+    group = stream.mask.group
+    return replace(stream, n_q=min(n_q, longest // group * group), n_k=min(n_k, longest))
 
 
 def blocks(spans: int | range | Runs, size: int) -> Iterator[range]:

@@ -225,7 +225,7 @@ def test_missing_files_and_folders(tmp_path):
         model(tmp_path / "nowhere.json")
     with pytest.raises(RedblueError, match=r"cannot read .*config\.json"):
         model(tmp_path)
-    with pytest.raises(RedblueError, match=r"a model is a name or the path of a config\.json, got 5"):
+    with pytest.raises(RedblueError, match="name_or_path must be text or a path, got 5"):
         model(5)  # pyright: ignore[reportArgumentType]
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RedblueError, match=r"config\.json at .* is not JSON"):

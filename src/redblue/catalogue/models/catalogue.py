@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.catalogue.models import diffusion, transformer
@@ -73,6 +74,7 @@ def list_models() -> list[str]:
     return sorted(_catalogue())
 
 
+@checked_arguments
 def model(
     name_or_path: str | os.PathLike,
     *,

@@ -17,14 +17,12 @@ from typing import Any, NamedTuple, Protocol
 import triton
 import triton.language as tl
 
-from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import INTERPRETED, Array, row_offsets, start
 from redblue.kernels.options import Options
 
 __all__ = ["INTERPRETED"]  # and the helpers below, which only kernels call
 
-MAX_NUMBER = (2 - 2.0**-23) * 2.0**127  # of float32
 STEEP = 1024.0  # with a larger scale, float32 no longer resolves one unit of a score
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -116,12 +114,7 @@ def is_plain(record: Options, sizes: Sizes) -> bool:
 
 
 def number_of(x: float, wide: bool) -> Number:
-    """x as kernels take it. wide: whether sums are in float64. Raises RedblueError beyond the range of float32."""
-    if abs(x) > MAX_NUMBER:
-        raise RedblueError(
-            f"scale, softcap and their ratio must be at most {MAX_NUMBER:.3g} in size on a GPU, got {x:g}: "
-            "multiply q by the scale beforehand"
-        )
+    """x, whose size redblue.kernels.options has checked, as kernels take it. wide: whether sums are in float64."""
     if not wide:
         return Number(x)
     high = struct.unpack("f", struct.pack("f", x))[0]
@@ -202,15 +195,16 @@ def finish(s, scores, batch, head, i_row, i_key, m_row, m_key, b_terms, GROUP: t
 
 @triton.jit
 def tanh(x):
-    """The hyperbolic tangent, to a few units in the last place (of 1, in float64)."""
+    """The hyperbolic tangent; relative error of at most a few units in the last place, 32 in float64."""
     size = tl.abs(x)
     power = tl.exp2(size * (-2.0 * constant(LOG2E, x.dtype)))
     result = (1.0 - power) / (1.0 + power)
-    if x.dtype == tl.float32:  # near 0 the quotient cancels: the series, up to the term below a unit in the last place
-        y = size * size
-        series = -17.0 / 315.0 + y * (62.0 / 2835.0 - y * (1382.0 / 155925.0))
-        series = size + size * y * (-1.0 / 3.0 + y * (2.0 / 15.0 + y * series))
-        result = tl.where(size < 0.3, series, result)
+    # Near 0 the quotient cancels: the series, as far as its next term is below a unit in the last place
+    y = size * size
+    series = constant(62.0 / 2835.0, x.dtype) - y * constant(1382.0 / 155925.0, x.dtype)
+    series = constant(-17.0 / 315.0, x.dtype) + y * series
+    series = constant(-1.0 / 3.0, x.dtype) + y * (constant(2.0 / 15.0, x.dtype) + y * series)
+    result = tl.where(size < (0.3 if x.dtype == tl.float32 else 0.07), size + size * y * series, result)
     return tl.where(x < 0, -result, result)
 
 

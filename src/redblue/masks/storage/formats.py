@@ -21,7 +21,7 @@ A sweep over blocks of rows (`schedules/schedule.py`) reads everything that the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,6 +31,7 @@ Part = tuple[str, tuple[range, ...]]  # a piece of an array, which a sweep loads
 Arrays = Mapping[str, np.ndarray]
 
 
+@runtime_checkable
 class Format(Protocol):
     """One way to store a side of a mask. Sizes are in words; `bits` is the number of bits in a word."""
 

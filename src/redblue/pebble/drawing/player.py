@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.pebble.drawing.layout import layout
@@ -31,6 +32,7 @@ RULES = {
 }
 
 
+@checked_arguments
 def render(
     graph: Graph,
     moves: Iterable[Sequence[int]],
@@ -56,6 +58,7 @@ def render(
     )
 
 
+@checked_arguments
 def strip(
     graph: Graph, moves: Iterable[Sequence[int]], red: int, rules: str | Rules = "red-blue", frames: int = 6
 ) -> str:
@@ -74,6 +77,7 @@ def strip(
     return _strip(graph, _states(graph, game, rules, times), times, red, rules)
 
 
+@checked_arguments
 def write_game(
     path: str | os.PathLike[str],
     graph: Graph,

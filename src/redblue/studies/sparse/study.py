@@ -168,13 +168,11 @@ def read_graph(path: str) -> Mask:
     """Read a mask from a sparse matrix in a .mtx (Matrix Market) or .npz (scipy.sparse.save_npz) file.
 
     Query i attends key j if the entry (i, j) is stored, whatever its value. Raises RedblueError if the file cannot be
-    read, if the matrix is empty, and without scipy.
+    read, and if the matrix is empty.
     """
-    try:
-        import scipy.io
-        import scipy.sparse
-    except ImportError:
-        raise RedblueError(f"to read {path!r}, scipy is needed: pip install 'redblue[graphs]'") from None
+    import scipy.io
+    import scipy.sparse
+
     try:
         read = scipy.io.mmread if Path(path).suffix.lower() == ".mtx" else scipy.sparse.load_npz
         entries = scipy.sparse.coo_array(read(path))

@@ -11,6 +11,7 @@ from typing import Any
 import altair as alt
 
 from redblue import schedules
+from redblue.base.arguments import checked_arguments
 from redblue.base.charts import SUFFIXES, write
 from redblue.base.errors import RedblueError
 from redblue.base.files import check_target
@@ -117,6 +118,7 @@ def _check_some_covered(sweep: Sweep) -> None:
     )
 
 
+@checked_arguments
 def draw(
     sweep: Sweep,
     rows: Iterable[Row],
@@ -135,6 +137,7 @@ def draw(
     return write(figure(sweep, rows, x, y).to_dict(), path, force)
 
 
+@checked_arguments
 def figure(
     sweep: Sweep, rows: Iterable[Row], x: str | None = None, y: str = "words_per_pair"
 ) -> alt.FacetChart | alt.LayerChart:
