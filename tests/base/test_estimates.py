@@ -27,7 +27,10 @@ MEMINFO = {"proc/meminfo": f"MemTotal: {99 * GIB // 1024} kB\nMemAvailable: {16 
     ("files", "gib"),
     [
         ({}, 16),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"}, 16),
+        (
+            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"},
+            16,
+        ),
         (
             {
                 "proc/self/cgroup": "0::/a/b\n",
@@ -60,7 +63,9 @@ def test_this_machine_has_memory():
 def test_work_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(estimates, "available_bytes", lambda: 10**9)
     check_fits("this graph", 10**9)
-    with pytest.raises(RedblueError, match=r"this graph needs about 2 GB of memory, and this machine has about 1 GB avail"):
+    with pytest.raises(
+        RedblueError, match=r"this graph needs about 2 GB of memory, and this machine has about 1 GB avail"
+    ):
         check_fits("this graph", 2 * 10**9)
     for huge in (10**400, float("inf")):
         with pytest.raises(RedblueError, match=re.escape("needs more than 1000 PB of memory")):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.files import Target, check_target
 from redblue.base.integers import whole_number
 from redblue.pebble.graph import Builder, Graph
 from redblue.pebble.moves import KINDS, Game
@@ -20,6 +20,7 @@ from redblue.pebble.rules import MAX_LEVELS, Rules, rules_of
 from redblue.pebble.whole_arrays import INT64_MAX, is_whole
 
 FORMAT, VERSION = "redblue pebble game", 1
+MARK = f'{{"format": "{FORMAT}"'.encode()  # every game file begins so
 AnyValue = TypeVar("AnyValue")
 
 
@@ -38,16 +39,19 @@ def save_game(
     moves: Iterable[Sequence[int]],
     red: int,
     rules: str | Rules = "red-blue",
+    force: bool = False,
 ) -> Path:
     """Write a game to a file, atomically, and return the file's absolute path.
+
+    force: replace an existing file that is not a game.
 
     The lines are JSON:
     - the header {"format", "version", "graph" (its digest), "nodes", "moves", "red", "rules"};
     - per node [name, parent, ...];
     - per move [kind, node, parent, level], where a level of 0 and then a parent of -1 are left out.
-    Raises RedblueError for a move of unknown kind and for a path that cannot be written.
+    Raises RedblueError for a move of unknown kind, and for a file that must not be replaced or cannot be written.
     """
-    game, target = Game.of(moves), Path(path).resolve()
+    game, target = Game.of(moves), check_game_file(path, force)
     invalid = np.flatnonzero((game.kinds < 0) | (game.kinds >= len(KINDS)))
     if invalid.size:
         raise RedblueError(
@@ -55,20 +59,22 @@ def save_game(
         )
     header = {"format": FORMAT, "version": VERSION, "graph": graph.digest, "nodes": graph.n, "moves": len(game)}
     header |= {"red": whole_number("red", red), "rules": dataclasses.asdict(rules_of(rules))}
-    try:
-        with tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
-            draft = Path(folder, "game")
-            with draft.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(header, default=float) + "\n")
-                for v, label in enumerate(graph.labels):
-                    file.write(json.dumps([label, *graph.parents_of(v).tolist()]) + "\n")
-                for kind, *rest in game:
-                    shortened = rest if rest[2] else rest[:2] if rest[1] != -1 else rest[:1]
-                    file.write(json.dumps([KINDS[kind], *shortened]) + "\n")
-            os.replace(draft, target)
-    except OSError as error:
-        raise RedblueError(f"cannot write the game to {path}: {error.strerror or error}; name another file") from None
-    return target
+
+    def save(draft: Path) -> None:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(header, default=float) + "\n")
+            for v, label in enumerate(graph.labels):
+                file.write(json.dumps([label, *graph.parents_of(v).tolist()]) + "\n")
+            for kind, *rest in game:
+                shortened = rest if rest[2] else rest[:2] if rest[1] != -1 else rest[:1]
+                file.write(json.dumps([KINDS[kind], *shortened]) + "\n")
+
+    return target.write(save).resolve()
+
+
+def check_game_file(path: str | os.PathLike[str], force: bool) -> Target:
+    """Check, before the work, that a game can be saved at `path`. Raises as `save_game` does."""
+    return check_target(path, (".jsonl", ""), force, MARK)
 
 
 def read_game(path: str | os.PathLike[str], graph: Graph | None = None) -> Saved:
