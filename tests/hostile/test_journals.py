@@ -34,7 +34,8 @@ def path(tmp_path, monkeypatch):
 
 def outcome(path, content):
     """Open a journal of this content: the points that it gives, or the error."""
-    path.write_bytes(content)
+    with path.open("r+b", buffering=0) as file:  # faster than a new file
+        file.truncate(file.write(content))
     try:
         with opened(path) as file:
             return dict(file.done)
