@@ -4,9 +4,11 @@ import re
 
 import pytest
 
-from redblue import RedblueError
+import redblue as rb
+from redblue import RedblueError, pebble
 from redblue.base import estimates
 from redblue.base.estimates import available_bytes, check_fits
+from redblue.pebble import constructors
 
 GIB = 2**30
 
@@ -77,3 +79,59 @@ def test_an_unknown_memory_refuses_only_the_absurd(monkeypatch):
     check_fits("this graph", 10**15)
     with pytest.raises(RedblueError, match="of memory: take a smaller problem"):
         check_fits("this graph", 10**18)
+
+
+def test_long_work_is_announced(monkeypatch, caplog):
+    monkeypatch.setattr(estimates, "available_bytes", lambda: 10**9)
+    check_fits("this graph", 10**6, 4.9)
+    assert not caplog.records
+    check_fits("this graph", 10**6, 12)
+    assert caplog.messages == ["this graph takes about 12 s and about 1 MB of memory"]
+
+
+GRAPHS = (
+    lambda: pebble.attention_graph(6, 3, 2),
+    lambda: pebble.attention_graph(6, 3, 2, accumulate="products"),
+    lambda: pebble.attention_graph(9, 2, mask=rb.Mask.causal()),
+    lambda: pebble.graph_named("attention-backward:5,3"),
+    lambda: pebble.chain_graph(9),
+    lambda: pebble.graph_named("diamond:5,7"),
+    lambda: pebble.fft_graph(16),
+    lambda: pebble.matmul_graph(3, 4, 5),
+    lambda: pebble.matmul_graph(3, 4, 5, accumulate="products"),
+    lambda: pebble.random_graph(7, nodes=30, sources=4, in_degree=3),
+    lambda: pebble.graph_named("stencil:9,4,2"),
+    lambda: pebble.tree_graph(3, 4),
+)
+
+
+def test_graphs_are_estimated_before_they_are_built(monkeypatch):
+    """An estimate is at least what is built, and at most three times as much."""
+    estimated = []
+    monkeypatch.setattr(constructors, "check_fits", lambda what, bytes, seconds: estimated.append(bytes))
+    for make in GRAPHS:
+        graph = make()
+        real = constructors.NODE_BYTES * graph.n + constructors.EDGE_BYTES * len(graph.parents)
+        assert real <= estimated.pop() <= 3 * real, graph
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: pebble.graph_named("tree:9999999,9999999"),
+        lambda: pebble.tree_graph(2, 10**18),
+        lambda: pebble.tree_graph(1, 10**18),
+        lambda: pebble.graph_named("attention:n=100000,d=1"),
+        lambda: pebble.attention_graph(10**9, 2),
+        lambda: pebble.attention_graph(10**9, 2, mask=rb.Mask.causal()),
+        lambda: pebble.graph_named("attention-backward:9999999,9999999"),
+        lambda: pebble.graph_named("stencil:9999999,9999999,9999999"),
+        lambda: pebble.graph_named("matmul:9999999,9999999,9999999"),
+        lambda: pebble.fft_graph(2**60),
+        lambda: pebble.chain_graph(10**15),
+        lambda: rb.measure(rb.Problem(10**12, 10**12, 64), words=8192, using="probe"),
+    ],
+)
+def test_what_cannot_fit_is_refused_at_once(work):
+    with pytest.raises(RedblueError, match=r"needs .* of memory, and this machine has about .* take a smaller problem"):
+        work()

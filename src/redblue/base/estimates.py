@@ -1,33 +1,47 @@
-"""Estimates before work: refuse at once what this machine's memory cannot hold."""
+"""Estimates before work: refuse at once what this machine's memory cannot hold, and say what takes long.
+
+Long work is said as a warning of the logger "redblue", which Python prints on standard error unless a program
+configures it.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from redblue.base.errors import RedblueError
-from redblue.base.text import amount
+from redblue.base.text import amount, time
 
+LONG_SECONDS = 5.0  # work that takes longer is announced
 UNPRINTED = 10**18  # larger estimates are not worth their digits
 
 
-def check_fits(what: str, bytes: float) -> None:
-    """Raise RedblueError if `bytes` bytes of memory are more than this machine has available.
+def check_fits(what: str, bytes: float, seconds: float = 0.0) -> None:
+    """Raise RedblueError if `bytes` bytes of memory are more than this machine has available; announce long work.
 
     what: the work that needs them, as the subject of a sentence, such as "the graph attention:n=4,d=2 of 96 nodes".
-    bytes: an estimate made before the work, of which only the order of magnitude must be right; infinity is allowed.
+    bytes, seconds: estimates made before the work, of which only the order of magnitude must be right; infinity is
+    allowed.
     A machine that does not say how much memory it has refuses nothing but an exabyte.
     """
     available = available_bytes()
     if bytes >= UNPRINTED or (available is not None and bytes > available):
         here = "" if available is None else f", and this machine has {bytes_text(available)} available"
         raise RedblueError(f"{what} needs {bytes_text(bytes)} of memory{here}: take a smaller problem")
+    if seconds >= LONG_SECONDS:
+        logging.getLogger("redblue").warning(f"{what} takes about {time(seconds)} and {bytes_text(bytes)} of memory")
 
 
 def bytes_text(bytes: float) -> str:
     """Format an estimate of bytes for people."""
     return "more than 1000 PB" if bytes >= UNPRINTED else f"about {amount(bytes)}B"
+
+
+def count_text(number: float) -> str:
+    """Format an estimated count for people."""
+    return "more than 10^18" if number >= UNPRINTED else f"about {number:,.3g}"
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
