@@ -87,7 +87,9 @@ def read_game(path: str | os.PathLike[str], graph: Graph | None = None) -> Saved
     try:
         with Path(path).open(encoding="utf-8") as file:
             saved = _read(path, enumerate(file, start=1))
-    except (OSError, UnicodeDecodeError) as error:
+    except RedblueError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
         raise RedblueError(f"cannot read {path} as a game: {error}") from None
     if graph is not None and saved.graph != graph:
         raise RedblueError(f"{path} is a game for another graph: {saved.graph!r}, not {graph!r}")
@@ -141,6 +143,8 @@ def _header(header: dict[str, Any]) -> dict[str, Any]:
         raise RedblueError(
             f"the game has version {header['version']}, this redblue reads {VERSION}: use another redblue"
         )
+    if not isinstance(header["graph"], str):
+        raise TypeError
     for name, least in (("nodes", 1), ("moves", 0), ("red", 1)):
         whole_number(name, header[name], least)
     known = {field.name for field in dataclasses.fields(Rules)}
