@@ -123,7 +123,8 @@ class Journal:
             raise RedblueError(f"{self.path} was begun by another {self.kind} or version of redblue: {REMEDY}")
         if entry[f"redblue_{self.kind}"] == 1:
             raise RedblueError(f"{self.path} was written by an older redblue, without checksums: {REMEDY}")
-        if (entry := _parse(first)) is None:
+        entry = _parse(first) or {}
+        if not entry:
             raise self._damaged(1)
         if (entry[f"redblue_{self.kind}"], entry.get("version")) != (FORMAT, header["version"]):
             raise RedblueError(

@@ -72,6 +72,7 @@ def _results(
 ) -> Generator[tuple[int, R], None, None]:
     """Yield (index, result) of each point as it is finished, in any order."""
     backend: Any
+    configured: Any
     backend, configured = get_active_backend()
     parallel: Any = joblib.Parallel
     if jobs == 1 or (jobs is None and isinstance(backend, BACKENDS["loky"])):
@@ -83,9 +84,8 @@ def _results(
     remaining = list(pending)
     if not remaining:
         return
-    workers = _workers(
-        backend, jobs if jobs is not None else configured if configured is not None else -1, len(remaining)
-    )
+    wanted = jobs if jobs is not None else configured if configured is not None else -1
+    workers = _workers(backend, wanted, len(remaining))
     loky = isinstance(backend, BACKENDS["loky"])
     ending: dict[str, Any] = {"initializer": _end_with, "initargs": (os.getpid(),)} if loky else {}
     work = (joblib.delayed(_evaluate_indexed)(evaluate, index, point(index)) for index in remaining)

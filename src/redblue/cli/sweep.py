@@ -88,8 +88,9 @@ def command(
     if picture is not None:
         check_target(picture, pictures.SUFFIXES, force)
         pictures.choose(sweep, x, y)
-    resumable = target is not None and target.stream is None
-    kept = f"kept in {journal_path(target.path)}" if resumable else "not kept: give -o FILE to make a sweep resumable"
+    resumable, kept = False, "not kept: give -o FILE to make a sweep resumable"
+    if target is not None and target.stream is None:
+        resumable, kept = True, f"kept in {journal_path(target.path)}"
     with progress_bar("sweeping", total=sweep.size, kept=kept, resumable=resumable) as move:
         rows = run(sweep, output=output, jobs=jobs, restart=restart, force=force, progress=move)
     if target is None or not target.is_stdout:
