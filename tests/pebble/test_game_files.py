@@ -130,7 +130,7 @@ def test_files_that_cannot_be(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RedblueError, match="cannot read"):
         read_game(tmp_path / "binary")
-    with pytest.raises(RedblueError, match="cannot write the game to"):
+    with pytest.raises(RedblueError, match=r"cannot write .*there is no folder"):
         save_game(tmp_path / "none" / "game", GRAPH, MOVES, 3)
     assert list(tmp_path.iterdir()) == [tmp_path / "binary"]
 

@@ -116,7 +116,7 @@ def test_files(tmp_path):
     [
         (lambda: render(LARGE, naive_game(LARGE), 3), "at most 3,000 nodes and 200,000 moves, this one has 5,120"),
         (lambda: strip(GRAPH, FOUND.moves, 5, frames=0), "frames must be a whole number of at least 1, got 0"),
-        (lambda: write_game("game.gif", GRAPH, FOUND.moves, 5), "must end in .html, .svg or .png"),
+        (lambda: write_game("game.gif", GRAPH, FOUND.moves, 5), "must end in .html, .svg, .png"),
         (lambda: write_game("/nowhere/game.svg", GRAPH, FOUND.moves, 5), "cannot write /nowhere/game.svg"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import vl_convert
 
-from redblue.base.files import check_target, replace_whole
+from redblue.base.files import check_target
 from redblue.base.style import standalone_config
 
 SUFFIXES = (".svg", ".png", ".html")
@@ -31,5 +31,4 @@ def write(spec: dict[str, Any], path: str | os.PathLike[str], force: bool) -> Pa
             text = vl_convert.vegalite_to_svg(styled) if svg else vl_convert.vegalite_to_html(styled, bundle=True)
             draft.write_text(text, encoding="utf-8")
 
-    replace_whole(target, save)
-    return target
+    return target.write(save)

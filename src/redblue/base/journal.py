@@ -1,9 +1,10 @@
 """The finished points of a sweep or an experiment, in a file beside its output; a crash or Ctrl-C loses none of them.
 
 The file holds JSON lines. The first line is a header: the kind of work, redblue's version, and everything that decides
-the rows. Each other line is a finished point. A line is written by a single call, so only the last line can be
-half-written, and its point is then computed again. A file with another beginning belongs to somebody else, whatever
-its name: it is neither written nor discarded.
+the rows. Each other line is a finished point. A line ends with its checksum, so a damaged line is named and never
+becomes wrong rows. A line is written by a single call, so only the last line can be half-written, and its point is then
+computed again. A file with another beginning belongs to somebody else, whatever its name: it is neither written nor
+discarded.
 
 The journal itself is locked while it is open. No lock file exists, and a crash leaves no lock behind.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from redblue.base.version import VERSION
 
 Row = dict[str, Any]
 
-FORMAT = 1
+FORMAT = 2  # 1 had no checksums
 REMEDY = "--restart (restart=True) discards it and starts anew"
 
 
@@ -88,7 +90,7 @@ class Journal:
         first, *lines = self._file.read().splitlines(keepends=True) or [b""]
         half_written = not first.endswith(b"\n")
         is_new = half_written and _to_line(header).startswith(first)  # an empty file, or the start of this header
-        entry = {} if half_written else _parse(first)
+        entry = {} if half_written else _parse_object(first)
         name = f"redblue_{self.kind}"
         if not (is_new or name in entry or (half_written and first.startswith(f'{{"{name}":'.encode()))):
             raise RedblueError(
@@ -96,7 +98,7 @@ class Journal:
                 f"or name another output"
             )
         if not is_new and not restart:
-            self._check_header(entry, header)
+            self._check_header(first, entry, header)
         if is_new or restart:
             self._file.truncate(0)
             self._write(header)
@@ -108,14 +110,23 @@ class Journal:
             elif number == len(lines) + 1 and not line.endswith(b"\n"):
                 self._file.truncate(intact_bytes)
             else:
-                raise RedblueError(f"{self.path} is damaged in line {number}: {REMEDY}")
+                raise self._damaged(number)
 
-    def _check_header(self, entry: dict[str, Any], header: dict[str, Any]) -> None:
-        """Raise RedblueError unless the file's header `entry` equals the header of this work."""
+    def _damaged(self, line: int) -> RedblueError:
+        return RedblueError(
+            f"{self.path} is damaged in line {line}, whose checksum does not match: restore the file, or {REMEDY}"
+        )
+
+    def _check_header(self, first: bytes, entry: dict[str, Any], header: dict[str, Any]) -> None:
+        """Raise RedblueError unless the file's first line, which holds `entry`, is the header of this work."""
         if not entry:  # half-written
             raise RedblueError(f"{self.path} was begun by another {self.kind} or version of redblue: {REMEDY}")
-        name = f"redblue_{self.kind}"
-        if (entry[name], entry.get("version")) != (FORMAT, header["version"]):
+        if entry[f"redblue_{self.kind}"] == 1:
+            raise RedblueError(f"{self.path} was written by an older redblue, without checksums: {REMEDY}")
+        entry = _parse(first) or {}
+        if not entry:
+            raise self._damaged(1)
+        if (entry[f"redblue_{self.kind}"], entry.get("version")) != (FORMAT, header["version"]):
             raise RedblueError(
                 f"{self.path} was written by redblue {entry.get('version')}, this is {header['version']}: {REMEDY}"
             )
@@ -127,7 +138,7 @@ class Journal:
 
     def _load_point(self, line: bytes) -> bool:
         """Add the finished point of a line to `done`; return False if the line is not intact."""
-        entry = _parse(line) if line.endswith(b"\n") else {}
+        entry = _parse(line) or {}
         index, rows = entry.get("point"), entry.get("rows")
         if type(index) is not int or not 0 <= index < self.size or not isinstance(rows, list):
             return False
@@ -160,7 +171,7 @@ class Journal:
         self.done[index] = list(rows)
 
     def close(self) -> None:
-        """Flush the file to the disk and close it, which releases the lock. Do nothing if it is closed."""
+        """Flush the file to the disk and close it, which releases the lock. A closed journal stays as it is."""
         if self._file.closed:
             return
         try:
@@ -172,15 +183,24 @@ class Journal:
 
     def remove(self) -> None:
         """Close and delete the file. Call this once the output is written: no point is lost then."""
-        self._file.close()  # first: Windows does not delete open files
+        self.close()  # Windows deletes no open file
         self.path.unlink(missing_ok=True)
 
 
 def _to_line(entry: dict[str, Any]) -> bytes:
-    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+    """Format an entry as a line: a JSON object whose last field is the CRC-32 of the object without that field."""
+    text = json.dumps(entry, separators=(",", ":")).encode()
+    return text[:-1] + b',"crc32":%d}\n' % zlib.crc32(text)
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Parse a line that `_to_line` wrote; return None for any other, be it a single bit."""
+    entry = _parse_object(line)
+    entry.pop("crc32", None)
+    return entry if entry and _to_line(entry) == line else None
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
     """Parse a line as a JSON object; return an empty dict if it is none."""
     try:
         entry = json.loads(line)

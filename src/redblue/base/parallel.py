@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing.resource_tracker
+import os
 import signal
+import threading
+import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -22,6 +25,8 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 ALONE_SECONDS = 1.0  # seconds that this process works alone before it starts a pool; starting one takes about as long
+WORKERS_PER_CORE = 4  # most processes per core, whatever `jobs` asks for: more only take memory
+PARENT_SECONDS = 0.5  # seconds between two looks of a worker whether its parent still lives
 CHUNK = 8  # points per worker and batch, on a backend that cannot return results one by one
 
 
@@ -40,7 +45,8 @@ def finish(
     point(index): makes a point.
     done: results by index, such as those of an earlier run.
     jobs: the number of processes: 1 for this process alone; None for all cores, or for the number that the active
-    `joblib.parallel_config` sets.
+    `joblib.parallel_config` sets. There are never more of them than points, nor than WORKERS_PER_CORE per core of this
+    machine; they end with this process, even if it is killed.
     keep(index, result): called for each new result, in the order in which the results arrive.
     progress(done, total): called at the start and after each point.
     Raises RedblueError for an invalid number of jobs.
@@ -66,6 +72,7 @@ def _results(
 ) -> Generator[tuple[int, R], None, None]:
     """Yield (index, result) of each point as it is finished, in any order."""
     backend: Any
+    configured: Any
     backend, configured = get_active_backend()
     parallel: Any = joblib.Parallel
     if jobs == 1 or (jobs is None and isinstance(backend, BACKENDS["loky"])):
@@ -77,7 +84,10 @@ def _results(
     remaining = list(pending)
     if not remaining:
         return
-    workers = jobs if jobs is not None else configured if configured is not None else -1
+    wanted = jobs if jobs is not None else configured if configured is not None else -1
+    workers = _workers(backend, wanted, len(remaining))
+    loky = isinstance(backend, BACKENDS["loky"])
+    ending: dict[str, Any] = {"initializer": _end_with, "initargs": (os.getpid(),)} if loky else {}
     work = (joblib.delayed(_evaluate_indexed)(evaluate, index, point(index)) for index in remaining)
     if not backend.supports_return_generator:
         size = CHUNK * backend.effective_n_jobs(workers)
@@ -86,13 +96,34 @@ def _results(
         return
     # One point per task, so that each result arrives as soon as it exists.
     with _interrupts_held():
-        results = parallel(n_jobs=workers, batch_size=1, return_as="generator_unordered")(work)
+        results = parallel(n_jobs=workers, batch_size=1, return_as="generator_unordered", **ending)(work)
     try:
         yield from results
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # joblib warns that unread results are discarded
             results.close()
+
+
+def _workers(backend: Any, wanted: int, points: int) -> int:
+    """Limit the number of workers; a cluster's number is its own."""
+    if not isinstance(backend, tuple(BACKENDS[name] for name in ("loky", "multiprocessing", "threading"))):
+        return wanted
+    return min(backend.effective_n_jobs(wanted), points, WORKERS_PER_CORE * joblib.cpu_count())
+
+
+def _end_with(parent: int) -> None:
+    """Let this worker process end as soon as its parent has ended, even if the parent was killed.
+
+    A thread looks, since Linux's PR_SET_PDEATHSIG follows the parent's thread, which may end before the process.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

@@ -38,6 +38,7 @@ TEXTS = ("title", "vendor", "architecture")
 CACHE = re.compile(r"L\d|.*cache|SLC", re.IGNORECASE)
 # Share of a hardware-managed cache that tiles may fill: the best single value measured (docs/results/real-caches.md).
 USABLE_SHARE = 0.75
+MAX_TILE_MULTIPLE = 65_536  # far above the 16 of tensor cores; tiles are multiples of it
 LEVEL_FIGURES = ("capacity", "count", "bandwidth", "line", "ways")
 # Further properties, by key in the file: their key in `Memory.facts`. The catalogue's tests compare other figures with
 # them, and plans of GPU kernels use them.
@@ -233,7 +234,9 @@ def read_memories(path: Path) -> dict[str, Memory]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RedblueError(f"cannot read {path}: {error.strerror or error}; give the path of a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise RedblueError(f"{path} is not TOML that describes machines: it is nested too deeply") from None
+    except ValueError as error:  # no TOML, no UTF-8, a number of too many digits, or a name that no file can have
         raise RedblueError(f"{path} is not TOML: {error}") from error
     if not tables:
         raise RedblueError(f"{path} holds no machine; write one table per machine, such as [my-board]")
@@ -247,7 +250,7 @@ def _machine(place: Place, table: Any) -> Memory:
     if kind not in KINDS:
         raise place.error(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     try:
-        whole_number("tile_multiple", multiple)
+        whole_number("tile_multiple", multiple, most=MAX_TILE_MULTIPLE)
     except RedblueError as error:
         raise place.error(str(error)) from None
     texts, names = {key: table.get(key, "") for key in TEXTS}, table.get("device_names", [])

@@ -132,7 +132,7 @@ def _read(path: Path) -> Roofline | None:
                     return None
         complete = "float32" in stored.peak_flops_per_second and "DRAM" in stored.read_bandwidth_bytes_per_second
         return stored if complete else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import LARGEST
 
 CAPACITY: dict[str, float] = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 
+MOST_PER_SECOND = 1e24  # limit of rates, a million times those of today's machines; LARGEST limits the other figures
 # For each kind of figure: its allowed units, and the factor to its base unit (bytes, bytes per second, operations per
 # second, hertz, or a number of pieces).
 UNITS: dict[str, dict[str, float]] = {
@@ -75,6 +77,9 @@ class Place:
         number = figure[unit]
         if type(number) not in (int, float) or not 0 < number < math.inf:
             raise self.error(f"{name} must be a number above 0, got {number!r}")
+        most = MOST_PER_SECOND if where == "peak" or key in ("bandwidth", "clock") else LARGEST
+        if number > most / units[unit]:
+            raise self.error(f"{name} must come to at most {most:.3g}, got {number!r:.60} {unit}")
         value = number * units[unit]
         if value < 1:
             raise self.error(f"{name} must come to at least 1, got {number!r} {unit}")

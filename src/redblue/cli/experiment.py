@@ -23,6 +23,7 @@ def command(
     quick: Annotated[bool, typer.Option("--quick", help="A few small points, in seconds.")] = False,
     jobs: Annotated[int | None, typer.Option(help="Processes; all cores if left out.", min=1)] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the points that an earlier run kept.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files of these names that no run wrote.")] = False,
     only_draw: Annotated[bool, typer.Option("--redraw", help="Draw the figures of the JSON file again.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -40,9 +41,9 @@ def command(
         result = experiments.redraw(name, out=out)
     else:
         with progress_bar("measuring", kept=journal_text, resumable=True) as move:
-            result = experiments.run(name, out=out, quick=quick, jobs=jobs, restart=restart, progress=move)
+            result = experiments.run(name, out=out, quick=quick, jobs=jobs, restart=restart, force=force, progress=move)
     show(result.to_dict(), result_text(result), as_json)
-    written(f"{out / name}.json, .svg, .png and .md")
+    written(f"{out / name}.json, .svg and .md")
 
 
 def _list(as_json: bool) -> None:

@@ -16,6 +16,8 @@ from redblue.base.terminal import table
 from redblue.cli.options import Json, Words, parse_tiles, with_problem
 from redblue.cli.output import show, written
 from redblue.lab import traces
+from redblue.pebble.drawing.player import check_drawing
+from redblue.pebble.game_files import check_game_file
 from redblue.problem import Problem
 
 app = typer.Typer(
@@ -39,6 +41,8 @@ Machine = Annotated[
     ),
 ]
 FIGURES = ("cost", "loads", "stores", "computes", "peak", "moves")  # columns of the table of a game
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the game here (.jsonl); - is stdout.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is not redblue's own of this kind.")]
 GamePath = Annotated[Path, typer.Argument(metavar="GAME", help="A game (.jsonl), as solve and trace write it.")]
 
 
@@ -94,10 +98,12 @@ def solve(
         bool, typer.Option("--heuristic", help="A cheap game on a graph of any size, without proof.")
     ] = False,
     time_limit: Annotated[float | None, typer.Option(help="Seconds; the best game so far is then returned.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the game here (.jsonl).")] = None,
+    output: Output = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Find the cheapest game on a graph, with proof. Ctrl-C or the time limit return the best so far and a bound."""
+    target = None if output is None else check_game_file(output, force)
     parsed = pebble.graph_named(graph)
     words, rule_set = _red_and_rules(red, rules, sliding, memory)
     if heuristic:
@@ -120,7 +126,7 @@ def solve(
         summary = f"{proof}; {solution.nodes:,} positions searched in {solution.seconds:.2f} s"
         details = {name: getattr(solution, name) for name in ("optimal", "lower_bound", "nodes", "seconds")}
     if output is not None:
-        pebble.save_game(output, parsed, moves, words, rule_set)
+        pebble.save_game(output, parsed, moves, words, rule_set, force)
     details["positions"] = details.pop("nodes", None)
     data = {
         "graph": _graph_data(parsed),
@@ -130,7 +136,8 @@ def solve(
         **details,
         "moves": len(moves),
     }
-    _show(data, [_board_text(parsed, words, rule_set), summary], as_json)
+    if target is None or not target.is_stdout:
+        _show(data, [_board_text(parsed, words, rule_set), summary], as_json)
 
 
 def _search(graph: pebble.Graph, red: int, rules: pebble.Rules, time_limit: float | None) -> pebble.Solution:
@@ -187,17 +194,20 @@ def trace(
     schedule: Annotated[str, typer.Argument(help="A schedule, as in redblue count.")],
     words: Words = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the game here (.jsonl).")] = None,
+    output: Output = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Convert a run of a schedule to a game that the referee accepts: every load, computation and store."""
+    target = None if output is None else check_game_file(output, force)
     traced = traces.trace(schedule, problem, words=words, tiles=parse_tiles(tiles))
     if output is not None:
-        pebble.save_game(output, traced.graph, traced.moves, traced.red, traced.rules)
+        pebble.save_game(output, traced.graph, traced.moves, traced.red, traced.rules, force)
     data = {"graph": _graph_data(traced.graph), "red": traced.red, "schedule": schedule, "tiles": traced.count.tiles}
     data |= _verdict_data(traced.verdict) | {"moves": len(traced.moves), "counted_words": traced.count.words}
     summary = f"the schedule counts {traced.count.words:,} words moved and at most {traced.count.peak:,} held"
-    _show(data, [_board_text(traced.graph, traced.red, traced.rules), summary], as_json)
+    if target is None or not target.is_stdout:
+        _show(data, [_board_text(traced.graph, traced.red, traced.rules), summary], as_json)
 
 
 @app.command(epilog="Example: redblue pebble play game.jsonl -o game.html. For a paper: -o game.svg --frames 8")
@@ -208,12 +218,14 @@ def play(
     ),
     title: Annotated[str, typer.Option(help="Title of the page; the file's name if left out.")] = "",
     frames: Annotated[int, typer.Option(help="Pictures in a strip.")] = 6,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Draw a saved game: a page that plays it move by move, or a strip of pictures."""
+    target = check_drawing(output, force)
     saved = pebble.read_game(game)
-    path = pebble.write_game(output, *saved, title=title or game.stem, frames=frames)
-    if as_json:
+    path = pebble.write_game(output, *saved, title=title or game.stem, frames=frames, force=force)
+    if as_json and not target.is_stdout:
         show({"written": str(path), "moves": len(saved.moves)}, "", as_json)
     else:
         written(output)

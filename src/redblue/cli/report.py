@@ -34,13 +34,14 @@ def command(
     results: Annotated[
         Path, typer.Option(help="A folder of experiment results that the page shows, if the folder exists.")
     ] = Path("docs", "results"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a report of redblue.")] = False,
     as_json: Json = False,
 ) -> None:
     """Models on machines: regimes, schedules, words, bounds and times, as one HTML page and a summary."""
     from redblue.studies.experiments import read_all
     from redblue.studies.report import check_output, collect, summary, write
 
-    check_output(output)
+    target = check_output(output, force)
     chosen = [catalogue.model(name, n=n, batch=batch, dtype=dtype, direction=direction) for name in models or MODELS]
     machines = find_memories(memory or MEMORIES)
     experiments = read_all(results)
@@ -53,6 +54,7 @@ def command(
             results=experiments,
             progress=move,
         )
-    write(report, output)
-    show(report.to_dict(), summary(report), as_json)
+    write(report, output, force)
+    if not target.is_stdout:
+        show(report.to_dict(), summary(report), as_json)
     written(output)

@@ -84,15 +84,17 @@ def command(
     from redblue.studies.sweep.terminal import summary
 
     sweep = make_sweep(axes)
-    if output is not None:
-        check_target(output, tuple(FORMATS), force)
+    target = None if output is None else check_target(output, tuple(FORMATS), force)
     if picture is not None:
         check_target(picture, pictures.SUFFIXES, force)
         pictures.choose(sweep, x, y)
-    journal_text = f"kept in {journal_path(output)}" if output else "not kept: give -o FILE to make a sweep resumable"
-    with progress_bar("sweeping", total=sweep.size, kept=journal_text, resumable=output is not None) as move:
+    resumable, kept = False, "not kept: give -o FILE to make a sweep resumable"
+    if target is not None and target.stream is None:
+        resumable, kept = True, f"kept in {journal_path(target.path)}"
+    with progress_bar("sweeping", total=sweep.size, kept=kept, resumable=resumable) as move:
         rows = run(sweep, output=output, jobs=jobs, restart=restart, force=force, progress=move)
-    show(rows, "" if as_json else summary(sweep, rows, str(output) if output else None), as_json)
+    if target is None or not target.is_stdout:
+        show(rows, "" if as_json else summary(sweep, rows, str(output) if output else None), as_json)
     if output is not None:
         written(output)  # before the picture, which may fail: the output stays
     if picture is not None:

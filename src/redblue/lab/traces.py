@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from redblue import schedules
 from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
+from redblue.base.estimates import check_fits
 from redblue.lab import counts
 from redblue.machine.tracing import SPARE, Tracing
 from redblue.pebble import Game, Graph, Rules, Verdict, check, least_red
 from redblue.problem import Problem
 
-MAX_MULTIPLY_ADDS = 2_000_000  # about 20 seconds and one gigabyte
+MAX_MULTIPLY_ADDS = 2_000_000
+BYTES, SECONDS = 500, 1e-5  # of each multiply-add: at the limit one gigabyte and 20 seconds
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def trace(
             f"tracing {schedule} would record {counted.flops // 2:,} multiply-adds, more than the limit of "
             f"{MAX_MULTIPLY_ADDS:,}: take a smaller problem"
         )
+    adds = counted.flops // 2
+    check_fits(f"tracing {schedule}, {adds:,} multiply-adds,", BYTES * adds, SECONDS * adds)
     algorithm = schedules.get(schedule)
     machine = Tracing(words)
     counts.execute(algorithm, stream, algorithm.make_tiles(stream, counted.tiles), machine)

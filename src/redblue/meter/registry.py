@@ -9,6 +9,7 @@ from typing import Any
 
 from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError, UnknownName
+from redblue.base.estimates import check_fits
 from redblue.base.integers import whole_number
 from redblue.machine import CacheLevel
 from redblue.meter import counters, meters, ncu, valgrind
@@ -23,6 +24,7 @@ class Meter:
 
     measures: what it measures, in words. needs: raises RedblueError, with the remedy, if the meter cannot work here.
     any_words: whether it measures a fast memory of any size; the other meters measure the machine's own memories.
+    flops_per_second: its speed, roughly, to say beforehand how long a measurement takes.
     """
 
     name: str
@@ -30,19 +32,25 @@ class Meter:
     needs: Callable[[], object]
     measure: Callable[[Request], Measurement]
     any_words: bool
+    flops_per_second: float
 
 
 # The best first: meters of cache lines before meters that count the words that a kernel requests
 METERS = {
     meter.name: meter
     for meter in (
-        Meter("cachegrind", "cache lines of the CPU kernel, simulated", valgrind.find, meters.by_cachegrind, True),
-        Meter("probe", "words of the CPU kernel, counted by the kernel", lambda: None, meters.by_probe, True),
+        Meter("cachegrind", "cache lines of the CPU kernel, simulated", valgrind.find, meters.by_cachegrind, True, 2e7),
+        Meter("probe", "words of the CPU kernel, counted by the kernel", lambda: None, meters.by_probe, True, 4e9),
         Meter(
-            "interpreter", "words of the Triton kernel, interpreted", meters.needs_triton, meters.by_interpreter, True
+            "interpreter",
+            "words of the Triton kernel, interpreted",
+            meters.needs_triton,
+            meters.by_interpreter,
+            True,
+            2e6,
         ),
-        Meter("counters", "lines between this CPU's memories", counters.needs, meters.by_counters, False),
-        Meter("ncu", "bytes between a GPU's memories", ncu.find, meters.by_ncu, False),
+        Meter("counters", "lines between this CPU's memories", counters.needs, meters.by_counters, False, 1e10),
+        Meter("ncu", "bytes between a GPU's memories", ncu.find, meters.by_ncu, False, 1e11),
     )
 }
 REAL = ("ncu", "counters")  # the meters of the machine's own memories, the best first
@@ -85,8 +93,20 @@ def measure(
             f"{meter.name} measures a fast memory of any size, which has no boundary by name: leave boundary out, or "
             f"measure with {' or '.join(REAL)}; got boundary {boundary!r}"
         )
+    _check_fits(problem, meter)
     cache = None if words is None else CacheLevel("cache", int(words) * problem.bytes_per_word, line_bytes, ways)
     return meter.measure(Request(problem, words, plan_words, schedule, tiles, boundary, cache, inner))
+
+
+def _check_fits(problem: Problem, meter: Meter) -> None:
+    """Raise RedblueError if the arrays of the problem do not fit this machine; announce a long measurement."""
+    p, forward = problem, problem.direction == "forward"
+    words = (1 if forward else 2) * p.batch * (p.d + p.d_v) * (p.heads * p.n_q + p.kv_heads * p.n_k)
+    what = f"measuring {p.n_q:,} queries and {p.n_k:,} keys with {meter.name}"
+    check_fits(what, words * p.bytes_per_word)
+    pairs = p.n_q * p.n_k if p.mask.lead else p.mask.on(p.n_q, p.n_k).nnz
+    flops = (2 if forward else 5) * p.batch * p.heads * pairs * (p.d + p.d_v)
+    check_fits(what, words * p.bytes_per_word, flops / meter.flops_per_second)
 
 
 def choose(using: str, boundary: str | None = None) -> Meter:

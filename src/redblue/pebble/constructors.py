@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from math import inf
 
 import numpy as np
 
 from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
+from redblue.base.estimates import check_fits, count_text
 from redblue.base.integers import whole_number
 from redblue.masks import Mask
 from redblue.pebble.graph import Builder, Graph, GraphError
 
 ACCUMULATE = ("fma", "products")
+# Measured while a graph is built, in which a label and the numbers of a node's parents are Python objects.
+NODE_BYTES, EDGE_BYTES, SECONDS = 180, 55, 0.4e-6  # per node, per edge; per node or edge
 
 
 @checked_arguments
@@ -30,6 +34,8 @@ def matmul_graph(m: int, k: int, n: int, accumulate: str = "fma") -> Graph:
     """
     m, k, n = _sizes(m=m, k=k, n=n)
     _check_accumulate(accumulate)
+    steps = _steps(k, accumulate)
+    _check_size("matmul", m * k + k * n + m * n * steps, 3 * m * n * steps, m=m, k=k, n=n)
     builder = Builder()
     a, b = _matrix(builder, "a", m, k), _matrix(builder, "b", k, n)
     for i, j in product(range(m), range(n)):
@@ -49,6 +55,9 @@ def attention_graph(n: int, d: int, d_v: int | None = None, mask: Mask | None = 
     d_v = d if d_v is None else d_v
     n, d, d_v = _sizes(n=n, d=d, d_v=d_v)
     _check_accumulate(accumulate)
+    pairs = _pairs(mask, n)
+    computed = pairs * (_steps(d, accumulate) + 1 + d_v * _steps(1, accumulate)) + n * d_v
+    _check_size("attention", n * (2 * d + d_v) + computed, 3 * computed, n=n, d=d, d_v=d_v)
     builder, attends = Builder(), _attends(mask, n)
     q, k, v = _matrix(builder, "q", n, d), _matrix(builder, "k", n, d), _matrix(builder, "v", n, d_v)
     for i in range(n):
@@ -74,6 +83,8 @@ def attention_backward_graph(n: int, d: int, mask: Mask | None = None) -> Graph:
     Queries without keys and keys without queries have no gradient nodes.
     """
     n, d = _sizes(n=n, d=d)
+    computed = n * d + _pairs(mask, n) * (5 * d + 1)
+    _check_size("attention-backward", n * (5 * d + 1) + computed, 3 * computed, n=n, d=d)
     builder, attends = Builder(), _attends(mask, n)
     q, k, v, out, dout = (_matrix(builder, name, n, d) for name in ("q", "k", "v", "out", "dout"))
     lse = [builder.node(f"lse[{i}]") for i in range(n)]
@@ -100,6 +111,8 @@ def fft_graph(points: int) -> Graph:
     (points,) = _sizes(points=points)
     if points & (points - 1) or points < 2:
         raise GraphError(f"points must be a power of two of at least 2, got {points}")
+    computed = points * (points.bit_length() - 1)
+    _check_size("fft", points + computed, 2 * computed, points=points)
     builder = Builder()
     row = [builder.node(f"x[{i}]") for i in range(points)]
     for step in range(points.bit_length() - 1):
@@ -111,6 +124,8 @@ def fft_graph(points: int) -> Graph:
 def tree_graph(arity: int, depth: int) -> Graph:
     """Graph of a complete in-tree: the arity^depth leaves are inputs, the root is the output."""
     arity, depth = _sizes(arity=arity, depth=depth)
+    leaves = arity**depth if depth * arity.bit_length() < 1000 else inf
+    _check_size("tree", max(2 * leaves, depth), max(2 * leaves, depth), arity=arity, depth=depth)
     builder = Builder()
     row = [builder.node(f"t{depth}[{i}]") for i in range(arity**depth)]
     for level in reversed(range(depth)):
@@ -122,6 +137,7 @@ def tree_graph(arity: int, depth: int) -> Graph:
 def chain_graph(length: int) -> Graph:
     """Graph of `length` nodes in a row, each computed from the node before it; the first is the input."""
     (length,) = _sizes(length=length)
+    _check_size("chain", length, length, length=length)
     builder = Builder()
     for i in range(length):
         builder.node(f"x[{i}]", *((i - 1,) if i else ()))
@@ -132,6 +148,8 @@ def chain_graph(length: int) -> Graph:
 def stencil_graph(points: int, steps: int, radius: int = 1) -> Graph:
     """Graph of a stencil on a line of `points`: each step computes a point from the last step's within `radius`."""
     points, steps, radius = _sizes(points=points, steps=steps, radius=radius)
+    edges = points * steps * min(points, 2 * radius + 1)
+    _check_size("stencil", points * (steps + 1), edges, points=points, steps=steps, radius=radius)
     builder = Builder()
     row = [builder.node(f"x0[{i}]") for i in range(points)]
     for step in range(1, steps + 1):
@@ -143,6 +161,7 @@ def stencil_graph(points: int, steps: int, radius: int = 1) -> Graph:
 def diamond_graph(rows: int, cols: int) -> Graph:
     """Graph of a grid in which node (i, j) is computed from (i - 1, j) and (i, j - 1): one input, one output."""
     rows, cols = _sizes(rows=rows, cols=cols)
+    _check_size("diamond", rows * cols, 2 * rows * cols, rows=rows, cols=cols)
     builder = Builder()
     for i, j in product(range(rows), range(cols)):
         number = i * cols + j
@@ -157,11 +176,30 @@ def random_graph(seed: int, nodes: int = 12, sources: int = 3, in_degree: int = 
     The same arguments give the same graph.
     """
     nodes, sources, in_degree = _sizes(nodes=nodes, sources=sources, in_degree=in_degree)
+    _check_size("random", nodes, nodes * min(nodes, in_degree), nodes=nodes, sources=sources, in_degree=in_degree)
     draw, builder = np.random.default_rng(whole_number("seed", seed, 0)), Builder()
     for v in range(nodes):
         parents = draw.choice(v, draw.integers(1, min(in_degree, v) + 1), replace=False) if v >= sources else ()
         builder.node(f"x[{v}]", *sorted(int(p) for p in parents))
     return builder.graph()
+
+
+def _check_size(kind: str, nodes: float, edges: float, /, **sizes: int) -> None:
+    """Raise RedblueError, before any work, if a graph of about so many nodes and edges does not fit this machine."""
+    named = ",".join(f"{name}={size}" for name, size in sizes.items())
+    counts = " and ".join(f"{count_text(number)} {unit}" for number, unit in ((nodes, "nodes"), (edges, "edges")))
+    bytes, seconds = NODE_BYTES * nodes + EDGE_BYTES * edges, SECONDS * (nodes + edges)
+    check_fits(f"the graph {kind}:{named} of {counts}", bytes, seconds)
+
+
+def _steps(terms: int, accumulate: str) -> int:
+    """Most nodes of an inner product of so many terms."""
+    return terms if accumulate == "fma" else 2 * terms
+
+
+def _pairs(mask: Mask | None, n: int) -> int:
+    """Count the attended pairs, without an array of n x n."""
+    return n * n if mask is None else _checked(mask).on(n, n).nnz
 
 
 def _matrix(builder: Builder, name: str, rows: int, cols: int) -> np.ndarray:
@@ -211,9 +249,14 @@ def _chain(
 
 def _attends(mask: Mask | None, n: int) -> list[list[int]]:
     """List the keys that each query attends."""
-    if mask is not None and not isinstance(mask, Mask):
+    return [np.flatnonzero(row).tolist() for row in _checked(Mask.full() if mask is None else mask).to_dense(n, n)]
+
+
+def _checked(mask: object) -> Mask:
+    """Raise RedblueError unless the mask is one."""
+    if not isinstance(mask, Mask):
         raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {mask!r}")
-    return [np.flatnonzero(row).tolist() for row in (mask or Mask.full()).to_dense(n, n)]
+    return mask
 
 
 def _check_accumulate(accumulate: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +13,7 @@ import numpy as np
 
 from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
+from redblue.base.files import Target, check_target
 from redblue.base.integers import whole_number
 from redblue.pebble.graph import Builder, Graph
 from redblue.pebble.moves import KINDS, Game
@@ -21,6 +21,7 @@ from redblue.pebble.rules import MAX_LEVELS, Rules, rules_of
 from redblue.pebble.whole_arrays import INT64_MAX, is_whole
 
 FORMAT, VERSION = "redblue pebble game", 1
+MARK = f'{{"format": "{FORMAT}"'.encode()  # every game file begins so
 AnyValue = TypeVar("AnyValue")
 
 
@@ -40,16 +41,19 @@ def save_game(
     moves: Iterable[Sequence[int]],
     red: int,
     rules: str | Rules = "red-blue",
+    force: bool = False,
 ) -> Path:
     """Write a game to a file, atomically, and return the file's absolute path.
+
+    force: replace an existing file that is not a game.
 
     The lines are JSON:
     - the header {"format", "version", "graph" (its digest), "nodes", "moves", "red", "rules"};
     - per node [name, parent, ...];
     - per move [kind, node, parent, level], where a level of 0 and then a parent of -1 are left out.
-    Raises RedblueError for a move of unknown kind and for a path that cannot be written.
+    Raises RedblueError for a move of unknown kind, and for a file that must not be replaced or cannot be written.
     """
-    game, target = Game.of(moves), Path(path).resolve()
+    game, target = Game.of(moves), check_game_file(path, force)
     invalid = np.flatnonzero((game.kinds < 0) | (game.kinds >= len(KINDS)))
     if invalid.size:
         raise RedblueError(
@@ -57,20 +61,22 @@ def save_game(
         )
     header = {"format": FORMAT, "version": VERSION, "graph": graph.digest, "nodes": graph.n, "moves": len(game)}
     header |= {"red": whole_number("red", red), "rules": dataclasses.asdict(rules_of(rules))}
-    try:
-        with tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
-            draft = Path(folder, "game")
-            with draft.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(header, default=float) + "\n")
-                for v, label in enumerate(graph.labels):
-                    file.write(json.dumps([label, *graph.parents_of(v).tolist()]) + "\n")
-                for kind, *rest in game:
-                    shortened = rest if rest[2] else rest[:2] if rest[1] != -1 else rest[:1]
-                    file.write(json.dumps([KINDS[kind], *shortened]) + "\n")
-            os.replace(draft, target)
-    except OSError as error:
-        raise RedblueError(f"cannot write the game to {path}: {error.strerror or error}; name another file") from None
-    return target
+
+    def save(draft: Path) -> None:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(header, default=float) + "\n")
+            for v, label in enumerate(graph.labels):
+                file.write(json.dumps([label, *graph.parents_of(v).tolist()]) + "\n")
+            for kind, *rest in game:
+                shortened = rest if rest[2] else rest[:2] if rest[1] != -1 else rest[:1]
+                file.write(json.dumps([KINDS[kind], *shortened]) + "\n")
+
+    return target.write(save).resolve()
+
+
+def check_game_file(path: str | os.PathLike[str], force: bool) -> Target:
+    """Check, before the work, that a game can be saved at `path`. Raises as `save_game` does."""
+    return check_target(path, (".jsonl", ""), force, MARK)
 
 
 @checked_arguments
@@ -86,7 +92,7 @@ def read_game(path: str | os.PathLike[str], graph: Graph | None = None) -> Saved
             saved = _read(path, enumerate(file, start=1))
     except RedblueError:
         raise
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name with a null byte
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
         raise RedblueError(f"cannot read {path} as a game: {error}") from None
     if graph is not None and saved.graph != graph:
         raise RedblueError(f"{path} is a game for another graph: {saved.graph!r}, not {graph!r}")
@@ -140,6 +146,8 @@ def _header(header: dict[str, Any]) -> dict[str, Any]:
         raise RedblueError(
             f"the game has version {header['version']}, this redblue reads {VERSION}: use another redblue"
         )
+    if not isinstance(header["graph"], str):
+        raise TypeError
     for name, least in (("nodes", 1), ("moves", 0), ("red", 1)):
         whole_number(name, header[name], least)
     known = {field.name for field in dataclasses.fields(Rules)}

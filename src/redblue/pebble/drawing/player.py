@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
+from redblue.base.files import Target, as_path, check_target
 from redblue.base.integers import whole_number
 from redblue.pebble.drawing.layout import layout
 from redblue.pebble.graph import Graph
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_NODES, MAX_MOVES = 3000, 200_000  # limits of a browser: nodes drawn at once, moves in a page
 SUFFIXES = (".html", ".svg", ".png")
+# Pages and strips begin so; a .png file does not, so an existing one is only replaced by force.
+MARKS = {".html": b"<!doctype html>\n<!-- redblue pebble play -->", ".svg": b"<!-- redblue pebble play -->"}
 RULES = {
     "red-blue": "red-blue: a node is computed when all its parents are red, any number of times",
     "one-shot": "one-shot: a node is computed once, when all its parents are red",
@@ -87,28 +89,26 @@ def write_game(
     title: str = "",
     note: str = "",
     frames: int = 6,
+    force: bool = False,
 ) -> Path:
     """Write a page (.html) or a strip (.svg, .png) to a file, atomically, and return the file's absolute path.
 
-    title, note: as for `render`. frames: as for `strip`.
-    Raises as `render` does, and RedblueError for another suffix and for a path that cannot be written.
+    title, note: as for `render`. frames: as for `strip`. force: replace an existing file that is no drawn game.
+    Raises as `render` does, and RedblueError for another suffix and for a file that must not be replaced or cannot be
+    written.
     """
-    target = Path(path).resolve()
-    if target.suffix not in SUFFIXES:
-        raise RedblueError(f"{path} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, to say what to draw")
+    target = check_drawing(path, force)
     if target.suffix == ".html":
         content = render(graph, moves, red, rules, title, note).encode()
     else:
         svg = strip(graph, moves, red, rules, frames)
         content = svg.encode() if target.suffix == ".svg" else _png(svg)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
-            draft = Path(folder, "drawn")
-            draft.write_bytes(content)
-            os.replace(draft, target)
-    except OSError as error:
-        raise RedblueError(f"cannot write {path}: {error.strerror or error}; name another file") from None
-    return target
+    return target.write(lambda draft: draft.write_bytes(content)).resolve()
+
+
+def check_drawing(path: str | os.PathLike[str], force: bool) -> Target:
+    """Check, before the work, that a game can be drawn at `path`. Raises as `write_game` does."""
+    return check_target(path, SUFFIXES, force, MARKS.get(as_path(path).suffix.lower()))
 
 
 def _png(svg: str) -> bytes:

@@ -84,7 +84,7 @@ def read(folder: str | os.PathLike[str], name: str) -> Result:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RedblueError(f"there is no {path}: run `redblue experiment {name}` first") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RedblueError(f"cannot read {path}: {error}") from None
     try:
         if data["experiment"] != name:

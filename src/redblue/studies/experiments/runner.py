@@ -12,7 +12,7 @@ from pathlib import Path
 
 from redblue.base.charts import write
 from redblue.base.errors import RedblueError
-from redblue.base.files import replace_whole
+from redblue.base.files import check_target, replace_whole
 from redblue.base.journal import Journal, journal_path
 from redblue.base.parallel import finish
 from redblue.catalogue.detect import detect_cpu
@@ -31,23 +31,24 @@ def run(
     quick: bool = False,
     jobs: int | None = None,
     restart: bool = False,
+    force: bool = False,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Result:
     """Run an experiment and write NAME.json, NAME.svg and NAME.md into the folder `out`.
 
-    The files of an earlier run are replaced. Until then, finished points are kept beside them, in
-    NAME.json.partial.jsonl, and the same call continues from there.
+    The files of an earlier run are replaced, which a NAME.json of this experiment shows. Until then, finished points
+    are kept beside them, in NAME.json.partial.jsonl, and the same call continues from there.
     quick: measure few and small points. jobs: the number of processes; None for all cores. restart: discard the points
-    that an earlier call kept. progress(done, total): called at the start and after each point.
-    Raises UnknownName; RedblueError if the folder cannot be written, if it holds another file of that name, or if this
+    that an earlier call kept. force: replace files of these names that no run wrote. progress(done, total): called at
+    the start and after each point.
+    Raises UnknownName; RedblueError if the folder cannot be written, if it holds other files of these names, or if this
     machine lacks what the experiment needs.
     """
     experiment, folder = get(name), _folder(out)
     if missing := experiment.missing():
         raise RedblueError(f"the experiment {name} cannot run here: {missing}")
     target = json_path(folder, name)
-    if target.exists():
-        read(folder, name)  # raises if the file is not an experiment's result, which must not be replaced
+    _check_targets(folder, name, force)
     points = experiment.points(quick)
     with Journal(journal_path(target), "experiment", identity(name, points), len(points), restart) as journal:
         evaluate = partial(measure, name)
@@ -65,6 +66,15 @@ def run(
         _write(result, folder)
         journal.remove()
     return result
+
+
+def _check_targets(folder: Path, name: str, force: bool) -> None:
+    """Raise RedblueError if a file must not be replaced: one without force, unless it is part of an earlier result."""
+    earlier = json_path(folder, name).exists() and not force
+    if earlier:
+        read(folder, name)  # raises if the file is not the result of this experiment
+    for suffix in (".json", ".svg", ".md"):
+        check_target(folder / f"{name}{suffix}", (suffix,), force or earlier)
 
 
 def redraw(name: str, *, out: str | os.PathLike[str] = FOLDER) -> Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import jinja2
 import vl_convert
 
 from redblue.base import style
-from redblue.base.errors import RedblueError
+from redblue.base.files import Target, check_target
 from redblue.base.text import amount, capacity, limit_text, nesting_text, ratio, tile_text, time
 from redblue.lab.text import mask_text, shape_text
 from redblue.studies.experiments.result import Result
@@ -22,6 +21,8 @@ from redblue.studies.report.checks import TOLERANCE
 from redblue.studies.report.data import Report
 from redblue.studies.report.measured import RUN_SECONDS
 from redblue.studies.report.terminal import measured_verdict, share, times, verdict
+
+MARK = b"<!doctype html>\n<!-- redblue report -->"  # every page begins so
 
 
 def render(report: Report) -> str:
@@ -48,38 +49,21 @@ def _responsive(result: Result) -> dict[str, Any]:
     return result.about.figure(result.rows).to_dict(validate=False) | {"config": {}}
 
 
-def check_output(path: str | os.PathLike[str]) -> Path:
-    """Return `path` as an absolute Path if a page can be written there. Raises RedblueError, which says why not."""
-    target = Path(path).resolve()
-    if target.is_dir():
-        raise _unwritable(path, "it is a folder")
-    if target.exists() and not (target.is_file() and os.access(target, os.W_OK)):
-        raise _unwritable(path, "it is no file that you may write")
-    if not target.parent.is_dir():
-        raise _unwritable(path, f"there is no folder {target.parent}")
-    if not os.access(target.parent, os.W_OK):
-        raise _unwritable(path, f"you may not write in {target.parent}")
-    return target
+def check_output(path: str | os.PathLike[str], force: bool = False) -> Target:
+    """Check, before the work, that a page can be written at `path`. Raises RedblueError, which says why not.
 
-
-def write(report: Report, path: str | os.PathLike[str]) -> Path:
-    """Write the page, whole or not at all; return its path.
-
-    Raises RedblueError if the page cannot be written; an existing file is then unchanged.
+    force: replace an existing file that is not a report.
     """
-    target, text = check_output(path), render(report)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
-            draft = Path(folder, "page")
-            draft.write_text(text, encoding="utf-8")
-            os.replace(draft, target)
-    except OSError as error:
-        raise _unwritable(path, str(error.strerror or error)) from error
-    return target
+    return check_target(path, (".html", ""), force, MARK)
 
 
-def _unwritable(path: str | os.PathLike[str], reason: str) -> RedblueError:
-    return RedblueError(f"cannot write the report to {path}: {reason}; name a file in a folder that you may write in")
+def write(report: Report, path: str | os.PathLike[str], force: bool = False) -> Path:
+    """Write the page, whole or not at all; return its path. force: replace an existing file that is not a report.
+
+    Raises RedblueError if the file must not be replaced or cannot be written; an existing file is then unchanged.
+    """
+    target, text = check_output(path, force), render(report)
+    return target.write(lambda draft: draft.write_text(text, encoding="utf-8")).resolve()
 
 
 @cache

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from redblue.base.files import check_target
 from redblue.base.journal import Journal, journal_path
 from redblue.base.parallel import finish
 from redblue.studies.sweep.grid import Point, Sweep, make_sweep
 from redblue.studies.sweep.points import COLUMNS, Row, evaluate
-from redblue.studies.sweep.store import FORMATS, check_target, write
+from redblue.studies.sweep.store import FORMATS, write
 
 
 def run(
@@ -27,7 +28,7 @@ def run(
 
     sweep: a Sweep, or axes for make_sweep, such as {"n": "1024:65536:x2", "d": [64, 128], "words": 12288}.
     output: a .csv, .parquet or .jsonl file. Until it is written, finished points are kept in a file beside it,
-    OUTPUT.partial.jsonl, and the same call continues from there.
+    OUTPUT.partial.jsonl, and the same call continues from there. A stream, such as "-", has no such file.
     jobs: the number of processes: 1 for this process alone; None for all cores, or for the number that the active
     `joblib.parallel_config` sets.
     restart: discard the points that an earlier call kept. force: replace `output` if it exists.
@@ -35,13 +36,15 @@ def run(
     Raises RedblueError for bad axes, an output that exists or cannot be written, and points kept by another sweep.
     """
     sweep = sweep if isinstance(sweep, Sweep) else make_sweep(sweep)
-    if output is None:
-        return _sorted(finish(_rows, sweep.point, sweep.size, {}, jobs, lambda index, rows: None, progress))
-    target = check_target(output, tuple(FORMATS), force)
-    with open_journal(target, sweep, restart) as journal:
+    target = None if output is None else check_target(output, tuple(FORMATS), force)
+    if target is None or target.stream is not None:  # there is no place for a journal
+        rows = _sorted(finish(_rows, sweep.point, sweep.size, {}, jobs, lambda index, rows: None, progress))
+        if output is not None:
+            write(rows, output, force)
+        return rows
+    with open_journal(target.path, sweep, restart) as journal:
         rows = _sorted(finish(_rows, sweep.point, sweep.size, journal.done, jobs, journal.add, progress))
-        check_target(target, tuple(FORMATS), force)  # again: another program may have made the file in the meantime
-        write(rows, target)
+        write(rows, target.path, force)
         journal.remove()
     return rows
 

@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from redblue.base.errors import RedblueError
-from redblue.base.files import as_path, check_installed, check_target, replace_whole
+from redblue.base.files import as_path, check_installed, check_target
 from redblue.studies.sweep.points import COLUMNS, Row
 
 REMEDY = "give a file that redblue sweep -o (or sweep.write) wrote"
 
 
-def write(rows: Sequence[Row], path: str | os.PathLike[str]) -> Path:
-    """Write the rows in the format of the file's suffix: .csv, .jsonl or .parquet. Replaces an existing file."""
-    target = check_target(path, tuple(FORMATS), force=True)
-    save = FORMATS[target.suffix.lower()][0]
-    replace_whole(target, lambda draft: save(rows, draft))
-    return target
+def write(rows: Sequence[Row], path: str | os.PathLike[str], force: bool = False) -> Path:
+    """Write the rows in the format of the file's suffix: .csv, .jsonl or .parquet.
+
+    force: replace an existing file. Raises RedblueError if the file exists or cannot be written.
+    """
+    target = check_target(path, tuple(FORMATS), force)
+    save = FORMATS[target.suffix][0]
+    return target.write(lambda draft: save(rows, draft))
 
 
 def read(path: str | os.PathLike[str]) -> list[Row]:
