@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-
 MAX_QUOTED = 60  # characters of the user's text in an error
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from redblue.base.progress import working
 from redblue.cli.options import Json, Words, parse_tiles, with_problem
 from redblue.cli.output import show
 from redblue.cli.tables import counts_table
@@ -49,8 +50,10 @@ def command(
         except (TooFewWords, CapacityError, NotCovered) as error:
             reasons.append(str(error))
 
-    for name in list_schedules(problem.direction) if schedule is None else [schedule]:
-        attempt(name)
+    with working("counting") as say:
+        for name in list_schedules(problem.direction) if schedule is None else [schedule]:
+            say(name)
+            attempt(name)
     if not results:
         raise TooFewWords("; ".join(reasons))
     starts_from_p = problem.direction == "backward" and any(each.schedule == "standard" for each in results)

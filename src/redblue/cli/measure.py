@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from redblue.base.errors import RedblueError
+from redblue.base.progress import working
 from redblue.cli.options import Json, Words, parse_tiles, with_problem
 from redblue.cli.output import show
 from redblue.cli.tables import measurement_table
@@ -49,17 +50,18 @@ def measure(
     """
     if using == "interpreter":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which has not happened yet
-    result = registry.measure(
-        problem,
-        words=words,
-        using=using,
-        schedule=schedule,
-        tiles=parse_tiles(tiles),
-        plan_words=plan_words,
-        boundary=boundary,
-        line_bytes=line,
-        ways=_parse_ways(ways),
-    )
+    with working("measuring"):
+        result = registry.measure(
+            problem,
+            words=words,
+            using=using,
+            schedule=schedule,
+            tiles=parse_tiles(tiles),
+            plan_words=plan_words,
+            boundary=boundary,
+            line_bytes=line,
+            ways=_parse_ways(ways),
+        )
     others = registry.others(result.meter) if using == "auto" else {}
     remarks = [Text(f"not {name}: {reason}", style="dim") for name, reason in others.items()]
     data = result.to_dict() | ({"others": others} if others else {})

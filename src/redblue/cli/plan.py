@@ -9,6 +9,7 @@ import typer
 from rich.console import Group
 
 from redblue.base.errors import RedblueError
+from redblue.base.progress import working
 from redblue.catalogue import models as catalogue
 from redblue.cli.options import (
     DV,
@@ -56,7 +57,9 @@ def command(
         _refuse(fixed | {"--mask": mask})
         layers = catalogue.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
         problems = [each.problem for each in layers]
-    plans = [plan(problem, machine) for machine in find_memories(memory or ["this-machine"]) for problem in problems]
+    with working("planning"):
+        machines = find_memories(memory or ["this-machine"])
+        plans = [plan(problem, machine) for machine in machines for problem in problems]
     show([each.to_dict() for each in plans], Group(*(part for each in plans for part in (each, ""))), as_json)
 
 

@@ -12,8 +12,9 @@ import typer
 
 from redblue.base.journal import journal_path
 from redblue.base.progress import progress_bar
+from redblue.base.terminal import message
 from redblue.cli.options import Json, with_parameters
-from redblue.cli.output import remark, show, written
+from redblue.cli.output import show, written
 
 EPILOG = (
     "Example: redblue sweep --n 1024:65536:x2 --d 64,128,256 --words 12288 -o sweep.csv --picture sweep.svg. "
@@ -99,4 +100,4 @@ def command(
         pictures.draw(sweep, rows, picture, x=x, y=y, force=force)
         written(picture)
         if unknown := pictures.left_out(sweep, y):
-            remark(f"not in the picture, as their bandwidth is not known: {', '.join(unknown)}")
+            message(f"not in the picture, as their bandwidth is not known: {', '.join(unknown)}")
