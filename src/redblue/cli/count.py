@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from redblue.base.progress import working
-from redblue.cli.options import Json, Words, parse_tiles, with_problem
+from redblue.cli.options import Json, Words, known_schedule, parse_tiles, size, with_problem
 from redblue.cli.output import show
 from redblue.cli.tables import counts_table
 from redblue.lab import counts
@@ -24,11 +24,16 @@ EPILOG = "Example: redblue count flash --n 4096 --d 128 --words 12288. With tile
 @with_problem
 def command(
     problem: Problem,
-    schedule: Annotated[str | None, typer.Argument(help="A schedule; if left out, all schedules that fit.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Argument(
+            help="A schedule, as redblue schedules lists them; if left out, all that fit.", callback=known_schedule
+        ),
+    ] = None,
     words: Words = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
     at_once: Annotated[
-        int, typer.Option(help="Streams (batch x key/value heads) that run side by side and share the cache.")
+        int, size("--at-once", help="Streams (batch x key/value heads) that run side by side and share the cache.")
     ] = 1,
     index: Annotated[
         str,

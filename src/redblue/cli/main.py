@@ -24,7 +24,7 @@ from redblue.base.version import VERSION
 
 COMMANDS = (  # in the order of `redblue --help`
     *("report", "plan", "count", "bound", "sweep", "experiment", "mask", "sparse"),
-    *("info", "measure", "recount", "memories", "models", "pebble"),
+    *("info", "measure", "recount", "memories", "models", "schedules", "pebble"),
 )
 
 UsageError = typer.BadParameter.__mro__[1]  # click's; newer versions of Typer bring a copy, and none exports it
@@ -70,7 +70,7 @@ def main() -> None:
     """Run the command line, and exit with its status."""
     _prepare_streams()
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name="redblue", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
     except RedblueError as error:

@@ -11,9 +11,9 @@ from rich.console import Group
 from rich.text import Text
 
 from redblue.base.errors import RedblueError
-from redblue.base.integers import ceil_div, whole_number
+from redblue.base.integers import ceil_div, parse_size, whole_number
 from redblue.base.terminal import table, terminal_width
-from redblue.base.text import amount
+from redblue.base.text import amount, quoted
 from redblue.cli.options import NK, NQ, Json, N, parse_mask
 from redblue.cli.output import show, written
 from redblue.masks import Mask
@@ -99,9 +99,10 @@ def _parse_edges(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if len(parts) > 2 or not all(part.isdecimal() and 0 < len(part) <= 18 and int(part) for part in parts):
-        raise RedblueError(f"tile must be QUERIES[,KEYS], each at least 1, such as 64 or 64,128; got {text[:40]!r}")
-    return int(parts[0]), int(parts[-1])
+    if len(parts) > 2 or not all(parts):
+        raise RedblueError(f"tile must be QUERIES[,KEYS], such as 64 or 64,128; got {quoted(text)}")
+    edges = [whole_number("tile", parse_size("tile", part)) for part in parts]
+    return edges[0], edges[-1]
 
 
 def _summary(data: dict[str, Any], picture: str) -> Group:

@@ -14,7 +14,7 @@ from redblue import pebble
 from redblue.base.errors import RedblueError
 from redblue.base.progress import working
 from redblue.base.terminal import table
-from redblue.cli.options import Json, Words, parse_tiles, with_problem
+from redblue.cli.options import Json, Words, known_schedule, parse_tiles, size, with_problem
 from redblue.cli.output import show, written
 from redblue.lab import traces
 from redblue.problem import Problem
@@ -30,7 +30,7 @@ GraphText = Annotated[
         help="attention:n=2,d=1, matmul:2,2,2, fft:8, tree:2,3 ..., a file of edges, or a game (.jsonl).",
     ),
 ]
-Red = Annotated[int | None, typer.Option("--red", help="Red pebbles: words of the cache.")]
+Red = Annotated[int | None, size("--red", help="Red pebbles: words of the cache.")]
 RulesName = Annotated[str, typer.Option("--rules", help="red-blue, one-shot or partial.")]
 Sliding = Annotated[bool, typer.Option("--sliding", help="A red pebble may slide from a parent to the node computed.")]
 Machine = Annotated[
@@ -186,7 +186,9 @@ def bound(
 @with_problem
 def trace(
     problem: Problem,
-    schedule: Annotated[str, typer.Argument(help="A schedule, as in redblue count.")],
+    schedule: Annotated[
+        str, typer.Argument(help="A schedule, as redblue schedules lists them.", callback=known_schedule)
+    ],
     words: Words = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the game here (.jsonl).")] = None,

@@ -25,6 +25,7 @@ from redblue.cli.options import (
     N,
     find_memories,
     make_problem,
+    size,
 )
 from redblue.cli.output import show
 from redblue.lab.planner import plan
@@ -41,7 +42,7 @@ def command(
     d: D = None,
     d_v: DV = None,
     batch: Batch = 1,
-    heads: Annotated[int | None, typer.Option(help="Query heads; 1 if left out.")] = None,
+    heads: Annotated[int | None, size("--heads", help="Query heads; 1 if left out.")] = None,
     kv_heads: KvHeads = None,
     dtype: Dtype = None,
     mask: Annotated[str | None, typer.Option(help="As in count; full if left out.")] = None,

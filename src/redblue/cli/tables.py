@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group
 from rich.text import Text
@@ -16,6 +16,7 @@ from redblue.lab.counts import Count
 from redblue.lab.recount import Recount
 from redblue.lab.text import mask_text
 from redblue.meter import Measurement
+from redblue.schedules import Schedule
 
 
 def counts_table(counts: Iterable[Count], remarks: Sequence[str]) -> StackingTable:
@@ -133,3 +134,13 @@ def model_details(model: Model) -> Group:
     """One model: its shapes, their source, and notes on them."""
     lines = [model.source, *model.notes, *(f"{layers.name}: {layers.note}" for layers in model if layers.note)]
     return Group(Text(model.title, style="bold"), models_table([model]), Text("\n".join(lines), style="dim"))
+
+
+def schedules_table(schedules: Iterable[Schedule], kernels: Mapping[str, Mapping[str, Sequence[str]]]) -> StackingTable:
+    """The schedules in a line each, with their directions and kernels. kernels: directions by schedule and device."""
+    lines = table(("schedule", "what it is\ndirections\nkernels\nsource"))
+    lines.columns[0].no_wrap = True
+    for each in schedules:
+        devices = "; ".join(f"{device}: {', '.join(found)}" for device, found in kernels[each.name].items() if found)
+        lines.add_row(each.name, f"{each.title}\n{', '.join(each.passes)}\n{devices or 'no kernel'}\n{each.source}\n")
+    return lines

@@ -12,7 +12,7 @@ from typing import Any
 from redblue import schedules
 from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError, UnknownName
-from redblue.base.integers import whole_number
+from redblue.base.integers import parse_size, whole_number
 from redblue.base.text import quoted
 from redblue.catalogue.memories import Memory
 from redblue.masks import Mask
@@ -22,13 +22,14 @@ from redblue.problem import DIRECTIONS
 LEAST = {"window": 0} | dict.fromkeys(("n", "n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "words"), 1)
 NAMES = ("mask", "dtype", "direction", "memory", "schedule")
 GRAMMAR = "VALUE, a list A,B,C, or a range FIRST:LAST:xFACTOR or FIRST:LAST:+STEP"
-EXAMPLES = "such as 128, or 64,128,256, or 1024:65536:x2 (times 2), or 128:512:+64 (plus 64)"
+EXAMPLES = "such as 128, or 64,128,256, or 1Ki:64Ki:x2 (times 2), or 128:512:+64 (plus 64)"
 MAX_VALUES = 100_000  # of one axis
 MAX_NUMBER = 10**18  # far beyond any problem, and safe to calculate with
 MAX_DIGITS = 1000  # of a number with leading zeros
 
 RANGE = re.compile(r"(\d+):(\d+):(?:x(\d+(?:\.\d+)?)|\+(\d+))", re.ASCII)
 WHOLE = re.compile(r"(?<![\d.])\d+", re.ASCII)  # whole numbers, but not the digits after a decimal point
+SUFFIXED = re.compile(r"(?<![\w.])\d[\d.]*[_a-z][\w+]*", re.ASCII | re.IGNORECASE)  # a size such as 4K, 1e3 or 4_096
 COMMA = re.compile(r",(?!\s*\d)")  # a comma before a digit belongs to a mask: window:1024,0
 
 
@@ -111,6 +112,7 @@ def _numbers(name: str, part: str, text: str) -> Sequence[int]:
 
     text: the whole list, for errors.
     """
+    part = SUFFIXED.sub(lambda size: str(parse_size(name, size[0])), part)
     # This check comes before any conversion: int() refuses thousands of digits, and float() overflows at hundreds.
     if any(len(digits) > MAX_DIGITS or int(digits) > MAX_NUMBER for digits in WHOLE.findall(part)):
         raise _too_large(name, quoted(part))
