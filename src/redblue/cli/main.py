@@ -82,9 +82,12 @@ def main() -> None:
     except KeyboardInterrupt:
         status = INTERRUPTED
     except OSError as error:
-        if error.filename is not None or error.errno not in UNWRITABLE:
+        if error.filename is not None:
+            status = _fail(f"cannot use {error.filename}: {error.strerror}; name another file")
+        elif error.errno in UNWRITABLE:
+            status = _discard_output(error)
+        else:
             raise
-        status = _discard_output(error)
     sys.exit(status)
 
 

@@ -111,6 +111,22 @@ class Pass:
         return self.tile_type._fields  # type: ignore[attr-defined]
 
 
+def check_searchable(problem: Problem) -> None:
+    """Raise RedblueError if the problem is too large for a search of tiles."""
+    stream = problem.one_stream()
+    sizes = {"n_q (times query heads per key head)": stream.n_q, "n_k": stream.n_k, "d": stream.d}
+    sizes["d_v"] = stream.d_v
+    longest = max(sizes, key=sizes.__getitem__)
+    area = stream.n_q * stream.n_k
+    if problem.direction == "gradient_x":  # its products with weights have n d pairs
+        area = max(area, max(stream.n_q, stream.n_k) * stream.d)
+    if sizes[longest] > MAX_AXIS or area * max(stream.d, stream.d_v) > MAX_PRODUCT:
+        raise RedblueError(
+            f"{longest} is {sizes[longest]:,}: the tile search takes at most {MAX_AXIS:,}, and n_q x n_k x d (and "
+            f"for gradient_x n x d x d) of at most {MAX_PRODUCT:,}; give the tiles instead"
+        )
+
+
 @dataclass(frozen=True)
 class Schedule:
     """An algorithm: the order in which tiles are loaded, computed and stored.
@@ -149,17 +165,7 @@ class Schedule:
         Raises TooFewWords, which states the minimum, and NotCovered; and RedblueError for sizes too large to search.
         """
         stream, one_pass = problem.one_stream(), self.direction(problem)
-        sizes = {"n_q (times query heads per key head)": stream.n_q, "n_k": stream.n_k, "d": stream.d}
-        sizes["d_v"] = stream.d_v
-        longest = max(sizes, key=sizes.__getitem__)
-        area = stream.n_q * stream.n_k
-        if problem.direction == "gradient_x":  # its products with weights have n d pairs
-            area = max(area, max(stream.n_q, stream.n_k) * stream.d)
-        if sizes[longest] > MAX_AXIS or area * max(stream.d, stream.d_v) > MAX_PRODUCT:
-            raise RedblueError(
-                f"{longest} is {sizes[longest]:,}: the tile search takes at most {MAX_AXIS:,}, and n_q x n_k x d (and "
-                f"for gradient_x n x d x d) of at most {MAX_PRODUCT:,}; give the tiles instead"
-            )
+        check_searchable(problem)
         multiple = dict.fromkeys(one_pass.edges, 1) | dict(multiple or {})
         tiles = one_pass.search(stream, words, multiple)
         if tiles is None:

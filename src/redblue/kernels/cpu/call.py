@@ -17,6 +17,7 @@ from redblue.kernels.cpu import cache_fit
 from redblue.kernels.cpu.plan import SpillTile, Tile, TwoPassTile, plan
 from redblue.kernels.table import tiled_kernels
 from redblue.problem import Problem
+from redblue.schedules.schedule import check_searchable
 
 NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}
 # Schedules that write P to memory
@@ -141,6 +142,7 @@ def row_of(row: _core.Isa, number: int) -> cache_fit.Row:
 
 def tiles_for(schedule: str, problem: Problem, words: int, row: _core.Isa | None = None) -> AnyTile:
     """The tiles of this schedule's kernel for a cache of `words` words: see redblue.kernels.cpu.cache_fit."""
+    check_searchable(problem)
     widths = row_of(row or isa(), NUMBERS[problem.dtype])
     return cache_fit.tiles_for(schedule, problem, words * problem.bytes_per_word // widths.packed_bytes, widths)
 
