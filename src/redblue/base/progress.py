@@ -15,6 +15,7 @@ from rich.text import Text
 from redblue.base.terminal import console, message, visible
 
 INTERRUPTED = 130  # the exit status that a shell reports for a command that Ctrl-C stopped
+THREAD = "redblue progress"
 FIRST_SECONDS, MAX_SECONDS = 5.0, 60.0  # until the first line, and between two lines; the time doubles in between
 
 # move(done, total) or move(done, total, label): advance the bar, and rename it if a label is given.
@@ -86,7 +87,7 @@ def working(label: str) -> Iterator[Callable[[str], None]]:
 def _lines(text: Callable[[], str], wanted: bool) -> Iterator[None]:
     """Print a line on standard error now and then while the block runs, if `wanted`."""
     over = Event()
-    thread = Thread(target=_print_lines, args=(text, over.wait), daemon=True)
+    thread = Thread(name=THREAD, target=_print_lines, args=(text, over.wait), daemon=True)
     if wanted:
         thread.start()
     try:
