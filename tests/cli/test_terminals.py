@@ -218,6 +218,15 @@ def test_progress_lines_stay_out_of_the_result(monkeypatch, tmp_path):
         assert "\x1b" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [("redblue count fl", "flash1 flash flash_onepass"), thorough("redblue plan -m this", "this-machine")],
+)
+def test_the_shell_completes_names(line, completed):
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    assert run(_REDBLUE_COMPLETE="complete_bash", **words).stdout.decode().split() == completed.split()
+
+
 def test_a_plan_prints_itself(capsys):
     print(rb.plan(rb.Problem(64, 64, 32), memory="t4"))
     assert "shared memory/L2" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from redblue.base.progress import working
-from redblue.cli.options import Json, Words, known_schedule, parse_tiles, size, with_problem
+from redblue.cli.options import Json, Words, known_schedule, parse_tiles, schedule_names, size, with_problem
 from redblue.cli.output import show
 from redblue.cli.tables import counts_table
 from redblue.lab import counts
@@ -27,7 +27,9 @@ def command(
     schedule: Annotated[
         str | None,
         typer.Argument(
-            help="A schedule, as redblue schedules lists them; if left out, all that fit.", callback=known_schedule
+            help="A schedule, as redblue schedules lists them; if left out, all that fit.",
+            callback=known_schedule,
+            autocompletion=schedule_names,
         ),
     ] = None,
     words: Words = None,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from redblue.base.errors import RedblueError
 from redblue.base.progress import working
-from redblue.cli.options import Json, Words, known_schedule, parse_tiles, size, with_problem
+from redblue.cli.options import Json, Words, known_schedule, parse_tiles, schedule_names, size, with_problem
 from redblue.cli.output import show
 from redblue.cli.tables import measurement_table
 from redblue.meter import registry
@@ -31,7 +31,11 @@ def measure(
     ] = "auto",
     schedule: Annotated[
         str | None,
-        typer.Option(help="The schedule of the kernel; the default kernel if left out.", callback=known_schedule),
+        typer.Option(
+            help="The schedule of the kernel; the default kernel if left out.",
+            callback=known_schedule,
+            autocompletion=schedule_names,
+        ),
     ] = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
     plan_words: Annotated[

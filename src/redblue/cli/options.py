@@ -13,7 +13,8 @@ from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.base.integers import parse_size
 from redblue.base.text import quoted
-from redblue.catalogue.memories import Memory, memory
+from redblue.catalogue.memories import THIS_MACHINE, Memory, list_memories, memory
+from redblue.catalogue.models import list_models
 from redblue.masks import Mask
 from redblue.masks.names import parse
 from redblue.problem import Problem
@@ -52,10 +53,33 @@ MaskText = Annotated[
 ]
 Direction = Annotated[str, typer.Option(help="forward, backward or gradient_x.")]
 Words = Annotated[int | None, size("--words", help="Capacity of the cache, in words (array elements).")]
+
+
+def schedule_names(incomplete: str) -> list[str]:
+    """The schedules whose names begin so, for the shell's completion."""
+    return [name for name in schedules.list_schedules() if name.startswith(incomplete)]
+
+
+def memory_names(incomplete: str) -> list[str]:
+    """The machines whose names begin so, for the shell's completion."""
+    return [name for name in (*list_memories(), THIS_MACHINE) if name.startswith(incomplete)]
+
+
+def model_names(incomplete: str) -> list[str]:
+    """The models whose names begin so, for the shell's completion."""
+    return [name for name in list_models() if name.startswith(incomplete)]
+
+
 Memories = Annotated[
     list[str] | None,
-    typer.Option("--memory", "-m", help="A machine of the catalogue, this-machine, or a TOML file; repeatable."),
+    typer.Option(
+        "--memory",
+        "-m",
+        help="A machine of the catalogue, this-machine, or a TOML file; repeatable.",
+        autocompletion=memory_names,
+    ),
 ]
+ModelName = Annotated[str | None, typer.Argument(help="Catalogue name or config.json.", autocompletion=model_names)]
 
 
 def known_schedule(name: str | None) -> str | None:

@@ -14,7 +14,16 @@ from redblue import pebble
 from redblue.base.errors import RedblueError
 from redblue.base.progress import working
 from redblue.base.terminal import table
-from redblue.cli.options import Json, Words, known_schedule, parse_tiles, size, with_problem
+from redblue.cli.options import (
+    Json,
+    Words,
+    known_schedule,
+    memory_names,
+    parse_tiles,
+    schedule_names,
+    size,
+    with_problem,
+)
 from redblue.cli.output import show, written
 from redblue.lab import traces
 from redblue.problem import Problem
@@ -36,7 +45,11 @@ Sliding = Annotated[bool, typer.Option("--sliding", help="A red pebble may slide
 Machine = Annotated[
     str | None,
     typer.Option(
-        "--memory", "-m", help="All levels of a machine's memory, instead of --red; solve then needs --heuristic."
+        "--memory",
+        "-m",
+        help="All levels of a machine's memory (catalogue name, this-machine or TOML file), instead of --red; solve "
+        "then needs --heuristic.",
+        autocompletion=memory_names,
     ),
 ]
 FIGURES = ("cost", "loads", "stores", "computes", "peak", "moves")  # columns of the table of a game
@@ -187,7 +200,10 @@ def bound(
 def trace(
     problem: Problem,
     schedule: Annotated[
-        str, typer.Argument(help="A schedule, as redblue schedules lists them.", callback=known_schedule)
+        str,
+        typer.Argument(
+            help="A schedule, as redblue schedules lists them.", callback=known_schedule, autocompletion=schedule_names
+        ),
     ],
     words: Words = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,

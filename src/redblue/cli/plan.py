@@ -25,6 +25,7 @@ from redblue.cli.options import (
     N,
     find_memories,
     make_problem,
+    model_names,
     size,
 )
 from redblue.cli.output import show
@@ -34,7 +35,10 @@ EPILOG = "Example: redblue plan llama-3-8b --memory h100-sxm. Or: redblue plan -
 
 
 def command(
-    model: Annotated[str | None, typer.Argument(help="Catalogue name or config.json; or give --n and --d.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Catalogue name or config.json; or give --n and --d.", autocompletion=model_names),
+    ] = None,
     memory: Memories = None,
     n: N = None,
     n_q: NQ = None,

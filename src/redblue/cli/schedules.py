@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from redblue.cli.options import Json
+from redblue.cli.options import Json, schedule_names
 from redblue.cli.output import show
 from redblue.cli.tables import schedules_table
 from redblue.kernels.table import kernels
@@ -18,7 +18,10 @@ DEVICES = ("cpu", "gpu")
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="One schedule; all if left out.")] = None, as_json: Json = False
+    name: Annotated[
+        str | None, typer.Argument(help="One schedule; all if left out.", autocompletion=schedule_names)
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """The schedules: what each one is, its directions, its kernels and its source."""
     chosen = list(SCHEDULES.values()) if name is None else [get(name)]

@@ -27,7 +27,7 @@ AXES = {
     "d": "Head dimension of queries and keys.",
     "d_v": "Head dimension of values; --d if left out.",
     "words": "M: capacities of the cache, in words. Or --memory.",
-    "memory": "Machines, each counted at every boundary. Or --words.",
+    "memory": "Machines (catalogue, this-machine, TOML files), each counted at every boundary. Or --words.",
     "heads": "Query heads; 1 if left out.",
     "kv_heads": "Key/value heads; --heads if left out.",
     "batch": "Batch size; 1 if left out.",
