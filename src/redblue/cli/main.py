@@ -12,7 +12,7 @@ import io
 import os
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -27,7 +27,7 @@ COMMANDS = (  # in the order of `redblue --help`
     *("info", "measure", "recount", "memories", "models", "schedules", "pebble"),
 )
 
-UsageError = typer.BadParameter.__mro__[1]  # click's; newer versions of Typer bring a copy, and none exports it
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's; newer versions of Typer bring a copy, and none exports it
 UNWRITABLE = (errno.ENOSPC, errno.EPIPE, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 app = typer.Typer(
@@ -107,7 +107,7 @@ def _fail(text: str, *hints: str) -> int:
     return 2
 
 
-def _help_hint(error: UsageError) -> list[str]:
+def _help_hint(error: Any) -> list[str]:
     """The line that names the help of the command whose arguments are wrong."""
     return [f"help: {error.ctx.command_path} --help"] if error.ctx else []
 
