@@ -1,10 +1,12 @@
 """The progress bar: what Ctrl-C says and returns."""
 
 import sys
+import threading
 
 import pytest
 
-from redblue.base.progress import INTERRUPTED, progress_bar
+from redblue.base import progress
+from redblue.base.progress import INTERRUPTED, MAX_SECONDS, progress_bar, working
 
 
 def interrupted(capsys, **options):
@@ -43,4 +45,69 @@ def test_ctrl_c_before_the_first_step(capsys):
 def test_other_errors_pass_through(capsys):
     with pytest.raises(ZeroDivisionError), progress_bar("sweeping") as move:
         move(1, 1 // 0)
+    assert capsys.readouterr().err == ""
+
+
+# Lines of progress, where standard error is no terminal
+
+
+def printed_lines(capsys, monkeypatch, waits, text):
+    """The lines that appear if the work is over after so many waits, and the seconds of each wait."""
+    seconds = []
+
+    def over(pause):
+        seconds.append(pause)
+        return len(seconds) > waits
+
+    monkeypatch.setattr(progress, "monotonic", lambda: float(sum(seconds)))
+    progress._print_lines(text, over)
+    return capsys.readouterr().err.splitlines(), seconds
+
+
+def test_short_work_prints_no_line(capsys, monkeypatch):
+    assert printed_lines(capsys, monkeypatch, 0, lambda: "planning") == ([], [5.0])
+
+
+def test_lines_come_at_longer_and_longer_intervals(capsys, monkeypatch):
+    lines, seconds = printed_lines(capsys, monkeypatch, 6, lambda: "planning: 1 of 3 steps; now [/b]\x1b")
+    assert seconds == [5.0, 10.0, 20.0, 40.0, MAX_SECONDS, MAX_SECONDS, MAX_SECONDS]
+    assert lines[0] == "planning: 1 of 3 steps; now [/b]\\x1b (5 s)"
+    assert [line.rpartition("(")[2] for line in lines] == ["5 s)", "15 s)", "35 s)", "75 s)", "135 s)", "195 s)"]
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """A function that returns the line that would be printed now."""
+    texts = []
+    monkeypatch.setattr(progress, "_print_lines", lambda text, over: texts.append(text))
+
+    def now():
+        while not texts:  # until the thread runs
+            pass
+        return texts[-1]()
+
+    return now
+
+
+def test_a_line_says_how_far_the_work_is(told):
+    with progress_bar("planning", unit="steps", total=7) as move:
+        assert told() == "planning: 0 of 7 steps"
+        move(1_000, 5_000)
+        assert told() == "planning: 1,000 of 5,000 steps"
+        move(2, 5, "gpt2")
+        assert told() == "planning: 2 of 5 steps; now gpt2"
+
+
+def test_work_without_steps(told):
+    with working("searching") as say:
+        assert told() == "searching"
+        say("best 11")
+        assert told() == "searching: best 11"
+
+
+def test_lines_end_with_the_work(capsys):
+    """The thread that prints is over when the block is, also after an error."""
+    with pytest.raises(ZeroDivisionError), working("dividing"):
+        raise ZeroDivisionError
+    assert not [thread for thread in threading.enumerate() if thread.name == progress.THREAD]
     assert capsys.readouterr().err == ""

@@ -63,6 +63,27 @@ def test_counting_by_running_equals_the_closed_form():
     assert run_json(*arguments) == run_json(*arguments, "--run")
 
 
+def test_sizes_are_read_alike_everywhere():
+    plain = run_json("count", "flash", "--n", "4096", "--d", "64", "--words", "200000", "--tiles", "rows=1024")
+    short = run_json("count", "flash", "--n", "4Ki", "--d", "6_4", "--words", "200K", "--tiles", "rows=1Ki")
+    assert short == plain
+    rows = run_json("sweep", "--n", "1Ki:4Ki:x2", "--d", "64", "--words", "12e3,4Ki", "--schedule", "flash")
+    assert {(row["n_q"], row["capacity_words"]) for row in rows} >= {(1024, 12000), (4096, 4096)}
+    assert run_json("mask", "causal", "--n", "1K", "--tile", "1e2,2_00")["tile"] == [100, 200]
+    assert run_json("measure", *SMALL, "--words", "4Ki", "--with", "probe", "--line", "64B")["capacity_bytes"] == 16384
+
+
+def test_schedules():
+    rows = run_json("schedules")
+    assert [row["name"] for row in rows] == rb.list_schedules()
+    flash = run_json("schedules", "flash")
+    assert flash == next(row for row in rows if row["name"] == "flash")
+    assert flash["directions"] == ["forward", "backward"]
+    assert flash["kernels"] == {"cpu": ["forward", "backward"], "gpu": ["forward", "backward"]}
+    text = " ".join(run("schedules", "saha_ye").output.split())
+    assert "forward no kernel Saha & Ye, ICML 2024" in text
+
+
 def test_bound():
     rows = run_json("bound", *SMALL, "--words", "500")
     assert rows[0]["words"] == rb.lower_bound(rb.Problem(256, 256, 32), 500).words
@@ -115,7 +136,7 @@ def test_report(tmp_path):
     assert "<html" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", ["report", "plan", "count", "bound", "info", "memories", "models"])
+@pytest.mark.parametrize("command", ["report", "plan", "count", "bound", "info", "memories", "models", "schedules"])
 def test_every_command_has_help_with_an_example_and_json(command):
     text = run(command, "--help").output
     assert "Example: redblue" in text
@@ -126,6 +147,18 @@ def test_every_command_has_help_with_an_example_and_json(command):
     ("arguments", "says"),
     [
         (["count", "flahs", *SMALL, "--words", "99"], "unknown schedule 'flahs'; nearest: flash"),
+        (["count", "nosuch"], "unknown schedule 'nosuch'; known: flash"),  # before the missing sizes
+        (["measure", "--schedule", "flash3"], "unknown schedule 'flash3'; nearest: flash"),
+        (["pebble", "trace", "hybird"], "unknown schedule 'hybird'; nearest: hybrid"),
+        (["schedules", "FLASH"], "unknown schedule 'FLASH'; nearest: flash"),
+        (["plan", *SMALL, "-m", "this_machine"], "nearest: this-machine"),
+        (["experiment", "croosing"], "unknown experiment 'croosing'; nearest: crossing"),
+        (["measure", *SMALL, "--words", "4K", "--with", "cachegrnd"], "unknown meter 'cachegrnd'; nearest: cachegrind"),
+        (["plan", "g" * 300], f"unknown model '{'g' * 60}'... (300 characters)"),
+        (["pebble", "solve", "g" * 300, "--red", "3"], f"unknown graph '{'g' * 60}'... (300 characters)"),
+        (["measure", "--n", "1e12", "--d", "64", "--words", "8Ki", "--with", "probe"], "the tile search takes at most"),
+        (["count", *SMALL, "--words", "2KiB"], "a size is counted, not measured in bytes: leave out the B of '2KiB'"),
+        (["count", *SMALL, "--words", "1.5"], "a size must be a whole number, got '1.5'"),
         (["plan", "gpt3"], "unknown model 'gpt3'; nearest: gpt2"),
         (["plan", *SMALL, "-m", "h100"], "unknown memory 'h100'; nearest: h100-sxm"),
         (["report", "gpt3"], "unknown model 'gpt3'"),
@@ -135,7 +168,8 @@ def test_every_command_has_help_with_an_example_and_json(command):
         (["count", "flash", *SMALL, "--words", "10"], "needs a cache of at least 99 words, got 10"),
         (["count", *SMALL, "--words", "2"], "small_cache forward with d = 32"),
         (["count", "flash", *SMALL], "give the cache's capacity in words, or the tiles"),
-        (["count", "flash", *SMALL, "--tiles", "rows=x"], "such as rows=64,cols=16; got 'rows=x'"),
+        (["count", "flash", *SMALL, "--tiles", "rows=x"], "rows must be a whole number such as 4096"),
+        (["count", "flash", *SMALL, "--tiles", "rows"], "such as rows=64,cols=16; got 'rows'"),
         (["bound", *SMALL], "give --words"),
         (["bound", *SMALL, "--words", "-1"], "words must be a whole number of at least 1, got -1"),
         (["plan"], "--n or --n-q, --n or --n-k, --d not given"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+
+from redblue.base.suggest import suggest
+from redblue.base.text import quoted
 
 
 class RedblueError(ValueError):
@@ -20,7 +22,4 @@ class UnknownName(RedblueError):
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
-        known = sorted(known)
-        nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
-        suggestion = f"nearest: {', '.join(nearest)}" if nearest else f"known: {', '.join(known)}"
-        super().__init__(f"unknown {kind} {name!r}; {suggestion}" + (f". {hint}" if hint else ""))
+        super().__init__(f"unknown {kind} {quoted(name)}; {suggest(name, known)}" + (f". {hint}" if hint else ""))

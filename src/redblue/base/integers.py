@@ -7,11 +7,14 @@ problem or a whole grid of them.
 from __future__ import annotations
 
 import operator
+import re
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.text import quoted
 
 LARGEST = 2**60  # default limit of an argument: a valid NumPy index, and a sum of a few such numbers fits 64 bits
 
@@ -33,6 +36,32 @@ def whole_number(name: str, value: Any, least: int = 1, most: float = LARGEST, a
         limit = f"{most:,} (2^60)" if most == LARGEST else f"{most:,}"
         raise RedblueError(f"{name} must be at most {limit}, got {_short(number)}: give a smaller number{advice}")
     return number
+
+
+FACTORS = {"": 1} | {p: 1000**i for i, p in enumerate("KMGT", 1)} | {f"{p}I": 1024**i for i, p in enumerate("KMGT", 1)}
+SIZE = re.compile(r"([+-]?\d+(?:_\d+)*)(\.\d+)?(?:e\+?(\d{1,2}))?\s?([kmgt]i?)?(b)?", re.ASCII | re.IGNORECASE)
+SIZE_FORMS = "4096, 4_096, 4K (4,000), 4Ki (4,096), 1.5M or 1e6"
+MAX_CHARACTERS = 1000  # of a size with leading zeros
+
+
+def parse_size(name: str, text: str, unit: str = "") -> int:
+    """Read a whole number such as 4096, 4_096, 4K, 4Ki, 1.5M or 1e6.
+
+    K, M, G, T stand for powers of 1000, as in redblue's own output; Ki, Mi, Gi, Ti for powers of 1024.
+
+    unit: "bytes" if the size is one of bytes; it may then end in B, as in 4KiB. Raises RedblueError, which names the
+    allowed forms, for any other text, and for a number that is not whole.
+    """
+    match = SIZE.fullmatch(text.strip()) if len(text) <= MAX_CHARACTERS else None
+    if match is None:
+        raise RedblueError(f"{name} must be a whole number such as {SIZE_FORMS}, got {quoted(text)}")
+    whole, fraction, power, prefix, in_bytes = match.groups(default="")
+    if in_bytes and unit != "bytes":
+        raise RedblueError(f"{name} is counted, not measured in bytes: leave out the B of {quoted(text)}")
+    value = Fraction(whole.replace("_", "") + fraction) * 10 ** int(power or 0) * FACTORS[prefix.upper()]
+    if value.denominator != 1:
+        raise RedblueError(f"{name} must be a whole number, got {quoted(text)}, which is {float(value):,}")
+    return int(value)
 
 
 def _short(number: int, separator: str = ",") -> str:

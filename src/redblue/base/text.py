@@ -1,8 +1,15 @@
-"""Numbers and sizes, formatted for people."""
+"""Numbers, sizes and the user's own texts, formatted for people."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
+MAX_QUOTED = 60  # characters of the user's text in an error
+
+
+def quoted(text: str) -> str:
+    """Quote the user's text in an error; shorten a long text."""
+    return repr(text) if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]!r}... ({len(text):,} characters)"
 
 
 def amount(number: float | None) -> str:

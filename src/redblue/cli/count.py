@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from redblue.cli.options import Json, Words, parse_tiles, with_problem
+from redblue.base.progress import working
+from redblue.cli.options import Json, Words, known_schedule, parse_tiles, schedule_names, size, with_problem
 from redblue.cli.output import show
 from redblue.cli.tables import counts_table
 from redblue.lab import counts
@@ -23,11 +24,18 @@ EPILOG = "Example: redblue count flash --n 4096 --d 128 --words 12288. With tile
 @with_problem
 def command(
     problem: Problem,
-    schedule: Annotated[str | None, typer.Argument(help="A schedule; if left out, all schedules that fit.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Argument(
+            help="A schedule, as redblue schedules lists them; if left out, all that fit.",
+            callback=known_schedule,
+            autocompletion=schedule_names,
+        ),
+    ] = None,
     words: Words = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
     at_once: Annotated[
-        int, typer.Option(help="Streams (batch x key/value heads) that run side by side and share the cache.")
+        int, size("--at-once", help="Streams (batch x key/value heads) that run side by side and share the cache.")
     ] = 1,
     index: Annotated[
         str,
@@ -49,8 +57,10 @@ def command(
         except (TooFewWords, CapacityError, NotCovered) as error:
             reasons.append(str(error))
 
-    for name in list_schedules(problem.direction) if schedule is None else [schedule]:
-        attempt(name)
+    with working("counting") as say:
+        for name in list_schedules(problem.direction) if schedule is None else [schedule]:
+            say(name)
+            attempt(name)
     if not results:
         raise TooFewWords("; ".join(reasons))
     starts_from_p = problem.direction == "backward" and any(each.schedule == "standard" for each in results)

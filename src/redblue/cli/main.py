@@ -6,26 +6,33 @@ A command is added by a module NAME.py and by its name in COMMANDS. The module h
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import os
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from redblue.base.errors import RedblueError
+from redblue.base.progress import INTERRUPTED
+from redblue.base.terminal import PLAIN, console, terminal_width
 from redblue.base.version import VERSION
 
 COMMANDS = (  # in the order of `redblue --help`
     *("report", "plan", "count", "bound", "sweep", "experiment", "mask", "sparse"),
-    *("info", "measure", "recount", "memories", "models", "pebble"),
+    *("info", "measure", "recount", "memories", "models", "schedules", "pebble"),
 )
+
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's; newer versions of Typer bring a copy, and none exports it
+UNWRITABLE = (errno.ENOSPC, errno.EPIPE, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 app = typer.Typer(
     help="The fewest words that attention must move, the schedule and tiles for it, and its cost on a machine.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -33,7 +40,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        Console(emoji=False).print(f"redblue {VERSION}")
+        console().print(f"redblue {VERSION}")
         raise typer.Exit
 
 
@@ -60,13 +67,66 @@ for _name in COMMANDS:
 
 
 def main() -> None:
-    """Run the command line. A RedblueError becomes one line on standard error and exit status 2."""
+    """Run the command line, and exit with its status."""
+    _prepare_streams()
     try:
-        app()
+        status = app(prog_name="redblue", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except RedblueError as error:
-        errors = Console(stderr=True, emoji=False)
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        status = _fail(str(error))
+    except UsageError as error:
+        status = _fail(error.format_message(), *_help_hint(error)) if error.format_message() else error.exit_code
+    except MemoryError:
+        status = _fail("the memory of this machine does not suffice: give smaller sizes")
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except OSError as error:
+        if error.filename is not None:
+            status = _fail(f"cannot use {error.filename}: {error.strerror}; name another file")
+        elif error.errno in UNWRITABLE:
+            status = _discard_output(error)
+        else:
+            raise
+    sys.exit(status)
+
+
+def _prepare_streams() -> None:
+    """Make every text printable in every encoding, and put a usable width into COLUMNS, which Typer reads for help."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=PLAIN)
+    if "COLUMNS" in os.environ:
+        os.environ["COLUMNS"] = str(terminal_width())
+
+
+def _fail(text: str, *hints: str) -> int:
+    """Print an error and hints on standard error; return the exit status."""
+    line = Text.assemble(("error: ", "bold red"), text)
+    console(stderr=True).print(line, *hints, sep="\n", highlight=False, soft_wrap=True)
+    return 2
+
+
+def _help_hint(error: Any) -> list[str]:
+    """The line that names the help of the command whose arguments are wrong."""
+    return [f"help: {error.ctx.command_path} --help"] if error.ctx else []
+
+
+def _discard_output(error: OSError) -> int:
+    """End the use of a standard output that cannot be written; return the exit status.
+
+    A reader that has seen enough, such as head, is no error. Without the last step, Python would try to write the
+    rest of the output at its exit, and report a second error.
+    """
+    closed = error.errno == errno.EPIPE
+    status = (
+        1
+        if closed
+        else _fail(f"cannot write the result to standard output: {error.strerror}; make room or name a file")
+    )
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
 
 
 if __name__ == "__main__":

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Group
-from rich.markup import escape
 from rich.text import Text
 
 from redblue.base.errors import RedblueError
-from redblue.base.integers import ceil_div, whole_number
-from redblue.base.terminal import table
-from redblue.base.text import amount
+from redblue.base.integers import ceil_div, parse_size, whole_number
+from redblue.base.terminal import table, terminal_width
+from redblue.base.text import amount, quoted
 from redblue.cli.options import NK, NQ, Json, N, parse_mask
 from redblue.cli.output import show, written
 from redblue.masks import Mask
@@ -26,6 +25,7 @@ EPILOG = (
     "At another size: redblue mask bigbird:64 --n 8192. More: docs/guide/masks.md"
 )
 UNMATCHED = ("queries_without_keys", "keys_without_queries")
+PICTURE_WIDTH = 48  # columns of the terminal, if it has so many
 MAX_TILES = 256  # along the longer axis, if no tiles are given; their edges are powers of two, at least 64
 
 
@@ -51,7 +51,11 @@ def command(
     for label, length in zip(("n_q", "n_k"), sizes, strict=True):
         whole_number(label, length)
     data = describe(mask, *sizes, edges)
-    show(data, "" if as_json else _summary(data, shaded(mask.plane(0), *sizes)), as_json)
+    show(
+        data,
+        "" if as_json else _summary(data, shaded(mask.plane(0), *sizes, cols=min(PICTURE_WIDTH, terminal_width()))),
+        as_json,
+    )
     if picture is not None:
         write(plot(mask, *sizes, edges).to_dict(), picture, force)
         written(picture)
@@ -95,9 +99,10 @@ def _parse_edges(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if len(parts) > 2 or not all(part.isdecimal() and 0 < len(part) <= 18 and int(part) for part in parts):
-        raise RedblueError(f"tile must be QUERIES[,KEYS], each at least 1, such as 64 or 64,128; got {text[:40]!r}")
-    return int(parts[0]), int(parts[-1])
+    if len(parts) > 2 or not all(parts):
+        raise RedblueError(f"tile must be QUERIES[,KEYS], such as 64 or 64,128; got {quoted(text)}")
+    edges = [whole_number("tile", parse_size("tile", part)) for part in parts]
+    return edges[0], edges[-1]
 
 
 def _summary(data: dict[str, Any], picture: str) -> Group:
@@ -106,14 +111,14 @@ def _summary(data: dict[str, Any], picture: str) -> Group:
     summary = table(
         ("plane", "mask") if several else (),
         ("pairs", "density", "empty", "full", "partial", "kept of live"),
-        title=None if several else escape(data["mask"]),
+        title=None if several else data["mask"],
         caption=f"n_q {data['n_q']:,}, n_k {data['n_k']:,}; tiles of {rows:,} x {cols:,}; kept of live: attended pairs "
         "over all pairs of the tiles that are not empty",
     )
     for i, plane in enumerate(data["planes"]):
         tiles = plane["tiles"]
         summary.add_row(
-            *([str(i), escape(plane["mask"])] if several else []),
+            *([str(i), plane["mask"]] if several else []),
             amount(plane["nnz"]),
             f"{plane['density']:.3g}",
             *(f"{tiles[kind]:,}" for kind in ("empty", "full", "partial")),

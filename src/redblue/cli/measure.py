@@ -10,7 +10,8 @@ from rich.console import Group
 from rich.text import Text
 
 from redblue.base.errors import RedblueError
-from redblue.cli.options import Json, Words, parse_tiles, with_problem
+from redblue.base.progress import working
+from redblue.cli.options import Json, Words, known_schedule, parse_tiles, schedule_names, size, with_problem
 from redblue.cli.output import show
 from redblue.cli.tables import measurement_table
 from redblue.meter import registry
@@ -29,17 +30,22 @@ def measure(
         str, typer.Option("--with", help="cachegrind, probe, interpreter, counters, ncu, or auto: the best that works.")
     ] = "auto",
     schedule: Annotated[
-        str | None, typer.Option(help="The schedule of the kernel; the default kernel if left out.")
+        str | None,
+        typer.Option(
+            help="The schedule of the kernel; the default kernel if left out.",
+            callback=known_schedule,
+            autocompletion=schedule_names,
+        ),
     ] = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
     plan_words: Annotated[
-        int | None, typer.Option(help="Words for which the tiles are planned; --words if left out.")
+        int | None, size("--plan-words", help="Words for which the tiles are planned; --words if left out.")
     ] = None,
     boundary: Annotated[
         str | None,
         typer.Option(help="For counters: L1d/L2, L2/L3, L3/DRAM; for ncu: 'shared memory and L1/L2', L2/DRAM."),
     ] = None,
-    line: Annotated[int, typer.Option(help="Line size of the simulated cache, in bytes.")] = 64,
+    line: Annotated[int, size("--line", help="Line size of the simulated cache, in bytes.", unit="bytes")] = 64,
     ways: Annotated[str, typer.Option(help="Lines per set of the simulated cache; full: one set.")] = "full",
     as_json: Json = False,
 ) -> None:
@@ -49,17 +55,18 @@ def measure(
     """
     if using == "interpreter":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which has not happened yet
-    result = registry.measure(
-        problem,
-        words=words,
-        using=using,
-        schedule=schedule,
-        tiles=parse_tiles(tiles),
-        plan_words=plan_words,
-        boundary=boundary,
-        line_bytes=line,
-        ways=_parse_ways(ways),
-    )
+    with working("measuring"):
+        result = registry.measure(
+            problem,
+            words=words,
+            using=using,
+            schedule=schedule,
+            tiles=parse_tiles(tiles),
+            plan_words=plan_words,
+            boundary=boundary,
+            line_bytes=line,
+            ways=_parse_ways(ways),
+        )
     others = registry.others(result.meter) if using == "auto" else {}
     remarks = [Text(f"not {name}: {reason}", style="dim") for name, reason in others.items()]
     data = result.to_dict() | ({"others": others} if others else {})

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from redblue.catalogue.memories import list_memories, memory, this_machine
-from redblue.cli.options import Json
+from redblue.cli.options import Json, memory_names
 from redblue.cli.output import show
 from redblue.cli.tables import memories_table, memory_details
 from redblue.lab.planner import largest_head_dimension
@@ -17,7 +17,10 @@ EPILOG = "Example: redblue memories. One machine, with its sources: redblue memo
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="One machine: catalogue name, this-machine or TOML file.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One machine: catalogue name, this-machine or TOML file.", autocompletion=memory_names),
+    ] = None,
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure this machine again (about 2 s).")] = False,
     as_json: Json = False,
 ) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
-
-import typer
 
 from redblue.catalogue.models import list_models, model
-from redblue.cli.options import Json, ModelN
+from redblue.cli.options import Json, ModelN, ModelName
 from redblue.cli.output import show
 from redblue.cli.tables import model_details, models_table
 from redblue.lab.plans import describe
@@ -17,7 +14,7 @@ EPILOG = "Example: redblue models. One model: redblue models deepseek-v3, or pat
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="Catalogue name or config.json.")] = None,
+    name: ModelName = None,
     n: ModelN = None,
     as_json: Json = False,
 ) -> None:

@@ -9,22 +9,39 @@ from typing import Annotated, Any
 
 import typer
 
+from redblue import schedules
 from redblue.base.errors import RedblueError
-from redblue.catalogue.memories import Memory, memory
+from redblue.base.integers import parse_size
+from redblue.base.text import quoted
+from redblue.catalogue.memories import THIS_MACHINE, Memory, list_memories, memory
+from redblue.catalogue.models import list_models
 from redblue.masks import Mask
 from redblue.masks.names import parse
 from redblue.problem import Problem
 
+
+def size(flag: str, help: str, unit: str = "") -> Any:
+    """Declare an option that takes a size, such as 4096, 4K or 1e6."""
+
+    def parse(value: str | int) -> int:
+        try:
+            return value if isinstance(value, int) else parse_size("a size", value, unit)
+        except RedblueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return typer.Option(flag, metavar="SIZE", parser=parse, help=help)
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-N = Annotated[int | None, typer.Option("--n", help="Sequence length (n_q = n_k).")]
-ModelN = Annotated[int | None, typer.Option("--n", help="Sequence length; the model's own, up to 4096, if left out.")]
-NQ = Annotated[int | None, typer.Option("--n-q", help="Number of queries, if not --n.")]
-NK = Annotated[int | None, typer.Option("--n-k", help="Number of keys, if not --n.")]
-D = Annotated[int | None, typer.Option("--d", help="Head dimension of queries and keys.")]
-DV = Annotated[int | None, typer.Option("--d-v", help="Head dimension of values; --d if left out.")]
-Batch = Annotated[int, typer.Option(help="Batch size.")]
-Heads = Annotated[int, typer.Option(help="Query heads.")]
-KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; --heads if left out.")]
+N = Annotated[int | None, size("--n", help="Sequence length (n_q = n_k), such as 4096, 4Ki or 1e5.")]
+ModelN = Annotated[int | None, size("--n", help="Sequence length; the model's own, up to 4096, if left out.")]
+NQ = Annotated[int | None, size("--n-q", help="Number of queries, if not --n.")]
+NK = Annotated[int | None, size("--n-k", help="Number of keys, if not --n.")]
+D = Annotated[int | None, size("--d", help="Head dimension of queries and keys.")]
+DV = Annotated[int | None, size("--d-v", help="Head dimension of values; --d if left out.")]
+Batch = Annotated[int, size("--batch", help="Batch size.")]
+Heads = Annotated[int, size("--heads", help="Query heads.")]
+KvHeads = Annotated[int | None, size("--kv-heads", help="Key/value heads; --heads if left out.")]
 Dtype = Annotated[str | None, typer.Option(help="float64, float32, float16, bfloat16 or float8.")]
 MaskText = Annotated[
     str,
@@ -35,10 +52,39 @@ MaskText = Annotated[
     ),
 ]
 Direction = Annotated[str, typer.Option(help="forward, backward or gradient_x.")]
-Words = Annotated[int | None, typer.Option("--words", help="Capacity of the cache, in words (array elements).")]
+Words = Annotated[int | None, size("--words", help="Capacity of the cache, in words (array elements).")]
+
+
+def schedule_names(incomplete: str) -> list[str]:
+    """The schedules whose names begin so, for the shell's completion."""
+    return [name for name in schedules.list_schedules() if name.startswith(incomplete)]
+
+
+def memory_names(incomplete: str) -> list[str]:
+    """The machines whose names begin so, for the shell's completion."""
+    return [name for name in (*list_memories(), THIS_MACHINE) if name.startswith(incomplete)]
+
+
+def model_names(incomplete: str) -> list[str]:
+    """The models whose names begin so, for the shell's completion."""
+    return [name for name in list_models() if name.startswith(incomplete)]
+
+
 Memories = Annotated[
-    list[str] | None, typer.Option("--memory", "-m", help="A machine of the catalogue, or a TOML file. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--memory",
+        "-m",
+        help="A machine of the catalogue, this-machine, or a TOML file; repeatable.",
+        autocompletion=memory_names,
+    ),
 ]
+ModelName = Annotated[str | None, typer.Argument(help="Catalogue name or config.json.", autocompletion=model_names)]
+
+
+def known_schedule(name: str | None) -> str | None:
+    """Return the name of a schedule, or None, as it is. Raises UnknownName before the other arguments are looked at."""
+    return None if name is None else schedules.get(name).name
 
 
 def parse_mask(text: str) -> Mask:
@@ -58,11 +104,11 @@ def parse_tiles(text: str | None) -> dict[str, int] | None:
         return None
     pairs = [part.partition("=") for part in text.split(",")]
     for edge, _, length in pairs:
-        if not edge.strip() or not length.strip().isdecimal():
-            raise RedblueError(f"tiles must be edges with lengths, such as rows=64,cols=16; got {text!r}")
+        if not edge.strip() or not length.strip():
+            raise RedblueError(f"tiles must be edges with lengths, such as rows=64,cols=16; got {quoted(text)}")
     if len({edge.strip() for edge, _, _ in pairs}) < len(pairs):
-        raise RedblueError(f"each tile edge may be given once, got {text!r}")
-    return {edge.strip(): int(length) for edge, _, length in pairs}
+        raise RedblueError(f"each tile edge may be given once, got {quoted(text)}")
+    return {edge.strip(): parse_size(edge.strip(), length) for edge, _, length in pairs}
 
 
 def make_problem(

@@ -7,13 +7,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.text import Text
 
 from redblue import pebble
 from redblue.base.errors import RedblueError
+from redblue.base.progress import working
 from redblue.base.terminal import table
-from redblue.cli.options import Json, Words, parse_tiles, with_problem
+from redblue.cli.options import (
+    Json,
+    Words,
+    known_schedule,
+    memory_names,
+    parse_tiles,
+    schedule_names,
+    size,
+    with_problem,
+)
 from redblue.cli.output import show, written
 from redblue.lab import traces
 from redblue.pebble.drawing.player import check_drawing
@@ -31,13 +41,17 @@ GraphText = Annotated[
         help="attention:n=2,d=1, matmul:2,2,2, fft:8, tree:2,3 ..., a file of edges, or a game (.jsonl).",
     ),
 ]
-Red = Annotated[int | None, typer.Option("--red", help="Red pebbles: words of the cache.")]
+Red = Annotated[int | None, size("--red", help="Red pebbles: words of the cache.")]
 RulesName = Annotated[str, typer.Option("--rules", help="red-blue, one-shot or partial.")]
 Sliding = Annotated[bool, typer.Option("--sliding", help="A red pebble may slide from a parent to the node computed.")]
 Machine = Annotated[
     str | None,
     typer.Option(
-        "--memory", "-m", help="All levels of a machine's memory, instead of --red; solve then needs --heuristic."
+        "--memory",
+        "-m",
+        help="All levels of a machine's memory (catalogue name, this-machine or TOML file), instead of --red; solve "
+        "then needs --heuristic.",
+        autocompletion=memory_names,
     ),
 ]
 FIGURES = ("cost", "loads", "stores", "computes", "peak", "moves")  # columns of the table of a game
@@ -109,7 +123,8 @@ def solve(
     if heuristic:
         if time_limit is not None:
             raise RedblueError("--time-limit is for the exact search: leave it out with --heuristic")
-        game = pebble.heuristic(parsed, words, rule_set)
+        with working("comparing games"):
+            game = pebble.heuristic(parsed, words, rule_set)
         moves, verdict = game.moves, game.verdict
         proof = "optimal, proved" if game.gap == 1 else f"{game.gap:.2f} x the best bound, {game.bound.words:,}"
         summary = f"{proof}; order: {game.order}; eviction: {game.eviction}; {game.tried:,} games compared"
@@ -142,12 +157,11 @@ def solve(
 
 def _search(graph: pebble.Graph, red: int, rules: pebble.Rules, time_limit: float | None) -> pebble.Solution:
     """Run the exact search, with its best game and bound so far on standard error."""
-    errors = Console(stderr=True, emoji=False)
-    with errors.status("searching") as status:
+    with working("searching") as say:
 
         def progress(now: pebble.Progress) -> None:
             best = "none" if now.cost is None else f"{now.cost:,}"
-            status.update(f"best {best}, at least {now.lower_bound:,}; {now.nodes:,} positions, {now.seconds:.0f} s")
+            say(f"best {best}, at least {now.lower_bound:,}; {now.nodes:,} positions, {now.seconds:.0f} s")
 
         return pebble.solve(graph, red, rules, time_limit=time_limit, progress=progress)
 
@@ -178,7 +192,8 @@ def bound(
     """Lower bounds on the cost of every game by these rules, the best first."""
     parsed = pebble.graph_named(graph)
     words, rule_set = _red_and_rules(red, rules, sliding, memory)
-    bounds = pebble.lower_bounds(parsed, words, rule_set)
+    with working("bounding"):
+        bounds = pebble.lower_bounds(parsed, words, rule_set)
     rows = table(("bound",), ("at least",))
     for each in bounds:
         rows.add_row(each.method, f"{each.words:,}")
@@ -191,7 +206,12 @@ def bound(
 @with_problem
 def trace(
     problem: Problem,
-    schedule: Annotated[str, typer.Argument(help="A schedule, as in redblue count.")],
+    schedule: Annotated[
+        str,
+        typer.Argument(
+            help="A schedule, as redblue schedules lists them.", callback=known_schedule, autocompletion=schedule_names
+        ),
+    ],
     words: Words = None,
     tiles: Annotated[str | None, typer.Option(help="Tile edges, such as rows=64,cols=16.")] = None,
     output: Output = None,
@@ -200,7 +220,8 @@ def trace(
 ) -> None:
     """Convert a run of a schedule to a game that the referee accepts: every load, computation and store."""
     target = None if output is None else check_game_file(output, force)
-    traced = traces.trace(schedule, problem, words=words, tiles=parse_tiles(tiles))
+    with working("tracing"):
+        traced = traces.trace(schedule, problem, words=words, tiles=parse_tiles(tiles))
     if output is not None:
         pebble.save_game(output, traced.graph, traced.moves, traced.red, traced.rules, force)
     data = {"graph": _graph_data(traced.graph), "red": traced.red, "schedule": schedule, "tiles": traced.count.tiles}

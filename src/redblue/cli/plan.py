@@ -9,6 +9,7 @@ import typer
 from rich.console import Group
 
 from redblue.base.errors import RedblueError
+from redblue.base.progress import working
 from redblue.catalogue import models as catalogue
 from redblue.cli.options import (
     DV,
@@ -24,6 +25,8 @@ from redblue.cli.options import (
     N,
     find_memories,
     make_problem,
+    model_names,
+    size,
 )
 from redblue.cli.output import show
 from redblue.lab.planner import plan
@@ -32,7 +35,10 @@ EPILOG = "Example: redblue plan llama-3-8b --memory h100-sxm. Or: redblue plan -
 
 
 def command(
-    model: Annotated[str | None, typer.Argument(help="Catalogue name or config.json; or give --n and --d.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Catalogue name or config.json; or give --n and --d.", autocompletion=model_names),
+    ] = None,
     memory: Memories = None,
     n: N = None,
     n_q: NQ = None,
@@ -40,7 +46,7 @@ def command(
     d: D = None,
     d_v: DV = None,
     batch: Batch = 1,
-    heads: Annotated[int | None, typer.Option(help="Query heads; 1 if left out.")] = None,
+    heads: Annotated[int | None, size("--heads", help="Query heads; 1 if left out.")] = None,
     kv_heads: KvHeads = None,
     dtype: Dtype = None,
     mask: Annotated[str | None, typer.Option(help="As in count; full if left out.")] = None,
@@ -56,7 +62,9 @@ def command(
         _refuse(fixed | {"--mask": mask})
         layers = catalogue.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
         problems = [each.problem for each in layers]
-    plans = [plan(problem, machine) for machine in find_memories(memory or ["this-machine"]) for problem in problems]
+    with working("planning"):
+        machines = find_memories(memory or ["this-machine"])
+        plans = [plan(problem, machine) for machine in machines for problem in problems]
     show([each.to_dict() for each in plans], Group(*(part for each in plans for part in (each, ""))), as_json)
 
 

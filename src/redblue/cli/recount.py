@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from redblue.base.progress import working
 from redblue.cli.options import Json
 from redblue.cli.output import show
 from redblue.cli.tables import recount_table
@@ -14,5 +15,6 @@ EPILOG = "Example: redblue recount"
 
 def command(as_json: Json = False) -> None:
     """Count the figures of the FlashAttention paper again: its algorithms line by line, and its Figure 2."""
-    results = recount()
+    with working("counting"):
+        results = recount()
     show([asdict(each) | {"ratio": each.ratio} for each in results], recount_table(results), as_json)

@@ -11,7 +11,7 @@ import typer
 
 from redblue.base.progress import progress_bar
 from redblue.catalogue import models as catalogue
-from redblue.cli.options import Batch, Direction, Dtype, Json, Memories, ModelN, find_memories
+from redblue.cli.options import Batch, Direction, Dtype, Json, Memories, ModelN, find_memories, model_names
 from redblue.cli.output import show, written
 
 EPILOG = "Example: redblue report llama-3-8b path/to/config.json --memory h100-sxm -o llama.html"
@@ -20,7 +20,9 @@ MEMORIES = ("this-machine", "h100-sxm", "rtx-4090", "t4")  # if none are named
 
 
 def command(
-    models: Annotated[list[str] | None, typer.Argument(help="Catalogue names or config.json files.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Catalogue names or config.json files.", autocompletion=model_names)
+    ] = None,
     memory: Memories = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
     n: ModelN = None,

@@ -13,7 +13,7 @@ from redblue import schedules
 from redblue.base.progress import progress_bar
 from redblue.base.terminal import table
 from redblue.base.text import amount
-from redblue.cli.options import DV, NK, NQ, Batch, Dtype, Heads, Json, KvHeads, N, parse_mask
+from redblue.cli.options import DV, NK, NQ, Batch, Dtype, Heads, Json, KvHeads, N, parse_mask, size
 from redblue.cli.output import show, written
 from redblue.lab.plans import describe
 from redblue.lab.text import shape_text
@@ -28,7 +28,7 @@ CAPACITIES = "1024:262144:x4"
 
 def command(
     mask: Annotated[str, typer.Argument(help="A mask, as in count --mask, or a graph: FILE.mtx or FILE.npz.")],
-    d: Annotated[int, typer.Option("--d", help="Head dimension of queries and keys.")] = 64,
+    d: Annotated[int, size("--d", help="Head dimension of queries and keys.")] = 64,
     n: N = None,
     n_q: NQ = None,
     n_k: NK = None,
@@ -127,8 +127,9 @@ def _summary(comparison: Comparison) -> Group:
             texts = [Text(amount(count.words) if count else "-", s) for count, s in zip(cells, style, strict=True)]
             rows.add_row(heading, schedule, *texts)
             heading = ""
-        rows.add_row("", Text(f"proved: {point.bound.name}", style="dim"), amount(point.bound.words))
-        rows.add_row("", Text("family's form", style="dim"), amount(point.family), end_section=True)
+        rows.add_row("", Text(f"proved: {point.bound.name}", style="dim"), *[amount(point.bound.words)] * len(formats))
+        family = [amount(point.family)] * len(formats)
+        rows.add_row("", Text("family's form", style="dim"), *family, end_section=True)
     return Group(rows, Text("\n".join(_remarks(comparison)), style="dim"))
 
 

@@ -12,8 +12,9 @@ import typer
 
 from redblue.base.journal import journal_path
 from redblue.base.progress import progress_bar
+from redblue.base.terminal import message
 from redblue.cli.options import Json, with_parameters
-from redblue.cli.output import remark, show, written
+from redblue.cli.output import show, written
 
 EPILOG = (
     "Example: redblue sweep --n 1024:65536:x2 --d 64,128,256 --words 12288 -o sweep.csv --picture sweep.svg. "
@@ -26,7 +27,7 @@ AXES = {
     "d": "Head dimension of queries and keys.",
     "d_v": "Head dimension of values; --d if left out.",
     "words": "M: capacities of the cache, in words. Or --memory.",
-    "memory": "Machines, each counted at every boundary. Or --words.",
+    "memory": "Machines (catalogue, this-machine, TOML files), each counted at every boundary. Or --words.",
     "heads": "Query heads; 1 if left out.",
     "kv_heads": "Key/value heads; --heads if left out.",
     "batch": "Batch size; 1 if left out.",
@@ -101,4 +102,4 @@ def command(
         pictures.draw(sweep, rows, picture, x=x, y=y, force=force)
         written(picture)
         if unknown := pictures.left_out(sweep, y):
-            remark(f"not in the picture, as their bandwidth is not known: {', '.join(unknown)}")
+            message(f"not in the picture, as their bandwidth is not known: {', '.join(unknown)}")

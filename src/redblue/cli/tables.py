@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
-from redblue.base.terminal import table
+from redblue.base.terminal import StackingTable, table
 from redblue.base.text import amount, capacity, ratio, tile_text
 from redblue.bounds import Bound
 from redblue.catalogue.memories import Memory
@@ -17,9 +16,10 @@ from redblue.lab.counts import Count
 from redblue.lab.recount import Recount
 from redblue.lab.text import mask_text
 from redblue.meter import Measurement
+from redblue.schedules import Schedule
 
 
-def counts_table(counts: Iterable[Count], remarks: Sequence[str]) -> Table:
+def counts_table(counts: Iterable[Count], remarks: Sequence[str]) -> StackingTable:
     """Counts, a row for each schedule; `remarks` stand below the table."""
     lines = table(
         ("schedule\ntiles",), ("words", "reads\nwrites", "peak held", "flops"), caption="\n".join(remarks) or None
@@ -31,7 +31,7 @@ def counts_table(counts: Iterable[Count], remarks: Sequence[str]) -> Table:
     return lines
 
 
-def measurement_table(measurements: Iterable[Measurement]) -> Table:
+def measurement_table(measurements: Iterable[Measurement]) -> StackingTable:
     """Measurements beside counts and bounds."""
     lines = table(
         ("kernel\ntiles\nboundary\nhow",),
@@ -52,7 +52,7 @@ def measurement_table(measurements: Iterable[Measurement]) -> Table:
     return lines
 
 
-def bounds_table(bounds: Iterable[Bound]) -> Table:
+def bounds_table(bounds: Iterable[Bound]) -> StackingTable:
     """Lower bounds, with formula, conditions and source."""
     lines = table(
         ("bound\nconditions",),
@@ -65,7 +65,7 @@ def bounds_table(bounds: Iterable[Bound]) -> Table:
     return lines
 
 
-def recount_table(recounts: Iterable[Recount]) -> Table:
+def recount_table(recounts: Iterable[Recount]) -> StackingTable:
     """Printed figures beside their recount."""
     lines = table(
         ("what\nschedule, tiles\nformula\nsource",),
@@ -84,10 +84,11 @@ def recount_table(recounts: Iterable[Recount]) -> Table:
     return lines
 
 
-def memories_table(machines: Iterable[Memory], largest_d: Sequence[Sequence[int | None]]) -> Table:
+def memories_table(machines: Iterable[Memory], largest_d: Sequence[Sequence[int | None]]) -> StackingTable:
     """The levels of each machine. largest_d: d* of each level (lab.planner.largest_head_dimension)."""
     lines = table(("machine", "level"), ("one\nholds", "count", "read\nbandwidth", "d*\n16-bit"))
     lines.columns[0].no_wrap = True
+    lines.pad_edge, lines.collapse_padding = False, True  # names of machines are long
     for machine, stars in zip(machines, largest_d, strict=True):
         for i, (level, star) in enumerate(zip(machine.levels, stars, strict=True)):
             speed = level.bandwidth_bytes_per_second
@@ -118,7 +119,7 @@ def memory_details(machine: Memory, largest_d: Sequence[int | None]) -> Group:
     return Group(Text(machine.title, style="bold"), *tables, sources)
 
 
-def models_table(models: Iterable[Model]) -> Table:
+def models_table(models: Iterable[Model]) -> StackingTable:
     """The attention shapes of each model."""
     lines = table(("model and attention\nmask",), ("layers", "n_q x n_k", "d / d_v", "heads / kv"))
     for model in models:
@@ -133,3 +134,13 @@ def model_details(model: Model) -> Group:
     """One model: its shapes, their source, and notes on them."""
     lines = [model.source, *model.notes, *(f"{layers.name}: {layers.note}" for layers in model if layers.note)]
     return Group(Text(model.title, style="bold"), models_table([model]), Text("\n".join(lines), style="dim"))
+
+
+def schedules_table(schedules: Iterable[Schedule], kernels: Mapping[str, Mapping[str, Sequence[str]]]) -> StackingTable:
+    """The schedules in a line each, with their directions and kernels. kernels: directions by schedule and device."""
+    lines = table(("schedule", "what it is\ndirections\nkernels\nsource"))
+    lines.columns[0].no_wrap = True
+    for each in schedules:
+        devices = "; ".join(f"{device}: {', '.join(found)}" for device, found in kernels[each.name].items() if found)
+        lines.add_row(each.name, f"{each.title}\n{', '.join(each.passes)}\n{devices or 'no kernel'}\n{each.source}\n")
+    return lines

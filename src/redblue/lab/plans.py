@@ -12,7 +12,7 @@ from redblue.lab.text import shape_text
 from redblue.problem import Problem
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from redblue.base.terminal import StackingTable
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ class Plan:
             "seconds": self.seconds,
         }
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> StackingTable:
         return _table(self)
 
     def __str__(self) -> str:
-        from rich.console import Console  # imported here, so that `import redblue` does not load rich
+        from redblue.base.terminal import console  # imported here, so that `import redblue` does not load rich
 
         text = io.StringIO()
-        Console(file=text, width=120).print(self)
+        console(file=text, width=120).print(self)
         return text.getvalue().rstrip()
 
 
@@ -118,7 +118,7 @@ def describe(problem: Problem) -> dict[str, Any]:
     return asdict(problem) | {"mask": repr(problem.mask)}
 
 
-def _table(plan: Plan) -> Table:
+def _table(plan: Plan) -> StackingTable:
     from redblue.base.terminal import table  # imported here, because it imports rich
 
     rate = f" at the peak of {plan.arithmetic_dtype}" if plan.arithmetic_dtype else ""

@@ -43,7 +43,7 @@ def graph_named(text: str) -> Graph:
     path = Path(text)
     if path.suffix == ".jsonl":
         return read_game(path).graph
-    if os.path.isfile(path):  # unlike Path.is_file, it takes names that no file can have
+    if os.path.isfile(path):  # unlike Path.is_file, it takes any text, also one that is too long for a name
         return _edges(path)
     hint = "Give sizes as in attention:n=2,d=1, or a file of edges, or a game (.jsonl)"
     raise UnknownName("graph", name, CONSTRUCTORS, hint)

@@ -125,8 +125,8 @@ def _open(name_or_path: str | os.PathLike) -> tuple[str, str, str, str, dict[str
     is_name = isinstance(name_or_path, str) and path.name == name_or_path and path.suffix != ".json"
     if name_or_path == "" or (is_name and not os.path.exists(path)):
         raise UnknownName("model", str(name_or_path), list_models(), "Or give the path of a config.json")
-    if os.path.isdir(path):  # unlike Path.is_dir, it takes names that no file can have
-        if not (path / "config.json").exists() and (path / "model_index.json").exists():
+    if os.path.isdir(path):  # unlike Path.is_dir, os.path takes any name, also one that is too long
+        if not os.path.exists(path / "config.json") and os.path.exists(path / "model_index.json"):
             raise RedblueError(f"{path} is a pipeline: give the folder of one of its parts, such as {path / 'unet'}")
         path = path / "config.json"
     where = f"config.json at {path}" if path.name == "config.json" else f"config {path}"

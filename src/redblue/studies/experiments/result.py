@@ -99,4 +99,4 @@ def read(folder: str | os.PathLike[str], name: str) -> Result:
 
 def read_all(folder: str | os.PathLike[str]) -> list[Result]:
     """Read all results in `folder`, in the order of the catalogue."""
-    return [read(folder, name) for name in NAMES if json_path(Path(folder), name).exists()]
+    return [read(folder, name) for name in NAMES if os.path.exists(json_path(Path(folder), name))]

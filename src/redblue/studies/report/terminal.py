@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from redblue.base.terminal import table
+from redblue.base.terminal import StackingTable, table
 from redblue.base.text import amount, ratio, time
 from redblue.lab.plans import LevelPlan
 from redblue.studies.report.data import Report
@@ -24,7 +23,7 @@ def summary(report: Report) -> RenderableType:
     return Group(*machines, legend, _verdict(report), *_measured(report))
 
 
-def _machine(report: Report, number: int) -> Table:
+def _machine(report: Report, number: int) -> StackingTable:
     memory = report.memories[number]
     boundaries = [level.boundary for level in report.shapes[0].plans[number].levels]
     lines = table(("shape", *boundaries), title=f"{memory.name}: {memory.title}")

@@ -10,8 +10,9 @@ from typing import Any
 
 from redblue import schedules
 from redblue.base.dtypes import BYTES_PER_WORD
-from redblue.base.errors import RedblueError
-from redblue.base.integers import whole_number
+from redblue.base.errors import RedblueError, UnknownName
+from redblue.base.integers import parse_size, whole_number
+from redblue.base.text import quoted
 from redblue.catalogue.memories import Memory
 from redblue.masks import Mask
 from redblue.masks.names import parse as parse_mask
@@ -20,14 +21,14 @@ from redblue.problem import DIRECTIONS
 LEAST = {"window": 0} | dict.fromkeys(("n", "n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "words"), 1)
 NAMES = ("mask", "dtype", "direction", "memory", "schedule")
 GRAMMAR = "VALUE, a list A,B,C, or a range FIRST:LAST:xFACTOR or FIRST:LAST:+STEP"
-EXAMPLES = "such as 128, or 64,128,256, or 1024:65536:x2 (times 2), or 128:512:+64 (plus 64)"
+EXAMPLES = "such as 128, or 64,128,256, or 1Ki:64Ki:x2 (times 2), or 128:512:+64 (plus 64)"
 MAX_VALUES = 100_000  # of one axis
 MAX_NUMBER = 10**18  # far beyond any problem, and safe to calculate with
 MAX_DIGITS = 1000  # of a number with leading zeros
-MAX_QUOTED = 60  # characters of the user's text in an error
 
 RANGE = re.compile(r"(\d+):(\d+):(?:x(\d+(?:\.\d+)?)|\+(\d+))", re.ASCII)
 WHOLE = re.compile(r"(?<![\d.])\d+", re.ASCII)  # whole numbers, but not the digits after a decimal point
+SUFFIXED = re.compile(r"(?<![\w.])\d[\d.]*[_a-z][\w+]*", re.ASCII | re.IGNORECASE)  # a size such as 4K, 1e3 or 4_096
 COMMA = re.compile(r",(?!\s*\d)")  # a comma before a digit belongs to a mask: window:1024,0
 
 
@@ -73,7 +74,7 @@ def make_axis(name: str, given: Any) -> Axis:
     Raises RedblueError for an unknown axis, text of another form, numbers out of range, and unknown names.
     """
     if name not in LEAST and name not in NAMES:
-        raise RedblueError(f"there is no axis {name!r}; the axes are {', '.join((*LEAST, *NAMES))}")
+        raise UnknownName("axis", str(name), (*LEAST, *NAMES))
     several = isinstance(given, Iterable) and not isinstance(given, (str, Mask, Memory))
     parse = _number if name in LEAST else _name
     values = [value for part in (given if several else [given]) for value in parse(name, part)]
@@ -97,37 +98,33 @@ def _too_large(name: str, given: str) -> RedblueError:
     return RedblueError(f"{name} takes numbers of at most 10^18: give smaller ones; got {given}")
 
 
-def _quoted(text: str) -> str:
-    """Quote the user's text in an error, shortened if it is long."""
-    return repr(text) if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]!r}... ({len(text):,} characters)"
-
-
 def _numbers(name: str, part: str, text: str) -> Sequence[int]:
     """The numbers of one part of a list: one number, or a range. Raises RedblueError.
 
     text: the whole list, for errors.
     """
+    part = SUFFIXED.sub(lambda size: str(parse_size(name, size[0])), part)
     # This check comes before any conversion: int() refuses thousands of digits, and float() overflows at hundreds.
     if any(len(digits) > MAX_DIGITS or int(digits) > MAX_NUMBER for digits in WHOLE.findall(part)):
-        raise _too_large(name, _quoted(part))
+        raise _too_large(name, quoted(part))
     if re.fullmatch(r"\d+", part, re.ASCII):
         return [int(part)]
     match = RANGE.fullmatch(part)
     if match is None:
-        raise RedblueError(f"{name} takes {GRAMMAR}, {EXAMPLES}; got {_quoted(text)}")
+        raise RedblueError(f"{name} takes {GRAMMAR}, {EXAMPLES}; got {quoted(text)}")
     first, last, step = int(match[1]), int(match[2]), int(match[4] or 0)
     factor = float(match[3] or 1) if "." in (match[3] or "") else int(match[3] or 1)
     if first > last:
-        raise RedblueError(f"{name}: a range goes up, so its first number is not above its last; got {_quoted(part)}")
+        raise RedblueError(f"{name}: a range goes up, so its first number is not above its last; got {quoted(part)}")
     if step < 1 and (factor <= 1 or first < 1):
         raise RedblueError(
             f"{name}: a range needs a step of at least +1, or a factor above x1 and a first number of at least 1; "
-            f"got {_quoted(part)}"
+            f"got {quoted(part)}"
         )
     size = (last - first) // step + 1 if step else math.log(last / first) / math.log(factor) + 1
     if size > MAX_VALUES:
         raise RedblueError(
-            f"{name}: {_quoted(part)} has {size:,.0f} values, at most {MAX_VALUES:,} are taken; take a larger step"
+            f"{name}: {quoted(part)} has {size:,.0f} values, at most {MAX_VALUES:,} are taken; take a larger step"
         )
     if step:
         return range(first, last + 1, step)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from redblue import schedules
-from redblue.base.terminal import table
+from redblue.base.terminal import StackingTable, table
 from redblue.base.text import amount, ratio, time
 from redblue.lab.text import STANDARD_REMARK
 from redblue.studies.sweep.grid import Sweep
@@ -43,28 +42,30 @@ def _rank(row: Row) -> tuple[bool, bool, int]:
     return not fits, not (fits and schedules.get(row["schedule"]).drop_in), row["words"] or 0
 
 
-def summary(sweep: Sweep, rows: Sequence[Row], kept_in: str | None) -> Table:
+def summary(sweep: Sweep, rows: Sequence[Row], kept_in: str | None) -> StackingTable:
     """The table of the best rows. kept_in: the name of the file that holds all rows, if there is one."""
     numbers, texts = _columns(sweep)
     best = best_rows(rows)
     timed = any(row["seconds"] is not None for row in best)
-    lines = table((), title=f"{sweep.size:,} point{'s' * (sweep.size != 1)}, the best schedule of each")
+    headings = ["M (words)" if name == "capacity_words" else name for name in numbers]
+    figures = ["words", "per pair", "gap", *(["time"] if timed else [])]
+    lines = table(
+        [", ".join(texts)] if texts else [],
+        headings,
+        title=f"{sweep.size:,} point{'s' * (sweep.size != 1)}, the best schedule of each",
+        caption="\n".join(_remarks(best, rows, kept_in)),
+    )
     lines.pad_edge, lines.collapse_padding = False, True  # many columns have to fit
-    lines.caption = escape("\n".join(_remarks(best, rows, kept_in)))
-    if texts:
-        lines.add_column(escape(", ".join(texts)), overflow="fold", min_width=16)
-    for name in numbers:
-        lines.add_column("M (words)" if name == "capacity_words" else name, justify="right", no_wrap=True)
-    lines.add_column("schedule", overflow="fold", min_width=11)
-    for name in ("words", "per pair", "gap", *(["time"] if timed else [])):
-        lines.add_column(name, justify="right", no_wrap=True)
+    lines.add_column(Text("schedule"), overflow="fold")
+    for name in figures:
+        lines.add_column(Text(name), justify="right", no_wrap=True)
     half = MAX_LINES // 2
     long = len(best) > MAX_LINES
     for i, row in enumerate([*best[:half], *best[-half:]] if long else best):
         if long and i == half:
-            lines.add_row(*["..." for _ in lines.columns])
+            lines.add_row("...")
         lines.add_row(
-            *([escape(", ".join(str(row[name] or "-") for name in texts))] if texts else []),
+            *([", ".join(str(row[name] or "-") for name in texts)] if texts else []),
             *(f"{row[name]:,}" if row[name] is not None else "-" for name in numbers),
             row["schedule"] if row["status"] == FITS else "invalid" if row["status"] == INVALID else "none fits",
             amount(row["words"]),
