@@ -203,7 +203,7 @@ def _attends(mask: Mask | None, n: int) -> list[list[int]]:
     """List the keys that each query attends."""
     if mask is not None and not isinstance(mask, Mask):
         raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {mask!r}")
-    return [np.flatnonzero(row).tolist() for row in (mask or Mask.full()).to_dense(n, n)]
+    return [np.flatnonzero(row).tolist() for row in (Mask.full() if mask is None else mask).to_dense(n, n)]
 
 
 def _check_accumulate(accumulate: str) -> None:

@@ -70,8 +70,9 @@ def _bigbird(rule: BigBird, n_q: int, n_k: int) -> Pattern:
     window = Diagonal(rows, cols, -side, side + 1)
     tokens = Tokens.of_indices(np.arange(min(rule.first, max(rows, cols))), rows, cols)
     partners = _draw_distinct(rows, cols, min(rule.random, cols), np.random.default_rng(rule.seed))
-    fixed = Joined(rows, cols, window, tokens, np.bitwise_or)
-    return Coarse(n_q, n_k, Joined(rows, cols, fixed, Graph.of_partners(partners, cols), np.bitwise_or), rule.block)
+    drawn = Graph.of_partners(partners, cols)
+    blocks = Joined(rows, cols, (window, tokens, np.bitwise_or, drawn, np.bitwise_or))
+    return Coarse(n_q, n_k, blocks, rule.block)
 
 
 def _draw_distinct(rows: int, cols: int, count: int, rng: np.random.Generator) -> np.ndarray:

@@ -39,12 +39,16 @@ class Stack(Rule):
         return f"Mask.stack([{', '.join(entries)}], shape={self.shape})"
 
     @property
+    def parts(self) -> tuple[Rule, ...]:
+        return self.rules
+
+    @property
     def is_full(self) -> bool:
         return all(rule.is_full for rule in self.rules)
 
     @property
     def sizes(self) -> Sizes:
-        return common_sizes(self.rules) if self.rules else (None, None)
+        return common_sizes([rule.sizes for rule in self.rules]) if self.rules else (None, None)
 
     def pattern(self, n_q: int, n_k: int) -> Pattern:
         raise RedblueError(

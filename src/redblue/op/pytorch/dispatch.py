@@ -75,7 +75,7 @@ def _any_wants_gradient(tensors: list[Tensor]) -> bool:
 
 def _mask_argument(mask: Mask | None, schedule: str) -> MaskArgument:
     """The ops' argument for the mask: the sides of a band, or the name if the mask is not a band or is gathered."""
-    mask = mask or _EVERYTHING
+    mask = _EVERYTHING if mask is None else mask
     if schedule != "gather" and isinstance(mask.rule, Window):
         window = mask.rule
         left = -1 if window.left is None else min(window.left, _WIDEST)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -15,10 +14,11 @@ from redblue.base.errors import RedblueError
 from redblue.bounds import Bound, lower_bounds
 from redblue.bounds.family import Family, family
 from redblue.lab.counts import Count, count
-from redblue.masks import Blocks, Mask, Rule
+from redblue.masks import Blocks, Mask
 from redblue.masks.rules.arrays import Csr
 from redblue.masks.rules.block_patterns import BigBird, RandomBlocks
 from redblue.masks.rules.periodic import NOfM
+from redblue.masks.rules.rule import every_part
 from redblue.masks.storage.names import parse
 from redblue.problem import Problem
 from redblue.schedules.schedule import Sweep
@@ -66,24 +66,14 @@ class Comparison:
 
 def by_rule(mask: Mask) -> bool:
     """Whether a formula gives the attended pairs, so that no index has to be stored."""
-    return not any(isinstance(rule, STORED) for rule in _parts(mask.rule))
-
-
-def _parts(rule: Rule) -> Iterable[Rule]:
-    """Yield a rule and all rules that it is composed of."""
-    yield rule
-    for each in dataclasses.fields(rule) if dataclasses.is_dataclass(rule) else ():
-        value = getattr(rule, each.name)
-        for part in value if isinstance(value, tuple) else (value,):
-            if isinstance(part, Rule):
-                yield from _parts(part)
+    return not any(isinstance(rule, STORED) for rule in every_part(mask.rule))
 
 
 def usual(mask: Mask) -> list[str]:
     """The formats to try if none are asked for."""
     if mask.is_full:
         return ["rule"]
-    ratio = [f"{part.n}:{part.m}" for part in _parts(mask.rule) if isinstance(part, NOfM)][:1]
+    ratio = [f"{part.n}:{part.m}" for part in every_part(mask.rule) if isinstance(part, NOfM)][:1]
     return [*(["rule"] if by_rule(mask) else []), "bits", "blocks", "tiles", "csr", "coo", *ratio]
 
 
