@@ -24,6 +24,7 @@ class BlockRule(Protocol):
 
     @functools.cached_property
     def layout(self) -> np.ndarray: ...
+    def block_rows(self, rows: range) -> np.ndarray: ...
     @property
     def is_full(self) -> bool: ...
     def __hash__(self) -> int: ...
@@ -75,7 +76,8 @@ class Layout:
     def dense(self, rows: range, cols: range) -> np.ndarray:
         """Return a boolean (len(rows), len(cols)) array, True where the row attends the column."""
         row, col = (np.arange(x.start, x.stop) // edge for x, edge in zip((rows, cols), self.block, strict=True))
-        return self.rule.layout[np.ix_(row, col)]
+        touched = range(rows.start // self.block[0], ceil_div(rows.stop, self.block[0]) if rows else 0)
+        return self.rule.block_rows(touched)[np.ix_(row - touched.start, col)] if rows else np.empty((0, len(cols)), bool)
 
     def holds(self, rows: range, cols: range) -> bool:
         """Return whether every pair of the tile attends, so that the tile needs no masking."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,7 +63,8 @@ class Stack(Rule):
         )
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule:
-        return replace(self, rules=tuple(resized(rule, old, new) for rule in self.rules))
+        rules = [resized(rule, old, new) for rule in self.rules]
+        return Stack.of([rules[i] for i in self.planes.array], self.shape)
 
 
 def planes(rule: Rule) -> tuple[tuple[Rule, ...], np.ndarray]:
