@@ -44,6 +44,9 @@ NAMES = {
 FILES = ("blocks:FILE.npy,BQ[,BK]", "dense:FILE.npy", "csr:FILE.npz")
 FILE_KINDS = ("blocks", "dense", "csr")
 FORMS = (*(name.form for name in NAMES.values()), *FILES)
+FORMS_TEXT = (
+    f"{', '.join(FORMS)}, such as window:1024,0 or blocks:layout.npy,128, or several with & | ~ between them"
+)
 
 
 def parse(text: str) -> Mask:
@@ -96,8 +99,10 @@ def _composed(tokens: list[str], text: str) -> Mask:
         else:
             masks.append(_term(token, text))
             needs_term = False
+    if needs_term:
+        raise _invalid(text)
     apply(1)
-    if needs_term or waiting:
+    if waiting:
         raise _invalid(text)
     return masks[0]
 
@@ -119,8 +124,8 @@ def _term(term: str, text: str) -> Mask:
         return Mask.from_dense(_array(arguments))
     if kind == "csr" and arguments:
         return _csr(arguments)
-    if kind not in NAMES and kind not in FILE_KINDS:
-        raise UnknownName("mask", kind[:SHOWN], [*NAMES, *FILE_KINDS], f"Forms: {', '.join(FORMS)}; also with & | ~ ( )")
+    if kind and kind not in NAMES and kind not in FILE_KINDS:
+        raise UnknownName("mask", kind[:SHOWN], [*NAMES, *FILE_KINDS], f"A {_invalid(text)}")
     raise _invalid(text)
 
 
@@ -129,10 +134,7 @@ def _is_number(text: str) -> bool:
 
 
 def _invalid(text: str) -> RedblueError:
-    return RedblueError(
-        f"mask must be {', '.join(FORMS)}, such as window:1024,0 or blocks:layout.npy,128, or several with & | ~ "
-        f"between them; got {text[:SHOWN]!r}"
-    )
+    return RedblueError(f"mask must be {FORMS_TEXT}; got {text[:SHOWN]!r}")
 
 
 def _array(path: str) -> np.ndarray:

@@ -11,10 +11,13 @@ import numpy as np
 
 from redblue import schedules
 from redblue.base.errors import RedblueError
+from redblue.base.estimates import check_fits
+from redblue.base.integers import ceil_div
 from redblue.bounds import Bound, lower_bounds
 from redblue.bounds.family import Family, family
 from redblue.lab.counts import Count, count
 from redblue.masks import Blocks, Mask
+from redblue.masks.patterns.spans import stride
 from redblue.masks.rules.arrays import Csr
 from redblue.masks.rules.block_patterns import BigBird, RandomBlocks
 from redblue.masks.rules.periodic import NOfM
@@ -25,6 +28,8 @@ from redblue.schedules.schedule import Sweep
 from redblue.schedules.stored_index import sides
 
 T = TypeVar("T")
+READ_BYTES = 48  # for each entry of a sparse matrix while it is read: both indices, the value, and a sorted copy
+BLOCK_BYTES = 25  # for each block of a layout: its tables, and the pairs that the formats list (measured)
 STORED = (Blocks, Csr, RandomBlocks, BigBird)  # rules made of arrays or of random draws; no formula gives their pairs
 BOTH = (Sweep("rows", 1), Sweep("cols", 1))  # an index by rows, and one by columns
 
@@ -92,6 +97,7 @@ def compare(
     """
     if problem.direction not in ("forward", "backward"):
         raise RedblueError(f"direction must be forward or backward, got {problem.direction!r}: only these have a bound")
+    _check_memory(problem)
     sizes, left_out = {}, {}
     for name in formats or usual(problem.mask):
         size = _attempt(lambda name=name: _index_words(problem, name))
@@ -106,6 +112,14 @@ def compare(
         progress(done, len(capacities))
         points.append(_point(problem, words, list(sizes), names or schedules.covering(problem)))
     return Comparison(problem, family(problem), sizes, left_out, tuple(points))
+
+
+def _check_memory(problem: Problem) -> None:
+    """Raise RedblueError if this machine's memory cannot hold the tables of a layout with too many blocks."""
+    for rule in every_part(problem.mask.rule):
+        if isinstance(rule, (Blocks, RandomBlocks)):
+            rows, cols = (ceil_div(n, edge) for n, edge in zip((problem.n_q, problem.n_k), rule.block, strict=True))
+            check_fits(f"comparing the formats of a layout of {rows:,} x {cols:,} blocks", BLOCK_BYTES * rows * cols)
 
 
 def _attempt(make: Callable[[], T]) -> T | RedblueError:
@@ -165,14 +179,21 @@ def read_graph(path: str) -> Mask:
         import scipy.sparse
     except ImportError:
         raise RedblueError(f"to read {path!r}, scipy is needed: pip install 'redblue[graphs]'") from None
+    is_mtx = Path(path).suffix.lower() == ".mtx"
     try:
-        read = scipy.io.mmread if Path(path).suffix.lower() == ".mtx" else scipy.sparse.load_npz
-        entries = scipy.sparse.coo_array(read(path))
+        if is_mtx:  # the header may claim more than any memory holds
+            _, _, count, *_ = scipy.io.mminfo(path)
+            check_fits(f"the graph in {path!r} with {count:,} entries", READ_BYTES * count)
+        entries = scipy.sparse.coo_array(scipy.io.mmread(path) if is_mtx else scipy.sparse.load_npz(path))
+    except RedblueError:
+        raise
     except Exception as error:  # scipy's parsers raise exceptions of many types
         raise RedblueError(f"cannot read {path!r} as a sparse matrix: {error}") from None
     n_q, n_k = cast("tuple[int, int]", entries.shape)
     if not n_q * n_k:
         raise RedblueError(f"{path!r} holds a matrix of {n_q} x {n_k}: an empty graph")
+    check_fits(f"the graph in {path!r} with {n_q:,} rows", 16 * n_q)
+    stride(n_q, n_k)  # raises if row * n_k + column would not fit 64 bits
     pairs = np.unique(entries.row.astype(np.int64) * n_k + entries.col)
     indptr = np.searchsorted(pairs // n_k, np.arange(n_q + 1))
     return Mask.from_csr(indptr, pairs % n_k, n_k)

@@ -1,0 +1,81 @@
+"""Estimates before work: refuse at once what this machine's memory cannot hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from redblue.base.errors import RedblueError
+from redblue.base.text import amount
+
+UNPRINTED = 10**18  # larger estimates are not worth their digits
+
+
+def check_fits(what: str, bytes: float) -> None:
+    """Raise RedblueError if `bytes` bytes of memory are more than this machine has available.
+
+    what: the work that needs them, as the subject of a sentence, such as "the graph attention:n=4,d=2 of 96 nodes".
+    bytes: an estimate made before the work, of which only the order of magnitude must be right; infinity is allowed.
+    A machine that does not say how much memory it has refuses nothing but an exabyte.
+    """
+    available = available_bytes()
+    if bytes >= UNPRINTED or (available is not None and bytes > available):
+        here = "" if available is None else f", and this machine has {bytes_text(available)} available"
+        raise RedblueError(f"{what} needs {bytes_text(bytes)} of memory{here}: take a smaller problem")
+
+
+def bytes_text(bytes: float) -> str:
+    """Format an estimate of bytes for people."""
+    return "more than 1000 PB" if bytes >= UNPRINTED else f"about {amount(bytes)}B"
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Return the bytes of memory that this process may still take: the machine's, or what its cgroups leave.
+
+    root: the folder that holds proc and sys; tests give another. None if the system does not say.
+    """
+    return min((*_of_machine(root), *_of_cgroups(root)), default=None)
+
+
+def _of_machine(root: Path) -> Iterator[int]:
+    """Yield the machine's available memory: Linux says it, elsewhere all memory counts as available."""
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            yield int(line.split()[1]) * 1024
+            return
+    try:
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows, or a system that does not know these names
+        return
+
+
+def _of_cgroups(root: Path) -> Iterator[int]:
+    """Yield what each cgroup of this process, and each cgroup above it, leaves of its limit of memory."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        mount, limit, usage, cache = (
+            ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+            if not controllers
+            else ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        )
+        for folder in (Path(path.strip().lstrip("/")), *Path(path.strip().lstrip("/")).parents):
+            most, used = (_number(root / mount / folder / name) for name in (limit, usage))
+            if most is not None and used is not None:
+                statistics = dict(line.split() for line in _lines(root / mount / folder / "memory.stat"))
+                yield max(0, most - used + int(statistics.get(cache, 0)))  # the kernel drops its file cache first
+
+
+def _number(path: Path) -> int | None:
+    """Read a file that holds one number; None for "max" and for a file that cannot be read."""
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
