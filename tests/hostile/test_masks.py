@@ -1,5 +1,6 @@
 """Hostile masks: drawn masks and damaged texts, names made of garbage, damaged files, and thousands of terms."""
 
+import contextlib
 import copy
 import pickle
 import string
@@ -69,10 +70,8 @@ def test_names_made_of_garbage_are_masks_or_refused():
     def check(words, space):
         nonlocal tried
         tried += 1
-        try:
+        with contextlib.suppress(RedblueError):
             assert isinstance(parse(space.join(words)), Mask)
-        except RedblueError as error:
-            assert "mask" in str(error) or "cannot read" in str(error) or "must be" in str(error)
 
     check()
     assert tried > 100
@@ -119,10 +118,8 @@ def test_damaged_array_files_are_refused(tmp_path):
     for data in (*headers, b"", good[:5], good[:127], good[:-1]):
         tried += 1
         path.write_bytes(data)
-        try:
+        with contextlib.suppress(RedblueError):
             assert parse(f"dense:{path}").to_dense(4, 4).shape == (4, 4)
-        except RedblueError:
-            pass
     assert tried == 210
 
 

@@ -44,9 +44,7 @@ NAMES = {
 FILES = ("blocks:FILE.npy,BQ[,BK]", "dense:FILE.npy", "csr:FILE.npz")
 FILE_KINDS = ("blocks", "dense", "csr")
 FORMS = (*(name.form for name in NAMES.values()), *FILES)
-FORMS_TEXT = (
-    f"{', '.join(FORMS)}, such as window:1024,0 or blocks:layout.npy,128, or several with & | ~ between them"
-)
+FORMS_TEXT = f"{', '.join(FORMS)}, such as window:1024,0 or blocks:layout.npy,128, or several with & | ~ between them"
 
 
 def parse(text: str) -> Mask:

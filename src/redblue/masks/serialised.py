@@ -151,7 +151,8 @@ def _node(rule: Rule, places: list[int]) -> list[Any]:
         return [NAMES[type(rule)], places]
     if isinstance(rule, Stack):
         return ["stack", places, _encoded(rule.planes), list(rule.shape)]
-    return [NAMES[type(rule)], {field.name: _encoded(getattr(rule, field.name)) for field in dataclasses.fields(rule)}]  # type: ignore[arg-type]
+    fields: Any = dataclasses.fields(rule)  # type: ignore[arg-type]
+    return [NAMES[type(rule)], {field.name: _encoded(getattr(rule, field.name)) for field in fields}]
 
 
 def _rule(node: list[Any], before: list[Rule]) -> Rule:

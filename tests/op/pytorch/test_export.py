@@ -94,7 +94,7 @@ def test_a_mask_too_large_for_a_text_is_refused_by_exporters_and_compiled(monkey
     mask = Mask.from_dense(np.random.default_rng(0).random((64, 64)) < 0.5)
     x, layer = numbers(), Layer(mask)
     for export in (lambda: torch.export.export(layer, (x,)), lambda: torch.jit.trace(layer, (x,))):
-        with pytest.raises(RedblueError, match="cannot be written into a graph as text: its text has .* characters"):
+        with pytest.raises(RedblueError, match=r"cannot be written into a graph as text: its text has .* characters"):
             export()
     with pytest.raises(Exception, match="cannot be written into a graph as text"):
         torch.export.export(layer, (x,), strict=True)

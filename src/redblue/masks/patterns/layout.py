@@ -51,7 +51,7 @@ class Layout:
         rows, cols = self.rule.shape
         counts = np.int32 if rows * cols < 2**31 else np.int64
         size = (rows + 1) * (cols + 1) * np.dtype(counts).itemsize
-        check_fits(f"the table that counts the live blocks of a layout of {rows:,} x {cols:,} blocks", size + rows * cols)
+        check_fits(f"the table of the live blocks of a layout of {rows:,} x {cols:,} blocks", size + rows * cols)
         before = np.zeros((rows + 1, cols + 1), counts)
         inner = before[1:, 1:]
         np.cumsum(self.rule.layout, axis=0, out=inner)
@@ -87,8 +87,8 @@ class Layout:
     def dense(self, rows: range, cols: range) -> np.ndarray:
         """Return a boolean (len(rows), len(cols)) array, True where the row attends the column."""
         row, col = (np.arange(x.start, x.stop) // edge for x, edge in zip((rows, cols), self.block, strict=True))
-        touched = range(rows.start // self.block[0], ceil_div(rows.stop, self.block[0]) if rows else 0)
-        return self.rule.block_rows(touched)[np.ix_(row - touched.start, col)] if rows else np.empty((0, len(cols)), bool)
+        first, stop = _blocks_of(rows, self.block[0])
+        return self.rule.block_rows(range(first, stop))[np.ix_(row - first, col)]
 
     def holds(self, rows: range, cols: range) -> bool:
         """Return whether every pair of the tile attends, so that the tile needs no masking."""

@@ -68,9 +68,7 @@ class Combined(Rule):
         every = every_part(self)
         place = {id(rule): i for i, rule in enumerate(every)}
         nested = (Combined, Not)
-        return _rebuilt, (
-            [(type(r), [place[id(p)] for p in r.parts]) if isinstance(r, nested) else r for r in every],
-        )
+        return _rebuilt, ([(type(r), [place[id(p)] for p in r.parts]) if isinstance(r, nested) else r for r in every],)
 
     @property
     def sizes(self) -> Sizes:
