@@ -222,11 +222,11 @@ def test_thousands_of_terms(build, count):
 
 def test_terms_at_sizes_that_are_evaluated_by_runs(monkeypatch):
     """Many parts on few pairs are tested pair by pair; the other way must agree."""
-    from redblue.masks.rules import algebra
+    from redblue.masks.rules import composed
 
     mask = chain(terms(250)[:150]) | ~flat(terms(250)[150:])
     expected = mask.to_dense(64, 64)
-    monkeypatch.setattr(algebra, "FEW_PAIRS", 0)
+    monkeypatch.setattr(composed, "FEW_PAIRS", 0)
     copied = mask & Mask.prefix(64)  # keeps every pair, and is in no cache
     assert np.array_equal(copied.to_dense(64, 64), expected)
     assert copied.nnz(64, 64) == expected.sum()

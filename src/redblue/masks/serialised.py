@@ -109,8 +109,8 @@ def mask_of(text: str) -> Mask:
 
 def _too_large(why: str) -> RedblueError:
     return RedblueError(
-        f"the mask cannot be written into a graph as text: {why}. Build it from rules (such as Mask.documents), or give "
-        "a boolean bias, which is a tensor"
+        f"the mask cannot be written into a graph as text: {why}. Build it from rules (such as Mask.documents), or "
+        "give a boolean bias, which is a tensor"
     )
 
 
@@ -151,6 +151,7 @@ def _node(rule: Rule, places: list[int]) -> list[Any]:
         return [NAMES[type(rule)], places]
     if isinstance(rule, Stack):
         return ["stack", places, _encoded(rule.planes), list(rule.shape)]
+    fields: Any = dataclasses.fields(rule)  # type: ignore[arg-type]
     fields: Any = dataclasses.fields(rule)  # type: ignore[arg-type]
     return [NAMES[type(rule)], {field.name: _encoded(getattr(rule, field.name)) for field in fields}]
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.patterns.composed import Inverted, Joined
 from redblue.masks.patterns.pattern import Pattern
-from redblue.masks.patterns.squares import Squares
 from redblue.masks.rules.bands import Window
+from redblue.masks.rules.composed import composed
 from redblue.masks.rules.dense import resized
 from redblue.masks.rules.layouts import Blocks
 from redblue.masks.rules.rule import Rule, Sizes, common_sizes, every_part, fold
 from redblue.masks.rules.stack import Stack, planes
-
-MANY_PARTS = 64  # from here on, a mask with FEW_PAIRS is tested pair by pair
-FEW_PAIRS = 1 << 20
 
 
 class Combined(Rule):
@@ -32,7 +28,7 @@ class Combined(Rule):
     terms: the parts in order, by `_key`. has_full: whether some part is full. code: the hash, if it is known.
     """
 
-    op = np.bitwise_and
+    operator = np.bitwise_and
     sign = "&"
 
     def __init__(self, terms: dict[Any, Rule], has_full: bool = False, code: int | None = None) -> None:
@@ -79,7 +75,7 @@ class Combined(Rule):
         return fold(self, lambda rule, parts: all(parts) if isinstance(rule, Combined) else rule.fits_any_sizes)
 
     def pattern(self, n_q: int, n_k: int) -> Pattern:
-        return _composed(self, n_q, n_k)
+        return composed(self, n_q, n_k)
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule:
         return self if old == new else _resized(self, old, new)
@@ -92,7 +88,7 @@ class Both(Combined):
 class Either(Combined):
     """The pairs that at least one rule has."""
 
-    op = np.bitwise_or
+    operator = np.bitwise_or
     sign = "|"
 
 
@@ -101,6 +97,8 @@ class Not(Rule):
     """The pairs that the rule does not have."""
 
     rule: Rule
+
+    operator: ClassVar = np.invert
 
     def __repr__(self) -> str:
         return _text(self)
@@ -118,7 +116,7 @@ class Not(Rule):
         return fold(self, lambda rule, parts: all(parts) if parts else rule.fits_any_sizes)
 
     def pattern(self, n_q: int, n_k: int) -> Pattern:
-        return _composed(self, n_q, n_k)
+        return composed(self, n_q, n_k)
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule:
         return self if old == new else _resized(self, old, new)
@@ -186,58 +184,6 @@ def _resized(rule: Rule, old: tuple[int, int], new: tuple[int, int]) -> Rule:
         return combined(type(each), parts) if isinstance(each, Combined) else resized(each, old, new)
 
     return fold(rule, value_of)
-
-
-def _composed(rule: Rule, n_q: int, n_k: int) -> Pattern:
-    """Lay a composed rule on n_q queries and n_k keys."""
-    entries = _stack_entries(rule)
-    if len(entries) > MANY_PARTS and n_q * n_k <= FEW_PAIRS:
-        return _evaluated(rule, n_q, n_k)
-    return _joined(rule, n_q, n_k, entries)
-
-
-@functools.lru_cache(maxsize=16)
-def _evaluated(rule: Rule, n_q: int, n_k: int) -> Pattern:
-    """Test every pair once. With many parts and few pairs, this costs less than the outer and inner sets."""
-    attends = _joined(rule, n_q, n_k, _stack_entries(rule)).attends(np.arange(n_q)[:, None], np.arange(n_k)[None])
-    return Squares(n_q, n_k, np.broadcast_to(attends, (n_q, n_k)), (1, 1))
-
-
-def _joined(rule: Rule, n_q: int, n_k: int, entries: dict[int, int]) -> Pattern:
-    """Turn a rule into a program. Complements move inwards, to the simple rules. entries: from _stack_entries."""
-    program: list[Pattern | np.ufunc] = []
-    pending: list[tuple[Rule, bool] | np.ufunc] = [(rule, False)]
-    while pending:
-        step = pending.pop()
-        if isinstance(step, np.ufunc):
-            program.append(step)
-            continue
-        each, inverted = step
-        if isinstance(each, Not):
-            pending.append((each.rule, not inverted))
-        elif isinstance(each, Combined):
-            op = _OPPOSITE[each.op] if inverted else each.op
-            # The part that needs most of the stack comes first, so that the stack stays low.
-            first, *others = sorted(each.rules, key=lambda part: -entries[id(part)])
-            for part in reversed(others):
-                pending += [op, (part, inverted)]
-            pending.append((first, inverted))
-        else:
-            pattern = each.pattern(n_q, n_k)
-            program.append(Inverted(n_q, n_k, pattern) if inverted else pattern)
-    return program[0] if isinstance(program[0], Pattern) and len(program) == 1 else Joined(n_q, n_k, tuple(program))
-
-
-_OPPOSITE = {np.bitwise_and: np.bitwise_or, np.bitwise_or: np.bitwise_and}
-
-
-def _stack_entries(rule: Rule) -> dict[int, int]:
-    """The number of values that are held at once while a rule is evaluated, for the rule and each part, by id."""
-    entries: dict[int, int] = {}
-    for each in every_part(rule):
-        needed = sorted((entries[id(part)] for part in each.parts), reverse=True)
-        entries[id(each)] = max([1, *needed[:1], *(1 + n for n in needed[1:2])])
-    return entries
 
 
 def both(a: Rule, b: Rule) -> Rule:
@@ -352,7 +298,7 @@ def _merged(kind: type[Combined], a: Rule, b: Rule) -> Rule:
     if isinstance(a, Window) and isinstance(b, Window):
         return _combine_windows(kind, a, b)
     if isinstance(a, Blocks) and isinstance(b, Blocks):
-        return a.with_layout(kind.op(a.layout, b.layout))
+        return a.with_layout(kind.operator(a.layout, b.layout))
     return a
 
 

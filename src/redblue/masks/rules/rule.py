@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.masks.patterns.pairs import Pairs
@@ -21,6 +23,9 @@ class Rule(ABC):
     A rule is a value: it is hashable, and rules with equal parameters are equal. Its repr is the call of the Mask
     constructor that makes it.
     """
+
+    # How the parts are composed: np.bitwise_and, np.bitwise_or or np.invert; None for other rules
+    operator: ClassVar[np.ufunc | None] = None
 
     @property
     def parts(self) -> tuple[Rule, ...]:
