@@ -12,6 +12,7 @@ from redblue.base.errors import RedblueError, UnknownName
 from redblue.masks.mask import Mask
 
 MAX_DIGITS = 18  # most digits of a number
+NPY = b"\x93NUMPY"  # the first bytes of a .npy file
 SHOWN = 200  # characters of the input that an error repeats
 
 
@@ -158,11 +159,12 @@ def _csr(path: str) -> Mask:
 def _load(path: str, writer: str) -> np.ndarray | dict[str, np.ndarray]:
     """Read the array of a .npy file, or the arrays of a .npz file by name. writer: who writes such files."""
     try:
-        # A mapped file takes no memory, and a header that claims more than the file holds is refused.
-        loaded: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
+        with open(path, "rb") as file:
+            if file.read(len(NPY)) == NPY:
+                # A mapped file takes no memory, and a header that claims more than the file holds is refused.
+                return np.lib.format.open_memmap(path, mode="r")
+            file.seek(0)
+            loaded: Any = np.load(file, allow_pickle=False)
             return dict(loaded)
     except Exception as error:  # NumPy raises exceptions of many types for damaged headers
         reason = str(error) or type(error).__name__
