@@ -88,6 +88,8 @@ def _mask_argument(mask: Mask | None, schedule: str, is_captured: bool) -> MaskA
 
 def _is_captured(q: Tensor) -> bool:
     """Whether the call may become part of a graph, which may be saved."""
+    if torch.compiler.is_dynamo_compiling():  # which cannot trace the questions below
+        return True
     return _tracing() is not None or bool(_dispatch_modes()) or type(q) not in _PLAIN
 
 
