@@ -28,7 +28,7 @@ class Combined(Rule):
     terms: the parts in order, by `_key`. has_full: whether some part is full. code: the hash, if it is known.
     """
 
-    operator: ClassVar[np.ufunc] = np.bitwise_and
+    operator: ClassVar[Any] = np.bitwise_and
     sign = "&"
 
     def __init__(self, terms: dict[Any, Rule], has_full: bool = False, code: int | None = None) -> None:
@@ -88,7 +88,7 @@ class Both(Combined):
 class Either(Combined):
     """The pairs that at least one rule has."""
 
-    operator: ClassVar[np.ufunc] = np.bitwise_or
+    operator: ClassVar[Any] = np.bitwise_or
     sign = "|"
 
 

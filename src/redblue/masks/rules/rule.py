@@ -25,7 +25,7 @@ class Rule(ABC):
     """
 
     # How the parts are composed: np.bitwise_and, np.bitwise_or or np.invert; None for other rules
-    operator: ClassVar[np.ufunc | None] = None
+    operator: ClassVar[Any] = None
 
     @property
     def parts(self) -> tuple[Rule, ...]:
