@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
-
 from redblue.base.errors import RedblueError
 from redblue.masks.patterns.pairs import Pairs
 from redblue.masks.patterns.pattern import Pattern
