@@ -8,8 +8,11 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.masks.patterns import spans
 from redblue.masks.patterns.graph import csr
+from redblue.masks.patterns.pairs import Pairs
 from redblue.masks.rules.rule import Rule
 from redblue.masks.rules.stack import planes
+
+PIECE = 1 << 17  # pairs that are tested at once
 
 
 def complete_sizes(rule: Rule, group: int, n_q: int | None, n_k: int | None) -> tuple[int, int]:
@@ -39,8 +42,27 @@ def pair_count(rule: Rule, group: int, n_q: int, n_k: int) -> int:
 def dense_array(rule: Rule, group: int, n_q: int, n_k: int) -> np.ndarray:
     """Return a boolean array (batch entries and heads..., n_q, n_k), True where the row attends the key."""
     rules, index = planes(rule)
-    arrays = [part.on(n_q, n_k, group).dense(range(n_q), range(n_k)) for part in rules]
-    return np.stack(arrays)[index] if index.ndim else arrays[0]
+    result = np.empty((*index.shape, n_q, n_k), bool)
+    by_plane = result.reshape(index.size, n_q, n_k)  # a view
+    written: dict[int, int] = {}  # for each rule, a plane that holds it
+    for plane, i in enumerate(index.flat):
+        if i in written:
+            by_plane[plane] = by_plane[written[i]]
+        else:
+            _write(rules[i].on(n_q, n_k, group), by_plane[plane])
+            written[i] = plane
+    return result
+
+
+def _write(pairs: Pairs, result: np.ndarray) -> None:
+    """Write all pairs of a mask into a boolean array, in pieces, because a test takes many bytes per pair."""
+    n_q, n_k = result.shape
+    cols = min(n_k, PIECE) or 1
+    rows = PIECE // cols
+    for i in range(0, n_q, rows):
+        for j in range(0, n_k, cols):
+            piece = result[i : i + rows, j : j + cols]
+            piece[:] = pairs.dense(range(i, i + len(piece)), range(j, j + piece.shape[1]))
 
 
 def csr_arrays(rule: Rule, group: int, n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:

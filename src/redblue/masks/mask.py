@@ -227,6 +227,13 @@ class Mask:
         """The pairs that do not attend."""
         return replace(self, rule=algebra.negated(self.rule))
 
+    def __bool__(self) -> bool:
+        """Raise RedblueError: `and`, `or` and `not` would silently take or drop a whole mask."""
+        raise RedblueError(
+            "a mask is neither true nor false: combine masks with & (and), | (or) and ~ (not), and ask whether there "
+            "is one with `mask is None`"
+        )
+
     def _combined(self, other: Mask, op: Callable[[Rule, Rule], Rule]) -> Mask:
         if not isinstance(other, Mask):
             return NotImplemented

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-import zipfile
-import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.base.errors import RedblueError
+from redblue.base.errors import RedblueError, UnknownName
 from redblue.masks.mask import Mask
 
 MAX_DIGITS = 18  # most digits of a number
+NPY = b"\x93NUMPY"  # the first bytes of a .npy file
+SHOWN = 200  # characters of the input that an error repeats
 
 
 class Name(NamedTuple):
@@ -43,7 +43,9 @@ NAMES = {
                    "random:DENSITY,BLOCK[,SEED]"),
 }  # fmt: skip
 FILES = ("blocks:FILE.npy,BQ[,BK]", "dense:FILE.npy", "csr:FILE.npz")
+FILE_KINDS = ("blocks", "dense", "csr")
 FORMS = (*(name.form for name in NAMES.values()), *FILES)
+FORMS_TEXT = f"{', '.join(FORMS)}, such as window:1024,0 or blocks:layout.npy,128, or several with & | ~ between them"
 
 
 def parse(text: str) -> Mask:
@@ -58,45 +60,50 @@ def parse(text: str) -> Mask:
     try:
         return _term(stripped, text)
     except RedblueError:
-        tokens = [token.strip() for token in re.split(r"([&|~()])", stripped)]
-        tokens = [token for token in tokens if token]
-        mask = _union(tokens, text)
-        if tokens:
-            raise _invalid(text) from None
-        return mask
+        return _composed([token for part in re.split(r"([&|~()])", stripped) if (token := part.strip())], text)
 
 
-def _union(tokens: list[str], text: str) -> Mask:
-    """Parse, and remove from the tokens, one or more intersections with | between them."""
-    mask = _intersection(tokens, text)
-    while tokens and tokens[0] == "|":
-        tokens.pop(0)
-        mask = mask | _intersection(tokens, text)
-    return mask
+BINDS = {"|": 1, "&": 2, "~": 3}  # how tightly an operator binds; a parenthesis ends what any operator takes
 
 
-def _intersection(tokens: list[str], text: str) -> Mask:
-    """Parse, and remove from the tokens, one or more factors with & between them."""
-    mask = _factor(tokens, text)
-    while tokens and tokens[0] == "&":
-        tokens.pop(0)
-        mask = mask & _factor(tokens, text)
-    return mask
+def _composed(tokens: list[str], text: str) -> Mask:
+    """Combine terms by operators: operator precedence with two stacks, because input may be nested as deep as it likes.
 
+    text: the whole input, for errors.
+    """
+    masks: list[Mask] = []
+    waiting: list[str] = []  # operators and open parentheses whose masks are not complete
+    needs_term = True  # whether a term, ~ or ( must come next
 
-def _factor(tokens: list[str], text: str) -> Mask:
-    """Parse, and remove from the tokens, a term, a complement or a parenthesis."""
-    if not tokens:
+    def apply(least: int) -> None:
+        """Apply the waiting operators that bind at least so tightly."""
+        while waiting and BINDS.get(waiting[-1], 0) >= least:
+            operator, mask = waiting.pop(), masks.pop()
+            masks.append(~mask if operator == "~" else masks.pop() & mask if operator == "&" else masks.pop() | mask)
+
+    for token in tokens:
+        if needs_term != (token not in ("&", "|", ")")):
+            raise _invalid(text)
+        if token in ("~", "("):
+            waiting.append(token)
+        elif token in ("&", "|"):
+            apply(BINDS[token])
+            waiting.append(token)
+            needs_term = True
+        elif token == ")":
+            apply(1)
+            if not waiting:
+                raise _invalid(text)
+            waiting.pop()
+        else:
+            masks.append(_term(token, text))
+            needs_term = False
+    if needs_term:
         raise _invalid(text)
-    token = tokens.pop(0)
-    if token == "~":
-        return ~_factor(tokens, text)
-    if token != "(":
-        return _term(token, text)
-    mask = _union(tokens, text)
-    if not tokens or tokens.pop(0) != ")":
+    apply(1)
+    if waiting:
         raise _invalid(text)
-    return mask
+    return masks[0]
 
 
 def _term(term: str, text: str) -> Mask:
@@ -116,6 +123,8 @@ def _term(term: str, text: str) -> Mask:
         return Mask.from_dense(_array(arguments))
     if kind == "csr" and arguments:
         return _csr(arguments)
+    if kind and kind not in NAMES and kind not in FILE_KINDS:
+        raise UnknownName("mask", kind[:SHOWN], [*NAMES, *FILE_KINDS], f"A {_invalid(text)}")
     raise _invalid(text)
 
 
@@ -124,10 +133,7 @@ def _is_number(text: str) -> bool:
 
 
 def _invalid(text: str) -> RedblueError:
-    return RedblueError(
-        f"mask must be {', '.join(FORMS)}, such as window:1024,0 or blocks:layout.npy,128, or several with & | ~ "
-        f"between them; got {text[:200]!r}"
-    )
+    return RedblueError(f"mask must be {FORMS_TEXT}; got {text[:SHOWN]!r}")
 
 
 def _array(path: str) -> np.ndarray:
@@ -154,7 +160,12 @@ def _load(path: str, writer: str) -> np.ndarray | dict[str, np.ndarray]:
     """Read the array of a .npy file, or the arrays of a .npz file by name. writer: who writes such files."""
     try:
         with open(path, "rb") as file:
+            if file.read(len(NPY)) == NPY:
+                # A mapped file takes no memory, and a header that claims more than the file holds is refused.
+                return np.lib.format.open_memmap(path, mode="r")
+            file.seek(0)
             loaded: Any = np.load(file, allow_pickle=False)
-            return loaded if isinstance(loaded, np.ndarray) else dict(loaded)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise RedblueError(f"cannot read {path!r} as a file that {writer} wrote: {error}") from None
+            return dict(loaded)
+    except Exception as error:  # NumPy raises exceptions of many types for damaged headers
+        reason = str(error) or type(error).__name__
+        raise RedblueError(f"cannot read {path[:SHOWN]!r} as a file that {writer} wrote: {reason[:SHOWN]}") from None

@@ -51,7 +51,7 @@ def attended(
     because both passes must round scores alike.
     """
     if schedule == "gather" and not bias_gradient:
-        mask = mask or Mask.full()
+        mask = Mask.full() if mask is None else mask
         check_lead(mask, sizes)
         return in_pairs(mask, sizes)
     if mask is None:

@@ -1,14 +1,19 @@
-"""Patterns made of patterns: a pattern of blocks, the intersection or union of two patterns, and the complement."""
+"""Patterns made of patterns: a pattern of blocks, the complement, and any combination by & and |."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
 from redblue.base.integers import ceil_div
 from redblue.masks.patterns import spans
 from redblue.masks.patterns.pattern import Pattern
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,40 +50,6 @@ class Coarse(Pattern):
 
 
 @dataclass(frozen=True, eq=False)
-class Joined(Pattern):
-    """The pairs of both patterns (op is np.bitwise_and), or of at least one of them (np.bitwise_or)."""
-
-    a: Pattern
-    b: Pattern
-    op: np.ufunc
-
-    @property
-    def exact(self) -> tuple[bool, bool]:
-        outer, inner = (a and b for a, b in zip(self.a.exact, self.b.exact, strict=True))
-        return (False, inner) if self.op is np.bitwise_and else (outer, False)
-
-    @property
-    def steps(self) -> tuple[int, int]:
-        (a, b), (c, d) = self.a.steps, self.b.steps
-        return max(a, c), max(b, d)
-
-    def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return self._join(self.a.outer(first, stop), self.b.outer(first, stop))
-
-    def inner(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        return self._join(self.a.inner(first, stop), self.b.inner(first, stop))
-
-    def _join(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return spans.intersection(a, b) if self.op is np.bitwise_and else spans.union(a, b)
-
-    def attends(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-        return self.op(self.a.attends(q, k), self.b.attends(q, k))
-
-    def words(self, rows: np.ndarray, count: int, group: int, keys: np.ndarray) -> np.ndarray:
-        return self.op(self.a.words(rows, count, group, keys), self.b.words(rows, count, group, keys))
-
-
-@dataclass(frozen=True, eq=False)
 class Inverted(Pattern):
     """The pairs that the pattern `of` does not have."""
 
@@ -104,3 +75,68 @@ class Inverted(Pattern):
 
     def words(self, rows: np.ndarray, count: int, group: int, keys: np.ndarray) -> np.ndarray:
         return ~self.of.words(rows, count, group, keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Pattern):
+    """Patterns combined by & and |, as a program for a stack, because recursion cannot reach deep combinations.
+
+    program: each step is a pattern, which is pushed, or np.bitwise_and or np.bitwise_or, which replaces the last two
+    entries by their combination.
+    """
+
+    program: tuple[Pattern | np.ufunc, ...]
+
+    def _run(self, value_of: Callable[[Pattern], T], join: Callable[[np.ufunc, T, T], T]) -> T:
+        """Run the program on value_of(pattern). join(op, a, b) combines two values."""
+        stack: list[T] = []
+        for step in self.program:
+            if isinstance(step, Pattern):
+                stack.append(value_of(step))
+            else:
+                last = stack.pop()
+                stack[-1] = join(step, stack[-1], last)
+        return stack.pop()
+
+    @functools.cached_property
+    def _exact(self) -> tuple[bool, bool]:
+        return self._run(lambda pattern: pattern.exact, _exact_of_two)
+
+    @property
+    def exact(self) -> tuple[bool, bool]:
+        return self._exact
+
+    @functools.cached_property
+    def _steps(self) -> tuple[int, int]:
+        rows, cols = zip(*(step.steps for step in self.program if isinstance(step, Pattern)), strict=True)
+        return max(rows), max(cols)
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        return self._steps
+
+    def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        return self._run(lambda pattern: pattern.outer(first, stop), _join_spans)
+
+    def inner(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        return self._run(lambda pattern: pattern.inner(first, stop), _join_spans)
+
+    def attends(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+        return self._run(lambda pattern: pattern.attends(q, k), _apply)
+
+    def words(self, rows: np.ndarray, count: int, group: int, keys: np.ndarray) -> np.ndarray:
+        return self._run(lambda pattern: pattern.words(rows, count, group, keys), _apply)
+
+
+def _exact_of_two(op: np.ufunc, a: tuple[bool, bool], b: tuple[bool, bool]) -> tuple[bool, bool]:
+    """Whether the outer and the inner set of a combination are exact: an intersection's outer set never is."""
+    outer, inner = (x and y for x, y in zip(a, b, strict=True))
+    return (False, inner) if op is np.bitwise_and else (outer, False)
+
+
+def _join_spans(op: np.ufunc, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return spans.intersection(a, b) if op is np.bitwise_and else spans.union(a, b)
+
+
+def _apply(op: np.ufunc, a: Any, b: Any) -> Any:
+    return op(a, b)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from redblue.base.estimates import check_fits
 from redblue.base.integers import ceil_div, smaller
 from redblue.masks.patterns.pairs import Pairs, Runs, TileSums, Transposed
 
@@ -22,8 +23,11 @@ LARGE_LAYOUT = 1 << 14  # blocks: larger layouts also group tile widths by octav
 class BlockRule(Protocol):
     """The part of a block layout's rule (`rules/layouts.py`) that Layout needs. It is hashable."""
 
+    @property
+    def shape(self) -> tuple[int, int]: ...
     @functools.cached_property
     def layout(self) -> np.ndarray: ...
+    def block_rows(self, rows: range) -> np.ndarray: ...
     @property
     def is_full(self) -> bool: ...
     def __hash__(self) -> int: ...
@@ -44,7 +48,15 @@ class Layout:
     @functools.cached_property
     def before(self) -> np.ndarray:
         """(rows of blocks + 1, columns of blocks + 1): before[a, b] counts the live blocks among the first a x b."""
-        return np.pad(self.rule.layout.cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0)))
+        rows, cols = self.rule.shape
+        counts = np.int32 if rows * cols < 2**31 else np.int64
+        size = (rows + 1) * (cols + 1) * np.dtype(counts).itemsize
+        check_fits(f"the table of the live blocks of a layout of {rows:,} x {cols:,} blocks", size + rows * cols)
+        before = np.zeros((rows + 1, cols + 1), counts)
+        inner = before[1:, 1:]
+        np.cumsum(self.rule.layout, axis=0, out=inner)
+        np.cumsum(inner, axis=1, out=inner)
+        return before
 
     @property
     def T(self) -> Pairs:
@@ -75,7 +87,8 @@ class Layout:
     def dense(self, rows: range, cols: range) -> np.ndarray:
         """Return a boolean (len(rows), len(cols)) array, True where the row attends the column."""
         row, col = (np.arange(x.start, x.stop) // edge for x, edge in zip((rows, cols), self.block, strict=True))
-        return self.rule.layout[np.ix_(row, col)]
+        first, stop = _blocks_of(rows, self.block[0])
+        return self.rule.block_rows(range(first, stop))[np.ix_(row - first, col)]
 
     def holds(self, rows: range, cols: range) -> bool:
         """Return whether every pair of the tile attends, so that the tile needs no masking."""

@@ -3,62 +3,92 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.patterns.composed import Inverted, Joined
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.rules.bands import Window
+from redblue.masks.rules.composed import composed
 from redblue.masks.rules.dense import resized
 from redblue.masks.rules.layouts import Blocks
-from redblue.masks.rules.rule import Rule, Sizes, common_sizes
+from redblue.masks.rules.rule import Rule, Sizes, common_sizes, every_part, fold
 from redblue.masks.rules.stack import Stack, planes
 
 
-@dataclass(frozen=True)
 class Combined(Rule):
-    """Two or more rules, combined by one operator. None of them is itself combined by the same operator."""
+    """Two or more rules, combined by one operator. None of them is itself combined by the same operator.
 
-    rules: tuple[Rule, ...]
+    Rules may be nested thousands of levels deep and may have thousands of parts. So nothing here recurses, and a part
+    is appended without a look at the others: `terms` finds the only part that it can merge with.
 
-    op = np.bitwise_and
+    terms: the parts in order, by `_key`. has_full: whether some part is full. code: the hash, if it is known.
+    """
+
+    operator: ClassVar[Any] = np.bitwise_and
     sign = "&"
 
+    def __init__(self, terms: dict[Any, Rule], has_full: bool = False, code: int | None = None) -> None:
+        self.terms = terms
+        self.has_full = has_full
+        self.code = functools.reduce(_hash_with, terms.values(), hash(self.sign)) if code is None else code
+
+    @classmethod
+    def of(cls, rules: Iterable[Rule]) -> Combined:
+        """Make the rule of parts that are known not to merge."""
+        terms = {_key(rule): rule for rule in rules}
+        return cls(terms, any(rule.is_full for rule in terms.values()))
+
+    @functools.cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """The parts, in order."""
+        return tuple(self.terms.values())
+
+    @property
+    def parts(self) -> tuple[Rule, ...]:
+        return self.rules
+
+    def __hash__(self) -> int:
+        return self.code
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Combined) and _equal(self, other)
+
     def __repr__(self) -> str:
-        return f" {self.sign} ".join(f"({r})" if isinstance(r, Combined) else repr(r) for r in self.rules)
+        return _text(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        every = every_part(self)
+        place = {id(rule): i for i, rule in enumerate(every)}
+        nested = (Combined, Not)
+        return _rebuilt, ([(type(r), [place[id(p)] for p in r.parts]) if isinstance(r, nested) else r for r in every],)
 
     @property
     def sizes(self) -> Sizes:
-        return common_sizes(self.rules)
+        return fold(self, lambda rule, parts: common_sizes(parts) if isinstance(rule, Combined) else rule.sizes)
 
     @property
     def fits_any_sizes(self) -> bool:
-        return all(rule.fits_any_sizes for rule in self.rules)
+        return fold(self, lambda rule, parts: all(parts) if isinstance(rule, Combined) else rule.fits_any_sizes)
 
     def pattern(self, n_q: int, n_k: int) -> Pattern:
-        patterns = (rule.pattern(n_q, n_k) for rule in self.rules)
-        return functools.reduce(lambda a, b: Joined(n_q, n_k, a, b, self.op), patterns)
+        return composed(self, n_q, n_k)
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule:
-        if old == new:
-            return self
-        combine = functools.partial(_combine, type(self))
-        return functools.reduce(combine, (resized(rule, old, new) for rule in self.rules))
+        return self if old == new else _resized(self, old, new)
 
 
-@dataclass(frozen=True, repr=False)
 class Both(Combined):
     """The pairs that every rule has."""
 
 
-@dataclass(frozen=True, repr=False)
 class Either(Combined):
     """The pairs that at least one rule has."""
 
-    op = np.bitwise_or
+    operator: ClassVar[Any] = np.bitwise_or
     sign = "|"
 
 
@@ -68,22 +98,92 @@ class Not(Rule):
 
     rule: Rule
 
+    operator: ClassVar = np.invert
+
     def __repr__(self) -> str:
-        return f"~({self.rule})" if isinstance(self.rule, Combined) else f"~{self.rule}"
+        return _text(self)
+
+    @property
+    def parts(self) -> tuple[Rule, ...]:
+        return (self.rule,)
 
     @property
     def sizes(self) -> Sizes:
-        return self.rule.sizes
+        return fold(self, lambda rule, parts: common_sizes(parts) if parts else rule.sizes)
 
     @property
     def fits_any_sizes(self) -> bool:
-        return self.rule.fits_any_sizes
+        return fold(self, lambda rule, parts: all(parts) if parts else rule.fits_any_sizes)
 
     def pattern(self, n_q: int, n_k: int) -> Pattern:
-        return Inverted(n_q, n_k, self.rule.pattern(n_q, n_k))
+        return composed(self, n_q, n_k)
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule:
-        return negated(resized(self.rule, old, new))
+        return self if old == new else _resized(self, old, new)
+
+
+def _hash_with(code: int, rule: Rule) -> int:
+    """The hash of parts with hash `code` and one more part."""
+    return hash((code, rule))
+
+
+def _equal(a: Rule, b: Rule) -> bool:
+    """Compare two rules part by part."""
+    pending, seen = [(a, b)], set()
+    while pending:
+        a, b = pending.pop()
+        if a is b or (id(a), id(b)) in seen:
+            continue
+        if type(a) is not type(b) or hash(a) != hash(b) or len(a.parts) != len(b.parts):
+            return False
+        if not a.parts and a != b:
+            return False
+        seen.add((id(a), id(b)))
+        pending += zip(a.parts, b.parts, strict=True)
+    return True
+
+
+def _text(rule: Rule) -> str:
+    """Format a rule with its operators; a combined rule inside another one stands in parentheses."""
+    texts: list[str] = []
+    pending: list[Rule | str] = [rule]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, str):
+            texts.append(each)
+        elif isinstance(each, (Combined, Not)):
+            separator = f" {each.sign} " if isinstance(each, Combined) else ""
+            for i, part in enumerate(reversed(each.parts)):
+                pending += [separator] if i else []
+                pending += [")", part, "("] if isinstance(part, Combined) else [part]
+            pending += ["~"] if isinstance(each, Not) else []
+        else:
+            texts.append(repr(each))
+    return "".join(texts)
+
+
+def _rebuilt(every: list[Any]) -> Rule:
+    """Undo Combined.__reduce__. every: simple rules, and for other rules their type and the places of their parts."""
+    rules: list[Rule] = []
+    for each in every:
+        if isinstance(each, Rule):
+            rules.append(each)
+        else:
+            kind, places = each
+            parts = [rules[i] for i in places]
+            rules.append(Not(*parts) if kind is Not else kind.of(parts))
+    return rules[-1]
+
+
+def _resized(rule: Rule, old: tuple[int, int], new: tuple[int, int]) -> Rule:
+    """Resize every simple rule, and combine the results again."""
+
+    def value_of(each: Rule, parts: list[Rule]) -> Rule:
+        if isinstance(each, Not):
+            return negated(parts[0])
+        return combined(type(each), parts) if isinstance(each, Combined) else resized(each, old, new)
+
+    return fold(rule, value_of)
 
 
 def both(a: Rule, b: Rule) -> Rule:
@@ -119,38 +219,87 @@ def _for_each_entry(make: Callable[..., Rule], *rules: Rule) -> Rule:
     return Stack.of([results[entry] for entry in entries], broadcast[0].shape)
 
 
+def _combine(kind: type[Combined], a: Rule, b: Rule) -> Rule:
+    return combined(kind, (a, b))
+
+
 def _negate(rule: Rule) -> Rule:
     if isinstance(rule, Not):
         return rule.rule
     return rule.with_layout(~rule.layout) if isinstance(rule, Blocks) else Not(rule)
 
 
-def _combine(kind: type[Combined], a: Rule, b: Rule) -> Rule:
-    """Combine two rules into one list of rules, and merge those that a simple rule can replace."""
-    merged: list[Rule] = []
-    for part in (part for rule in (a, b) for part in (rule.rules if isinstance(rule, kind) else (rule,))):
-        new, place = part, len(merged)
-        for other in list(merged):
-            if (simple := _simplified(kind, other, new)) is not None:
-                new, place = simple, min(place, merged.index(other))
-                merged.remove(other)
-        merged.insert(place, new)
-    return merged[0] if len(merged) == 1 else kind(tuple(merged))
+def combined(kind: type[Combined], rules: Iterable[Rule]) -> Rule:
+    """Combine rules of one plane, at least one, by the operator of `kind`."""
+    first, *others = rules
+    terms = _Terms(kind, first)
+    for rule in others:
+        terms.add(rule)
+    return terms.combined()
 
 
-def _simplified(kind: type[Combined], a: Rule, b: Rule) -> Rule | None:
-    """Return the simple rule that equals the combination of two; None if there is none."""
-    if a == b:
-        return a
-    if isinstance(a, Window) and isinstance(b, Window) and a.align == b.align:
+class _Terms:
+    """The parts of a combination while it is built. Parts that one simple rule can replace merge."""
+
+    def __init__(self, kind: type[Combined], first: Rule) -> None:
+        self.kind = kind
+        self.terms: dict[Any, Rule] = {}
+        self.has_full = False
+        self.code: int | None = hash(kind.sign)  # None: to be computed again
+        if isinstance(first, kind):
+            self.terms, self.has_full, self.code = first.terms.copy(), first.has_full, first.code
+        else:
+            self._add(first)
+
+    def add(self, rule: Rule) -> None:
+        """Add a rule, or its parts if it is of the same kind."""
+        for part in rule.parts if isinstance(rule, self.kind) else (rule,):
+            self._add(part)
+
+    def _add(self, rule: Rule) -> None:
+        key = _key(rule)
+        known = self.terms.get(key)
+        if known is not None and (known is rule or known == rule):
+            return
+        if self.kind is Either and self.has_full and rule.fits_any_sizes:
+            return
+        if known is None:
+            self.code = None if self.code is None else _hash_with(self.code, rule)
+        else:
+            rule, self.code = _merged(self.kind, known, rule), None
+        self.terms[key] = rule
+        if rule.is_full:
+            self.has_full = True
+            if self.kind is Either:  # a full rule stands for all others, except where these check sizes
+                self._keep([term for term in self.terms.values() if term is rule or not term.fits_any_sizes])
+
+    def _keep(self, rules: Iterable[Rule]) -> None:
+        self.terms, self.code = {_key(rule): rule for rule in rules}, None
+
+    def combined(self) -> Rule:
+        """Return the one part that is left, or the combination of the parts."""
+        if self.kind is Both and self.has_full:
+            needed = [rule for rule in self.terms.values() if not (rule.is_full and rule.fits_any_sizes)]
+            self._keep(needed or list(self.terms.values())[:1])
+        if len(self.terms) == 1:
+            return next(iter(self.terms.values()))
+        return self.kind(self.terms, self.has_full, self.code)
+
+
+def _key(rule: Rule) -> Any:
+    """What two rules have in common if one simple rule equals their combination."""
+    if isinstance(rule, Window):
+        return Window, rule.align
+    return (type(rule), rule.shape, rule.block) if isinstance(rule, Blocks) else rule
+
+
+def _merged(kind: type[Combined], a: Rule, b: Rule) -> Rule:
+    """Return the simple rule that equals the combination of two rules with equal keys."""
+    if isinstance(a, Window) and isinstance(b, Window):
         return _combine_windows(kind, a, b)
-    if isinstance(a, Blocks) and isinstance(b, Blocks) and (type(a), a.shape, a.block) == (type(b), b.shape, b.block):
-        return a.with_layout(kind.op(a.layout, b.layout))
-    for rule, other in ((a, b), (b, a)):
-        result, dropped = (other, rule) if kind is Both else (rule, other)
-        if rule.is_full and dropped.fits_any_sizes:
-            return result
-    return None
+    if isinstance(a, Blocks) and isinstance(b, Blocks):
+        return a.with_layout(kind.operator(a.layout, b.layout))
+    return a
 
 
 def _combine_windows(kind: type[Combined], a: Window, b: Window) -> Window:

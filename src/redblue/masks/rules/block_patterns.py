@@ -20,6 +20,7 @@ from redblue.masks.rules.layouts import Blocks
 from redblue.masks.rules.rule import Rule
 
 MAX_BLOCKS = 1 << 31  # blocks of a random layout, which is drawn as a whole
+DRAWN = 1 << 20  # blocks that are drawn at once, a multiple of 8
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ def _bigbird(rule: BigBird, n_q: int, n_k: int) -> Pattern:
     window = Diagonal(rows, cols, -side, side + 1)
     tokens = Tokens.of_indices(np.arange(min(rule.first, max(rows, cols))), rows, cols)
     partners = _draw_distinct(rows, cols, min(rule.random, cols), np.random.default_rng(rule.seed))
-    fixed = Joined(rows, cols, window, tokens, np.bitwise_or)
-    return Coarse(n_q, n_k, Joined(rows, cols, fixed, Graph.of_partners(partners, cols), np.bitwise_or), rule.block)
+    drawn = Graph.of_partners(partners, cols)
+    blocks = Joined(rows, cols, (window, tokens, np.bitwise_or, drawn, np.bitwise_or))
+    return Coarse(n_q, n_k, blocks, rule.block)
 
 
 def _draw_distinct(rows: int, cols: int, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -112,5 +114,7 @@ def _draw_layout(rule: RandomBlocks, n_q: int, n_k: int) -> Blocks:
             f"n_q = {n_q:,} and n_k = {n_k:,} have {shape[0]:,} x {shape[1]:,} blocks of {rule.block}, more than can "
             f"be drawn ({MAX_BLOCKS:,}): give larger blocks"
         )
-    layout = np.random.default_rng(rule.seed).random(shape, np.float32) < rule.density
-    return Blocks(np.packbits(layout).tobytes(), shape, rule.block)
+    rng, blocks = np.random.default_rng(rule.seed), shape[0] * shape[1]
+    pieces = (min(DRAWN, blocks - first) for first in range(0, blocks, DRAWN))
+    bits = (np.packbits(rng.random(count, np.float32) < rule.density).tobytes() for count in pieces)
+    return Blocks(b"".join(bits), shape, rule.block)

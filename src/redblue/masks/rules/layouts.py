@@ -60,6 +60,14 @@ class Blocks(Rule):
         bits.flags.writeable = False
         return bits.view(np.bool_).reshape(self.shape)
 
+    def block_rows(self, rows: range) -> np.ndarray:
+        """Some rows of the layout, without unpacking the others."""
+        if "layout" in self.__dict__:
+            return self.layout[rows.start : rows.stop]
+        first, stop = rows.start * self.shape[1], rows.stop * self.shape[1]
+        packed = np.frombuffer(self.bits, np.uint8)[first // 8 : ceil_div(stop, 8)]
+        return np.unpackbits(packed)[first % 8 :][: stop - first].view(np.bool_).reshape(len(rows), self.shape[1])
+
     @property
     def density(self) -> float:
         """Share of the blocks that attend; 0 without blocks."""

@@ -50,8 +50,8 @@ class Strided(Rule):
         longest = n_q + n_k
         stride = max(1, min(self.stride, longest))
         both_sides = Dilated(n_q, n_k, (longest // stride + 1) * stride, stride)
-        far = Joined(n_q, n_k, both_sides, Diagonal(n_q, n_k, -longest, 1), np.bitwise_and)
-        return _NearAndFar(n_q, n_k, Diagonal(n_q, n_k, -stride, 1), far, np.bitwise_or)
+        far = Joined(n_q, n_k, (both_sides, Diagonal(n_q, n_k, -longest, 1), np.bitwise_and))
+        return _NearAndFar(n_q, n_k, (Diagonal(n_q, n_k, -stride, 1), far, np.bitwise_or))
 
     def pair_count(self, n_q: int, n_k: int) -> int:
         # The distances 0 and `stride` are in both sets.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from redblue.base.errors import RedblueError
 from redblue.masks.patterns.pairs import Pairs
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.tiled import tiled
 
+T = TypeVar("T")
 Sizes = tuple[int | None, int | None]  # n_q and n_k; None where a rule takes any number
 
 
@@ -19,6 +21,20 @@ class Rule(ABC):
     A rule is a value: it is hashable, and rules with equal parameters are equal. Its repr is the call of the Mask
     constructor that makes it.
     """
+
+    # How the parts are composed: np.bitwise_and, np.bitwise_or or np.invert; None for other rules
+    operator: ClassVar[Any] = None
+
+    @property
+    def parts(self) -> tuple[Rule, ...]:
+        """The rules that this rule is composed of; () for a simple rule."""
+        return ()
+
+    def __copy__(self) -> Rule:
+        return self  # a value never changes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
+        return self
 
     @property
     def is_full(self) -> bool:
@@ -52,6 +68,31 @@ class Rule(ABC):
         return self if old == new or self.sizes == (None, None) else None
 
 
+def every_part(rule: Rule) -> list[Rule]:
+    """List a rule and all rules that it is composed of, each object once, parts before the rule made of them.
+
+    Rules may be composed thousands of levels deep, which recursion cannot reach.
+    """
+    done: dict[int, Rule] = {}
+    pending = [rule]
+    while pending:
+        last = pending[-1]
+        missing = [part for part in last.parts if id(part) not in done]
+        if missing:
+            pending += missing
+        else:
+            done.setdefault(id(pending.pop()), last)
+    return list(done.values())
+
+
+def fold(rule: Rule, value_of: Callable[[Rule, list[T]], T]) -> T:
+    """Compute a value of a rule from the values of its parts: value_of(rule, [values of rule.parts])."""
+    values: dict[int, T] = {}
+    for each in every_part(rule):
+        values[id(each)] = value_of(each, [values[id(part)] for part in each.parts])
+    return values[id(rule)]
+
+
 def check_sizes(name: str, sizes: Sizes, n_q: int, n_k: int, advice: str) -> None:
     """Raise RedblueError if a rule that is for `sizes` is laid on another n_q or n_k. name: the rule, for the error."""
     for axis, required, actual in zip(("n_q", "n_k"), sizes, (n_q, n_k), strict=True):
@@ -59,7 +100,7 @@ def check_sizes(name: str, sizes: Sizes, n_q: int, n_k: int, advice: str) -> Non
             raise RedblueError(f"{name} is for {axis} = {required:,}, but {axis} = {actual:,} was given: {advice}")
 
 
-def common_sizes(rules: Sequence[Rule]) -> Sizes:
-    """Return the first n_q and the first n_k that one of the rules is for."""
-    n_q, n_k = zip(*(rule.sizes for rule in rules), strict=True)
+def common_sizes(sizes: Sequence[Sizes]) -> Sizes:
+    """Return the first n_q and the first n_k that are not None."""
+    n_q, n_k = zip(*sizes, strict=True)
     return next((n for n in n_q if n is not None), None), next((n for n in n_k if n is not None), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,12 +39,16 @@ class Stack(Rule):
         return f"Mask.stack([{', '.join(entries)}], shape={self.shape})"
 
     @property
+    def parts(self) -> tuple[Rule, ...]:
+        return self.rules
+
+    @property
     def is_full(self) -> bool:
         return all(rule.is_full for rule in self.rules)
 
     @property
     def sizes(self) -> Sizes:
-        return common_sizes(self.rules) if self.rules else (None, None)
+        return common_sizes([rule.sizes for rule in self.rules]) if self.rules else (None, None)
 
     def pattern(self, n_q: int, n_k: int) -> Pattern:
         raise RedblueError(
@@ -59,7 +63,8 @@ class Stack(Rule):
         )
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule:
-        return replace(self, rules=tuple(resized(rule, old, new) for rule in self.rules))
+        rules = [resized(rule, old, new) for rule in self.rules]
+        return Stack.of([rules[i] for i in self.planes.array], self.shape)
 
 
 def planes(rule: Rule) -> tuple[tuple[Rule, ...], np.ndarray]:

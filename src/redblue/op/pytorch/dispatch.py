@@ -15,7 +15,7 @@ from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import checks
 from redblue.op.pytorch import autograd, layouts, ops
-from redblue.op.pytorch.masks import name_of, traced_name_of
+from redblue.op.pytorch.masks import graph_name_of, name_of, traced_name_of
 
 
 def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False) -> Any:
@@ -32,7 +32,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     if per_head(options.mask) and k.shape[-3] != q.shape[-3]:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))  # one mask per key head
     if options.mask is not None or options.schedule == "gather":
-        options = options.with_mask(_mask_argument(options.mask, options.schedule))
+        options = options.with_mask(_mask_argument(options.mask, options.schedule, not plain and _is_captured(q)))
     if options.dropout or options.seed is not None:
         options = options._replace(seed=_seed(q, options.seed) if options.dropout else None)
     if not plain:
@@ -73,15 +73,24 @@ def _any_wants_gradient(tensors: list[Tensor]) -> bool:
     return False
 
 
-def _mask_argument(mask: Mask | None, schedule: str) -> MaskArgument:
-    """The ops' argument for the mask: the sides of a band, or the name if the mask is not a band or is gathered."""
-    mask = mask or _EVERYTHING
+def _mask_argument(mask: Mask | None, schedule: str, is_captured: bool) -> MaskArgument:
+    """The ops' argument for the mask: the sides of a band; a name or text if the mask is not a band or is gathered."""
+    mask = _EVERYTHING if mask is None else mask
     if schedule != "gather" and isinstance(mask.rule, Window):
         window = mask.rule
         left = -1 if window.left is None else min(window.left, _WIDEST)
         right = -1 if window.right is None else min(window.right, _WIDEST)
         return MaskArgument(left, right, window.align == "bottom-right")
-    return MaskArgument(name=traced_name_of(mask) if torch.compiler.is_dynamo_compiling() else name_of(mask))
+    if torch.compiler.is_dynamo_compiling():
+        return MaskArgument(name=traced_name_of(mask))
+    return MaskArgument(name=graph_name_of(mask) if is_captured else name_of(mask))
+
+
+def _is_captured(q: Tensor) -> bool:
+    """Whether the call may become part of a graph, which may be saved."""
+    if torch.compiler.is_dynamo_compiling():  # which cannot trace the questions below
+        return True
+    return _tracing() is not None or bool(_dispatch_modes()) or type(q) not in _PLAIN
 
 
 _EVERYTHING = Mask.full()

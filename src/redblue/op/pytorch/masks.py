@@ -1,62 +1,100 @@
-"""Names of masks: PyTorch's ops cannot take Python objects, so masks are passed by name.
+"""Masks in calls of PyTorch's ops, which cannot take Python objects: names for this process, texts for graphs.
 
-A call holds its mask from forward to backward. A compiled graph holds only the mask's name. A name stays valid as long
-as someone holds the mask or an equal mask; masks of compiled graphs are held until KEPT other masks have been compiled.
+An eager call passes a name, which is drawn at random, so that it means nothing in any other process. It stays valid as
+long as someone holds the mask or an equal mask; a call holds its mask from forward to backward.
+
+A graph that PyTorch captures (torch.compile, torch.export, jit.trace) may be saved and run elsewhere. So it holds the
+mask's content as text (masks/serialised.py), which is read at the first call. A mask that is too large for a text is
+refused by exporters. A compiled graph holds its name, and the mask is held until KEPT other masks have been captured.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
+import uuid
 import weakref
 from collections import OrderedDict
 from typing import Any
 
+import torch
+
 from redblue.base.errors import RedblueError
 from redblue.masks import Mask
+from redblue.masks.serialised import PREFIX, mask_of, text_of
 
 KEPT = 64
 
 _lock = threading.Lock()
-_number = itertools.count(1)
 _names: weakref.WeakKeyDictionary[Mask, str] = weakref.WeakKeyDictionary()
 _masks: dict[str, weakref.WeakValueDictionary[int, Mask]] = {}  # by name: all masks that got that name, by their id
-_compiled: OrderedDict[str, Mask] = OrderedDict()
+_texts: weakref.WeakKeyDictionary[Mask, str] = weakref.WeakKeyDictionary()
+_of_graphs: OrderedDict[str, Mask] = OrderedDict()  # by text or name
 
 
 def name_of(mask: Mask) -> str:
-    """The mask's name. Equal masks have the same name."""
+    """The mask's name in this process. Equal masks have the same name."""
     with _lock:
         name = _names.get(mask)
         if name is None:
             for unused in [name for name, masks in _masks.items() if not masks]:
                 del _masks[unused]
-            name = _names[mask] = f"mask{next(_number)}"
+            name = _names[mask] = f"mask-{uuid.uuid4().hex}"
         _masks.setdefault(name, weakref.WeakValueDictionary())[id(mask)] = mask
         return name
 
 
 def mask_named(name: str) -> Mask | None:
-    """The mask of this name, None for "". Raises RedblueError if nobody holds it any more."""
+    """The mask of a name or text, None for "". Raises RedblueError for a damaged text, and if nobody holds the mask."""
     if not name:
         return None
     mask = next(iter(_masks.get(name, {}).values()), None)
     if mask is None:
-        raise RedblueError(f"the mask of this call, {name}, is gone: keep a reference to a mask that a graph uses")
+        mask = _of_graphs.get(name)
+    if mask is None and name.startswith(PREFIX):
+        mask = mask_of(name)
+        _keep(name, mask)
+    if mask is None:
+        raise RedblueError(
+            f"the mask of this call, {name[:80]}, is gone: keep a reference to a mask that a graph uses; a graph of "
+            "another process must be exported again"
+        )
     return mask
 
 
+def graph_name_of(mask: Mask) -> str:
+    """The text of a mask for a graph that is being captured; its name if it is too large and the graph is not exported.
+
+    Raises RedblueError if the graph is exported.
+    """
+    with _lock:
+        name = _texts.get(mask)
+    if name is None:
+        try:
+            name = text_of(mask)
+        except RedblueError:
+            if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
+                raise
+            name = name_of(mask)
+        else:
+            with _lock:
+                _texts[mask] = name
+    _keep(name, mask)
+    return name
+
+
+def _keep(name: str, mask: Mask) -> None:
+    with _lock:
+        _of_graphs[name] = mask
+        _of_graphs.move_to_end(name)
+        if len(_of_graphs) > KEPT:
+            _of_graphs.popitem(last=False)
+
+
 def _traced_name_of(mask: Mask) -> str:
-    """The name of a mask in a function that is being compiled; the mask is kept for the compiled graph."""
+    """The name or text of a mask in a function that is being compiled."""
     if not hasattr(mask, "rule"):  # an unfinished mask, which the tracer made
         raise RedblueError("a mask other than a window must be made outside of what torch.compile compiles")
-    name = name_of(mask)
-    with _lock:
-        _compiled[name] = mask
-        _compiled.move_to_end(name)
-        if len(_compiled) > KEPT:
-            _compiled.popitem(last=False)
-    return name
+    return graph_name_of(mask)
 
 
 # Called while torch.compile traces, not by the compiled graph. torch.compiler.assume_constant_result does the same, but

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -12,19 +11,25 @@ import numpy as np
 
 from redblue import schedules
 from redblue.base.errors import RedblueError
+from redblue.base.estimates import check_fits
+from redblue.base.integers import ceil_div
 from redblue.bounds import Bound, lower_bounds
 from redblue.bounds.family import Family, family
 from redblue.lab.counts import Count, count
-from redblue.masks import Blocks, Mask, Rule
+from redblue.masks import Blocks, Mask
+from redblue.masks.patterns.spans import stride
 from redblue.masks.rules.arrays import Csr
 from redblue.masks.rules.block_patterns import BigBird, RandomBlocks
 from redblue.masks.rules.periodic import NOfM
+from redblue.masks.rules.rule import every_part
 from redblue.masks.storage.names import parse
 from redblue.problem import Problem
 from redblue.schedules.schedule import Sweep
 from redblue.schedules.stored_index import sides
 
 T = TypeVar("T")
+READ_BYTES = 48  # for each entry of a sparse matrix while it is read: both indices, the value, and a sorted copy
+BLOCK_BYTES = 25  # for each block of a layout: its tables, and the pairs that the formats list (measured)
 STORED = (Blocks, Csr, RandomBlocks, BigBird)  # rules made of arrays or of random draws; no formula gives their pairs
 BOTH = (Sweep("rows", 1), Sweep("cols", 1))  # an index by rows, and one by columns
 
@@ -66,24 +71,14 @@ class Comparison:
 
 def by_rule(mask: Mask) -> bool:
     """Whether a formula gives the attended pairs, so that no index has to be stored."""
-    return not any(isinstance(rule, STORED) for rule in _parts(mask.rule))
-
-
-def _parts(rule: Rule) -> Iterable[Rule]:
-    """Yield a rule and all rules that it is composed of."""
-    yield rule
-    for each in dataclasses.fields(rule) if dataclasses.is_dataclass(rule) else ():
-        value = getattr(rule, each.name)
-        for part in value if isinstance(value, tuple) else (value,):
-            if isinstance(part, Rule):
-                yield from _parts(part)
+    return not any(isinstance(rule, STORED) for rule in every_part(mask.rule))
 
 
 def usual(mask: Mask) -> list[str]:
     """The formats to try if none are asked for."""
     if mask.is_full:
         return ["rule"]
-    ratio = [f"{part.n}:{part.m}" for part in _parts(mask.rule) if isinstance(part, NOfM)][:1]
+    ratio = [f"{part.n}:{part.m}" for part in every_part(mask.rule) if isinstance(part, NOfM)][:1]
     return [*(["rule"] if by_rule(mask) else []), "bits", "blocks", "tiles", "csr", "coo", *ratio]
 
 
@@ -102,6 +97,7 @@ def compare(
     """
     if problem.direction not in ("forward", "backward"):
         raise RedblueError(f"direction must be forward or backward, got {problem.direction!r}: only these have a bound")
+    _check_memory(problem)
     sizes, left_out = {}, {}
     for name in formats or usual(problem.mask):
         size = _attempt(lambda name=name: _index_words(problem, name))
@@ -116,6 +112,14 @@ def compare(
         progress(done, len(capacities))
         points.append(_point(problem, words, list(sizes), names or schedules.covering(problem)))
     return Comparison(problem, family(problem), sizes, left_out, tuple(points))
+
+
+def _check_memory(problem: Problem) -> None:
+    """Raise RedblueError if this machine's memory cannot hold the tables of a layout with too many blocks."""
+    for rule in every_part(problem.mask.rule):
+        if isinstance(rule, (Blocks, RandomBlocks)):
+            rows, cols = (ceil_div(n, edge) for n, edge in zip((problem.n_q, problem.n_k), rule.block, strict=True))
+            check_fits(f"comparing the formats of a layout of {rows:,} x {cols:,} blocks", BLOCK_BYTES * rows * cols)
 
 
 def _attempt(make: Callable[[], T]) -> T | RedblueError:
@@ -173,14 +177,21 @@ def read_graph(path: str) -> Mask:
     import scipy.io
     import scipy.sparse
 
+    is_mtx = Path(path).suffix.lower() == ".mtx"
     try:
-        read = scipy.io.mmread if Path(path).suffix.lower() == ".mtx" else scipy.sparse.load_npz
-        entries = scipy.sparse.coo_array(read(path))
+        if is_mtx:  # the header may claim more than any memory holds
+            _, _, count, *_ = scipy.io.mminfo(path)
+            check_fits(f"the graph in {path!r} with {count:,} entries", READ_BYTES * count)
+        entries = scipy.sparse.coo_array(scipy.io.mmread(path) if is_mtx else scipy.sparse.load_npz(path))
+    except RedblueError:
+        raise
     except Exception as error:  # scipy's parsers raise exceptions of many types
         raise RedblueError(f"cannot read {path!r} as a sparse matrix: {error}") from None
     n_q, n_k = cast("tuple[int, int]", entries.shape)
     if not n_q * n_k:
         raise RedblueError(f"{path!r} holds a matrix of {n_q} x {n_k}: an empty graph")
+    check_fits(f"the graph in {path!r} with {n_q:,} rows", 16 * n_q)
+    stride(n_q, n_k)  # raises if row * n_k + column would not fit 64 bits
     pairs = np.unique(entries.row.astype(np.int64) * n_k + entries.col)
     indptr = np.searchsorted(pairs // n_k, np.arange(n_q + 1))
     return Mask.from_csr(indptr, pairs % n_k, n_k)
