@@ -100,12 +100,12 @@ def cases(spread: bool) -> Iterator[Case]:
 def compiled(case: Case) -> Row:
     """Plan and compile a case, in a worker process in which Triton compiles instead of interpreting."""
     from redblue.kernels.cpu.call import Sizes
-    from redblue.kernels.gpu.launch import Options
+    from redblue.kernels.gpu.launch import PlanOptions
     from redblue.kernels.gpu.planning import fit, plan
 
     card, sizes = plan.card_named(case.card), Sizes((BATCH,), HEADS, 1, N, N, case.d, case.d)
     row: Row = {**case._asdict(), "shared_bytes_of_card": card.shared_bytes}
-    options = Options(*(name in case.options.split() for name in ("bias", "dropout", "softcap", "documents")))
+    options = PlanOptions(*(name in case.options.split() for name in ("bias", "dropout", "softcap", "documents")))
     try:
         launch = plan.plan(case.direction, sizes, case.dtype, card, options)
     except RedblueError as why:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import redblue as rb
-from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import fallback, tune
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import Launch, launches, plan
@@ -21,7 +21,7 @@ from redblue.schedules.flash import ForwardTiles
 
 HAVE = 10_000
 SIZES = gpu.Sizes((1,), 2, 1, 150, 150, 48, 48)
-KIND = tune.Kind.of("forward", SIZES, "float16", "full", Options(), "auto", torch.device("cpu"), Card())
+KIND = tune.Kind.of("forward", SIZES, "float16", "full", PlanOptions(), "auto", torch.device("cpu"), Card())
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from redblue import RedblueError, list_memories, memory, schedules
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.card import OTHER, Card, card_named
 from redblue.kernels.gpu.planning.footprints import KERNELS, MIN_SPAN, ON_ONE_GRID
 from redblue.kernels.gpu.planning.plan import ALIKE, MAX_CANDIDATES, Unplanned, candidates, plan
@@ -49,7 +49,9 @@ def test_a_cpu_is_no_card():
         card_named("zen5-server")
 
 
-@pytest.mark.parametrize("options", [Options(), Options(True, True, True, False), Options(listed=True)], ids=str)
+@pytest.mark.parametrize(
+    "options", [PlanOptions(), PlanOptions(True, True, True, False), PlanOptions(listed=True)], ids=str
+)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", ["float16", thorough("float32")])
 @pytest.mark.parametrize("name", CARDS)
@@ -89,7 +91,7 @@ def test_no_launch_that_fits_moves_fewer_words():
     words = {}
     for rows, cols, warps, stages in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3)):
         tiles = one_pass.tile_type(rows, cols, sizes.n_k)
-        needed = resources(part.footprint(tiles, sizes, Options()), "float16", card, warps, stages)
+        needed = resources(part.footprint(tiles, sizes, PlanOptions()), "float16", card, warps, stages)
         if needed.shared_bytes <= card.shared_bytes and needed.pressure <= 1:
             words[tiles, warps, stages] = one_pass.cost(problem, tiles).words
     planned = plan("forward", sizes, "float16", card, schedule="flash")
@@ -198,7 +200,7 @@ def test_spilled_memory_grows_with_the_keys_alone_and_is_limited(schedule, direc
 @pytest.mark.parametrize("name", ["rtx-4090", "h100-sxm", "b200"])
 def test_options_need_more_memory(name, direction):
     """A launch planned without options may not fit with them; the plan with options is then another launch."""
-    card, sizes, some = CARDS[name], sizes_of(128), Options(bias=True, dropout=True)
+    card, sizes, some = CARDS[name], sizes_of(128), PlanOptions(bias=True, dropout=True)
     without = plan(direction, sizes, "float16", card)
     parts = KERNELS["flash", direction].parts
     needs = [resources(part.footprint(without.tiles, sizes, some), "float16", card, without.warps, 2) for part in parts]
@@ -211,7 +213,7 @@ def test_options_need_more_memory(name, direction):
 
 def test_a_softcap_spills_one_more_array_backward():
     card, sizes = CARDS["h100-sxm"], sizes_of(1024, n=1024)
-    chunks = [plan("backward", sizes, "float16", card, Options(softcap=cap)).chunk for cap in (False, True)]
+    chunks = [plan("backward", sizes, "float16", card, PlanOptions(softcap=cap)).chunk for cap in (False, True)]
     assert chunks[1] < chunks[0]
 
 

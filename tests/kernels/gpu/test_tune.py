@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import tune
 from redblue.kernels.gpu.planning.plan import Card, Launch
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def kind(sizes=SIZES, mask="full", direction="forward", dtype="float16", card=None, schedule="auto", **options):
-    return tune.Kind.of(direction, sizes, dtype, mask, Options(**options), schedule, CPU, card or Card())
+    return tune.Kind.of(direction, sizes, dtype, mask, PlanOptions(**options), schedule, CPU, card or Card())
 
 
 @pytest.fixture(autouse=True)
