@@ -168,7 +168,8 @@ def spill(
         state = initial_max_and_sum(scores, block.head, block.i, GROUP, SUMS)
     q, k = head_of(q, block.batch, block.head * GROUP), head_of(k, block.batch, block.head)
     q = Panel(q, row_offsets(q, index(block.i, WIDE), GROUP))
-    begin, stop, m_held = 0, 0, m_row
+    begin, stop = 0, 0
+    m_held = m_row
     if lists is None:
         low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
         begin = tl.maximum(low, tl.program_id(1) * span) // COLS * COLS

@@ -56,7 +56,8 @@ def spill_p(
     m_row = None if WHOLE_ROWS else block.i_local < rows
     q, k = head_of(q, block.batch, block.head * GROUP), head_of(k, block.batch, block.head)
     q = Panel(q, row_offsets(q, index(block.i, WIDE), GROUP))
-    begin, stop, m_held = 0, 0, m_row
+    begin, stop = 0, 0
+    m_held = m_row
     if lists is None:
         low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
         begin = tl.maximum(low, tl.program_id(1) * span) // KEYS * KEYS
@@ -146,7 +147,8 @@ def spill_ds(
     m_row = None if WHOLE_ROWS else block.i_local < rows
     dout, v = head_of(dout, block.batch, block.head * GROUP), head_of(v, block.batch, block.head)
     dout = Panel(dout, row_offsets(dout, index(block.i, WIDE), GROUP))
-    begin, stop, m_held = 0, 0, m_row
+    begin, stop = 0, 0
+    m_held = m_row
     if lists is None:
         low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
         begin = tl.maximum(low, tl.program_id(1) * span) // COLS * COLS
