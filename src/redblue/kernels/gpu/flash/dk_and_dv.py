@@ -96,8 +96,7 @@ def flash_dkv(
     dv0 = tl.zeros((COLS, V0), SUMS)
     dv1 = tl.zeros((COLS, V1), SUMS) if V1 else dv0
     q, dout = head_of(q, batch, head * GROUP), head_of(dout, batch, head * GROUP)
-    borders = block.first * 0, n_q * GROUP, block.first * 0, n_q * GROUP
-    at = block.index
+    borders, at = (0, n_q * GROUP, 0, n_q * GROUP), 0  # of a band, and of lists: one of the two is used
     if lists is None:
         borders = row_range(scores, block.first, block.stop - 1, n_q, GROUP, ROWS)
     else:

@@ -96,8 +96,7 @@ def flash_dq(
     dq0 = tl.zeros((ROWS, D0), SUMS)
     dq1 = tl.zeros((ROWS, D1), SUMS) if D1 else dq0
     k, v = head_of(k, batch, head), head_of(v, batch, head)
-    borders = block.first * 0, n_k, block.first * 0, n_k
-    at = block.index
+    borders, at = (0, n_k, 0, n_k), 0  # of a band, and of lists: one of the two is used
     if lists is None:
         borders = key_range(scores, block.first, block.stop - 1, n_k, GROUP, COLS)
     else:

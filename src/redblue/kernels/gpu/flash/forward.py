@@ -101,8 +101,7 @@ def flash_forward(
     block = row_block((0, 0, n_q * GROUP), n_q, kv_heads, tl.program_id(0), scores.end is not None, GROUP, ROWS)
     batch, head = block.batch, block.head
     i_span = tl.program_id(1)
-    borders = block.first * 0, n_k, block.first * 0, n_k
-    at = block.index
+    borders, at = (0, n_k, 0, n_k), 0  # of a band, and of lists: one of the two is used
     if lists is None:
         borders = key_range(scores, block.first, block.stop - 1, n_k, GROUP, COLS)
         if span is not None:

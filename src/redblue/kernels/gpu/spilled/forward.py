@@ -15,7 +15,7 @@ import triton.language as tl
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.arrays import head_of, index, row_offsets, tile_mask, write
-from redblue.kernels.gpu.band import Tiles, first_of, keys_of, pair_mask
+from redblue.kernels.gpu.band import band_tiles, first_of, keys_of, pair_mask
 from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.planning.plan import Launch
@@ -168,23 +168,19 @@ def spill(
         state = initial_max_and_sum(scores, block.head, block.i, GROUP, SUMS)
     q, k = head_of(q, block.batch, block.head * GROUP), head_of(k, block.batch, block.head)
     q = Panel(q, row_offsets(q, index(block.i, WIDE), GROUP))
-    begin, stop = 0, 0
+    band = band_tiles(scores, lists, block, n_k, span, GROUP, COLS)
     m_held = m_row
-    if lists is None:
-        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
-        begin = tl.maximum(low, tl.program_id(1) * span) // COLS * COLS
-        stop = tl.minimum(high, tl.program_id(1) * span + span)
-        if span_lse is not None:
-            m_held = tl.where(begin < stop, block.i_local, rows) < rows
+    if lists is None and span_lse is not None:
+        m_held = tl.where(band.begin < band.stop, block.i_local, rows) < rows
     b_q = load_slices(q, m_held, d, SLICES, DEPTH, WIDE)
     row_max, row_sum = visit_band_or_list(
-        _spill_tiles, Tiles(begin, stop), (tl.program_id(1), tl.num_programs(1)), 1,
+        _spill_tiles, band, (tl.program_id(1), tl.num_programs(1)), 1,
         state, (b_q, q, k, p, tile_max, n_k, d), block, m_row, scores, lists,
         PairConstants(GROUP, COLS, COLS, PLAIN, WHOLE_COLS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
     )  # fmt: skip
     if span_lse is None:
         write(lse + block.numbers, log2_sum(row_max, row_sum) * constant(LN2, SUMS), m_row)
-    elif lists is not None or begin < stop:
+    elif lists is not None or band.begin < band.stop:
         write(line_at(span_lse, block.local, tl.program_id(1)) + block.i_local, log2_sum(row_max, row_sum), m_row)
 
 

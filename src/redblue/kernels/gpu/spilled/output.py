@@ -17,7 +17,7 @@ from redblue.kernels.gpu.arrays import (
     tile_mask,
     write,
 )
-from redblue.kernels.gpu.band import Tiles, attending_rows, first_of_slice, keys_of
+from redblue.kernels.gpu.band import attending_rows, band_tiles, first_of_slice
 from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.scores import LOG2E, LOWEST, constant, exp2_below, number
 from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
@@ -65,10 +65,7 @@ def spilled_output(
     b_lse = read(lse + block.numbers, m_row)
     b_lse = tl.maximum(b_lse * constant(LOG2E, SUMS), LOWEST)
     v = head_of(v, block.batch, block.head)
-    band = Tiles(0, 0)
-    if lists is None:
-        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
-        band = Tiles(low // DEPTH * DEPTH, high)
+    band = band_tiles(scores, lists, block, n_k, None, GROUP, DEPTH)
     acc = visit_band_or_list(
         _output_tiles, band, (0, 1), COLS // DEPTH,
         tl.zeros((ROWS, FEATURES), SUMS), (b_lse, v, p, tile_max, i_f, n_k, d_v), block, m_row, scores, lists,

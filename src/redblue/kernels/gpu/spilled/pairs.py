@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from redblue.kernels.gpu.arrays import head_of, index, read, row_offsets, tile_mask, write
-from redblue.kernels.gpu.band import Tiles, first_of, first_of_slice, keys_of, pair_mask
+from redblue.kernels.gpu.band import band_tiles, first_of, first_of_slice, pair_mask
 from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.scores import exp2_below, factor_left, finish, keep_factors, load_lse, row_terms
 from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
@@ -56,16 +56,13 @@ def spill_p(
     m_row = None if WHOLE_ROWS else block.i_local < rows
     q, k = head_of(q, block.batch, block.head * GROUP), head_of(k, block.batch, block.head)
     q = Panel(q, row_offsets(q, index(block.i, WIDE), GROUP))
-    begin, stop = 0, 0
+    band = band_tiles(scores, lists, block, n_k, span, GROUP, KEYS)
     m_held = m_row
     if lists is None:
-        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
-        begin = tl.maximum(low, tl.program_id(1) * span) // KEYS * KEYS
-        stop = tl.minimum(high, tl.program_id(1) * span + span)
-        m_held = tl.where((begin < stop) | (tl.num_programs(1) == 1), block.i_local, rows) < rows
+        m_held = tl.where((band.begin < band.stop) | (tl.num_programs(1) == 1), block.i_local, rows) < rows
     b_q, b_lse = load_slices(q, m_held, d, SLICES, DEPTH, WIDE), load_lse(lse + block.numbers, m_held)
     visit_band_or_list(
-        _p_tiles, Tiles(begin, stop), (tl.program_id(1), tl.num_programs(1)), COLS // KEYS,
+        _p_tiles, band, (tl.program_id(1), tl.num_programs(1)), COLS // KEYS,
         (), (b_lse, b_q, q, k, p, p if cap_derivative is None else cap_derivative, n_k, d), block, m_row, scores, lists,
         PairConstants(GROUP, COLS, KEYS, PLAIN, WHOLE_KEYS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
     )  # fmt: skip
@@ -147,16 +144,13 @@ def spill_ds(
     m_row = None if WHOLE_ROWS else block.i_local < rows
     dout, v = head_of(dout, block.batch, block.head * GROUP), head_of(v, block.batch, block.head)
     dout = Panel(dout, row_offsets(dout, index(block.i, WIDE), GROUP))
-    begin, stop = 0, 0
+    band = band_tiles(scores, lists, block, n_k, span, GROUP, COLS)
     m_held = m_row
     if lists is None:
-        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
-        begin = tl.maximum(low, tl.program_id(1) * span) // COLS * COLS
-        stop = tl.minimum(high, tl.program_id(1) * span + span)
-        m_held = tl.where((begin < stop) | (tl.num_programs(1) == 1), block.i_local, rows) < rows
+        m_held = tl.where((band.begin < band.stop) | (tl.num_programs(1) == 1), block.i_local, rows) < rows
     b_delta = read(delta + block.numbers, m_held)
     visit_band_or_list(
-        _ds_tiles, Tiles(begin, stop), (tl.program_id(1), tl.num_programs(1)), 1,
+        _ds_tiles, band, (tl.program_id(1), tl.num_programs(1)), 1,
         (), (b_delta, dout, v, p, p if cap_derivative is None else cap_derivative, ds, n_k, d_v),
         block, m_row, scores, lists,
         PairConstants(GROUP, COLS, COLS, False, WHOLE_COLS, SliceConstants(0, DEPTH, WHOLE, WIDE, PRECISION))

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from redblue.kernels.gpu.arrays import and_masks, head_of, index, product, read, row_offsets, tile_mask, write
-from redblue.kernels.gpu.band import Tiles, attended_keys, attending_rows, first_of_slice, keys_of
+from redblue.kernels.gpu.band import attended_keys, attending_rows, band_tiles, first_of_slice
 from redblue.kernels.gpu.blocks import key_block, row_block
 from redblue.kernels.gpu.scores import number
 from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
@@ -54,10 +54,7 @@ def row_gradient(
     i_f = tl.program_id(0) % feature_tiles * FEATURES + tl.arange(0, FEATURES)
     m_row = None if WHOLE_ROWS else block.i_local < rows
     k = head_of(k, block.batch, block.head)
-    band = Tiles(0, 0)
-    if lists is None:
-        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
-        band = Tiles(low // DEPTH * DEPTH, high)
+    band = band_tiles(scores, lists, block, n_k, None, GROUP, DEPTH)
     acc = visit_band_or_list(
         _row_tiles, band, (0, 1), COLS // DEPTH,
         tl.zeros((ROWS, FEATURES), SUMS), (k, ds, i_f, n_k, d), block, m_row, scores, lists,
