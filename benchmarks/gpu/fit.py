@@ -36,7 +36,7 @@ DIRECTIONS = ("forward", "backward")
 # Enough blocks to occupy every card, and n is no multiple of a tile: causal, 2 x 16 heads, n = 4095
 BATCH, HEADS, N, CAUSAL = 2, 16, 4095, {"end": 1}
 SPILLED_BYTES = 1024  # limit per thread: beyond it, the products of every step wait for local memory
-TOLD_EVERY, WIDE = 20, 180  # plans per message, and columns of the table, if the output is no terminal
+REPORT_EVERY, WIDE = 20, 180  # plans per message, and columns of the table, if the output is no terminal
 # Options in float16: those that change the content of a block, alone and together
 OPTIONS = ("bias", "dropout", "documents", "bias dropout softcap sinks")
 HEAD_DIMENSIONS_WITH_OPTIONS = (64, 128, 256, 512)
@@ -100,12 +100,12 @@ def cases(spread: bool) -> Iterator[Case]:
 def compiled(case: Case) -> Row:
     """Plan and compile a case, in a worker process in which Triton compiles instead of interpreting."""
     from redblue.kernels.cpu.call import Sizes
-    from redblue.kernels.gpu.launch import Options
+    from redblue.kernels.gpu.launch import PlanOptions
     from redblue.kernels.gpu.planning import fit, plan
 
     card, sizes = plan.card_named(case.card), Sizes((BATCH,), HEADS, 1, N, N, case.d, case.d)
     row: Row = {**case._asdict(), "shared_bytes_of_card": card.shared_bytes}
-    options = Options(*(name in case.options.split() for name in ("bias", "dropout", "softcap", "documents")))
+    options = PlanOptions(*(name in case.options.split() for name in ("bias", "dropout", "softcap", "documents")))
     try:
         launch = plan.plan(case.direction, sizes, case.dtype, card, options)
     except RedblueError as why:
@@ -113,7 +113,7 @@ def compiled(case: Case) -> Row:
     row |= {"kernel": launch.kernel, "tiles": launch.tiles._asdict(), "chunk": launch.chunk}
     row |= {"warps": launch.warps, "stages": launch.stages, "planned_shared_bytes": launch.shared_bytes}
     try:
-        fits = fit.fits(case.direction, sizes, case.dtype, card, launch, **_given(case))
+        fits = fit.fits(case.direction, sizes, case.dtype, card, launch, **_options_of(case))
     except Exception as why:  # compilers raise exceptions of any kind
         return row | {"kernels": [], "wrong": [f"not compiled: {type(why).__name__}: {str(why)[:500]}"]}
     wrong = []
@@ -135,7 +135,7 @@ def compiled(case: Case) -> Row:
     return row | {"kernels": [each._asdict() for each in most.values()], "wrong": wrong}
 
 
-def _given(case: Case) -> dict[str, Any]:
+def _options_of(case: Case) -> dict[str, Any]:
     """The options of a case as arguments of a task."""
     import torch
 
@@ -170,25 +170,25 @@ def _end_with(parent: Any) -> None:
     os._exit(1)
 
 
-def run(found: list[Case], jobs: int) -> list[Row]:
+def run(selected: list[Case], jobs: int) -> list[Row]:
     """The row of every case, in order."""
     rows: dict[Case, Row] = {}
     console = Console(stderr=True)
     with ProcessPoolExecutor(jobs, get_context("spawn"), _worker) as pool:
-        waiting = {pool.submit(compiled, case): case for case in found}
+        waiting = {pool.submit(compiled, case): case for case in selected}
         try:
             for done in track(as_completed(waiting), "compiling", len(waiting), console=console):
                 case = waiting[done]
                 rows[case] = done.result()
                 for wrong in rows[case]["wrong"]:
                     console.print(f"{case}: {wrong}", style="red")
-                if not console.is_terminal and len(rows) % TOLD_EVERY == 0:
-                    console.print(f"{len(rows)} of {len(found)} plans")
+                if not console.is_terminal and len(rows) % REPORT_EVERY == 0:
+                    console.print(f"{len(rows)} of {len(selected)} plans")
         except BaseException:  # including Ctrl-C: end now, without the compilations still waiting
             for worker in active_children():
                 worker.terminate()
             raise
-    return [rows[case] for case in found]
+    return [rows[case] for case in selected]
 
 
 def table(rows: list[Row]) -> Table:

@@ -19,7 +19,7 @@ from redblue import schedules
 from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
-from redblue.kernels.gpu.launch import Options, Task
+from redblue.kernels.gpu.launch import PlanOptions, Task
 from redblue.kernels.gpu.planning.plan import Launch, card_of, plan
 from redblue.kernels.gpu.table import KERNELS
 from redblue.masks.rules.bands import Window
@@ -54,7 +54,7 @@ def gpu_call(
     if words is not None:
         card = card._replace(shared_bytes=words * p.bytes_per_word)
     if tiles is None:
-        options = Options(listed=not isinstance(p.mask.rule, Window))
+        options = PlanOptions(listed=not isinstance(p.mask.rule, Window))
         launch = plan(p.direction, sizes, p.dtype, card, options, schedule or "auto")
     else:
         name = schedule or "flash"

@@ -1,4 +1,7 @@
-"""ALiBi in every Triton kernel, forward and backward, against float64: -slope |position of the query - of the key|."""
+"""ALiBi in every Triton kernel, forward and backward, against float64.
+
+ALiBi adds -slope * |position of the query - position of the key| to a score.
+"""
 
 from dataclasses import replace
 
@@ -20,7 +23,7 @@ from redblue.schedules.spilled import ForwardTiles
 from support.gpu import DEVICE, SPARSE, check_close, interpreted_only
 from support.textbook import textbook
 
-# The interpreter also computes masked lanes
+# The interpreter computes masked lanes, too, and NumPy warns of their overflows
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 SPILLED = ForwardTiles(rows=16, cols=16, depth=16, out_rows=16, out_cols=16, span=32)
@@ -32,12 +35,13 @@ TILES = {
     "small_cache": (SPILLED, small_cache.BackwardTiles(16, 16, 16, dv_rows=16, dv_cols=16, **GRADIENTS)),
 }
 every_kernel = pytest.mark.parametrize("kernel", TILES)
-LSE_AND_SUMS = ("lse", "delta", "dlse")
+ROW_VECTORS = ("lse", "delta", "dlse")
 BATCH, HEADS, D, D_V = 2, 2, 5, 4
 
 
 @pytest.fixture(autouse=True)
 def small_tiles_and_nan_in_new_memory(monkeypatch):
+    """Use small tiles, so that tiny calls have many tiles, and fill new memory with NaN."""
     monkeypatch.setattr(bias_gradient, "EDGE", 16)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
@@ -72,9 +76,9 @@ def task_for(n_q, n_k, kv_heads, slopes, mask=None, dtype=torch.float64, **optio
     """A task of random tensors, forward and backward."""
     rows, keys = (BATCH, HEADS, n_q), (BATCH, kv_heads, n_k)
     shapes = {"q": (*rows, D), "k": (*keys, D), "v": (*keys, D_V), "out": (*rows, D_V), "dout": (*rows, D_V)}
-    shapes |= {"dq": (*rows, D), "dk": (*keys, D), "dv": (*keys, D_V)} | dict.fromkeys(LSE_AND_SUMS, rows)
+    shapes |= {"dq": (*rows, D), "dk": (*keys, D), "dv": (*keys, D_V)} | dict.fromkeys(ROW_VECTORS, rows)
     sums = torch.float64 if dtype == torch.float64 else torch.float32
-    arrays = {name: normal(*x, dtype=sums if name in LSE_AND_SUMS else dtype) for name, x in shapes.items()}
+    arrays = {name: normal(*x, dtype=sums if name in ROW_VECTORS else dtype) for name, x in shapes.items()}
     if mask is not None and isinstance(mask.rule, Window):
         band = mask.rule.on(n_q, n_k, 1)
         options |= {"first": band.first, "end": band.end}
@@ -107,8 +111,8 @@ def check(task, kernel, mask=None):
     if task.record.seed is None:
         expected = textbook(q, k, v, bias=bias, **options, return_lse=True)
     else:  # the CPU's dropout is compared with the textbook elsewhere
-        dropped = {"dropout": task.record.dropout, "seed": int(task.record.seed)}
-        expected = rb.attention(q, k, v, bias=bias, **options, **dropped, return_lse=True)
+        dropout = {"dropout": task.record.dropout, "seed": int(task.record.seed)}
+        expected = rb.attention(q, k, v, bias=bias, **options, **dropout, return_lse=True)
     inputs = [x for x in (q, k, v, task_bias) if x is not None]
     gradients = torch.autograd.grad(expected, inputs, (task.dout.double(), task.dlse.double()))
     for (name, result), right in zip(results.items(), (*expected, *gradients), strict=True):
@@ -120,7 +124,7 @@ MASKS = {
     "full": (5, 18, None),
     "more queries": (20, 17, rb.Mask.causal()),
     "causal": (18, 35, rb.Mask.causal()),  # the last keys are attended by no query
-    "causal from the end": (17, 21, rb.Mask.causal(align="bottom-right")),
+    "causal, bottom-right": (17, 21, rb.Mask.causal(align="bottom-right")),
     "window": (18, 35, rb.Mask.sliding_window(9, 3)),
     "listed": (37, 37, SPARSE["causal documents"]),
 }
@@ -130,10 +134,10 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks_and_lengths(kernel, mask):
     """Alternate between slopes (H,) and (B, H), and between one and two query heads per key head."""
-    n_q, n_k, rule = MASKS[mask]
-    number = list(MASKS).index(mask)
-    shape, kv_heads = ((HEADS,), (BATCH, HEADS))[number % 2], (1, 2)[number // 2 % 2]
-    check(task_for(n_q, n_k, kv_heads, slopes_of(shape), rule), kernel, rule)
+    n_q, n_k, value = MASKS[mask]
+    i = list(MASKS).index(mask)
+    shape, kv_heads = ((HEADS,), (BATCH, HEADS))[i % 2], (1, 2)[i // 2 % 2]
+    check(task_for(n_q, n_k, kv_heads, slopes_of(shape), value), kernel, value)
 
 
 @every_kernel
@@ -152,20 +156,20 @@ def test_with_dropout(kernel):
 
 @every_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_types(kernel, dtype):
+def test_dtypes(kernel, dtype):
     check(task_for(13, 18, 1, slopes_of((HEADS,)), dtype=dtype), kernel)
 
 
 @every_kernel
-def test_offsets_of_64_bits(kernel, monkeypatch):
+def test_64_bit_offsets(kernel, monkeypatch):
     monkeypatch.setattr(Task, "wide", True)
     check(task_for(13, 18, 1, slopes_of((BATCH, HEADS)), rb.Mask.causal()), kernel, rb.Mask.causal())
 
 
 @interpreted_only
 @every_kernel
-def test_no_words_of_pairs(kernel):
-    """ALiBi adds only its slopes to the words of the schedule; slopes, like sinks, are counted apart."""
+def test_alibi_moves_no_words_per_pair(kernel):
+    """Except for the slopes themselves, a call with ALiBi moves the same words as one without."""
     task = task_for(18, 20, 1, slopes_of((HEADS,)), rb.Mask.causal())
     for direction in ("forward", "backward"):
         totals = []

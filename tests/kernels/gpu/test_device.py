@@ -1,7 +1,7 @@
-"""On a real GPU: TRITON_INTERPRET=0 python -m pytest tests/kernels/gpu/test_device.py, as `make gpu` does.
+"""Tests on a real GPU: TRITON_INTERPRET=0 python -m pytest tests/kernels/gpu/test_device.py, as `make gpu` does.
 
-Values and gradients of every option against float64, and features of devices: streams, graphs, compiled graphs,
-several devices, synchronisation.
+They compare values and gradients of every option with float64, and use CUDA streams, CUDA graphs, torch.compile and
+several devices.
 """
 
 import numpy as np
@@ -14,24 +14,21 @@ import torch.nn.functional as F  # noqa: N812
 
 import redblue as rb
 from redblue.op.pytorch import gpu
-from support.textbook import (
-    Seen,
-    textbook,
-)
+from support.textbook import Seen, textbook
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch sees"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU"),
     pytest.mark.skipif(triton.knobs.runtime.interpret, reason="Triton interprets: set TRITON_INTERPRET=0"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script"),
 ]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 4e-2}
-LAID = np.random.default_rng(0).random((9, 11)) < 0.4
+BLOCK_LAYOUT = np.random.default_rng(0).random((9, 11)) < 0.4
 MASKS = {
     "full": None,
     "causal": rb.Mask.causal(),
     "window": rb.Mask.sliding_window(100, 20, align="bottom-right"),
     "documents": rb.Mask.documents([100, 33, 200, 1, 166], [200, 40, 160, 99, 201]) & rb.Mask.causal(),
-    "blocks": rb.Mask.blocks(LAID, 64),
+    "blocks": rb.Mask.blocks(BLOCK_LAYOUT, 64),
 }
 N_Q, N_K = 500, 700
 
@@ -63,16 +60,16 @@ def check_close(got, expected, dtype):
 def check(q, k, v, *more, **options):
     """Check outputs and gradients against float64 on the CPU."""
     inputs = [x for x in (q, k, v, *more) if x.requires_grad]
-    there = [x.detach().cpu().double().requires_grad_() for x in inputs]
-    moved = {id(x): y for x, y in zip(inputs, there, strict=True)}
-    here = {name: moved.get(id(x), x.cpu() if isinstance(x, torch.Tensor) else x) for name, x in options.items()}
+    doubles = [x.detach().cpu().double().requires_grad_() for x in inputs]
+    double_of = {id(x): y for x, y in zip(inputs, doubles, strict=True)}
+    on_cpu = {name: double_of.get(id(x), x.cpu() if isinstance(x, torch.Tensor) else x) for name, x in options.items()}
     got = rb.attention(q, k, v, **options, return_lse=True)
-    expected = textbook(*there[:3], **here, return_lse=True)
+    expected = textbook(*doubles[:3], **on_cpu, return_lse=True)
     for x, y in zip(got, expected, strict=True):
         check_close(x, y, q.dtype)
     douts = [torch.randn_like(x) for x in got]
     gradients = torch.autograd.grad(got, inputs, douts)
-    references = torch.autograd.grad(expected, there, [x.double().cpu() for x in douts])
+    references = torch.autograd.grad(expected, doubles, [x.double().cpu() for x in douts])
     for x, y in zip(gradients, references, strict=True):
         check_close(x, y, q.dtype)
 
@@ -95,7 +92,7 @@ def test_head_dimensions_beyond_shared_memory(d):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_masks_in_every_type(mask, dtype):
+def test_masks_in_every_dtype(mask, dtype):
     q, k, v = (normal(2, h, n, 64, dtype=dtype) for h, n in ((4, N_Q), (2, N_K), (2, N_K)))
     check(q, k, v, mask=mask)
 
@@ -107,7 +104,7 @@ def test_every_option_at_once(d):
     check(q, k, v, bias, sinks, bias=bias, sinks=sinks, softcap=5.0, scale=0.2, mask=MASKS["documents"])
 
 
-def test_dropout_equals_that_of_the_cpu():
+def test_dropout_drops_the_same_pairs_as_on_the_cpu():
     q, k, v = (normal(2, 2, n, 64, grad=False) for n in (N_Q, N_K, N_K))
     out = rb.attention(q, k, v, dropout=0.3, seed=11)
     check_close(out, rb.attention(q.cpu(), k.cpu(), v.cpu(), dropout=0.3, seed=11), torch.float16)
@@ -115,7 +112,7 @@ def test_dropout_equals_that_of_the_cpu():
 
 @pytest.mark.parametrize("n_q", [0, 1, 3])
 @pytest.mark.parametrize("n_k", [0, 1, 5000])
-def test_few_queries_and_none(n_q, n_k):
+def test_few_or_no_queries_and_keys(n_q, n_k):
     q, k, v = normal(2, 8, n_q, 128), normal(2, 2, n_k, 128), normal(2, 2, n_k, 128)
     if n_q and n_k:
         check(q, k, v)
@@ -127,7 +124,7 @@ def test_few_queries_and_none(n_q, n_k):
         assert not gradient.any()
 
 
-def test_strides_are_read_in_place():
+def test_strided_inputs():
     q = normal(2, N_Q, 4, 64, grad=False).transpose(1, 2).requires_grad_()
     k = normal(2, 4, 64, N_K, grad=False).mT.requires_grad_()
     v = normal(1, 1, N_K, 128, grad=False)[..., ::2].expand(2, 4, N_K, 64).requires_grad_()
@@ -147,38 +144,34 @@ def test_offsets_beyond_two_to_the_31():
 
 
 @pytest.mark.parametrize("d", [64, 512])
-def test_gradients_of_strides_0(d):
+def test_output_gradients_with_strides_of_0(d):
     q, k, v = (normal(2, 2, n, d) for n in (N_Q, N_K, N_K))
     out = rb.attention(q, k, v)
     ones = torch.ones_like(out)
-    for x, y in zip(
-        *(
-            torch.autograd.grad(out, (q, k, v), x, retain_graph=True)
-            for x in (ones, ones[:1, :1, :1, :1].expand_as(out))
-        ),
-        strict=True,
-    ):
+    expanded = ones[:1, :1, :1, :1].expand_as(out)
+    contiguous_and_expanded = (torch.autograd.grad(out, (q, k, v), x, retain_graph=True) for x in (ones, expanded))
+    for x, y in zip(*contiguous_and_expanded, strict=True):
         assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("schedule", ["flash", "hybrid", "small_cache"])
 @pytest.mark.parametrize("scale", [1e20, -1e30])
-def test_a_score_that_outweighs_all_others_has_the_weight_1(scale, schedule):
-    """The result does not depend on fused products and sums. dQ and dK are only rounding errors, so dV is checked."""
+def test_a_dominant_score_gets_weight_1(scale, schedule):
+    """Even if the compiler fuses products and sums. Only dV is checked, because dQ and dK are mere rounding errors."""
     q, k, v = (normal(1, 2, n, 64, dtype=torch.float32) for n in (N_Q, N_K, N_K))
     out = rb.attention(q, k, v, scale=scale, mask=MASKS["blocks"], schedule=schedule)
-    there = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
-    expected = textbook(*there, scale=scale, mask=MASKS["blocks"])
+    doubles = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
+    expected = textbook(*doubles, scale=scale, mask=MASKS["blocks"])
     check_close(out, expected, q.dtype)
     dout = torch.randn_like(out)
     (dv,), (reference,) = (
         torch.autograd.grad(out, v, dout),
-        torch.autograd.grad(expected, there[2], dout.double().cpu()),
+        torch.autograd.grad(expected, doubles[2], dout.double().cpu()),
     )
     check_close(dv, reference, q.dtype)
 
 
-def test_bitwise_the_same_again():
+def test_two_runs_are_bitwise_equal():
     q, k, v = (normal(2, 2, n, 64) for n in (N_Q, N_K, N_K))
 
     def results():
@@ -188,8 +181,8 @@ def test_bitwise_the_same_again():
     assert all(torch.equal(x, y) for x, y in zip(results(), results(), strict=True))
 
 
-def room_bytes(n, d, card):
-    """Return the bytes that the plan allows a 16-bit call of one head beside its inputs."""
+def max_allocated_bytes(n, d, card):
+    """Return the most bytes that a 16-bit call of one head may allocate, by its plan."""
     from redblue.base.integers import ceil_div
     from redblue.kernels.cpu.call import Sizes
     from redblue.kernels.gpu.planning.footprints import KERNELS
@@ -198,25 +191,25 @@ def room_bytes(n, d, card):
     spilled = []
     for direction in ("forward", "backward"):
         launch = plan(direction, Sizes((1,), 1, 1, n, n, d, d), "float16", card)
-        tiles = ceil_div(n, launch.tiles.cols)  # of a row, each with a float32 maximum; walks are fewer
+        tiles = ceil_div(n, launch.tiles.cols)  # per row, each with a float32 maximum; there are fewer spans than tiles
         spilled.append(launch.chunk * (n * 2 * KERNELS[launch.kernel, direction].spilled + 2 * 4 * tiles))
     results = n * d * (2 * 6 + 4 * 2)  # out, dout, dq, dk, dv and a copy of one; sums of dK and dV
     return max(spilled) + results + n * 4 * 4
 
 
-def test_no_memory_of_the_size_of_the_scores():
+def test_memory_is_far_below_that_of_all_scores():
     from redblue.kernels.gpu.planning.card import card_of
 
     n, d = 1 << 17, 512
     q, k, v = (normal(1, 1, n, d) for _ in range(3))
-    most = room_bytes(n, d, card_of(q.device))
-    assert most < n * n / 2  # a quarter of the scores in 16 bits
+    max_bytes = max_allocated_bytes(n, d, card_of(q.device))
+    assert max_bytes < n * n / 2  # a quarter of the scores in 16 bits
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     rb.attention(q, k, v).sum().backward()
     torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before <= most
+    assert torch.cuda.max_memory_allocated() - before <= max_bytes
 
 
 # PyTorch -----------------------------------------------------------------------------------------------------------
@@ -232,7 +225,7 @@ SDPA = {
 
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize(("shape", "options"), SDPA.values(), ids=SDPA)
-def test_pytorchs_own_function(shape, options, inference):
+def test_scaled_dot_product_attention_is_replaced(shape, options, inference):
     q, k, v = (normal(*shape) for _ in range(3))
     if options.get("attn_mask"):
         mask = normal(N_Q, N_Q, grad=False)
@@ -261,14 +254,14 @@ def test_autocast():
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("mask", [None, MASKS["blocks"]], ids=["full", "blocks"])
-def test_compiled(mode, mask):
+def test_torch_compile(mode, mask):
     torch._dynamo.reset()
 
     def call(q, k, v):
         return rb.attention(q * 2, k, v, mask=mask, softcap=8.0) + 1
 
     compiled = torch.compile(call, fullgraph=True, mode=mode)
-    for _ in range(4):  # warmed up, captured, replayed
+    for _ in range(4):  # warm-up, capture and replays
         q, k, v = (normal(1, 2, n, 64) for n in (N_Q, N_K, N_K))
         out = compiled(q, k, v).clone()
         expected = call(q, k, v)
@@ -281,8 +274,8 @@ def test_compiled(mode, mask):
 
 def test_vmap_and_grad():
     q = normal(3, 2, 70, 64, grad=False)
-    each = torch.func.vmap(torch.func.grad(lambda x: rb.attention(x, x, x).float().sin().sum()))(q)
-    for got, one in zip(each, q, strict=True):
+    gradients = torch.func.vmap(torch.func.grad(lambda x: rb.attention(x, x, x).float().sin().sum()))(q)
+    for got, one in zip(gradients, q, strict=True):
         one = one.clone().requires_grad_()
         (expected,) = torch.autograd.grad(rb.attention(one, one, one).float().sin().sum(), one)
         check_close(got, expected, torch.float16)
@@ -291,7 +284,7 @@ def test_vmap_and_grad():
 # Devices, streams, graphs --------------------------------------------------------------------------------------------
 
 
-def test_a_warm_call_waits_for_nothing():
+def test_a_warm_call_does_not_synchronise():
     q, k, v = (normal(1, 2, n, 64) for n in (N_Q, N_K, N_K))
 
     def call():
@@ -307,7 +300,7 @@ def test_a_warm_call_waits_for_nothing():
 
 
 @pytest.mark.parametrize("mask", [rb.Mask.causal(), MASKS["blocks"]], ids=["causal", "blocks"])
-def test_graphs_replay_with_new_numbers(mask):
+def test_cuda_graphs_replay_with_new_inputs(mask):
     q, k, v = (normal(1, 2, n, 64, grad=False) for n in (N_Q, N_K, N_K))
     inputs = [x.requires_grad_() for x in (q, k, v)]
 
@@ -315,12 +308,12 @@ def test_graphs_replay_with_new_numbers(mask):
         out = rb.attention(*inputs, mask=mask)
         return (out, *torch.autograd.grad(out, inputs, torch.ones_like(out)))
 
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         for _ in range(3):
             call()
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream().wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = call()
@@ -344,7 +337,7 @@ def _forget_lists():
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
-def test_a_mask_that_was_never_seen_cannot_be_captured():
+def test_a_new_mask_cannot_be_captured():
     q = normal(1, 1, 128, 64, grad=False)
     rb.attention(q, q, q, mask=rb.Mask.documents([64, 64]))  # compiles the kernel
     _forget_lists()
@@ -353,7 +346,7 @@ def test_a_mask_that_was_never_seen_cannot_be_captured():
     torch.cuda.synchronize()
 
 
-def test_dropout_in_a_graph_draws_anew():
+def test_each_replay_of_a_graph_draws_new_dropout():
     q = normal(1, 2, 70, 64, grad=False)
     rb.attention(q, q, q, dropout=0.5)
     graph = torch.cuda.CUDAGraph()
@@ -365,16 +358,16 @@ def test_dropout_in_a_graph_draws_anew():
     assert not torch.equal(first, out)
 
 
-def test_the_current_stream_is_used():
+def test_kernels_run_on_the_current_stream():
     q = normal(1, 2, N_Q, 64, grad=False)
     expected = rb.attention(q * 2, q, q, mask=MASKS["full"])
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         torch.cuda._sleep(100_000_000)
-        later = q * 2
-        out = rb.attention(later, q, q)
-    aside.synchronize()
+        doubled = q * 2
+        out = rb.attention(doubled, q, q)
+    side_stream.synchronize()
     assert torch.equal(out, expected)
 
 
@@ -386,7 +379,7 @@ def test_a_device_that_is_not_the_current_one():
     assert torch.cuda.current_device() == 0
 
 
-def test_devices_that_differ_and_types_without_kernels_are_named():
+def test_mixed_devices_and_unsupported_dtypes_are_refused():
     q = normal(1, 2, 8, 16, grad=False)
     with pytest.raises(rb.RedblueError, match=r"k must be on the device of q \(cuda:0\), got cpu"):
         rb.attention(q, q.cpu(), q)
@@ -394,7 +387,7 @@ def test_devices_that_differ_and_types_without_kernels_are_named():
         rb.attention(q.int(), q.int(), q.int())
 
 
-def test_tuning_changes_no_result_beyond_rounding(monkeypatch, tmp_path):
+def test_tuned_launches_are_correct_and_stored(monkeypatch, tmp_path):
     from redblue.kernels.gpu.planning import tune
 
     torch.use_deterministic_algorithms(False)
@@ -403,13 +396,13 @@ def test_tuning_changes_no_result_beyond_rounding(monkeypatch, tmp_path):
     tune.forget()
     q, k, v = (normal(1, 2, n, 64) for n in (N_Q, N_K, N_K))
     check(q, k, v, mask=rb.Mask.causal())
-    kept = list(tmp_path.rglob("*.json"))
-    assert len(kept) == 2
+    stored = list(tmp_path.rglob("*.json"))
+    assert len(stored) == 2
     check(q, k, v, mask=rb.Mask.causal())
     tune.forget()
 
 
-def test_the_result_is_the_same_with_less_shared_memory():
+def test_a_card_with_less_shared_memory():
     from redblue.kernels.gpu.planning.card import card_of, planning_for
 
     q, k, v = (normal(1, 1, n, 256) for n in (200, 300, 300))

@@ -1,6 +1,8 @@
-"""Replacements for planned launches that a card refuses; the kernels raise Triton's errors, interpreted."""
+"""Launches that a card refuses, because they need too much memory, are replaced by smaller ones.
 
-import itertools
+Interpreted kernels refuse nothing, so the tests raise Triton's errors in their place.
+"""
+
 import warnings
 
 import pytest
@@ -9,49 +11,49 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import redblue as rb
-from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import fallback, tune
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import Launch, launches, plan
-from redblue.op.pytorch import (
-    gpu,
-    interpreted,
-)
+from redblue.op.pytorch import gpu, interpreted
 from redblue.schedules.flash import ForwardTiles
 
-HAVE = 10_000
+CARD_BYTES = 10_000
 SIZES = gpu.Sizes((1,), 2, 1, 150, 150, 48, 48)
-KIND = tune.Kind.of("forward", SIZES, "float16", "full", Options(), "auto", torch.device("cpu"), Card())
+KIND = tune.Kind.of("forward", SIZES, "float16", "full", PlanOptions(), "auto", torch.device("cpu"), Card())
 
 
 @pytest.fixture(autouse=True)
-def nothing_refused():
+def no_known_refusals():
     fallback.forget()
     yield
     fallback.forget()
 
 
 @pytest.fixture
-def refusing(monkeypatch):
-    """Refuse launches that are planned for more than `most` bytes; return the launches tried, in order."""
+def refuse_above(monkeypatch):
+    """Return a function that makes the card refuse launches planned for more than max_bytes.
+
+    That function returns a list of the launches tried, which grows with each one.
+    """
     tried = []
 
-    def refusing(most, error=None):
-        for name, own in list(gpu.KERNELS.items()):
-            passes = {way: guarded(getattr(own, way), most, error) for way in own._fields}
-            monkeypatch.setitem(gpu.KERNELS, name, own._replace(**passes))
+    def refuse_above(max_bytes, error=None):
+        for name, passes in list(gpu.KERNELS.items()):
+            limited = {direction: limit(getattr(passes, direction), max_bytes, error) for direction in passes._fields}
+            monkeypatch.setitem(gpu.KERNELS, name, passes._replace(**limited))
         return tried
 
-    def guarded(runs, most, error):
+    def limit(runs, max_bytes, error):
         def runs_if_it_fits(task, launch, precision="ieee"):
             tried.append(launch)
-            if launch.shared_bytes > most:
-                raise error or triton.OutOfResources(launch.shared_bytes + 5000, HAVE, "shared memory")
+            if launch.shared_bytes > max_bytes:
+                raise error or triton.OutOfResources(launch.shared_bytes + 5000, CARD_BYTES, "shared memory")
             return runs(task, launch, precision)
 
         return runs_if_it_fits
 
-    return refusing
+    return refuse_above
 
 
 def tensors():
@@ -66,56 +68,64 @@ def test_a_refused_launch_is_replaced_with_one_warning_and_not_tried_again():
     def execute(launch):
         tried.append(launch)
         if launch == launches[0]:
-            raise triton.OutOfResources(12_000, HAVE, "shared memory")
+            raise triton.OutOfResources(12_000, CARD_BYTES, "shared memory")
 
-    need = f"it needs 12,000 bytes of shared memory, and a block on this card has {HAVE:,}; flash .* runs instead"
-    with pytest.warns(UserWarning, match=need) as caught:
+    message = (
+        f"it needs 12,000 bytes of shared memory, and a block on this card has {CARD_BYTES:,}; flash .* runs instead"
+    )
+    with pytest.warns(UserWarning, match=message) as caught:
         fallback.run(KIND, lambda: launches[0], lambda: launches, execute)
     assert len(caught) == 1
     tried.clear()
-    fallback.run(KIND, lambda: launches[0], lambda: launches, execute)  # a warning would be an error
+    fallback.run(KIND, lambda: launches[0], lambda: launches, execute)  # no second warning: it would fail the test
     assert tried == launches[1:2]
 
 
 @pytest.mark.thorough
-def test_a_refused_call_is_replaced_with_one_warning_and_not_tried_again(refusing):
-    tried = refusing(HAVE)
+def test_a_refused_call_is_replaced_with_one_warning_and_not_tried_again(refuse_above):
+    tried = refuse_above(CARD_BYTES)
     arrays = tensors()
     with pytest.warns(UserWarning, match="forward, with d = .* runs instead") as caught:
         out = interpreted.attention(*arrays)
     assert len(caught) == 1
-    with pytest.warns(UserWarning, match="backward, with d = .* runs instead") as also:
+    with pytest.warns(UserWarning, match="backward, with d = .* runs instead") as caught_backward:
         gradients = torch.autograd.grad(out.sum(), arrays)
-    assert len(also) == 1
+    assert len(caught_backward) == 1
     first = tried[0]
-    need = f"it needs {first.shared_bytes + 5000:,} bytes of shared memory, and a block on this card has {HAVE:,}; "
-    assert need in str(caught[0].message)
+    message = (
+        f"it needs {first.shared_bytes + 5000:,} bytes of shared memory, and a block on this card has {CARD_BYTES:,}; "
+    )
+    assert message in str(caught[0].message)
     assert first == plan("forward", SIZES, "float32", Card())
-    assert tried[-1].shared_bytes <= HAVE < first.shared_bytes
-    ran = [launch for launch in tried if launch.shared_bytes <= HAVE]
+    assert tried[-1].shared_bytes <= CARD_BYTES < first.shared_bytes
+    accepted = [launch for launch in tried if launch.shared_bytes <= CARD_BYTES]
     tried.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = interpreted.attention(*arrays)
         torch.autograd.grad(again.sum(), arrays)
-    assert tried == ran
+    assert tried == accepted
     expected = rb.attention(*arrays)
-    for ours, right in zip((out, *gradients), (expected, *torch.autograd.grad(expected.sum(), arrays)), strict=True):
-        torch.testing.assert_close(ours, right, atol=2e-5, rtol=2e-5)
+    for ours, reference in zip(
+        (out, *gradients), (expected, *torch.autograd.grad(expected.sum(), arrays)), strict=True
+    ):
+        torch.testing.assert_close(ours, reference, atol=2e-5, rtol=2e-5)
     assert torch.equal(out, again)
 
 
-def test_where_everything_is_refused_the_error_says_what_the_smallest_needs(refusing):
-    tried = refusing(0)
-    with pytest.raises(rb.RedblueError, match=f"a block on this card has {HAVE:,}; nor does any larger") as caught:
+def test_if_every_launch_is_refused_the_error_names_the_least_memory_needed(refuse_above):
+    tried = refuse_above(0)
+    with pytest.raises(
+        rb.RedblueError, match=f"a block on this card has {CARD_BYTES:,}; nor does any larger"
+    ) as caught:
         interpreted.attention(*tensors())
     least = min(tried, key=lambda launch: launch.shared_bytes)
     assert f"it needs {least.shared_bytes + 5000:,} bytes" in str(caught.value)
     assert {launch.kernel for launch in tried} > {"flash"}
 
 
-def test_other_errors_are_raised(refusing):
-    tried = refusing(0, ZeroDivisionError("a mistake"))
+def test_other_errors_are_raised(refuse_above):
+    tried = refuse_above(0, ZeroDivisionError("a mistake"))
     with pytest.raises(ZeroDivisionError):
         interpreted.attention(*tensors())
     assert len(tried) == 1
@@ -135,7 +145,7 @@ def test_other_errors_of_the_replacement_are_raised():
         fallback.run(KIND, lambda: launches[0], lambda: launches, execute)
 
 
-def test_a_choice_that_was_tuned_elsewhere_may_be_refused(monkeypatch):
+def test_a_tuned_launch_that_is_not_among_the_plans_may_be_refused(monkeypatch):
     launches = [Launch("flash", ForwardTiles(16 << i, 16, 150), shared_bytes=2000 << i) for i in range(3)]
     ran = []
 
@@ -149,12 +159,10 @@ def test_a_choice_that_was_tuned_elsewhere_may_be_refused(monkeypatch):
     assert ran == launches[:1] * 2
 
 
-def test_launches_shrink_to_nothing():
+def test_launches_shrink_down_to_the_smallest_tiles():
     every = list(launches("forward", SIZES, "float16", Card(arch=80)))
-    needs = [launch.shared_bytes for launch in every]
-    least = list(itertools.accumulate(needs, min))
-    start = needs.index(least[-1])
+    needed = [launch.shared_bytes for launch in every]
     assert {"flash", "small_cache"} <= {launch.kernel for launch in every}
-    assert least[-1] < 4096 < needs[0]
-    assert start == len(every) - 1
+    assert min(needed) < 4096 < needed[0]
+    assert needed.index(min(needed)) == len(every) - 1
     assert len(every) < 30

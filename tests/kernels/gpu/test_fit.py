@@ -17,13 +17,13 @@ from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import plan
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu" / "fit.py"
+COMPILE_PLANS = Path(__file__).parents[3] / "benchmarks" / "gpu" / "fit.py"
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     path = tmp_path_factory.mktemp("fit") / "rows.json"
-    subprocess.run([sys.executable, SCRIPT, "--spread", "--json", path], env=os.environ | {"COLUMNS": "200"})
+    subprocess.run([sys.executable, COMPILE_PLANS, "--spread", "--json", path], env=os.environ | {"COLUMNS": "200"})
     return json.loads(path.read_text())
 
 
@@ -34,12 +34,12 @@ def test_planned_kernels_fit_and_hardly_spill_registers(rows):
     assert {"flash", "small_cache"} <= {row["kernel"] for row in rows}
     for row in rows:
         assert row["kernels"]
-        assert max(each["shared_bytes"] for each in row["kernels"]) <= row["planned_shared_bytes"]
+        assert max(kernel["shared_bytes"] for kernel in row["kernels"]) <= row["planned_shared_bytes"]
         assert row["planned_shared_bytes"] <= row["shared_bytes_of_card"]
-        assert all(each["cubin_bytes"] > 1000 for each in row["kernels"])
+        assert all(kernel["cubin_bytes"] > 1000 for kernel in row["kernels"])
 
 
-DROPOUT = """
+SERIALIZED_WITH_DROPOUT = """
 import torch
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import fit
@@ -56,15 +56,19 @@ for direction, tiles in ("forward", ForwardTiles(128, 64)), ("backward", Backwar
 
 
 @pytest.mark.thorough
-def test_products_with_dropout_do_not_wait_for_one_another():
+def test_wgmma_products_with_dropout_are_not_serialized():
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", DROPOUT], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-W", "error", "-c", SERIALIZED_WITH_DROPOUT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert run.stdout.split() == ["flash_forward", "False", "flash_dq", "False", "flash_dkv", "False"]
 
 
-ONE = """
+FIT_OF_ONE_PLAN = """
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import card_named
@@ -72,15 +76,17 @@ from redblue.kernels.gpu.planning.plan import plan
 
 card, sizes = card_named("a100-sxm"), Sizes((1,), 32, 1, 4096, 4096, 64, 64)
 launch = plan("forward", sizes, "float16", card)
-(taken,) = fit.fits("forward", sizes, "float16", card, launch)
-print(taken.kernel, taken.on(card), taken.shared_bytes <= launch.shared_bytes, taken.spilled_bytes <= 1024)
+(needed,) = fit.fits("forward", sizes, "float16", card, launch)
+print(needed.kernel, needed.on(card), needed.shared_bytes <= launch.shared_bytes, needed.spilled_bytes <= 1024)
 """
 
 
 def test_one_plan_fits():
-    """All other plans: test_planned_kernels_fit_and_hardly_spill_registers."""
+    """The thorough test_planned_kernels_fit_and_hardly_spill_registers compiles many plans."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    run = subprocess.run([sys.executable, "-c", ONE], env=environment, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", FIT_OF_ONE_PLAN], env=environment, capture_output=True, text=True, check=True
+    )
     assert run.stdout.split() == ["flash_forward", "True", "True", "True"]
 
 

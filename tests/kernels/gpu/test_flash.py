@@ -16,18 +16,15 @@ from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.table import Passes
 from redblue.lab import reference
-from redblue.op.pytorch import (
-    gpu,
-    interpreted,
-)
+from redblue.op.pytorch import gpu, interpreted
 from redblue.schedules import flash
 from support.attention import DTYPES, Case, floors, in_sums, unfused
-from support.attention import check_close as check_to_twice
+from support.attention import check_close as check_at_most_twice
 from support.gpu import DEVICE, MASKS, SPARSE, check, check_forward, interpreted_only, normal
 from support.textbook import TOLERANCE
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter also computes masked lanes
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too
     pytest.mark.usefixtures("bfloat16_to_nearest"),
 ]
 
@@ -60,7 +57,7 @@ def test_bands_with_more_queries_than_keys(mask):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_types(dtype):
+def test_dtypes(dtype):
     q, k, v = normal(2, 17, 9, dtype=dtype), normal(2, 33, 9, dtype=dtype), normal(2, 33, 24, dtype=dtype)
     out, lse = check(q, k, v, scale=-0.3)
     assert out.dtype == dtype
@@ -78,7 +75,7 @@ def test_head_dimensions(d, d_v):
         ((5, 3), (7, 3)),
         ((2, 3, 1, 5, 3), (2, 3, 1, 7, 3)),
         ((2, 2, 5, 3), (2, 1, 1, 7, 3)),
-        ((2, 2, 2, 5, 3), (2, 1, 1, 7, 3)),  # leading dimensions that cannot be joined into one
+        ((2, 2, 2, 5, 3), (2, 1, 1, 7, 3)),  # leading dimensions that cannot be flattened into one
         ((2, 3, 0, 4), (2, 3, 7, 4)),
         ((2, 3, 5, 4), (2, 3, 0, 4)),
         ((0, 3, 5, 4), (0, 3, 7, 4)),
@@ -96,7 +93,7 @@ def test_shapes(q, k):
         check(normal(*q), normal(*k), normal(*k))
 
 
-def test_strides_are_read_in_place():
+def test_strided_inputs():
     q = normal(2, 5, 3, 8).transpose(1, 2)[..., ::2]
     k = normal(2, 3, 4, 19).mT
     v = normal(1, 1, 19, 8)[..., ::2].expand(2, 3, 19, 4)
@@ -104,7 +101,7 @@ def test_strides_are_read_in_place():
     assert out.stride() == q.new_empty(2, 5, 3, 4).transpose(1, 2).stride()
 
 
-def test_scores_bent_biased_and_with_sinks():
+def test_softcap_bias_and_sinks():
     q, k, v = normal(1, 4, 9, 5), normal(1, 2, 19, 5), normal(1, 2, 19, 4)
     sinks = torch.tensor([-1.0, 0.5, -torch.inf, 20.0], device=DEVICE, requires_grad=True)
     check(q, k, v, softcap=0.7, scale=2.0)
@@ -126,7 +123,7 @@ def test_gradient_of_a_bias_with_all_other_options():
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.bfloat16, torch.float32], ids=str)
-def test_bias_of_any_type(dtype):
+def test_bias_of_any_dtype(dtype):
     q, k, v = (normal(1, n, 5, dtype=torch.float32) for n in (9, 19, 19))
     bias = normal(9, 19).detach() > 0.5 if dtype == torch.bool else normal(9, 19).detach().to(dtype)
     bias[3] = False if dtype == torch.bool else -torch.inf
@@ -141,12 +138,12 @@ def test_softcap_in_float32(size):
     check(q, k, v, softcap=2.0)
 
 
-def test_dropout_equals_that_of_the_cpu():
+def test_dropout_drops_the_same_pairs_as_on_the_cpu():
     q, k, v = torch.zeros(2, 2, 9, 1), torch.zeros(2, 1, 19, 1), torch.eye(19).expand(2, 1, 19, 19)
-    for seed, share in ((2**40 + 7, 0.7), (-5, 0.2)):
-        ours = interpreted.attention(*(x.to(DEVICE) for x in (q, k, v)), dropout=share, seed=seed)
-        assert torch.equal(ours.cpu() == 0, rb.attention(q, k, v, dropout=share, seed=seed) == 0)
-    # Every row has its own number, even if the leading dimensions cannot be joined
+    for seed, dropout in ((2**40 + 7, 0.7), (-5, 0.2)):
+        ours = interpreted.attention(*(x.to(DEVICE) for x in (q, k, v)), dropout=dropout, seed=seed)
+        assert torch.equal(ours.cpu() == 0, rb.attention(q, k, v, dropout=dropout, seed=seed) == 0)
+    # Every row has its own number, even if the leading dimensions cannot be flattened
     check(normal(2, 2, 2, 5, 3), normal(2, 1, 1, 18, 3), normal(2, 1, 1, 18, 3), dropout=0.3, seed=3)
 
 
@@ -160,14 +157,14 @@ def test_listed_masks(mask):
 def test_listed_masks_in_tiles_of_several_words(monkeypatch, rows, cols):
     monkeypatch.setitem(TILES, "forward", flash.ForwardTiles(rows, cols))
     monkeypatch.setitem(TILES, "backward", flash.BackwardTiles(rows, cols, rows, cols))
-    some = np.random.default_rng(0).random((150, 150)) < 0.5
-    mask = rb.Mask.from_dense(some) | rb.Mask.blocks([[True, False]], (150, 130))
+    dense = np.random.default_rng(0).random((150, 150)) < 0.5
+    mask = rb.Mask.from_dense(dense) | rb.Mask.blocks([[True, False]], (150, 130))
     check(normal(1, 150, 3), normal(1, 150, 3), normal(1, 150, 3), mask=mask)
 
 
 @pytest.mark.parametrize("mask", [*MASKS, *SPARSE.values()][:-2], ids=str)
 @pytest.mark.parametrize("span", [16, 32])
-def test_keys_cut_into_spans(monkeypatch, mask, span):
+def test_keys_in_spans(monkeypatch, mask, span):
     monkeypatch.setitem(TILES, "forward", flash.ForwardTiles(16, 16, span))
     n_q, n_k = (48, 48) if mask is SPARSE["blocks"] else (37, 37) if mask in SPARSE.values() else (3, 37)
     sinks = torch.tensor([0.5, -torch.inf], device=DEVICE)
@@ -180,7 +177,7 @@ def test_spans_with_dropout_and_bias(monkeypatch):
     check_forward(q, k, v, dropout=0.3, seed=3, bias=normal(3, 35), softcap=2.0)
 
 
-def test_masks_of_each_head_and_batch_entry():
+def test_masks_per_head_and_per_batch_entry():
     masks = [rb.Mask.documents([7, 30]), rb.Mask.causal(), rb.Mask.from_dense(np.eye(37, dtype=bool))]
     q, k, v = normal(1, 3, 37, 5), normal(1, 3, 37, 5), normal(1, 3, 37, 4)
     check(q, k, v, mask=rb.Mask.per_head(masks))
@@ -202,10 +199,10 @@ def test_errors_are_no_larger_than_twice_those_of_the_unfused_expression(dtype):
     exact |= reference.backward(case.q, case.k, case.v, case.dout, **case.arguments())._asdict()
     naive, floor = unfused(case) | {"lse": unfused(in_sums(case))["lse"]}, floors(case)
     for name, got in results.items():
-        check_to_twice(name, got.detach().double().cpu().numpy(), exact[name], naive[name], floor[name])
+        check_at_most_twice(name, got.detach().double().cpu().numpy(), exact[name], naive[name], floor[name])
 
 
-def test_results_are_bitwise_the_same_from_run_to_run():
+def test_two_runs_are_bitwise_equal():
     q, k, v, bias = (normal(*shape, dtype=torch.float32) for shape in ((2, 19, 5), (2, 35, 5), (2, 35, 4), (2, 1, 35)))
     dout = torch.randn(2, 19, 4, device=DEVICE)
 
@@ -216,26 +213,26 @@ def test_results_are_bitwise_the_same_from_run_to_run():
     assert all(torch.equal(x, y) for x, y in zip(run(), run(), strict=True))
 
 
-def test_offsets_of_64_bits(monkeypatch):
+def test_64_bit_offsets(monkeypatch):
     sizes = Sizes((1,), 1, 1, 2**26, 2, 64, 64)
     q, k, lse = (torch.empty(shape, device="meta") for shape in ((1, 1, 2**26, 64), (1, 1, 2, 64), (1, 1, 2**26)))
     assert Task(sizes, q, k, k, q, lse).wide
     assert not Task(sizes, q[:, :, : 2**25], k, k, k, lse).wide
-    assert Task(sizes, k, torch.empty(1, 1, 64, 2**26, device="meta").mT, k, k, lse).wide  # columns apart
+    assert Task(sizes, k, torch.empty(1, 1, 64, 2**26, device="meta").mT, k, k, lse).wide  # strided columns
     monkeypatch.setattr(Task, "wide", True)
     bias = normal(2, 19, 35)
     check(normal(2, 19, 40), normal(1, 35, 40), normal(1, 35, 5), bias, bias=bias, mask=rb.Mask.causal())
     check(normal(1, 37, 5), normal(1, 37, 5), normal(1, 37, 5), mask=SPARSE["dots"])
 
 
-def test_products_of_float32_are_as_pytorch_is_told(monkeypatch):
-    seen, forward = [], flash_kernels.forward
+def test_pytorchs_tf32_setting_is_followed(monkeypatch):
+    precisions, forward = [], flash_kernels.forward
 
-    def spied(task, launch, precision):
-        seen.append(precision)
+    def recording(task, launch, precision):
+        precisions.append(precision)
         return forward(task, launch, precision)
 
-    monkeypatch.setitem(gpu.KERNELS, "flash", Passes(spied, None))
+    monkeypatch.setitem(gpu.KERNELS, "flash", Passes(recording, None))
     q, matmul = torch.randn(1, 3, 5, device=DEVICE), torch.backends.cuda.matmul
     before = matmul.allow_tf32
     try:
@@ -245,20 +242,20 @@ def test_products_of_float32_are_as_pytorch_is_told(monkeypatch):
         interpreted.attention(*3 * [q.half()])
     finally:
         matmul.allow_tf32 = before
-    assert seen == ["ieee", "tf32", "ieee"]
+    assert precisions == ["ieee", "tf32", "ieee"]
 
 
-def test_gradients_run_where_the_outputs_did(monkeypatch):
+def test_gradients_run_on_the_device_of_the_outputs(monkeypatch):
     q, k, v = normal(1, 3, 5), normal(1, 7, 5), normal(1, 7, 5)
-    out, planned = interpreted.attention(q, k, v), gpu.plan
-    seen = []
-    monkeypatch.setattr(gpu, "plan", lambda direction, *given: seen.append(direction) or planned(direction, *given))
+    out, plan = interpreted.attention(q, k, v), gpu.plan
+    planned = []
+    monkeypatch.setattr(gpu, "plan", lambda direction, *more: planned.append(direction) or plan(direction, *more))
     out.sum().backward()
     rb.attention(*(x.detach().cpu() for x in (q, k, v)))
-    assert seen == ["backward"]
+    assert planned == ["backward"]  # neither twice, nor for the call on the CPU
 
 
-def test_arrays_that_are_no_tensors_are_refused():
+def test_numpy_arrays_are_refused():
     with pytest.raises(rb.RedblueError, match="take PyTorch tensors, got ndarray"):
         interpreted.attention(*3 * [np.zeros((2, 3), np.float32)])
 
@@ -270,7 +267,7 @@ def test_the_interpreter_must_be_on(monkeypatch):
         interpreted.attention(normal(2, 3), normal(2, 3), normal(2, 3))
 
 
-def test_calls_that_old_compilers_fail_on_are_refused(monkeypatch):
+def test_calls_that_old_versions_of_triton_cannot_compile_are_refused(monkeypatch):
     monkeypatch.setattr("triton.__version__", "3.3.1")
     q = torch.randn(1, 5, 8, requires_grad=True, device=DEVICE)
     out = interpreted.attention(q, q, q, dropout=0.5, seed=1)

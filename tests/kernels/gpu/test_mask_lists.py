@@ -1,4 +1,4 @@
-"""The cache of mask lists on the device: which lists are kept, and how long."""
+"""The cache of mask lists on the device: which lists are cached_masks, and how long."""
 
 import numpy as np
 import pytest
@@ -16,68 +16,68 @@ BITS = 64 * 64 // 8  # bytes of the bits of one mask; its other lists are small
 
 
 @pytest.fixture(autouse=True)
-def forgotten():
+def empty_cache():
     mask_lists.forget()
     yield
     mask_lists.forget()
 
 
-def made(i, rows=64, span=None):
+def lists_of(i, rows=64, span=None):
     return mask_lists.lists(MASKS[i], 64, 64, 1, rows, 64, "rows", CPU, span)
 
 
-def kept():
-    """List the masks that have lists, one entry per list."""
+def cached_masks():
+    """The index in MASKS of each cached list's mask, the least recently used first."""
     return [MASKS.index(key.mask) for key in mask_lists._recent]
 
 
-def test_lists_are_made_once():
-    assert made(0) is made(0)
-    assert made(0) is not made(0, rows=32)
+def test_lists_are_cached():
+    assert lists_of(0) is lists_of(0)
+    assert lists_of(0) is not lists_of(0, rows=32)
     mask_lists.forget()
-    assert kept() == []
+    assert cached_masks() == []
 
 
 @pytest.mark.parametrize("span", [64, 128, 4096])
 def test_spans_that_hold_all_keys_share_one_entry(span):
-    assert made(0, span=span) is made(0)
-    assert len(kept()) == 1
+    assert lists_of(0, span=span) is lists_of(0)
+    assert len(cached_masks()) == 1
 
 
 def test_a_shorter_span_has_lists_of_its_own():
-    apart = mask_lists.lists(MASKS[0], 64, 64, 1, 64, 16, "rows", CPU, 32)
-    assert apart.partial_starts.tolist() == [0, 2, 4]
+    lists = mask_lists.lists(MASKS[0], 64, 64, 1, 64, 16, "rows", CPU, 32)
+    assert lists.partial_starts.tolist() == [0, 2, 4]
 
 
 def test_least_recently_used_lists_are_dropped_above_the_byte_limit(monkeypatch):
     monkeypatch.setattr(mask_lists, "KEPT_BYTES", 5 * BITS // 2)
-    first, second = made(0), made(1)
+    first, second = lists_of(0), lists_of(1)
     assert mask_lists._bytes(first) == pytest.approx(BITS, rel=0.1)
-    made(0)
-    made(2)
-    assert kept() == [0, 2]
-    assert made(0) is first
-    assert made(1) is not second
+    lists_of(0)
+    lists_of(2)
+    assert cached_masks() == [0, 2]
+    assert lists_of(0) is first
+    assert lists_of(1) is not second
 
 
 def test_lists_of_the_newest_mask_are_kept_at_any_size(monkeypatch):
-    """Otherwise the forward and the backward pass of each step would evict each other's lists."""
+    """Otherwise the two passes of one training step would evict each other's lists."""
     monkeypatch.setattr(mask_lists, "KEPT_BYTES", 1)
-    made(0)
-    lists = made(1), made(1, rows=32)
-    assert kept() == [1, 1]
-    assert all(x is y for x, y in zip((made(1), made(1, rows=32)), lists, strict=True))
+    lists_of(0)
+    lists = lists_of(1), lists_of(1, rows=32)
+    assert cached_masks() == [1, 1]
+    assert all(x is y for x, y in zip((lists_of(1), lists_of(1, rows=32)), lists, strict=True))
 
 
 def test_the_number_of_entries_is_limited(monkeypatch):
     monkeypatch.setattr(mask_lists, "KEPT", 2)
     for rows in (16, 32, 64):
-        made(0, rows)
+        lists_of(0, rows)
     assert [key.rows for key in mask_lists._recent] == [32, 64]
 
 
 @pytest.mark.parametrize("by", ["rows", "cols"])
-def test_more_bits_than_a_kernel_can_count_are_refused(monkeypatch, by):
+def test_more_words_of_bits_than_32_bit_indices_reach_are_refused(monkeypatch, by):
     monkeypatch.setattr(mask_lists, "MAX_WORDS", 65)
     assert len(mask_lists.lists(MASKS[0], 64, 64, 1, 64, 64, by, CPU).bits) == 64
     mask_lists.forget()

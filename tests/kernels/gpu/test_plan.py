@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from redblue import RedblueError, list_memories, memory, schedules
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.card import OTHER, Card, card_named
 from redblue.kernels.gpu.planning.footprints import KERNELS, MIN_SPAN, ON_ONE_GRID
 from redblue.kernels.gpu.planning.plan import ALIKE, MAX_CANDIDATES, Unplanned, candidates, plan
@@ -49,7 +49,9 @@ def test_a_cpu_is_no_card():
         card_named("zen5-server")
 
 
-@pytest.mark.parametrize("options", [Options(), Options(True, True, True, False), Options(listed=True)], ids=str)
+@pytest.mark.parametrize(
+    "options", [PlanOptions(), PlanOptions(True, True, True, False), PlanOptions(listed=True)], ids=str
+)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", ["float16", thorough("float32")])
 @pytest.mark.parametrize("name", CARDS)
@@ -66,32 +68,34 @@ def test_planned_launches_fit_by_the_model(name, dtype, direction, options):
             footprints = [
                 part.footprint(launch.tiles, sizes, options) for part in KERNELS[launch.kernel, direction].parts
             ]
-            needs = [resources(footprint, dtype, card, launch.warps, launch.stages) for footprint in footprints]
-            assert max(each.shared_bytes for each in needs) == launch.shared_bytes <= card.shared_bytes
+            needed = [resources(footprint, dtype, card, launch.warps, launch.stages) for footprint in footprints]
+            assert max(each.shared_bytes for each in needed) == launch.shared_bytes <= card.shared_bytes
             edges = launch.tiles._asdict()
-            if options.listed:  # otherwise the kernels would change the planned tiles
+            if options.listed:  # otherwise with_chunk would change the planned tiles
                 assert all(edges[edge] == edges[other] for edge, other in ON_ONE_GRID.items() if edge in edges)
             span, _ = edges.pop("span", sizes.n_k), edges.pop("chunk", 0)
             assert all(edge & (edge - 1) == 0 for edge in edges.values()), "Triton's tiles are powers of two"
             assert span >= sizes.n_k or span % edges["cols"] == 0
             slices = edges.get("depth", 1)
-            assert all(edges[edge] % slices == 0 for edge in ("rows", "cols")), "what is spilled is read back in slices"
+            assert all(edges[edge] % slices == 0 for edge in ("rows", "cols")), (
+                "slices divide the tiles of spilled arrays"
+            )
             assert (launch.chunk > 0) == (launch.kernel != "flash")
             assert launch.stages == 1 or pipelines(card)
 
 
 def test_no_launch_that_fits_moves_fewer_words():
-    """Compare with all launches that fit, on a card that the rows keep busy."""
+    """Compare with every launch that fits, at a size that occupies all multiprocessors."""
     card, sizes = CARDS["rtx-4090"], sizes_of(192)
     problem = Problem(n_q=sizes.n_q, n_k=sizes.n_k, d=192)
-    one_pass = schedules.get("flash").passes["forward"]
+    flash_forward = schedules.get("flash").passes["forward"]
     (part,) = KERNELS["flash", "forward"].parts
     words = {}
     for rows, cols, warps, stages in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3)):
-        tiles = one_pass.tile_type(rows, cols, sizes.n_k)
-        needed = resources(part.footprint(tiles, sizes, Options()), "float16", card, warps, stages)
+        tiles = flash_forward.tile_type(rows, cols, sizes.n_k)
+        needed = resources(part.footprint(tiles, sizes, PlanOptions()), "float16", card, warps, stages)
         if needed.shared_bytes <= card.shared_bytes and needed.pressure <= 1:
-            words[tiles, warps, stages] = one_pass.cost(problem, tiles).words
+            words[tiles, warps, stages] = flash_forward.cost(problem, tiles).words
     planned = plan("forward", sizes, "float16", card, schedule="flash")
     assert words[planned.tiles, planned.warps, planned.stages] <= ALIKE * min(words.values())
 
@@ -99,11 +103,11 @@ def test_no_launch_that_fits_moves_fewer_words():
 def test_more_shared_memory_never_moves_more_words():
     sizes = sizes_of(256)
     problem = Problem(n_q=sizes.n_q, n_k=sizes.n_k, d=256)
-    one_pass = schedules.get("flash").passes["forward"]
+    flash_forward = schedules.get("flash").passes["forward"]
     moved = []
     for kib in (48, 64, 99, 163, 227):
         card = Card(arch=80, shared_bytes=kib << 10)
-        moved.append(one_pass.cost(problem, plan("forward", sizes, "float16", card, schedule="flash").tiles).words)
+        moved.append(flash_forward.cost(problem, plan("forward", sizes, "float16", card, schedule="flash").tiles).words)
     assert moved == sorted(moved, reverse=True)
     assert moved[0] > moved[-1]
 
@@ -111,18 +115,18 @@ def test_more_shared_memory_never_moves_more_words():
 @pytest.mark.parametrize(
     ("heads", "n_q", "n_k"), [(1, 512, 512), (1, 2048, 2048), (8, 1, 32768), (1, 1, 2048), (32, 4096, 4096)]
 )
-def test_every_multiprocessor_has_something_to_do(heads, n_q, n_k):
-    """If there are few queries, blocks hold fewer of them, and keys are cut into spans."""
+def test_few_queries_still_occupy_every_multiprocessor(heads, n_q, n_k):
+    """With few queries, blocks get fewer rows, and keys are cut into spans."""
     card = CARDS["h100-sxm"]
     t = plan("forward", Sizes((1,), heads, 1, n_q, n_k, 64, 64), "float16", card, schedule="flash").tiles
-    walks = -(-n_k // t.span)
-    blocks = heads * -(-n_q // t.rows) * walks
-    assert blocks >= 0.7 * card.multiprocessors or (t.rows == 16 and n_k // walks <= 2 * MIN_SPAN)
-    assert walks == 1 or n_k // walks >= MIN_SPAN
-    assert n_q < 4096 or (t.rows, walks) == (128, 1)
+    spans = -(-n_k // t.span)
+    blocks = heads * -(-n_q // t.rows) * spans
+    assert blocks >= 0.7 * card.multiprocessors or (t.rows == 16 and n_k // spans <= 2 * MIN_SPAN)
+    assert spans == 1 or n_k // spans >= MIN_SPAN
+    assert n_q < 4096 or (t.rows, spans) == (128, 1)
 
 
-def test_lengths_of_one_magnitude_have_one_plan():
+def test_lengths_that_round_up_to_the_same_power_of_two_share_a_plan():
     card = CARDS["h100-sxm"]
     one, other = Sizes((2, 3), 8, 4, 1000, 1500, 64, 64), Sizes((6,), 8, 4, 1024, 2048, 64, 64)
     assert plan("forward", one, "bfloat16", card) is plan("forward", other, "bfloat16", card)
@@ -134,40 +138,40 @@ def test_tiny_problems_are_planned(n):
         assert plan(direction, Sizes((1,), 1, 1, n, n, 1, 1), "float32", Card()).tiles.rows >= 16
 
 
-def test_a_schedule_without_a_plan_is_explained_and_replaced():
-    """At a d for which no tile of flash fits, the papers' small-cache algorithm replaces it."""
+def test_a_schedule_that_does_not_fit_is_replaced_with_a_warning():
+    """Where no tile of flash fits, small_cache runs instead. The warning names the memory that flash needs."""
     card, sizes = Card(arch=80, shared_bytes=24 << 10), sizes_of(768)
     with pytest.warns(UserWarning, match="24,576; small_cache runs instead") as caught:
         planned = plan("forward", sizes, "float16", card, schedule="flash")
     assert (planned.kernel, planned) == ("small_cache", plan("forward", sizes, "float16", card))
-    with warnings.catch_warnings():  # once
+    with warnings.catch_warnings():  # the warning comes once
         warnings.simplefilter("error")
         assert plan("forward", sizes, "float16", card, schedule="flash") == planned
-        # the shared memory that the message names is enough
+        # The shared memory that the message names is enough
         need_bytes = int(str(caught[0].message).split(" bytes")[0].split()[-1].replace(",", ""))
         enough = card._replace(shared_bytes=need_bytes)
         assert plan("forward", sizes, "float16", enough, schedule="flash").kernel == "flash"
 
 
-def test_problems_without_a_kernel_are_explained():
+def test_if_no_kernel_fits_the_error_names_the_memory_needed():
     with pytest.raises(Unplanned, match="has 1,500") as caught:
         plan("forward", sizes_of(768), "float16", Card(arch=80, shared_bytes=1500))
-    why = caught.value
-    assert why.have_bytes == 1500 < why.need_bytes == why.least.shared_bytes
-    assert f"{why.need_bytes:,} bytes" in str(why)
+    error = caught.value
+    assert error.have_bytes == 1500 < error.need_bytes == error.least.shared_bytes
+    assert f"{error.need_bytes:,} bytes" in str(error)
 
 
-def test_regimes():
-    """With growing d: flash, hybrid, small_cache. Less shared memory moves both changes to smaller d."""
+def test_flash_hybrid_and_small_cache_follow_one_another_as_d_grows():
+    """With less shared memory, small_cache begins at a smaller d."""
     order = {name: i for i, name in enumerate(("flash", "hybrid", "small_cache"))}
-    first = {}
+    first_small_cache = {}
     for name in ("rtx-4090", "a100-sxm", "h100-sxm"):
         kernels = [plan("forward", sizes_of(d), "float16", CARDS[name]).kernel for d in (64, 128, 256, 320, 512, 1024)]
         assert kernels[0] == "flash"
         assert kernels[-1] == "small_cache"
         assert kernels == sorted(kernels, key=order.__getitem__)
-        first[name] = kernels.index("small_cache")
-    assert first["rtx-4090"] <= first["a100-sxm"] <= first["h100-sxm"]
+        first_small_cache[name] = kernels.index("small_cache")
+    assert first_small_cache["rtx-4090"] <= first_small_cache["a100-sxm"] <= first_small_cache["h100-sxm"]
 
 
 def test_chunks_stay_in_the_l2_and_keep_all_multiprocessors_busy():
@@ -176,15 +180,14 @@ def test_chunks_stay_in_the_l2_and_keep_all_multiprocessors_busy():
         launch = plan("forward", sizes_of(d, n=16384), "float16", card, schedule="small_cache")
         t = launch.tiles
         assert launch.chunk % max(t.rows, t.out_rows) == 0
-        busy = launch.chunk // t.out_rows * (d // t.out_cols) >= 0.75 * card.multiprocessors
-        assert busy
-        assert -16384 % launch.chunk < 0.1 * launch.chunk, "no short chunk comes last"
+        assert launch.chunk // t.out_rows * (d // t.out_cols) >= 0.75 * card.multiprocessors
+        assert -16384 % launch.chunk < 0.1 * launch.chunk, "the last chunk is nearly full"
         assert 2 * launch.chunk * 16384 <= max(card.l2_bytes / 2, 2 * 16384 * t.out_rows * card.multiprocessors)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("schedule", ["hybrid", "small_cache"])
-def test_spilled_memory_grows_with_the_keys_alone_and_is_limited(schedule, direction):
+def test_spilled_memory_is_bounded_at_any_length(schedule, direction):
     arrays, chunks = {"forward": 1, "backward": 2}[direction], {}
     for n in (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20):
         launch = plan(direction, sizes_of(512, n=n), "float16", CARDS["h100-sxm"], schedule=schedule)
@@ -196,25 +199,29 @@ def test_spilled_memory_grows_with_the_keys_alone_and_is_limited(schedule, direc
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", ["rtx-4090", "h100-sxm", "b200"])
-def test_options_need_more_memory(name, direction):
-    """A launch planned without options may not fit with them; the plan with options is then another launch."""
-    card, sizes, some = CARDS[name], sizes_of(128), Options(bias=True, dropout=True)
+def test_bias_and_dropout_need_other_launches(name, direction):
+    """A launch planned without a bias and dropout would spill registers with them."""
+    card, sizes, with_both = CARDS[name], sizes_of(128), PlanOptions(bias=True, dropout=True)
     without = plan(direction, sizes, "float16", card)
     parts = KERNELS["flash", direction].parts
-    needs = [resources(part.footprint(without.tiles, sizes, some), "float16", card, without.warps, 2) for part in parts]
-    assert max(each.pressure for each in needs) > 1
-    launch = plan(direction, sizes, "float16", card, some)
-    needs = [resources(part.footprint(launch.tiles, sizes, some), "float16", card, launch.warps, 2) for part in parts]
-    assert max(each.pressure for each in needs) <= 1
+    needed = [
+        resources(part.footprint(without.tiles, sizes, with_both), "float16", card, without.warps, 2) for part in parts
+    ]
+    assert max(each.pressure for each in needed) > 1
+    launch = plan(direction, sizes, "float16", card, with_both)
+    needed = [
+        resources(part.footprint(launch.tiles, sizes, with_both), "float16", card, launch.warps, 2) for part in parts
+    ]
+    assert max(each.pressure for each in needed) <= 1
     assert launch != without
 
 
 def test_a_softcap_spills_one_more_array_backward():
     card, sizes = CARDS["h100-sxm"], sizes_of(1024, n=1024)
-    chunks = [plan("backward", sizes, "float16", card, Options(softcap=cap)).chunk for cap in (False, True)]
+    chunks = [plan("backward", sizes, "float16", card, PlanOptions(softcap=cap)).chunk for cap in (False, True)]
     assert chunks[1] < chunks[0]
 
 
-def test_hopper_copies_two_tiles_ahead():
+def test_hopper_gets_three_stages():
     for d, direction in itertools.product((64, 128), DIRECTIONS):
         assert plan(direction, sizes_of(d), "float16", CARDS["h100-sxm"]).stages == 3

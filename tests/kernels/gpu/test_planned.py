@@ -1,4 +1,4 @@
-"""The GPU kernels with planned tiles, under Triton's interpreter; other tests use tiny tiles."""
+"""The GPU kernels with the planner's tiles, under Triton's interpreter. Other tests use tiny tiles."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,9 @@ pytest.importorskip("triton")
 import redblue as rb
 from redblue.op.pytorch import interpreted
 
-SCATTERED = np.random.default_rng(0).random((64, 64)) < 0.5
+DENSE = np.random.default_rng(0).random((64, 64)) < 0.5
 CALLS = [
-    (64, 64, 96, 96, "auto", rb.Mask.from_dense(SCATTERED)),
+    (64, 64, 96, 96, "auto", rb.Mask.from_dense(DENSE)),
     (33, 64, 17, 17, "auto", rb.Mask.causal(align="bottom-right")),
     (5, 67, 17, 200, "small_cache", None),
     (70, 64, 16, 16, "hybrid", None),
@@ -20,26 +20,26 @@ CALLS = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: "-".join(map(str, call[:5])))
-def test_planned_tiles_give_what_the_cpu_gives(call, monkeypatch):
+def test_planned_tiles_agree_with_the_cpu(call, monkeypatch):
     monkeypatch.setenv("REDBLUE_TUNE", "0")
     n_q, n_k, d, d_v, schedule, mask = call
     generator = torch.Generator().manual_seed(0)
     arrays = [torch.randn(1, n, width, generator=generator) for n, width in ((n_q, d), (n_k, d), (n_k, d_v))]
     dout = torch.randn(1, n_q, d_v, generator=generator)
     results = []
-    for attention, dtype, more in (
+    for attention, dtype, options in (
         (interpreted.attention, torch.float32, {"schedule": schedule}),
         (rb.attention, torch.float64, {}),
     ):
         q, k, v = (x.to(dtype).requires_grad_() for x in arrays)
-        out = attention(q, k, v, mask=mask, **more)
+        out = attention(q, k, v, mask=mask, **options)
         results.append((out, *torch.autograd.grad(out, (q, k, v), dout.to(dtype))))
-    for ours, right in zip(*results, strict=True):
-        torch.testing.assert_close(ours.double(), right, atol=2e-5, rtol=2e-5)
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours.double(), reference, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.usefixtures("bfloat16_to_nearest")
-def test_spilled_probabilities_are_dropped_in_16_bits(monkeypatch):
+def test_dropout_of_probabilities_spilled_in_16_bits(monkeypatch):
     monkeypatch.setenv("REDBLUE_TUNE", "0")
     generator = torch.Generator().manual_seed(0)
     arrays = [torch.randn(1, 16, d, generator=generator).bfloat16() for d in (16, 16, 130)]

@@ -1,5 +1,7 @@
-"""The Triton kernels of `hybrid` and `small_cache` against float64: under Triton's interpreter, or, with
-TRITON_INTERPRET=0, on a GPU."""
+"""The forward Triton kernels of `hybrid` and `small_cache` against float64.
+
+They run under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU.
+"""
 
 import numpy as np
 import pytest
@@ -18,12 +20,12 @@ from support.gpu import MASKS, SPARSE, check_forward, interpreted_only, normal
 from support.textbook import TOLERANCE
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter also computes masked lanes
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too
     pytest.mark.usefixtures("bfloat16_to_nearest"),
 ]
 
 TILES = ForwardTiles(rows=16, cols=32, depth=16, out_rows=32, out_cols=16, span=32)
-BOTH = pytest.mark.parametrize("kernel", ["hybrid", "small_cache"])
+both_kernels = pytest.mark.parametrize("kernel", ["hybrid", "small_cache"])
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +48,7 @@ def launch(monkeypatch):
     return launch
 
 
-@BOTH
+@both_kernels
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("sizes", [(21, 70), (37, 33)], ids=str)
 def test_bands(launch, kernel, mask, sizes):
@@ -55,16 +57,16 @@ def test_bands(launch, kernel, mask, sizes):
     check_forward(normal(1, 3, n_q, 5), normal(1, 1, n_k, 5), normal(1, 1, n_k, 4), mask=mask)
 
 
-@BOTH
+@both_kernels
 @pytest.mark.parametrize(("d", "d_v"), [(1, 16), (16, 17), (40, 33), (80, 1)])
 def test_head_dimensions(launch, kernel, d, d_v):
     launch(kernel)
     check_forward(normal(1, 5, d), normal(1, 34, d), normal(1, 34, d_v))
 
 
-@BOTH
+@both_kernels
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_types(launch, kernel, dtype):
+def test_dtypes(launch, kernel, dtype):
     launch(kernel)
     q, k, v = (normal(2, n, d, dtype=dtype) for n, d in ((17, 20), (33, 20), (33, 24)))
     check_forward(q, k, v, scale=-0.3)
@@ -85,9 +87,9 @@ def test_no_keys_or_no_queries(launch, q, k):
     assert (lse == -torch.inf).all()
 
 
-@BOTH
+@both_kernels
 @pytest.mark.parametrize("span", [32, 96])
-def test_scores_bent_biased_and_with_sinks(launch, kernel, span):
+def test_softcap_bias_and_sinks(launch, kernel, span):
     launch(kernel, span=span)
     q, k, v = normal(2, 4, 19, 5), normal(2, 2, 70, 5), normal(2, 2, 70, 4)
     sinks = torch.tensor([-1.0, 0.5, -torch.inf, 20.0], device=q.device)
@@ -96,18 +98,20 @@ def test_scores_bent_biased_and_with_sinks(launch, kernel, span):
     check_forward(q, k, v, bias=normal(19, 70) > 0.5, sinks=sinks)
 
 
-@BOTH
-def test_dropout_equals_that_of_the_cpu(launch, kernel):
+@both_kernels
+def test_dropout_drops_the_same_pairs_as_on_the_cpu(launch, kernel):
     launch(kernel)
     check_forward(normal(2, 4, 19, 5), normal(2, 2, 70, 5), normal(2, 2, 70, 4), dropout=0.3, seed=3)
 
 
-@BOTH
+@both_kernels
 @pytest.mark.parametrize("mask", SPARSE.values(), ids=SPARSE)
 def test_listed_masks(launch, kernel, mask):
     launch(kernel)
     n = 48 if mask is SPARSE["blocks"] else 37
-    check_forward(normal(1, 6, n, 5), normal(1, 2, n, 5), normal(1, 2, n, 4), mask=mask)  # rows of three heads
+    check_forward(
+        normal(1, 6, n, 5), normal(1, 2, n, 5), normal(1, 2, n, 4), mask=mask
+    )  # a block holds rows of three heads
 
 
 @pytest.mark.parametrize("span", [128, 384])
@@ -126,7 +130,7 @@ def test_scores_that_overflow_a_naive_exponential(launch):
 
 
 @interpreted_only
-@BOTH
+@both_kernels
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("edges", [{}, {"span": 128, "out_rows": 16, "rows": 32}, {"rows": 32, "depth": 32}], ids=str)
 def test_words_equal_the_schedules_count(launch, kernel, mask, edges):

@@ -22,17 +22,17 @@ from support.gpu import MASKS, SPARSE, check, interpreted_only, normal
 from support.textbook import TOLERANCE
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter also computes masked lanes
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too
     pytest.mark.usefixtures("bfloat16_to_nearest"),
 ]
 
 FORWARD = ForwardTiles(16, 32, 16, 16, 16, 256)
-OUT = {"dq_rows": 32, "dq_cols": 16, "dk_rows": 16, "dk_cols": 32, "chunk": 32, "span": 64}
+GRADIENT_TILES = {"dq_rows": 32, "dq_cols": 16, "dk_rows": 16, "dk_cols": 32, "chunk": 32, "span": 64}
 TILES = {
-    "small_cache": small_cache.BackwardTiles(rows=16, cols=32, depth=16, dv_rows=32, dv_cols=16, **OUT),
-    "hybrid": hybrid.BackwardTiles(rows=16, cols=32, depth=16, **OUT),
+    "small_cache": small_cache.BackwardTiles(rows=16, cols=32, depth=16, dv_rows=32, dv_cols=16, **GRADIENT_TILES),
+    "hybrid": hybrid.BackwardTiles(rows=16, cols=32, depth=16, **GRADIENT_TILES),
 }
-BOTH = pytest.mark.parametrize("kernel", TILES)
+both_kernels = pytest.mark.parametrize("kernel", TILES)
 
 
 @pytest.fixture(autouse=True)
@@ -56,30 +56,30 @@ def launch(monkeypatch):
     return launch
 
 
-@BOTH
+@both_kernels
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_bands(launch, kernel, mask):
     launch(kernel)
     check(normal(1, 3, 19, 20), normal(1, 1, 37, 20), normal(1, 1, 37, 4), mask=mask)
 
 
-@BOTH
-def test_rows_that_attend_nothing(launch, kernel):
+@both_kernels
+def test_rows_without_keys(launch, kernel):
     launch(kernel)
     mask = rb.Mask.sliding_window(0, 4)
     check(normal(1, 3, 25, 5), normal(1, 1, 10, 5), normal(1, 1, 10, 4), mask=mask)
 
 
-@BOTH
+@both_kernels
 @pytest.mark.parametrize(("d", "d_v"), [(1, 80), (40, 33), (80, 1)])
 def test_head_dimensions(launch, kernel, d, d_v):
     launch(kernel)
     check(normal(1, 5, d), normal(1, 34, d), normal(1, 34, d_v))
 
 
-@BOTH
+@both_kernels
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_types(launch, kernel, dtype):
+def test_dtypes(launch, kernel, dtype):
     launch(kernel)
     q, k, v = (normal(1, n, d, dtype=dtype) for n, d in ((40, 20), (33, 20), (33, 24)))
     check(q, k, v, scale=-0.3)
@@ -92,7 +92,7 @@ def test_chunks_and_spans(launch, edges):
     check(q, k, v, mask=rb.Mask.causal())
 
 
-@BOTH
+@both_kernels
 def test_every_option(launch, kernel):
     launch(kernel)
     q, k, v = normal(1, 4, 13, 5), normal(1, 2, 37, 5), normal(1, 2, 37, 4)
@@ -100,14 +100,14 @@ def test_every_option(launch, kernel):
     check(q, k, v, bias, softcap=3.0, scale=2.0, bias=bias, sinks=sinks, mask=rb.Mask.causal())
 
 
-@BOTH
-def test_dropout_equals_that_of_the_cpu(launch, kernel):
+@both_kernels
+def test_dropout_drops_the_same_pairs_as_on_the_cpu(launch, kernel):
     launch(kernel)
     q, k, v = normal(2, 13, 5), normal(1, 37, 5), normal(1, 37, 4)
     check(q, k, v, dropout=0.3, seed=3)
 
 
-@BOTH
+@both_kernels
 @pytest.mark.parametrize("mask", SPARSE.values(), ids=SPARSE)
 def test_listed_masks(launch, kernel, mask):
     launch(kernel)
@@ -115,7 +115,7 @@ def test_listed_masks(launch, kernel, mask):
     check(normal(1, 3, n, 5), normal(1, 1, n, 5), normal(1, 1, n, 4), mask=mask)
 
 
-@BOTH
+@both_kernels
 @pytest.mark.parametrize("mask", [rb.Mask.causal(), SPARSE["documents"]], ids=str)
 def test_slices_longer_than_tiles_are_cut(launch, monkeypatch, kernel, mask):
     monkeypatch.setattr(sys.modules[__name__], "FORWARD", FORWARD._replace(depth=64, cols=16, span=48))
@@ -132,7 +132,7 @@ def test_listed_masks_in_tiles_of_several_words(launch):
 
 
 @interpreted_only
-@BOTH
+@both_kernels
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("edges", [{}, {"rows": 32, "chunk": 64, "span": 128, "cols": 64}], ids=str)
 def test_words_equal_the_schedules_count(launch, kernel, mask, edges):
@@ -148,7 +148,7 @@ def test_words_equal_the_schedules_count(launch, kernel, mask, edges):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_small_cache_compiles_the_same_kernels_for_any_head_dimension(direction):
-    """Compile-time arguments have names in capitals and do not depend on d, so neither registers nor memory grow."""
+    """Then neither registers nor shared memory grow with d. Compile-time arguments have names in capitals."""
     tiles = {"forward": FORWARD, "backward": TILES["small_cache"]}[direction]
 
     def compiled(d):

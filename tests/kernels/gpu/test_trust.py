@@ -1,6 +1,7 @@
-"""Inputs that every Triton kernel must accept or refuse by name: any layout, empty arrays, any size, any number.
+"""Unusual inputs that every Triton kernel must handle: any strides, empty arrays, large sizes, extreme numbers.
 
-Under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU. Devices and types: op/pytorch/test_cuda.py.
+They run under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU. Devices and types are tested in
+op/pytorch/test_cuda.py.
 """
 
 import numpy as np
@@ -12,16 +13,13 @@ pytest.importorskip("triton")
 import redblue as rb
 from redblue.kernels.gpu import bias_gradient
 from redblue.kernels.gpu.planning.plan import Launch
-from redblue.op.pytorch import (
-    gpu,
-    interpreted,
-)
+from redblue.op.pytorch import gpu, interpreted
 from redblue.schedules import flash, hybrid, small_cache
 from redblue.schedules.spilled import ForwardTiles
 from support.examples import thorough
 from support.gpu import DEVICE, SPARSE, check, check_forward, interpreted_only, normal
 
-# The interpreter also computes masked lanes
+# The interpreter computes masked lanes, too, and NumPy warns of their overflows
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 SPILLED = ForwardTiles(rows=16, cols=16, depth=16, out_rows=16, out_cols=16, span=32)
@@ -52,14 +50,14 @@ def kernel(request, monkeypatch):
 # Layouts -----------------------------------------------------------------------------------------------------------
 
 
-def columns_apart(x):
+def strided_columns(x):
     return torch.stack([x, x + 1], -1).flatten(-2)[..., ::2]
 
 
-LAID = {
+LAYOUTS = {
     "transposed": lambda x: x.mT.contiguous().mT,
-    "heads inside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    "columns apart": columns_apart,
+    "rows before heads": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "strided columns": strided_columns,
     "reversed": lambda x: x.flip(1, 2),
     "one row": lambda x: x[:, :, :1].expand_as(x),
     "one head": lambda x: x[:, :1].expand_as(x),
@@ -67,19 +65,19 @@ LAID = {
 }
 
 
-@pytest.mark.parametrize("laid", LAID.values(), ids=LAID)
-def test_any_strides_of_inputs_and_of_the_gradient(laid):
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_any_strides_of_inputs_and_output_gradient(layout):
     shapes = (2, 2, 17, 5), (2, 1, 19, 5), (2, 1, 19, 4)
-    q, k, v = (laid(normal(*shape).detach()).requires_grad_() for shape in shapes)
+    q, k, v = (layout(normal(*shape).detach()).requires_grad_() for shape in shapes)
     got, expected = check_forward(q, k, v, mask=rb.Mask.causal(align="bottom-right"))
-    dout, dlse = laid(torch.randn_like(got[0])), torch.randn(1, device=DEVICE, dtype=torch.float64).expand(2, 2, 17)
+    dout, dlse = layout(torch.randn_like(got[0])), torch.randn(1, device=DEVICE, dtype=torch.float64).expand(2, 2, 17)
     gradients = torch.autograd.grad(got, (q, k, v), (dout, dlse))
     references = torch.autograd.grad(expected, (q, k, v), (dout.to(expected[0].device), dlse.to(expected[0].device)))
     for x, y in zip(gradients, references, strict=True):
         torch.testing.assert_close(x, y.to(x.device), atol=1e-11, rtol=1e-11)
 
 
-def test_a_sums_gradient_and_a_bias_that_are_one_number_each():
+def test_output_gradient_and_bias_that_are_expanded_scalars():
     q, k, v, one = normal(1, 17, 5), normal(1, 19, 5), normal(1, 19, 4), normal(1)
     out = interpreted.attention(q, k, v, bias=one.expand(1, 17, 19))
     expected = rb.attention(*(x.cpu() for x in (q, k, v)), bias=one.cpu().expand(1, 17, 19))
@@ -121,48 +119,48 @@ def test_no_keys_and_a_bias_with_a_gradient(mask, shape):
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0])], ids=["", "sinks"])
 @pytest.mark.parametrize("right", [0, 3])
 def test_rows_beyond_the_last_key_of_a_window(right, sinks):
-    """A whole block of such rows has no key. Spans of keys, too, must not read memory that was never written."""
+    """Whole blocks of rows have no key. Merging the spans of keys must not read what those blocks never wrote."""
     sinks = None if sinks is None else sinks.to(DEVICE)
     mask = rb.Mask.sliding_window(2, right)
     check(normal(1, 2, 90, 5), normal(1, 1, 40, 5), normal(1, 1, 40, 4), mask=mask, sinks=sinks)
 
 
-def holes():
-    """Return masks of 21 rows and 40 keys in which some keys, for some masks the last ones, are never attended."""
-    some = np.random.default_rng(0).random((2, 1, 21, 40)) < 0.3
-    some[..., 33:] = some[0, :, :, 3:9] = some[1, :, :, 20] = False
+def masks_with_unattended_keys():
+    """Return masks of 21 rows and 40 keys in which no row attends some of the keys."""
+    dense = np.random.default_rng(0).random((2, 1, 21, 40)) < 0.3
+    dense[..., 33:] = dense[0, :, :, 3:9] = dense[1, :, :, 20] = False
     return {
         "top left": rb.Mask.causal(),
         "window": rb.Mask.sliding_window(4, 2),
-        "none at all": rb.Mask.key_lengths([0, 0]),
+        "nothing": rb.Mask.key_lengths([0, 0]),
         "lengths": rb.Mask.key_lengths([18, 33]),
-        "dense": rb.Mask.from_dense(some),
+        "dense": rb.Mask.from_dense(dense),
     }
 
 
 @pytest.mark.parametrize("options", [thorough({}), {"softcap": 2.0, "dropout": 0.3, "seed": 3}], ids=["", "options"])
-@pytest.mark.parametrize("name", holes())
-def test_keys_that_no_query_attends_may_hold_anything(name, options):
-    mask = holes()[name]
+@pytest.mark.parametrize("name", masks_with_unattended_keys())
+def test_keys_that_no_query_attends_may_hold_nan(name, options):
+    mask = masks_with_unattended_keys()[name]
     q, k, v, bias = normal(2, 2, 21, 5), normal(2, 1, 40, 5), normal(2, 1, 40, 4), normal(2, 1, 21, 40)
     dense = mask.to_dense(21, 40)
-    seen = torch.from_numpy(dense.any(-2)).reshape(-1, 1, 40, 1).to(DEVICE)
-    bad_k, bad_v = ((x.detach().where(seen, torch.nan)).requires_grad_() for x in (k, v))
-    assert bad_k.isnan().any()
+    attended = torch.from_numpy(dense.any(-2)).reshape(-1, 1, 40, 1).to(DEVICE)
+    nan_k, nan_v = ((x.detach().where(attended, torch.nan)).requires_grad_() for x in (k, v))
+    assert nan_k.isnan().any()
     with_nan, without_nan = (
         interpreted.attention(q, *keys_and_values, mask=mask, bias=bias, return_lse=True, **options)
-        for keys_and_values in ((bad_k, bad_v), (k, v))
+        for keys_and_values in ((nan_k, nan_v), (k, v))
     )
     douts = [torch.randn_like(x) for x in with_nan]
     gradients = (
         torch.autograd.grad(results, (q, *keys_and_values, bias), douts)
-        for results, keys_and_values in ((with_nan, (bad_k, bad_v)), (without_nan, (k, v)))
+        for results, keys_and_values in ((with_nan, (nan_k, nan_v)), (without_nan, (k, v)))
     )
     for x, y in zip((*with_nan, *next(gradients)), (*without_nan, *next(gradients)), strict=True):
         assert torch.equal(x, y)
 
 
-def test_masks_of_each_entry_and_one_key_head_for_all_queries():
+def test_masks_per_batch_entry_with_one_key_head():
     q, k, v, bias = normal(2, 3, 20, 5), normal(2, 1, 20, 5), normal(2, 1, 20, 4), normal(2, 3, 20, 20)
     for mask in (rb.Mask.key_lengths([5, 17]), rb.Mask.per_batch([rb.Mask.causal(), rb.Mask.documents([7, 13])])):
         check(q, k, v, bias, bias=bias, mask=mask)
@@ -173,7 +171,7 @@ def test_masks_of_each_entry_and_one_key_head_for_all_queries():
 
 def test_head_dimensions_beyond_those_of_the_cpu(kernel, monkeypatch):
     if kernel != "small_cache":
-        pytest.skip("these keep whole rows: small_cache runs instead")
+        pytest.skip("keeps whole rows on chip: small_cache runs instead")
     edges = {"rows": 64, "cols": 64, "depth": 64, "span": 64}
     wide = dict.fromkeys(("dq_cols", "dk_cols", "dv_cols"), 256)
     planned = {
@@ -184,26 +182,26 @@ def test_head_dimensions_beyond_those_of_the_cpu(kernel, monkeypatch):
     check(normal(1, 3, 4112), normal(1, 18, 4112), normal(1, 18, 4100))
 
 
-def far(shape, dim):
-    """Return random numbers whose last index along `dim` lies beyond 2^31 elements, in sparsely used memory."""
+def spread_out(shape, dim):
+    """Return a random tensor whose last index along `dim` has an offset beyond 2^31, in sparsely used memory."""
     step = 2**31 // (shape[dim] - 1) + 5
     strides = list(torch.empty(shape, device="meta").stride())
     strides[dim] = step
-    room = np.empty(step * (shape[dim] - 1) + int(np.prod(shape)), np.float16)
-    return torch.from_numpy(room).as_strided(shape, strides).normal_()
+    memory = np.empty(step * (shape[dim] - 1) + int(np.prod(shape)), np.float16)
+    return torch.from_numpy(memory).as_strided(shape, strides).normal_()
 
 
-PLACES = {"batch": 0, "head": 1, "row": 2, "column": 3}
+DIMENSIONS = {"batch": 0, "head": 1, "row": 2, "column": 3}
 
 
 @interpreted_only  # needs sparsely used memory; test_device.py has a test for GPUs
 @pytest.mark.parametrize("mask", [thorough(rb.Mask.causal()), rb.Mask.documents([9, 9])], ids=["causal", "listed"])
-@pytest.mark.parametrize("dim", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("dim", DIMENSIONS.values(), ids=DIMENSIONS)
 def test_offsets_beyond_two_to_the_31(dim, mask):
-    heads, few = (4, 2) if dim == PLACES["head"] else (2, 1)
-    batch = 2 if dim == PLACES["batch"] else 1
-    shapes = ((heads, 18, 5), (few, 18, 5), (few, 18, 4), (heads, 18, 4), (heads, 18, 18))
-    q, k, v, dout, bias = (far((batch, *shape), dim) for shape in shapes)
+    heads, kv_heads = (4, 2) if dim == DIMENSIONS["head"] else (2, 1)
+    batch = 2 if dim == DIMENSIONS["batch"] else 1
+    shapes = ((heads, 18, 5), (kv_heads, 18, 5), (kv_heads, 18, 4), (heads, 18, 4), (heads, 18, 18))
+    q, k, v, dout, bias = (spread_out((batch, *shape), dim) for shape in shapes)
     results = []
     for tensors in ((q, k, v, bias, dout), [x.contiguous() for x in (q, k, v, bias, dout)]):
         *inputs, gradient = tensors
@@ -220,8 +218,8 @@ def test_offsets_beyond_two_to_the_31(dim, mask):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("scale", [thorough(1e20), -1e30])
 @pytest.mark.parametrize("mask", [rb.Mask.causal(), SPARSE["documents"]], ids=["band", "listed"])
-def test_a_score_that_outweighs_all_others_has_the_weight_1(scale, dtype, mask):
-    """Only dV is checked: dQ and dK are rounding errors times the scale, in the unfused expression too."""
+def test_a_dominant_score_gets_weight_1(scale, dtype, mask):
+    """Only dV is checked: dQ and dK are rounding errors times the scale, as in the unfused expression."""
     q, k, v = (normal(1, 37, d, dtype=dtype) for d in (5, 5, 4))
     got, expected = check_forward(q, k, v, scale=scale, mask=mask)
     dout = torch.randn_like(got[0])

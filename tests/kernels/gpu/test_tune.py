@@ -1,4 +1,4 @@
-"""Choice of the fastest launch, with a simulated clock: stored on disk, reused, and turned off."""
+"""The choice of the fastest launch, with a simulated clock: it is stored on disk, reused, and can be turned off."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import tune
 from redblue.kernels.gpu.planning.plan import Card, Launch
 
@@ -23,11 +23,11 @@ CPU = torch.device("cpu")
 
 
 def kind(sizes=SIZES, mask="full", direction="forward", dtype="float16", card=None, schedule="auto", **options):
-    return tune.Kind.of(direction, sizes, dtype, mask, Options(**options), schedule, CPU, card or Card())
+    return tune.Kind.of(direction, sizes, dtype, mask, PlanOptions(**options), schedule, CPU, card or Card())
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept(tmp_path, monkeypatch):
+def cache_folder(tmp_path, monkeypatch):
     monkeypatch.delenv(tune.VARIABLE, raising=False)
     monkeypatch.setattr(tune.platformdirs, "user_cache_path", lambda name: tmp_path / name)
     tune.forget()
@@ -37,11 +37,11 @@ def nothing_kept(tmp_path, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A simulated clock: settable milliseconds by launch, the launches in order, and the number of timings."""
+    """A simulated clock: the milliseconds of each launch, the launches that ran, and the number of timings."""
 
     class Clock:
         def __init__(self):
-            self.milliseconds = {launch: 3.0 - i for i, launch in enumerate(CANDIDATES)}  # the last is the fastest
+            self.milliseconds = {launch: 3.0 - i for i, launch in enumerate(CANDIDATES)}  # the last is fastest
             self.ran, self.timed = [], 0
 
         def run(self, launch):
@@ -54,29 +54,29 @@ def clock(monkeypatch):
             call()
             return self.milliseconds[self.ran[-1]]
 
-    stand_in = Clock()
-    monkeypatch.setattr(tune, "milliseconds", stand_in.measure)
-    return stand_in
+    simulated = Clock()
+    monkeypatch.setattr(tune, "milliseconds", simulated.measure)
+    return simulated
 
 
 def files(folder):
     return sorted(folder.rglob("*.json"))
 
 
-def test_the_fastest_is_chosen_timed_once_and_kept(clock, nothing_kept):
+def test_the_fastest_is_chosen_timed_once_and_stored(clock, cache_folder):
     for _ in range(3):
         assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
     assert clock.timed == 3
-    (file,) = files(nothing_kept)
-    kept = json.loads(file.read_text())
-    assert kept["launch"] == repr(CANDIDATES[2])
-    assert list(kept["milliseconds"].values()) == [3.0, 2.0, 1.0]
-    tune.forget()  # another process
+    (file,) = files(cache_folder)
+    stored = json.loads(file.read_text())
+    assert stored["launch"] == repr(CANDIDATES[2])
+    assert list(stored["milliseconds"].values()) == [3.0, 2.0, 1.0]
+    tune.forget()  # as in a new process
     assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
     assert clock.timed == 3
 
 
-def test_kinds_are_apart_and_lengths_of_one_magnitude_are_not(clock):
+def test_each_kind_of_call_is_tuned_once(clock):
     tune.chosen(kind(), CANDIDATES, clock.run)
     tune.chosen(kind(SIZES._replace(n_q=1024, n_k=600)), CANDIDATES, clock.run)
     assert clock.timed == 3
@@ -101,28 +101,28 @@ def test_one_candidate_is_not_timed(clock):
     assert not clock.ran
 
 
-def test_candidates_that_fail_are_left_out_and_reported(clock, nothing_kept):
+def test_candidates_that_fail_are_left_out_and_reported(clock, cache_folder):
     clock.milliseconds[CANDIDATES[2]] = RuntimeError("out of resource: shared memory")
     assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[1]
-    kept = json.loads(files(nothing_kept)[0].read_text())
-    assert kept["milliseconds"][repr(CANDIDATES[2])] == "out of resource: shared memory"
+    stored = json.loads(files(cache_folder)[0].read_text())
+    assert stored["milliseconds"][repr(CANDIDATES[2])] == "out of resource: shared memory"
     for launch in CANDIDATES:
         clock.milliseconds[launch] = RuntimeError(launch.kernel)
     with pytest.raises(RuntimeError, match="flash"):
         tune.chosen(kind(mask="band"), CANDIDATES, clock.run)
-    assert len(files(nothing_kept)) == 1
+    assert len(files(cache_folder)) == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"launch": 3}', '{"launch": "rm -rf"}', "\0\0", "\udcff"])
-def test_a_damaged_file_is_as_good_as_none(clock, nothing_kept, text):
+def test_a_damaged_file_is_replaced(clock, cache_folder, text):
     tune.chosen(kind(), CANDIDATES, clock.run)
-    (file,) = files(nothing_kept)
-    whole = file.read_bytes()
+    (file,) = files(cache_folder)
+    intact = file.read_bytes()
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
     tune.forget()
     assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
     assert clock.timed == 6
-    assert file.read_bytes() == whole
+    assert file.read_bytes() == intact
 
 
 def test_a_choice_that_the_plan_no_longer_offers_is_made_again(clock):
@@ -132,8 +132,8 @@ def test_a_choice_that_the_plan_no_longer_offers_is_made_again(clock):
     assert tune.chosen(kind(), CANDIDATES[:1] * 2, clock.run) == CANDIDATES[0]
 
 
-def test_a_folder_that_cannot_be_written_costs_no_result(clock, nothing_kept):
-    (nothing_kept / "redblue").write_text("a file where the folder should be")
+def test_an_unwritable_folder_does_not_fail_the_call(clock, cache_folder):
+    (cache_folder / "redblue").write_text("a file where the folder should be")
     assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
     assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
     assert clock.timed == 3
@@ -162,12 +162,12 @@ def test_nothing_is_timed_while_a_graph_is_captured_or_traced(clock, monkeypatch
         assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[0]
         assert not clock.ran
     assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
-    with monkeypatch.context() as patch:  # a known choice is used
+    with monkeypatch.context() as patch:  # a choice made before is used
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
 
 
-def test_threads_that_come_at_once_time_it_once(clock):
+def test_concurrent_threads_tune_once(clock):
     threads = [threading.Thread(target=tune.chosen, args=(kind(), CANDIDATES, clock.run)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -176,7 +176,7 @@ def test_threads_that_come_at_once_time_it_once(clock):
     assert clock.timed == 3
 
 
-def test_writers_at_once_leave_a_whole_file(nothing_kept):
+def test_concurrent_writers_never_leave_a_partial_file(cache_folder):
     def write(launch):
         for _ in range(50):
             tune._write(kind(), launch, {repr(launch): 1.0})

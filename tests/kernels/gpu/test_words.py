@@ -1,6 +1,6 @@
-"""The words that kernels load and store, counted under Triton's interpreter, against their schedules' closed forms.
+"""The words that kernels load and store, under Triton's interpreter, equal the closed forms of their schedules.
 
-Every kernel runs on every kind of mask. Index lists of masks are counted apart from the words of the arrays.
+Every kernel runs on every kind of mask. The words of mask lists are not part of the closed forms.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from support.examples import thorough
 MASKS = {
     "full": None,
     "causal": Mask.causal(),
-    "causal from the end": Mask.causal(align="bottom-right"),
+    "causal, bottom-right": Mask.causal(align="bottom-right"),
     "window": Mask.sliding_window(9, 3),
     "dilated": Mask.dilated(4, step=3),
     "n of m": Mask.n_of_m(2, 5),
@@ -44,15 +44,15 @@ SHAPES = {  # batch, key heads, group, n_q, n_k, d, d_v
     "groups": (1, 2, 3, 13, 48, 16, 32),
     "one row": (1, 2, 2, 1, 35, 16, 16),
 }
-CASES = [
+CASES = [  # shape, mask, edge of the tiles that stay, edge of the tiles that stream by
     *(("plain", mask, 16, 16) for mask in MASKS),
     *(("groups", mask, 32, 16) for mask in ("full", "window", "n of m")),
     *(("odd", mask, 16, 64) for mask in ("full", "causal", "dilated")),
-    *(("one row", mask, 16, 16) for mask in ("full", "causal from the end", "n of m")),
+    *(("one row", mask, 16, 16) for mask in ("full", "causal, bottom-right", "n of m")),
 ]
-BANDS = ("full", "causal", "causal from the end", "window")
+BANDS = ("full", "causal", "causal, bottom-right", "window")
 SPILLED = ("hybrid", "small_cache")
-# The interpreter also computes masked lanes
+# The interpreter computes masked lanes, too, and NumPy warns of their overflows
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 every_case = pytest.mark.parametrize(("shape", "mask", "stay", "stream"), CASES)
 
@@ -76,8 +76,8 @@ def problem_of(shape, mask, direction):
     return Problem(n_q, n_k, d, d_v, batch, **heads, dtype="float32", mask=mask or Mask.full(), direction=direction)
 
 
-def moved(runs):
-    """Words that the launches read and write."""
+def words_moved(runs):
+    """The words that the launches read and write, without those of mask lists."""
     with counting() as tally:
         for run in runs:
             run()
@@ -86,20 +86,23 @@ def moved(runs):
     return traffic.reads, traffic.writes
 
 
-def counted(kernel, direction, shape, mask, edges, chunk=0, seen=None):
-    """Return the words of the kernel and of its schedule. seen: the problem with the mask as the kernel treats it."""
+def count(kernel, direction, shape, mask, edges, chunk=0, problem=None):
+    """Return the words that the kernel moves, and those of its schedule.
+
+    problem: the schedule's, if its mask is not that of the kernel's task.
+    """
     cut = (*shape[:4], keys_seen(mask, *shape[3:5]), *shape[5:]) if kernel in SPILLED else shape
-    problem, schedule = seen or problem_of(cut, mask, direction), schedules.get(kernel)
+    problem, schedule = problem or problem_of(cut, mask, direction), schedules.get(kernel)
     tiles = schedule.make_tiles(problem, edges)
     runs = getattr(KERNELS[kernel], direction)(task_of(shape, mask), Launch(kernel, tiles, chunk=chunk))
     cost = schedule.cost(problem, tiles)
-    return moved(runs), (cost.reads, cost.writes)
+    return words_moved(runs), (cost.reads, cost.writes)
 
 
 def in_whole_tiles(shape, mask, direction, rows, cols):
-    """Return the problem with a mask of whole tiles, because a listed tile is spilled as a whole.
+    """Return the problem with every tile of the mask full or empty, because a listed tile is spilled as a whole.
 
-    The rows of a group of heads are stacked, as in the tiles.
+    The rows of the heads in a group are stacked, as in the kernels.
     """
     batch, kv_heads, group, n_q, n_k, d, d_v = shape
     dense = np.repeat(mask.to_dense(n_q, n_k), group, axis=0)
@@ -113,21 +116,21 @@ def in_whole_tiles(shape, mask, direction, rows, cols):
 
 @every_case
 def test_flash_forward(shape, mask, stay, stream):
-    measured, expected = counted("flash", "forward", SHAPES[shape], MASKS[mask], {"rows": stay, "cols": stream})
+    measured, expected = count("flash", "forward", SHAPES[shape], MASKS[mask], {"rows": stay, "cols": stream})
     assert measured == expected
 
 
 @every_case
 def test_flash_forward_in_spans(shape, mask, stay, stream):
     edges = {"rows": stay, "cols": 16, "span": 32}
-    measured, expected = counted("flash", "forward", SHAPES[shape], MASKS[mask], edges)
+    measured, expected = count("flash", "forward", SHAPES[shape], MASKS[mask], edges)
     assert measured == expected
 
 
 @every_case
 def test_flash_backward(shape, mask, stay, stream):
     edges = {"rows": stay, "cols": stream, "dkv_rows": stream, "dkv_cols": stay}
-    measured, expected = counted("flash", "backward", SHAPES[shape], MASKS[mask], edges)
+    measured, expected = count("flash", "backward", SHAPES[shape], MASKS[mask], edges)
     assert measured == expected
 
 
@@ -135,7 +138,7 @@ def test_flash_backward(shape, mask, stay, stream):
 @pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [case for case in CASES if case[1] in BANDS])
 def test_spilled_forward_in_spans_and_chunks(kernel, shape, mask, stay, stream):
     edges = {"rows": stay, "cols": stream, "depth": 16, "out_rows": stay, "out_cols": 16, "span": 2 * stream}
-    measured, expected = counted(kernel, "forward", SHAPES[shape], MASKS[mask], edges, chunk=32)
+    measured, expected = count(kernel, "forward", SHAPES[shape], MASKS[mask], edges, chunk=32)
     assert measured == expected
 
 
@@ -143,7 +146,7 @@ def test_spilled_forward_in_spans_and_chunks(kernel, shape, mask, stay, stream):
 @pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [case for case in CASES if case[1] in BANDS])
 def test_spilled_backward_in_spans_and_chunks(kernel, shape, mask, stay, stream):
     edges = backward_edges(kernel, stay, stream) | {"span": 2 * stream}
-    measured, expected = counted(kernel, "backward", SHAPES[shape], MASKS[mask], edges, chunk=32)
+    measured, expected = count(kernel, "backward", SHAPES[shape], MASKS[mask], edges, chunk=32)
     assert measured == expected
 
 
@@ -165,43 +168,44 @@ every_list = pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [*LIST
 @every_list
 def test_spilled_forward_of_listed_tiles(kernel, shape, mask, stay, stream):
     edges = {"rows": stay, "cols": stream, "depth": 16, "out_rows": stay, "out_cols": 16}
-    seen = in_whole_tiles(SHAPES[shape], MASKS[mask], "forward", stay, stream)
-    measured, expected = counted(kernel, "forward", SHAPES[shape], MASKS[mask], edges, 32, seen)
+    problem = in_whole_tiles(SHAPES[shape], MASKS[mask], "forward", stay, stream)
+    measured, expected = count(kernel, "forward", SHAPES[shape], MASKS[mask], edges, 32, problem)
     assert measured == expected
 
 
 @pytest.mark.parametrize("kernel", SPILLED)
 @every_list
 def test_spilled_backward_of_listed_tiles(kernel, shape, mask, stay, stream):
-    seen = in_whole_tiles(SHAPES[shape], MASKS[mask], "backward", stay, stream)
+    problem = in_whole_tiles(SHAPES[shape], MASKS[mask], "backward", stay, stream)
     edges = backward_edges(kernel, stay, stream)
-    measured, expected = counted(kernel, "backward", SHAPES[shape], MASKS[mask], edges, 32, seen)
+    measured, expected = count(kernel, "backward", SHAPES[shape], MASKS[mask], edges, 32, problem)
     assert measured == expected
 
 
 @pytest.mark.parametrize("kernel", SPILLED)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @every_list
-def test_spans_share_listed_tiles_out_evenly(kernel, direction, shape, mask, stay, stream):
-    """All walks of a block load its resident rows, so the words exceed those of a schedule with keys in spans."""
-    seen = in_whole_tiles(SHAPES[shape], MASKS[mask], direction, stay, stream)
-    stream_of = seen.one_stream()
-    walks = -(-seen.n_k // stream)
-    more = seen.streams * seen.n_q * walks
-    more -= seen.streams * rows_walked(stream_of.mask.on(seen.n_q, seen.n_k), stay, stream) if walks > 1 else more
-    edges, times = backward_edges(kernel, stay, stream), (seen.d + 1, 0) if kernel == "hybrid" else (2, 0)  # lse, delta
+def test_spans_of_a_listed_mask_get_equal_shares_of_its_tiles(kernel, direction, shape, mask, stay, stream):
+    """Each span of a block loads the block's rows, while a schedule loads them only for spans that hold a tile."""
+    problem = in_whole_tiles(SHAPES[shape], MASKS[mask], direction, stay, stream)
+    pattern = problem.one_stream().mask.on(problem.n_q, problem.n_k)
+    spans = -(-problem.n_k // stream)
+    more_rows = problem.streams * (problem.n_q * spans - rows_walked(pattern, stay, stream)) if spans > 1 else 0
     if direction == "forward":
         edges = {"rows": stay, "cols": stream, "depth": 16, "out_rows": stay, "out_cols": 16}
-        times = (seen.d + 1, 1) if kernel == "hybrid" else (1, 1)  # the partial results of each walk
-    measured, expected = counted(kernel, direction, SHAPES[shape], MASKS[mask], edges | {"span": stream}, 32, seen)
-    assert measured == (expected[0] + times[0] * more, expected[1] + times[1] * more)
+        reads, writes = (problem.d + 1, 1) if kernel == "hybrid" else (1, 1)  # per row: q, and the span's log-sum-exp
+    else:
+        edges = backward_edges(kernel, stay, stream)
+        reads, writes = (problem.d + 1, 0) if kernel == "hybrid" else (2, 0)  # per row: q and lse, or lse and delta
+    measured, expected = count(kernel, direction, SHAPES[shape], MASKS[mask], edges | {"span": stream}, 32, problem)
+    assert measured == (expected[0] + reads * more_rows, expected[1] + writes * more_rows)
 
 
 @pytest.mark.parametrize("shared", [(), (0,), (0, 1), (2,), (3,), (0, 1, 2, 3)], ids=str)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("shape", [thorough("plain"), "odd", "one row"])
 def test_gradient_of_a_bias(monkeypatch, shape, mask, shared):
-    """shared: dimensions of (batch, heads, n_q, n_k) along which the bias is one number."""
+    """shared: dimensions of (batch, heads, n_q, n_k) along which the bias is broadcast."""
     monkeypatch.setattr(bias_gradient, "EDGE", 16)
     batch, kv_heads, group, n_q, n_k, *_ = sizes = SHAPES[shape]
     heads, task = kv_heads * group, task_of(sizes, MASKS[mask])
@@ -213,9 +217,8 @@ def test_gradient_of_a_bias(monkeypatch, shape, mask, shared):
         bias_gradient.add_bias_gradient(task)
     indices = [name for name in tally.tensors if name.startswith(("lists", "cells"))]
     parts = [min(-(-n // 16), bias_gradient.SHARES) if dim in shared else n for dim, n in ((2, n_q), (3, n_k))]
-    dbias_words = (
-        small_bias.shape[0] * small_bias.shape[1] * parts[0] * parts[1]
-    )  # kernels add to dbias, so they read and write it
+    # Kernels add to dbias, so they read and write it
+    dbias_words = small_bias.shape[0] * small_bias.shape[1] * parts[0] * parts[1]
     problem = problem_of((batch, heads, 1, *sizes[3:]), MASKS[mask], "backward")
     cost = gradient_bias_cost(problem.one_stream(), Tiles(16, 16, bias_gradient.TENSOR_CORES[0]))
     traffic = tally.total(without=indices)

@@ -24,15 +24,6 @@ class Array(NamedTuple):
     col: Any
 
 
-class Rows(NamedTuple):
-    """A block of rows, all of one batch entry and one key head."""
-
-    batch: Any
-    head: Any  # the key head
-    i: Any  # (rows,): indices of the rows in their stream
-    numbers: Any  # (rows,): their places in arrays (batch, heads, n_q)
-
-
 @triton.jit
 def head_of(x, batch, head):
     """The array of one head and the heads after it: x.at points to the head's first row."""

@@ -88,6 +88,22 @@ def keys_of(scores, first, stop, n_k, GROUP: tl.constexpr):
 
 
 @triton.jit
+def band_tiles(scores, lists, block, n_k, span, GROUP: tl.constexpr, KEYS: tl.constexpr):
+    """The tiles of KEYS keys, in the program's span, that some rows of the block attend; none if there are lists.
+
+    span: keys of a span, which tl.program_id(1) counts; None: one span holds all keys.
+    """
+    begin, stop = block.first * 0, block.first * 0
+    if lists is None:
+        begin, stop = keys_of(scores, block.first, block.stop, n_k, GROUP)
+        if span is not None:
+            begin = tl.maximum(begin, tl.program_id(1) * span)
+            stop = tl.minimum(stop, tl.program_id(1) * span + span)
+        begin = begin // KEYS * KEYS
+    return Tiles(begin, stop)
+
+
+@triton.jit
 def rows_of(scores, first, stop, n_rows, GROUP: tl.constexpr):
     """The range of rows that attend some of keys first .. stop - 1; 0 .. 0 if there are none."""
     low, high = first * 0, n_rows

@@ -12,12 +12,12 @@ from redblue.kernels.gpu.arrays import Array
 from redblue.kernels.gpu.mask_lists import Lists, Plane, first_plane, lists
 from redblue.kernels.gpu.planning.device import in_use
 from redblue.kernels.gpu.scores import Scores, is_plain, scores_of
-from redblue.kernels.options import Options as Record
+from redblue.kernels.options import Options
 from redblue.masks import Mask
 
 
-class Options(NamedTuple):
-    """The options that change how much shared memory, registers or spilled memory a block of a kernel takes.
+class PlanOptions(NamedTuple):
+    """The options that a plan depends on, because a block needs more shared memory, registers or spilled memory.
 
     Sinks and ALiBi's slopes take next to nothing and are not among them.
     """
@@ -43,7 +43,7 @@ class Task:
     out: Tensor
     lse: Tensor
     # Options: numbers from Options.numbers; arrays expanded, with one leading dimension; sinks (heads,); no mask
-    record: Record = field(default_factory=Record)
+    record: Options = field(default_factory=Options)
     first: int | None = None  # query i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None
     mask: Mask | None = None  # None if it is a band
@@ -62,7 +62,7 @@ class Task:
     def of(**arguments: Any) -> Task:
         """The task with these fields. Arguments that are not fields are options and become its record."""
         task_fields = {name: arguments.pop(name) for name in _FIELDS & arguments.keys()}
-        return Task(**task_fields, record=Record(**arguments))
+        return Task(**task_fields, record=Options(**arguments))
 
     @property
     def rows(self) -> int:
@@ -74,9 +74,11 @@ class Task:
         return self.sizes.streams
 
     @property
-    def options(self) -> Options:
+    def plan_options(self) -> PlanOptions:
         record = self.record
-        return Options(record.bias is not None, record.seed is not None, bool(record.softcap), self.mask is not None)
+        return PlanOptions(
+            record.bias is not None, record.seed is not None, bool(record.softcap), self.mask is not None
+        )
 
     @property
     def plain(self) -> bool:

@@ -86,12 +86,12 @@ def _run(direction: str, tasks: list[Task], call: layouts.Call, q: Tensor, optio
                 kernel_run()
 
     mask, schedule = options.mask or OPEN, options.schedule
-    card, kernel_options = card_of(q.device), tasks[0].options
+    card, plan_options = card_of(q.device), tasks[0].plan_options
     form = "lists" if mask.name else "full" if mask.left < 0 and mask.right < 0 else "band"
     kind = tune.Kind.of(
-        direction, call.sizes, f"{call.dtype} {precision}", form, kernel_options, schedule, q.device, card
+        direction, call.sizes, f"{call.dtype} {precision}", form, plan_options, schedule, q.device, card
     )
-    request = direction, call.sizes, call.dtype, card, kernel_options, schedule
+    request = direction, call.sizes, call.dtype, card, plan_options, schedule
 
     def choose() -> Launch:
         return tune.chosen(kind, candidates(*request), run) if q.is_cuda and tune.enabled() else plan(*request)

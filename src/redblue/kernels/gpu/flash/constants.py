@@ -14,8 +14,11 @@ class Constants(NamedTuple):
     """
 
     GROUP: Any
+    LENGTH: Any  # keys (or rows) of a tile that streams by
     D: Any  # features of q and k
+    D1: Any  # features of the second of the two parts that hold q and k; 0: there is one part
     D_V: Any  # features of v
+    V1: Any  # as D1, for v and the output
     PLAIN: Any
     WIDE: Any
     PRECISION: Any

@@ -12,8 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.arrays import index, row_numbers, row_offsets, start, wide
+from redblue.kernels.gpu.arrays import index, row_offsets, start, wide
 from redblue.kernels.gpu.band import key_range, list_of
+from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.mask_lists import Lists
 from redblue.kernels.gpu.scores import LN2, LOG2E, constant, initial_max_and_sum
@@ -88,14 +89,12 @@ def merge(
     """Merge the outputs and log-sum-exps of the spans of keys, for a few rows."""
     SUMS: tl.constexpr = lse.dtype.element_ty
     n_rows = n_q * GROUP
-    pieces, blocks, spans = tl.cdiv(n_rows, MERGED), tl.cdiv(n_rows, ROWS), tl.cdiv(n_k, span)
-    piece, stream = tl.program_id(0) % pieces, tl.program_id(0) // pieces
-    block = piece * MERGED // ROWS
-    batch, head = stream // kv_heads, stream % kv_heads
-    i_row, i_col = piece * MERGED + tl.arange(0, MERGED), tl.arange(0, WIDTH)
+    rows = row_block((0, 0, n_rows), n_q, kv_heads, tl.program_id(0), False, GROUP, MERGED)
+    batch, head, i_row, numbers = rows.batch, rows.head, rows.i, rows.numbers
+    block, blocks, spans = rows.first // ROWS, tl.cdiv(n_rows, ROWS), tl.cdiv(n_k, span)
+    i_col = tl.arange(0, WIDTH)
     m_row = i_row < n_rows
     m_out = m_row[:, None] & (i_col < D_V)[None, :]
-    numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
     part_offsets = row_offsets(part_out, i_row.to(tl.int64), GROUP)
     p_part = start(part_out, batch, head * GROUP) + part_offsets[:, None] + i_col[None, :]
 

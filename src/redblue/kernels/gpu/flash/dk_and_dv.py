@@ -11,11 +11,13 @@ import triton.language as tl
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.arrays import head_of, index, load, product, read, row_numbers, row_offsets, store
-from redblue.kernels.gpu.band import Span, bit_set, first_of, in_band, list_of, row_range
+from redblue.kernels.gpu.band import bit_set, first_of, in_band, list_of, row_range
+from redblue.kernels.gpu.blocks import key_block
 from redblue.kernels.gpu.flash.constants import Constants, common_arguments
 from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import exp2_below, factor_left, finish, keep_factors, load_lse, number, row_terms
+from redblue.kernels.gpu.visits import visit
 
 
 def dk_and_dv_run(task: Task, launch: Launch, precision: str) -> Run:
@@ -43,8 +45,6 @@ class Streams(NamedTuple):
     dout: Any
     lse: Any
     delta: Any
-    batch: Any
-    head: Any
     kv_heads: Any
     n_q: Any
 
@@ -81,15 +81,11 @@ def flash_dkv(
 ):
     """dK and dV of a block of keys."""
     SUMS: tl.constexpr = lse.dtype.element_ty
-    blocks = tl.cdiv(n_k, COLS)
-    block = tl.program_id(0) % blocks
-    stream = tl.program_id(0) // blocks
-    batch, head = stream // kv_heads, stream % kv_heads
-
-    i_key = block * COLS + tl.arange(0, COLS)
-    m_key = None if WHOLE_COLS else i_key < n_k
+    block = key_block(0, n_k, kv_heads, tl.program_id(0), COLS)
+    batch, head = block.batch, block.head
+    m_key = None if WHOLE_COLS else block.i < n_k
     k, v = head_of(k, batch, head), head_of(v, batch, head)
-    k_offsets, v_offsets = index(i_key, WIDE) * k.row, index(i_key, WIDE) * v.row
+    k_offsets, v_offsets = index(block.i, WIDE) * k.row, index(block.i, WIDE) * v.row
     k0 = load(k, k_offsets, m_key, 0, D0, D)
     k1 = load(k, k_offsets, m_key, D0, D1, D) if D1 else k0
     v0 = load(v, v_offsets, m_key, 0, V0, D_V)
@@ -99,46 +95,21 @@ def flash_dkv(
     dk1 = tl.zeros((COLS, D1), SUMS) if D1 else dk0
     dv0 = tl.zeros((COLS, V0), SUMS)
     dv1 = tl.zeros((COLS, V1), SUMS) if V1 else dv0
-    state = dk0, dk1, dv0, dv1
     q, dout = head_of(q, batch, head * GROUP), head_of(dout, batch, head * GROUP)
-    streams = Streams(q, dout, lse, delta, batch, head, kv_heads, n_q)
+    borders, at = (0, n_q * GROUP, 0, n_q * GROUP), 0  # of a band, and of lists: one of the two is used
     if lists is None:
-        last_key = tl.minimum(block * COLS + COLS, n_k) - 1
-        low, high, full_low, full_high = row_range(scores, block * COLS, last_key, n_q, GROUP, ROWS)
-        if scores.end is not None:
-            state = _dkv_rows(
-                Span(low // ROWS * ROWS, tl.minimum(full_low, high), low, high), "masked",
-                state, b_keys, block * COLS, m_key, streams, scores, lists, ROWS, D1, V1,
-                Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
-            )  # fmt: skip
-        state = _dkv_rows(
-            Span(full_low, full_high, low, high), "whole",
-            state, b_keys, block * COLS, m_key, streams, scores, lists, ROWS, D1, V1,
-            Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
-        )  # fmt: skip
-        if scores.first is not None or not WHOLE_ROWS:
-            state = _dkv_rows(
-                Span(tl.maximum(full_low, full_high), high, low, high), "masked",
-                state, b_keys, block * COLS, m_key, streams, scores, lists, ROWS, D1, V1,
-                Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
-            )  # fmt: skip
+        borders = row_range(scores, block.first, block.stop - 1, n_q, GROUP, ROWS)
     else:
-        at = list_of(lists, batch, head, block, blocks)
-        state = _dkv_rows(
-            Span(tl.load(lists.full_starts + at), tl.load(lists.full_starts + at + 1), 0, n_q * GROUP), "full",
-            state, b_keys, block * COLS, m_key, streams, scores, lists, ROWS, D1, V1,
-            Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
-        )  # fmt: skip
-        state = _dkv_rows(
-            Span(tl.load(lists.partial_starts + at), tl.load(lists.partial_starts + at + 1), 0, n_q * GROUP), "partial",
-            state, b_keys, block * COLS, m_key, streams, scores, lists, ROWS, D1, V1,
-            Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
-        )  # fmt: skip
+        at = list_of(lists, batch, head, block.index, block.blocks)
+    dk0, dk1, dv0, dv1 = visit(
+        _dkv_rows, borders, at, scores.end is not None, scores.first is not None or not WHOLE_ROWS,
+        (dk0, dk1, dv0, dv1), (b_keys, Streams(q, dout, lse, delta, kv_heads, n_q)), block, m_key, scores, lists,
+        Constants(GROUP, ROWS, D, D1, D_V, V1, PLAIN, WIDE, PRECISION)
+    )  # fmt: skip
 
-    dk0, dk1, dv0, dv1 = state
     scale = number(scores.scale, SUMS)
     dk, dv = head_of(dk, batch, head), head_of(dv, batch, head)
-    dk_offsets, dv_offsets = index(i_key, WIDE) * dk.row, index(i_key, WIDE) * dv.row
+    dk_offsets, dv_offsets = index(block.i, WIDE) * dk.row, index(block.i, WIDE) * dv.row
     store(dk, dk_offsets, dk0 * scale, m_key, 0, D0, D)
     if D1:
         store(dk, dk_offsets, dk1 * scale, m_key, D0, D1, D)
@@ -148,54 +119,51 @@ def flash_dkv(
 
 
 @triton.jit
-def _dkv_rows(
-    span, TILES: tl.constexpr, state, b_keys, first_key, m_key, streams, scores, lists,
-    ROWS: tl.constexpr, D1: tl.constexpr, V1: tl.constexpr, c
-):  # fmt: skip
-    """Add tiles of rows to two parts of dK without its scale and two parts of dV.
+def _dkv_rows(tiles, TILES: tl.constexpr, state, operands, block, m_key, scores, lists, c):
+    """Add tiles of rows to two parts of dK without its scale and two parts of dV (see visits.py).
 
-    TILES: as in forward's _keys, with rows instead of keys. Scores are tiles (keys, rows), so that the next products
-    need no transposed copy.
-    b_keys: two parts of the keys, then two of the values.
+    Scores are tiles (keys, rows), so that the next products need no transposed copy.
+    operands: the keys in two parts and the values in two, then Streams.
     """
     dk0, dk1, dv0, dv1 = state
+    b_keys, streams = operands
     k0, k1, v0, v1 = b_keys
-    q, dout, batch, head = streams.q, streams.dout, streams.batch, streams.head
+    q, dout, batch, head = streams.q, streams.dout, block.batch, block.head
     COLS: tl.constexpr = k0.shape[0]
+    ROWS: tl.constexpr = c.LENGTH
     SUMS: tl.constexpr = dk0.dtype
     WORDS: tl.constexpr = (ROWS + 63) // 64
     left = factor_left(scores, c.PLAIN, SUMS)
-    i_key = first_key + tl.arange(0, COLS)
-    if span.begin < span.stop:  # as in forward's _keys
-        for t in tl.range(span.begin, span.stop, ROWS if TILES == "whole" or TILES == "masked" else 1):
+    if tiles.begin < tiles.stop:  # as in forward's _keys
+        for t in tl.range(tiles.begin, tiles.stop, ROWS if TILES == "whole" or TILES == "masked" else 1):
             r = first_of(lists, t, TILES, ROWS)
             i_line = tl.arange(0, ROWS)
             i_row = r + i_line
             m_row = None
             if TILES == "masked":
-                m_row = (i_row >= span.low) & (i_row < span.high)
+                m_row = (i_row >= tiles.low) & (i_row < tiles.high)
             if TILES == "partial":
                 m_row = bit_set(lists.live + t * WORDS, i_line, ROWS)
             numbers = row_numbers(batch, head, streams.kv_heads, streams.n_q, i_row, c.GROUP)
             if scores.seed is not None:  # before the products, as for dQ
-                keep = tl.trans(keep_factors(scores, numbers, first_key, COLS, SUMS))
+                keep = tl.trans(keep_factors(scores, numbers, block.first, COLS, SUMS))
             q_offsets = row_offsets(q, index(i_row, c.WIDE), c.GROUP)
             dout_offsets = row_offsets(dout, index(i_row, c.WIDE), c.GROUP)
             q0 = load(q, q_offsets, m_row, 0, k0.shape[1], c.D)
             s = product(k0, tl.trans(q0), tl.zeros((COLS, ROWS), SUMS), c.PRECISION)
             q1 = q0
-            if D1:
-                q1 = load(q, q_offsets, m_row, k0.shape[1], D1, c.D)
+            if c.D1:
+                q1 = load(q, q_offsets, m_row, k0.shape[1], c.D1, c.D)
                 s = product(k1, tl.trans(q1), s, c.PRECISION)
             b_terms = row_terms(scores, batch, head, i_row, 0, c.GROUP, SUMS)
             s, derivative = finish(
-                s, scores, batch, head, index(i_row, c.WIDE)[None, :], index(i_key, c.WIDE)[:, None],
+                s, scores, batch, head, index(i_row, c.WIDE)[None, :], index(block.i, c.WIDE)[:, None],
                 None if m_row is None else m_row[None, :], None if m_key is None else m_key[:, None],
                 b_terms, c.GROUP, c.PLAIN
             )  # fmt: skip
             p = exp2_below(s * left, load_lse(streams.lse + numbers, m_row)[None, :], c.PLAIN)
             if TILES == "masked":
-                m_pair = m_row[None, :] & in_band(scores, (i_row // c.GROUP)[None, :], i_key[:, None])
+                m_pair = m_row[None, :] & in_band(scores, (i_row // c.GROUP)[None, :], block.i[:, None])
                 p = tl.where(m_pair, p, 0.0)
             if TILES == "partial":
                 line = t * COLS + tl.arange(0, COLS)
@@ -204,15 +172,15 @@ def _dkv_rows(
             do0 = load(dout, dout_offsets, m_row, 0, v0.shape[1], c.D_V)
             dp = product(v0, tl.trans(do0), tl.zeros((COLS, ROWS), SUMS), c.PRECISION)
             do1 = do0
-            if V1:
-                do1 = load(dout, dout_offsets, m_row, v0.shape[1], V1, c.D_V)
+            if c.V1:
+                do1 = load(dout, dout_offsets, m_row, v0.shape[1], c.V1, c.D_V)
                 dp = product(v1, tl.trans(do1), dp, c.PRECISION)
             kept = p
             if scores.seed is not None:
                 kept, dp = p * keep, dp * keep
             kept = kept.to(dout.at.dtype.element_ty)
             dv0 = product(kept, do0, dv0, c.PRECISION)
-            if V1:
+            if c.V1:
                 dv1 = product(kept, do1, dv1, c.PRECISION)
             ds = p * (dp - read(streams.delta + numbers, m_row)[None, :])
             if scores.softcap is not None:
@@ -221,6 +189,6 @@ def _dkv_rows(
                 ds = tl.where(m_pair, ds, 0.0)  # a key that no query attends may hold NaN
             ds = ds.to(q.at.dtype.element_ty)
             dk0 = product(ds, q0, dk0, c.PRECISION)
-            if D1:
+            if c.D1:
                 dk1 = product(ds, q1, dk1, c.PRECISION)
     return dk0, dk1, dv0, dv1

@@ -10,17 +10,16 @@ import triton.language as tl
 from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.arrays import (
     Array,
-    Rows,
     head_of,
     index,
     load,
     product,
-    row_numbers,
     row_offsets,
     store,
     wide,
 )
-from redblue.kernels.gpu.band import Span, bit_set, first_of, in_band, key_range, list_of
+from redblue.kernels.gpu.band import bit_set, first_of, in_band, key_range, list_of
+from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.flash.constants import Constants, common_arguments
 from redblue.kernels.gpu.flash.decode import listed_tiles, merge_run, partial_outputs
 from redblue.kernels.gpu.launch import Run, Task, array
@@ -36,6 +35,7 @@ from redblue.kernels.gpu.scores import (
     keep_factors,
     row_terms,
 )
+from redblue.kernels.gpu.visits import visit
 
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
@@ -98,84 +98,51 @@ def flash_forward(
 ):
     """Output and log-sum-exp of a block of rows, over all keys or over one span of them."""
     SUMS: tl.constexpr = lse.dtype.element_ty
-    n_rows = n_q * GROUP
-    blocks = tl.cdiv(n_rows, ROWS)
-    block = tl.program_id(0) % blocks
-    stream = tl.program_id(0) // blocks
-    if scores.end is not None:  # the blocks with the most keys come first
-        block = blocks - 1 - block
-    batch, head = stream // kv_heads, stream % kv_heads
-
+    block = row_block((0, 0, n_q * GROUP), n_q, kv_heads, tl.program_id(0), scores.end is not None, GROUP, ROWS)
+    batch, head = block.batch, block.head
     i_span = tl.program_id(1)
-    low, high, full_low, full_high = block * 0, n_k, block * 0, n_k
+    borders, at = (0, n_k, 0, n_k), 0  # of a band, and of lists: one of the two is used
     if lists is None:
-        last_row = tl.minimum(block * ROWS + ROWS, n_rows) - 1
-        low, high, full_low, full_high = key_range(scores, block * ROWS, last_row, n_k, GROUP, COLS)
+        borders = key_range(scores, block.first, block.stop - 1, n_k, GROUP, COLS)
         if span is not None:
+            low, high, full_low, full_high = borders
             low, high = tl.maximum(low, i_span * span), tl.minimum(high, i_span * span + span)
             full_low, full_high = tl.maximum(full_low, i_span * span), tl.minimum(full_high, i_span * span + span)
+            borders = low, high, full_low, full_high
             if low >= high:
                 return
     else:
-        at = list_of(lists, batch, head, block, blocks)
+        at = list_of(lists, batch, head, block.index, block.blocks)
         if span is not None:
             at = at * tl.cdiv(n_k, span) + i_span
             if listed_tiles(lists, at) == 0:
                 return
 
-    i_row = block * ROWS + tl.arange(0, ROWS)
-    m_row = None if WHOLE_ROWS else i_row < n_rows
-    rows = Rows(batch, head, i_row, row_numbers(batch, head, kv_heads, n_q, i_row, GROUP))
+    m_row = None if WHOLE_ROWS else block.i < n_q * GROUP
     q = head_of(q, batch, head * GROUP)
-    q_offsets = row_offsets(q, index(i_row, WIDE), GROUP)
+    q_offsets = row_offsets(q, index(block.i, WIDE), GROUP)
     q0 = load(q, q_offsets, m_row, 0, D0, D)
     b_q = q0, (load(q, q_offsets, m_row, D0, D1, D) if D1 else q0)
     acc0 = tl.zeros((ROWS, V0), SUMS)
     acc1 = tl.zeros((ROWS, V1), SUMS) if V1 else acc0
     row_max, row_sum = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
     if span is None:
-        row_max, row_sum = initial_max_and_sum(scores, head, i_row, GROUP, SUMS)
-    state = acc0, acc1, row_max, row_sum
+        row_max, row_sum = initial_max_and_sum(scores, head, block.i, GROUP, SUMS)
     k, v = head_of(k, batch, head), head_of(v, batch, head)
-
-    if lists is None:
-        if scores.first is not None:
-            state = _keys(
-                Span(low // COLS * COLS, tl.minimum(full_low, high), low, high), "masked",
-                state, b_q, k, v, rows, m_row, scores, lists, COLS, D1, V1,
-                Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
-            )  # fmt: skip
-        state = _keys(
-            Span(full_low, full_high, low, high), "whole",
-            state, b_q, k, v, rows, m_row, scores, lists, COLS, D1, V1,
-            Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
-        )  # fmt: skip
-        if scores.end is not None or not WHOLE_COLS:
-            state = _keys(
-                Span(tl.maximum(full_low, full_high), high, low, high), "masked",
-                state, b_q, k, v, rows, m_row, scores, lists, COLS, D1, V1,
-                Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
-            )  # fmt: skip
-    else:
-        state = _keys(
-            Span(tl.load(lists.full_starts + at), tl.load(lists.full_starts + at + 1), low, high), "full",
-            state, b_q, k, v, rows, m_row, scores, lists, COLS, D1, V1,
-            Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
-        )  # fmt: skip
-        state = _keys(
-            Span(tl.load(lists.partial_starts + at), tl.load(lists.partial_starts + at + 1), low, high), "partial",
-            state, b_q, k, v, rows, m_row, scores, lists, COLS, D1, V1,
-            Constants(GROUP, D, D_V, PLAIN, WIDE, PRECISION)
-        )  # fmt: skip
+    state = visit(
+        _keys, borders, at, scores.first is not None, scores.end is not None or not WHOLE_COLS,
+        (acc0, acc1, row_max, row_sum), (b_q, k, v), block, m_row, scores, lists,
+        Constants(GROUP, COLS, D, D1, D_V, V1, PLAIN, WIDE, PRECISION)
+    )  # fmt: skip
 
     acc0, acc1, row_max, row_sum = state
     attends = row_sum > 0
     factor = tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)
-    out, p_lse = head_of(out, batch, head * GROUP), lse + rows.numbers
+    out, p_lse = head_of(out, batch, head * GROUP), lse + block.numbers
     if span is not None:
         out = Array(out.at + wide(i_span) * out_step, out.batch, out.head, out.row, out.col)
         p_lse += wide(i_span) * lse_step
-    out_offsets = row_offsets(out, index(i_row, WIDE), GROUP)
+    out_offsets = row_offsets(out, index(block.i, WIDE), GROUP)
     store(out, out_offsets, acc0 * factor[:, None], m_row, 0, V0, D_V)
     if V1:
         store(out, out_offsets, acc1 * factor[:, None], m_row, V0, V1, D_V)
@@ -184,46 +151,43 @@ def flash_forward(
 
 
 @triton.jit
-def _keys(
-    span, TILES: tl.constexpr, state, b_q, k, v, rows, m_row, scores, lists,
-    COLS: tl.constexpr, D1: tl.constexpr, V1: tl.constexpr, c
-):  # fmt: skip
-    """Add tiles of keys to the rows' state: two parts of the unscaled output, the maximum and the sum.
+def _keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lists, c):
+    """Add tiles of keys to the rows' state: two parts of the unscaled output, the maximum and the sum (see visits.py).
 
-    TILES: "whole" and "masked" tiles hold keys span.begin .. span.stop - 1; in "masked" tiles only the keys low ..
-    high - 1 that are in the band attend. "full" and "partial" tiles are entries begin .. stop - 1 of lists.
-    b_q: two parts of the rows of q. D1, V1: widths of the second parts of q and of the output; 0: there is none.
+    operands: two parts of the rows of q, then k and v.
     """
     acc0, acc1, row_max, row_sum = state
-    ROWS: tl.constexpr = rows.i.shape[0]
+    b_q, k, v = operands
+    ROWS: tl.constexpr = block.i.shape[0]
+    COLS: tl.constexpr = c.LENGTH
     SUMS: tl.constexpr = row_max.dtype
     WORDS: tl.constexpr = (COLS + 63) // 64
     left = factor_left(scores, c.PLAIN, SUMS)
-    b_terms = row_terms(scores, rows.batch, rows.head, rows.i, 1, c.GROUP, SUMS)
+    b_terms = row_terms(scores, block.batch, block.head, block.i, 1, c.GROUP, SUMS)
     # Without this test ptxas waits for every product: a path that skips the loop would join one with products in flight
-    if span.begin < span.stop:
-        for t in tl.range(span.begin, span.stop, COLS if TILES == "whole" or TILES == "masked" else 1):
+    if tiles.begin < tiles.stop:
+        for t in tl.range(tiles.begin, tiles.stop, COLS if TILES == "whole" or TILES == "masked" else 1):
             j = first_of(lists, t, TILES, COLS)
             i_col = tl.arange(0, COLS)
             i_key = j + i_col
             m_key = None
             if TILES == "masked":
-                m_key = (i_key >= span.low) & (i_key < span.high)
+                m_key = (i_key >= tiles.low) & (i_key < tiles.high)
             if TILES == "partial":
                 m_key = bit_set(lists.live + t * WORDS, i_col, COLS)
             k_offsets, v_offsets = index(i_key, c.WIDE) * k.row, index(i_key, c.WIDE) * v.row
             k0 = load(k, k_offsets, m_key, 0, b_q[0].shape[1], c.D)
             s = product(b_q[0], tl.trans(k0), tl.zeros((ROWS, COLS), SUMS), c.PRECISION)
-            if D1:
-                k1 = load(k, k_offsets, m_key, b_q[0].shape[1], D1, c.D)
+            if c.D1:
+                k1 = load(k, k_offsets, m_key, b_q[0].shape[1], c.D1, c.D)
                 s = product(b_q[1], tl.trans(k1), s, c.PRECISION)
             s, _ = finish(
-                s, scores, rows.batch, rows.head, index(rows.i, c.WIDE)[:, None], index(i_key, c.WIDE)[None, :],
+                s, scores, block.batch, block.head, index(block.i, c.WIDE)[:, None], index(i_key, c.WIDE)[None, :],
                 None if m_row is None else m_row[:, None], None if m_key is None else m_key[None, :],
                 b_terms, c.GROUP, c.PLAIN
             )  # fmt: skip
             if TILES == "masked":
-                m_pair = m_key[None, :] & in_band(scores, (rows.i // c.GROUP)[:, None], i_key[None, :])
+                m_pair = m_key[None, :] & in_band(scores, (block.i // c.GROUP)[:, None], i_key[None, :])
                 s = tl.where(m_pair, s, float("-inf"))
             if TILES == "partial":
                 line = t * ROWS + tl.arange(0, ROWS)
@@ -235,11 +199,11 @@ def _keys(
             row_sum = row_sum * shrink + tl.sum(p, 1)
             row_max = new_max
             if scores.seed is not None:
-                p *= keep_factors(scores, rows.numbers, j, COLS, SUMS)
+                p *= keep_factors(scores, block.numbers, j, COLS, SUMS)
             p = p.to(v.at.dtype.element_ty)
             v0 = load(v, v_offsets, m_key, 0, acc0.shape[1], c.D_V)
             acc0 = product(p, v0, acc0 * shrink[:, None], c.PRECISION)
-            if V1:
-                v1 = load(v, v_offsets, m_key, acc0.shape[1], V1, c.D_V)
+            if c.V1:
+                v1 = load(v, v_offsets, m_key, acc0.shape[1], c.V1, c.D_V)
                 acc1 = product(p, v1, acc1 * shrink[:, None], c.PRECISION)
     return acc0, acc1, row_max, row_sum

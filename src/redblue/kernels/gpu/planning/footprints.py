@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.launch import Options, parts
+from redblue.kernels.gpu.launch import PlanOptions, parts
 from redblue.kernels.gpu.planning.resources import Footprint
 
 MIN_EDGE = 16  # the shortest edge of a tile that a tensor core takes
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     """
 
     edges: tuple[str, ...]
-    footprint: Callable[[Any, Sizes, Options], Footprint]
+    footprint: Callable[[Any, Sizes, PlanOptions], Footprint]
     blocks: Callable[[Any, Sizes], int]
 
 
@@ -57,12 +57,12 @@ def _rows(sizes: Sizes) -> int:
     return sizes.n_q * sizes.group
 
 
-def _score_tiles(own: int, options: Options) -> int:
+def _score_tiles(own: int, options: PlanOptions) -> int:
     """Tiles of scores that registers hold: the kernel's own, a bias with its addresses, and dropout's factors."""
     return max(own, 4 * options.bias) + options.dropout
 
 
-def _flash_forward(t: Any, sizes: Sizes, options: Options) -> Footprint:
+def _flash_forward(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
     (d, d_v), r, c = padded(sizes), t.rows, t.cols
     return Footprint(
         stay=r * d,
@@ -75,7 +75,7 @@ def _flash_forward(t: Any, sizes: Sizes, options: Options) -> Footprint:
     )
 
 
-def _flash_dq(t: Any, sizes: Sizes, options: Options) -> Footprint:
+def _flash_dq(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
     (d, d_v), r, c = padded(sizes), t.rows, t.cols
     return Footprint(
         stay=r * (d + d_v),
@@ -91,7 +91,7 @@ def _flash_dq(t: Any, sizes: Sizes, options: Options) -> Footprint:
     )
 
 
-def _flash_dkv(t: Any, sizes: Sizes, options: Options) -> Footprint:
+def _flash_dkv(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
     (d, d_v), r, c = padded(sizes), t.dkv_rows, t.dkv_cols
     length, inner = max(d, d_v), max(_padded_to_32(sizes.d), _padded_to_32(sizes.d_v))
     return Footprint(
@@ -109,37 +109,37 @@ def _flash_dkv(t: Any, sizes: Sizes, options: Options) -> Footprint:
     )
 
 
-def _spill(t: Any, sizes: Sizes, options: Options) -> Footprint:
+def _spill(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
     """small_cache: slices of queries and keys stream by; a tile is stored while the next slices arrive."""
     r, c, w = t.rows, t.cols, t.depth
     return Footprint(0, (r * w, c * w), r * c // 2, r * c, r * c * (options.bias or options.dropout), r * c, (r, c, w))
 
 
-def _spill_held(t: Any, sizes: Sizes, options: Options) -> Footprint:
+def _spill_held(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
     """hybrid: queries stay; whole keys stream by, since the loop over their slices is unrolled."""
     r, c, w = t.rows, t.cols, t.depth
     held = ceil_div(sizes.d, w) * w
     return Footprint(r * held, (c * held,), r * c, r * c, 0, r * c, (r, c, held), added=r * c * options.bias)
 
 
-def _output(t: Any, sizes: Sizes, options: Options) -> Footprint:
+def _output(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
     r, c, w = t.out_rows, t.out_cols, t.depth
     return Footprint(0, (r * w, w * c), r * w, r * c, r * w, r * c, (r, c, w))
 
 
-def _spill_ds(t: Any, sizes: Sizes, options: Options) -> Footprint:
+def _spill_ds(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
     """small_cache: dS of a tile, from P, which a smaller kernel has spilled."""
     r, c, w = t.rows, t.cols, t.depth
     return Footprint(0, (r * w, c * w), r * c, r * c, r * c, r * c, (r, c, w))
 
 
-def _spill_p_held(t: Any, sizes: Sizes, options: Options) -> Footprint:
+def _spill_p_held(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
     """hybrid: queries stay, `depth` whole keys stream by."""
     r, w, held = t.rows, t.depth, ceil_div(sizes.d, MIN_EDGE) * MIN_EDGE
     return Footprint(r * held, (w * held,), r * w, r * w, 0, r * w, (r, w, held), added=r * w * options.bias)
 
 
-def _dv_and_ds(t: Any, sizes: Sizes, options: Options) -> Footprint:
+def _dv_and_ds(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
     """hybrid: V and dV of a block of keys stay, `depth` rows of dO and P stream by; registers hold all slices."""
     c, w, held = t.cols, t.depth, ceil_div(sizes.d_v, MIN_EDGE) * MIN_EDGE
     return Footprint(c * held, (w * held, w * c), 2 * w * c, (2 * c + w) * held, 2 * w * c, c * held, (c, w, held))
@@ -148,7 +148,7 @@ def _dv_and_ds(t: Any, sizes: Sizes, options: Options) -> Footprint:
 def _sum_of(rows: str, cols: str, name: str) -> Part:
     """dQ, dK or dV: a tile stays, slices of P or dS and of the other factor stream by."""
 
-    def footprint(t: Any, sizes: Sizes, options: Options) -> Footprint:
+    def footprint(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
         r, c, w = getattr(t, rows), getattr(t, cols), t.depth
         return Footprint(0, (r * w, w * c), r * w, r * c, 0, 2 * r * c, (r, c, w))  # stored as sums, of up to 4 bytes
 

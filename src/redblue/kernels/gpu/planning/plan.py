@@ -21,7 +21,7 @@ from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.card import Card, card_named, card_of
 from redblue.kernels.gpu.planning.footprints import KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
 from redblue.kernels.gpu.planning.resources import pipelines, resources
@@ -38,7 +38,7 @@ ALIKE = 1.03  # words within this factor count as equal
 NEAR = 2.0  # candidates may move at most this many times the words of the first
 MAX_CANDIDATES = 6
 LESS = 0.75  # the next plan may take this share of the shared memory of a launch that the card refused
-PLAIN = Options()
+PLAIN = PlanOptions()
 
 
 class Launch(NamedTuple):
@@ -67,14 +67,14 @@ class Unplanned(RedblueError):
 
 
 def plan(
-    direction: str, sizes: Sizes, dtype: str, card: Card, options: Options = PLAIN, schedule: str = "auto"
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions = PLAIN, schedule: str = "auto"
 ) -> Launch:
     """The best launch: the first of the candidates."""
     return candidates(direction, sizes, dtype, card, options, schedule)[0]
 
 
 def candidates(
-    direction: str, sizes: Sizes, dtype: str, card: Card, options: Options = PLAIN, schedule: str = "auto"
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions = PLAIN, schedule: str = "auto"
 ) -> tuple[Launch, ...]:
     """At most MAX_CANDIDATES launches, the best first. Lengths are rounded up to powers of two.
 
@@ -85,7 +85,7 @@ def candidates(
 
 
 def launches(
-    direction: str, sizes: Sizes, dtype: str, card: Card, options: Options = PLAIN, schedule: str = "auto"
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions = PLAIN, schedule: str = "auto"
 ) -> Iterator[Launch]:
     """The candidates, then plans for less and less shared memory, down to the smallest tiles."""
     planned = candidates(direction, sizes, dtype, card, options, schedule)
@@ -105,7 +105,7 @@ def _rounded(sizes: Sizes) -> Sizes:
 
 @lru_cache(maxsize=4096)
 def _cached(
-    direction: str, sizes: Sizes, dtype: str, card: Card, options: Options, schedule: str
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, schedule: str
 ) -> tuple[Launch, ...]:
     planned, failure = _candidates(direction, sizes, dtype, card, options, schedule)
     if failure:
@@ -115,7 +115,7 @@ def _cached(
 
 @lru_cache(maxsize=4096)
 def _candidates(
-    direction: str, sizes: Sizes, dtype: str, card: Card, options: Options, schedule: str
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, schedule: str
 ) -> tuple[tuple[Launch, ...], Unplanned | None]:
     """The candidates, and the error of the requested kernel if another one takes its place."""
     ranked = {name: _ranked(name, direction, sizes, dtype, card, options) for name, way in KERNELS if way == direction}
@@ -154,7 +154,7 @@ def _edge(i: int) -> Any:
 
 
 def _ranked(
-    name: str, direction: str, sizes: Sizes, dtype: str, card: Card, options: Options
+    name: str, direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions
 ) -> list[_Choice] | Unplanned:
     """The kernel's launches that fit, the best first, or the error if none fits."""
     stages = STAGES if pipelines(card) else (1,)
@@ -176,7 +176,7 @@ def _fitted(
     sizes: Sizes,
     dtype: str,
     card: Card,
-    options: Options,
+    options: PlanOptions,
     warps: int,
     stages: int,
     stream: int,

@@ -26,7 +26,7 @@ import torch
 import triton
 
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.launch import Options
+from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.plan import Card, Launch
 
 VARIABLE = "REDBLUE_TUNE"
@@ -50,7 +50,7 @@ class Kind(NamedTuple):
     d_v: int
     dtype: str  # with the precision of float32 products
     mask: str  # "full", "band" or "lists"
-    options: Options  # a launch that fits without a bias may not fit with one
+    options: PlanOptions  # a launch that fits without a bias may not fit with one
     schedule: str  # the requested one, or "auto"
     versions: tuple[str, str]
 
@@ -61,7 +61,7 @@ class Kind(NamedTuple):
         sizes: Sizes,
         dtype: str,
         mask: str,
-        options: Options,
+        options: PlanOptions,
         schedule: str,
         device: torch.device,
         card: Card,

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.arrays import head_of, index, read, row_numbers, row_offsets, tile_mask, write
+from redblue.kernels.gpu.arrays import head_of, index, read, row_offsets, tile_mask, write
+from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.spilled.chunks import Chunk, by_row, chunks, whole_slices, widest_slice, with_chunk
@@ -132,15 +133,11 @@ def deltas(
 ):
     """delta: the row sums of dout * out, minus dlse."""
     SUMS: tl.constexpr = delta.dtype.element_ty
-    blocks = tl.cdiv(n_q * GROUP, ROWS)
-    stream = tl.program_id(0) // blocks
-    batch, head = stream // kv_heads, stream % kv_heads
-    i_row = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
-    m_row = i_row < n_q * GROUP
-    numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
-    out, dout = head_of(out, batch, head * GROUP), head_of(dout, batch, head * GROUP)
-    out = Panel(out, row_offsets(out, index(i_row, WIDE), GROUP))
-    dout = Panel(dout, row_offsets(dout, index(i_row, WIDE), GROUP))
+    block = row_block((0, 0, n_q * GROUP), n_q, kv_heads, tl.program_id(0), False, GROUP, ROWS)
+    m_row = block.i < n_q * GROUP
+    out, dout = head_of(out, block.batch, block.head * GROUP), head_of(dout, block.batch, block.head * GROUP)
+    out = Panel(out, row_offsets(out, index(block.i, WIDE), GROUP))
+    dout = Panel(dout, row_offsets(dout, index(block.i, WIDE), GROUP))
     b_delta = tl.zeros((ROWS,), SUMS)
     for f in range(0, d_v, DEPTH):
         i_f = f + tl.arange(0, DEPTH)
@@ -148,5 +145,5 @@ def deltas(
         b_out, b_dout = read(pointers(out, i_f, WIDE), m_x), read(pointers(dout, i_f, WIDE), m_x)
         b_delta += tl.sum(b_out.to(SUMS) * b_dout.to(SUMS), 1)
     if dlse is not None:
-        b_delta -= tl.load(dlse + numbers, mask=m_row, other=0.0)
-    write(delta + numbers, b_delta, m_row)
+        b_delta -= tl.load(dlse + block.numbers, mask=m_row, other=0.0)
+    write(delta + block.numbers, b_delta, m_row)

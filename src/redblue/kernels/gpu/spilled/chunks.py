@@ -45,18 +45,6 @@ class Spilled(NamedTuple):
     line: int
 
 
-class Block(NamedTuple):
-    """A block of a chunk's rows, of one stream."""
-
-    batch: Any
-    head: Any  # the key head
-    local: Any  # the stream, counted from the chunk's first
-    i_local: Any  # (rows,): indices of the rows in the chunk
-    i: Any  # (rows,): indices of the rows in their stream
-    first: Any  # rows first .. stop - 1 of the stream, which are those of the block that exist
-    stop: Any
-
-
 def with_chunk(task: Task, launch: Launch) -> Launch:
     """The launch with a chunk, and with slices no longer than a tile.
 
@@ -116,17 +104,6 @@ def _most(task: Task, max_rows: int) -> tuple[int, int]:
 def _memory(task: Task, streams: int, lines: int, length: int, dtype: torch.dtype) -> Spilled:
     pitch = ceil_div(length, ALIGNED) * ALIGNED
     return Spilled(task.q.new_empty((streams, lines, pitch), dtype=dtype), lines * pitch, pitch)
-
-
-@triton.jit
-def block_of_rows(scores, stream, row, rows, kv_heads, block, local, ROWS: tl.constexpr):
-    """Block `block` of ROWS rows of the chunk's stream `local`. Under a causal mask the longest blocks come first."""
-    if scores.end is not None:
-        block = tl.cdiv(rows, ROWS) - 1 - block
-    batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
-    i_local = block * ROWS + tl.arange(0, ROWS)
-    first, stop = row + block * ROWS, row + tl.minimum(block * ROWS + ROWS, rows)
-    return Block(batch, head, local, i_local, row + i_local, first, stop)
 
 
 @triton.jit

@@ -25,6 +25,21 @@ class ProductConstants(NamedTuple):
     GROUP: Any
     LENGTH: Any  # rows or keys of a listed tile, along the slices
     DEPTH: Any
+    OF_P: Any  # whether the spilled array is P, which is negative where dropout drops it
     WHOLE: Any  # whether no slice reaches beyond the last row or key
+    WHOLE_FEATURES: Any  # whether the tile of the result has no features beyond the last
+    WIDE: Any
+    PRECISION: Any
+
+
+class DvAndDsConstants(NamedTuple):
+    """For the loop of dv_and_ds.py over slices of DEPTH rows."""
+
+    GROUP: Any
+    LENGTH: Any  # rows of a listed tile
+    DEPTH: Any
+    WHOLE: Any  # whether no slice reaches beyond the last row
+    SLICES: Any  # slices of V's features
+    WIDTH: Any  # features of a slice
     WIDE: Any
     PRECISION: Any

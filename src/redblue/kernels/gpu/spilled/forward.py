@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.arrays import head_of, index, row_numbers, row_offsets, tile_mask, write
-from redblue.kernels.gpu.band import Tiles, entries, first_of, keys_of, list_of, pair_mask
+from redblue.kernels.gpu.arrays import head_of, index, row_offsets, tile_mask, write
+from redblue.kernels.gpu.band import band_tiles, first_of, keys_of, pair_mask
+from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import (
@@ -32,7 +33,6 @@ from redblue.kernels.gpu.scores import (
 from redblue.kernels.gpu.spilled.chunks import (
     PLACE,
     Chunk,
-    block_of_rows,
     by_column,
     by_row,
     chunks,
@@ -45,6 +45,7 @@ from redblue.kernels.gpu.spilled.constants import PairConstants
 from redblue.kernels.gpu.spilled.output import spilled_output
 from redblue.kernels.gpu.spilled.slices import Panel, SliceConstants, load_slices, score_tile
 from redblue.kernels.gpu.spilled.unattended import without_unattended_keys
+from redblue.kernels.gpu.visits import visit_band_or_list
 
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
@@ -160,62 +161,37 @@ def spill(
     span_lse: receives the log-sum-exps of the spans; None if there is one span.
     """
     SUMS: tl.constexpr = lse.dtype.element_ty
-    blocks = tl.cdiv(rows, ROWS)
-    block = block_of_rows(
-        scores, stream, row, rows, kv_heads, tl.program_id(0) % blocks, tl.program_id(0) // blocks, ROWS
-    )
+    block = row_block((stream, row, rows), n_q, kv_heads, tl.program_id(0), scores.end is not None, GROUP, ROWS)
     m_row = None if WHOLE_ROWS else block.i_local < rows
-    numbers = row_numbers(block.batch, block.head, kv_heads, n_q, block.i, GROUP)
     state = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
     if span_lse is None:
         state = initial_max_and_sum(scores, block.head, block.i, GROUP, SUMS)
     q, k = head_of(q, block.batch, block.head * GROUP), head_of(k, block.batch, block.head)
     q = Panel(q, row_offsets(q, index(block.i, WIDE), GROUP))
-    if lists is None:
-        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
-        begin = tl.maximum(low, tl.program_id(1) * span) // COLS * COLS
-        stop = tl.minimum(high, tl.program_id(1) * span + span)
-        m_held = m_row if span_lse is None else tl.where(begin < stop, block.i_local, rows) < rows
-        b_q = load_slices(q, m_held, d, SLICES, DEPTH, WIDE)
-        state = _spill_tiles(
-            Tiles(begin, stop), "band", state, b_q, q, k, (p, tile_max), block, m_row, numbers, scores, lists, (n_k, d),
-            PairConstants(GROUP, COLS, COLS, PLAIN, WHOLE_COLS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
-        )  # fmt: skip
-        if span_lse is not None and begin < stop:
-            row_max, row_sum = state
-            write(line_at(span_lse, block.local, tl.program_id(1)) + block.i_local, log2_sum(row_max, row_sum), m_row)
-    else:
-        b_q = load_slices(q, m_row, d, SLICES, DEPTH, WIDE)
-        at = list_of(lists, block.batch, block.head, block.first // ROWS, tl.cdiv(n_q * GROUP, ROWS))
-        begin, stop = entries(lists.full_starts + at, tl.program_id(1), tl.num_programs(1))
-        state = _spill_tiles(
-            Tiles(begin, stop), "full", state, b_q, q, k, (p, tile_max), block, m_row, numbers, scores, lists, (n_k, d),
-            PairConstants(GROUP, COLS, COLS, PLAIN, WHOLE_COLS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
-        )  # fmt: skip
-        begin, stop = entries(lists.partial_starts + at, tl.program_id(1), tl.num_programs(1))
-        state = _spill_tiles(
-            Tiles(begin, stop), "partial", state, b_q, q, k, (p, tile_max), block, m_row, numbers, scores, lists,
-            (n_k, d),
-            PairConstants(GROUP, COLS, COLS, PLAIN, WHOLE_COLS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
-        )  # fmt: skip
-        if span_lse is not None:
-            row_max, row_sum = state
-            write(line_at(span_lse, block.local, tl.program_id(1)) + block.i_local, log2_sum(row_max, row_sum), m_row)
+    band = band_tiles(scores, lists, block, n_k, span, GROUP, COLS)
+    m_held = m_row
+    if lists is None and span_lse is not None:
+        m_held = tl.where(band.begin < band.stop, block.i_local, rows) < rows
+    b_q = load_slices(q, m_held, d, SLICES, DEPTH, WIDE)
+    row_max, row_sum = visit_band_or_list(
+        _spill_tiles, band, (tl.program_id(1), tl.num_programs(1)), 1,
+        state, (b_q, q, k, p, tile_max, n_k, d), block, m_row, scores, lists,
+        PairConstants(GROUP, COLS, COLS, PLAIN, WHOLE_COLS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
+    )  # fmt: skip
     if span_lse is None:
-        row_max, row_sum = state
-        write(lse + numbers, log2_sum(row_max, row_sum) * constant(LN2, SUMS), m_row)
+        write(lse + block.numbers, log2_sum(row_max, row_sum) * constant(LN2, SUMS), m_row)
+    elif lists is not None or band.begin < band.stop:
+        write(line_at(span_lse, block.local, tl.program_id(1)) + block.i_local, log2_sum(row_max, row_sum), m_row)
 
 
 @triton.jit
-def _spill_tiles(tiles, TILES: tl.constexpr, state, b_q, q, k, spilled, block, m_row, numbers, scores, lists, sizes, c):
-    """Spill tiles of P, and add them to the rows' state: the maximum and the sum.
+def _spill_tiles(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lists, c):
+    """Spill tiles of P, and add them to the rows' state: the maximum and the sum (see visits.py).
 
-    TILES: "band" tiles hold keys tiles.begin .. tiles.stop - 1; "full" and "partial" tiles are entries of lists.
-    spilled: P and its row maxima. sizes: n_k, d.
+    operands: the rows of q, from load_slices, and where they lie; k; P and its row maxima; n_k, d.
     """
     row_max, row_sum = state
-    p, tile_maxima = spilled
-    n_k, d = sizes
+    b_q, q, k, p, tile_maxima, n_k, d = operands
     COLS: tl.constexpr = c.COLS
     ROWS: tl.constexpr = block.i.shape[0]
     SUMS: tl.constexpr = row_sum.dtype
@@ -243,7 +219,7 @@ def _spill_tiles(tiles, TILES: tl.constexpr, state, b_q, q, k, spilled, block, m
         row_sum = row_sum * tl.exp2(row_max - new_max) + tl.sum(s, 1) * tl.exp2(tile_max - new_max)
         row_max = new_max
         if scores.seed is not None:
-            s = tl.where(keep_factors(scores, numbers, j, COLS, SUMS) != 0, s, 0.0)
+            s = tl.where(keep_factors(scores, block.numbers, j, COLS, SUMS) != 0, s, 0.0)
         write(p_rows[:, None] + i_key[None, :], s, tile_mask(m_row, m_key))
         write(line_at(tile_maxima, block.local, j // COLS) + block.i_local, tile_max, m_row)
     return row_max, row_sum
@@ -255,22 +231,16 @@ def merge_lse(
 ):
     """Merge the log-sum-exps of the spans of keys, for a block of rows."""
     SUMS: tl.constexpr = lse.dtype.element_ty
-    blocks = tl.cdiv(rows, ROWS)
-    i_block = tl.program_id(0) % blocks
-    local = tl.program_id(0) // blocks
-    batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
-    i_local = i_block * ROWS + tl.arange(0, ROWS)
-    i_row = row + i_local
-    m_row = i_local < rows
-    begin, stop = i_block * 0, tl.cdiv(n_k, span)
+    block = row_block((stream, row, rows), n_q, kv_heads, tl.program_id(0), False, GROUP, ROWS)
+    m_row = block.i_local < rows
+    begin, stop = block.first * 0, tl.cdiv(n_k, span)
     if lists is None:
-        low, high = keys_of(scores, row + i_block * ROWS, row + tl.minimum(i_block * ROWS + ROWS, rows), n_k, GROUP)
+        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
         begin, stop = low // span, tl.cdiv(high, span)
-    row_max, row_sum = initial_max_and_sum(scores, head, i_row, GROUP, SUMS)
+    row_max, row_sum = initial_max_and_sum(scores, block.head, block.i, GROUP, SUMS)
     for s in range(begin, stop):
-        b_lse = tl.load(line_at(span_lse, local, s) + i_local, mask=m_row, other=LOWEST)
+        b_lse = tl.load(line_at(span_lse, block.local, s) + block.i_local, mask=m_row, other=LOWEST)
         new_max = tl.maximum(row_max, b_lse)
         row_sum = row_sum * tl.exp2(row_max - new_max) + tl.exp2(b_lse - new_max)
         row_max = new_max
-    numbers = row_numbers(batch, head, kv_heads, n_q, i_row, GROUP)
-    write(lse + numbers, log2_sum(row_max, row_sum) * constant(LN2, SUMS), m_row)
+    write(lse + block.numbers, log2_sum(row_max, row_sum) * constant(LN2, SUMS), m_row)

@@ -13,16 +13,17 @@ from redblue.kernels.gpu.arrays import (
     index,
     product,
     read,
-    row_numbers,
     row_offsets,
     tile_mask,
     write,
 )
-from redblue.kernels.gpu.band import Tiles, attending_rows, entries, first_of_slice, keys_of, list_of
+from redblue.kernels.gpu.band import attending_rows, band_tiles, first_of_slice
+from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.scores import LOG2E, LOWEST, constant, exp2_below, number
-from redblue.kernels.gpu.spilled.chunks import PLACE, block_of_rows, line_at
+from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 from redblue.kernels.gpu.spilled.constants import ProductConstants
 from redblue.kernels.gpu.spilled.slices import Panel, pointers
+from redblue.kernels.gpu.visits import visit_band_or_list
 
 
 @triton.jit(do_not_specialize=PLACE)
@@ -54,54 +55,37 @@ def spilled_output(
 ):
     """A tile of O = P V, where P was spilled in tiles of COLS keys with a maximum of each row."""
     SUMS: tl.constexpr = lse.dtype.element_ty
-    blocks, feature_tiles = tl.cdiv(rows, ROWS), tl.cdiv(d_v, FEATURES)
-    # Programs that share rows of P run at once
-    i_block, local = tl.program_id(0) // feature_tiles % blocks, tl.program_id(0) // feature_tiles // blocks
-    block = block_of_rows(scores, stream, row, rows, kv_heads, i_block, local, ROWS)
+    feature_tiles = tl.cdiv(d_v, FEATURES)
+    program = tl.program_id(0) // feature_tiles  # programs that share rows of P run at once
+    block = row_block((stream, row, rows), n_q, kv_heads, program, scores.end is not None, GROUP, ROWS)
     i_f = tl.program_id(0) % feature_tiles * FEATURES + tl.arange(0, FEATURES)
     m_row = None if WHOLE_ROWS else block.i_local < rows
-    m_f = None if WHOLE else i_f < d_v
 
     # A tile of P is multiplied by exp2(its row maximum - log-sum-exp) as it is read
-    b_lse = read(lse + row_numbers(block.batch, block.head, kv_heads, n_q, block.i, GROUP), m_row)
+    b_lse = read(lse + block.numbers, m_row)
     b_lse = tl.maximum(b_lse * constant(LOG2E, SUMS), LOWEST)
-    acc = tl.zeros((ROWS, FEATURES), SUMS)
     v = head_of(v, block.batch, block.head)
-    if lists is None:
-        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
-        acc = _output_tiles(
-            Tiles(low // DEPTH * DEPTH, high), "band", acc, b_lse, v, p, tile_max, block, m_row, i_f, m_f, scores,
-            lists, n_k, ProductConstants(GROUP, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION)
-        )  # fmt: skip
-    else:
-        PER: tl.constexpr = COLS // DEPTH
-        at = list_of(lists, block.batch, block.head, block.first // ROWS, tl.cdiv(n_q * GROUP, ROWS))
-        begin, stop = entries(lists.full_starts + at, 0, 1)
-        acc = _output_tiles(
-            Tiles(begin * PER, stop * PER), "full", acc, b_lse, v, p, tile_max, block, m_row, i_f, m_f, scores,
-            lists, n_k, ProductConstants(GROUP, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION)
-        )  # fmt: skip
-        begin, stop = entries(lists.partial_starts + at, 0, 1)
-        acc = _output_tiles(
-            Tiles(begin * PER, stop * PER), "partial", acc, b_lse, v, p, tile_max, block, m_row, i_f, m_f, scores,
-            lists, n_k, ProductConstants(GROUP, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION)
-        )  # fmt: skip
+    band = band_tiles(scores, lists, block, n_k, None, GROUP, DEPTH)
+    acc = visit_band_or_list(
+        _output_tiles, band, (0, 1), COLS // DEPTH,
+        tl.zeros((ROWS, FEATURES), SUMS), (b_lse, v, p, tile_max, i_f, n_k, d_v), block, m_row, scores, lists,
+        ProductConstants(GROUP, COLS, DEPTH, True, WHOLE_KEYS, WHOLE, WIDE, PRECISION)
+    )  # fmt: skip
     if scores.seed is not None:
         acc *= number(scores.keep_scale, SUMS)
     out = head_of(out, block.batch, block.head * GROUP)
     out = Panel(out, row_offsets(out, index(block.i, WIDE), GROUP))
-    write(pointers(out, i_f, WIDE), acc, tile_mask(m_row, m_f))
+    write(pointers(out, i_f, WIDE), acc, tile_mask(m_row, None if WHOLE else i_f < d_v))
 
 
 @triton.jit
-def _output_tiles(
-    tiles, TILES: tl.constexpr, acc, b_lse, v, p, tile_max, block, m_row, i_f, m_f, scores, lists, n_k, c
-):
-    """acc + P V over slices of DEPTH keys.
+def _output_tiles(tiles, TILES: tl.constexpr, acc, operands, block, m_row, scores, lists, c):
+    """acc + P V over slices of DEPTH keys (see visits.py).
 
-    TILES: "band" slices hold keys tiles.begin .. tiles.stop - 1. "full" and "partial" tiles are entries of lists, and
-    tiles.begin and tiles.stop count their slices.
+    operands: the rows' log-sum-exp; v, P and its row maxima; the features of the tile; n_k, d_v.
     """
+    b_lse, v, p, tile_max, i_f, n_k, d_v = operands
+    m_f = None if c.WHOLE_FEATURES else i_f < d_v
     COLS: tl.constexpr = c.LENGTH
     DEPTH: tl.constexpr = c.DEPTH
     factor = tl.zeros(b_lse.shape, b_lse.dtype)

@@ -7,13 +7,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from redblue.kernels.gpu.arrays import head_of, index, read, row_numbers, row_offsets, tile_mask, write
-from redblue.kernels.gpu.band import Tiles, entries, first_of, first_of_slice, keys_of, list_of, pair_mask
+from redblue.kernels.gpu.arrays import head_of, index, read, row_offsets, tile_mask, write
+from redblue.kernels.gpu.band import band_tiles, first_of, first_of_slice, pair_mask
+from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.scores import exp2_below, factor_left, finish, keep_factors, load_lse, row_terms
-from redblue.kernels.gpu.spilled.chunks import PLACE, block_of_rows, line_at
+from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 from redblue.kernels.gpu.spilled.constants import PairConstants
 from redblue.kernels.gpu.spilled.dv_and_ds import score_gradient
 from redblue.kernels.gpu.spilled.slices import Panel, SliceConstants, load_slices, score_tile
+from redblue.kernels.gpu.visits import visit_band_or_list
 
 
 @triton.jit(do_not_specialize=PLACE)
@@ -50,54 +52,30 @@ def spill_p(
 
     cap_derivative: receives the derivative of softcap tanh(x / softcap); None if there is no softcap.
     """
-    blocks = tl.cdiv(rows, ROWS)
-    block = block_of_rows(
-        scores, stream, row, rows, kv_heads, tl.program_id(0) % blocks, tl.program_id(0) // blocks, ROWS
-    )
+    block = row_block((stream, row, rows), n_q, kv_heads, tl.program_id(0), scores.end is not None, GROUP, ROWS)
     m_row = None if WHOLE_ROWS else block.i_local < rows
-    numbers = row_numbers(block.batch, block.head, kv_heads, n_q, block.i, GROUP)
     q, k = head_of(q, block.batch, block.head * GROUP), head_of(k, block.batch, block.head)
     q = Panel(q, row_offsets(q, index(block.i, WIDE), GROUP))
+    band = band_tiles(scores, lists, block, n_k, span, GROUP, KEYS)
+    m_held = m_row
     if lists is None:
-        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
-        begin = tl.maximum(low, tl.program_id(1) * span) // KEYS * KEYS
-        stop = tl.minimum(high, tl.program_id(1) * span + span)
-        m_held = tl.where((begin < stop) | (tl.num_programs(1) == 1), block.i_local, rows) < rows
-        b_q = load_slices(q, m_held, d, SLICES, DEPTH, WIDE)
-        _p_tiles(
-            Tiles(begin, stop), "band", load_lse(lse + numbers, m_held), b_q, q, k, p, cap_derivative, block, m_row,
-            numbers, scores, lists, (n_k, d),
-            PairConstants(GROUP, COLS, KEYS, PLAIN, WHOLE_KEYS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
-        )  # fmt: skip
-    else:
-        PER: tl.constexpr = COLS // KEYS
-        b_q = load_slices(q, m_row, d, SLICES, DEPTH, WIDE)
-        b_lse = load_lse(lse + numbers, m_row)
-        at = list_of(lists, block.batch, block.head, block.first // ROWS, tl.cdiv(n_q * GROUP, ROWS))
-        begin, stop = entries(lists.full_starts + at, tl.program_id(1), tl.num_programs(1))
-        _p_tiles(
-            Tiles(begin * PER, stop * PER), "full", b_lse, b_q, q, k, p, cap_derivative, block, m_row,
-            numbers, scores, lists, (n_k, d),
-            PairConstants(GROUP, COLS, KEYS, PLAIN, WHOLE_KEYS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
-        )  # fmt: skip
-        begin, stop = entries(lists.partial_starts + at, tl.program_id(1), tl.num_programs(1))
-        _p_tiles(
-            Tiles(begin * PER, stop * PER), "partial", b_lse, b_q, q, k, p, cap_derivative, block, m_row,
-            numbers, scores, lists, (n_k, d),
-            PairConstants(GROUP, COLS, KEYS, PLAIN, WHOLE_KEYS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
-        )  # fmt: skip
+        m_held = tl.where((band.begin < band.stop) | (tl.num_programs(1) == 1), block.i_local, rows) < rows
+    b_q, b_lse = load_slices(q, m_held, d, SLICES, DEPTH, WIDE), load_lse(lse + block.numbers, m_held)
+    visit_band_or_list(
+        _p_tiles, band, (tl.program_id(1), tl.num_programs(1)), COLS // KEYS,
+        (), (b_lse, b_q, q, k, p, p if cap_derivative is None else cap_derivative, n_k, d), block, m_row, scores, lists,
+        PairConstants(GROUP, COLS, KEYS, PLAIN, WHOLE_KEYS, SliceConstants(SLICES, DEPTH, WHOLE, WIDE, PRECISION))
+    )  # fmt: skip
 
 
 @triton.jit
-def _p_tiles(
-    tiles, TILES: tl.constexpr, b_lse, b_q, q, k, p, cap_derivative, block, m_row, numbers, scores, lists, sizes, c
-):
-    """Write tiles of P, and of the softcap's derivative if there is one.
+def _p_tiles(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lists, c):
+    """Write tiles of P, and of the softcap's derivative if there is a softcap (see visits.py).
 
-    TILES: "band" tiles hold keys tiles.begin .. tiles.stop - 1. "full" and "partial" tiles are entries of lists, and
-    tiles.begin and tiles.stop count their pieces of KEYS keys. sizes: n_k, d.
+    state: none. operands: the rows' log-sum-exp; the rows of q, from load_slices, and where they lie; k; P; the
+    softcap's derivative (unused without a softcap); n_k, d.
     """
-    n_k, d = sizes
+    b_lse, b_q, q, k, p, cap_derivative, n_k, d = operands
     COLS: tl.constexpr = c.COLS
     KEYS: tl.constexpr = c.KEYS
     WIDE: tl.constexpr = c.slices.WIDE
@@ -124,12 +102,13 @@ def _p_tiles(
         if m_pair is not None:
             s = tl.where(m_pair, s, 0.0)
         if scores.seed is not None:
-            s = tl.where(keep_factors(scores, numbers, j, KEYS, SUMS) != 0, s, -s)
+            s = tl.where(keep_factors(scores, block.numbers, j, KEYS, SUMS) != 0, s, -s)
         m_tile = tile_mask(m_row, m_key)
         write(p_rows[:, None] + i_key[None, :], s, m_tile)
-        if cap_derivative is not None:
+        if scores.softcap is not None:
             p_derivative = line_at(cap_derivative, block.local, block.i_local)[:, None] + i_key[None, :]
             write(p_derivative, derivative, m_tile)
+    return state
 
 
 @triton.jit(do_not_specialize=PLACE)
@@ -161,59 +140,47 @@ def spill_ds(
     PRECISION: tl.constexpr,
 ):
     """dS of a block of rows and a span of keys, from P."""
-    blocks = tl.cdiv(rows, ROWS)
-    block = block_of_rows(
-        scores, stream, row, rows, kv_heads, tl.program_id(0) % blocks, tl.program_id(0) // blocks, ROWS
-    )
+    block = row_block((stream, row, rows), n_q, kv_heads, tl.program_id(0), scores.end is not None, GROUP, ROWS)
     m_row = None if WHOLE_ROWS else block.i_local < rows
     dout, v = head_of(dout, block.batch, block.head * GROUP), head_of(v, block.batch, block.head)
     dout = Panel(dout, row_offsets(dout, index(block.i, WIDE), GROUP))
-    p_delta = delta + row_numbers(block.batch, block.head, kv_heads, n_q, block.i, GROUP)
+    band = band_tiles(scores, lists, block, n_k, span, GROUP, COLS)
+    m_held = m_row
     if lists is None:
-        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
-        begin = tl.maximum(low, tl.program_id(1) * span) // COLS * COLS
-        stop = tl.minimum(high, tl.program_id(1) * span + span)
-        b_delta = read(p_delta, tl.where((begin < stop) | (tl.num_programs(1) == 1), block.i_local, rows) < rows)
-        _ds_tiles(
-            Tiles(begin, stop), "band", b_delta, dout, v, (p, ds), cap_derivative, block, m_row, scores, lists,
-            (n_k, d_v), COLS, WHOLE_COLS, SliceConstants(0, DEPTH, WHOLE, WIDE, PRECISION)
-        )  # fmt: skip
-    else:
-        b_delta = read(p_delta, m_row)
-        at = list_of(lists, block.batch, block.head, block.first // ROWS, tl.cdiv(n_q * GROUP, ROWS))
-        begin, stop = entries(lists.full_starts + at, tl.program_id(1), tl.num_programs(1))
-        _ds_tiles(
-            Tiles(begin, stop), "full", b_delta, dout, v, (p, ds), cap_derivative, block, m_row, scores, lists,
-            (n_k, d_v), COLS, WHOLE_COLS, SliceConstants(0, DEPTH, WHOLE, WIDE, PRECISION)
-        )  # fmt: skip
-        begin, stop = entries(lists.partial_starts + at, tl.program_id(1), tl.num_programs(1))
-        _ds_tiles(
-            Tiles(begin, stop), "partial", b_delta, dout, v, (p, ds), cap_derivative, block, m_row, scores, lists,
-            (n_k, d_v), COLS, WHOLE_COLS, SliceConstants(0, DEPTH, WHOLE, WIDE, PRECISION)
-        )  # fmt: skip
+        m_held = tl.where((band.begin < band.stop) | (tl.num_programs(1) == 1), block.i_local, rows) < rows
+    b_delta = read(delta + block.numbers, m_held)
+    visit_band_or_list(
+        _ds_tiles, band, (tl.program_id(1), tl.num_programs(1)), 1,
+        (), (b_delta, dout, v, p, p if cap_derivative is None else cap_derivative, ds, n_k, d_v),
+        block, m_row, scores, lists,
+        PairConstants(GROUP, COLS, COLS, False, WHOLE_COLS, SliceConstants(0, DEPTH, WHOLE, WIDE, PRECISION))
+    )  # fmt: skip
 
 
 @triton.jit
-def _ds_tiles(
-    tiles, TILES: tl.constexpr, b_delta, dout, v, spilled, cap_derivative, block, m_row, scores, lists, sizes,
-    COLS: tl.constexpr, WHOLE_COLS: tl.constexpr, c
-):  # fmt: skip
-    """Write tiles of dS. tiles, TILES: as in _p_tiles, without pieces. spilled: P and dS. sizes: n_k, d_v."""
-    p, ds = spilled
-    n_k, d_v = sizes
+def _ds_tiles(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lists, c):
+    """Write tiles of dS (see visits.py).
+
+    state: none. operands: the rows' delta; dout and v; P; the softcap's derivative (unused without a softcap); dS;
+    n_k, d_v.
+    """
+    b_delta, dout, v, p, cap_derivative, ds, n_k, d_v = operands
+    COLS: tl.constexpr = c.COLS
+    WIDE: tl.constexpr = c.slices.WIDE
     ROWS: tl.constexpr = b_delta.shape[0]
     for t in tl.range(tiles.begin, tiles.stop, COLS if TILES == "band" else 1, flatten=True):
         j = first_of(lists, t, TILES, COLS)
         i_key = j + tl.arange(0, COLS)
-        m_key = None if WHOLE_COLS or TILES == "full" else i_key < n_k
+        m_key = None if c.WHOLE_KEYS or TILES == "full" else i_key < n_k
         m_tile = tile_mask(m_row, m_key)
         dp = score_tile(
-            (), dout, m_row, Panel(v, index(i_key, c.WIDE) * v.row), m_key, d_v,
-            tl.zeros((ROWS, COLS), b_delta.dtype), c
+            (), dout, m_row, Panel(v, index(i_key, WIDE) * v.row), m_key, d_v,
+            tl.zeros((ROWS, COLS), b_delta.dtype), c.slices
         )  # fmt: skip
         b_p = read(line_at(p, block.local, block.i_local)[:, None] + i_key[None, :], m_tile).to(dp.dtype)
         b_ds = score_gradient(b_p, dp, b_delta[:, None], scores)
-        if cap_derivative is not None:
+        if scores.softcap is not None:
             p_derivative = line_at(cap_derivative, block.local, block.i_local)[:, None] + i_key[None, :]
             b_ds *= read(p_derivative, m_tile).to(dp.dtype)
         write(line_at(ds, block.local, block.i_local)[:, None] + i_key[None, :], b_ds, m_tile)
+    return state

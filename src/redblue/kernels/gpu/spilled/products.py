@@ -11,12 +11,14 @@ import triton
 import triton.language as tl
 
 from redblue.kernels.gpu.arrays import and_masks, head_of, index, product, read, row_offsets, tile_mask, write
-from redblue.kernels.gpu.band import Tiles, attended_keys, attending_rows, entries, first_of_slice, keys_of, list_of
+from redblue.kernels.gpu.band import attended_keys, attending_rows, band_tiles, first_of_slice
+from redblue.kernels.gpu.blocks import key_block, row_block
 from redblue.kernels.gpu.scores import number
-from redblue.kernels.gpu.spilled.chunks import PLACE, block_of_rows, line_at
+from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 from redblue.kernels.gpu.spilled.constants import ProductConstants
-from redblue.kernels.gpu.spilled.shares import add_share, share_of
+from redblue.kernels.gpu.spilled.shares import add_share, share_of, visit_share
 from redblue.kernels.gpu.spilled.slices import Panel, pointers
+from redblue.kernels.gpu.visits import visit_band_or_list
 
 
 @triton.jit(do_not_specialize=PLACE)
@@ -46,43 +48,29 @@ def row_gradient(
     PRECISION: tl.constexpr,
 ):
     """A tile of dQ = dS K."""
-    blocks, feature_tiles = tl.cdiv(rows, ROWS), tl.cdiv(d, FEATURES)
-    # Programs that share rows of dS run at once
-    i_block, local = tl.program_id(0) // feature_tiles % blocks, tl.program_id(0) // feature_tiles // blocks
-    block = block_of_rows(scores, stream, row, rows, kv_heads, i_block, local, ROWS)
+    feature_tiles = tl.cdiv(d, FEATURES)
+    program = tl.program_id(0) // feature_tiles  # programs that share rows of dS run at once
+    block = row_block((stream, row, rows), n_q, kv_heads, program, scores.end is not None, GROUP, ROWS)
     i_f = tl.program_id(0) % feature_tiles * FEATURES + tl.arange(0, FEATURES)
     m_row = None if WHOLE_ROWS else block.i_local < rows
-    m_f = None if WHOLE else i_f < d
-    acc = tl.zeros((ROWS, FEATURES), SUMS)
     k = head_of(k, block.batch, block.head)
-    if lists is None:
-        low, high = keys_of(scores, block.first, block.stop, n_k, GROUP)
-        acc = _row_tiles(
-            Tiles(low // DEPTH * DEPTH, high), "band", acc, k, ds, block, m_row, i_f, m_f, scores, lists, n_k,
-            ProductConstants(GROUP, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION)
-        )  # fmt: skip
-    else:
-        PER: tl.constexpr = COLS // DEPTH
-        at = list_of(lists, block.batch, block.head, block.first // ROWS, tl.cdiv(n_q * GROUP, ROWS))
-        begin, stop = entries(lists.full_starts + at, 0, 1)
-        acc = _row_tiles(
-            Tiles(begin * PER, stop * PER), "full", acc, k, ds, block, m_row, i_f, m_f, scores, lists, n_k,
-            ProductConstants(GROUP, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION)
-        )  # fmt: skip
-        begin, stop = entries(lists.partial_starts + at, 0, 1)
-        acc = _row_tiles(
-            Tiles(begin * PER, stop * PER), "partial", acc, k, ds, block, m_row, i_f, m_f, scores, lists, n_k,
-            ProductConstants(GROUP, COLS, DEPTH, WHOLE_KEYS, WIDE, PRECISION)
-        )  # fmt: skip
-    acc *= number(scores.scale, acc.dtype)
+    band = band_tiles(scores, lists, block, n_k, None, GROUP, DEPTH)
+    acc = visit_band_or_list(
+        _row_tiles, band, (0, 1), COLS // DEPTH,
+        tl.zeros((ROWS, FEATURES), SUMS), (k, ds, i_f, n_k, d), block, m_row, scores, lists,
+        ProductConstants(GROUP, COLS, DEPTH, False, WHOLE_KEYS, WHOLE, WIDE, PRECISION)
+    )  # fmt: skip
+    acc *= number(scores.scale, SUMS)
     dq = head_of(dq, block.batch, block.head * GROUP)
     dq = Panel(dq, row_offsets(dq, index(block.i, WIDE), GROUP))
-    write(pointers(dq, i_f, WIDE), acc, tile_mask(m_row, m_f))
+    write(pointers(dq, i_f, WIDE), acc, tile_mask(m_row, None if WHOLE else i_f < d))
 
 
 @triton.jit
-def _row_tiles(tiles, TILES: tl.constexpr, acc, k, ds, block, m_row, i_f, m_f, scores, lists, n_k, c):
-    """acc + dS K over slices of DEPTH keys. tiles, TILES: as in output's _output_tiles."""
+def _row_tiles(tiles, TILES: tl.constexpr, acc, operands, block, m_row, scores, lists, c):
+    """acc + dS K over slices of DEPTH keys (see visits.py). operands: k, dS, the features of the tile, n_k, d."""
+    k, ds, i_f, n_k, d = operands
+    m_f = None if c.WHOLE_FEATURES else i_f < d
     DEPTH: tl.constexpr = c.DEPTH
     for t in tl.range(tiles.begin, tiles.stop, DEPTH if TILES == "band" else 1):
         j = first_of_slice(lists, t, TILES, c.LENGTH, DEPTH)
@@ -129,58 +117,43 @@ def key_gradient(
 
     running: the sums over chunks so far; None if one chunk holds all rows.
     """
-    blocks, feature_tiles = tl.cdiv(n_k, KEYS), tl.cdiv(features, FEATURES)
-    block = tl.program_id(0) // feature_tiles % blocks  # programs that share columns of `spilled` run at once
-    local = tl.program_id(0) // feature_tiles // blocks
-    batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads
-    i_key = block * KEYS + tl.arange(0, KEYS)
+    feature_tiles = tl.cdiv(features, FEATURES)
+    # Programs that share columns of `spilled` run at once
+    block = key_block(stream, n_k, kv_heads, tl.program_id(0) // feature_tiles, KEYS)
     i_f = tl.program_id(0) % feature_tiles * FEATURES + tl.arange(0, FEATURES)
-    m_key = None if WHOLE_KEYS else i_key < n_k
-    m_f = None if WHOLE else i_f < features
-    acc = tl.zeros((KEYS, FEATURES), SUMS)
-    other = head_of(other, batch, head * GROUP)
-    share = share_of(scores, lists, (batch, head), (block, blocks), (row, rows), n_q, n_k, GROUP, ROWS, KEYS, DEPTH)
+    m_key = None if WHOLE_KEYS else block.i < n_k
+    other = head_of(other, block.batch, block.head * GROUP)
+    share = share_of(scores, lists, block, row, rows, n_q * GROUP, GROUP, ROWS, DEPTH)
     if share.any:
-        if lists is None:
-            acc = _key_tiles(
-                Tiles(share.begin, share.stop), "band", acc, other, spilled, (local, row, rows), i_key, m_key, i_f, m_f,
-                scores, lists, n_q * GROUP, OF_P, ProductConstants(GROUP, ROWS, DEPTH, WHOLE_ROWS, WIDE, PRECISION)
-            )  # fmt: skip
-        else:
-            PER: tl.constexpr = ROWS // DEPTH
-            acc = _key_tiles(
-                Tiles(share.begin * PER, share.stop * PER), "full", acc, other, spilled, (local, row, rows),
-                i_key, m_key, i_f, m_f, scores, lists, n_q * GROUP, OF_P,
-                ProductConstants(GROUP, ROWS, DEPTH, WHOLE_ROWS, WIDE, PRECISION)
-            )  # fmt: skip
-            acc = _key_tiles(
-                Tiles(share.partial * PER, share.partial_stop * PER), "partial", acc, other, spilled,
-                (local, row, rows), i_key, m_key, i_f, m_f, scores, lists, n_q * GROUP, OF_P,
-                ProductConstants(GROUP, ROWS, DEPTH, WHOLE_ROWS, WIDE, PRECISION)
-            )  # fmt: skip
-        add_share(acc, gradient, running, scores, (batch, head), i_key, i_f, tile_mask(m_key, m_f), share, OF_P, WIDE)
+        acc = visit_share(
+            _key_tiles, share, tl.zeros((KEYS, FEATURES), SUMS),
+            (other, spilled, i_f, features, row, rows, n_q * GROUP), block, m_key, scores, lists,
+            ProductConstants(GROUP, ROWS, DEPTH, OF_P, WHOLE_ROWS, WHOLE, WIDE, PRECISION)
+        )  # fmt: skip
+        m_tile = tile_mask(m_key, None if WHOLE else i_f < features)
+        add_share(acc, gradient, running, scores, block, i_f, m_tile, share, OF_P, WIDE)
 
 
 @triton.jit
-def _key_tiles(
-    tiles, TILES: tl.constexpr, acc, other, spilled, chunk, i_key, m_key, i_f, m_f, scores, lists, n_rows,
-    OF_P: tl.constexpr, c
-):  # fmt: skip
-    """acc + spilled^T other over slices of DEPTH rows. tiles, TILES: as in output's _output_tiles, with rows for keys.
+def _key_tiles(tiles, TILES: tl.constexpr, acc, operands, block, m_key, scores, lists, c):
+    """acc + spilled^T other over slices of DEPTH rows (see visits.py).
 
-    chunk: the stream, counted from the chunk's first stream, the chunk's first row and its number of rows.
+    operands: the two factors; the features of the tile, and all; the chunk's first row and its rows; n_q * GROUP.
     """
-    local, row, rows = chunk
+    other, spilled, i_f, features, row, rows, n_rows = operands
+    m_f = None if c.WHOLE_FEATURES else i_f < features
     DEPTH: tl.constexpr = c.DEPTH
     for t in tl.range(tiles.begin, tiles.stop, DEPTH if TILES == "band" else 1):
         i = first_of_slice(lists, t, TILES, c.LENGTH, DEPTH)
         m_spilled = m_key
         if TILES == "band":
-            m_spilled = and_masks(m_key, attended_keys(scores, i_key, i, tl.minimum(i + DEPTH, n_rows), c.GROUP))
+            m_spilled = and_masks(m_key, attended_keys(scores, block.i, i, tl.minimum(i + DEPTH, n_rows), c.GROUP))
         i_row = i + tl.arange(0, DEPTH)
         m_row = None if c.WHOLE or TILES == "full" else i_row < row + rows
-        b_spilled = read(line_at(spilled, local, i_row - row)[:, None] + i_key[None, :], tile_mask(m_row, m_spilled))
-        if OF_P and scores.seed is not None:  # P is negative where it is dropped
+        b_spilled = read(
+            line_at(spilled, block.local, i_row - row)[:, None] + block.i[None, :], tile_mask(m_row, m_spilled)
+        )
+        if c.OF_P and scores.seed is not None:  # P is negative where it is dropped
             b_spilled = tl.maximum(b_spilled.to(acc.dtype), 0.0).to(b_spilled.dtype)
         offsets = row_offsets(other, index(i_row, c.WIDE), c.GROUP)
         b_other = read(pointers(Panel(other, offsets), i_f, c.WIDE), tile_mask(m_row, m_f))

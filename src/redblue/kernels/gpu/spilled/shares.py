@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from redblue.kernels.gpu.arrays import head_of, index, read, write
-from redblue.kernels.gpu.band import first_at_least, list_of, rows_of
+from redblue.kernels.gpu.band import Tiles, first_at_least, list_of, rows_of
 from redblue.kernels.gpu.scores import number
 from redblue.kernels.gpu.spilled.slices import Panel, pointers
 
@@ -29,25 +29,20 @@ class Share(NamedTuple):
 
 @triton.jit
 def share_of(
-    scores, lists, stream, block, chunk, n_q, n_k,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr
+    scores, lists, block, row, rows, n_rows, GROUP: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
-    """The share of a chunk (first row, number of rows) in a block of KEYS keys (index, number of blocks).
+    """The share of a chunk's rows row .. row + rows - 1, of n_rows, in a block of keys.
 
-    stream: batch entry and key head. ROWS, DEPTH: rows of a listed tile and of a slice.
+    ROWS, DEPTH: rows of a listed tile and of a slice.
     """
-    i_block, blocks = block
-    row, rows = chunk
-    batch, head = stream
     if lists is None:
-        first, last = i_block * KEYS, tl.minimum(i_block * KEYS + KEYS, n_k)
-        low, high = rows_of(scores, first, last, n_q * GROUP, GROUP)
+        low, high = rows_of(scores, block.first, block.stop, n_rows, GROUP)
         begin, stop = tl.maximum(low, row) // DEPTH * DEPTH, tl.minimum(high, row + rows)
         begun, ended = (low < row) & (low < high), (high <= row + rows) | (low >= high)
         some = (tl.maximum(low, row) < stop) | ((low >= high) & (row == 0))
         return Share(begin, stop, begin, stop, begun, ended, some)
     else:
-        at = list_of(lists, batch, head, i_block, blocks)
+        at = list_of(lists, block.batch, block.head, block.index, block.blocks)
         full, full_end = tl.load(lists.full_starts + at), tl.load(lists.full_starts + at + 1)
         partial, partial_end = tl.load(lists.partial_starts + at), tl.load(lists.partial_starts + at + 1)
         first, last = row // ROWS, tl.cdiv(row + rows, ROWS)
@@ -63,14 +58,27 @@ def share_of(
 
 
 @triton.jit
+def visit_share(ADD: tl.constexpr, share, state, operands, block, m_block, scores, lists, c):
+    """As visit_band_or_list of visits.py, for the share of a chunk in a block of keys."""
+    if lists is None:
+        state = ADD(Tiles(share.begin, share.stop), "band", state, operands, block, m_block, scores, lists, c)
+    else:
+        SLICES: tl.constexpr = c.LENGTH // c.DEPTH
+        tiles = Tiles(share.begin * SLICES, share.stop * SLICES)
+        state = ADD(tiles, "full", state, operands, block, m_block, scores, lists, c)
+        tiles = Tiles(share.partial * SLICES, share.partial_stop * SLICES)
+        state = ADD(tiles, "partial", state, operands, block, m_block, scores, lists, c)
+    return state
+
+
+@triton.jit
 def add_share(
-    acc, gradient, running, scores, stream, i_key, i_f, m_tile, share, OF_P: tl.constexpr, WIDE: tl.constexpr
-):
+    acc, gradient, running, scores, block, i_f, m_tile, share, OF_P: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
     """Add a chunk's share to the running sums of earlier chunks; write the gradient if no later chunk adds to it."""
-    batch, head = stream
     if running is not None:
-        running = head_of(running, batch, head)
-        p_running = pointers(Panel(running, index(i_key, WIDE) * running.row), i_f, WIDE)
+        running = head_of(running, block.batch, block.head)
+        p_running = pointers(Panel(running, index(block.i, WIDE) * running.row), i_f, WIDE)
         if share.begun:
             acc += read(p_running, m_tile)
         if not share.ended:
@@ -81,5 +89,5 @@ def add_share(
                 acc *= number(scores.keep_scale, acc.dtype)
         else:
             acc *= number(scores.scale, acc.dtype)
-        result = head_of(gradient, batch, head)
-        write(pointers(Panel(result, index(i_key, WIDE) * result.row), i_f, WIDE), acc, m_tile)
+        result = head_of(gradient, block.batch, block.head)
+        write(pointers(Panel(result, index(block.i, WIDE) * result.row), i_f, WIDE), acc, m_tile)
