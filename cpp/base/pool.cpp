@@ -1,131 +1,122 @@
 #include "base/pool.h"
 
-#include <atomic>
-#include <condition_variable>
-#include <deque>
-#include <exception>
-#include <memory>
-#include <mutex>
+#include <algorithm>
+#include <chrono>
 #include <system_error>
 #include <thread>
 
-#if defined(__unix__) || defined(__APPLE__)
-#include <unistd.h>
-#endif
+#include "base/processes.h"
 
 namespace redblue {
 namespace {
 
-// One call of share_out. Workers hold it by shared_ptr, so a late worker still finds the job, without tasks.
-struct Job {
-  std::int64_t tasks;
-  const std::function<void(std::int64_t)>* work;
-  std::atomic<std::int64_t> next{0};
-  std::atomic<int> busy{0};  // workers inside run()
-  std::mutex mutex;
-  std::condition_variable idle;
-  std::exception_ptr error;
+using Clock = std::chrono::steady_clock;
 
-  void run() {
-    for (std::int64_t task; (task = next.fetch_add(1)) < tasks;) try {
-        (*work)(task);
-      } catch (const Stopped&) {
-        next = tasks;
-      } catch (...) {
-        next = tasks;
-        const std::lock_guard<std::mutex> lock(mutex);
-        if (!error) error = std::current_exception();
-      }
-  }
-};
+// How long a thread spins before it sleeps. Waking it costs 30 to 60 us.
+constexpr std::chrono::microseconds kSpin{100};
 
-class Pool {
- public:
-  explicit Pool(long owner) : owner_(owner) {}
-  long owner() const { return owner_; }
-
-  // Asks up to `helpers` workers to join, as many as the system lets run.
-  void post(const std::shared_ptr<Job>& job, int helpers) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      try {
-        for (; workers_ < helpers; workers_++) std::thread([this] { serve(); }).detach();
-      } catch (const std::system_error&) {
-      }
-      for (int i = 0; i < helpers && i < workers_; i++) jobs_.push_back(job);
-    }
-    if (helpers == 1) wake_.notify_one();
-    else wake_.notify_all();
-  }
-  // Withdraws the requests that no worker has taken: from now on, only busy workers know the job.
-  void withdraw(const std::shared_ptr<Job>& job) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto it = jobs_.begin(); it != jobs_.end();) it = *it == job ? jobs_.erase(it) : it + 1;
-  }
-
- private:
-  void serve() {
-    for (;;) {
-      std::shared_ptr<Job> job;
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [this] { return !jobs_.empty(); });
-        job = std::move(jobs_.front());
-        jobs_.pop_front();
-        job->busy.fetch_add(1);
-      }
-      job->run();
-      {
-        const std::lock_guard<std::mutex> lock(job->mutex);
-        job->busy.fetch_sub(1);
-      }
-      job->idle.notify_one();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::shared_ptr<Job>> jobs_;
-  int workers_ = 0;
-  const long owner_;  // the process that the workers belong to
-};
-
-long this_process() {
-#if defined(__unix__) || defined(__APPLE__)
-  return getpid();
-#else
-  return 0;
-#endif
-}
-
-// Never destroyed: workers sleep in the pool until the process ends. A forked child has none of its parent's threads,
-// so it creates its own pool and does not touch the parent's, which may be in any state.
-Pool& pool() {
-  static std::atomic<Pool*> current{nullptr};
-  for (;;) {
-    Pool* found = current.load();
-    if (found && found->owner() == this_process()) return *found;
-    auto made = std::make_unique<Pool>(this_process());
-    if (current.compare_exchange_strong(found, made.get())) return *made.release();
-  }
+// Spins until `done()`, for kSpin at most.
+template <class Done>
+void spin(Done done) {
+  for (const auto start = Clock::now(); !done() && Clock::now() - start < kSpin;) pause_cpu();
 }
 
 }  // namespace
 
-void share_out(std::int64_t tasks, int threads, const std::function<void(std::int64_t)>& work) {
-  if (tasks <= 1 || threads <= 1) {
-    for (std::int64_t task = 0; task < tasks; task++) work(task);
-    return;
+Pool& Pool::of_this_process() {
+  static std::atomic<Pool*> current{nullptr};
+  for (;;) {
+    Pool* pool = current.load();
+    if (pool && pool->process_ == this_process()) return *pool;
+    std::unique_ptr<Pool> made(new Pool(this_process()));
+    if (current.compare_exchange_strong(pool, made.get())) return *made.release();
   }
-  const auto job = std::make_shared<Job>();
-  job->tasks = tasks;
-  job->work = &work;
-  const int helpers = static_cast<int>(tasks < threads ? tasks : threads) - 1;
-  pool().post(job, helpers);
-  job->run();
-  pool().withdraw(job);
-  std::unique_lock<std::mutex> lock(job->mutex);
-  job->idle.wait(lock, [&] { return job->busy == 0; });
-  if (job->error) std::rethrow_exception(job->error);
+}
+
+void Pool::run(Job& job, int helpers) {
+  const auto request = std::make_shared<Request>(job);
+  post(request, helpers);
+  job.run();
+  withdraw(request);
+  spin([&] { return request->busy == 0; });
+  std::unique_lock<std::mutex> lock(request->mutex);
+  request->idle.wait(lock, [&] { return request->busy == 0; });
+}
+
+void Pool::post(const std::shared_ptr<Request>& request, int helpers) {
+  std::vector<Worker*> woken;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const int created = create_workers(helpers);
+    helpers = std::min<int>(helpers, static_cast<int>(workers_.size()));
+    for (int i = 0; i < helpers; i++) requests_.push_back(request);
+    for (const auto& worker : workers_) {
+      if (static_cast<int>(woken.size()) >= helpers - created - spinning_) break;
+      if (!worker->asleep) continue;
+      worker->asleep = false;
+      woken.push_back(worker.get());
+    }
+    posts_.fetch_add(1);
+  }
+  for (Worker* worker : woken) worker->wake.notify_one();
+  for (std::size_t i = 0; i < woken.size() && i < kMaxMoves; i++) move_away(woken[i]->id, request->job.caller_cpu());
+}
+
+// Returns how many it creates. The system may refuse threads; fewer then do the same work.
+int Pool::create_workers(int count) {
+  const std::size_t before = workers_.size();
+  try {
+    while (static_cast<int>(workers_.size()) < count) {
+      auto worker = std::make_unique<Worker>();
+      std::thread([this, mine = worker.get()] { serve(*mine); }).detach();
+      workers_.push_back(std::move(worker));
+    }
+  } catch (const std::system_error&) {
+  }
+  return static_cast<int>(workers_.size() - before);
+}
+
+// Withdraws the requests that no worker has taken: from now on, only busy workers know the job.
+void Pool::withdraw(const std::shared_ptr<Request>& request) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  requests_.erase(std::remove(requests_.begin(), requests_.end(), request), requests_.end());
+}
+
+void Pool::serve(Worker& worker) {
+  worker.id = this_thread();
+  for (bool soon = false;;) {
+    const std::shared_ptr<Request> request = take(worker, soon);
+    request->job.run_on_worker();
+    {
+      const std::lock_guard<std::mutex> lock(request->mutex);
+      request->busy.fetch_sub(1);
+    }
+    request->idle.notify_one();
+  }
+}
+
+// Waits for a request. soon: whether the last one came so soon that spinning would have met it; the worker then spins
+// before it sleeps.
+std::shared_ptr<Pool::Request> Pool::take(Worker& worker, bool& soon) {
+  const auto start = Clock::now();
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (requests_.empty() && soon) {
+    const std::uint64_t seen = posts_;
+    spinning_++;
+    lock.unlock();
+    spin([&] { return posts_ != seen; });
+    lock.lock();
+    spinning_--;
+  }
+  while (requests_.empty()) {
+    worker.asleep = true;
+    worker.wake.wait(lock, [&] { return !worker.asleep; });
+  }
+  soon = Clock::now() - start < kSpin;
+  std::shared_ptr<Request> request = std::move(requests_.front());
+  requests_.pop_front();
+  request->busy.fetch_add(1);
+  return request;
 }
 
 }  // namespace redblue

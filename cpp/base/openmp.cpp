@@ -1,0 +1,121 @@
+#include "base/openmp.h"
+
+#if defined(__linux__)
+#include <dlfcn.h>
+#include <sched.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+
+#include "base/processes.h"
+#endif
+
+namespace redblue {
+
+#if defined(__linux__)
+namespace {
+
+// The entry points that GNU's runtime exports, and Intel's and LLVM's as well for programs that GNU compiled.
+struct Runtime {
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
+  int (*thread)();
+  int (*threads)();
+  long process;
+};
+
+std::atomic<const Runtime*> runtime{nullptr};  // never freed: a call may be using it
+std::atomic<bool> in_use{false};
+
+constexpr int kMaxTeam = 256;
+
+// The threads of the caller's team as the system numbers them, from its last regions.
+using Ids = std::array<std::atomic<ThreadId>, kMaxTeam>;
+
+struct Region {
+  Job& job;
+  const Runtime& openmp;
+  Ids& ids;
+  std::array<std::atomic<bool>, kMaxTeam> present{};
+
+  void worker(int number) {
+    ids[number] = this_thread();
+    present[number] = true;
+    job.run_on_worker();
+  }
+
+  void caller() {
+    const int size = openmp.threads();
+    wait(size, kPrompt);  // threads that spin come at once
+    move_late(size, [&](ThreadId id) { move_away(id, job.caller_cpu()); });
+    job.run();
+    // The region ends when all threads have been here. One that still waits for a CPU may have this one.
+    while (!wait(size, kLate)) {
+      move_late(size, [&](ThreadId id) { move_to(id, current_cpu()); });
+      sched_yield();
+    }
+  }
+
+ private:
+  static constexpr std::chrono::microseconds kPrompt{3}, kLate{20};
+
+  bool is_late(int number) const { return !present[number].load(std::memory_order_relaxed); }
+
+  // Waits for all threads; returns whether they came.
+  bool wait(int size, std::chrono::microseconds limit) const {
+    const auto start = std::chrono::steady_clock::now();
+    for (int number = 1; number < size; number++)
+      while (is_late(number)) {
+        if (std::chrono::steady_clock::now() - start > limit) return false;
+        pause_cpu();
+      }
+    return true;
+  }
+
+  template <class Move>
+  void move_late(int size, Move move) const {
+    int moved = 0;
+    for (int number = 1; number < size && moved < kMaxMoves; number++)
+      if (is_late(number)) move(ids[number]), moved++;
+  }
+};
+
+void enter(void* data) {
+  Region& region = *static_cast<Region*>(data);
+  const int number = region.openmp.thread();
+  if (number) region.worker(number);
+  else region.caller();
+}
+
+}  // namespace
+
+bool find_openmp(const std::string& path) {
+  runtime = nullptr;
+  if (path.empty()) return false;
+  void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return false;
+  // Looks in the library and in all that it loaded; the library is never closed
+  const Runtime found{reinterpret_cast<decltype(Runtime::parallel)>(dlsym(library, "GOMP_parallel")),
+                      reinterpret_cast<decltype(Runtime::thread)>(dlsym(library, "omp_get_thread_num")),
+                      reinterpret_cast<decltype(Runtime::threads)>(dlsym(library, "omp_get_num_threads")),
+                      this_process()};
+  if (!found.parallel || !found.thread || !found.threads) return false;
+  runtime = new Runtime(found);
+  return true;
+}
+
+bool run_on_openmp(Job& job, int threads) {
+  const Runtime* const openmp = runtime;
+  if (!openmp || threads > kMaxTeam || openmp->process != this_process() || in_use.exchange(true)) return false;
+  static thread_local Ids ids{};
+  Region region{job, *openmp, ids};
+  openmp->parallel(enter, &region, static_cast<unsigned>(threads), 0);
+  in_use = false;
+  return true;
+}
+#else
+bool find_openmp(const std::string&) { return false; }
+bool run_on_openmp(Job&, int) { return false; }
+#endif
+
+}  // namespace redblue
