@@ -41,7 +41,7 @@ class Pool {
   void withdraw(const std::shared_ptr<Request>& request);
   int create_workers(int count);
   void serve(Worker& worker);
-  std::shared_ptr<Request> take(Worker& worker, bool& soon);
+  std::shared_ptr<Request> take(Worker& worker);
 
   const long process_;  // that the workers belong to
   std::mutex mutex_;    // guards all below, and Worker::asleep
