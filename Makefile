@@ -82,7 +82,7 @@ clean: ## remove both environments and everything built
 # -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
 MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 HEADERS := $(wildcard cpp/*/*.h)
-KERNELS := attention/passes attention/spilled_passes base/share_out base/pool base/openmp base/cpus vector/isa tests/sanitize vector/portable
+KERNELS := attention/passes attention/spilled_passes base/share_out base/job base/pool base/openmp base/cpus vector/isa tests/sanitize vector/portable
 ROWS := vector/avx512_bf16 vector/avx512 vector/avx2 vector/neon
 
 $(SANITIZED)/memory: $(patsubst %,$(SANITIZED)/memory.d/%.o,$(ROWS) $(KERNELS))

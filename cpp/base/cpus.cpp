@@ -3,6 +3,7 @@
 #if defined(__linux__)
 #include <sched.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <mutex>
@@ -46,11 +47,18 @@ void move_to(ThreadId thread, int cpu) {
     if (allowed) CPU_SET(cpu, &cpus);
   });
 }
+
+CpuTime cpu_time(ThreadId thread) {
+  timespec time{};
+  const auto clock = static_cast<clockid_t>(~static_cast<unsigned>(thread) << 3 | 6);  // Linux: CPU time of a thread
+  return clock_gettime(clock, &time) ? 0 : time.tv_sec * CpuTime{1'000'000'000} + time.tv_nsec;
+}
 #else
 int current_cpu() { return -1; }
 ThreadId this_thread() { return 0; }
 void move_away(ThreadId, int) {}
 void move_to(ThreadId, int) {}
+CpuTime cpu_time(ThreadId) { return 0; }
 #endif
 
 }  // namespace redblue

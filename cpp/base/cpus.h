@@ -4,10 +4,12 @@
 // machines that pack virtual CPUs, for one). The woken thread then waits until the caller has done all the work alone.
 // So a late thread is moved, once: its affinity is narrowed and restored at once, and the system keeps its freedom.
 #pragma once
+#include <cstdint>
 
 namespace redblue {
 
 using ThreadId = int;  // as the system numbers threads; 0: unknown
+using CpuTime = std::int64_t;
 
 // The CPU that this thread runs on; -1 if the system does not say.
 int current_cpu();
@@ -20,14 +22,8 @@ void move_away(ThreadId thread, int cpu);
 // Moves a thread to a CPU, if its affinity allows it.
 void move_to(ThreadId thread, int cpu);
 
-// Tells the CPU that this thread spins.
-inline void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
+// The CPU time that a thread has used, in ns. It stands still while the thread waits for a CPU. 0 if unknown.
+CpuTime cpu_time(ThreadId thread);
 
 // Threads that one call moves at most: a move costs about 3 us, and one of many late threads matters little.
 constexpr int kMaxMoves = 8;

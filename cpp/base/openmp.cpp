@@ -2,13 +2,13 @@
 
 #if defined(__linux__)
 #include <dlfcn.h>
-#include <sched.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
 
 #include "base/processes.h"
+#include "base/spin.h"
 #endif
 
 namespace redblue {
@@ -46,14 +46,12 @@ struct Region {
 
   void caller() {
     const int size = openmp.threads();
-    wait(size, kPrompt);  // threads that spin come at once
+    all_present(size, kPrompt);  // threads that spin come at once
     move_late(size, [&](ThreadId id) { move_away(id, job.caller_cpu()); });
     job.run();
+    job.finish();
     // The region ends when all threads have been here. One that still waits for a CPU may have this one.
-    while (!wait(size, kLate)) {
-      move_late(size, [&](ThreadId id) { move_to(id, current_cpu()); });
-      sched_yield();
-    }
+    while (!all_present(size, kLate)) move_late(size, [&](ThreadId id) { move_to(id, current_cpu()); });
   }
 
  private:
@@ -62,14 +60,12 @@ struct Region {
   bool is_late(int number) const { return !present[number].load(std::memory_order_relaxed); }
 
   // Waits for all threads; returns whether they came.
-  bool wait(int size, std::chrono::microseconds limit) const {
-    const auto start = std::chrono::steady_clock::now();
-    for (int number = 1; number < size; number++)
-      while (is_late(number)) {
-        if (std::chrono::steady_clock::now() - start > limit) return false;
-        pause_cpu();
-      }
-    return true;
+  bool all_present(int size, std::chrono::microseconds limit) const {
+    int number = 1;
+    return spin([&] {
+      while (number < size && !is_late(number)) number++;
+      return number >= size;
+    }, limit);
   }
 
   template <class Move>

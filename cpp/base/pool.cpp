@@ -1,27 +1,13 @@
 #include "base/pool.h"
 
 #include <algorithm>
-#include <chrono>
 #include <system_error>
 #include <thread>
 
 #include "base/processes.h"
+#include "base/spin.h"
 
 namespace redblue {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// How long a thread looks for work before it sleeps: as long as it takes to wake it, or a little longer.
-constexpr std::chrono::microseconds kSpin{100};
-
-// Spins until `done()`, for kSpin at most. Other threads that want this CPU get it.
-template <class Done>
-void spin(Done done) {
-  for (const auto start = Clock::now(); !done() && Clock::now() - start < kSpin;) std::this_thread::yield();
-}
-
-}  // namespace
 
 Pool& Pool::of_this_process() {
   static std::atomic<Pool*> current{nullptr};
@@ -33,23 +19,20 @@ Pool& Pool::of_this_process() {
   }
 }
 
-void Pool::run(Job& job, int helpers) {
-  const auto request = std::make_shared<Request>(job);
-  post(request, helpers);
-  job.run();
-  withdraw(request);
-  spin([&] { return request->busy == 0; });
-  std::unique_lock<std::mutex> lock(request->mutex);
-  request->idle.wait(lock, [&] { return request->busy == 0; });
+void Pool::run(const std::shared_ptr<Job>& job, int helpers) {
+  post(job, helpers);
+  job->run();
+  withdraw(job);
+  job->finish();
 }
 
-void Pool::post(const std::shared_ptr<Request>& request, int helpers) {
+void Pool::post(const std::shared_ptr<Job>& job, int helpers) {
   std::vector<Worker*> woken;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const int created = create_workers(helpers);
     helpers = std::min<int>(helpers, static_cast<int>(workers_.size()));
-    for (int i = 0; i < helpers; i++) requests_.push_back(request);
+    for (int i = 0; i < helpers; i++) jobs_.push_back(job);
     for (const auto& worker : workers_) {
       if (static_cast<int>(woken.size()) >= helpers - created - spinning_) break;
       if (!worker->asleep) continue;
@@ -59,7 +42,7 @@ void Pool::post(const std::shared_ptr<Request>& request, int helpers) {
     posts_.fetch_add(1);
   }
   for (Worker* worker : woken) worker->wake.notify_one();
-  for (std::size_t i = 0; i < woken.size() && i < kMaxMoves; i++) move_away(woken[i]->id, request->job.caller_cpu());
+  for (std::size_t i = 0; i < woken.size() && i < kMaxMoves; i++) move_away(woken[i]->id, job->caller_cpu());
 }
 
 // Returns how many it creates. The system may refuse threads; fewer then do the same work.
@@ -76,29 +59,25 @@ int Pool::create_workers(int count) {
   return static_cast<int>(workers_.size() - before);
 }
 
-// Withdraws the requests that no worker has taken: from now on, only busy workers know the job.
-void Pool::withdraw(const std::shared_ptr<Request>& request) {
+// Withdraws the places that no worker has taken.
+void Pool::withdraw(const std::shared_ptr<Job>& job) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  requests_.erase(std::remove(requests_.begin(), requests_.end(), request), requests_.end());
+  jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), job), jobs_.end());
 }
 
 void Pool::serve(Worker& worker) {
   worker.id = this_thread();
   for (;;) {
-    const std::shared_ptr<Request> request = take(worker);
-    request->job.run_on_worker();
-    {
-      const std::lock_guard<std::mutex> lock(request->mutex);
-      request->busy.fetch_sub(1);
-    }
-    request->idle.notify_one();
+    const std::shared_ptr<Job> job = take(worker);
+    job->run_on_worker();
+    job->help_stalled();
   }
 }
 
-// Waits for a request: spins, then sleeps.
-std::shared_ptr<Pool::Request> Pool::take(Worker& worker) {
+// Waits for a job: spins, then sleeps.
+std::shared_ptr<Job> Pool::take(Worker& worker) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (requests_.empty()) {
+  if (jobs_.empty()) {
     const std::uint64_t seen = posts_;
     spinning_++;
     lock.unlock();
@@ -106,14 +85,13 @@ std::shared_ptr<Pool::Request> Pool::take(Worker& worker) {
     lock.lock();
     spinning_--;
   }
-  while (requests_.empty()) {
+  while (jobs_.empty()) {
     worker.asleep = true;
     worker.wake.wait(lock, [&] { return !worker.asleep; });
   }
-  std::shared_ptr<Request> request = std::move(requests_.front());
-  requests_.pop_front();
-  request->busy.fetch_add(1);
-  return request;
+  std::shared_ptr<Job> job = std::move(jobs_.front());
+  jobs_.pop_front();
+  return job;
 }
 
 }  // namespace redblue

@@ -18,18 +18,11 @@ class Pool {
   // not touch its parent's, which may be in any state. Never destroyed: workers sleep in it until the process ends.
   static Pool& of_this_process();
 
-  // Does a job on the caller and up to `helpers` workers, as many as the system lets run.
-  void run(Job& job, int helpers);
+  // Does a job on the caller and up to `helpers` workers, as many as the system lets run. Workers hold the job by
+  // shared_ptr, because one may still look for a task when the caller has left.
+  void run(const std::shared_ptr<Job>& job, int helpers);
 
  private:
-  // A job that asks for workers. Workers hold it by shared_ptr, because one may notify a caller that has left.
-  struct Request {
-    explicit Request(Job& given) : job(given) {}
-    Job& job;
-    std::atomic<int> busy{0};  // workers that do the job
-    std::mutex mutex;
-    std::condition_variable idle;
-  };
   struct Worker {
     std::atomic<ThreadId> id{0};
     bool asleep = false;
@@ -37,17 +30,17 @@ class Pool {
   };
 
   explicit Pool(long process) : process_(process) {}
-  void post(const std::shared_ptr<Request>& request, int helpers);
-  void withdraw(const std::shared_ptr<Request>& request);
+  void post(const std::shared_ptr<Job>& job, int helpers);
+  void withdraw(const std::shared_ptr<Job>& job);
   int create_workers(int count);
   void serve(Worker& worker);
-  std::shared_ptr<Request> take(Worker& worker);
+  std::shared_ptr<Job> take(Worker& worker);
 
   const long process_;  // that the workers belong to
   std::mutex mutex_;    // guards all below, and Worker::asleep
-  std::deque<std::shared_ptr<Request>> requests_;
+  std::deque<std::shared_ptr<Job>> jobs_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  int spinning_ = 0;  // workers that look for a request without sleeping
+  int spinning_ = 0;  // workers that look for a job without sleeping
   std::atomic<std::uint64_t> posts_{0};
 };
 

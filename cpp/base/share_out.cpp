@@ -1,6 +1,7 @@
 #include "base/share_out.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "base/openmp.h"
 #include "base/pool.h"
@@ -12,11 +13,11 @@ void share_out(std::int64_t tasks, int threads, const std::function<void(std::in
     for (std::int64_t task = 0; task < tasks; task++) work(task);
     return;
   }
-  Job job(tasks, work);
+  const auto job = std::make_shared<Job>(tasks, work);
   // OpenMP gets all threads even for fewer tasks: a team that changes its size ends threads and starts new ones.
-  if (!run_on_openmp(job, threads))
+  if (!run_on_openmp(*job, threads))
     Pool::of_this_process().run(job, static_cast<int>(std::min<std::int64_t>(tasks, threads)) - 1);
-  job.rethrow();
+  job->rethrow();
 }
 
 bool use_openmp_of(const std::string& path) { return find_openmp(path); }
