@@ -1,11 +1,16 @@
 #include "base/cpus.h"
 
 #if defined(__linux__)
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #endif
 
@@ -53,12 +58,28 @@ CpuTime cpu_time(ThreadId thread) {
   const auto clock = static_cast<clockid_t>(~static_cast<unsigned>(thread) << 3 | 6);  // Linux: CPU time of a thread
   return clock_gettime(clock, &time) ? 0 : time.tv_sec * CpuTime{1'000'000'000} + time.tv_nsec;
 }
+
+Place place_of(ThreadId thread) {
+  char path[64], text[512];
+  std::snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+  const int file = open(path, O_RDONLY | O_CLOEXEC);
+  const ssize_t size = file < 0 ? 0 : read(file, text, sizeof text - 1);
+  if (file >= 0) close(file);
+  text[std::max<ssize_t>(0, size)] = 0;
+  const char* at = std::strrchr(text, ')');  // the end of the thread's name; proc(5): the state, 36 fields, the CPU
+  if (!at || at[1] != ' ') return {false, -1};
+  at += 2;
+  const bool awake = *at == 'R';
+  for (int field = 0; field < 36 && at; field++) at = std::strchr(at + 1, ' ');
+  return {awake, at ? std::atoi(at) : -1};
+}
 #else
 int current_cpu() { return -1; }
 ThreadId this_thread() { return 0; }
 void move_away(ThreadId, int) {}
 void move_to(ThreadId, int) {}
 CpuTime cpu_time(ThreadId) { return 0; }
+Place place_of(ThreadId) { return {false, -1}; }
 #endif
 
 }  // namespace redblue

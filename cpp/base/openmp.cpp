@@ -3,6 +3,7 @@
 #if defined(__linux__)
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -29,17 +30,38 @@ std::atomic<bool> in_use{false};
 
 constexpr int kMaxTeam = 256;
 
-// The threads of the caller's team as the system numbers them, from its last regions.
-using Ids = std::array<std::atomic<ThreadId>, kMaxTeam>;
+// The caller's team, as its last region here met it.
+struct Team {
+  int threads = 0;
+  std::array<std::atomic<ThreadId>, kMaxTeam> ids{};  // as the system numbers threads; the caller's is not used
+  std::array<CpuTime, kMaxMoves> used{};              // of the first workers, when last seen
+
+  // Whether the workers would come at once: they run on other CPUs, or wait for the caller's, from which they can be
+  // moved. True as well for a team that is not known, which has to be met once.
+  bool is_awake(int size) {
+    if (threads != size) return true;
+    const int count = std::min(size - 1, kMaxMoves);
+    const std::array<CpuTime, kMaxMoves> before = used;
+    for (int i = 0; i < count; i++) used[i] = cpu_time(ids[i + 1]);
+    for (int i = 0; i < count; i++) {
+      const CpuTime now = cpu_time(ids[i + 1]);
+      if (now > used[i]) continue;        // runs
+      if (now == before[i]) return false;  // sleeps since the last look
+      const Place place = now ? place_of(ids[i + 1]) : Place{true, current_cpu()};  // 0: has ended
+      if (!place.awake || place.cpu != current_cpu()) return false;
+    }
+    return true;
+  }
+};
 
 struct Region {
   Job& job;
   const Runtime& openmp;
-  Ids& ids;
+  Team& team;
   std::array<std::atomic<bool>, kMaxTeam> present{};
 
   void worker(int number) {
-    ids[number] = this_thread();
+    team.ids[number] = this_thread();
     present[number] = true;
     job.run_on_worker();
   }
@@ -72,7 +94,7 @@ struct Region {
   void move_late(int size, Move move) const {
     int moved = 0;
     for (int number = 1; number < size && moved < kMaxMoves; number++)
-      if (is_late(number)) move(ids[number]), moved++;
+      if (is_late(number)) move(team.ids[number]), moved++;
   }
 };
 
@@ -102,10 +124,12 @@ bool find_openmp(const std::string& path) {
 
 bool run_on_openmp(Job& job, int threads) {
   const Runtime* const openmp = runtime;
-  if (!openmp || threads > kMaxTeam || openmp->process != this_process() || in_use.exchange(true)) return false;
-  static thread_local Ids ids{};
-  Region region{job, *openmp, ids};
+  static thread_local Team team;
+  if (!openmp || threads > kMaxTeam || openmp->process != this_process() || !team.is_awake(threads)) return false;
+  if (in_use.exchange(true)) return false;
+  Region region{job, *openmp, team};
   openmp->parallel(enter, &region, static_cast<unsigned>(threads), 0);
+  team.threads = threads;
   in_use = false;
   return true;
 }
