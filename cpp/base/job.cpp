@@ -1,7 +1,7 @@
 #include "base/job.h"
 
 #include <algorithm>
-#include <chrono>
+#include <thread>
 
 #include "base/share_out.h"
 #include "base/spin.h"
@@ -21,6 +21,8 @@ void Job::finish() {
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait_for(lock, kSpin, [this] { return all_done(); });
   }
+  // The caller must not return with a narrow affinity: it could create a thread, or count its CPUs.
+  while (moving_) std::this_thread::yield();
 }
 
 void Job::rethrow() const {
@@ -45,18 +47,23 @@ void Job::take_tasks() {
   if (working_.fetch_sub(1) == 1) done_.notify_all();
 }
 
-bool Job::help_stalled() const {
-  std::array<CpuTime, kMaxMoves> before{};
-  std::array<ThreadId, kMaxMoves> others{};
+bool Job::help_stalled() {
+  struct Seen {
+    int seat;
+    ThreadId thread;
+    CpuTime used;
+  };
+  std::array<Seen, kMaxMoves> others{};
   int count = 0;
   for (int seat = 0, seats = std::min<int>(seats_, kSeats); seat < seats && count < kMaxMoves; seat++)
-    if (const ThreadId other = seated_[seat]) {
-      others[count] = other;
-      before[count++] = cpu_time(other);
-    }
+    if (const ThreadId thread = seated_[seat]) others[count++] = {seat, thread, cpu_time(thread)};
   if (spin([this] { return all_done(); })) return true;
-  for (int i = 0; i < count; i++)
-    if (cpu_time(others[i]) == before[i]) move_to(others[i], current_cpu());
+  moving_.fetch_add(1);  // before the look at the seat: either it is empty, or its thread sees that a move goes on
+  for (int i = 0; i < count; i++) {
+    const auto& [seat, thread, used] = others[i];
+    if (seated_[seat] && cpu_time(thread) == used) move_to(thread, current_cpu());
+  }
+  moving_.fetch_sub(1);
   return false;
 }
 

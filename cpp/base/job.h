@@ -28,7 +28,7 @@ class Job {
 
   // Waits until no thread is in a task, for kSpin at most; returns whether that is so. A thread that has used no CPU time
   // meanwhile waits for a CPU, behind another program or another thread of this one: it gets this thread's.
-  bool help_stalled() const;
+  bool help_stalled();
 
   // Throws the first exception of a task, after `finish`.
   void rethrow() const;
@@ -45,7 +45,7 @@ class Job {
   const std::function<void(std::int64_t)>& work_;
   const int caller_cpu_ = current_cpu();
   std::atomic<std::int64_t> next_{0};
-  std::atomic<int> working_{0}, seats_{0};
+  std::atomic<int> working_{0}, seats_{0}, moving_{0};  // moving_: threads that move others
   std::array<std::atomic<ThreadId>, kSeats> seated_{};  // threads in a task; 0: none
   std::mutex mutex_;                                    // guards error_
   std::condition_variable done_;

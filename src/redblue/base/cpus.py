@@ -25,7 +25,8 @@ def _quota(folder: Path) -> int | None:
         quota, period = (folder / "cpu.max").read_text().split()  # version 2
     except (OSError, ValueError):
         try:
-            quota, period = ((folder / "cpu" / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+            first_version = (folder / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+            quota, period = (path.read_text().strip() for path in first_version)
         except OSError:
             return None
     if not (quota.isdecimal() and period.isdecimal() and int(period)):

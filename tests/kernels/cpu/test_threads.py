@@ -171,9 +171,13 @@ allowed = os.sched_getaffinity(0)
 for pause in (0, 0, 0.001, 0.03, 0, 0.03):
     time.sleep(pause)
     assert results(case) == right
+    assert os.sched_getaffinity(0) == allowed  # the caller's never changes
 assert len(os.listdir("/proc/self/task")) >= 3
-for thread in os.listdir("/proc/self/task"):
-    assert os.sched_getaffinity(int(thread)) == allowed
+def narrow():
+    return [t for t in os.listdir("/proc/self/task") if os.sched_getaffinity(int(t)) != allowed]
+
+while narrow():  # a worker may be about to restore one; the test's own limit of time ends this loop
+    time.sleep(0.01)
 """,
         team,
     )
