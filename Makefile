@@ -82,7 +82,8 @@ clean: ## remove both environments and everything built
 # -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
 MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 HEADERS := $(wildcard cpp/*/*.h)
-KERNELS := attention/passes attention/spilled_passes base/pool vector/isa tests/sanitize vector/sets/portable
+KERNELS := attention/passes attention/spilled_passes vector/isa tests/sanitize vector/sets/portable \
+	$(patsubst cpp/%.cpp,%,$(wildcard cpp/base/*.cpp))
 ROWS := $(filter-out vector/sets/portable,$(patsubst cpp/%.cpp,%,$(wildcard cpp/vector/sets/*.cpp)))
 
 $(SANITIZED)/memory: $(patsubst %,$(SANITIZED)/memory.d/%.o,$(ROWS) $(KERNELS))

@@ -237,6 +237,7 @@ void bind_attention(nb::module_& m) {
   bind_call(m);
   m.def("attention_forward", run_pass<redblue::forward>, "isa"_a, "call"_a);
   m.def("attention_backward", run_pass<redblue::backward>, "isa"_a, "call"_a);
+  m.def("use_openmp_of", &redblue::use_openmp_of, "path"_a);
   m.def(
       "by_key",
       [](const Lines& query_starts, const Numbers<std::int32_t>& keys, std::int64_t n_k) {

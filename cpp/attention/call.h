@@ -9,7 +9,7 @@
 
 #include "attention/options.h"
 #include "vector/isa.h"
-#include "base/pool.h"
+#include "base/share_out.h"
 
 namespace redblue {
 

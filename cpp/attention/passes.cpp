@@ -9,7 +9,7 @@
 
 #include <type_traits>
 
-#include "base/pool.h"
+#include "base/share_out.h"
 #include "attention/tasks.h"
 
 namespace redblue {

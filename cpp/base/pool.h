@@ -1,16 +1,47 @@
-// A pool of sleeping threads, one per process, shared by all callers.
+// redblue's own worker threads, which sleep between calls and are shared by all callers.
 #pragma once
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
-#include <functional>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/job.h"
 
 namespace redblue {
 
-// Thrown by a task that stops because another task of its call has failed; the exception of the other task is rethrown.
-struct Stopped {};
+class Pool {
+ public:
+  // The pool of this process. A forked child has none of its parent's threads, so it gets a pool of its own, and does
+  // not touch its parent's, which may be in any state. Never destroyed: workers sleep in it until the process ends.
+  static Pool& of_this_process();
 
-// Calls work(0), work(1), ... work(tasks - 1), each once, on up to `threads` threads including the caller; tasks start
-// in this order. Returns when all are done. Rethrows the first exception; no task starts after it. Callers on different
-// threads share the workers; a task must not call this function. Safe after fork: the child starts its own workers.
-void share_out(std::int64_t tasks, int threads, const std::function<void(std::int64_t)>& work);
+  // Does a job on the caller and up to `helpers` workers, as many as the system lets run. Workers hold the job by
+  // shared_ptr, because one may still look for a task when the caller has left.
+  void run(const std::shared_ptr<Job>& job, int helpers);
+
+ private:
+  struct Worker {
+    std::atomic<ThreadId> id{0};
+    bool asleep = false;
+    std::condition_variable wake;
+  };
+
+  explicit Pool(long process) : process_(process) {}
+  void post(const std::shared_ptr<Job>& job, int helpers);
+  void withdraw(const std::shared_ptr<Job>& job);
+  int create_workers(int count);
+  void serve(Worker& worker);
+  std::shared_ptr<Job> take(Worker& worker);
+
+  const long process_;  // that the workers belong to
+  std::mutex mutex_;    // guards all below, and Worker::asleep
+  std::deque<std::shared_ptr<Job>> jobs_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  int spinning_ = 0;  // workers that look for a job without sleeping
+  std::atomic<std::uint64_t> posts_{0};
+};
 
 }  // namespace redblue

@@ -15,7 +15,7 @@
 
 #include "attention/call.h"
 #include "base/numbers.h"
-#include "base/pool.h"
+#include "base/share_out.h"
 
 using namespace redblue;
 

@@ -149,6 +149,12 @@ def attention_forward(isa: Isa, call: Call) -> tuple[int, int]:
 def attention_backward(isa: Isa, call: Call) -> tuple[int, int]:
     """Write dq, dk, dv, delta and, if given, dbias. Returns the words read and written between tiles and arrays."""
 
+def use_openmp_of(path: str) -> bool:
+    """Compute on the OpenMP threads of a loaded library from now on; an empty path: on redblue's own threads.
+
+    Returns whether OpenMP's are used: False if the library has none that redblue can use.
+    """
+
 def by_key(query_starts: np.ndarray, keys: np.ndarray, n_k: int) -> tuple[np.ndarray, np.ndarray]:
     """Lists by query turned into lists by key: int64 (n_k + 1) starts and the int32 queries of each key, ascending.
 

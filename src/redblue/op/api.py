@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from redblue.base.cpus import usable_cpus
 from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu import call as cpu
@@ -70,11 +70,11 @@ def is_torch(array: Any) -> bool:
 
 
 def default_threads() -> int:
-    """PyTorch's number of threads if PyTorch is loaded; else one per core that this process may run on."""
+    """PyTorch's number of threads if PyTorch is loaded; else one per CPU that this process may use."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         return torch.get_num_threads()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cpus()
 
 
 def as_numpy(name: str, array: Any) -> np.ndarray:

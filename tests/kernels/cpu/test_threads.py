@@ -99,16 +99,44 @@ def test_inside_workers(method):
             assert result == expected[1]
 
 
-LITTLE_MEMORY = """
-import resource, runpy, sys
+# What each script below starts with: a call and its results on one thread.
+PREAMBLE = """
+import os, resource, runpy, sys, threading, time
 import numpy as np
+from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 
-test_file, tests = sys.argv[1:]
+test_file, tests, team = sys.argv[1:]
+if team == "PyTorch's":
+    import torch, redblue.op.pytorch
+    assert _core.use_openmp_of(torch.__path__[0] + "/lib/libtorch_cpu.so")
 sys.path.insert(0, tests)
 helpers = runpy.run_path(test_file)
 case, results = helpers["example"](), helpers["results"]
+right = results(case)
 case.threads = 3
+"""
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity and limits of memory are Linux's")
+
+
+def run_script(script, team="redblue's"):
+    """Run a script in a process of its own, on redblue's threads or on PyTorch's."""
+    if team == "PyTorch's":
+        pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + script, __file__, str(Path(__file__).parents[2]), team],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=dict(os.environ, OPENBLAS_NUM_THREADS="1", MALLOC_ARENA_MAX="2"),
+    )
+    assert done.returncode == 0, done.stderr
+
+
+on_both_teams = pytest.mark.parametrize("team", ["redblue's", "PyTorch's"])
+
+LITTLE_MEMORY = """
 expected = results(case)  # the pool's threads are there
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20),) * 2)
@@ -128,14 +156,91 @@ for threads in (1, 3):
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits a process's memory like this")
-def test_memory_that_ends_raises_and_leaves_the_pool_intact():
-    command = [sys.executable, "-c", LITTLE_MEMORY, __file__, str(Path(__file__).parents[2])]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=dict(os.environ, OPENBLAS_NUM_THREADS="1", MALLOC_ARENA_MAX="2"),
+@linux
+@on_both_teams
+def test_memory_that_ends_raises_and_leaves_the_threads_intact(team):
+    run_script(LITTLE_MEMORY, team)
+
+
+@linux
+@on_both_teams
+def test_threads_keep_their_affinity(team):
+    run_script(
+        """
+allowed = os.sched_getaffinity(0)
+for pause in (0, 0, 0.001, 0.03, 0, 0.03):
+    time.sleep(pause)
+    assert results(case) == right
+    assert os.sched_getaffinity(0) == allowed  # the caller's never changes
+assert len(os.listdir("/proc/self/task")) >= 3
+def narrow():
+    return [t for t in os.listdir("/proc/self/task") if os.sched_getaffinity(int(t)) != allowed]
+
+while narrow():  # a worker may be about to restore one; the test's own limit of time ends this loop
+    time.sleep(0.01)
+""",
+        team,
     )
-    assert done.returncode == 0, done.stderr
+
+
+@linux
+@on_both_teams
+def test_one_cpu_and_many_threads(team):
+    run_script(
+        """
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for case.threads in (1, 2, 9):
+    assert results(case) == right
+""",
+        team,
+    )
+
+
+@on_both_teams
+def test_a_fork_after_calls_of_several_threads(team):
+    run_script(
+        """
+def call():
+    for _ in range(20):
+        assert results(case) == right
+    done.append(True)
+
+done = []
+callers = [threading.Thread(target=call) for _ in range(3)]
+for caller in callers: caller.start()
+for caller in callers: caller.join()
+assert len(done) == 3
+child = os.fork()
+if child == 0:
+    os._exit(0 if results(case) == right else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert results(case) == right
+""",
+        team,
+    )
+
+
+@linux
+def test_where_no_thread_can_be_created_the_caller_works_alone():
+    run_script(
+        """
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+threads = len(os.listdir("/proc/self/task"))
+resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20),) * 2)  # less than the stack of a thread
+assert results(case) == right
+assert len(os.listdir("/proc/self/task")) == threads
+"""
+    )
+
+
+def test_workers_sleep_between_calls():
+    run_script(
+        """
+for _ in range(5):
+    assert results(case) == right
+time.sleep(0.005)  # far more than they look for work
+before = time.process_time()
+time.sleep(0.3)
+assert time.process_time() - before < 0.05
+"""
+    )

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
+from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.call import Attended, Sizes
 from redblue.kernels.cpu.mask_form import attended
@@ -42,6 +44,9 @@ library.define(
     f" {SCHEMA}, bool bias_grad) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor delta)",
     tags=_TAGS,
 )
+# PyTorch's OpenMP threads spin for milliseconds after each of its operations. One pool for both: no fight for the CPUs.
+_core.use_openmp_of(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
 forward_op = torch.ops.redblue.attention.default
 backward_op = torch.ops.redblue.attention_backward.default
 

@@ -1,0 +1,195 @@
+"""Measure calls after a pause, beside a busy neighbour, and in turns with PyTorch's products.
+
+Usage: python -m benchmarks.cpu.threads [--rounds 3] [--json PATH]
+
+A benchmark that calls in a loop keeps all threads awake; a real program pauses between its calls. Each contender has
+processes of its own, because threads that spin after a call slow down the next contender. Every process calls attention
+in a loop, then twice after each pause: the first call wakes the threads, the second one shows whether they stay on
+CPUs of their own. The time of the loop is the unit of all ratios. CPU time over wall time is near the number of threads
+if all of them work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import redblue as rb
+from benchmarks.common.timing import THREADS
+
+PAUSES_MS = (0, 1, 5, 20, 100)
+SHAPES = {"BERT": (8, 12, 128, 64), "Swin": (64, 4, 49, 32), "one head": (1, 1, 2048, 64)}
+NUMPY, TORCH, SDPA = "redblue, NumPy", "redblue, PyTorch", "PyTorch"
+CONTENDERS = (NUMPY, TORCH, SDPA)
+
+
+def contender(name: str, shape: tuple[int, ...]) -> Callable[[], Any]:
+    """A call of attention on fresh random inputs; redblue's is compared with float64 first."""
+    arrays = [np.random.default_rng(seed).standard_normal(shape, dtype=np.float32) for seed in range(3)]
+    if name == NUMPY:
+        call = lambda: rb.attention(*arrays)  # noqa: E731
+        result = call()
+    else:
+        import torch  # pyright: ignore[reportMissingImports]
+
+        torch.set_num_threads(THREADS)
+        tensors = [torch.from_numpy(array) for array in arrays]
+        attention = rb.attention if name == TORCH else torch.nn.functional.scaled_dot_product_attention
+        call = lambda: attention(*tensors)  # noqa: E731
+        result = call().numpy()
+    q, k, v = (array.astype(np.float64) for array in arrays)
+    scores = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(shape[-1]))
+    expected = scores / scores.sum(-1, keepdims=True) @ v
+    if not np.allclose(result, expected, atol=1e-5):
+        raise SystemExit(f"{name} {shape}: wrong result")
+    return call
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds of one call, and the process's CPU seconds over them."""
+    cpu, start = time.process_time(), time.perf_counter()
+    call()
+    seconds = time.perf_counter() - start
+    return seconds, (time.process_time() - cpu) / seconds
+
+
+def after_pauses(call: Callable[[], Any]) -> list[dict[str, float]]:
+    """Medians of the first and of the second call after each pause, as ratios over the calls of a loop."""
+    for _ in range(3):
+        call()
+    loop = statistics.median(timed(call)[0] for _ in range(40))
+    rows = []
+    for pause in PAUSES_MS:
+        first, second = [], []
+        for _ in range(8 if pause > 50 else 16):
+            time.sleep(pause / 1e3)
+            first.append(timed(call))
+            second.append(timed(call))
+        rows.append(
+            {
+                "pause_ms": pause,
+                "loop_us": loop * 1e6,
+                "first": statistics.median(seconds for seconds, _ in first) / loop,
+                "second": statistics.median(seconds for seconds, _ in second) / loop,
+                "cpu_over_wall": statistics.fmean(share for _, share in first),
+            }
+        )
+    return rows
+
+
+def in_turns(call: Callable[[], Any]) -> dict[str, float]:
+    """Attention after a PyTorch product over attention in a loop, and the product after attention over its loop."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    square = torch.randn(512, 512)
+    product = lambda: square @ square  # noqa: E731
+
+    def median(timed_call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
+        values = []
+        for _ in range(60):
+            if before:
+                before()
+            values.append(timed(timed_call)[0])
+        return statistics.median(values)
+
+    return {
+        "attention_after_product": median(call, product) / median(call),
+        "product_after_attention": median(product, call) / median(product),
+    }
+
+
+def measure(name: str) -> dict[str, Any]:
+    """All figures of one contender, measured in this process."""
+    shapes = {shape: after_pauses(contender(name, sizes)) for shape, sizes in SHAPES.items()}
+    turns = {} if name == NUMPY else {shape: in_turns(contender(name, sizes)) for shape, sizes in SHAPES.items()}
+    return {"pauses": shapes, "turns": turns}
+
+
+def neighbour() -> None:
+    """Keep one CPU busy."""
+    while True:
+        pass
+
+
+def run(name: str, busy: bool) -> dict[str, Any]:
+    """Measure a contender in a process of its own, beside a busy process or alone."""
+    beside = multiprocessing.get_context("spawn").Process(target=neighbour, daemon=True)
+    if busy:
+        beside.start()
+    try:
+        command = [sys.executable, "-m", "benchmarks.cpu.threads", "--measure", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        if busy:
+            beside.kill()
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def medians(results: list[Any]) -> Any:
+    """Numbers in the same place of each result, replaced by their median."""
+    first = results[0]
+    if isinstance(first, dict):
+        return {key: medians([result[key] for result in results]) for key in first}
+    if isinstance(first, list):
+        return [medians(list(each)) for each in zip(*results, strict=True)]
+    return round(statistics.median(results), 3)
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """All figures as Markdown, for the page of results."""
+    head = [f"{pause} ms" for pause in PAUSES_MS]
+    lines = [f"| neighbour | shape | contender | loop, us | {' | '.join(head)} |", "|---" * (4 + len(head)) + "|"]
+    for beside, contenders in found.items():
+        for shape in SHAPES:
+            for name, result in contenders.items():
+                rows = result["pauses"][shape]
+                cells = [f"{row['first']:.2f} / {row['second']:.2f} ({row['cpu_over_wall']:.2f})" for row in rows]
+                lines.append(f"| {beside} | {shape} | {name} | {rows[0]['loop_us']:.0f} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| neighbour | shape | contender | attention after product | product after attention |",
+        "|---" * 5 + "|",
+    ]
+    for beside, contenders in found.items():
+        for name, result in contenders.items():
+            for shape, turn in result["turns"].items():
+                figures = f"{turn['attention_after_product']:.2f} | {turn['product_after_attention']:.2f}"
+                lines.append(f"| {beside} | {shape} | {name} | {figures} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each contender; medians over them")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--measure", choices=CONTENDERS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        print(json.dumps(measure(given.measure)))
+        return
+    found: dict[str, dict[str, Any]] = {}
+    for beside in ("idle", "busy"):
+        rounds = [{name: run(name, beside == "busy") for name in CONTENDERS} for _ in range(given.rounds)]
+        found[beside] = {name: medians([each[name] for each in rounds]) for name in CONTENDERS}
+    print(table(found))
+    if given.json:
+        about = {"date": datetime.date.today().isoformat(), "cpu": platform.processor() or platform.machine()}
+        given.json.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

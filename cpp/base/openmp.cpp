@@ -1,0 +1,141 @@
+#include "base/openmp.h"
+
+#if defined(__linux__)
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+
+#include "base/processes.h"
+#include "base/spin.h"
+#endif
+
+namespace redblue {
+
+#if defined(__linux__)
+namespace {
+
+// The entry points that GNU's runtime exports, and Intel's and LLVM's as well for programs that GNU compiled.
+struct Runtime {
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
+  int (*thread)();
+  int (*threads)();
+  long process;
+};
+
+std::atomic<const Runtime*> runtime{nullptr};  // never freed: a call may be using it
+std::atomic<bool> in_use{false};
+
+constexpr int kMaxTeam = 256;
+
+// The caller's team, as its last region here met it.
+struct Team {
+  int threads = 0;
+  std::array<std::atomic<ThreadId>, kMaxTeam> ids{};  // as the system numbers threads; the caller's is not used
+  std::array<CpuTime, kMaxMoves> used{};              // of the first workers, when last seen
+
+  // Whether the workers would come at once: they run on other CPUs, or wait for the caller's, from which they can be
+  // moved. True as well for a team that is not known, which has to be met once.
+  bool is_awake(int size) {
+    if (threads != size) return true;
+    const int count = std::min(size - 1, kMaxMoves);
+    const std::array<CpuTime, kMaxMoves> before = used;
+    for (int i = 0; i < count; i++) used[i] = cpu_time(ids[i + 1]);
+    for (int i = 0; i < count; i++) {
+      const CpuTime now = cpu_time(ids[i + 1]);
+      if (now > used[i]) continue;        // runs
+      if (now == before[i]) return false;  // sleeps since the last look
+      const Place place = now ? place_of(ids[i + 1]) : Place{true, current_cpu()};  // 0: has ended
+      if (!place.awake || place.cpu != current_cpu()) return false;
+    }
+    return true;
+  }
+};
+
+struct Region {
+  Job& job;
+  const Runtime& openmp;
+  Team& team;
+  std::array<std::atomic<bool>, kMaxTeam> present{};
+
+  void worker(int number) {
+    team.ids[number] = this_thread();
+    present[number] = true;
+    job.run_on_worker();
+  }
+
+  void caller() {
+    const int size = openmp.threads();
+    all_present(size, kPrompt);  // threads that spin come at once
+    move_late(size, [&](ThreadId id) { move_away(id, job.caller_cpu()); });
+    job.run();
+    job.finish();
+    // The region ends when all threads have been here. One that still waits for a CPU may have this one.
+    while (!all_present(size, kLate)) move_late(size, [&](ThreadId id) { move_to(id, current_cpu()); });
+  }
+
+ private:
+  static constexpr std::chrono::microseconds kPrompt{3}, kLate{20};
+
+  bool is_late(int number) const { return !present[number].load(std::memory_order_relaxed); }
+
+  // Waits for all threads; returns whether they came.
+  bool all_present(int size, std::chrono::microseconds limit) const {
+    int number = 1;
+    return spin([&] {
+      while (number < size && !is_late(number)) number++;
+      return number >= size;
+    }, limit);
+  }
+
+  template <class Move>
+  void move_late(int size, Move move) const {
+    int moved = 0;
+    for (int number = 1; number < size && moved < kMaxMoves; number++)
+      if (is_late(number)) move(team.ids[number]), moved++;
+  }
+};
+
+void enter(void* data) {
+  Region& region = *static_cast<Region*>(data);
+  const int number = region.openmp.thread();
+  if (number) region.worker(number);
+  else region.caller();
+}
+
+}  // namespace
+
+bool find_openmp(const std::string& path) {
+  runtime = nullptr;
+  if (path.empty()) return false;
+  void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return false;
+  // Looks in the library and in all that it loaded; the library is never closed
+  const Runtime found{reinterpret_cast<decltype(Runtime::parallel)>(dlsym(library, "GOMP_parallel")),
+                      reinterpret_cast<decltype(Runtime::thread)>(dlsym(library, "omp_get_thread_num")),
+                      reinterpret_cast<decltype(Runtime::threads)>(dlsym(library, "omp_get_num_threads")),
+                      this_process()};
+  if (!found.parallel || !found.thread || !found.threads) return false;
+  runtime = new Runtime(found);
+  return true;
+}
+
+bool run_on_openmp(Job& job, int threads) {
+  const Runtime* const openmp = runtime;
+  static thread_local Team team;
+  if (!openmp || threads > kMaxTeam || openmp->process != this_process() || !team.is_awake(threads)) return false;
+  if (in_use.exchange(true)) return false;
+  Region region{job, *openmp, team};
+  openmp->parallel(enter, &region, static_cast<unsigned>(threads), 0);
+  team.threads = threads;
+  in_use = false;
+  return true;
+}
+#else
+bool find_openmp(const std::string&) { return false; }
+bool run_on_openmp(Job&, int) { return false; }
+#endif
+
+}  // namespace redblue

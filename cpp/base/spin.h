@@ -1,0 +1,22 @@
+// Waiting without sleep.
+#pragma once
+#include <chrono>
+#include <thread>
+
+namespace redblue {
+
+// How long a thread waits for another one before it sleeps: as long as it takes to wake it, or a little longer.
+constexpr std::chrono::microseconds kSpin{100};
+
+// Waits until `done()`, for `limit` at most; returns whether it is done. Other threads that want this CPU get it.
+template <class Done>
+bool spin(Done done, std::chrono::microseconds limit = kSpin) {
+  const auto start = std::chrono::steady_clock::now();
+  while (!done()) {
+    if (std::chrono::steady_clock::now() - start > limit) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+}  // namespace redblue
