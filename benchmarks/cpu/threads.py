@@ -46,7 +46,9 @@ def contender(name: str, shape: tuple[int, ...]) -> Callable[[], Any]:
 
         torch.set_num_threads(THREADS)
         tensors = [torch.from_numpy(array) for array in arrays]
-        attention = rb.attention if name == TORCH else torch.nn.functional.scaled_dot_product_attention
+        attention: Callable[..., Any] = (
+            rb.attention if name == TORCH else torch.nn.functional.scaled_dot_product_attention
+        )
         call = lambda: attention(*tensors)  # noqa: E731
         result = call().numpy()
     q, k, v = (array.astype(np.float64) for array in arrays)

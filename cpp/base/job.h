@@ -26,8 +26,8 @@ class Job {
   // On the caller, after `run`: waits until no worker is in a task.
   void finish();
 
-  // Waits until no thread is in a task, for kSpin at most; returns whether that is so. A thread that has used no CPU time
-  // meanwhile waits for a CPU, behind another program or another thread of this one: it gets this thread's.
+  // Waits until no thread is in a task, for kSpin at most; returns whether that is so. A thread that has used no CPU
+  // time meanwhile waits for a CPU, behind another program or another thread of this one: it gets this thread's.
   bool help_stalled();
 
   // Throws the first exception of a task, after `finish`.

@@ -105,7 +105,7 @@ def test_what_cannot_be_written_leaves_the_old_file(writer, tmp_path, monkeypatc
         (tmp_path / ("a" * 300 + suffix), "cannot write"),
         (tmp_path / f"a\0{suffix}", "cannot write"),
         (tmp_path / f"old{suffix}" / f"x{suffix}", "there is no folder"),
-        (42, "by its name, got 42"),
+        (42, "path must be text or a path, got 42|by its name, got 42"),
     ):
         with pytest.raises(RedblueError, match=says):
             write(impossible, force=True)

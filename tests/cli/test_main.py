@@ -156,7 +156,7 @@ def test_every_command_has_help_with_an_example_and_json(command):
         (["measure", *SMALL, "--words", "4K", "--with", "cachegrnd"], "unknown meter 'cachegrnd'; nearest: cachegrind"),
         (["plan", "g" * 300], f"unknown model '{'g' * 60}'... (300 characters)"),
         (["pebble", "solve", "g" * 300, "--red", "3"], f"unknown graph '{'g' * 60}'... (300 characters)"),
-        (["measure", "--n", "1e12", "--d", "64", "--words", "8Ki", "--with", "probe"], "the tile search takes at most"),
+        (["measure", "--n", "1e12", "--d", "64", "--words", "8Ki", "--with", "probe"], "needs about 1.02 PB of memory"),
         (["count", *SMALL, "--words", "2KiB"], "a size is counted, not measured in bytes: leave out the B of '2KiB'"),
         (["count", *SMALL, "--words", "1.5"], "a size must be a whole number, got '1.5'"),
         (["plan", "gpt3"], "unknown model 'gpt3'; nearest: gpt2"),

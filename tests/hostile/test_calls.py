@@ -120,7 +120,8 @@ def expected(q, k, v, options):
     alibi = None if alibi is None else np.broadcast_to(np.asarray(alibi, np.float64), (*lead, heads))
     bias = options.get("bias")
     bias = None if bias is None else np.broadcast_to(np.asarray(bias), (*lead, heads, n_q, n_k))
-    attends = (options.get("mask") or rb.Mask.full()).to_dense(n_q, n_k) if n_q and n_k else np.ones((n_q, n_k), bool)
+    mask = options.get("mask")
+    attends = np.ones((n_q, n_k), bool) if mask is None or not (n_q and n_k) else mask.to_dense(n_q, n_k)
     scale = q.shape[-1] ** -0.5 if options.get("scale") is None else float(options["scale"])
     for at in np.ndindex(*lead, heads):
         s = q[at] @ k[at].T * scale

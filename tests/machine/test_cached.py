@@ -132,10 +132,13 @@ def test_a_run_without_end_is_given_up(monkeypatch):
     [
         (lambda: Cached([level(4)], 24), "does not hold whole words of 24 bytes"),
         (lambda: simulate("flash", Problem(8, 8, 8), []), "give at least one cache level"),
-        (lambda: simulate("flash", Problem(8, 8, 8), 42), "caches must be .* or a list of CacheLevel.*got 42"),
-        (lambda: simulate("flash", Problem(8, 8, 8), level(64)), "caches must be .* a list of CacheLevel"),
+        (lambda: simulate("flash", Problem(8, 8, 8), 42), "caches must be .* or a sequence, got 42"),
+        (lambda: simulate("flash", Problem(8, 8, 8), level(64)), "caches must be .* or a sequence, got CacheLevel"),
         (lambda: simulate("flash", Problem(8, 8, 8), [level(64), 7]), r"must be a CacheLevel\(.*got 7"),
-        (lambda: simulate("flash", Problem(8, 8, 8), [level(64)], leading=["q"]), r"leading must map .*got \['q'\]"),
+        (
+            lambda: simulate("flash", Problem(8, 8, 8), [level(64)], leading=["q"]),
+            r"leading must be a mapping or None, got \['q'\]",
+        ),
         (
             lambda: simulate("flash", Problem(4, 2**26, 64), [level(64)], tiles={"rows": 4}),
             "v, .67108864, 64. with 64 words from row to row, ends beyond the 268,435,456 lines",

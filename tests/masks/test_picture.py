@@ -221,7 +221,7 @@ def test_examples_of_the_help_run(tmp_path, monkeypatch):
         (("causl", "--n", "8"), "mask must be full"),
         (("causal",), "any sizes: give n_q and n_k"),
         (("causal", "--n", "0"), "n_q must be a whole number of at least 1, got 0"),
-        (("causal", "--n", "8", "--tile", "0"), "tile must be QUERIES[,KEYS]"),
+        (("causal", "--n", "8", "--tile", "0"), "tile must be a whole number of at least 1, got 0"),
         (("causal", "--n", "8", "--tile", "1,2,3"), "tile must be QUERIES[,KEYS]"),
         (("documents:3,4", "--n", "8"), "for n_q = 7, but n_q = 8 was given"),
         (("causal", "--n", "8", "--picture", "m.pdf"), "must end in .svg, .png, .html"),

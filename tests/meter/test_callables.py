@@ -122,7 +122,7 @@ def test_auto_says_what_it_did_not_take(monkeypatch):
     def missing():
         raise RedblueError("no valgrind: install it")
 
-    monkeypatch.setitem(registry.METERS, "cachegrind", registry.Meter("cachegrind", "", missing, None, True))
+    monkeypatch.setitem(registry.METERS, "cachegrind", registry.Meter("cachegrind", "", missing, None, True, 1e9))
     result = run(*SMALL, "--json")
     data = json.loads(result.stdout)
     assert data["meter"] == "probe"

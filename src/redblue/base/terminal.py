@@ -29,7 +29,7 @@ PLAIN_FORMS = {
     **{"–": "-", "—": "-", "…": "...", "’": "'", "\N{NO-BREAK SPACE}": " "},
     **dict(zip("░▒▓█", ".:+#", strict=True)),  # the picture of a mask
 }
-PLAIN = "redblue.plain"  # the name of an error handler for streams
+PLAIN = "redblue-plain"  # the name of an error handler for streams
 
 
 def visible(text: str) -> str:

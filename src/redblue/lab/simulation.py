@@ -55,14 +55,6 @@ def simulate(
 
     Raises UnknownName, TooFewWords, and RedblueError for invalid arguments and runs of more than MAX_ACCESSES accesses.
     """
-    if not isinstance(caches, str | Memory | Sequence):
-        raise RedblueError(
-            f"caches must be a machine's name, a Memory, or a list of CacheLevel, nearest first; got {caches!r}"
-        )
-    if leading is not None and not isinstance(leading, Mapping):
-        raise RedblueError(
-            f'leading must map arrays to words between their rows, such as {{"q": 128}}; got {leading!r}'
-        )
     levels = caches_of(memory(caches)) if isinstance(caches, str | Memory) else checked_levels(caches)
     if words is None and tiles is None:
         words = levels[0].capacity_bytes // problem.bytes_per_word

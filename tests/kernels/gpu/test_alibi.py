@@ -106,7 +106,7 @@ def check(task, kernel, mask=None):
         "scale": task.record.scale,
         "softcap": task.record.softcap or None,
         "sinks": task.record.sinks,
-        "mask": mask or rb.Mask.full(),
+        "mask": rb.Mask.full() if mask is None else mask,
     }
     if task.record.seed is None:
         expected = textbook(q, k, v, bias=bias, **options, return_lse=True)

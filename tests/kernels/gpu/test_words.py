@@ -73,7 +73,8 @@ def task_of(shape, mask):
 def problem_of(shape, mask, direction):
     batch, kv_heads, group, n_q, n_k, d, d_v = shape
     heads = {"heads": kv_heads * group, "kv_heads": kv_heads}
-    return Problem(n_q, n_k, d, d_v, batch, **heads, dtype="float32", mask=mask or Mask.full(), direction=direction)
+    mask = Mask.full() if mask is None else mask
+    return Problem(n_q, n_k, d, d_v, batch, **heads, dtype="float32", mask=mask, direction=direction)
 
 
 def words_moved(runs):
