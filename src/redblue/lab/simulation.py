@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from redblue import schedules
 from redblue.base.arguments import checked_arguments
-from redblue.base.errors import RedblueError
 from redblue.catalogue.memories import Memory, memory
 from redblue.lab import counts
 from redblue.machine import Cached, CacheLevel, LevelTraffic, caches_of
