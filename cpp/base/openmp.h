@@ -3,7 +3,8 @@
 // OpenMP's threads spin for milliseconds after each parallel region; threads of our own would share the CPUs with
 // them. So while they spin, they do our work. When they sleep, our own threads are better: they wake on CPUs of their
 // own, and a call need not wait for a thread that finds no CPU, as OpenMP's regions do.
-// OpenMP's threads spin for milliseconds after each parallel region; threads of our own would share the CPUs with them.
+#pragma once
+#include <string>
 
 #include "base/job.h"
 
