@@ -1,0 +1,217 @@
+"""Measure the shapes at which models call attention, in a loop and after idle time, beside all installed peers.
+
+Usage: python -m benchmarks.cpu.models [--rounds 5] [--only TEXT] [--json PATH] [--figure PATH]
+
+A cell of the grid is the time of the best peer over redblue's. "loop": the contender's last of several calls in a row.
+"after idle": its second call after 20 ms without one. Contenders take turns; after each, its threads get 20 ms to go to
+sleep. Results are compared with float64 before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import torch  # pyright: ignore[reportMissingImports]
+
+import redblue as rb
+from benchmarks.common.figure import write_svg
+from benchmarks.common.gate import MAX_OURS, MAX_PEER, relative_errors, within
+from benchmarks.common.places import RESULTS
+from benchmarks.common.results import Figure, Limit, Row, write
+from benchmarks.common.timing import THREADS, spread
+from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, SHORT, Call, contender, inputs, missing
+from redblue.kernels.cpu.call import isa
+
+IDLE_SECONDS = 0.02
+LOOP_SECONDS = 0.01  # of calls before the timed one of a loop
+
+# name: heads of all sequences, n_q, n_k, d, causal
+SHAPES = {
+    "Swin-T stage 1, 64 windows": (192, 49, 49, 32, False),
+    "ViT-B/16, b 8": (96, 197, 197, 64, False),
+    "ViT-B/16, b 1": (12, 197, 197, 64, False),
+    "CLIP ViT-L/14, b 4": (64, 257, 257, 64, False),
+    "DINOv2 ViT-L, b 1": (16, 1370, 1370, 64, False),
+    "SAM ViT-B window, 25 windows": (300, 196, 196, 64, False),
+    "SAM ViT-B global": (12, 4096, 4096, 64, False),
+    "BERT, b 8, n 128": (96, 128, 128, 64, False),
+    "BERT, b 1, n 128": (12, 128, 128, 64, False),
+    "BERT, b 1, n 512": (12, 512, 512, 64, False),
+    "MiniLM, b 32, n 32": (384, 32, 32, 32, False),
+    "MiniLM, b 32, n 16": (384, 16, 16, 32, False),
+    "CLIP text, b 8": (64, 77, 77, 64, True),
+    "T5 encoder, n 512": (12, 512, 512, 64, False),
+    "Whisper tiny, encoder": (6, 1500, 1500, 64, False),
+    "Whisper large, encoder": (20, 1500, 1500, 64, False),
+    "Whisper large, cross, decode": (20, 1, 1500, 64, False),
+    "wav2vec 2.0, 10 s": (12, 499, 499, 64, False),
+    "SD 1.5, n 4096": (8, 4096, 4096, 40, False),
+    "SD 1.5, n 1024": (8, 1024, 1024, 80, False),
+    "SD 1.5, n 256": (8, 256, 256, 160, False),
+    "SD 1.5, cross": (8, 4096, 77, 40, False),
+    "SDXL, n 1024, b 2": (40, 1024, 1024, 64, False),
+    "SDXL, n 4096": (10, 4096, 4096, 64, False),
+    "SDXL, cross": (10, 4096, 77, 64, False),
+    "Flux, 4 of 24 heads, n 4608": (4, 4608, 4608, 128, False),
+    "GPT-2, n 1024": (12, 1024, 1024, 64, True),
+    "Llama 3 8B, prefill 512": (32, 512, 512, 128, True),
+    "Llama 3 8B, prefill 2048": (32, 2048, 2048, 128, True),
+    "Phi-3, prefill 512": (32, 512, 512, 96, True),
+    "Gemma 7B, prefill 512": (16, 512, 512, 256, True),
+    "Llama 3 8B, chunk 128 of 2048": (32, 128, 2048, 128, False),
+    "Llama 3 8B, 5 drafts, n 4096": (32, 5, 4096, 128, False),
+    "Llama 3 8B, decode, n 1024": (32, 1, 1024, 128, False),
+    "Llama 3 8B, decode, n 4096": (32, 1, 4096, 128, False),
+    "Gemma 7B, decode, n 4096": (16, 1, 4096, 256, False),
+    "Perceiver, 512 of 2048": (8, 512, 2048, 32, False),
+    "AlphaFold row, 128 x 128": (512, 128, 128, 32, False),
+    "graph transformer, n 1000": (8, 1000, 1000, 16, False),
+    "decision transformer, b 64": (64, 60, 60, 128, True),
+}
+COLUMNS = [("float32", "forward"), ("bfloat16", "forward"), ("float32", "training"), ("bfloat16", "training")]
+Contenders = dict[str, Callable[[], Any]]
+
+
+def contenders(call: Call, training: bool) -> Contenders:
+    """Calls of redblue and of the installed peers that support this one. training: forward and backward."""
+    if training:
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        mask = rb.Mask.causal() if call.causal else None
+        forwards: dict[str, Callable[..., torch.Tensor]] = {
+            REDBLUE: lambda q, k, v: rb.attention(q, k, v, mask=mask),
+            PYTORCH: lambda q, k, v: sdpa(q, k, v, is_causal=call.causal),
+        }
+        x = inputs(call)
+        leaves = [array.requires_grad_() for array in x[:3]]
+        return {
+            name: lambda forward=forward: torch.autograd.grad(forward(*leaves), leaves, x.dout)
+            for name, forward in forwards.items()
+        }
+    crashes = {OPENVINO} if call.dtype == "bfloat16" and call.n_q == 1 else set()  # OpenVINO 2026.4.1
+    peers = [peer for peer in (PYTORCH, ONNXRUNTIME, OPENVINO) if not missing(peer) and peer not in crashes]
+    calls = {name: contender(name, call) for name in (REDBLUE, *peers)}
+    return {name: run for name, run in calls.items() if run}
+
+
+def check(calls: Contenders, call: Call, training: bool) -> Contenders:
+    """The calls with right results. Raises SystemExit if redblue's are wrong."""
+
+    def unfused(dtype: torch.dtype | None) -> list[torch.Tensor]:
+        x = inputs(call, dtype)
+        q, k, v = (array.requires_grad_(training) for array in x[:3])
+        scores = q @ k.mT * call.d**-0.5
+        if call.causal:
+            scores = scores.masked_fill(torch.ones(call.n_q, call.n_k, dtype=torch.bool).triu(1), -math.inf)
+        out = scores.softmax(-1) @ v
+        return list(torch.autograd.grad(out, (q, k, v), x.dout)) if training else [out]
+
+    exact = unfused(torch.float64)
+    allowed = relative_errors(unfused(None), exact)
+    right = {
+        name: run
+        for name, run in calls.items()
+        if within(relative_errors(list(run()), exact), allowed, MAX_OURS if name == REDBLUE else MAX_PEER)
+    }
+    if REDBLUE not in right:
+        raise SystemExit(f"{call.title}: redblue is wrong")
+    return right
+
+
+def seconds_of(run: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds of the second call after idle time, and of a call in a loop."""
+
+    def timed() -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    time.sleep(IDLE_SECONDS)
+    first, second = timed(), timed()
+    loop = [second]
+    while sum(loop) < LOOP_SECONDS and first < LOOP_SECONDS:
+        loop.append(timed())
+    return second, statistics.median(loop[1:] or loop)
+
+
+def measure(name: str, dtype: str, direction: str, rounds: int) -> list[Row]:
+    """Two rows, in a loop and after idle time: calls per second of each contender, and redblue over the best peer."""
+    heads, n_q, n_k, d, causal = SHAPES[name]
+    training = direction == "training"
+    call = replace(Call(d, dtype), heads=heads, n_q=n_q, n_k=n_k, causal=causal)
+    right = check(contenders(call, training), call, training)
+    times: dict[str, list[tuple[float, float]]] = {peer: [] for peer in right}
+    for _ in range(rounds):
+        for peer, run in right.items():
+            times[peer].append(seconds_of(run))
+    rows = []
+    for place, when in enumerate(("after idle", "loop")):
+        rates = {peer: [1 / pair[place] for pair in pairs] for peer, pairs in times.items()}
+        best = max((c for c in rates if c != REDBLUE), key=lambda c: spread(rates[c]).median)
+        ratio = spread([a / b for a, b in zip(rates[REDBLUE], rates[best], strict=True)])
+        figure = Figure(f"over {best}", ratio, Limit(2.0 if training else 1.0))
+        rows.append(Row(f"{SHORT[dtype]} {direction}, {when}", name, [figure], rates, "calls/s"))
+    return rows
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """The grid as a heat map: one row per shape, one column per number type, direction and state of the threads."""
+    cells = [
+        {"shape": row.case, "column": row.measure, "ratio": row.figures[0].value.median, "peer": row.figures[0].what}
+        for row in rows
+    ]
+    columns = [f"{SHORT[dtype]} {direction}, {when}" for dtype, direction in COLUMNS for when in ("loop", "after idle")]
+    base = alt.Chart(alt.Data(values=cells)).encode(
+        x=alt.X("column:N", sort=columns, title=None, axis=alt.Axis(labelAngle=-35, labelLimit=200)),
+        y=alt.Y("shape:N", sort=list(SHAPES), title=None, axis=alt.Axis(labelLimit=300)),
+    )
+    scale = alt.Scale(type="log", domain=[0.5, 1, 4], range=["#c0392b", "#f7f7f7", "#2c7fb8"], clamp=True)
+    heat = base.mark_rect().encode(color=alt.Color("ratio:Q", scale=scale, legend=None))
+    text = base.mark_text(fontSize=9).encode(text=alt.Text("ratio:Q", format=".2f"))
+    title = f"redblue over the best peer, {isa().name}, {THREADS} threads, {datetime.date.today().isoformat()}"
+    write_svg((heat + text).properties(width=560, height=18 * len(SHAPES), title=title), path)
+
+
+def summary(rows: list[Row]) -> str:
+    """For each column: geometric mean, number of cells below the required ratio, and the worst cells."""
+    lines = ["| | cells | geometric mean | below the required ratio | worst |", "|---|---|---|---|---|"]
+    for column in dict.fromkeys(row.measure for row in rows):
+        cells = sorted((row.figures[0].value.median, row.case, row.figures[0]) for row in rows if row.measure == column)
+        mean = statistics.geometric_mean(ratio for ratio, _, _ in cells)
+        below = sum(figure.met == "no" for _, _, figure in cells)
+        worst = "; ".join(f"{ratio:.2f} {case} ({figure.what})" for ratio, case, figure in cells[:3])
+        lines.append(f"| {column} | {len(cells)} | {mean:.2f} | {below} | {worst} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="measure only shapes whose name holds this text")
+    parser.add_argument("--json", type=Path, default=RESULTS / "models.json")
+    parser.add_argument("--figure", type=Path, default=RESULTS / "models.svg")
+    given = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    rows: list[Row] = []
+    for name in SHAPES:
+        if given.only in name:
+            for dtype, direction in COLUMNS:
+                rows += measure(name, dtype, direction, given.rounds)
+                cells = ", ".join(f"{row.figures[0].value.median:.2f} {row.figures[0].what}" for row in rows[-2:])
+                print(f"{name}, {SHORT[dtype]} {direction}: {cells}", flush=True)
+    print(summary(rows))
+    about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "isa": isa().name, "threads": THREADS}
+    write(given.json, about, rows)
+    draw(rows, given.figure)
+
+
+if __name__ == "__main__":
+    main()
