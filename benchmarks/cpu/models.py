@@ -30,6 +30,8 @@ from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Limit, Row, write
 from benchmarks.common.timing import THREADS, spread
 from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, SHORT, Call, contender, inputs, missing
+from redblue.catalogue.detect import detect_cpu
+from redblue.compiled import _core
 from redblue.kernels.cpu.call import isa
 
 IDLE_SECONDS = 0.02
@@ -205,7 +207,9 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(THREADS)
     rows: list[Row] = []
+    peaks = {dtype: round(_core.multiply_add_rate(dtype, THREADS, 0.5) / 1e9) for dtype in ("float32", "bfloat16")}
     about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "isa": isa().name, "threads": THREADS}
+    about |= {"cpu": detect_cpu().model, "peak_gflops": peaks}
     for name in SHAPES:
         if given.only in name:
             for dtype, direction in COLUMNS:

@@ -15,7 +15,6 @@ import argparse
 import datetime
 import json
 import multiprocessing
-import platform
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import numpy as np
 
 import redblue as rb
 from benchmarks.common.timing import THREADS
+from redblue.catalogue.detect import detect_cpu
 
 PAUSES_MS = (0, 1, 5, 20, 100)
 SHAPES = {"BERT": (8, 12, 128, 64), "Swin": (64, 4, 49, 32), "one head": (1, 1, 2048, 64)}
@@ -189,7 +189,7 @@ def main() -> None:
         found[beside] = {name: medians([each[name] for each in rounds]) for name in CONTENDERS}
     print(table(found))
     if given.json:
-        about = {"date": datetime.date.today().isoformat(), "cpu": platform.processor() or platform.machine()}
+        about = {"date": datetime.date.today().isoformat(), "cpu": detect_cpu().model}
         given.json.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
 
 
