@@ -81,6 +81,7 @@ SHAPES = {
     "decision transformer, b 64": (64, 60, 60, 128, True),
 }
 COLUMNS = [("float32", "forward"), ("bfloat16", "forward"), ("float32", "training"), ("bfloat16", "training")]
+STATES = ("after idle", "loop")  # of the threads, in the order of `seconds_of`
 Contenders = dict[str, Callable[[], Any]]
 
 
@@ -145,8 +146,8 @@ def seconds_of(run: Callable[[], Any]) -> tuple[float, float]:
     return second, statistics.median(loop[1:] or loop)
 
 
-def measure(name: str, dtype: str, direction: str, rounds: int) -> list[Row]:
-    """Two rows, in a loop and after idle time: calls per second of each contender, and redblue over the best peer."""
+def measure(name: str, dtype: str, direction: str, rounds: int) -> Row:
+    """Redblue over the best peer in a loop and after idle time, and the median rates behind it, in calls per second."""
     heads, n_q, n_k, d, causal = SHAPES[name]
     training = direction == "training"
     call = replace(Call(d, dtype), heads=heads, n_q=n_q, n_k=n_k, causal=causal)
@@ -158,23 +159,24 @@ def measure(name: str, dtype: str, direction: str, rounds: int) -> list[Row]:
     for _ in range(rounds):
         for peer, run in calls.items():
             times[peer].append(seconds_of(run))
-    rows = []
-    for place, when in enumerate(("after idle", "loop")):
+    row = Row(f"{SHORT[dtype]} {direction}", name, unit="calls/s")
+    for place, when in enumerate(STATES):
         rates = {peer: [1 / pair[place] for pair in pairs] for peer, pairs in times.items()}
-        best = max((c for c in rates if c != REDBLUE), key=lambda c: spread(rates[c]).median)
+        best = max((peer for peer in rates if peer != REDBLUE), key=lambda peer: spread(rates[peer]).median)
         ratio = spread([a / b for a, b in zip(rates[REDBLUE], rates[best], strict=True)])
-        figure = Figure(f"over {best}", ratio, Limit(2.0 if training else 1.0))
-        rows.append(Row(f"{SHORT[dtype]} {direction}, {when}", name, [figure], rates, "calls/s"))
-    return rows
+        row.figures.append(Figure(f"{when}, over {best}", ratio, Limit(2.0 if training else 1.0)))
+        row.rates |= {f"{peer}, {when}": [spread(rates[peer]).median] for peer in (REDBLUE, best)}
+    return row
 
 
 def draw(rows: list[Row], path: Path) -> None:
     """The grid as a heat map: one row per shape, one column per number type, direction and state of the threads."""
     cells = [
-        {"shape": row.case, "column": row.measure, "ratio": row.figures[0].value.median, "peer": row.figures[0].what}
+        {"shape": row.case, "column": f"{row.measure}, {when}", "ratio": figure.value.median}
         for row in rows
+        for when, figure in zip(STATES, row.figures, strict=True)
     ]
-    columns = [f"{SHORT[dtype]} {direction}, {when}" for dtype, direction in COLUMNS for when in ("loop", "after idle")]
+    columns = [f"{SHORT[dtype]} {direction}, {when}" for dtype, direction in COLUMNS for when in STATES]
     base = alt.Chart(alt.Data(values=cells)).encode(
         x=alt.X("column:N", sort=columns, title=None, axis=alt.Axis(labelAngle=-35, labelLimit=200)),
         y=alt.Y("shape:N", sort=list(SHAPES), title=None, axis=alt.Axis(labelLimit=300)),
@@ -189,12 +191,14 @@ def draw(rows: list[Row], path: Path) -> None:
 def summary(rows: list[Row]) -> str:
     """For each column: geometric mean, number of cells below the required ratio, and the worst cells."""
     lines = ["| | cells | geometric mean | below the required ratio | worst |", "|---|---|---|---|---|"]
-    for column in dict.fromkeys(row.measure for row in rows):
-        cells = sorted((row.figures[0].value.median, row.case, row.figures[0]) for row in rows if row.measure == column)
-        mean = statistics.geometric_mean(ratio for ratio, _, _ in cells)
-        below = sum(figure.met == "no" for _, _, figure in cells)
-        worst = "; ".join(f"{ratio:.2f} {case} ({figure.what})" for ratio, case, figure in cells[:3])
-        lines.append(f"| {column} | {len(cells)} | {mean:.2f} | {below} | {worst} |")
+    for measured in dict.fromkeys(row.measure for row in rows):
+        for place, when in enumerate(STATES):
+            cells = [(row.case, row.figures[place]) for row in rows if row.measure == measured]
+            mean = statistics.geometric_mean(figure.value.median for _, figure in cells)
+            below = sum(figure.met == "no" for _, figure in cells)
+            cells.sort(key=lambda cell: cell[1].value.median)
+            worst = "; ".join(f"{figure.value.median:.2f} {case}" for case, figure in cells[:3])
+            lines.append(f"| {measured}, {when} | {len(cells)} | {mean:.2f} | {below} | {worst} |")
     return "\n".join(lines)
 
 
@@ -213,9 +217,10 @@ def main() -> None:
     for name in SHAPES:
         if given.only in name:
             for dtype, direction in COLUMNS:
-                rows += measure(name, dtype, direction, given.rounds)
-                cells = ", ".join(f"{row.figures[0].value.median:.2f} {row.figures[0].what}" for row in rows[-2:])
-                print(f"{name}, {SHORT[dtype]} {direction}: {cells}", flush=True)
+                row = measure(name, dtype, direction, given.rounds)
+                rows.append(row)
+                cells = ", ".join(f"{figure.value.median:.2f} {figure.what}" for figure in row.figures)
+                print(f"{name}, {row.measure}: {cells}", flush=True)
             write(given.json, about, rows)
             draw(rows, given.figure)
     print(summary(rows))
