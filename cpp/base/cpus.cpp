@@ -19,13 +19,16 @@ namespace redblue {
 #if defined(__linux__)
 namespace {
 
+// A thread that has ended may have left its number to another process, whose affinity is not ours to change.
+bool is_ours(ThreadId thread) { return thread && !syscall(SYS_tgkill, getpid(), thread, 0); }  // signal 0: only asks
+
 // Gives a thread the CPUs that `narrow` leaves of its affinity, if any, and then its affinity again.
 template <class Narrow>
 void move(ThreadId thread, Narrow narrow) {
   static std::mutex moving;  // two moves of one thread at the same time could leave the narrow affinity behind
   const std::unique_lock<std::mutex> lock(moving, std::try_to_lock);
   cpu_set_t all;
-  if (!lock || !thread || sched_getaffinity(thread, sizeof all, &all)) return;
+  if (!lock || !is_ours(thread) || sched_getaffinity(thread, sizeof all, &all)) return;
   cpu_set_t few = all;
   narrow(few);
   if (CPU_COUNT(&few) == 0 || CPU_EQUAL(&few, &all)) return;

@@ -37,17 +37,23 @@ struct Team {
   std::array<CpuTime, kMaxMoves> used{};              // of the first workers, when last seen
 
   // Whether the workers would come at once: they run on other CPUs, or wait for the caller's, from which they can be
-  // moved. True as well for a team that is not known, which has to be met once.
+  // moved. Also true for an unknown team: only a region shows its threads.
   bool is_awake(int size) {
     if (threads != size) return true;
     const int count = std::min(size - 1, kMaxMoves);
     const std::array<CpuTime, kMaxMoves> before = used;
-    for (int i = 0; i < count; i++) used[i] = cpu_time(ids[i + 1]);
     for (int i = 0; i < count; i++) {
       const CpuTime now = cpu_time(ids[i + 1]);
-      if (now > used[i]) continue;        // runs
-      if (now == before[i]) return false;  // sleeps since the last look
-      const Place place = now ? place_of(ids[i + 1]) : Place{true, current_cpu()};  // 0: has ended
+      if (!now && before[i]) {  // this thread has ended: the runtime has changed the team
+        threads = 0;
+        return true;
+      }
+      used[i] = now;
+    }
+    for (int i = 0; i < count; i++) {
+      if (cpu_time(ids[i + 1]) > used[i]) continue;  // runs
+      if (used[i] == before[i]) return false;        // sleeps since the last look
+      const Place place = place_of(ids[i + 1]);
       if (!place.awake || place.cpu != current_cpu()) return false;
     }
     return true;
