@@ -17,7 +17,7 @@ namespace redblue {
 #if defined(__linux__)
 namespace {
 
-// The entry points that GNU's runtime exports, and Intel's and LLVM's as well for programs that GNU compiled.
+// The entry points of GNU's runtime. Intel's and LLVM's runtimes export them too, for programs compiled by GCC.
 struct Runtime {
   void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
   int (*thread)();
@@ -30,11 +30,11 @@ std::atomic<bool> in_use{false};
 
 constexpr int kMaxTeam = 256;
 
-// The caller's team, as its last region here met it.
+// The threads of the caller's team, recorded in its last region here.
 struct Team {
   int threads = 0;
-  std::array<std::atomic<ThreadId>, kMaxTeam> ids{};  // as the system numbers threads; the caller's is not used
-  std::array<CpuTime, kMaxMoves> used{};              // of the first workers, when last seen
+  std::array<std::atomic<ThreadId>, kMaxTeam> ids{};  // index: the number in the team; 0, the caller, is unused
+  std::array<CpuTime, kMaxMoves> used{};              // CPU time of the first workers at the last call of is_awake
 
   // Whether the workers would come at once: they run on other CPUs, or wait for the caller's, from which they can be
   // moved. Also true for an unknown team: only a region shows its threads.
@@ -118,13 +118,13 @@ bool find_openmp(const std::string& path) {
   if (path.empty()) return false;
   void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (!library) return false;
-  // Looks in the library and in all that it loaded; the library is never closed
-  const Runtime found{reinterpret_cast<decltype(Runtime::parallel)>(dlsym(library, "GOMP_parallel")),
+  // dlsym searches the library and its dependencies. The library is never closed
+  const Runtime entries{reinterpret_cast<decltype(Runtime::parallel)>(dlsym(library, "GOMP_parallel")),
                       reinterpret_cast<decltype(Runtime::thread)>(dlsym(library, "omp_get_thread_num")),
                       reinterpret_cast<decltype(Runtime::threads)>(dlsym(library, "omp_get_num_threads")),
                       this_process()};
-  if (!found.parallel || !found.thread || !found.threads) return false;
-  runtime = new Runtime(found);
+  if (!entries.parallel || !entries.thread || !entries.threads) return false;
+  runtime = new Runtime(entries);
   return true;
 }
 
