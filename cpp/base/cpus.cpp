@@ -3,6 +3,7 @@
 #if defined(__linux__)
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -44,6 +45,11 @@ ThreadId this_thread() {
   return id;
 }
 
+int thread_count() {
+  struct stat folder;  // its links: its own two, and one for the subfolder of each thread
+  return stat("/proc/self/task", &folder) ? 0 : static_cast<int>(folder.st_nlink) - 2;
+}
+
 void move_away(ThreadId thread, int cpu) {
   if (cpu >= 0 && cpu < CPU_SETSIZE) move(thread, [=](cpu_set_t& cpus) { CPU_CLR(cpu, &cpus); });
 }
@@ -79,6 +85,7 @@ Place place_of(ThreadId thread) {
 #else
 int current_cpu() { return -1; }
 ThreadId this_thread() { return 0; }
+int thread_count() { return 0; }
 void move_away(ThreadId, int) {}
 void move_to(ThreadId, int) {}
 CpuTime cpu_time(ThreadId) { return 0; }

@@ -17,6 +17,9 @@ int current_cpu();
 
 ThreadId this_thread();
 
+// The number of threads of this process; 0 if the system does not say.
+int thread_count();
+
 // Moves a thread off a CPU, if its affinity allows another one. Does nothing where the system cannot do so.
 void move_away(ThreadId thread, int cpu);
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 
+#include "base/pool.h"
 #include "base/processes.h"
 #include "base/spin.h"
 #endif
@@ -37,16 +38,17 @@ struct Team {
   std::array<CpuTime, kMaxMoves> used{};              // CPU time of the first workers at the last call of is_awake
 
   // Whether the workers would come at once: they run on other CPUs, or wait for the caller's, from which they can be
-  // moved. Also true for an unknown team: only a region shows its threads.
+  // moved. An unknown team is met in a region if its threads can exist. They cannot in the child of a fork, where a region
+  // would wait for the parent's threads forever.
   bool is_awake(int size) {
-    if (threads != size) return true;
+    if (threads != size) return thread_count() - Pool::of_this_process().workers() >= size;
     const int count = std::min(size - 1, kMaxMoves);
     const std::array<CpuTime, kMaxMoves> before = used;
     for (int i = 0; i < count; i++) {
       const CpuTime now = cpu_time(ids[i + 1]);
       if (!now && before[i]) {  // this thread has ended: the runtime has changed the team
         threads = 0;
-        return true;
+        return is_awake(size);
       }
       used[i] = now;
     }

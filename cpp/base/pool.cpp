@@ -30,6 +30,11 @@ void Pool::run(const std::shared_ptr<Job>& job, int helpers) {
   job->finish();
 }
 
+int Pool::workers() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<int>(workers_.size());
+}
+
 void Pool::post(const std::shared_ptr<Job>& job, int helpers) {
   std::vector<Worker*> woken;
   woken.reserve(helpers);  // a failure between a worker's change of state and its wake-up would lose the worker

@@ -22,6 +22,8 @@ class Pool {
   // hold the job by shared_ptr, because one may still look for a task when the caller has left.
   void run(const std::shared_ptr<Job>& job, int helpers);
 
+  int workers();  // that it has created
+
  private:
   enum class State { kLooking, kBusy, kAsleep };  // a looking worker takes the next job without being woken
   struct Worker {
