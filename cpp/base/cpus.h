@@ -2,8 +2,8 @@
 //
 // Some kernels wake a thread on the CPU of the thread that wakes it, even if another CPU is idle (those of virtual
 // machines that pack virtual CPUs, for one). The woken thread then waits until the caller has done all the work alone.
-// So a late thread is moved once: its affinity is narrowed to the wanted CPUs, which moves it, and restored immediately,
-// so that the system may move it again.
+// So a late thread is moved once: its affinity is narrowed to the wanted CPUs, which moves it, and restored
+// immediately, so that the system may move it again.
 #pragma once
 #include <cstdint>
 

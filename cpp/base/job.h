@@ -20,7 +20,7 @@ class Job {
   // On the caller: takes tasks until none is left.
   void run();
 
-  // The same on a worker, which may arrive after the last task. A worker on the caller's CPU moves to another CPU first.
+  // The same on a worker, which may arrive after the last task. A worker on the caller's CPU moves to another first.
   void run_on_worker();
 
   // On the caller, after `run`: waits until no worker is in a task.

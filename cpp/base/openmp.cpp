@@ -38,8 +38,8 @@ struct Team {
   std::array<CpuTime, kMaxMoves> used{};              // CPU time of the first workers at the last call of is_awake
 
   // Whether the workers would come at once: they run on other CPUs, or wait for the caller's, from which they can be
-  // moved. An unknown team is met in a region if its threads can exist. They cannot in the child of a fork, where a region
-  // would wait for the parent's threads forever.
+  // moved. An unknown team is met in a region if its threads can exist. They cannot in the child of a fork, where a
+  // region would wait for the parent's threads forever.
   bool is_awake(int size) {
     if (threads != size) return thread_count() - Pool::of_this_process().workers() >= size;
     const int count = std::min(size - 1, kMaxMoves);

@@ -406,7 +406,7 @@ void many_callers() {
   if (wrong) throw Failure("share_out: a task was not done once, or an exception was lost");
 }
 
-// The caller's memory ends somewhere in a call, which also creates workers: either the call fails before its first task,
+// The caller's memory ends somewhere in a call, which also creates workers: the call fails before its first task,
 // or it does every task. The workers do no task of a call that has ended, and work for the next one.
 void little_memory() {
   for (int allowed = 0; allowed < 30; allowed++) {
