@@ -61,10 +61,10 @@ nb::tuple strides_of(const ArrayOf& self) {
 }
 
 // Null: not given.
-Array to_array(const ArrayOf* given, int leads) {
-  if (!given) return {};
-  if (given->leads != leads) throw std::invalid_argument("an array has one stride for each of its dimensions");
-  return given->array;
+Array to_array(const ArrayOf* source, int leads) {
+  if (!source) return {};
+  if (source->leads != leads) throw std::invalid_argument("an array has one stride for each of its dimensions");
+  return source->array;
 }
 
 void set_sizes(Call& call, const Sizes& sizes) {
@@ -87,10 +87,10 @@ struct PatternOf {
   std::optional<ArrayOf> planes;
 };
 
-Pattern to_pattern(const PatternOf* given, int leads) {
-  if (!given) return {};
-  Pattern pattern = given->pattern;
-  pattern.planes = to_array(given->planes ? &*given->planes : nullptr, leads);
+Pattern to_pattern(const PatternOf* source, int leads) {
+  if (!source) return {};
+  Pattern pattern = source->pattern;
+  pattern.planes = to_array(source->planes ? &*source->planes : nullptr, leads);
   return pattern;
 }
 
@@ -200,7 +200,7 @@ void init_call(Call* self, int number, const Sizes& sizes, const Tiles& tiles, i
   set_tiles(call, tiles);
   call.threads = threads;
   call.first = first, call.end = end;
-  const auto array = [&](const ArrayOf* given) { return to_array(given, call.leads); };
+  const auto array = [&](const ArrayOf* source) { return to_array(source, call.leads); };
   call.q = array(&q), call.k = array(&k), call.v = array(&v), call.out = array(&out), call.lse = array(&lse);
   call.dout = array(dout), call.dq = array(dq), call.dk = array(dk), call.dv = array(dv);
   call.delta = array(delta), call.dlse = array(dlse);

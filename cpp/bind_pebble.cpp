@@ -106,12 +106,12 @@ void bind_search(nb::module_& m) {
                                        sliding,
                                        sinks_end_blue};
         const auto asks = [&](const redblue::PebbleProgress& at) { return keeps_on(keep_on, at); };
-        const redblue::PebbleFound found = [&] {
+        const redblue::PebbleFound result = [&] {
           const nb::gil_scoped_release others_may_run;
           return redblue::search_pebbles(task, {seconds, bytes, beam, symmetries, asks});
         }();
-        return nb::make_tuple(found.at.cost, found.at.lower_bound, found.proved, found.at.expanded,
-                              copied(found.kinds), copied(found.nodes), copied(found.parents));
+        return nb::make_tuple(result.at.cost, result.at.lower_bound, result.proved, result.at.expanded,
+                              copied(result.kinds), copied(result.nodes), copied(result.parents));
       },
       "starts"_a, "parents"_a, "words"_a, "blue"_a, "red"_a, "costs"_a, "flags"_a, "seconds"_a, "bytes"_a, "beam"_a,
       "symmetries"_a, "keep_on"_a);

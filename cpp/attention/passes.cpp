@@ -16,9 +16,9 @@ namespace redblue {
 namespace {
 
 // The same call with the query heads of a key head as one more leading dimension: a stream is then one query head.
-Call unstacked(const Call& given) {
-  Call call = given;
-  call.pattern = given.by_query;
+Call unstacked(const Call& stacked) {
+  Call call = stacked;
+  call.pattern = stacked.by_query;
   const auto unstack = [&](Array& array) {
     array.lead[call.leads] = array.head;
     array.head *= call.group;
@@ -101,8 +101,8 @@ std::vector<Task> longest_first(const Call& call, std::int64_t blocks, std::int6
   return tasks;
 }
 
-void bias_gradient(const Call& given, const Kernels& kernels) {
-  const Call call = unstacked(given);
+void bias_gradient(const Call& stacked, const Kernels& kernels) {
+  const Call call = unstacked(stacked);
   std::map<std::int64_t, std::vector<std::int64_t>> sharing;  // streams by the part of dbias that they share
   for (std::int64_t stream = 0; stream < call.streams(); stream++)
     sharing[offset_of(call, call.dbias, stream)].push_back(stream);
@@ -189,14 +189,14 @@ Moved two_passes(Call call, const Kernels& kernels) {
 }  // namespace
 
 ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::int64_t n_q, std::int64_t n_k) {
-  ByKey found{std::vector<std::int64_t>(n_k + 1), std::vector<std::int32_t>(query_starts[n_q])};
-  for (std::int64_t x = 0; x < query_starts[n_q]; x++) found.starts[keys[x] + 1]++;
-  for (std::int64_t j = 0; j < n_k; j++) found.starts[j + 1] += found.starts[j];
-  std::vector<std::int64_t> place = found.starts;
+  ByKey result{std::vector<std::int64_t>(n_k + 1), std::vector<std::int32_t>(query_starts[n_q])};
+  for (std::int64_t x = 0; x < query_starts[n_q]; x++) result.starts[keys[x] + 1]++;
+  for (std::int64_t j = 0; j < n_k; j++) result.starts[j + 1] += result.starts[j];
+  std::vector<std::int64_t> place = result.starts;
   for (std::int64_t i = 0; i < n_q; i++)
     for (std::int64_t x = query_starts[i]; x < query_starts[i + 1]; x++)
-      found.queries[place[keys[x]]++] = std::int32_t(i);
-  return found;
+      result.queries[place[keys[x]]++] = std::int32_t(i);
+  return result;
 }
 
 BlockVisits::BlockVisits(const Pattern& pattern, std::int64_t n_k, std::int64_t cols) {

@@ -3,6 +3,7 @@
 #if defined(__linux__)
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,13 +20,16 @@ namespace redblue {
 #if defined(__linux__)
 namespace {
 
+// A thread that has ended may have left its number to another process, whose affinity is not ours to change.
+bool is_ours(ThreadId thread) { return thread && !syscall(SYS_tgkill, getpid(), thread, 0); }  // signal 0: only asks
+
 // Gives a thread the CPUs that `narrow` leaves of its affinity, if any, and then its affinity again.
 template <class Narrow>
 void move(ThreadId thread, Narrow narrow) {
   static std::mutex moving;  // two moves of one thread at the same time could leave the narrow affinity behind
   const std::unique_lock<std::mutex> lock(moving, std::try_to_lock);
   cpu_set_t all;
-  if (!lock || !thread || sched_getaffinity(thread, sizeof all, &all)) return;
+  if (!lock || !is_ours(thread) || sched_getaffinity(thread, sizeof all, &all)) return;
   cpu_set_t few = all;
   narrow(few);
   if (CPU_COUNT(&few) == 0 || CPU_EQUAL(&few, &all)) return;
@@ -39,6 +43,11 @@ int current_cpu() { return sched_getcpu(); }
 ThreadId this_thread() {
   static thread_local const ThreadId id = static_cast<ThreadId>(syscall(SYS_gettid));
   return id;
+}
+
+int thread_count() {
+  struct stat folder;  // its links: its own two, and one for the subfolder of each thread
+  return stat("/proc/self/task", &folder) ? 0 : static_cast<int>(folder.st_nlink) - 2;
 }
 
 void move_away(ThreadId thread, int cpu) {
@@ -76,6 +85,7 @@ Place place_of(ThreadId thread) {
 #else
 int current_cpu() { return -1; }
 ThreadId this_thread() { return 0; }
+int thread_count() { return 0; }
 void move_away(ThreadId, int) {}
 void move_to(ThreadId, int) {}
 CpuTime cpu_time(ThreadId) { return 0; }

@@ -2,7 +2,8 @@
 //
 // Some kernels wake a thread on the CPU of the thread that wakes it, even if another CPU is idle (those of virtual
 // machines that pack virtual CPUs, for one). The woken thread then waits until the caller has done all the work alone.
-// So a late thread is moved, once: its affinity is narrowed and restored at once, and the system keeps its freedom.
+// So a late thread is moved once: its affinity is narrowed to the wanted CPUs, which moves it, and restored
+// immediately, so that the system may move it again.
 #pragma once
 #include <cstdint>
 
@@ -15,6 +16,9 @@ using CpuTime = std::int64_t;
 int current_cpu();
 
 ThreadId this_thread();
+
+// The number of threads of this process; 0 if the system does not say.
+int thread_count();
 
 // Moves a thread off a CPU, if its affinity allows another one. Does nothing where the system cannot do so.
 void move_away(ThreadId thread, int cpu);

@@ -31,7 +31,7 @@ void Job::rethrow() const {
 
 void Job::take_tasks() {
   const int seat = seats_.fetch_add(1);
-  working_.fetch_add(1);  // before the first task is taken: who sees that none is left sees who works
+  working_.fetch_add(1);  // before it takes a task: a caller that finds no task left also finds this thread counted
   if (seat < kSeats) seated_[seat] = this_thread();
   for (std::int64_t task; (task = next_.fetch_add(1)) < tasks_;) try {
       work_(task);
@@ -48,17 +48,17 @@ void Job::take_tasks() {
 }
 
 bool Job::help_stalled() {
-  struct Seen {
+  struct Working {
     int seat;
     ThreadId thread;
     CpuTime used;
   };
-  std::array<Seen, kMaxMoves> others{};
+  std::array<Working, kMaxMoves> others{};
   int count = 0;
   for (int seat = 0, seats = std::min<int>(seats_, kSeats); seat < seats && count < kMaxMoves; seat++)
     if (const ThreadId thread = seated_[seat]) others[count++] = {seat, thread, cpu_time(thread)};
   if (spin([this] { return all_done(); })) return true;
-  moving_.fetch_add(1);  // before the look at the seat: either it is empty, or its thread sees that a move goes on
+  moving_.fetch_add(1);  // before it reads the seats: a caller still seated here will see the move and wait for its end
   for (int i = 0; i < count; i++) {
     const auto& [seat, thread, used] = others[i];
     if (seated_[seat] && cpu_time(thread) == used) move_to(thread, current_cpu());

@@ -20,14 +20,14 @@ class Job {
   // On the caller: takes tasks until none is left.
   void run();
 
-  // The same on a worker, which may come when all is done. A worker on the caller's CPU leaves it first.
+  // The same on a worker, which may arrive after the last task. A worker on the caller's CPU moves to another first.
   void run_on_worker();
 
   // On the caller, after `run`: waits until no worker is in a task.
   void finish();
 
-  // Waits until no thread is in a task, for kSpin at most; returns whether that is so. A thread that has used no CPU
-  // time meanwhile waits for a CPU, behind another program or another thread of this one: it gets this thread's.
+  // Waits until no thread is in a task, but at most for kSpin; returns whether all have finished. If not, moves the
+  // threads that used no CPU time in the meantime to this CPU: they wait behind another program or thread.
   bool help_stalled();
 
   // Throws the first exception of a task, after `finish`.
@@ -45,8 +45,8 @@ class Job {
   const std::function<void(std::int64_t)>& work_;
   const int caller_cpu_ = current_cpu();
   std::atomic<std::int64_t> next_{0};
-  std::atomic<int> working_{0}, seats_{0}, moving_{0};  // moving_: threads that move others
-  std::array<std::atomic<ThreadId>, kSeats> seated_{};  // threads in a task; 0: none
+  std::atomic<int> working_{0}, seats_{0}, moving_{0};  // threads in a task; seats taken; threads that move others
+  std::array<std::atomic<ThreadId>, kSeats> seated_{};  // the thread of each seat while it takes tasks, else 0
   std::mutex mutex_;                                    // guards error_
   std::condition_variable done_;
   std::exception_ptr error_;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 
+#include "base/pool.h"
 #include "base/processes.h"
 #include "base/spin.h"
 #endif
@@ -17,7 +18,7 @@ namespace redblue {
 #if defined(__linux__)
 namespace {
 
-// The entry points that GNU's runtime exports, and Intel's and LLVM's as well for programs that GNU compiled.
+// The entry points of GNU's runtime. Intel's and LLVM's runtimes export them too, for programs compiled by GCC.
 struct Runtime {
   void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
   int (*thread)();
@@ -30,24 +31,31 @@ std::atomic<bool> in_use{false};
 
 constexpr int kMaxTeam = 256;
 
-// The caller's team, as its last region here met it.
+// The threads of the caller's team, recorded in its last region here.
 struct Team {
   int threads = 0;
-  std::array<std::atomic<ThreadId>, kMaxTeam> ids{};  // as the system numbers threads; the caller's is not used
-  std::array<CpuTime, kMaxMoves> used{};              // of the first workers, when last seen
+  std::array<std::atomic<ThreadId>, kMaxTeam> ids{};  // index: the number in the team; 0, the caller, is unused
+  std::array<CpuTime, kMaxMoves> used{};              // CPU time of the first workers at the last call of is_awake
 
   // Whether the workers would come at once: they run on other CPUs, or wait for the caller's, from which they can be
-  // moved. True as well for a team that is not known, which has to be met once.
+  // moved. An unknown team is met in a region if its threads can exist. They cannot in the child of a fork, where a
+  // region would wait for the parent's threads forever.
   bool is_awake(int size) {
-    if (threads != size) return true;
+    if (threads != size) return thread_count() - Pool::of_this_process().workers() >= size;
     const int count = std::min(size - 1, kMaxMoves);
     const std::array<CpuTime, kMaxMoves> before = used;
-    for (int i = 0; i < count; i++) used[i] = cpu_time(ids[i + 1]);
     for (int i = 0; i < count; i++) {
       const CpuTime now = cpu_time(ids[i + 1]);
-      if (now > used[i]) continue;        // runs
-      if (now == before[i]) return false;  // sleeps since the last look
-      const Place place = now ? place_of(ids[i + 1]) : Place{true, current_cpu()};  // 0: has ended
+      if (!now && before[i]) {  // this thread has ended: the runtime has changed the team
+        threads = 0;
+        return is_awake(size);
+      }
+      used[i] = now;
+    }
+    for (int i = 0; i < count; i++) {
+      if (cpu_time(ids[i + 1]) > used[i]) continue;  // runs
+      if (used[i] == before[i]) return false;        // sleeps since the last look
+      const Place place = place_of(ids[i + 1]);
       if (!place.awake || place.cpu != current_cpu()) return false;
     }
     return true;
@@ -112,13 +120,13 @@ bool find_openmp(const std::string& path) {
   if (path.empty()) return false;
   void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (!library) return false;
-  // Looks in the library and in all that it loaded; the library is never closed
-  const Runtime found{reinterpret_cast<decltype(Runtime::parallel)>(dlsym(library, "GOMP_parallel")),
+  // dlsym searches the library and its dependencies. The library is never closed
+  const Runtime entries{reinterpret_cast<decltype(Runtime::parallel)>(dlsym(library, "GOMP_parallel")),
                       reinterpret_cast<decltype(Runtime::thread)>(dlsym(library, "omp_get_thread_num")),
                       reinterpret_cast<decltype(Runtime::threads)>(dlsym(library, "omp_get_num_threads")),
                       this_process()};
-  if (!found.parallel || !found.thread || !found.threads) return false;
-  runtime = new Runtime(found);
+  if (!entries.parallel || !entries.thread || !entries.threads) return false;
+  runtime = new Runtime(entries);
   return true;
 }
 

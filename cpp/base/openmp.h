@@ -13,9 +13,9 @@ namespace redblue {
 // Finds the OpenMP runtime that a loaded library uses; an empty path forgets it. Returns whether there is one.
 bool find_openmp(const std::string& path);
 
-// Does a job on the caller's OpenMP team of `threads` threads. Returns false, and does nothing, if the team sleeps, if
-// no runtime has been found, if this process was forked since (OpenMP's threads are not in the child), or if another
-// thread is in here.
+// Does a job on the caller's OpenMP team of `threads` threads. Returns false, and does nothing, if the team sleeps or
+// does not exist yet, if no runtime has been found, if this process was forked since (OpenMP's threads are not in the
+// child), or if another thread is in here.
 bool run_on_openmp(Job& job, int threads);
 
 }  // namespace redblue

@@ -1,7 +1,8 @@
 #include "base/pool.h"
 
 #include <algorithm>
-#include <system_error>
+#include <exception>
+#include <new>
 #include <thread>
 
 #include "base/processes.h"
@@ -20,43 +21,55 @@ Pool& Pool::of_this_process() {
 }
 
 void Pool::run(const std::shared_ptr<Job>& job, int helpers) {
-  post(job, helpers);
+  try {
+    post(job, helpers);
+  } catch (const std::bad_alloc&) {  // fewer workers know of the job; `withdraw` removes what was posted
+  }
   job->run();
   withdraw(job);
   job->finish();
 }
 
+int Pool::workers() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<int>(workers_.size());
+}
+
 void Pool::post(const std::shared_ptr<Job>& job, int helpers) {
   std::vector<Worker*> woken;
+  woken.reserve(helpers);  // a failure between a worker's change of state and its wake-up would lose the worker
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const int created = create_workers(helpers);
+    create_workers(helpers);
     helpers = std::min<int>(helpers, static_cast<int>(workers_.size()));
     for (int i = 0; i < helpers; i++) jobs_.push_back(job);
-    for (const auto& worker : workers_) {
-      if (static_cast<int>(woken.size()) >= helpers - created - spinning_) break;
-      if (!worker->asleep) continue;
-      worker->asleep = false;
-      woken.push_back(worker.get());
-    }
     posts_.fetch_add(1);
+    // Other callers' places count as well: a looking worker takes only one.
+    std::size_t looking = std::count_if(workers_.begin(), workers_.end(),
+                                        [](const auto& worker) { return worker->state == State::kLooking; });
+    for (const auto& worker : workers_) {
+      if (looking >= jobs_.size() || static_cast<int>(woken.size()) == helpers) break;
+      if (worker->state != State::kAsleep) continue;
+      worker->state = State::kLooking;
+      woken.push_back(worker.get());
+      looking++;
+    }
   }
   for (Worker* worker : woken) worker->wake.notify_one();
   for (std::size_t i = 0; i < woken.size() && i < kMaxMoves; i++) move_away(woken[i]->id, job->caller_cpu());
 }
 
-// Returns how many it creates. The system may refuse threads; fewer then do the same work.
-int Pool::create_workers(int count) {
-  const std::size_t before = workers_.size();
+// Creates workers until there are `count`. The system may refuse threads or memory; fewer then do the same work.
+void Pool::create_workers(int count) {
   try {
+    workers_.reserve(count);  // a worker that runs must be kept, so nothing may fail after its thread has started
     while (static_cast<int>(workers_.size()) < count) {
       auto worker = std::make_unique<Worker>();
       std::thread([this, mine = worker.get()] { serve(*mine); }).detach();
       workers_.push_back(std::move(worker));
     }
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
   }
-  return static_cast<int>(workers_.size() - before);
 }
 
 // Withdraws the places that no worker has taken.
@@ -77,18 +90,18 @@ void Pool::serve(Worker& worker) {
 // Waits for a job: spins, then sleeps.
 std::shared_ptr<Job> Pool::take(Worker& worker) {
   std::unique_lock<std::mutex> lock(mutex_);
+  worker.state = State::kLooking;
   if (jobs_.empty()) {
     const std::uint64_t seen = posts_;
-    spinning_++;
     lock.unlock();
     spin([&] { return posts_ != seen; });
     lock.lock();
-    spinning_--;
   }
   while (jobs_.empty()) {
-    worker.asleep = true;
-    worker.wake.wait(lock, [&] { return !worker.asleep; });
+    worker.state = State::kAsleep;
+    worker.wake.wait(lock, [&] { return worker.state != State::kAsleep; });
   }
+  worker.state = State::kBusy;
   std::shared_ptr<Job> job = std::move(jobs_.front());
   jobs_.pop_front();
   return job;

@@ -18,30 +18,32 @@ class Pool {
   // not touch its parent's, which may be in any state. Never destroyed: workers sleep in it until the process ends.
   static Pool& of_this_process();
 
-  // Does a job on the caller and up to `helpers` workers, as many as the system lets run. Workers hold the job by
-  // shared_ptr, because one may still look for a task when the caller has left.
+  // Does a job on the caller and up to `helpers` workers, or fewer where the system refuses threads or memory. Workers
+  // hold the job by shared_ptr, because one may still look for a task when the caller has left.
   void run(const std::shared_ptr<Job>& job, int helpers);
 
+  int workers();  // that it has created
+
  private:
+  enum class State { kLooking, kBusy, kAsleep };  // a looking worker takes the next job without being woken
   struct Worker {
     std::atomic<ThreadId> id{0};
-    bool asleep = false;
+    State state = State::kLooking;
     std::condition_variable wake;
   };
 
   explicit Pool(long process) : process_(process) {}
   void post(const std::shared_ptr<Job>& job, int helpers);
   void withdraw(const std::shared_ptr<Job>& job);
-  int create_workers(int count);
+  void create_workers(int count);
   void serve(Worker& worker);
   std::shared_ptr<Job> take(Worker& worker);
 
-  const long process_;  // that the workers belong to
-  std::mutex mutex_;    // guards all below, and Worker::asleep
-  std::deque<std::shared_ptr<Job>> jobs_;
+  const long process_;                     // the process that the workers belong to
+  std::mutex mutex_;                       // guards all below, and Worker::state
+  std::deque<std::shared_ptr<Job>> jobs_;  // a job stands here once for each worker that it still wants
   std::vector<std::unique_ptr<Worker>> workers_;
-  int spinning_ = 0;  // workers that look for a job without sleeping
-  std::atomic<std::uint64_t> posts_{0};
+  std::atomic<std::uint64_t> posts_{0};  // changes with every post, for workers that look without the mutex
 };
 
 }  // namespace redblue

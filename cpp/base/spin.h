@@ -5,7 +5,7 @@
 
 namespace redblue {
 
-// How long a thread waits for another one before it sleeps: as long as it takes to wake it, or a little longer.
+// How long a thread spins before it sleeps: a little longer than a sleeping thread takes to wake up.
 constexpr std::chrono::microseconds kSpin{100};
 
 // Waits until `done()`, for `limit` at most; returns whether it is done. Other threads that want this CPU get it.

@@ -2,11 +2,14 @@
 // (make sanitize). Usage: sanitize [calls] [seed]; prints the seed and number of a call that fails.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <new>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -18,6 +21,18 @@
 #include "base/share_out.h"
 
 using namespace redblue;
+
+// Allocations of this thread before one fails; negative: none fails.
+static thread_local int allocations_left = -1;
+
+void* operator new(std::size_t bytes) {
+  if (allocations_left == 0) throw std::bad_alloc();
+  if (allocations_left > 0) allocations_left--;
+  if (void* const memory = std::malloc(std::max<std::size_t>(1, bytes))) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -391,6 +406,26 @@ void many_callers() {
   if (wrong) throw Failure("share_out: a task was not done once, or an exception was lost");
 }
 
+// The caller's memory ends somewhere in a call, which also creates workers: the call fails before its first task,
+// or it does every task. The workers do no task of a call that has ended, and work for the next one.
+void little_memory() {
+  for (int allowed = 0; allowed < 30; allowed++) {
+    const int threads = 4 + allowed;
+    std::vector<int> done(threads);
+    bool failed = false;
+    const std::function<void(std::int64_t)> work = [&](std::int64_t task) { done[task]++; };
+    allocations_left = allowed;
+    try {
+      share_out(threads, threads, work);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    allocations_left = -1;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // for a worker that would do a task too late
+    if (done != std::vector<int>(threads, failed ? 0 : 1)) throw Failure("share_out: a call without memory left tasks");
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -412,7 +447,9 @@ int main(int count, char** arguments) {
       }
     rows++;
   }
+  little_memory();
   many_callers();
-  std::printf("%ld calls on each of %d instruction sets, and callers side by side: as expected\n", calls, rows);
+  std::printf("%ld calls on each of %d instruction sets, callers with little memory and side by side: as expected\n",
+              calls, rows);
   return 0;
 }

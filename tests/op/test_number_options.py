@@ -1,4 +1,4 @@
-"""scale, softcap and dropout: one rule for both devices. A number is refused, or the result is the reference's."""
+"""scale, softcap and dropout: CPUs and GPUs refuse the same numbers, and agree with the reference on all others."""
 
 import itertools
 import math
@@ -70,7 +70,7 @@ def test_the_same_on_both_devices(tensors, dtype):
     ],
     ids=str,
 )
-def test_what_no_kernel_computes_with_is_refused(tensors, options, message):
+def test_numbers_out_of_range_are_refused(tensors, options, message):
     q, k, v = tensors.to(DEVICE)
     for attention in (rb.attention, interpreted.attention):
         with pytest.raises(rb.RedblueError, match=message):

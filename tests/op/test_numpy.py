@@ -218,7 +218,7 @@ def test_gradients_of_broadcast_arrays_are_rounded_once(dtype):
 
 
 @pytest.mark.parametrize(
-    ("twin", "own"),
+    ("theirs", "ours"),
     [
         ({}, {}),
         ({"is_causal": True}, {"mask": Mask.causal()}),
@@ -227,18 +227,18 @@ def test_gradients_of_broadcast_arrays_are_rounded_once(dtype):
         ({"attn_mask": np.ones((5, 1), np.float32)}, {"bias": np.ones((5, 1), np.float32)}),
     ],
 )
-def test_the_twin_of_pytorch_gives_what_attention_gives(twin, own):
-    assert np.array_equal(rb.scaled_dot_product_attention(*arrays(), **twin), rb.attention(*arrays(), **own))
+def test_the_counterpart_of_pytorchs_function_equals_attention(theirs, ours):
+    assert np.array_equal(rb.scaled_dot_product_attention(*arrays(), **theirs), rb.attention(*arrays(), **ours))
 
 
-def test_the_twin_groups_heads_only_if_told():
+def test_the_counterpart_groups_heads_only_with_enable_gqa():
     inputs = arrays(heads=4)
     with pytest.raises(RedblueError, match=r"query has 4 heads, key 2 and value 2.*enable_gqa=True"):
         rb.scaled_dot_product_attention(*inputs)
     assert np.array_equal(rb.scaled_dot_product_attention(*inputs, enable_gqa=True), rb.attention(*inputs))
 
 
-def test_the_twin_refuses_two_masks_and_names_arguments():
+def test_the_counterpart_refuses_two_masks_and_names_arguments():
     with pytest.raises(RedblueError, match="attn_mask and is_causal=True were both given"):
         rb.scaled_dot_product_attention(*arrays(), attn_mask=np.ones((5, 7), bool), is_causal=True)
     with pytest.raises(RedblueError, match="query must have at least 2 dimensions"):

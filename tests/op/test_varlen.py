@@ -67,7 +67,7 @@ def test_gradients_of_tensors():
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", ["jagged", "strided"])
-def test_nested_tensors_go_through_the_twin(layout):
+def test_nested_tensors_go_through_scaled_dot_product_attention(layout):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     lengths = (5, 2, 9)

@@ -45,10 +45,10 @@ def checked_arguments(public: Public) -> Public:
 
     @functools.wraps(public)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs).arguments
         for name, kinds in allowed().items():
-            if name in given and given[name] is not signature.parameters[name].default:
-                _check(name, given[name], kinds)
+            if name in bound and bound[name] is not signature.parameters[name].default:
+                _check(name, bound[name], kinds)
         return public(*args, **kwargs)
 
     return checked  # pyright: ignore[reportReturnType]

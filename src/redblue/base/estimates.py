@@ -1,7 +1,7 @@
-"""Estimates before work: refuse at once what this machine's memory cannot hold, and say what takes long.
+"""Estimates before work: refuse at once work that does not fit this machine's memory, and announce long work.
 
-Long work is said as a warning of the logger "redblue", which Python prints on standard error unless a program
-configures it.
+The announcement is a warning of the logger "redblue", which Python prints on standard error unless a program configures
+the logger.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_fits(what: str, bytes: float, seconds: float = 0.0) -> None:
     what: the work that needs them, as the subject of a sentence, such as "the graph attention:n=4,d=2 of 96 nodes".
     bytes, seconds: estimates made before the work, of which only the order of magnitude must be right; infinity is
     allowed.
-    A machine that does not say how much memory it has refuses nothing but an exabyte.
+    If the system does not say how much memory is available, only estimates of an exabyte or more are refused.
     """
     available = available_bytes()
     if bytes >= UNPRINTED or (available is not None and bytes > available):
@@ -65,7 +65,7 @@ def _of_machine(root: Path) -> Iterator[int]:
 
 
 def _of_cgroups(root: Path) -> Iterator[int]:
-    """Yield what each cgroup of this process, and each cgroup above it, leaves of its limit of memory."""
+    """Yield the memory that is left below the limit of each cgroup of this process, and of each cgroup above it."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):

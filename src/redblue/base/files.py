@@ -72,16 +72,16 @@ def check_target(
     suffixes: the file types that the caller can write, such as ".csv"; the first is that of streams; "" allows any.
     force: an existing file may be replaced. mark: redblue's own files of this kind begin so, and may be replaced, too.
     """
-    given = as_path(path)
+    named = as_path(path)
     with _plain_errors(path, OSError, ValueError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
-        number = _open_file(given)
-        status = None if number is not None else _status(given)
+        number = _open_file(named)
+        status = None if number is not None else _status(named)
         if number is not None or (status and (stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode))):
-            return Target(given, suffixes[0], given if number is None else number, force, mark)
+            return Target(named, suffixes[0], named if number is None else number, force, mark)
         if status and not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise RedblueError(f"cannot write {path}: it is a block device or a socket; name a file")
-        target = given.resolve() if given.is_symlink() else given
-        suffix = given.suffix.lower()
+        target = named.resolve() if named.is_symlink() else named
+        suffix = named.suffix.lower()
         if suffix not in suffixes and "" not in suffixes:
             raise RedblueError(f"cannot tell what to write to {path}: its name must end in {', '.join(suffixes)}")
         if target.is_dir() or not target.parent.is_dir():

@@ -194,7 +194,7 @@ def _to_line(entry: dict[str, Any]) -> bytes:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """Parse a line that `_to_line` wrote; return None for any other, be it a single bit."""
+    """Parse a line that `_to_line` wrote; return None if even a single bit differs."""
     entry = _parse_object(line)
     entry.pop("crc32", None)
     return entry if entry and _to_line(entry) == line else None

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 ALONE_SECONDS = 1.0  # seconds that this process works alone before it starts a pool; starting one takes about as long
 WORKERS_PER_CORE = 4  # most processes per core, whatever `jobs` asks for: more only take memory
-PARENT_SECONDS = 0.5  # seconds between two looks of a worker whether its parent still lives
+PARENT_SECONDS = 0.5  # interval at which a worker checks whether its parent is alive
 CHUNK = 8  # points per worker and batch, on a backend that cannot return results one by one
 
 
@@ -115,7 +115,7 @@ def _workers(backend: Any, wanted: int, points: int) -> int:
 def _end_with(parent: int) -> None:
     """Let this worker process end as soon as its parent has ended, even if the parent was killed.
 
-    A thread looks, since Linux's PR_SET_PDEATHSIG follows the parent's thread, which may end before the process.
+    A thread checks periodically. Linux's PR_SET_PDEATHSIG would act when the parent's thread ends, not its process.
     """
 
     def watch() -> None:

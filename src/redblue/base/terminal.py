@@ -1,4 +1,4 @@
-"""The way to the terminal: consoles of a sane width, texts without control characters, tables that fit every width.
+"""Output on the terminal: consoles of a bounded width, texts without control characters, tables that fit every width.
 
 Every command prints through `console` and builds its tables with `table`. Neither reads Rich's markup, so a user's text
 such as "[/b]" is printed as it is.

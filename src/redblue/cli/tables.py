@@ -141,6 +141,7 @@ def schedules_table(schedules: Iterable[Schedule], kernels: Mapping[str, Mapping
     lines = table(("schedule", "what it is\ndirections\nkernels\nsource"))
     lines.columns[0].no_wrap = True
     for each in schedules:
-        devices = "; ".join(f"{device}: {', '.join(found)}" for device, found in kernels[each.name].items() if found)
+        items = kernels[each.name].items()
+        devices = "; ".join(f"{device}: {', '.join(directions)}" for device, directions in items if directions)
         lines.add_row(each.name, f"{each.title}\n{', '.join(each.passes)}\n{devices or 'no kernel'}\n{each.source}\n")
     return lines

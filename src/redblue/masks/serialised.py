@@ -1,8 +1,10 @@
 """Masks as text that any process turns into the same mask again: the form in which saved graphs hold masks.
 
 The text is `redblue-mask:1:DIGEST:JSON`. The JSON lists the rules, parts before the rules made of them: for a simple
-rule its name and its fields, for a composed rule its operator and the places of its parts. Arrays are compressed. A
-text is accepted only if its digest is right, the constructors accept its values, and the mask is listed exactly so.
+rule its name and its fields, for a composed rule its operator and the places of its parts. Arrays are compressed.
+
+A text is accepted only if its digest is right, the constructors accept its values, and writing the mask again gives the
+same list.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def mask_of(text: str) -> Mask:
     except (RedblueError, ValueError, TypeError, LookupError, OverflowError, RecursionError, zlib.error) as error:
         raise _damaged(text, str(error)) from None
     if not same:
-        raise _damaged(text, "its mask is listed otherwise")
+        raise _damaged(text, "redblue writes this mask differently")
     return mask
 
 
@@ -151,7 +153,6 @@ def _node(rule: Rule, places: list[int]) -> list[Any]:
         return [NAMES[type(rule)], places]
     if isinstance(rule, Stack):
         return ["stack", places, _encoded(rule.planes), list(rule.shape)]
-    fields: Any = dataclasses.fields(rule)  # type: ignore[arg-type]
     fields: Any = dataclasses.fields(rule)  # type: ignore[arg-type]
     return [NAMES[type(rule)], {field.name: _encoded(getattr(rule, field.name)) for field in fields}]
 

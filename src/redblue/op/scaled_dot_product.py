@@ -1,4 +1,4 @@
-"""The twin of PyTorch's scaled_dot_product_attention."""
+"""The counterpart of PyTorch's scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """The twin of torch.nn.functional.scaled_dot_product_attention, on the same tensors with the same meaning.
+    """The counterpart of torch.nn.functional.scaled_dot_product_attention, on the same tensors with the same meaning.
 
     attn_mask: boolean (True means attend) or floating (added to the scores), broadcastable to (..., n_q, n_k), and
     differentiable; not together with is_causal, which is aligned top left. Unlike `attention`, heads are

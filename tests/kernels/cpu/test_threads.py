@@ -110,6 +110,8 @@ test_file, tests, team = sys.argv[1:]
 if team == "PyTorch's":
     import torch, redblue.op.pytorch
     assert _core.use_openmp_of(torch.__path__[0] + "/lib/libtorch_cpu.so")
+    torch.set_num_threads(3)
+    torch.ones(1 << 20).sum()  # creates the team
 sys.path.insert(0, tests)
 helpers = runpy.run_path(test_file)
 case, results = helpers["example"](), helpers["results"]
@@ -218,6 +220,28 @@ assert results(case) == right
 """,
         team,
     )
+
+
+@linux
+def test_a_child_that_imports_redblue_does_not_wait_for_its_parents_openmp_threads():
+    """PyTorch's own parallel operations hang in such a child."""
+    pytest.importorskip("torch")
+    script = """
+import os, signal, torch
+torch.set_num_threads(3)
+torch.ones(1 << 20).sum()  # creates the team
+q = torch.ones(1, 8, 200, 32)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # a child that hangs dies, and the parent sees it
+    import redblue
+    for _ in range(3):
+        redblue.attention(q, q, q)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @linux

@@ -1,4 +1,4 @@
-"""Mark variants of tests as thorough: the interpreter is slow, and most variants only combine values anew."""
+"""Mark variants of tests as thorough: the interpreter is slow, and most variants only recombine values of others."""
 
 import zlib
 from itertools import groupby

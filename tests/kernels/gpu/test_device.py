@@ -191,7 +191,9 @@ def max_allocated_bytes(n, d, card):
     spilled = []
     for direction in ("forward", "backward"):
         launch = plan(direction, Sizes((1,), 1, 1, n, n, d, d), "float16", card)
-        tiles = ceil_div(n, launch.tiles.cols)  # per row, each with a float32 maximum; there are fewer spans than tiles
+        tiles = ceil_div(
+            n, launch.tiles.cols
+        )  # of a row; each has a float32 maximum, as has each span, of which there are fewer
         spilled.append(launch.chunk * (n * 2 * KERNELS[launch.kernel, direction].spilled + 2 * 4 * tiles))
     results = n * d * (2 * 6 + 4 * 2)  # out, dout, dq, dk, dv and a copy of one; sums of dK and dV
     return max(spilled) + results + n * 4 * 4

@@ -143,7 +143,7 @@ def test_dropout_drops_the_same_pairs_as_on_the_cpu():
     for seed, dropout in ((2**40 + 7, 0.7), (-5, 0.2)):
         ours = interpreted.attention(*(x.to(DEVICE) for x in (q, k, v)), dropout=dropout, seed=seed)
         assert torch.equal(ours.cpu() == 0, rb.attention(q, k, v, dropout=dropout, seed=seed) == 0)
-    # Every row has its own number, even if the leading dimensions cannot be flattened
+    # The pairs dropped differ from row to row, even if the leading dimensions cannot be flattened
     check(normal(2, 2, 2, 5, 3), normal(2, 1, 1, 18, 3), normal(2, 1, 1, 18, 3), dropout=0.3, seed=3)
 
 
@@ -252,7 +252,7 @@ def test_gradients_run_on_the_device_of_the_outputs(monkeypatch):
     monkeypatch.setattr(gpu, "plan", lambda direction, *more: planned.append(direction) or plan(direction, *more))
     out.sum().backward()
     rb.attention(*(x.detach().cpu() for x in (q, k, v)))
-    assert planned == ["backward"]  # neither twice, nor for the call on the CPU
+    assert planned == ["backward"]  # once, and not for the call on the CPU
 
 
 def test_numpy_arrays_are_refused():

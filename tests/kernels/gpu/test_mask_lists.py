@@ -1,4 +1,4 @@
-"""The cache of mask lists on the device: which lists are cached_masks, and how long."""
+"""The cache of mask lists on the device: which lists it keeps, and which it drops first."""
 
 import numpy as np
 import pytest

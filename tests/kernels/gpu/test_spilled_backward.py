@@ -148,7 +148,7 @@ def test_words_equal_the_schedules_count(launch, kernel, mask, edges):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_small_cache_compiles_the_same_kernels_for_any_head_dimension(direction):
-    """Then neither registers nor shared memory grow with d. Compile-time arguments have names in capitals."""
+    """Registers and shared memory then do not grow with d. The names of compile-time arguments are in capitals."""
     tiles = {"forward": FORWARD, "backward": TILES["small_cache"]}[direction]
 
     def compiled(d):

@@ -58,7 +58,7 @@ every_case = pytest.mark.parametrize(("shape", "mask", "stay", "stream"), CASES)
 
 
 def task_of(shape, mask):
-    """Make a task of random tensors, with the mask as kernels take it."""
+    """Make a task of random tensors, with the mask in the form that kernels read."""
     batch, kv_heads, group, n_q, n_k, d, d_v = shape
     rows, keys = (batch, kv_heads * group, n_q), (batch, kv_heads, n_k)
     generator = torch.Generator().manual_seed(0)
@@ -90,7 +90,7 @@ def words_moved(runs):
 def count(kernel, direction, shape, mask, edges, chunk=0, problem=None):
     """Return the words that the kernel moves, and those of its schedule.
 
-    problem: the schedule's, if its mask is not that of the kernel's task.
+    problem: the problem of the schedule, if its mask differs from the mask of the kernel's task.
     """
     cut = (*shape[:4], keys_seen(mask, *shape[3:5]), *shape[5:]) if kernel in SPILLED else shape
     problem, schedule = problem or problem_of(cut, mask, direction), schedules.get(kernel)

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 import redblue as rb
 from redblue.kernels.cpu import call as cpu
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # PyTorch's own, when it loads its compiler
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # a warning of PyTorch, when it loads its compiler
 TOLERANCE = 1e-12
 
 
@@ -89,7 +89,7 @@ def test_dynamic_shapes_bias_sinks_groups_and_broadcasting():
     assert graphs[0] == graphs[-1]  # the first call may trace twice, the others not at all
 
 
-def test_two_dimensions_and_the_twin():
+def test_two_dimensions_and_scaled_dot_product_attention():
     def call(q, k):
         return rb.scaled_dot_product_attention(q, k, k, is_causal=True) + rb.attention(q, k, k)
 

@@ -54,7 +54,7 @@ def no_kernels(monkeypatch):
 
 
 @pytest.fixture
-def noted(monkeypatch):
+def recorded(monkeypatch):
     """Replace the kernels by functions that record (direction, current device, arguments)."""
     calls, current = [], []
 
@@ -63,7 +63,7 @@ def noted(monkeypatch):
         return nullcontext()
 
     def kernel(direction):
-        return lambda *given: calls.append((direction, current[-1], given)) or (direction, None)
+        return lambda *arguments: calls.append((direction, current[-1], arguments)) or (direction, None)
 
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(
@@ -145,15 +145,15 @@ def test_triton_missing_or_old(monkeypatch, module, message):
         ops.gpu_kernels.__wrapped__()
 
 
-def test_kernels_run_where_their_tensors_are(fake, noted):
+def test_kernels_run_where_their_tensors_are(fake, recorded):
     q = on("cuda:1", 1, 2, 8, 16)
     ops.forward(q, q, q, OPEN)
     ops._on_gpu("backward", q, None, q, q, q, q, q, OPEN, False)
-    assert [(direction, str(device)) for direction, device, _ in noted] == [
+    assert [(direction, str(device)) for direction, device, _ in recorded] == [
         ("forward", "cuda:1"),
         ("backward", "cuda:1"),
     ]
-    assert [arguments[3 if direction == "forward" else 7] for direction, _, arguments in noted] == [OPEN, OPEN]
+    assert [arguments[3 if direction == "forward" else 7] for direction, _, arguments in recorded] == [OPEN, OPEN]
 
 
 def test_plain_tensors_of_a_gpu_go_around_the_dispatcher(fake, monkeypatch):
@@ -244,15 +244,15 @@ def test_calls_that_redblue_takes(fake, options):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", LEFT.values(), ids=LEFT)
 def test_calls_that_stay_with_pytorch(fake, options):
-    def found():
+    def shape_or_error():
         try:
             return call(**options).shape
         except (RuntimeError, ValueError) as error:
             return type(error), str(error).splitlines()[0]
 
-    expected = found()
+    expected = shape_or_error()
     with rb.sdpa():
-        assert found() == expected
+        assert shape_or_error() == expected
 
 
 def test_without_triton_everything_stays_pytorchs(fake, no_kernels):
@@ -335,7 +335,7 @@ def test_products_of_float32_follow_pytorchs_setting_by_either_name(monkeypatch)
         assert gpu._precision(x.half()) == "ieee"
 
 
-def test_the_planner_can_be_told_of_another_card():
+def test_plans_can_be_made_for_another_card():
     from redblue.kernels.gpu.planning.card import Card, card_of, planning_for
 
     card = card_of(torch.device("cpu"))

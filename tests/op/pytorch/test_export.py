@@ -14,7 +14,7 @@ from redblue import Mask, RedblueError
 from redblue.masks import serialised
 from redblue.op.pytorch import masks
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own, from its exporters
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of PyTorch's exporters
 MASK = Mask.bigbird(4)
 LOAD = """
 import sys, torch, redblue as rb
@@ -25,7 +25,7 @@ kinds = {
 }
 x = torch.sin(torch.arange(1024.0).reshape(1, 2, 64, 8))
 rb.register_ops()
-rb.attention(x, x, x, mask=rb.Mask.documents([32, 32]))  # before a graph: its mask must not be taken for the graph's
+rb.attention(x, x, x, mask=rb.Mask.documents([32, 32]))  # which no graph may use in place of its own mask
 for kind, path in zip(sys.argv[1::2], sys.argv[2::2]):
     assert torch.allclose(kinds[kind](path)(x), rb.attention(x, x, x, mask=rb.Mask.bigbird(4)), atol=1e-5), kind
     print(kind, "right")
@@ -46,7 +46,7 @@ def numbers(n=64):
 
 
 def loaded_elsewhere(**paths):
-    """What a new process says that loads and runs the saved graphs."""
+    """Load and run the saved graphs in a new process. Return the lines that it prints."""
     arguments = [str(part) for kind_and_path in paths.items() for part in kind_and_path]
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", LOAD, *arguments], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -140,7 +140,7 @@ def test_names_are_of_values_and_last_as_long_as_any_equal_mask():
 
 
 @pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.documents([3, 4])])
-def test_either_schedule_may_be_asked_for(mask):
+def test_every_schedule_may_be_requested(mask):
     q = normal(2, 2, 7, 4)
     expected = textbook(q, q, q, mask)
     for schedule in "flash", "gather", "auto":

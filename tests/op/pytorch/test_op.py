@@ -92,12 +92,12 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("laid", LAYOUTS.values(), ids=LAYOUTS)
-def test_any_strides_of_inputs_and_of_the_gradient(laid):
-    q, k, v = (laid(normal(2, 3, 5, 4)).detach().requires_grad_() for _ in range(3))
+@pytest.mark.parametrize("lay_out", LAYOUTS.values(), ids=LAYOUTS)
+def test_any_strides_of_inputs_and_of_the_gradient(lay_out):
+    q, k, v = (lay_out(normal(2, 3, 5, 4)).detach().requires_grad_() for _ in range(3))
     out, expected = rb.attention(q, k, v), textbook(q, k, v)
     check_close(out, expected)
-    dout = laid(torch.randn_like(out))
+    dout = lay_out(torch.randn_like(out))
     for x, y in zip(
         torch.autograd.grad(out, (q, k, v), dout), torch.autograd.grad(expected, (q, k, v), dout), strict=True
     ):
@@ -106,8 +106,8 @@ def test_any_strides_of_inputs_and_of_the_gradient(laid):
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_outputs_and_gradients_are_laid_out_as_inputs_are(inside):
-    laid = LAYOUTS["heads inside"] if inside else torch.Tensor.contiguous
-    q, k, v = (laid(normal(2, 3, n, 4, grad=False)).requires_grad_() for n in (5, 7, 7))
+    lay_out = LAYOUTS["heads inside"] if inside else torch.Tensor.contiguous
+    q, k, v = (lay_out(normal(2, 3, n, 4, grad=False)).requires_grad_() for n in (5, 7, 7))
     ours, theirs = rb.attention(q, k, v), F.scaled_dot_product_attention(q, k, v)
     assert ours.stride() == theirs.stride()
     for x, y in zip(torch.autograd.grad(ours.sum(), (q, k, v)), (q, k, v), strict=True):
@@ -142,7 +142,7 @@ def test_gradcheck():
 
 
 @pytest.mark.parametrize("schedule", ["hybrid", "small_cache"])
-def test_a_schedule_that_is_asked_for(schedule):
+def test_requested_schedules(schedule):
     """Check the gradients of a requested schedule, eager and compiled."""
     q, k, v = normal(1, 4, 9, 5), normal(1, 2, 11, 5), normal(1, 2, 11, 3)
 
@@ -187,7 +187,7 @@ def test_dropout_follows_pytorchs_generator_and_the_seed():
     seeded_results = [rb.attention(q, q, q, dropout=0.5, seed=seed) for seed in (3, 3, 4, 2**64 - 1)]
     assert torch.equal(seeded_results[0], seeded_results[1])
     assert not torch.equal(seeded_results[0], seeded_results[2])
-    assert torch.equal(torch.get_rng_state(), state)  # a given seed draws nothing
+    assert torch.equal(torch.get_rng_state(), state)  # a call with a seed does not advance the generator
     arrays = [q.detach().numpy()] * 3
     assert np.array_equal(seeded_results[3].detach().numpy(), rb.attention(*arrays, dropout=0.5, seed=2**64 - 1))
 
@@ -201,7 +201,7 @@ def test_dropout_takes_its_share_and_keeps_the_mean():
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointing_drops_the_same_again(use_reentrant):
+def test_checkpointing_repeats_the_dropout(use_reentrant):
     q = normal(2, 3, 9, 8)
     torch.manual_seed(1)
     (expected,) = torch.autograd.grad(rb.attention(q, q, q, dropout=0.4).sin().sum(), q)
@@ -210,9 +210,9 @@ def test_checkpointing_drops_the_same_again(use_reentrant):
     assert torch.equal(q.grad, expected)
 
 
-# The twin of F.scaled_dot_product_attention --------------------------------------------------------------------------
+# The counterpart of F.scaled_dot_product_attention -------------------------------------------------------------------
 
-TWINS = {
+PYTORCHS_CALLS = {
     "plain": ((2, 3, 5, 4), (2, 3, 7, 4), {}),
     "causal, more keys": ((2, 3, 5, 4), (2, 3, 7, 4), {"is_causal": True}),
     "causal, fewer keys": ((2, 3, 7, 4), (2, 3, 5, 4), {"is_causal": True}),
@@ -226,8 +226,8 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize(("q", "k", "options"), TWINS.values(), ids=TWINS)
-def test_twin_of_pytorchs(q, k, options):
+@pytest.mark.parametrize(("q", "k", "options"), PYTORCHS_CALLS.values(), ids=PYTORCHS_CALLS)
+def test_scaled_dot_product_attention(q, k, options):
     q, k, v = normal(*q), normal(*k), normal(*k)
     ours = rb.scaled_dot_product_attention(q, k, v, **options)
     theirs = F.scaled_dot_product_attention(q, k, v, **options)
@@ -237,7 +237,7 @@ def test_twin_of_pytorchs(q, k, options):
         check_close(x, y)
 
 
-def test_twin_with_masks():
+def test_scaled_dot_product_attention_with_masks():
     q, k, v = normal(2, 3, 5, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 4)
     attends = torch.rand(2, 1, 5, 7) < 0.6
     attends[0, 0, 2] = False
@@ -470,7 +470,7 @@ def test_errors_name_the_argument_and_what_is_allowed(inputs, options, message):
         rb.attention(*inputs, **options)
 
 
-def test_the_twins_errors():
+def test_errors_of_scaled_dot_product_attention():
     with pytest.raises(rb.RedblueError, match="attn_mask and is_causal=True were both given"):
         rb.scaled_dot_product_attention(X, X, X, attn_mask=torch.ones(5, 5), is_causal=True)
     with pytest.raises(rb.RedblueError, match=r"query has 4 heads, key 2 and value 2: .* enable_gqa=True"):

@@ -1,4 +1,4 @@
-"""What `with rb.sdpa() as used:` reports, and that an explicit choice among PyTorch's kernels wins."""
+"""The record that `with rb.sdpa() as used:` yields, and the precedence of a user's choice among PyTorch's kernels."""
 
 import itertools
 import threading
@@ -94,7 +94,7 @@ def test_served_and_refused_with_reasons(q):
 
 
 def test_no_call_is_lost_or_refused_twice(q):
-    """Calls of many threads, of which each has one block of its own."""
+    """Many threads call, each inside its own `with rb.sdpa()`."""
     x, choices = q.detach(), itertools.cycle([{}, {"attn_mask": torch.ones(6, 6, dtype=torch.int64)}])
 
     def work(calls):

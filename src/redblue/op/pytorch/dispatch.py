@@ -88,7 +88,7 @@ def _mask_argument(mask: Mask | None, schedule: str, is_captured: bool) -> MaskA
 
 def _is_captured(q: Tensor) -> bool:
     """Whether the call may become part of a graph, which may be saved."""
-    if torch.compiler.is_dynamo_compiling():  # which cannot trace the questions below
+    if torch.compiler.is_dynamo_compiling():  # its tracer cannot evaluate the conditions below
         return True
     return _tracing() is not None or bool(_dispatch_modes()) or type(q) not in _PLAIN
 

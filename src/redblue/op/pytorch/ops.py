@@ -44,7 +44,8 @@ library.define(
     f" {SCHEMA}, bool bias_grad) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor delta)",
     tags=_TAGS,
 )
-# PyTorch's OpenMP threads spin for milliseconds after each of its operations. One pool for both: no fight for the CPUs.
+# PyTorch's OpenMP threads spin for milliseconds after each of its operations. redblue uses them, because threads of its
+# own would compete with them for the CPUs.
 _core.use_openmp_of(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 forward_op = torch.ops.redblue.attention.default

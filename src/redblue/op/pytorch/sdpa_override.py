@@ -27,7 +27,7 @@ TRANSFORMED = "the call is inside a transform of torch.func, such as vmap or gra
 class Override:
     """A request of enable_sdpa, undone by `disable`. PyTorch's own function returns when no request is left.
 
-    used: the calls while the request held, of all threads (see Usage).
+    used: the record of all threads' calls while the request was in force (see Usage).
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ def _installed() -> ExitStack:
     except ImportError as error:
         raise RedblueError("this needs PyTorch: pip install 'redblue[torch]'") from error
 
-    _default_priority()  # known before a block inside can change it
+    _default_priority()  # caches the order before a user inside `sdpa()` can change it
     with ExitStack() as undo:
         undo.callback(_forget_dispatch)  # runs last
         ours = torch.library.Library("aten", "IMPL")

@@ -189,20 +189,20 @@ class Call:
 
 
 def best_seconds(run: Callable[[], object], first_seconds: float) -> float:
-    """The time of one call, in the best of a few turns.
+    """The time of one call, the best of a few measurements.
 
     first_seconds: the time of an earlier call, which is returned if it was long.
     """
     if first_seconds > ENOUGH_SECONDS:
         return first_seconds
-    turns = []
+    seconds = []
     for _ in range(TURNS):
         calls, start = 0, time.perf_counter()
         while not calls or time.perf_counter() - start < TURN_SECONDS:
             run()
             calls += 1
-        turns.append((time.perf_counter() - start) / calls)
-    return min(turns)
+        seconds.append((time.perf_counter() - start) / calls)
+    return min(seconds)
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:

@@ -68,16 +68,16 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (int, str)) else repr(value)
 
 
-def make_axis(name: str, given: Any) -> Axis:
+def make_axis(name: str, raw: Any) -> Axis:
     """Make an axis from text in the form of GRAMMAR, from one value, or from several values.
 
     Raises RedblueError for an unknown axis, text of another form, numbers out of range, and unknown names.
     """
     if name not in LEAST and name not in NAMES:
         raise UnknownName("axis", str(name), (*LEAST, *NAMES))
-    several = isinstance(given, Iterable) and not isinstance(given, (str, Mask, Memory))
+    several = isinstance(raw, Iterable) and not isinstance(raw, (str, Mask, Memory))
     parse = _number if name in LEAST else _name
-    values = [value for part in (given if several else [given]) for value in parse(name, part)]
+    values = [value for part in (raw if several else [raw]) for value in parse(name, part)]
     if not values:
         raise RedblueError(f"{name} has no values: give {EXAMPLES if name in LEAST else 'at least one'}")
     if name in LEAST:
@@ -85,17 +85,17 @@ def make_axis(name: str, given: Any) -> Axis:
     return Axis(name, tuple(value for i, value in enumerate(values) if value not in values[:i]))
 
 
-def _number(name: str, given: Any) -> Sequence[int]:
+def _number(name: str, raw: Any) -> Sequence[int]:
     """The values of an axis of numbers, from text or from one number. Raises RedblueError."""
-    if isinstance(given, str):
-        values = [value for part in given.split(",") for value in _numbers(name, part.strip(), given)]
+    if isinstance(raw, str):
+        values = [value for part in raw.split(",") for value in _numbers(name, part.strip(), raw)]
         whole_number(name, min(values), LEAST[name])
         return values
-    return [whole_number(name, given, LEAST[name], MAX_NUMBER)]
+    return [whole_number(name, raw, LEAST[name], MAX_NUMBER)]
 
 
-def _too_large(name: str, given: str) -> RedblueError:
-    return RedblueError(f"{name} takes numbers of at most 10^18: give smaller ones; got {given}")
+def _too_large(name: str, raw: str) -> RedblueError:
+    return RedblueError(f"{name} takes numbers of at most 10^18: give smaller ones; got {raw}")
 
 
 def _numbers(name: str, part: str, text: str) -> Sequence[int]:
@@ -131,13 +131,13 @@ def _numbers(name: str, part: str, text: str) -> Sequence[int]:
     return [value for i in range(math.ceil(size) + 1) if (value := round(first * factor**i)) <= last]
 
 
-def _name(name: str, given: Any) -> Sequence[Any]:
+def _name(name: str, raw: Any) -> Sequence[Any]:
     """The values of an axis of names, from text or from one object. Raises RedblueError for unknown names."""
-    if isinstance(given, Mask if name == "mask" else Memory if name == "memory" else ()):
-        return [given]
-    if name == "mask" and _is_mask(str(given).strip()):
-        return [str(given).strip()]
-    parts = COMMA.split(str(given)) if name == "mask" else str(given).split(",")
+    if isinstance(raw, Mask if name == "mask" else Memory if name == "memory" else ()):
+        return [raw]
+    if name == "mask" and _is_mask(str(raw).strip()):
+        return [str(raw).strip()]
+    parts = COMMA.split(str(raw)) if name == "mask" else str(raw).split(",")
     return [_known(name, part.strip()) for part in parts]
 
 

@@ -44,11 +44,11 @@ class Cache:
 class Point:
     """One combination of axis values: a problem, counted at each of `caches` by each of `schedules`.
 
-    given: the sizes and names of the problem that were given. named: whether the schedules were asked for by name.
+    fields: the arguments of the problem that the axes set. named: whether the schedules were asked for by name.
     """
 
     index: int
-    given: dict[str, Any]
+    fields: dict[str, Any]
     mask: Mask
     mask_label: str
     window: int | None
@@ -58,7 +58,7 @@ class Point:
 
     def problem(self) -> Problem:
         """Make the problem. Raises RedblueError if the values contradict each other."""
-        return Problem(**self.given, mask=self.mask)
+        return Problem(**self.fields, mask=self.mask)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Sweep:
         )
 
 
-def make_sweep(given: Mapping[str, Any]) -> Sweep:
+def make_sweep(values: Mapping[str, Any]) -> Sweep:
     """Make the sweep over these axes; each has text in the form of sweep.GRAMMAR, one value, or several values.
 
     Axes: n (n_q = n_k), n_q, n_k, d, d_v, batch, heads, kv_heads, window (keys before the query's own; excludes mask),
@@ -132,11 +132,11 @@ def make_sweep(given: Mapping[str, Any]) -> Sweep:
     and n_k; d; and words, memory or both.
     Raises RedblueError for missing, unknown or contradictory axes, and if no point is a valid problem.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(values, Mapping):
         raise RedblueError(
-            f"a sweep must be axes by name, such as {{'n': 4096, 'd': '64,128', 'words': 12288}}; got {given!r}"
+            f"a sweep must be axes by name, such as {{'n': 4096, 'd': '64,128', 'words': 12288}}; got {values!r}"
         )
-    axes = {name: make_axis(name, value) for name, value in given.items() if value is not None}
+    axes = {name: make_axis(name, value) for name, value in values.items() if value is not None}
     axes = {name: axes[name] for name in (*LEAST, *NAMES) if name in axes}
     missing = [f"n or {name}" for name in ("n_q", "n_k") if name not in axes and "n" not in axes]
     missing += ["d"] if "d" not in axes else []

@@ -38,10 +38,10 @@ COLUMNS: dict[str, type] = {
 
 def evaluate(point: Point) -> list[Row]:
     """Count one point: for each cache, return a row for each schedule that applies. An invalid point has one row."""
-    values = dict.fromkeys(COLUMNS) | point.given | {"mask": point.mask_label, "window": point.window}
+    values = dict.fromkeys(COLUMNS) | point.fields | {"mask": point.mask_label, "window": point.window}
     try:
         problem = point.problem()
-        values |= {name: getattr(problem, name) for name in point.given.keys() | {"dtype", "direction"}}
+        values |= {name: getattr(problem, name) for name in point.fields.keys() | {"dtype", "direction"}}
         values |= {name: getattr(problem, name) for name in ("d_v", "batch", "heads", "kv_heads")}
         stream = problem.one_stream()
         pairs = problem.streams * stream.mask.nnz(stream.n_q, stream.n_k)
