@@ -15,7 +15,7 @@ from redblue.cli.main import app
 from redblue.cli.mask import EPILOG, describe
 from redblue.masks.names import parse
 from redblue.masks.patterns.census import census
-from redblue.masks.picture import chart, shaded
+from redblue.masks.picture import chart, even_edge, shaded
 from support.examples import examples
 from support.mask_oracle import compositions
 
@@ -221,7 +221,7 @@ def test_examples_of_the_help_run(tmp_path, monkeypatch):
         (("causl", "--n", "8"), "mask must be full"),
         (("causal",), "any sizes: give n_q and n_k"),
         (("causal", "--n", "0"), "n_q must be a whole number of at least 1, got 0"),
-        (("causal", "--n", "8", "--tile", "0"), "tile must be QUERIES[,KEYS]"),
+        (("causal", "--n", "8", "--tile", "0"), "tile must be a whole number of at least 1, got 0"),
         (("causal", "--n", "8", "--tile", "1,2,3"), "tile must be QUERIES[,KEYS]"),
         (("documents:3,4", "--n", "8"), "for n_q = 7, but n_q = 8 was given"),
         (("causal", "--n", "8", "--picture", "m.pdf"), "must end in .svg, .png, .html"),
@@ -232,3 +232,17 @@ def test_the_command_refuses_bad_input(arguments, says):
     assert result.exit_code != 0
     assert isinstance(result.exception, RedblueError)
     assert says in str(result.exception)
+
+
+@pytest.mark.parametrize(("edge", "even"), [(1, 1), (77, 77), (511, 511), (1000, 1024), (1025, 1152), (208_334, 212_992)])
+def test_edges_of_large_tiles_are_even(edge, even):
+    assert even_edge(edge) == even
+
+
+def test_a_picture_at_ten_million_queries_cuts_no_block(monkeypatch):
+    """Pair by pair, the blocks that unaligned tiles cut took minutes and 6 GB."""
+    from redblue.masks.patterns import tiling
+
+    monkeypatch.setattr(tiling, "MAX_WORDS", 0)
+    monkeypatch.setattr(tiling, "MAX_TESTED", 0)
+    assert len(shaded(Mask.butterfly(65_536), 10_000_000, 10_000_000).splitlines()) == 24
