@@ -234,7 +234,9 @@ def test_the_command_refuses_bad_input(arguments, says):
     assert says in str(result.exception)
 
 
-@pytest.mark.parametrize(("edge", "even"), [(1, 1), (77, 77), (511, 511), (1000, 1024), (1025, 1152), (208_334, 212_992)])
+@pytest.mark.parametrize(
+    ("edge", "even"), [(1, 1), (77, 77), (511, 511), (1000, 1024), (1025, 1152), (208_334, 212_992)]
+)
 def test_edges_of_large_tiles_are_even(edge, even):
     assert even_edge(edge) == even
 
@@ -246,3 +248,11 @@ def test_a_picture_at_ten_million_queries_cuts_no_block(monkeypatch):
     monkeypatch.setattr(tiling, "MAX_WORDS", 0)
     monkeypatch.setattr(tiling, "MAX_TESTED", 0)
     assert len(shaded(Mask.butterfly(65_536), 10_000_000, 10_000_000).splitlines()) == 24
+
+
+def test_a_mask_of_a_billion_queries_is_refused_before_it_is_listed(monkeypatch):
+    from redblue.base import estimates
+
+    monkeypatch.setattr(estimates, "available_bytes", lambda: 1 << 30)
+    with pytest.raises(RedblueError, match=r"listing a mask of n_q = 1,000,000,000 .* runs needs about .*GB of memory"):
+        shaded(Mask.sliding_window(3) | Mask.sliding_window(9, 9), 1_000_000_000, 1_000_000_000)
