@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from redblue.base import progress
-from redblue.base.progress import INTERRUPTED, MAX_SECONDS, progress_bar, working
+from redblue.base.progress import INTERRUPTED, MAX_SECONDS, _steps, progress_bar, working
 
 
 def interrupted(capsys, **options):
@@ -111,3 +111,15 @@ def test_lines_end_with_the_work(capsys):
         raise ZeroDivisionError
     assert not [thread for thread in threading.enumerate() if thread.name == progress.THREAD]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        ((0, 1, "points"), "0 of 1 point"),
+        ((1, 1, "capacities"), "1 of 1 capacity"),
+        ((0, 2, "points"), "0 of 2 points"),
+    ],
+)
+def test_a_single_step_is_named_in_the_singular(step, says):
+    assert _steps(*step) == says

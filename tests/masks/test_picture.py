@@ -15,7 +15,7 @@ from redblue.cli.main import app
 from redblue.cli.mask import EPILOG, describe
 from redblue.masks.names import parse
 from redblue.masks.patterns.census import census
-from redblue.masks.picture import chart, shaded
+from redblue.masks.picture import chart, even_edge, shaded
 from support.examples import examples
 from support.mask_oracle import compositions
 
@@ -232,3 +232,27 @@ def test_the_command_refuses_bad_input(arguments, says):
     assert result.exit_code != 0
     assert isinstance(result.exception, RedblueError)
     assert says in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("edge", "even"), [(1, 1), (77, 77), (511, 511), (1000, 1024), (1025, 1152), (208_334, 212_992)]
+)
+def test_edges_of_large_tiles_are_even(edge, even):
+    assert even_edge(edge) == even
+
+
+def test_a_picture_at_ten_million_queries_cuts_no_block(monkeypatch):
+    """Pair by pair, the blocks that unaligned tiles cut took minutes and 6 GB."""
+    from redblue.masks.patterns import tiling
+
+    monkeypatch.setattr(tiling, "MAX_WORDS", 0)
+    monkeypatch.setattr(tiling, "MAX_TESTED", 0)
+    assert len(shaded(Mask.butterfly(65_536), 10_000_000, 10_000_000).splitlines()) == 24
+
+
+def test_a_mask_of_a_billion_queries_is_refused_before_it_is_listed(monkeypatch):
+    from redblue.base import estimates
+
+    monkeypatch.setattr(estimates, "available_bytes", lambda: 1 << 30)
+    with pytest.raises(RedblueError, match=r"listing a mask of n_q = 1,000,000,000 .* runs needs about .*GB of memory"):
+        shaded(Mask.sliding_window(3) | Mask.sliding_window(9, 9), 1_000_000_000, 1_000_000_000)

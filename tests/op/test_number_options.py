@@ -61,7 +61,7 @@ def test_the_same_on_both_devices(tensors, dtype):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"softcap": 1e300}, r"softcap must be 0, or 1e-30 to 1e\+38 in size, got 1e\+300: multiply q"),
+        ({"softcap": 1e300}, r"softcap must be 1e-30 to 1e\+38 in size, got 1e\+300: give a softcap"),
         ({"scale": 1e39}, r"scale must be 0, or 1e-30 to 1e\+38 in size, got 1e\+39"),
         ({"scale": -1e-31}, r"scale must be 0, or 1e-30 to 1e\+38 in size, got -1e-31"),
         ({"scale": 1e30, "softcap": 1e-20}, r"scale / softcap must be 0, or 1e-30 to 1e\+38 in size, got 1e\+50"),
@@ -88,3 +88,11 @@ def test_tanh_near_0_in_float64_on_gpus(size):
     k, softcap = k / (q @ k.mT).abs().max() * 2, 1 / size
     got, expected = interpreted.attention(q, k, v, softcap=softcap), textbook(q, k, v, softcap=softcap)
     check_close(got, expected, torch.float64, {torch.float64: 1e-14})
+
+
+def test_a_softcap_out_of_range_is_not_advised_to_scale_q():
+    q = np.ones((1, 4, 8), np.float32)
+    with pytest.raises(
+        rb.RedblueError, match=r"softcap must be 1e-30 to 1e.38 in size, got 1e.300: give a softcap nearer"
+    ):
+        rb.attention(q, q, q, softcap=1e300)

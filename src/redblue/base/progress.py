@@ -42,7 +42,7 @@ def progress_bar(
     done, size, step = 0, total or 0, ""
 
     def line() -> str:
-        return f"{label}: {done:,} of {size:,} {unit}" + (f"; now {step}" if step else "")
+        return label + (f": {_steps(done, size, unit)}" if size else "") + (f"; now {step}" if step else "")
 
     try:
         with (
@@ -58,7 +58,7 @@ def progress_bar(
 
             yield move
     except KeyboardInterrupt:
-        message(f"stopped: {done:,} of {size:,} {unit} are done, {kept}")
+        message(f"stopped: {_steps(done, size, unit)} {'is' if size == 1 else 'are'} done, {kept}")
         if resumable:
             again = shlex.join(["redblue", *(word for word in sys.argv[1:] if word != "--restart")])
             message(f"to go on: {again}")
@@ -81,6 +81,12 @@ def working(label: str) -> Iterator[Callable[[str], None]]:
             status.update(Text(visible(text)))
 
         yield say
+
+
+def _steps(done: int, size: int, unit: str) -> str:
+    """Say how many steps are done. unit: the name of the steps, in the plural."""
+    one = f"{unit[:-3]}y" if unit.endswith("ies") else unit.removesuffix("s")
+    return f"{done:,} of {size:,} {one if size == 1 else unit}"
 
 
 @contextmanager

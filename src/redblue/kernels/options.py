@@ -342,9 +342,10 @@ def _number(name: str, value: Any) -> float:
 def check_size(name: str, number: float) -> None:
     """Raise RedblueError for a number that is not 0 and whose size is beyond what every kernel computes with."""
     if number and not LEAST <= abs(number) <= MOST:
-        raise RedblueError(
-            f"{name} must be 0, or {LEAST:g} to {MOST:g} in size, got {number:g}: multiply q by the rest beforehand"
-        )
+        zero, advice = "0, or ", "multiply q by the rest beforehand"
+        if name == "softcap":  # 0 is no softcap, and no factor of q stands for one
+            zero, advice = "", "give a softcap nearer to the scores, or None for no softcap"
+        raise RedblueError(f"{name} must be {zero}{LEAST:g} to {MOST:g} in size, got {number:g}: {advice}")
 
 
 def _seed(value: Any) -> int:

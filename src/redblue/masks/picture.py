@@ -13,6 +13,7 @@ from redblue.base.integers import ceil_div
 from redblue.base.style import COLOURS, standalone_config
 from redblue.base.text import amount
 from redblue.masks.numbers import pair
+from redblue.masks.patterns.bit_words import WORD_BITS
 from redblue.masks.patterns.census import Census, census
 from redblue.masks.rules.rule import Rule
 
@@ -33,9 +34,19 @@ class Drawable(Protocol):
     def plane(self, i: int) -> Drawable: ...
 
 
+def even_edge(edge: int) -> int:
+    """Round the edge of large tiles up to a multiple of a power of two, at least 64; the edge grows by at most 1/8.
+
+    The tiles then do not cut blocks of such a size. Blocks that a tile cuts are tested pair by pair, which takes
+    minutes and gigabytes for a mask on ten million queries.
+    """
+    step = 1 << max(0, edge.bit_length() - 4)
+    return edge if step < WORD_BITS else ceil_div(edge, step) * step
+
+
 def edges_of(n_q: int, n_k: int, tile: int | tuple[int, int] | None) -> tuple[int, int]:
     """Return the edges of a chart's tiles: `tile`, or by default squares, DEFAULT_TILES along the longer axis."""
-    edge = max(1, ceil_div(max(n_q, n_k), DEFAULT_TILES))
+    edge = even_edge(max(1, ceil_div(max(n_q, n_k), DEFAULT_TILES)))
     return (edge, edge) if tile is None else pair("tile", tile)
 
 
@@ -146,7 +157,7 @@ def shaded(mask: Drawable, n_q: int, n_k: int, rows: int = 24, cols: int = 48) -
     rows, cols = min(rows, n_q), min(cols, n_k)
     if not rows or not cols:
         return ""
-    edges = ceil_div(n_q, rows), ceil_div(n_k, cols)
+    edges = even_edge(ceil_div(n_q, rows)), even_edge(ceil_div(n_k, cols))
     tiles = census(mask.rule.pattern(n_q, n_k), *edges)
     shades = np.zeros((ceil_div(n_q, edges[0]), ceil_div(n_k, edges[1])), np.int64)
     shades[tiles.row, tiles.col] = np.ceil(tiles.pairs / tiles.area * (len(SHADES) - 1))

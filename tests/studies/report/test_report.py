@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 import vl_convert
@@ -22,6 +23,7 @@ from redblue.studies import experiments
 from redblue.studies.report import collect, render, summary, words_figure, write
 from redblue.studies.report.checks import run, small
 from redblue.studies.report.curves import BEST, curve
+from redblue.studies.report.terminal import verdict
 
 TINY = Memory("tiny", "Tiny board", "cpu", (Level("L1", 2048), Level("L2", 2**20), Level("DRAM", None)))
 EVIL = "<script>alert(1)</script>"
@@ -354,3 +356,8 @@ def test_results_of_experiments_are_shown_with_what_made_them(tmp_path):
     assert vl_convert.vegalite_to_svg(specs["figure-2022"] | {"config": style.config("dark")}).startswith("<svg")
     assert report.to_dict()["results"][0]["command"] == result.command
     assert 'data-result="' not in render(collect([model()], [TINY]))
+
+
+@pytest.mark.parametrize(("checks", "says"), [([1], "The only check passed:"), ([1, 2], "All 2 checks passed:")])
+def test_a_single_check_is_not_called_all_1(checks, says):
+    assert verdict(SimpleNamespace(checks=checks, failed=[])).startswith(says)  # type: ignore[arg-type]

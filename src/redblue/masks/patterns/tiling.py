@@ -7,12 +7,16 @@ from typing import NamedTuple
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.estimates import check_fits, count_text
 from redblue.masks.patterns import spans
 from redblue.masks.patterns.bit_words import below
 from redblue.masks.patterns.pattern import Pattern
 
 MAX_WORDS = 1 << 28  # words that one tiling may store: 2 GiB
 MAX_TESTED = 1 << 32  # keys of ranges that one tiling tests
+MAX_UNSAID = 1 << 20  # ranges that are listed without an estimate
+SAMPLE = 256  # ranges that an estimate looks at
+RUN_BYTES, RUN_SECONDS = 200, 5e-7  # for each run, at the peak (measured on BigBird masks)
 
 
 class Tiling(NamedTuple):
@@ -37,6 +41,7 @@ def tiling(pattern: Pattern, first: np.ndarray, stop: np.ndarray, group: int) ->
     Raises RedblueError if too many pairs must be tested or stored: the pattern is partly attended nearly everywhere.
     """
     queries = first // group, (stop - 1) // group + 1
+    _announce(pattern, *queries)
     outer, full = pattern.outer(*queries), pattern.inner(*queries)
     partial = spans.difference(outer, full)
     lengths, count = stop - first, int((stop - first).max(initial=0))
@@ -58,6 +63,16 @@ def tiling(pattern: Pattern, first: np.ndarray, stop: np.ndarray, group: int) ->
         if stored > MAX_WORDS:
             raise _too_many(pattern)
     return Tiling(full, np.concatenate(position_parts), np.concatenate(word_parts), lengths)
+
+
+def _announce(pattern: Pattern, first: np.ndarray, stop: np.ndarray) -> None:
+    """Say what the runs of very many ranges cost, judged by a sample of the ranges; refuse what does not fit."""
+    if len(first) <= MAX_UNSAID:
+        return
+    some = np.linspace(0, len(first) - 1, SAMPLE).astype(np.int64)
+    runs = len(pattern.outer(first[some], stop[some])) / 2 / SAMPLE * len(first)
+    what = f"listing a mask of n_q = {pattern.n_q:,} and n_k = {pattern.n_k:,} in {count_text(runs)} runs"
+    check_fits(what, RUN_BYTES * runs, RUN_SECONDS * runs)
 
 
 def _too_many(pattern: Pattern) -> RedblueError:

@@ -54,7 +54,8 @@ def verdict(report: Report) -> str:
         return "Nothing was checked: no schedule fits at any boundary."
     if failed:
         return f"{failed} of {total} checks FAILED."
-    return f"All {total} checks passed: words counted by the runs equal the closed forms, results equal float64."
+    passed = "The only check" if total == 1 else f"All {total} checks"
+    return f"{passed} passed: words counted by the runs equal the closed forms, results equal float64."
 
 
 def _measured(report: Report) -> Iterator[RenderableType]:
@@ -108,4 +109,5 @@ def measured_verdict(report: Report) -> str:
         return f"{failed} of {len(runs)} runs on this machine FAILED: no time is given for them."
     cut = any(each.run.pieces > 1 for each in runs if each.run)
     exception = " (more where the keys are cut into pieces)" if cut else ""
-    return f"All {len(runs)} runs on this machine agree with float64; words equal their schedules' counts{exception}."
+    agree = "The only run on this machine agrees" if len(runs) == 1 else f"All {len(runs)} runs on this machine agree"
+    return f"{agree} with float64; words equal their schedules' counts{exception}."
