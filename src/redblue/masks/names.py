@@ -124,7 +124,7 @@ def _term(term: str, text: str) -> Mask:
     if kind == "csr" and arguments:
         return _csr(arguments)
     if kind and kind not in NAMES and kind not in FILE_KINDS:
-        raise UnknownName("mask", kind[:SHOWN], [*NAMES, *FILE_KINDS], f"A {_invalid(text)}")
+        raise UnknownName("mask", kind[:SHOWN], [*NAMES, *FILE_KINDS], f"A mask must be {FORMS_TEXT}")
     raise _invalid(text)
 
 

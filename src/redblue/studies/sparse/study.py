@@ -29,6 +29,7 @@ from redblue.schedules.stored_index import sides
 
 T = TypeVar("T")
 READ_BYTES = 48  # for each entry of a sparse matrix while it is read: both indices, the value, and a sorted copy
+BLOCK_SECONDS = 2e-5  # for each block of a layout, in the search of tiles (measured, Zen 4)
 BLOCK_BYTES = 25  # for each block of a layout: its tables, and the pairs that the formats list (measured)
 STORED = (Blocks, Csr, RandomBlocks, BigBird)  # rules made of arrays or of random draws; no formula gives their pairs
 BOTH = (Sweep("rows", 1), Sweep("cols", 1))  # an index by rows, and one by columns
@@ -115,11 +116,13 @@ def compare(
 
 
 def _check_memory(problem: Problem) -> None:
-    """Raise RedblueError if this machine's memory cannot hold the tables of a layout with too many blocks."""
+    """Announce the comparison of a large layout; raise RedblueError if this machine's memory cannot hold its tables."""
     for rule in every_part(problem.mask.rule):
         if isinstance(rule, (Blocks, RandomBlocks)):
             rows, cols = (ceil_div(n, edge) for n, edge in zip((problem.n_q, problem.n_k), rule.block, strict=True))
-            check_fits(f"comparing the formats of a layout of {rows:,} x {cols:,} blocks", BLOCK_BYTES * rows * cols)
+            blocks = rows * cols
+            what = f"comparing the formats of a layout of {rows:,} x {cols:,} blocks"
+            check_fits(what, BLOCK_BYTES * blocks, BLOCK_SECONDS * blocks)
 
 
 def _attempt(make: Callable[[], T]) -> T | RedblueError:
