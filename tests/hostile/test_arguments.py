@@ -112,7 +112,7 @@ def calls():
     }.items():
         yield f"pebble.{name}", Call(getattr(rb.pebble, name), sizes)
     yield "pebble.read_game", Call(rb.pebble.read_game, {"path": "nowhere.jsonl"})
-    yield "sweep.make_sweep", Call(sweep.make_sweep, {"given": {"n": 64, "d": 8, "words": 256}})
+    yield "sweep.make_sweep", Call(sweep.make_sweep, {"values": {"n": 64, "d": 8, "words": 256}})
     yield "sweep.figure", Call(sweep.figure, {"sweep": SWEEP, "rows": ROWS})
     yield "sweep.read", Call(sweep.read, {"path": "nowhere.csv"})
 

@@ -132,7 +132,7 @@ def test_masks_by_name(text, mask):
     ("text", "says"),
     [
         ("", "mask must be full, causal"),
-        ("causl", r"random:DENSITY,BLOCK\[,SEED\], .* got 'causl'"),
+        ("causl", r"unknown mask 'causl'; nearest: causal, .* random:DENSITY,BLOCK\[,SEED\]"),
         ("causal:3", "got 'causal:3'"),
         ("window:", "got 'window:'"),
         ("window:1,2,3", "got 'window:1,2,3'"),
@@ -143,7 +143,7 @@ def test_masks_by_name(text, mask):
         ("causal &", "got 'causal &'"),
         ("(causal", r"got '\(causal'"),
         ("causal) | full", r"got 'causal\) \| full'"),
-        ("causal causal", "got 'causal causal'"),
+        ("causal causal", "unknown mask 'causal causal'; nearest: causal"),
         ("& full", "got '& full'"),
         ("csr:", "got 'csr:'"),
     ],
