@@ -135,7 +135,7 @@ def test_the_stack_lies_at_the_same_place_in_every_folder_and_environment(tmp_pa
         return loop("product", (8 * 48 * 48,) * 3, 48, 16, level=cache(48))
 
     first = lines(1)
-    assert all(lines(length) == first for length in (17, 33, 49, 120))
+    assert all(lines(length) == first for length in (17, 49))
 
 
 @pytest.mark.thorough
