@@ -31,6 +31,9 @@ void* operator new(std::size_t bytes) {
   if (void* const memory = std::malloc(std::max<std::size_t>(1, bytes))) return memory;
   throw std::bad_alloc();
 }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return allocations_left == 0 ? nullptr : std::malloc(std::max<std::size_t>(1, bytes));
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
