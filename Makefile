@@ -116,8 +116,9 @@ $(VENV)/tools.stamp: pyproject.toml constraints.txt $(VENV)/python.stamp
 	$(PIP) scikit-build-core nanobind cmake ninja
 	@touch $@
 
+# Without bytecode, which Python writes at the first import: most modules of these packages are never imported.
 $(VENV)/redblue.stamp: $(SOURCES) $(VENV)/tools.stamp
-	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-compile --no-build-isolation --editable .
 	@touch $@
 
 # The tools of developers, apart: a first report does not wait for them. The second installation builds nothing.
