@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def contender(name: str, shape: tuple[int, ...]) -> Callable[[], Any]:
     """A call of attention on fresh random inputs; redblue's is compared with float64 first."""
     arrays = [np.random.default_rng(seed).standard_normal(shape, dtype=np.float32) for seed in range(3)]
     if name == NUMPY:
-        call = lambda: rb.attention(*arrays)  # noqa: E731
+        call = partial(rb.attention, *arrays)
         result = call()
     else:
         import torch  # pyright: ignore[reportMissingImports]
@@ -49,7 +50,7 @@ def contender(name: str, shape: tuple[int, ...]) -> Callable[[], Any]:
         attention: Callable[..., Any] = (
             rb.attention if name == TORCH else torch.nn.functional.scaled_dot_product_attention
         )
-        call = lambda: attention(*tensors)  # noqa: E731
+        call = partial(attention, *tensors)
         result = call().numpy()
     q, k, v = (array.astype(np.float64) for array in arrays)
     scores = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(shape[-1]))
@@ -96,7 +97,7 @@ def in_turns(call: Callable[[], Any]) -> dict[str, float]:
     import torch  # pyright: ignore[reportMissingImports]
 
     square = torch.randn(512, 512)
-    product = lambda: square @ square  # noqa: E731
+    product = partial(torch.matmul, square, square)
 
     def median(timed_call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
         values = []

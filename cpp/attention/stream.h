@@ -99,7 +99,7 @@ struct Pairs {
   long key(long x) const { return by_key ? own : list[x]; }
 };
 
-// For each lane, the range of keys that its row attends, relative to key j: masks partial tiles.
+// Gives each lane the range of keys that its row attends, counted from key j. The ranges mask partial tiles.
 template <class Sum>
 struct Band {
   Sum low[kNR * kLanesOf<Sum>], high[kNR * kLanesOf<Sum>];

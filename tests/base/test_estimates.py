@@ -106,7 +106,7 @@ GRAPHS = (
 
 
 def test_graphs_are_estimated_before_they_are_built(monkeypatch):
-    """An estimate is at least what is built, and at most three times as much."""
+    """An estimate lies between the memory that is used and three times that memory."""
     estimated = []
     monkeypatch.setattr(constructors, "check_fits", lambda what, bytes, seconds: estimated.append(bytes))
     for make in GRAPHS:

@@ -52,7 +52,7 @@ def test_other_errors_pass_through(capsys):
 
 
 def printed_lines(capsys, monkeypatch, waits, text):
-    """The lines that appear if the work is over after so many waits, and the seconds of each wait."""
+    """Return the printed lines and the seconds of each wait, for work that ends after a given number of waits."""
     seconds = []
 
     def over(pause):

@@ -105,7 +105,7 @@ def run(folder, arguments, encoding="utf-8", columns="80"):
 
 
 def check(folder, arguments, encoding="utf-8", columns="80"):
-    """Run a command and check what it prints. Returns both texts."""
+    """Run a command, check its output, and return the texts of standard output and standard error."""
     status, out, said = run(folder, arguments, encoding, columns)
     assert status in (0, 2), (arguments, status)
     assert (status == 0) or said.startswith(("error: ", "Usage", " ")) or out, arguments

@@ -25,7 +25,7 @@ EPILOG = (
     "At another size: redblue mask bigbird:64 --n 8192. More: docs/guide/masks.md"
 )
 UNMATCHED = ("queries_without_keys", "keys_without_queries")
-PICTURE_WIDTH = 48  # columns of the terminal, if it has so many
+PICTURE_WIDTH = 48  # terminal columns; a narrower terminal gets a narrower picture
 MAX_TILES = 256  # along the longer axis, if no tiles are given; their edges are powers of two, at least 64
 
 

@@ -185,7 +185,7 @@ def random_graph(seed: int, nodes: int = 12, sources: int = 3, in_degree: int = 
 
 
 def _check_size(kind: str, nodes: float, edges: float, /, **sizes: int) -> None:
-    """Raise RedblueError, before any work, if a graph of about so many nodes and edges does not fit this machine."""
+    """Raise RedblueError, before any work, if this machine cannot hold a graph with these estimated counts."""
     named = ",".join(f"{name}={size}" for name, size in sizes.items())
     counts = " and ".join(f"{count_text(number)} {unit}" for number, unit in ((nodes, "nodes"), (edges, "edges")))
     bytes, seconds = NODE_BYTES * nodes + EDGE_BYTES * edges, SECONDS * (nodes + edges)
@@ -193,7 +193,7 @@ def _check_size(kind: str, nodes: float, edges: float, /, **sizes: int) -> None:
 
 
 def _steps(terms: int, accumulate: str) -> int:
-    """Most nodes of an inner product of so many terms."""
+    """Return the largest number of nodes that an inner product of `terms` terms can have."""
     return terms if accumulate == "fma" else 2 * terms
 
 
