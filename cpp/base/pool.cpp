@@ -23,7 +23,8 @@ Pool& Pool::of_this_process() {
 void Pool::run(const std::shared_ptr<Job>& job, int helpers) {
   try {
     post(job, helpers);
-  } catch (const std::bad_alloc&) {  // Fewer workers then learn of the job. `withdraw` removes the places that were posted.
+  } catch (const std::bad_alloc&) {
+    // Fewer workers then learn of the job. `withdraw` removes the places that were posted.
   }
   job->run();
   withdraw(job);

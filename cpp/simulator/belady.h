@@ -12,8 +12,8 @@
 
 namespace redblue {
 
-// Returns, for each access, the index of the next access that needs the content of the same line; `accesses` if there is
-// none. most: the largest line number.
+// Returns, for each access, the index of the next access that needs the content of the same line; `accesses` if there
+// is none. most: the largest line number.
 inline std::vector<std::int64_t> next_needs(const std::int64_t* lines, const std::int8_t* kinds, std::size_t accesses,
                                             std::int64_t most, bool fetch_on_write) {
   const std::int64_t never = std::int64_t(accesses);
