@@ -12,13 +12,13 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import platformdirs
 
 from redblue.base.errors import RedblueError
 from redblue.base.files import replace_whole
+from redblue.base.version import VERSION
 from redblue.catalogue.detect import Cpu, detect_cpu
 from redblue.compiled import _core
 
@@ -75,7 +75,7 @@ def roofline(remeasure: bool = False) -> Roofline:
 
 def cache_path(cpu: Cpu, isa: str) -> Path:
     """Return the cache file for a machine: one file per CPU model, cores, caches, ISA and redblue version."""
-    key = repr((cpu.model, cpu.cores, cpu.caches, isa, version("redblue")))
+    key = repr((cpu.model, cpu.cores, cpu.caches, isa, VERSION))
     return platformdirs.user_cache_path("redblue") / f"roofline-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 

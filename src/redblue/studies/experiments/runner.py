@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 from redblue.base.charts import write
@@ -15,6 +14,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.files import check_target, replace_whole
 from redblue.base.journal import Journal, journal_path
 from redblue.base.parallel import finish
+from redblue.base.version import VERSION
 from redblue.catalogue.detect import detect_cpu
 from redblue.studies.experiments.catalogue import get
 from redblue.studies.experiments.experiment import Point, Row
@@ -57,7 +57,7 @@ def run(
             experiment=name,
             command=_command(name, quick, folder),
             date=datetime.date.today().isoformat(),
-            version=version("redblue"),
+            version=VERSION,
             machine=machine(),
             tools=dict(experiment.tools()),
             quick=quick,

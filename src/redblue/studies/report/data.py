@@ -6,11 +6,11 @@ import datetime
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import Any
 
 from redblue.base.errors import RedblueError
 from redblue.base.style import REGIMES
+from redblue.base.version import VERSION
 from redblue.catalogue.memories import Memory
 from redblue.catalogue.models import Layers, Model
 from redblue.lab.planner import plan
@@ -181,7 +181,7 @@ def collect(
         verdicts,
         command or _command(models, memories, measure),
         datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
-        version("redblue"),
+        VERSION,
         tuple(measurements),
         tuple(results),
     )
