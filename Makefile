@@ -127,8 +127,7 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
 	@touch $@
 
 $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
-	$(PIP) torch transformers jax einops "triton; sys_platform == 'linux'"
-	$(PIP) --no-deps ring-flash-attn yunchang # they name GPU packages as dependencies
+	$(PIP) torch transformers jax einops ring-flash-attn yunchang "triton; sys_platform == 'linux'"
 	@touch $@
 
 # A release build in an environment of its own, beside the peers.
