@@ -106,7 +106,7 @@ void bind_search(nb::module_& m) {
                                        sliding,
                                        sinks_end_blue};
         const auto asks = [&](const redblue::PebbleProgress& at) { return keeps_on(keep_on, at); };
-        const redblue::PebbleFound result = [&] {
+        const redblue::PebbleResult result = [&] {
           const nb::gil_scoped_release others_may_run;
           return redblue::search_pebbles(task, {seconds, bytes, beam, symmetries, asks});
         }();

@@ -195,19 +195,19 @@ class PartialRules {
   int free_mark(const State& s, Bits ready) const {
     const Bits dark = s.red & ~s.blue;
     const std::int64_t spare = board_.task.red - board_.words(s.red);
-    int found = -1;
+    int edge = -1;
     each(s.red & ready, [&](int p) {
-      if (found >= 0) return;
+      if (edge >= 0) return;
       const Edges open = out_[p].without(s.marked);
       const bool last = open.size() == 1 && dark >> p & 1;
       open.each([&](int e) {
         const int head = heads_[e];
         const bool begun = (s.red | s.blue) >> head & 1;
         const bool fits = board_.task.words[head] <= std::min(spare, board_.task.words[p]);
-        if (dark >> head & 1 || (last && !begun && fits)) found = e;
+        if (dark >> head & 1 || (last && !begun && fits)) edge = e;
       });
     });
-    return found;
+    return edge;
   }
 
   PebbleBoardBits<Bits> board_;

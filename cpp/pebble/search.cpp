@@ -5,19 +5,19 @@ namespace redblue {
 namespace {
 
 template <class Bits>
-PebbleFound search(const PebbleTask& task, const PebbleLimits& limits) {
+PebbleResult search(const PebbleTask& task, const PebbleLimits& limits) {
   if (task.partial) return PebbleSearch<PartialRules<Bits>>(task, limits).run();
   // A game that computes each node once is also a game with recomputation, and is found sooner.
   PebbleTask once = task;
   once.once = true;
-  PebbleFound known;
+  PebbleResult known;
   if (!task.once) known = PebbleSearch<RedBlueRules<Bits>>(once, limits).first_game();
   return PebbleSearch<RedBlueRules<Bits>>(task, limits).run(std::move(known));
 }
 
 }  // namespace
 
-PebbleFound search_pebbles(const PebbleTask& task, const PebbleLimits& limits) {
+PebbleResult search_pebbles(const PebbleTask& task, const PebbleLimits& limits) {
   if (task.starts.size() != task.words.size() + 1 || task.blue.size() != task.words.size())
     throw std::invalid_argument("a task's arrays have one entry per node");
   const bool small = task.nodes() <= 64 && (!task.partial || task.parents.size() <= 128);

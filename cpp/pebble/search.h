@@ -25,23 +25,23 @@ class PebbleSearch {
   PebbleSearch(const PebbleTask& task, const PebbleLimits& limits)
       : rules_(task), limits_(limits), started_(Clock::now()),
         step_(std::max<std::int64_t>(1, std::min(task.load, task.store))),
-        symmetries_(PebbleSymmetries(rules_.board(), std::size_t(limits.symmetries)).found()) {}
+        symmetries_(PebbleSymmetries(rules_.board(), std::size_t(limits.symmetries)).list()) {}
 
   // A good game, if the limits allow one to be found; `known`: a game to beat, legal by these rules.
-  PebbleFound first_game(PebbleFound known = {}) {
-    found_ = std::move(known);
-    stopped_ = found_.stopped;
+  PebbleResult first_game(PebbleResult known = {}) {
+    result_ = std::move(known);
+    stopped_ = result_.stopped;
     const State first = begin();
     for (int beam = 1; beam <= limits_.beam && !stopped_; beam *= 10) sweep(first, beam);
-    found_.stopped = stopped_;
-    return found_;
+    result_.stopped = stopped_;
+    return result_;
   }
 
-  PebbleFound run(PebbleFound known = {}) {
+  PebbleResult run(PebbleResult known = {}) {
     first_game(std::move(known));
     if (!stopped_) best_first(begin());
-    if (found_.proved) found_.at.lower_bound = found_.at.cost;
-    return std::move(found_);
+    if (result_.proved) result_.at.lower_bound = result_.at.cost;
+    return std::move(result_);
   }
 
  private:
@@ -54,7 +54,7 @@ class PebbleSearch {
     State first = rules_.first();
     begin_cost_ = rules_.settle(first, NoRecord{});
     first = canonical(first);
-    found_.at.lower_bound = begin_cost_ + rules_.estimate(first);
+    result_.at.lower_bound = begin_cost_ + rules_.estimate(first);
     return first;
   }
 
@@ -88,7 +88,7 @@ class PebbleSearch {
     const std::uint32_t root = states.add(first, States::kNone, begin_cost_, least_total);
     if (rules_.finished(first)) {  // grow() tests the states that it reaches, never the first one
       if (begin_cost_ < upper()) finish(states, root);
-      found_.proved = true;
+      result_.proved = true;
       return;
     }
     open[least_total].push_back(root);
@@ -99,7 +99,7 @@ class PebbleSearch {
         continue;
       }
       const std::int64_t due = at->first, next = due + step_;
-      found_.at.lower_bound = std::max(found_.at.lower_bound, due);
+      result_.at.lower_bound = std::max(result_.at.lower_bound, due);
       const std::uint32_t i = at->second.back();
       at->second.pop_back();
       if (states[i].due != due) continue;
@@ -108,7 +108,7 @@ class PebbleSearch {
       grow(states, i, next - 1, [&](std::uint32_t child, std::int64_t total) { open[total].push_back(child); });
       if (next < upper()) open[next].push_back(i);
     }
-    found_.proved = found_.at.cost >= 0;
+    result_.proved = result_.at.cost >= 0;
   }
 
   // Calls visit(number, total) for every state that one step from state i reaches more cheaply than before. total: a
@@ -117,7 +117,7 @@ class PebbleSearch {
   void grow(States& states, std::uint32_t i, std::int64_t most, Visit&& visit) {
     const State from = states[i].state;
     const std::int64_t so_far = states[i].cost;
-    ++found_.at.expanded;
+    ++result_.at.expanded;
     rules_.expand(from, most - so_far - rules_.estimate(from), [&](const typename Rules::Step& step) {
       State to = from;
       const std::int64_t cost = so_far + rules_.play(to, step, NoRecord{});
@@ -146,13 +146,13 @@ class PebbleSearch {
   void finish(States& states, std::uint32_t last) {
     std::vector<std::uint32_t> way;
     for (std::uint32_t i = last; i != States::kNone; i = states[i].from) way.push_back(i);
-    found_.kinds.clear();
-    found_.nodes.clear();
-    found_.parents.clear();
+    result_.kinds.clear();
+    result_.nodes.clear();
+    result_.parents.clear();
     Renumbering given(rules_.board().n);
     std::iota(given.begin(), given.end(), std::uint8_t(0));
     State now = rules_.first();
-    found_.at.cost = rules_.settle(now, PebbleRecord{found_, given});
+    result_.at.cost = rules_.settle(now, PebbleRecord{result_, given});
     canonical(now, &given);
     for (std::size_t k = way.size() - 1; k-- > 0;) {
       now = states[way[k + 1]].state;
@@ -164,7 +164,7 @@ class PebbleSearch {
         if (cost < least_cost && canonical(to) == states[way[k]].state) best = step, least_cost = cost;
       });
       if (least_cost == kNever) throw std::logic_error("a step of the game cannot be found again");
-      found_.at.cost += rules_.play(now, best, PebbleRecord{found_, given});
+      result_.at.cost += rules_.play(now, best, PebbleRecord{result_, given});
       canonical(now, &given);
     }
   }
@@ -185,19 +185,19 @@ class PebbleSearch {
     return best;
   }
 
-  std::int64_t upper() const { return found_.at.cost < 0 ? kNever : found_.at.cost; }
+  std::int64_t upper() const { return result_.at.cost < 0 ? kNever : result_.at.cost; }
 
   bool fits(const States& states) const { return states.bytes() <= limits_.bytes; }
 
   // Whether the search may go on; asks `keep_on` from time to time.
   bool goes_on(const States& states) {
-    found_.at.stored = states.size();
-    if (found_.at.expanded % 64 == 0) {
+    result_.at.stored = states.size();
+    if (result_.at.expanded % 64 == 0) {
       const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
       stopped_ = stopped_ || (limits_.seconds > 0 && seconds > limits_.seconds);
       if (seconds >= asked_ + kAskEvery) {
         asked_ = seconds;
-        stopped_ = stopped_ || !limits_.keep_on(found_.at);
+        stopped_ = stopped_ || !limits_.keep_on(result_.at);
       }
     }
     return !stopped_;
@@ -210,7 +210,7 @@ class PebbleSearch {
   std::vector<Renumbering> symmetries_;
   double asked_ = 0;  // seconds
   std::int64_t begin_cost_ = 0;
-  PebbleFound found_;
+  PebbleResult result_;
   bool stopped_ = false;
 };
 

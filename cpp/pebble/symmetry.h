@@ -18,15 +18,15 @@ class PebbleSymmetries {
   PebbleSymmetries(const PebbleBoardBits<Bits>& board, std::size_t most) : board_(board), n_(board.n), most_(most) {
     refine();
     for (fixed_ = 0; fixed_ <= n_; ++fixed_) {
-      found_.clear();
+      symmetries_.clear();
       tried_ = 0;
       image_.assign(n_, 0);
       if (extend(0, 0)) return;
     }
-    found_.clear();
+    symmetries_.clear();
   }
 
-  const std::vector<Renumbering>& found() const { return found_; }
+  const std::vector<Renumbering>& list() const { return symmetries_; }
 
  private:
   // Colour refinement: nodes of different colours cannot be exchanged. Colours are split by the colours of parents and
@@ -57,8 +57,8 @@ class PebbleSymmetries {
   // attempts.
   bool extend(int v, Bits taken) {
     if (v == n_) {
-      found_.push_back(image_);
-      return found_.size() <= most_;
+      symmetries_.push_back(image_);
+      return symmetries_.size() <= most_;
     }
     if (++tried_ > 200000) return false;
     Bits parents = 0;
@@ -78,7 +78,7 @@ class PebbleSymmetries {
   std::int64_t tried_ = 0;
   std::vector<int> colour_;
   Renumbering image_;
-  std::vector<Renumbering> found_;
+  std::vector<Renumbering> symmetries_;
 };
 
 template <class Bits>

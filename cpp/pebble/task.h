@@ -28,7 +28,7 @@ struct PebbleProgress {
   std::int64_t cost = -1, lower_bound = 0, expanded = 0, stored = 0;
 };
 
-struct PebbleFound {
+struct PebbleResult {
   PebbleProgress at;
   bool proved = false, stopped = false;
   std::vector<std::int8_t> kinds;
@@ -45,7 +45,7 @@ struct PebbleLimits {
 
 // The cheapest game of up to 128 nodes; with partial computation, of up to twice as many edges as 64 or 128 nodes.
 // Throws std::invalid_argument for more, and for arrays that do not fit together.
-PebbleFound search_pebbles(const PebbleTask& task, const PebbleLimits& limits);
+PebbleResult search_pebbles(const PebbleTask& task, const PebbleLimits& limits);
 
 // The task's graph and rules over sets of nodes.
 template <class Bits>
@@ -89,12 +89,12 @@ using Renumbering = std::vector<std::uint8_t>;  // the new number of each node
 
 // Records a game move by move, in the node numbers of the given graph.
 struct PebbleRecord {
-  PebbleFound& found;
+  PebbleResult& result;
   const Renumbering& given;
   void operator()(PebbleMove kind, int node, int parent = -1) const {
-    found.kinds.push_back(std::int8_t(kind));
-    found.nodes.push_back(given[node]);
-    found.parents.push_back(parent < 0 ? parent : given[parent]);
+    result.kinds.push_back(std::int8_t(kind));
+    result.nodes.push_back(given[node]);
+    result.parents.push_back(parent < 0 ? parent : given[parent]);
   }
 };
 

@@ -81,9 +81,9 @@ bool one_game() {
   task.starts = board.starts, task.parents = board.parents, task.words = board.words, task.blue = board.blue;
   task.red = board.capacities[0], task.once = board.once, task.partial = board.partial, task.sliding = board.sliding;
   const auto keep_on = [](const PebbleProgress&) { return true; };
-  const PebbleFound found = search_pebbles(task, {0, std::int64_t(1) << 30, 10, 16, keep_on});
-  const std::int64_t best = judged(board, {found.kinds, found.nodes, found.parents});
-  return found.proved && best == found.at.cost && best <= played;
+  const PebbleResult result = search_pebbles(task, {0, std::int64_t(1) << 30, 10, 16, keep_on});
+  const std::int64_t best = judged(board, {result.kinds, result.nodes, result.parents});
+  return result.proved && best == result.at.cost && best <= played;
 }
 
 }  // namespace

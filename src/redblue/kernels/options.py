@@ -124,7 +124,7 @@ class Options(NamedTuple):
         """The record with this mask. Faster than _replace, which takes a microsecond."""
         return tuple.__new__(Options, (mask, *self[1:]))
 
-    def given_arrays(self) -> list[tuple[str, ArrayOption, Any]]:
+    def present_arrays(self) -> list[tuple[str, ArrayOption, Any]]:
         """Name, rules and value of each array that is not None."""
         return [(name, rules, x) for (name, rules), x in zip(ARRAYS.items(), self.arrays, strict=True) if x is not None]
 
@@ -133,7 +133,7 @@ class Options(NamedTuple):
         """The record without the arrays that the backward kernels do not read."""
         if not self.has_arrays:
             return self
-        return self._replace(**{name: None for name, rules, _ in self.given_arrays() if not rules.backward})
+        return self._replace(**{name: None for name, rules, _ in self.present_arrays() if not rules.backward})
 
     def numbers(self, sizes: Sizes) -> dict[str, float]:
         """The options that are numbers, by the names of the kernels' arguments, with defaults applied.

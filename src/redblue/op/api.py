@@ -121,7 +121,7 @@ class NumpyCall:
     def _expanded(self, options: Options) -> dict[str, np.ndarray]:
         """Check the options that are arrays, and convert them to the shape and the type that the kernels read."""
         expanded = {}
-        for name, rules, x in options.given_arrays():
+        for name, rules, x in options.present_arrays():
             array = as_numpy(name, x)
             check_array(name, array.shape, array.dtype.name, self.sizes, self.dtype)
             array = array if rules.own_type else np.ascontiguousarray(array, self.sum_dtype)
@@ -138,7 +138,7 @@ class NumpyCall:
             "threads": default_threads(),
             **options.numbers(sizes),
         }
-        for name, rules, x in options.given_arrays():
+        for name, rules, x in options.present_arrays():
             if direction == "forward" or rules.backward:
                 arguments[name] = rules.as_core_array(x.ctypes.data, element_strides(x), sizes)
             if rules.own_type:

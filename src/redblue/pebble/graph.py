@@ -169,17 +169,17 @@ def from_edges(edges: Iterable[tuple[Hashable, Hashable]], nodes: Iterable[Hasha
 
     Raises GraphError for a cycle (naming it), an edge to an unknown node, a node or an edge given twice, and no node.
     """
-    names_given = [_name(node) for node in nodes] if nodes is not None else None
-    if names_given is not None and len(set(names_given)) < len(names_given):
-        raise GraphError(f"node {_first_duplicate(names_given)!r} is given twice: name each node once")
-    numbers: dict[Hashable, int] = {name: i for i, name in enumerate(names_given or ())}
+    node_names = [_name(node) for node in nodes] if nodes is not None else None
+    if node_names is not None and len(set(node_names)) < len(node_names):
+        raise GraphError(f"node {_first_duplicate(node_names)!r} is given twice: name each node once")
+    numbers: dict[Hashable, int] = {name: i for i, name in enumerate(node_names or ())}
     parents: list[dict[int, None]] = [{} for _ in numbers]
     for edge in edges:
         if not isinstance(edge, tuple | list) or len(edge) != 2:
             raise GraphError(f"an edge is a pair (parent, child), got {edge!r}")
         for name in map(_name, edge):
             if name not in numbers:
-                if names_given is not None:
+                if node_names is not None:
                     raise GraphError(f"edge {tuple(edge)!r} names the unknown node {name!r}: list it in nodes")
                 numbers[name] = len(numbers)
                 parents.append({})

@@ -38,7 +38,7 @@ DTYPES = ["float64", "float32", "bfloat16", "float16"]
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch):
     """Time a single call per turn."""
-    monkeypatch.setattr(calls, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(calls, "ROUND_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -178,7 +178,7 @@ def _autocast(device: str, key: str) -> Any:
     def attention(q, k, v, *flat):
         options = Options.unflatten(flat)
         # Options of the sums' type are not rounded
-        changed = {name: converted(x) for name, rules, x in options.given_arrays() if rules.own_type}
+        changed = {name: converted(x) for name, rules, x in options.present_arrays() if rules.own_type}
         with torch._C._ExcludeDispatchKeyGuard(off):
             return forward_op(converted(q), converted(k), converted(v), *options._replace(**changed).flat)
 
@@ -226,14 +226,14 @@ def _needs_a_call_each(options: Options, dims: Options) -> bool:
     """
     if options.seed is not None and dims.seed is None:
         return True
-    return any(not rules.lead and getattr(dims, name) is not None for name, rules, _ in options.given_arrays())
+    return any(not rules.lead and getattr(dims, name) is not None for name, rules, _ in options.present_arrays())
 
 
 def _options_in_front(options: Options, dims: Options, rank: int) -> Options:
     """The options with their mapped dimensions `dims` first. rank: the rank of q with its mapped dimension."""
     changed = {
         name: _padded(x.movedim(getattr(dims, name), 0), rank - rules.missing)
-        for name, rules, x in options.given_arrays()
+        for name, rules, x in options.present_arrays()
         if getattr(dims, name) is not None
     }
     if options.seed is not None:

@@ -26,7 +26,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
         check_gradients(options)
     plain = _is_plain(q, k, v, *arrays)
     if not plain:
-        _check_tensors({"q": q, "k": k, "v": v} | {name: x for name, _, x in options.given_arrays()})
+        _check_tensors({"q": q, "k": k, "v": v} | {name: x for name, _, x in options.present_arrays()})
     one_head = q.dim() == k.dim() == v.dim() == 2
     q, k, v = _expanded(q, k, v, plain)
     if per_head(options.mask) and k.shape[-3] != q.shape[-3]:

@@ -27,7 +27,7 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-
 PYTORCH_TOLERANCE = 4
 
 CHECKED = 5  # the number of rows, and of keys, that are checked against float64
-TURNS, TURN_SECONDS = 3, 0.02  # the best of TURNS counts; a turn repeats the call for TURN_SECONDS
+ROUNDS, ROUND_SECONDS = 3, 0.02  # the best round counts; a round repeats the call for ROUND_SECONDS
 ENOUGH_SECONDS = 0.5  # a first call that takes longer is not repeated
 
 LOWEST = -1e4  # replaces -inf, the log-sum-exp of a row that attends no key
@@ -196,9 +196,9 @@ def best_seconds(run: Callable[[], object], first_seconds: float) -> float:
     if first_seconds > ENOUGH_SECONDS:
         return first_seconds
     seconds = []
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         calls, start = 0, time.perf_counter()
-        while not calls or time.perf_counter() - start < TURN_SECONDS:
+        while not calls or time.perf_counter() - start < ROUND_SECONDS:
             run()
             calls += 1
         seconds.append((time.perf_counter() - start) / calls)

@@ -49,7 +49,7 @@ def _cut(task: Task, stop: int) -> Task:
         if arrays[name] is not None:
             arrays[name][:, :, stop:].zero_()
     changes = {name: None if x is None else x[:, :, :stop] for name, x in arrays.items()}
-    pairs = {name: x[..., :stop] for name, rules, x in task.record.given_arrays() if rules.pairs}
+    pairs = {name: x[..., :stop] for name, rules, x in task.record.present_arrays() if rules.pairs}
     cut = task.cut_keys + task.sizes.n_k - stop
     return replace(
         task, sizes=task.sizes._replace(n_k=stop), cut_keys=cut, record=task.record._replace(**pairs), **changes
