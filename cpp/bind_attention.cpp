@@ -44,8 +44,8 @@ void init_array(ArrayOf* self, Address address, const nb::tuple& strides) {
   const int leads = int(strides.size()) - 3;
   if (leads < 0 || leads >= redblue::kMaxLead)
     throw std::invalid_argument("an array has 3 to " + std::to_string(redblue::kMaxLead + 2) + " strides");
-  // Items without reference counts, since an array is built for every argument of every call.
-  const auto stride = [&](int i) { return nb::cast<std::int64_t>(nb::handle(PyTuple_GET_ITEM(strides.ptr(), i))); };
+  // Borrowed items, since an array is built for every argument of every call. The stable ABI has no PyTuple_GET_ITEM.
+  const auto stride = [&](int i) { return nb::cast<std::int64_t>(nb::handle(PyTuple_GetItem(strides.ptr(), i))); };
   Array array;
   array.data = reinterpret_cast<char*>(address);
   for (int i = 0; i < leads; i++) array.lead[i] = stride(i);
