@@ -5,6 +5,9 @@ import signal
 import sys
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton decides when it is imported: all tests see its interpreter
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # idle threads of NumPy's products spin, beside the other test process
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once: products on GPUs where tests are deterministic
 
 import pytest

@@ -1,5 +1,8 @@
 """The GPU benchmark's script from end to end, without a GPU: tiny calls, interpreted, no times worth reading."""
 
+import contextlib
+import importlib
+import io
 import itertools
 import json
 import math
@@ -8,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,18 +26,22 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384)
 ROOT = Path(__file__).parents[2]
 
 
-def run(script, *options, **more):
-    command = [sys.executable, "-W", "ignore::RuntimeWarning", "-m", f"benchmarks.{script}", *options]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **more)
+def run(script, *options):
+    """Run a benchmark with these options in this process, whose interpreter is the fast one. Returns what it prints."""
+    module = importlib.import_module(f"benchmarks.{script}")
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", [script, *map(str, options)])
+        warnings.simplefilter("ignore", RuntimeWarning)
+        module.main()
+    return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory):
     """A whole run, and where it is kept."""
     path = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    found = run("gpu.attention", "--dry", "--json", path)
-    assert found.returncode == 0, found.stderr
-    return path, found.stdout
+    return path, run("gpu.attention", "--dry", "--json", path)
 
 
 def test_every_call_is_checked_and_kept(dry):
@@ -53,14 +61,16 @@ def test_what_is_kept_is_not_measured_again(dry):
     path, _ = dry
     before = json.loads(path.read_text())["points"]
     path.write_text(path.read_text().replace('"forward", "causal": true', '"forward", "causal": false', 1))
-    run("gpu.attention", "--dry", "--json", path, check=True)
+    run("gpu.attention", "--dry", "--json", path)
     after = json.loads(path.read_text())["points"]
     assert after[1:-1] == before[1:]
     assert after[-1]["call"] == before[0]["call"]
 
 
 def test_without_a_gpu_it_says_so():
-    found = run("gpu.attention", env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+    command = [sys.executable, "-m", "benchmarks.gpu.attention"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert found.returncode == 1
     assert "no GPU that PyTorch sees" in found.stderr
 
@@ -249,6 +259,7 @@ def test_what_is_left_out_is_said(modules, capsys):
     assert "2" in said
 
 
+@pytest.mark.thorough
 def test_kernels_are_compiled_ahead_in_other_processes(tmp_path):
     """Here: interpreted. The script says how many calls were made."""
     script = tmp_path / "script.py"
@@ -267,16 +278,16 @@ def test_kernels_are_compiled_ahead_in_other_processes(tmp_path):
 
 
 def test_what_would_be_measured_is_listed():
-    said = run("gpu.attention", "--list", "--alone", "--only", "d 512, n 8192", check=True).stdout
+    said = run("gpu.attention", "--list", "--alone", "--only", "d 512, n 8192")
     assert said.splitlines()[0] == "bfloat16 forward, d 512, n 8192, H 32: redblue, as planned"
     assert said.splitlines()[-1] == "12 points of 6 calls"
 
 
 def test_small_caches_are_counted_without_a_gpu(tmp_path):
     path = tmp_path / "small_cache.json"
-    found = run("small_cache.crossing", "--dry", "--json", path, check=True)
-    assert "fewer words" in found.stdout
-    assert "fewer seconds" not in found.stdout
+    said = run("small_cache.crossing", "--dry", "--json", path)
+    assert "fewer words" in said
+    assert "fewer seconds" not in said
     from benchmarks.small_cache import crossing as small_cache
 
     facts, rows = small_cache.read(path)
@@ -286,7 +297,8 @@ def test_small_caches_are_counted_without_a_gpu(tmp_path):
     rows[0].launch = "one"
     small_cache.write(path, facts, rows)
     measured = path.read_text()
-    assert "give another --json" in run("small_cache.crossing", "--dry", "--json", path).stderr
+    with pytest.raises(SystemExit, match="give another --json"):
+        run("small_cache.crossing", "--dry", "--json", path)
     assert path.read_text() == measured
 
 

@@ -24,7 +24,7 @@ from redblue.problem import DIRECTIONS
 from support.examples import examples, thorough
 from support.spaces import problems
 
-MASKS = [Mask.full(), Mask.causal(), Mask.sliding_window(16), Mask.sliding_window(3, 2, align="bottom-right")]
+MASKS = [Mask.full(), Mask.causal(), Mask.sliding_window(3, 2, align="bottom-right"), thorough(Mask.sliding_window(16))]
 
 
 GAPS = {"forward": 2.4, "backward": 3, "gradient_x": 5}  # tiny caches are the worst: a tile of side 2 or 3

@@ -273,6 +273,7 @@ def test_the_python_example_of_the_guide(tmp_path, monkeypatch, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"causal.csv", "causal.svg"}
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     importlib.util.find_spec("distributed") is None,
     reason="the Dask cluster is NOT tested: pip install 'redblue[dask]'",
