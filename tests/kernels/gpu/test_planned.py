@@ -15,7 +15,7 @@ CALLS = [
     (33, 64, 17, 17, "auto", rb.Mask.causal(align="bottom-right")),
     (5, 67, 17, 200, "small_cache", None),
     (70, 64, 16, 16, "hybrid", None),
-    (150, 150, 128, 128, "auto", rb.Mask.causal()),
+    (80, 80, 128, 128, "auto", rb.Mask.causal()),
 ]
 
 

@@ -161,7 +161,7 @@ def test_keys_that_no_query_attends_may_hold_nan(name, options):
 
 
 def test_masks_per_batch_entry_with_one_key_head():
-    q, k, v, bias = normal(2, 3, 20, 5), normal(2, 1, 20, 5), normal(2, 1, 20, 4), normal(2, 3, 20, 20)
+    q, k, v, bias = normal(2, 2, 20, 5), normal(2, 1, 20, 5), normal(2, 1, 20, 4), normal(2, 2, 20, 20)
     for mask in (rb.Mask.key_lengths([5, 17]), rb.Mask.per_batch([rb.Mask.causal(), rb.Mask.documents([7, 13])])):
         check(q, k, v, bias, bias=bias, mask=mask)
 
