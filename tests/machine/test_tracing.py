@@ -26,7 +26,7 @@ def agrees(schedule, problem, **capacity):
 
 
 @EVERY_PASS
-@examples(12)
+@examples(8)
 @given(data=st.data())
 def test_any_schedule_with_any_mask_and_tiles_is_a_legal_game(schedule, direction, data):
     problem = data.draw(covered(schedule, direction))

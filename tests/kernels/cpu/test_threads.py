@@ -17,6 +17,7 @@ import redblue as rb
 from redblue import Mask
 from redblue.kernels.cpu import call as cpu
 from support.attention import DTYPES, Case, backward, forward, running
+from support.examples import thorough
 
 SPILLING = [cpu.SpillTile(stays, 32, 48, 16, 48, 9, 50, 20, 30, 7, chunk=96) for stays in (True, False)]
 TWO_PASSES = cpu.TwoPassTile(32, 24, 16, 40)
@@ -159,7 +160,7 @@ for threads in (1, 3):
 
 
 @linux
-@on_both_teams
+@pytest.mark.parametrize("team", ["redblue's", thorough("PyTorch's")])
 def test_memory_that_ends_raises_and_leaves_the_threads_intact(team):
     run_script(LITTLE_MEMORY, team)
 
@@ -186,7 +187,7 @@ while narrow():  # a worker may be about to restore one; the test's own limit of
 
 
 @linux
-@on_both_teams
+@pytest.mark.parametrize("team", ["redblue's", thorough("PyTorch's")])
 def test_one_cpu_and_many_threads(team):
     run_script(
         """

@@ -16,6 +16,7 @@ from redblue.meter.interpreter import counting
 from redblue.op.pytorch import gpu, interpreted
 from redblue.schedules.spilled import ForwardTiles
 from support.attention import keys_seen
+from support.examples import thorough
 from support.gpu import MASKS, SPARSE, check_forward, interpreted_only, normal
 from support.textbook import TOLERANCE
 
@@ -88,7 +89,7 @@ def test_no_keys_or_no_queries(launch, q, k):
 
 
 @both_kernels
-@pytest.mark.parametrize("span", [32, 96])
+@pytest.mark.parametrize("span", [32, thorough(96)])
 def test_softcap_bias_and_sinks(launch, kernel, span):
     launch(kernel, span=span)
     q, k, v = normal(2, 4, 19, 5), normal(2, 2, 70, 5), normal(2, 2, 70, 4)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import redblue as rb
 from redblue.kernels.options import MaskArgument, Options
 from redblue.op.pytorch.autograd import backward_op, forward_op
+from support.examples import thorough
 from support.textbook import TOLERANCE, check, check_close, normal, textbook
 
 
@@ -418,7 +419,7 @@ class Gradients(torch.utils.data.Dataset):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", thorough("spawn")])
 def test_inside_workers_of_a_data_loader(method):
     data = Gradients()
     expected = [data[index] for index in range(len(data))]
