@@ -28,7 +28,7 @@ def problems(draw: st.DrawFn, direction: str) -> Problem:
 
 
 @MASKED
-@examples(12)
+@examples(8)
 @given(data=st.data())
 def test_closed_form_is_the_count_and_results_are_float64(schedule, direction, data):
     problem = data.draw(problems(direction))

@@ -229,7 +229,7 @@ def test_runs_are_given_up_whichever_phase_takes_the_moves(schedule, direction, 
 
 
 @EVERY_PASS
-@examples(40)
+@examples(20)
 @given(data=st.data())
 def test_what_is_refused_at_once_would_not_have_ended(schedule, direction, data):
     problem = data.draw(covered(schedule, direction))

@@ -52,9 +52,9 @@ def fewest_words(schedule, problem, words):
 @given(data=st.data())
 def test_search_equals_trying_every_tile(schedule, direction, data):
     problem, words = data.draw(covered(schedule, direction)), data.draw(st.integers(5, 120))
-    n_q, n_k = min(problem.n_q, 7), min(problem.n_k, 7)
+    n_q, n_k = min(problem.n_q, 6), min(problem.n_k, 6)
     small = problem.__class__(
-        n_q, n_k, min(problem.d, 4), min(problem.d_v, 4),
+        n_q, n_k, min(problem.d, 3), min(problem.d_v, 4),
         mask=problem.mask.resized((problem.n_q, problem.n_k), (n_q, n_k)), direction=problem.direction,
     )  # fmt: skip
     expected = fewest_words(schedule, small, words)
