@@ -1,9 +1,11 @@
 """The contents and metadata of the sdist. `make wheel` builds and tests the wheels themselves."""
 
+import importlib.util
 import re
 import subprocess
 import sys
 import tarfile
+import zipfile
 from email import message_from_string
 from importlib.metadata import metadata
 from pathlib import Path
@@ -98,3 +100,72 @@ def test_the_core_is_built_for_every_cpu():
     """Flags that tune to the machine of the build, or that give up IEEE arithmetic, stand nowhere in the build."""
     flags = re.compile(r"-march|-mtune|-mcpu|-mavx|-mfma|-ffast-math|-Ofast|-fno-signed-zeros|-fassociative-math")
     assert not flags.findall((ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The script of `make wheel`, without its external tools."""
+    spec = importlib.util.spec_from_file_location("wheel_script", ROOT / ".ci" / "wheel.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.run = lambda *command, **options: ""
+    return module
+
+
+WHOLE = ("redblue/__init__.py", "redblue/compiled/_core.abi3.so", "redblue-1.dist-info/licenses/LICENSE")
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "says"),
+    [
+        ("redblue-1-cp312-abi3-manylinux_2_28_x86_64.whl", WHOLE, None),
+        ("redblue-1-cp312-abi3-manylinux_2_28_x86_64.whl", WHOLE[1:], "lacks ['redblue/__init__.py']"),
+        ("redblue-1-cp312-abi3-manylinux_2_28_x86_64.whl", (WHOLE[0], WHOLE[2]), "beside the sources, []"),
+        ("redblue-1-cp312-abi3-manylinux_2_28_x86_64.whl", (*WHOLE, "redblue/a.o"), "'redblue/a.o'"),
+        ("redblue-1-cp312-abi3-manylinux_2_28_x86_64.whl", WHOLE[:2], "lacks the licence"),
+        ("redblue-1-cp312-abi3-linux_x86_64.whl", WHOLE, "no manylinux tag"),
+    ],
+)
+def test_a_wheel_that_lacks_something_is_refused(script, name, files, says, tmp_path, monkeypatch):
+    monkeypatch.setattr(script.sys, "platform", "linux")
+    sdist, wheel = tmp_path / "redblue-1.tar.gz", tmp_path / name
+    with tarfile.open(sdist, "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("redblue-1/src/redblue/__init__.py"))
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file in files:
+            archive.writestr(file, "")
+    if says is None:
+        script.check_wheel(wheel, sdist)
+        return
+    with pytest.raises(SystemExit, match=re.escape(says)):
+        script.check_wheel(wheel, sdist)
+
+
+def test_a_wheel_that_is_too_large_is_refused(script, tmp_path):
+    large = tmp_path / "redblue.whl"
+    with large.open("wb") as file:
+        file.truncate(script.MAX_WHEEL_BYTES)
+    with pytest.raises(SystemExit, match="6,000,000 bytes; less than 6,000,000 are allowed"):
+        script.check_size(large, script.MAX_WHEEL_BYTES)
+
+
+def test_flags_of_the_environment_do_not_tune_the_core(script, tmp_path, monkeypatch):
+    """The build sees neither CXXFLAGS nor CMAKE_ARGS."""
+    seen = []
+    monkeypatch.setenv("CXXFLAGS", "-march=native")
+    monkeypatch.setenv("CMAKE_ARGS", "-DCMAKE_BUILD_TYPE=Debug")
+
+    def run(*command, env=None, **options):
+        if "wheel" in command:
+            seen.append(env)
+            (tmp_path / "raw3.12").mkdir()
+            (tmp_path / "raw3.12" / "redblue-1-cp312-abi3-macosx_11_0_arm64.whl").touch()
+
+    monkeypatch.setattr(script, "run", run)
+    monkeypatch.setattr(script, "version", lambda python: (3, 12))
+    monkeypatch.setattr(script, "check_wheel", lambda wheel, sdist: None)
+    monkeypatch.setattr(script.sys, "platform", "darwin")
+    (tmp_path / "out").mkdir()
+    assert script.build_wheel("python", tmp_path / "s.tar.gz", tmp_path, tmp_path / "out").exists()
+    assert not {"CXXFLAGS", "CMAKE_ARGS"} & set(seen[0])
+    assert "PATH" in seen[0]
