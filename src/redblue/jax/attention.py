@@ -14,6 +14,7 @@ from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.cpu.mask_form import check_lead, per_head
 from redblue.kernels.options import Options, check_array, checked
 from redblue.masks import Mask
+from redblue.masks.rules.stack import planes
 from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu
 
 if TYPE_CHECKING:
@@ -259,7 +260,8 @@ def _check_mask(mask: Mask, sizes: Sizes) -> None:
     if per_head(mask):
         sizes = sizes._replace(kv_heads=sizes.heads, group=1)
     check_lead(mask, sizes)
-    mask.on(sizes.n_q, sizes.n_k)
+    for rule in planes(mask.rule)[0]:
+        rule.on(sizes.n_q, sizes.n_k, 1)
 
 
 def _checked(mask: Mask | None, schedule: Any, scale: Any, softcap: Any, dropout: Any) -> Options:

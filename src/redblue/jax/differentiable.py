@@ -49,7 +49,9 @@ def varying_alike(*arrays: Any) -> Any:
 
 def _varying(x: Any) -> frozenset[Any]:
     """The axes of shard_map along which devices hold different values of an array."""
-    return getattr(getattr(x, "aval", None), "vma", None) or frozenset()
+    aval = getattr(x, "aval", None)
+    axes = getattr(aval, "mat", None)  # from JAX 0.10 on
+    return frozenset() if aval is None else axes.varying if axes is not None else getattr(aval, "vma", frozenset())
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -133,16 +135,22 @@ def _call(target: str, static: Static, arguments: Arrays, results: dict[str, Any
     static = static._replace(arguments=tuple(arguments), results=tuple(results))
     assert all(x.ndim == RANKS[name] for name, x in arguments.items())
     q, *others = arguments.values()
-    shapes = [_result(x, _varying(q)) for x in results.values()]
+    shapes = [_result(x, q) for x in results.values()]
     call = jax.ffi.ffi_call(target, shapes, vmap_method="expand_dims")
     return tuple(call(_on_cpu.bind(q), *others, call=static.text))
 
 
-def _result(like: Any, varying: frozenset[Any]) -> jax.ShapeDtypeStruct:
-    """The shape and type of a result; in shard_map, also the axes along which it varies."""
-    if varying:
-        return jax.ShapeDtypeStruct(like.shape, like.dtype, vma=varying)
-    return jax.ShapeDtypeStruct(like.shape, like.dtype)
+def _result(like: Any, q: jax.Array) -> jax.ShapeDtypeStruct:
+    """The shape and type of a result. In shard_map, it varies along the axes along which q varies."""
+    varying = _varying(q)
+    axes: dict[str, Any] = {}
+    if varying and hasattr(jax.sharding, "ManualAxisType"):  # from JAX 0.10 on
+        mesh = jax.typeof(q).sharding.mesh  # pyright: ignore[reportAttributeAccessIssue]
+        axes["manual_axis_type"] = jax.sharding.ManualAxisType(varying=varying)  # pyright: ignore
+        axes["sharding"] = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    elif varying:
+        axes["vma"] = varying
+    return jax.ShapeDtypeStruct(like.shape, like.dtype, **axes)
 
 
 @cache
