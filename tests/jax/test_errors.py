@@ -23,7 +23,10 @@ BAD = {
     "features": ({"key": K[..., :7]}, r"key must be \(2, 7, 2, 8\) to fit"),
     "keys": ({"value": V[:, :6]}, r"value must be \(2, 7, 2, 8\) to fit .* got \(2, 6, 2, 8\)"),
     "heads": ({"query": Q[:, :, :3]}, r"heads of query \(3\) must be a multiple of those of key and value \(2\)"),
-    "type": ({"key": K.astype(np.float16)}, r"query, key, value must be of one type, got float32 and, for key, float16"),
+    "type": (
+        {"key": K.astype(np.float16)},
+        r"query, key, value must be of one type, got float32 and, for key, float16",
+    ),
     "integers": ({"query": Q.astype(np.int32)}, r"query must be of type float64, .*, got int32"),
     "bias shape": ({"bias": ONES[..., :6]}, r"bias must broadcast to .* = \(2, 4, 5, 7\), got shape \(2, 4, 5, 6\)"),
     "bias dimensions": ({"bias": ONES[None]}, r"bias must broadcast to .*, got shape \(1, 2, 4, 5, 7\)"),
@@ -34,7 +37,10 @@ BAD = {
     "Mask of too many heads": ({"mask": Mask.per_head([Mask.full()] * 3)}, r"must broadcast to \(..., heads\)"),
     "scale": ({"scale": float("nan")}, r"scale must be finite, got nan"),
     "is_causal": ({"is_causal": 1}, r"is_causal must be True or False, got 1"),
-    "lengths": ({"query_seq_lengths": np.ones(3, np.int32)}, r"query_seq_lengths must be .* of shape \(2,\), got int32"),
+    "lengths": (
+        {"query_seq_lengths": np.ones(3, np.int32)},
+        r"query_seq_lengths must be .* of shape \(2,\), got int32",
+    ),
     "length type": ({"key_value_seq_lengths": np.ones(2, np.float32)}, r"key_value_seq_lengths must be .* got float32"),
     "window": ({"local_window_size": (1, 2, 3)}, r"local_window_size must be a whole number or \(left, right\)"),
     "negative window": ({"local_window_size": -1}, r"local_window_size must be a whole number of at least 0, got -1"),

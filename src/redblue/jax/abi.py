@@ -10,8 +10,12 @@ A handler may be called from any thread of XLA. Python's ctypes takes the interp
 from __future__ import annotations
 
 import ctypes
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any, NamedTuple
 
@@ -25,6 +29,7 @@ METADATA = 1  # the type of the extension by which XLA asks for a handler's vers
 EXECUTE = 3  # the stage in which a handler computes
 BUFFER, STRING = 1, 4  # types of an argument or result, and of an attribute
 INVALID_ARGUMENT, INTERNAL = 3, 13  # error codes
+QUIET_SECONDS = 0.1  # without a call, after which no further call is expected
 UNSUPPORTED = -1  # a version that no XLA has
 
 # The number types of XLA that redblue reads
@@ -181,7 +186,8 @@ def handler(compute: Callable[[Call], None], version: tuple[int, int]) -> Any:
             _answer(frame, version)
             return None
         try:
-            compute(_call_of(frame))
+            with _calls.running():
+                compute(_call_of(frame))
         except RedblueError as error:
             return _error(frame, INVALID_ARGUMENT, f"redblue: {error}")
         except BaseException as error:  # nothing may pass through XLA's frames, not even KeyboardInterrupt
@@ -189,6 +195,41 @@ def handler(compute: Callable[[Call], None], version: tuple[int, int]) -> Any:
         return None
 
     return Handler(handle)
+
+
+class Calls:
+    """The calls that run at present.
+
+    A process aborts if a thread of XLA returns to Python after Python has ended.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[int] = set()  # threads
+        self._last = -math.inf  # when the last call returned
+        self._closed = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A context that holds during a call."""
+        if self._closed:
+            raise RedblueError("the process ends")
+        thread = threading.get_ident()
+        self._running.add(thread)
+        try:
+            yield
+        finally:
+            self._last = time.monotonic()
+            self._running.discard(thread)
+
+    def finish(self) -> None:
+        """Refuse new calls, which ends the functions that make them, and wait until XLA makes none."""
+        self._closed = True
+        while self._running or time.monotonic() - self._last < QUIET_SECONDS:
+            time.sleep(QUIET_SECONDS / 10)
+
+
+_calls = Calls()
+finish = _calls.finish
 
 
 def _answer(frame: Frame, version: tuple[int, int]) -> None:
@@ -243,7 +284,8 @@ def _array(address: int | None, shape: tuple[int, ...], dtype: np.dtype) -> np.n
         size *= n
     if not size or not address:
         return np.empty(shape, dtype)
-    return np.ndarray(shape, dtype, (ctypes.c_char * size).from_address(address))
+    memory: Any = (ctypes.c_char * size).from_address(address)
+    return np.ndarray(shape, dtype, memory)
 
 
 def _attributes(attributes: Attributes) -> dict[str, bytes]:

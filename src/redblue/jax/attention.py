@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from redblue.base.dtypes import COMPUTED, sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
-from redblue.jax.kernels import LENGTHS, Static
+from redblue.jax.kernels import Static
 from redblue.jax.masks import name_of
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.cpu.mask_form import check_lead, per_head

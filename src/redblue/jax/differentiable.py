@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from redblue.jax import abi, kernels
 from redblue.jax.kernels import RANKS, Static
 
 FORWARD, BACKWARD = "redblue_attention", "redblue_attention_backward"
+TESTED = "0.5.0 to 0.10.2"
 COMPUTE = {FORWARD: kernels.forward, BACKWARD: kernels.backward}
 
 Arrays = dict[str, jax.Array]
@@ -42,7 +45,9 @@ def varying_alike(*arrays: Any) -> Any:
         missing = tuple(axes - _varying(x))
         if not missing:
             return x
-        return jax.lax.pcast(x, missing, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(x, missing)
+        if hasattr(jax.lax, "pcast"):
+            return jax.lax.pcast(x, missing, to="varying")
+        return jax.lax.pvary(x, missing)  # pyright: ignore[reportAttributeAccessIssue]
 
     return jax.tree.map(varied, arrays)
 
@@ -55,7 +60,7 @@ def _varying(x: Any) -> frozenset[Any]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
+def _attention(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, arrays: Arrays) -> Any:
     return _forward_call(static, q, k, v, arrays)
 
 
@@ -65,9 +70,9 @@ def _forward(static: Static, *inputs: Any) -> tuple[Any, Any]:
     varies = {name: x.perturbed for name, x in inputs[3].items()}
     if varies.get("alibi"):
         raise RedblueError("alibi has no gradient: use jax.lax.stop_gradient on it, or give a bias")
-    out, lse = _attention(static, q, k, v, arrays)  # not the call itself: a second derivative is refused by name
+    outputs: Any = _attention(static, q, k, v, arrays)  # differentiable again, so that its gradient can refuse that
     bias_varies = () if varies.get("bias") else None  # a tree, because JAX would turn a bool into an array
-    return (out, lse), (q, k, v, out, lse, arrays, bias_varies)
+    return outputs, (q, k, v, *outputs, arrays, bias_varies)
 
 
 def _is_primal(x: Any) -> bool:
@@ -82,7 +87,8 @@ def _backward(static: Static, saved: Any, cotangents: tuple[Any, Any]) -> tuple[
         dout = jnp.zeros_like(out)
     if not isinstance(dlse, SymbolicZero):
         arrays = arrays | {"dlse": dlse}
-    dq, dk, dv, delta, *dbias = _gradients(static, bias_varies is not None, q, k, v, out, lse, dout, arrays)
+    computed: Any = _gradients(static, bias_varies is not None, q, k, v, out, lse, dout, arrays)
+    dq, dk, dv, delta, *dbias = computed
     gradients: dict[str, Any] = dict.fromkeys(name for name in arrays if name != "dlse")
     if dbias:
         gradients["bias"] = dbias[0].astype(arrays["bias"].dtype)
@@ -108,7 +114,7 @@ def _gradients(
     arrays: Arrays,
 ) -> Any:
     """dq, dk, dv, delta and, `with_bias`, dbias."""
-    results = {"dq": q, "dk": k, "dv": v, "delta": lse}
+    results: dict[str, Any] = {"dq": q, "dk": k, "dv": v, "delta": lse}
     if with_bias:
         results["dbias"] = jax.ShapeDtypeStruct(arrays["bias"].shape, lse.dtype)
     given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout} | arrays
@@ -160,15 +166,23 @@ def _register() -> tuple[Any, ...]:
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     version = abi.version_in(header.read_text(encoding="utf-8"))
     handlers = {name: abi.handler(compute, version) for name, compute in COMPUTE.items()}
-    for name, handler in handlers.items():
-        try:
+    try:
+        for name, handler in handlers.items():
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
-        except Exception as error:
-            raise RedblueError(
-                f"jaxlib {jax.lib.__version__} does not accept redblue's kernels, which are tested with jaxlib 0.5.0 to "
-                f"0.10.2: {error}"
-            ) from error
+    except Exception as error:
+        raise RedblueError(
+            f"the installed jaxlib does not accept redblue's kernels, which are tested with jaxlib {TESTED}: {error}"
+        ) from error
+    atexit.register(_finish)  # runs before the hook of JAX, which has been registered already
     return tuple(handlers.values())
+
+
+def _finish() -> None:
+    """Wait for the functions whose results are still held, and end all others, before the interpreter ends."""
+    for array in jax.live_arrays("cpu"):
+        with contextlib.suppress(Exception):  # an array may have been deleted, or hold an error
+            array.block_until_ready()
+    abi.finish()
 
 
 # The identity, which can be lowered for CPUs only: XLA would find no kernel on another device, and say so less clearly.

@@ -86,7 +86,8 @@ def _calls(static: Static, arguments: Arrays, results: Arrays) -> Iterator[tuple
         yield arguments, results
         return
     for index in np.ndindex(lead):
-        yield tuple({name: _entry(x, index) for name, x in arrays.items()} for arrays in (arguments, results))
+        given, wanted = ({name: _entry(x, index) for name, x in arrays.items()} for arrays in (arguments, results))
+        yield given, wanted
 
 
 def _lead(results: Arrays) -> tuple[int, ...]:
@@ -111,7 +112,9 @@ def _forward(static: Static, arguments: Arrays, results: Arrays) -> None:
     out[...], lse[...] = 0, -np.inf
     for at, rows, keys in _padded(lengths):
         entry = _cut(options, at, rows, keys)
-        NumpyCall(q[at][:, :rows], k[at][:, :keys], v[at][:, :keys], entry).forward(out[at][:, :rows], lse[at][:, :rows])
+        NumpyCall(q[at][:, :rows], k[at][:, :keys], v[at][:, :keys], entry).forward(
+            out[at][:, :rows], lse[at][:, :rows]
+        )
 
 
 def _backward(static: Static, arguments: Arrays, results: Arrays) -> None:
@@ -158,7 +161,8 @@ def _one_backward(
 
 def _expanded(arguments: Arrays, lead: tuple[int, ...], *names: str) -> list[np.ndarray]:
     """Arrays with heads before rows, for all entries of vmap."""
-    return [np.broadcast_to(_heads_first(x), (*lead, *_heads_first(x).shape[-4:])) for x in map(arguments.get, names)]
+    arrays = (_heads_first(arguments[name]) for name in names)
+    return [x if x.shape[:-4] == lead else np.broadcast_to(x, (*lead, *x.shape[-4:])) for x in arrays]
 
 
 def _heads_first(array: np.ndarray) -> np.ndarray:

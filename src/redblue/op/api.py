@@ -142,9 +142,7 @@ class NumpyCall:
             expanded[name] = np.broadcast_to(array, rules.shape(self.sizes))
         return expanded
 
-    def arguments(
-        self, direction: str, lse: np.ndarray | None = None, bias_gradient: bool = False
-    ) -> dict[str, Any]:
+    def arguments(self, direction: str, lse: np.ndarray | None = None, bias_gradient: bool = False) -> dict[str, Any]:
         """The keyword arguments of the core's call."""
         options, sizes = self.options, self.sizes
         arguments: dict[str, Any] = {
@@ -181,9 +179,10 @@ class NumpyCall:
             dout, out, lse = dout[None], out[None], lse[None]
             dlse = None if dlse is None else dlse[None]
         self._check_outputs(dout, out, lse, dlse)
-        gradients = GradientArrays(*(np.empty(x.shape, x.dtype) for x in (self.q, self.k, self.v)), self.sums())
+        dq, dk, dv = (np.empty(x.shape, x.dtype) for x in (self.q, self.k, self.v))
+        gradients = GradientArrays(dq, dk, dv, self.sums())
         self.backward_into(dout, out, lse, dlse, gradients)
-        dq, dk, dv = (summed_to(x, shape) for x, shape in zip(gradients[:3], self.shapes, strict=True))
+        dq, dk, dv = (summed_to(x, shape) for x, shape in zip((dq, dk, dv), self.shapes, strict=True))
         return dq, dk, dv
 
     def backward_into(
