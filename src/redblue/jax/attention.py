@@ -108,9 +108,21 @@ def dot_product_attention(
     return out, lse if return_lse else _jax().lax.stop_gradient(lse.astype(jnp.dtype(key.dtype)))
 
 
+def register_kernels() -> None:
+    """Register the kernels with JAX, for processes that run a function saved by jax.export.
+
+    The first call of dot_product_attention registers them, too.
+    """
+    _jax()
+    from redblue.jax import differentiable
+
+    differentiable.register()
+
+
 def _jax() -> Any:
     try:
         import jax
+        import jax.numpy
     except ImportError as error:
         raise RedblueError("redblue.jax needs JAX: pip install 'redblue[jax]'") from error
     return jax

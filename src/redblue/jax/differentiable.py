@@ -137,7 +137,7 @@ def _forward_call(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, arra
 
 def _call(target: str, static: Static, arguments: Arrays, results: dict[str, Any]) -> Any:
     """Call the kernels. results: the shapes and types of the results, by name."""
-    _register()
+    register()
     static = static._replace(arguments=tuple(arguments), results=tuple(results))
     assert all(x.ndim == RANKS[name] for name, x in arguments.items())
     q, *others = arguments.values()
@@ -160,7 +160,7 @@ def _result(like: Any, q: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 @cache
-def _register() -> tuple[Any, ...]:
+def register() -> tuple[Any, ...]:
     """Register the kernels with XLA; the result must be kept. Raises RedblueError if XLA's interface has changed."""
     jax.local_devices(backend="cpu")  # XLA checks handlers now, not at its start, which a refusal would prevent
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
