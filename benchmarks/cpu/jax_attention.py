@@ -18,10 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.timing import THREADS
-
-os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])  # before XLA makes its threads
-
 import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import numpy as np
@@ -29,7 +25,7 @@ import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.gate import MAX_OURS, Red, relative_errors, within
 from benchmarks.common.results import Figure, Limit, Row, write
-from benchmarks.common.timing import race, rate, ratio
+from benchmarks.common.timing import THREADS, race, rate, ratio
 from benchmarks.cpu.attention import about, show
 from benchmarks.cpu.measures import Bench
 from redblue.jax import dot_product_attention
@@ -165,6 +161,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     given = arguments()
     load = os.getloadavg()[0]
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])  # before XLA makes its threads, one per CPU
     torch.set_num_threads(THREADS)  # redblue's number of threads where PyTorch is loaded
     bench = Bench(given.rounds, given.seconds, alone=False)
     rows, complete = [], True
@@ -178,8 +175,9 @@ def main() -> None:
         sys.exit(f"wrong result, so nothing is timed: {red}")
     except KeyboardInterrupt:
         complete = False
-    facts = about(bench, load) | {"complete": complete}
-    facts["versions"] |= {name: metadata.version(name) for name in ("jax", "jaxlib")}
+    facts = about(bench, load)
+    versions = facts["versions"] | {name: metadata.version(name) for name in ("jax", "jaxlib")}
+    facts |= {"complete": complete, "versions": versions}
     show(facts, rows)
     if given.json and rows:
         write(given.json, facts, rows)
