@@ -55,6 +55,10 @@ OPTIONS = {
         REAL,
     ),
     "lengths, bias with gradient": ({"key_value_seq_lengths": KEYS, "bias": normal(1, 1, T, S)}, REAL.any(2)[:, None]),
+    "lengths, boolean mask": (
+        {"query_seq_lengths": QUERIES, "key_value_seq_lengths": KEYS, "mask": SOME, "is_causal": True},
+        REAL & CAUSAL & SOME,
+    ),
     "lengths, mask": ({"query_seq_lengths": QUERIES, "mask": GRAPH}, REAL.any(3, keepdims=True) & GRAPH.to_dense(T, S)),
     "Mask": ({"mask": Mask.causal("bottom-right")}, Mask.causal("bottom-right").to_dense(T, S)),
     "Mask and window": ({"mask": GRAPH, "local_window_size": (2, 1)}, GRAPH.to_dense(T, S) & WINDOW),
@@ -69,7 +73,8 @@ OPTIONS = {
 }
 
 
-FAST = ("causal", "bias and mask", "lengths, causal", "lengths, alibi", "Mask per head", "softcap, sinks", "dropout")
+FAST = ("causal", "bias and mask", "lengths, alibi", "lengths, boolean mask", "lengths, mask", "Mask per head")
+FAST += ("softcap, sinks", "dropout")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.thorough) for n in OPTIONS])

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("jax.numpy")
 
-import jax
+from jax import export, jit
 
 from redblue import Mask, RedblueError
 from redblue.jax import dot_product_attention, masks
@@ -61,19 +61,18 @@ def test_an_exported_function_runs_in_another_process(tmp_path):
     pytest.importorskip("flatbuffers", reason="NOT CHECKED, jax.export saves nothing without flatbuffers")
     q, k, v, _ = arrays()
     mask = Mask.documents([2, 3], [3, 4])
-    export = jax.export.export(
-        jax.jit(lambda q, k, v: dot_product_attention(q, k, v, mask=mask)),
-        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("redblue_attention")],
-    )
-    saved = export(q, k, v).serialize()
+    allowed = [export.DisabledSafetyCheck.custom_call("redblue_attention")]
+    exported = export.export(jit(lambda q, k, v: dot_product_attention(q, k, v, mask=mask)), disabled_checks=allowed)
+    saved = exported(q, k, v).serialize()
     (tmp_path / "saved").write_bytes(saved)
     np.savez(tmp_path / "arrays.npz", q=q, k=k, v=v, out=dot_product_attention(q, k, v, mask=mask))
     code = """
-import jax, numpy as np
+import numpy as np
+from jax import export
 from redblue.jax import register_kernels
 register_kernels()
 x = np.load("arrays.npz")
-out = jax.export.deserialize(open("saved", "rb").read()).call(x["q"], x["k"], x["v"])
+out = export.deserialize(open("saved", "rb").read()).call(x["q"], x["k"], x["v"])
 print(np.array_equal(out, x["out"]))
 """
     given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -82,7 +82,7 @@ MAPPED = {
 }
 
 
-FAST = "key and value", "bias", "sinks", "lengths"
+FAST = "key and value", "bias", "sinks", "lengths", "seed for all"
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.thorough) for n in MAPPED])
@@ -110,6 +110,16 @@ def test_the_gradient_of_vmap_adds_up_over_shared_arguments():
     got, expected = (jax.jit(value_and_gradients(f))(queries, K, V, bias) for f in (mapped, loop))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert np.allclose(a, b, atol=2e-5)
+
+
+def test_vmap_over_nothing():
+    assert jax.vmap(lambda sinks: dot_product_attention(Q, K, V, sinks=sinks))(jnp.ones((0, N))).shape == (
+        0,
+        B,
+        T,
+        N,
+        8,
+    )
 
 
 @pytest.mark.thorough
