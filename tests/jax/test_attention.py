@@ -46,6 +46,10 @@ OPTIONS = {
     "bias and mask": ({"bias": normal(1, N, T, 1), "mask": SOME}, SOME),
     "query lengths": ({"query_seq_lengths": QUERIES}, REAL.any(3, keepdims=True) & np.ones(S, bool)),
     "key lengths": ({"key_value_seq_lengths": KEYS}, REAL.any(2, keepdims=True) & np.ones((T, 1), bool)),
+    "lengths beyond the arrays": (
+        {"key_value_seq_lengths": np.array([9, -1], np.int32)},
+        np.array([True, False])[:, None, None, None] & np.ones((T, S), bool),
+    ),
     "lengths, causal": (
         {"query_seq_lengths": QUERIES, "key_value_seq_lengths": KEYS, "is_causal": True},
         REAL & CAUSAL,
@@ -74,7 +78,7 @@ OPTIONS = {
 
 
 FAST = ("causal", "bias and mask", "lengths, alibi", "lengths, boolean mask", "lengths, mask", "Mask per head")
-FAST += ("softcap, sinks", "dropout")
+FAST += ("lengths beyond the arrays", "softcap, sinks", "dropout")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.thorough) for n in OPTIONS])

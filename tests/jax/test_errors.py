@@ -83,3 +83,17 @@ def test_what_is_wrong_in_a_call_reaches_the_user(monkeypatch):
     monkeypatch.setattr(kernels, "_forward", broken)
     with pytest.raises(Exception, match="redblue: this mask is gone"):
         jax.block_until_ready(jax.jit(dot_product_attention)(Q, K, V))
+
+
+def test_a_jax_that_takes_no_kernels_is_refused_by_name(monkeypatch):
+    from redblue.jax.differentiable import register
+
+    def refused(*arguments, **options):
+        raise RuntimeError("of another version")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refused)
+    with pytest.raises(RedblueError, match=r"jaxlib does not accept redblue's kernels, .*: of another version"):
+        register.__wrapped__()
+    monkeypatch.setattr(jax, "local_devices", refused)
+    with pytest.raises(RedblueError, match="computes on CPUs: add cpu to JAX_PLATFORMS"):
+        register.__wrapped__()

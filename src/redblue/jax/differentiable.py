@@ -161,8 +161,11 @@ def _result(like: Any, q: jax.Array) -> jax.ShapeDtypeStruct:
 
 @cache
 def register() -> tuple[Any, ...]:
-    """Register the kernels with XLA; the result must be kept. Raises RedblueError if XLA's interface has changed."""
-    jax.local_devices(backend="cpu")  # XLA checks handlers now, not at its start, which a refusal would prevent
+    """Register the kernels with XLA; the result must be kept. Raises RedblueError if XLA does not take them."""
+    try:
+        jax.local_devices(backend="cpu")  # started now, because a handler that XLA refuses would prevent its start
+    except RuntimeError as error:
+        raise RedblueError(f"redblue.jax computes on CPUs: add cpu to JAX_PLATFORMS ({error})") from error
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     version = abi.version_in(header.read_text(encoding="utf-8"))
     handlers = {name: abi.handler(compute, version) for name, compute in COMPUTE.items()}
