@@ -60,6 +60,7 @@ bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, a
 	$(BENCH)/bin/python benchmarks/cpu/memory.py --n 131072 --d 128 --window 4096 --most 100
 	$(BENCH)/bin/python -m benchmarks.cpu.threads
 	$(BENCH)/bin/python -m benchmarks.cpu.attention
+	$(BENCH)/bin/python -m benchmarks.cpu.jax_attention --json docs/results/jax.json
 
 gpu: ## on a machine with a GPU, from a fresh clone: run its tests and both benchmarks, at most ten minutes each
 	.ci/gpu test kernels

@@ -14,12 +14,13 @@ from redblue.cli.main import app
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MASKS = (ROOT / "docs" / "guide" / "masks.md").read_text(encoding="utf-8")
-BLOCK = re.compile(r"```(\w+(?: torch| valgrind)?)\n(.*?)```", flags=re.DOTALL)
+BLOCK = re.compile(r"```(\w+(?: torch| jax| valgrind)?)\n(.*?)```", flags=re.DOTALL)
 OPERATOR = (ROOT / "docs" / "guide" / "attention.md").read_text(encoding="utf-8")
 COMMAND_LINE = (ROOT / "docs" / "guide" / "command-line.md").read_text(encoding="utf-8")
 METER = (ROOT / "docs" / "lab" / "meter.md").read_text(encoding="utf-8")
 BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS), *BLOCK.findall(OPERATOR), *BLOCK.findall(METER)]
 BLOCKS += BLOCK.findall(COMMAND_LINE)
+BLOCKS += BLOCK.findall((ROOT / "docs" / "guide" / "jax.md").read_text(encoding="utf-8"))
 COMMANDS = [
     line.removeprefix("redblue ")
     for language, text in BLOCKS
@@ -51,6 +52,14 @@ def test_torch_examples():
     assert examples
     for text in examples:
         exec(compile(text, "README.md", "exec"), {})
+
+
+def test_jax_examples():
+    pytest.importorskip("jax.numpy")
+    examples = [text for language, text in BLOCKS if language == "python jax"]
+    assert examples
+    for text in examples:
+        exec(compile(text, "docs/guide/jax.md", "exec"), {})
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")

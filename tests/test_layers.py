@@ -25,6 +25,7 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 NOT_LOADED = {
     "torch",
     "triton",
+    "jax",
     "altair",
     "joblib",
     "scipy",
@@ -90,7 +91,7 @@ def test_every_top_level_module_has_its_layer():
 
 
 # Every library that may be missing after `pip install redblue`, with the extra that brings it
-OPTIONAL = {"torch": "torch", "triton": "gpu", "pyarrow": "parquet", "dask": "dask"}
+OPTIONAL = {"torch": "torch", "triton": "gpu", "pyarrow": "parquet", "dask": "dask", "jax": "jax"}
 
 
 def test_every_imported_library_is_a_dependency():

@@ -18,6 +18,7 @@ MODULE = re.compile(r"\bredblue(?:\.(?!__)[A-Za-z_]\w*)+")
 BASES = ("", "src", "src/redblue", "cpp", "docs", "docs/lab", "tests", "benchmarks")
 OTHERS = ("memories.toml", "models.toml")  # cite the files of other projects
 EXAMPLES = {"path/to/script.py", "no/r.csv", "../theory.md", "docs/results/gpu.svg"}  # of users, or not yet written
+EXAMPLES |= {"xla/ffi/api/c_api.h"}  # in jaxlib
 
 
 def tracked():

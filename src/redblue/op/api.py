@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -93,6 +93,20 @@ def as_numpy(name: str, array: Any) -> np.ndarray:
     raise RedblueError(f"{name} must be an array (PyTorch, NumPy or DLPack), got {type(array).__name__}")
 
 
+class GradientArrays(NamedTuple):
+    """Memory for the results of a backward pass, of any strides.
+
+    dq, dk, dv: of the shapes and types of NumpyCall's q, k and v. delta: one sum per row, of the type of sums. dbias:
+    of the type of sums, with as many dimensions as the scores; where it is broadcast, gradients are added up.
+    """
+
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+    delta: np.ndarray
+    dbias: np.ndarray | None = None
+
+
 class NumpyCall:
     """A checked call on NumPy arrays."""
 
@@ -128,11 +142,11 @@ class NumpyCall:
             expanded[name] = np.broadcast_to(array, rules.shape(self.sizes))
         return expanded
 
-    def arguments(self, direction: str, lse: np.ndarray | None = None) -> dict[str, Any]:
+    def arguments(self, direction: str, lse: np.ndarray | None = None, bias_gradient: bool = False) -> dict[str, Any]:
         """The keyword arguments of the core's call."""
         options, sizes = self.options, self.sizes
         arguments: dict[str, Any] = {
-            "mask": attended(options.mask, sizes, self.dtype, direction, schedule=options.schedule, lse=lse),
+            "mask": attended(options.mask, sizes, self.dtype, direction, bias_gradient, options.schedule, lse),
             "schedule": options.schedule,
             "seed": (options.seed or 0) % 2**64,
             "threads": default_threads(),
@@ -149,9 +163,10 @@ class NumpyCall:
         """Memory for one sum per row."""
         return np.empty(self.q.shape[:-1], self.sum_dtype)
 
-    def forward(self) -> tuple[np.ndarray, np.ndarray]:
-        """The output and the log-sum-exp of each row."""
-        out, lse = np.empty((*self.q.shape[:-1], self.sizes.d_v), self.q.dtype), self.sums()
+    def forward(self, out: np.ndarray | None = None, lse: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The output and the log-sum-exp of each row. out, lse: memory for them, of any strides."""
+        out = np.empty((*self.q.shape[:-1], self.sizes.d_v), self.q.dtype) if out is None else out
+        lse = self.sums() if lse is None else lse
         arrays = (described(x) for x in (self.q, self.k, self.v, out, lse[..., None]))
         cpu.forward(self.sizes, self.dtype, *arrays, **self.arguments("forward"))
         return (out[0], lse[0]) if self.flat else (out, lse)
@@ -164,16 +179,30 @@ class NumpyCall:
             dout, out, lse = dout[None], out[None], lse[None]
             dlse = None if dlse is None else dlse[None]
         self._check_outputs(dout, out, lse, dlse)
+        dq, dk, dv = (np.empty(x.shape, x.dtype) for x in (self.q, self.k, self.v))
+        gradients = GradientArrays(dq, dk, dv, self.sums())
+        self.backward_into(dout, out, lse, dlse, gradients)
+        dq, dk, dv = (summed_to(x, shape) for x, shape in zip((dq, dk, dv), self.shapes, strict=True))
+        return dq, dk, dv
+
+    def backward_into(
+        self, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None, gradients: GradientArrays
+    ) -> None:
+        """Write the gradients of the expanded arrays q, k and v, and, if there is memory for it, of the bias."""
+        dbias = gradients.dbias
         lse = np.ascontiguousarray(lse, self.sum_dtype)
-        arguments = self.arguments("backward", lse)
+        arguments = self.arguments("backward", lse, dbias is not None)
         if dlse is not None:
             dlse = np.ascontiguousarray(dlse, self.sum_dtype)
             arguments["dlse"] = described(dlse[..., None])
-        gradients = [np.empty(x.shape, x.dtype) for x in (self.q, self.k, self.v)]
-        arrays = self.q, self.k, self.v, out, lse[..., None], dout, *gradients, self.sums()[..., None]
+        if dbias is not None:
+            expanded = np.broadcast_to(dbias, self.options.bias.shape)
+            if not expanded.size:  # no pair, so the kernel would write nothing
+                dbias[...] = 0
+            arguments["dbias"] = described(expanded)
+        *results, delta, _ = gradients
+        arrays = self.q, self.k, self.v, out, lse[..., None], dout, *results, delta[..., None]
         cpu.backward(self.sizes, self.dtype, *(described(x) for x in arrays), **arguments)
-        dq, dk, dv = (_summed_to(x, shape) for x, shape in zip(gradients, self.shapes, strict=True))
-        return dq, dk, dv
 
     def _check_outputs(self, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None) -> None:
         """Raise RedblueError unless these have the shapes and types of the outputs and of their gradients."""
@@ -194,7 +223,7 @@ def _ungrouped(q: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.repeat(x, q.shape[-3] // heads, axis=-3) if whole else x
 
 
-def _summed_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def summed_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Sum a gradient over repeated heads and broadcast dimensions, down to the shape of the array that was expanded."""
     dtype = array.dtype
     wide = np.result_type(dtype, np.float32)  # a sum in 16 bits would be far off

@@ -1,0 +1,189 @@
+"""Compare redblue.jax with jax.nn.dot_product_attention on this CPU: `make bench`.
+
+Both run under jit, in JAX's layout (batch, rows, heads, features). Every result is checked against float64 before any
+call is timed: redblue's error may be at most twice that of JAX's unfused expression. Then both take turns; ratios are
+medians over the rounds. Ctrl-C ends the run and keeps the results so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax  # pyright: ignore[reportMissingImports]
+import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+
+from benchmarks.common.gate import MAX_OURS, Red, relative_errors, within
+from benchmarks.common.results import Figure, Limit, Row, write
+from benchmarks.common.timing import THREADS, race, rate, ratio
+from benchmarks.cpu.attention import about, show
+from benchmarks.cpu.measures import Bench
+from redblue.jax import dot_product_attention
+from redblue.lab import reference
+
+REDBLUE, JAX = "redblue", "JAX"
+CONTENDERS = {REDBLUE: dot_product_attention, JAX: jax.nn.dot_product_attention}
+DIRECTIONS = "forward", "forward and backward"
+LEAST_RATIO = 1.0  # redblue must not be slower
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of attention in both directions."""
+
+    title: str
+    n_q: int = 2048
+    n_k: int = 2048
+    heads: int = 8
+    kv_heads: int = 8
+    d: int = 64
+    batch: int = 1
+    dtype: str = "float32"
+    options: dict[str, Any] = field(default_factory=dict)
+    directions: tuple[str, ...] = DIRECTIONS
+
+    def arrays(self) -> list[np.ndarray]:
+        """Query, key, value and the gradient of the output."""
+        rng = np.random.default_rng(0)
+        shapes = [(self.n_q, self.heads), (self.n_k, self.kv_heads), (self.n_k, self.kv_heads), (self.n_q, self.heads)]
+        drawn = (rng.standard_normal((self.batch, *shape, self.d), np.float32) for shape in shapes)
+        return [np.asarray(x.astype(jnp.dtype(self.dtype))) for x in drawn]
+
+    def attends(self) -> np.ndarray | None:
+        """The pairs that the options leave."""
+        rows, keys = np.arange(self.n_q)[:, None], np.arange(self.n_k)
+        pairs = np.ones((self.n_q, self.n_k), bool)
+        if self.options.get("is_causal"):
+            pairs &= keys <= rows
+        if "local_window_size" in self.options:
+            left, right = self.options["local_window_size"]
+            pairs &= (keys >= rows - left) & (keys <= rows + right)
+        return None if pairs.all() else pairs
+
+    def flops(self, direction: str) -> int:
+        """FLOPs of two products forward and five backward, with a full mask."""
+        products = 4 if direction == DIRECTIONS[0] else 14
+        return products * self.batch * self.heads * self.n_q * self.n_k * self.d
+
+
+CASES = (
+    Case("fp32"),
+    Case("fp32, causal", options={"is_causal": True}),
+    Case("bf16, causal", dtype="bfloat16", options={"is_causal": True}),
+    Case("fp32, 4 of 16 heads", n_q=1024, n_k=1024, heads=16, kv_heads=4, d=128, options={"is_causal": True}),
+    Case("fp32, window 128", n_q=4096, n_k=4096, heads=4, kv_heads=4, options={"local_window_size": (128, 0)}),
+    Case("fp32, batch of 16 short texts", n_q=128, n_k=128, heads=12, kv_heads=12, batch=16),
+    Case("fp32, one token", n_q=1, n_k=4096, heads=32, kv_heads=8, d=128, directions=DIRECTIONS[:1]),
+)
+
+
+def compiled(contender: str, case: Case, direction: str) -> Callable[..., Any]:
+    """The contender under jit, as a function of query, key, value and the gradient of the output."""
+    attend = partial(CONTENDERS[contender], **case.options)
+
+    def both(q: Any, k: Any, v: Any, dout: Any) -> Any:
+        out, backward = jax.vjp(attend, q, k, v)
+        return out, *backward(dout)
+
+    return jax.jit(both if direction != DIRECTIONS[0] else lambda q, k, v, dout: (attend(q, k, v),))
+
+
+def exact(case: Case, direction: str) -> list[np.ndarray]:
+    """The results in float64."""
+    q, k, v, dout = (x.astype(np.float64).swapaxes(1, 2) for x in case.arrays())
+    results = [reference.forward(q, k, v, case.attends()).out]
+    if direction != DIRECTIONS[0]:
+        results += reference.backward(q, k, v, dout, case.attends())[:3]
+    return [x.swapaxes(1, 2) for x in results]
+
+
+def check(case: Case) -> None:
+    """Raise Red if redblue's errors are more than twice those of JAX."""
+    inputs = [jnp.asarray(x) for x in case.arrays()]
+    for direction in case.directions:
+        expected = [torch.from_numpy(np.ascontiguousarray(x)) for x in exact(case, direction)]
+        errors = {
+            name: relative_errors(
+                [torch.from_numpy(np.array(x, np.float64)) for x in compiled(name, case, direction)(*inputs)], expected
+            )
+            for name in CONTENDERS
+        }
+        if not within(errors[REDBLUE], errors[JAX], MAX_OURS):
+            raise Red(f"{case.title}, {direction}: errors {errors[REDBLUE]}, errors of JAX {errors[JAX]}")
+
+
+def run(case: Case, direction: str, bench: Bench) -> Row:
+    """Time both contenders in turns."""
+    inputs = [jnp.asarray(x) for x in case.arrays()]
+    calls = {name: compiled(name, case, direction) for name in CONTENDERS}
+    flops = case.flops(direction) / 1e9
+    measured = {
+        name: partial(rate, partial(_finished, call, inputs), flops, bench.seconds) for name, call in calls.items()
+    }
+    rates = race(measured, bench.rounds)
+    figures = [Figure("redblue over JAX", ratio(rates, REDBLUE, JAX), Limit(must=LEAST_RATIO))]
+    return Row("JAX", f"{case.title}, {direction}", figures, rates)
+
+
+def _finished(call: Callable[..., Any], inputs: list[Any]) -> None:
+    jax.block_until_ready(call(*inputs))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="3 short rounds, to test that the benchmark works")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each contender (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.1, help="time of each contender in each round (%(default)s)")
+    parser.add_argument("--check", action="store_true", help="only check results against float64")
+    parser.add_argument("--only", help="only cases whose title contains this text")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    given = parser.parse_args()
+    if given.quick:
+        given.rounds, given.seconds = 3, 0.03
+    if given.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {given.rounds}")
+    given.cases = [case for case in CASES if (given.only or "") in case.title]
+    if not given.cases:
+        parser.error(f"--only: no title contains {given.only!r}: {'; '.join(case.title for case in CASES)}")
+    return given
+
+
+def main() -> None:
+    given = arguments()
+    load = os.getloadavg()[0]
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])  # before XLA makes its threads, one per CPU
+    torch.set_num_threads(THREADS)  # redblue's number of threads where PyTorch is loaded
+    bench = Bench(given.rounds, given.seconds, alone=False)
+    rows, complete = [], True
+    try:
+        for case in given.cases:
+            check(case)
+        if given.check:
+            return
+        rows.extend(run(case, direction, bench) for case in given.cases for direction in case.directions)
+    except Red as red:
+        sys.exit(f"wrong result, so nothing is timed: {red}")
+    except KeyboardInterrupt:
+        complete = False
+    facts = about(bench, load)
+    versions = facts["versions"] | {name: metadata.version(name) for name in ("jax", "jaxlib")}
+    facts |= {"complete": complete, "versions": versions}
+    show(facts, rows)
+    if given.json and rows:
+        write(given.json, facts, rows)
+    if not complete:
+        sys.exit(128 + signal.SIGINT)
+
+
+if __name__ == "__main__":
+    main()

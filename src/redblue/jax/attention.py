@@ -1,0 +1,286 @@
+"""The counterpart of jax.nn.dot_product_attention."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+from redblue.base.dtypes import COMPUTED, sum_dtype
+from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
+from redblue.jax.kernels import Static
+from redblue.jax.masks import name_of
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.cpu.mask_form import check_lead, per_head
+from redblue.kernels.options import Options, check_array, checked
+from redblue.masks import Mask
+from redblue.masks.rules.stack import planes
+from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu
+
+if TYPE_CHECKING:
+    import jax
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+    softcap: float | None = None,
+    sinks: Any = None,
+    alibi: Any = None,
+    dropout: float = 0.0,
+    seed: Any = None,
+    schedule: str = "auto",
+    return_lse: bool = False,
+) -> Any:
+    """Exact attention on CPUs, with the signature and the meaning of jax.nn.dot_product_attention.
+
+    It works under jit, grad, vmap, scan, checkpoint and shard_map. No array of size T S is made, except by a bias or a
+    boolean mask, which is one.
+
+    query (B, T, N, H) or (T, N, H); key (B, S, K, H) or (S, K, H); value: as key, or with another last dimension. All
+    have one type: float32, bfloat16, float16 or, with jax_enable_x64, float64. N is a multiple of K; nothing is
+    repeated.
+    bias: added to the scores, any shape that broadcasts to (B, N, T, S), with gradient.
+    mask: a redblue.Mask, which costs only its pairs; or a boolean array that broadcasts to (B, N, T, S), True where a
+    query attends a key.
+    scale: 1 / sqrt(H) if None. is_causal: query t attends keys 0..t.
+    query_seq_lengths, key_value_seq_lengths: (B,) whole numbers. Padding behind them is neither read nor computed.
+    local_window_size: (left, right), or one number for both: query t attends keys t - left .. t + right.
+    implementation: None or "redblue".
+    return_residual: also return the log-sum-exp of each row's scores (B, T, N), in the type of key, without gradient.
+
+    Options that jax.nn does not have:
+
+    softcap: scores x become softcap tanh(x / softcap), before the bias.
+    sinks: (N,), one more score per head, which takes its share of the softmax and has no value; with gradient.
+    alibi: slopes (N,) or (B, N): -slope |t + S - T - s| is added to the score of query t and key s; no gradient.
+    dropout: the share of probabilities that become 0. seed: a key of jax.random, or a whole number; needed by dropout.
+    schedule: see redblue.attention.
+    return_lse: as return_residual, but in the type of sums, float32 or float64, and differentiable.
+
+    Rows that attend no key give 0 and a log-sum-exp of -inf, where jax.nn gives the mean of all values. float64 is
+    computed in float64, where jax.nn computes the softmax in float32.
+    Raises RedblueError, naming the argument, for a value that it cannot take.
+    """
+    jnp = _jax().numpy
+    for name, flag in (("is_causal", is_causal), ("return_residual", return_residual), ("return_lse", return_lse)):
+        check_flag(name, flag)
+    if return_residual and return_lse:
+        raise RedblueError("return_residual and return_lse are the same sums in two types: give one of both")
+    if implementation not in (None, "redblue"):
+        raise RedblueError(
+            f'implementation must be None or "redblue", got {implementation!r}: call jax.nn.dot_product_attention for '
+            "JAX's own"
+        )
+    query = _array("query", query)
+    shape = query.shape
+    query, key, value = (_with_batch(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
+    sizes = _sizes(query, key, value)
+    array_mask = None if mask is None or isinstance(mask, Mask) else _boolean_mask(mask, sizes)
+    mask = _with_window(mask if isinstance(mask, Mask) else None, is_causal, local_window_size)
+    options = _checked(mask, schedule, scale, softcap, dropout)
+    if options.mask is not None:
+        _check_mask(options.mask, sizes)
+    arrays = {
+        "bias": _bias(bias, array_mask, sizes, query.dtype.name),
+        "sinks": _option("sinks", sinks, sizes, query.dtype.name),
+        "alibi": _option("alibi", alibi, sizes, query.dtype.name),
+        "seed": _seed(seed, options.dropout),
+        "query_lengths": _lengths("query_seq_lengths", query_seq_lengths, query.shape[0]),
+        "key_lengths": _lengths("key_value_seq_lengths", key_value_seq_lengths, query.shape[0]),
+    }
+    out, lse = _call(options, query, key, value, {name: x for name, x in arrays.items() if x is not None})
+    out = out.reshape(*shape[:-1], value.shape[-1])
+    if not (return_residual or return_lse):
+        return out
+    lse = lse.swapaxes(-1, -2).reshape(shape[:-1])
+    return out, lse if return_lse else _jax().lax.stop_gradient(lse.astype(jnp.dtype(key.dtype)))
+
+
+def register_kernels() -> None:
+    """Register the kernels with JAX, for processes that run a function saved by jax.export.
+
+    The first call of dot_product_attention registers them, too.
+    """
+    _jax()
+    from redblue.jax import differentiable
+
+    differentiable.register()
+
+
+def _jax() -> Any:
+    try:
+        import jax
+        import jax.numpy
+    except ImportError as error:
+        raise RedblueError("redblue.jax needs JAX: pip install 'redblue[jax]'") from error
+    return jax
+
+
+def _call(options: Options, q: jax.Array, k: jax.Array, v: jax.Array, arrays: dict[str, Any]) -> Any:
+    from redblue.jax import differentiable
+
+    name = "" if options.mask is None else name_of(options.mask)
+    static = Static(name, options.schedule, options.scale, options.softcap, options.dropout)
+    return differentiable.attention(static, *differentiable.varying_alike(q, k, v, arrays))
+
+
+# Arrays --------------------------------------------------------------------------------------------------------------
+
+
+def _array(name: str, x: Any) -> jax.Array:
+    """The array of JAX. Raises RedblueError for anything that is none."""
+    try:
+        return _jax().numpy.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise RedblueError(f"{name} must be an array, got {type(x).__name__}: {error}") from error
+
+
+def _with_batch(name: str, x: Any) -> jax.Array:
+    """The array with a dimension for the batch. Raises RedblueError unless it has 3 or 4 dimensions."""
+    x = _array(name, x)
+    if x.ndim not in (3, 4):
+        raise RedblueError(f"{name} must be (batch, rows, heads, features) or (rows, heads, features), got {x.shape}")
+    return x[None] if x.ndim == 3 else x
+
+
+def _sizes(query: jax.Array, key: jax.Array, value: jax.Array) -> Sizes:
+    """The sizes of the call. Raises RedblueError, naming the argument, for arrays that do not fit together."""
+    check_dtypes({"query": query.dtype.name, "key": key.dtype.name, "value": value.dtype.name})
+    (batch, _, heads, d), (_, n_k, kv_heads, _) = query.shape, key.shape
+    wanted = {"key": (batch, key.shape[1], kv_heads, d), "value": (batch, n_k, kv_heads, value.shape[3])}
+    for name, x in (("key", key), ("value", value)):
+        if x.shape != wanted[name]:
+            raise RedblueError(
+                f"{name} must be {wanted[name]} to fit query {query.shape} and key {key.shape}, got {x.shape}"
+            )
+    if not kv_heads or heads % kv_heads:
+        raise RedblueError(f"heads of query ({heads}) must be a multiple of those of key and value ({kv_heads})")
+    q, k, v = ((x.shape[0], x.shape[2], x.shape[1], x.shape[3]) for x in (query, key, value))
+    sizes = check_shapes(q, k, v)
+    check_widths_on_cpu(sizes)
+    return sizes
+
+
+def _broadcastable(name: str, x: jax.Array, sizes: Sizes) -> jax.Array:
+    """The array with four dimensions. Raises RedblueError unless it broadcasts to the scores."""
+    full = (*sizes.lead, sizes.heads, sizes.n_q, sizes.n_k)
+    shape = (1,) * (4 - x.ndim) + x.shape
+    if len(shape) != 4 or any(a not in (1, b) for a, b in zip(shape, full, strict=True)):
+        raise RedblueError(f"{name} must broadcast to (batch, heads, queries, keys) = {full}, got shape {x.shape}")
+    return x.reshape(shape)
+
+
+def _boolean_mask(mask: Any, sizes: Sizes) -> jax.Array:
+    mask = _array("mask", mask)
+    if mask.dtype.name != "bool":
+        raise RedblueError(
+            f"mask must be a redblue.Mask or a boolean array, got one of {mask.dtype.name}: give numbers as bias"
+        )
+    return _broadcastable("mask", mask, sizes)
+
+
+def _bias(bias: Any, mask: jax.Array | None, sizes: Sizes, dtype: str) -> jax.Array | None:
+    """The bias that the kernels add: the bias, -inf where a boolean mask is False; or the mask itself."""
+    if bias is None:
+        return mask
+    bias = _array("bias", bias)
+    if bias.dtype.name not in COMPUTED:
+        advice = ": give it as mask" if bias.dtype.name == "bool" else ": use astype"
+        raise RedblueError(f"bias must be of type {', '.join(COMPUTED)}, got {bias.dtype.name}{advice}")
+    bias = _broadcastable("bias", bias, sizes)
+    if bias.dtype.name == "float64" != dtype:
+        bias = bias.astype(sum_dtype(dtype))
+    return bias if mask is None else _jax().numpy.where(mask, bias, -float("inf"))
+
+
+def _option(name: str, x: Any, sizes: Sizes, dtype: str) -> jax.Array | None:
+    """Sinks or slopes in the type of sums."""
+    if x is None:
+        return None
+    x = _array(name, x)
+    check_array(name, x.shape, x.dtype.name, sizes, dtype)
+    if name == "alibi":
+        x = x.reshape((1,) * (2 - x.ndim) + x.shape)
+    return x.astype(sum_dtype(dtype))
+
+
+def _lengths(name: str, lengths: Any, batch: int) -> jax.Array | None:
+    if lengths is None:
+        return None
+    lengths = _array(name, lengths)
+    if lengths.dtype.name not in ("int32", "int64", "uint32", "uint64") or lengths.shape != (batch,):
+        raise RedblueError(
+            f"{name} must be whole numbers (int32) of shape ({batch},), got {lengths.dtype.name} of {lengths.shape}"
+        )
+    return lengths
+
+
+def _seed(seed: Any, dropout: float) -> jax.Array | None:
+    """The high and the low 32 bits of the seed; None without dropout."""
+    jax = _jax()
+    jnp = jax.numpy
+    if not dropout:
+        return None
+    if seed is None:
+        raise RedblueError("dropout needs a seed: give a key of jax.random, or a whole number")
+    dtype = getattr(seed, "dtype", None)
+    if dtype is not None and (jnp.issubdtype(dtype, jax.dtypes.prng_key) or (dtype == jnp.uint32 and seed.ndim == 1)):
+        return jax.random.bits(seed, (2,), "uint32")
+    if dtype is None or not isinstance(seed, jax.Array):
+        try:
+            number = operator.index(seed) % 2**64
+        except TypeError:
+            raise RedblueError(f"seed must be a key of jax.random or a whole number, got {seed!r}") from None
+        return jnp.asarray([number >> 32, number & 0xFFFFFFFF], jnp.uint32)
+    if not jnp.issubdtype(dtype, jnp.integer) or seed.shape:
+        raise RedblueError(f"seed must be a key of jax.random or a whole number, got {dtype} of shape {seed.shape}")
+    high = seed >> 32 if dtype.itemsize == 8 else jnp.zeros_like(seed)
+    return jnp.stack([high.astype(jnp.uint32), seed.astype(jnp.uint32)])
+
+
+# Masks and numbers ---------------------------------------------------------------------------------------------------
+
+
+def _with_window(mask: Mask | None, is_causal: bool, window: Any) -> Mask | None:
+    """The mask, a causal mask and a local window as one mask."""
+    left = right = None
+    if window is not None:
+        pair = window if isinstance(window, (tuple, list)) else (window, window)
+        if len(pair) != 2:
+            raise RedblueError(f"local_window_size must be a whole number or (left, right), got {window!r}")
+        left, right = (whole_number("local_window_size", n, 0) for n in pair)
+    elif not is_causal:
+        return mask
+    band = Mask.sliding_window(left, 0 if is_causal else right)
+    return band if mask is None or mask.is_full else mask & band
+
+
+def _check_mask(mask: Mask, sizes: Sizes) -> None:
+    """Raise RedblueError unless the mask fits the sizes, as the kernels see them."""
+    if per_head(mask):
+        sizes = sizes._replace(kv_heads=sizes.heads, group=1)
+    check_lead(mask, sizes)
+    for rule in planes(mask.rule)[0]:
+        rule.on(sizes.n_q, sizes.n_k, 1)
+
+
+def _checked(mask: Mask | None, schedule: Any, scale: Any, softcap: Any, dropout: Any) -> Options:
+    """The options that are not arrays. Raises RedblueError for a value that is not allowed, or that varies."""
+    jax = _jax()
+    for name, number in (("scale", scale), ("softcap", softcap), ("dropout", dropout)):
+        if isinstance(number, jax.core.Tracer):
+            advice = "multiply query by the factor instead" if name == "scale" else "mark it as a static argument"
+            raise RedblueError(f"{name} must be a number that is known when the function is compiled: {advice}")
+    return checked(Options(mask, schedule, scale, softcap, dropout))

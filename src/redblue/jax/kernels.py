@@ -1,0 +1,259 @@
+"""Runs the kernels on the arrays of a call from XLA. This module does not import JAX.
+
+Arrays are laid out as JAX users do, (batch, rows, heads, features); the kernels read and write them in place. Every
+vmap puts one dimension in front of all arrays, which has size 1 in an array that is the same for all its entries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from redblue.jax.abi import Call
+from redblue.jax.masks import mask_named
+from redblue.kernels.options import Options
+from redblue.masks import Mask
+from redblue.masks.rules.bands import Window
+from redblue.op.api import GradientArrays, NumpyCall, summed_to
+
+Arrays = Mapping[str, np.ndarray]
+
+# The number of dimensions of each array without vmap
+RANKS = dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv", "bias", "dbias"), 4)
+RANKS |= dict.fromkeys(("lse", "dlse", "delta"), 3)
+RANKS |= {"alibi": 2, "sinks": 1, "seed": 1, "query_lengths": 1, "key_lengths": 1}
+LENGTHS = "query_lengths", "key_lengths"
+KEPT = 8  # masks with lengths, for both passes and all layers of a model
+
+
+class Static(NamedTuple):
+    """All of a call that is known when it is compiled: the options that are not arrays, and the names of the arrays."""
+
+    mask: str = ""  # see redblue.jax.masks
+    schedule: str = "auto"
+    scale: float | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    arguments: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The record as text."""
+        return json.dumps(self)
+
+
+@lru_cache(maxsize=256)
+def _read(text: bytes) -> Static:
+    """The record of a text."""
+    *others, arguments, results = json.loads(text)
+    return Static(*others, arguments=tuple(arguments), results=tuple(results))
+
+
+def forward(call: Call) -> None:
+    """Write the output and the log-sum-exp of each row."""
+    static, arguments, results = _named(call)
+    for given, wanted in _calls(static, arguments, results):
+        _forward(static, given, wanted)
+
+
+def backward(call: Call) -> None:
+    """Write the gradients."""
+    static, arguments, results = _named(call)
+    for given, wanted in _calls(static, arguments, results):
+        _backward(static, given, wanted)
+
+
+def _named(call: Call) -> tuple[Static, Arrays, Arrays]:
+    static = _read(call.attributes["call"])
+    arguments = dict(zip(static.arguments, call.arguments, strict=True))
+    return static, arguments, dict(zip(static.results, call.results, strict=True))
+
+
+def _calls(static: Static, arguments: Arrays, results: Arrays) -> Iterator[tuple[Arrays, Arrays]]:
+    """The calls of the kernels, as arguments and results: one, or one for each entry of vmap.
+
+    Entries need calls of their own if they have sinks or seeds of their own, which have no leading dimensions. Under
+    dropout they always do, because an entry's pattern must not depend on the other entries.
+    """
+    lead = _lead(results)
+    if 0 in lead:
+        return
+    own = any(name in arguments and arguments[name].size > arguments[name].shape[-1] for name in ("sinks", "seed"))
+    if not lead or not (own or static.dropout):
+        yield arguments, results
+        return
+    for index in np.ndindex(lead):
+        given, wanted = ({name: _entry(x, index) for name, x in arrays.items()} for arrays in (arguments, results))
+        yield given, wanted
+
+
+def _lead(results: Arrays) -> tuple[int, ...]:
+    """The sizes of the dimensions that vmap has added."""
+    array = results["out"] if "out" in results else results["dq"]
+    return array.shape[:-4]
+
+
+def _entry(array: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
+    """The part of an array that belongs to one entry of the dimensions that vmap has added."""
+    return array[tuple(i if n > 1 else 0 for i, n in zip(index, array.shape, strict=False))]
+
+
+def _forward(static: Static, arguments: Arrays, results: Arrays) -> None:
+    """One call of the forward kernel, or one for each entry of a padded batch."""
+    out, lse = _heads_first(results["out"]), results["lse"]
+    q, k, v = _expanded(arguments, _lead(results), "q", "k", "v")
+    options, lengths = _options(static, arguments, q, k)
+    if lengths is None:
+        NumpyCall(q, k, v, options).forward(out, lse)
+        return
+    out[...], lse[...] = 0, -np.inf
+    for at, rows, keys in _padded(lengths):
+        entry = _cut(options, at, rows, keys)
+        NumpyCall(q[at][:, :rows], k[at][:, :keys], v[at][:, :keys], entry).forward(
+            out[at][:, :rows], lse[at][:, :rows]
+        )
+
+
+def _backward(static: Static, arguments: Arrays, results: Arrays) -> None:
+    """One call of the backward kernel, or one for each entry of a padded batch."""
+    q, k, v, dout, out = _expanded(arguments, _lead(results), "q", "k", "v", "dout", "out")
+    lse, dlse = (None if x is None else np.broadcast_to(x, q.shape[:-1]) for x in map(arguments.get, ("lse", "dlse")))
+    assert lse is not None
+    dq, dk, dv = (_heads_first(results[name]) for name in ("dq", "dk", "dv"))
+    dbias = results.get("dbias")
+    options, lengths = _options(static, arguments, q, k, by_entry=dbias is None)
+    if lengths is None:
+        into = GradientArrays(dq, dk, dv, results["delta"], dbias)
+        _one_backward(NumpyCall(q, k, v, options), dout, out, lse, dlse, into)
+        return
+    for array in (dq, dk, dv, results["delta"]):
+        array[...] = 0
+    for at, rows, keys in _padded(lengths):
+        into = GradientArrays(
+            dq[at][:, :rows], dk[at][:, :keys], dv[at][:, :keys], results["delta"][at][:, :rows], None
+        )
+        entry = NumpyCall(q[at][:, :rows], k[at][:, :keys], v[at][:, :keys], _cut(options, at, rows, keys))
+        of_out = dout[at][:, :rows], out[at][:, :rows]
+        _one_backward(entry, *of_out, lse[at][:, :rows], None if dlse is None else dlse[at][:, :rows], into)
+
+
+def _one_backward(
+    call: NumpyCall,
+    dout: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    dlse: np.ndarray | None,
+    into: GradientArrays,
+) -> None:
+    """Run the backward kernel. Where k and v were repeated for masks of single heads, sum their gradients."""
+    whole = into._replace(
+        dk=into.dk if into.dk.shape == call.k.shape else np.empty(call.k.shape, into.dk.dtype),
+        dv=into.dv if into.dv.shape == call.v.shape else np.empty(call.v.shape, into.dv.dtype),
+    )
+    call.backward_into(dout, out, lse, dlse, whole)
+    for wanted, computed in ((into.dk, whole.dk), (into.dv, whole.dv)):
+        if wanted is not computed:
+            wanted[...] = summed_to(computed, wanted.shape)
+
+
+def _expanded(arguments: Arrays, lead: tuple[int, ...], *names: str) -> list[np.ndarray]:
+    """Arrays with heads before rows, for all entries of vmap."""
+    arrays = (_heads_first(arguments[name]) for name in names)
+    return [x if x.shape[:-4] == lead else np.broadcast_to(x, (*lead, *x.shape[-4:])) for x in arrays]
+
+
+def _heads_first(array: np.ndarray) -> np.ndarray:
+    """A view (..., heads, rows, features) of an array (..., rows, heads, features)."""
+    return array.swapaxes(-2, -3)
+
+
+# Options and lengths -------------------------------------------------------------------------------------------------
+
+
+class Lengths(NamedTuple):
+    """How many queries and keys of each batch entry are not padding: arrays (lead..., batch)."""
+
+    queries: np.ndarray
+    keys: np.ndarray
+
+
+def _options(
+    static: Static, arguments: Arrays, q: np.ndarray, k: np.ndarray, by_entry: bool = True
+) -> tuple[Options, Lengths | None]:
+    """The options, and the lengths if the batch is computed entry by entry. Otherwise lengths are part of the mask.
+
+    Entries are cut to their lengths where that changes nothing else: distances of alibi count from the last query and
+    key, patterns of dropout depend on the entry, and most masks have sizes of their own.
+    """
+    mask = mask_named(static.mask)
+    sinks, seed = arguments.get("sinks"), arguments.get("seed")
+    options = Options(
+        mask,
+        static.schedule,
+        static.scale,
+        static.softcap,
+        static.dropout,
+        None if seed is None else _seed(seed),
+        arguments.get("bias"),
+        None if sinks is None else sinks.reshape(-1),
+        arguments.get("alibi"),
+    )
+    if not any(name in arguments for name in LENGTHS):
+        return options, None
+    lead, n_q, n_k = q.shape[:-3], q.shape[-2], k.shape[-2]
+    lengths = Lengths(*(_clipped(arguments.get(name), n, lead) for name, n in zip(LENGTHS, (n_q, n_k), strict=True)))
+    if by_entry and options.alibi is None and not options.dropout and _can_be_cut(mask, n_q, n_k):
+        return options, lengths
+    parts = lengths.queries.tobytes(), lengths.keys.tobytes()
+    return options._replace(mask=_with_lengths(static.mask, *parts, lead, n_q, n_k)), None
+
+
+def _seed(words: np.ndarray) -> int:
+    """The seed from its high and its low 32 bits."""
+    high, low = words.reshape(-1).tolist()
+    return high << 32 | low
+
+
+def _clipped(lengths: np.ndarray | None, n: int, lead: tuple[int, ...]) -> np.ndarray:
+    """One length for each batch entry, between 0 and n."""
+    return np.ascontiguousarray(np.broadcast_to(n if lengths is None else np.clip(lengths, 0, n), lead), np.int64)
+
+
+def _can_be_cut(mask: Mask | None, n_q: int, n_k: int) -> bool:
+    """Whether the mask means the same on fewer queries and keys: a band that begins at the first of both."""
+    if mask is None:
+        return True
+    return isinstance(mask.rule, Window) and (mask.rule.align == "top-left" or n_q == n_k)
+
+
+@lru_cache(maxsize=KEPT)
+def _with_lengths(name: str, queries: bytes, keys: bytes, lead: tuple[int, ...], n_q: int, n_k: int) -> Mask:
+    """The named mask without the pairs of padding."""
+    mask = mask_named(name)
+    pairs = zip(np.frombuffer(queries, np.int64).tolist(), np.frombuffer(keys, np.int64).tolist(), strict=True)
+    # Three documents: the real queries and keys; keys that no query attends; queries that attend no key
+    real = [Mask.documents([rows, 0, n_q - rows], [cols, n_k - cols, 0]) for rows, cols in pairs]
+    padding = Mask.stack(real, (*lead, 1)) if real else Mask.full()
+    return padding if mask is None else padding & mask
+
+
+def _padded(lengths: Lengths) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """(index, queries, keys) of each batch entry."""
+    for index in np.ndindex(lengths.queries.shape):
+        yield index, int(lengths.queries[index]), int(lengths.keys[index])
+
+
+def _cut(options: Options, at: tuple[int, ...], rows: int, keys: int) -> Options:
+    """The options for one batch entry, cut to its lengths."""
+    mask, bias = options.mask, options.bias
+    if mask is not None and mask.rule.align != "top-left":  # there are as many queries as keys before the cut
+        mask = Mask.sliding_window(mask.rule.left, mask.rule.right)
+    if bias is not None:
+        bias = _entry(bias, at)
+        bias = bias[:, : rows if bias.shape[1] > 1 else 1, : keys if bias.shape[2] > 1 else 1]
+    return options._replace(mask=mask, bias=bias)
