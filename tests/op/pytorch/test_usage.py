@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import redblue as rb
 from redblue.op.pytorch.sdpa_override import CHOSEN, TRANSFORMED
-from redblue.op.pytorch.sdpa_usage import MAX_REASONS, OTHER, Usage
+from redblue.op.pytorch.usage import MAX_REASONS, OTHER, Usage
 
 CHOICES = {
     "math": lambda: sdpa_kernel(SDPBackend.MATH),
