@@ -14,7 +14,7 @@ from redblue.kernels.options import MaskArgument, Options, check_gradients, chec
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import checks
-from redblue.op.pytorch import autograd, layouts, ops
+from redblue.op.pytorch import autograd, layouts, ops, sharding
 from redblue.op.pytorch.masks import graph_name_of, name_of, traced_name_of
 
 
@@ -26,7 +26,9 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
         check_gradients(options)
     plain = _is_plain(q, k, v, *arrays)
     if not plain:
-        _check_tensors({"q": q, "k": k, "v": v} | {name: x for name, _, x in options.given_arrays()})
+        tensors = {"q": q, "k": k, "v": v} | {name: x for name, _, x in options.given_arrays()}
+        _check_tensors(tensors)
+        sharding.prepare(list(tensors.values()), options)
     one_head = q.dim() == k.dim() == v.dim() == 2
     q, k, v = _expanded(q, k, v, plain)
     if per_head(options.mask) and k.shape[-3] != q.shape[-3]:
