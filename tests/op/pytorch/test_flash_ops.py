@@ -71,7 +71,9 @@ def close(got, wanted, tolerance):
     assert got.shape == wanted.shape
     assert np.array_equal(np.isneginf(got), np.isneginf(wanted))
     finite = np.isfinite(wanted)
-    assert np.abs(got[finite] - wanted[finite]).max(initial=0) < tolerance * max(1.0, np.abs(wanted[finite]).max(initial=0))
+    assert np.abs(got[finite] - wanted[finite]).max(initial=0) < tolerance * max(
+        1.0, np.abs(wanted[finite]).max(initial=0)
+    )
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
@@ -202,9 +204,7 @@ def test_dropout(layout):
 def test_pages():
     q, pool, values = randn(21, 4, 16), randn(7, 4, 2, 16), randn(7, 4, 2, 16, seed=1)
     table, used = [[3, 1], [0, 0], [5, 2], [6, 4], [6, 6]], [7, 0, 5, 8, 1]
-    k, v = (
-        torch.cat([x[row].flatten(0, 1)[:n] for row, n in zip(table, used, strict=True)]) for x in (pool, values)
-    )
+    k, v = (torch.cat([x[row].flatten(0, 1)[:n] for row, n in zip(table, used, strict=True)]) for x in (pool, values))
     starts = np.append(0, np.cumsum(used)).tolist()
     wanted, lse, _ = expected(q, k, v, STARTS, starts, torch.zeros(21, 4, 16), right=0)
     options = {"seqused_k": int32(used), "block_table": int32(table), "causal": True}
@@ -213,9 +213,13 @@ def test_pages():
         close(forward(q, pool, values, STARTS, None, **options)[1], lse, 1e-5)
         with pytest.raises(rb.RedblueError, match=r"block_table\[1\] must name pages 0 to 6, got 7"):
             forward(
-                q, pool, values, STARTS, None, seqused_k=int32([7, 1, 5, 8, 1]), block_table=int32([[7, 7]] * 5).where(
-                    torch.arange(5)[:, None] == 1, int32(table)
-                )
+                q,
+                pool,
+                values,
+                STARTS,
+                None,
+                seqused_k=int32([7, 1, 5, 8, 1]),
+                block_table=int32([[7, 7]] * 5).where(torch.arange(5)[:, None] == 1, int32(table)),
             )
         with pytest.raises(rb.RedblueError, match=r"seqused_k\[0\] must be 0 to 8, .* got 9"):
             forward(q, pool, values, STARTS, None, seqused_k=int32([9, 0, 5, 8, 1]), block_table=int32(table))
@@ -255,7 +259,7 @@ def test_alibi(own):
         of_batch = forward(*padded(), alibi_slopes=two)[0]
         with pytest.raises(rb.RedblueError, match=r"alibi_slopes must be \(4,\) or \(5, 4\), got \(3,\)"):
             forward(q, k, v, STARTS, KEY_STARTS, alibi_slopes=torch.ones(3))
-        with pytest.raises(rb.RedblueError, match="alibi_slopes .* dropout_p must be 0"):
+        with pytest.raises(rb.RedblueError, match=r"alibi_slopes .* dropout_p must be 0"):
             forward(q, k, v, STARTS, KEY_STARTS, alibi_slopes=slopes, dropout=0.1)
     for i in range(5):
         rows, keys = slice(STARTS[i], STARTS[i + 1]), slice(KEY_STARTS[i], KEY_STARTS[i + 1])
@@ -276,9 +280,7 @@ def test_one_split_makes_a_sequence_independent_of_the_others():
     starts, key_starts = int32([0, 1, 38, 75]), int32([0, 90, 127, 300])
     batch = tuple(x[:1].expand(3, -1, -1, -1) for x in padded())
     with rb.flash_ops(), torch.no_grad():
-        several = aten._flash_attention_forward(
-            q, k, v, starts, key_starts, 50, 200, 0.0, True, False, num_splits=1
-        )
+        several = aten._flash_attention_forward(q, k, v, starts, key_starts, 50, 200, 0.0, True, False, num_splits=1)
         one = aten._flash_attention_forward(
             q[38:], k[127:], v[127:], int32([0, 37]), int32([0, 173]), 50, 200, 0.0, True, False, num_splits=1
         )
@@ -304,7 +306,10 @@ REFUSED = {
     "the other": ("packed sequences need", lambda: forward(ROWS, ROWS, ROWS, None, [0, 4])),
     "end": ("cum_seq_q must end with the rows of query, 4", lambda: forward(ROWS, ROWS, ROWS, [0, 3], [0, 4])),
     "sequences": ("cum_seq_k must be for as many", lambda: forward(ROWS, ROWS, ROWS, [0, 4], [0, 2, 4])),
-    "longest": ("max_k must be at least .*, 21, got 20", lambda: forward(ROWS, *[torch.zeros(21, 2, 8)] * 2, [0, 4], [0, 21])),
+    "longest": (
+        "max_k must be at least .*, 21, got 20",
+        lambda: forward(ROWS, *[torch.zeros(21, 2, 8)] * 2, [0, 4], [0, 21]),
+    ),
     "batch": ("equal leading dimensions", lambda: forward(torch.zeros(2, 4, 2, 8), *[torch.zeros(1, 4, 2, 8)] * 2)),
     "debug mask of sdpa": (
         "return_debug_mask",

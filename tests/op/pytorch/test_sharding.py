@@ -1,5 +1,6 @@
 """DTensors: attention on tensors that are distributed over a mesh of processes."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -145,20 +146,13 @@ def test_one_process():
 @pytest.mark.thorough
 def test_two_processes():
     command = [sys.executable, "-W", "ignore", __file__, str(free_port())]
-    paths = str(Path(rb.__file__).parents[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(rb.__file__).parents[1])}
     processes = [
-        subprocess.Popen([*command, rank], stderr=subprocess.PIPE, text=True, env={**_environment(), "PYTHONPATH": paths})
-        for rank in ("0", "1")
-    ]  # fmt: skip
+        subprocess.Popen([*command, rank], stderr=subprocess.PIPE, text=True, env=environment) for rank in ("0", "1")
+    ]
     for process in processes:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-
-
-def _environment():
-    import os
-
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 # The rules themselves ------------------------------------------------------------------------------------------------

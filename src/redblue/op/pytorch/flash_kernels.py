@@ -9,6 +9,7 @@ probabilities.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -189,9 +190,9 @@ def sdpa_backward(
     """aten::_scaled_dot_product_flash_attention_backward."""
     if _is_given(cum_seq_q) or _is_given(cum_seq_k):
         raise RedblueError("cum_seq_q and cum_seq_k must be undefined: call _flash_attention_backward for sequences")
-    dout, *tensors = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
+    dout, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
     settings = dropout_p, is_causal, philox_seed, philox_offset
-    gradients = backward(dout, *tensors, logsumexp, None, None, max_q, max_k, *settings, scale=scale)
+    gradients = backward(dout, q, k, v, out, logsumexp, None, None, max_q, max_k, *settings, scale=scale)
     dq, dk, dv = (_strided_as(x, y.transpose(1, 2)) for x, y in zip((query, key, value), gradients, strict=True))
     return dq, dk, dv
 
@@ -282,7 +283,7 @@ def _one_by_one(
     if call.packed:
         parts = [
             (q[:, :, i:j], k[:, :, s:t], v[:, :, s:t])
-            for (i, j), (s, t) in zip(*(_between(x.tolist()) for x in (starts, key_starts)), strict=True)
+            for (i, j), (s, t) in zip(*(pairwise(x.tolist()) for x in (starts, key_starts)), strict=True)
         ]
     else:
         parts = [(q[i : i + 1], k[i : i + 1], v[i : i + 1]) for i in range(len(q))]
@@ -294,10 +295,6 @@ def _one_by_one(
     ]
     out, lse = (torch.cat(x, 2 if call.packed else 0) for x in zip(*results, strict=True))
     return out, lse
-
-
-def _between(starts: list[int]) -> list[tuple[int, int]]:
-    return list(zip(starts, starts[1:], strict=False))
 
 
 def _slopes(call: Call, slopes: Tensor | None, starts: Tensor | None) -> Tensor | None:

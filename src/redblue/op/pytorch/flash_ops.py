@@ -1,8 +1,8 @@
 """PyTorch's flash-attention ops on the CPU, where PyTorch has no kernel for them.
 
 torch.nn.attention.varlen calls these ops, and so do libraries that distribute attention over several processes. The
-kernels sit in PyTorch's dispatcher, at the CPU's key of each op, which is empty otherwise. So they hold for every caller
-in every thread, and replace nothing. PyTorch's own derivatives of the ops call the ops of the backward pass.
+kernels sit in PyTorch's dispatcher, at the CPU's key of each op, which is empty otherwise. So they hold for every
+caller in every thread, and replace nothing. PyTorch's own derivatives of the ops call the ops of the backward pass.
 """
 
 from __future__ import annotations

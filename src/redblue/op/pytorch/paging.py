@@ -56,9 +56,7 @@ def _in_place(lengths: np.ndarray, first: np.ndarray, total: int) -> Tensor:
     return torch.from_numpy(np.repeat(first[:-1], lengths) + _counted(lengths))
 
 
-def _in_pages(
-    lengths: np.ndarray, table: Tensor, sequences: int, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor]:
+def _in_pages(lengths: np.ndarray, table: Tensor, sequences: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """The page and the place in the page of every used key."""
     if key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
         shapes = f"got {tuple(key.shape)} and {tuple(value.shape)}"

@@ -38,7 +38,9 @@ def _register() -> None:
     try:
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError as error:
-        raise RedblueError("DTensors need a PyTorch with torch.distributed.tensor.experimental: 2.5 or newer") from error
+        raise RedblueError(
+            "DTensors need a PyTorch with torch.distributed.tensor.experimental: 2.5 or newer"
+        ) from error
     from redblue.op.pytorch.ops import backward_op, forward_op
 
     register_sharding(forward_op)(forward_placements)
@@ -69,8 +71,7 @@ def backward_placements(
     """As forward_placements, for redblue::attention_backward. A broadcast bias gets a part of its gradient's sum."""
     from torch.distributed.tensor import Partial, Replicate
 
-    *flat, bias_grad = flat
-    options = Options.unflatten(flat)
+    options, bias_grad = Options.unflatten(flat[:-1]), flat[-1]
     rows = []
     for dim in (None, *_shardable(q, k, options)):
         own, given = placement(dim), _options(options, dim, q.ndim)
