@@ -9,6 +9,8 @@ probabilities.
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -234,11 +236,19 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, rank: int) -> None:
                 f"{name} must be of type {allowed}, as these ops return lse as float32, got {name_of(x.dtype)}: "
                 "redblue.attention and redblue.attention_varlen take float64"
             )
-    if value.shape[-1] != query.shape[-1]:
+    if value.shape[-1] != query.shape[-1] and not _takes_other_widths():
         raise RedblueError(
-            f"value must have the head dimension of query, {query.shape[-1]}, as the output has its shape, "
-            f"got {value.shape[-1]}: redblue.attention and redblue.attention_varlen take others"
+            f"value must have the head dimension of query, {query.shape[-1]}, in this version of PyTorch, got "
+            f"{value.shape[-1]}: redblue.attention and redblue.attention_varlen take others"
         )
+
+
+@cache
+def _takes_other_widths() -> bool:
+    """Whether the ops of this PyTorch take values whose head dimension is not that of the queries."""
+    q, v = (torch.empty(1, 1, 1, d, device="meta") for d in (1, 2))
+    out, *_ = torch.ops.aten._flash_attention_forward(q, q, v, None, None, 1, 1, 0.0, False, False)
+    return out.shape[-1] == v.shape[-1]
 
 
 def _check_debug_mask(return_debug_mask: bool) -> None:
@@ -265,11 +275,17 @@ def _shaped(call: Call, out: Tensor, lse: Tensor, query: Tensor) -> tuple[Tensor
 
 
 def _strided_as(x: Tensor, result: Tensor) -> Tensor:
-    """The result with the strides of empty_like(x), which torch.compile expects."""
-    strides = x.stride() if x.is_contiguous() else torch.empty_like(x, device="meta").stride()
+    """The result with its dimensions in the order of x in memory, which torch.compile expects."""
+    if x.shape == result.shape:
+        strides = x.stride() if x.is_contiguous() else torch.empty_like(x, device="meta").stride()
+    else:
+        strides, step = [0] * x.dim(), 1
+        for i in sorted(range(x.dim()), key=lambda i: x.stride(i) or math.inf):
+            strides[i] = step
+            step *= result.shape[i]
     if all(n <= 1 or a == b for n, a, b in zip(result.shape, result.stride(), strides, strict=True)):
         return result
-    return torch.empty_like(x).copy_(result)
+    return result.new_empty_strided(result.shape, strides).copy_(result)
 
 
 def _one_by_one(
