@@ -12,7 +12,7 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test test-thorough test-all check format sanitize fuzz bench gpu gpu-fit docs certify
+.PHONY: help setup report test test-thorough test-all test-torch check format sanitize fuzz bench gpu gpu-fit docs certify
 .PHONY: sdist wheel clean
 
 help: ## list the targets
@@ -33,6 +33,20 @@ test-thorough: setup $(VENV)/peers.stamp ## run the tests that are slow and rare
 
 test-all: setup $(VENV)/peers.stamp ## run every test
 	$(PYTEST)
+
+# What runs where PyTorch is the only peer. Tests that need more skip themselves.
+TORCH_TESTS := tests/op tests/masks/test_torch.py tests/lab/test_reference.py tests/hostile/test_calls.py
+OTHER := .venv-torch-$(VERSION)
+
+test-torch: setup ## run the tests of the PyTorch rooms with another PyTorch: make test-torch VERSION=2.14.1
+	@test -n "$(VERSION)" || { echo "name the version of PyTorch: make test-torch VERSION=2.14.1" >&2; exit 2; }
+	$(MAKE) $(OTHER)/torch.stamp
+	rm -f $(OTHER)/redblue-*.whl
+	$(BIN)/python -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir $(OTHER) .
+	$(OTHER)/bin/python -m pip --quiet uninstall --yes redblue
+	$(OTHER)/bin/python -m pip --quiet install -c $(OTHER)/constraints.txt $(OTHER)/redblue-*.whl
+	$(OTHER)/bin/python -c 'import torch; print("PyTorch", torch.__version__)'
+	$(OTHER)/bin/python -m pytest -n 2 --dist worksteal $(TORCH_TESTS)
 
 check: setup $(VENV)/peers.stamp ## check format, lint, import layers and types
 	$(BIN)/ruff format --check .
@@ -88,7 +102,7 @@ wheel: $(WHEEL)/tools.stamp ## build wheels from the sdist, repair them, and tes
 	$(WHEEL)/bin/python .ci/wheel.py $(EXTRA:%=--extra %) $(PYTHONS)
 
 clean: ## remove the environments and everything built
-	rm -rf $(VENV) $(BENCH) $(WHEEL) build dist report.html .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(WHEEL) .venv-torch-* build dist report.html .pytest_cache .ruff_cache .hypothesis
 
 # -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
 MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -138,6 +152,13 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
 
 $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
 	$(PIP) torch transformers jax einops ring-flash-attn yunchang "triton; sys_platform == 'linux'"
+	@touch $@
+
+# An environment with another PyTorch. The wheel of redblue, which comes with each run, brings its own dependencies.
+.venv-torch-%/torch.stamp: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	grep -vE '^(torch|triton)==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip --quiet install -c $(@D)/constraints.txt torch==$* pytest pytest-xdist hypothesis
 	@touch $@
 
 # A release build in an environment of its own, beside the peers.

@@ -122,7 +122,8 @@ CALLS = dict(calls())
 # hostile tests of their own
 ELSEWHERE = {
     *("Mask", "Bound", "Count", "Measurement", "Memory", "Model", "Plan", "Simulation", "Traced", "pebble"),
-    *("enable_sdpa", "sdpa", "list_memories", "list_models", "measure_callable", "register_ops", "this_machine"),
+    *("enable_flash_ops", "enable_sdpa", "flash_ops", "sdpa", "register_ops"),
+    *("list_memories", "list_models", "measure_callable", "this_machine"),
     *("COMPUTE", "DELETE", "LOAD", "STORE", "Found", "Game", "GraphBound", "Progress", "Saved", "Solution", "Verdict"),
     *("save_game", "write_game", "COLUMNS", "GRAMMAR", "Axis", "Row", "Sweep", "draw", "write"),
 }

@@ -46,9 +46,9 @@ def attention_varlen(
     for name, array in (("q", q), ("k", k), ("v", v)):
         if len(getattr(array, "shape", ())) != 3:
             raise RedblueError(f"{name} must be packed as (total, heads, d), got {_shown(array)}")
-    lengths = _lengths("cu_seqlens_q", cu_seqlens_q, "q", q.shape[0])
+    lengths = lengths_between("cu_seqlens_q", cu_seqlens_q, "q", q.shape[0])
     same = cu_seqlens_k is None
-    key_lengths = _lengths(
+    key_lengths = lengths_between(
         "cu_seqlens_q" if same else "cu_seqlens_k", cu_seqlens_q if same else cu_seqlens_k, "k", k.shape[0]
     )
     if len(lengths) != len(key_lengths):
@@ -85,7 +85,7 @@ def _check_alibi(lengths: np.ndarray, key_lengths: np.ndarray) -> None:
         )
 
 
-def _lengths(name: str, starts: Any, of: str, total: int) -> np.ndarray:
+def lengths_between(name: str, starts: Any, of: str, total: int) -> np.ndarray:
     """The length of each sequence. Raises RedblueError, naming the entry, unless `starts` ascend from 0 to `total`."""
     starts = whole(name, starts.detach().cpu().numpy() if api.is_torch(starts) else starts)
     if not len(starts) or starts[0]:

@@ -255,6 +255,7 @@ def test_scaled_dot_product_attention_with_masks():
 # PyTorch's transforms of an operator -------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # raised within opcheck
 def test_opcheck():
     q, k, v, bias, sinks = normal(2, 4, 5, 8), normal(2, 2, 7, 8), normal(2, 2, 7, 3), normal(4, 1, 7), normal(4)
     torch.library.opcheck(forward_op, (q, k, v, *flat(bias=bias, sinks=sinks)))

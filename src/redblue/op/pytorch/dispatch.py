@@ -14,7 +14,7 @@ from redblue.kernels.options import MaskArgument, Options, check_gradients, chec
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import checks
-from redblue.op.pytorch import autograd, layouts, ops
+from redblue.op.pytorch import autograd, layouts, ops, sharding
 from redblue.op.pytorch.masks import graph_name_of, name_of, traced_name_of
 
 
@@ -26,15 +26,17 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
         check_gradients(options)
     plain = _is_plain(q, k, v, *arrays)
     if not plain:
-        _check_tensors({"q": q, "k": k, "v": v} | {name: x for name, _, x in options.present_arrays()})
+        tensors = {"q": q, "k": k, "v": v} | {name: x for name, _, x in options.present_arrays()}
+        _check_tensors(tensors)
+        sharding.prepare(list(tensors.values()), options)
     one_head = q.dim() == k.dim() == v.dim() == 2
     q, k, v = _expanded(q, k, v, plain)
     if per_head(options.mask) and k.shape[-3] != q.shape[-3]:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))  # one mask per key head
     if options.mask is not None or options.schedule == "gather":
-        options = options.with_mask(_mask_argument(options.mask, options.schedule, not plain and _is_captured(q)))
+        options = options.with_mask(mask_argument(options.mask, options.schedule, not plain and _is_captured(q)))
     if options.dropout or options.seed is not None:
-        options = options._replace(seed=_seed(q, options.seed) if options.dropout else None)
+        options = options._replace(seed=drawn_seed(q, options.seed) if options.dropout else None)
     if not plain:
         out, lse = autograd.forward_now()(q, k, v, *options.flat)
     elif torch.is_grad_enabled() and (
@@ -73,7 +75,7 @@ def _any_wants_gradient(tensors: list[Tensor]) -> bool:
     return False
 
 
-def _mask_argument(mask: Mask | None, schedule: str, is_captured: bool) -> MaskArgument:
+def mask_argument(mask: Mask | None, schedule: str, captured: bool) -> MaskArgument:
     """The ops' argument for the mask: the sides of a band; a name or text if the mask is not a band or is gathered."""
     mask = _EVERYTHING if mask is None else mask
     if schedule != "gather" and isinstance(mask.rule, Window):
@@ -83,7 +85,7 @@ def _mask_argument(mask: Mask | None, schedule: str, is_captured: bool) -> MaskA
         return MaskArgument(left, right, window.align == "bottom-right")
     if torch.compiler.is_dynamo_compiling():
         return MaskArgument(name=traced_name_of(mask))
-    return MaskArgument(name=graph_name_of(mask) if is_captured else name_of(mask))
+    return MaskArgument(name=graph_name_of(mask) if captured else name_of(mask))
 
 
 def _is_captured(q: Tensor) -> bool:
@@ -155,7 +157,7 @@ def _check_tensors(tensors: dict[str, Any]) -> None:
             raise RedblueError(f"{name} has a forward-mode tangent: only reverse mode (backward, vjp) is supported")
 
 
-def _seed(q: Tensor, seed: int | None) -> Tensor:
+def drawn_seed(q: Tensor, seed: int | None) -> Tensor:
     """The seed as a tensor, so that a compiled graph draws a new one in each run; from PyTorch's generator if None."""
     if seed is not None:  # filled on the device: a copy would wait for the device
         return torch.full((), seed, dtype=torch.int64, device=q.device)

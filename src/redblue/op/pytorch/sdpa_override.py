@@ -10,40 +10,18 @@ the override and the choice of kernels at the time of its compilation.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
 from redblue.base.errors import RedblueError
-from redblue.op.pytorch.sdpa_usage import Usage
+from redblue.op.pytorch.overrides import Kernels, Override, register
+from redblue.op.pytorch.usage import Usage
 from redblue.op.scaled_dot_product import scaled_dot_product_attention
 
 CHOSEN = "torch.nn.attention.sdpa_kernel or torch.backends.cuda chose among PyTorch's kernels"
 TRANSFORMED = "the call is inside a transform of torch.func, such as vmap or grad"
-
-
-class Override:
-    """A request of enable_sdpa, undone by `disable`. PyTorch's own function returns when no request is left.
-
-    used: the record of all threads' calls while the request was in force (see Usage).
-    """
-
-    def __init__(self) -> None:
-        self.used = Usage()
-        with _lock:
-            if not _active:
-                _undo.push(_installed())
-            _active.append(self)
-
-    def disable(self) -> None:
-        """Undo this request. Further calls do nothing."""
-        with _lock:
-            if self in _active:
-                _active.remove(self)
-                if not _active:
-                    _undo.close()
 
 
 def enable_sdpa() -> Override:
@@ -51,9 +29,10 @@ def enable_sdpa() -> Override:
 
     This holds on the CPU and, if Triton is installed, on CUDA and ROCm devices. PyTorch computes the calls that redblue
     does not take, and all calls under a torch.nn.attention.sdpa_kernel of the user, inside or outside; `used` of the
-    Override counts them. Raises RedblueError if PyTorch is not installed.
+    Override counts them. Meanwhile nn.MultiheadAttention and nn.TransformerEncoder call the function in eval mode, too:
+    their fast path, which does not, is off. Raises RedblueError if PyTorch is not installed.
     """
-    return Override()
+    return _kernels.request()
 
 
 @contextmanager
@@ -62,50 +41,40 @@ def sdpa() -> Iterator[Usage]:
 
     Yields the record of the calls that were served and refused, with the reasons; it stays readable after the block.
     """
-    override = enable_sdpa()
-    try:
-        yield override.used
-    finally:
-        override.disable()
-
-
-_lock = threading.RLock()
-_active: list[Override] = []
-_undo = ExitStack()  # removes the override
+    with _kernels.requested() as used:
+        yield used
 
 
 # Both keys of a device: a tensor has the second one except in inference mode. ROCm's tensors have CUDA's keys.
 KEYS = ("CPU", "AutogradCPU", "CUDA", "AutogradCUDA")
 
 
-def _installed() -> ExitStack:
-    """Install the override; the result undoes it. If a step fails, the steps before it are undone."""
-    try:
-        import torch
-    except ImportError as error:
-        raise RedblueError("this needs PyTorch: pip install 'redblue[torch]'") from error
-
-    _default_priority()  # caches the order before a user inside `sdpa()` can change it
-    with ExitStack() as undo:
-        undo.callback(_forget_dispatch)  # runs last
-        ours = torch.library.Library("aten", "IMPL")
-        undo.callback(ours._destroy)
-        for key in KEYS:
-            ours.impl("scaled_dot_product_attention", _attention, key)
-        _forget_dispatch()
-        config: Any = getattr(torch.compiler, "config", None)
-        if hasattr(config, "cache_key_tag"):
-            # Without this, graphs compiled with and without the override have the same key in the cache on disk
-            undo.callback(setattr, config, "cache_key_tag", config.cache_key_tag)
-            config.cache_key_tag += "redblue"
-        return undo.pop_all()
-
-
-def _forget_dispatch() -> None:
-    """Clear the targets of calls that torch.compile's tracing has cached."""
+def _install(undo: ExitStack) -> None:
+    """Register the override, and turn off the fast path of PyTorch's modules."""
     import torch
 
-    getattr(torch.ops.aten.scaled_dot_product_attention.default, "_dispatch_cache", {}).clear()
+    _default_priority()  # caches the order before a user inside `sdpa()` can change it
+    register(undo, {"scaled_dot_product_attention": _attention}, KEYS)
+    config: Any = getattr(torch.compiler, "config", None)
+    if hasattr(config, "cache_key_tag"):
+        # Without this, graphs compiled with and without the override have the same key in the cache on disk
+        undo.callback(setattr, config, "cache_key_tag", config.cache_key_tag)
+        config.cache_key_tag += "redblue"
+    undo.callback(_restore_fast_path, torch.backends.mha.get_fastpath_enabled())
+    torch.backends.mha.set_fastpath_enabled(_OFF)
+
+
+# PyTorch takes 0 for False. It tells the override's setting from a user's, which is True or False.
+_OFF: Any = 0
+
+
+def _restore_fast_path(before: bool) -> None:
+    """Set the fast path of nn.MultiheadAttention and nn.TransformerEncoder as before, unless the user has set it."""
+    import torch
+
+    now = torch.backends.mha.get_fastpath_enabled()
+    if now is not True and now is not False:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _attention(
@@ -128,18 +97,14 @@ def _attention(
         except RedblueError as error:
             reason = str(error)  # PyTorch computes the call, outside this block so that its own errors stay unchanged
         else:
-            _count(None)
+            _kernels.count(None)
             return out
-    _count(reason)
+    _kernels.count(reason)
     pytorch = torch.ops.aten.scaled_dot_product_attention.default.decompose
     return pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-def _count(reason: str | None) -> None:
-    """Add a call to the record of every request in force."""
-    with _lock:
-        for override in _active:
-            override.used.add(reason)
+_kernels = Kernels(_install)
 
 
 def _reason_against() -> str | None:
