@@ -15,6 +15,7 @@ from redblue.machine import CacheLevel, CapacityError
 from redblue.masks import Mask
 from redblue.meter import Measurement, measure, measure_callable
 from redblue.op.api import attention, attention_backward
+from redblue.op.flex_attention import flex_attention
 from redblue.op.pytorch.registration import register_ops
 from redblue.op.pytorch.sdpa_override import enable_sdpa, sdpa
 from redblue.op.scaled_dot_product import scaled_dot_product_attention
@@ -46,6 +47,7 @@ __all__ = [
     "attention_varlen",
     "count",
     "enable_sdpa",
+    "flex_attention",
     "list_memories",
     "list_models",
     "list_schedules",
