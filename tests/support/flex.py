@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch.nn.attention import flex_attention as flex
-
 from torch.overrides import TorchFunctionMode
 
 import redblue as rb
@@ -34,7 +33,7 @@ def tensors(
 
 
 def eager(q: Any, k: Any, v: Any, score_mod: Any = None, block_mask: Any = None, **options: Any) -> tuple[Any, Any]:
-    """PyTorch's own eager flex_attention, without gradients. flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG must be True."""
+    """PyTorch's own eager flex_attention, without gradients, where _FLEX_ATTENTION_DISABLE_COMPILE_DEBUG is set."""
     with torch.no_grad():
         q, k, v = (x.detach() for x in (q, k, v))
         aux = flex.AuxRequest(lse=True)
@@ -55,10 +54,11 @@ def dense(
             scores = flex._vmap_for_bhqkv(score_mod, prefix=(0,))(scores, *positions)
     if keeps is not None:
         scores = torch.where(keeps, scores, -torch.inf)
-    lse = scores.logsumexp(-1)
     seen = (scores > -torch.inf).any(-1, keepdim=True)
-    weights = torch.where(seen, (scores - torch.where(seen, lse[..., None], 0.0)).exp(), 0.0)
-    return weights @ v, lse
+    scores = torch.where(seen, scores, 0.0)  # the gradient of a row of -inf would be NaN
+    lse = scores.logsumexp(-1, keepdim=True)
+    weights = torch.where(seen, (scores - lse).exp(), 0.0)
+    return weights @ v, torch.where(seen, lse, -torch.inf)[..., 0]
 
 
 def check(

@@ -39,7 +39,7 @@ def read(mask: Any, sizes: tuple[int, int] | None = None) -> Rule:
         )
     if getattr(mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
         raise RedblueError("block_mask is a slice, which has no mask_mod: assign one to its mask_mod")
-    n_q, n_k = sizes = tuple(map(int, mask.seq_lengths)) if sizes is None else sizes
+    n_q, n_k = sizes = sizes or (int(mask.seq_lengths[0]), int(mask.seq_lengths[1]))
     # A longer block means the same as one that covers the axis
     bq, bk = (max(1, min(int(edge), n)) for edge, n in zip(mask.BLOCK_SIZE, sizes, strict=True))
     rows, cols = ceil_div(n_q, bq), ceil_div(n_k, bk)

@@ -41,7 +41,7 @@ def flex_attention(
     kernel_options: those that only tune PyTorch's kernels are accepted and change nothing.
     return_aux: an AuxRequest, for the log-sum-exp of each row.
 
-    Returns out, (out, lse) or (out, AuxOutput), as PyTorch's function. A query without keys gives 0, and an lse of -inf.
+    Returns out, (out, lse) or (out, AuxOutput), as PyTorch's function. Queries without keys give 0, and lse -inf.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not is_torch(x):

@@ -110,8 +110,7 @@ def _parts(x: Any, names: frozenset[str]) -> list[Any]:
         return [x.__func__, *_attributes(x.__self__, names)]
     if inspect.ismodule(x) or inspect.isclass(x) or type(x).__name__ == "BlockMask":
         return []
-    call = getattr(type(x), "__call__", None)
-    return _attributes(x, names | _names_in(call)) if hasattr(x, "__dict__") else []
+    return _attributes(x, names | {"__call__"}) if hasattr(x, "__dict__") else []
 
 
 def _attributes(x: Any, names: frozenset[str]) -> list[Any]:

@@ -16,7 +16,7 @@ from redblue.masks.rules.bands import Window
 from redblue.op.pytorch import dispatch
 from redblue.op.pytorch.flex.block_masks import converted
 from redblue.op.pytorch.flex.evaluate import evaluate
-from redblue.op.pytorch.flex.expressions import POSITIONS, Expression, names_of, text
+from redblue.op.pytorch.flex.expressions import Expression, names_of, text
 from redblue.op.pytorch.flex.positions import Alibi, alibi, window
 from redblue.op.pytorch.flex.scores import Scores, normal_form
 from redblue.op.pytorch.flex.trace import trace
@@ -36,8 +36,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, 
         return _attention(q, k, v, score_mod, block_mask, scale)
 
 
-# torch.compile leaves its graph here, because it cannot trace a trace. torch.compiler.disable does the same, but imports
-# torch._dynamo, which would delay every user's first call by nearly a second.
+# torch.compile leaves its graph here, because it cannot trace a trace. torch.compiler.disable does the same, but
+# imports torch._dynamo, which would delay every user's first call by nearly a second.
 attention._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -49,7 +49,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any,
     if score_mod is None or not (q.shape[0] and q.shape[1] and n_q and n_k):  # there are no scores
         return dispatch.attention(q, k, v, Options(mask=mask, scale=scale), True)
     sums = torch.float64 if q.dtype == torch.float64 else torch.float32
-    sizes = dict(zip(POSITIONS, (*q.shape[:3], n_k), strict=True))
+    sizes = {"b": q.shape[0], "h": q.shape[1], "q_idx": n_q, "kv_idx": n_k}
     plan = Plan(normal_form(trace(score_mod, sums, q.device)), sizes, q.device, sums)
     windowed, conditions = plan.windows()
     lies_below = functools.cache(lambda: plan.is_below(windowed) or (blocks is not None and blocks.lies_below))
@@ -144,8 +144,8 @@ class Plan:
             names = names_of(factor)
             if {"q_idx", "kv_idx"} <= names:
                 raise RedblueError(
-                    f"score_mod multiplies the scores by {text(factor)}, which depends on both q_idx and kv_idx: redblue "
-                    "has factors of q and of k only; masked scores must be float('-inf')"
+                    f"score_mod multiplies the scores by {text(factor)}, which depends on both q_idx and kv_idx: "
+                    "redblue has factors of q and of k only; masked scores must be float('-inf')"
                 )
             values = self._values(factor).to(self.sums)
             if "kv_idx" not in names:

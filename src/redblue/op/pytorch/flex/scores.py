@@ -21,17 +21,18 @@ from redblue.op.pytorch.flex.expressions import (
     number_of,
     steps,
     text,
+    value_of,
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeGuard
+    from typing import TypeGuard
 
 
 @dataclass(frozen=True)
 class Scores:
     """cap tanh(number factors score) + terms where all of `keeps` are true, else -inf; without cap there is no tanh.
 
-    No expression in it depends on the score.
+    No expression in it depends on the score. Whole numbers are converted to `dtype` before arithmetic, as PyTorch does.
     """
 
     number: float = 1.0
@@ -39,6 +40,7 @@ class Scores:
     cap: float | None = None  # may be negative
     terms: tuple[Expression, ...] = ()
     keeps: tuple[Expression, ...] = ()
+    dtype: torch.dtype = torch.float32  # the type in which scores are computed
 
     @property
     def softcap(self) -> tuple[float, float] | None:
@@ -50,7 +52,7 @@ class Scores:
         number = number_of(factor)
         if self.keeps and not (number is not None and number > 0):
             raise Refused("multiplies scores after it has masked some: mask last")
-        terms = tuple(multiplied(term, factor) for term in self.terms)
+        terms = tuple(multiplied(self._converted(term), factor) for term in self.terms)
         if number is None:
             if self.cap is not None:
                 raise Refused("multiplies a softcap by something other than a constant number")
@@ -58,7 +60,7 @@ class Scores:
         if self.cap is not None and number:
             return replace(self, cap=self.cap * number, terms=terms)
         if self.cap is not None:  # the score no longer matters
-            return Scores(number=0.0, terms=terms)
+            return Scores(number=0.0, terms=terms, dtype=self.dtype)
         return replace(self, number=self.number * number, terms=terms)
 
     def plus(self, term: Expression) -> Scores:
@@ -69,7 +71,7 @@ class Scores:
         """Everything that multiplies the score, as one expression."""
         result: Expression = self.number
         for factor in self.factors:
-            result = multiplied(factor, result)
+            result = multiplied(self._converted(factor), result)
         return result
 
     @property
@@ -77,7 +79,7 @@ class Scores:
         """Everything that is added to the score, as one expression."""
         result: Expression = 0.0
         for i, term in enumerate(self.terms):
-            result = added(result, term) if i else term
+            result = added(result, self._converted(term)) if i else self._converted(term)
         return result
 
     @property
@@ -87,6 +89,14 @@ class Scores:
         for keep in self.keeps:
             result = keep if result is None else apply(aten.logical_and.default, result, keep)
         return result
+
+    def _converted(self, x: Expression) -> Expression:
+        """An expression in the type of the scores, unless its own type is wider."""
+        if isinstance(x, (int, float)):
+            return x
+        dtype = value_of(x).dtype
+        wanted = torch.promote_types(dtype, self.dtype)
+        return x if dtype == wanted else apply(aten._to_copy.default, x, dtype=wanted)
 
 
 class Refused(Exception):
@@ -107,7 +117,7 @@ def normal_form(result: Expression) -> Scores:
                 forms[id(node)] = _form(node, forms)
     except Refused as refused:
         raise RedblueError(
-            f"score_mod {refused}. redblue computes softcap(scale q k) + bias, masked, where only the bias and the mask "
+            f"score_mod {refused}. redblue computes softcap(scale q k) + bias, masked; only the bias and the mask may "
             f"depend on both q_idx and kv_idx. score_mod is {text(result)}"
         ) from None
     return forms[id(result)]
@@ -116,7 +126,7 @@ def normal_form(result: Expression) -> Scores:
 def _form(node: Node, forms: dict[int, Scores]) -> Scores:
     """The form of one step, from the forms of its arguments."""
     if node.op == SCORE:
-        return Scores()
+        return Scores(dtype=node.value.dtype)
     if not node.with_gradient:
         raise Refused(f"computes {text(node)} without its gradient")
     name = name_of(node.op)
@@ -126,7 +136,7 @@ def _form(node: Node, forms: dict[int, Scores]) -> Scores:
     return step(node, [forms.get(id(x), x) for x in node.args])
 
 
-def _add(node: Node, args: list[Any], sign: float = 1.0) -> Scores:
+def _add(node: Node, args: list[Any], sign: int = 1) -> Scores:
     left, right = args
     alpha = sign * node.kwargs.get("alpha", 1)
     if isinstance(right, Scores):
@@ -148,7 +158,7 @@ def _sum(left: Scores, right: Scores) -> Scores:
     if left.cap is not None or right.cap is not None:
         raise Refused("adds scores to a softcap of scores")
     factor = added(left.factor, right.factor)
-    both = Scores(1.0, (), None, (*left.terms, *right.terms), (*left.keeps, *right.keeps))
+    both = Scores(1.0, (), None, (*left.terms, *right.terms), (*left.keeps, *right.keeps), left.dtype)
     return (
         replace(both, number=number) if (number := number_of(factor)) is not None else replace(both, factors=(factor,))
     )
@@ -170,7 +180,9 @@ def _div(node: Node, args: list[Any]) -> Scores:
     number = number_of(below)
     if number == 0:
         raise Refused(f"divides by 0, in {text(node)}")
-    return above.times(apply(aten.reciprocal.default, below) if number is None else 1 / number)
+    if number is not None:
+        return above.times(1 / number)
+    return above.times(apply(aten.div.Tensor, torch.ones_like(node.value), below))
 
 
 def _tanh(node: Node, args: list[Any]) -> Scores:
@@ -191,7 +203,7 @@ def _where(node: Node, args: list[Any]) -> Scores:
         return replace(yes, keeps=(*yes.keeps, *_conditions(condition)))
     if isinstance(no, Scores) and not isinstance(yes, Scores) and is_minus_infinity(yes):
         return replace(no, keeps=(*no.keeps, apply(aten.logical_not.default, condition)))
-    yes, no = (x if isinstance(x, Scores) else Scores(number=0.0).plus(x) for x in (yes, no))
+    yes, no = (x if isinstance(x, Scores) else Scores(number=0.0, dtype=node.value.dtype).plus(x) for x in (yes, no))
     form = _common_factor(node, condition, yes, no)
     if _are_same(yes.terms, no.terms):
         form = replace(form, terms=yes.terms)
@@ -209,7 +221,7 @@ def _common_factor(node: Node, condition: Expression, yes: Scores, no: Scores) -
         return replace(yes, terms=(), keeps=())
     if yes.cap is not None or no.cap is not None:
         raise Refused(f"caps some scores and not others, in {text(node)}")
-    return Scores(factors=(_chosen(node, condition, yes.factor, no.factor),))
+    return Scores(factors=(_chosen(node, condition, yes.factor, no.factor),), dtype=yes.dtype)
 
 
 def _are_same(xs: tuple[Expression, ...], ys: tuple[Expression, ...]) -> bool:
@@ -243,7 +255,7 @@ def _same(node: Node, args: list[Any]) -> Scores:
 
 _STEPS: dict[str, Callable[[Node, list[Any]], Scores]] = {
     "add": _add,
-    "sub": lambda node, args: _add(node, args, -1.0),
+    "sub": lambda node, args: _add(node, args, -1),
     "rsub": _rsub,
     "neg": lambda node, args: args[0].times(-1.0),
     "mul": _mul,
@@ -262,14 +274,16 @@ _STEPS: dict[str, Callable[[Node, list[Any]], Scores]] = {
 
 def added(x: Expression, y: Expression) -> Expression:
     """x + y."""
-    x, y = (y, x) if isinstance(x, (int, float)) else (x, y)
-    return x + y if isinstance(x, (int, float)) else apply(aten.add.Tensor, x, y)
+    if isinstance(x, (int, float)):
+        return x + y if isinstance(y, (int, float)) else apply(aten.add.Tensor, y, x)
+    return apply(aten.add.Tensor, x, y)
 
 
 def multiplied(x: Expression, y: Expression) -> Expression:
     """x y."""
-    x, y = (y, x) if isinstance(x, (int, float)) else (x, y)
-    return x * y if isinstance(x, (int, float)) else apply(aten.mul.Tensor, x, y)
+    if isinstance(x, (int, float)):
+        return x * y if isinstance(y, (int, float)) else apply(aten.mul.Tensor, y, x)
+    return apply(aten.mul.Tensor, x, y)
 
 
 def _terms(x: Expression) -> list[Expression]:
