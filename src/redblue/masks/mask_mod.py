@@ -22,33 +22,31 @@ class ScalarIndexing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            tensors = [i for i in index if isinstance(i, Tensor)]
-            if tensors and all(not i.is_floating_point() and i.dtype != torch.bool for i in tensors):
-                return _gathered(args[0], index, tensors)
+            if any(isinstance(i, Tensor) for i in index):
+                index = tuple(torch.tensor(i, device=args[0].device) if isinstance(i, list) else i for i in index)
+                tensors = [i for i in index if isinstance(i, Tensor)]
+                if all(not i.is_floating_point() and i.dtype != torch.bool for i in tensors):
+                    return _gathered(args[0], index, max(i.dim() for i in tensors))
         return func(*args, **(kwargs or {}))
 
 
-def _gathered(array: Tensor, index: tuple[Any, ...], tensors: list[Tensor]) -> Tensor:
-    """array[index], where the index holds whole numbers as tensors, and perhaps other parts."""
-    others: list[Any] = []  # the index without its tensors
-    places: list[Tensor | None] = []  # for each axis of array[others], its tensor
+def _gathered(array: Tensor, index: tuple[Any, ...], dim: int) -> Tensor:
+    """array[index], where the index holds whole numbers as tensors, of at most `dim` axes, and perhaps other parts."""
     if any(i is Ellipsis for i in index):
         at = next(n for n, i in enumerate(index) if i is Ellipsis)
         used = sum(i is not None and i is not Ellipsis for i in index)
         index = (*index[:at], *[slice(None)] * (array.dim() - used), *index[at + 1 :])
+    others: list[Any] = []  # the index without its tensors
+    places: list[Tensor | None] = []  # for each axis of array[others], its tensor
     for i in index:
-        if isinstance(i, Tensor):
-            others.append(slice(None))
-            places.append(i)
-        else:
-            others.append(i)
-            if i is None or isinstance(i, slice):
-                places.append(None)
-            elif any(tensor.dim() for tensor in tensors):  # a number counts as one of the gathered axes
-                others[-1] = slice(None)
-                places.append(torch.tensor(i, device=array.device))
-    view = array if len(places) == len(others) and all(i == slice(None) for i in others) else array[tuple(others)]
-    return torch.ops.aten.index.Tensor(view, places)
+        if isinstance(i, int) and dim:  # PyTorch gathers along this axis, too
+            i = torch.tensor(i, device=array.device)
+        others.append(slice(None) if isinstance(i, Tensor) else i)
+        if not isinstance(i, int):
+            places.append(i if isinstance(i, Tensor) else None)
+    if any(i != slice(None) for i in others):
+        array = array[tuple(others)]
+    return torch.ops.aten.index.Tensor(array, places)
 
 
 def for_pairs(mask_mod: Callable[..., Any], b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,26 +23,34 @@ from redblue.op.pytorch.flex.scores import Scores, normal_form
 from redblue.op.pytorch.flex.trace import trace
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, scale: Any) -> tuple[Tensor, Tensor]:
+def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of each row. arguments: those of `_attention`."""
+    if not _uncompiled and "torch._dynamo" in sys.modules:
+        _uncompiled.append(torch.compiler.disable(_attention))
+    return (_uncompiled[0] if _uncompiled else _attention)(*arguments)
+
+
+# torch.compile leaves its graph here, because it cannot trace a trace, and compiles nothing inside. The mark and the list
+# are for programs that compile nothing: torch.compiler.disable imports torch._dynamo, which takes seconds.
+attention._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
+_uncompiled: list[Any] = []
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, scale: Any) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp of each row, in the type of the sums. The shapes are checked."""
     if score_mod is not None and torch._C._are_functorch_transforms_active():
         raise RedblueError("score_mod cannot be traced inside torch.func: call loss.backward(), or give no score_mod")
     device = q.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return _attention(q, k, v, score_mod, block_mask, scale)
+        return _computed(q, k, v, score_mod, block_mask, scale)
     # As in PyTorch, autocast converts q, k and v, and no tensor of a score_mod
     dtype = torch.get_autocast_dtype(device)
     q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v))
     with torch.autocast(device, enabled=False):
-        return _attention(q, k, v, score_mod, block_mask, scale)
+        return _computed(q, k, v, score_mod, block_mask, scale)
 
 
-# torch.compile leaves its graph here, because it cannot trace a trace. torch.compiler.disable does the same, but
-# imports torch._dynamo, which would delay every user's first call by nearly a second.
-attention._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, scale: Any) -> tuple[Tensor, Tensor]:
+def _computed(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, scale: Any) -> tuple[Tensor, Tensor]:
     n_q, n_k = q.shape[-2], k.shape[-2]
     scale = checked(Options(scale=scale)).scale
     blocks = None if block_mask is None else converted(block_mask, n_q, n_k, q.device)
