@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -216,6 +218,12 @@ REFUSED = {
     "score_mod divides by 0": lambda s, b, h, i, j: s / 0,
     "score_mod asks for the value of q_idx > kv_idx": lambda s, b, h, i, j: s if i > j else s + 1,
     "score_mod asks for the value of h": lambda s, b, h, i, j: s + [1, 2, 3, 4][h],
+    "score_mod asks for the value of kv_idx": lambda s, b, h, i, j: s + float(j),
+    "score_mod uses tolist": lambda s, b, h, i, j: s + i.tolist(),
+    "score_mod uses numpy": lambda s, b, h, i, j: s + float(i.numpy()),
+    "score_mod uses __array__": lambda s, b, h, i, j: s + np.asarray(i),
+    "score_mod copies the memory of a tensor": lambda s, b, h, i, j: s + copy.deepcopy(i),
+    "which does not return tensors": lambda s, b, h, i, j: s + torch.equal(i, j),
     "score_mod draws random numbers": lambda s, b, h, i, j: s + torch.rand_like(s),
     "score_mod changes a tensor in place": lambda s, b, h, i, j: s + i.add_(1),
     "score_mod uses a torch.autograd.Function, whose gradient": lambda s, b, h, i, j: Doubled.apply(s),

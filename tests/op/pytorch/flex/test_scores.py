@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
 import redblue as rb
+from redblue.op.pytorch import dispatch
 from support.flex import check, eager, tensors
 
 N, M, H = 19, 23, 4
@@ -111,7 +112,7 @@ def plain_eager(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SCORE_MODS)
-@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("kv_heads", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_every_score_mod(name, kv_heads):
     call = tensors(N, M, kv_heads=kv_heads)
     out, lse = rb.flex_attention(*call, SCORE_MODS[name], enable_gqa=True, return_lse=True)
@@ -119,3 +120,40 @@ def test_every_score_mod(name, kv_heads):
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(lse, expected_lse, rtol=1e-12, atol=1e-12)
     check(*call, SCORE_MODS[name], captured=CAPTURED)
+
+
+WINDOW, CAUSAL = rb.Mask.sliding_window(4, 0), rb.Mask.causal()
+NO_ARRAYS = {
+    "causal": (CAUSAL, lambda s, b, h, i, j: torch.where(i >= j, s, -INFINITY)),
+    "causal, turned round": (CAUSAL, lambda s, b, h, i, j: torch.where(j > i, -INFINITY, s)),
+    "causal by filling": (CAUSAL, lambda s, b, h, i, j: s.masked_fill(i < j, -INFINITY)),
+    "causal and a factor": (CAUSAL, lambda s, b, h, i, j: torch.where(i - j >= 0, s * PER_QUERY[b, h, i], -INFINITY)),
+    "window": (WINDOW, lambda s, b, h, i, j: torch.where((i >= j) & (i - j < 5), s, -INFINITY)),
+    "window in two steps": (
+        WINDOW,
+        lambda s, b, h, i, j: torch.where(
+            i - j <= 4, torch.where(torch.logical_and(i >= j, j <= i + 3), s, -INFINITY), -INFINITY
+        ),
+    ),
+    "window of floats": (WINDOW, lambda s, b, h, i, j: torch.where((i.double() - j <= 4) & (j <= i), s, -INFINITY)),
+    "window by distance": (
+        rb.Mask.sliding_window(3, 5),
+        lambda s, b, h, i, j: torch.where((j - i - 1).abs() <= 4, s, -INFINITY),
+    ),
+    "softcap and alibi": (None, lambda s, b, h, i, j: softcap(s * 2, 3.0) - (i - j).abs() * SLOPES[h] / 2),
+    "alibi twice": (None, lambda s, b, h, i, j: s - (SLOPES[h] * (j - i).abs().double() + 0.5 * (i - j).abs())),
+    "signed alibi": (CAUSAL, lambda s, b, h, i, j: torch.where(i >= j, s - SLOPES[h] * (i - j), -INFINITY)),
+}
+
+
+@pytest.mark.parametrize("name", NO_ARRAYS)
+def test_windows_and_alibi_need_no_array(name, monkeypatch):
+    mask, score_mod = NO_ARRAYS[name]
+    calls, attention = [], dispatch.attention
+    monkeypatch.setattr(dispatch, "attention", lambda *a: calls.append(a[3]) or attention(*a))
+    rb.flex_attention(*tensors(N, N), score_mod)
+    (options,) = calls
+    assert options.bias is None
+    assert options.mask == mask
+    assert ("alibi" in name) == (options.alibi is not None)
+    check(*tensors(N, N), score_mod, captured=(PER_QUERY,))

@@ -30,8 +30,8 @@ def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
     return (_uncompiled[0] if _uncompiled else _attention)(*arguments)
 
 
-# torch.compile leaves its graph here, because it cannot trace a trace, and compiles nothing inside. The mark and the list
-# are for programs that compile nothing: torch.compiler.disable imports torch._dynamo, which takes seconds.
+# torch.compile leaves its graph here, because it cannot trace a trace, and compiles nothing inside. The mark and the
+# list are for programs that compile nothing: torch.compiler.disable imports torch._dynamo, which takes seconds.
 attention._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
 _uncompiled: list[Any] = []
 

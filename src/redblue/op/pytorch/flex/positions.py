@@ -74,6 +74,8 @@ def _line_of_step(x: Node) -> Line | None:
 # Windows -------------------------------------------------------------------------------------------------------------
 
 _MIRRORED = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}
+_OPPOSITE = {"ge": "lt", "gt": "le", "le": "gt", "lt": "ge"}
+NEGATIONS = ("bitwise_not", "logical_not")
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ def window(condition: Expression) -> Window | None:
     if not isinstance(condition, Node) or isinstance(condition.op, str):
         return None
     name = name_of(condition.op)
+    if name in NEGATIONS and isinstance(inner := condition.args[0], Node) and not isinstance(inner.op, str):
+        condition, name = inner, _OPPOSITE.get(name_of(inner.op), "")
     if name not in _MIRRORED:
         return None
     x, limit = condition.args

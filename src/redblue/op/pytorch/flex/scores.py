@@ -23,6 +23,7 @@ from redblue.op.pytorch.flex.expressions import (
     text,
     value_of,
 )
+from redblue.op.pytorch.flex.positions import NEGATIONS
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -63,8 +64,10 @@ class Scores:
             return Scores(number=0.0, terms=terms, dtype=self.dtype)
         return replace(self, number=self.number * number, terms=terms)
 
-    def plus(self, term: Expression) -> Scores:
-        return replace(self, terms=(*self.terms, *_terms(term)))
+    def plus(self, term: Expression, times: float = 1) -> Scores:
+        """These scores plus `times` a term."""
+        parts = _terms(term) if times == 1 else (multiplied(part, times) for part in _terms(term))
+        return replace(self, terms=(*self.terms, *parts))
 
     @property
     def factor(self) -> Expression:
@@ -142,7 +145,7 @@ def _add(node: Node, args: list[Any], sign: int = 1) -> Scores:
     if isinstance(right, Scores):
         right = right if alpha == 1 else right.times(alpha)
         return _sum(left, right) if isinstance(left, Scores) else right.plus(left)
-    return left.plus(right if alpha == 1 else multiplied(right, alpha))
+    return left.plus(right, alpha)
 
 
 def _rsub(node: Node, args: list[Any]) -> Scores:  # args[1] - alpha args[0]
@@ -151,7 +154,7 @@ def _rsub(node: Node, args: list[Any]) -> Scores:  # args[1] - alpha args[0]
     if isinstance(taken, Scores):
         taken = taken.times(alpha)
         return _sum(whole, taken) if isinstance(whole, Scores) else taken.plus(whole)
-    return whole.plus(multiplied(taken, alpha))
+    return whole.plus(taken, alpha)
 
 
 def _sum(left: Scores, right: Scores) -> Scores:
@@ -202,7 +205,7 @@ def _where(node: Node, args: list[Any]) -> Scores:
     if isinstance(yes, Scores) and not isinstance(no, Scores) and is_minus_infinity(no):
         return replace(yes, keeps=(*yes.keeps, *_conditions(condition)))
     if isinstance(no, Scores) and not isinstance(yes, Scores) and is_minus_infinity(yes):
-        return replace(no, keeps=(*no.keeps, apply(aten.logical_not.default, condition)))
+        return replace(no, keeps=(*no.keeps, *_conditions(apply(aten.logical_not.default, condition))))
     yes, no = (x if isinstance(x, Scores) else Scores(number=0.0, dtype=node.value.dtype).plus(x) for x in (yes, no))
     form = _common_factor(node, condition, yes, no)
     if _are_same(yes.terms, no.terms):
@@ -304,11 +307,15 @@ def _factors(x: Expression) -> list[Expression]:
     return [x]
 
 
-def _conditions(x: Expression) -> list[Expression]:
-    """The parts of a conjunction."""
-    if _is_step(x) and x.value.dtype == torch.bool and name_of(x.op) in ("bitwise_and", "logical_and"):
-        return [*_conditions(x.args[0]), *_conditions(x.args[1])]
-    return [x]
+def _conditions(x: Expression, negated: bool = False) -> list[Expression]:
+    """The parts of a conjunction, or of a negated disjunction."""
+    if _is_step(x) and x.value.dtype == torch.bool:
+        name = name_of(x.op)
+        if name in (("bitwise_or", "logical_or") if negated else ("bitwise_and", "logical_and")):
+            return [part for side in x.args for part in _conditions(side, negated)]
+        if name in NEGATIONS and value_of(x.args[0]).dtype == torch.bool:
+            return _conditions(x.args[0], not negated)
+    return [apply(aten.logical_not.default, x) if negated else x]
 
 
 def _is_step(x: Any) -> TypeGuard[Node]:

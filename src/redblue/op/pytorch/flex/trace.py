@@ -29,6 +29,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.nodes: dict[int, Node] = {}  # by the id of the tensor, which the node holds
+        self.constants: dict[int, Tensor] = {}  # results that are the same for all scores, by their id
         self.with_gradient = torch.is_grad_enabled()
 
     def argument(self, name: str, value: Tensor) -> Tensor:
@@ -46,8 +47,12 @@ class Recorder(TorchDispatchMode):
         nodes = [x for x in tree_leaves((recorded_args, recorded_kwargs)) if isinstance(x, Node)]
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise RedblueError(f"score_mod draws random numbers ({func}): it must be a function of its arguments")
+        if func.overloadpacket == aten.set_:
+            raise RedblueError("score_mod copies the memory of a tensor, which takes its value out of the trace")
         if not nodes or func.overloadpacket in _FRESH:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self.constants |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
+            return result
         if func.overloadpacket in (aten._local_scalar_dense, aten.nonzero):
             raise RedblueError(
                 f"score_mod asks for the value of {text(nodes[0])}, which stands for all scores at once: write "
@@ -61,10 +66,51 @@ class Recorder(TorchDispatchMode):
         node = Node(func, recorded_args, recorded_kwargs, result, names, grad)
         if isinstance(result, Tensor):
             self.nodes.setdefault(id(result), node)  # some operators return their argument
-        else:
+        elif isinstance(result, (tuple, list)) and all(isinstance(part, Tensor) for part in result):
             for i, part in enumerate(result):
                 self.nodes[id(part)] = Node(operator.getitem, (node, i), {}, part, names, grad)
+        else:
+            raise RedblueError(f"score_mod uses {func}, which does not return tensors, on {text(nodes[0])}")
         return result
+
+
+# Functions of PyTorch's that read facts of a tensor other than its value, besides properties and is_...
+_FACTS = {
+    "dim",
+    "numel",
+    "nelement",
+    "size",
+    "stride",
+    "ndimension",
+    "get_device",
+    "element_size",
+    "__len__",
+    "__get__",
+}
+
+
+class Indexing(ScalarIndexing):
+    """ScalarIndexing for a trace. It refuses functions that take a recorded value past the recorder, as NumPy's do."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        given = [self.recorder.expression(x) for x in tree_leaves((args, kwargs))]
+        name = getattr(func, "__name__", str(func))
+        is_fact = name in _FACTS or name.startswith("is_")
+        if any(isinstance(x, Node) for x in given) and not all(self._is_known(x, is_fact) for x in tree_leaves(result)):
+            raise RedblueError(f"score_mod uses {name}, which takes a tensor's value out of the trace")
+        return result
+
+    def _is_known(self, x: Any, is_fact: bool) -> bool:
+        """Whether a result is a tensor that went through the recorder, or, if `is_fact`, no value of a tensor."""
+        if isinstance(x, Tensor):
+            return id(x) in self.recorder.nodes or id(x) in self.recorder.constants
+        kinds = (bool, int, torch.dtype, torch.device, torch.layout)
+        return x is None or (is_fact and isinstance(x, kinds)) or isinstance(x, torch.dtype)
 
 
 def trace(score_mod: Callable[..., Any], dtype: torch.dtype, device: torch.device) -> Expression:
@@ -75,7 +121,7 @@ def trace(score_mod: Callable[..., Any], dtype: torch.dtype, device: torch.devic
     wants_gradient = torch.is_grad_enabled()
     score = torch.zeros((), dtype=dtype, device=device, requires_grad=wants_gradient)
     positions = [torch.zeros((), dtype=torch.int64, device=device) for _ in POSITIONS]
-    with Recorder() as recorder, ScalarIndexing():
+    with Recorder() as recorder, Indexing(recorder):
         recorder.argument(SCORE, score)
         for name, position in zip(POSITIONS, positions, strict=True):
             recorder.argument(name, position)
