@@ -53,7 +53,7 @@ def dense(
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if score_mod is not None:
-        positions = (torch.arange(n) for n in scores.shape)
+        positions = (torch.arange(n, device=scores.device) for n in scores.shape)
         with Gathering():
             scores = flex._vmap_for_bhqkv(score_mod, prefix=(0,))(scores, *positions)
     if keeps is not None:
