@@ -17,10 +17,12 @@ MASKS = (ROOT / "docs" / "guide" / "masks.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"```(\w+(?: torch| jax| valgrind)?)\n(.*?)```", flags=re.DOTALL)
 OPERATOR = (ROOT / "docs" / "guide" / "attention.md").read_text(encoding="utf-8")
 COMMAND_LINE = (ROOT / "docs" / "guide" / "command-line.md").read_text(encoding="utf-8")
+FLEX = (ROOT / "docs" / "guide" / "flex.md").read_text(encoding="utf-8")
 METER = (ROOT / "docs" / "lab" / "meter.md").read_text(encoding="utf-8")
 BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS), *BLOCK.findall(OPERATOR), *BLOCK.findall(METER)]
 BLOCKS += BLOCK.findall(COMMAND_LINE)
 BLOCKS += BLOCK.findall((ROOT / "docs" / "guide" / "jax.md").read_text(encoding="utf-8"))
+BLOCKS += BLOCK.findall(FLEX)
 COMMANDS = [
     line.removeprefix("redblue ")
     for language, text in BLOCKS

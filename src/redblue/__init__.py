@@ -16,6 +16,7 @@ from redblue.masks import Mask
 from redblue.meter import Measurement, measure, measure_callable
 from redblue.op.api import attention, attention_backward
 from redblue.op.pytorch.flash_ops import enable_flash_ops, flash_ops
+from redblue.op.flex_attention import flex_attention
 from redblue.op.pytorch.registration import register_ops
 from redblue.op.pytorch.sdpa_override import enable_sdpa, sdpa
 from redblue.op.scaled_dot_product import scaled_dot_product_attention
@@ -49,6 +50,7 @@ __all__ = [
     "enable_flash_ops",
     "enable_sdpa",
     "flash_ops",
+    "flex_attention",
     "list_memories",
     "list_models",
     "list_schedules",

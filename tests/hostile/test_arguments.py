@@ -71,6 +71,7 @@ def calls():
     )
     yield "attention_varlen", Call(rb.attention_varlen, {"q": Q, "k": Q, "v": Q, "cu_seqlens_q": [0, 2]})
     yield "scaled_dot_product_attention", Call(rb.scaled_dot_product_attention, {"query": Q, "key": Q, "value": Q})
+    yield "flex_attention", Call(rb.flex_attention, {"query": Q, "key": Q, "value": Q})
     yield "count", Call(rb.count, COUNTED)
     yield "counts.run", Call(counts.run, COUNTED)
     yield "counts.check", Call(counts.check, COUNTED)
