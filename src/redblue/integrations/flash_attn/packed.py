@@ -1,0 +1,159 @@
+"""FlashAttention 2's functions on packed sequences (total, heads, d), with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional
+
+from redblue.base.errors import RedblueError
+from redblue.integrations.flash_attn import probabilities
+from redblue.integrations.flash_attn.arguments import (
+    check_heads,
+    check_slopes,
+    check_tensors,
+    draw_seed,
+    options_of,
+    unpacked,
+)
+from redblue.integrations.flash_attn.packing import KeyRows, check_longest, check_rows, sequence_lengths
+from redblue.op.checks import check_flag
+from redblue.op.varlen import attention_varlen, packed_calls
+
+
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Any = None,
+) -> Any:
+    """Attention within packed sequences: q (total_q, H, d), k (total_k, H_kv, d), v (total_k, H_kv, d_v).
+
+    cu_seqlens_q, cu_seqlens_k: the cumulative lengths of the sequences, from 0. max_seqlen_q, max_seqlen_k: at least
+    the longest of them. Rows after the last sequence give 0. Within a sequence, the other arguments mean the same as
+    in `flash_attn_func`. alibi_slopes: (H,) or (sequences, H).
+    block_table: (sequences, blocks) numbers of the pages that hold a sequence's keys; k and v are then
+    (pages, page, H_kv, d).
+    return_attn_probs: also return the log-sum-exp (H, total_q), and S_dmask (sequences, H, n_q, n_k).
+    """
+    check_flag("return_attn_probs", return_attn_probs)
+    keys = checked_keys(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table)
+    k, v = keys.packed(k), keys.packed(v)
+    lengths = sequence_lengths("cu_seqlens_q", cu_seqlens_q)
+    longest = (
+        check_longest("max_seqlen_q", max_seqlen_q, lengths),
+        check_longest("max_seqlen_k", max_seqlen_k, keys.lengths),
+    )
+    check_slopes(alibi_slopes, len(lengths), q.shape[1])
+    options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    if return_attn_probs and options["dropout"]:
+        options["seed"] = draw_seed()
+    out, lse = forward(q, k, v, lengths, keys.lengths, options)
+    if not return_attn_probs:
+        return out
+    return out, lse, s_dmask(q, k, lengths, keys.lengths, longest, options)
+
+
+def checked_keys(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, block_table: Any, **more: Any
+) -> KeyRows:
+    """The places of the keys. Raises RedblueError unless the tensors fit each other and the sequences."""
+    check_tensors("(total, heads, d)", q=q)
+    check_tensors("(total, heads, d)" if block_table is None else "(pages, page, heads, d)", k=k, v=v)
+    if v.shape[:-1] != k.shape[:-1]:
+        raise RedblueError(f"v must have the keys and heads of k, {tuple(k.shape[:-1])}, got {tuple(v.shape[:-1])}")
+    check_heads(q, k)
+    lengths = sequence_lengths("cu_seqlens_q", cu_seqlens_q)
+    check_rows("q", q.shape[0], lengths)
+    keys = KeyRows(k, cu_seqlens_k, block_table, **more)
+    if len(keys.lengths) != len(lengths):
+        raise RedblueError(f"cu_seqlens_k must be for the {len(lengths)} sequences of q, got {len(keys.lengths)}")
+    return keys
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, lengths: np.ndarray, key_lengths: np.ndarray, options: Any
+) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp (H, total_q). Rows after the last sequence get 0 and -inf."""
+    starts, key_starts = (np.append(0, np.cumsum(x)) for x in (lengths, key_lengths))
+    used = int(starts[-1])
+    out, lse = attention_varlen(q[:used], k, v, starts, key_starts, return_lse=True, **options)
+    if (left := q.shape[0] - used) > 0:
+        out, lse = functional.pad(out, (0, 0, 0, 0, 0, left)), functional.pad(lse, (0, left), value=float("-inf"))
+    return out, lse
+
+
+def s_dmask(
+    q: Tensor, k: Tensor, lengths: np.ndarray, key_lengths: np.ndarray, longest: tuple[int, int], options: Any
+) -> Tensor:
+    """S_dmask (sequences, H, n_q, n_k) of packed sequences, with `longest` rounded up as FlashAttention does."""
+    if not options["dropout"]:
+        return probabilities.none_of(q)
+    result = probabilities.rounded_up(q.new_zeros(len(lengths), q.shape[1], *longest))
+    starts, key_starts = (np.append(0, np.cumsum(x)) for x in (lengths, key_lengths))
+    for call in packed_calls(lengths, key_lengths, options):
+        one, other = (x[rows].transpose(0, 1)[None] for x, rows in ((q, call.queries), (k, call.keys)))
+        p = probabilities.signed(one, other, call.options)[0]
+        for i in range(len(lengths)):
+            a, c = int(starts[i]) - call.queries.start, int(key_starts[i]) - call.keys.start
+            if a >= 0 and c >= 0 and starts[i + 1] <= call.queries.stop and key_starts[i + 1] <= call.keys.stop:
+                n_q, n_k = int(lengths[i]), int(key_lengths[i])
+                result[i, :, :n_q, :n_k] = p[:, a : a + n_q, c : c + n_k]
+    return result
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Any,
+    kv: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_varlen_func` on keys and values in one tensor, kv (total_k, 2, H_kv, d)."""
+    k, v = unpacked("kv", kv, 2, "(total, 2, heads, d)")
+    sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    options = softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    return flash_attn_varlen_func(q, k, v, *sequences, dropout_p, *options)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Any,
+    cu_seqlens: Any,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_varlen_func` on queries, keys and values in one tensor, qkv (total, 3, H, d)."""
+    q, k, v = unpacked("qkv", qkv, 3, "(total, 3, heads, d)")
+    sequences = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
+    options = softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    return flash_attn_varlen_func(q, k, v, *sequences, dropout_p, *options)
