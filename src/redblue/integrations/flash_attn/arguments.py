@@ -23,8 +23,9 @@ def options_of(
     softcap: Any,
     alibi_slopes: Any,
     deterministic: Any = False,
+    s_aux: Any = None,
 ) -> dict[str, Any]:
-    """The keyword arguments of `attention` for these arguments. All results are deterministic, with or without the flag."""
+    """The keyword arguments of `attention` for these arguments. Results are always deterministic."""
     check_flag("deterministic", deterministic)
     dropout = 0.0 if dropout_p is None else number("dropout_p", dropout_p)
     if not 0 <= dropout < 1:
@@ -37,6 +38,7 @@ def options_of(
         "scale": None if softmax_scale is None else number("softmax_scale", softmax_scale),
         "softcap": cap or None,
         "alibi": alibi_slopes,
+        "sinks": s_aux,
         "dropout": dropout,
     }
 
@@ -113,6 +115,13 @@ def check_slopes(alibi_slopes: Any, batch: int, heads: int) -> None:
     shape = tuple(alibi_slopes.shape) if isinstance(alibi_slopes, Tensor) else type(alibi_slopes).__name__
     if shape not in ((heads,), (batch, heads)):
         raise RedblueError(f"alibi_slopes must be a tensor {(heads,)} or {(batch, heads)}, got {shape}")
+
+
+def check_sinks(s_aux: Any, heads: int) -> None:
+    """Raise RedblueError unless the sinks are None or (heads,)."""
+    if s_aux is not None and (not isinstance(s_aux, Tensor) or tuple(s_aux.shape) != (heads,)):
+        got = tuple(s_aux.shape) if isinstance(s_aux, Tensor) else type(s_aux).__name__
+        raise RedblueError(f"s_aux must be a tensor {(heads,)}, one sink for each head of q, got {got}")
 
 
 def unpacked(name: str, packed: Any, parts: int, shape: str) -> tuple[Tensor, ...]:

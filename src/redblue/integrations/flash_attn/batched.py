@@ -7,7 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from redblue.integrations.flash_attn import probabilities
-from redblue.integrations.flash_attn.arguments import check_batches, check_slopes, draw_seed, options_of, unpacked
+from redblue.integrations.flash_attn.arguments import (
+    check_batches,
+    check_sinks,
+    check_slopes,
+    draw_seed,
+    options_of,
+    unpacked,
+)
 from redblue.op.api import attention
 from redblue.op.checks import check_flag
 
@@ -24,6 +31,7 @@ def flash_attn_func(
     alibi_slopes: Any = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    s_aux: Any = None,
 ) -> Any:
     """Attention on q (batch, n_q, H, d), k (batch, n_k, H_kv, d), v (batch, n_k, H_kv, d_v); H is a multiple of H_kv.
 
@@ -31,11 +39,13 @@ def flash_attn_func(
     causal: no key after the query's own. softcap: 0 for none. alibi_slopes: (H,) or (batch, H).
     return_attn_probs: also return the log-sum-exp of each row (batch, H, n_q), which is -inf for a row without keys,
     and S_dmask: with dropout, the probabilities, negative where they were dropped; else an empty tensor.
+    s_aux: attention sinks (H,), which later versions of FlashAttention take under this name.
     """
     check_flag("return_attn_probs", return_attn_probs)
     check_batches(q, k, v)
     check_slopes(alibi_slopes, q.shape[0], q.shape[2])
-    options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    check_sinks(s_aux, q.shape[2])
+    options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, s_aux)
     if return_attn_probs and options["dropout"]:
         options["seed"] = draw_seed()
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))

@@ -11,6 +11,7 @@ from torch import Tensor
 from redblue.base.errors import RedblueError
 from redblue.integrations.flash_attn.arguments import (
     check_heads,
+    check_sinks,
     check_slopes,
     check_tensors,
     integer,
@@ -42,6 +43,7 @@ def flash_attn_with_kvcache(
     alibi_slopes: Any = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    s_aux: Any = None,
 ) -> Any:
     """Attention of q (batch, n_q, H, d) on caches (rows, capacity, H_kv, d), after k and v were appended in place.
 
@@ -51,7 +53,7 @@ def flash_attn_with_kvcache(
     that hold no keys. block_table: (batch, blocks); the caches are then pages (pages, page, H_kv, d).
     rotary_cos, rotary_sin: (positions, rotary_dim / 2), for k and q, counted from cache_seqlens; without causal or a
     window, all queries stand at cache_seqlens. num_splits changes nothing: redblue splits the keys itself.
-    return_softmax_lse: also return the log-sum-exp of each row (batch, H, n_q).
+    return_softmax_lse: also return the log-sum-exp of each row (batch, H, n_q). s_aux: attention sinks (H,).
     There is no backward pass, so tensors that require gradients are refused while PyTorch records them.
     """
     for name, flag in (("rotary_interleaved", rotary_interleaved), ("return_softmax_lse", return_softmax_lse)):
@@ -60,10 +62,11 @@ def flash_attn_with_kvcache(
         raise RedblueError(f"num_splits must be at least 0, got {num_splits}")
     check_tensors("(batch, n, heads, d)", q=q)
     check_slopes(alibi_slopes, q.shape[0], q.shape[2])
-    options = options_of(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    check_sinks(s_aux, q.shape[2])
+    options = options_of(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux=s_aux)
     cache = Cache(q, k_cache, v_cache, cache_batch_idx, block_table)
     filled = cache.filled(cache_seqlens, cache_leftpad, k, v)
-    _check_no_gradients(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
+    _check_no_gradients(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, s_aux=s_aux)
     with torch.no_grad():
         if rotary_cos is not None or rotary_sin is not None:
             if k is None:

@@ -12,6 +12,7 @@ from redblue.base.errors import RedblueError
 from redblue.integrations.flash_attn import probabilities
 from redblue.integrations.flash_attn.arguments import (
     check_heads,
+    check_sinks,
     check_slopes,
     check_tensors,
     draw_seed,
@@ -40,6 +41,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Any = None,
+    s_aux: Any = None,
 ) -> Any:
     """Attention within packed sequences: q (total_q, H, d), k (total_k, H_kv, d), v (total_k, H_kv, d_v).
 
@@ -59,7 +61,8 @@ def flash_attn_varlen_func(
         check_longest("max_seqlen_k", max_seqlen_k, keys.lengths),
     )
     check_slopes(alibi_slopes, len(lengths), q.shape[1])
-    options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    check_sinks(s_aux, q.shape[1])
+    options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, s_aux)
     if return_attn_probs and options["dropout"]:
         options["seed"] = draw_seed()
     out, lse = forward(q, k, v, lengths, keys.lengths, options)
