@@ -20,6 +20,7 @@ COMMAND_LINE = (ROOT / "docs" / "guide" / "command-line.md").read_text(encoding=
 METER = (ROOT / "docs" / "lab" / "meter.md").read_text(encoding="utf-8")
 BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS), *BLOCK.findall(OPERATOR), *BLOCK.findall(METER)]
 BLOCKS += BLOCK.findall(COMMAND_LINE)
+BLOCKS += BLOCK.findall((ROOT / "docs" / "guide" / "flash-attn.md").read_text(encoding="utf-8"))
 COMMANDS = [
     line.removeprefix("redblue ")
     for language, text in BLOCKS

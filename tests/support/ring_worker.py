@@ -5,8 +5,8 @@ computes the whole attention in float64, runs a package's function on its own pa
 are not changed; where they need something that a CPU or a newer library lacks, a comment says what replaces it.
 
 Inputs are float16 or bfloat16, the only types of flash-attn. With others, the packages' own gradients are wrong: in
-float32, `buffer.to(torch.float32)`, which they take for a copy, is the buffer itself, which the next step overwrites; in
-float64, processes send each other different types.
+float32, `buffer.to(torch.float32)`, which they take for a copy, is the buffer itself, and the next step overwrites it;
+in float64, processes send each other different types.
 """
 
 from __future__ import annotations

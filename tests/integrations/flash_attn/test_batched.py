@@ -7,7 +7,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from redblue import RedblueError
-from redblue.integrations.flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from redblue.integrations.flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    probabilities,
+)
 from support.flash_reference import check_close, gradients, reference
 
 SIZES = [(1, 1), (1, 239), (3, 17), (17, 3), (64, 64), (113, 203), (108, 1)]
@@ -148,6 +153,57 @@ def test_dropout_follows_pytorchs_generator():
         runs.append(flash_attn_func(*tensors, dropout_p=0.5))
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
+
+
+def test_sinks_are_redblues():
+    q, k, v = case(20, 30)
+    sinks = torch.tensor([0.5, 2.0, -1.0, 0.0], requires_grad=True)
+    out = flash_attn_func(q, k, v, causal=True, s_aux=sinks)
+    plain, lse = reference(q, k, v, causal=True)
+    expected = plain * (lse - sinks[:, None]).sigmoid().transpose(1, 2)[..., None]  # what the sink leaves
+    check_close(out, expected, torch.float32)
+    for got, right in zip(gradients(out, [q, sinks]), gradients(expected, [q, sinks]), strict=True):
+        check_close(got, right, torch.float32)
+    with pytest.raises(RedblueError, match=r"s_aux must be a tensor \(4,\), one sink for each head of q, got \(2,\)"):
+        flash_attn_func(q, k, v, s_aux=sinks[:2])
+
+
+def test_s_dmask_is_computed_in_parts_of_the_keys(monkeypatch):
+    q, k, v = case(20, 30)
+    results = []
+    for columns in (7, 2048):
+        monkeypatch.setattr(probabilities, "COLUMNS", columns)
+        torch.manual_seed(0)
+        results.append(flash_attn_func(q, k, v, 0.5, return_attn_probs=True)[2])
+    assert torch.equal(results[0], results[1])
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_in_one_graph():
+    tensors, options = case(20, 30), with_slopes(OPTIONS["all"])
+    compiled = torch.compile(lambda *x: flash_attn_func(*x, **options), fullgraph=True, backend="aot_eager")
+    out, expected = compiled(*tensors), flash_attn_func(*tensors, **options)
+    assert torch.equal(out, expected)
+    for got, right in zip(gradients(out, tensors), gradients(expected, tensors), strict=True):
+        assert torch.equal(got, right)
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter also computes masked lanes
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+def test_the_kernels_for_gpus():
+    pytest.importorskip("triton")
+    from redblue.op.pytorch import interpreted
+
+    tensors, options = case(20, 30), with_slopes(OPTIONS["all"])
+    with interpreted.interpreted():
+        out, lse, _ = flash_attn_func(*tensors, **options, return_attn_probs=True)
+    expected, expected_lse = reference(*tensors, **options)
+    check_close(out, expected, torch.float32)
+    check_close(lse, expected_lse, torch.float32)
+    for got, right in zip(gradients(out, tensors), gradients(expected, tensors), strict=True):
+        check_close(got, right, torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,14 @@ def test_pages_of_keys():
     assert torch.equal(paged(dk, 16, torch.Generator().manual_seed(0))[0].nan_to_num(0.0), dpages)
 
 
+def test_sinks_are_redblues():
+    arguments, pad = packed(*(x.detach() for x in tensors()))
+    sinks = torch.tensor([0.5, 2.0, -1.0, 0.0])
+    out = flash_attn_varlen_func(*arguments, causal=True, s_aux=sinks)
+    plain, lse = reference(*tensors(), causal=True, lengths=LENGTHS, key_lengths=KEY_LENGTHS)
+    check_close(pad(out), plain * (lse - sinks[:, None]).sigmoid().transpose(1, 2)[..., None], torch.float32)
+
+
 def test_rows_after_the_last_sequence_give_0():
     starts = [0, 4, 10]
     q, k = torch.randn(13, 2, 8), torch.randn(15, 2, 8)

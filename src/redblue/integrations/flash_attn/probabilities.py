@@ -31,8 +31,8 @@ def signed(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
     columns = []
     for first in range(0, k.shape[-2], COLUMNS):
         # With the identity as V, the output holds the probabilities
-        v = torch.zeros(k.shape[-2], min(COLUMNS, k.shape[-2] - first), dtype=wide, device=q.device)
-        v[first:].fill_diagonal_(1)
+        keys = torch.arange(k.shape[-2], device=q.device)
+        v = (keys[:, None] == keys[first : first + COLUMNS]).to(wide)
         v = v.expand(*k.shape[:-2], *v.shape)
         p = attention(q.to(wide), k.to(wide), v, **plain)
         # Scores of 0 give each key the same probability, so the output shows every pair that dropout keeps
