@@ -155,6 +155,38 @@ def test_dropout_follows_pytorchs_generator():
     assert not torch.equal(runs[0], runs[2])
 
 
+def test_large_scores_do_not_overflow():
+    q, k, v = (x.detach() for x in case(67, 67, torch.float16))
+    tensors = [x.requires_grad_() for x in (q * 30, k * 30, v)]
+    out = flash_attn_func(*tensors, causal=True)
+    expected, _ = reference(*tensors, causal=True)
+    check_close(out, expected, torch.float16)
+    for got, right in zip(gradients(out, tensors), gradients(expected, tensors), strict=True):
+        assert got.isfinite().all()
+        check_close(got, right, torch.bfloat16)  # they also have the rounding error of the log-sum-exp
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (1, 0, 3, 2), (3, 2, 1, 0)])
+def test_gradients_of_outputs_with_any_strides(order):
+    tensors = case(20, 30)
+    out = flash_attn_func(*tensors, causal=True)
+    dout = torch.randn(out.shape)
+    undo = [order.index(i) for i in range(4)]
+    strided = dout.permute(order).contiguous().permute(undo)
+    right = torch.autograd.grad(out, tensors, dout, retain_graph=True)
+    for got, one in zip(torch.autograd.grad(out, tensors, strided), right, strict=True):
+        check_close(got, one, torch.float32)
+
+
+def test_results_are_the_same_in_every_run():
+    tensors = case(70, 90)
+    runs = []
+    for _ in range(3):
+        out = flash_attn_func(*tensors, causal=True, deterministic=True)
+        runs.append([out, *gradients(out, tensors)])
+    assert all(torch.equal(a, b) for run in runs for a, b in zip(run, runs[0], strict=True))
+
+
 def test_sinks_are_redblues():
     q, k, v = case(20, 30)
     sinks = torch.tensor([0.5, 2.0, -1.0, 0.0], requires_grad=True)
@@ -225,6 +257,7 @@ def test_the_kernels_for_gpus():
         ({"window_size": (1, 2, 3)}, r"window_size must be \(left, right\)"),
         ({"window_size": (1.5, 0)}, r"window_size\[0\] must be a whole number, got 1.5"),
         ({"alibi_slopes": torch.zeros(2)}, r"alibi_slopes must be a tensor \(4,\) or \(2, 4\), got \(2,\)"),
+        ({"alibi_slopes": torch.zeros(4, requires_grad=True)}, "alibi_slopes has no gradient: detach it"),
         ({"alibi_slopes": [1, 2, 3, 4]}, r"alibi_slopes must be a tensor .*, got list"),
     ],
 )

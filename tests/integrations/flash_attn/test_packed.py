@@ -149,6 +149,14 @@ def test_rows_after_the_last_sequence_give_0():
     assert (lse[:, 10:] == -float("inf")).all()
 
 
+def test_no_sequences():
+    q, k = torch.zeros(3, 2, 8), torch.zeros(2, 2, 8)
+    out, lse, _ = flash_attn_varlen_func(q, k, k, [0], [0], 0, 0, causal=True, return_attn_probs=True)
+    assert out.shape == q.shape
+    assert not out.any()
+    assert (lse == -float("inf")).all()
+
+
 X = torch.zeros(7, 2, 4)
 PAGES = torch.zeros(3, 4, 2, 4)
 

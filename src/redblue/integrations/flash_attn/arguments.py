@@ -115,6 +115,8 @@ def check_slopes(alibi_slopes: Any, batch: int, heads: int) -> None:
     shape = tuple(alibi_slopes.shape) if isinstance(alibi_slopes, Tensor) else type(alibi_slopes).__name__
     if shape not in ((heads,), (batch, heads)):
         raise RedblueError(f"alibi_slopes must be a tensor {(heads,)} or {(batch, heads)}, got {shape}")
+    if alibi_slopes.requires_grad:
+        raise RedblueError("alibi_slopes has no gradient: detach it")
 
 
 def check_sinks(s_aux: Any, heads: int) -> None:

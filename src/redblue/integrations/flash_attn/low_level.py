@@ -22,12 +22,10 @@ from redblue.integrations.flash_attn.arguments import (
     options_of,
 )
 from redblue.integrations.flash_attn.batched import s_dmask
-from redblue.integrations.flash_attn.packing import check_longest, sequence_lengths
 from redblue.kernels.options import Options
 from redblue.op.api import attention
 from redblue.op.checks import check_flag
 from redblue.op.pytorch import dispatch
-from redblue.op.varlen import packed_calls
 
 
 def _flash_attn_forward(
@@ -123,23 +121,19 @@ def _flash_attn_varlen_forward(
     """
     check_flag("return_softmax", return_softmax)
     check_flag("zero_tensors", zero_tensors)
-    keys = packed.checked_keys(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k=seqused_k, leftpad_k=leftpad_k
+    sequences = packed.Sequences.checked(
+        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, alibi_slopes, block_table),
+        seqused_k=seqused_k,
+        leftpad_k=leftpad_k,
     )
-    lengths = sequence_lengths("cu_seqlens_q", cu_seqlens_q)
-    longest = (
-        check_longest("max_seqlen_q", max_seqlen_q, lengths),
-        check_longest("max_seqlen_k", max_seqlen_k, keys.lengths),
-    )
-    check_slopes(alibi_slopes, len(lengths), q.shape[1])
     sides = window_size_left, window_size_right
     options, rng_state = _with_seed(q, options_of(dropout_p, softmax_scale, causal, sides, softcap, alibi_slopes))
     probabilities_of_pairs = probabilities.none_of(q)
     with torch.no_grad():
-        k, v = keys.packed(k), keys.packed(v)
-        out, lse = packed.forward(q, k, v, lengths, keys.lengths, options)
+        k, v = sequences.keys.packed(k), sequences.keys.packed(v)
+        out, lse = packed.forward(q, k, v, sequences, options)
         if return_softmax:
-            probabilities_of_pairs = packed.s_dmask(q, k, lengths, keys.lengths, longest, options)
+            probabilities_of_pairs = packed.s_dmask(q, k, sequences, options)
     return out, lse, probabilities_of_pairs, rng_state
 
 
@@ -170,22 +164,18 @@ def _flash_attn_varlen_backward(
 ) -> Tensor:
     """`_flash_attn_backward` for packed sequences. Rows that belong to no sequence get gradients of 0."""
     check_flag("zero_tensors", zero_tensors)
-    keys = packed.checked_keys(q, k, v, cu_seqlens_q, cu_seqlens_k, None)
+    sequences = packed.Sequences.checked(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, alibi_slopes)
     check_tensors("(total, heads, d)", dout=dout, out=out)
     check_tensors("(heads, total)", softmax_lse=softmax_lse)
-    lengths = sequence_lengths("cu_seqlens_q", cu_seqlens_q)
-    check_longest("max_seqlen_q", max_seqlen_q, lengths)
-    check_longest("max_seqlen_k", max_seqlen_k, keys.lengths)
-    check_slopes(alibi_slopes, len(lengths), q.shape[1])
     sides = window_size_left, window_size_right
     options = options_of(dropout_p, softmax_scale, causal, sides, softcap, alibi_slopes, deterministic)
     options["seed"] = _seed_of(options["dropout"], rng_state)
     lse, delta = _lse_of(q, softmax_lse), softmax_lse.new_zeros(softmax_lse.shape)
-    used = int(lengths.sum()), keys.total, keys.total
-    for target, rows in zip((dq, dk, dv), used, strict=True):
+    (*_, used), (*_, used_keys) = sequences.starts
+    for target, rows in ((dq, used), (dk, used_keys), (dv, used_keys)):
         if target is not None:
             target[rows:].zero_()
-    for call in packed_calls(lengths, keys.lengths, options):
+    for call in sequences.calls(options):
         rows = call.queries, call.queries, call.keys, call.keys, call.queries
         tensors = [x[at].transpose(0, 1)[None] for x, at in zip((dout, q, k, v, out), rows, strict=True)]
         part, record = lse[None, :, call.queries], Options(**call.options)

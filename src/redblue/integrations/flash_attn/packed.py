@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +21,7 @@ from redblue.integrations.flash_attn.arguments import (
 )
 from redblue.integrations.flash_attn.packing import KeyRows, check_longest, check_rows, sequence_lengths
 from redblue.op.checks import check_flag
-from redblue.op.varlen import attention_varlen, packed_calls
+from redblue.op.varlen import PackedCall, attention_varlen, packed_calls
 
 
 def flash_attn_varlen_func(
@@ -53,68 +53,87 @@ def flash_attn_varlen_func(
     return_attn_probs: also return the log-sum-exp (H, total_q), and S_dmask (sequences, H, n_q, n_k).
     """
     check_flag("return_attn_probs", return_attn_probs)
-    keys = checked_keys(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table)
-    k, v = keys.packed(k), keys.packed(v)
-    lengths = sequence_lengths("cu_seqlens_q", cu_seqlens_q)
-    longest = (
-        check_longest("max_seqlen_q", max_seqlen_q, lengths),
-        check_longest("max_seqlen_k", max_seqlen_k, keys.lengths),
+    sequences = Sequences.checked(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, alibi_slopes, block_table
     )
-    check_slopes(alibi_slopes, len(lengths), q.shape[1])
     check_sinks(s_aux, q.shape[1])
     options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, s_aux)
     if return_attn_probs and options["dropout"]:
         options["seed"] = draw_seed()
-    out, lse = forward(q, k, v, lengths, keys.lengths, options)
-    if not return_attn_probs:
-        return out
-    return out, lse, s_dmask(q, k, lengths, keys.lengths, longest, options)
+    k, v = sequences.keys.packed(k), sequences.keys.packed(v)
+    out, lse = forward(q, k, v, sequences, options)
+    return (out, lse, s_dmask(q, k, sequences, options)) if return_attn_probs else out
 
 
-def checked_keys(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, block_table: Any, **more: Any
-) -> KeyRows:
-    """The places of the keys. Raises RedblueError unless the tensors fit each other and the sequences."""
-    check_tensors("(total, heads, d)", q=q)
-    check_tensors("(total, heads, d)" if block_table is None else "(pages, page, heads, d)", k=k, v=v)
-    if v.shape[:-1] != k.shape[:-1]:
-        raise RedblueError(f"v must have the keys and heads of k, {tuple(k.shape[:-1])}, got {tuple(v.shape[:-1])}")
-    check_heads(q, k)
-    lengths = sequence_lengths("cu_seqlens_q", cu_seqlens_q)
-    check_rows("q", q.shape[0], lengths)
-    keys = KeyRows(k, cu_seqlens_k, block_table, **more)
-    if len(keys.lengths) != len(lengths):
-        raise RedblueError(f"cu_seqlens_k must be for the {len(lengths)} sequences of q, got {len(keys.lengths)}")
-    return keys
+class Sequences(NamedTuple):
+    """The packed sequences of a call: their lengths, the places of their keys, and the user's longest lengths."""
+
+    lengths: np.ndarray
+    keys: KeyRows
+    longest: tuple[int, int]
+
+    @staticmethod
+    def checked(
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        max_seqlen_q: Any,
+        max_seqlen_k: Any,
+        alibi_slopes: Any,
+        block_table: Any = None,
+        **more: Any,
+    ) -> Sequences:
+        """Read the arguments. Raises RedblueError unless tensors and sequences fit each other. more: of `KeyRows`."""
+        check_tensors("(total, heads, d)", q=q)
+        check_tensors("(total, heads, d)" if block_table is None else "(pages, page, heads, d)", k=k, v=v)
+        if v.shape[:-1] != k.shape[:-1]:
+            raise RedblueError(f"v must have the keys and heads of k, {tuple(k.shape[:-1])}, got {tuple(v.shape[:-1])}")
+        check_heads(q, k)
+        lengths = sequence_lengths("cu_seqlens_q", cu_seqlens_q)
+        check_rows("q", q.shape[0], lengths)
+        keys = KeyRows(k, cu_seqlens_k, block_table, **more)
+        if len(keys.lengths) != len(lengths):
+            raise RedblueError(f"cu_seqlens_k must be for the {len(lengths)} sequences of q, got {len(keys.lengths)}")
+        longest = check_longest("max_seqlen_q", max_seqlen_q, lengths)
+        check_slopes(alibi_slopes, len(lengths), q.shape[1])
+        return Sequences(lengths, keys, (longest, check_longest("max_seqlen_k", max_seqlen_k, keys.lengths)))
+
+    @property
+    def starts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first query and the first packed key of each sequence, followed by their numbers."""
+        queries, keys = (np.append(0, np.cumsum(x)) for x in (self.lengths, self.keys.lengths))
+        return queries, keys
+
+    def calls(self, options: dict[str, Any]) -> list[PackedCall]:
+        """The calls of `attention` that compute the sequences."""
+        return packed_calls(self.lengths, self.keys.lengths, options)
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, lengths: np.ndarray, key_lengths: np.ndarray, options: Any
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, options: Any) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp (H, total_q). Rows after the last sequence get 0 and -inf."""
-    starts, key_starts = (np.append(0, np.cumsum(x)) for x in (lengths, key_lengths))
+    starts, key_starts = sequences.starts
     used = int(starts[-1])
     out, lse = attention_varlen(q[:used], k, v, starts, key_starts, return_lse=True, **options)
     if (left := q.shape[0] - used) > 0:
-        out, lse = functional.pad(out, (0, 0, 0, 0, 0, left)), functional.pad(lse, (0, left), value=float("-inf"))
+        out = functional.pad(out, (0, 0, 0, 0, 0, left))
+        lse = functional.pad(lse, (0, left), value=float("-inf"))
     return out, lse
 
 
-def s_dmask(
-    q: Tensor, k: Tensor, lengths: np.ndarray, key_lengths: np.ndarray, longest: tuple[int, int], options: Any
-) -> Tensor:
-    """S_dmask (sequences, H, n_q, n_k) of packed sequences, with `longest` rounded up as FlashAttention does."""
+def s_dmask(q: Tensor, k: Tensor, sequences: Sequences, options: Any) -> Tensor:
+    """S_dmask (sequences, H, n_q, n_k) of packed sequences; n_q and n_k are the longest lengths, rounded up."""
     if not options["dropout"]:
         return probabilities.none_of(q)
-    result = probabilities.rounded_up(q.new_zeros(len(lengths), q.shape[1], *longest))
-    starts, key_starts = (np.append(0, np.cumsum(x)) for x in (lengths, key_lengths))
-    for call in packed_calls(lengths, key_lengths, options):
-        one, other = (x[rows].transpose(0, 1)[None] for x, rows in ((q, call.queries), (k, call.keys)))
-        p = probabilities.signed(one, other, call.options)[0]
-        for i in range(len(lengths)):
-            a, c = int(starts[i]) - call.queries.start, int(key_starts[i]) - call.keys.start
+    lengths, key_lengths, starts, key_starts = sequences.lengths, sequences.keys.lengths, *sequences.starts
+    result = probabilities.rounded_up(q.new_zeros(len(lengths), q.shape[1], *sequences.longest))
+    for call in sequences.calls(options):
+        queries, keys = (x[rows].transpose(0, 1)[None] for x, rows in ((q, call.queries), (k, call.keys)))
+        p = probabilities.signed(queries, keys, call.options)[0]
+        for i, (n_q, n_k) in enumerate(zip(lengths, key_lengths, strict=True)):
+            a, c = starts[i] - call.queries.start, key_starts[i] - call.keys.start
             if a >= 0 and c >= 0 and starts[i + 1] <= call.queries.stop and key_starts[i + 1] <= call.keys.stop:
-                n_q, n_k = int(lengths[i]), int(key_lengths[i])
                 result[i, :, :n_q, :n_k] = p[:, a : a + n_q, c : c + n_k]
     return result
 

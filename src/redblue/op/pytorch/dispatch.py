@@ -58,7 +58,7 @@ def attention_backward(
     """
     options = checked(options)
     tensors = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    _check_tensors(tensors | {name: x for name, _, x in options.given_arrays()})
+    _check_tensors(tensors | {name: x for name, _, x in options.present_arrays()})
     mask = options.mask  # held while its name is in use
     options = options.with_mask(_mask_argument(mask, options.schedule, False))
     if options.dropout and options.seed is None:
