@@ -67,7 +67,15 @@ def test_rows_by_index():
         (lambda: bert_padding.unpad_input(torch.zeros(3, 4, 2), MASK[:2]), r"attention_mask must be \(batch, n\) for"),
         (lambda: bert_padding.unpad_input(torch.zeros(3, 4, 2), None), "attention_mask must be a PyTorch tensor"),
         (lambda: bert_padding.unpad_input(torch.zeros(3, 4, 2), MASK, MASK[0]), "unused_mask must be"),
-        (lambda: bert_padding.pad_input(torch.zeros(3, 2), MASK, 3, 4), "indices must be a tensor of one dimension"),
+        (
+            lambda: bert_padding.pad_input(torch.zeros(3, 2), MASK, 3, 4),
+            r"indices must be a tensor \(n,\) of int32 or int64",
+        ),
+        (
+            lambda: bert_padding.pad_input(torch.zeros(4, 2), MASK[0] + 12, 3, 4),
+            "indices must be 0 to 11, got 12 to 13",
+        ),
+        (lambda: bert_padding.index_first_axis(torch.zeros(3, 2), MASK[0] - 1), "indices must be 0 to 2, got -1 to 0"),
         (lambda: bert_padding.pad_input(torch.zeros(3, 2), MASK[0], 3.5, 4), "batch must be a whole number, got 3.5"),
         (
             lambda: bert_padding.unpad_input_for_concatenated_sequences(torch.zeros(3, 4, 2), 2 * MASK),

@@ -14,13 +14,19 @@ from redblue.integrations.flash_attn.arguments import integer
 
 def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
     """The rows of x at these indices, with gradient."""
-    return x.index_select(0, _rows("indices", indices))
+    indices = _checked_indices("x", x, indices)
+    return x.index_select(0, indices)
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """`first_axis_dim` rows that hold `values` at these indices and 0 elsewhere, with gradient."""
-    empty = values.new_zeros(integer("first_axis_dim", first_axis_dim), *values.shape[1:])
-    return empty.index_copy(0, _rows("indices", indices), values)
+    rows = integer("first_axis_dim", first_axis_dim)
+    if not 0 <= rows < 2**62:
+        raise RedblueError(f"first_axis_dim must be a number of rows, got {str(rows)[:40]}")
+    indices = _checked_indices("values", values, indices, rows)
+    if len(indices) != len(values):
+        raise RedblueError(f"indices must be one for each of {len(values)} rows, got {len(indices)}")
+    return values.new_zeros(rows, *values.shape[1:]).index_copy(0, indices.long(), values)
 
 
 def index_first_axis_residual(x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,6 +74,8 @@ def unpad_input_for_concatenated_sequences(
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """A batch (batch, seqlen, ...) that holds packed rows at these indices of the flattened batch, and 0 elsewhere."""
     batch, seqlen = integer("batch", batch), integer("seqlen", seqlen)
+    if batch < 0 or seqlen < 0:
+        raise RedblueError(f"batch and seqlen must be at least 0, got {batch} and {seqlen}")
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
 
@@ -88,8 +96,20 @@ def _check_mask(name: str, mask: Any, hidden_states: Any) -> None:
         raise RedblueError(f"{name} must be (batch, n) for hidden_states (batch, n, ...), got {shapes}")
 
 
-def _rows(name: str, indices: Any) -> Tensor:
-    if not isinstance(indices, Tensor) or indices.dim() != 1:
-        got = tuple(indices.shape) if isinstance(indices, Tensor) else type(indices).__name__
-        raise RedblueError(f"{name} must be a tensor of one dimension, got {got}")
+def _checked_indices(name: str, x: Any, indices: Any, rows: int | None = None) -> Tensor:
+    """The indices. Raises RedblueError unless x is a tensor and these are numbers of rows; of x's rows by default.
+
+    On a GPU, PyTorch itself checks their range.
+    """
+    if not isinstance(x, Tensor) or not x.dim():
+        got = "a tensor of no dimension" if isinstance(x, Tensor) else type(x).__name__
+        raise RedblueError(f"{name} must be a PyTorch tensor of at least one dimension, got {got}")
+    rows = len(x) if rows is None else rows
+    if not isinstance(indices, Tensor) or indices.dim() != 1 or indices.dtype not in (torch.int32, torch.int64):
+        got = f"{indices.dtype} {tuple(indices.shape)}" if isinstance(indices, Tensor) else type(indices).__name__
+        raise RedblueError(f"indices must be a tensor (n,) of int32 or int64, got {got}")
+    if indices.device != x.device:
+        raise RedblueError(f"indices must be on the device of {name}, {x.device}, got {indices.device}")
+    if indices.is_cpu and len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < rows:
+        raise RedblueError(f"indices must be 0 to {rows - 1}, got {int(indices.min())} to {int(indices.max())}")
     return indices

@@ -82,12 +82,13 @@ def _flash_attn_backward(
     check_batches(q, k, v)
     check_tensors("(batch, n, heads, d)", dout=dout, out=out)
     check_slopes(alibi_slopes, q.shape[0], q.shape[2])
+    targets = _targets(q=q, k=k, v=v, dq=dq, dk=dk, dv=dv)
     sides = window_size_left, window_size_right
     options = options_of(dropout_p, softmax_scale, causal, sides, softcap, alibi_slopes, deterministic)
     record = Options(**options, seed=_seed_of(options["dropout"], rng_state))
     tensors = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
     *gradients, delta = dispatch.attention_backward(*tensors, lse=_lse_of(q, softmax_lse), options=record)
-    for target, gradient in zip((dq, dk, dv), gradients, strict=True):
+    for target, gradient in zip(targets, gradients, strict=True):
         if target is not None:
             target.copy_(gradient.transpose(1, 2))
     return delta
@@ -171,8 +172,9 @@ def _flash_attn_varlen_backward(
     options = options_of(dropout_p, softmax_scale, causal, sides, softcap, alibi_slopes, deterministic)
     options["seed"] = _seed_of(options["dropout"], rng_state)
     lse, delta = _lse_of(q, softmax_lse), softmax_lse.new_zeros(softmax_lse.shape)
+    targets = _targets(q=q, k=k, v=v, dq=dq, dk=dk, dv=dv)
     (*_, used), (*_, used_keys) = sequences.starts
-    for target, rows in ((dq, used), (dk, used_keys), (dv, used_keys)):
+    for target, rows in zip(targets, (used, used_keys, used_keys), strict=True):
         if target is not None:
             target[rows:].zero_()
     for call in sequences.calls(options):
@@ -180,11 +182,26 @@ def _flash_attn_varlen_backward(
         tensors = [x[at].transpose(0, 1)[None] for x, at in zip((dout, q, k, v, out), rows, strict=True)]
         part, record = lse[None, :, call.queries], Options(**call.options)
         *gradients, row_sums = dispatch.attention_backward(*tensors, lse=part, options=record)
-        for target, gradient, at in zip((dq, dk, dv), gradients, (call.queries, call.keys, call.keys), strict=True):
+        for target, gradient, at in zip(targets, gradients, (call.queries, call.keys, call.keys), strict=True):
             if target is not None:
                 target[at].copy_(gradient[0].transpose(0, 1))
         delta[:, call.queries] = row_sums[0]
     return delta
+
+
+def _targets(**tensors: Any) -> list[Tensor | None]:
+    """dq, dk and dv. Raises RedblueError unless each is None or fits q, k or v."""
+    targets = [tensors[f"d{name}"] for name in "qkv"]
+    for name, target in zip("qkv", targets, strict=True):
+        if target is None:
+            continue
+        x = tensors[name]
+        wanted = f"d{name} must be None or a floating-point tensor of shape {tuple(x.shape)} on {x.device}"
+        if not isinstance(target, Tensor):
+            raise RedblueError(f"{wanted}, got {type(target).__name__}")
+        if target.shape != x.shape or target.device != x.device or not target.is_floating_point():
+            raise RedblueError(f"{wanted}, got {target.dtype} of shape {tuple(target.shape)} on {target.device}")
+    return targets
 
 
 def _with_seed(q: Tensor, options: Any) -> tuple[dict[str, Any], Tensor]:
@@ -208,4 +225,6 @@ def _lse_of(q: Tensor, softmax_lse: Any) -> Tensor:
     """The log-sum-exp in the type of the sums. FlashAttention's own +inf of rows without keys is as good as -inf."""
     if not isinstance(softmax_lse, Tensor):
         raise RedblueError(f"softmax_lse must be a PyTorch tensor, got {type(softmax_lse).__name__}")
+    if not softmax_lse.is_floating_point():
+        raise RedblueError(f"softmax_lse must be of a floating-point type, got {softmax_lse.dtype}")
     return softmax_lse.to(torch.float64 if q.dtype == torch.float64 else torch.float32)

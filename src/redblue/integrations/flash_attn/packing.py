@@ -15,10 +15,19 @@ from redblue.masks.numbers import whole
 
 def numbers(name: str, values: Any, count: int | None = None) -> np.ndarray:
     """A tensor or list of whole numbers as an array. Raises RedblueError, which names it, for anything else."""
-    array = whole(name, values.detach().cpu().numpy() if isinstance(values, Tensor) else values)
+    array = whole(name, _on_cpu(name, values))
     if count is not None and len(array) != count:
         raise RedblueError(f"{name} must have one entry for each of {count} sequences, got {len(array)}")
     return array
+
+
+def _on_cpu(name: str, values: Any) -> Any:
+    """A tensor as an array; anything else as it is. Raises RedblueError for a tensor without data."""
+    if not isinstance(values, Tensor):
+        return values
+    if values.is_meta:
+        raise RedblueError(f"{name} must have values, got a tensor on the device meta")
+    return values.detach().cpu().numpy()
 
 
 def sequence_lengths(name: str, cu_seqlens: Any) -> np.ndarray:
@@ -94,9 +103,7 @@ class Pages:
     """
 
     def __init__(self, k: Tensor, block_table: Any, lengths: np.ndarray) -> None:
-        if isinstance(block_table, Tensor):
-            block_table = block_table.detach().cpu().numpy()
-        self.table = np.asarray(block_table)
+        self.table = np.asarray(_on_cpu("block_table", block_table))
         if self.table.ndim != 2 or self.table.dtype.kind not in "iu" or len(self.table) != len(lengths):
             wanted = f"whole numbers ({len(lengths)} sequences, blocks per sequence)"
             raise RedblueError(f"block_table must be {wanted}, got {self.table.dtype} {self.table.shape}")
