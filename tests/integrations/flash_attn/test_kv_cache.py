@@ -180,6 +180,8 @@ HALF = torch.ones(CAPACITY, D // 2)
         ({"k": K[:, :, :1], "v": V, "cache_seqlens": 3}, r"k must be \(3, 2, 2, 16\) of torch.float32, got \(3, 2, 1"),
         ({"k": K.half(), "v": V, "cache_seqlens": 3}, r"k must be .* of torch.float32, got .* of torch.float16"),
         ({"v_cache": caches(2)[0]}, "v_cache must have the positions and heads of k_cache"),
+        ({"k_cache": caches()[0].half()}, "k_cache must be torch.float32 on cpu as q, got torch.float16 on cpu"),
+        ({"k_cache": caches()[0][..., :8]}, "k_cache must have the head dimension of q, 16, got 8"),
         ({"cache_batch_idx": torch.tensor([0, 1, 3])}, r"cache_batch_idx: rows must be 0 to 2, got \[0, 1, 3\]"),
         ({"cache_leftpad": torch.tensor([0, 1, 50])}, "cache_leftpad must be 0 to the filled positions"),
         ({"rotary_cos": HALF, "rotary_sin": HALF}, "rotary_cos and rotary_sin turn new keys, too: give k and v"),

@@ -112,6 +112,11 @@ class Cache:
             wanted = tuple(k_cache.shape[:-1])
             raise RedblueError(f"v_cache must have the positions and heads of k_cache, {wanted}, got {v_cache.shape}")
         check_heads(q, k_cache)
+        for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):  # checked before anything is written into them
+            if x.dtype != q.dtype or x.device != q.device:
+                raise RedblueError(f"{name} must be {q.dtype} on {q.device} as q, got {x.dtype} on {x.device}")
+        if k_cache.shape[-1] != q.shape[-1]:
+            raise RedblueError(f"k_cache must have the head dimension of q, {q.shape[-1]}, got {k_cache.shape[-1]}")
         self.k, self.v, self.block_table = k_cache, v_cache, block_table
         if block_table is not None and batch_idx is not None:
             raise RedblueError("cache_batch_idx is for caches without pages: select rows of block_table instead")
@@ -122,7 +127,10 @@ class Cache:
         self.in_order = batch_idx is None
 
     def filled(self, cache_seqlens: Any, leftpad: Any, k: Any, v: Any) -> np.ndarray:
-        """The number of positions that each entry fills before k and v are appended. Checks all lengths."""
+        """The number of positions that each entry fills before k and v are appended.
+
+        Checks all lengths, and sets `first`, the first position with a key of each entry, and `pages`.
+        """
         if (k is None) != (v is None):
             raise RedblueError("k and v must be given together, got one of them")
         pages = None if self.block_table is None else np.shape(self.block_table)
