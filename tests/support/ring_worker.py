@@ -6,7 +6,7 @@ are not changed; where they need something that a CPU or a newer library lacks, 
 
 Inputs are float16 or bfloat16, the only types of flash-attn. With others, the packages' own gradients are wrong: in
 float32, `buffer.to(torch.float32)`, which they take for a copy, is the buffer itself, and the next step overwrites it;
-in float64, processes send each other different types.
+in float64, processes send each other different types. So the installed backward passes refuse these types.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from redblue import RedblueError
 from redblue.integrations import flash_attn as ours
 from redblue.integrations.flash_attn import bert_padding, low_level
 
@@ -73,7 +74,7 @@ def test_installed_until_undone(caplog):
         assert flash_attn.flash_attn_func is flash_attn_func is ours.flash_attn_func
         assert flash_attn.bert_padding.pad_input is pad_input is bert_padding.pad_input
         assert _flash_attn_forward is low_level._flash_attn_forward
-        assert _wrapped_flash_attn_backward is low_level._flash_attn_backward
+        assert _wrapped_flash_attn_backward is flash_attn.flash_attn_interface._flash_attn_backward
         assert flash_attn.__version__ == ours.FLASH_ATTN_VERSION
         for name in ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.bert_padding"):
             assert importlib.util.find_spec(name).name == name
@@ -91,6 +92,30 @@ def test_the_version_says_whose_it_is_and_is_new_enough():
     assert ours.FLASH_ATTN_VERSION > "2.6.3"  # yunchang compares texts
     with ours.install(), pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("flash_attn")  # no package was installed
+
+
+@pytest.mark.parametrize("name", ["_flash_attn_backward", "_flash_attn_varlen_backward"])
+def test_backward_passes_are_for_16_bits_where_other_packages_call_them(name):
+    """In float32, ring-flash-attn and yunchang would add a buffer to itself."""
+    with ours.install():
+        from flash_attn import flash_attn_interface
+
+        installed, plain = getattr(flash_attn_interface, name), getattr(low_level, name)
+        assert inspect.getfullargspec(installed) == inspect.getfullargspec(plain)
+        shape = (1, 3, 2, 8) if "varlen" not in name else (3, 2, 8)
+        sequences = ([0, 3], [0, 3], 3, 3) if "varlen" in name else ()
+        options = (0.0, 0.3, True, -1, -1, 0.0, None, False)
+        for dtype in (torch.bfloat16, torch.float32, torch.float64):
+            q = torch.zeros(shape, dtype=dtype)
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            lse = torch.zeros((*shape[:-3], 2, 3), dtype=wide)
+            arguments = (q, q, q, q, q, lse, torch.empty_like(q), None, None, *sequences, *options)
+            plain(*arguments)
+            if dtype == torch.bfloat16:
+                installed(*arguments)
+                continue
+            with pytest.raises(RedblueError, match=f"{name} takes float16 and bfloat16 .*, got {dtype}"):
+                installed(*arguments)
 
 
 def test_requests_are_counted(caplog):

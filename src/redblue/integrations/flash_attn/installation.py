@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
+import torch
+
+from redblue.base.errors import RedblueError
 from redblue.base.version import VERSION
 from redblue.integrations.flash_attn import batched, bert_padding, kv_cache, low_level, packed
 
 # The version whose interface this is. The local part says whose it is; `packaging` orders it after 2.8.3.
 FLASH_ATTN_VERSION = f"2.8.3+redblue.{VERSION}"
+
+
+def _in_16_bits(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward pass, refused for types that flash-attn does not take: with these, its callers err silently.
+
+    ring-flash-attn and yunchang take `buffer.to(torch.float32)` for a copy; a float32 buffer is returned itself.
+    """
+    signature = inspect.signature(backward)
+
+    @functools.wraps(backward)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        q = signature.bind(*args, **kwargs).arguments["q"]
+        if getattr(q, "dtype", None) in (torch.float32, torch.float64):
+            raise RedblueError(
+                f"flash_attn.flash_attn_interface.{backward.__name__} takes float16 and bfloat16 as flash-attn does, "
+                f"got {q.dtype}: ring-flash-attn and yunchang compute wrong gradients in other types. In code of your own, "
+                "call redblue.integrations.flash_attn.low_level"
+            )
+        return backward(*args, **kwargs)
+
+    # Callers use inspect.getfullargspec, which reads this
+    checked.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+    return checked
+
+
 PASSES = (
     low_level._flash_attn_forward,
-    low_level._flash_attn_backward,
+    _in_16_bits(low_level._flash_attn_backward),
     low_level._flash_attn_varlen_forward,
-    low_level._flash_attn_varlen_backward,
+    _in_16_bits(low_level._flash_attn_varlen_backward),
 )
 FUNCTIONS = (
     batched.flash_attn_func,
