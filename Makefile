@@ -13,7 +13,7 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup report test test-thorough test-all test-torch check format sanitize fuzz bench gpu gpu-fit docs certify
-.PHONY: sdist wheel clean
+.PHONY: hub-kernel sdist wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -84,6 +84,9 @@ gpu: ## on a machine with a GPU, from a fresh clone: run its tests and both benc
 gpu-fit: setup $(VENV)/peers.stamp ## compile every planned GPU kernel for every architecture; no GPU is needed
 	nice -n 19 $(BIN)/python benchmarks/gpu/fit.py --json docs/results/gpu-fit.json --figure docs/results/gpu-fit.svg
 
+hub-kernel: $(VENV)/redblue.stamp ## write a kernel repository for transformers into build/hub-kernel
+	$(BIN)/python -m redblue.integrations.hub_kernel build/hub-kernel
+
 # The experiments that count or simulate. The others measure, some for a quarter of an hour (redblue experiment --list).
 COUNTED := regimes heads sparse real-caches figure-2022
 
@@ -151,7 +154,7 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
 	@touch $@
 
 $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
-	$(PIP) torch transformers jax einops ring-flash-attn yunchang "triton; sys_platform == 'linux'"
+	$(PIP) torch transformers jax einops ring-flash-attn yunchang kernels "triton; sys_platform == 'linux'"
 	@touch $@
 
 # An environment with another PyTorch. The wheel of redblue, which comes with each run, brings its own dependencies.

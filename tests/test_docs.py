@@ -23,6 +23,7 @@ BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS), *BLOCK.findall(OPERATOR
 BLOCKS += BLOCK.findall(COMMAND_LINE)
 BLOCKS += BLOCK.findall((ROOT / "docs" / "guide" / "jax.md").read_text(encoding="utf-8"))
 BLOCKS += BLOCK.findall(FLEX)
+BLOCKS += BLOCK.findall((ROOT / "docs" / "guide" / "flash-attn.md").read_text(encoding="utf-8"))
 COMMANDS = [
     line.removeprefix("redblue ")
     for language, text in BLOCKS

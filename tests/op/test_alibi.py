@@ -117,7 +117,14 @@ def packed(lengths, key_lengths):
 
 @pytest.mark.parametrize(
     ("lengths", "key_lengths"),
-    [((5, 0, 9, 1), (5, 0, 9, 1)), ((5, 9, 2), (30, 9, 2)), ((5, 9, 3, 0), (5, 9, 0, 3)), ((4,), (9,))],
+    [
+        ((5, 0, 9, 1), (5, 0, 9, 1)),
+        ((5, 9, 2), (30, 9, 2)),
+        ((5, 9, 3, 0), (5, 9, 0, 3)),
+        ((4,), (9,)),
+        ((5, 9, 2), (5, 9, 4)),  # not aligned: one call for every group that is
+        ((1, 3, 0, 4, 2, 0, 5), (6, 3, 2, 0, 2, 7, 1)),
+    ],
 )
 @pytest.mark.parametrize("mask", [None, Mask.causal(align="bottom-right")])
 def test_packed_sequences_are_aligned_one_by_one(lengths, key_lengths, mask):
@@ -129,7 +136,30 @@ def test_packed_sequences_are_aligned_one_by_one(lengths, key_lengths, mask):
         np.testing.assert_allclose(out[a:b].swapaxes(0, 1), expected, atol=1e-12)
 
 
-def test_packed_sequences_that_are_not_aligned_are_refused():
-    arrays, starts, alibi = packed((5, 9, 2), (5, 9, 4))
-    with pytest.raises(RedblueError, match="alibi needs as many keys as queries in every sequence after sequence 1"):
-        rb.attention_varlen(*arrays, *starts, alibi=alibi)
+@pytest.mark.parametrize(("lengths", "key_lengths"), [((5, 0, 9), (5, 0, 9)), ((1, 4, 2), (6, 3, 0)), ((3,), (5,))])
+def test_slopes_for_every_packed_sequence(lengths, key_lengths):
+    (q, k, v), starts, alibi = packed(lengths, key_lengths)
+    alibi = alibi * np.arange(1, len(lengths) + 1)[:, None]
+    out, lse = rb.attention_varlen(q, k, v, *starts, alibi=alibi, return_lse=True)
+    for i, ((a, b), (c, d)) in enumerate(zip(*map(pairwise, starts), strict=True)):
+        alone = (x.swapaxes(0, 1) for x in (q[a:b], k[c:d], v[c:d]))
+        expected, expected_lse = rb.attention(*alone, alibi=alibi[i], return_lse=True)
+        np.testing.assert_allclose(out[a:b].swapaxes(0, 1), expected, atol=1e-12)
+        np.testing.assert_allclose(lse[:, a:b], expected_lse, atol=1e-12)
+
+
+def test_unaligned_sequences_have_different_dropout():
+    q, k = np.zeros((12, 4, 6)), np.zeros((13, 4, 6))
+    v = np.concatenate([np.eye(6, 7), np.eye(7)])[:, None].repeat(4, 1)  # the output shows which pairs are kept
+    starts, options = ([0, 6, 12], [0, 6, 13]), {"alibi": np.zeros(4), "dropout": 0.5}
+    kept = rb.attention_varlen(q, k, v, *starts, **options, seed=3) != 0
+    assert np.array_equal(kept, rb.attention_varlen(q, k, v, *starts, **options, seed=3) != 0)
+    assert not np.array_equal(kept[:6, :, :6], kept[6:, :, :6])
+    with pytest.raises(RedblueError, match="seed must be a whole number"):
+        rb.attention_varlen(q, k, v, *starts, **options, seed="x")
+
+
+def test_slopes_of_another_number_of_sequences_are_refused():
+    arrays, starts, alibi = packed((5, 9), (5, 9))
+    with pytest.raises(RedblueError, match=r"alibi must be \(heads,\) or \(sequences, heads\), of 2 sequences, got"):
+        rb.attention_varlen(*arrays, *starts, alibi=np.tile(alibi, (3, 1)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,8 @@ def attention_varlen(
     cu_seqlens_q, cu_seqlens_k: the cumulative lengths of the sequences, (sequences + 1,) whole numbers from 0 to
     total_q (total_k). Sequences may be empty. cu_seqlens_k is cu_seqlens_q if left out.
     The mask is Mask.causal(), a sliding window or Mask.full(), within each sequence; align="bottom-right" counts from a
-    sequence's last query and key. alibi counts distances from there, too, and needs sequences with as many queries as
-    keys. The other options are those of `attention`, except a bias.
+    sequence's last query and key. alibi counts distances from there, too; its slopes are (H,), or (sequences, H). The
+    other options are those of `attention`, except a bias.
 
     Returns out (total_q, H, d_v), or (out, lse) with lse (H, total_q). Raises RedblueError, naming the argument, for a
     value that it cannot take.
@@ -60,29 +61,88 @@ def attention_varlen(
             f"mask must be a window within each sequence, such as Mask.causal(), got {mask!r}: call attention with "
             "Mask.documents(...) & another mask"
         )
-    if options.get("alibi") is not None:
-        _check_alibi(lengths, key_lengths)
-    packed = Mask.documents(lengths, key_lengths, within=mask)
-    q, k, v = (x.swapaxes(0, 1)[None] for x in (q, k, v))
-    out, lse = api.attention(q, k, v, return_lse=True, **{**options, "mask": packed})
-    out = out[0].swapaxes(0, 1)
-    return (out, lse[0]) if return_lse else out
+    calls = packed_calls(lengths, key_lengths, options)
+    outputs = [_computed(call, q, k, v) for call in calls]
+    out, lse = outputs[0] if len(outputs) == 1 else _joined(outputs)
+    return (out, lse) if return_lse else out
 
 
-def _check_alibi(lengths: np.ndarray, key_lengths: np.ndarray) -> None:
-    """Raise RedblueError unless the kernel computes the right distances within every sequence.
+class PackedCall(NamedTuple):
+    """A call of `attention` for consecutive packed sequences: their rows of q, of k and v, and the call's options."""
 
-    The kernel aligns the last query of the packed array with its last key. This also aligns the last query of a
-    sequence with the sequence's last key if as many queries as keys follow the sequence.
+    queries: slice
+    keys: slice
+    options: dict[str, Any]
+
+
+def packed_calls(lengths: np.ndarray, key_lengths: np.ndarray, options: Mapping[str, Any]) -> list[PackedCall]:
+    """The calls of `attention` that compute packed sequences of these lengths: one, unless alibi needs several.
+
+    options: those of `attention_varlen`, with the mask of a single sequence. Each of several calls gets a seed of its
+    own, so that dropout differs between sequences.
+    """
+    alibi, mask, seed = (options.get(name) for name in ("alibi", "mask", "seed"))
+    own_slopes = _row_per_sequence(alibi, len(lengths))
+    groups = [(0, len(lengths))] if alibi is None else _aligned(lengths, key_lengths, own_slopes is not None)
+    starts, key_starts = (np.append(0, np.cumsum(x)) for x in (lengths, key_lengths))
+    calls = []
+    for i, (first, end) in enumerate(groups):
+        own: dict[str, Any] = dict(options)
+        one = end - first == 1
+        own["mask"] = mask if one else Mask.documents(lengths[first:end], key_lengths[first:end], within=mask)
+        if own_slopes is not None:
+            own["alibi"] = own_slopes[first]
+        if i and isinstance(seed, (int, np.integer)):  # anything else is refused by the call
+            own["seed"] = int(seed) + i
+        queries = slice(int(starts[first]), int(starts[end]))
+        calls.append(PackedCall(queries, slice(int(key_starts[first]), int(key_starts[end])), own))
+    return calls
+
+
+def _row_per_sequence(alibi: Any, sequences: int) -> Any:
+    """The slopes if they are (sequences, H), of several sequences; else None."""
+    shape = tuple(getattr(alibi, "shape", ()))
+    if len(shape) != 2 or shape[0] == 1:
+        return None
+    if shape[0] != sequences:
+        raise RedblueError(f"alibi must be (heads,) or (sequences, heads), of {sequences} sequences, got shape {shape}")
+    return alibi
+
+
+def _aligned(lengths: np.ndarray, key_lengths: np.ndarray, apart: bool) -> list[tuple[int, int]]:
+    """(first, end) of groups of consecutive sequences in which the kernel computes the right distances for alibi.
+
+    The kernel aligns the last query of its array with its last key. This also aligns the last query of a sequence with
+    the sequence's last key if as many queries as keys follow the sequence. apart: one group for each sequence.
     """
     shifts = np.cumsum(key_lengths - lengths)  # the position of a sequence's last key, less that of its last query
     has_pairs = (lengths > 0) & (key_lengths > 0)
-    misaligned = np.flatnonzero(has_pairs & (shifts != shifts[-1])) if len(shifts) else shifts
-    if len(misaligned):
-        raise RedblueError(
-            f"alibi needs as many keys as queries in every sequence after sequence {misaligned[-1]}, because distances "
-            "are counted from the last query and key of all: call attention for each sequence, or with a padded batch"
-        )
+    groups: list[tuple[int, int]] = []
+    first, shift = 0, None  # of the present group: its first sequence, and the shift of its sequences with pairs
+    for i in range(len(lengths)):
+        if i > first and (apart or shift not in (None, shifts[i])):
+            groups.append((first, i))
+            first, shift = i, None
+        if has_pairs[i]:
+            shift = shifts[i]
+    return [*groups, (first, len(lengths))]
+
+
+def _computed(call: PackedCall, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """The output and the log-sum-exp of a call's sequences, packed as in `attention_varlen`."""
+    q, k, v = (x[rows].swapaxes(0, 1)[None] for x, rows in ((q, call.queries), (k, call.keys), (v, call.keys)))
+    out, lse = api.attention(q, k, v, return_lse=True, **call.options)
+    return out[0].swapaxes(0, 1), lse[0]
+
+
+def _joined(outputs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """The outputs of several calls, one behind the other."""
+    outs, lses = zip(*outputs, strict=True)
+    if api.is_torch(outs[0]):
+        import torch
+
+        return torch.cat(outs), torch.cat(lses, -1)
+    return np.concatenate(outs), np.concatenate(lses, -1)
 
 
 def lengths_between(name: str, starts: Any, of: str, total: int) -> np.ndarray:

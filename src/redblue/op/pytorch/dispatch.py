@@ -50,6 +50,27 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     return (out, lse) if return_lse else out
 
 
+def attention_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv and delta, the row sums of dout * out, from the outputs of `attention` for tensors of four dimensions.
+
+    out and lse may also be the merged outputs of several calls on parts of the keys: the gradients are then those of
+    this part. Dropout needs the seed of the forward pass. A bias gets no gradient. Nothing is broadcast.
+    """
+    options = checked(options)
+    tensors = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    _check_tensors(tensors | {name: x for name, _, x in options.present_arrays()})
+    mask = options.mask  # held while its name is in use
+    options = options.with_mask(_mask_argument(mask, options.schedule, False))
+    if options.dropout and options.seed is None:
+        raise RedblueError("seed must be that of the forward pass: without it, other probabilities would be dropped")
+    options = options._replace(seed=_seed(q, options.seed) if options.dropout else None)
+    with torch.no_grad():
+        dq, dk, dv, _, delta = ops.backward_op(dout, None, q, k, v, out, lse, *options.for_backward.flat, False)
+    return dq, dk, dv, delta
+
+
 def _expanded(q: Tensor, k: Tensor, v: Tensor, plain: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors with a dimension of heads and equal leading dimensions."""
     if q.dim() == 2 or k.dim() == 2 or v.dim() == 2:

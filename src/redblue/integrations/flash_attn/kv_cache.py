@@ -1,0 +1,199 @@
+"""FlashAttention 2's attention with a cache of keys and values, for generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redblue.base.errors import RedblueError
+from redblue.integrations.flash_attn.arguments import (
+    check_heads,
+    check_sinks,
+    check_slopes,
+    check_tensors,
+    integer,
+    options_of,
+)
+from redblue.integrations.flash_attn.packing import Pages, numbers
+from redblue.integrations.flash_attn.rotary import check_tables, rotated
+from redblue.op.api import attention
+from redblue.op.checks import check_flag
+
+
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    block_table: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Any = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    s_aux: Any = None,
+) -> Any:
+    """Attention of q (batch, n_q, H, d) on caches (rows, capacity, H_kv, d), after k and v were appended in place.
+
+    k, v: (batch, new, H_kv, d), written from position cache_seqlens[b] on. cache_seqlens: the number of positions that
+    each entry of the cache fills, one number for all or (batch,); all of them if None, without k and v.
+    cache_batch_idx: (batch,), the cache's row of each batch entry. cache_leftpad: (batch,), positions at the beginning
+    that hold no keys. block_table: (batch, blocks); the caches are then pages (pages, page, H_kv, d).
+    rotary_cos, rotary_sin: (positions, rotary_dim / 2), for k and q, counted from cache_seqlens; without causal or a
+    window, all queries stand at cache_seqlens. num_splits changes nothing: redblue splits the keys itself.
+    return_softmax_lse: also return the log-sum-exp of each row (batch, H, n_q). s_aux: attention sinks (H,).
+    There is no backward pass, so tensors that require gradients are refused while PyTorch records them.
+    """
+    for name, flag in (("rotary_interleaved", rotary_interleaved), ("return_softmax_lse", return_softmax_lse)):
+        check_flag(name, flag)
+    if integer("num_splits", num_splits) < 0:
+        raise RedblueError(f"num_splits must be at least 0, got {num_splits}")
+    check_tensors("(batch, n, heads, d)", q=q)
+    check_slopes(alibi_slopes, q.shape[0], q.shape[2])
+    check_sinks(s_aux, q.shape[2])
+    options = options_of(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux=s_aux)
+    cache = Cache(q, k_cache, v_cache, cache_batch_idx, block_table)
+    filled = cache.filled(cache_seqlens, cache_leftpad, k, v)
+    _check_no_gradients(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, s_aux=s_aux)
+    with torch.no_grad():
+        if rotary_cos is not None or rotary_sin is not None:
+            if k is None:
+                raise RedblueError("rotary_cos and rotary_sin turn new keys, too: give k and v, or turn q beforehand")
+            moves = causal or any(side >= 0 for side in window_size)
+            q, k = _rotated(q, k, rotary_cos, rotary_sin, filled, moves, rotary_interleaved)
+        if k is not None:
+            cache.append(k, v, filled)
+        out, lse = cache.attention(q, filled + (0 if k is None else k.shape[1]), options)
+    return (out, lse) if return_softmax_lse else out
+
+
+def _check_no_gradients(**tensors: Any) -> None:
+    """Raise RedblueError for a tensor whose gradient PyTorch would expect."""
+    for name, x in tensors.items():
+        if x is not None and x.requires_grad and torch.is_grad_enabled():
+            raise RedblueError(f"{name} requires a gradient, but a cache has no backward pass: use torch.no_grad()")
+
+
+def _rotated(
+    q: Tensor, k: Tensor, cos: Any, sin: Any, filled: np.ndarray, moves: bool, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    """q and k at the positions after those that are filled; all queries at the first of these unless `moves`."""
+    starts = torch.from_numpy(filled).to(q.device)[:, None]
+    n_q, new = q.shape[1], k.shape[1]
+    check_tables(cos, sin, q.shape[-1], int(filled.max(initial=0)) + max(new, n_q if moves else 1))
+    at_q = starts + torch.arange(n_q, device=q.device) * int(moves)
+    at_k = starts + torch.arange(new, device=q.device)
+    return rotated(q, cos, sin, at_q, interleaved), rotated(k, cos, sin, at_k, interleaved)
+
+
+class Cache:
+    """Caches of keys and values with the place of each batch entry in them.
+
+    Raises RedblueError unless the tensors fit each other.
+    """
+
+    def __init__(self, q: Tensor, k_cache: Any, v_cache: Any, batch_idx: Any, block_table: Any) -> None:
+        self.batch = q.shape[0]
+        shape = "(rows, capacity, heads, d)" if block_table is None else "(pages, page, heads, d)"
+        check_tensors(shape, k_cache=k_cache, v_cache=v_cache)
+        if v_cache.shape[:-1] != k_cache.shape[:-1]:
+            wanted = tuple(k_cache.shape[:-1])
+            raise RedblueError(f"v_cache must have the positions and heads of k_cache, {wanted}, got {v_cache.shape}")
+        check_heads(q, k_cache)
+        for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):  # checked before anything is written into them
+            if x.dtype != q.dtype or x.device != q.device:
+                raise RedblueError(f"{name} must be {q.dtype} on {q.device} as q, got {x.dtype} on {x.device}")
+        if k_cache.shape[-1] != q.shape[-1]:
+            raise RedblueError(f"k_cache must have the head dimension of q, {q.shape[-1]}, got {k_cache.shape[-1]}")
+        self.k, self.v, self.block_table = k_cache, v_cache, block_table
+        if block_table is not None and batch_idx is not None:
+            raise RedblueError("cache_batch_idx is for caches without pages: select rows of block_table instead")
+        self.rows = np.arange(self.batch) if batch_idx is None else numbers("cache_batch_idx", batch_idx, self.batch)
+        if block_table is None and self.batch and not 0 <= self.rows.min() <= self.rows.max() < len(k_cache):
+            name = "k_cache must have a row for each batch entry" if batch_idx is None else "cache_batch_idx"
+            raise RedblueError(f"{name}: rows must be 0 to {len(k_cache) - 1}, got {self.rows.tolist()}")
+        self.in_order = batch_idx is None
+
+    def filled(self, cache_seqlens: Any, leftpad: Any, k: Any, v: Any) -> np.ndarray:
+        """The number of positions that each entry fills before k and v are appended.
+
+        Checks all lengths, and sets `first`, the first position with a key of each entry, and `pages`.
+        """
+        if (k is None) != (v is None):
+            raise RedblueError("k and v must be given together, got one of them")
+        pages = None if self.block_table is None else np.shape(self.block_table)
+        capacity = self.k.shape[1] * (1 if pages is None or len(pages) != 2 else pages[1])
+        new = 0
+        if k is not None:
+            check_tensors("(batch, new, heads, d)", k=k, v=v)
+            for name, x, cache in (("k", k, self.k), ("v", v, self.v)):
+                wanted = (self.batch, k.shape[1], *cache.shape[2:])
+                if tuple(x.shape) != wanted or x.dtype != cache.dtype:
+                    raise RedblueError(f"{name} must be {wanted} of {cache.dtype}, got {tuple(x.shape)} of {x.dtype}")
+            if cache_seqlens is None:
+                raise RedblueError("cache_seqlens must say where k and v are appended, got None")
+            new = k.shape[1]
+        filled = self._lengths(cache_seqlens, capacity)
+        if ((filled < 0) | (filled + new > capacity)).any():
+            room = f"{capacity - new}, the capacity" + (f" less {new} new positions" if new else "")
+            raise RedblueError(f"cache_seqlens must be 0 to {room}, got {filled.tolist()}")
+        self.first = np.zeros_like(filled) if leftpad is None else numbers("cache_leftpad", leftpad, self.batch)
+        if ((self.first < 0) | (self.first > filled + new)).any():
+            ends = (filled + new).tolist()
+            raise RedblueError(f"cache_leftpad must be 0 to the filled positions, {ends}, got {self.first.tolist()}")
+        self.pages = None if self.block_table is None else Pages(self.k, self.block_table, filled + new)
+        return filled
+
+    def _lengths(self, cache_seqlens: Any, capacity: int) -> np.ndarray:
+        """`cache_seqlens` as one number for each batch entry."""
+        if cache_seqlens is None:
+            return np.full(self.batch, capacity)
+        if isinstance(cache_seqlens, Tensor) and cache_seqlens.dim():
+            return numbers("cache_seqlens", cache_seqlens, self.batch)
+        return np.full(self.batch, integer("cache_seqlens", cache_seqlens))
+
+    def append(self, k: Tensor, v: Tensor, filled: np.ndarray) -> None:
+        """Write k and v behind the filled positions of their entries."""
+        positions = filled[:, None] + np.arange(k.shape[1])
+        if self.pages is not None:
+            at = self.pages.places(np.arange(self.batch)[:, None], positions, k.device)
+        else:
+            at = torch.from_numpy(self.rows[:, None]).to(k.device), torch.from_numpy(positions).to(k.device)
+        self.k[at], self.v[at] = k, v
+
+    def attention(self, q: Tensor, ends: np.ndarray, options: Any) -> tuple[Tensor, Tensor]:
+        """The output and the log-sum-exp of each entry's queries on its keys: one call if all entries lie alike."""
+        q = q.transpose(1, 2)
+        alike = self.in_order and len(set(ends.tolist())) == 1 and not self.first.any()
+        if alike and self.pages is None:
+            k, v = (x[: self.batch, : int(ends[0])].transpose(1, 2) for x in (self.k, self.v))
+            out, lse = attention(q, k, v, return_lse=True, **options)
+            return out.transpose(1, 2), lse
+        parts = [self._entry(b, q[b : b + 1], slice(int(self.first[b]), int(ends[b])), options) for b in range(len(q))]
+        if not parts:
+            return q.new_empty(q.shape).transpose(1, 2), q.new_empty(q.shape[:-1], dtype=torch.float32)
+        outs, lses = zip(*parts, strict=True)
+        return torch.cat(outs).transpose(1, 2), torch.cat(lses)
+
+    def _entry(self, b: int, q: Tensor, positions: slice, options: Any) -> tuple[Tensor, Tensor]:
+        """The output and the log-sum-exp of batch entry b. q: (1, H, n_q, d)."""
+        if self.pages is not None:
+            at = np.arange(positions.start, positions.stop)
+            k, v = (self.pages.rows(x, np.full(len(at), b), at) for x in (self.k, self.v))
+        else:
+            k, v = (x[self.rows[b], positions] for x in (self.k, self.v))
+        slopes = options["alibi"]
+        own = {**options, "alibi": slopes[b]} if slopes is not None and slopes.dim() == 2 else options
+        return attention(q, *(x.transpose(0, 1)[None] for x in (k, v)), return_lse=True, **own)

@@ -1,0 +1,127 @@
+"""Packed sequences as FlashAttention describes them: cumulative lengths, pages, used keys and left padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redblue.base.errors import RedblueError
+from redblue.integrations.flash_attn.arguments import integer
+from redblue.masks.numbers import whole
+
+
+def numbers(name: str, values: Any, count: int | None = None) -> np.ndarray:
+    """A tensor or list of whole numbers as an array. Raises RedblueError, which names it, for anything else."""
+    array = whole(name, _on_cpu(name, values))
+    if count is not None and len(array) != count:
+        raise RedblueError(f"{name} must have one entry for each of {count} sequences, got {len(array)}")
+    return array
+
+
+def _on_cpu(name: str, values: Any) -> Any:
+    """A tensor as an array; anything else as it is. Raises RedblueError for a tensor without data."""
+    if not isinstance(values, Tensor):
+        return values
+    if values.is_meta:
+        raise RedblueError(f"{name} must have values, got a tensor on the device meta")
+    return values.detach().cpu().numpy()
+
+
+def sequence_lengths(name: str, cu_seqlens: Any) -> np.ndarray:
+    """The length of each sequence. Raises RedblueError, naming the entry, unless cu_seqlens ascend from 0."""
+    starts = numbers(name, cu_seqlens)
+    if not len(starts) or starts[0]:
+        raise RedblueError(f"{name}[0] must be 0, got {starts[0] if len(starts) else 'an empty array'}")
+    lengths = np.diff(starts)
+    if (lengths < 0).any():
+        i = int(np.argmax(lengths < 0)) + 1
+        raise RedblueError(f"{name} must not descend, but {name}[{i}] = {starts[i]} follows {starts[i - 1]}")
+    return lengths
+
+
+def check_longest(name: str, max_seqlen: Any, lengths: np.ndarray) -> int:
+    """`max_seqlen` as a number. Raises RedblueError if a sequence is longer."""
+    longest = integer(name, max_seqlen)
+    if len(lengths) and lengths.max() > longest:
+        raise RedblueError(f"{name} must be at least the longest sequence, {lengths.max()}, got {longest}")
+    return longest
+
+
+def check_rows(name: str, rows: int, lengths: np.ndarray) -> int:
+    """The number of rows that the sequences fill. Raises RedblueError if there are fewer rows."""
+    total = int(lengths.sum())
+    if total > rows:
+        raise RedblueError(f"{name} must have the rows of its sequences, {total}, got {rows}")
+    return total
+
+
+class KeyRows:
+    """The places of each sequence's keys in k: rows of a packed k (total, ...), or pages (blocks, page, ...).
+
+    lengths: the number of keys of each sequence. firsts: their first positions in the sequence.
+    """
+
+    def __init__(
+        self, k: Tensor, cu_seqlens_k: Any, block_table: Any = None, seqused_k: Any = None, leftpad_k: Any = None
+    ) -> None:
+        whole_lengths = sequence_lengths("cu_seqlens_k", cu_seqlens_k)
+        n = len(whole_lengths)
+        ends = whole_lengths if seqused_k is None else numbers("seqused_k", seqused_k, n)
+        self.firsts = np.zeros_like(ends) if leftpad_k is None else numbers("leftpad_k", leftpad_k, n)
+        if block_table is None and ((ends < 0) | (ends > whole_lengths)).any():
+            raise RedblueError(f"seqused_k must be 0 to the sequence's length, {whole_lengths.tolist()}, got {ends}")
+        if ((self.firsts < 0) | (self.firsts > ends)).any():
+            raise RedblueError(f"leftpad_k must be 0 to the sequence's used keys, {ends.tolist()}, got {self.firsts}")
+        self.lengths = ends - self.firsts
+        self.starts = np.append(0, np.cumsum(whole_lengths))
+        self.block_table = None if block_table is None else Pages(k, block_table, ends)
+        self.total = int(self.starts[-1])
+        self._in_place = seqused_k is None and leftpad_k is None
+        if block_table is None:
+            check_rows("k", k.shape[0], whole_lengths)
+
+    def packed(self, x: Tensor) -> Tensor:
+        """The keys' rows of k or v, one sequence behind the other; a view where they lie so."""
+        if self.block_table is None and self._in_place:
+            return x[: self.total]
+        sequences = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        within = np.arange(len(sequences)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+        positions = within + self.firsts[sequences]
+        if self.block_table is not None:
+            return self.block_table.rows(x, sequences, positions)
+        return x[torch.from_numpy(self.starts[sequences] + positions).to(x.device)]
+
+
+class Pages:
+    """The table of the pages that hold the keys of each sequence.
+
+    k: (blocks, page, ...). block_table: (sequences, blocks per sequence). lengths: positions that must lie in pages.
+    Raises RedblueError if a position has no page.
+    """
+
+    def __init__(self, k: Tensor, block_table: Any, lengths: np.ndarray) -> None:
+        self.table = np.asarray(_on_cpu("block_table", block_table))
+        if self.table.ndim != 2 or self.table.dtype.kind not in "iu" or len(self.table) != len(lengths):
+            wanted = f"whole numbers ({len(lengths)} sequences, blocks per sequence)"
+            raise RedblueError(f"block_table must be {wanted}, got {self.table.dtype} {self.table.shape}")
+        self.page = k.shape[1]
+        needed = -(-lengths // max(1, self.page))
+        if len(lengths) and needed.max() > self.table.shape[1]:
+            raise RedblueError(f"block_table needs {needed.max()} blocks per sequence, got {self.table.shape[1]}")
+        used = np.arange(self.table.shape[1]) < needed[:, None]
+        wrong = used & ((self.table < 0) | (self.table >= k.shape[0]))
+        if wrong.any():
+            i, j = np.argwhere(wrong)[0]
+            raise RedblueError(f"block_table[{i}, {j}] must be 0 to {k.shape[0] - 1}, got {self.table[i, j]}")
+
+    def places(self, sequences: np.ndarray, positions: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The block, and the row within it, of these positions of these sequences."""
+        blocks = self.table[sequences, positions // self.page]
+        return tuple(torch.from_numpy(x.astype(np.int64)).to(device) for x in (blocks, positions % self.page))  # pyright: ignore
+
+    def rows(self, x: Tensor, sequences: np.ndarray, positions: np.ndarray) -> Tensor:
+        """The rows of x at these positions of these sequences."""
+        return x[self.places(sequences, positions, x.device)]
