@@ -1,0 +1,80 @@
+"""The mask function that redblue registers with transformers: from a mask function and padding to a MaskTensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import masking_utils
+
+from redblue.integrations.transformers import recognised
+from redblue.integrations.transformers.mask_tensor import MaskTensor
+from redblue.integrations.transformers.tiles import lowered_by_tiles
+from redblue.masks import Mask
+
+
+def redblue_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **others: Any,
+) -> Tensor | None:
+    """The mask of a forward pass, for all layers that share it. The signature is that of transformers' mask functions.
+
+    Several queries get a MaskTensor. A single query (a step of generation) needs at most one boolean per key, and a
+    graph that is being captured needs plain tensors: both get the mask that transformers builds for "sdpa".
+    """
+    sizes = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
+    if q_length == 1 or _is_captured(attention_mask, q_offset):
+        return masking_utils.sdpa_mask(
+            **sizes,
+            q_length=q_length,
+            q_offset=q_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            use_vmap=use_vmap,
+            device=device,
+            **others,
+        )
+    shape, q_first = (batch_size, 1, q_length, kv_length), int(q_offset)
+    used = kv_length
+    if recognised.is_causal(mask_function):  # keys after the last query, in caches of a fixed size
+        used = min(used, max(0, q_first + q_length - kv_offset))
+    padding = _padding(attention_mask, batch_size, kv_offset, used)
+    place = recognised.Place(batch_size, q_length, used, q_first, kv_offset)
+    try:
+        mask = recognised.mask_of(mask_function, place)
+    except recognised.Unknown:
+        mask = lowered_by_tiles(mask_function, place, use_vmap, device)
+    if padding is not None:
+        mask = padding if mask.is_full else mask & padding
+    return MaskTensor(None if mask.is_full else mask, used, shape, torch.device(device))
+
+
+def _is_captured(*values: Any) -> bool:
+    """Whether the call becomes part of a graph (torch.compile, torch.export, torch.jit.trace)."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or any(isinstance(x, Tensor) and masking_utils.is_tracing(x) for x in values)
+    )
+
+
+def _padding(attention_mask: Tensor | None, batch: int, first: int, count: int) -> Mask | None:
+    """The mask of padded keys; None if there are none. Keys beyond the end of attention_mask are padding."""
+    if attention_mask is None:
+        return None
+    kept = attention_mask[:, first : first + count].bool().cpu().numpy()
+    missing = count - kept.shape[1]
+    if missing:
+        kept = np.concatenate([kept, np.zeros((len(kept), missing), bool)], axis=1)
+    return recognised.key_mask(np.broadcast_to(kept, (batch, count)))
