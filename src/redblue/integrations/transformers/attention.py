@@ -12,6 +12,7 @@ from redblue.base.errors import RedblueError
 from redblue.integrations.transformers.mask_tensor import MaskTensor
 from redblue.integrations.transformers.packed import packed
 from redblue.integrations.transformers.selections import selected_blocks, selected_keys
+from redblue.integrations.transformers.support import follows_sdpa
 from redblue.masks import Mask
 from redblue.op.api import attention
 
@@ -154,6 +155,8 @@ _CAUSAL = Mask.causal()
 
 def _is_causal(module: Any, is_causal: bool | None) -> bool:
     """Whether attention without a mask is causal: as the call says, else as the module says."""
+    if not follows_sdpa(type(module).__module__):
+        return False
     return getattr(module, "is_causal", True) if is_causal is None else is_causal
 
 

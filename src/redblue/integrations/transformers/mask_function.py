@@ -12,6 +12,7 @@ from transformers import masking_utils
 
 from redblue.integrations.transformers import recognised
 from redblue.integrations.transformers.mask_tensor import MaskTensor
+from redblue.integrations.transformers.support import follows_sdpa
 from redblue.integrations.transformers.tiles import lowered_by_tiles
 from redblue.masks import Mask
 
@@ -26,23 +27,32 @@ def redblue_mask(
     attention_mask: Tensor | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    config: Any = None,
     **others: Any,
 ) -> Tensor | None:
     """The mask of a forward pass, for all layers that share it. The signature is that of transformers' mask functions.
 
-    Several queries get a MaskTensor. A single query (a step of generation) needs at most one boolean per key, and a
-    graph that is being captured needs plain tensors: both get the mask that transformers builds for "sdpa".
+    Several queries get a MaskTensor. A single query (a step of generation) needs at most one number per key, and a
+    graph that is being captured needs plain tensors: both get the mask that transformers builds for "sdpa", or for
+    "eager" if the model's code is for floating masks only.
     """
-    sizes = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
+    floating = config is not None and not follows_sdpa(
+        type(config).__module__.replace(".configuration_", ".modeling_")
+    )
     if q_length == 1 or _is_captured(attention_mask, q_offset):
-        return masking_utils.sdpa_mask(
-            **sizes,
+        build = masking_utils.eager_mask if floating else masking_utils.sdpa_mask
+        return build(
+            batch_size=batch_size,
             q_length=q_length,
+            kv_length=kv_length,
             q_offset=q_offset,
+            kv_offset=kv_offset,
             mask_function=mask_function,
             attention_mask=attention_mask,
             use_vmap=use_vmap,
             device=device,
+            dtype=dtype,
             **others,
         )
     shape, q_first = (batch_size, 1, q_length, kv_length), int(q_offset)
@@ -57,7 +67,8 @@ def redblue_mask(
         mask = lowered_by_tiles(mask_function, place, use_vmap, device)
     if padding is not None:
         mask = padding if mask.is_full else mask & padding
-    return MaskTensor(None if mask.is_full else mask, used, shape, torch.device(device))
+    mask_or_none = None if mask.is_full else mask
+    return MaskTensor(mask_or_none, used, shape, torch.device(device), dtype if floating else torch.bool)
 
 
 def _is_captured(*values: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A boolean tensor (batch, 1, n_q, n_k) that holds a redblue mask instead of its entries.
+"""A tensor (batch, 1, n_q, n_k) that holds a redblue mask instead of its entries.
 
 Models of transformers pass masks around as tensors: some read the shape, slice them, join them with others or compute
 with them. A MaskTensor answers questions about its shape and type without entries. Any other operation computes the
@@ -17,8 +17,9 @@ from redblue.masks import Mask
 
 
 class MaskTensor(Tensor):
-    """A mask of all heads: True where a query attends a key.
+    """A mask of all heads. Its entries are True where a query attends a key; those of a floating type are 0 there.
 
+    The other entries are False, or the lowest number of the type.
     mask: the rule for `used` keys; None if every query attends each of them.
     used: no query attends a key from this one on. Caches of a fixed size hold such keys.
     """
@@ -28,8 +29,10 @@ class MaskTensor(Tensor):
     entries: Tensor | None
 
     @staticmethod
-    def __new__(cls, mask: Mask | None, used: int, shape: tuple[int, ...], device: torch.device) -> MaskTensor:
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+    def __new__(
+        cls, mask: Mask | None, used: int, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.bool
+    ) -> MaskTensor:
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         made.mask, made.used, made.entries = mask, used, None
         return made
 
@@ -37,7 +40,7 @@ class MaskTensor(Tensor):
         return f"MaskTensor({self.mask or Mask.full()!r}, used={self.used}, shape={tuple(self.shape)})"
 
     def dense(self) -> Tensor:
-        """The entries as a plain boolean tensor (batch, 1, n_q, n_k). They are computed once."""
+        """The entries as a plain tensor (batch, 1, n_q, n_k). They are computed once."""
         if self.entries is None:
             batch, _, n_q, n_k = self.shape
             planes = torch.zeros(1, 1, n_q, n_k, dtype=torch.bool)
@@ -48,7 +51,12 @@ class MaskTensor(Tensor):
                 array = array if array.dim() == 4 else array[None, None]
                 planes = planes.repeat(len(array), 1, 1, 1)
                 planes[..., : self.used] = array
-            self.entries = planes.to(self.device).expand(batch, 1, n_q, n_k)
+            planes = planes.to(self.device)
+            if self.dtype.is_floating_point:
+                planes = torch.zeros(planes.shape, dtype=self.dtype, device=self.device).masked_fill_(
+                    ~planes, torch.finfo(self.dtype).min
+                )
+            self.entries = planes.expand(batch, 1, n_q, n_k)
         return self.entries
 
     @classmethod
@@ -84,10 +92,10 @@ def _changes_nothing(name: str, mask: MaskTensor, args: tuple, kwargs: dict[str,
     """Whether an operation on a mask returns an equal tensor."""
     if name in _COPIES:
         return not any(args)
-    if name in ("to", "bool", "cpu"):
+    if name in ("to", "cpu"):
         wanted = [*args, *kwargs.values()]
         return all(
-            x is torch.bool
+            x is mask.dtype
             or isinstance(x, bool)
             or (isinstance(x, (str, torch.device)) and torch.device(x) == mask.device)
             for x in wanted
