@@ -104,7 +104,7 @@ def _model(cls: type, config: Any, implementation: str, states: Any) -> Any:
         for p in model.parameters():
             noise = torch.randn(p.shape, generator=generator)
             if p.dim() > 1:
-                p.copy_(noise * (0.5 if p.shape[0] == tiny.VOCABULARY else 1 / math.sqrt(p[0].numel())))
+                p.copy_(noise * (0.5 if p.shape[0] == tiny.VOCABULARY else 1 / math.sqrt(max(1, p.numel() / max(1, p.shape[0])))))
             else:
                 p.copy_(torch.nan_to_num(p) + 0.1 * noise)
     return model

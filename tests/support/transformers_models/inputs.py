@@ -1,6 +1,7 @@
 """Inputs of tiny models: several guesses, of which the first one that the eager model takes is used."""
 
 import inspect
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,17 +19,70 @@ def guesses(model: Any, fixes: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if fixes:
         yield {k: v(model, generator) if callable(v) else v for k, v in fixes.items()}
         return
+    if "grid_thw" in names:
+        yield from _images(model, names, generator)
+    if type(model).__name__.endswith("MultipleChoice"):
+        ids = _ids(generator, 3 * TOKENS).view(BATCH, 3, TOKENS)
+        yield {"input_ids": ids, "attention_mask": padding().unsqueeze(1).expand(BATCH, 3, TOKENS)}
+    required = [
+        name
+        for name, p in names.items()
+        if p.default is inspect.Parameter.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    if len(required) > 1 or any(name in REQUIRED for name in required):
+        providers = [_required(name, model.config, generator) for name in required]
+        for chosen in itertools.islice(itertools.product(*providers), 12):
+            yield dict(zip(required, chosen, strict=True))
     main = model.main_input_name
     order = [main, "input_ids", "pixel_values", "input_features", "input_values", "inputs_embeds", "hidden_states"]
     for kind in dict.fromkeys(x for x in order if isinstance(x, str)):
         if kind not in names and kind != main:
             continue
         for first in _tensors(kind, model.config, generator):
-            yield {kind: first} | _companions(kind, names, first, generator)
+            arguments = {kind: first} | _companions(kind, names, first, generator)
+            yield arguments
+            if kind == "input_ids" and "decoder_input_ids" in names:
+                yield {name: x for name, x in arguments.items() if name != "decoder_input_ids"}
+            if kind == "input_ids" and "use_cache" in names:
+                yield arguments | {"use_cache": False}
+            yield {kind: first}
     if "pixel_values" in names and "input_ids" in names:
         for image in _tensors("pixel_values", model.config, generator):
             ids = _ids(generator)
             yield {"input_ids": ids, "pixel_values": image} | _companions("input_ids", names, ids, generator)
+
+
+REQUIRED = {"image", "query_embeds", "pixel_attention_mask", "spatial_shapes", "input_features_mask", "bool_masked_pos"}
+
+
+def _required(name: str, config: Any, generator: torch.Generator) -> list[Any]:
+    """Guesses for an argument that forward requires."""
+    if name in ("attention_mask", "input_features_mask", "qformer_attention_mask"):
+        return [padding()]
+    if name.endswith("input_ids") or name == "audio_input_ids":
+        return [_ids(generator)]
+    if name == "image":
+        return list(_tensors("pixel_values", config, generator))
+    if name == "spatial_shapes":
+        return [torch.tensor([[4, 4], [2, 8]])]
+    if name == "pixel_attention_mask":
+        return [torch.ones(BATCH, 16, dtype=torch.long)]
+    guessed = list(_tensors(name, config, generator))
+    return guessed or [torch.randn(BATCH, TOKENS, 64, generator=generator)]
+
+
+def _images(model: Any, names: Any, generator: torch.Generator) -> Iterator[dict[str, Any]]:
+    """Patches of two images, packed one behind the other."""
+    from support.transformers_models.fixes import GRID, patches
+
+    rows = patches(model, generator)
+    for name in ("hidden_states", "pixel_values"):
+        if name in names:
+            for x in (rows, rows[None]):
+                arguments = {name: x, "grid_thw": GRID}
+                yield arguments
+                if "merge_sizes" in names:
+                    yield arguments | {"merge_sizes": torch.tensor([1, 1])}
 
 
 def _ids(generator: torch.Generator, n: int = TOKENS) -> torch.Tensor:

@@ -17,6 +17,7 @@ NUMBERS: list[tuple[str, int]] = [
     (r"(linear_num_value_heads|num_v_heads)", 4),
     (r"(linear_key_head_dim|linear_value_head_dim|index_head_dim|kv_lora_rank|q_lora_rank|o_lora_rank)", HEAD_DIM),
     (r"index_(n|num)_heads", 4),
+    (r"index_kpool|hc_lowrank|ngram_vocab_size_base|split_ngram_parts", 2),
     (r"index_topk", 4),
     (r"(mamba_n_heads|mamba_num_heads)", 8),
     (r"(mamba_d_head|mamba_head_dim|mamba_d_state|ssm_state_size|mamba_chunk_size|mamba_dt_rank|chunk_size)", 16),
@@ -40,7 +41,7 @@ NUMBERS: list[tuple[str, int]] = [
     (r"(.*_)?patch_size", PATCH),
     (r"(num_mel_bins|n_mels|input_feat_per_channel|num_mels)", 16),
     (r"(.*_)?(moe_intermediate_size|intermediate_size|ffn_dim|d_ff|mlp_dim|n_inner|intermediate_dim|ffn_hidden_size|dim_feedforward|shared_expert_intermediate_size|feedforward_size|intermediate_size_mlp)", INNER),
-    (r"(.*_)?(hidden_size|hidden_dim|d_model|embed_dim|embedding_size|n_embd|projection_dim|output_dim|emb_dim|width|channels_dim|latent_dim|embedding_dim|encoder_dim|decoder_dim|proj_dim|out_dim|d_embed|pooler_output_size|projector_dim|mask_feature_size|feature_size|dim_embed|hidden_size_per_layer_input|proj_size|adapter_dim|mask_dim|cross_hidden_size)", WIDTH),
+    (r"(.*_)?(hidden_size|hidden_dim|d_model|embed_dim|embedding_size|n_embd|projection_dim|output_dim|emb_dim|width|channels_dim|latent_dim|embedding_dim|encoder_dim|decoder_dim|proj_dim|out_dim|d_embed|pooler_output_size|projector_dim|mask_feature_size|feature_size|dim_embed|hidden_size_per_layer_input|proj_size|adapter_dim|mask_dim|cross_hidden_size|adapter_input_size|condition_dim|.*_hidden)", WIDTH),
     (r"(tdnn_dim|xvector_output_dim|codevector_dim|proj_codevector_dim|classifier_proj_size|upsample_initial_channel|mamba_intermediate)", 32),
     (r"num_queries|num_query_tokens|num_denoising|num_latents|num_object_queries|query_num", 8),
     (r"num_frames|pred_num_frames|num_image_with_embedding", 2),
@@ -68,6 +69,17 @@ FIXED: dict[str, Any] = {
 }
 
 
+NONE: dict[str, Any] = {  # for fields that some configs leave open
+    "head_dim": HEAD_DIM,
+    "num_key_value_heads": KEY_HEADS,
+    "vocab_size": VOCABULARY,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "prediction_length": 4,
+    "context_size": 16,
+}
+
+
 class Unbuildable(Exception):
     """No tiny config of the class is known."""
 
@@ -84,7 +96,8 @@ def tiny(cls: type, fixes: dict[str, dict[str, Any]], **fields: Any) -> Any:
     for name in getattr(cls, "sub_configs", {}):
         part = getattr(default, name, None)
         if part is not None and hasattr(type(part), "model_type"):
-            chosen[name] = tiny(type(part), fixes)
+            stages = getattr(part, "out_features", None) if "backbone" in name else None
+            chosen[name] = tiny(type(part), fixes, **({"out_features": list(stages)} if stages else {}))
     fixed = fixes.get(cls.__name__, {})
     chosen |= {name: value() if callable(value) else value for name, value in fixed.items()}
     chosen |= fields
@@ -99,7 +112,9 @@ def _numbers(cls: type, default: Any) -> dict[str, Any]:
         value = parameter.default
         if name in ("self", "transformers_version") or value is inspect.Parameter.empty:
             continue
-        if name in FIXED:
+        if name in NONE and value is None:
+            chosen[name] = NONE[name]
+        elif name in FIXED:
             chosen[name] = FIXED[name]
         elif NO_DROPOUT.fullmatch(name) and isinstance(value, float):
             chosen[name] = 0.0
@@ -124,6 +139,10 @@ def _list(name: str, values: list[Any]) -> dict[str, Any]:
     """Smaller values for a field that lists numbers of stages."""
     if name in ("depths", "num_blocks"):
         return {name: [1] * len(values)}
+    if name in ("num_heads", "num_attention_heads"):
+        return {name: [2] * len(values)}
+    if name == "hidden_sizes" and max(values) > 32 * 2 ** (len(values) - 1):
+        return {name: [16 * 2**i for i in range(len(values))]}
     if name in ("image_size", "img_size") and len(values) == 2:
         return {name: [IMAGE, IMAGE]}
     if name == "patch_size" and len(values) == 2:
@@ -144,11 +163,14 @@ def _key_heads(chosen: dict[str, Any], default: Any) -> None:
 
 def _layers(cls: type, chosen: dict[str, Any], default: Any) -> None:
     """One layer of each type that the default has, at least two layers."""
-    types = getattr(default, "layer_types", None)
-    if not isinstance(types, (list, tuple)) or "layer_types" not in inspect.signature(cls.__init__).parameters:
+    types, names = getattr(default, "layer_types", None), inspect.signature(cls.__init__).parameters
+    field = next((name for name in ("layer_types", "layers_block_type") if name in names), None)
+    if not isinstance(types, (list, tuple)) or not types or field is None:
         return
     kinds = list(dict.fromkeys(types))
-    chosen["layer_types"] = kinds = kinds if len(kinds) > 1 else kinds * 2
+    if kinds == ["linear_attention"]:
+        kinds.append("full_attention")
+    chosen[field] = kinds = kinds if len(kinds) > 1 else kinds * 2
     for name in ("num_hidden_layers", "num_layers", "n_layer"):
         if name in chosen:
             chosen[name] = len(kinds)

@@ -16,13 +16,19 @@ from redblue.integrations.transformers.support import follows_sdpa
 from redblue.masks import Mask
 from redblue.op.api import attention
 
-# Keyword arguments that models pass to every attention function and that do not change the result here: positions and
-# windows are in the mask already, the others are for kernels, caches or outputs elsewhere.
+# Keyword arguments that models pass to every attention function and that do not change the result here. Positions and
+# windows are in the mask already; the others are inputs of the model, or are for kernels, caches or outputs elsewhere.
 HARMLESS = {
     "cache_position",
     "deterministic",
+    "grid_thw",
+    "image_grid_thw",
+    "input_ids",
+    "inputs_embeds",
+    "labels",
     "max_length_k",
     "max_length_q",
+    "merge_sizes",
     "num_items_in_batch",
     "output_hidden_states",
     "output_router_logits",
@@ -32,7 +38,10 @@ HARMLESS = {
     "return_dict",
     "seq_idx",
     "sliding_window",
+    "spatial_shapes",
+    "token_type_ids",
     "use_cache",
+    "video_grid_thw",
 }
 ADVICE = {
     "output_attentions": "redblue never holds the probabilities",
