@@ -77,6 +77,9 @@ def sweep(journal: Path, only: list[str]) -> None:
 
     from redblue.integrations.transformers import register
 
+    from redblue.integrations.transformers import mask_function
+
+    mask_function.SMALL = 0  # tiny masks become rules, too
     warnings.simplefilter("ignore")
     logging.set_verbosity(logging.CRITICAL)
     register()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from redblue.base.errors import RedblueError
 from redblue.integrations.transformers.mask_tensor import MaskTensor
@@ -141,14 +142,14 @@ def _mask_and_bias(
             )
         return _CAUSAL, None, n_k
     if type(attention_mask) is MaskTensor:
-        if attention_mask.shape[-1] != n_k or attention_mask.shape[-2] not in (1, n_q):
-            raise RedblueError(
-                f"attention_mask is for {attention_mask.shape[-2]} queries and {attention_mask.shape[-1]} keys, but "
-                f"there are {n_q} and {n_k}"
-            )
+        if attention_mask.sizes[2:] != (n_q, n_k):
+            queries, keys = attention_mask.sizes[2:]
+            raise RedblueError(f"attention_mask is for {queries} queries and {keys} keys, but there are {n_q} and {n_k}")
         return attention_mask.mask, None, attention_mask.used
     if isinstance(attention_mask, Tensor):
         if attention_mask.dtype is torch.bool:
+            if n_q * n_k >= LARGE and _serves_all_heads(attention_mask, n_q, n_k):
+                return _known_mask(attention_mask), None, n_k
             return None, attention_mask, n_k
         if attention_mask.is_floating_point():
             too_wide = attention_mask.dtype is torch.float64 and query.dtype is not torch.float64
@@ -160,6 +161,29 @@ def _mask_and_bias(
 
 
 _CAUSAL = Mask.causal()
+LARGE = 1 << 16  # pairs of a query and a key: from here on, several layers gain by the rule of a boolean array
+_masks = WeakIdKeyDictionary()  # the rules of boolean tensors, with the versions of the tensors
+
+
+def _serves_all_heads(mask: Tensor, n_q: int, n_k: int) -> bool:
+    """Whether a boolean tensor is on the CPU, outside of captured graphs, and one mask (n_q, n_k) for all heads."""
+    return (
+        mask.shape[-2:] == (n_q, n_k)
+        and (mask.dim() < 3 or mask.shape[-3] == 1)
+        and mask.is_cpu
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and type(mask) is Tensor
+    )
+
+
+def _known_mask(array: Tensor) -> Mask:
+    """The mask of a boolean tensor. All layers that get the same tensor share it."""
+    version, mask = _masks.get(array, (None, None))
+    if mask is None or version != array._version:
+        mask = Mask.from_dense(array.numpy())
+        _masks[array] = (array._version, mask)
+    return mask
 
 
 def _is_causal(module: Any, is_causal: bool | None) -> bool:

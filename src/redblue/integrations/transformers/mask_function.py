@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from redblue.integrations.transformers.mask_tensor import MaskTensor
 from redblue.integrations.transformers.support import follows_sdpa
 from redblue.integrations.transformers.tiles import lowered_by_tiles
 from redblue.masks import Mask
+from redblue.masks.rules.bands import Window
+
+SMALL = 1 << 14  # pairs of a query and a key: below, laying out a rule takes longer than a forward pass saves by it
 
 
 def redblue_mask(
@@ -33,30 +37,29 @@ def redblue_mask(
 ) -> Tensor | None:
     """The mask of a forward pass, for all layers that share it. The signature is that of transformers' mask functions.
 
-    Several queries get a MaskTensor. A single query (a step of generation) needs at most one number per key, and a
-    graph that is being captured needs plain tensors: both get the mask that transformers builds for "sdpa", or for
-    "eager" if the model's code is for floating masks only.
+    Several queries get a MaskTensor. Three cases get the plain tensor that transformers builds for "sdpa", or for
+    "eager" if the model's code is for floating masks only: a single query (a step of generation), which needs one number
+    per key; a graph that is being captured; and a small mask other than a window, whose rule would cost more than it saves.
     """
     floating = config is not None and not follows_sdpa(
         type(config).__module__.replace(".configuration_", ".modeling_")
     )
+    plain = partial(
+        masking_utils.eager_mask if floating else masking_utils.sdpa_mask,
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        use_vmap=use_vmap,
+        device=device,
+        dtype=dtype,
+    )
     if q_length == 1 or _is_captured(attention_mask, q_offset):
-        build = masking_utils.eager_mask if floating else masking_utils.sdpa_mask
-        return build(
-            batch_size=batch_size,
-            q_length=q_length,
-            kv_length=kv_length,
-            q_offset=q_offset,
-            kv_offset=kv_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            use_vmap=use_vmap,
-            device=device,
-            dtype=dtype,
-            **others,
-        )
-    shape, q_first = (batch_size, 1, q_length, kv_length), int(q_offset)
-    used = kv_length
+        return plain(**others)
+    shape, q_first, used = (batch_size, 1, q_length, kv_length), int(q_offset), kv_length
     if recognised.is_causal(mask_function):  # keys after the last query, in caches of a fixed size
         used = min(used, max(0, q_first + q_length - kv_offset))
     padding = _padding(attention_mask, batch_size, kv_offset, used)
@@ -64,11 +67,15 @@ def redblue_mask(
     try:
         mask = recognised.mask_of(mask_function, place)
     except recognised.Unknown:
+        mask = None
+    if q_length * kv_length < SMALL and (padding is not None or mask is None or not isinstance(mask.rule, Window)):
+        return plain(allow_is_causal_skip=False)
+    if mask is None:
         mask = lowered_by_tiles(mask_function, place, use_vmap, device)
     if padding is not None:
         mask = padding if mask.is_full else mask & padding
-    mask_or_none = None if mask.is_full else mask
-    return MaskTensor(mask_or_none, used, shape, torch.device(device), dtype if floating else torch.bool)
+    rule = None if mask.is_full else mask
+    return MaskTensor(rule, used, shape, torch.device(device), dtype if floating else torch.bool)
 
 
 def _is_captured(*values: Any) -> bool:
@@ -88,4 +95,5 @@ def _padding(attention_mask: Tensor | None, batch: int, first: int, count: int) 
     missing = count - kept.shape[1]
     if missing:
         kept = np.concatenate([kept, np.zeros((len(kept), missing), bool)], axis=1)
-    return recognised.key_mask(np.broadcast_to(kept, (batch, count)))
+    mask = recognised.key_mask(np.broadcast_to(kept, (batch, count)))
+    return None if mask.is_full else mask

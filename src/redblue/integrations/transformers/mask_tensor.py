@@ -26,6 +26,7 @@ class MaskTensor(Tensor):
 
     mask: Mask | None
     used: int
+    sizes: tuple[int, ...]  # the shape; reading it takes less time than reading `shape`
     entries: Tensor | None
 
     @staticmethod
@@ -33,11 +34,12 @@ class MaskTensor(Tensor):
         cls, mask: Mask | None, used: int, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.bool
     ) -> MaskTensor:
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made.mask, made.used, made.entries = mask, used, None
+        made.mask, made.used, made.sizes, made.entries = mask, used, shape, None
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"MaskTensor({self.mask or Mask.full()!r}, used={self.used}, shape={tuple(self.shape)})"
+        mask = Mask.full() if self.mask is None else self.mask
+        return f"MaskTensor({mask!r}, used={self.used}, shape={self.sizes})"
 
     def dense(self) -> Tensor:
         """The entries as a plain tensor (batch, 1, n_q, n_k). They are computed once."""

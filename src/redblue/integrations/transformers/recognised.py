@@ -7,6 +7,7 @@ and its parameters are read from its closure. A function that is not recognised 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, reduce
 from typing import Any, NamedTuple
@@ -74,10 +75,10 @@ def is_causal(function: Callable) -> bool:
     return code is _code("and_masks") and any(map(is_causal, parameters(function)["mask_functions"]))
 
 
-def key_mask(attended: np.ndarray) -> Mask | None:
-    """The mask of padding: query i of batch entry b attends the keys j with attended[b, j]; None if it attends all."""
+def key_mask(attended: np.ndarray) -> Mask:
+    """The mask of padding: query i of batch entry b attends the keys j with attended[b, j]."""
     if attended.all():
-        return None
+        return Mask.full()
     return _per_batch([_keys(row) for row in attended])
 
 
@@ -160,6 +161,9 @@ def _all_of(held: dict[str, Any], place: Place) -> Mask:
 
 def _both(a: Mask, b: Mask) -> Mask:
     """Both masks; a window on whole documents becomes the window of each document, which is laid out faster."""
+    count = max(math.prod(a.lead), math.prod(b.lead))
+    if count > 1:
+        return _per_batch([_both(_entry(a, i), _entry(b, i)) for i in range(count)])
     for documents, window in ((a.rule, b.rule), (b.rule, a.rule)):
         if (
             type(documents) is Documents
@@ -169,6 +173,11 @@ def _both(a: Mask, b: Mask) -> Mask:
         ):
             return Mask.documents(documents.lengths.array, within=Mask(window))
     return a & b
+
+
+def _entry(mask: Mask, i: int) -> Mask:
+    """The mask of one batch entry."""
+    return mask.plane(i) if mask.lead else mask
 
 
 def _any_of(held: dict[str, Any], place: Place) -> Mask:
@@ -217,7 +226,7 @@ def _blockwise(held: dict[str, Any], place: Place) -> Mask:
 
 def _padding(held: dict[str, Any], place: Place) -> Mask:
     attended = _rows(held["padding_mask"], place.batch)
-    return key_mask(np.stack([attended[b][place.k_positions(b)] for b in range(place.batch)])) or Mask.full()
+    return key_mask(np.stack([attended[b][place.k_positions(b)] for b in range(place.batch)]))
 
 
 def _packed(held: dict[str, Any], place: Place) -> Mask:
@@ -293,5 +302,5 @@ def _code(factory: str) -> Any:
     made = getattr(masking_utils, factory, None)
     if made is None:
         return None
-    inner = [constant for constant in made.__code__.co_consts if hasattr(constant, "co_freevars")]
+    inner = [x for x in made.__code__.co_consts if hasattr(x, "co_freevars") and not x.co_name.startswith("<")]
     return inner[0] if len(inner) == 1 else None
