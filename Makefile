@@ -11,7 +11,7 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test test-thorough test-all check format sanitize fuzz bench gpu gpu-fit docs certify clean
+.PHONY: help setup report test test-thorough test-all check format sanitize fuzz bench transformers-table gpu gpu-fit docs certify clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -58,6 +58,10 @@ bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, a
 	$(BENCH)/bin/python benchmarks/cpu/memory.py --n 131072 --d 128 --window 4096 --most 100
 	$(BENCH)/bin/python -m benchmarks.cpu.threads
 	$(BENCH)/bin/python -m benchmarks.cpu.attention
+
+# Delete build/transformers.jsonl to compare again
+transformers-table: setup $(VENV)/peers.stamp ## compare every model class of transformers on redblue with eager (about ten minutes)
+	PYTHONPATH=tests $(BIN)/python -m support.transformers_models --journal build/transformers.jsonl --write docs/results
 
 gpu: ## on a machine with a GPU, from a fresh clone: run its tests and both benchmarks, at most ten minutes each
 	.ci/gpu test kernels

@@ -4,6 +4,8 @@
 """
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +20,15 @@ from redblue.integrations.transformers import mask_function, register
 
 FAST = ["BertModel", "Gemma2ForCausalLM", "GptOssForCausalLM", "T5ForConditionalGeneration"]
 THOROUGH = ["LlamaForCausalLM", "Llama4ForCausalLM", "Qwen2VLForConditionalGeneration", "GPT2LMHeadModel"]
-THOROUGH += [ "MistralForCausalLM", "Gemma3ForConditionalGeneration", "Phi3ForCausalLM", "ViTModel"]
+THOROUGH += ["MistralForCausalLM", "Gemma3ForConditionalGeneration", "Phi3ForCausalLM", "ViTModel"]
 THOROUGH += ["WhisperForConditionalGeneration", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "ModernBertModel"]
-THOROUGH += ["BigBirdPegasusModel", "DeepseekV4ForCausalLM", "CLIPModel", "Wav2Vec2Model", "BartForConditionalGeneration"]
+THOROUGH += [
+    "BigBirdPegasusModel",
+    "DeepseekV4ForCausalLM",
+    "CLIPModel",
+    "Wav2Vec2Model",
+    "BartForConditionalGeneration",
+]
 THOROUGH += ["Qwen3ForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "DistilBertModel"]
 
 
@@ -105,6 +113,15 @@ def test_output_attentions_is_refused():
         model.config.output_attentions = True
     out = model(IDS)
     assert out.get("attentions") is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_guide(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "transformers.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(blocks) == 2
+    exec(compile("\n".join(blocks), "docs/guide/transformers.md", "exec"), {})
+    assert capsys.readouterr().out == "torch.Size([2, 20])\n"
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""The sweep: `python -m support.transformers_models` in tests/. It can be stopped and goes on where it was."""
+"""The sweep over all model classes (`make transformers-table`). It can be stopped, and goes on where it was."""
 
 import argparse
 import glob
@@ -13,6 +13,8 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
+
+from support.transformers_models import table
 
 MODULE_SECONDS, CLASS_SECONDS, BYTES = 900, 90, 8 << 30
 
@@ -112,7 +114,14 @@ def sweep(journal: Path, only: list[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--write", type=Path, help="folder of transformers.json and transformers.md")
     parser.add_argument("only", nargs="*", help="names of models; all if left out")
     arguments = parser.parse_args()
     os.nice(10)
+    arguments.journal.parent.mkdir(parents=True, exist_ok=True)
     sweep(arguments.journal, arguments.only)
+    if arguments.write:
+        lines = arguments.journal.read_text(encoding="utf-8").splitlines()
+        table.write(
+            [json.loads(line) for line in lines], *(arguments.write / f"transformers.{x}" for x in ("json", "md"))
+        )

@@ -73,7 +73,10 @@ def _against(
     if generated is not None:
         result["generates"] = generated
         if generated not in ("same", "eager fails"):
-            result |= {"status": "wrong" if generated == "other tokens" else "refused", "reason": f"generate: {generated}"}
+            result |= {
+                "status": "wrong" if generated == "other tokens" else "refused",
+                "reason": f"generate: {generated}",
+            }
     return result, actual
 
 
@@ -106,7 +109,10 @@ def _model(cls: type, config: Any, implementation: str, states: Any) -> Any:
         for p in model.parameters():
             noise = torch.randn(p.shape, generator=generator)
             if p.dim() > 1:
-                p.copy_(noise * (0.5 if p.shape[0] == tiny.VOCABULARY else 1 / math.sqrt(max(1, p.numel() / max(1, p.shape[0])))))
+                p.copy_(
+                    noise
+                    * (0.5 if p.shape[0] == tiny.VOCABULARY else 1 / math.sqrt(max(1, p.numel() / max(1, p.shape[0]))))
+                )
             else:
                 p.copy_(torch.nan_to_num(p) + 0.1 * noise)
     return model
@@ -199,7 +205,12 @@ def _generated(reference: Any, model: Any, arguments: dict[str, Any]) -> str | N
     prompt = {k: v for k, v in arguments.items() if not k.startswith("decoder_")}
     if "attention_mask" in prompt and not encoder_decoder:
         prompt["attention_mask"] = inputs.padding(left=True)
-    settings: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
+    settings: dict[str, Any] = {
+        "max_new_tokens": NEW_TOKENS,
+        "min_new_tokens": NEW_TOKENS,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     if encoder_decoder:
         settings["decoder_start_token_id"] = 1
     try:

@@ -21,16 +21,22 @@ def _mrope(*sections: int, **more: Any) -> dict[str, Any]:
 
 
 DETR = {"backbone_config": _resnet, "use_timm_backbone": False, "backbone": None}
+STAGES = {"encoder_in_channels": [32, 64, 128]}
 CONFIGS: dict[str, dict[str, Any]] = {
     "AlignVisionConfig": {"width_coefficient": 0.1, "depth_coefficient": 0.1},
     "BltConfig": {"encoder_hash_byte_group_vocab": 100},
     "BltPatcherConfig": {"max_position_embeddings": 64},
     "ChameleonConfig": {"vocabulary_map": {"<image>": 4}},
-    "CohereCompassTextConfig": {"rope_parameters": None},
+    "BambaConfig": {"layers_block_type": ["mamba", "attention"]},
+    "CohereCompassTextConfig": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
+    },
     "ConditionalDetrConfig": DETR,
     "DeformableDetrConfig": DETR,
     "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"]},
     "DetrConfig": DETR,
+    "DFineConfig": STAGES,
+    "Deimv2Config": STAGES,
     "EfficientLoFTRConfig": {"hidden_size": 256},
     "Emu3Config": {"vocabulary_map": {"<image>": 4, "<|extra_200|>": 5, "<|visual token 000000|>": 6}},
     "Ernie4_5_VLMoeTextConfig": _mrope(3, 3, 2),
@@ -43,6 +49,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "MimiDecoderConfig": {"upsample_groups": 64},
     "MoonshineStreamingConfig": {"num_key_value_heads": 4},
     "PaddleOCRTextConfig": _mrope(4, 2, 2),
+    "PPDocLayoutV2Config": STAGES,
+    "PPDocLayoutV3Config": STAGES,
+    "PPDocLayoutV4Config": STAGES,
+    "RTDetrConfig": STAGES,
+    "RTDetrV2Config": STAGES,
     "PocketTTSAudioTokenizerDecoderConfig": {"upsample_groups": 64},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": 4,

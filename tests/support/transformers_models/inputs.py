@@ -23,7 +23,7 @@ def guesses(model: Any, fixes: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _images(model, names, generator)
     if type(model).__name__.endswith("MultipleChoice"):
         ids = _ids(generator, 3 * TOKENS).view(BATCH, 3, TOKENS)
-        yield {"input_ids": ids, "attention_mask": padding().unsqueeze(1).expand(BATCH, 3, TOKENS)}
+        yield {"input_ids": ids, "attention_mask": padding().unsqueeze(1).repeat(1, 3, 1)}
     required = [
         name
         for name, p in names.items()
@@ -42,7 +42,10 @@ def guesses(model: Any, fixes: dict[str, Any]) -> Iterator[dict[str, Any]]:
             arguments = {kind: first} | _companions(kind, names, first, generator)
             yield arguments
             if kind == "input_ids" and "decoder_input_ids" in names:
-                yield {name: x for name, x in arguments.items() if name != "decoder_input_ids"}
+                ended = first.clone()
+                ended[:, 8] = model.config.eos_token_id or 0  # encoder-decoders classify by the end of the sentence
+                shorter = {name: x for name, x in arguments.items() if name != "decoder_input_ids"}
+                yield shorter | {"input_ids": ended}
             if kind == "input_ids" and "use_cache" in names:
                 yield arguments | {"use_cache": False}
             yield {kind: first}

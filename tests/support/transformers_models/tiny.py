@@ -12,7 +12,10 @@ IMAGE, PATCH = 32, 8
 
 # The first pattern that matches the whole name of a field gives its number, if the default is a larger number
 NUMBERS: list[tuple[str, int]] = [
-    (r"(|global_|swa_|sliding_|text_|num_)?(num_key_value_heads|num_kv_heads|n_kv_heads|key_value_heads|global_key_value_heads)", KEY_HEADS),
+    (
+        r"(|global_|swa_|sliding_|text_|num_)?(num_key_value_heads|num_kv_heads|n_kv_heads|key_value_heads|global_key_value_heads)",
+        KEY_HEADS,
+    ),
     (r"(linear_num_key_heads|num_k_heads)", 2),
     (r"(linear_num_value_heads|num_v_heads)", 4),
     (r"(linear_key_head_dim|linear_value_head_dim|index_head_dim|kv_lora_rank|q_lora_rank|o_lora_rank)", HEAD_DIM),
@@ -22,27 +25,51 @@ NUMBERS: list[tuple[str, int]] = [
     (r"(mamba_n_heads|mamba_num_heads)", 8),
     (r"(mamba_d_head|mamba_head_dim|mamba_d_state|ssm_state_size|mamba_chunk_size|mamba_dt_rank|chunk_size)", 16),
     (r".*mamba_n_groups|n_groups", 2),
-    (r"(.*_)?(num_attention_heads|num_heads|n_heads?|attention_heads|num_attn_heads|kv_channels_heads|swa_num_attention_heads)", HEADS),
+    (
+        r"(.*_)?(num_attention_heads|num_heads|n_heads?|attention_heads|num_attn_heads|kv_channels_heads|swa_num_attention_heads)",
+        HEADS,
+    ),
     (r"(.*_)?(head_dim|d_kv|kv_channels|head_size|attention_head_size|global_head_dim)", HEAD_DIM),
     (r"(.*_)?(num_experts_per_tok|num_experts_per_token|moe_topk|moe_k|top_k|top_k_experts)", 2),
-    (r"(n_group|topk_group|n_shared_experts|num_shared_experts|moe_num_shared_experts|num_expert_group|num_limited_groups)", 1),
+    (
+        r"(n_group|topk_group|n_shared_experts|num_shared_experts|moe_num_shared_experts|num_expert_group|num_limited_groups)",
+        1,
+    ),
     (r"(.*_)?(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts)", 4),
     (r"(first_k_dense_replace|num_dense_layers|moe_layer_start_index)", 1),
-    (r"(.*_)?(num_hidden_layers|num_layers|n_layers?|depth|encoder_layers|decoder_layers|layers|num_blocks|num_block|num_decoder_layers|num_encoder_layers|max_window_layers)", 2),
+    (
+        r"(.*_)?(num_hidden_layers|num_layers|n_layers?|depth|encoder_layers|decoder_layers|layers|num_blocks|num_block|num_decoder_layers|num_encoder_layers|max_window_layers)",
+        2,
+    ),
     (r"(num_mtp_layers|num_nextn_predict_layers)", 0),
     (r"num_.*_layers", 2),
     (r"sliding_window_pattern|full_attention_interval|global_attn_every_n_layers", 2),
-    (r"(sliding_window|sliding_window_size|attention_chunk_size|attention_window|local_attention|attention_context_left)", 5),
+    (
+        r"(sliding_window|sliding_window_size|attention_chunk_size|attention_window|local_attention|attention_context_left)",
+        5,
+    ),
     (r"(.*_)?(vocab_size|vocab_size_per_layer_input|vocabulary_size)", VOCABULARY),
     (r"(.*_)?codebook_size", 32),
-    (r"(.*_)?(max_position_embeddings|n_positions|max_target_positions|n_ctx|max_seq_len|max_sequence_length|max_2d_position_embeddings|max_length)", POSITIONS),
+    (
+        r"(.*_)?(max_position_embeddings|n_positions|max_target_positions|n_ctx|max_seq_len|max_sequence_length|max_2d_position_embeddings|max_length)",
+        POSITIONS,
+    ),
     (r"max_source_positions", 16),
     (r"(.*_)?(image_size|crop_size|img_size|eval_size)", IMAGE),
     (r"(.*_)?patch_size", PATCH),
     (r"(num_mel_bins|n_mels|input_feat_per_channel|num_mels)", 16),
-    (r"(.*_)?(moe_intermediate_size|intermediate_size|ffn_dim|d_ff|mlp_dim|n_inner|intermediate_dim|ffn_hidden_size|dim_feedforward|shared_expert_intermediate_size|feedforward_size|intermediate_size_mlp)", INNER),
-    (r"(.*_)?(hidden_size|hidden_dim|d_model|embed_dim|embedding_size|n_embd|projection_dim|output_dim|emb_dim|width|channels_dim|latent_dim|embedding_dim|encoder_dim|decoder_dim|proj_dim|out_dim|d_embed|pooler_output_size|projector_dim|mask_feature_size|feature_size|dim_embed|hidden_size_per_layer_input|proj_size|adapter_dim|mask_dim|cross_hidden_size|adapter_input_size|condition_dim|.*_hidden)", WIDTH),
-    (r"(tdnn_dim|xvector_output_dim|codevector_dim|proj_codevector_dim|classifier_proj_size|upsample_initial_channel|mamba_intermediate)", 32),
+    (
+        r"(.*_)?(moe_intermediate_size|intermediate_size|ffn_dim|d_ff|mlp_dim|n_inner|intermediate_dim|ffn_hidden_size|dim_feedforward|shared_expert_intermediate_size|feedforward_size|intermediate_size_mlp)",
+        INNER,
+    ),
+    (
+        r"(.*_)?(hidden_size|hidden_dim|d_model|embed_dim|embedding_size|n_embd|projection_dim|output_dim|emb_dim|width|channels_dim|latent_dim|embedding_dim|encoder_dim|decoder_dim|proj_dim|out_dim|d_embed|pooler_output_size|projector_dim|mask_feature_size|feature_size|dim_embed|hidden_size_per_layer_input|proj_size|adapter_dim|mask_dim|cross_hidden_size|adapter_input_size|condition_dim|.*_hidden)",
+        WIDTH,
+    ),
+    (
+        r"(tdnn_dim|xvector_output_dim|codevector_dim|proj_codevector_dim|classifier_proj_size|upsample_initial_channel|mamba_intermediate)",
+        32,
+    ),
     (r"num_queries|num_query_tokens|num_denoising|num_latents|num_object_queries|query_num", 8),
     (r"num_frames|pred_num_frames|num_image_with_embedding", 2),
     (r"num_conv_pos_embeddings", 16),

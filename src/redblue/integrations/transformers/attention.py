@@ -144,7 +144,9 @@ def _mask_and_bias(
     if type(attention_mask) is MaskTensor:
         if attention_mask.sizes[2:] != (n_q, n_k):
             queries, keys = attention_mask.sizes[2:]
-            raise RedblueError(f"attention_mask is for {queries} queries and {keys} keys, but there are {n_q} and {n_k}")
+            raise RedblueError(
+                f"attention_mask is for {queries} queries and {keys} keys, but there are {n_q} and {n_k}"
+            )
         return attention_mask.mask, None, attention_mask.used
     if isinstance(attention_mask, Tensor):
         if attention_mask.dtype is torch.bool:

@@ -41,9 +41,7 @@ def redblue_mask(
     "eager" if the model's code is for floating masks only: a single query (a step of generation), which needs one number
     per key; a graph that is being captured; and a small mask other than a window, whose rule would cost more than it saves.
     """
-    floating = config is not None and not follows_sdpa(
-        type(config).__module__.replace(".configuration_", ".modeling_")
-    )
+    floating = config is not None and not follows_sdpa(type(config).__module__.replace(".configuration_", ".modeling_"))
     plain = partial(
         masking_utils.eager_mask if floating else masking_utils.sdpa_mask,
         batch_size=batch_size,

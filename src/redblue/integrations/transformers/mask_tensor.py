@@ -86,7 +86,17 @@ _FACTS = {
     getattr(Tensor, name).__get__
     for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cpu", "is_cuda", "is_leaf", "grad")
 } | {Tensor.grad_fn.__get__, Tensor.is_nested.__get__, Tensor.is_sparse.__get__, Tensor.is_meta.__get__}  # pyright: ignore
-_QUESTIONS = {"dim", "size", "numel", "ndimension", "is_floating_point", "is_complex", "__len__", "__hash__", "__repr__"}
+_QUESTIONS = {
+    "dim",
+    "size",
+    "numel",
+    "ndimension",
+    "is_floating_point",
+    "is_complex",
+    "__len__",
+    "__hash__",
+    "__repr__",
+}
 _COPIES = {"detach", "contiguous", "clone", "alias", "requires_grad_"}  # a MaskTensor never changes
 
 

@@ -153,7 +153,9 @@ def _rows(tensor: Any, batch: int) -> np.ndarray:
 
 def _all_of(held: dict[str, Any], place: Place) -> Mask:
     functions = list(held["mask_functions"])
-    packed = next((f for f in functions if getattr(f, "__code__", None) is _code("packed_sequence_mask_function")), None)
+    packed = next(
+        (f for f in functions if getattr(f, "__code__", None) is _code("packed_sequence_mask_function")), None
+    )
     if packed is not None:
         place = place._replace(documents=_rows(parameters(packed)["packed_sequence_mask"], place.batch))
     return reduce(_both, [mask_of(function, place) for function in functions])
