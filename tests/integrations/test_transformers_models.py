@@ -11,12 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+from redblue.integrations.transformers import mask_function, register
 from support.transformers_models.compare import compare
 from support.transformers_models.fixes import CONFIGS
 from support.transformers_models.inputs import padding
 from support.transformers_models.tiny import tiny
-
-from redblue.integrations.transformers import mask_function, register
 
 FAST = ["BertModel", "Gemma2ForCausalLM", "GptOssForCausalLM", "T5ForConditionalGeneration"]
 THOROUGH = ["LlamaForCausalLM", "Llama4ForCausalLM", "Qwen2VLForConditionalGeneration", "GPT2LMHeadModel"]

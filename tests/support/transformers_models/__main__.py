@@ -60,7 +60,7 @@ def _in_child(module: str, done: set[str], journal: Path) -> None:
         signal.alarm(CLASS_SECONDS)
         try:
             outcome = dict(compare(cls))
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             outcome = {"status": "not buildable", "reason": f"{type(error).__name__}: {error}"[:160]}
         signal.alarm(0)
         record = {"module": module, "class": cls.__name__, **outcome, "seconds": round(time.process_time() - began, 1)}
@@ -73,13 +73,9 @@ def sweep(journal: Path, only: list[str]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    import transformers
-    import transformers.modeling_utils
     from transformers.utils import logging
 
-    from redblue.integrations.transformers import register
-
-    from redblue.integrations.transformers import mask_function
+    from redblue.integrations.transformers import mask_function, register
 
     mask_function.SMALL = 0  # tiny masks become rules, too
     warnings.simplefilter("ignore")

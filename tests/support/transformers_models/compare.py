@@ -27,14 +27,14 @@ def compare(cls: type, sdpa: bool = True) -> Outcome:
     try:
         config = tiny.tiny(cls.config_class, CONFIGS)
         reference = _model(cls, config, "eager", None)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return Outcome(status="not buildable", reason=_text(error))
     reason, trials = "no input is known", []
     for arguments in inputs.guesses(reference, INPUTS.get(cls.__name__, {})):
         try:
             expected = _run(reference, arguments)
             break
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             trials.append(_text(error))
             reason = trials[0]
     else:
@@ -55,9 +55,9 @@ def _against(
     """Compare one implementation with eager; also give its numbers."""
     try:
         model = _model(cls, config, implementation, reference.state_dict())
-        with _calls() as calls:
+        with Calls() as calls:
             actual = _run(model, arguments)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return {"status": "refused", "reason": _text(error)}, None
     if implementation == "redblue" and not calls[0]:
         return {"status": "unreached", "reason": "the forward pass did not call the attention function"}, None
@@ -177,7 +177,7 @@ def _error(a: torch.Tensor, b: torch.Tensor, size: torch.Tensor) -> float:
     return difference / scale if difference else 0.0
 
 
-class _calls:
+class Calls:
     """Counts the calls of redblue's attention function."""
 
     def __enter__(self) -> list[int]:
@@ -216,12 +216,12 @@ def _generated(reference: Any, model: Any, arguments: dict[str, Any]) -> str | N
     try:
         torch.manual_seed(5)
         expected = reference.generate(**copy.deepcopy(prompt), **settings)
-    except Exception:  # noqa: BLE001
+    except Exception:
         return "eager fails"
     try:
         torch.manual_seed(5)
         actual = model.generate(**copy.deepcopy(prompt), **settings)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return _text(error)
     if not isinstance(expected, torch.Tensor):
         return "same" if not _different(expected, actual) else "other tokens"

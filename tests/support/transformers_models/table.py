@@ -48,12 +48,12 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
         "# transformers on redblue",
         "",
         f"Every model class of transformers {versions['transformers']} whose module dispatches attention through "
-        f"`ALL_ATTENTION_FUNCTIONS` ({len(records):,} classes of {len(models)} models), at tiny size, with random weights, "
-        f"in float32, with PyTorch {versions['torch']} on a CPU. `make transformers-table` writes this page and "
-        "[the outcome of each class](transformers.json).",
+        f"`ALL_ATTENTION_FUNCTIONS` ({len(records):,} classes of {len(models)} models), at tiny size, with random "
+        f"weights, in float32, with PyTorch {versions['torch']} on a CPU. `make transformers-table` writes this page "
+        "and [the outcome of each class](transformers.json).",
         "",
-        '"Same" means that the largest error of the outputs, and that of the gradients of all parameters, is at most 1e-4 '
-        f"of the largest number; the largest one that occurred is {max(errors, default=0):.1g}.",
+        '"Same" means that the largest error of the outputs, and that of the gradients of all parameters, is at most '
+        f"1e-4 of the largest number; the largest one that occurred is {max(errors, default=0):.1g}.",
         "",
         "| outcome | classes | meaning |",
         "|---|---:|---|",

@@ -115,7 +115,7 @@ def tiny(cls: type, fixes: dict[str, dict[str, Any]], **fields: Any) -> Any:
     """A tiny config of a config class. fixes: fields by the name of a config class, which win over the tables here."""
     try:
         default = cls()
-    except Exception as error:  # noqa: BLE001 (any config may fail, in any way)
+    except Exception as error:
         if cls.__name__ not in fixes:
             raise Unbuildable(f"{cls.__name__}() fails: {error!r}"[:200]) from error
         default = None

@@ -13,7 +13,7 @@ from redblue.base.errors import RedblueError
 from redblue.integrations.transformers.mask_tensor import MaskTensor
 from redblue.integrations.transformers.packed import packed
 from redblue.integrations.transformers.selections import selected_blocks, selected_keys
-from redblue.integrations.transformers.support import follows_sdpa
+from redblue.integrations.transformers.support import follows_sdpa, is_captured
 from redblue.masks import Mask
 from redblue.op.api import attention
 
@@ -72,8 +72,9 @@ def attention_forward(
     block_indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention for a model of transformers: query (B, H, n_q, d), key and value (B, H_kv, n_k, ...) to (B, n_q, H, d_v).
+    """Attention for a model of transformers. Returns (B, n_q, H, d_v), contiguous, and None for the probabilities.
 
+    query (B, H, n_q, d), key (B, H_kv, n_k, d), value (B, H_kv, n_k, d_v).
     attention_mask: a MaskTensor, a boolean tensor (True: attend), a floating tensor (added to the scores), or None;
     then the module's `is_causal` decides. s_aux: one sink per head; sinks: one sink per head and query. position_bias:
     added to the scores, with gradient. cu_seq_lens_*: the bounds of packed sequences. indices, block_indices: the keys
@@ -173,19 +174,18 @@ def _serves_all_heads(mask: Tensor, n_q: int, n_k: int) -> bool:
         mask.shape[-2:] == (n_q, n_k)
         and (mask.dim() < 3 or mask.shape[-3] == 1)
         and mask.is_cpu
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not is_captured()
         and type(mask) is Tensor
     )
 
 
 def _known_mask(array: Tensor) -> Mask:
     """The mask of a boolean tensor. All layers that get the same tensor share it."""
-    version, mask = _masks.get(array, (None, None))
-    if mask is None or version != array._version:
-        mask = Mask.from_dense(array.numpy())
-        _masks[array] = (array._version, mask)
-    return mask
+    known = _masks.get(array)
+    if known is None or known[0] != array._version:
+        known = array._version, Mask.from_dense(array.numpy())
+        _masks[array] = known
+    return known[1]
 
 
 def _is_causal(module: Any, is_causal: bool | None) -> bool:

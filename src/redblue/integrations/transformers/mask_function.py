@@ -13,7 +13,7 @@ from transformers import masking_utils
 
 from redblue.integrations.transformers import recognised
 from redblue.integrations.transformers.mask_tensor import MaskTensor
-from redblue.integrations.transformers.support import follows_sdpa
+from redblue.integrations.transformers.support import follows_sdpa, is_captured
 from redblue.integrations.transformers.tiles import lowered_by_tiles
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
@@ -38,8 +38,9 @@ def redblue_mask(
     """The mask of a forward pass, for all layers that share it. The signature is that of transformers' mask functions.
 
     Several queries get a MaskTensor. Three cases get the plain tensor that transformers builds for "sdpa", or for
-    "eager" if the model's code is for floating masks only: a single query (a step of generation), which needs one number
-    per key; a graph that is being captured; and a small mask other than a window, whose rule would cost more than it saves.
+    "eager" if the model's code is for floating masks only: a single query (a step of generation), which needs one
+    number per key; a graph that is being captured; and a small mask other than a window, whose rule would cost more
+    than it saves.
     """
     floating = config is not None and not follows_sdpa(type(config).__module__.replace(".configuration_", ".modeling_"))
     plain = partial(
@@ -55,7 +56,7 @@ def redblue_mask(
         device=device,
         dtype=dtype,
     )
-    if q_length == 1 or _is_captured(attention_mask, q_offset):
+    if q_length == 1 or is_captured(attention_mask, q_offset):
         return plain(**others)
     shape, q_first, used = (batch_size, 1, q_length, kv_length), int(q_offset), kv_length
     if recognised.is_causal(mask_function):  # keys after the last query, in caches of a fixed size
@@ -74,15 +75,6 @@ def redblue_mask(
         mask = padding if mask.is_full else mask & padding
     rule = None if mask.is_full else mask
     return MaskTensor(rule, used, shape, torch.device(device), dtype if floating else torch.bool)
-
-
-def _is_captured(*values: Any) -> bool:
-    """Whether the call becomes part of a graph (torch.compile, torch.export, torch.jit.trace)."""
-    return (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or any(isinstance(x, Tensor) and masking_utils.is_tracing(x) for x in values)
-    )
 
 
 def _padding(attention_mask: Tensor | None, batch: int, first: int, count: int) -> Mask | None:

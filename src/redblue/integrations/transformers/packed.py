@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -31,14 +32,17 @@ def packed(
     if mask is None or mask.is_full:
         return documents
     rule, own = mask.rule, documents.rule
-    if isinstance(rule, Documents) and isinstance(own, Documents) and rule.lengths == own.lengths:
-        if rule.key_lengths == own.key_lengths:  # the mask function has recognised the same sequences
-            return mask
+    if (
+        isinstance(rule, Documents)
+        and isinstance(own, Documents)
+        and (rule.lengths, rule.key_lengths) == (own.lengths, own.key_lengths)
+    ):  # the mask function has recognised the same sequences
+        return mask
     return mask & documents
 
 
 @lru_cache(maxsize=64)
 def _documents(bounds: tuple[int, ...], key_bounds: tuple[int, ...], causal: bool) -> Mask:
-    lengths, key_lengths = ([b - a for a, b in zip(x, x[1:], strict=False)] for x in (bounds, key_bounds))
+    lengths, key_lengths = ([b - a for a, b in pairwise(x)] for x in (bounds, key_bounds))
     within = Mask.causal(align="bottom-right") if causal else None
     return Mask.documents(lengths, key_lengths, within=within)

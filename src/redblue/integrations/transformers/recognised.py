@@ -129,7 +129,7 @@ def equal_labels(queries: np.ndarray, keys: np.ndarray) -> Mask:
         named = [label for label in runs if label >= 0]
         if len(named) != len(set(named)):
             raise Unknown
-    return Mask.documents(*map(list, zip(*merged, strict=True))) if merged else Mask.full()
+    return Mask.documents([n for n, _ in merged], [n for _, n in merged])
 
 
 def _runs(labels: np.ndarray) -> tuple[list[int], list[int]]:

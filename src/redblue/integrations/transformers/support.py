@@ -1,11 +1,14 @@
-"""Facts about the models of transformers that decide which conventions their code follows."""
+"""Facts about a call that transformers does not pass on: the model's conventions, and whether a graph is captured."""
 
 from __future__ import annotations
 
 import sys
 from functools import cache
+from typing import Any
 
+import torch
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.import_utils import is_tracing
 
 
 @cache
@@ -25,3 +28,12 @@ def follows_sdpa(modeling_module: str) -> bool:
         and PreTrainedModel in each.__bases__
     ]
     return all(base._supports_sdpa for base in bases)
+
+
+def is_captured(*values: Any) -> bool:
+    """Whether the call becomes part of a graph (torch.compile, torch.export, jit.trace), or these tensors do."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or any(isinstance(x, torch.Tensor) and is_tracing(x) for x in values)
+    )

@@ -18,7 +18,10 @@ TILE = 1 << 20  # pairs that are evaluated at once
 
 
 def lowered_by_tiles(function: Callable, place: Place, use_vmap: bool, device: Any) -> Mask:
-    """The mask of any mask function, as one bit per pair and batch entry. Raises RedblueError if it cannot be called."""
+    """The mask of any mask function, as one bit per pair and batch entry.
+
+    Raises RedblueError if the function cannot be called.
+    """
     rows = max(8, TILE // max(1, place.batch * place.n_k) // 8 * 8)  # whole bytes of bits
     parts: list[list[bytes]] = [[] for _ in range(place.batch)]
     for first in range(0, place.n_q, rows):
