@@ -13,7 +13,7 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup report test test-thorough test-all test-torch check format sanitize fuzz bench gpu gpu-fit docs certify
-.PHONY: hub-kernel sdist wheel clean
+.PHONY: transformers-table hub-kernel sdist wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -75,6 +75,10 @@ bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, a
 	$(BENCH)/bin/python -m benchmarks.cpu.threads
 	$(BENCH)/bin/python -m benchmarks.cpu.attention
 	$(BENCH)/bin/python -m benchmarks.cpu.jax_attention --json docs/results/jax.json
+
+# Delete build/transformers.jsonl to compare again
+transformers-table: setup $(VENV)/peers.stamp ## compare every model class of transformers on redblue with eager (about ten minutes)
+	PYTHONPATH=tests $(BIN)/python -m support.transformers_models --journal build/transformers.jsonl --write docs/results
 
 gpu: ## on a machine with a GPU, from a fresh clone: run its tests and both benchmarks, at most ten minutes each
 	.ci/gpu test kernels

@@ -20,9 +20,13 @@ class Dense(Blocks):
     def of_array(cls, array: np.ndarray) -> Dense:
         """Make the rule of a 2-D boolean array."""
         rows, cols = array.shape
-        return cls(
-            np.packbits(array).tobytes(), (rows, cols), (ANY_LENGTH if rows == 1 else 1, ANY_LENGTH if cols == 1 else 1)
-        )
+        return cls.of_bits(np.packbits(array).tobytes(), (rows, cols))
+
+    @classmethod
+    def of_bits(cls, bits: bytes, shape: tuple[int, int]) -> Dense:
+        """Make the rule of the bits of a 2-D boolean array, packed by np.packbits."""
+        rows, cols = shape
+        return cls(bits, shape, (ANY_LENGTH if rows == 1 else 1, ANY_LENGTH if cols == 1 else 1))
 
     def __repr__(self) -> str:
         return f"Mask.from_dense({_short(self.layout)})"

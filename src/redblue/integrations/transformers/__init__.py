@@ -1,0 +1,16 @@
+"""redblue under the models of Hugging Face transformers: `attn_implementation="redblue"`.
+
+    from redblue.integrations.transformers import register
+
+    register()
+    model = AutoModel.from_config(config, attn_implementation="redblue")
+
+`register` adds an attention function and a mask function to transformers' registries. The mask function translates
+transformers' mask functions (causal, windows, chunks, packed sequences, padding, prefixes) into rules of
+`redblue.Mask`, so that no array of n_q x n_k is built for them. docs/guide/transformers.md describes what is served.
+Importing this package loads neither transformers nor PyTorch.
+"""
+
+from redblue.integrations.transformers.registration import NAME, Registration, register
+
+__all__ = ["NAME", "Registration", "register"]

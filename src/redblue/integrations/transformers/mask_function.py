@@ -1,0 +1,89 @@
+"""The mask function that redblue registers with transformers: from a mask function and padding to a MaskTensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import masking_utils
+
+from redblue.integrations.transformers import recognised
+from redblue.integrations.transformers.mask_tensor import MaskTensor
+from redblue.integrations.transformers.support import follows_sdpa, is_captured
+from redblue.integrations.transformers.tiles import lowered_by_tiles
+from redblue.masks import Mask
+from redblue.masks.rules.bands import Window
+
+SMALL = 1 << 14  # pairs of a query and a key: below, laying out a rule takes longer than a forward pass saves by it
+
+
+def redblue_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    config: Any = None,
+    **others: Any,
+) -> Tensor | None:
+    """The mask of a forward pass, for all layers that share it. The signature is that of transformers' mask functions.
+
+    Several queries get a MaskTensor. Three cases get the plain tensor that transformers builds for "sdpa", or for
+    "eager" if the model's code is for floating masks only: a single query (a step of generation), which needs one
+    number per key; a graph that is being captured; and a small mask other than a window, whose rule would cost more
+    than it saves.
+    """
+    floating = config is not None and not follows_sdpa(type(config).__module__.replace(".configuration_", ".modeling_"))
+    plain = partial(
+        masking_utils.eager_mask if floating else masking_utils.sdpa_mask,
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        use_vmap=use_vmap,
+        device=device,
+        dtype=dtype,
+    )
+    if q_length == 1 or is_captured(attention_mask, q_offset):
+        return plain(**others)
+    shape, q_first, used = (batch_size, 1, q_length, kv_length), int(q_offset), kv_length
+    if recognised.is_causal(mask_function):  # keys after the last query, in caches of a fixed size
+        used = min(used, max(0, q_first + q_length - kv_offset))
+    padding = _padding(attention_mask, batch_size, kv_offset, used)
+    place = recognised.Place(batch_size, q_length, used, q_first, kv_offset)
+    try:
+        mask = recognised.mask_of(mask_function, place)
+    except recognised.Unknown:
+        mask = None
+    if q_length * kv_length < SMALL and (padding is not None or mask is None or not isinstance(mask.rule, Window)):
+        return plain(allow_is_causal_skip=False)
+    if mask is None:
+        mask = lowered_by_tiles(mask_function, place, use_vmap, device)
+    if padding is not None:
+        mask = padding if mask.is_full else mask & padding
+    rule = None if mask.is_full else mask
+    return MaskTensor(rule, used, shape, torch.device(device), dtype if floating else torch.bool)
+
+
+def _padding(attention_mask: Tensor | None, batch: int, first: int, count: int) -> Mask | None:
+    """The mask of padded keys; None if there are none. Keys beyond the end of attention_mask are padding."""
+    if attention_mask is None:
+        return None
+    kept = attention_mask[:, first : first + count].bool().cpu().numpy()
+    missing = count - kept.shape[1]
+    if missing:
+        kept = np.concatenate([kept, np.zeros((len(kept), missing), bool)], axis=1)
+    mask = recognised.key_mask(np.broadcast_to(kept, (batch, count)))
+    return None if mask.is_full else mask

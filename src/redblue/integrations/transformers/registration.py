@@ -1,0 +1,64 @@
+"""Registers redblue's attention function and mask function with transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redblue.base.errors import RedblueError
+
+NAME = "redblue"
+
+
+class Registration:
+    """The entries of `register` in transformers' two registries, removed by `undo`. As a context, it undoes itself."""
+
+    def undo(self) -> None:
+        """Remove redblue from transformers' registries. Further calls do nothing.
+
+        Models that were made with `attn_implementation="redblue"` need another implementation from then on:
+        `model.set_attn_implementation("sdpa")`.
+        """
+        for registry, function in _entries():
+            if registry.get(NAME) is function:
+                del registry[NAME]
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+
+def register() -> Registration:
+    """Make `attn_implementation="redblue"` work in transformers. Further calls change nothing.
+
+    Returns an object whose `undo()` removes the registration; it also works as a context. Raises RedblueError if
+    transformers or PyTorch is not installed, or if the name belongs to another implementation.
+    """
+    entries = _entries()
+    for registry, function in entries:
+        if registry.get(NAME, function) is not function:
+            raise RedblueError(
+                f'transformers already has another implementation named "{NAME}", {registry[NAME]!r}: remove it first'
+            )
+    for registry, function in entries:
+        registry[NAME] = function
+    return Registration()
+
+
+def _entries() -> tuple[tuple[dict[str, Any], Any], ...]:
+    """Each registry of transformers with redblue's function for it. Raises RedblueError if a package is missing."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise RedblueError(
+            'attn_implementation="redblue" needs PyTorch and transformers 5 or newer: '
+            f"pip install 'redblue[transformers]' ({error})"
+        ) from error
+    from redblue.integrations.transformers.attention import attention_forward
+    from redblue.integrations.transformers.mask_function import redblue_mask
+
+    return (
+        (AttentionInterface._global_mapping, attention_forward),
+        (AttentionMaskInterface._global_mapping, redblue_mask),
+    )

@@ -1,0 +1,271 @@
+"""The attention function for transformers, against the expression that eager models compute, in float64."""
+
+import math
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sliding_window_causal_mask_function
+
+from redblue.base.errors import RedblueError
+from redblue.integrations.transformers import NAME, attention, mask_function, register
+from redblue.integrations.transformers.attention import attention_forward
+from redblue.integrations.transformers.mask_function import redblue_mask
+from redblue.masks import Mask
+
+B, H, HKV, NQ, NK, D, DV = 2, 4, 2, 7, 11, 6, 5
+
+
+class Layer(torch.nn.Module):
+    """A layer of an attention module, as far as attention functions look at it."""
+
+    is_causal = True
+
+
+def tensors(n_q=NQ, n_k=NK, batch=B, **shapes):
+    """q, k, v as models give them, transposed, and further tensors; all of them need gradients."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"query": (batch, n_q, H, D), "key": (batch, n_k, HKV, D), "value": (batch, n_k, HKV, DV)} | shapes
+    made = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    return {
+        name: (x.transpose(1, 2) if name in ("query", "key", "value") else x).requires_grad_()
+        for name, x in made.items()
+    }
+
+
+def eager(query, key, value, *, allowed=None, bias=None, scaling=None, softcap=None, sinks=None):
+    """softmax(softcap(scaling q k^T) + bias) v with sinks, over the allowed pairs."""
+    key, value = (x.repeat_interleave(H // HKV, 1) for x in (key, value))
+    scores = query @ key.transpose(-1, -2) * (D**-0.5 if scaling is None else scaling)
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    scores = scores if bias is None else scores + bias
+    scores = scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], -1)
+    weights = scores.softmax(-1)[..., : key.shape[2]]
+    return (weights @ value).transpose(1, 2)
+
+
+def check(given, mask, reference, layer=None, **keywords):
+    """Compare outputs and the gradients of all tensors with the reference's, a function of the same tensors."""
+    layer = Layer() if layer is None else layer
+    out, weights = attention_forward(layer, given["query"], given["key"], given["value"], mask, **keywords)
+    assert weights is None
+    assert out.is_contiguous()
+    expected = reference(given)
+    assert out.shape == expected.shape
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=out.dtype)
+    inputs = list(given.values())
+    for name, a, b in zip(
+        given,
+        torch.autograd.grad((out * direction).sum(), inputs),
+        torch.autograd.grad((expected * direction).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, atol=1e-11, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def only(given, *names):
+    return {name: given[name] for name in ("query", "key", "value", *names)}
+
+
+@pytest.mark.parametrize("kind", ["rule", "boolean", "boolean rule", "floating", "none"])
+@pytest.mark.parametrize("option", ["plain", "softcap", "scaling", "s_aux", "sinks", "position_bias"])
+def test_options_and_masks(option, kind, monkeypatch):
+    monkeypatch.setattr(mask_function, "SMALL", 0)
+    monkeypatch.setattr(attention, "LARGE", 0 if kind == "boolean rule" else 1 << 16)
+    padding = torch.ones(B, NK, dtype=torch.bool)
+    padding[0, :2] = False
+    function = sliding_window_causal_mask_function(6)
+    rule = redblue_mask(B, NQ, NK, NK - NQ, mask_function=function, attention_mask=padding)
+    allowed = rule.dense()
+    mask = {
+        "rule": rule,
+        "floating": torch.where(allowed, 0.0, -math.inf).double(),
+        "none": None,
+    }.get(kind, allowed)
+    given = tensors(s_aux=(H,), sinks=(B, H, NQ, 1), position_bias=(1, H, NQ, NK))
+    given = only(given, *([option] if option in given else []))
+    keywords, reference = {}, {"allowed": None if mask is None else allowed}
+    if option in given:
+        keywords[option] = given[option]
+    elif option in ("softcap", "scaling"):
+        keywords[option] = reference[option] = 0.7
+    if mask is None:
+        keywords["is_causal"] = False
+
+    def expected(given):
+        more = {"bias": given.get("position_bias"), "sinks": given.get("sinks")}
+        if "s_aux" in given:
+            more["sinks"] = given["s_aux"].view(1, H, 1, 1)
+        return eager(given["query"], given["key"], given["value"], **reference, **more)
+
+    check(given, mask, expected, **keywords)
+
+
+def test_a_causal_layer_without_a_mask():
+    given = tensors(NQ, NQ)
+    causal = torch.ones(NQ, NQ, dtype=torch.bool).tril()
+    check(given, None, lambda given: eager(**given, allowed=causal))
+    check(given, None, lambda given: eager(**given), is_causal=False)
+    one = tensors(1, NK)
+    check(one, None, lambda given: eager(**given))  # a step of generation attends all keys
+
+
+def test_keys_of_a_fixed_cache_are_not_read():
+    given = tensors()
+    mask = redblue_mask(B, NQ, NK, 1)
+    assert mask.used == 8
+    for name in ("key", "value"):
+        with torch.no_grad():
+            given[name][:, :, 8:] = math.nan
+    out, _ = attention_forward(Layer(), *given.values(), mask)
+    assert out.isfinite().all()
+    bias = torch.randn(1, H, NQ, NK, dtype=torch.float64)
+    with_bias, _ = attention_forward(Layer(), *given.values(), mask, position_bias=bias)
+    assert with_bias.isfinite().all()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_packed_sequences(is_causal):
+    starts, key_starts = torch.tensor([0, 3, 3, NQ]), torch.tensor([0, 4, 5, NK])
+    same, key_same = (torch.bucketize(torch.arange(n), x[1:], right=True) for n, x in ((NQ, starts), (NK, key_starts)))
+    allowed = same[:, None] == key_same
+    if is_causal:  # from each sequence's last query and key
+        i, j = torch.arange(NQ)[:, None] - starts[same + 1][:, None], torch.arange(NK) - key_starts[key_same + 1]
+        allowed = allowed & (j <= i)
+    given = tensors(batch=1)
+    keywords = {"cu_seq_lens_q": starts, "cu_seq_lens_k": key_starts, "max_length_q": 4, "max_length_k": 6}
+    check(given, None, lambda given: eager(**given, allowed=allowed), is_causal=is_causal, **keywords)
+
+
+def test_packed_sequences_and_a_mask(monkeypatch):
+    monkeypatch.setattr(mask_function, "SMALL", 0)
+    starts = torch.tensor([0, 3, NQ])
+    given = tensors(NQ, NQ, batch=1)
+    allowed = torch.block_diag(*[torch.ones(n, n) for n in (3, NQ - 3)]).bool().tril()
+    for mask in (redblue_mask(1, NQ, NQ), torch.ones(NQ, NQ, dtype=torch.bool).tril()[None, None]):
+        check(given, mask, lambda given: eager(**given, allowed=allowed), cu_seq_lens_q=starts, cu_seq_lens_k=starts)
+
+
+def test_selected_keys_and_blocks():
+    causal = torch.ones(NQ, NK, dtype=torch.bool).tril(NK - NQ)
+    indices = torch.rand(B, NQ, NK, generator=torch.Generator().manual_seed(2)).topk(5).indices
+    indices[..., 0] = 0
+    chosen = torch.zeros(B, NQ, NK, dtype=torch.bool).scatter(-1, indices, True)[:, None]
+    for mask in (causal[None, None], redblue_mask(B, NQ, NK, NK - NQ)):
+        check(tensors(), mask, lambda given: eager(**given, allowed=chosen & causal), indices=indices.int())
+    layer = Layer()
+    layer.indexer = torch.nn.Module()
+    layer.indexer.block_size = 4
+    blocks = torch.tensor([0, 2, -1]).expand(B, 2, NQ, 3).clone()
+    blocks[:, 1, :, 1] = 1  # the second group of heads
+    numbers = torch.arange(NK) // 4
+    chosen = torch.stack([(numbers == 0) | (numbers == n) for n in (2, 2, 1, 1)]).view(1, H, 1, NK)
+    floating = torch.where(causal, 0.0, -math.inf).double()[None, None]
+    for mask in (redblue_mask(B, NQ, NK, NK - NQ), floating):
+        check(tensors(), mask, lambda given: eager(**given, allowed=chosen & causal), layer, block_indices=blocks)
+
+
+def test_a_scaling_that_is_a_tensor_has_a_gradient():
+    given = tensors(scaling=())
+    scaling = given["scaling"]
+    check(
+        given,
+        None,
+        lambda given: eager(given["query"], given["key"], given["value"], scaling=given["scaling"]),
+        scaling=scaling,
+        is_causal=False,
+    )
+
+
+def test_dropout_follows_the_generator_and_keeps_the_mean():
+    given = [x.detach() for x in tensors(64, 64).values()]
+    results = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        results.append(attention_forward(Layer(), *given, None, dropout=0.5)[0])
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+    many = torch.stack([attention_forward(Layer(), *given, None, dropout=0.5)[0] for _ in range(200)]).mean(0)
+    torch.testing.assert_close(many, attention_forward(Layer(), *given, None)[0], atol=0.5, rtol=0)
+
+
+MASK = torch.ones(B, 1, NQ, NK, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("mask", "keywords", "message"),
+    [
+        (MASK, {"output_attentions": True}, "does not take output_attentions=True: redblue never holds"),
+        (MASK, {"cache": object()}, "the paged cache of continuous batching is not served"),
+        (MASK, {"new_kernel_option": 3}, "does not take new_kernel_option=3: it is unknown here"),
+        (MASK, {"head_mask": torch.ones(H)}, re.escape("does not take head_mask=<tensor (4,)>")),
+        (MASK.long(), {}, "attention_mask must be boolean .* got torch.int64"),
+        ({"full_attention": MASK}, {}, "attention_mask must be boolean .* got dict"),
+        (None, {}, "7 queries and 11 keys without a mask"),
+        (redblue_mask(B, NQ, NQ), {}, "attention_mask is for 7 queries and 7 keys, but there are 7 and 11"),
+        (None, {"cu_seq_lens_q": torch.tensor([0, NQ])}, "cu_seq_lens_q must go from 0 to the 7 tokens of a batch"),
+        (MASK, {"indices": torch.zeros(B, 3)}, "indices must be"),
+        (MASK, {"block_indices": torch.zeros(B, H, NQ, 1)}, "a module whose `indexer` has a block_size"),
+        (MASK, {"softcap": -1.0}, "softcap must be above 0"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(mask, keywords, message):
+    given = [x.detach() for x in tensors().values()]
+    with pytest.raises(RedblueError, match=message):
+        attention_forward(Layer(), *given, mask, **keywords)
+
+
+def test_harmless_keywords_are_taken():
+    given = [x.detach() for x in tensors().values()]
+    keywords = {"position_ids": torch.zeros(1), "use_cache": True, "output_attentions": False, "head_mask": None}
+    keywords |= {"sliding_window": 4, "max_length_q": NQ}
+    assert torch.equal(
+        attention_forward(Layer(), *given, MASK, **keywords)[0], attention_forward(Layer(), *given, MASK)[0]
+    )
+
+
+def test_a_changed_boolean_mask_is_read_again(monkeypatch):
+    monkeypatch.setattr(attention, "LARGE", 0)
+    given = [x.detach() for x in tensors().values()]
+    mask = MASK.clone()
+    before, _ = attention_forward(Layer(), *given, mask)
+    assert torch.equal(before, attention_forward(Layer(), *given, mask)[0])
+    mask[..., 3:] = False
+    after, _ = attention_forward(Layer(), *given, mask)
+    torch.testing.assert_close(after, eager(*given, allowed=mask), atol=1e-12, rtol=0)
+
+
+def test_registration():
+    with register() as registered:
+        assert AttentionInterface._global_mapping[NAME] is attention_forward
+        assert AttentionMaskInterface._global_mapping[NAME] is redblue_mask
+        register()  # changes nothing
+        registered.undo()
+        assert NAME not in AttentionInterface._global_mapping
+        assert NAME not in AttentionMaskInterface._global_mapping
+        registered.undo()
+
+
+def test_a_name_that_is_taken_is_refused(monkeypatch):
+    monkeypatch.setitem(AttentionInterface._global_mapping, NAME, print)
+    with pytest.raises(RedblueError, match='already has another implementation named "redblue"'):
+        register()
+    assert NAME not in AttentionMaskInterface._global_mapping
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(RedblueError, match=re.escape("pip install 'redblue[transformers]'")):
+        register()
+
+
+def test_masks_are_redblues_own():
+    assert isinstance(redblue_mask(B, NQ, NQ).mask, Mask)

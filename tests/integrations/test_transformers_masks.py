@@ -1,0 +1,188 @@
+"""Mask functions of transformers as redblue's masks: the same entries, and rules where rules are known."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+from transformers import masking_utils as hf
+
+from redblue.integrations.transformers import mask_function, tiles
+from redblue.integrations.transformers.mask_function import redblue_mask
+from redblue.integrations.transformers.mask_tensor import MaskTensor
+from redblue.masks.rules.packed import Documents
+from redblue.masks.rules.stack import Stack
+
+N = 23
+PADDING = {
+    "none": None,
+    "all": torch.ones(2, N, dtype=torch.bool),
+    "left": torch.arange(N) >= torch.tensor([[5], [0]]),
+    "right": torch.arange(N) < torch.tensor([[N], [17]]),
+    "holes": torch.arange(N) % torch.tensor([[3], [5]]) != 1,
+    "short": torch.arange(N - 4) < torch.tensor([[9], [N]]),  # the keys beyond its end are padding
+}
+POSITIONS = torch.tensor([[*range(4), *range(11), *range(8)], [*range(20), *range(3)]])
+PACKED = hf.find_packed_sequence_indices(POSITIONS)
+BLOCKS = torch.full((2, N), -1)
+BLOCKS[0, 2:7], BLOCKS[0, 7:9], BLOCKS[1, 20:] = 0, 1, 5
+
+
+def packed(function):
+    return hf.packed_sequence_compatibility_function(function, POSITIONS, PACKED)
+
+
+def chunked(size):
+    return hf.chunked_causal_mask_function(size, torch.tensor([5, 0]))
+
+
+FUNCTIONS = {
+    "causal": hf.causal_mask_function,
+    "bidirectional": hf.bidirectional_mask_function,
+    "window": hf.sliding_window_causal_mask_function(6),
+    "window of both sides": hf.sliding_window_bidirectional_mask_function(3),
+    "chunked": chunked(7),
+    "blockwise": hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(BLOCKS)),
+    "packed": packed(hf.causal_mask_function),
+    "packed windows": packed(hf.sliding_window_causal_mask_function(3)),
+    "packed chunks": packed(hf.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))),
+    "padding": hf.and_masks(hf.causal_mask_function, hf.padding_mask_function(PADDING["holes"])),
+}
+
+
+@pytest.fixture
+def rules(monkeypatch):
+    """Rules are made for small masks, too, and no mask is lowered by tiles."""
+    monkeypatch.setattr(mask_function, "SMALL", 0)
+
+    def refuse(*arguments):
+        raise AssertionError("the mask function was not recognised")
+
+    monkeypatch.setattr(mask_function, "lowered_by_tiles", refuse)
+
+
+def both(function, padding, q_length=N, kv_length=N, q_offset=0, kv_offset=0, **more):
+    """The MaskTensor, and the entries by transformers' own mask function."""
+    arguments = {"kv_length": kv_length, "kv_offset": kv_offset, "mask_function": function, "attention_mask": padding}
+    arguments |= {"batch_size": 2, "q_length": q_length, **more}
+    mask = redblue_mask(q_offset=torch.tensor(q_offset), **arguments)
+    expected = hf.sdpa_mask(q_offset=q_offset, allow_is_causal_skip=False, **arguments)
+    return mask, expected.expand(2, 1, q_length, kv_length)
+
+
+@pytest.mark.parametrize("padding", PADDING)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_entries_and_rules(name, padding, rules):
+    mask, expected = both(FUNCTIONS[name], PADDING[padding])
+    assert type(mask) is MaskTensor
+    assert mask.shape == expected.shape
+    assert torch.equal(mask.dense(), expected)
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "chunked", "bidirectional"])
+@pytest.mark.parametrize("place", [(5, 23, 18, 0), (4, 20, 6, 0), (4, 9, 16, 11), (9, 23, 0, 0)], ids=str)
+def test_caches(name, place, rules):
+    """Queries that stand behind cached keys, in front of unused keys of a fixed cache, or in a sliding cache."""
+    q_length, kv_length, q_offset, kv_offset = place
+    mask, expected = both(FUNCTIONS[name], PADDING["left"], q_length, kv_length, q_offset, kv_offset)
+    assert torch.equal(mask.dense(), expected)
+    if name != "bidirectional":
+        assert mask.used == min(kv_length, q_offset + q_length - kv_offset)
+
+
+def test_simple_masks_stay_simple(rules):
+    assert repr(both(FUNCTIONS["causal"], PADDING["all"])[0].mask) == "Mask.causal()"
+    assert repr(both(FUNCTIONS["window"], None)[0].mask) == "Mask.sliding_window(left=5, right=0)"
+    assert both(FUNCTIONS["bidirectional"], PADDING["all"])[0].mask is None
+    packed_rule = both(FUNCTIONS["packed windows"], None)[0].mask.rule
+    assert isinstance(packed_rule, Stack)
+    assert all(isinstance(rule, Documents) for rule in packed_rule.rules)
+    assert repr(both(FUNCTIONS["bidirectional"], PADDING["right"])[0].mask.plane(1)) == "Mask.prefix(17)"
+
+
+def anti_causal(batch_idx, head_idx, q_idx, kv_idx):
+    return (kv_idx >= q_idx) & ((q_idx + kv_idx * (batch_idx + 1)) % 3 != 0)
+
+
+@pytest.mark.parametrize("use_vmap", [False, True])
+def test_unknown_functions_are_lowered_by_tiles(use_vmap, monkeypatch):
+    monkeypatch.setattr(mask_function, "SMALL", 0)
+    monkeypatch.setattr(tiles, "TILE", 8 * N)
+    function = hf.and_masks(hf.bidirectional_mask_function, anti_causal)
+    mask, expected = both(function, PADDING["right"], 19, N, 4, use_vmap=use_vmap)
+    assert type(mask) is MaskTensor
+    assert torch.equal(mask.dense(), expected)
+
+
+def recurring(batch_idx, head_idx, q_idx, kv_idx):
+    return torch.zeros(()) / "no mask"
+
+
+def test_a_function_that_fails_is_named(monkeypatch):
+    monkeypatch.setattr(mask_function, "SMALL", 0)
+    from redblue.base.errors import RedblueError
+
+    with pytest.raises(RedblueError, match="recurring"):
+        redblue_mask(1, 8, 8, mask_function=recurring)
+
+
+def test_labels_that_recur_are_lowered_by_tiles(monkeypatch):
+    monkeypatch.setattr(mask_function, "SMALL", 0)
+    labels = torch.tensor([[0, 0, 1, 1, 0, -1, 2, 2]]).repeat(2, 1)
+    mask, expected = both(hf.blockwise_overlay(labels), None, 8, 8)
+    assert torch.equal(mask.dense(), expected)
+
+
+def test_plain_tensors():
+    """A step of generation, and small masks other than windows, are plain booleans."""
+    assert redblue_mask(2, 1, 9, q_offset=8) is None
+    step = redblue_mask(2, 1, N, q_offset=N - 1, attention_mask=PADDING["left"])
+    assert type(step) is torch.Tensor
+    assert torch.equal(step[:, 0, 0], PADDING["left"])
+    small, expected = both(FUNCTIONS["chunked"], PADDING["left"])
+    assert type(small) is torch.Tensor
+    assert torch.equal(small, expected)
+    assert type(redblue_mask(2, N, N)) is MaskTensor
+
+
+class FloatingConfig:
+    """A config of a model without SDPA: BigBirdPegasus computes with floating masks."""
+
+
+def test_floating_masks(rules):
+    from transformers.models.bigbird_pegasus import modeling_bigbird_pegasus
+
+    FloatingConfig.__module__ = modeling_bigbird_pegasus.__name__.replace(".modeling_", ".configuration_")
+    arguments = {"attention_mask": PADDING["left"], "config": FloatingConfig(), "dtype": torch.float64}
+    mask = redblue_mask(2, N, N, **arguments)
+    expected = hf.eager_mask(2, N, N, attention_mask=PADDING["left"], dtype=torch.float64)
+    assert mask.dtype == torch.float64
+    assert torch.equal(mask.dense(), expected)
+    assert torch.equal(mask + 1, expected + 1)
+    assert redblue_mask(2, 1, N, q_offset=N - 1, **arguments).dtype == torch.float64
+
+
+def test_questions_need_no_entries(rules):
+    mask, _ = both(FUNCTIONS["causal"], PADDING["left"])
+    assert (mask.shape, mask.dim(), mask.ndim, mask.size(-1), len(mask)) == ((2, 1, N, N), 4, 4, N, 2)
+    assert mask.dtype == torch.bool
+    assert mask.device.type == "cpu"
+    assert not mask.requires_grad
+    assert not mask.is_floating_point()
+    assert mask.detach() is mask.contiguous() is mask.to("cpu") is mask.to(torch.bool) is mask
+    assert mask[:, :, :, :N] is mask[:, :, :N] is mask
+    assert "causal" in repr(mask)
+    assert mask.entries is None
+
+
+def test_operations_see_the_entries(rules):
+    mask, expected = both(FUNCTIONS["window"], PADDING["left"])
+    assert torch.equal(mask[:, :, -3:], expected[:, :, -3:])
+    assert torch.equal(mask[..., :1], expected[..., :1])
+    assert torch.equal(~mask, ~expected)
+    assert torch.equal(torch.cat([mask, expected], -1), torch.cat([expected, expected], -1))
+    assert torch.equal(torch.where(mask, 1.0, 2.0), torch.where(expected, 1.0, 2.0))
+    assert torch.equal(mask.to(torch.float32), expected.float())
+    assert torch.equal(mask.expand(2, 3, N, N), expected.expand(2, 3, N, N))
+    assert torch.equal(mask & torch.tensor(True), expected)
+    assert torch.equal(torch.zeros(2, 1, N, N).masked_fill(mask, 1.0), expected.float())
+    assert type(mask[0]) is torch.Tensor

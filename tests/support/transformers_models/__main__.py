@@ -1,0 +1,123 @@
+"""The sweep over all model classes (`make transformers-table`). It can be stopped, and goes on where it was."""
+
+import argparse
+import glob
+import importlib
+import inspect
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from support.transformers_models import table
+
+MODULE_SECONDS, CLASS_SECONDS, BYTES = 900, 90, 8 << 30
+
+
+def modules() -> list[str]:
+    """The modeling modules whose attention goes through transformers' registry."""
+    import transformers
+
+    root = Path(transformers.__file__).parent
+    paths = sorted(glob.glob(str(root / "models" / "*" / "modeling_*.py")))
+    paths = [Path(path) for path in paths if "ALL_ATTENTION_FUNCTIONS" in Path(path).read_text(encoding="utf-8")]
+    return [f"transformers.models.{path.parent.name}.{path.stem}" for path in paths]
+
+
+def classes(module: str) -> list[type]:
+    """The model classes that a module defines."""
+    from transformers.modeling_utils import PreTrainedModel
+
+    found = importlib.import_module(module)
+    return [
+        cls
+        for name, cls in inspect.getmembers(found, inspect.isclass)
+        if issubclass(cls, PreTrainedModel)
+        and cls.__module__ == module
+        and not name.endswith(("PreTrainedModel", "PretrainedModel"))
+        and cls.config_class is not None
+    ]
+
+
+def _in_child(module: str, done: set[str], journal: Path) -> None:
+    """Compare the classes of one module and append the outcomes to the journal."""
+    from support.transformers_models.compare import compare
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"more than {CLASS_SECONDS} s")
+
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    signal.signal(signal.SIGALRM, late)
+    for cls in classes(module):
+        if cls.__name__ in done:
+            continue
+        began = time.process_time()
+        signal.alarm(CLASS_SECONDS)
+        try:
+            outcome = dict(compare(cls))
+        except BaseException as error:
+            outcome = {"status": "not buildable", "reason": f"{type(error).__name__}: {error}"[:160]}
+        signal.alarm(0)
+        record = {"module": module, "class": cls.__name__, **outcome, "seconds": round(time.process_time() - began, 1)}
+        with journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def sweep(journal: Path, only: list[str]) -> None:
+    """Compare all classes that the journal lacks, one process per module."""
+    import torch
+
+    torch.set_num_threads(1)
+    from transformers.utils import logging
+
+    from redblue.integrations.transformers import mask_function, register
+
+    mask_function.SMALL = 0  # tiny masks become rules, too
+    warnings.simplefilter("ignore")
+    logging.set_verbosity(logging.CRITICAL)
+    register()
+    records = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    done = {record["class"] for record in records}
+    every = [m for m in modules() if not only or any(f".{name}." in m for name in only)]
+    for i, module in enumerate(every):
+        child = os.fork()
+        if child == 0:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            if not only:
+                os.dup2(null, 2)
+            code = 1
+            try:
+                _in_child(module, done, journal)
+                code = 0
+            finally:
+                os._exit(code)
+        limit = time.monotonic() + MODULE_SECONDS
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            time.sleep(0.05)
+            if time.monotonic() > limit:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                break
+        print(f"\r{i + 1}/{len(every)} {module.split('.')[-2]:40}", end="", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--write", type=Path, help="folder of transformers.json and transformers.md")
+    parser.add_argument("only", nargs="*", help="names of models; all if left out")
+    arguments = parser.parse_args()
+    os.nice(10)
+    arguments.journal.parent.mkdir(parents=True, exist_ok=True)
+    sweep(arguments.journal, arguments.only)
+    if arguments.write:
+        lines = arguments.journal.read_text(encoding="utf-8").splitlines()
+        table.write(
+            [json.loads(line) for line in lines], *(arguments.write / f"transformers.{x}" for x in ("json", "md"))
+        )

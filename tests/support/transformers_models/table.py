@@ -1,0 +1,91 @@
+"""The results of the sweep as a small JSON file and a page."""
+
+import importlib.metadata
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+STATUSES = {
+    "same": "outputs, gradients of all parameters, and greedy generation where the class generates, equal eager's",
+    "same as sdpa": "equal to `sdpa`; eager itself differs from both",
+    "wrong": "other numbers than eager",
+    "refused": "an error",
+    "unreached": "the forward pass calls no attention function: the tiny model, or this class, has no such layer",
+    "eager fails": "transformers' own eager model did not take any of the sweep's inputs",
+    "not buildable": "no tiny config is known, or a package is missing",
+}
+
+
+def write(records: list[dict[str, Any]], json_path: Path, page: Path) -> None:
+    """Write both files."""
+    versions = {name: importlib.metadata.version(name) for name in ("transformers", "torch")}
+    models: dict[str, dict[str, Any]] = defaultdict(dict)
+    for record in sorted(records, key=lambda r: (r["module"], r["class"])):
+        models[record["module"].split(".")[2]][record["class"]] = _short(record)
+    compact = ",\n".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in models.items())
+    json_path.write_text(f'{{"versions": {json.dumps(versions)},\n"models": {{\n{compact}\n}}}}\n', encoding="utf-8")
+    page.write_text(_page(records, models, versions), encoding="utf-8")
+
+
+def _short(record: dict[str, Any]) -> str | dict[str, str]:
+    """A class's outcome: "same" if sdpa takes it, too; else the details."""
+    if record["status"] == record.get("sdpa") == "same":
+        return "same"
+    fields = {"status": record["status"], "sdpa": record.get("sdpa"), "reason": record.get("reason", "")[:90]}
+    return {name: value for name, value in fields.items() if value}
+
+
+def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[str, str]) -> str:
+    counts = Counter(record["status"] for record in records)
+    by_sdpa = [record for record in records if record.get("sdpa") == "same"]
+    served = [record for record in by_sdpa if record["status"] == "same"]
+    compared = [r for r in records if r["status"] in ("same", "same as sdpa", "wrong", "refused")]
+    errors = [max(record["errors"]) for record in records if record["status"] == "same"]
+    generated = sum(record.get("generates") == "same" for record in records)
+    beyond = sum(r["status"] == "same" and r.get("sdpa") in ("refused", "wrong") for r in records)
+    lines = [
+        "# transformers on redblue",
+        "",
+        f"Every model class of transformers {versions['transformers']} whose module dispatches attention through "
+        f"`ALL_ATTENTION_FUNCTIONS` ({len(records):,} classes of {len(models)} models), at tiny size, with random "
+        f"weights, in float32, with PyTorch {versions['torch']} on a CPU. `make transformers-table` writes this page "
+        "and [the outcome of each class](transformers.json).",
+        "",
+        '"Same" means that the largest error of the outputs, and that of the gradients of all parameters, is at most '
+        f"1e-4 of the largest number; the largest one that occurred is {max(errors, default=0):.1g}.",
+        "",
+        "| outcome | classes | meaning |",
+        "|---|---:|---|",
+        *(f"| {name} | {counts[name]:,} | {meaning} |" for name, meaning in STATUSES.items()),
+        "",
+        f"- Of the {len(by_sdpa):,} classes that `sdpa` computes right, redblue computes {len(served):,} "
+        f"({100 * len(served) / max(1, len(by_sdpa)):.1f} %).",
+        f"- redblue computes {beyond:,} classes right that `sdpa` refuses or computes wrong.",
+        f"- {generated:,} classes also generated the same tokens, from prompts with padding on the left.",
+        f"- {len(compared):,} of {len(records):,} classes could be compared.",
+        "",
+        "## Refused, or other numbers",
+        "",
+        "| class | outcome | `sdpa` | reason |",
+        "|---|---|---|---|",
+    ]
+    for r in sorted(records, key=lambda r: (r["status"], r["class"])):
+        if r["status"] in ("refused", "wrong", "same as sdpa"):
+            reason = r.get("reason", "").replace("|", "\\|")
+            lines.append(f"| {r['class']} | {r['status']} | {r.get('sdpa')} | {reason} |")
+    lines += [
+        "",
+        "`KeyError: 'redblue'`: the model chooses its attention from a table of its own, not from transformers'",
+        "registry, so that no other implementation can be given to it.",
+        "",
+    ]
+    lines += ["## Not compared", "", "| outcome | reason | classes |", "|---|---|---|"]
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for r in records:
+        if r["status"] in ("not buildable", "eager fails"):
+            groups[r["status"], r.get("reason", "")[:80].replace("|", "\\|")].append(r["class"])
+    for (status, reason), names in sorted(groups.items(), key=lambda item: -len(item[1])):
+        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        lines.append(f"| {status} | {reason} | {shown} |")
+    return "\n".join(lines) + "\n"
