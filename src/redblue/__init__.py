@@ -9,6 +9,7 @@ from redblue.catalogue.models import Model, list_models, model
 from redblue.lab.counts import Count, count
 from redblue.lab.planner import plan
 from redblue.lab.plans import Plan
+from redblue.lab.registration import register_schedule, unregister_schedule
 from redblue.lab.simulation import Simulation, simulate
 from redblue.lab.traces import Traced, trace
 from redblue.machine import CacheLevel, CapacityError
@@ -58,9 +59,11 @@ __all__ = [
     "pebble",
     "plan",
     "register_ops",
+    "register_schedule",
     "scaled_dot_product_attention",
     "sdpa",
     "simulate",
     "this_machine",
     "trace",
+    "unregister_schedule",
 ]

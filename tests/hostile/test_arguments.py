@@ -122,6 +122,7 @@ CALLS = dict(calls())
 # hostile tests of their own
 ELSEWHERE = {
     *("Mask", "Bound", "Count", "Measurement", "Memory", "Model", "Plan", "Simulation", "Traced", "pebble"),
+    *("register_schedule", "unregister_schedule"),  # tests/lab/test_registration.py
     *("enable_sdpa", "sdpa", "list_memories", "list_models", "measure_callable", "register_ops", "this_machine"),
     *("COMPUTE", "DELETE", "LOAD", "STORE", "Found", "Game", "GraphBound", "Progress", "Saved", "Solution", "Verdict"),
     *("save_game", "write_game", "COLUMNS", "GRAMMAR", "Axis", "Row", "Sweep", "draw", "write"),
