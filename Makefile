@@ -11,7 +11,7 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test test-thorough test-all check format sanitize fuzz bench gpu gpu-fit docs certify clean
+.PHONY: help setup report test test-thorough test-all check format sanitize fuzz bench gpu gpu-fit docs site certify clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -32,7 +32,7 @@ test-thorough: setup $(VENV)/peers.stamp ## run the tests that are slow and rare
 test-all: setup $(VENV)/peers.stamp ## run every test
 	$(PYTEST)
 
-check: setup $(VENV)/peers.stamp ## check format, lint, import layers and types
+check: setup $(VENV)/peers.stamp $(VENV)/docs.stamp ## check format, lint, import layers and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -73,6 +73,10 @@ COUNTED := regimes heads sparse real-caches figure-2022
 docs: setup ## draw the figures and tables of the documentation
 	$(BIN)/python docs/figures.py
 	for name in $(COUNTED); do $(BIN)/redblue experiment $$name || exit; done
+
+site: $(VENV)/docs.stamp ## build the documentation site into build/site; a broken link or name fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean
+	@echo "built: build/site/index.html"
 
 certify: setup ## compute and certify the table of lower bounds again (about half an hour)
 	$(BIN)/python docs/certify.py
@@ -128,6 +132,10 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
 
 $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
 	$(PIP) torch transformers jax einops ring-flash-attn yunchang "triton; sys_platform == 'linux'"
+	@touch $@
+
+$(VENV)/docs.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
+	$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
 # A release build in an environment of its own, beside the peers.
