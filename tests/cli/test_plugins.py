@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 import redblue as rb
-from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.cli.main import app
 
@@ -15,12 +14,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_schedule.py"
 SIZES = ("--n-q", "512", "--n-k", "16", "--d", "64")
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays():
-    before = dict(schedules.SCHEDULES)
-    yield
-    for name in set(schedules.SCHEDULES) - set(before):
-        rb.unregister_schedule(name)
+pytestmark = pytest.mark.usefixtures("own_schedules")
 
 
 def run(*arguments):
