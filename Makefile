@@ -75,7 +75,7 @@ docs: setup ## draw the figures and tables of the documentation
 	for name in $(COUNTED); do $(BIN)/redblue experiment $$name || exit; done
 
 site: $(VENV)/docs.stamp ## build the documentation site into build/site; a broken link or name fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --clean
 	@echo "built: build/site/index.html"
 
 certify: setup ## compute and certify the table of lower bounds again (about half an hour)
