@@ -161,7 +161,9 @@ def api_pages() -> dict[str, str]:
     pages = {"api/redblue.md": _public_face()}
     modules = ["redblue.pebble", "redblue.jax", *_integrations()]
     for module in modules:
-        text = f"# {module}\n\n::: {module}\n    options:\n      show_root_heading: false\n      heading_level: 2\n"
+        options = {"show_root_heading": "false", "show_root_toc_entry": "false", "heading_level": "2"}
+        lines = "".join(f"      {name}: {value}\n" for name, value in options.items())
+        text = f"# {module}\n\n::: {module}\n    options:\n{lines}"
         pages[f"api/{module.removeprefix('redblue.').replace('.', '/')}.md"] = text
     return pages
 
