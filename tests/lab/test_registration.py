@@ -10,6 +10,7 @@ import redblue as rb
 from redblue import schedules
 from redblue.base.style import LOOKS
 from redblue.lab import counts
+from redblue.lab.registration import fingerprint
 from redblue.machine import CapacityError, MachineError, exp, log, maximum
 from redblue.schedules import Cost, Pass
 from redblue.studies import sweep
@@ -79,6 +80,18 @@ def test_worker_processes_and_journals_know_it(registered, tmp_path):
     other = sweep.make_sweep(axes | {"schedule": "flash"})
     assert "own" in points.identity
     assert "own" not in other.identity
+
+
+def test_the_identity_of_a_sweep_changes_with_the_program():
+    """So that a journal of an older version is not continued."""
+    programs = []
+    for factor in ("0.5", "0.25"):
+        names = {}
+        exec(f"def run(m, problem, t, q, k, v, out, lse):\n    return {factor}", names)
+        programs.append(names["run"])
+    assert programs[0].__code__.co_code == programs[1].__code__.co_code  # they differ in a constant only
+    assert len({fingerprint(own(run=program)) for program in (*programs, forward)}) == 3
+    assert fingerprint(own()) == fingerprint(own())
 
 
 @pytest.mark.thorough

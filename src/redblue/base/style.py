@@ -45,9 +45,9 @@ DEFAULT_LOOK = Look("#3f4a54", "#c3cbd3", "stroke")
 # For schedules of users, in the order in which they are registered. A hexagon marks them beside the built-in ones.
 HEXAGON = "M1,0L.5,.87L-.5,.87L-1,0L-.5,-.87L.5,-.87Z"
 USERS = (
-    Look("#1d2329", "#e8eaed", HEXAGON),
     Look("#8a5a2b", "#d0a273", HEXAGON),
     Look("#6b7f1a", "#b5c95c", HEXAGON),
+    Look("#51606e", "#b4c0cc", HEXAGON),
 )
 
 

@@ -74,7 +74,8 @@ def _source(program: Callable[..., Any]) -> bytes:
     try:
         return Path(inspect.getsourcefile(program) or "").read_bytes()
     except (OSError, TypeError):
-        return getattr(getattr(program, "__code__", None), "co_code", b"")
+        code = getattr(program, "__code__", None)
+        return b"" if code is None else code.co_code + repr((code.co_names, code.co_consts)).encode()
 
 
 def _check_fields(schedule: Schedule) -> None:
