@@ -13,7 +13,7 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup report test test-thorough test-all test-torch check format sanitize fuzz bench gpu gpu-fit docs certify
-.PHONY: transformers-table hub-kernel sdist wheel clean
+.PHONY: transformers-table site hub-kernel sdist wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -48,7 +48,7 @@ test-torch: setup ## run the tests of the PyTorch rooms with another PyTorch: ma
 	$(OTHER)/bin/python -c 'import torch; print("PyTorch", torch.__version__)'
 	$(OTHER)/bin/python -m pytest -n 2 --dist worksteal $(TORCH_TESTS)
 
-check: setup $(VENV)/peers.stamp ## check format, lint, import layers and types
+check: setup $(VENV)/peers.stamp $(VENV)/docs.stamp ## check format, lint, import layers and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -97,6 +97,10 @@ COUNTED := regimes heads sparse real-caches figure-2022
 docs: setup ## draw the figures and tables of the documentation
 	$(BIN)/python docs/figures.py
 	for name in $(COUNTED); do $(BIN)/redblue experiment $$name || exit; done
+
+site: $(VENV)/docs.stamp ## build the documentation site into build/site; a broken link or name fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --clean
+	@echo "built: build/site/index.html"
 
 certify: setup ## compute and certify the table of lower bounds again (about half an hour)
 	$(BIN)/python docs/certify.py
@@ -166,6 +170,10 @@ $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
 	$(PYTHON) -m venv $(@D)
 	grep -vE '^(torch|triton)==' constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip --quiet install -c $(@D)/constraints.txt torch==$* pytest pytest-xdist hypothesis
+	@touch $@
+
+$(VENV)/docs.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
+	$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
 # A release build in an environment of its own, beside the peers.

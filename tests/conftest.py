@@ -18,7 +18,9 @@ from support.examples import register_profiles
 
 register_profiles()  # before a property test takes its settings
 
+from redblue import schedules
 from redblue.compiled import _core
+from redblue.lab.registration import unregister_schedule
 from redblue.studies import sweep
 from support.attention import ROWS, running
 from support.interpreter import fast_interpreter
@@ -46,6 +48,15 @@ def isa(request):
     row = _core.choose_isa(request.param)
     with running(row):
         yield row
+
+
+@pytest.fixture
+def own_schedules():
+    """Forget the schedules that the test registers."""
+    before = set(schedules.SCHEDULES)
+    yield
+    for name in set(schedules.SCHEDULES) - before:
+        unregister_schedule(name)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import re
 import runpy
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,81 +13,139 @@ from typer.testing import CliRunner
 from redblue.cli.main import app
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-MASKS = (ROOT / "docs" / "guide" / "masks.md").read_text(encoding="utf-8")
-BLOCK = re.compile(r"```(\w+(?: torch| jax| valgrind)?)\n(.*?)```", flags=re.DOTALL)
-OPERATOR = (ROOT / "docs" / "guide" / "attention.md").read_text(encoding="utf-8")
-COMMAND_LINE = (ROOT / "docs" / "guide" / "command-line.md").read_text(encoding="utf-8")
-FLEX = (ROOT / "docs" / "guide" / "flex.md").read_text(encoding="utf-8")
-METER = (ROOT / "docs" / "lab" / "meter.md").read_text(encoding="utf-8")
-BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS), *BLOCK.findall(OPERATOR), *BLOCK.findall(METER)]
-BLOCKS += BLOCK.findall(COMMAND_LINE)
-BLOCKS += BLOCK.findall((ROOT / "docs" / "guide" / "jax.md").read_text(encoding="utf-8"))
-BLOCKS += BLOCK.findall(FLEX)
-BLOCKS += BLOCK.findall((ROOT / "docs" / "guide" / "flash-attn.md").read_text(encoding="utf-8"))
-COMMANDS = [
-    line.removeprefix("redblue ")
-    for language, text in BLOCKS
-    if language == "console"
-    for line in text.splitlines()
-    if line.startswith("redblue ")
+# The pages whose examples run; tests/pebble/test_docs.py runs those of the pebble game.
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md")), ROOT / "docs" / "lab" / "meter.md"]
+BLOCK = re.compile(r"```(\w+(?: \w+)?)\n(.*?)```", flags=re.DOTALL)  # the second word: what the example needs
+BLOCKS = {page: BLOCK.findall(page.read_text(encoding="utf-8")) for page in GUIDES}
+EXAMPLES = [
+    pytest.param(text, language.removeprefix("python").strip(), id=f"{page.stem}-{number}")
+    for page, blocks in BLOCKS.items()
+    for number, (language, text) in enumerate(blocks)
+    if language.split()[0] == "python"
 ]
+COMMANDS = sorted(
+    {
+        line.removeprefix("redblue ")
+        for blocks in BLOCKS.values()
+        for language, text in blocks
+        if language == "console"
+        for line in text.splitlines()
+        if line.startswith("redblue ")
+    }
+)
 
 
-def test_the_readme_has_examples():
+def test_the_pages_have_examples():
     assert len(COMMANDS) >= 9
-    assert len(BLOCK.findall(MASKS)) >= 4
-    assert BLOCK.findall(OPERATOR)
+    assert len(EXAMPLES) >= 20
+    assert all(BLOCKS[page] for page in GUIDES)
     assert list((ROOT / "examples").glob("*.py"))
-    assert any(language == "python" for language, _ in BLOCKS)
 
 
-def test_python_examples(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for language, text in BLOCKS:
-        if language == "python":
-            exec(compile(text, "README.md or docs", "exec"), {})
-    assert "shared memory/L2" in capsys.readouterr().out
-
-
-def test_torch_examples():
-    pytest.importorskip("torch")
-    examples = [text for language, text in BLOCKS if language == "python torch"]
-    assert examples
-    for text in examples:
-        exec(compile(text, "README.md", "exec"), {})
-
-
-def test_jax_examples():
-    pytest.importorskip("jax.numpy")
-    examples = [text for language, text in BLOCKS if language == "python jax"]
-    assert examples
-    for text in examples:
-        exec(compile(text, "docs/guide/jax.md", "exec"), {})
-
-
-@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
-def test_valgrind_examples():
-    examples = [text for language, text in BLOCKS if language == "python valgrind"]
-    assert examples
-    for text in examples:
-        exec(compile(text, "docs", "exec"), {})
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command_examples(command, tmp_path, monkeypatch):
+@pytest.fixture
+def in_a_copy(tmp_path, monkeypatch):
+    """A working directory with the files that examples name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "path" / "to").mkdir(parents=True)
     config = '{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}'
     (tmp_path / "path" / "to" / "config.json").write_text(config)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+
+
+@pytest.mark.parametrize(("text", "needs"), EXAMPLES)
+def test_python_examples(text, needs, in_a_copy):
+    if needs == "valgrind" and shutil.which("valgrind") is None:
+        pytest.skip("valgrind is not installed")
+    if needs and needs != "valgrind":
+        pytest.importorskip(needs)
+    exec(compile(text, "README.md or docs", "exec"), {"__name__": "example"})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_examples(command, in_a_copy, own_schedules):
     result = CliRunner().invoke(app, shlex.split(command))
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_examples_run(script, capsys):
+# Sizes at which an example takes a second or two; a script that lacks them runs as its docstring says.
+SMALL = {
+    "diffusion_unet.py": ["--size", "8", "--width", "8", "--steps", "1"],
+    "graph_mask.py": ["--nodes", "80", "--steps", "2"],
+    "own_schedule.py": ["--words", "4096"],
+    "packed_documents.py": ["--tokens", "300", "--steps", "1"],
+    "t5_bias.py": ["--n", "24", "--steps", "2"],
+}
+SLOW = {"packed_documents.py": pytest.mark.thorough}  # it imports transformers
+SCRIPTS = [
+    pytest.param(path, id=path.name, marks=SLOW.get(path.name, ()))
+    for path in sorted((ROOT / "examples").glob("*.py"))
+    if '"__main__"' in path.read_text(encoding="utf-8")
+]
+NEEDS = {
+    "diffusion_unet.py": ("torch", r"redblue\[torch\]"),
+    "graph_mask.py": ("networkx", "pip install 'networkx'"),
+    "packed_documents.py": ("transformers", r"redblue\[transformers\]"),
+    "t5_bias.py": ("torch", r"redblue\[torch\]"),
+}
+
+
+def require(name):
+    """Skip the test if a package that the example needs is missing."""
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name][0])
+    if name == "packed_documents.py":
+        pytest.importorskip("redblue.integrations.transformers")
+
+
+def run_script(script, arguments, monkeypatch):
+    """Run a script as `python SCRIPT ARGUMENTS` does, without another process."""
+    monkeypatch.syspath_prepend(str(script.parent))
+    monkeypatch.setattr("sys.argv", [str(script), *arguments])
     runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_examples_run(script, capsys, monkeypatch, tmp_path, own_schedules):
+    require(script.name)
+    monkeypatch.chdir(tmp_path)
+    run_script(script, SMALL.get(script.name, []), monkeypatch)
     assert capsys.readouterr().out
+
+
+def test_an_example_draws_a_figure(monkeypatch, tmp_path, own_schedules, capsys):
+    script = ROOT / "examples" / "own_schedule.py"
+    run_script(script, ["--figure", str(tmp_path / "own.svg")], monkeypatch)
+    assert "few_keys" in (tmp_path / "own.svg").read_text()
+    assert "accepted with" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_examples_explain_their_options(name, capsys, monkeypatch, own_schedules):
+    require(name)
+    with pytest.raises(SystemExit) as stopped:
+        run_script(ROOT / "examples" / name, ["--help"], monkeypatch)
+    assert stopped.value.code == 0
+    assert f"python examples/{name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_examples_name_a_missing_package(name, monkeypatch):
+    package, message = NEEDS[name]
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit, match=message):
+        run_script(ROOT / "examples" / name, [], monkeypatch)
+
+
+def test_examples_end_where_results_differ(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    torch = pytest.importorskip("torch")
+    import measuring
+
+    ones = torch.ones(3)
+    measuring.check_close("losses", ones, ones + 1e-5, 1e-3)
+    for wrong in (ones + 0.1, ones * torch.nan):
+        with pytest.raises(SystemExit, match="losses differ by more than"):
+            measuring.check_close("losses", wrong, ones, 1e-3)
 
 
 PAGES = sorted(

@@ -9,14 +9,15 @@ from redblue.catalogue.models import Model, list_models, model
 from redblue.lab.counts import Count, count
 from redblue.lab.planner import plan
 from redblue.lab.plans import Plan
+from redblue.lab.registration import register_schedule, unregister_schedule
 from redblue.lab.simulation import Simulation, simulate
 from redblue.lab.traces import Traced, trace
 from redblue.machine import CacheLevel, CapacityError
 from redblue.masks import Mask
 from redblue.meter import Measurement, measure, measure_callable
 from redblue.op.api import attention, attention_backward
-from redblue.op.pytorch.flash_ops import enable_flash_ops, flash_ops
 from redblue.op.flex_attention import flex_attention
+from redblue.op.pytorch.flash_ops import enable_flash_ops, flash_ops
 from redblue.op.pytorch.registration import register_ops
 from redblue.op.pytorch.sdpa_override import enable_sdpa, sdpa
 from redblue.op.scaled_dot_product import scaled_dot_product_attention
@@ -63,9 +64,11 @@ __all__ = [
     "pebble",
     "plan",
     "register_ops",
+    "register_schedule",
     "scaled_dot_product_attention",
     "sdpa",
     "simulate",
     "this_machine",
     "trace",
+    "unregister_schedule",
 ]

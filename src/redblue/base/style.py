@@ -42,12 +42,30 @@ STAR = "M0,-1L.29,-.4L.95,-.31L.48,.15L.59,.81L0,.5L-.59,.81L-.48,.15L-.95,-.31L
 
 DEFAULT_LOOK = Look("#3f4a54", "#c3cbd3", "stroke")
 
+# For schedules of users, in the order in which they are registered. A hexagon marks them beside the built-in ones.
+HEXAGON = "M1,0L.5,.87L-.5,.87L-1,0L-.5,-.87L.5,-.87Z"
+USERS = (
+    Look("#8a5a2b", "#d0a273", HEXAGON),
+    Look("#6b7f1a", "#b5c95c", HEXAGON),
+    Look("#51606e", "#b4c0cc", HEXAGON),
+)
+
 
 class Looks(dict[str, Look]):
     """Looks by schedule name. A schedule without an entry gets DEFAULT_LOOK, so a new schedule needs no entry."""
 
     def __missing__(self, name: str) -> Look:
         return DEFAULT_LOOK
+
+    def give(self, name: str) -> None:
+        """Give a user's schedule a look of USERS that no other has; none is left for a fourth."""
+        free = [look for look in USERS if look not in self.values()]
+        if name not in self and free:
+            self[name] = free[0]
+
+    def take_back(self, name: str) -> None:
+        """Take back the look of a user's schedule."""
+        self.pop(name, None)
 
 
 LOOKS = Looks(

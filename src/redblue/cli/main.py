@@ -12,6 +12,7 @@ import io
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.progress import INTERRUPTED
 from redblue.base.terminal import PLAIN, console, terminal_width
 from redblue.base.version import VERSION
+from redblue.cli import plugins
 
 COMMANDS = (  # in the order of `redblue --help`
     *("report", "plan", "count", "bound", "sweep", "experiment", "mask", "sparse"),
@@ -49,8 +51,14 @@ def common(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option("--plugin", metavar="FILE.py", help="Run a file that registers your own schedules; repeatable."),
+    ] = None,
 ) -> None:
     """The options of `redblue` itself, before the name of a command. (`app` holds the help text.)"""
+    for path in plugin or ():
+        plugins.load(path)
 
 
 def _add(name: str) -> None:

@@ -11,7 +11,7 @@ from redblue.cli.output import show
 from redblue.cli.tables import schedules_table
 from redblue.kernels.table import kernels
 from redblue.problem import DIRECTIONS
-from redblue.schedules import SCHEDULES, get
+from redblue.schedules import SCHEDULES, get, is_users
 
 EPILOG = "Example: redblue schedules. One schedule: redblue schedules small_cache"
 DEVICES = ("cpu", "gpu")
@@ -34,7 +34,7 @@ def command(
     }
     data = [
         {"name": each.name, "title": each.title, "directions": list(each.passes), "kernels": with_kernel[each.name]}
-        | {"planned": each.drop_in, "source": each.source}
+        | {"planned": each.drop_in, "own": is_users(each.name), "source": each.source}
         for each in chosen
     ]
     show(data if name is None else data[0], schedules_table(chosen, with_kernel), as_json)

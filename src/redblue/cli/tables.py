@@ -16,7 +16,7 @@ from redblue.lab.counts import Count
 from redblue.lab.recount import Recount
 from redblue.lab.text import mask_text
 from redblue.meter import Measurement
-from redblue.schedules import Schedule
+from redblue.schedules import Schedule, is_users
 
 
 def counts_table(counts: Iterable[Count], remarks: Sequence[str]) -> StackingTable:
@@ -143,5 +143,8 @@ def schedules_table(schedules: Iterable[Schedule], kernels: Mapping[str, Mapping
     for each in schedules:
         items = kernels[each.name].items()
         devices = "; ".join(f"{device}: {', '.join(directions)}" for device, directions in items if directions)
-        lines.add_row(each.name, f"{each.title}\n{', '.join(each.passes)}\n{devices or 'no kernel'}\n{each.source}\n")
+        owner = " (your own)" if is_users(each.name) else ""
+        lines.add_row(
+            each.name, f"{each.title}{owner}\n{', '.join(each.passes)}\n{devices or 'no kernel'}\n{each.source}\n"
+        )
     return lines

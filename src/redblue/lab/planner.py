@@ -142,6 +142,7 @@ def _level(problem: Problem, boundary: Boundary, best: Best, tiles: Any) -> Leve
         peak=cost.peak,
         flops=cost.flops,
         seconds=moved / bandwidth if bandwidth else None,
+        own=schedules.is_users(best.schedule),
     )
 
 

@@ -25,6 +25,7 @@ class LevelPlan:
     g query heads per key head, each query takes g rows of a tile.
     candidates: fewest words of each schedule that fits. free_words: the entry of the chosen schedule; `words` may be
     larger because its tiles nest.
+    own: whether a user registered the chosen schedule (`register_schedule`).
     bound: the largest proved lower bound. seconds: bytes over the boundary's bandwidth; None if that is unknown.
     """
 
@@ -43,6 +44,7 @@ class LevelPlan:
     candidates: dict[str, int]
     seconds: float | None
     why: str = ""
+    own: bool = False
 
     @property
     def nesting(self) -> float | None:
@@ -132,10 +134,11 @@ def _table(plan: Plan) -> StackingTable:
     for column in rows.columns[:2]:
         column.no_wrap = True
     for level in plan.levels:
+        name = f"{level.schedule or 'none fits'}{' (your own)' if level.own else ''}"
         rows.add_row(
             f"{level.boundary}\n{level.capacity_words:,}",
             level.regime,
-            f"{level.schedule or 'none fits'}\n{tile_text(level.tiles) or level.why}{nesting_text(level.nesting)}",
+            f"{name}\n{tile_text(level.tiles) or level.why}{nesting_text(level.nesting)}",
             f"{amount(level.words)}\n{amount(level.bytes)}",
             f"{amount(level.bound.words)}\n{ratio(level.gap)}",
             time(level.seconds),

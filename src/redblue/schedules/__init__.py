@@ -1,5 +1,7 @@
 """Attention algorithms, one file each, written once against an abstract machine. `get` returns one by name."""
 
+from collections.abc import Iterable
+
 from redblue.base.arguments import checked_arguments
 from redblue.base.errors import UnknownName
 from redblue.problem import Problem
@@ -16,14 +18,15 @@ from redblue.schedules import (
     spilled_ds,
     standard,
 )
-from redblue.schedules.schedule import Cost, NotCovered, Schedule, Sweep, TooFewWords
+from redblue.schedules.schedule import Cost, NotCovered, Pass, Schedule, Sweep, TooFewWords, blocks
 
 # A new algorithm needs its file, the import above and its name here.
 MODULES = (
     *(standard, flash1, flash, flash_onepass, gather, spilled_ds, hybrid, saha_ye, small_cache),
     *(gradient_x, gradient_x_small),
 )
-SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}
+BUILT_IN = tuple(module.schedule.name for module in MODULES)
+SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}  # and those that users register
 
 
 @checked_arguments
@@ -51,4 +54,29 @@ def get(name: str) -> Schedule:
     return SCHEDULES[name]
 
 
-__all__ = ["SCHEDULES", "Cost", "NotCovered", "Schedule", "Sweep", "TooFewWords", "covering", "get", "list_schedules"]
+def is_users(name: str | None) -> bool:
+    """Whether a user registered the schedule of that name."""
+    return name in SCHEDULES and name not in BUILT_IN
+
+
+def users(names: Iterable[str]) -> tuple[Schedule, ...]:
+    """Return the schedules among `names` that a user registered."""
+    return tuple(SCHEDULES[name] for name in names if is_users(name))
+
+
+__all__ = [
+    "BUILT_IN",
+    "SCHEDULES",
+    "Cost",
+    "NotCovered",
+    "Pass",
+    "Schedule",
+    "Sweep",
+    "TooFewWords",
+    "blocks",
+    "covering",
+    "get",
+    "is_users",
+    "list_schedules",
+    "users",
+]

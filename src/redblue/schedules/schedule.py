@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from redblue.base.errors import RedblueError
@@ -16,6 +17,7 @@ from redblue.base.integers import ceil_div, larger, whole_number
 from redblue.masks import Pairs, Runs
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
+from redblue.schedules.search import WHOLE, search_grid
 
 # Shapes of the arrays in slow memory, by the parameter name in a program. "p" holds the softmax probabilities.
 SHAPES = {
@@ -32,11 +34,15 @@ SHAPES = {
     **dict.fromkeys(("x", "dx"), ("d", "d")),
     "y": ("d", "d_v"),
 }
+# The arrays of the operator's passes, which a schedule takes that plans may choose
+OPERATOR_ARRAYS = {
+    "forward": {"q", "k", "v", "out", "lse"},
+    "backward": {"q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"},
+    "gradient_x": {"a1", "a2", "a3", "e", "x", "y", "dx"},
+}
 PRODUCED = {"forward": ("out", "lse", "p", "row_max", "row_sum"), "backward": ("dq", "dk", "dv"), "gradient_x": ("dx",)}
 
 
-# Edges that default to the whole axis. A shorter "chunk" saves slow memory; a shorter "span" adds parallelism.
-WHOLE = {"chunk": "n_q", "span": "n_k"}
 MAX_AXIS = 2**27  # length of an axis: beyond it the tile search would take seconds
 MIN_SHORTENED = 2**13  # a problem with fewer rows would have other tiles than the long one
 MAX_PRODUCT = 2**58  # n_q n_k d, or n d d: beyond it the tile search could overflow 64-bit integers
@@ -91,14 +97,15 @@ class Pass:
     run(machine, problem, tiles, *arrays): the program; its parameter names select the arrays (see SHAPES).
     tile_type: a NamedTuple of tile edges. cost(problem, tiles): the closed form.
     search(problem, words, multiple): the tiles that move the fewest words, as a tile_type of integers; None if no tiles
-    fit. multiple: the number that each edge must be a multiple of, unless the edge spans its whole array.
+    fit. multiple: the number that each edge must be a multiple of, unless the edge spans its whole array. Default: the
+    search over a grid of edges (`search_grid`), for which `cost` must take arrays of edges.
     sweeps(problem, tiles): the program's look-ups of the mask (m.cols_of); only a stored index makes them cost words.
     """
 
     run: Callable[..., None]
     tile_type: Callable[..., Any]
     cost: Callable[[Problem, Any], Cost]
-    search: Callable[[Problem, int, Mapping[str, int]], Any]
+    search: Callable[[Problem, int, Mapping[str, int]], Any] | None = None
     sweeps: Callable[[Problem, Any], tuple[Sweep, ...]] = lambda problem, tiles: ()
 
     @property
@@ -153,7 +160,8 @@ class Schedule:
         stream, one_pass = problem.one_stream(), self.direction(problem)
         searched = _searchable(stream)
         multiple = dict.fromkeys(one_pass.edges, 1) | dict(multiple or {})
-        tiles = one_pass.search(searched, words, multiple)
+        search = one_pass.search or partial(search_grid, one_pass)
+        tiles = search(searched, words, multiple)
         if tiles is None:
             whole_axes = {edge: getattr(stream, axis) for edge, axis in WHOLE.items() if edge in multiple}
             least = int(one_pass.cost(stream, one_pass.tile_type(**(multiple | whole_axes))).peak)

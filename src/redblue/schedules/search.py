@@ -18,15 +18,20 @@ of blocks in the layout: half a second for 64 x 64 blocks, half a minute for 102
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from redblue.masks import Pairs
-from redblue.schedules.schedule import Cost
+from redblue.problem import Problem
 
+if TYPE_CHECKING:
+    from redblue.schedules.schedule import Cost, Pass
+
+# Edges that default to the whole axis. A shorter "chunk" saves slow memory; a shorter "span" adds parallelism.
+WHOLE = {"chunk": "n_q", "span": "n_k"}
 PAIRS_TRIED = 1 << 14  # about 50 ms on a banded mask
 EDGES_TRIED = 1 << 13
 
@@ -104,14 +109,50 @@ def spread(candidates: np.ndarray, limit: int, steps: Sequence[int] = ()) -> np.
     return candidates[np.unique(np.searchsorted(candidates, targets))]
 
 
-def cheapest(cost: Cost, candidates: Sequence[np.ndarray], words: int) -> tuple[int, ...] | None:
+def cheapest(cost: Cost, candidates: Sequence[np.ndarray | int], words: int) -> tuple[int, ...] | None:
     """Return the candidate that fits and moves the fewest words, with ties broken by the peak; None if none fits.
 
-    cost: the cost of every candidate. candidates: one array per edge.
+    cost: the cost of every candidate. candidates: one array per edge, or the one length that all candidates have.
     """
-    moved, peak = np.broadcast_arrays(cost.words, cost.peak)
+    moved, peak, *lengths = np.broadcast_arrays(cost.words, cost.peak, *candidates)
     fit = np.flatnonzero(peak <= words)
     if not len(fit):
         return None
     best = fit[np.lexsort((peak.flat[fit], moved.flat[fit]))[0]]
-    return tuple(int(np.broadcast_to(x, moved.shape).flat[best]) for x in candidates)
+    return tuple(int(x.flat[best]) for x in lengths)
+
+
+def search_grid(one_pass: Pass, problem: Problem, words: int, multiple: Mapping[str, int]) -> Any:
+    """Return the tiles that move the fewest words among a grid of edges, then among the edges of one axis at a time.
+
+    The search of a pass that brings none of its own. An edge whose name ends in "rows" or "cols" is at most n_q or n_k
+    long, any other edge at most the longest axis; edges of WHOLE span their axis, and "depth" is as short as it may be.
+    With one edge to choose, or with two on a full mask of at most 4096 x 4096, every edge that can be the best is
+    tried; otherwise the tiles may not be the very best.
+    """
+    axes = [_candidates(edge, problem, multiple[edge]) for edge in one_pass.edges]
+    chosen = sum(len(axis) > 1 for axis in axes)
+    per_axis = max(2, int(PAIRS_TRIED ** (1 / max(1, chosen))))
+
+    def best_of(candidates: Sequence[np.ndarray]) -> tuple[int, ...] | None:
+        grid = [axis.ravel() for axis in np.meshgrid(*candidates, indexing="ij")]
+        tiles = [tried if len(axis) > 1 else int(axis[0]) for axis, tried in zip(candidates, grid, strict=True)]
+        return cheapest(one_pass.cost(problem, one_pass.tile_type(*tiles)), tiles, words)
+
+    # The shortest edges alone come second: if the grid is coarse, `spread` may keep none that fits.
+    best = best_of([spread(axis, per_axis) for axis in axes]) or best_of([axis[:1] for axis in axes])
+    for i, axis in enumerate(axes):
+        if best is not None:
+            best = best_of([axis if j == i else np.array([edge]) for j, edge in enumerate(best)])
+    return None if best is None else one_pass.tile_type(*best)
+
+
+def _candidates(edge: str, problem: Problem, multiple: int) -> np.ndarray:
+    """Return the edges of one axis that `search_grid` tries."""
+    if edge in WHOLE:
+        return np.array([getattr(problem, WHOLE[edge])])
+    if edge == "depth":
+        return np.array([multiple])
+    longest_axis = max(problem.n_q, problem.n_k, problem.d, problem.d_v)
+    length = {"rows": problem.n_q, "cols": problem.n_k}.get(edge[-4:], longest_axis)
+    return edges(length, multiple, not problem.mask.on(problem.n_q, problem.n_k).is_full)

@@ -9,7 +9,7 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
-from redblue.machine import Machine, Tile
+from redblue.machine import Machine, MachineError, Tile
 from redblue.masks.patterns.pairs import Pairs, Runs
 from redblue.masks.storage.formats import Format
 from redblue.problem import Problem
@@ -82,6 +82,8 @@ class StoredIndex:
         side = "rows" if pairs == self.pairs else "cols" if pairs == self.pairs.T else None
         if side is None:
             return pairs.cols_of(rows)  # a matrix product that takes no mask reads no index
+        if side not in self.sides:
+            raise MachineError(f"the program looks up the mask by {side}, which its pass does not declare in `sweeps`")
         heads = self.group if side == "rows" else 1
         block = range(rows.start // heads, ceil_div(rows.stop, heads))
         loaded: dict[str, list[Any]] = {name: [] for name in self.arrays[side]}

@@ -142,7 +142,7 @@ def _schedules(curve: Curve, x: alt.X, y: alt.Y) -> dict[str, alt.Chart]:
         title="schedules, each with its best tiles", values=shown_names, columns=alt.expr(f"width < {WIDE} ? 2 : 4")
     )
     colour = alt.Color("name:N", scale=alt.Scale(domain=names, range="category"), legend=legend)
-    marks = alt.Scale(domain=names, range=[LOOKS[name].shape if name in LOOKS else "stroke" for name in names])
+    marks = alt.Scale(domain=names, range=[LOOKS[name].shape for name in names])
     marked = _chart([row for row in rows if row["i"] % MARKED_EVERY == MARKED_EVERY // 2])
     return {
         "lines": _chart(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),

@@ -38,7 +38,9 @@ def _cell(level: LevelPlan) -> Text:
     """The plan for one boundary."""
     gap = f" {ratio(level.gap)}" if level.gap else ""
     regime = level.regime.removesuffix("-cache")
-    return Text.assemble(level.schedule or "none fits", "\n", (regime, STYLES[level.regime]), gap)
+    return Text.assemble(
+        level.schedule or "none fits", " (your own)" * level.own, "\n", (regime, STYLES[level.regime]), gap
+    )
 
 
 def _verdict(report: Report) -> Text:

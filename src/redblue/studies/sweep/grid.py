@@ -12,10 +12,11 @@ import joblib
 
 from redblue.base.errors import RedblueError
 from redblue.catalogue.memories import Boundary, memory
+from redblue.lab.registration import fingerprint
 from redblue.masks import Mask
 from redblue.masks.names import parse as parse_mask
 from redblue.problem import Problem
-from redblue.schedules import list_schedules
+from redblue.schedules import list_schedules, users
 from redblue.studies.sweep.axes import LEAST, NAMES, Axis, make_axis
 
 MAX_POINTS = 200_000  # all rows are held in memory
@@ -95,6 +96,11 @@ class Sweep:
             "masks": [joblib.hash(mask) for mask in self.masks],
             "caches": [[cache.identity for cache in caches] for caches in self.caches],
             "schedules": list(self.schedules),
+            **(
+                {"own": {each.name: fingerprint(each) for each in users(self.schedules)}}
+                if users(self.schedules)
+                else {}
+            ),
         }
 
     @property

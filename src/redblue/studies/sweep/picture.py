@@ -283,7 +283,7 @@ def _lines(
     points: Sequence[dict[str, Any]], names: Sequence[str], x: alt.X, y: alt.Y, values: Sequence[Any]
 ) -> list[alt.Chart]:
     """For each schedule a line, if x is a number, and marks of its own shape."""
-    looks = [LOOKS.get(name, LOOKS["standard"]) for name in names]
+    looks = [LOOKS[name] for name in names]
     colours, marks = [look.light for look in looks], [look.shape for look in looks]
     legend = alt.Legend(title="schedules, each with its best tiles", columns=4)
     colour = alt.Color("schedule:N", scale=alt.Scale(domain=list(names), range=colours), legend=legend)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from redblue.base.files import check_target
 from redblue.base.journal import Journal, journal_path
 from redblue.base.parallel import finish
+from redblue.schedules import SCHEDULES, Schedule, users
 from redblue.studies.sweep.grid import Point, Sweep, make_sweep
 from redblue.studies.sweep.points import COLUMNS, Row, evaluate
 from redblue.studies.sweep.store import FORMATS, write
@@ -36,14 +38,15 @@ def run(
     Raises RedblueError for bad axes, an output that exists or cannot be written, and points kept by another sweep.
     """
     sweep = sweep if isinstance(sweep, Sweep) else make_sweep(sweep)
+    rows_of = partial(_rows, own=users(sweep.schedules))
     target = None if output is None else check_target(output, tuple(FORMATS), force)
     if target is None or target.stream is not None:  # there is no place for a journal
-        rows = _sorted(finish(_rows, sweep.point, sweep.size, {}, jobs, lambda index, rows: None, progress))
+        rows = _sorted(finish(rows_of, sweep.point, sweep.size, {}, jobs, lambda index, rows: None, progress))
         if output is not None:
             write(rows, output, force)
         return rows
     with open_journal(target.path, sweep, restart) as journal:
-        rows = _sorted(finish(_rows, sweep.point, sweep.size, journal.done, jobs, journal.add, progress))
+        rows = _sorted(finish(rows_of, sweep.point, sweep.size, journal.done, jobs, journal.add, progress))
         write(rows, target.path, force)
         journal.remove()
     return rows
@@ -54,8 +57,13 @@ def open_journal(target: Path, sweep: Sweep, restart: bool = False) -> Journal:
     return Journal(journal_path(target), "sweep", sweep.identity, sweep.size, restart, list(COLUMNS))
 
 
-def _rows(point: Point) -> list[Row]:
-    """Evaluate a point. A function of this module, so that worker processes can import it."""
+def _rows(point: Point, own: tuple[Schedule, ...]) -> list[Row]:
+    """Evaluate a point. A function of this module, so that worker processes can import it.
+
+    own: the schedules that the user registered in the parent process; a worker process does not have them yet.
+    """
+    for schedule in own:
+        SCHEDULES[schedule.name] = schedule
     return evaluate(point)
 
 

@@ -1,0 +1,69 @@
+"""Helpers of the examples: measure a piece of work, compare two results, and say which package is missing."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Measured(NamedTuple):
+    """The result of some work, its time, and by how much the process's memory grew (None where it cannot be read)."""
+
+    result: Any
+    seconds: float
+    megabytes: float | None
+
+
+def need(package: str, install: str) -> Any:
+    """Import a package; end the program with a line that says how to install it if it is missing."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise SystemExit(f"this example needs {package}: pip install '{install}'") from None
+
+
+def measure(work: Callable[[], Any]) -> Measured:
+    """Do the work once."""
+    gc.collect()
+    before = _start_of_peak()
+    start = time.perf_counter()
+    result = work()
+    seconds = time.perf_counter() - start
+    peak = _megabytes("VmHWM") if before is not None else None
+    return Measured(result, seconds, None if peak is None or before is None else max(0.0, peak - before))
+
+
+def _start_of_peak() -> float | None:
+    """Forget the process's peak of memory (Linux only), and return the memory that it holds now."""
+    try:
+        CLEAR.write_text("5")
+    except OSError:
+        return None
+    return _megabytes("VmRSS")
+
+
+def _megabytes(field: str) -> float | None:
+    match = re.search(rf"{field}:\s+(\d+) kB", STATUS.read_text()) if STATUS.exists() else None
+    return int(match[1]) / 1024 if match else None
+
+
+def show(name: str, measured: Measured) -> None:
+    """Print the time and the memory of some work."""
+    memory = "" if measured.megabytes is None else f", memory grew by {measured.megabytes:.0f} MB"
+    print(f"{name:10} {measured.seconds:8.2f} s{memory}")
+
+
+def check_close(what: str, ours: Any, theirs: Any, tolerance: float) -> None:
+    """Print the largest difference of two tensors relative to the largest entry; end the program if it is too large."""
+    scale = max(float(theirs.abs().max()), 1e-30)
+    difference = float((ours - theirs).abs().max()) / scale
+    print(f"{what}: largest relative difference {difference:.1e}")
+    if not difference <= tolerance:
+        raise SystemExit(f"{what} differ by more than {tolerance}")
