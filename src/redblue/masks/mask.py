@@ -182,8 +182,8 @@ class Mask:
     def from_block_mask(cls, block_mask: Any) -> Mask:
         """Convert the BlockMask of PyTorch's FlexAttention: its full blocks, and its `mask_mod` in the partial blocks.
 
-        `mask_mod` is mapped over the pairs of partial blocks; the mask keeps the result. Batch entries and heads of size
-        1 broadcast.
+        `mask_mod` is mapped over the pairs of partial blocks; the mask keeps the result. Batch entries and heads of
+        size 1 broadcast.
         """
         return cls(read(block_mask))
 

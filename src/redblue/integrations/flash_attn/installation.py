@@ -36,8 +36,8 @@ def _in_16_bits(backward: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(q, "dtype", None) in (torch.float32, torch.float64):
             raise RedblueError(
                 f"flash_attn.flash_attn_interface.{backward.__name__} takes float16 and bfloat16 as flash-attn does, "
-                f"got {q.dtype}: ring-flash-attn and yunchang compute wrong gradients in other types. In code of your own, "
-                "call redblue.integrations.flash_attn.low_level"
+                f"got {q.dtype}: ring-flash-attn and yunchang compute wrong gradients in other types. In code of your "
+                "own, call redblue.integrations.flash_attn.low_level"
             )
         return backward(*args, **kwargs)
 

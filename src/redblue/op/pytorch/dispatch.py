@@ -62,10 +62,10 @@ def attention_backward(
     tensors = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     _check_tensors(tensors | {name: x for name, _, x in options.present_arrays()})
     mask = options.mask  # held while its name is in use
-    options = options.with_mask(_mask_argument(mask, options.schedule, False))
+    options = options.with_mask(mask_argument(mask, options.schedule, False))
     if options.dropout and options.seed is None:
         raise RedblueError("seed must be that of the forward pass: without it, other probabilities would be dropped")
-    options = options._replace(seed=_seed(q, options.seed) if options.dropout else None)
+    options = options._replace(seed=drawn_seed(q, options.seed) if options.dropout else None)
     with torch.no_grad():
         dq, dk, dv, _, delta = ops.backward_op(dout, None, q, k, v, out, lse, *options.for_backward.flat, False)
     return dq, dk, dv, delta
