@@ -139,7 +139,7 @@ def navigation(pages: list[str]) -> list[Any]:
     ]
     api = sorted(
         (page for page in pages if page.startswith("api/")),
-        key=lambda page: (page != "api/redblue.md", page.count("/"), page),
+        key=lambda page: (page != "api/index.md", page.count("/"), page),
     )
     moved = [page for page in MOVED if page != "index.md"]
     return [{"Home": "index.md"}, *sections, {"API": api}, {"Project": moved}]
@@ -158,7 +158,7 @@ def _folder_order(folder: str) -> tuple[int, str]:
 
 def api_pages() -> dict[str, str]:
     """Return the pages of the API: the public face by topic, then every public module beside it."""
-    pages = {"api/redblue.md": _public_face()}
+    pages = {"api/index.md": _public_face()}
     modules = ["redblue.pebble", "redblue.jax", *_integrations()]
     for module in modules:
         options = {"show_root_heading": "false", "show_root_toc_entry": "false", "heading_level": "2"}

@@ -51,7 +51,7 @@ def test_every_page_is_in_the_navigation_once_and_guides_keep_their_order():
 
 
 def test_the_api_holds_every_public_name():
-    text = pages.api_pages()["api/redblue.md"]
+    text = pages.api_pages()["api/index.md"]
     for name in set(rb.__all__) - {"pebble"}:
         assert f"\n::: redblue.{name}\n" in text, name
     assert "::: redblue.pebble" in pages.api_pages()["api/pebble.md"]
@@ -95,7 +95,7 @@ def test_the_site_is_built_and_loads_nothing_from_the_network(tmp_path):
         text = page.read_text(encoding="utf-8")
         for fetched in ('src="http', "src='http", '<link rel="stylesheet" href="http', "url(http"):
             assert fetched not in text, page
-    api = (tmp_path / "site" / "api" / "redblue.html").read_text(encoding="utf-8")
+    api = (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
     signature = api.split('id="redblue.attention"')[1].split("</pre>")[0]
     assert "softcap" in signature  # as the decorator made it
     assert "**options" not in signature

@@ -16,7 +16,12 @@ PATH = re.compile(
 MODULE = re.compile(r"\bredblue(?:\.(?!__)[A-Za-z_]\w*)+")
 # Where a path may begin, besides at its own file's folder and the folder above.
 BASES = ("", "src", "src/redblue", "cpp", "docs", "docs/lab", "tests", "benchmarks")
-OTHERS = ("memories.toml", "models.toml")  # cite the files of other projects
+OTHERS = (
+    "memories.toml",
+    "models.toml",
+    "test_site.py",
+    "pages.py",
+)  # name files of other projects, or pages of the site
 EXAMPLES = {"path/to/script.py", "no/r.csv", "../theory.md", "docs/results/gpu.svg"}  # of users, or not yet written
 EXAMPLES |= {"xla/ffi/api/c_api.h"}  # in jaxlib
 

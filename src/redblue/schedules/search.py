@@ -20,20 +20,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from redblue.masks import Pairs
 from redblue.problem import Problem
 
-if TYPE_CHECKING:
-    from redblue.schedules.schedule import Cost, Pass
-
 # Edges that default to the whole axis. A shorter "chunk" saves slow memory; a shorter "span" adds parallelism.
 WHOLE = {"chunk": "n_q", "span": "n_k"}
 PAIRS_TRIED = 1 << 14  # about 50 ms on a banded mask
 EDGES_TRIED = 1 << 13
+
+
+class Moved(Protocol):
+    """The part of a Cost (schedule.py) that the search compares: words moved, and words held at most."""
+
+    @property
+    def words(self) -> Any: ...
+    @property
+    def peak(self) -> Any: ...
+
+
+class Searched(Protocol):
+    """The part of a Pass (schedule.py) that `search_grid` calls."""
+
+    @property
+    def edges(self) -> tuple[str, ...]: ...
+    @property
+    def tile_type(self) -> Callable[..., Any]: ...
+    @property
+    def cost(self) -> Callable[[Problem, Any], Moved]: ...
 
 
 @lru_cache(maxsize=64)
@@ -109,7 +126,7 @@ def spread(candidates: np.ndarray, limit: int, steps: Sequence[int] = ()) -> np.
     return candidates[np.unique(np.searchsorted(candidates, targets))]
 
 
-def cheapest(cost: Cost, candidates: Sequence[np.ndarray | int], words: int) -> tuple[int, ...] | None:
+def cheapest(cost: Moved, candidates: Sequence[np.ndarray | int], words: int) -> tuple[int, ...] | None:
     """Return the candidate that fits and moves the fewest words, with ties broken by the peak; None if none fits.
 
     cost: the cost of every candidate. candidates: one array per edge, or the one length that all candidates have.
@@ -122,7 +139,7 @@ def cheapest(cost: Cost, candidates: Sequence[np.ndarray | int], words: int) -> 
     return tuple(int(x.flat[best]) for x in lengths)
 
 
-def search_grid(one_pass: Pass, problem: Problem, words: int, multiple: Mapping[str, int]) -> Any:
+def search_grid(one_pass: Searched, problem: Problem, words: int, multiple: Mapping[str, int]) -> Any:
     """Return the tiles that move the fewest words among a grid of edges, then among the edges of one axis at a time.
 
     The search of a pass that brings none of its own. An edge whose name ends in "rows" or "cols" is at most n_q or n_k
