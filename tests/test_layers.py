@@ -25,6 +25,7 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 NOT_LOADED = {
     "torch",
     "triton",
+    "transformers",
     "jax",
     "altair",
     "joblib",
@@ -91,7 +92,8 @@ def test_every_top_level_module_has_its_layer():
 
 
 # Every library that may be missing after `pip install redblue`, with the extra that brings it
-OPTIONAL = {"torch": "torch", "triton": "gpu", "pyarrow": "parquet", "dask": "dask", "jax": "jax"}
+OPTIONAL = {"torch": "torch", "triton": "gpu", "transformers": "transformers", "jax": "jax"}
+OPTIONAL |= {"pyarrow": "parquet", "dask": "dask"}
 
 
 def test_every_imported_library_is_a_dependency():

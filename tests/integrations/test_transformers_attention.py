@@ -267,5 +267,13 @@ def test_a_missing_package_is_named(monkeypatch):
         register()
 
 
+def test_an_old_transformers_is_named(monkeypatch):
+    from transformers import masking_utils
+
+    monkeypatch.setattr(masking_utils, "sdpa_mask", lambda batch_size, cache_position: None)
+    with pytest.raises(RedblueError, match=r"needs PyTorch and transformers 5.6 or newer, got transformers 5"):
+        register()
+
+
 def test_masks_are_redblues_own():
     assert isinstance(redblue_mask(B, NQ, NQ).mask, Mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 from redblue.base.errors import RedblueError
@@ -48,13 +49,14 @@ def register() -> Registration:
 
 def _entries() -> tuple[tuple[dict[str, Any], Any], ...]:
     """Each registry of transformers with redblue's function for it. Raises RedblueError if a package is missing."""
+    needed = 'attn_implementation="redblue" needs PyTorch and transformers 5.6 or newer'
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers import AttentionInterface, AttentionMaskInterface, __version__
+        from transformers.masking_utils import sdpa_mask
     except ImportError as error:
-        raise RedblueError(
-            'attn_implementation="redblue" needs PyTorch and transformers 5 or newer: '
-            f"pip install 'redblue[transformers]' ({error})"
-        ) from error
+        raise RedblueError(f"{needed}: pip install 'redblue[transformers]' ({error})") from error
+    if "q_length" not in signature(sdpa_mask).parameters:  # older mask functions take other arguments
+        raise RedblueError(f"{needed}, got transformers {__version__}: pip install 'redblue[transformers]'")
     from redblue.integrations.transformers.attention import attention_forward
     from redblue.integrations.transformers.mask_function import redblue_mask
 
