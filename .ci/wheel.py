@@ -67,15 +67,15 @@ def version(python: str) -> tuple[int, int]:
 @cache
 def pythons_here() -> dict[tuple[int, int], str]:
     """Find the Pythons 3.12 and newer on PATH or installed by pyenv: the first of each version."""
-    found = {}
+    pythons = {}
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     for minor in range(STABLE[1], NEWEST):
         candidates = [shutil.which(f"python3.{minor}"), *sorted(pyenv.glob(f"versions/3.{minor}.*/bin/python"))]
         for python in map(str, filter(None, candidates)):  # pyenv's shims exist for Pythons that do not run
-            if not subprocess.run([python, "-c", "import venv"], capture_output=True).returncode:
-                found[version(python)] = python
+            if not subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True).returncode:
+                pythons[version(python)] = python
                 break
-    return dict(sorted(found.items()))
+    return dict(sorted(pythons.items()))
 
 
 def newer_pythons(python: str) -> list[str]:
