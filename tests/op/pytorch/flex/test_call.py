@@ -126,10 +126,10 @@ def test_in_compiled_functions():
 
 def test_under_autocast():
     call = tensors(dtype=torch.float32)
+    score_mod = lambda s, b, h, i, j: s + (50 + 0.1 * (j % 7))  # noqa: E731 (bfloat16 would round 50.1 to 50)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = rb.flex_attention(*call, lambda s, b, h, i, j: s + 300.3 * (i - j))  # bfloat16 would round the bias
-    rounded = [x.bfloat16() for x in call]
-    expected = rb.flex_attention(*rounded, lambda s, b, h, i, j: s + 300.3 * (i - j))
+        out = rb.flex_attention(*call, score_mod)
+    expected = rb.flex_attention(*(x.bfloat16() for x in call), score_mod)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, expected)
 

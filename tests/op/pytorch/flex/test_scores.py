@@ -26,6 +26,7 @@ RELATIVE, FULL, SHARED = parameter(H, 2 * M + 1), parameter(2, H, N, M), paramet
 PER_QUERY, PER_KEY, TEMPERATURE = parameter(2, H, N), parameter(H, M), parameter()
 COORDINATES = parameter(M, 2)
 DOCUMENT = torch.tensor([0] * 6 + [1] * 1 + [2] * 9 + [3] * 7)
+BYTES = torch.tensor([1, 2, 3, 200], dtype=torch.uint8)
 PREFIX = torch.tensor([4, 9])
 
 
@@ -101,6 +102,8 @@ SCORE_MODS = {
     "bias for some heads": lambda s, b, h, i, j: torch.where(h < 2, s, s - SLOPES[h] * (i - j).abs()),
     "factor for some heads": lambda s, b, h, i, j: torch.where(h < 2, s * 2, s),
     "no score": lambda s, b, h, i, j: FULL[b, h, i, j] + 0,
+    "small whole numbers": lambda s, b, h, i, j: 1 - (s - BYTES[h]) * 0.5 + (BYTES[h] * 0.5 - BYTES[h]),
+    "small whole numbers that wrap": lambda s, b, h, i, j: s * (BYTES[h] * BYTES[h]) - -BYTES[h] * (i - j).abs(),
     "boolean term": lambda s, b, h, i, j: s + (i == j),
 }
 CAPTURED = (LEARNED, RELATIVE, FULL, SHARED, PER_QUERY, PER_KEY, TEMPERATURE, COORDINATES, T5.embedding.weight)
@@ -157,3 +160,29 @@ def test_windows_and_alibi_need_no_array(name, monkeypatch):
     assert options.mask == mask
     assert ("alibi" in name) == (options.alibi is not None)
     check(*tensors(N, N), score_mod, captured=(PER_QUERY,))
+
+
+NEARLY = {
+    "slopes with a gradient": lambda s, b, h, i, j: s - LEARNED[h] * (i - j).abs(),
+    "one later key": lambda s, b, h, i, j: torch.where(i + 1 >= j, s - SLOPES[h] * (i - j), -INFINITY),
+    "no mask": lambda s, b, h, i, j: s - SLOPES[h] * (i - j),
+    "another diagonal": lambda s, b, h, i, j: s - SLOPES[h] * (i - j + 1).abs(),
+    "whole numbers only": lambda s, b, h, i, j: s - (SLOPES[h] * (i - j).abs()).long(),
+    "powers": lambda s, b, h, i, j: s - SLOPES[h] * ((i - j) * (i - j)),
+    "twice the distance": lambda s, b, h, i, j: s - SLOPES[h] * (2 * i - 2 * j).abs(),
+    "per query": lambda s, b, h, i, j: s - PER_QUERY[b, h, i] * (i - j).abs(),
+    "a later window": lambda s, b, h, i, j: torch.where(j > i, s, -INFINITY),
+    "a window off the diagonal": lambda s, b, h, i, j: torch.where((i - j - 3).abs() < 2, s, -INFINITY),
+    "a window by half positions": lambda s, b, h, i, j: torch.where(i / 2 >= j, s, -INFINITY),
+    "a window by blocks": lambda s, b, h, i, j: torch.where(i // 4 >= j // 4, s, -INFINITY),
+    "a sum of positions": lambda s, b, h, i, j: torch.where(i + j >= 9, s, -INFINITY),
+}
+
+
+@pytest.mark.parametrize("name", NEARLY)
+def test_what_is_nearly_a_window_or_alibi(name, monkeypatch):
+    calls, attention = [], dispatch.attention
+    monkeypatch.setattr(dispatch, "attention", lambda *a: calls.append(a[3]) or attention(*a))
+    check(*tensors(N, N), NEARLY[name], captured=(LEARNED, PER_QUERY))
+    assert calls[0].alibi is None
+    assert calls[0].bias is not None

@@ -138,6 +138,14 @@ def _absolute(x: Any) -> Line | None:
 # Alibi ---------------------------------------------------------------------------------------------------------------
 
 
+def _is_product(x: Any) -> bool:
+    """Whether it is a product, quotient, negative or conversion in a type that rounds and wraps no small numbers."""
+    if not isinstance(x, Node) or isinstance(x.op, str) or x.value.dtype not in EXACT:
+        return False
+    name = name_of(x.op)
+    return name in ("mul", "neg", "div") or (name == "_to_copy" and x.value.is_floating_point())
+
+
 @dataclass(frozen=True)
 class Alibi:
     """The term number * the product of factors * |q_idx - kv_idx + offset|; without the bars unless `absolute`."""
@@ -164,9 +172,7 @@ def alibi(term: Expression) -> Alibi | None:
             if distance is not None:
                 return None
             distance = x
-        elif isinstance(x, Node) and not isinstance(x.op, str) and name_of(x.op) in ("mul", "neg", "_to_copy", "div"):
-            if name_of(x.op) == "_to_copy" and x.value.dtype not in (torch.float32, torch.float64):
-                return None
+        elif _is_product(x):
             if name_of(x.op) == "div":
                 divisor = number_of(x.args[1])
                 if not divisor or x.kwargs:

@@ -23,7 +23,7 @@ from redblue.op.pytorch.flex.expressions import (
     text,
     value_of,
 )
-from redblue.op.pytorch.flex.positions import NEGATIONS
+from redblue.op.pytorch.flex.positions import EXACT, NEGATIONS
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -66,7 +66,9 @@ class Scores:
 
     def plus(self, term: Expression, times: float = 1) -> Scores:
         """These scores plus `times` a term."""
-        parts = _terms(term) if times == 1 else (multiplied(part, times) for part in _terms(term))
+        parts = _terms(term)
+        if times != 1:
+            parts = [multiplied(self._converted(part), times) for part in parts]
         return replace(self, terms=(*self.terms, *parts))
 
     @property
@@ -94,12 +96,7 @@ class Scores:
         return result
 
     def _converted(self, x: Expression) -> Expression:
-        """An expression in the type of the scores, unless its own type is wider."""
-        if isinstance(x, (int, float)):
-            return x
-        dtype = value_of(x).dtype
-        wanted = torch.promote_types(dtype, self.dtype)
-        return x if dtype == wanted else apply(aten._to_copy.default, x, dtype=wanted)
+        return promoted(x, self.dtype)
 
 
 class Refused(Exception):
@@ -275,6 +272,15 @@ _STEPS: dict[str, Callable[[Node, list[Any]], Scores]] = {
 # Parts of sums, products and conjunctions ----------------------------------------------------------------------------
 
 
+def promoted(x: Expression, dtype: torch.dtype) -> Expression:
+    """An expression in a type of PyTorch's, unless its own type is wider. PyTorch's operators begin with this step."""
+    if isinstance(x, (int, float)):
+        return x
+    own = value_of(x).dtype
+    wanted = torch.promote_types(own, dtype)
+    return x if own == wanted else apply(aten._to_copy.default, x, dtype=wanted)
+
+
 def added(x: Expression, y: Expression) -> Expression:
     """x + y."""
     if isinstance(x, (int, float)):
@@ -291,18 +297,18 @@ def multiplied(x: Expression, y: Expression) -> Expression:
 
 def _terms(x: Expression) -> list[Expression]:
     """The parts of a sum. A difference of positions stays whole: `positions.distance` knows it."""
-    if not _is_step(x) or x.kwargs.get("alpha", 1) != 1 or not x.value.is_floating_point():
+    if not _is_step(x) or x.kwargs.get("alpha", 1) != 1 or x.value.dtype not in (torch.float32, torch.float64):
         return [x]
     if name_of(x.op) == "add":
         return [*_terms(x.args[0]), *_terms(x.args[1])]
     if name_of(x.op) == "sub":
-        return [*_terms(x.args[0]), *(multiplied(part, -1) for part in _terms(x.args[1]))]
+        return [*_terms(x.args[0]), *(multiplied(promoted(part, x.value.dtype), -1) for part in _terms(x.args[1]))]
     return [x]
 
 
 def _factors(x: Expression) -> list[Expression]:
     """The parts of a product."""
-    if _is_step(x) and name_of(x.op) == "mul":
+    if _is_step(x) and name_of(x.op) == "mul" and x.value.dtype in EXACT:
         return [*_factors(x.args[0]), *_factors(x.args[1])]
     return [x]
 
