@@ -66,7 +66,7 @@ void Meter::stop() {
         sum += *reinterpret_cast<const unsigned char*>(std::max(line * line_bytes_, output.address));
     }
   }
-  static volatile unsigned used;
+  [[maybe_unused]] static volatile unsigned used;  // a store that the compiler must keep
   used = sum;
   dump("outputs");
   request(kStop);
