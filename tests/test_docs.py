@@ -19,21 +19,6 @@ GUIDES = [
     ROOT / "README.md",
     *sorted(page for page in (ROOT / "docs" / "guide").glob("*.md") if page.name != "transformers.md"),
     ROOT / "docs" / "lab" / "meter.md",
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-MASKS = (ROOT / "docs" / "guide" / "masks.md").read_text(encoding="utf-8")
-BLOCK = re.compile(r"```(\w+(?: torch| valgrind)?)\n(.*?)```", flags=re.DOTALL)
-OPERATOR = (ROOT / "docs" / "guide" / "attention.md").read_text(encoding="utf-8")
-PYTORCH = (ROOT / "docs" / "guide" / "pytorch.md").read_text(encoding="utf-8")
-COMMAND_LINE = (ROOT / "docs" / "guide" / "command-line.md").read_text(encoding="utf-8")
-METER = (ROOT / "docs" / "lab" / "meter.md").read_text(encoding="utf-8")
-BLOCKS = [*BLOCK.findall(README), *BLOCK.findall(MASKS), *BLOCK.findall(OPERATOR), *BLOCK.findall(METER)]
-BLOCKS += BLOCK.findall(COMMAND_LINE) + BLOCK.findall(PYTORCH)
-COMMANDS = [
-    line.removeprefix("redblue ")
-    for language, text in BLOCKS
-    if language == "console"
-    for line in text.splitlines()
-    if line.startswith("redblue ")
 ]
 BLOCK = re.compile(r"```(\w+(?: \w+)?)\n(.*?)```", flags=re.DOTALL)  # the second word: what the example needs
 BLOCKS = {page: BLOCK.findall(page.read_text(encoding="utf-8")) for page in GUIDES}
