@@ -121,7 +121,7 @@ def test_reasons_do_not_grow_without_end():
     assert used.reasons[OTHER] == 2 * MAX_REASONS
 
 
-# The bypasses that docs/guide/attention.md names -------------------------------------------------------------------
+# The bypasses that docs/guide/pytorch.md names -------------------------------------------------------------------
 
 
 def test_modules_that_do_not_call_the_function():

@@ -35,12 +35,8 @@ def prepare(tensors: list[Any], options: Options) -> None:
 
 @cache
 def _register() -> None:
-    try:
-        from torch.distributed.tensor.experimental import register_sharding
-    except ImportError as error:
-        raise RedblueError(
-            "DTensors need a PyTorch with torch.distributed.tensor.experimental: 2.5 or newer"
-        ) from error
+    from torch.distributed.tensor.experimental import register_sharding
+
     from redblue.op.pytorch.ops import backward_op, forward_op
 
     register_sharding(forward_op)(forward_placements)

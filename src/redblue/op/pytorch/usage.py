@@ -1,4 +1,4 @@
-"""The record of the calls of F.scaled_dot_product_attention that redblue served and refused."""
+"""The record of the calls of PyTorch's functions that redblue served and refused."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ OTHER = "other reasons"
 
 @dataclass(repr=False)
 class Usage:
-    """Calls that redblue computed (`served`), and calls that it left to PyTorch, counted by reason (`reasons`).
+    """Calls that redblue computed (`served`), and calls that it refused, counted by reason (`reasons`).
 
-    A call of a compiled function counts when the function is compiled. Attention that does not call
-    F.scaled_dot_product_attention, or calls it on nested tensors or another device, never reaches redblue and does not
-    count (docs/guide/attention.md).
+    PyTorch computes a refused F.scaled_dot_product_attention; a refused flash op raises the reason. A call of a
+    compiled function counts when the function is compiled. Attention that does not call these functions never reaches
+    redblue and does not count: nn.MultiheadAttention with need_weights=True, nested tensors, other devices
+    (docs/guide/pytorch.md).
     """
 
     served: int = 0
@@ -22,11 +23,11 @@ class Usage:
 
     @property
     def refused(self) -> int:
-        """Calls that PyTorch computed."""
+        """Calls that redblue did not compute."""
         return sum(self.reasons.values())
 
     def add(self, reason: str | None) -> None:
-        """Count one call. reason: why PyTorch computes it; None if redblue does."""
+        """Count one call. reason: why redblue does not compute it; None if it does."""
         if reason is None:
             self.served += 1
             return
