@@ -1,0 +1,289 @@
+"""Time whole models of transformers, forward and as a training step, with PyTorch's attention and with redblue's.
+
+Usage: python -m benchmarks.cpu.whole_models [--rounds 3] [--only TEXT] [--json PATH]
+
+Weights are random, shapes are those of published models (fewer layers where the docstring of a model says so). The
+peer is the attention that transformers chooses by itself. redblue comes through two doors: attn_implementation
+"redblue", and `rb.sdpa()` around the unchanged model. Before a model is timed, outputs and gradients are compared with
+transformers' "eager" attention in float64. The file is written after every model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import datetime
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
+from redblue.integrations.transformers import register
+from torch.utils.flop_counter import FlopCounterMode  # pyright: ignore[reportMissingImports]
+
+import redblue as rb
+from benchmarks.common.gate import MAX_OURS, relative_errors, within
+from benchmarks.common.places import RESULTS
+from benchmarks.common.results import Figure, Limit, Row, write
+from benchmarks.common.timing import THREADS, race, rate, ratio
+from benchmarks.cpu.peers import SHORT
+from redblue.catalogue.detect import detect_cpu
+from redblue.kernels.cpu.call import isa
+
+PEER, ADAPTER, OVERRIDE = "PyTorch", 'attn_implementation="redblue"', "rb.sdpa()"
+DIRECTIONS = ("forward", "training")
+ATTENTION_PRODUCTS = ("bmm", "baddbmm")  # eager attention multiplies batches of matrices; linear layers do not
+
+
+class Case(NamedTuple):
+    """A model and its inputs. model: makes it with a seed set. inputs: makes the keyword arguments of its call."""
+
+    model: Callable[[], Any]
+    inputs: Callable[[], dict[str, torch.Tensor]]
+
+
+def tokens(batch: int, n: int, vocabulary: int = 1000) -> torch.Tensor:
+    return torch.randint(vocabulary, (batch, n), generator=torch.Generator().manual_seed(1))
+
+
+def bert() -> Any:
+    """BERT base."""
+    return transformers.BertModel(transformers.BertConfig())
+
+
+def bert_inputs() -> dict[str, torch.Tensor]:
+    """Eight sentences of 64 to 256 tokens, padded to the longest."""
+    lengths = torch.tensor([256, 64, 230, 100, 128, 90, 200, 160])
+    return {"input_ids": tokens(8, 256), "attention_mask": (torch.arange(256) < lengths[:, None]).long()}
+
+
+def gpt2() -> Any:
+    """GPT-2 small without its output head."""
+    return transformers.GPT2Model(transformers.GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+
+
+def llama() -> Any:
+    """Llama's architecture with 16 heads of 64 on 4 key heads, 4 layers."""
+    config = transformers.LlamaConfig(
+        vocab_size=8192,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+    )
+    return transformers.LlamaModel(config)
+
+
+def packed_inputs() -> dict[str, torch.Tensor]:
+    """Sixteen documents of 100 to 412 tokens in one row of 4096, told apart by their positions."""
+    lengths = [412, 100, 300, 256, 180, 332, 128, 384, 220, 292, 256, 256, 160, 352, 200, 268]
+    return {"input_ids": tokens(1, 4096), "position_ids": torch.cat([torch.arange(n) for n in lengths])[None]}
+
+
+def vit() -> Any:
+    """ViT-B/16 at 224 pixels."""
+    return transformers.ViTModel(transformers.ViTConfig(), add_pooling_layer=False)
+
+
+def pixels() -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(1))}
+
+
+def whisper() -> Any:
+    """The encoder of Whisper base."""
+    config = transformers.WhisperConfig(
+        d_model=512,
+        encoder_layers=6,
+        encoder_attention_heads=8,
+        encoder_ffn_dim=2048,
+        decoder_layers=1,
+        decoder_attention_heads=8,
+    )
+    return transformers.WhisperModel(config).encoder
+
+
+def sound() -> dict[str, torch.Tensor]:
+    return {"input_features": torch.randn(1, 80, 3000, generator=torch.Generator().manual_seed(1))}
+
+
+def t5() -> Any:
+    """T5 small; its relative position bias has a gradient."""
+    return transformers.T5Model(transformers.T5Config(dropout_rate=0.0))
+
+
+def gemma2() -> Any:
+    """Gemma 2's architecture: softcap 50, 8 heads of 256 on 4 key heads, a window of 512 in every other layer of 4."""
+    config = transformers.Gemma2Config(
+        vocab_size=8192,
+        hidden_size=1152,
+        intermediate_size=4608,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        sliding_window=512,
+    )
+    return transformers.Gemma2Model(config)
+
+
+CASES = {
+    "BERT base, b 8, 64 to 256 tokens, padded": Case(bert, bert_inputs),
+    "GPT-2 small, n 1024": Case(gpt2, lambda: {"input_ids": tokens(1, 1024)}),
+    "Llama-shaped, GQA 16/4, n 2048": Case(llama, lambda: {"input_ids": tokens(1, 2048)}),
+    "ViT-B/16, b 8": Case(vit, pixels),
+    "Whisper base, encoder": Case(whisper, sound),
+    "T5 small, b 4, n 512": Case(t5, lambda: {"input_ids": tokens(4, 512), "decoder_input_ids": tokens(4, 128)}),
+    "Gemma-2-shaped, n 2048": Case(gemma2, lambda: {"input_ids": tokens(1, 2048)}),
+    "Llama-shaped, 16 packed documents, n 4096": Case(llama, packed_inputs),
+}
+
+
+def made(case: Case, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The model in evaluation mode, and its inputs, in one number type."""
+    torch.manual_seed(0)
+    model = case.model().eval().to(dtype)
+    inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in case.inputs().items()}
+    return model, inputs | ({"use_cache": False} if getattr(model.config, "use_cache", False) else {})
+
+
+def loss_of(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A number on which every attended output depends."""
+    out = model(**inputs).last_hidden_state
+    mask = inputs.get("attention_mask")
+    out = out if mask is None else out * mask[..., None].to(out.dtype)
+    weights = torch.linspace(-1, 1, out.shape[-1], dtype=out.dtype)
+    return (out * weights).float().pow(2).mean() if out.dtype != torch.float64 else (out * weights).pow(2).mean()
+
+
+def step(model: Any, inputs: dict[str, torch.Tensor]) -> None:
+    """Forward and backward through the whole model; the optimizer is the same for all and left out."""
+    model.zero_grad(set_to_none=True)
+    loss_of(model, inputs).backward()
+
+
+@torch.no_grad()
+def forward(model: Any, inputs: dict[str, torch.Tensor]) -> None:
+    model(**inputs)
+
+
+@contextlib.contextmanager
+def through(door: str, model: Any, default: str) -> Iterator[None]:
+    """A context in which the model's attention comes through one door."""
+    model.set_attn_implementation("redblue" if door == ADAPTER else default)
+    with rb.sdpa() if door == OVERRIDE else contextlib.nullcontext():
+        yield
+
+
+def results(model: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The loss and the gradients of the largest parameters that have one."""
+    step(model, inputs)
+    named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    named.sort(key=lambda pair: (-pair[1].numel(), pair[0]))
+    with torch.no_grad():
+        loss = loss_of(model, inputs)
+    return [loss, *(gradient.clone() for _, gradient in named[:8])]
+
+
+def check(title: str, model: Any, inputs: dict[str, torch.Tensor], default: str, doors: list[str]) -> None:
+    """Compare the doors with eager attention in float64. Raises SystemExit if redblue's errors exceed the peer's."""
+    exact_model = copy.deepcopy(model).double()
+    exact_model.set_attn_implementation("eager")
+    doubled = {k: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for k, x in inputs.items()}
+    exact = results(exact_model, doubled)
+    errors = {}
+    for door in doors:
+        with through(door, model, default):
+            errors[door] = relative_errors(results(model, inputs), exact)
+    floor = 1e-6 if next(model.parameters()).dtype == torch.float32 else 1e-2
+    allowed = [max(error, floor) for error in errors[PEER]]
+    for door in doors:
+        if not within(errors[door], allowed, MAX_OURS):
+            raise SystemExit(f"{title}: {door} is wrong: errors {errors[door]}, {PEER}'s {errors[PEER]}")
+
+
+def attention_share(model: Any, inputs: dict[str, torch.Tensor]) -> float:
+    """The share of attention's products in the model's products, all scores counted, whether attended or not."""
+    model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**inputs)
+    counts = {str(op).split(".")[-1]: flops for op, flops in counter.get_flop_counts()["Global"].items()}
+    return sum(counts.get(op, 0) for op in ATTENTION_PRODUCTS) / sum(counts.values())
+
+
+def default_implementation(model: Any, inputs: dict[str, torch.Tensor]) -> str:
+    """The attention that transformers chooses; "eager" if its choice refuses the model."""
+    default = model.config._attn_implementation
+    try:
+        forward(model, inputs)
+    except (NotImplementedError, ValueError):
+        return "eager"
+    return default
+
+
+def measure(title: str, dtype: torch.dtype, rounds: int) -> list[Row]:
+    """One row per direction: the speed of the model through each door over its speed with PyTorch's attention."""
+    model, inputs = made(CASES[title], dtype)
+    default = default_implementation(model, inputs)
+    doors = [PEER, ADAPTER, *([OVERRIDE] if default == "sdpa" else [])]
+    check(title, model, inputs, default, doors)
+    share = attention_share(model, inputs)
+    rows = []
+    for direction, run in zip(DIRECTIONS, (forward, step), strict=True):
+
+        def speed(door: str, run: Callable[..., None] = run) -> float:
+            with through(door, model, default):
+                return rate(partial(run, model, inputs), 1, 0)
+
+        rates = race({door: partial(speed, door) for door in doors}, rounds)
+        figures = [Figure(f"{door} over {default}", ratio(rates, door, PEER), Limit(1.0)) for door in doors[1:]]
+        name = SHORT[str(dtype).removeprefix("torch.")]
+        parameters = {"default": default, "attention_share": share}
+        rows.append(Row(f"{name} {direction}", title, figures, rates, unit="calls/s", parameters=parameters))
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as Markdown."""
+    lines = [
+        f"| model | attention's share of the products | | transformers' choice | {ADAPTER} | {OVERRIDE} |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ratios = [f"{figure.value.median:.2f}" for figure in row.figures] + ["-"]
+        seconds = 1 / statistics.median(row.rates[PEER])
+        share = row.parameters["attention_share"]
+        chosen = f"{row.parameters['default']}, {seconds:.2f} s"
+        lines.append(f"| {row.case} | {share:.0%} | {row.measure} | {chosen} | {ratios[0]} | {ratios[1]} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="measure only models whose name holds this text")
+    parser.add_argument("--json", type=Path, default=RESULTS / "whole_models.json")
+    given = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    register()
+    about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "isa": isa().name, "threads": THREADS}
+    about |= {"cpu": detect_cpu().model, "torch": torch.__version__, "transformers": transformers.__version__}
+    rows: list[Row] = []
+    for title in CASES:
+        if given.only in title:
+            for dtype in (torch.float32, torch.bfloat16):
+                rows += measure(title, dtype, given.rounds)
+                for row in rows[-2:]:
+                    cells = ", ".join(f"{figure.value.median:.2f} {figure.what}" for figure in row.figures)
+                    print(f"{title}, {row.measure}: {cells}", flush=True)
+            write(given.json, about, rows)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
