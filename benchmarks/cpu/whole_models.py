@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
-from redblue.integrations.transformers import register
 from torch.utils.flop_counter import FlopCounterMode  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
@@ -32,6 +31,7 @@ from benchmarks.common.results import Figure, Limit, Row, write
 from benchmarks.common.timing import THREADS, race, rate, ratio
 from benchmarks.cpu.peers import SHORT
 from redblue.catalogue.detect import detect_cpu
+from redblue.integrations.transformers import register
 from redblue.kernels.cpu.call import isa
 
 PEER, ADAPTER, OVERRIDE = "PyTorch", 'attn_implementation="redblue"', "rb.sdpa()"
@@ -144,11 +144,11 @@ CASES = {
 }
 
 
-def made(case: Case, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor]]:
+def made(case: Case, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     """The model in evaluation mode, and its inputs, in one number type."""
     torch.manual_seed(0)
     model = case.model().eval().to(dtype)
-    inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in case.inputs().items()}
+    inputs: dict[str, Any] = {name: x.to(dtype) if x.is_floating_point() else x for name, x in case.inputs().items()}
     return model, inputs | ({"use_cache": False} if getattr(model.config, "use_cache", False) else {})
 
 
