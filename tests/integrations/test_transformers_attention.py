@@ -241,6 +241,37 @@ def test_a_changed_boolean_mask_is_read_again(monkeypatch):
     torch.testing.assert_close(after, eager(*given, allowed=mask), atol=1e-12, rtol=0)
 
 
+def test_a_boolean_mask_of_inference_mode(monkeypatch):
+    monkeypatch.setattr(attention, "LARGE", 0)
+    given = [x.detach() for x in tensors().values()]
+    with torch.inference_mode():
+        mask = torch.ones(NQ, NK, dtype=torch.bool).tril(NK - NQ)
+        out, _ = attention_forward(Layer(), *given, mask)
+        torch.testing.assert_close(out, eager(*given, allowed=mask), atol=1e-12, rtol=0)
+
+
+CHANGES = {
+    "entry": lambda mask: mask.__setitem__((..., slice(3, None)), False),
+    "operation": lambda mask: mask.masked_fill_(torch.arange(NK) >= 3, False),
+    "view": lambda mask: mask[..., 3:].fill_(False),
+}
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_that_writes_into_its_mask(change, context, monkeypatch):
+    monkeypatch.setattr(mask_function, "SMALL", 0)
+    given = [x.detach() for x in tensors(batch=1).values()]
+    with context():
+        mask = redblue_mask(1, NQ, NK, NK - NQ)
+        copied = mask.clone(), mask.to(torch.bool, copy=True)
+        change(mask)
+        allowed = torch.ones(NQ, NK, dtype=torch.bool).tril(NK - NQ)
+        for made, expected in ((mask, allowed & (torch.arange(NK) < 3)), *((one, allowed) for one in copied)):
+            out, _ = attention_forward(Layer(), *given, made)
+            torch.testing.assert_close(out, eager(*given, allowed=expected), atol=1e-12, rtol=0)
+
+
 def test_registration():
     with register() as registered:
         assert AttentionInterface._global_mapping[NAME] is attention_forward

@@ -142,6 +142,8 @@ def _mask_and_bias(
                 "give attention_mask, or is_causal=False"
             )
         return _CAUSAL, None, n_k
+    if type(attention_mask) is MaskTensor and attention_mask.is_changed:
+        attention_mask = attention_mask.dense()
     if type(attention_mask) is MaskTensor:
         if attention_mask.sizes[2:] != (n_q, n_k):
             queries, keys = attention_mask.sizes[2:]
@@ -169,11 +171,15 @@ _masks = WeakIdKeyDictionary()  # the rules of boolean tensors, with the version
 
 
 def _serves_all_heads(mask: Tensor, n_q: int, n_k: int) -> bool:
-    """Whether a boolean tensor is on the CPU, outside of captured graphs, and one mask (n_q, n_k) for all heads."""
+    """Whether a boolean tensor is one mask (n_q, n_k) for all heads, whose rule can be kept as long as it is unchanged.
+
+    That needs memory on the CPU, outside of captured graphs; inference tensors do not count their changes.
+    """
     return (
         mask.shape[-2:] == (n_q, n_k)
         and (mask.dim() < 3 or mask.shape[-3] == 1)
         and mask.is_cpu
+        and not mask.is_inference()
         and not is_captured()
         and type(mask) is Tensor
     )
