@@ -183,6 +183,16 @@ def test_a_scaling_that_is_a_tensor_has_a_gradient():
     )
 
 
+def test_both_kinds_of_sinks():
+    given = tensors(s_aux=(H,), sinks=(B, H, NQ, 1))
+
+    def expected(given):
+        both = torch.logaddexp(given["s_aux"].view(1, H, 1, 1), given["sinks"])
+        return eager(*(given[name] for name in ("query", "key", "value")), sinks=both)
+
+    check(given, None, expected, is_causal=False, s_aux=given["s_aux"], sinks=given["sinks"])
+
+
 def test_dropout_follows_the_generator_and_keeps_the_mean():
     given = [x.detach() for x in tensors(64, 64).values()]
     results = []
@@ -213,6 +223,10 @@ MASK = torch.ones(B, 1, NQ, NK, dtype=torch.bool)
         (MASK, {"indices": torch.zeros(B, 3)}, "indices must be"),
         (MASK, {"block_indices": torch.zeros(B, H, NQ, 1)}, "a module whose `indexer` has a block_size"),
         (MASK, {"softcap": -1.0}, "softcap must be above 0"),
+        (MASK, {"cu_seq_lens_k": torch.tensor([0, NK])}, "cu_seq_lens_k needs cu_seq_lens_q"),
+        (MASK[..., 1:], {}, "attention_mask must broadcast to .* got"),
+        (MASK, {"position_bias": torch.zeros(1, H, NQ, NK + 1)}, "position_bias must broadcast to .* got"),
+        (MASK, {"sinks": torch.zeros(H - 1)}, "sinks must broadcast to .* got"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(mask, keywords, message):
