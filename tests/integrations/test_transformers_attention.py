@@ -183,6 +183,16 @@ def test_a_scaling_that_is_a_tensor_has_a_gradient():
     )
 
 
+def test_both_kinds_of_sinks():
+    given = tensors(s_aux=(H,), sinks=(B, H, NQ, 1))
+
+    def expected(given):
+        both = torch.logaddexp(given["s_aux"].view(1, H, 1, 1), given["sinks"])
+        return eager(*(given[name] for name in ("query", "key", "value")), sinks=both)
+
+    check(given, None, expected, is_causal=False, s_aux=given["s_aux"], sinks=given["sinks"])
+
+
 def test_dropout_follows_the_generator_and_keeps_the_mean():
     given = [x.detach() for x in tensors(64, 64).values()]
     results = []
@@ -213,6 +223,10 @@ MASK = torch.ones(B, 1, NQ, NK, dtype=torch.bool)
         (MASK, {"indices": torch.zeros(B, 3)}, "indices must be"),
         (MASK, {"block_indices": torch.zeros(B, H, NQ, 1)}, "a module whose `indexer` has a block_size"),
         (MASK, {"softcap": -1.0}, "softcap must be above 0"),
+        (MASK, {"cu_seq_lens_k": torch.tensor([0, NK])}, "cu_seq_lens_k needs cu_seq_lens_q"),
+        (MASK[..., 1:], {}, "attention_mask must broadcast to .* got"),
+        (MASK, {"position_bias": torch.zeros(1, H, NQ, NK + 1)}, "position_bias must broadcast to .* got"),
+        (MASK, {"sinks": torch.zeros(H - 1)}, "sinks must broadcast to .* got"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(mask, keywords, message):
@@ -239,6 +253,37 @@ def test_a_changed_boolean_mask_is_read_again(monkeypatch):
     mask[..., 3:] = False
     after, _ = attention_forward(Layer(), *given, mask)
     torch.testing.assert_close(after, eager(*given, allowed=mask), atol=1e-12, rtol=0)
+
+
+def test_a_boolean_mask_of_inference_mode(monkeypatch):
+    monkeypatch.setattr(attention, "LARGE", 0)
+    given = [x.detach() for x in tensors().values()]
+    with torch.inference_mode():
+        mask = torch.ones(NQ, NK, dtype=torch.bool).tril(NK - NQ)
+        out, _ = attention_forward(Layer(), *given, mask)
+        torch.testing.assert_close(out, eager(*given, allowed=mask), atol=1e-12, rtol=0)
+
+
+CHANGES = {
+    "entry": lambda mask: mask.__setitem__((..., slice(3, None)), False),
+    "operation": lambda mask: mask.masked_fill_(torch.arange(NK) >= 3, False),
+    "view": lambda mask: mask[..., 3:].fill_(False),
+}
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_that_writes_into_its_mask(change, context, monkeypatch):
+    monkeypatch.setattr(mask_function, "SMALL", 0)
+    given = [x.detach() for x in tensors(batch=1).values()]
+    with context():
+        mask = redblue_mask(1, NQ, NK, NK - NQ)
+        copied = mask.clone(), mask.to(torch.bool, copy=True)
+        change(mask)
+        allowed = torch.ones(NQ, NK, dtype=torch.bool).tril(NK - NQ)
+        for made, expected in ((mask, allowed & (torch.arange(NK) < 3)), *((one, allowed) for one in copied)):
+            out, _ = attention_forward(Layer(), *given, made)
+            torch.testing.assert_close(out, eager(*given, allowed=expected), atol=1e-12, rtol=0)
 
 
 def test_registration():

@@ -124,7 +124,7 @@ def test_the_guide(capsys):
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore", "error:.*lru_cache")
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", ["MistralForCausalLM", "T5EncoderModel"])
 def test_compiled_models(name, padded):

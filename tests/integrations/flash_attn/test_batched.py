@@ -259,6 +259,8 @@ def test_the_kernels_for_gpus():
         ({"alibi_slopes": torch.zeros(2)}, r"alibi_slopes must be a tensor \(4,\) or \(2, 4\), got \(2,\)"),
         ({"alibi_slopes": torch.zeros(4, requires_grad=True)}, "alibi_slopes has no gradient: detach it"),
         ({"alibi_slopes": [1, 2, 3, 4]}, r"alibi_slopes must be a tensor .*, got list"),
+        ({"alibi_slopes": torch.ones(4).long()}, "alibi_slopes must be of a floating-point type, got torch.int64"),
+        ({"s_aux": torch.ones(4).long()}, "s_aux must be of a floating-point type, got torch.int64"),
     ],
 )
 def test_bad_input_is_named(change, message):

@@ -177,8 +177,11 @@ HALF = torch.ones(CAPACITY, D // 2)
         ({"cache_seqlens": 41}, "cache_seqlens must be 0 to 40, the capacity, got"),
         ({"cache_seqlens": FILLED[:2]}, "cache_seqlens must have one entry for each of 3 sequences, got 2"),
         ({"cache_seqlens": 1.5}, "cache_seqlens must be a whole number, got 1.5"),
-        ({"k": K[:, :, :1], "v": V, "cache_seqlens": 3}, r"k must be \(3, 2, 2, 16\) of torch.float32, got \(3, 2, 1"),
-        ({"k": K.half(), "v": V, "cache_seqlens": 3}, r"k must be .* of torch.float32, got .* of torch.float16"),
+        (
+            {"k": K[:, :, :1], "v": V, "cache_seqlens": 3},
+            r"k must be \(3, 2, 2, 16\) of torch.float32 on cpu, got \(3, 2, 1",
+        ),
+        ({"k": K.half(), "v": V, "cache_seqlens": 3}, r"k must be .* of torch.float32 on cpu, got .* of torch.float16"),
         ({"v_cache": caches(2)[0]}, "v_cache must have the positions and heads of k_cache"),
         ({"k_cache": caches()[0].half()}, "k_cache must be torch.float32 on cpu as q, got torch.float16 on cpu"),
         ({"k_cache": caches()[0][..., :8]}, "k_cache must have the head dimension of q, 16, got 8"),
@@ -190,6 +193,7 @@ HALF = torch.ones(CAPACITY, D // 2)
         ({"num_splits": -1}, "num_splits must be at least 0, got -1"),
         ({"return_softmax_lse": 1}, "return_softmax_lse must be True or False"),
         ({"softcap": -2.0}, "softcap must be above 0"),
+        ({"k": K.to("meta"), "v": V.to("meta"), "cache_seqlens": 8}, "k must be .* on cpu, got .* on meta"),
     ],
 )
 def test_bad_input_is_named(change, message):
@@ -205,6 +209,8 @@ def test_bad_input_is_named(change, message):
         (HALF, None, "rotary_cos and rotary_sin must be given together"),
         (HALF[:9], HALF[:9], "rotary_cos must have a row for each of 10 positions, got 9"),
         (torch.ones(40, 9), torch.ones(40, 9), "rotary_cos must have at most d / 2 = 8 columns, got 9"),
+        (HALF.int(), HALF.int(), "rotary_cos must be of a floating-point type, got torch.int32"),
+        (HALF.clone().requires_grad_(), HALF, "rotary_cos requires a gradient, but a cache has no backward pass"),
         (HALF, HALF[:, :4], r"rotary_sin must be \(40, 8\) as rotary_cos, got \(40, 4\)"),
     ],
 )

@@ -115,13 +115,19 @@ def check_slopes(alibi_slopes: Any, batch: int, heads: int) -> None:
     shape = tuple(alibi_slopes.shape) if isinstance(alibi_slopes, Tensor) else type(alibi_slopes).__name__
     if shape not in ((heads,), (batch, heads)):
         raise RedblueError(f"alibi_slopes must be a tensor {(heads,)} or {(batch, heads)}, got {shape}")
+    if not alibi_slopes.is_floating_point():
+        raise RedblueError(f"alibi_slopes must be of a floating-point type, got {alibi_slopes.dtype}")
     if alibi_slopes.requires_grad:
         raise RedblueError("alibi_slopes has no gradient: detach it")
 
 
 def check_sinks(s_aux: Any, heads: int) -> None:
-    """Raise RedblueError unless the sinks are None or (heads,)."""
-    if s_aux is not None and (not isinstance(s_aux, Tensor) or tuple(s_aux.shape) != (heads,)):
+    """Raise RedblueError unless the sinks are None or (heads,), of a floating-point type."""
+    if s_aux is None:
+        return
+    if isinstance(s_aux, Tensor) and not s_aux.is_floating_point():
+        raise RedblueError(f"s_aux must be of a floating-point type, got {s_aux.dtype}")
+    if not isinstance(s_aux, Tensor) or tuple(s_aux.shape) != (heads,):
         got = tuple(s_aux.shape) if isinstance(s_aux, Tensor) else type(s_aux).__name__
         raise RedblueError(f"s_aux must be a tensor {(heads,)}, one sink for each head of q, got {got}")
 

@@ -49,7 +49,8 @@ def flash_attn_with_kvcache(
 
     k, v: (batch, new, H_kv, d), written from position cache_seqlens[b] on. cache_seqlens: the number of positions that
     each entry of the cache fills, one number for all or (batch,); all of them if None, without k and v.
-    cache_batch_idx: (batch,), the cache's row of each batch entry. cache_leftpad: (batch,), positions at the beginning
+    cache_batch_idx: (batch,), the cache's row of each batch entry; where entries that append share a row or a page,
+    any of their keys may be the ones that are kept. cache_leftpad: (batch,), positions at the beginning
     that hold no keys. block_table: (batch, blocks); the caches are then pages (pages, page, H_kv, d).
     rotary_cos, rotary_sin: (positions, rotary_dim / 2), for k and q, counted from cache_seqlens; without causal or a
     window, all queries stand at cache_seqlens. num_splits changes nothing: redblue splits the keys itself.
@@ -66,7 +67,8 @@ def flash_attn_with_kvcache(
     options = options_of(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux=s_aux)
     cache = Cache(q, k_cache, v_cache, cache_batch_idx, block_table)
     filled = cache.filled(cache_seqlens, cache_leftpad, k, v)
-    _check_no_gradients(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, s_aux=s_aux)
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "s_aux": s_aux}
+    _check_no_gradients(**tensors, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     with torch.no_grad():
         if rotary_cos is not None or rotary_sin is not None:
             if k is None:
@@ -82,7 +84,7 @@ def flash_attn_with_kvcache(
 def _check_no_gradients(**tensors: Any) -> None:
     """Raise RedblueError for a tensor whose gradient PyTorch would expect."""
     for name, x in tensors.items():
-        if x is not None and x.requires_grad and torch.is_grad_enabled():
+        if getattr(x, "requires_grad", False) and torch.is_grad_enabled():
             raise RedblueError(f"{name} requires a gradient, but a cache has no backward pass: use torch.no_grad()")
 
 
@@ -140,8 +142,9 @@ class Cache:
             check_tensors("(batch, new, heads, d)", k=k, v=v)
             for name, x, cache in (("k", k, self.k), ("v", v, self.v)):
                 wanted = (self.batch, k.shape[1], *cache.shape[2:])
-                if tuple(x.shape) != wanted or x.dtype != cache.dtype:
-                    raise RedblueError(f"{name} must be {wanted} of {cache.dtype}, got {tuple(x.shape)} of {x.dtype}")
+                if tuple(x.shape) != wanted or x.dtype != cache.dtype or x.device != cache.device:
+                    got = f"{tuple(x.shape)} of {x.dtype} on {x.device}"
+                    raise RedblueError(f"{name} must be {wanted} of {cache.dtype} on {cache.device}, got {got}")
             if cache_seqlens is None:
                 raise RedblueError("cache_seqlens must say where k and v are appended, got None")
             new = k.shape[1]

@@ -17,6 +17,8 @@ def check_tables(rotary_cos: Any, rotary_sin: Any, d: int, positions: int) -> No
         if table is None:
             raise RedblueError("rotary_cos and rotary_sin must be given together, got one of them")
         check_tensors("(positions, rotary_dim / 2)", **{name: table})
+        if not table.is_floating_point():
+            raise RedblueError(f"{name} must be of a floating-point type, got {table.dtype}")
         if table.shape[0] < positions:
             raise RedblueError(f"{name} must have a row for each of {positions} positions, got {table.shape[0]}")
         if not 2 * table.shape[1] <= d:

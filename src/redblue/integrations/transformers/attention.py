@@ -86,6 +86,8 @@ def attention_forward(
         attention_mask = selected_blocks(module, block_indices, attention_mask, key.shape[2], query.shape[1])
     if indices is not None:
         attention_mask = selected_keys(indices, attention_mask, key.shape[2])
+    if cu_seq_lens_q is None and cu_seq_lens_k is not None:
+        raise RedblueError("cu_seq_lens_k needs cu_seq_lens_q, which is None: give the bounds of the queries, too")
     if cu_seq_lens_q is not None and attention_mask is None:
         causal = query.shape[2] > 1 and _is_causal(module, is_causal)
         mask, bias, used = packed(None, causal, cu_seq_lens_q, cu_seq_lens_k, query, key), None, key.shape[2]
@@ -93,23 +95,22 @@ def attention_forward(
         mask, bias, used = _mask_and_bias(module, query, key, attention_mask, is_causal)
         if cu_seq_lens_q is not None:
             mask = packed(mask, False, cu_seq_lens_q, cu_seq_lens_k, query, key)
+    if position_bias is not None:
+        _check_shape("position_bias", position_bias, query, key.shape[2])
+        mask, bias = _with_position_bias(mask, bias, position_bias[..., :used])
     if used != key.shape[2]:
         key, value = key[:, :, :used], value[:, :, :used]
-    if position_bias is not None:
-        mask, bias = _with_position_bias(mask, bias, position_bias[..., :used])
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling, 1.0
     if s_aux is not None:
         s_aux = s_aux.reshape(-1)
-    if sinks is not None:
-        out, lse = attention(
-            query, key, value, mask=mask, bias=bias, scale=scaling, softcap=softcap, dropout=dropout, return_lse=True
-        )
-        out = out * (lse.unsqueeze(-1) - sinks).sigmoid().to(out.dtype)  # the share that the sink leaves
+    options = {"mask": mask, "bias": bias, "scale": scaling, "softcap": softcap, "sinks": s_aux, "dropout": dropout}
+    if sinks is None:
+        out = attention(query, key, value, **options)
     else:
-        out = attention(
-            query, key, value, mask=mask, bias=bias, scale=scaling, softcap=softcap, sinks=s_aux, dropout=dropout
-        )
+        _check_shape("sinks", sinks, query, 1)
+        out, lse = attention(query, key, value, return_lse=True, **options)
+        out = out * (lse.unsqueeze(-1) - sinks).sigmoid().to(out.dtype)  # the share that the sink leaves
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -122,6 +123,14 @@ def _check(others: dict[str, Any]) -> None:
         raise RedblueError(
             f'attn_implementation="redblue" does not take {name}={_shown(value)}: {advice}; use "eager" or "sdpa"'
         )
+
+
+def _check_shape(name: str, x: Tensor, query: Tensor, columns: int) -> None:
+    """Raise RedblueError unless x broadcasts to (B, H, n_q, columns)."""
+    wanted = (*query.shape[:3], columns)
+    fits = x.dim() <= 4 and all(a in (1, b) for a, b in zip(reversed(x.shape), reversed(wanted), strict=False))
+    if not fits:
+        raise RedblueError(f"{name} must broadcast to (batch, heads, n_q, n_k or 1) = {wanted}, got {tuple(x.shape)}")
 
 
 def _shown(value: Any) -> str:
@@ -142,6 +151,8 @@ def _mask_and_bias(
                 "give attention_mask, or is_causal=False"
             )
         return _CAUSAL, None, n_k
+    if type(attention_mask) is MaskTensor and attention_mask.is_changed:
+        attention_mask = attention_mask.dense()
     if type(attention_mask) is MaskTensor:
         if attention_mask.sizes[2:] != (n_q, n_k):
             queries, keys = attention_mask.sizes[2:]
@@ -150,6 +161,7 @@ def _mask_and_bias(
             )
         return attention_mask.mask, None, attention_mask.used
     if isinstance(attention_mask, Tensor):
+        _check_shape("attention_mask", attention_mask, query, n_k)
         if attention_mask.dtype is torch.bool:
             if n_q * n_k >= LARGE and _serves_all_heads(attention_mask, n_q, n_k):
                 return _known_mask(attention_mask), None, n_k
@@ -169,11 +181,15 @@ _masks = WeakIdKeyDictionary()  # the rules of boolean tensors, with the version
 
 
 def _serves_all_heads(mask: Tensor, n_q: int, n_k: int) -> bool:
-    """Whether a boolean tensor is on the CPU, outside of captured graphs, and one mask (n_q, n_k) for all heads."""
+    """Whether a boolean tensor is one mask (n_q, n_k) for all heads, whose rule can be kept as long as it is unchanged.
+
+    That needs memory on the CPU, outside of captured graphs; inference tensors do not count their changes.
+    """
     return (
         mask.shape[-2:] == (n_q, n_k)
         and (mask.dim() < 3 or mask.shape[-3] == 1)
         and mask.is_cpu
+        and not mask.is_inference()
         and not is_captured()
         and type(mask) is Tensor
     )

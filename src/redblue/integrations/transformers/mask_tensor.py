@@ -2,7 +2,7 @@
 
 Models of transformers pass masks around as tensors: some read the shape, slice them, join them with others or compute
 with them. A MaskTensor answers questions about its shape and type without entries. Any other operation computes the
-entries once and acts on these, so a model that changes its mask still gets the right result.
+entries once and acts on these. A model that writes into the entries makes the rule void: attention then reads them.
 """
 
 from __future__ import annotations
@@ -22,44 +22,64 @@ class MaskTensor(Tensor):
     The other entries are False, or the lowest number of the type.
     mask: the rule for `used` keys; None if every query attends each of them.
     used: no query attends a key from this one on. Caches of a fixed size hold such keys.
+    The rule no longer holds once `is_changed`: then the entries are the mask.
     """
 
     mask: Mask | None
     used: int
     sizes: tuple[int, ...]  # the shape; reading it takes less time than reading `shape`
     entries: Tensor | None
+    version: int  # of the entries as they were computed
 
     @staticmethod
     def __new__(
         cls, mask: Mask | None, used: int, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.bool
     ) -> MaskTensor:
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made.mask, made.used, made.sizes, made.entries = mask, used, shape, None
+        made.mask, made.used, made.sizes, made.entries, made.version = mask, used, shape, None, 0
         return made
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether the entries, or a view of them, have been written into."""
+        return self.entries is not None and self.entries._version != self.version
+
+    def copy(self) -> Tensor:
+        """An equal tensor with memory of its own."""
+        if self.is_changed:
+            return self.dense().clone()
+        return MaskTensor(self.mask, self.used, self.sizes, self.device, self.dtype)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
+        if self.is_changed:
+            return repr(self.dense())
         mask = Mask.full() if self.mask is None else self.mask
         return f"MaskTensor({mask!r}, used={self.used}, shape={self.sizes})"
 
     def dense(self) -> Tensor:
         """The entries as a plain tensor (batch, 1, n_q, n_k). They are computed once."""
         if self.entries is None:
-            batch, _, n_q, n_k = self.shape
-            planes = torch.zeros(1, 1, n_q, n_k, dtype=torch.bool)
-            if self.mask is None:
-                planes[..., : self.used] = True
-            else:
-                array = torch.from_numpy(self.mask.to_dense(n_q, self.used))
-                array = array if array.dim() == 4 else array[None, None]
-                planes = planes.repeat(len(array), 1, 1, 1)
-                planes[..., : self.used] = array
-            planes = planes.to(self.device)
-            if self.dtype.is_floating_point:
-                planes = torch.zeros(planes.shape, dtype=self.dtype, device=self.device).masked_fill_(
-                    ~planes, torch.finfo(self.dtype).min
-                )
-            self.entries = planes.expand(batch, 1, n_q, n_k)
+            with torch.inference_mode(False):  # inference tensors do not count their versions
+                self.entries = self._computed()
+            self.version = self.entries._version
         return self.entries
+
+    def _computed(self) -> Tensor:
+        batch, _, n_q, n_k = self.shape
+        planes = torch.zeros(1, 1, n_q, n_k, dtype=torch.bool)
+        if self.mask is None:
+            planes[..., : self.used] = True
+        else:
+            array = torch.from_numpy(self.mask.to_dense(n_q, self.used))
+            array = array if array.dim() == 4 else array[None, None]
+            planes = planes.repeat(len(array), 1, 1, 1)
+            planes[..., : self.used] = array
+        planes = planes.to(self.device)
+        if self.dtype.is_floating_point:
+            planes = torch.zeros(planes.shape, dtype=self.dtype, device=self.device).masked_fill_(
+                ~planes, torch.finfo(self.dtype).min
+            )
+        return planes.expand(batch, 1, n_q, n_k)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,7 +89,7 @@ class MaskTensor(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if args and isinstance(args[0], MaskTensor) and _changes_nothing(name, args[0], args[1:], kwargs):
-            return args[0]
+            return args[0].copy() if name == "clone" or kwargs.get("copy") else args[0]
         return func(*_with_entries(args), **_with_entries(kwargs))
 
     @classmethod
@@ -97,7 +117,7 @@ _QUESTIONS = {
     "__hash__",
     "__repr__",
 }
-_COPIES = {"detach", "contiguous", "clone", "alias", "requires_grad_"}  # a MaskTensor never changes
+_COPIES = {"detach", "contiguous", "clone", "alias", "requires_grad_"}
 
 
 def _changes_nothing(name: str, mask: MaskTensor, args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.import_utils import is_tracing
 
 
-@cache
+@torch.compiler.assume_constant_result  # a captured graph would warn of the cache
 def follows_sdpa(modeling_module: str) -> bool:
     """Whether the models of a module follow the conventions of PyTorch's SDPA.
 
@@ -19,6 +19,11 @@ def follows_sdpa(modeling_module: str) -> bool:
     written for floating masks only: they may join a mask with floating numbers, or extend it by zeros that stand for
     attended keys; and a layer without a mask attends all keys.
     """
+    return _follows_sdpa(modeling_module)
+
+
+@cache
+def _follows_sdpa(modeling_module: str) -> bool:
     bases = [
         each
         for each in vars(sys.modules.get(modeling_module, object)).values()
