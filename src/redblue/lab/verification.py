@@ -29,7 +29,10 @@ T = TypeVar("T")
 
 
 def verify(schedule: Schedule) -> None:
-    """Run every pass of the schedule on small problems, and count a larger one. Raises RedblueError, which names pass, problem and tiles."""
+    """Run every pass of the schedule on small problems, and count a larger one.
+
+    Raises RedblueError, which names pass, problem and tiles.
+    """
     for direction, one_pass in schedule.passes.items():
         for problem in _problems(schedule, direction):
             tried = [_tiles(schedule, one_pass, problem, edge) for edge in EDGES]
