@@ -35,6 +35,7 @@ def main() -> None:
         work = Path(folder)
         sdist = build_sdist(options.out)
         if options.sdist_only:
+            print(describe(sdist))
             return
         lines = []
         for python in options.pythons or default_pythons():
@@ -43,8 +44,8 @@ def main() -> None:
             for tester in [python, *newer_pythons(python)] if "-abi3-" in wheel.name else [python]:
                 test_wheel(tester, wheel, work / f"env{len(list(work.glob('env*')))}", options.extra)
                 versions.append(".".join(map(str, version(tester))))
-            lines.append(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB, works in Python {', '.join(versions)}")
-    print(f"{sdist.name}: {sdist.stat().st_size / 1e6:.2f} MB", *lines, sep="\n")
+            lines.append(f"{describe(wheel)}, works in Python {', '.join(versions)}")
+    print(describe(sdist), *lines, sep="\n")
     if not any("-abi3-" in line for line in lines):
         print("no wheel with the stable ABI: this machine has no Python 3.12 or newer, or none was named")
 
@@ -55,6 +56,10 @@ def run(*command: object, **options) -> str:
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}\nfailed with status {done.returncode}")
     return done.stdout
+
+
+def describe(file: Path) -> str:
+    return f"{file.name}: {file.stat().st_size / 1e6:.2f} MB"
 
 
 @cache

@@ -190,7 +190,7 @@ def _public_face() -> str:
             continue  # a module with a page of its own
         error = isinstance(thing, type) and issubclass(thing, Exception)
         groups.setdefault("Errors" if error else GROUPS.get(where[1], where[1].capitalize()), []).append(name)
-    lines = ["# redblue", "", "The examples of this page and of all guides begin with `import redblue as rb`.", ""]
+    lines = ["# redblue", "", "The examples of this page begin with `import redblue as rb`.", ""]
     for heading, names in groups.items():
         lines += [f"## {heading}", ""] if names else []
         for name in sorted(names, key=str.lower):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from measuring import check_close, measure, need, show
+from measuring import at_least, check_close, measure, need, show
 
 torch = need("torch", "redblue[torch]")
 from torch import nn
@@ -93,10 +93,14 @@ def train(size: int, width: int, batch: int, steps: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=32, help="height and width of the images, an even number")
-    parser.add_argument("--width", type=int, default=32, help="channels at the full resolution, an even number")
-    parser.add_argument("--batch", type=int, default=2, help="images per step")
-    parser.add_argument("--steps", type=int, default=3, help="steps of training")
+    parser.add_argument(
+        "--size", type=at_least(2, 2), default=32, help="height and width of the images, an even number"
+    )
+    parser.add_argument(
+        "--width", type=at_least(2, 2), default=32, help="channels at the full resolution, an even number"
+    )
+    parser.add_argument("--batch", type=at_least(1), default=2, help="images per step")
+    parser.add_argument("--steps", type=at_least(1), default=3, help="steps of training")
     options = parser.parse_args()
 
     sizes = options.size, options.width, options.batch, options.steps

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from measuring import check_close, measure, need, show
+from measuring import at_least, check_close, measure, need, show
 
 torch = need("torch", "redblue[torch]")
 networkx = need("networkx", "networkx")
@@ -78,14 +78,17 @@ def train(features, labels, attend, steps: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=2000, help="nodes of the graph")
-    parser.add_argument("--steps", type=int, default=20, help="steps of training")
-    parser.add_argument("--dense", type=int, default=4000, help="most nodes for which PyTorch's dense mask is compared")
+    parser.add_argument(
+        "--nodes", type=at_least(40, COMMUNITIES), default=2000, help="nodes of the graph, a multiple of 4"
+    )
+    parser.add_argument("--steps", type=at_least(1), default=20, help="steps of training")
+    parser.add_argument(
+        "--dense", type=at_least(0), default=4000, help="most nodes for which PyTorch's dense mask is compared"
+    )
     options = parser.parse_args()
 
     n, inside, across = options.nodes, 10, 2  # mean degree inside of and across communities
     sizes = [n // COMMUNITIES] * COMMUNITIES
-    n = sum(sizes)
     chances = [
         [(inside if a == b else across / 3) * COMMUNITIES / n for b in range(COMMUNITIES)] for a in range(COMMUNITIES)
     ]

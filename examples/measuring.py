@@ -1,7 +1,8 @@
-"""Helpers of the examples: measure a piece of work, compare two results, and say which package is missing."""
+"""Helpers of the examples: check options, measure a piece of work, compare results, name a missing package."""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib
 import re
@@ -27,6 +28,19 @@ def need(package: str, install: str) -> Any:
         return importlib.import_module(package)
     except ImportError:
         raise SystemExit(f"this example needs {package}: pip install '{install}'") from None
+
+
+def at_least(least: int, multiple: int = 1) -> Callable[[str], int]:
+    """Return a type for argparse: whole numbers of at least `least` that are multiples of `multiple`."""
+
+    def number(text: str) -> int:
+        value = int(text) if re.fullmatch(r"[+-]?\d+", text) else least - 1
+        if value < least or value % multiple:
+            kind = "a whole number" if multiple == 1 else f"a multiple of {multiple}"
+            raise argparse.ArgumentTypeError(f"must be {kind} of at least {least}, got {text!r}")
+        return value
+
+    return number
 
 
 def measure(work: Callable[[], Any]) -> Measured:

@@ -96,4 +96,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except rb.RedblueError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pydoc_data.topics import topics
 
-from measuring import check_close, measure, need, show
+from measuring import at_least, check_close, measure, need, show
 
 torch = need("torch", "redblue[torch]")
 transformers = need("transformers", "redblue[transformers]")
@@ -62,8 +62,8 @@ def train(implementation: str, tokens, lengths: list[int], steps: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens (bytes) of the packed row")
-    parser.add_argument("--steps", type=int, default=5, help="steps of training")
+    parser.add_argument("--tokens", type=at_least(2), default=2048, help="tokens (bytes) of the packed row")
+    parser.add_argument("--steps", type=at_least(1), default=5, help="steps of training")
     options = parser.parse_args()
 
     tokens, lengths = packed(options.tokens)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from measuring import check_close, measure, need, show
+from measuring import at_least, check_close, measure, need, show
 
 torch = need("torch", "redblue[torch]")
 from torch import nn
@@ -80,9 +80,9 @@ def train(attend, n: int, batch: int, steps: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, default=512, help="tokens of a sequence")
-    parser.add_argument("--batch", type=int, default=4, help="sequences per step")
-    parser.add_argument("--steps", type=int, default=5, help="steps of training")
+    parser.add_argument("--n", type=at_least(4), default=512, help="tokens of a sequence")
+    parser.add_argument("--batch", type=at_least(1), default=4, help="sequences per step")
+    parser.add_argument("--steps", type=at_least(1), default=5, help="steps of training")
     options = parser.parse_args()
 
     sizes = options.n, options.batch, options.steps

@@ -131,6 +131,25 @@ def test_examples_explain_their_options(name, capsys, monkeypatch, own_schedules
     assert f"python examples/{name}" in capsys.readouterr().out
 
 
+WRONG_OPTIONS = [
+    ("diffusion_unet.py", "--size 17", "argument --size: must be a multiple of 2 of at least 2, got '17'"),
+    ("diffusion_unet.py", "--steps 0", "argument --steps: must be a whole number of at least 1, got '0'"),
+    ("graph_mask.py", "--nodes 42", "argument --nodes: must be a multiple of 4 of at least 40, got '42'"),
+    ("t5_bias.py", "--n 1e3", "argument --n: must be a whole number of at least 4, got '1e3'"),
+    ("own_schedule.py", "--words 1", "error: flash forward with d = 128"),
+    ("own_schedule.py", "--figure own.foo", "error: cannot tell what to write to own.foo"),
+    pytest.param("packed_documents.py", "--tokens 0", "argument --tokens: must be", marks=pytest.mark.thorough),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "message"), WRONG_OPTIONS)
+def test_examples_refuse_wrong_options(name, arguments, message, capsys, monkeypatch, own_schedules):
+    require(name)
+    with pytest.raises(SystemExit) as stopped:
+        run_script(ROOT / "examples" / name, arguments.split(), monkeypatch)
+    assert message in capsys.readouterr().err + str(stopped.value)
+
+
 @pytest.mark.parametrize("name", NEEDS)
 def test_examples_name_a_missing_package(name, monkeypatch):
     package, message = NEEDS[name]

@@ -63,10 +63,10 @@ WRONG = {
     "nothing": ("x = 1\n", "registers no schedule: call redblue.register_schedule at its top level"),
     "a guard": ("if __name__ == '__main__':\n    raise SystemExit\n", "registers no schedule"),
     "an exception": ("x = 1\n1 / x - 1 / 0\n", "line 2: ZeroDivisionError"),
-    "a syntax error": ("x = 1\nx ==\n", "line 2: SyntaxError"),
+    "a syntax error": ("x = 1\nx ==\n", "line 2: SyntaxError: invalid syntax"),
     "an exit": ("raise SystemExit(3)\n", "line 1: SystemExit: 3"),
     "a missing package": ("import no_such_package\n", "ModuleNotFoundError"),
-    "a wrong schedule": ("import redblue as rb\nrb.register_schedule(3)\n", "schedule must be a Schedule"),
+    "a wrong schedule": ("import redblue as rb\nrb.register_schedule(3)\n", "line 2: schedule must be a Schedule"),
 }
 
 

@@ -44,6 +44,27 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         hub_kernel.write(tmp_path / "file")
 
 
+def test_a_folder_of_other_files_is_refused(tmp_path):
+    (tmp_path / "README.md").write_text("# Mine\n")
+    with pytest.raises(RedblueError, match="holds other files: give a new or empty folder"):
+        hub_kernel.write(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "# Mine\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--unknown"], ["a", "b"], ["file"], ["file/below"]])
+def test_the_command_refuses_in_one_line(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["hub_kernel", *arguments])
+    monkeypatch.delitem(sys.modules, "redblue.integrations.hub_kernel")
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module("redblue.integrations.hub_kernel", run_name="__main__")
+    assert stopped.value.code == 2
+    assert "error: " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize("variant", hub_kernel.VARIANTS)
 def test_each_variant_can_be_imported(repository, variant):
     module = runpy.run_path(str(repository / "build" / variant / "__init__.py"))

@@ -11,7 +11,7 @@ from redblue import schedules
 from redblue.base.style import LOOKS
 from redblue.lab import counts
 from redblue.lab.registration import fingerprint
-from redblue.machine import CapacityError, MachineError, exp, log, maximum
+from redblue.machine import CapacityError, Counting, MachineError, exp, log, maximum
 from redblue.schedules import Cost, Pass
 from redblue.studies import sweep
 from support.own_schedule import Tiles, cost, forward, own
@@ -190,6 +190,22 @@ def unmasked_program(m, problem, t, q, k, v, out, lse):
     unmasked(m, problem, t, q, k, v, out, lse)
 
 
+def honest_on_small_problems(p, t):
+    """A closed form that understates the reads of problems which are larger than those that run with numbers."""
+    return replace(cost(p, t), reads=np.where(p.n_q > 100, cost(p, t).reads // 4, cost(p, t).reads)[()])
+
+
+def honest_with_numbers(m, problem, t, q, k, v, out, lse):
+    """A program that loads nothing on the machine that only counts."""
+    if isinstance(m, Counting):
+        m.load = lambda region: m.zeros("not loaded", *region.shape)
+    forward(m, problem, t, q, k, v, out, lse)
+
+
+def reading_nothing_when_large(p, t):
+    return replace(cost(p, t), reads=np.where(p.n_q > 100, 0, cost(p, t).reads)[()])
+
+
 def storing_nothing(m, problem, t, q, k, v, out, lse):
     m.cols_of(problem.mask.on(problem.n_q, problem.n_k), range(problem.n_q))
 
@@ -255,6 +271,17 @@ WRONG_PROGRAMS = {
         {"lookups": lambda p, t: 2 * own().passes["forward"].sweeps(p, t)},
         rb.RedblueError,
         r"sweeps state \d+ words of a CSR index",
+    ),
+    "a closed form of small problems": (
+        {"closed": honest_on_small_problems},
+        rb.RedblueError,
+        "n_q=211, .* states reads = ",
+    ),
+    "a program for the counting machine": ({"run": honest_with_numbers}, rb.RedblueError, "n_q=211, .* has 0$"),
+    "fewer words than any schedule": (
+        {"run": honest_with_numbers, "closed": reading_nothing_when_large},
+        rb.RedblueError,
+        r"n_q=211, .* 4,431 words, fewer than the [\d,]+ that any schedule must move",
     ),
     "overflow": ({"run": no_row_maximum, "closed": whole_cost}, rb.RedblueError, "overflows on large scores"),
 }

@@ -20,7 +20,9 @@ def load(path: Path) -> None:
     try:
         _run(file)
     except RedblueError as error:
-        raise RedblueError(f"{path}: {error}") from error
+        raise RedblueError(f"{path}{_line(error, file)}: {error}") from error
+    except SyntaxError as error:
+        raise RedblueError(f"{path}{_line(error, file)}: SyntaxError: {error.msg}") from error
     except (Exception, SystemExit) as error:
         raise RedblueError(f"{path}{_line(error, file)}: {type(error).__name__}: {error}") from error
     if before == SCHEDULES:

@@ -6,8 +6,8 @@ redblue, which must be installed where it is used. docs/guide/flash-attn.md says
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from redblue.base.errors import RedblueError
@@ -49,15 +49,22 @@ tags:
 FlashAttention 2's functions for CPUs and GPUs, in float32, bfloat16, float16 and float64, forward and backward. This
 repository imports the package `redblue`, which must be installed: `pip install 'redblue[torch]'`.
 """
+OURS = b"imports the package `redblue`"  # in the card of every version
 
 
 def write(folder: str | Path) -> Path:
-    """Write the repository into a folder, which is made if it is missing. Returns the folder."""
+    """Write the repository into a folder, which is made if it is missing. Returns the folder.
+
+    Raises RedblueError if the folder holds something else: only an older version of the repository is replaced.
+    """
     folder = Path(folder)
-    if folder.is_file():
+    if folder.exists() and not folder.is_dir():
         raise RedblueError(f"{folder} is a file: give a folder for the repository")
+    card = folder / "README.md"
+    if folder.is_dir() and any(folder.iterdir()) and not (card.is_file() and OURS in card.read_bytes()):
+        raise RedblueError(f"{folder} holds other files: give a new or empty folder, or one that this command wrote")
     (folder / "build").mkdir(parents=True, exist_ok=True)
-    (folder / "README.md").write_text(CARD, encoding="utf-8")
+    card.write_text(CARD, encoding="utf-8")
     for variant in VARIANTS:
         place = folder / "build" / variant
         place.mkdir(exist_ok=True)
@@ -84,6 +91,9 @@ def _metadata(variant: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m redblue.integrations.hub_kernel FOLDER")
-    print(write(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m redblue.integrations.hub_kernel", description=__doc__)
+    parser.add_argument("folder", help="a new or empty folder, or one that this command wrote")
+    try:
+        print(write(parser.parse_args().folder))
+    except (RedblueError, OSError) as error:
+        parser.error(str(error))

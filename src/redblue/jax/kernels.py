@@ -1,7 +1,7 @@
 """Runs the kernels on the arrays of a call from XLA. This module does not import JAX.
 
-Arrays are laid out as JAX users do, (batch, rows, heads, features); the kernels read and write them in place. Every
-vmap puts one dimension in front of all arrays, which has size 1 in an array that is the same for all its entries.
+Arrays have the layout of JAX's function, (batch, rows, heads, features). The kernels read and write them in place.
+Every vmap puts one dimension in front of all arrays, which has size 1 in an array that is the same for all its entries.
 """
 
 from __future__ import annotations

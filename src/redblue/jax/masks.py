@@ -45,7 +45,7 @@ def name_of(mask: Mask) -> str:
 
 
 def mask_named(name: str) -> Mask | None:
-    """The mask of a text or name, None for "". Raises RedblueError for a name that this process has not given."""
+    """The mask of a text or name, None for "". Raises RedblueError for a name that this process does not know."""
     if not name:
         return None
     if name.startswith(PREFIX):

@@ -33,9 +33,9 @@ def register_schedule(schedule: Schedule, *, replace: bool = False) -> Schedule:
     replace: a schedule that a user registered under the same name may be replaced.
 
     Before it is registered, every pass runs on small problems, full and masked, with several tiles, on the numeric
-    machine. Raises RedblueError, which names what differs: an output from the float64 reference, the closed form from
-    the words counted, or the peak from the capacity (CapacityError); another rule of the machine that is broken
-    (MachineError); a wrong field; and a name that is taken.
+    machine; a larger problem is counted. Raises RedblueError, which names what is wrong: an output that differs from
+    the float64 reference, a closed form that differs from the words counted, a run that exceeds the stated peak
+    (CapacityError) or breaks another rule of the machine (MachineError), a wrong field, or a name that is taken.
     """
     _check_fields(schedule)
     if schedule.name in schedules.BUILT_IN:

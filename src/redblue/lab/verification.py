@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.bounds import lower_bound
 from redblue.lab import counts
-from redblue.machine import CapacityError, MachineError, Numeric
+from redblue.machine import CapacityError, Counting, Machine, MachineError, Numeric
 from redblue.masks import Mask
 from redblue.masks.storage.sparse import Csr
 from redblue.problem import Problem
@@ -22,12 +23,16 @@ from redblue.schedules.stored_index import StoredIndex, index_room, index_words
 LARGEST_ERROR = 1e-10  # of an output, relative to float64
 LARGE_SCORES = 50.0  # factor of queries and keys: exp of such scores overflows without a row maximum
 EDGES = (1, 2, 3, 16)  # of tiles: some divide the axes, some do not, the last spans them
+LARGER = (211, 173, 24, 20)  # n_q, n_k, d, d_v of the problem that is counted without numbers
 
 T = TypeVar("T")
 
 
 def verify(schedule: Schedule) -> None:
-    """Run every pass of the schedule on small problems. Raises RedblueError, which names pass, problem and tiles."""
+    """Run every pass of the schedule on small problems, and count a larger one.
+
+    Raises RedblueError, which names pass, problem and tiles.
+    """
     for direction, one_pass in schedule.passes.items():
         for problem in _problems(schedule, direction):
             tried = [_tiles(schedule, one_pass, problem, edge) for edge in EDGES]
@@ -36,6 +41,7 @@ def verify(schedule: Schedule) -> None:
             _verify_search(schedule, one_pass, problem, tried[1])
             if schedule.drop_in and not problem.mask.on(problem.n_q, problem.n_k).is_full:
                 _verify_index(schedule, one_pass, problem, tried[1])
+        _verify_larger(schedule, one_pass, Problem(*LARGER, direction=direction))
         if schedule.safe:
             _verify_large_scores(schedule, Problem(6, 8, 4, 3, dtype="float64", direction=direction))
 
@@ -75,11 +81,26 @@ def _verify_run(schedule: Schedule, one_pass: Pass, problem: Problem, tiles: Any
         error = counts.relative_error(output, expected[name])
         if error > LARGEST_ERROR:
             raise RedblueError(f"{where}: {name} differs from the float64 reference by {error:.2g}: wrong arithmetic")
-    exact = ("reads", "writes", "flops", *(["peak"] if problem.mask.is_full else []))
-    for field in exact:
+    _compare(where, closed, machine, ("reads", "writes", "flops", *(["peak"] if problem.mask.is_full else [])))
+
+
+def _compare(where: str, closed: Cost, machine: Machine, fields: tuple[str, ...]) -> None:
+    """Raise RedblueError unless the closed form states what the machine has counted."""
+    for field in fields:
         stated, counted = int(getattr(closed, field)), getattr(machine, field)
         if stated != counted:
             raise RedblueError(f"{where}: the closed form states {field} = {stated:,}, and the run has {counted:,}")
+
+
+def _verify_larger(schedule: Schedule, one_pass: Pass, problem: Problem) -> None:
+    """Count a larger problem, and hold its words against the lower bound."""
+    tiles = _tiles(schedule, one_pass, problem, EDGES[-1])
+    where, closed = _where(schedule, problem, tiles), _cost(schedule, one_pass, problem, tiles)
+    machine, _ = _run(schedule, problem, tiles, Counting(closed.peak, counts.MAX_MOVES), {})
+    _compare(where, closed, machine, ("reads", "writes", "flops", "peak"))
+    words, bound = machine.reads + machine.writes, lower_bound(problem, words=int(closed.peak)).words
+    if schedule.drop_in and words < bound:
+        raise RedblueError(f"{where}: {words:,} words, fewer than the {bound:,} that any schedule must move")
 
 
 def _verify_search(schedule: Schedule, one_pass: Pass, problem: Problem, tiles: Any) -> None:
@@ -138,7 +159,7 @@ def _reference_of(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _run(
-    schedule: Schedule, problem: Problem, tiles: Any, machine: Numeric, arrays: dict[str, np.ndarray], *index: Any
+    schedule: Schedule, problem: Problem, tiles: Any, machine: Machine, arrays: dict[str, np.ndarray], *index: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Run the schedule; an error names the problem and the tiles."""
     run = lambda: counts.execute(schedule, problem, tiles, machine, arrays, *index)  # noqa: E731

@@ -96,7 +96,7 @@ def _check_kernel_options(options: Any) -> None:
 
 
 def _auxiliary(return_lse: bool, return_aux: Any) -> tuple[bool, Any]:
-    """Whether the log-sum-exp is wanted, and PyTorch's AuxOutput if it shall be in one."""
+    """Whether the log-sum-exp is wanted, and PyTorch's AuxOutput if the result is to be one."""
     if return_aux is None:
         return return_lse, None
     if return_lse:

@@ -84,7 +84,7 @@ class KeyRows:
             check_rows("k", k.shape[0], whole_lengths)
 
     def packed(self, x: Tensor) -> Tensor:
-        """The keys' rows of k or v, one sequence behind the other; a view where they lie so."""
+        """The keys' rows of k or v, one sequence behind the other; a view if they lie in this order."""
         if self.block_table is None and self._in_place:
             return x[: self.total]
         sequences = np.repeat(np.arange(len(self.lengths)), self.lengths)

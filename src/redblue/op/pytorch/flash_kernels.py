@@ -257,7 +257,7 @@ def _check_debug_mask(return_debug_mask: bool) -> None:
 
 
 def _window(is_causal: bool, left: int | None, right: int | None) -> Mask:
-    """The mask of a window, of which a negative side is open."""
+    """The mask of a window; a negative side is open."""
     left = None if left is None or left < 0 else left
     right = 0 if is_causal else None if right is None or right < 0 else right
     return Mask.sliding_window(left, right, align="bottom-right")

@@ -126,7 +126,7 @@ class Plan:
         return functools.reduce(torch.add, tensors) if tensors else None
 
     def _slopes(self, found: Alibi | None, lies_below: Callable[[], bool]) -> Tensor | None:
-        """The slopes that make redblue's alibi this term; None if none do, or if they have a gradient."""
+        """The slopes with which redblue's alibi is this term; None if there are none, or if they have a gradient."""
         if found is None or found.offset != self.offset or not (found.absolute or lies_below()):
             return None
         slopes = torch.full((1, 1), -found.number, dtype=self.sums, device=self.device)
