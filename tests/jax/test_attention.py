@@ -87,6 +87,26 @@ def test_outputs_and_gradients(name):
     check(arrays(), options, None if attends is None else np.asarray(attends))
 
 
+@pytest.mark.parametrize("name", ["cut", "alibi", "bias", "mask"])
+def test_nan_in_padding_does_not_spread(name):
+    options = {
+        "cut": {},
+        "alibi": {"alibi": normal(N)},
+        "bias": {"bias": normal(1, N, 1, 23)},
+        "mask": {"mask": Mask.documents([9, 12], [11, 12])},
+    }[name]
+    options = options | {"query_seq_lengths": np.array([13, 21]), "key_value_seq_lengths": np.array([23, 8])}
+    dlse = np.zeros((B, 21, N), np.float32)
+    clean = arrays(n_q=21, n_k=23)
+    padded = [x.copy() for x in clean]
+    for x, lengths in zip(padded, ([13, 21], [23, 8], [23, 8], [13, 21]), strict=True):
+        for entry, n in enumerate(lengths):
+            x[entry, n:] = np.nan
+    expected, got = (with_gradients(inputs, dlse, options) for inputs in (clean, padded))
+    for result in expected:
+        np.testing.assert_array_equal(got[result], expected[result], err_msg=result)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.thorough)])
 def test_types_of_16_bits(dtype):
     got = check(arrays(dtype=dtype), {"bias": normal(1, N, 1, S), "is_causal": True}, CAUSAL)

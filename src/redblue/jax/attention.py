@@ -55,7 +55,8 @@ def dot_product_attention(
     mask: a redblue.Mask, which costs only its pairs; or a boolean array that broadcasts to (B, N, T, S), True where a
     query attends a key.
     scale: 1 / sqrt(H) if None. is_causal: query t attends keys 0..t.
-    query_seq_lengths, key_value_seq_lengths: (B,) whole numbers. Padding behind them is neither read nor computed.
+    query_seq_lengths, key_value_seq_lengths: (B,) whole numbers. Padding behind them is not computed and
+    changes no result, even if it is NaN.
     local_window_size: (left, right), or one number for both: query t attends keys t - left .. t + right.
     implementation: None or "redblue".
     return_residual: also return the log-sum-exp of each row's scores (B, T, N), in the type of key, without gradient.
@@ -229,12 +230,18 @@ def _lengths(name: str, lengths: Any, batch: int) -> jax.Array | None:
 
 def _seed(seed: Any, dropout: float) -> jax.Array | None:
     """The high and the low 32 bits of the seed; None without dropout."""
+    if seed is None:
+        if dropout:
+            raise RedblueError("dropout needs a seed: give a key of jax.random, or a whole number")
+        return None
+    words = _words(seed)
+    return words if dropout else None
+
+
+def _words(seed: Any) -> jax.Array:
+    """The high and the low 32 bits of a seed."""
     jax = _jax()
     jnp = jax.numpy
-    if not dropout:
-        return None
-    if seed is None:
-        raise RedblueError("dropout needs a seed: give a key of jax.random, or a whole number")
     dtype = getattr(seed, "dtype", None)
     if dtype is not None and (jnp.issubdtype(dtype, jax.dtypes.prng_key) or (dtype == jnp.uint32 and seed.ndim == 1)):
         return jax.random.bits(seed, (2,), "uint32")

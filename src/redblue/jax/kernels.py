@@ -109,6 +109,7 @@ def _forward(static: Static, arguments: Arrays, results: Arrays) -> None:
     q, k, v = _expanded(arguments, _lead(results), "q", "k", "v")
     options, lengths = _options(static, arguments, q, k)
     if lengths is None:
+        (q,), (k, v) = _finite(arguments, [q], [k, v])
         NumpyCall(q, k, v, options).forward(out, lse)
         return
     out[...], lse[...] = 0, -np.inf
@@ -128,6 +129,7 @@ def _backward(static: Static, arguments: Arrays, results: Arrays) -> None:
     dbias = results.get("dbias")
     options, lengths = _options(static, arguments, q, k, by_entry=dbias is None)
     if lengths is None:
+        (q, dout), (k, v) = _finite(arguments, [q, dout], [k, v])
         into = GradientArrays(dq, dk, dv, results["delta"], dbias)
         _one_backward(NumpyCall(q, k, v, options), dout, out, lse, dlse, into)
         return
@@ -206,7 +208,7 @@ def _options(
     if not any(name in arguments for name in LENGTHS):
         return options, None
     lead, n_q, n_k = q.shape[:-3], q.shape[-2], k.shape[-2]
-    lengths = Lengths(*(_clipped(arguments.get(name), n, lead) for name, n in zip(LENGTHS, (n_q, n_k), strict=True)))
+    lengths = _lengths(arguments, lead, n_q, n_k)
     if by_entry and options.alibi is None and not options.dropout and _can_be_cut(mask, n_q, n_k):
         return options, lengths
     parts = lengths.queries.tobytes(), lengths.keys.tobytes()
@@ -217,6 +219,33 @@ def _seed(words: np.ndarray) -> int:
     """The seed from its high and its low 32 bits."""
     high, low = words.reshape(-1).tolist()
     return high << 32 | low
+
+
+def _lengths(arguments: Arrays, lead: tuple[int, ...], n_q: int, n_k: int) -> Lengths:
+    return Lengths(*(_clipped(arguments.get(name), n, lead) for name, n in zip(LENGTHS, (n_q, n_k), strict=True)))
+
+
+def _finite(
+    arguments: Arrays, of_queries: list[np.ndarray], of_keys: list[np.ndarray]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The arrays, copied with zeros as padding where it is not finite: the kernels may multiply it by 0, which is NaN.
+
+    of_queries, of_keys: arrays (..., heads, rows, features).
+    """
+    if not any(name in arguments for name in LENGTHS):
+        return of_queries, of_keys
+    q, k = of_queries[0], of_keys[0]
+    counts = _lengths(arguments, q.shape[:-3], q.shape[-2], k.shape[-2])
+
+    def clean(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        wrong = [at for at in np.ndindex(rows.shape) if not np.isfinite(x[at][:, rows[at] :]).all()]
+        if wrong:
+            x = x.copy()
+            for at in wrong:
+                x[at][:, rows[at] :] = 0
+        return x
+
+    return [clean(x, counts.queries) for x in of_queries], [clean(x, counts.keys) for x in of_keys]
 
 
 def _clipped(lengths: np.ndarray | None, n: int, lead: tuple[int, ...]) -> np.ndarray:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
+import types
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,6 +190,85 @@ def reading(kind, table):
     module = torch.nn.Module()
     module.register_buffer("table", table)
     return lambda b, h, i, j: module.table[i] == module.table[j]
+
+
+class WithSlots:
+    __slots__ = ("width",)
+
+
+class WithHelper:
+    def __init__(self):
+        self.settings = types.SimpleNamespace(width=2)
+
+    def width(self):
+        return self.settings.width
+
+    def mask_mod(self, b, h, i, j):
+        return (i - j).abs() <= self.width()
+
+
+def place_of_a_width(kind):
+    """A mask_mod that reads a width, and the function that sets it."""
+    if kind == "a method that calls another":
+        model = WithHelper()
+        return model.mask_mod, lambda width: setattr(model.settings, "width", width)
+    if kind == "an item of an array":
+        array = np.array([2])
+        return lambda b, h, i, j: (i - j).abs() <= int(array[0]), lambda width: array.fill(width)
+    if kind == "an item of a deque":
+        queue = collections.deque([2])
+        return lambda b, h, i, j: (i - j).abs() <= queue[0], lambda width: queue.__setitem__(0, width)
+    if kind == "a number of NumPy's":
+        width = np.int64(2)
+
+        def change(new):
+            nonlocal width
+            width = None  # frees the number, whose place in memory the next one may get
+            width = np.int64(new)
+
+        return lambda b, h, i, j: (i - j).abs() <= int(width), change
+    place: Any = {
+        "a slot": WithSlots(),
+        "a class": type("Settings", (), {"width": 2}),
+        "the class of an object": type("Settings", (), {"width": 2})(),
+        "a module": types.ModuleType("settings"),
+        "getattr": types.SimpleNamespace(),
+    }[kind]
+    if kind in ("a slot", "a module", "getattr"):
+        place.width = 2
+    owner = type(place) if kind == "the class of an object" else place
+    if kind == "getattr":
+        return lambda b, h, i, j: (i - j).abs() <= getattr(place, "width"), lambda width: setattr(owner, "width", width)  # noqa: B009
+    return lambda b, h, i, j: (i - j).abs() <= place.width, lambda width: setattr(owner, "width", width)
+
+
+PLACES = ["a method that calls another", "an item of an array", "an item of a deque", "a number of NumPy's", "a slot"]
+PLACES += ["a class", "the class of an object", "a module", "getattr"]
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_changed_number_is_seen_wherever_it_is(kind):
+    mask_mod, change = place_of_a_width(kind)
+    one_block = torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+    block_mask = flex.BlockMask.from_kv_blocks(*one_block, BLOCK_SIZE=128, mask_mod=mask_mod, seq_lengths=(100, 100))
+    call = tensors(100, 100)
+    for width in (2, 9):
+        change(width)
+        expected = rb.attention(*call, mask=rb.Mask.sliding_window(width, width))
+        torch.testing.assert_close(rb.flex_attention(*call, block_mask=block_mask), expected)
+    first = block_masks.converted(block_mask, 100, 100, torch.device("cpu"))
+    assert block_masks.converted(block_mask, 100, 100, torch.device("cpu")) is first
+
+
+def test_a_model_that_holds_its_block_mask_ends():
+    model = WithHelper()
+    model.block_mask = created("causal", 100, 100)[0]
+    model.block_mask.mask_mod = model.mask_mod
+    block_masks.converted(model.block_mask, 100, 100, torch.device("cpu"))
+    block_mask = weakref.ref(model.block_mask)
+    del model
+    gc.collect()
+    assert block_mask() is None
 
 
 def test_only_what_mask_mod_reads_matters():

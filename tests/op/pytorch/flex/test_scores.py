@@ -175,6 +175,7 @@ NEARLY = {
     "a window off the diagonal": lambda s, b, h, i, j: torch.where((i - j - 3).abs() < 2, s, -INFINITY),
     "a window by half positions": lambda s, b, h, i, j: torch.where(i / 2 >= j, s, -INFINITY),
     "a window by blocks": lambda s, b, h, i, j: torch.where(i // 4 >= j // 4, s, -INFINITY),
+    "a sum that wraps": lambda s, b, h, i, j: torch.where(i + (2**63 - 10) >= j, s, -INFINITY),
     "a sum of positions": lambda s, b, h, i, j: torch.where(i + j >= 9, s, -INFINITY),
 }
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,72 +72,121 @@ def converted(block_mask: Any, n_q: int, n_k: int, device: torch.device) -> Conv
 def _state(block_mask: Any) -> list[Any]:
     """Everything that decides which pairs attend: tensors with their versions, functions and the values they read."""
     parts = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "BLOCK_SIZE", "mask_mod")
-    seen: set[int] = set()
-    return [leaf for name in parts for leaf in _leaves(getattr(block_mask, name), frozenset(), seen)]
+    names = {"__call__", "forward", "__wrapped__"}  # what a call of an object runs
+    while True:
+        known, seen = len(names), dict[int, Any]()
+        state = [leaf for part in parts for leaf in _leaves(getattr(block_mask, part), names, seen)]
+        if len(names) == known:  # else a function that was visited late reads attributes of an earlier object
+            return state
 
 
-def _leaves(x: Any, names: frozenset[str], seen: set[int]) -> Iterator[Any]:
+def _leaves(x: Any, names: set[str], seen: dict[int, Any]) -> Iterator[Any]:
     """The tensors in a value, each before its version, and all other values that cannot change.
 
-    names: the attributes that a function reads; other attributes of an object do not matter.
+    names: the attributes that functions read, to which this adds; other attributes of an object do not matter.
+    seen: the values that were visited, by their ids.
     """
-    if isinstance(x, (int, float, str, bytes, type(None))):
+    if isinstance(x, (int, float, str, bytes, type(None), range, np.generic)):
         yield x
         return
     if id(x) in seen:
         return
-    seen.add(id(x))
+    seen[id(x)] = x
     if isinstance(x, Tensor):
         yield x
         yield None if x.is_inference() else x._version
-        return
-    yield id(x) if not inspect.isfunction(x) else x.__code__
-    for part in _parts(x, names):
-        yield from _leaves(part, names | _names_in(x), seen)
+    elif isinstance(x, np.ndarray):
+        yield from (x.shape, str(x.dtype), x.tobytes())
+    else:
+        # Neither a value nor its class is held: either could hold the BlockMask, which would then live for ever
+        yield x.__code__ if inspect.isfunction(x) else _Same(x) if _is_opaque(x) else weakref.ref(type(x))
+        for part in _parts(x, names):
+            yield from _leaves(part, names, seen)
 
 
-def _parts(x: Any, names: frozenset[str]) -> list[Any]:
+class _Same:
+    """Equal to another only if both hold the same object. It keeps the object, whose id would be used again."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.x is other.x
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+def _is_opaque(x: Any) -> bool:
+    """Whether nothing inside an object is visited: classes and modules of libraries, and objects in C."""
+    if inspect.isclass(x) or inspect.ismodule(x):
+        return _is_of_library(x)
+    is_container = isinstance(x, (Mapping, Sequence, Set, functools.partial)) or inspect.ismethod(x)
+    return not (is_container or hasattr(x, "__dict__") or any("__slots__" in vars(kind) for kind in type(x).__mro__))
+
+
+def _is_of_library(x: Any) -> bool:
+    """Whether a function, class or module belongs to PyTorch, NumPy or Python's core, which hold no settings."""
+    name = x.__name__ if inspect.ismodule(x) else getattr(x, "__module__", None) or ""
+    return name.partition(".")[0] in ("torch", "numpy", "builtins", "math", "operator", "functools")
+
+
+def _parts(x: Any, names: set[str]) -> list[Any]:
     """The values in a container, function or object."""
-    if isinstance(x, functools.partial):
-        return [x.func, *x.args, *x.keywords.values()]
-    if isinstance(x, dict):
-        return [part for item in x.items() for part in item]
-    if isinstance(x, (list, tuple, set, frozenset)):
-        return [len(x), *x]
-    if inspect.isfunction(x):
-        read = [x.__globals__[name] for name in sorted(_names_in(x)) if name in x.__globals__]
-        return [x.__defaults__, x.__kwdefaults__, *(_content(cell) for cell in x.__closure__ or ()), *read]
-    if inspect.ismethod(x):
-        names |= _names_in(x.__func__)
-        return [x.__func__, *_attributes(x.__self__, names)]
-    if inspect.ismodule(x) or inspect.isclass(x) or type(x).__name__ == "BlockMask":
+    if type(x).__name__ == "BlockMask" or _is_opaque(x):
         return []
-    return _attributes(x, names | {"__call__"}) if hasattr(x, "__dict__") else []
+    if isinstance(x, functools.partial):
+        return [x.func, *x.args, x.keywords]
+    if isinstance(x, Mapping):
+        return [part for item in x.items() for part in item]
+    if isinstance(x, (Sequence, Set)):
+        return [len(x), *x]
+    if inspect.ismethod(x):
+        return [x.__func__, x.__self__]
+    if not inspect.isfunction(x):
+        return _attributes(x, names)
+    own = set[str]() if _is_of_library(x) else _names_in(x)
+    names |= own
+    read = [x.__globals__[name] for name in sorted(own) if name in x.__globals__]
+    return [x.__defaults__, x.__kwdefaults__, *(_content(cell) for cell in x.__closure__ or ()), *read]
 
 
-def _attributes(x: Any, names: frozenset[str]) -> list[Any]:
-    """The attributes of an object that its methods and other functions read by these names."""
-    kind, known = type(x), frozenset[str]()
-    while known != names:
-        known = names
-        for name in known:
-            method = getattr(kind, name, None)
-            names |= _names_in(method.fget if isinstance(method, property) else method)
-    held = dict(vars(x))
-    for part in ("_parameters", "_buffers", "_modules"):  # of a torch.nn.Module
-        held |= held.get(part, {})
-    return [held[name] for name in sorted(names) if name in held]
+def _attributes(x: Any, names: set[str]) -> list[Any]:
+    """The attributes of an object, class or module that functions read by these names, and the code of properties."""
+    own: Mapping[str, Any] = getattr(x, "__dict__", {})
+    holders = [
+        own,
+        *(own[part] for part in ("_parameters", "_buffers", "_modules") if part in own),
+    ]  # a Module has these
+    if not inspect.ismodule(x):
+        holders += [vars(kind) for kind in (x if inspect.isclass(x) else type(x)).__mro__ if not _is_of_library(kind)]
+    held: dict[str, Any] = {}
+    for holder in reversed(holders):
+        held |= {name: holder[name] for name in names & holder.keys()}
+    values = []
+    for name in sorted(held):
+        value = held[name]
+        if isinstance(value, types.MemberDescriptorType):  # a slot, which may be empty
+            value = getattr(x, name, None)
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, functools.cached_property):
+            value = value.func
+        elif isinstance(value, (classmethod, staticmethod)):
+            value = value.__func__
+        values += [name, value]
+    return values
 
 
-def _names_in(x: Any) -> frozenset[str]:
-    """The names of globals and attributes in a function's code; none if it is no function."""
+def _names_in(x: Any) -> set[str]:
+    """The names of globals and attributes in a function's code, and its texts, which may be names for getattr."""
     names: set[str] = set()
-    pending = [x.__code__] if inspect.isfunction(x) else []
+    pending = [x.__code__]
     while pending:
         code = pending.pop()
         names.update(code.co_names)
+        names.update(text for text in code.co_consts if isinstance(text, str) and text.isidentifier())
         pending += [constant for constant in code.co_consts if inspect.iscode(constant)]
-    return frozenset(names)
+    return names
 
 
 def _content(cell: Any) -> Any:

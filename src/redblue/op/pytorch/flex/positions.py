@@ -11,6 +11,7 @@ from torch import Tensor
 from redblue.op.pytorch.flex.expressions import Expression, Node, name_of, names_of, number_of
 
 EXACT = {torch.int64, torch.float32, torch.float64}  # they hold every position
+MAX_NUMBER = 1 << 22  # of a line: larger sums could be rounded in float32, and much larger ones wrap in int64
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ def line(x: Any) -> Line | None:
         return Line(q=1) if x.op == "q_idx" else Line(kv=1)
     if isinstance(x.op, str) or not isinstance(x.value, Tensor) or x.value.dtype not in EXACT:
         return None
-    return _line_of_step(x)
+    found = _line_of_step(x)
+    is_small = found is not None and max(abs(found.q), abs(found.kv), abs(found.constant)) <= MAX_NUMBER
+    return found if is_small else None
 
 
 def _line_of_step(x: Node) -> Line | None:
