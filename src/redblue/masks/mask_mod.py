@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 
 class ScalarIndexing(TorchFunctionMode):
@@ -20,14 +21,22 @@ class ScalarIndexing(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__getitem__:
+        if func is torch.Tensor.__getitem__ and not isinstance(args[1], list):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            if any(isinstance(i, Tensor) for i in index):
-                index = tuple(torch.tensor(i, device=args[0].device) if isinstance(i, list) else i for i in index)
+            if any(isinstance(i, Tensor) for i in tree_leaves(index)):
+                index = tuple(_stacked(i, args[0].device) if isinstance(i, list) else i for i in index)
                 tensors = [i for i in index if isinstance(i, Tensor)]
                 if all(not i.is_floating_point() and i.dtype != torch.bool for i in tensors):
                     return _gathered(args[0], index, max(i.dim() for i in tensors))
         return func(*args, **(kwargs or {}))
+
+
+def _stacked(values: list[Any], device: torch.device) -> Tensor:
+    """The tensor of a list of numbers, tensors without dimensions, and such lists."""
+    if not any(isinstance(x, Tensor) for x in tree_leaves(values)):
+        return torch.tensor(values, device=device)
+    parts = (_stacked(x, device) if isinstance(x, list) else x for x in values)
+    return torch.stack([x if isinstance(x, Tensor) else torch.tensor(x, device=device) for x in parts])
 
 
 def _gathered(array: Tensor, index: tuple[Any, ...], dim: int) -> Tensor:

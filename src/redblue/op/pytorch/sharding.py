@@ -8,6 +8,7 @@ before the call.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -22,15 +23,20 @@ Placements = tuple[list[Any], list[Any]]  # of the outputs, of the arguments
 
 def prepare(tensors: list[Any], options: Options) -> None:
     """Register the rules if a tensor is a DTensor. Raises RedblueError for options that DTensors cannot have."""
-    module: Any = sys.modules.get("torch.distributed.tensor")
-    if module is None:
+    if "torch.distributed.tensor" not in sys.modules:
         return
     if torch.compiler.is_dynamo_compiling():
         _register_while_tracing()
-    elif any(isinstance(x, module.DTensor) for x in tensors):
+    elif has_distributed(tensors):
         _register()
         if options.dropout and options.seed is None:
             raise RedblueError("dropout of DTensors needs a seed, which all processes share: give one")
+
+
+def has_distributed(tensors: Iterable[Any]) -> bool:
+    """Whether a tensor is a DTensor."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(x, module.DTensor) for x in tensors)
 
 
 @cache

@@ -222,6 +222,9 @@ REFUSED = {
     "score_mod uses tolist": lambda s, b, h, i, j: s + i.tolist(),
     "score_mod uses numpy": lambda s, b, h, i, j: s + float(i.numpy()),
     "score_mod uses __array__": lambda s, b, h, i, j: s + np.asarray(i),
+    "score_mod uses tensor on a list, which takes": lambda s, b, h, i, j: s + torch.tensor([i, j]).sum(),
+    "score_mod uses as_tensor on a list": lambda s, b, h, i, j: s + torch.as_tensor([h, 1])[0],
+    "score_mod uses new_tensor on a list": lambda s, b, h, i, j: s + TABLE.new_tensor([h, j]).sum(),
     "score_mod copies the memory of a tensor": lambda s, b, h, i, j: s + copy.deepcopy(i),
     "which does not return tensors": lambda s, b, h, i, j: s + torch.equal(i, j),
     "score_mod draws random numbers": lambda s, b, h, i, j: s + torch.rand_like(s),
@@ -278,6 +281,21 @@ def test_refused_arguments(says, options):
     with pytest.raises(RedblueError) as error:
         rb.flex_attention(**({"query": q, "key": k, "value": v} | options))
     assert says in str(error.value)
+
+
+def test_a_list_of_positions_is_an_index():
+    call = tensors()
+    out = rb.flex_attention(*call, lambda s, b, h, i, j: s + TABLE[0, [i, j]].sum())
+    stacked = rb.flex_attention(*call, lambda s, b, h, i, j: s + TABLE[0, torch.stack([i, j])].sum())
+    torch.testing.assert_close(out, stacked, rtol=0, atol=0)
+    assert (out - rb.flex_attention(*call)).abs().max() > 0.01
+
+
+def test_a_table_in_the_type_of_a_position():
+    call = tensors()
+    places = (TABLE * 9).detach().long()
+    out = rb.flex_attention(*call, lambda s, b, h, i, j: s + places.type_as(i)[h, j])
+    torch.testing.assert_close(out, rb.flex_attention(*call, lambda s, b, h, i, j: s + places[h, j]), rtol=0, atol=0)
 
 
 def test_inside_torch_func():

@@ -14,7 +14,7 @@ from redblue.base.errors import RedblueError
 from redblue.kernels.options import Options, checked
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
-from redblue.op.pytorch import dispatch
+from redblue.op.pytorch import dispatch, sharding
 from redblue.op.pytorch.flex.block_masks import converted
 from redblue.op.pytorch.flex.evaluate import evaluate
 from redblue.op.pytorch.flex.expressions import Expression, names_of, text
@@ -40,6 +40,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any,
     """The output and the log-sum-exp of each row, in the type of the sums. The shapes are checked."""
     if score_mod is not None and torch._C._are_functorch_transforms_active():
         raise RedblueError("score_mod cannot be traced inside torch.func: call loss.backward(), or give no score_mod")
+    if score_mod is not None and sharding.has_distributed((q, k, v)):
+        raise RedblueError(
+            "score_mod is for tensors of one process, not for DTensors: call redblue.attention, whose bias may be one"
+        )
     device = q.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return _computed(q, k, v, score_mod, block_mask, scale)

@@ -74,6 +74,9 @@ class Recorder(TorchDispatchMode):
         return result
 
 
+# Functions of PyTorch's that copy values from a list, past the recorder
+_FROM_VALUES = {"tensor", "as_tensor", "asarray", "new_tensor", "new"}
+
 # Functions of PyTorch's that read facts of a tensor other than its value, besides properties and is_...
 _FACTS = {
     "dim",
@@ -101,7 +104,11 @@ class Indexing(ScalarIndexing):
         given = [self.recorder.expression(x) for x in tree_leaves((args, kwargs))]
         name = getattr(func, "__name__", str(func))
         is_fact = name in _FACTS or name.startswith("is_")
-        if any(isinstance(x, Node) for x in given) and not all(self._is_known(x, is_fact) for x in tree_leaves(result)):
+        is_copy = name in _FROM_VALUES and id(result) not in self.recorder.nodes
+        if is_copy and any(isinstance(x, Node) for x in given):
+            raise RedblueError(f"score_mod uses {name} on a list, which takes values out of the trace: use torch.stack")
+        results = [x for x in tree_leaves(result) if not any(x is y for y in given)]  # type_as may return its argument
+        if any(isinstance(x, Node) for x in given) and not all(self._is_known(x, is_fact) for x in results):
             raise RedblueError(f"score_mod uses {name}, which takes a tensor's value out of the trace")
         return result
 
