@@ -138,6 +138,8 @@ def test_one_process():
         part = distribute_tensor(q, mesh, [Shard(1)])
         with pytest.raises(rb.RedblueError, match="dropout of DTensors needs a seed"):
             rb.attention(part, part, part, dropout=0.5)
+        with pytest.raises(rb.RedblueError, match="score_mod is for tensors of one process, not for DTensors"):
+            rb.flex_attention(part, part, part, lambda score, b, h, q_idx, kv_idx: score + h)
         with rb.sdpa() as used:  # PyTorch computes what redblue refuses
             F.scaled_dot_product_attention(part, part, part, dropout_p=0.5)
         assert list(used.reasons) == ["dropout of DTensors needs a seed, which all processes share: give one"]
