@@ -1,7 +1,6 @@
 """DTensors: attention on tensors that are distributed over a mesh of processes."""
 
 import os
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -27,20 +26,13 @@ from redblue.op.pytorch.usage import Usage
 
 
 @contextmanager
-def mesh_of(rank, world, port):
-    """A mesh of this process among `world`."""
-    store = torch.distributed.TCPStore("127.0.0.1", port, world, is_master=rank == 0)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+def mesh_of(rank, world, meeting):
+    """A mesh of this process among `world`; `meeting` is a new file through which the processes meet."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     try:
         yield init_device_mesh("cpu", (world,))
     finally:
         torch.distributed.destroy_process_group()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 BIAS = torch.linspace(-1, 1, 35).reshape(5, 7)
@@ -131,9 +123,9 @@ def check_flash_ops(mesh):
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's, about its own process groups
-def test_one_process():
+def test_one_process(tmp_path):
     q = torch.randn(1, 2, 4, 8)
-    with mesh_of(0, 1, free_port()) as mesh:
+    with mesh_of(0, 1, tmp_path / "meeting") as mesh:
         check_calls(mesh, [Shard(1)])
         part = distribute_tensor(q, mesh, [Shard(1)])
         with pytest.raises(rb.RedblueError, match="dropout of DTensors needs a seed"):
@@ -146,8 +138,8 @@ def test_one_process():
 
 
 @pytest.mark.thorough
-def test_two_processes():
-    command = [sys.executable, "-W", "ignore", __file__, str(free_port())]
+def test_two_processes(tmp_path):
+    command = [sys.executable, "-W", "ignore", __file__, str(tmp_path / "meeting")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(rb.__file__).parents[1])}
     processes = [
         subprocess.Popen([*command, rank], stderr=subprocess.PIPE, text=True, env=environment) for rank in ("0", "1")
@@ -207,7 +199,7 @@ def test_rules_of_arrays():
 
 
 if __name__ == "__main__":
-    with mesh_of(int(sys.argv[2]), 2, int(sys.argv[1])) as everyone:
+    with mesh_of(int(sys.argv[2]), 2, sys.argv[1]) as everyone:
         check_calls(everyone, PLACEMENTS)
         check_options(everyone)
         check_flash_ops(everyone)
