@@ -134,6 +134,9 @@ void bind_simulator(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  // Objects may outlive the module when the interpreter ends, for one those that PyTorch keeps. The warning about it
+  // would reach users, who can do nothing.
+  nanobind::set_leak_warnings(false);
   bind_isas(m);
   bind_attention(m);
   bind_pebble(m);
