@@ -52,8 +52,8 @@ def tokens(batch: int, n: int, vocabulary: int = 1000) -> torch.Tensor:
 
 
 def bert() -> Any:
-    """BERT base."""
-    return transformers.BertModel(transformers.BertConfig())
+    """BERT base, 3 of its 12 layers."""
+    return transformers.BertModel(transformers.BertConfig(num_hidden_layers=3))
 
 
 def bert_inputs() -> dict[str, torch.Tensor]:
@@ -63,17 +63,17 @@ def bert_inputs() -> dict[str, torch.Tensor]:
 
 
 def gpt2() -> Any:
-    """GPT-2 small without its output head."""
-    return transformers.GPT2Model(transformers.GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    """GPT-2 small, 3 of its 12 layers, without its output head."""
+    return transformers.GPT2Model(transformers.GPT2Config(n_layer=3, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
 
 
 def llama() -> Any:
-    """Llama's architecture with 16 heads of 64 on 4 key heads, 4 layers."""
+    """Llama's architecture with 16 heads of 64 on 4 key heads, 2 layers."""
     config = transformers.LlamaConfig(
         vocab_size=8192,
         hidden_size=1024,
         intermediate_size=2816,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=16,
         num_key_value_heads=4,
         max_position_embeddings=8192,
@@ -88,8 +88,8 @@ def packed_inputs() -> dict[str, torch.Tensor]:
 
 
 def vit() -> Any:
-    """ViT-B/16 at 224 pixels."""
-    return transformers.ViTModel(transformers.ViTConfig(), add_pooling_layer=False)
+    """ViT-B/16 at 224 pixels, 3 of its 12 layers."""
+    return transformers.ViTModel(transformers.ViTConfig(num_hidden_layers=3), add_pooling_layer=False)
 
 
 def pixels() -> dict[str, torch.Tensor]:
@@ -97,10 +97,10 @@ def pixels() -> dict[str, torch.Tensor]:
 
 
 def whisper() -> Any:
-    """The encoder of Whisper base."""
+    """The encoder of Whisper base, 3 of its 6 layers."""
     config = transformers.WhisperConfig(
         d_model=512,
-        encoder_layers=6,
+        encoder_layers=3,
         encoder_attention_heads=8,
         encoder_ffn_dim=2048,
         decoder_layers=1,
@@ -114,17 +114,17 @@ def sound() -> dict[str, torch.Tensor]:
 
 
 def t5() -> Any:
-    """T5 small; its relative position bias has a gradient."""
-    return transformers.T5Model(transformers.T5Config(dropout_rate=0.0))
+    """T5 small, 2 of its 6 layers on both sides; its relative position bias has a gradient."""
+    return transformers.T5Model(transformers.T5Config(num_layers=2, dropout_rate=0.0))
 
 
 def gemma2() -> Any:
-    """Gemma 2's architecture: softcap 50, 8 heads of 256 on 4 key heads, a window of 512 in every other layer of 4."""
+    """Gemma 2's architecture: softcap 50, 8 heads of 256 on 4 key heads, a window of 512 in one of 2 layers."""
     config = transformers.Gemma2Config(
         vocab_size=8192,
         hidden_size=1152,
         intermediate_size=4608,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=256,
