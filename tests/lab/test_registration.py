@@ -301,6 +301,7 @@ def test_an_unsafe_one_may_be_registered_as_such():
     schedule = own(run=no_row_maximum, closed=whole_cost, safe=False)
     with np.errstate(all="ignore"):
         rb.register_schedule(schedule)
+    assert schedule.name in rb.list_schedules()
     rb.unregister_schedule(schedule.name)
 
 
@@ -344,6 +345,7 @@ def test_what_is_no_schedule_is_refused(value):
 )
 def test_built_in_schedules_pass_the_same_verification(name):
     rb.register_schedule(replace(schedules.get(name), name="copy"))
+    assert "copy" in rb.list_schedules()
     rb.unregister_schedule("copy")
 
 
