@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(script, *options):
-    """Run a benchmark with these options in this process, whose interpreter is the fast one. Returns what it prints."""
+    """Run a benchmark with these options in this process, which runs the fast interpreter, and return its output."""
     module = importlib.import_module(f"benchmarks.{script}")
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), contextlib.redirect_stdout(printed):

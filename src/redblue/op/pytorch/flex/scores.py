@@ -216,7 +216,7 @@ def _where(node: Node, args: list[Any]) -> Scores:
 
 
 def _common_factor(node: Node, condition: Expression, yes: Scores, no: Scores) -> Scores:
-    """The scores of where(condition, yes, no), without what is added and without masks."""
+    """The scores of where(condition, yes, no), before terms are added and masks applied."""
     if (yes.number, yes.cap) == (no.number, no.cap) and _are_same(yes.factors, no.factors):
         return replace(yes, terms=(), keeps=())
     if yes.cap is not None or no.cap is not None:
