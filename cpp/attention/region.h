@@ -7,12 +7,6 @@
 #include "vector/bandwidth.h"
 #include "vector/peak.h"
 
-#if defined(REDBLUE_BF16_PAIRS)
-using Bfloat16Format = Bfloat16Pairs;
-#else
-using Bfloat16Format = Float32;
-#endif
-
 // A constant: filling it must not run instructions that the CPU may not have.
 constexpr Isa kRow = {
     kName,
@@ -30,6 +24,10 @@ constexpr Isa kRow = {
     for_all<double, exp<double>>,
     for_all<float, exp2<float>>,
     for_all<double, exp2<double>>,
-    {kKernels<float, Float32>, kKernels<double, Float64>, kKernels<bfloat16, Bfloat16Format>,
-     kKernels<float16, Float32>},
+#if defined(REDBLUE_BF16_PAIRS)
+    // Only products of bfloat16 gain from the pairs; avx512_bf16.cpp takes the other kernels from avx512.
+    {{}, {}, kKernels<bfloat16, Bfloat16Pairs>, {}},
+#else
+    {kKernels<float, Float32>, kKernels<double, Float64>, kKernels<bfloat16, Float32>, kKernels<float16, Float32>},
+#endif
 };

@@ -96,14 +96,27 @@ def floor_sum(n: Any, m: Any, a: Any, b: Any) -> Any:
     and m, as in the computation of a greatest common divisor.
     """
     if any(isinstance(x, np.ndarray) for x in (n, m, a, b)):
-        n, m, a, b = np.broadcast_arrays(n, m, a, b)
-    total = 0 * n
-    while True:
-        total = total + n * (n - 1) // 2 * (a // m) + n * (b // m)
+        return _floor_sums(*np.broadcast_arrays(n, m, a, b))
+    total = 0
+    while n > 0:
+        total += n * (n - 1) // 2 * (a // m) + n * (b // m)
         a, b = a % m, b % m
-        top = a * n + b
-        more = (top >= m) * (n > 0)  # 0 where the sum is complete
-        if not np.any(more):
-            return total
-        n, b = more * (top // m), more * (top % m)
-        a, m = more * m, more * a + (1 - more)
+        n, b = divmod(a * n + b, m)
+        a, m = m, a
+    return total
+
+
+def _floor_sums(n: np.ndarray, m: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return `floor_sum` of each element. Steps are taken for the sums that are not complete yet only."""
+    shape = n.shape
+    n, m, a, b = (x.ravel() for x in (n, m, a, b))
+    total, active = np.zeros_like(n), np.flatnonzero(n > 0)
+    n, m, a, b = n[active], m[active], a[active], b[active]
+    while len(active):
+        total[active] += n * (n - 1) // 2 * (a // m) + n * (b // m)
+        a, b = a % m, b % m
+        n, b = np.divmod(a * n + b, m)
+        a, m = m, a
+        more = n > 0
+        active, n, m, a, b = active[more], n[more], m[more], a[more], b[more]
+    return total.reshape(shape)

@@ -255,7 +255,7 @@ def test_a_small_problem_keeps_its_kind():
         4096, 8192, 512, 256, heads=32, kv_heads=4, mask=rb.Mask.sliding_window(2048, 0), direction="backward"
     )
     tiny = small(problem)
-    assert (tiny.d, tiny.d_v, tiny.direction) == (24, 12, "backward")
+    assert (tiny.d, tiny.d_v, tiny.direction) == (20, 10, "backward")
     assert 1 < tiny.group < problem.group
     assert tiny.mask == rb.Mask.sliding_window(round(2048 / 8192 * tiny.n_k), 0)
 

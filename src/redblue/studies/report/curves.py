@@ -13,7 +13,7 @@ from redblue.lab.counts import count
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
-POINTS = 60
+POINTS = 48
 BEST = "best proved bound"
 
 
