@@ -17,6 +17,7 @@ from redblue.masks import Mask
 from redblue.meter import Measurement, measure, measure_callable
 from redblue.op.api import attention, attention_backward
 from redblue.op.flex_attention import flex_attention
+from redblue.op.paged import append_paged, attention_paged, merge_attention
 from redblue.op.pytorch.flash_ops import enable_flash_ops, flash_ops
 from redblue.op.pytorch.registration import register_ops
 from redblue.op.pytorch.sdpa_override import enable_sdpa, sdpa
@@ -44,8 +45,10 @@ __all__ = [
     "TooFewWords",
     "Traced",
     "UnknownName",
+    "append_paged",
     "attention",
     "attention_backward",
+    "attention_paged",
     "attention_varlen",
     "count",
     "enable_flash_ops",
@@ -60,6 +63,7 @@ __all__ = [
     "measure",
     "measure_callable",
     "memory",
+    "merge_attention",
     "model",
     "pebble",
     "plan",

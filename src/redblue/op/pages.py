@@ -1,0 +1,102 @@
+"""The sequences of a paged cache: their queries, their keys, and the pages in which the keys lie."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redblue.base.errors import RedblueError
+from redblue.masks.numbers import whole
+
+
+class Sequences(NamedTuple):
+    """The checked sequences of a call, B of them.
+
+    starts: (B + 1,), the first packed row of each sequence's queries, and their total. lengths: (B,), its keys. Both
+    are int64. table: (B, most pages), int32 or int64, contiguous: its pages. page: the keys that a page holds.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    table: np.ndarray
+    page: int
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def queries(self) -> np.ndarray:
+        """The number of queries of each sequence."""
+        return np.diff(self.starts)
+
+    def places(self, sequence: int, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """The pages of the sequence's positions first .. stop - 1, and their rows within them."""
+        positions = np.arange(first, stop)
+        return self.table[sequence, positions // self.page].astype(np.int64), positions % self.page
+
+
+def whole_numbers(name: str, values: Any) -> np.ndarray:
+    """A list, array or tensor of whole numbers as an array. Raises RedblueError, which names it, for anything else."""
+    return whole(name, _on_cpu(name, values))
+
+
+def _on_cpu(name: str, values: Any) -> Any:
+    if not hasattr(values, "detach"):
+        return values
+    if values.is_meta:
+        raise RedblueError(f"{name} must have values, got a tensor on the device meta")
+    return values.detach().cpu().numpy()
+
+
+def lengths_of(name: str, values: Any, sequences: int) -> np.ndarray:
+    """One whole number of at least 0 for each sequence. Raises RedblueError, which names the entry."""
+    lengths = whole_numbers(name, values)
+    if len(lengths) != sequences:
+        raise RedblueError(f"{name} must have one entry for each of {sequences} sequences, got {len(lengths)}")
+    if (lengths < 0).any():
+        i = int(np.argmax(lengths < 0))
+        raise RedblueError(f"{name}[{i}] must be at least 0, got {lengths[i]}")
+    return lengths
+
+
+def starts_of(name: str, cumulative: Any, rows: int, array: str) -> np.ndarray:
+    """Cumulative lengths. Raises RedblueError, naming the entry, unless they ascend from 0 to `rows` of the array."""
+    starts = whole_numbers(name, cumulative)
+    if not len(starts) or starts[0]:
+        raise RedblueError(f"{name}[0] must be 0, got {starts[0] if len(starts) else 'an empty array'}")
+    if (np.diff(starts) < 0).any():
+        i = int(np.argmax(np.diff(starts) < 0)) + 1
+        raise RedblueError(f"{name} must not descend, but {name}[{i}] = {starts[i]} follows {starts[i - 1]}")
+    if starts[-1] != rows:
+        raise RedblueError(f"{name} must end at {rows}, the rows of {array}, got {starts[-1]}")
+    return starts
+
+
+def table_of(page_table: Any, lengths: np.ndarray, page: int, pages: int, names: tuple[str, str]) -> np.ndarray:
+    """The table as an array. Raises RedblueError for a table too short for the lengths, and for a page not there.
+
+    names: those of the table and of the lengths, for messages. Entries beyond the lengths may be anything.
+    """
+    name, of_lengths = names
+    table = np.asarray(_on_cpu(name, page_table))
+    if table.ndim != 2 or table.dtype.kind not in "iu" or len(table) != len(lengths):
+        wanted = f"whole numbers ({len(lengths)} sequences, pages per sequence)"
+        raise RedblueError(f"{name} must be {wanted}, got {table.dtype} {table.shape}")
+    if table.dtype not in (np.int32, np.int64):
+        table = table.astype(np.int64)
+    needed = -(-lengths // max(1, page))
+    if not page and lengths.any():
+        raise RedblueError(f"pages must hold at least one key for {of_lengths}, got pages of 0 keys")
+    if len(lengths) and needed.max() > table.shape[1]:
+        i = int(needed.argmax())
+        raise RedblueError(
+            f"{name} has {table.shape[1]} pages for each sequence, but {of_lengths}[{i}] = {lengths[i]} keys need "
+            f"{needed[i]} pages of {page}"
+        )
+    used = np.arange(table.shape[1]) < needed[:, None]
+    wrong = used & ((table < 0) | (table >= pages))
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        raise RedblueError(f"{name}[{i}, {j}] must be a page, 0 to {pages - 1}, got {table[i, j]}")
+    return np.ascontiguousarray(table)
