@@ -14,8 +14,10 @@ from redblue.kernels.options import Options, checked, documented, options_of
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import api
-from redblue.op.checks import check_dtypes, check_flag
-from redblue.op.pages import Sequences, lengths_of, starts_of, table_of
+from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu
+from redblue.op.paged_options import check_no_gradient, expanded
+from redblue.op.paged_writes import check_alias, check_places, check_writable
+from redblue.op.pages import Sequences, lengths_of, on_cpu, starts_of, table_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -81,9 +83,11 @@ def append_paged(
     k (B, n, H_kv, d), v (B, n, H_kv, d_v), or packed (total, H_kv, d) with cu_seqlens, the cumulative numbers of new
     keys. The others are as in `attention_paged`; lengths_k is that before. v_pages may be a slice of k_pages: then v
     must be that slice of k. Nothing is written if an argument is refused: a table too short, a page that is not there,
-    or a row of a page that two sequences would write.
+    or a row of a page that two sequences would write or that holds a key of a sequence.
     """
-    check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
+    k, v, k_pages, v_pages = check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
+    check_writable("k_pages", k_pages)
+    check_writable("v_pages", v_pages)
     starts, flat = _packed_rows("k", k, cu_seqlens, "cu_seqlens")
     if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
         raise RedblueError(f"v must have the rows and heads of k, {tuple(k.shape[:-1])}, got {tuple(v.shape[:-1])}")
@@ -93,6 +97,7 @@ def append_paged(
                 f"{name} must have the heads and width of {name}_pages, {tuple(cache.shape[2:])}, "
                 f"got {tuple(new.shape[-2:])}"
             )
+    check_alias(k, v, k_pages, v_pages)
     lengths = lengths_of("lengths_k", lengths_k, len(starts) - 1)
     ends = lengths + np.diff(starts)
     page = int(k_pages.shape[1])
@@ -102,7 +107,7 @@ def append_paged(
     if not parts:
         return ends
     pages, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
-    _check_distinct(pages * page + rows, starts)
+    check_places(pages, rows, sequences, lengths)
     for new, cache in ((k, k_pages), (v, v_pages)):
         new = new.reshape(flat, *new.shape[-2:])
         if api.is_torch(cache):
@@ -115,15 +120,6 @@ def append_paged(
     return ends
 
 
-def _check_distinct(places: np.ndarray, starts: np.ndarray) -> None:
-    """Raise RedblueError if two new keys would be written to one place."""
-    order = np.argsort(places, kind="stable")
-    same = np.flatnonzero(np.diff(places[order]) == 0)
-    if len(same):
-        a, b = (int(np.searchsorted(starts, x, side="right")) - 1 for x in order[same[0] : same[0] + 2])
-        raise RedblueError(f"page_table must give new keys places of their own, but sequences {a} and {b} share one")
-
-
 def merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     """Attention on all keys, from the results on two parts of them: (out, lse).
 
@@ -131,46 +127,62 @@ def merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any
     (`attention_paged` gives this shape; transpose the lse of `attention` and `attention_varlen`, or their out.)
     A part without keys has out 0 and lse -inf. Sinks may be in one part only.
     """
-    arrays = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
-    kinds = {api.is_torch(x) for x in arrays.values()}
-    if len(kinds) > 1:
+    arrays = _checked_parts({"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b})
+    return (_merged_tensors if api.is_torch(out_a) else _merged_arrays)(*arrays)
+
+
+def _checked_parts(arrays: dict[str, Any]) -> list[Any]:
+    """The arrays of two parts. Raises RedblueError, naming the argument, unless they fit each other."""
+    if len({api.is_torch(x) for x in arrays.values()}) > 1:
         raise RedblueError("out_a, lse_a, out_b and lse_b must be PyTorch tensors, or all arrays")
-    on_torch = kinds.pop()
-    if not on_torch:
-        out_a, lse_a, out_b, lse_b = (api.as_numpy(name, x) for name, x in arrays.items())
+    arrays = {name: x if api.is_torch(x) else api.as_numpy(name, x) for name, x in arrays.items()}
+    out_a, lse_a, out_b, lse_b = arrays.values()
     if tuple(out_a.shape) != tuple(out_b.shape) or out_a.dtype != out_b.dtype or not len(out_a.shape):
         both = f"{tuple(out_a.shape)} of {out_a.dtype} and {tuple(out_b.shape)} of {out_b.dtype}"
         raise RedblueError(f"out_a and out_b must be (..., d_v), of one shape and type, got {both}")
+    check_dtypes({name: _type(arrays[name]) for name in ("out_a", "out_b")})
     for name, lse in (("lse_a", lse_a), ("lse_b", lse_b)):
         if tuple(lse.shape) != tuple(out_a.shape[:-1]):
             wanted = f"{tuple(out_a.shape[:-1])}, the shape of out_a without d_v"
             raise RedblueError(f"{name} must be {wanted}, got {tuple(lse.shape)}: is it transposed?")
-    return (_merged_tensors if on_torch else _merged_arrays)(out_a, lse_a, out_b, lse_b)
+        if _type(lse) not in ("float32", "float64") or lse.dtype != lse_a.dtype:
+            raise RedblueError(f"{name} must be of type float32 or float64, as the other is, got {_type(lse)}")
+    devices = {str(getattr(x, "device", "cpu")) for x in arrays.values()}
+    if len(devices) > 1:
+        raise RedblueError(f"{', '.join(arrays)} must be on one device, got {', '.join(sorted(devices))}")
+    return list(arrays.values())
+
+
+def _type(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
 
 
 def _merged_arrays(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[np.ndarray, np.ndarray]:
-    wide = np.result_type(lse_a, lse_b)
-    lse = np.logaddexp(lse_a, lse_b)
+    parts = []
     with np.errstate(invalid="ignore"):
-        shares = [np.where(np.isneginf(x), 0, np.exp(x - lse)).astype(wide) for x in (lse_a, lse_b)]
-    a, b = (x.astype(wide) * share[..., None] for x, share in zip((out_a, out_b), shares, strict=True))
-    return (a + b).astype(out_a.dtype), lse
+        lse = np.logaddexp(lse_a, lse_b)
+        for out, own in ((out_a, lse_a), (out_b, lse_b)):
+            weighted = out.astype(lse.dtype) * np.exp(own - lse)[..., None]
+            parts.append(np.where(np.isneginf(own)[..., None], 0, weighted))
+    return (parts[0] + parts[1]).astype(out_a.dtype), lse
 
 
 def _merged_tensors(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     import torch
 
     lse = torch.logaddexp(lse_a, lse_b)
-    shares = [torch.where(torch.isneginf(x), 0.0, torch.exp(x - lse)) for x in (lse_a, lse_b)]
-    a, b = (x * share[..., None] for x, share in zip((out_a, out_b), shares, strict=True))
+    a, b = (
+        torch.where(torch.isneginf(own)[..., None], 0.0, out * torch.exp(own - lse)[..., None])
+        for out, own in ((out_a, lse_a), (out_b, lse_b))
+    )
     return (a + b).to(out_a.dtype), lse
 
 
 class PagedCall(NamedTuple):
     """A checked call. q (total_q, H, d) is packed; shape is that of the output.
 
-    tree: None, or a boolean array (total_q, newest). bias: None, or of four dimensions. prefix: pages that all
-    sequences share, None to look for shared ones.
+    tree: None, or a boolean array (total_q, newest). Options that are arrays are expanded (`expanded`). prefix: pages
+    that all sequences share, None to look for shared ones.
     """
 
     q: Any
@@ -187,7 +199,7 @@ class PagedCall(NamedTuple):
         q: Any, k: Any, v: Any, page_table: Any, lengths_k: Any, cu_seqlens_q: Any, prefix: Any, options: Options
     ) -> PagedCall:
         """Raises RedblueError, naming the argument, unless the arguments fit each other."""
-        check_cache({"q": q, "k_pages": k, "v_pages": v})
+        q, k, v = check_cache({"q": q, "k_pages": k, "v_pages": v})
         starts, total = _packed_rows("q", q, cu_seqlens_q, "cu_seqlens_q")
         heads, d = (int(size) for size in q.shape[-2:])
         if d != k.shape[-1]:
@@ -202,6 +214,14 @@ class PagedCall(NamedTuple):
         options = checked(options._replace(mask=mask))
         if options.bias is not None and len(q.shape) != 4:
             raise RedblueError("bias needs q of four dimensions, (B, n_q, H, d): packed sequences have none")
+        shapes = (
+            (len(lengths), heads, int(q.shape[1]), d),
+            *((len(lengths), int(x.shape[2]), int(lengths.max(initial=0)), int(x.shape[3])) for x in (k, v)),
+        )
+        sizes = check_shapes(*shapes)
+        if not getattr(q, "is_cuda", False):
+            check_widths_on_cpu(sizes)
+        options = expanded(options, q, sizes)
         if prefix is not None:
             prefix = whole_number("prefix_pages", prefix, 0)
             _check_prefix(prefix, sequences)
@@ -209,16 +229,16 @@ class PagedCall(NamedTuple):
         return PagedCall(q.reshape(total, heads, d), k, v, sequences, options, tree, prefix, shape)
 
 
-def check_cache(arrays: Mapping[str, Any]) -> None:
-    """Raise RedblueError unless these are arrays of one type, without gradients, and caches are of four dimensions."""
+def check_cache(arrays: Mapping[str, Any]) -> list[Any]:
+    """The arrays; those of other libraries as NumPy's.
+
+    Raises RedblueError unless they are of one kind and type, dense, without gradients, and caches of four dimensions.
+    """
+    arrays = {name: x if api.is_torch(x) else api.as_numpy(name, x) for name, x in arrays.items()}
     for name, x in arrays.items():
-        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-            raise RedblueError(f"{name} must be an array (PyTorch or NumPy), got {type(x).__name__}")
-        if getattr(x, "requires_grad", False) and _records_gradients():
-            raise RedblueError(
-                f"{name} requires a gradient, but a paged cache has no backward pass: use "
-                "torch.no_grad(), or attention_varlen for training"
-            )
+        check_no_gradient(name, x)
+        if api.is_torch(x) and (x.is_nested or str(x.layout) != "torch.strided"):
+            raise RedblueError(f"{name} must be dense, got a tensor of layout {x.layout}")
         if name.endswith("_pages") and len(x.shape) != 4:
             raise RedblueError(f"{name} must be (pages, page, heads, width), got shape {tuple(x.shape)}")
         if name in ("q", "k", "v") and len(x.shape) not in (3, 4):
@@ -234,12 +254,7 @@ def check_cache(arrays: Mapping[str, Any]) -> None:
     k, v = (tuple(arrays[name].shape[:3]) for name in ("k_pages", "v_pages"))
     if k != v:
         raise RedblueError(f"v_pages must have the pages, rows and heads of k_pages, {k}, got {v}")
-
-
-def _records_gradients() -> bool:
-    import torch
-
-    return torch.is_grad_enabled()
+    return list(arrays.values())
 
 
 def _packed_rows(name: str, x: Any, cumulative: Any, of: str) -> tuple[np.ndarray, int]:
@@ -265,9 +280,11 @@ def _mask_and_tree(mask: Any, q: Any, starts: np.ndarray) -> tuple[Mask, np.ndar
         if not rule.is_full and rule.align != "bottom-right":
             raise RedblueError(f'mask must count from the last query and key: give align="bottom-right", got {mask!r}')
         return mask, None
-    if hasattr(mask, "detach"):
-        mask = mask.detach().cpu().numpy()
-    tree = np.asarray(mask)
+    mask = on_cpu("mask", mask)
+    try:
+        tree = np.asarray(mask)
+    except ValueError:  # of a ragged list
+        raise RedblueError("mask must be a Mask or a boolean array (n_q, newest keys), got a ragged list") from None
     total, lead = int(starts[-1]), tuple(q.shape[:-2])
     if tree.dtype != np.bool_ or tree.ndim < 2:
         raise RedblueError(f"mask must be a Mask or a boolean array (n_q, newest keys), got {tree.dtype} {tree.shape}")
@@ -316,7 +333,7 @@ def _gathered(call: PagedCall) -> tuple[Any, Any]:
             own["alibi"] = options.alibi[b] if len(options.alibi.shape) == 2 else options.alibi
         if options.bias is not None:
             bias = options.bias
-            own["bias"] = bias[min(b, len(bias) - 1)][..., :n_k] if len(bias.shape) == 4 else bias[..., :n_k]
+            own["bias"] = bias[b, ..., :n_k]
         if call.tree is not None:
             tree = call.tree[sequences.starts[b] : sequences.starts[b + 1]]
             newest = min(tree.shape[1], n_k)
