@@ -67,6 +67,9 @@ def attention_paged(
     Returns out, of q's shape with d_v in place of d, or (out, lse), with lse of out's shape without d_v. Raises
     RedblueError, naming the argument, for a value that it cannot take, and for tensors that require gradients.
     """
+    for name in options:
+        if name not in PagedArguments.__annotations__:
+            raise TypeError(f"attention_paged() got an unexpected keyword argument {name!r}")
     call = PagedCall.checked(
         q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, options_of("attention_paged", options)
     )
