@@ -16,7 +16,7 @@ from redblue.masks.rules.bands import Window
 from redblue.op import api
 from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu
 from redblue.op.paged_options import check_no_gradient, expanded
-from redblue.op.paged_writes import check_alias, check_places, check_writable
+from redblue.op.paged_writes import apart, are_columns, check_places, check_writable
 from redblue.op.pages import Sequences, lengths_of, on_cpu, starts_of, table_of
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def append_paged(
                 f"{name} must have the heads and width of {name}_pages, {tuple(cache.shape[2:])}, "
                 f"got {tuple(new.shape[-2:])}"
             )
-    check_alias(k, v, k_pages, v_pages)
+    one = are_columns(k, v, k_pages, v_pages)
     lengths = lengths_of("lengths_k", lengths_k, len(starts) - 1)
     ends = lengths + np.diff(starts)
     page = int(k_pages.shape[1])
@@ -111,7 +111,8 @@ def append_paged(
         return ends
     pages, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
     check_places(pages, rows, sequences, lengths)
-    for new, cache in ((k, k_pages), (v, v_pages)):
+    k, v = (apart(x, (k_pages, v_pages)) for x in (k, v))
+    for new, cache in ((k, k_pages),) if one else ((k, k_pages), (v, v_pages)):
         new = new.reshape(flat, *new.shape[-2:])
         if api.is_torch(cache):
             import torch

@@ -29,18 +29,22 @@ def check_writable(name: str, cache: Any) -> None:
         reach += stride * (size - 1)
 
 
-def check_alias(k: Any, v: Any, k_pages: Any, v_pages: Any) -> None:
-    """Raise RedblueError if v_pages are columns of k_pages, unless v are these columns of k."""
+def are_columns(k: Any, v: Any, k_pages: Any, v_pages: Any) -> bool:
+    """Whether v_pages are columns of k_pages, so that writing k writes v.
+
+    Raises RedblueError if they are, and v are not these columns of k.
+    """
     column = _shared_column(k_pages, v_pages)
     d, d_v = (int(x.shape[-1]) for x in (k_pages, v_pages))
     if column is None or column <= -d_v or column >= d:
-        return
+        return False
     if column < 0 or column + d_v > d:
         raise RedblueError(f"v_pages must be columns of k_pages or be apart, but they share only some of {d_v} columns")
     columns = k[..., column : column + d_v]
     if not bool(((columns == v) | ((columns != columns) & (v != v))).all()):
         where = f"columns {column} to {column + d_v - 1}"
         raise RedblueError(f"v must be {where} of k, because v_pages are these columns of k_pages")
+    return True
 
 
 def _shared_column(k_pages: Any, v_pages: Any) -> int | None:
@@ -56,6 +60,14 @@ def _shared_column(k_pages: Any, v_pages: Any) -> int | None:
     if strides[0] != strides[1] or not strides[0][-1] or apart % (step * strides[0][-1]):
         return None
     return apart // (step * strides[0][-1])
+
+
+def apart(new: Any, caches: tuple[Any, ...]) -> Any:
+    """The new keys or values; a copy if they may lie in one of the caches, where writing could change them first."""
+    if api.is_torch(new):
+        own = new.untyped_storage().data_ptr()
+        return new.clone() if any(own == cache.untyped_storage().data_ptr() for cache in caches) else new
+    return new.copy() if any(np.may_share_memory(new, cache) for cache in caches) else new
 
 
 def check_places(pages: np.ndarray, rows: np.ndarray, sequences: Sequences, lengths: np.ndarray) -> None:
