@@ -67,15 +67,33 @@ def attention_paged(
     Returns out, of q's shape with d_v in place of d, or (out, lse), with lse of out's shape without d_v. Raises
     RedblueError, naming the argument, for a value that it cannot take, and for tensors that require gradients.
     """
+    check_flag("return_lse", return_lse)
     for name in options:
         if name not in PagedArguments.__annotations__:
             raise TypeError(f"attention_paged() got an unexpected keyword argument {name!r}")
-    call = PagedCall.checked(
-        q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, options_of("attention_paged", options)
-    )
-    check_flag("return_lse", return_lse)
-    out, lse = _gathered(call)
+    run = computed
+    if api.is_torch(q):
+        from redblue.op.pytorch import paged_ops
+
+        if paged_ops.observed(q, k_pages, v_pages):
+            run = paged_ops.attention_paged
+    record = options_of("attention_paged", options)
+    out, lse = run(q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, record)
     return (out, lse) if return_lse else out
+
+
+def computed(
+    q: Any,
+    k_pages: Any,
+    v_pages: Any,
+    page_table: Any,
+    lengths_k: Any,
+    cu_seqlens_q: Any,
+    prefix_pages: Any,
+    options: Options,
+) -> tuple[Any, Any]:
+    """The results of `attention_paged`, contiguous, on arrays or tensors that have values."""
+    return _gathered(PagedCall.checked(q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, options))
 
 
 def append_paged(
@@ -88,6 +106,19 @@ def append_paged(
     must be that slice of k. Nothing is written if an argument is refused: a table too short, a page that is not there,
     or a row of a page that two sequences would write or that holds a key of a sequence.
     """
+    run = appended
+    if api.is_torch(k):
+        from redblue.op.pytorch import paged_ops
+
+        if paged_ops.observed(k, v, k_pages, v_pages):
+            run = paged_ops.append_paged
+    return run(k, v, k_pages, v_pages, page_table, lengths_k, cu_seqlens)
+
+
+def appended(
+    k: Any, v: Any, k_pages: Any, v_pages: Any, page_table: Any, lengths_k: Any, cu_seqlens: Any
+) -> np.ndarray:
+    """`append_paged` on arrays or tensors that have values."""
     k, v, k_pages, v_pages = check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
     check_writable("k_pages", k_pages)
     check_writable("v_pages", v_pages)
@@ -204,12 +235,9 @@ class PagedCall(NamedTuple):
     ) -> PagedCall:
         """Raises RedblueError, naming the argument, unless the arguments fit each other."""
         q, k, v = check_cache({"q": q, "k_pages": k, "v_pages": v})
+        check_heads(q, k)
         starts, total = _packed_rows("q", q, cu_seqlens_q, "cu_seqlens_q")
         heads, d = (int(size) for size in q.shape[-2:])
-        if d != k.shape[-1]:
-            raise RedblueError(f"head dimension of k_pages ({k.shape[-1]}) must equal that of q ({d})")
-        if heads and (not k.shape[2] or heads % k.shape[2]):
-            raise RedblueError(f"heads of q ({heads}) must be a multiple of those of k_pages ({k.shape[2]})")
         lengths = lengths_of("lengths_k", lengths_k, len(starts) - 1)
         page, pages = int(k.shape[1]), int(k.shape[0])
         table = table_of(page_table, lengths, page, pages, ("page_table", "lengths_k"))
@@ -261,6 +289,15 @@ def check_cache(arrays: Mapping[str, Any]) -> list[Any]:
     return list(arrays.values())
 
 
+def check_heads(q: Any, k_pages: Any) -> None:
+    """Raise RedblueError unless the heads of q and of the keys fit together."""
+    (heads, d), (kv_heads, width) = q.shape[-2:], k_pages.shape[-2:]
+    if d != width:
+        raise RedblueError(f"head dimension of k_pages ({width}) must equal that of q ({d})")
+    if heads and (not kv_heads or heads % kv_heads):
+        raise RedblueError(f"heads of q ({heads}) must be a multiple of those of k_pages ({kv_heads})")
+
+
 def _packed_rows(name: str, x: Any, cumulative: Any, of: str) -> tuple[np.ndarray, int]:
     """The first packed row of each sequence, and the number of rows."""
     if len(x.shape) == 4:
@@ -273,17 +310,22 @@ def _packed_rows(name: str, x: Any, cumulative: Any, of: str) -> tuple[np.ndarra
     return starts_of(of, cumulative, int(x.shape[0]), name), int(x.shape[0])
 
 
+def window_of(mask: Mask | None) -> Mask:
+    """The window, counted from the last query and key, that a user's mask names; causal for None."""
+    if mask is None:
+        return CAUSAL
+    rule = mask.rule
+    if not isinstance(rule, Window):
+        raise RedblueError(f"mask must be a window or a boolean array over the newest keys, got {mask!r}")
+    if not rule.is_full and rule.align != "bottom-right":
+        raise RedblueError(f'mask must count from the last query and key: give align="bottom-right", got {mask!r}')
+    return mask
+
+
 def _mask_and_tree(mask: Any, q: Any, starts: np.ndarray) -> tuple[Mask, np.ndarray | None]:
     """The mask of each sequence, counted from its last query and key, and the tree over its newest keys."""
-    if mask is None:
-        return CAUSAL, None
-    if isinstance(mask, Mask):
-        rule = mask.rule
-        if not isinstance(rule, Window):
-            raise RedblueError(f"mask must be a window or a boolean array over the newest keys, got {mask!r}")
-        if not rule.is_full and rule.align != "bottom-right":
-            raise RedblueError(f'mask must count from the last query and key: give align="bottom-right", got {mask!r}')
-        return mask, None
+    if mask is None or isinstance(mask, Mask):
+        return window_of(mask), None
     mask = on_cpu("mask", mask)
     try:
         tree = np.asarray(mask)
