@@ -119,7 +119,7 @@ clean: ## remove the environments and everything built
 # -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
 MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 HEADERS := $(wildcard cpp/*/*.h)
-KERNELS := attention/passes attention/spilled_passes vector/isa tests/sanitize vector/sets/portable \
+KERNELS := attention/passes attention/spilled_passes attention/paged_passes attention/paged_nodes vector/isa tests/sanitize vector/sets/portable \
 	$(patsubst cpp/%.cpp,%,$(wildcard cpp/base/*.cpp))
 ROWS := $(filter-out vector/sets/portable,$(patsubst cpp/%.cpp,%,$(wildcard cpp/vector/sets/*.cpp)))
 

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "attention/call.h"
+#include "attention/paged.h"
 #include "bindings.h"
 #include "meter/meter.h"
 
@@ -219,6 +219,71 @@ void bind_call(nb::module_& m) {
       "pattern"_a = none, "by_query"_a = none, "edges"_a = none, "dbias"_a = none, "options"_a);
 }
 
+// The sequences of a call on paged keys, and their masks.
+struct Sequences {
+  std::int64_t count;
+  Address starts, lengths, table;
+  std::int64_t most, page, left, right;
+  Address tree;
+  std::int64_t newest, prefix;
+};
+
+void init_paged_call(redblue::PagedCall* self, int number, const Sizes& sizes, const Tiles& tiles, int threads,
+                     const Sequences& of, const ArrayOf& q, const ArrayOf& k, const ArrayOf& v, const ArrayOf& out,
+                     const ArrayOf& lse, std::int64_t v_in_k, const nb::kwargs& options) {
+  redblue::PagedCall paged;
+  Call& call = paged.common;
+  call.number = redblue::Number(number);
+  set_sizes(call, sizes);
+  set_tiles(call, tiles);
+  call.threads = threads;
+  set_options(call, options);  // with a leading dimension of sequences
+  call.leads = 0;
+  call.q = to_array(&q, 0), call.out = to_array(&out, 0), call.lse = to_array(&lse, 0);
+  call.k = to_array(&k, 1), call.v = to_array(&v, 1);
+  call.pages.size = of.page, call.pages.v_in_k = v_in_k;
+  call.pages.k_step = call.k.lead[0], call.pages.v_step = call.v.lead[0];
+  paged.sequences = of.count;
+  paged.starts = pointer<std::int64_t>(of.starts), paged.lengths = pointer<std::int64_t>(of.lengths);
+  paged.table = pointer<std::int64_t>(of.table), paged.most = of.most;
+  paged.left = of.left, paged.right = of.right;
+  paged.tree = pointer<std::uint8_t>(of.tree), paged.newest = of.newest;
+  paged.prefix = of.prefix;
+  new (self) redblue::PagedCall(std::move(paged));
+}
+
+void bind_paged_call(nb::module_& m) {
+  nb::class_<Sequences>(m, "Sequences")
+      .def(
+          "__init__",
+          [](Sequences* self, std::int64_t count, Address starts, Address lengths, Address table, std::int64_t most,
+             std::int64_t page, std::int64_t left, std::int64_t right, Address tree, std::int64_t newest,
+             std::int64_t prefix) {
+            if (page < 1) throw std::invalid_argument("a page must hold at least 1 key");
+            new (self) Sequences{count, starts, lengths, table, most, page, left, right, tree, newest, prefix};
+          },
+          "count"_a, "starts"_a, "lengths"_a, "table"_a, "most"_a, "page"_a, "left"_a = -1, "right"_a = 0, "tree"_a = 0,
+          "newest"_a = 0, "prefix"_a = -1);
+  nb::class_<redblue::PagedCall>(m, "PagedCall")
+      .def("__init__", init_paged_call, "number"_a, "sizes"_a, "tiles"_a, "threads"_a, "sequences"_a, "q"_a, "k"_a,
+           "v"_a, "out"_a, "lse"_a, "v_in_k"_a = -1, "options"_a);
+}
+
+// The nodes of a call's page tables: (first key, stop key, members) each.
+nb::list nodes_of(const redblue::PagedCall& call) {
+  nb::list nodes;
+  for (const redblue::Node& node : redblue::shared_nodes(call))
+    nodes.append(nb::make_tuple(node.first, node.stop, node.members));
+  return nodes;
+}
+
+std::pair<std::int64_t, std::int64_t> run_paged(const Isa& isa, const redblue::PagedCall& call) {
+  const nb::gil_scoped_release others_may_run;
+  const redblue::Measured measured;
+  const redblue::Moved moved = redblue::forward(call, isa);
+  return {moved.reads, moved.writes};
+}
+
 template <redblue::Moved (*pass)(const Call&, const Isa&)>
 std::pair<std::int64_t, std::int64_t> run_pass(const Isa& isa, const Call& call) {
   const nb::gil_scoped_release others_may_run;
@@ -235,6 +300,9 @@ void bind_attention(nb::module_& m) {
   bind_tiles(m);
   bind_mask(m);
   bind_call(m);
+  bind_paged_call(m);
+  m.def("attention_paged", run_paged, "isa"_a, "call"_a);
+  m.def("shared_nodes", nodes_of, "call"_a);
   m.def("attention_forward", run_pass<redblue::forward>, "isa"_a, "call"_a);
   m.def("attention_backward", run_pass<redblue::backward>, "isa"_a, "call"_a);
   m.def("use_openmp_of", &redblue::use_openmp_of, "path"_a);

@@ -136,6 +136,13 @@ struct SpillTiles {
   bool stays = false;  // the queries, while P is computed: `hybrid`, not `small_cache`
 };
 
+// K and V in pages: key j of a stream lies in page table[j / size], in its row j % size. Steps count elements.
+struct Pages {
+  const std::int64_t* table = nullptr;  // null: the keys lie in one array
+  std::int64_t size = 1, k_step = 0, v_step = 0;
+  std::int64_t v_in_k = -1;  // the column of K at which V begins, if V is a slice of K; else -1
+};
+
 // softmax(cap tanh(scale Q K^T / cap) + bias, masked) V for every (lead..., key/value head). The g query heads that
 // share a key/value head are stacked: row r is query r / g of its g heads' r % g-th, so that K and V are read once for
 // all. "Sums" are float64 for float64 arrays, else float32.
@@ -154,6 +161,7 @@ struct Call : Options {
   std::int64_t first = 0, end = 0;        // query i attends keys i + first .. i + end - 1, and, of these,
   Pattern pattern, by_query;              // only the pattern's, if there is one; by_query: the same for a group of 1
   Edges edges;                            // or only these pairs; their planes are the pattern's
+  Pages pages;                            // forward: of K and V, if they lie in pages
   Array dbias;                            // of sums; strides 0 where the gradient is summed
 
   // The plan: queries (stacked) and keys of a tile; forward the queries stay, backward the keys.

@@ -16,31 +16,39 @@ inline V<T> sums_of_pairs(V<T> a, V<T> b) {
   return shuffle(a, b, even) + shuffle(a, b, odd);
 }
 
-// Prefetches the numbers that lie `ahead` numbers further on. A single query prefetches beside every vector, without
+// Prefetches a row that comes later. A single query prefetches beside every vector, without
 // keeping the line (5 % faster than prefetching into the L2 cache; measured, Zen 5). Several queries read the same rows
 // in turn, and each prefetches a share of the coming rows: if the first query prefetched all of them, it would wait for
 // memory, and memory would be idle during the other queries.
 struct Share {
-  long ahead, pass, passes;
+  long pass, passes;
   template <class T>
-  void fetch(const T* row, long columns) const {
+  void fetch(const T* later, long columns) const {
     constexpr long kLine = 64 / sizeof(T);
-    for (long c = pass * kLine; c < columns; c += passes * kLine) __builtin_prefetch(row + ahead + c, 0, 3);
-  }
-  template <class T>
-  void fetch_once(const T* from) const {
-    __builtin_prefetch(from + ahead, 0, 0);
+    for (long c = pass * kLine; c < columns; c += passes * kLine) __builtin_prefetch(later + c, 0, 3);
   }
 };
 
 // Rows of K or V for dots and weighted_sum: consecutive rows from `first` on or, if there is a list, the listed rows.
+// later(x): the row to prefetch while row x is read, `ahead` numbers further on.
 template <class T>
 struct KeyRows {
   const T* base;
   std::int64_t step;
   long first;
   const long* list;
+  std::int64_t ahead = 0;
   const T* operator()(long x) const { return base + (list ? list[x] : first + x) * step; }
+  const T* later(long x) const { return (*this)(x) + ahead; }
+};
+
+// The same for rows that lie in pages, by their addresses; `ahead` rows more are listed than there are.
+template <class T>
+struct PagedRows {
+  const T* const* rows;
+  long ahead;
+  const T* operator()(long x) const { return rows[x]; }
+  const T* later(long x) const { return rows[x + ahead]; }
 };
 
 // q . k[key] for N keys from `key` on; each dot product is spread over L / N lanes of partial sums. Keys are read in
@@ -52,15 +60,15 @@ inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const
     return sums_of_pairs<Sum>(first, dots_of<T, N / 2, kAlone>(key + N / 2, last, columns, k_row, q, share));
   } else {
     constexpr int L = kLanesOf<Sum>;
-    const T* const from = k_row(std::min(key, last));
-    if (!kAlone) share.fetch(from, columns);
+    const T *const from = k_row(std::min(key, last)), *const later = k_row.later(std::min(key, last));
+    if (!kAlone) share.fetch(later, columns);
     V<Sum> sums[4] = {};
     long c = 0;
     if constexpr (Wide<T>::kWhole) {
       for (; c + 4 * L <= columns; c += 4 * L)
 #pragma GCC unroll 4
         for (int y = 0; y < 4; y++) {
-          if (kAlone) share.fetch_once(from + c + y * L);
+          if (kAlone) __builtin_prefetch(later + c + y * L, 0, 0);
           sums[y] = multiply_add<Sum>(Wide<T>::load_wide(from + c + y * L), load(q + c + y * L), sums[y]);
         }
       for (; c + L <= columns; c += L) sums[0] = multiply_add<Sum>(Wide<T>::load_wide(from + c), load(q + c), sums[0]);
@@ -77,19 +85,19 @@ inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const
 // apart.
 template <class T, bool kAlone, class Sum, class Row>
 __attribute__((noinline)) void dots_of_rows(long keys, long count, long columns, const Row& k_row, const Sum* q,
-                                            long length, Sum* scores, long cols, long ahead) {
+                                            long length, Sum* scores, long cols) {
   constexpr int L = kLanesOf<Sum>;
   for (long key = 0; key < keys; key += L)
     for (long r = 0; r < (kAlone ? 1 : count); r++) {
-      const Share share{ahead, r, kAlone ? 1 : count};
+      const Share share{r, kAlone ? 1 : count};
       store(scores + r * cols + key, dots_of<T, L, kAlone>(key, keys - 1, columns, k_row, q + r * length, share));
     }
 }
 template <class T, class Sum, class Row>
 inline void dots(long keys, long count, long columns, const Row& k_row, const Sum* q, long length, Sum* scores,
-                 long cols, long ahead) {
-  if (count == 1) return dots_of_rows<T, true>(keys, 1, columns, k_row, q, length, scores, cols, ahead);
-  dots_of_rows<T, false>(keys, count, columns, k_row, q, length, scores, cols, ahead);
+                 long cols) {
+  if (count == 1) return dots_of_rows<T, true>(keys, 1, columns, k_row, q, length, scores, cols);
+  dots_of_rows<T, false>(keys, count, columns, k_row, q, length, scores, cols);
 }
 
 // One step of the online softmax for one row, as Formats::softmax, but with keys in the lanes. The caller pads the
@@ -133,12 +141,12 @@ struct WeightedRow {
 #pragma GCC unroll 8
       for (int x = 0; x < kAtOnce; x++) sums[x] = V<Sum>{};
       for (long key = first; key < stop; key++) {
-        const T* const from = v_row(key) + c;
-        if (!kAlone) share.fetch(from, kAtOnce * L);
+        const T *const from = v_row(key) + c, *const later = v_row.later(key) + c;
+        if (!kAlone) share.fetch(later, kAtOnce * L);
         const V<Sum> weight = splat(weights[key]);
 #pragma GCC unroll 8
         for (int x = 0; x < kAtOnce; x++) {
-          if (kAlone) share.fetch_once(from + x * L);
+          if (kAlone) __builtin_prefetch(later + x * L, 0, 0);
           sums[x] = multiply_add<Sum>(Wide<T>::load_wide(from + x * L), weight, sums[x]);
         }
       }
@@ -161,7 +169,7 @@ struct WeightedRow {
 // cache; a block serves all rows and columns before the next one is read.
 template <class T, bool kAlone, class Sum, class Row>
 __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long columns, const Row& v_row, const Sum* p,
-                                                    long cols, const Sum* factors, Sum* out, long length, long ahead) {
+                                                    long cols, const Sum* factors, Sum* out, long length) {
   constexpr int L = kLanesOf<Sum>, kMaxAtOnce = 8;
   // A single query that takes all columns at once needs no blocks. Otherwise a single query is fastest with larger
   // blocks and several queries with smaller ones (by 5 and 10 %; measured, Zen 5).
@@ -171,7 +179,7 @@ __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long 
   for (long first = 0; first < keys; first += block)
     for (long r = 0; r < (kAlone ? 1 : count); r++) {
       const Sum factor = first == 0 ? factors[r] : 1;
-      const Share share{ahead, r, kAlone ? 1 : count};
+      const Share share{r, kAlone ? 1 : count};
       const long stop = std::min(keys, first + block);
       const WeightedRow<T, Sum, Row> row{first, stop, columns, v_row, p + r * cols, out + r * length, factor, share};
       long c = 0;
@@ -185,7 +193,7 @@ __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long 
 }
 template <class T, class Sum, class Row>
 inline void weighted_sum(long keys, long count, long columns, const Row& v_row, const Sum* p, long cols,
-                         const Sum* factors, Sum* out, long length, long ahead) {
-  if (count == 1) return weighted_sum_of_rows<T, true>(keys, 1, columns, v_row, p, cols, factors, out, length, ahead);
-  weighted_sum_of_rows<T, false>(keys, count, columns, v_row, p, cols, factors, out, length, ahead);
+                         const Sum* factors, Sum* out, long length) {
+  if (count == 1) return weighted_sum_of_rows<T, true>(keys, 1, columns, v_row, p, cols, factors, out, length);
+  weighted_sum_of_rows<T, false>(keys, count, columns, v_row, p, cols, factors, out, length);
 }

@@ -37,11 +37,12 @@ struct Forward : Formats<T, F> {
     const Piece piece;
     void* const partial;
     const long d, d_v, groups, cols, most, end;  // groups: panels; most: rows of a tile of scores
-    const bool windows, k_in_place, v_in_place;
+    const bool paged, windows, k_in_place, v_in_place, v_in_k;  // v_in_k: packed rows of K hold those of V
     const long k_length, v_length;  // of a packed row of K or V, in numbers
     Unit* const q_panels;
     Sum *const out_panels, *const row_max, *const row_sum, *const factors, *const tops;
     Packed *const k_tile, *const v_tile;  // a window's keys, or copies of a chunk's
+    const T** const addresses;            // of rows of K or V that lie in pages
     Sum* const scores;
     Unit* const p_panel;
     Sum* const extra;
@@ -59,14 +60,16 @@ struct Forward : Formats<T, F> {
     Block(const Call& c, std::int64_t stream, Piece part, void* to, Arena& arena)
         : call(c), s(c, stream), piece(part), partial(to), d(c.d), d_v(c.d_v),
           groups((part.rows + kLanesAtOnce - 1) / kLanesAtOnce), cols(up(std::min(c.cols, c.n_k), S)), most(cols + S),
-          end(std::min<std::int64_t>(c.n_k, part.key + part.keys)), windows(groups > 1),
-          k_in_place(Base::in_place(c.k, c.d)), v_in_place(Base::in_place_pairs(c.v)), k_length(padded(d)),
+          end(std::min<std::int64_t>(c.n_k, part.key + part.keys)), paged(c.pages.table), windows(groups > 1),
+          k_in_place(!paged && Base::in_place(c.k, c.d)), v_in_place(!paged && Base::in_place_pairs(c.v)),
+          v_in_k(S == 1 && c.pages.v_in_k >= 0), k_length(padded(d)),
           v_length(padded(d_v)), q_panels(arena.take<Unit>(groups * units(d) * kLanesAtOnce)),
           out_panels(arena.take<Sum>(groups * d_v * kLanesAtOnce)), row_max(arena.take<Sum>(groups * kLanesAtOnce)),
           row_sum(arena.take<Sum>(groups * kLanesAtOnce)), factors(arena.take<Sum>(kLanesAtOnce)),
           tops(arena.take<Sum>(kLanesAtOnce)),
           k_tile(k_in_place && windows ? nullptr : arena.take<Packed>(most * k_length)),
-          v_tile(v_in_place && windows ? nullptr : arena.take<Packed>(most * v_length)),
+          v_tile(v_in_k || (v_in_place && windows) ? nullptr : arena.take<Packed>(most * v_length)),
+          addresses(paged ? arena.take<const T*>(most) : nullptr),
           scores(arena.take<Sum>(most * kLanesAtOnce)),
           p_panel(S == 1 ? reinterpret_cast<Unit*>(scores) : arena.take<Unit>(units(most) * kLanesAtOnce)),
           extra(c.bias.data || c.dropout > 0 ? arena.take<Sum>(most * kLanesAtOnce) : nullptr),
@@ -122,14 +125,26 @@ struct Forward : Formats<T, F> {
         }
         if (!panels[g].done && walk.next(limit) >= end) finish(g);
       }
-      if (windows) moved.reads += std::count(used, used + (limit - j0), true) * (d + d_v);
+      if (windows) moved.reads += std::count(used, used + (limit - j0), true) * words_of_key();
       return next(windows ? limit : end);
     }
 
     // Packs K and V of a window, unless products can read them in place; all panels use the packed rows.
     void pack_window(long j0, long keys) {
+      if (paged) return pack_paged(keys, [&](const auto& rows, long step) {
+        list_paged_rows(call.pages, rows, step, j0, keys, addresses);
+      });
       if (!k_in_place) pack_rows<T>(k_row.from(j0), call.k.column, keys, d, k_tile, k_length);
       if (!v_in_place) pack_pairs<F, T>(v_row.from(j0), call.v.column, keys, d_v, v_tile, v_length, pack_scratch);
+    }
+    // Packs keys that lie in pages; list(rows, step of a page) lists the addresses of K's or V's rows.
+    template <class List>
+    void pack_paged(long keys, List list) {
+      list(k_row, call.pages.k_step);
+      pack_rows<T>(AddressedRows<const T>{addresses}, call.k.column, keys, d, k_tile, k_length);
+      if (v_in_k) return;
+      list(v_row, call.pages.v_step);
+      pack_pairs<F, T>(AddressedRows<const T>{addresses}, call.v.column, keys, d_v, v_tile, v_length, pack_scratch);
     }
     // The rows of K and V that the products of a chunk read.
     struct Sides {
@@ -145,10 +160,12 @@ struct Forward : Formats<T, F> {
       Sides sides = sides_in_place();
       if (!k_in_place) sides.k = {k_tile, k_length, j0, false};
       if (!v_in_place) sides.v = {v_tile, v_length, j0, false};
+      if (v_in_k) sides.v = {k_tile + call.pages.v_in_k, k_length, j0, false};
       return sides;
     }
     // A single panel copies the rows of scattered keys next to each other.
     Sides chunk_sides() {
+      if (paged) return paged_sides();
       const bool copy_k = !k_in_place || chunk.scattered(), copy_v = !v_in_place || chunk.scattered();
       if (copy_k || copy_v) chunk.list(list);
       Sides sides = sides_in_place();
@@ -164,13 +181,41 @@ struct Forward : Formats<T, F> {
       moved.reads += chunk.keys * (d + d_v);
       return sides;
     }
+    Sides paged_sides() {
+      pack_paged(chunk.rows, [&](const auto& rows, long step) {
+        for (long i = 0; i < chunk.parts_count; i++) {
+          const Part& part = chunk.parts[i];
+          list_paged_rows(call.pages, rows, step, part.j, part.keys, addresses + part.at);
+        }
+      });
+      moved.reads += chunk.keys * words_of_key();
+      return {{k_tile, k_length, 0, true},
+              {v_in_k ? k_tile + call.pages.v_in_k : v_tile, v_in_k ? k_length : v_length, 0, true}};
+    }
+    // Words read for a key. Those of a V that is a slice of K are still in the cache.
+    long words_of_key() const { return call.pages.v_in_k >= 0 ? d : d + d_v; }
     // Prefetches the keys from `key` on.
     void prefetch_keys(long key) {
       if (key >= end) return;
       ahead.clear();  // drop stale prefetches
       const long coming = std::min(cols, end - key);
+      if (paged) return prefetch_pages(key, coming);
       Base::add_ahead(ahead, call.v, v_row, key, coming, d_v);
       Base::add_ahead(ahead, call.k, k_row, key, coming, d);
+    }
+
+    void prefetch_pages(long key, long coming) {
+      const Pages& pages = call.pages;
+      const auto add = [&](const ArrayRows<const T>& rows, std::int64_t step, const Array& array, long columns) {
+        for (long stop = key + coming; stop > key;) {  // the rows added last are prefetched first
+          const long page = (stop - 1) / pages.size, first = std::max(key, page * pages.size);
+          const ArrayRows<const T> of_page{rows.base + pages.table[page] * step, rows.step, 1, 0};
+          Base::add_ahead(ahead, array, of_page, first - page * pages.size, stop - first, columns);
+          stop = first;
+        }
+      };
+      if (pages.v_in_k < 0) add(v_row, pages.v_step, call.v, d_v);
+      add(k_row, pages.k_step, call.k, d);
     }
 
     // Packs the queries of a panel.
@@ -266,6 +311,8 @@ struct Forward : Formats<T, F> {
     Sum* const bias_scratch = call.bias.data ? arena.take<Sum>(L * up(cols, L)) : nullptr;
     Chunk chunk(arena, cols);
     long* const list = arena.take<long>(cols);
+    const long k_ahead = rows_ahead(d, rows.count), v_ahead = rows_ahead(d_v, 1);
+    const T** const addresses = call.pages.table ? arena.take<const T*>(cols + std::max(k_ahead, v_ahead)) : nullptr;
     Sum row_max[Base::kFew], row_sum[Base::kFew], factors[Base::kFew];
     const auto q_row = s.row<const T>(call.q);
     const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
@@ -284,8 +331,13 @@ struct Forward : Formats<T, F> {
       if (!chunk.whole()) chunk.list(list);
       const bool whole = chunk.whole();
       const long keys = chunk.rows, length = up(keys, L);
-      dots<T>(keys, rows.count, d, KeyRows<T>{k_row.base, k_row.step, first, whole ? nullptr : list}, q, q_length,
-              scores, length, rows_ahead(d, rows.count) * call.k.row);
+      if (addresses) {
+        list_chunk(call.pages, chunk, end, k_row, call.pages.k_step, k_ahead, addresses);
+        dots<T>(keys, rows.count, d, PagedRows<T>{addresses, k_ahead}, q, q_length, scores, length);
+      } else {
+        const KeyRows<T> k_rows{k_row.base, k_row.step, first, whole ? nullptr : list, k_ahead * call.k.row};
+        dots<T>(keys, rows.count, d, k_rows, q, q_length, scores, length);
+      }
       if (!Base::finished(s, rows, chunk))
         by_tile(rows, keys, scores, length, tile,
                 [&] { Base::finish_chunk(s, rows, chunk, tile, nullptr, extra, bias_scratch); });
@@ -294,9 +346,15 @@ struct Forward : Formats<T, F> {
         softmax_of_row<Sum>(keys, Sum(factor_left(call)), scores + r * length, row_max[r], row_sum[r], factors[r]);
       }
       if (call.dropout > 0) by_tile(rows, keys, scores, length, tile, [&] { drop(s, rows, chunk, tile, extra); });
-      weighted_sum<T>(keys, rows.count, d_v, KeyRows<T>{v_row.base, v_row.step, first, whole ? nullptr : list}, scores,
-                      length, factors, out, out_length, rows_ahead(d_v, 1) * call.v.row);
-      moved.reads += chunk.keys * (d + d_v);
+      if (addresses) {
+        list_chunk(call.pages, chunk, end, v_row, call.pages.v_step, v_ahead, addresses);
+        const PagedRows<T> v_rows{addresses, v_ahead};
+        weighted_sum<T>(keys, rows.count, d_v, v_rows, scores, length, factors, out, out_length);
+      } else {
+        const KeyRows<T> v_rows{v_row.base, v_row.step, first, whole ? nullptr : list, v_ahead * call.v.row};
+        weighted_sum<T>(keys, rows.count, d_v, v_rows, scores, length, factors, out, out_length);
+      }
+      moved.reads += chunk.keys * (call.pages.v_in_k >= 0 ? d : d + d_v);
     }
     const auto out_row = s.row<T>(call.out);
     for (long r = 0; r < rows.count; r++) {
@@ -311,6 +369,21 @@ struct Forward : Formats<T, F> {
     }
     moved.writes += rows.count * (d_v + (partial ? 2 : 1));
     return moved;
+  }
+
+  // The addresses of the rows of a chunk's keys, and of the `ahead` rows after them; the last row stands for rows beyond
+  // `end`.
+  static void list_chunk(const Pages& pages, const Chunk& chunk, long end, const ArrayRows<const T>& rows,
+                         std::int64_t step, long ahead, const T** to) {
+    long key = 0;
+    for (long i = 0; i < chunk.parts_count; i++) {
+      const Part& part = chunk.parts[i];
+      list_paged_rows(pages, rows, step, part.j, part.keys, to + part.at);
+      key = part.j + part.keys;
+    }
+    const long after = std::min(ahead, end - key);
+    list_paged_rows(pages, rows, step, key, after, to + chunk.rows);
+    std::fill_n(to + chunk.rows + after, ahead - after, to[chunk.rows + after - 1]);
   }
 
   // Copies scores [row][key] into a tile [key][lane], changes the tile and copies it back.
@@ -328,26 +401,29 @@ struct Forward : Formats<T, F> {
     unpack_row(weighted, s.call.d_v, sum == 0 ? Sum(0) : 1 / sum, out, s.call.out.column);
   }
 
-  // Combines the results of all pieces, in the order of the pieces, for rows r0 .. of one stream.
-  static Moved merge(const Call& call, std::int64_t stream, long r0, long count, const void* partials, long pieces,
+  // Combines unfinished results, in the order of the list, for rows r0 .. of one stream.
+  static Moved merge(const Call& call, std::int64_t stream, long r0, long count, const Partial* partials, long many,
                      Arena& arena) {
     const Stream s(call, stream);
-    const long width = call.d_v + 2, piece_size = call.streams() * call.stacked() * width;
+    const long width = call.d_v + 2;
     Sum* const weighted = arena.take<Sum>(call.d_v);
     const auto out_row = s.row<T>(call.out);
     for (long r = r0; r < r0 + count; r++) {
-      const Sum* const first = static_cast<const Sum*>(partials) + (stream * call.stacked() + r) * width;
+      const auto part_of = [&](long p) {
+        const Partial& partial = partials[p];
+        return static_cast<const Sum*>(partial.data) + (stream * partial.rows + partial.shift + r) * width;
+      };
       Sum top = kLowest, sum = 0;
-      for (long p = 0; p < pieces; p++) top = std::max(top, first[p * piece_size]);
+      for (long p = 0; p < many; p++) top = std::max(top, part_of(p)[0]);
       std::fill_n(weighted, call.d_v, Sum(0));
-      for (long p = 0; p < pieces; p++) {
-        const Sum* const part = first + p * piece_size;
+      for (long p = 0; p < many; p++) {
+        const Sum* const part = part_of(p);
         const Sum factor = part[0] == kLowest ? 0 : std::exp((part[0] - top) * Sum(factor_left(call)));
         sum += part[1] * factor;
         for (long c = 0; c < call.d_v; c++) weighted[c] += part[2 + c] * factor;
       }
       finish_row(s, r, top, sum, weighted, out_row(r));
     }
-    return {pieces * count * width, count * (call.d_v + 1)};
+    return {many * count * width, count * (call.d_v + 1)};
   }
 };

@@ -43,6 +43,7 @@ struct Gather : Formats<T, F> {
       for (long byte = 0; byte < bytes; byte += 64) __builtin_prefetch(coming + byte, 0, 3);
       return side.base + list[x] * side.step;
     }
+    const T* later(long x) const { return side.base + list[x] * side.step; }  // nothing more to prefetch
   };
   // to[x] <- own . the x-th listed row. other: for scores, the stride of `own` in its array, otherwise 1. Both strides
   // choose the path, because scores by queries and by keys must be rounded alike.
@@ -50,7 +51,7 @@ struct Gather : Formats<T, F> {
                                             const Sum* own, Sum* to) {
     if (stride == 1 && other == 1) {
       const Partners partners{side, pairs.list, pairs.count, columns * long(sizeof(T))};
-      return dots_of_rows<T, true>(pairs.count, 1, columns, partners, own, 0, to, 0, 0);
+      return dots_of_rows<T, true>(pairs.count, 1, columns, partners, own, 0, to, 0);
     }
     for (long x = 0; x < pairs.count; x++) {
       const T* const from = side.base + pairs.list[x] * side.step;
@@ -67,7 +68,7 @@ struct Gather : Formats<T, F> {
       for (long first = 0; first < pairs.count; first += kLongest) {
         const Partners partners{side, pairs.list + first, pairs.count - first, columns * long(sizeof(T))};
         weighted_sum_of_rows<T, true>(std::min(kLongest, pairs.count - first), 1, columns, partners, weights + first, 0,
-                                      one, to, 0, 0);
+                                      one, to, 0);
       }
       return;
     }

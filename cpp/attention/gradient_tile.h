@@ -67,7 +67,7 @@ struct GradientTile : Formats<T, F> {
       const Part& part = chunk.parts[i];
       const long length = up(part.keys, L);
       const KeyRows<T> keys{k_row.base, k_row.step, part.j, nullptr};
-      dots<T>(part.keys, rows.count, d, keys, few_q, q_length, few_scores, length, 0);
+      dots<T>(part.keys, rows.count, d, keys, few_q, q_length, few_scores, length);
       for (long key = 0; key < part.keys; key++)
         for (long r = 0; r < rows.count; r++) p[(part.at + key) * rows.lanes + r] = few_scores[r * length + key];
     }

@@ -17,6 +17,13 @@ struct Piece {  // a rectangle of pairs of rows and keys
   long row, rows, key, keys;
 };
 
+// Unfinished results on some keys: `rows` rows for each stream, of (maximum, sum, d_v features) each. Row r of a call is
+// row `shift` + r of its stream.
+struct Partial {
+  const void* data;
+  std::int64_t rows, shift;
+};
+
 // The phases of the schedules that write P; each starts when all blocks of the one before are done.
 enum class Phase {
   kScores,   // forward, blocks of rows: P
@@ -36,7 +43,7 @@ struct Kernels {
   long lanes;        // rows of queries that are computed at once
   long few;          // up to this many rows, decode.h computes the scores; 0: never
   Moved (*forward)(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena);
-  Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const void* partials, long pieces,
+  Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const Partial* partials, long count,
                  Arena& arena);
   Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Arena& arena);
   Moved (*backward)(const Call& call, std::int64_t stream, long key, long keys, Arena& arena);

@@ -252,10 +252,13 @@ Moved forward(const Call& given, const Isa& isa) {
     void* const partial = partials ? partials.get() + piece * piece_bytes : nullptr;
     tally.add(kernels.forward(call, stream, part, partial, own_arena()));
   });
+  std::vector<Partial> parts;
+  for (std::int64_t piece = 0; partials && piece < pieces; piece++)
+    parts.push_back({partials.get() + piece * piece_bytes, rows, 0});
   if (partials)
     share_out(blocks * streams, call.threads, [&](std::int64_t task) {
       const std::int64_t row = task / streams * call.rows, count = std::min(call.rows, rows - row);
-      tally.add(kernels.merge(call, task % streams, row, count, partials.get(), pieces, own_arena()));
+      tally.add(kernels.merge(call, task % streams, row, count, parts.data(), pieces, own_arena()));
     });
   return tally.sum();
 }

@@ -30,6 +30,13 @@ struct ArrayRows {
   ArrayRows from(long row, std::int64_t numbers = 0) const { return {base + numbers, step, group, head, first + row}; }
 };
 
+// The rows at listed addresses.
+template <class T>
+struct AddressedRows {
+  T* const* addresses;
+  T* operator()(long r) const { return addresses[r]; }
+};
+
 // The listed rows of an array.
 template <class T>
 struct ListedRows {
@@ -86,6 +93,18 @@ struct Stream {
     return (r + rows - 1) / call.group + call.first <= j && j + keys <= r / call.group + call.end;
   }
 };
+
+// The addresses of consecutive keys `first` .. of K or V that lie in pages.
+template <class T>
+void list_paged_rows(const Pages& pages, const ArrayRows<T>& rows, std::int64_t page_step, long first, long count,
+                     T** to) {
+  while (count > 0) {
+    const long within = first % pages.size, run = std::min<long>(count, pages.size - within);
+    T* const start = rows.base + pages.table[first / pages.size] * page_step + within * rows.step;
+    for (long x = 0; x < run; x++) to[x] = start + x * rows.step;
+    first += run, count -= run, to += run;
+  }
+}
 
 // Pairs of one query with listed keys or, if by_key, of one key with listed queries.
 struct Pairs {

@@ -80,7 +80,7 @@ class Ahead {
   }
 
  private:
-  static constexpr int kMax = 4;
+  static constexpr int kMax = 32;  // blocks: K and V of a window that lies in pages of 16 keys
   static constexpr long kLine = 64, kUnitsPerLine = 8, kStep = kLine / kUnitsPerLine;
   struct Block {
     const char* row;

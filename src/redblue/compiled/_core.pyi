@@ -143,6 +143,59 @@ class Call:
         **options: float | Array | None,
     ) -> None: ...
 
+class Sequences:
+    """The sequences of a paged call. Three addresses of int64: cumulative queries, keys, and `most` pages of each.
+
+    page: keys of a page. left, right: keys that a query attends before and after its own, counted from the last query
+    and key; -1: all. tree: the address of booleans (queries, newest), 0 for none. prefix: pages that all sequences
+    share, -1 if the core shall look for shared ones. Raises ValueError for pages of no key.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        starts: int,
+        lengths: int,
+        table: int,
+        most: int,
+        page: int,
+        left: int = -1,
+        right: int = 0,
+        tree: int = 0,
+        newest: int = 0,
+        prefix: int = -1,
+    ) -> None: ...
+
+class PagedCall:
+    """The arguments of attention on paged keys; see redblue.kernels.cpu.paged.
+
+    sizes: of one sequence; n_q and n_k are not read. q, out, lse: (heads, queries, width); k, v: (pages, heads, rows,
+    width). v_in_k: the column of K at which V begins, -1 if V is not a slice of K. options: as in Call, with one
+    leading dimension of sequences.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        sizes: Sizes,
+        tiles: Tiles,
+        threads: int,
+        sequences: Sequences,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        lse: Array,
+        v_in_k: int = -1,
+        **options: float | Array | None,
+    ) -> None: ...
+
+def attention_paged(isa: Isa, call: PagedCall) -> tuple[int, int]:
+    """Write out and lse. Returns the words read and written between tiles and arrays, entries of tables included."""
+
+def shared_nodes(call: PagedCall) -> list[tuple[int, int, list[int]]]:
+    """Keys that are read together: (first key, stop key, sequences), those of a sequence in ascending order."""
+
 def attention_forward(isa: Isa, call: Call) -> tuple[int, int]:
     """Write out and lse. Returns the words read and written between tiles and arrays."""
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
-from redblue.base.integers import whole_number
-from redblue.kernels.options import Options, checked, documented, options_of
+from redblue.kernels.options import Options, documented, options_of
 from redblue.masks import Mask
-from redblue.masks.rules.bands import Window
-from redblue.op import api
-from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu
-from redblue.op.paged_options import check_no_gradient, expanded
+from redblue.op import api, paged_cpu
+from redblue.op.checks import check_dtypes, check_flag
+from redblue.op.paged_call import PagedCall, check_cache, packed_rows, type_name
 from redblue.op.paged_writes import apart, are_columns, check_places, check_writable
-from redblue.op.pages import Sequences, lengths_of, on_cpu, starts_of, table_of
+from redblue.op.pages import Sequences, lengths_of, table_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-CAUSAL = Mask.causal(align="bottom-right")
 
 
 class PagedArguments(TypedDict, total=False):
@@ -93,7 +88,8 @@ def computed(
     options: Options,
 ) -> tuple[Any, Any]:
     """The results of `attention_paged`, contiguous, on arrays or tensors that have values."""
-    return _gathered(PagedCall.checked(q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, options))
+    call = PagedCall.checked(q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, options)
+    return paged_cpu.attend(call) if _on_cpu(call) else _gathered(call)
 
 
 def append_paged(
@@ -122,7 +118,7 @@ def appended(
     k, v, k_pages, v_pages = check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
     check_writable("k_pages", k_pages)
     check_writable("v_pages", v_pages)
-    starts, flat = _packed_rows("k", k, cu_seqlens, "cu_seqlens")
+    starts, flat = packed_rows("k", k, cu_seqlens, "cu_seqlens")
     if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
         raise RedblueError(f"v must have the rows and heads of k, {tuple(k.shape[:-1])}, got {tuple(v.shape[:-1])}")
     for name, new, cache in (("k", k, k_pages), ("v", v, v_pages)):
@@ -175,21 +171,17 @@ def _checked_parts(arrays: dict[str, Any]) -> list[Any]:
     if tuple(out_a.shape) != tuple(out_b.shape) or out_a.dtype != out_b.dtype or not len(out_a.shape):
         both = f"{tuple(out_a.shape)} of {out_a.dtype} and {tuple(out_b.shape)} of {out_b.dtype}"
         raise RedblueError(f"out_a and out_b must be (..., d_v), of one shape and type, got {both}")
-    check_dtypes({name: _type(arrays[name]) for name in ("out_a", "out_b")})
+    check_dtypes({name: type_name(arrays[name]) for name in ("out_a", "out_b")})
     for name, lse in (("lse_a", lse_a), ("lse_b", lse_b)):
         if tuple(lse.shape) != tuple(out_a.shape[:-1]):
             wanted = f"{tuple(out_a.shape[:-1])}, the shape of out_a without d_v"
             raise RedblueError(f"{name} must be {wanted}, got {tuple(lse.shape)}: is it transposed?")
-        if _type(lse) not in ("float32", "float64") or lse.dtype != lse_a.dtype:
-            raise RedblueError(f"{name} must be of type float32 or float64, as the other is, got {_type(lse)}")
+        if type_name(lse) not in ("float32", "float64") or lse.dtype != lse_a.dtype:
+            raise RedblueError(f"{name} must be of type float32 or float64, as the other is, got {type_name(lse)}")
     devices = {str(getattr(x, "device", "cpu")) for x in arrays.values()}
     if len(devices) > 1:
         raise RedblueError(f"{', '.join(arrays)} must be on one device, got {', '.join(sorted(devices))}")
     return list(arrays.values())
-
-
-def _type(array: Any) -> str:
-    return str(array.dtype).removeprefix("torch.")
 
 
 def _merged_arrays(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -213,150 +205,8 @@ def _merged_tensors(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any
     return (a + b).to(out_a.dtype), lse
 
 
-class PagedCall(NamedTuple):
-    """A checked call. q (total_q, H, d) is packed; shape is that of the output.
-
-    tree: None, or a boolean array (total_q, newest). Options that are arrays are expanded (`expanded`). prefix: pages
-    that all sequences share, None to look for shared ones.
-    """
-
-    q: Any
-    k: Any
-    v: Any
-    sequences: Sequences
-    options: Options
-    tree: np.ndarray | None
-    prefix: int | None
-    shape: tuple[int, ...]
-
-    @staticmethod
-    def checked(
-        q: Any, k: Any, v: Any, page_table: Any, lengths_k: Any, cu_seqlens_q: Any, prefix: Any, options: Options
-    ) -> PagedCall:
-        """Raises RedblueError, naming the argument, unless the arguments fit each other."""
-        q, k, v = check_cache({"q": q, "k_pages": k, "v_pages": v})
-        check_heads(q, k)
-        starts, total = _packed_rows("q", q, cu_seqlens_q, "cu_seqlens_q")
-        heads, d = (int(size) for size in q.shape[-2:])
-        lengths = lengths_of("lengths_k", lengths_k, len(starts) - 1)
-        page, pages = int(k.shape[1]), int(k.shape[0])
-        table = table_of(page_table, lengths, page, pages, ("page_table", "lengths_k"))
-        sequences = Sequences(starts, lengths, table, page)
-        mask, tree = _mask_and_tree(options.mask, q, starts)
-        options = checked(options._replace(mask=mask))
-        if options.bias is not None and len(q.shape) != 4:
-            raise RedblueError("bias needs q of four dimensions, (B, n_q, H, d): packed sequences have none")
-        shapes = (
-            (len(lengths), heads, int(q.shape[1]), d),
-            *((len(lengths), int(x.shape[2]), int(lengths.max(initial=0)), int(x.shape[3])) for x in (k, v)),
-        )
-        sizes = check_shapes(*shapes)
-        if not getattr(q, "is_cuda", False):
-            check_widths_on_cpu(sizes)
-        options = expanded(options, q, sizes)
-        if prefix is not None:
-            prefix = whole_number("prefix_pages", prefix, 0)
-            _check_prefix(prefix, sequences)
-        shape = (*q.shape[:-1], v.shape[-1])
-        return PagedCall(q.reshape(total, heads, d), k, v, sequences, options, tree, prefix, shape)
-
-
-def check_cache(arrays: Mapping[str, Any]) -> list[Any]:
-    """The arrays; those of other libraries as NumPy's.
-
-    Raises RedblueError unless they are of one kind and type, dense, without gradients, and caches of four dimensions.
-    """
-    arrays = {name: x if api.is_torch(x) else api.as_numpy(name, x) for name, x in arrays.items()}
-    for name, x in arrays.items():
-        check_no_gradient(name, x)
-        if api.is_torch(x) and (x.is_nested or str(x.layout) != "torch.strided"):
-            raise RedblueError(f"{name} must be dense, got a tensor of layout {x.layout}")
-        if name.endswith("_pages") and len(x.shape) != 4:
-            raise RedblueError(f"{name} must be (pages, page, heads, width), got shape {tuple(x.shape)}")
-        if name in ("q", "k", "v") and len(x.shape) not in (3, 4):
-            raise RedblueError(
-                f"{name} must be (B, n, heads, width) or packed (total, heads, width), got shape {tuple(x.shape)}"
-            )
-    if len({api.is_torch(x) for x in arrays.values()}) > 1:
-        raise RedblueError(f"{', '.join(arrays)} must all be PyTorch tensors, or all be arrays")
-    check_dtypes({name: str(x.dtype).removeprefix("torch.") for name, x in arrays.items()})
-    devices = {str(getattr(x, "device", "cpu")) for x in arrays.values()}
-    if len(devices) > 1:
-        raise RedblueError(f"{', '.join(arrays)} must be on one device, got {', '.join(sorted(devices))}")
-    k, v = (tuple(arrays[name].shape[:3]) for name in ("k_pages", "v_pages"))
-    if k != v:
-        raise RedblueError(f"v_pages must have the pages, rows and heads of k_pages, {k}, got {v}")
-    return list(arrays.values())
-
-
-def check_heads(q: Any, k_pages: Any) -> None:
-    """Raise RedblueError unless the heads of q and of the keys fit together."""
-    (heads, d), (kv_heads, width) = q.shape[-2:], k_pages.shape[-2:]
-    if d != width:
-        raise RedblueError(f"head dimension of k_pages ({width}) must equal that of q ({d})")
-    if heads and (not kv_heads or heads % kv_heads):
-        raise RedblueError(f"heads of q ({heads}) must be a multiple of those of k_pages ({kv_heads})")
-
-
-def _packed_rows(name: str, x: Any, cumulative: Any, of: str) -> tuple[np.ndarray, int]:
-    """The first packed row of each sequence, and the number of rows."""
-    if len(x.shape) == 4:
-        if cumulative is not None:
-            raise RedblueError(f"{of} is for packed {name} (total, heads, width), got {name} of shape {tuple(x.shape)}")
-        batch, n = (int(size) for size in x.shape[:2])
-        return np.arange(batch + 1) * n, batch * n
-    if cumulative is None:
-        raise RedblueError(f"packed {name} {tuple(x.shape)} needs {of}: or give (B, n, heads, width)")
-    return starts_of(of, cumulative, int(x.shape[0]), name), int(x.shape[0])
-
-
-def window_of(mask: Mask | None) -> Mask:
-    """The window, counted from the last query and key, that a user's mask names; causal for None."""
-    if mask is None:
-        return CAUSAL
-    rule = mask.rule
-    if not isinstance(rule, Window):
-        raise RedblueError(f"mask must be a window or a boolean array over the newest keys, got {mask!r}")
-    if not rule.is_full and rule.align != "bottom-right":
-        raise RedblueError(f'mask must count from the last query and key: give align="bottom-right", got {mask!r}')
-    return mask
-
-
-def _mask_and_tree(mask: Any, q: Any, starts: np.ndarray) -> tuple[Mask, np.ndarray | None]:
-    """The mask of each sequence, counted from its last query and key, and the tree over its newest keys."""
-    if mask is None or isinstance(mask, Mask):
-        return window_of(mask), None
-    mask = on_cpu("mask", mask)
-    try:
-        tree = np.asarray(mask)
-    except ValueError:  # of a ragged list
-        raise RedblueError("mask must be a Mask or a boolean array (n_q, newest keys), got a ragged list") from None
-    total, lead = int(starts[-1]), tuple(q.shape[:-2])
-    if tree.dtype != np.bool_ or tree.ndim < 2:
-        raise RedblueError(f"mask must be a Mask or a boolean array (n_q, newest keys), got {tree.dtype} {tree.shape}")
-    wanted = (*lead, tree.shape[-1])
-    if tree.ndim > len(wanted) or any(a not in (b, 1) for a, b in zip(tree.shape[::-1], wanted[::-1], strict=False)):
-        raise RedblueError(f"mask must broadcast to {(*lead, 'newest keys')}, got {tree.shape}")
-    return Mask.full(), np.ascontiguousarray(np.broadcast_to(tree, wanted).reshape(total, tree.shape[-1]))
-
-
-def _check_prefix(prefix: int, sequences: Sequences) -> None:
-    """Raise RedblueError unless all sequences share this many full first pages."""
-    if not prefix or not len(sequences):
-        return
-    shortest = int(sequences.lengths.min())
-    if prefix * sequences.page > shortest:
-        raise RedblueError(
-            f"prefix_pages must be at most the full pages of every sequence, {shortest // max(1, sequences.page)}, "
-            f"got {prefix}"
-        )
-    first = sequences.table[:, :prefix]
-    differs = (first != first[0]).any(1)
-    if differs.any():
-        raise RedblueError(
-            f"prefix_pages says that all sequences share their first {prefix} pages, but sequence "
-            f"{int(differs.argmax())} has others than sequence 0"
-        )
+def _on_cpu(call: PagedCall) -> bool:
+    return not api.is_torch(call.q) or call.q.is_cpu
 
 
 def _gathered(call: PagedCall) -> tuple[Any, Any]:
@@ -393,12 +243,10 @@ def _gathered(call: PagedCall) -> tuple[Any, Any]:
         import torch
 
         if not outs:
-            return call.q.new_zeros(call.shape), call.q.new_zeros(lead, dtype=getattr(torch, _sums(call)))
+            return call.q.new_zeros(call.shape), call.q.new_zeros(
+                lead, dtype=getattr(torch, sum_dtype(type_name(call.q)))
+            )
         return torch.cat(outs).reshape(call.shape), torch.cat(lses).reshape(lead)
     if not outs:
-        return np.zeros(call.shape, call.q.dtype), np.zeros(lead, _sums(call))
+        return np.zeros(call.shape, call.q.dtype), np.zeros(lead, sum_dtype(type_name(call.q)))
     return np.concatenate(outs).reshape(call.shape), np.concatenate(lses).reshape(lead)
-
-
-def _sums(call: PagedCall) -> str:
-    return sum_dtype(str(call.q.dtype).removeprefix("torch."))

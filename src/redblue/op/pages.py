@@ -15,7 +15,7 @@ class Sequences(NamedTuple):
     """The checked sequences of a call, B of them.
 
     starts: (B + 1,), the first packed row of each sequence's queries, and their total. lengths: (B,), its keys. Both
-    are int64. table: (B, most pages), int32 or int64, contiguous: its pages. page: the keys that a page holds.
+    are int64. table: (B, most pages), int64 and contiguous: its pages. page: the keys that a page holds.
     """
 
     starts: np.ndarray
@@ -34,7 +34,7 @@ class Sequences(NamedTuple):
     def places(self, sequence: int, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """The pages of the sequence's positions first .. stop - 1, and their rows within them."""
         positions = np.arange(first, stop)
-        return self.table[sequence, positions // self.page].astype(np.int64), positions % self.page
+        return self.table[sequence, positions // self.page], positions % self.page
 
 
 def whole_numbers(name: str, values: Any) -> np.ndarray:
@@ -90,8 +90,6 @@ def table_of(page_table: Any, lengths: np.ndarray, page: int, pages: int, names:
     if table.ndim != 2 or table.dtype.kind not in "iu" or len(table) != len(lengths):
         wanted = f"whole numbers ({len(lengths)} sequences, pages per sequence)"
         raise RedblueError(f"{name} must be {wanted}, got {table.dtype} {table.shape}")
-    if table.dtype not in (np.int32, np.int64):
-        table = table.astype(np.int64)
     needed = -(-lengths // max(1, page))
     if not page and lengths.any():
         raise RedblueError(f"pages must hold at least one key for {of_lengths}, got pages of 0 keys")
@@ -106,4 +104,4 @@ def table_of(page_table: Any, lengths: np.ndarray, page: int, pages: int, names:
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
         raise RedblueError(f"{name}[{i}, {j}] must be a page, 0 to {pages - 1}, got {table[i, j]}")
-    return np.ascontiguousarray(table)
+    return np.ascontiguousarray(table, np.int64)

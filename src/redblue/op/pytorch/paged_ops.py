@@ -17,7 +17,7 @@ from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.options import MaskArgument, Options, checked
 from redblue.masks import Mask
-from redblue.op import paged
+from redblue.op import paged, paged_call
 from redblue.op.paged_options import check_no_gradient
 from redblue.op.pytorch.dispatch import is_plain, mask_argument
 from redblue.op.pytorch.ops import library
@@ -77,7 +77,7 @@ def append_paged(
 def _mask_and_tree(mask: Any) -> tuple[MaskArgument, Tensor | None]:
     """The op's arguments for the mask of a user."""
     if mask is None or isinstance(mask, Mask):
-        return mask_argument(paged.window_of(mask), "auto", False), None
+        return mask_argument(paged_call.window_of(mask), "auto", False), None
     return mask_argument(Mask.full(), "auto", False), _tensor("mask", mask)
 
 
@@ -124,8 +124,8 @@ def _attention(
 
 
 def _fake_attention(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    paged.check_cache({"q": q, "k_pages": k, "v_pages": v})
-    paged.check_heads(q, k)
+    paged_call.check_cache({"q": q, "k_pages": k, "v_pages": v})
+    paged_call.check_heads(q, k)
     sums = getattr(torch, sum_dtype(str(q.dtype).removeprefix("torch.")))
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=sums)
 
@@ -137,7 +137,7 @@ def _append(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, *others: Any
 def _fake_append(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, starts: Any
 ) -> Tensor:
-    paged.check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
+    paged_call.check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
     return lengths.new_empty(lengths.shape, dtype=torch.int64, device="cpu")
 
 
