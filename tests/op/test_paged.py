@@ -73,10 +73,18 @@ def long_case(dtype="float32", n_q=1, kv_heads=2, group=4, lengths=(1500, 3, 0, 
     return case
 
 
+def nested(case):
+    """Let sequences 1 to 3 share their first 10 pages with sequence 0, and 2 and 3 have 8 more in common."""
+    case.page_table[1:, :10] = case.page_table[0, :10]
+    case.page_table[3, 10:18] = case.page_table[2, 10:18]
+    return case
+
+
 @pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize("n_q", [1, 4, 70])
-def test_bits_do_not_depend_on_the_number_of_threads(isa, dtype, n_q):
-    case = long_case(dtype, n_q)
+@pytest.mark.parametrize(("n_q", "lengths"), [(1, (2500, 3, 0, 700, 1)), (4, (160, 200, 400, 290)), (70, (300, 9, 80))])
+def test_bits_do_not_depend_on_the_number_of_threads(isa, dtype, n_q, lengths):
+    case = long_case(dtype, n_q, lengths=lengths)
+    case = nested(case) if len(lengths) == 4 else case
     with running(threads=1):
         expected = bits(run(case))
     for threads in (2, 3, 8):
@@ -97,10 +105,26 @@ def test_bits_do_not_depend_on_pytorchs_number_of_threads():
     assert results[0] == results[1] == results[2]
 
 
+WINDOW = Mask.sliding_window(100, 0, align="bottom-right")
+
+
 @pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize("options", [{}, {"mask": Mask.sliding_window(100, 0, align="bottom-right"), "softcap": 3.0}])
+@pytest.mark.parametrize("options", [{}, {"mask": WINDOW, "softcap": 3.0}, {"mask": np.eye(4, dtype=bool)}])
 def test_long_sequences(isa, dtype, options):
-    case = long_case(dtype, n_q=4, lengths=(600, 3, 0, 77), **options)
+    case = long_case(dtype, n_q=4, lengths=(1100, 3, 0, 77), **options)
+    check(case, run(case))
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_many_queries(isa, dtype):
+    case = long_case(dtype, n_q=70, lengths=(150, 3, 0, 77))
+    check(case, run(case))
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("n_q", [1, 5])
+def test_nested_prefixes(isa, dtype, n_q):
+    case = nested(long_case(dtype, n_q, lengths=(160, 200, 400, 290)))
     check(case, run(case))
 
 

@@ -230,6 +230,8 @@ def paged_cases(draw: st.DrawFn, most_keys: int = 100) -> PagedCase:
     kind = draw(st.sampled_from(["distinct", "repeated", "shared", "common"]))
     if kind == "common":
         lengths = np.maximum(lengths, page)
+    if kind in ("shared", "common") and draw(st.booleans()):
+        lengths = lengths + 150  # enough shared keys to be read once for several sequences
     table, pages = table_of(rng, lengths, page, kind)
     n_q = draw(st.sampled_from([0, 1, 1, 1, 2, 4, 5]))
     packed = draw(st.sampled_from([False, True, False]))
