@@ -16,19 +16,6 @@ inline V<T> sums_of_pairs(V<T> a, V<T> b) {
   return shuffle(a, b, even) + shuffle(a, b, odd);
 }
 
-// Prefetches a row that comes later. A single query prefetches beside every vector, without
-// keeping the line (5 % faster than prefetching into the L2 cache; measured, Zen 5). Several queries read the same rows
-// in turn, and each prefetches a share of the coming rows: if the first query prefetched all of them, it would wait for
-// memory, and memory would be idle during the other queries.
-struct Share {
-  long pass, passes;
-  template <class T>
-  void fetch(const T* later, long columns) const {
-    constexpr long kLine = 64 / sizeof(T);
-    for (long c = pass * kLine; c < columns; c += passes * kLine) __builtin_prefetch(later + c, 0, 3);
-  }
-};
-
 // Rows of K or V for dots and weighted_sum: consecutive rows from `first` on or, if there is a list, the listed rows.
 // later(x): the row to prefetch while row x is read, `ahead` numbers further on.
 template <class T>
@@ -52,23 +39,23 @@ struct PagedRows {
 };
 
 // q . k[key] for N keys from `key` on; each dot product is spread over L / N lanes of partial sums. Keys are read in
-// memory order, so that the hardware prefetcher follows.
-template <class T, int N, bool kAlone, class Sum, class Row>
-inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const Sum* q, const Share& share) {
+// memory order, so that the hardware prefetcher follows. Beside every vector a later one is prefetched, without keeping
+// its line (5 % faster than prefetching into the L2 cache; measured, Zen 5).
+template <class T, int N, class Sum, class Row>
+inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const Sum* q) {
   if constexpr (N > 1) {
-    const V<Sum> first = dots_of<T, N / 2, kAlone>(key, last, columns, k_row, q, share);
-    return sums_of_pairs<Sum>(first, dots_of<T, N / 2, kAlone>(key + N / 2, last, columns, k_row, q, share));
+    const V<Sum> first = dots_of<T, N / 2>(key, last, columns, k_row, q);
+    return sums_of_pairs<Sum>(first, dots_of<T, N / 2>(key + N / 2, last, columns, k_row, q));
   } else {
     constexpr int L = kLanesOf<Sum>;
     const T *const from = k_row(std::min(key, last)), *const later = k_row.later(std::min(key, last));
-    if (!kAlone) share.fetch(later, columns);
     V<Sum> sums[4] = {};
     long c = 0;
     if constexpr (Wide<T>::kWhole) {
       for (; c + 4 * L <= columns; c += 4 * L)
 #pragma GCC unroll 4
         for (int y = 0; y < 4; y++) {
-          if (kAlone) __builtin_prefetch(later + c + y * L, 0, 0);
+          __builtin_prefetch(later + c + y * L, 0, 0);
           sums[y] = multiply_add<Sum>(Wide<T>::load_wide(from + c + y * L), load(q + c + y * L), sums[y]);
         }
       for (; c + L <= columns; c += L) sums[0] = multiply_add<Sum>(Wide<T>::load_wide(from + c), load(q + c), sums[0]);
@@ -81,24 +68,167 @@ inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const
   }
 }
 
-// scores[r][key] = q[r] . k[key]; rows of `q` are `length` numbers apart; rows of `scores` are whole vectors, `cols`
-// apart.
-template <class T, bool kAlone, class Sum, class Row>
-__attribute__((noinline)) void dots_of_rows(long keys, long count, long columns, const Row& k_row, const Sum* q,
-                                            long length, Sum* scores, long cols) {
-  constexpr int L = kLanesOf<Sum>;
-  for (long key = 0; key < keys; key += L)
-    for (long r = 0; r < (kAlone ? 1 : count); r++) {
-      const Share share{r, kAlone ? 1 : count};
-      store(scores + r * cols + key, dots_of<T, L, kAlone>(key, keys - 1, columns, k_row, q + r * length, share));
+// The sums of the lanes of N vectors, in order.
+template <int N, class Sum>
+inline V<Sum> sums_of_each(const V<Sum>* x) {
+  if constexpr (N == 1) return *x;
+  else return sums_of_pairs<Sum>(sums_of_each<N / 2, Sum>(x), sums_of_each<N / 2, Sum>(x + N / 2));
+}
+
+// Prefetches the rows later(first), later(first + 1), ... line by line, in the order of memory. Several passes over the
+// same keys share the lines: if the first fetched them all, it would wait for memory, which would then be idle during
+// the other passes.
+template <class T, class Row>
+class Trail {
+ public:
+  Trail(const Row& rows, long first, long columns)
+      : rows_(rows), row_(first), columns_(columns), next_(rows.later(first)), left_(columns) {}
+  void fetch(long lines) {
+    for (long x = 0; x < lines; x++) {
+      __builtin_prefetch(next_, 0, 0);
+      next_ += kLine, left_ -= kLine;
+      if (left_ <= 0) next_ = rows_.later(++row_), left_ = columns_;
     }
+  }
+  static constexpr long kLine = 64 / sizeof(T);
+
+ private:
+  const Row& rows_;
+  long row_, columns_;
+  const T* next_;
+  long left_;
+};
+
+// scores[r][key] = q[r] . k[key] for R rows and L / R keys from `key` on: a vector of K serves all rows.
+// The vectors of one multiply-add: L numbers of K, widened, and of a query as sums;
+template <class T, class Sum>
+struct WideDots {
+  using Query = Sum;
+  static constexpr int kNumbers = kLanesOf<Sum>;
+  static constexpr bool kWhole = Wide<T>::kWhole;
+  static V<Sum> load_key(const T* from) { return Wide<T>::load_wide(from); }
+  static V<Sum> add(V<Sum> key, const Query* q, V<Sum> sum) { return multiply_add<Sum>(key, load(q), sum); }
+  static Sum as_sum(Query number) { return number; }
+};
+#if defined(REDBLUE_BF16_PAIRS)
+// or L pairs of bfloat16 of both.
+struct PairDots {
+  using Query = bfloat16;
+  static constexpr int kNumbers = 2 * kLanesOf<float>;
+  static constexpr bool kWhole = true;
+  static V<unsigned> load_pairs(const bfloat16* from) { return bits<V<unsigned>>(_mm512_loadu_si512(from)); }
+  static V<unsigned> load_key(const bfloat16* from) { return load_pairs(from); }
+  static V<float> add(V<unsigned> key, const Query* q, V<float> sum) {
+    return multiply_add_pairs(load_pairs(q), key, sum);
+  }
+  static float as_sum(Query number) { return widen(number); }
+};
+#endif
+
+// lines: fetched for every vector of K's columns.
+template <class T, int R, class D, class Sum, class Row>
+inline void dots_of_block(long key, long last, long columns, const Row& k_row, const typename D::Query* q, long length,
+                          Sum* scores, long cols, Trail<T, Row>& ahead, long lines) {
+  constexpr int L = kLanesOf<Sum>, K = L / R;
+  const T* from[K];
+  V<Sum> sums[L];
+#pragma GCC unroll 16
+  for (int k = 0; k < K; k++) from[k] = k_row(std::min(key + k, last));
+#pragma GCC unroll 16
+  for (int x = 0; x < L; x++) sums[x] = V<Sum>{};
+  long c = 0;
+  if constexpr (D::kWhole)
+    for (; c + D::kNumbers <= columns; c += D::kNumbers) {
+      decltype(D::load_key(from[0])) numbers[K];
+#pragma GCC unroll 16
+      for (int k = 0; k < K; k++) numbers[k] = D::load_key(from[k] + c);
+      ahead.fetch(lines);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+        for (int k = 0; k < K; k++) sums[r * K + k] = D::add(numbers[k], q + r * length + c, sums[r * K + k]);
+    }
+  for (; c < columns; c++)
+    for (int x = 0; x < L; x++) sums[x][0] += Sum(widen(from[x % K][c])) * D::as_sum(q[x / K * length + c]);
+  Sum results[L];
+  store(results, sums_of_each<L, Sum>(sums));
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) std::memcpy(scores + r * cols + key, results + r * K, K * sizeof(Sum));
 }
+template <class T, int R, class D, class Sum, class Row>
+inline void dots_of_vector(long key, long last, long columns, const Row& k_row, const typename D::Query* q, long length,
+                           Sum* scores, long cols, Trail<T, Row>& ahead, long passes) {
+  constexpr int L = kLanesOf<Sum>;
+  const long lines = (L / R * D::kNumbers / Trail<T, Row>::kLine + passes - 1) / passes;
+  for (long at = key; at < key + L; at += L / R)
+    dots_of_block<T, R, D>(at, last, columns, k_row, q, length, scores, cols, ahead, lines);
+}
+
+// scores[r][key] = q[r] . k[key]; rows of `q` are `length` numbers apart; rows of `scores` are whole vectors, `cols`
+// apart. The order of a row's sums depends on the number of rows alone, so that both passes round alike.
 template <class T, class Sum, class Row>
-inline void dots(long keys, long count, long columns, const Row& k_row, const Sum* q, long length, Sum* scores,
-                 long cols) {
-  if (count == 1) return dots_of_rows<T, true>(keys, 1, columns, k_row, q, length, scores, cols);
-  dots_of_rows<T, false>(keys, count, columns, k_row, q, length, scores, cols);
+__attribute__((noinline)) void dots_of_row(long keys, long columns, const Row& k_row, const Sum* q, Sum* scores) {
+  constexpr int L = kLanesOf<Sum>;
+  for (long key = 0; key < keys; key += L) store(scores + key, dots_of<T, L>(key, keys - 1, columns, k_row, q));
 }
+template <class T, class D, class Sum, class Row>
+__attribute__((noinline)) void dots_of_rows(long keys, long count, long columns, const Row& k_row,
+                                            const typename D::Query* q, long length, Sum* scores, long cols) {
+  constexpr int L = kLanesOf<Sum>, R = L < 8 ? 2 : 4;
+  const long last = keys - 1, passes = count / R + count % R / 2 + count % 2;
+  for (long key = 0; key < keys; key += L) {
+    Trail<T, Row> ahead(k_row, key, columns);
+    long r = 0;
+    const auto add = [&](auto rows) {
+      dots_of_vector<T, rows(), D>(key, last, columns, k_row, q + r * length, length, scores + r * cols, cols, ahead,
+                                passes);
+      r += rows();
+    };
+    while (r + R <= count) add(std::integral_constant<int, R>());
+    if (R > 2 && r + 2 <= count) add(std::integral_constant<int, 2>());
+    if (r < count) add(std::integral_constant<int, 1>());
+  }
+}
+// The queries of `dots`, at most kMost.
+template <class T, class F>
+class FewQueries {
+  using Sum = typename F::Sum;
+  static constexpr int L = kLanesOf<Sum>;
+
+ public:
+  static constexpr long kMost = L < 8 ? L : 8;
+  FewQueries() = default;
+  FewQueries(Arena& arena, long columns)
+      : columns_(columns), length_((columns + L - 1) / L * L), wide_(arena.take<Sum>(kMost * length_)) {}
+  // Packs `count` queries. row(r): the address of the r-th.
+  template <class Row>
+  void pack(Row row, long stride, long count) {
+    count_ = count;
+    pairs_ = F::kStep == 2 && count > 1 && columns_ % (2 * L) == 0;
+    if (pairs_)
+      pack_rows<T>(row, stride, count, columns_, reinterpret_cast<typename F::Number*>(wide_), length_);
+    else
+      pack_rows<T>(row, stride, count, columns_, wide_, length_);
+  }
+  // scores[r][key] = q[r] . k[key]; rows of `scores` are whole vectors, `cols` apart.
+  template <class Row>
+  void dots(long keys, const Row& k_row, Sum* scores, long cols) const {
+    if (count_ == 1) return dots_of_row<T>(keys, columns_, k_row, wide_, scores);
+#if defined(REDBLUE_BF16_PAIRS)
+    if constexpr (F::kStep == 2)
+      if (pairs_) {
+        const auto* const q = reinterpret_cast<const bfloat16*>(wide_);
+        return dots_of_rows<T, PairDots>(keys, count_, columns_, k_row, q, length_, scores, cols);
+      }
+#endif
+    dots_of_rows<T, WideDots<T, Sum>>(keys, count_, columns_, k_row, wide_, length_, scores, cols);
+  }
+
+ private:
+  long columns_ = 0, length_ = 0, count_ = 0;
+  bool pairs_ = false;
+  Sum* wide_ = nullptr;  // or pairs
+};
 
 // One step of the online softmax for one row, as Formats::softmax, but with keys in the lanes. The caller pads the
 // scores with -inf to whole vectors.
@@ -122,78 +252,118 @@ inline void softmax_of_row(long keys, Sum factor, Sum* scores, Sum& row_max, Sum
   row_sum = row_sum * shrink + sum_of_lanes<Sum>(sums);
 }
 
-// One row's share of weighted_sum: a block of keys, first .. stop - 1, times their weights.
-template <class T, class Sum, class Row>
-struct WeightedRow {
+// The share of R rows in weighted_sum: a block of keys, first .. stop - 1, times their weights.
+// lines: fetched for each key and pass over columns; 0: each vector fetches a later one, as dots_of does.
+template <class T, int R, class Sum, class Row>
+struct WeightedRows {
   static constexpr int L = kLanesOf<Sum>;
   long first, stop, columns;
   Row v_row;
-  const Sum* weights;
-  Sum* out;
-  Sum factor;  // scales the previous contents of `out`
-  Share share;
+  const Sum* weights;  // rows `cols` apart
+  long cols;
+  Sum* out;  // rows `length` apart
+  long length;
+  const Sum* factors;  // scale the previous contents of `out`; null: 1
+  Trail<T, Row>* ahead;
+  long lines;
 
+  Sum factor(int r) const { return factors ? factors[r] : Sum(1); }
   // Adds kAtOnce vectors of columns at a time while that many remain. Returns the first column not yet added.
-  template <int kAtOnce, bool kAlone>
+  template <int kAtOnce>
   long add(long c) const {
     for (; c + kAtOnce * L <= columns; c += kAtOnce * L) {
-      V<Sum> sums[kAtOnce];
+      V<Sum> sums[R][kAtOnce];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-      for (int x = 0; x < kAtOnce; x++) sums[x] = V<Sum>{};
+        for (int x = 0; x < kAtOnce; x++) sums[r][x] = V<Sum>{};
       for (long key = first; key < stop; key++) {
         const T *const from = v_row(key) + c, *const later = v_row.later(key) + c;
-        if (!kAlone) share.fetch(later, kAtOnce * L);
-        const V<Sum> weight = splat(weights[key]);
+        V<Sum> numbers[kAtOnce];
 #pragma GCC unroll 8
         for (int x = 0; x < kAtOnce; x++) {
-          if (kAlone) __builtin_prefetch(later + x * L, 0, 0);
-          sums[x] = multiply_add<Sum>(Wide<T>::load_wide(from + x * L), weight, sums[x]);
+          if (R == 1 && !ahead) __builtin_prefetch(later + x * L, 0, 0);
+          numbers[x] = Wide<T>::load_wide(from + x * L);
+        }
+        if (ahead) ahead->fetch(lines);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+          const V<Sum> weight = splat(weights[r * cols + key]);
+#pragma GCC unroll 8
+          for (int x = 0; x < kAtOnce; x++) sums[r][x] = multiply_add<Sum>(numbers[x], weight, sums[r][x]);
         }
       }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-      for (int x = 0; x < kAtOnce; x++)
-        store(out + c + x * L, multiply_add<Sum>(load(out + c + x * L), splat(factor), sums[x]));
+        for (int x = 0; x < kAtOnce; x++) {
+          Sum* const to = out + r * length + c + x * L;
+          store(to, multiply_add<Sum>(load(to), splat(factor(r)), sums[r][x]));
+        }
     }
     return c;
   }
   void add_rest(long c) const {
-    for (; c < columns; c++) {
-      Sum sum = 0;
-      for (long key = first; key < stop; key++) sum += weights[key] * Sum(widen(v_row(key)[c]));
-      out[c] = out[c] * factor + sum;
+    for (; c < columns; c++)
+      for (int r = 0; r < R; r++) {
+        Sum sum = 0;
+        for (long key = first; key < stop; key++) sum += weights[r * cols + key] * Sum(widen(v_row(key)[c]));
+        out[r * length + c] = out[r * length + c] * factor(r) + sum;
+      }
+  }
+  void add_all() const {
+    constexpr int kMost = R == 1 ? 8 : 4;
+    long c = 0;
+    if constexpr (Wide<T>::kWhole) {
+      c = add<kMost>(c);
+      if constexpr (R == 1) c = add<4>(c);
+      c = add<1>(c);
     }
+    add_rest(c);
   }
 };
 
 // out[r] = out[r] factors[r] + sum over keys of p[r][key] v[key]. Keys are taken in blocks whose rows of V fit the L1
 // cache; a block serves all rows and columns before the next one is read.
-template <class T, bool kAlone, class Sum, class Row>
+template <class T, class Sum, class Row>
+__attribute__((noinline)) void weighted_sum_of_row(long keys, long columns, const Row& v_row, const Sum* p,
+                                                   const Sum* factors, Sum* out) {
+  constexpr int L = kLanesOf<Sum>;
+  // One query that takes all columns at once needs no blocks. Otherwise it is fastest with larger blocks, and several
+  // queries with smaller ones (by 5 and 10 %; measured, Zen 5).
+  const bool one_pass = columns == 8 * L || columns == 4 * L || columns == L;
+  const long block = one_pass ? keys : std::max<long>(1, 2 * kBytesAhead / (columns * long(sizeof(T))));
+  for (long first = 0; first < keys; first += block) {
+    const long stop = std::min(keys, first + block);
+    WeightedRows<T, 1, Sum, Row>{first, stop, columns, v_row, p, 0, out, 0, first ? nullptr : factors, nullptr, 0}
+        .add_all();
+  }
+}
+template <class T, class Sum, class Row>
 __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long columns, const Row& v_row, const Sum* p,
                                                     long cols, const Sum* factors, Sum* out, long length) {
-  constexpr int L = kLanesOf<Sum>, kMaxAtOnce = 8;
-  // A single query that takes all columns at once needs no blocks. Otherwise a single query is fastest with larger
-  // blocks and several queries with smaller ones (by 5 and 10 %; measured, Zen 5).
-  const bool one_pass = kAlone && (columns == kMaxAtOnce * L || columns == 4 * L || columns == L);
-  const long bytes = kAlone ? 2 * kBytesAhead : kBytesAhead;
-  const long block = one_pass ? keys : std::max<long>(1, bytes / (columns * long(sizeof(T))));
-  for (long first = 0; first < keys; first += block)
-    for (long r = 0; r < (kAlone ? 1 : count); r++) {
-      const Sum factor = first == 0 ? factors[r] : 1;
-      const Share share{r, kAlone ? 1 : count};
-      const long stop = std::min(keys, first + block);
-      const WeightedRow<T, Sum, Row> row{first, stop, columns, v_row, p + r * cols, out + r * length, factor, share};
-      long c = 0;
-      if constexpr (Wide<T>::kWhole) {
-        c = row.template add<kMaxAtOnce, kAlone>(c);
-        c = row.template add<4, kAlone>(c);
-        c = row.template add<1, kAlone>(c);
-      }
-      row.add_rest(c);
-    }
+  constexpr int L = kLanesOf<Sum>, R = kRegisters == 32 ? 4 : 2;
+  const long passes = (count / R + count % R / 2 + count % 2) * ((columns + 4 * L - 1) / (4 * L));
+  const long lines = (columns / Trail<T, Row>::kLine + passes - 1) / passes;
+  const long block = std::max<long>(1, kBytesAhead / (columns * long(sizeof(T))));
+  for (long first = 0; first < keys; first += block) {
+    const long stop = std::min(keys, first + block);
+    Trail<T, Row> ahead(v_row, first, columns);
+    long r = 0;
+    const auto add = [&](auto rows) {
+      WeightedRows<T, rows(), Sum, Row>{first, stop, columns, v_row, p + r * cols, cols, out + r * length, length,
+                                        first ? nullptr : factors + r, &ahead, lines}
+          .add_all();
+      r += rows();
+    };
+    while (r + R <= count) add(std::integral_constant<int, R>());
+    if (R > 2 && r + 2 <= count) add(std::integral_constant<int, 2>());
+    if (r < count) add(std::integral_constant<int, 1>());
+  }
 }
 template <class T, class Sum, class Row>
 inline void weighted_sum(long keys, long count, long columns, const Row& v_row, const Sum* p, long cols,
                          const Sum* factors, Sum* out, long length) {
-  if (count == 1) return weighted_sum_of_rows<T, true>(keys, 1, columns, v_row, p, cols, factors, out, length);
-  weighted_sum_of_rows<T, false>(keys, count, columns, v_row, p, cols, factors, out, length);
+  if (count == 1) return weighted_sum_of_row<T>(keys, columns, v_row, p, factors, out);
+  weighted_sum_of_rows<T>(keys, count, columns, v_row, p, cols, factors, out, length);
 }

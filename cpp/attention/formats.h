@@ -11,7 +11,7 @@ struct Formats {
   using Unit = typename F::Unit;
   static constexpr int L = kLanesOf<Sum>, S = F::kStep;
   static constexpr long kLanesAtOnce = kNR * L;
-  static constexpr long kFew = L < 8 ? L : 8;  // the most rows for which decode.h is faster
+  static constexpr long kFew = FewQueries<T, F>::kMost;  // the most rows for which decode.h is faster
   static constexpr Sum kLog2E = Sum(1.4426950408889634);
   static constexpr Sum kLowest = -std::numeric_limits<Sum>::infinity();
 

@@ -292,18 +292,15 @@ struct Forward : Formats<T, F> {
     }
   }
 
-  // Rows of an array to prefetch. Several queries process L keys in turns, so the prefetched rows lie beyond these L
-  // keys.
-  static long rows_ahead(long columns, long queries) {
-    return std::max<long>(queries == 1 ? 1 : L, kBytesAhead / (columns * long(sizeof(T))));
-  }
+  // How many rows before its use a row is prefetched.
+  static long rows_ahead(long columns) { return std::max<long>(1, kBytesAhead / (columns * long(sizeof(T)))); }
   // `run` for so few rows that vectors lie along the features: decode.h.
   static Moved run_few(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena) {
     const Stream s(call, stream);
     const long d = call.d, d_v = call.d_v, cols = std::min(call.cols, call.n_k);
-    const long q_length = up(d, L), out_length = up(d_v, L);
+    const long out_length = up(d_v, L);
     const Rows rows = rows_of(piece.row, piece.rows);
-    Sum* const q = arena.take<Sum>(rows.count * q_length);
+    FewQueries<T, F> queries(arena, d);
     Sum* const out = arena.take<Sum>(rows.count * out_length);
     Sum* const scores = arena.take<Sum>(rows.count * up(cols, L));  // [row][key]
     Sum* const tile = arena.take<Sum>(cols * rows.lanes);           // [key][lane], for masks, bias and dropout
@@ -311,12 +308,12 @@ struct Forward : Formats<T, F> {
     Sum* const bias_scratch = call.bias.data ? arena.take<Sum>(L * up(cols, L)) : nullptr;
     Chunk chunk(arena, cols);
     long* const list = arena.take<long>(cols);
-    const long k_ahead = rows_ahead(d, rows.count), v_ahead = rows_ahead(d_v, 1);
-    const T** const addresses = call.pages.table ? arena.take<const T*>(cols + std::max(k_ahead, v_ahead)) : nullptr;
+    const long k_ahead = rows_ahead(d), v_ahead = rows_ahead(d_v);
+    const T** const addresses = call.pages.table ? arena.take<const T*>(cols + std::max(k_ahead, v_ahead) + L) : nullptr;
     Sum row_max[Base::kFew], row_sum[Base::kFew], factors[Base::kFew];
     const auto q_row = s.row<const T>(call.q);
     const auto k_row = s.key<const T>(call.k), v_row = s.key<const T>(call.v);
-    pack_rows<T>(q_row.from(rows.start), call.q.column, rows.count, d, q, q_length);
+    queries.pack(q_row.from(rows.start), call.q.column, rows.count);
     std::fill_n(out, rows.count * out_length, Sum(0));
     for (long r = 0; r < rows.count; r++) {
       row_max[r] = first_score(s, rows.start + r, piece);
@@ -332,11 +329,11 @@ struct Forward : Formats<T, F> {
       const bool whole = chunk.whole();
       const long keys = chunk.rows, length = up(keys, L);
       if (addresses) {
-        list_chunk(call.pages, chunk, end, k_row, call.pages.k_step, k_ahead, addresses);
-        dots<T>(keys, rows.count, d, PagedRows<T>{addresses, k_ahead}, q, q_length, scores, length);
+        list_chunk(call.pages, chunk, end, k_row, call.pages.k_step, k_ahead + L, addresses);
+        queries.dots(keys, PagedRows<T>{addresses, k_ahead}, scores, length);
       } else {
         const KeyRows<T> k_rows{k_row.base, k_row.step, first, whole ? nullptr : list, k_ahead * call.k.row};
-        dots<T>(keys, rows.count, d, k_rows, q, q_length, scores, length);
+        queries.dots(keys, k_rows, scores, length);
       }
       if (!Base::finished(s, rows, chunk))
         by_tile(rows, keys, scores, length, tile,
@@ -347,7 +344,7 @@ struct Forward : Formats<T, F> {
       }
       if (call.dropout > 0) by_tile(rows, keys, scores, length, tile, [&] { drop(s, rows, chunk, tile, extra); });
       if (addresses) {
-        list_chunk(call.pages, chunk, end, v_row, call.pages.v_step, v_ahead, addresses);
+        list_chunk(call.pages, chunk, end, v_row, call.pages.v_step, v_ahead + L, addresses);
         const PagedRows<T> v_rows{addresses, v_ahead};
         weighted_sum<T>(keys, rows.count, d_v, v_rows, scores, length, factors, out, out_length);
       } else {

@@ -51,7 +51,7 @@ struct Gather : Formats<T, F> {
                                             const Sum* own, Sum* to) {
     if (stride == 1 && other == 1) {
       const Partners partners{side, pairs.list, pairs.count, columns * long(sizeof(T))};
-      return dots_of_rows<T, true>(pairs.count, 1, columns, partners, own, 0, to, 0);
+      return dots_of_row<T>(pairs.count, columns, partners, own, to);
     }
     for (long x = 0; x < pairs.count; x++) {
       const T* const from = side.base + pairs.list[x] * side.step;
@@ -67,8 +67,7 @@ struct Gather : Formats<T, F> {
     if (stride == 1) {
       for (long first = 0; first < pairs.count; first += kLongest) {
         const Partners partners{side, pairs.list + first, pairs.count - first, columns * long(sizeof(T))};
-        weighted_sum_of_rows<T, true>(std::min(kLongest, pairs.count - first), 1, columns, partners, weights + first, 0,
-                                      one, to, 0);
+        weighted_sum_of_row<T>(std::min(kLongest, pairs.count - first), columns, partners, weights + first, one, to);
       }
       return;
     }

@@ -11,7 +11,8 @@ struct GradientTile : Formats<T, F> {
 
   Sum *p, *ds, *slopes, *extra, *bias_scratch;
   Unit *p_rows, *ds_rows, *ds_panel;  // p_rows, ds_rows: units along the rows; ds_panel: along the keys
-  Sum *few_q = nullptr, *few_scores = nullptr;
+  FewQueries<T, F> few;
+  Sum* few_scores = nullptr;
 
   GradientTile(const Call& call, long keys, Arena& arena) {
     const long size = up(keys, S) * kLanesAtOnce;
@@ -21,7 +22,7 @@ struct GradientTile : Formats<T, F> {
     extra = call.bias.data || call.dropout > 0 ? arena.take<Sum>(size) : nullptr;
     bias_scratch = call.bias.data ? arena.take<Sum>(L * up(keys, L)) : nullptr;
     if (call.few) {
-      few_q = arena.take<Sum>(Base::kFew * up(call.d, L));
+      few = FewQueries<T, F>(arena, call.d);
       few_scores = arena.take<Sum>(Base::kFew * up(keys, L));
     }
     if constexpr (S == 1) {
@@ -58,16 +59,15 @@ struct GradientTile : Formats<T, F> {
 
   // p <- scores, rounded as in forward: exp(score - lse) would magnify a different rounding of large scores.
   void scores_of_few(const Stream& s, const Rows& rows, const Chunk& chunk) {
-    const long d = s.call.d, q_length = up(d, L);
     const auto q_row = s.row<const T>(s.call.q);
     const auto k_row = s.key<const T>(s.call.k);
-    pack_rows<T>(q_row.from(rows.start), s.call.q.column, rows.count, d, few_q, q_length);
+    few.pack(q_row.from(rows.start), s.call.q.column, rows.count);
     std::fill_n(p, chunk.rows * rows.lanes, Sum(0));
     for (long i = 0; i < chunk.parts_count; i++) {
       const Part& part = chunk.parts[i];
       const long length = up(part.keys, L);
       const KeyRows<T> keys{k_row.base, k_row.step, part.j, nullptr};
-      dots<T>(part.keys, rows.count, d, keys, few_q, q_length, few_scores, length);
+      few.dots(part.keys, keys, few_scores, length);
       for (long key = 0; key < part.keys; key++)
         for (long r = 0; r < rows.count; r++) p[(part.at + key) * rows.lanes + r] = few_scores[r * length + key];
     }

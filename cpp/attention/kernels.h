@@ -17,8 +17,8 @@ struct Piece {  // a rectangle of pairs of rows and keys
   long row, rows, key, keys;
 };
 
-// Unfinished results on some keys: `rows` rows for each stream, of (maximum, sum, d_v features) each. Row r of a call is
-// row `shift` + r of its stream.
+// Unfinished results on some keys: `rows` rows for each stream, of (maximum, sum, d_v features) each. Row r of a call
+// is row `shift` + r of its stream.
 struct Partial {
   const void* data;
   std::int64_t rows, shift;
