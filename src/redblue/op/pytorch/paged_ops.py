@@ -17,7 +17,7 @@ from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.options import MaskArgument, Options, checked
 from redblue.masks import Mask
-from redblue.op import paged, paged_call
+from redblue.op import paged_call, paged_direct
 from redblue.op.paged_options import check_no_gradient
 from redblue.op.pytorch.dispatch import is_plain, mask_argument
 from redblue.op.pytorch.ops import library
@@ -50,7 +50,7 @@ def attention_paged(
     prefix_pages: int | None,
     options: Options,
 ) -> tuple[Tensor, Tensor]:
-    """As paged.computed, by the op."""
+    """As paged_direct.computed, by the op."""
     mask, tree = _mask_and_tree(options.mask)
     options = checked(options._replace(mask=None))
     arrays = {name: x for name, _, x in options.present_arrays()}
@@ -66,7 +66,7 @@ def attention_paged(
 def append_paged(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Any, lengths_k: Any, cu_seqlens: Any
 ) -> Any:
-    """As paged.append_paged, by the op. In a graph that is not one of torch.compile, the lengths stay a tensor."""
+    """As paged_direct.appended, by the op. In a graph that is not one of torch.compile, the lengths stay a tensor."""
     _check_tensors({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
     table, lengths = _tensor("page_table", page_table), _tensor("lengths_k", lengths_k)
     starts = None if cu_seqlens is None else _tensor("cu_seqlens", cu_seqlens)
@@ -119,7 +119,7 @@ def _attention(
     left, right, tree, scale, softcap, bias, sinks, alibi = flat
     mask = _window(left, right) if tree is None else tree
     options = Options(mask, scale=scale, softcap=softcap, bias=bias, sinks=sinks, alibi=alibi)
-    out, lse = paged.computed(q, k, v, table, lengths, starts, prefix, options)
+    out, lse = paged_direct.computed(q, k, v, table, lengths, starts, prefix, options)
     return out.contiguous(), lse.contiguous()
 
 
@@ -131,7 +131,7 @@ def _fake_attention(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tens
 
 
 def _append(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, *others: Any) -> Tensor:
-    return torch.from_numpy(paged.appended(k, v, k_pages, v_pages, *others))
+    return torch.from_numpy(paged_direct.appended(k, v, k_pages, v_pages, *others))
 
 
 def _fake_append(
