@@ -66,7 +66,7 @@ sanitize: ## test kernels, pool and pebble games under AddressSanitizer, UBSan a
 
 fuzz: setup $(VENV)/peers.stamp ## test random inputs for a quarter of an hour: property tests, then calls on guarded pages
 	$(PYTEST) -m hypothesis --hypothesis-profile=fuzz
-	$(BIN)/python benchmarks/cpu/fuzz.py --seconds 420
+	$(BIN)/python -m benchmarks.cpu.fuzz --seconds 420
 
 bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, and attention compared with its peers
 	$(BENCH)/bin/python -m benchmarks.cpu.laboratory
