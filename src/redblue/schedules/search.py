@@ -27,8 +27,8 @@ import numpy as np
 from redblue.masks import Pairs
 from redblue.problem import Problem
 
-# Edges that default to the whole axis. A shorter "chunk" saves slow memory; a shorter "span" adds parallelism.
-WHOLE = {"chunk": "n_q", "span": "n_k"}
+# Edges that default to the whole axis. A shorter "chunk" saves slow memory; a shorter "span" or "piece" adds parallelism.
+WHOLE = {"chunk": "n_q", "span": "n_k", "piece": "n_k"}
 PAIRS_TRIED = 1 << 14  # about 50 ms on a banded mask
 EDGES_TRIED = 1 << 13
 

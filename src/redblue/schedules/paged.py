@@ -1,0 +1,329 @@
+"""Paged attention: keys and values lie in pages, and keys that several sequences share stream by once for all of them.
+
+The page tables form a trie (paged_nodes.py). The queries of all members of a node are rows of one attention: a block of
+rows stays, and the node's keys stream by, as in `flash`. The keys of a node may be cut into pieces, so that few rows
+occupy many processors. A row whose keys are divided, into nodes or pieces, stores a partial result for each part: its
+maximum, its sum and its weighted values, d_v + 2 words, which are merged at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redblue.base.integers import LARGEST, ceil_div
+from redblue.machine import Machine, Slow, Tile, exp, maximum
+from redblue.masks.patterns.band import Band
+from redblue.paged_problem import PagedProblem
+from redblue.schedules.paged_nodes import LEAST_SHARED, Node, shared_nodes
+from redblue.schedules.schedule import Cost, Pass, Schedule, blocks, overlap, within
+from redblue.schedules.search import edges, spread
+from redblue.schedules.softmax import LOWEST, online_softmax, store_rows
+
+ROWS_TRIED = 8  # edges of a search, where masked blocks make shorter ones worthwhile
+
+
+class Tiles(NamedTuple):
+    rows: Any  # rows of a node (queries times query heads per key/value head) that stay
+    cols: Any = 1  # keys that stream by together
+    piece: Any = LARGEST  # keys of a node that a block of rows walks through; the results of several walks are merged
+    shared: Any = LEAST_SHARED  # fewest keys of a run that sequences share
+    few: Any = LARGEST  # a node with more rows than this is not cut into pieces
+
+    SMALLEST = {"shared": LARGEST, "few": LARGEST}  # sharing takes a merge
+
+
+class Part(NamedTuple):
+    """A node on its way through the schedule.
+
+    rows: of the stream. piece: keys of a piece. partials: first row of its partial results, which lie piece after
+    piece; None if its results are final. band: the mask of a single member; None if all rows attend all keys.
+    """
+
+    node: Node
+    rows: range
+    piece: int
+    partials: int | None
+    band: Band | None
+
+    @property
+    def count(self) -> int:
+        """Number of pieces. A node without keys has one piece without keys."""
+        return max(1, ceil_div(self.node.stop - self.node.first, self.piece))
+
+    @property
+    def pieces(self) -> list[range]:
+        """The keys of each piece."""
+        node = self.node
+        return list(blocks(range(node.first, node.stop), self.piece)) or [range(node.first, node.first)]
+
+    def band_rows(self, i: range) -> range:
+        """Return rows of the stream as rows of the band."""
+        return range(i.start - self.rows.start, i.stop - self.rows.start)
+
+    def stored(self, piece: int, i: range) -> range:
+        """Return the rows of the arrays of partial results in which the rows i of a piece are stored."""
+        assert self.partials is not None
+        shift = self.partials + piece * len(self.rows) - self.rows.start
+        return range(i.start + shift, i.stop + shift)
+
+
+def parts_of(p: PagedProblem, t: Tiles, nodes: tuple[Node, ...] | None = None) -> list[Part]:
+    """Return the parts of a stream, whose sequences are in the order of their pages (PagedProblem.one_stream).
+
+    nodes: those of the stream; None: the nodes that share runs of at least t.shared keys.
+    """
+    nodes = shared_nodes(p, t.shared) if nodes is None else nodes
+    rows, nodes_of = rows_of(p), Counter(b for node in nodes for b in node.members)
+    parts, stored = [], 0
+    for node in nodes:
+        first, alone = node.members[0], len(node.members) == 1
+        part_rows = range(rows[first].start, rows[node.members[-1]].stop)
+        piece = max(1, min(node.stop - node.first, LARGEST if len(part_rows) > t.few else t.piece))
+        part = Part(node, part_rows, piece, stored, p.band(first) if alone else None)
+        if alone and part.count == 1 and nodes_of[first] == 1:
+            part = part._replace(partials=None)
+        else:
+            stored += part.count * len(part_rows)
+        parts.append(part)
+    return parts
+
+
+def rows_of(p: PagedProblem) -> list[range]:
+    """Return the rows of each sequence in the arrays of one stream."""
+    ends = np.cumsum([0, *(p.group * n for n in p.queries)]).tolist()
+    return [range(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+class Cache(NamedTuple):
+    """The arrays of a paged cache in slow memory. Row r of page p is row p * page + r of k and v."""
+
+    k: Slow
+    v: Slow
+    table: Slow  # (sequences, most pages)
+
+
+def forward(
+    m: Machine,
+    problem: PagedProblem,
+    t: Tiles,
+    q: Slow,
+    k_pages: Slow,
+    v_pages: Slow,
+    page_table: Slow,
+    out: Slow,
+    lse: Slow,
+) -> None:
+    parts, cache = parts_of(problem, t), Cache(k_pages, v_pages, page_table)
+    stored = sum(part.count * len(part.rows) for part in parts if part.partials is not None)
+    widths = {"part_out": (problem.d_v,), "part_max": (), "part_sum": ()}
+    partials = [m.scratch(name, (stored, *width)) for name, width in widths.items() if stored]
+    walks: list[list[tuple[Part, int]]] = [[] for _ in problem.keys]  # of each sequence: parts, numbers of pieces
+    for part in parts:
+        for number, keys in enumerate(part.pieces):
+            for i in blocks(part.rows, t.rows):
+                results = _walk(m, problem, part, i, keys, t.cols, q, cache)
+                if part.partials is None:
+                    store_rows(m, *results, out[i], lse[i])
+                else:
+                    for array, tile in zip(partials, results, strict=True):
+                        m.store(array[part.stored(number, i)], tile)
+                m.free(*results)
+            for b in part.node.members if part.partials is not None else ():
+                walks[b].append((part, number))
+    for rows, of_sequence in zip(rows_of(problem), walks, strict=True):
+        for i in blocks(rows if of_sequence else 0, t.rows):
+            _merge(m, [part.stored(number, i) for part, number in of_sequence], partials, out, lse, i)
+
+
+def _walk(
+    m: Machine, problem: PagedProblem, part: Part, i: range, keys: range, cols: int, q: Slow, cache: Cache
+) -> tuple[Tile, Tile, Tile]:
+    """Attend from rows i to the keys. Return tiles of the weighted values, the maxima and the sums of the rows."""
+    scale, q_i, rows = problem.d**-0.5, m.load(q[i]), part.band_rows(i)
+    out_i = m.zeros("out_i", len(i), problem.d_v)
+    row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
+    live = (keys,) if part.band is None else overlap(keys, m.cols_of(part.band, rows))
+    entries: dict[int, Tile] = {}  # of the page table, by place
+    for j in blocks(live, cols):
+        cells = _cells_of(m, problem, part.node.members[0], j, cache.table, entries)
+        s, held = m.zeros("s", len(i), len(j)), []
+        for run, at in cells:
+            k_j = m.load(cache.k[run])
+            s[:, at] = q_i @ k_j.T * scale
+            if problem.v_in_k:
+                held.append(k_j)
+            else:
+                m.free(k_j)
+        if part.band is not None and not m.holds(part.band, rows, j):
+            s[...] = m.where(part.band, rows, j, s, -np.inf)
+        online_softmax(m, s, out_i, row_max, row_sum)
+        for run, at in cells:
+            v_j = held.pop(0) if problem.v_in_k else m.load(cache.v[run])
+            out_i += s[:, at] @ v_j[:, : problem.d_v]
+            m.free(v_j)
+        m.free(s)
+    m.free(q_i, *entries.values())
+    return out_i, row_max, row_sum
+
+
+def _cells_of(
+    m: Machine, problem: PagedProblem, sequence: int, j: range, table: Slow, entries: dict[int, Tile]
+) -> list[tuple[range, slice]]:
+    """Return the rows of pages that hold the keys j, in contiguous runs, each with its place among the keys.
+
+    Loads the entries of the page table that are not in the cache yet, and frees those of the pages before.
+    """
+    page, cells = problem.page, []
+    places = range(j.start // page, ceil_div(j.stop, page))
+    m.free(*(entries.pop(place) for place in list(entries) if place < places.start))
+    for place in places:
+        if place not in entries:
+            entries[place] = m.load(table[range(sequence, sequence + 1), range(place, place + 1)])
+        number = m.address(entries[place], problem.table[sequence][place])
+        keys = range(max(j.start, place * page), min(j.stop, (place + 1) * page))
+        shift = (number - place) * page
+        cells.append((range(keys.start + shift, keys.stop + shift), within(keys, j)))
+    return cells
+
+
+def _merge(m: Machine, stored: list[range], partials: list[Slow], out: Slow, lse: Slow, i: range) -> None:
+    """Merge the partial results of rows i. stored: their rows in the arrays of partial results."""
+    part_out, part_max, part_sum = partials
+    out_i = m.zeros("out_i", len(i), out.shape[1])
+    row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
+    for rows in stored:
+        share = m.load(part_max[rows])
+        new_max = m.new("new_max", maximum(row_max, share))
+        row_max[...] = exp(row_max - new_max)
+        share[...] = exp(share - new_max)
+        row_sum *= row_max
+        out_i *= row_max[:, None]
+        row_max[...] = new_max
+        m.free(new_max)
+        partial_sum = m.load(part_sum[rows])
+        row_sum += share * partial_sum
+        m.free(partial_sum)
+        partial = m.load(part_out[rows])
+        out_i += share[:, None] * partial
+        m.free(share, partial)
+    store_rows(m, out_i, row_max, row_sum, out[i], lse[i])
+    m.free(out_i, row_max, row_sum)
+
+
+# The closed form ----------------------------------------------------------------------------------
+
+
+def forward_cost(p: PagedProblem, t: Tiles) -> Cost:
+    return cost_of(p, t, parts_of(p, t))
+
+
+def cost_of(p: PagedProblem, t: Tiles, parts: list[Part]) -> Cost:
+    """Return the cost of the parts of a stream, and of merging their partial results."""
+    total, rows = Cost(0, 0, 0, 0), rows_of(p)
+    for part in parts:
+        total += _walk_cost(p, t, part)
+    partial_rows = sum(part.count * len(part.rows) for part in parts if part.partials is not None)
+    merged = [len(rows[b]) for b in {b for part in parts if part.partials is not None for b in part.node.members}]
+    peak = min(t.rows, max(merged, default=0)) * (2 * p.d_v + 3)
+    return total + Cost(partial_rows * (p.d_v + 2), sum(merged) * (p.d_v + 1), peak, 0)
+
+
+def _walk_cost(p: PagedProblem, t: Tiles, part: Part) -> Cost:
+    """Return the cost of all walks of one part, without the merge."""
+    rows, (lengths, low, high) = len(part.rows), _live_keys(t, part)
+    keys = high - low
+    reads = part.count * rows * p.d + p.key_words * int(keys.sum()) + int(_entries(p, part, low, high).sum())
+    writes = rows * (p.d_v + 1) if part.partials is None else part.count * rows * (p.d_v + 2)
+    flops = 2 * (p.d + p.d_v) * int((lengths * keys).sum())
+    return Cost(reads, writes, _walk_peak(p, t, part, low, high), flops)
+
+
+def _live_keys(t: Tiles, part: Part) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return, for each block of rows: its rows, and the first key and the end of the keys that it attends."""
+    rows, node = len(part.rows), part.node
+    starts = np.arange(0, rows, min(t.rows, rows) or 1)
+    stops = np.minimum(starts + t.rows, rows)
+    if part.band is None:
+        return stops - starts, np.full(starts.shape, node.first), np.full(starts.shape, node.stop)
+    band = part.band
+    low = np.maximum(node.first, starts // band.group + band.first)
+    high = np.minimum(node.stop, (stops - 1) // band.group + band.end)
+    return stops - starts, low, np.maximum(low, high)
+
+
+def _entries(p: PagedProblem, part: Part, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return the entries of the page table that blocks of rows read, which attend the keys low .. high - 1."""
+    pages = (high - 1) // p.page - low // p.page + 1
+    # A page that lies in two pieces is read for both. The node starts at a page, so cut c lies inside a page unless
+    # c * piece is a multiple of the page.
+    first_cut = (low - part.node.first) // part.piece + 1
+    last_cut = -((part.node.first - high) // part.piece) - 1
+    period = p.page // math.gcd(p.page, part.piece)
+    inside = last_cut - last_cut // period - (first_cut - 1) + (first_cut - 1) // period
+    return np.where(high > low, pages + inside, 0)
+
+
+def _walk_peak(p: PagedProblem, t: Tiles, part: Part, low: np.ndarray, high: np.ndarray) -> int:
+    """Return the most words that a walk holds. If rows attend different keys, it is an upper bound."""
+    r, live = min(t.rows, len(part.rows)), int((high - low).max(initial=0))
+    statistics = r * (p.d + p.d_v + 2)
+    if not live:
+        return statistics
+    c = min(t.cols, part.piece, live)
+    aligned = (c == live or (t.cols % p.page == 0 and part.piece % p.page == 0)) and not (low % p.page).any()
+    entries = ceil_div(c, p.page) if aligned else (c + p.page - 2) // p.page + 1
+    held = c * p.d + r if p.v_in_k else max(min(c, p.page) * max(p.d, p.d_v), r)
+    return statistics + entries + r * c + held
+
+
+# The search ---------------------------------------------------------------------------------------
+
+
+def search(p: PagedProblem, words: int, multiple: Mapping[str, int]) -> Tiles | None:
+    """Return the tiles that move the fewest words: of all lengths of shared runs, and of the rows that fit.
+
+    Keys are not cut into pieces, which would only move more words, and stream by in the smallest tiles. Rows are the
+    most that fit; under a mask, shorter blocks are tried, too.
+    """
+    cols, best, tried = min(multiple["cols"], max(1, p.n_k)), None, set()
+    for shared in (LEAST_SHARED, *(1 << i for i in range(p.n_k.bit_length() + 1))):
+        nodes = shared_nodes(p, shared)
+        if nodes in tried:
+            continue
+        tried.add(nodes)
+        for rows in _fitting_rows(p, Tiles(1, cols, shared=shared), nodes, words, multiple["rows"]):
+            tiles = Tiles(rows, cols, max(1, p.n_k), shared)
+            cost = cost_of(p, tiles, parts_of(p, tiles, nodes))
+            key = cost.words, cost.peak
+            if best is None or key < best[0]:
+                best = key, tiles
+    return best[1] if best else None
+
+
+def _fitting_rows(p: PagedProblem, t: Tiles, nodes: tuple[Node, ...], words: int, multiple: int) -> list[int]:
+    """Return the lengths of blocks of rows to try, all of which fit: the longest, and under a mask shorter ones."""
+    parts = parts_of(p, t, nodes)
+    candidates = edges(max([1, *(len(part.rows) for part in parts)]), multiple, every=True)
+
+    def fits(rows: int) -> bool:
+        return cost_of(p, t._replace(rows=rows), parts).peak <= words
+
+    count = bisect(range(len(candidates)), False, key=lambda i: not fits(int(candidates[i])))
+    same_keys = all(n <= 1 for n in p.queries) or p.mask.is_full
+    if not count:
+        return []
+    return [int(candidates[count - 1])] if same_keys else spread(candidates[:count], ROWS_TRIED).tolist()
+
+
+schedule = Schedule(
+    name="paged",
+    title="Paged attention: keys that sequences share stream by once; partial results are merged",
+    source="derived for redblue: FlashAttention's order on the trie of page tables, split and merged as in decoding",
+    passes={"paged": Pass(forward, Tiles, forward_cost, search)},
+)
