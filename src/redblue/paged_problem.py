@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias, cast
+from itertools import pairwise
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -101,8 +102,8 @@ class PagedProblem:
             )
         if self.table is None:
             ends = np.cumsum([0, *needed]).tolist()
-            return tuple(tuple(range(a, b)) for a, b in zip(ends[:-1], ends[1:], strict=True))
-        rows = list(self.table) if hasattr(self.table, "__iter__") and not isinstance(self.table, (str, bytes)) else []
+            return tuple(tuple(range(a, b)) for a, b in pairwise(ends))
+        rows: list[Any] = list(self.table) if hasattr(self.table, "__len__") else []
         if len(rows) != len(needed):
             raise RedblueError(f"table must have a list of pages for each of {len(needed)} sequences, got {len(rows)}")
         for b, row in enumerate(rows):
@@ -128,13 +129,11 @@ class PagedProblem:
         shared, each = prefix // page, -(-problem.n_k // page)
         if problem.batch * max(1, each) > MAX_PAGES:
             raise RedblueError(
-                f"{problem.batch:,} sequences of {problem.n_k:,} keys need {problem.batch * each:,} pages of {page}, and "
-                f"at most {MAX_PAGES:,} are counted: give larger pages or fewer keys"
+                f"{problem.batch:,} sequences of {problem.n_k:,} keys need {problem.batch * each:,} pages of {page}, "
+                f"and at most {MAX_PAGES:,} are counted: give larger pages or fewer keys"
             )
         own = each - shared
-        table = [
-            (*range(shared), *range(shared + b * own, shared + (b + 1) * own)) for b in range(problem.batch)
-        ]
+        table = [(*range(shared), *range(shared + b * own, shared + (b + 1) * own)) for b in range(problem.batch)]
         p = problem
         sizes = ((p.n_q,) * p.batch, (p.n_k,) * p.batch, page, p.d, p.d_v, p.heads, p.kv_heads)
         return cls(*sizes, table, v_in_k, p.dtype, p.mask)
@@ -181,9 +180,7 @@ class PagedProblem:
         places: dict[int, int] = {}
         table = tuple(tuple(places.setdefault(p, len(places)) for p in self.table[b]) for b in order)
         of = lambda values: tuple(values[b] for b in order)  # noqa: E731
-        stream = replace(
-            self, queries=of(self.queries), keys=of(self.keys), table=table, heads=self.group, kv_heads=1
-        )
+        stream = replace(self, queries=of(self.queries), keys=of(self.keys), table=table, heads=self.group, kv_heads=1)
         stream.__dict__["_stream"] = stream
         return stream
 

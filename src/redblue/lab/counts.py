@@ -18,6 +18,7 @@ from redblue.machine import Counting, Machine, Numeric, TooLong
 from redblue.masks.storage import names
 from redblue.masks.storage.formats import Format
 from redblue.paged_problem import AnyProblem, PagedProblem
+from redblue.problem import Problem
 from redblue.schedules.schedule import PRODUCED, SHAPES, Cost, Schedule
 from redblue.schedules.stored_index import StoredIndex, index_room, index_words
 
@@ -91,7 +92,7 @@ def count(
 def _cost(algorithm: Schedule, problem: AnyProblem, tiles: Any, stored: Format | None) -> Cost:
     """Return the closed-form cost, including the reads and the cache space of the mask's index."""
     cost = algorithm.cost(problem, tiles)
-    if stored is None:
+    if stored is None or isinstance(problem, PagedProblem):
         return cost
     sweeps = algorithm.direction(problem).sweeps(problem.one_stream(), tiles)
     index_reads = problem.streams * index_words(problem, stored, sweeps)
@@ -233,8 +234,8 @@ def execute(
         shape = shape_of(name, stream)
         produced = name in PRODUCED[problem.direction]
         slow[name] = machine.output(name, shape) if produced else machine.input(name, shape, (arrays or {}).get(name))
-    if index is not None:
-        machine.index = StoredIndex(machine, problem, index, one_pass.sweeps(stream, tiles))
+    if index is not None and isinstance(problem, Problem):
+        machine.index = StoredIndex(machine, problem, index, one_pass.sweeps(problem.one_stream(), tiles))
     one_pass.run(machine, stream, tiles, **slow)
     machine.finish()
     return machine, {name: slow[name].data for name in one_pass.arrays if name in PRODUCED[problem.direction]}

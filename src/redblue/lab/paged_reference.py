@@ -37,7 +37,9 @@ def forward(stream: PagedProblem, q: np.ndarray, k_cells: np.ndarray, v_cells: n
         places = np.arange(keys)
         cells = np.asarray(stream.table[b], np.int64)[places // stream.page] * stream.page + places % stream.page
         attends = stream.band(b).dense(range(rows.stop - start), range(keys))
-        k, v = (np.where(attends.any(axis=0)[:, None], x[cells], 0.0) for x in (k_cells, v_cells))
+        unused = ~np.any(attends, axis=0)
+        k, v = k_cells[cells], v_cells[cells]
+        k[unused], v[unused] = 0.0, 0.0
         result = reference.forward(q[rows], k, v, attends)
         out[rows], lse[rows], start = result.out, result.lse, rows.stop
     return {"out": out, "lse": lse}

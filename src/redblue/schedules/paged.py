@@ -12,6 +12,8 @@ import math
 from bisect import bisect
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +37,7 @@ class Tiles(NamedTuple):
     shared: Any = LEAST_SHARED  # fewest keys of a run that sequences share
     few: Any = LARGEST  # a node with more rows than this is not cut into pieces
 
-    SMALLEST = {"shared": LARGEST, "few": LARGEST}  # sharing takes a merge
+    SMALLEST = MappingProxyType({"shared": LARGEST, "few": LARGEST})  # sharing takes a merge
 
 
 class Part(NamedTuple):
@@ -52,8 +54,8 @@ class Part(NamedTuple):
     band: Band | None
 
     @property
-    def count(self) -> int:
-        """Number of pieces. A node without keys has one piece without keys."""
+    def walks(self) -> int:
+        """Number of pieces, each walked through by itself. A node without keys has one piece without keys."""
         return max(1, ceil_div(self.node.stop - self.node.first, self.piece))
 
     @property
@@ -86,10 +88,10 @@ def parts_of(p: PagedProblem, t: Tiles, nodes: tuple[Node, ...] | None = None) -
         part_rows = range(rows[first].start, rows[node.members[-1]].stop)
         piece = max(1, min(node.stop - node.first, LARGEST if len(part_rows) > t.few else t.piece))
         part = Part(node, part_rows, piece, stored, p.band(first) if alone else None)
-        if alone and part.count == 1 and nodes_of[first] == 1:
+        if alone and part.walks == 1 and nodes_of[first] == 1:
             part = part._replace(partials=None)
         else:
-            stored += part.count * len(part_rows)
+            stored += part.walks * len(part_rows)
         parts.append(part)
     return parts
 
@@ -97,7 +99,7 @@ def parts_of(p: PagedProblem, t: Tiles, nodes: tuple[Node, ...] | None = None) -
 def rows_of(p: PagedProblem) -> list[range]:
     """Return the rows of each sequence in the arrays of one stream."""
     ends = np.cumsum([0, *(p.group * n for n in p.queries)]).tolist()
-    return [range(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [range(a, b) for a, b in pairwise(ends)]
 
 
 class Cache(NamedTuple):
@@ -120,7 +122,7 @@ def forward(
     lse: Slow,
 ) -> None:
     parts, cache = parts_of(problem, t), Cache(k_pages, v_pages, page_table)
-    stored = sum(part.count * len(part.rows) for part in parts if part.partials is not None)
+    stored = sum(part.walks * len(part.rows) for part in parts if part.partials is not None)
     widths = {"part_out": (problem.d_v,), "part_max": (), "part_sum": ()}
     partials = [m.scratch(name, (stored, *width)) for name, width in widths.items() if stored]
     walks: list[list[tuple[Part, int]]] = [[] for _ in problem.keys]  # of each sequence: parts, numbers of pieces
@@ -228,7 +230,7 @@ def cost_of(p: PagedProblem, t: Tiles, parts: list[Part]) -> Cost:
     total, rows = Cost(0, 0, 0, 0), rows_of(p)
     for part in parts:
         total += _walk_cost(p, t, part)
-    partial_rows = sum(part.count * len(part.rows) for part in parts if part.partials is not None)
+    partial_rows = sum(part.walks * len(part.rows) for part in parts if part.partials is not None)
     merged = [len(rows[b]) for b in {b for part in parts if part.partials is not None for b in part.node.members}]
     peak = min(t.rows, max(merged, default=0)) * (2 * p.d_v + 3)
     return total + Cost(partial_rows * (p.d_v + 2), sum(merged) * (p.d_v + 1), peak, 0)
@@ -238,8 +240,8 @@ def _walk_cost(p: PagedProblem, t: Tiles, part: Part) -> Cost:
     """Return the cost of all walks of one part, without the merge."""
     rows, (lengths, low, high) = len(part.rows), _live_keys(t, part)
     keys = high - low
-    reads = part.count * rows * p.d + p.key_words * int(keys.sum()) + int(_entries(p, part, low, high).sum())
-    writes = rows * (p.d_v + 1) if part.partials is None else part.count * rows * (p.d_v + 2)
+    reads = part.walks * rows * p.d + p.key_words * int(keys.sum()) + int(_entries(p, part, low, high).sum())
+    writes = rows * (p.d_v + 1) if part.partials is None else part.walks * rows * (p.d_v + 2)
     flops = 2 * (p.d + p.d_v) * int((lengths * keys).sum())
     return Cost(reads, writes, _walk_peak(p, t, part, low, high), flops)
 
@@ -298,7 +300,7 @@ def search(p: PagedProblem, words: int, multiple: Mapping[str, int]) -> Tiles | 
             continue
         tried.add(nodes)
         for rows in _fitting_rows(p, Tiles(1, cols, shared=shared), nodes, words, multiple["rows"]):
-            tiles = Tiles(rows, cols, max(1, p.n_k), shared)
+            tiles = Tiles(rows, cols, max(1, p.n_k), shared, max(1, p.n_q))
             cost = cost_of(p, tiles, parts_of(p, tiles, nodes))
             key = cost.words, cost.peak
             if best is None or key < best[0]:

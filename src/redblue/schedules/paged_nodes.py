@@ -21,15 +21,13 @@ class Node(NamedTuple):
     members: tuple[int, ...]
 
 
-def shared_nodes(
-    problem: PagedProblem, least: int = LEAST_SHARED, prefix_pages: int | None = None
-) -> tuple[Node, ...]:
+def shared_nodes(problem: PagedProblem, least: int = LEAST_SHARED, prefix_pages: int | None = None) -> tuple[Node, ...]:
     """Divide the keys of all sequences into nodes; those of a sequence come in ascending order.
 
     A run of pages is a node of several sequences if all of their tables name these pages in the same places, from their
-    start on; if all of their queries attend all keys in them; and if the run has at least `least` keys. Runs nest: of the
-    sequences that share a node, some may share the next. The remaining keys of a sequence are a node of its own.
-    Sequences without queries are in no node; a sequence without keys has a node without keys.
+    start on; if all of their queries attend all keys in them; and if the run has at least `least` keys. Runs nest:
+    some of the sequences that share a node may share the next one. The remaining keys of a sequence are a node of its
+    own. Sequences without queries are in no node; a sequence without keys has a node without keys.
 
     prefix_pages: None finds the shared runs; 0 shares none; otherwise all sequences share so many first pages, or as
     many as all of their queries attend, and nothing else.
@@ -78,9 +76,7 @@ def shared_nodes(
     return tuple(nodes)
 
 
-def _split(
-    members: list[int], at: int, limits: list[int], table: Sequence[Sequence[int]]
-) -> list[list[int]]:
+def _split(members: list[int], at: int, limits: list[int], table: Sequence[Sequence[int]]) -> list[list[int]]:
     """Divide sequences, which are in order, by their page at place `at`. One that ends before it is alone."""
     groups: list[list[int]] = []
     for b in members:

@@ -175,7 +175,7 @@ class Schedule:
         tiles = search(searched, words, multiple)
         if tiles is None:
             whole_axes = {edge: getattr(stream, axis) for edge, axis in WHOLE.items() if edge in multiple}
-            smallest = multiple | whole_axes | getattr(one_pass.tile_type, "SMALLEST", {})
+            smallest = multiple | whole_axes | dict(getattr(one_pass.tile_type, "SMALLEST", {}))
             least = int(one_pass.cost(stream, one_pass.tile_type(**smallest)).peak)
             raise TooFewWords(
                 f"{self.name} {problem.direction} with d = {problem.d}, d_v = {problem.d_v} needs a cache of at least "
