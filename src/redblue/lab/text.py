@@ -36,7 +36,7 @@ def shape_text(p: AnyProblem) -> str:
         f"{p.heads} head{'s' if p.heads > 1 else ''}" + (f" on {p.kv_heads} KV" if p.kv_heads != p.heads else ""),
         *(_sequences(p) if isinstance(p, PagedProblem) else _batch(p)),
         mask_text(p.mask),
-        {"forward": "", "gradient_x": "gradient with respect to X"}.get(p.direction, p.direction),
+        {"forward": "", "paged": "", "gradient_x": "gradient with respect to X"}.get(p.direction, p.direction),
     ]
     return ", ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)
 

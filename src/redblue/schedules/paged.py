@@ -225,6 +225,17 @@ def forward_cost(p: PagedProblem, t: Tiles) -> Cost:
     return cost_of(p, t, parts_of(p, t))
 
 
+def words(problem: PagedProblem, tiles: Tiles, prefix_pages: int | None = None) -> tuple[int, int]:
+    """Return the words read and written for all key/value heads; `count` states them, too.
+
+    prefix_pages: as for `shared_nodes`; such a prefix is a choice of the caller, which plans do not make.
+    """
+    stream = problem.one_stream()
+    nodes = shared_nodes(stream, tiles.shared, prefix_pages)
+    cost = cost_of(stream, tiles, parts_of(stream, tiles, nodes))
+    return problem.streams * cost.reads, problem.streams * cost.writes
+
+
 def cost_of(p: PagedProblem, t: Tiles, parts: list[Part]) -> Cost:
     """Return the cost of the parts of a stream, and of merging their partial results."""
     total, rows = Cost(0, 0, 0, 0), rows_of(p)
@@ -278,7 +289,8 @@ def _walk_peak(p: PagedProblem, t: Tiles, part: Part, low: np.ndarray, high: np.
     if not live:
         return statistics
     c = min(t.cols, part.piece, live)
-    aligned = (c == live or (t.cols % p.page == 0 and part.piece % p.page == 0)) and not (low % p.page).any()
+    whole_pages = (c == live or t.cols % p.page == 0) and (part.walks == 1 or part.piece % p.page == 0)
+    aligned = whole_pages and not (low % p.page).any()
     entries = ceil_div(c, p.page) if aligned else (c + p.page - 2) // p.page + 1
     held = c * p.d + r if p.v_in_k else max(min(c, p.page) * max(p.d, p.d_v), r)
     return statistics + entries + r * c + held
