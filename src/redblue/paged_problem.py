@@ -230,8 +230,9 @@ class PagedProblem:
         """Rows of one stream that attend some key."""
         return sum(len(rows) for b, keys in enumerate(self.keys) for rows in self.band(b).rows_of(range(keys)))
 
+    @cached_property
     def used_rows(self) -> dict[int, list[tuple[int, int]]]:
-        """Return, for each page of which some query attends a row, its attended rows: disjoint ranges (first, stop)."""
+        """For each page of which some query attends a row, its attended rows: disjoint ranges (first, stop)."""
         ranges: dict[int, set[tuple[int, int]]] = {}
         for b, row in enumerate(self.table):
             for keys in self.band(b).cols_of(range(self.group * self.queries[b])):

@@ -22,7 +22,7 @@ PROBLEM = PagedProblem.of(Problem(1, 96, 8, batch=4, heads=4, kv_heads=2), 16, 6
 # Bounds -------------------------------------------------------------------------------------------
 
 
-@examples(150)
+@examples(100)
 @given(problem=paged_problems())
 def test_the_bound_counts_each_used_row_of_a_page_once(problem):
     pairs = [

@@ -41,7 +41,7 @@ def common_keys(problem, a, b):
     raise AssertionError
 
 
-@examples(150)
+@examples(100)
 @given(problem=paged_problems(), least=st.sampled_from([1, 4, 8, 64]))
 def test_nodes_cover_each_key_once_and_share_all_that_is_common(problem, least):
     nodes = shared_nodes(problem, least)
@@ -92,7 +92,7 @@ def test_queries_and_windows_limit_what_is_shared():
 # Numbers and words --------------------------------------------------------------------------------
 
 
-@examples(200)
+@examples(120)
 @given(problem=paged_problems(), tiles=paged_tiles())
 def test_closed_form_equals_both_machines_and_results_equal_float64(problem, tiles):
     closed, counted = count("paged", problem, tiles=tiles), counts.run("paged", problem, tiles=tiles)
@@ -111,7 +111,7 @@ def test_the_peak_is_exact_where_all_attend_all_and_tiles_hold_whole_pages(probl
     assert count("paged", problem, tiles=tiles).peak == counts.run("paged", problem, tiles=tiles).peak
 
 
-@examples(150)
+@examples(100)
 @given(problem=paged_problems(), tiles=paged_tiles())
 def test_the_words_are_those_of_the_rules(problem, tiles):
     nodes = shared_nodes(problem, tiles["shared"])

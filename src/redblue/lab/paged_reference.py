@@ -14,7 +14,7 @@ def example(stream: PagedProblem, rng: np.random.Generator) -> tuple[dict[str, n
     Rows of pages that no query attends are NaN. Unused entries of the page table are -1.
     """
     k, v = np.full((stream.cells, stream.d), np.nan), np.full((stream.v_cells, stream.d_v), np.nan)
-    for page, ranges in stream.used_rows().items():
+    for page, ranges in stream.used_rows.items():
         for first, stop in ranges:
             for cells in (k, v) if stream.v_cells else (k,):
                 part = cells[page * stream.page + first : page * stream.page + stop]

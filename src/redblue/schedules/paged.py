@@ -12,6 +12,7 @@ import math
 from bisect import bisect
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -59,10 +60,14 @@ class Part(NamedTuple):
         return max(1, ceil_div(self.node.stop - self.node.first, self.piece))
 
     @property
+    def keys(self) -> range:
+        """The keys of the node."""
+        return range(self.node.first, self.node.stop)
+
+    @property
     def pieces(self) -> list[range]:
         """The keys of each piece."""
-        node = self.node
-        return list(blocks(range(node.first, node.stop), self.piece)) or [range(node.first, node.first)]
+        return list(blocks(self.keys, self.piece)) or [self.keys]
 
     def band_rows(self, i: range) -> range:
         """Return rows of the stream as rows of the band."""
@@ -238,101 +243,141 @@ def words(problem: PagedProblem, tiles: Tiles, prefix_pages: int | None = None) 
 
 def cost_of(p: PagedProblem, t: Tiles, parts: list[Part]) -> Cost:
     """Return the cost of the parts of a stream, and of merging their partial results."""
-    total, rows = Cost(0, 0, 0, 0), rows_of(p)
+    total, merged = Cost(0, 0, 0, 0), _merged(p, parts)
     for part in parts:
         total += _walk_cost(p, t, part)
     partial_rows = sum(part.walks * len(part.rows) for part in parts if part.partials is not None)
-    merged = [len(rows[b]) for b in {b for part in parts if part.partials is not None for b in part.node.members}]
-    peak = min(t.rows, max(merged, default=0)) * (2 * p.d_v + 3)
-    return total + Cost(partial_rows * (p.d_v + 2), sum(merged) * (p.d_v + 1), peak, 0)
+    return total + Cost(partial_rows * (p.d_v + 2), sum(merged) * (p.d_v + 1), _merge_peak(p, t, merged), 0)
+
+
+class Blocks(NamedTuple):
+    """Blocks of rows of a part, those with equal keys together: arrays of equal length.
+
+    times: number of blocks. rows: their rows. low, high: the keys that they attend, low .. high - 1.
+    """
+
+    times: np.ndarray
+    rows: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def _blocks(part: Part, rows: int) -> Blocks:
+    """Return the blocks of `rows` rows of a part."""
+    total, node, band = len(part.rows), part.node, part.band
+    if band is None or total == band.group:  # all rows attend the same keys
+        keys = (part.keys,) if band is None else overlap(part.keys, band.cols_of(range(total)))
+        low, high = (keys[0].start, keys[0].stop) if keys else (node.first, node.first)
+        return Blocks(*(np.array([x]) for x in (ceil_div(total, rows), total, low, high)))
+    starts = np.arange(0, total, rows)
+    stops = np.minimum(starts + rows, total)
+    low = np.maximum(node.first, starts // band.group + band.first)
+    high = np.minimum(node.stop, (stops - 1) // band.group + band.end)
+    return Blocks(np.ones(len(starts), np.int64), stops - starts, low, np.maximum(low, high))
 
 
 def _walk_cost(p: PagedProblem, t: Tiles, part: Part) -> Cost:
     """Return the cost of all walks of one part, without the merge."""
-    rows, (lengths, low, high) = len(part.rows), _live_keys(t, part)
-    keys = high - low
-    reads = part.walks * rows * p.d + p.key_words * int(keys.sum()) + int(_entries(p, part, low, high).sum())
+    rows, of_part = len(part.rows), _blocks(part, t.rows)
+    keys = of_part.high - of_part.low
+    reads = part.walks * rows * p.d + p.key_words * int(of_part.times @ keys)
+    reads += int(of_part.times @ _entries(p, part, of_part))
     writes = rows * (p.d_v + 1) if part.partials is None else part.walks * rows * (p.d_v + 2)
-    flops = 2 * (p.d + p.d_v) * int((lengths * keys).sum())
-    return Cost(reads, writes, _walk_peak(p, t, part, low, high), flops)
+    flops = 2 * (p.d + p.d_v) * int(of_part.rows @ keys)
+    return Cost(reads, writes, _walk_peak(p, t, part, of_part), flops)
 
 
-def _live_keys(t: Tiles, part: Part) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return, for each block of rows: its rows, and the first key and the end of the keys that it attends."""
-    rows, node = len(part.rows), part.node
-    starts = np.arange(0, rows, min(t.rows, rows) or 1)
-    stops = np.minimum(starts + t.rows, rows)
-    if part.band is None:
-        return stops - starts, np.full(starts.shape, node.first), np.full(starts.shape, node.stop)
-    band = part.band
-    low = np.maximum(node.first, starts // band.group + band.first)
-    high = np.minimum(node.stop, (stops - 1) // band.group + band.end)
-    return stops - starts, low, np.maximum(low, high)
-
-
-def _entries(p: PagedProblem, part: Part, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return the entries of the page table that blocks of rows read, which attend the keys low .. high - 1."""
+def _entries(p: PagedProblem, part: Part, of_part: Blocks) -> np.ndarray:
+    """Return the entries of the page table that one of each kind of blocks reads."""
+    low, high = of_part.low, of_part.high
     pages = (high - 1) // p.page - low // p.page + 1
-    # A page that lies in two pieces is read for both. The node starts at a page, so cut c lies inside a page unless
-    # c * piece is a multiple of the page.
-    first_cut = (low - part.node.first) // part.piece + 1
-    last_cut = -((part.node.first - high) // part.piece) - 1
-    period = p.page // math.gcd(p.page, part.piece)
-    inside = last_cut - last_cut // period - (first_cut - 1) + (first_cut - 1) // period
-    return np.where(high > low, pages + inside, 0)
+    if part.walks > 1:
+        # A page that lies in two pieces is read for both. The node starts at a page, so cut c lies inside a page unless
+        # c * piece is a multiple of the page.
+        first_cut = (low - part.node.first) // part.piece + 1
+        last_cut = -((part.node.first - high) // part.piece) - 1
+        period = p.page // math.gcd(p.page, part.piece)
+        pages += last_cut - last_cut // period - (first_cut - 1) + (first_cut - 1) // period
+    return np.where(high > low, pages, 0)
 
 
-def _walk_peak(p: PagedProblem, t: Tiles, part: Part, low: np.ndarray, high: np.ndarray) -> int:
+def _walk_peak(p: PagedProblem, t: Tiles, part: Part, of_part: Blocks) -> int:
     """Return the most words that a walk holds. If rows attend different keys, it is an upper bound."""
-    r, live = min(t.rows, len(part.rows)), int((high - low).max(initial=0))
+    r, live = min(t.rows, len(part.rows)), int((of_part.high - of_part.low).max())
     statistics = r * (p.d + p.d_v + 2)
     if not live:
         return statistics
     c = min(t.cols, part.piece, live)
     whole_pages = (c == live or t.cols % p.page == 0) and (part.walks == 1 or part.piece % p.page == 0)
-    aligned = whole_pages and not (low % p.page).any()
+    aligned = whole_pages and not (of_part.low % p.page).any()
     entries = ceil_div(c, p.page) if aligned else (c + p.page - 2) // p.page + 1
     held = c * p.d + r if p.v_in_k else max(min(c, p.page) * max(p.d, p.d_v), r)
     return statistics + entries + r * c + held
+
+
+def _merge_peak(p: PagedProblem, t: Tiles, merged: list[int]) -> int:
+    """Return the most words that a merge holds. merged: rows of each sequence with partial results."""
+    return min(t.rows, max(merged, default=0)) * (2 * p.d_v + 3)
+
+
+def _merged(p: PagedProblem, parts: list[Part]) -> list[int]:
+    """Return the rows of each sequence with partial results."""
+    rows = rows_of(p)
+    return [len(rows[b]) for b in {b for part in parts if part.partials is not None for b in part.node.members}]
 
 
 # The search ---------------------------------------------------------------------------------------
 
 
 def search(p: PagedProblem, words: int, multiple: Mapping[str, int]) -> Tiles | None:
-    """Return the tiles that move the fewest words: of all lengths of shared runs, and of the rows that fit.
+    """Return the tiles that move the fewest words: of several lengths of shared runs, with the most rows that fit.
 
-    Keys are not cut into pieces, which would only move more words, and stream by in the smallest tiles. Rows are the
-    most that fit; under a mask, shorter blocks are tried, too.
+    Under a mask, shorter blocks of rows are tried, too. Keys are not cut into pieces, which would only move more words,
+    and stream by in the smallest tiles, which leave most room for rows.
     """
-    cols, best, tried = min(multiple["cols"], max(1, p.n_k)), None, set()
+    cols, found = min(multiple["cols"], max(1, p.n_k)), []
+    for shared, nodes in _ways_to_share(p):
+        tiles = Tiles(1, cols, max(1, p.n_k), shared, max(1, p.n_q))
+        parts = parts_of(p, tiles, nodes)
+        fitting = _fitting_rows(p, tiles, parts, words, multiple["rows"])
+        if len(fitting):
+            found.append((*_rated(p, tiles._replace(rows=int(fitting[-1])), parts), parts, fitting))
+    if not found:
+        return None
+    *_, best, parts, fitting = min(found, key=lambda option: option[:2])
+    if p.mask.is_full or max(p.queries) <= 1:  # all rows of a sequence attend the same keys
+        return best
+    tried = (_rated(p, best._replace(rows=rows), parts) for rows in spread(fitting, ROWS_TRIED).tolist())
+    return min(tried, key=lambda option: option[:2])[-1]
+
+
+def _rated(p: PagedProblem, t: Tiles, parts: list[Part]) -> tuple[int, int, Tiles]:
+    """Return the words moved and the words held with these tiles, and the tiles."""
+    cost = cost_of(p, t, parts)
+    return cost.words, cost.peak, t
+
+
+@lru_cache(maxsize=8)
+def _ways_to_share(p: PagedProblem) -> list[tuple[int, tuple[Node, ...]]]:
+    """Return the lengths of shared runs that lead to different nodes, the kernel's first, and these nodes."""
+    ways: dict[tuple[Node, ...], int] = {}
     for shared in (LEAST_SHARED, *(1 << i for i in range(p.n_k.bit_length() + 1))):
-        nodes = shared_nodes(p, shared)
-        if nodes in tried:
-            continue
-        tried.add(nodes)
-        for rows in _fitting_rows(p, Tiles(1, cols, shared=shared), nodes, words, multiple["rows"]):
-            tiles = Tiles(rows, cols, max(1, p.n_k), shared, max(1, p.n_q))
-            cost = cost_of(p, tiles, parts_of(p, tiles, nodes))
-            key = cost.words, cost.peak
-            if best is None or key < best[0]:
-                best = key, tiles
-    return best[1] if best else None
+        ways.setdefault(shared_nodes(p, shared), shared)
+    return [(shared, nodes) for nodes, shared in ways.items()]
 
 
-def _fitting_rows(p: PagedProblem, t: Tiles, nodes: tuple[Node, ...], words: int, multiple: int) -> list[int]:
-    """Return the lengths of blocks of rows to try, all of which fit: the longest, and under a mask shorter ones."""
-    parts = parts_of(p, t, nodes)
+def _fitting_rows(p: PagedProblem, t: Tiles, parts: list[Part], words: int, multiple: int) -> np.ndarray:
+    """Return the lengths of blocks of rows that fit, ascending."""
     candidates = edges(max([1, *(len(part.rows) for part in parts)]), multiple, every=True)
+    shapes = {(len(part.rows), part.keys, part.band): part for part in parts}  # parts of one shape hold the same words
+    merged = _merged(p, parts)
 
-    def fits(rows: int) -> bool:
-        return cost_of(p, t._replace(rows=rows), parts).peak <= words
+    def fits(index: int) -> bool:
+        tiles = t._replace(rows=int(candidates[index]))
+        peaks = (_walk_peak(p, tiles, part, _blocks(part, tiles.rows)) for part in shapes.values())
+        return max([_merge_peak(p, tiles, merged), *peaks]) <= words
 
-    count = bisect(range(len(candidates)), False, key=lambda i: not fits(int(candidates[i])))
-    same_keys = all(n <= 1 for n in p.queries) or p.mask.is_full
-    if not count:
-        return []
-    return [int(candidates[count - 1])] if same_keys else spread(candidates[:count], ROWS_TRIED).tolist()
+    return candidates[: bisect(range(len(candidates)), False, key=lambda index: not fits(index))]
 
 
 schedule = Schedule(
