@@ -49,7 +49,7 @@ def laboratory() -> list[dict[str, Any]]:
     rows = []
     for name, schedule in schedules.SCHEDULES.items():
         mask = rb.Mask.full() if schedule.full_only else rb.Mask.causal()
-        for direction in schedule.passes.keys() & DIRECTIONS:
+        for direction in (each for each in schedule.passes if each in DIRECTIONS):
             large = rb.Problem(MILLION, MILLION, 128, mask=mask, direction=direction)
             tiles = schedule.tiles(large, WORDS)
             middle = rb.Problem(4096, 4096, 64, direction=direction)

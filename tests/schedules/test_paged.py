@@ -1,6 +1,8 @@
 """Paged attention as a schedule: its nodes, its numbers against float64, and its words by run, closed form and hand."""
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from redblue.schedules.paged_nodes import Node, shared_nodes
 from support.examples import examples
 from support.paged import attended, paged_problems, paged_tiles, words_by_hand
 
+THEORY = (Path(__file__).parents[2] / "docs" / "lab" / "theory.md").read_text(encoding="utf-8")
+THEORY = THEORY[THEORY.index("## Paged caches") : THEORY.index("## Limits of the model")]
 FULL = st.just(Mask.full())
 
 
@@ -221,7 +225,7 @@ def test_a_cache_that_holds_everything_reads_what_is_compulsory():
 
 
 def test_sharing_divides_the_words_of_a_prefix():
-    """16 sequences share 4096 of 4352 keys: 16 x 4352 keys are 4096 + 16 x 256; README and guide give these figures."""
+    """16 sequences share 4096 of 4352 keys: 16 x 4352 keys are 4096 + 16 x 256; docs/lab/theory.md gives the ratio."""
     problem = PagedProblem.of(Problem(1, 4352, 128, batch=16, heads=32, kv_heads=8), 16, 4096)
     shared, alone = (count("paged", problem, tiles={"rows": 64, "shared": keys}).words for keys in (64, 10**6))
     keys, pages = 4096 + 16 * 256, 256 + 16 * 16
@@ -240,6 +244,35 @@ def test_sharing_saves_nothing_if_a_block_holds_the_rows_of_one_sequence_only():
     assert small.words == alone.words
     assert large.tiles["shared"] == 64
     assert large.words < 0.7 * count("paged", problem, words=10**6, tiles=large.tiles | {"shared": 10**6}).words
+
+
+TABLES = re.findall(r"^\| ([\d,]+) \| ([\d,| .]+) \|$", THEORY, flags=re.MULTILINE)
+
+
+def test_the_tables_of_the_theory_are_counts():
+    decode = {"batch": 16, "heads": 32, "kv_heads": 8}
+    grouped, latent = TABLES[:4], TABLES[4:]
+    assert [first for first, _ in TABLES] == ["0", "1,024", "4,096", "16,384", "49,152", "1,000,000", "4,000,000"]
+    for prefix, rest in grouped:
+        prefix = int(prefix.replace(",", ""))
+        problem = PagedProblem.of(Problem(1, prefix + 256, 128, **decode), 16, prefix)
+        shared = count("paged", problem, words=49152)
+        alone = count("paged", problem, tiles=shared.tiles | {"shared": 10**6}).words
+        bound = lower_bound(problem, 49152).words
+        assert rest == f"{alone:,} | {shared.words:,} | {alone / shared.words:.2f} | {bound:,}"
+    problem = PagedProblem.of(Problem(1, 4352, 576, 512, batch=16, heads=128, kv_heads=1), 16, 4096, v_in_k=True)
+    for words, rest in latent:
+        words = int(words.replace(",", ""))
+        tiles = count("paged", problem, words=words).tiles
+        alone, shared = (count("paged", problem, tiles=tiles | {"shared": keys}).words for keys in (10**6, 64))
+        assert rest == f"{tiles['rows']:,} | {alone:,} | {shared:,} | {lower_bound(problem, words).words:,}"
+
+
+def test_cutting_keys_into_pieces_costs_little():
+    for keys, more in ((4096, 0.0054), (65536, 0.0059)):
+        problem, tiles = PagedProblem([1], [keys], 16, 128, heads=32, kv_heads=8), {"rows": 64}
+        whole, cut = (count("paged", problem, tiles=tiles | given).words for given in ({}, {"piece": 1024}))
+        assert cut / whole - 1 == pytest.approx(more, abs=0.0001)
 
 
 # The problem --------------------------------------------------------------------------------------
