@@ -65,6 +65,8 @@ PAGED = {"k_pages": PAGES, "v_pages": PAGES.copy(), "page_table": [[0, 1], [2, 3
 def calls():
     """Return the calls by name. Files are left out where a wrong name would be a right one."""
     yield "Problem", Call(rb.Problem, {"n_q": 8, "n_k": 8, "d": 4})
+    yield "PagedProblem", Call(rb.PagedProblem, {"queries": [1, 2], "keys": [5, 8], "page": 4, "d": 4})
+    yield "PagedProblem.of", Call(rb.PagedProblem.of, {"problem": PROBLEM, "page": 4})
     yield "CacheLevel", Call(rb.CacheLevel, {"name": "L1", "capacity_bytes": 4096, "line_bytes": 64, "ways": 8})
     yield "attention", Call(rb.attention, {"q": Q, "k": Q, "v": Q})
     yield (
