@@ -169,23 +169,65 @@ class Engine:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "step") as worker:
             while True:
-                self._drop_ended()
-                self._admit()
-                batch = self._plan()
+                batch = self.schedule()
                 if batch:
                     try:  # in a thread, so that the event loop goes on answering: the kernels release Python's lock
-                        tokens = await loop.run_in_executor(worker, self._step, batch)
+                        tokens = await loop.run_in_executor(worker, self.compute, batch)
                     except Exception:
                         traceback.print_exc()
                         for request, _ in batch:
                             self.end(request, "failed")
                     else:
-                        self._deliver(batch, tokens)
+                        self.deliver(batch, tokens)
                 elif self.stopping:
                     return
                 else:
                     self._wake.clear()
                     await self._wake.wait()
+
+    def schedule(self) -> list[tuple[Request, int]]:
+        """Requests of the next step, each with the number of tokens to feed: none if there is nothing to do."""
+        self._drop_ended()
+        self._admit()
+        return self._plan()
+
+    def compute(self, batch: list[tuple[Request, int]]) -> np.ndarray:
+        """Feed the tokens of a batch to the model, and return the most likely token after each request's last."""
+        before = np.array([request.cached for request, _ in batch])
+        counts = np.array([count for _, count in batch])
+        starts = np.concatenate([[0], counts.cumsum()])
+        tokens = np.concatenate([request.tokens[request.cached : request.cached + count] for request, count in batch])
+        positions = np.concatenate(
+            [np.arange(first, first + count) for first, count in zip(before, counts, strict=True)]
+        )
+        table = np.zeros((len(batch), max(len(request.pages) for request, _ in batch)), np.int32)
+        for row, (request, _) in zip(table, batch, strict=True):
+            row[: len(request.pages)] = request.pages
+
+        def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+            cache = self.k_pages[layer], self.v_pages[layer], table
+            after = rb.append_paged(k, v, *cache, before, starts)
+            return rb.attention_paged(q, *cache, after, starts)
+
+        hidden = self.model.forward(tokens, positions, attend)
+        return (hidden[starts[1:] - 1] @ self.model.logits).argmax(1)
+
+    def deliver(self, batch: list[tuple[Request, int]], tokens: np.ndarray) -> None:
+        """Note what a step has fed, and the token of each request whose tokens have all been fed."""
+        self.counts["steps"] += 1
+        for (request, count), token in zip(batch, tokens.tolist(), strict=True):
+            self.counts["fed"] += count
+            request.cached += count
+            full = request.cached // self.page
+            for page, name in zip(request.pages, request.names_of(full, self.page), strict=False):
+                self.pages.name(page, name)
+            if request.pending or request.ended:
+                continue  # more of the prompt follows, or the client has gone
+            self.counts["tokens"] += 1
+            request.tokens.append(token)
+            request.events.put_nowait(token)
+            if token == self.model.end or len(request.generated) == request.max_tokens:
+                self.end(request, "end" if token == self.model.end else "length")
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page)
@@ -219,7 +261,7 @@ class Engine:
         self.counts["most_running"] = max(self.counts["most_running"], len(self.running))
 
     def _plan(self) -> list[tuple[Request, int]]:
-        """Requests of the next step, each with the number of tokens to feed. Generation comes before prompts."""
+        """Divide the tokens of a step among the running requests. Generation comes before prompts."""
         budget = max(0, self.chunk - sum(request.pending == 1 for request in self.running))
         batch: list[tuple[Request, int]] = []
         i = 0
@@ -248,40 +290,3 @@ class Engine:
             if youngest is request:
                 return False
         return True
-
-    def _step(self, batch: list[tuple[Request, int]]) -> np.ndarray:
-        """Feed the tokens of a batch to the model, and return the most likely token after each request's last."""
-        before = np.array([request.cached for request, _ in batch])
-        counts = np.array([count for _, count in batch])
-        starts = np.concatenate([[0], counts.cumsum()])
-        tokens = np.concatenate([request.tokens[request.cached : request.cached + count] for request, count in batch])
-        positions = np.concatenate(
-            [np.arange(first, first + count) for first, count in zip(before, counts, strict=True)]
-        )
-        table = np.zeros((len(batch), max(len(request.pages) for request, _ in batch)), np.int32)
-        for row, (request, _) in zip(table, batch, strict=True):
-            row[: len(request.pages)] = request.pages
-
-        def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-            cache = self.k_pages[layer], self.v_pages[layer], table
-            after = rb.append_paged(k, v, *cache, before, starts)
-            return rb.attention_paged(q, *cache, after, starts)
-
-        hidden = self.model.forward(tokens, positions, attend)
-        return (hidden[starts[1:] - 1] @ self.model.logits).argmax(1)
-
-    def _deliver(self, batch: list[tuple[Request, int]], tokens: np.ndarray) -> None:
-        self.counts["steps"] += 1
-        for (request, count), token in zip(batch, tokens.tolist(), strict=True):
-            self.counts["fed"] += count
-            request.cached += count
-            full = request.cached // self.page
-            for page, name in zip(request.pages, request.names_of(full, self.page), strict=False):
-                self.pages.name(page, name)
-            if request.pending or request.ended:
-                continue  # more of the prompt follows, or the client has gone
-            self.counts["tokens"] += 1
-            request.tokens.append(token)
-            request.events.put_nowait(token)
-            if token == self.model.end or len(request.generated) == request.max_tokens:
-                self.end(request, "end" if token == self.model.end else "length")

@@ -133,7 +133,7 @@ class Server:
         self.engine.stop()
         await self.steps
         if self.connections:
-            _, late = await asyncio.wait(self.connections, timeout=LINGER_SECONDS)
+            late = (await asyncio.wait(self.connections, timeout=LINGER_SECONDS))[1]
             for connection in late:  # a client that sends no request, or does not read its response
                 self.connections[connection].transport.abort()
             await asyncio.gather(*late)

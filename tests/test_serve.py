@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import serve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.dense_text import check_greedy, greedy
-from support.examples import thorough
+from support.examples import examples, thorough
 from support.http_server import SECONDS, serving, wait_until
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "serve.py"
@@ -239,6 +242,28 @@ def test_what_is_not_http(small, sent, status):
             assert response.readline().startswith(f"HTTP/1.1 {status} ".encode())
 
 
+def test_a_refused_client_that_is_still_sending_reads_why(small, monkeypatch):
+    monkeypatch.setattr(serve, "LINGER_SECONDS", SECONDS)
+    status, answer = small.call("POST", "/generate", b"x" * 2**24)  # more than sockets hold
+    assert status == 413
+    assert "got 16777216" in answer["error"]
+
+
+LINES = [b"POST /generate HTTP/1.1", b"GET /stats HTTP/1.1", b"Content-Length: 15", b"Expect: 100-continue", b"x: y"]
+PIECES = [*LINES, b"\r\n", b"\r\n\r\n", b'{"prompt": "x"}', b'{"prompt": "x", "stream": true}', b":", b" ", b"\0"]
+
+
+@examples(60)
+@given(pieces=st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=8))
+def test_random_bytes_are_answered_or_dropped(small, pieces):
+    with socket.create_connection(("127.0.0.1", small.port), timeout=SECONDS) as client:
+        client.sendall(b"".join(pieces))
+        client.shutdown(socket.SHUT_WR)
+        with client.makefile("rb") as response:
+            assert re.match(rb"HTTP/1\.1 [1245]\d\d |$", response.read())
+    assert small.wait_until_free()["failed"] == 0
+
+
 def test_half_a_request_is_dropped_and_a_late_one_refused(small, monkeypatch):
     with socket.create_connection(("127.0.0.1", small.port), timeout=SECONDS) as client:
         client.sendall(b"POST /generate HTTP/1.1\r\nContent-Length: 10\r\n\r\n{")
@@ -281,6 +306,8 @@ def test_a_stopping_server_finishes_its_requests_and_takes_no_others():
             with running.makefile("rb") as response:
                 result = json.loads(response.read().split(b"\r\n\r\n")[1])
             check_answer(server, "last", 6, (200, result))
+            server.thread.join(SECONDS)
+            assert not server.thread.is_alive()  # the silent client does not hold it
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

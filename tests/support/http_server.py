@@ -29,7 +29,7 @@ class Running:
     async def _main(self):
         self.loop, self.leave = asyncio.get_running_loop(), asyncio.Event()
         self.engine = Engine(self.model, **self.options)
-        step = self.engine._step
+        compute = self.engine.compute
 
         def gated(batch):
             if self.held:
@@ -37,9 +37,9 @@ class Running:
                 assert self.permits.acquire(timeout=SECONDS)
             if self.fault is not None:
                 raise self.fault
-            return step(batch)
+            return compute(batch)
 
-        self.engine._step = gated
+        self.engine.compute = gated
         async with Server(self.engine) as self.server:
             self.port = self.server.port
             self.ready.set()
