@@ -148,6 +148,7 @@ class Engine:
         self._wake.set()
 
     def stats(self) -> dict[str, int]:
+        """What there is now, and counts since the start: of requests by how they ended, of steps, of tokens."""
         now = {"pages": len(self.pages.references), "free_pages": len(self.pages.free)}
         now |= {"waiting": len(self.waiting), "running": len(self.running)}
         names = (
@@ -261,8 +262,11 @@ class Engine:
         self.counts["most_running"] = max(self.counts["most_running"], len(self.running))
 
     def _plan(self) -> list[tuple[Request, int]]:
-        """Divide the tokens of a step among the running requests. Generation comes before prompts."""
-        budget = max(0, self.chunk - sum(request.pending == 1 for request in self.running))
+        """Divide the tokens of a step among the running requests. Generation comes before prompts.
+
+        The oldest request always gets a token, and pages by preempting others, so every step makes progress.
+        """
+        budget = max(1, self.chunk - sum(request.pending == 1 for request in self.running))
         batch: list[tuple[Request, int]] = []
         i = 0
         while i < len(self.running):  # the list shortens where requests are preempted

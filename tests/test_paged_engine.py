@@ -30,6 +30,7 @@ def run(engine, arrivals=(), leaving=()):
         requests += [engine.submit(*arguments) for when, arguments in arrivals if when == step]
         batch = engine.schedule()
         check_pages(engine)
+        assert batch or not (engine.running or engine.waiting), "the engine would sleep"
         if not batch and all(when <= step for when, _ in arrivals):
             return requests
         assert len(batch) <= engine.batch
@@ -84,6 +85,12 @@ def test_a_prompt_is_fed_in_chunks_while_others_generate():
     run(engine)
     for request in (first, long):
         check_greedy(MODEL, request.prompt, request.max_tokens, request.generated)
+
+
+def test_a_prompt_is_fed_although_generation_fills_the_steps():
+    engine = Engine(MODEL, pages=3, page=1, chunk=1)
+    old, young = run(engine, [(0, (b"aa", 1)), (0, (b"a", 2))])  # the young one also runs out of pages
+    assert (len(old.generated), len(young.generated)) == (1, 2)
 
 
 def test_the_youngest_request_makes_room_and_starts_again_from_its_kept_pages():
