@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -22,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from http.client import HTTPConnection
 from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read by NumPy: its products are small, and idle threads spin
 
 from byte_model import Model
 from measuring import at_least
