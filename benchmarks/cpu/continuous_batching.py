@@ -144,7 +144,7 @@ def measure(title: str, dtype: torch.dtype, requests: int, most: int, rounds: in
         for manager in managers.values():
             generated(manager, given, 2)  # pages are kept after a step in which their request goes on
         rates = race({name: partial(speed, manager, given) for name, manager in managers.items()}, rounds)
-    case = f"{title}, {requests} requests of {min(map(len, given)) // 1024}k to {max(map(len, given)) // 1024}k tokens"
+    case = f"{title}, {requests} requests of {min(map(len, given)):,} to {max(map(len, given)):,} tokens"
     figure = Figure(f"{OURS} over {PEER}", ratio(rates, OURS, PEER), Limit(2.0))
     return Row(SHORT[str(dtype).removeprefix("torch.")], case, [figure], rates, unit="tokens/s")
 
