@@ -76,6 +76,7 @@ bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, a
 	$(BENCH)/bin/python -m benchmarks.cpu.attention
 	$(BENCH)/bin/python -m benchmarks.cpu.jax_attention --json docs/results/jax.json
 	$(BENCH)/bin/python -m benchmarks.cpu.whole_models
+	$(BENCH)/bin/python -m benchmarks.cpu.continuous_batching
 
 # Delete build/transformers.jsonl to compare again
 transformers-table: setup $(VENV)/peers.stamp ## compare every model class of transformers on redblue with eager (about ten minutes)
