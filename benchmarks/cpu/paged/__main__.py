@@ -95,7 +95,9 @@ def run(rows: list[Measure], settings: Settings) -> tuple[list[Row], bool]:
         try:
             for row in rows:
                 progress.update(task, description=row.title)
+                start = time.perf_counter()
                 found.append(named(row, settings))
+                progress.console.print(f"{row.title}: {time.perf_counter() - start:.0f} s", highlight=False)
                 progress.advance(task)
         except KeyboardInterrupt:
             return found, False
@@ -167,12 +169,12 @@ def main() -> None:
             other.close()
     facts = attention.about(Bench(given.rounds, given.seconds, given.alone), load)
     versions = facts["versions"] | {"transformers": metadata.version("transformers")}
-    versions |= {other.peer: " on torch ".join(other.versions.values()) for other in settings.others}
+    versions |= {other.peer: " on torch ".join(other.versions.values()) for other in settings.others if other.versions}
     facts |= {"complete": complete, "versions": versions, "absent": settings.absent}
     show(facts, rows)
     whole = complete and not (given.only or given.quick or given.alone)
     path = given.json or (KEPT if whole else None)
-    if path:
+    if path and rows:
         write(path, facts, rows)
         draw(facts, rows, path.with_suffix(".svg"))
     if not complete:

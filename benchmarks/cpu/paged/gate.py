@@ -40,16 +40,14 @@ def gate(call: Call, x: Inputs) -> Gate:
 
 
 def _textbook(call: Call, x: Inputs, keys: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """Results (B, n_q, heads, d_v) for the queries of these heads of keys; the rows of a product are their queries."""
     outs = []
+    own = x.q.view(call.batch, call.n_q, call.kv_heads, call.group, call.d)[:, :, keys].to(dtype) * call.d**-0.5
     for b, n in enumerate(call.lengths):
-        k, v = (sequence(pages[:, :, keys], x, b).to(dtype) for pages in (x.k, x.v))
-        masked = ~attended(call, n) if call.n_q > 1 else None
-        own = [h * call.group + i for h in keys for i in range(call.group)]
-        q = x.q[b, :, own].to(dtype) * call.d**-0.5
-        heads = []
-        for i in range(len(own)):
-            scores = q[:, i] @ k[:, i // call.group].T
-            scores = scores if masked is None else scores.masked_fill_(masked, float("-inf"))
-            heads.append(scores.softmax(-1) @ v[:, i // call.group])
-        outs.append(torch.stack(heads, 1))
+        k, v = (sequence(pages[:, :, keys], x, b).to(dtype).transpose(0, 1) for pages in (x.k, x.v))
+        scores = own[b].permute(1, 2, 0, 3).flatten(1, 2) @ k.mT
+        if call.n_q > 1:
+            scores.masked_fill_(~attended(call, n).repeat(call.group, 1), float("-inf"))
+        out = (scores.softmax(-1) @ v).view(len(keys) * call.group, call.n_q, call.width_v)
+        outs.append(out.transpose(0, 1))
     return torch.stack(outs)
