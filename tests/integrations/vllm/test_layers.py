@@ -16,7 +16,8 @@ with warnings.catch_warnings():
     from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-    from redblue.integrations.vllm.backend import RedblueBackend, RedblueMetadataBuilder
+    from redblue.integrations.vllm.backend import RedblueBackend
+    from redblue.integrations.vllm.metadata import RedblueMetadataBuilder
 
 from redblue import RedblueError
 

@@ -5,6 +5,7 @@ processes. It changes nothing unless the environment variable REDBLUE_VLLM is 1.
 served. Importing this package loads neither vLLM nor PyTorch.
 """
 
-from redblue.integrations.vllm.registration import VARIABLE, register
+from redblue.integrations.vllm.registration import register
+from redblue.integrations.vllm.variable import VARIABLE
 
 __all__ = ["VARIABLE", "register"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,16 +10,14 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType  # pyright: i
 
 from redblue.base.errors import RedblueError
 from redblue.integrations.vllm.cache import pages_of, write
+from redblue.integrations.vllm.metadata import RedblueMetadata
+from redblue.integrations.vllm.variable import ADVICE
 from redblue.integrations.vllm.workers import start_workers
 from redblue.masks import Mask
 from redblue.op.paged import attention_paged
 from redblue.op.varlen import attention_varlen
 
-if TYPE_CHECKING:
-    from redblue.integrations.vllm.backend import RedblueMetadata
-
 CACHE_TYPES = ("auto", "float16", "bfloat16")
-ADVICE = "unset REDBLUE_VLLM to use vLLM's own attention"
 
 
 class RedblueAttention(AttentionImpl):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from redblue.base.errors import RedblueError
+from redblue.integrations.vllm.variable import VARIABLE
 
-VARIABLE = "REDBLUE_VLLM"
 BACKEND = "redblue.integrations.vllm.backend.RedblueBackend"
 
 
