@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,13 +23,24 @@ start_workers()
 again = len(threads()) - len(before) - len(new)
 print((pinned, own, sorted(os.sched_getaffinity(0)), new, again))
 """
+AFTER = """
+known = threads()
+from redblue import attention
+x = torch.ones(1, 8, 512, 64)
+for _ in range(20):
+    x.add_(0)  # wakes PyTorch's team
+    attention(x, x, x)
+added = threads() - known
+print(sorted(os.sched_getaffinity(thread) == {own[0]} for thread in added))
+"""
+INTEL = Path(sys.prefix, "lib", "libiomp5.so")  # vLLM for CPUs brings it, and advises to preload it
 
 
-def ran(**variables):
+def ran(program=PROGRAM, **variables):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
-    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env | variables)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env | variables)
     assert run.returncode == 0, run.stderr
-    return ast.literal_eval(run.stdout)
+    return ast.literal_eval(run.stdout.splitlines()[-1])
 
 
 @pytest.mark.skipif(
@@ -49,3 +61,11 @@ def test_nothing_is_started_where_no_thread_is_pinned():
     pinned, before, after, new, again = ran()
     assert (pinned, new, again) == ([], [], 0)
     assert before == after
+
+
+@pytest.mark.skipif(not INTEL.exists() or len(os.sched_getaffinity(0)) < 2, reason="needs libiomp5.so and two CPUs")
+def test_a_preloaded_openmp_is_the_one_that_redblue_uses():
+    """PyTorch's own libgomp, which PyTorch then does not use, would start a second team, pinned to the caller's CPU."""
+    cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
+    pinned = {"KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{cpus}]", "OMP_NUM_THREADS": "2"}
+    assert not any(ran(PROGRAM + AFTER, LD_PRELOAD=str(INTEL), **pinned))
