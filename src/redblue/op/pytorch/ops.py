@@ -46,7 +46,8 @@ library.define(
 )
 # PyTorch's OpenMP threads spin for milliseconds after each of its operations. redblue uses them, because threads of its
 # own would compete with them for the CPUs.
-_core.use_openmp_of(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+OPENMP = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+_core.use_openmp_of(OPENMP)
 
 forward_op = torch.ops.redblue.attention.default
 backward_op = torch.ops.redblue.attention_backward.default

@@ -1,0 +1,11 @@
+"""redblue under vLLM on CPUs: a plug-in that replaces vLLM's attention backend CPU_ATTN.
+
+vLLM finds `register` by the entry point `vllm.general_plugins` of the installed redblue and calls it in each of its
+processes. It changes nothing unless the environment variable REDBLUE_VLLM is 1. docs/guide/vllm.md describes what is
+served. Importing this package loads neither vLLM nor PyTorch.
+"""
+
+from redblue.integrations.vllm.registration import register
+from redblue.integrations.vllm.variable import VARIABLE
+
+__all__ = ["VARIABLE", "register"]
