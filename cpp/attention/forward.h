@@ -348,10 +348,11 @@ struct Forward : Formats<T, F> {
     return moved;
   }
 
-  // `run_few` for all key heads of keys that lie in pages, a few keys at a time: pages are then read in the order of
-  // memory, whichever of heads and rows lies within the other. partial: as in `run`.
-  static Moved run_paged(const Call& call, Piece piece, void* partial, Arena& arena) {
-    const long d = call.d, d_v = call.d_v, heads = call.kv_heads, out_length = up(d_v, L);
+  // `run_few` for key heads from `first_head` on, whose keys lie in pages, a few keys at a time: pages are then read in
+  // the order of memory, whichever of heads and rows lies within the other. The arithmetic of a head does not depend on
+  // the others. partial: as in `run`.
+  static Moved run_paged(const Call& call, long first_head, long heads, Piece piece, void* partial, Arena& arena) {
+    const long d = call.d, d_v = call.d_v, out_length = up(d_v, L);
     const Rows rows = rows_of(piece.row, piece.rows);
     const long cols = keys_at_once(call);
     struct Head {
@@ -363,7 +364,7 @@ struct Forward : Formats<T, F> {
     std::vector<Head> all;
     all.reserve(heads);
     for (long h = 0; h < heads; h++) {
-      all.push_back({Stream(call, h), FewQueries<T, F>(arena, d), arena.take<Sum>(rows.count * out_length),
+      all.push_back({Stream(call, first_head + h), FewQueries<T, F>(arena, d), arena.take<Sum>(rows.count * out_length),
                      arena.take<Sum>(rows.count * cols), {}, {}, {}});
       Head& head = all.back();
       head.queries.pack(head.s.template row<const T>(call.q).from(rows.start), call.q.column, rows.count);
@@ -419,7 +420,7 @@ struct Forward : Formats<T, F> {
       list_chunk(call.pages, chunk, v_base, call.pages.v_step, v_rows);
       if (call.pages.v_in_k < 0) announce(v_rows, keys, call.v, d_v);
       for (Head& head : all) {
-        const auto k = shifted(k_rows, keys, head.s.kv_head * call.k.head);
+        const auto k = shifted(k_rows, keys, (head.s.kv_head - first_head) * call.k.head);
         head.queries.dots(keys, k, head.scores, length, beside);
         if (!Base::finished(head.s, rows, chunk))
           by_tile(rows, keys, head.scores, length, tile,
@@ -436,7 +437,7 @@ struct Forward : Formats<T, F> {
         announce(k_rows, next, call.k, d);
       }
       for (Head& head : all) {
-        const auto v = shifted(v_rows, keys, head.s.kv_head * call.v.head);
+        const auto v = shifted(v_rows, keys, (head.s.kv_head - first_head) * call.v.head);
         weighted_sum_of_rows<T>(keys, rows.count, d_v, v, head.scores, length, head.factors, head.out, out_length,
                                 beside);
       }

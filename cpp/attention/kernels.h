@@ -43,7 +43,7 @@ struct Kernels {
   long lanes;        // rows of queries that are computed at once
   long few;          // up to this many rows, decode.h computes the scores; 0: never
   Moved (*forward)(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena);
-  Moved (*paged)(const Call& call, Piece piece, void* partial, Arena& arena);  // few rows, all key heads
+  Moved (*paged)(const Call& call, long head, long heads, Piece piece, void* partial, Arena& arena);  // few rows
   Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const Partial* partials, long count,
                  Arena& arena);
   Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Arena& arena);

@@ -11,8 +11,7 @@
 namespace redblue {
 namespace {
 
-constexpr std::int64_t kPiece = 1024;      // keys of a task of one key head,
-constexpr std::int64_t kKeysOfFew = 256;   // and of one of all key heads, with so few rows that decode.h computes it
+constexpr std::int64_t kPiece = 1024;      // keys that few rows walk through in one task
 constexpr std::int64_t kFewRows = 256;     // more rows are tasks enough: their keys are not cut into pieces
 
 std::size_t bytes_of(Number number) {
@@ -129,26 +128,36 @@ Part part_of(const PagedCall& paged, Node node, const Kernels& kernels) {
   }
   const std::int64_t rows = std::min(call.rows, call.stacked()), keys = part.node.stop - part.node.first;
   call.few = rows <= kernels.few && call.q.column == 1 && call.k.column == 1 && call.v.column == 1;
-  part.piece = call.stacked() > kFewRows ? std::max<std::int64_t>(1, keys) : call.few ? kKeysOfFew : kPiece;
+  part.piece = call.stacked() > kFewRows ? std::max<std::int64_t>(1, keys) : kPiece;
   part.pieces = std::max<std::int64_t>(1, ceil_div(keys, part.piece));
   return part;
 }
 
+// One block of rows, one piece of the keys, and `heads` key heads from `head` on.
 struct Task {
-  std::int64_t part, block, head, piece, work;
+  std::int64_t part, block, piece, head, heads, work;
 };
 
-std::vector<Task> longest_first(const std::vector<Part>& parts) {
+// All key heads of few rows are one task, in which pages are read in the order of memory, if there are tasks enough for
+// all threads without dividing them. No head's result depends on it.
+std::vector<Task> longest_first(const std::vector<Part>& parts, std::int64_t threads) {
+  constexpr std::int64_t kTasksPerThread = 4;
+  std::int64_t pieces = 0;
+  for (const Part& part : parts) pieces += part.pieces;
   std::vector<Task> tasks;
   for (std::size_t p = 0; p < parts.size(); p++) {
     const Call& call = parts[p].call;
     const std::int64_t blocks = ceil_div(call.stacked(), call.rows), keys = parts[p].node.stop - parts[p].node.first;
+    const std::int64_t groups = call.few ? ceil_div(kTasksPerThread * threads, pieces) : call.kv_heads;
+    const std::int64_t heads = std::max<std::int64_t>(1, call.kv_heads / groups);
     for (std::int64_t piece = 0; piece < parts[p].pieces; piece++)
       for (std::int64_t block = 0; block < blocks; block++) {
         const std::int64_t rows = std::min(call.rows, call.stacked() - block * call.rows);
         const std::int64_t work = rows * std::min(parts[p].piece, keys - piece * parts[p].piece);
-        for (std::int64_t head = 0; head < (call.few ? 1 : call.kv_heads); head++)
-          tasks.push_back({std::int64_t(p), block, head, piece, work});
+        for (std::int64_t head = 0; head < call.kv_heads; head += heads) {
+          const std::int64_t count = std::min(heads, call.kv_heads - head);
+          tasks.push_back({std::int64_t(p), block, piece, head, count, work * count});
+        }
       }
   }
   std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.work > b.work; });
@@ -170,9 +179,9 @@ Moved run(const std::vector<Part>& parts, const Task& task, const Kernels& kerne
   const Piece piece{row, std::min(part.call.rows, part.call.stacked() - row), key,
                     std::min(part.piece, part.node.stop - key)};
   void* const partial = part.partial(task.piece);
-  Moved moved = part.call.few ? kernels.paged(part.call, piece, partial, own_arena())
+  Moved moved = part.call.few ? kernels.paged(part.call, task.head, task.heads, piece, partial, own_arena())
                               : kernels.forward(part.call, task.head, piece, partial, own_arena());
-  moved.reads += entries_read(part, piece);
+  moved.reads += task.heads * entries_read(part, piece);  // the schedule reads them for each head
   return moved;
 }
 
@@ -209,7 +218,7 @@ Moved forward(const PagedCall& paged, const Isa& isa) {
   }
   const int threads = paged.common.threads;
   Tally tally;
-  const std::vector<Task> tasks = longest_first(parts);
+  const std::vector<Task> tasks = longest_first(parts, threads);
   share_out(std::int64_t(tasks.size()), threads, [&](std::int64_t i) { tally.add(run(parts, tasks[i], kernels)); });
   const std::vector<std::vector<Partial>> lists = partials_of(paged, parts);
   const std::int64_t heads = paged.common.kv_heads;
