@@ -65,7 +65,7 @@ def attention_paged(
         q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, options_of("attention_paged", options)
     )
     check_flag("return_lse", return_lse)
-    out, lse = paged_cpu.attend(call) if _on_cpu(call) else _gathered(call)
+    out, lse = paged_cpu.attend(call) if _on_cpu(call) else _on_gpu(call, page_table) or _gathered(call)
     return (out, lse) if return_lse else out
 
 
@@ -163,7 +163,22 @@ def _merged_tensors(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any
 
 
 def _on_cpu(call: PagedCall) -> bool:
-    return not api.is_torch(call.q) or call.q.is_cpu
+    """Whether the CPU's kernels compute the call."""
+    if not api.is_torch(call.q):
+        return True
+    from redblue.op.pytorch import ops
+
+    return call.q.is_cpu and ops.substitute() is None
+
+
+def _on_gpu(call: PagedCall, page_table: Any) -> tuple[Any, Any] | None:
+    """The results of the kernels for GPUs; None where they do not fit the card. page_table: the caller's."""
+    from redblue.op.pytorch import ops
+
+    ops.gpu_kernels()
+    from redblue.op.pytorch import paged_gpu
+
+    return paged_gpu.attend(call, page_table)
 
 
 def _gathered(call: PagedCall) -> tuple[Any, Any]:
