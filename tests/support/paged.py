@@ -25,11 +25,13 @@ class Paged:
     lengths: list[int]
     starts: list[int]
     options: dict[str, Any] = field(default_factory=dict)
+    packed: bool = True  # False: q is (B, n_q, H, d)
 
     @property
     def arguments(self):
         """The positional arguments of attention_paged."""
-        return self.q, self.k, self.v, self.table, torch.tensor(self.lengths), torch.tensor(self.starts)
+        starts = (torch.tensor(self.starts),) if self.packed else ()
+        return self.q, self.k, self.v, self.table, torch.tensor(self.lengths), *starts
 
     def sequence(self, b):
         """The queries (H, n_q, d) of sequence b, and its keys and values, gathered."""
@@ -62,7 +64,7 @@ class Paged:
             if scores is None:
                 scores = torch.zeros((), dtype=torch.float64, device=q.device)
             elif scores.dtype == torch.bool:
-                scores = torch.zeros(scores.shape, dtype=torch.float64).masked_fill(~scores, -torch.inf)
+                scores = torch.zeros_like(scores, dtype=torch.float64).masked_fill(~scores, -torch.inf)
             bias = torch.where(allowed, scores.double(), -torch.inf)
             out, lse = textbook(q, k, v, bias=bias, **options, return_lse=True)
             outs.append(out.transpose(0, 1))

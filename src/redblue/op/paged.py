@@ -172,7 +172,9 @@ def _on_cpu(call: PagedCall) -> bool:
 
 
 def _on_gpu(call: PagedCall, page_table: Any) -> tuple[Any, Any] | None:
-    """The results of the kernels for GPUs; None where they do not fit the card. page_table: the caller's."""
+    """The results of the kernels for GPUs; None where they do not compute the call. page_table: the caller's."""
+    if call.q.device.type not in ("cuda", "cpu"):
+        return None
     from redblue.op.pytorch import ops
 
     ops.gpu_kernels()

@@ -40,7 +40,7 @@ def run(call: PagedCall, **changed: Any) -> tuple[Any, Any, tuple[int, int]]:
         paged.Cache(_strided(call.k, 0, 2, 1, 3), _strided(call.v, 0, 2, 1, 3), v_in_k(call.k, call.v)),
         _heads_first(packed),
         _heads_first(sums[..., None]),
-        sequences=sequences_of(call),
+        sequences=_sequences(call),
         **(arguments | changed),
     )
     words = paged.forward(packed_call)
@@ -76,7 +76,7 @@ def _options(call: PagedCall, sizes: Sizes, dtype: str) -> tuple[list[Any], dict
     return held, arguments
 
 
-def sequences_of(call: PagedCall) -> _core.Sequences:
+def _sequences(call: PagedCall) -> _core.Sequences:
     """The sequences as the core takes them: addresses of arrays that `call` holds."""
     of, window, tree = call.sequences, call.options.mask.rule, call.tree
     return _core.Sequences(

@@ -70,7 +70,7 @@ def test_calls_without_sequences_queries_or_keys():
     check(draw(0, [0, 0], [1, 2], device=DEVICE, options=["sinks"]))
 
 
-@pytest.mark.parametrize("page", [1, 16, thorough(2), thorough(7), thorough(32)])
+@pytest.mark.parametrize("page", [1, 7, 16, thorough(2), thorough(32)])
 def test_page_sizes(page):
     check(draw(page, [50, 33], [2, 1], page=page, device=DEVICE))
 
@@ -121,11 +121,15 @@ def test_bias(shape, dtype):
     bias = torch.randn(shape, dtype=torch.float64, device=DEVICE)
     call.options["bias"] = bias > -1 if dtype == torch.bool else bias
     expected = call.expected()
-    call.q = call.q.reshape(2, 3, 4, 24)
-    arguments = call.arguments[:-1]
-    call.__class__ = type("Padded", (type(call),), {"arguments": arguments})
-    for x, y in zip(run(call), expected, strict=True):
+    for x, y in zip(run(padded(call)), expected, strict=True):
         check_close(x.reshape(y.shape), y)
+
+
+def padded(call):
+    """The call with q of four dimensions."""
+    call.q = call.q.reshape(2, 3, 4, 24)
+    call.packed = False
+    return call
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -149,7 +153,7 @@ def test_shared_prefixes(prefix, options):
 
 
 def test_shared_prefixes_are_found_and_read_once():
-    call = draw(11, [100, 110, 84, 70], [1, 1, 1, 1], page=16, heads=(2, 1), device=DEVICE)
+    call = draw(11, [100, 110, 84, 70], [1, 1, 1, 1], page=16, heads=(1, 1), device=DEVICE)
     call.table[1, :6] = call.table[0, :6]
     call.table[3, :4] = call.table[2, :4]
     for x in (call.k, call.v):
@@ -235,13 +239,13 @@ def test_calls_that_do_not_fit_a_card_are_gathered(monkeypatch):
 )
 def test_options_that_do_not_fit_are_refused(name, value):
     call = draw(17, [40, 21], [3, 3], device=DEVICE)
-    call.q = call.q.reshape(2, 3, 4, 24)
-    with interpreted.interpreted(), pytest.raises(rb.RedblueError, match=name):
-        rb.attention_paged(*call.arguments[:-1], **{name: value.to(DEVICE) if hasattr(value, "to") else value})
+    call.options[name] = value.to(DEVICE) if isinstance(value, torch.Tensor) else value
+    with pytest.raises(rb.RedblueError, match=name):
+        run(padded(call))
 
 
 @given(st.data())
-@examples(10)
+@examples(7)
 def test_drawn_calls(data):
     group, kv_heads = data.draw(st.sampled_from([1, 3, 17])), data.draw(st.sampled_from([1, 2]))
     lengths = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=3))

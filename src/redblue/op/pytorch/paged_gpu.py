@@ -6,7 +6,7 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from redblue.kernels.cpu.call import Array, Sizes
 from redblue.kernels.cpu.paged import Cache, call_of
 from redblue.kernels.cpu.plan import Tile
 from redblue.kernels.gpu.paged.layout import MAX_KEYS, Layout, layout_of, span_per_row
-from redblue.kernels.gpu.paged.nodes import Nodes, nodes_of
+from redblue.kernels.gpu.paged.nodes import nodes_of
 from redblue.kernels.gpu.paged.task import Arrays, PagedTask, Work
 from redblue.kernels.gpu.planning import fallback, tune
 from redblue.kernels.gpu.planning.card import card_of
@@ -28,11 +28,11 @@ from redblue.kernels.gpu.planning.plan import Launch, Unplanned, launches, node_
 from redblue.kernels.options import ARRAYS, Options, check_array
 from redblue.masks import Mask
 from redblue.op.paged_call import PagedCall
-from redblue.op.paged_cpu import sequences_of, sizes_of
+from redblue.op.paged_cpu import sizes_of
 from redblue.op.pytorch.gpu import precision_of
 from redblue.op.pytorch.layouts import name_of
 
-KEPT = 64  # layouts: all layers of a model have the same
+KEPT = 8  # layouts of recent calls, since layers of a model have the same
 
 
 def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
@@ -123,32 +123,67 @@ class _Placed:
 
 def _placed(call: PagedCall, task: PagedTask) -> _Placed:
     """The layout of the call's work."""
-    sequences, sizes = call.sequences, task.sizes
-    nodes = nodes_of(_shared(call, sizes), sequences.starts)
+    of, sizes = call.sequences, task.sizes
     key_bytes = task.q.element_size() * (sizes.d if task.aliased else sizes.d + sizes.d_v)
-    least = span_per_row(key_bytes, task.lse.element_size() * (sizes.d_v + 1))
-    arrays = tuple(np.ascontiguousarray(x, np.int64).tobytes() for x in (*nodes, sequences.starts, sequences.lengths))
-    return _known(arrays, sizes.group, (task.first, task.end), least, task.q.device)
-
-
-def _shared(call: PagedCall, sizes: Sizes) -> list[tuple[int, int, list[int]]]:
-    """Keys that are read together: (first key, stop key, sequences)."""
-    nowhere, no_pages = Array(0, (0, 0, 0)), Array(0, (0, 0, 0, 0))  # arrays that the core does not read for this
-    cache, dtype = Cache(no_pages, no_pages, -1), name_of(call.q.dtype)
-    sequences = sequences_of(call)
-    return _core.shared_nodes(
-        call_of(sizes, dtype, nowhere, cache, nowhere, nowhere, sequences=sequences, threads=1, tile=Tile(1, 1))
+    request = _Request(
+        of.starts.tobytes(),
+        of.lengths.tobytes(),
+        of.table.tobytes(),
+        max(1, of.page),
+        (task.first, task.end),
+        0 if task.tree is None else task.tree.shape[1],
+        -1 if call.prefix is None else call.prefix,
+        sizes.group,
+        span_per_row(key_bytes, task.lse.element_size() * (sizes.d_v + 1)),
     )
+    return _known(request, task.q.device)
+
+
+class _Request(NamedTuple):
+    """Everything that a layout depends on. starts, lengths, table: the bytes of those of Sequences."""
+
+    starts: bytes
+    lengths: bytes
+    table: bytes
+    page: int
+    window: tuple[int | None, int | None]  # PagedTask.first and .end
+    newest: int  # columns of the tree; 0: none
+    prefix: int  # pages that all sequences share; -1: to be found
+    group: int
+    span_per_row: float
 
 
 @lru_cache(maxsize=KEPT)
-def _known(
-    arrays: tuple[bytes, ...], group: int, window: tuple[int | None, int | None], least: float, device: torch.device
-) -> _Placed:
-    *nodes, starts, lengths = (np.frombuffer(x, np.int64) for x in arrays)
-    layout = layout_of(Nodes(*nodes), starts, lengths, group, window, least)
+def _known(request: _Request, device: torch.device) -> _Placed:
+    starts, lengths = (np.frombuffer(x, np.int64) for x in (request.starts, request.lengths))
+    nodes = nodes_of(_shared(request, starts, lengths), starts)
+    layout = layout_of(nodes, starts, lengths, request.group, request.window, request.span_per_row)
     on_device = layout.nodes, layout.members, layout.merged, layout.starts, layout.parts
     return _Placed(layout, device, Arrays(*(copied(x, device) for x in on_device)))
+
+
+def _shared(request: _Request, starts: np.ndarray, lengths: np.ndarray) -> list[tuple[int, int, list[int]]]:
+    """Keys that are read together, by the core: (first key, stop key, sequences)."""
+    table = np.frombuffer(request.table, np.int64)
+    (first, end), most = request.window, len(table) // max(1, len(lengths))
+    sequences = _core.Sequences(
+        len(lengths),
+        starts.ctypes.data,
+        lengths.ctypes.data,
+        table.ctypes.data,
+        most,
+        request.page,
+        -1 if first is None else -first,
+        -1 if end is None else end - 1,
+        table.ctypes.data if request.newest else 0,  # only whether there is a tree matters
+        request.newest,
+        request.prefix,
+    )
+    nowhere, no_pages = Array(0, (0, 0, 0)), Array(0, (0, 0, 0, 0))  # the core reads no array for this
+    cache, sizes = Cache(no_pages, no_pages, -1), Sizes((len(lengths),), 1, 1, 1, 1, 1, 1)
+    return _core.shared_nodes(
+        call_of(sizes, "float32", nowhere, cache, nowhere, nowhere, sequences=sequences, threads=1, tile=Tile(1, 1))
+    )
 
 
 def _run(task: PagedTask, placed: _Placed) -> None:
