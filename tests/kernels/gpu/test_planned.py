@@ -60,7 +60,7 @@ def test_dropout_of_probabilities_spilled_in_16_bits(monkeypatch):
 @pytest.mark.parametrize(("heads", "widths", "kind"), [((16, 1), (576, 512), "alias"), ((6, 2), (80, 80), "normal")])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes masked lanes, too
 def test_planned_tiles_for_pages(heads, widths, kind):
-    call = draw(0, [150, 33], [1, 12], page=16, heads=heads, widths=widths, kind=kind, dtype=torch.float32)
+    call = draw(0, [70, 33], [1, 12], page=16, heads=heads, widths=widths, kind=kind, dtype=torch.float32)
     with interpreted.interpreted():
         results = rb.attention_paged(*call.arguments, return_lse=True)
     for ours, reference in zip(results, call.expected(), strict=True):
