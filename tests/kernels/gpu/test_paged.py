@@ -137,6 +137,13 @@ def test_dtypes(dtype):
     check(draw(8, [37, 20], [2, 4], dtype=dtype, device=DEVICE, options=["alibi"]))
 
 
+def test_page_tables_that_are_arrays():
+    call = draw(9, [37, 20], [2, 1], device=DEVICE)
+    expected, call.table = call.expected(), call.table.cpu().numpy()
+    for x, y in zip(run(call), expected, strict=True):
+        check_close(x, y)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int16", "uint8"])
 def test_page_tables_of_any_whole_numbers_and_strides(dtype):
     call = draw(9, [37, 20], [2, 1], device=DEVICE)
