@@ -15,9 +15,9 @@ from redblue.kernels.gpu.planning.plan import Launch, Unplanned
 from redblue.meter.interpreter import counting
 from redblue.op.pytorch import interpreted, paged_gpu
 from redblue.schedules.flash import ForwardTiles
+from support.drawn_pages import draw
 from support.examples import examples, thorough
 from support.gpu import DEVICE, check_close, interpreted_only
-from support.paged import draw
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too

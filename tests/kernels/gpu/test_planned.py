@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 import redblue as rb
 from redblue.op.pytorch import interpreted
-from support.paged import draw
+from support.drawn_pages import draw
 
 DENSE = np.random.default_rng(0).random((64, 64)) < 0.5
 CALLS = [
