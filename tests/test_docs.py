@@ -78,6 +78,7 @@ SMALL = {
     "graph_mask.py": ["--nodes", "80", "--steps", "2"],
     "own_schedule.py": ["--words", "4096"],
     "packed_documents.py": ["--tokens", "300", "--steps", "1"],
+    "serve.py": ["--demo", "--requests", "4"],
     "t5_bias.py": ["--n", "24", "--steps", "2"],
 }
 SLOW = {"packed_documents.py": pytest.mark.thorough}  # it imports transformers
@@ -136,6 +137,8 @@ WRONG_OPTIONS = [
     ("diffusion_unet.py", "--steps 0", "argument --steps: must be a whole number of at least 1, got '0'"),
     ("graph_mask.py", "--nodes 42", "argument --nodes: must be a multiple of 4 of at least 40, got '42'"),
     ("t5_bias.py", "--n 1e3", "argument --n: must be a whole number of at least 4, got '1e3'"),
+    ("serve.py", "--pages 0", "argument --pages: must be a whole number of at least 1, got '0'"),
+    ("serve.py", "--port -1", "argument --port: must be a whole number of at least 0, got '-1'"),
     ("own_schedule.py", "--words 1", "error: flash forward with d = 128"),
     ("own_schedule.py", "--figure own.foo", "error: cannot tell what to write to own.foo"),
     pytest.param("packed_documents.py", "--tokens 0", "argument --tokens: must be", marks=pytest.mark.thorough),

@@ -1,19 +1,18 @@
 """Make random calls on arrays that border on protected pages: any access outside an array kills the process.
 
     make fuzz                                   # seven minutes of calls, after the property tests
-    python benchmarks/cpu/fuzz.py --seconds 60 --seed 7
-    python benchmarks/cpu/fuzz.py --call 7 1234     # one call again, by its seed and number
+    python -m benchmarks.cpu.fuzz --seconds 60 --seed 7
+    python -m benchmarks.cpu.fuzz --call 7 1234     # one call again, by its seed and number
 
 Every array, including the results, lies in pages of its own: either its last byte is right before a protected page, or
-its first byte right after one. Calls run in worker processes. If a worker dies, the script reports its last call.
+its first byte right after one. One call in four is on a paged cache, whose unused pages are protected. Calls run in
+worker processes. If a worker dies, the script reports its last call.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import mmap
 import subprocess
 import sys
 import tempfile
@@ -22,55 +21,12 @@ from pathlib import Path
 
 import numpy as np
 
-from redblue.base.dtypes import BYTES_PER_WORD
+from benchmarks.cpu.fuzz_paged import paged_call
+from benchmarks.cpu.guarded import Guarded
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import mask_form
 from redblue.masks import Mask
-
-PAGE = mmap.PAGESIZE
-BYTES = BYTES_PER_WORD | {"bool": 1}
-
-
-class Guarded:
-    """An array (lead, heads, rows, columns) of random layout between two protected pages.
-
-    spread: "plain" (contiguous), "any", or "broadcast" (some strides may be 0). described: the struct for the core.
-    """
-
-    def __init__(self, rng: np.random.Generator, dtype: str, shape: tuple[int, ...], spread: str = "any") -> None:
-        order = rng.permutation(4) if spread != "plain" and rng.random() < 0.6 else [3, 2, 1, 0]
-        strides, step = [0] * 4, 1 if spread == "plain" or rng.random() < 0.7 else int(rng.integers(2, 4))
-        low = high = 0
-        for axis in order:
-            if spread != "broadcast" or rng.random() < 0.5:
-                backwards = spread != "plain" and rng.random() < 0.2
-                strides[axis] = -step if backwards else step
-                reach = strides[axis] * max(0, shape[axis] - 1)
-                low, high = low + min(0, reach), high + max(0, reach)
-                step *= max(1, shape[axis])
-                step += int(rng.integers(0, 4)) if spread != "plain" and rng.random() < 0.3 else 0
-        empty = any(size == 0 and stride for size, stride in zip(shape, strides, strict=True))
-        held = 0 if empty else (high - low + 1) * BYTES[dtype]
-        pages = -(-held // PAGE) * PAGE
-        self.memory = mmap.mmap(-1, pages + 2 * PAGE)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-        protect = ctypes.CDLL(None, use_errno=True).mprotect
-        for page in (start, start + PAGE + pages):
-            if protect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), 0):
-                raise OSError(ctypes.get_errno(), "mprotect")
-        first = PAGE if rng.random() < 0.3 else PAGE + pages - held
-        if held:
-            values = rng.standard_normal(held // BYTES[dtype])
-            raw = {
-                "float64": lambda: values,
-                "float32": lambda: values.astype(np.float32),
-                "float16": lambda: values.astype(np.float16),
-                "bfloat16": lambda: (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16),
-                "bool": lambda: values > -0.5,
-            }[dtype]()
-            ctypes.memmove(start + first, raw.ctypes.data, held)
-        self.described = cpu.Array(start + first - low * BYTES[dtype], tuple(strides))
 
 
 def listed(rng: np.random.Generator, sizes: cpu.Sizes, lanes: int, bias_gradient: bool) -> cpu.Attended:
@@ -85,6 +41,8 @@ def listed(rng: np.random.Generator, sizes: cpu.Sizes, lanes: int, bias_gradient
 def one_call(seed: int, number: int) -> str:
     """Make the call that the seed and number define. Returns its description."""
     rng = np.random.default_rng([seed, number])
+    if rng.random() < 0.25:
+        return paged_call(rng)
 
     def length() -> int:
         return int(rng.choice([rng.integers(0, 10), rng.integers(0, 140), rng.integers(0, 600)]))
@@ -161,7 +119,8 @@ def fuzz(seed: int, seconds: float, workers: int, folder: Path) -> int:
         progress.write_text("{}")
         command = [
             sys.executable,
-            __file__,
+            "-m",
+            "benchmarks.cpu.fuzz",
             "--work",
             str(seed),
             str(worker),
@@ -184,8 +143,8 @@ def fuzz(seed: int, seconds: float, workers: int, folder: Path) -> int:
             why = (
                 f"signal {-process.returncode}" if process.returncode < 0 else (process.communicate()[1] or "").strip()
             )
-            print(f"\nDIED ({why}) in: python benchmarks/cpu/fuzz.py --call {seed} {state.get('call', 0)}")
-    print(f"\nseed {seed}: {total} calls forward and backward in {time.monotonic() - begun:.0f} s, {deaths} deaths")
+            print(f"\nDIED ({why}) in: python -m benchmarks.cpu.fuzz --call {seed} {state.get('call', 0)}")
+    print(f"\nseed {seed}: {total} calls in {time.monotonic() - begun:.0f} s, {deaths} deaths")
     return deaths
 
 

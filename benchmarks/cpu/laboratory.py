@@ -24,6 +24,7 @@ from redblue.base.text import amount
 from redblue.base.text import time as seconds_text
 from redblue.catalogue.roofline import roofline
 from redblue.lab import counts
+from redblue.problem import DIRECTIONS
 
 MILLION = 1_000_000
 LIMITS = {"closed_form_seconds": 1e-3, "search_seconds": 50e-3, "counting_run_seconds": 0.5}  # requirements
@@ -48,7 +49,7 @@ def laboratory() -> list[dict[str, Any]]:
     rows = []
     for name, schedule in schedules.SCHEDULES.items():
         mask = rb.Mask.full() if schedule.full_only else rb.Mask.causal()
-        for direction in schedule.passes:
+        for direction in (each for each in schedule.passes if each in DIRECTIONS):
             large = rb.Problem(MILLION, MILLION, 128, mask=mask, direction=direction)
             tiles = schedule.tiles(large, WORDS)
             middle = rb.Problem(4096, 4096, 64, direction=direction)

@@ -29,13 +29,12 @@ struct KeyRows {
   const T* later(long x) const { return (*this)(x) + ahead; }
 };
 
-// The same for rows that lie in pages, by their addresses; `ahead` rows more are listed than there are.
+// The same for rows that lie in pages, by their addresses; prefetched otherwise.
 template <class T>
 struct PagedRows {
   const T* const* rows;
-  long ahead;
   const T* operator()(long x) const { return rows[x]; }
-  const T* later(long x) const { return rows[x + ahead]; }
+  const T* later(long x) const { return rows[x]; }
 };
 
 // q . k[key] for N keys from `key` on; each dot product is spread over L / N lanes of partial sums. Keys are read in
@@ -99,6 +98,56 @@ class Trail {
   long left_;
 };
 
+// Prefetches stretches of memory, one after another.
+template <class T>
+class Stretches {
+ public:
+  explicit Stretches(Arena& arena, long most) : list_(arena.take<Bytes>(most)) {}
+  void clear() { count_ = at_ = 0; }
+  void add(const T* from, long numbers) {
+    const char* const start = reinterpret_cast<const char*>(from);
+    const long bytes = numbers * long(sizeof(T));
+    if (count_ && list_[count_ - 1].stop == start)
+      list_[count_ - 1].stop = start + bytes;
+    else
+      list_[count_++] = {start, start + bytes};
+  }
+  // Continues where the cursor before it ended. It is a local variable of a product, so that it lies in registers.
+  class Cursor {
+   public:
+    static constexpr long kLine = 64 / sizeof(T);
+    explicit Cursor(Stretches& all) : all_(all) { begin(); }
+    ~Cursor() {
+      if (step_) all_.list_[all_.at_].start = next_;
+    }
+    void fetch(long lines) {
+      for (long x = 0; x < lines; x++) {
+        __builtin_prefetch(next_, 0, 2);
+        next_ += step_;
+        if (next_ >= stop_) all_.at_++, begin();
+      }
+    }
+
+   private:
+    void begin() {
+      const bool more = all_.at_ < all_.count_;
+      next_ = more ? all_.list_[all_.at_].start : nullptr;
+      stop_ = more ? all_.list_[all_.at_].stop : next_ + 1;
+      step_ = more ? 64 : 0;
+    }
+    Stretches& all_;
+    const char *next_, *stop_;
+    long step_;
+  };
+
+ private:
+  struct Bytes {
+    const char *start, *stop;
+  };
+  Bytes* list_;
+  long count_ = 0, at_ = 0;
+};
+
 // scores[r][key] = q[r] . k[key] for R rows and L / R keys from `key` on: a vector of K serves all rows.
 // The vectors of one multiply-add: L numbers of K, widened, and of a query as sums;
 template <class T, class Sum>
@@ -126,9 +175,9 @@ struct PairDots {
 #endif
 
 // lines: fetched for every vector of K's columns.
-template <class T, int R, class D, class Sum, class Row>
+template <class T, int R, class D, class Sum, class Row, class Fetched>
 inline void dots_of_block(long key, long last, long columns, const Row& k_row, const typename D::Query* q, long length,
-                          Sum* scores, long cols, Trail<T, Row>& ahead, long lines) {
+                          Sum* scores, long cols, Fetched& ahead, long lines) {
   constexpr int L = kLanesOf<Sum>, K = L / R;
   const T* from[K];
   V<Sum> sums[L];
@@ -155,11 +204,11 @@ inline void dots_of_block(long key, long last, long columns, const Row& k_row, c
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) std::memcpy(scores + r * cols + key, results + r * K, K * sizeof(Sum));
 }
-template <class T, int R, class D, class Sum, class Row>
+template <class T, int R, class D, class Sum, class Row, class Fetched>
 inline void dots_of_vector(long key, long last, long columns, const Row& k_row, const typename D::Query* q, long length,
-                           Sum* scores, long cols, Trail<T, Row>& ahead, long passes) {
+                           Sum* scores, long cols, Fetched& ahead, long passes) {
   constexpr int L = kLanesOf<Sum>;
-  const long lines = (L / R * D::kNumbers / Trail<T, Row>::kLine + passes - 1) / passes;
+  const long lines = (L / R * D::kNumbers / Fetched::kLine + passes - 1) / passes;
   for (long at = key; at < key + L; at += L / R)
     dots_of_block<T, R, D>(at, last, columns, k_row, q, length, scores, cols, ahead, lines);
 }
@@ -171,13 +220,15 @@ __attribute__((noinline)) void dots_of_row(long keys, long columns, const Row& k
   constexpr int L = kLanesOf<Sum>;
   for (long key = 0; key < keys; key += L) store(scores + key, dots_of<T, L>(key, keys - 1, columns, k_row, q));
 }
-template <class T, class D, class Sum, class Row>
+// begin(key): what is prefetched beside the L keys from `key` on.
+template <class T, class D, class Sum, class Row, class Begin>
 __attribute__((noinline)) void dots_of_rows(long keys, long count, long columns, const Row& k_row,
-                                            const typename D::Query* q, long length, Sum* scores, long cols) {
+                                            const typename D::Query* q, long length, Sum* scores, long cols,
+                                            Begin begin) {
   constexpr int L = kLanesOf<Sum>, R = L < 8 ? 2 : 4;
   const long last = keys - 1, passes = count / R + count % R / 2 + count % 2;
   for (long key = 0; key < keys; key += L) {
-    Trail<T, Row> ahead(k_row, key, columns);
+    auto&& ahead = begin(key);
     long r = 0;
     const auto add = [&](auto rows) {
       dots_of_vector<T, rows(), D>(key, last, columns, k_row, q + r * length, length, scores + r * cols, cols, ahead,
@@ -214,14 +265,19 @@ class FewQueries {
   template <class Row>
   void dots(long keys, const Row& k_row, Sum* scores, long cols) const {
     if (count_ == 1) return dots_of_row<T>(keys, columns_, k_row, wide_, scores);
+    dots(keys, k_row, scores, cols, [&](long key) { return Trail<T, Row>(k_row, key, columns_); });
+  }
+  // The same beside prefetches of one's own.
+  template <class Row, class Begin>
+  void dots(long keys, const Row& k_row, Sum* scores, long cols, Begin begin) const {
 #if defined(REDBLUE_BF16_PAIRS)
     if constexpr (F::kStep == 2)
       if (pairs_) {
         const auto* const q = reinterpret_cast<const bfloat16*>(wide_);
-        return dots_of_rows<T, PairDots>(keys, count_, columns_, k_row, q, length_, scores, cols);
+        return dots_of_rows<T, PairDots>(keys, count_, columns_, k_row, q, length_, scores, cols, begin);
       }
 #endif
-    dots_of_rows<T, WideDots<T, Sum>>(keys, count_, columns_, k_row, wide_, length_, scores, cols);
+    dots_of_rows<T, WideDots<T, Sum>>(keys, count_, columns_, k_row, wide_, length_, scores, cols, begin);
   }
 
  private:
@@ -254,7 +310,7 @@ inline void softmax_of_row(long keys, Sum factor, Sum* scores, Sum& row_max, Sum
 
 // The share of R rows in weighted_sum: a block of keys, first .. stop - 1, times their weights.
 // lines: fetched for each key and pass over columns; 0: each vector fetches a later one, as dots_of does.
-template <class T, int R, class Sum, class Row>
+template <class T, int R, class Sum, class Row, class Fetched>
 struct WeightedRows {
   static constexpr int L = kLanesOf<Sum>;
   long first, stop, columns;
@@ -264,7 +320,7 @@ struct WeightedRows {
   Sum* out;  // rows `length` apart
   long length;
   const Sum* factors;  // scale the previous contents of `out`; null: 1
-  Trail<T, Row>* ahead;
+  Fetched* ahead;
   long lines;
 
   Sum factor(int r) const { return factors ? factors[r] : Sum(1); }
@@ -335,23 +391,25 @@ __attribute__((noinline)) void weighted_sum_of_row(long keys, long columns, cons
   const long block = one_pass ? keys : std::max<long>(1, 2 * kBytesAhead / (columns * long(sizeof(T))));
   for (long first = 0; first < keys; first += block) {
     const long stop = std::min(keys, first + block);
-    WeightedRows<T, 1, Sum, Row>{first, stop, columns, v_row, p, 0, out, 0, first ? nullptr : factors, nullptr, 0}
+    WeightedRows<T, 1, Sum, Row, Trail<T, Row>>{first, stop, columns, v_row, p, 0, out, 0, first ? nullptr : factors, nullptr, 0}
         .add_all();
   }
 }
-template <class T, class Sum, class Row>
+// begin(key): what is prefetched beside the block of keys from `key` on.
+template <class T, class Sum, class Row, class Begin>
 __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long columns, const Row& v_row, const Sum* p,
-                                                    long cols, const Sum* factors, Sum* out, long length) {
+                                                    long cols, const Sum* factors, Sum* out, long length,
+                                                    Begin begin) {
   constexpr int L = kLanesOf<Sum>, R = kRegisters == 32 ? 4 : 2;
   const long passes = (count / R + count % R / 2 + count % 2) * ((columns + 4 * L - 1) / (4 * L));
-  const long lines = (columns / Trail<T, Row>::kLine + passes - 1) / passes;
+  const long lines = (columns / (64 / long(sizeof(T))) + passes - 1) / passes;
   const long block = std::max<long>(1, kBytesAhead / (columns * long(sizeof(T))));
   for (long first = 0; first < keys; first += block) {
     const long stop = std::min(keys, first + block);
-    Trail<T, Row> ahead(v_row, first, columns);
+    auto&& ahead = begin(first);
     long r = 0;
     const auto add = [&](auto rows) {
-      WeightedRows<T, rows(), Sum, Row>{first, stop, columns, v_row, p + r * cols, cols, out + r * length, length,
+      WeightedRows<T, rows(), Sum, Row, std::decay_t<decltype(ahead)>>{first, stop, columns, v_row, p + r * cols, cols, out + r * length, length,
                                         first ? nullptr : factors + r, &ahead, lines}
           .add_all();
       r += rows();
@@ -365,5 +423,6 @@ template <class T, class Sum, class Row>
 inline void weighted_sum(long keys, long count, long columns, const Row& v_row, const Sum* p, long cols,
                          const Sum* factors, Sum* out, long length) {
   if (count == 1) return weighted_sum_of_row<T>(keys, columns, v_row, p, factors, out);
-  weighted_sum_of_rows<T>(keys, count, columns, v_row, p, cols, factors, out, length);
+  weighted_sum_of_rows<T>(keys, count, columns, v_row, p, cols, factors, out, length,
+                          [&](long key) { return Trail<T, Row>(v_row, key, columns); });
 }

@@ -43,6 +43,7 @@ struct Kernels {
   long lanes;        // rows of queries that are computed at once
   long few;          // up to this many rows, decode.h computes the scores; 0: never
   Moved (*forward)(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena);
+  Moved (*paged)(const Call& call, Piece piece, void* partial, Arena& arena);  // few rows, all key heads
   Moved (*merge)(const Call& call, std::int64_t stream, long row, long rows, const Partial* partials, long count,
                  Arena& arena);
   Moved (*deltas)(const Call& call, std::int64_t stream, long row, long rows, Arena& arena);
@@ -83,6 +84,7 @@ constexpr Kernels kKernels = {
     Formats<T, F>::kLanesAtOnce,
     Wide<T>::kWhole ? Formats<T, F>::kFew : 0,
     Forward<T, F>::run,
+    Forward<T, F>::run_paged,
     Forward<T, F>::merge,
     Backward<T, F>::deltas,
     Backward<T, F>::run,

@@ -11,9 +11,9 @@
 namespace redblue {
 namespace {
 
-constexpr std::int64_t kPiece = 1024;      // keys that few rows read at once
+constexpr std::int64_t kPiece = 1024;      // keys of a task of one key head,
+constexpr std::int64_t kKeysOfFew = 256;   // and of one of all key heads, with so few rows that decode.h computes it
 constexpr std::int64_t kFewRows = 256;     // more rows are tasks enough: their keys are not cut into pieces
-constexpr std::int64_t kKeysOfFew = 768;   // keys of a tile of so few rows that decode.h computes it
 
 std::size_t bytes_of(Number number) {
   switch (number) {
@@ -129,8 +129,7 @@ Part part_of(const PagedCall& paged, Node node, const Kernels& kernels) {
   }
   const std::int64_t rows = std::min(call.rows, call.stacked()), keys = part.node.stop - part.node.first;
   call.few = rows <= kernels.few && call.q.column == 1 && call.k.column == 1 && call.v.column == 1;
-  if (call.few) call.cols = kKeysOfFew;
-  part.piece = call.stacked() > kFewRows ? std::max<std::int64_t>(1, keys) : kPiece;
+  part.piece = call.stacked() > kFewRows ? std::max<std::int64_t>(1, keys) : call.few ? kKeysOfFew : kPiece;
   part.pieces = std::max<std::int64_t>(1, ceil_div(keys, part.piece));
   return part;
 }
@@ -148,7 +147,7 @@ std::vector<Task> longest_first(const std::vector<Part>& parts) {
       for (std::int64_t block = 0; block < blocks; block++) {
         const std::int64_t rows = std::min(call.rows, call.stacked() - block * call.rows);
         const std::int64_t work = rows * std::min(parts[p].piece, keys - piece * parts[p].piece);
-        for (std::int64_t head = 0; head < call.kv_heads; head++)
+        for (std::int64_t head = 0; head < (call.few ? 1 : call.kv_heads); head++)
           tasks.push_back({std::int64_t(p), block, head, piece, work});
       }
   }
@@ -170,7 +169,9 @@ Moved run(const std::vector<Part>& parts, const Task& task, const Kernels& kerne
   const std::int64_t row = task.block * part.call.rows, key = part.node.first + task.piece * part.piece;
   const Piece piece{row, std::min(part.call.rows, part.call.stacked() - row), key,
                     std::min(part.piece, part.node.stop - key)};
-  Moved moved = kernels.forward(part.call, task.head, piece, part.partial(task.piece), own_arena());
+  void* const partial = part.partial(task.piece);
+  Moved moved = part.call.few ? kernels.paged(part.call, piece, partial, own_arena())
+                              : kernels.forward(part.call, task.head, piece, partial, own_arena());
   moved.reads += entries_read(part, piece);
   return moved;
 }

@@ -23,6 +23,7 @@ from redblue.op.pytorch.registration import register_ops
 from redblue.op.pytorch.sdpa_override import enable_sdpa, sdpa
 from redblue.op.scaled_dot_product import scaled_dot_product_attention
 from redblue.op.varlen import attention_varlen
+from redblue.paged_problem import PagedProblem
 from redblue.problem import Problem
 from redblue.schedules import NotCovered, TooFewWords, list_schedules
 
@@ -38,6 +39,7 @@ __all__ = [
     "Memory",
     "Model",
     "NotCovered",
+    "PagedProblem",
     "Plan",
     "Problem",
     "RedblueError",

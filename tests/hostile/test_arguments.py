@@ -58,11 +58,15 @@ SWEEP = sweep.make_sweep({"n": 64, "d": 8, "words": 256})
 ROWS = sweep.run(SWEEP, jobs=1)
 Q = np.ones((2, 3, 4), np.float32)
 OUT, LSE = rb.attention(Q, Q, Q, return_lse=True)
+PAGES = np.ones((5, 2, 1, 4), np.float32)
+PAGED = {"k_pages": PAGES, "v_pages": PAGES.copy(), "page_table": [[0, 1], [2, 3]], "lengths_k": [3, 2]}
 
 
 def calls():
     """Return the calls by name. Files are left out where a wrong name would be a right one."""
     yield "Problem", Call(rb.Problem, {"n_q": 8, "n_k": 8, "d": 4})
+    yield "PagedProblem", Call(rb.PagedProblem, {"queries": [1, 2], "keys": [5, 8], "page": 4, "d": 4})
+    yield "PagedProblem.of", Call(rb.PagedProblem.of, {"problem": PROBLEM, "page": 4})
     yield "CacheLevel", Call(rb.CacheLevel, {"name": "L1", "capacity_bytes": 4096, "line_bytes": 64, "ways": 8})
     yield "attention", Call(rb.attention, {"q": Q, "k": Q, "v": Q})
     yield (
@@ -70,6 +74,9 @@ def calls():
         Call(rb.attention_backward, {"dout": OUT, "q": Q, "k": Q, "v": Q, "out": OUT, "lse": LSE}),
     )
     yield "attention_varlen", Call(rb.attention_varlen, {"q": Q, "k": Q, "v": Q, "cu_seqlens_q": [0, 2]})
+    yield "attention_paged", Call(rb.attention_paged, {"q": Q[:, :1, None], **PAGED})
+    yield "append_paged", Call(rb.append_paged, {"k": Q[:, :1, None], "v": Q[:, :1, None], **PAGED})
+    yield "merge_attention", Call(rb.merge_attention, {"out_a": OUT, "lse_a": LSE, "out_b": OUT, "lse_b": LSE})
     yield "scaled_dot_product_attention", Call(rb.scaled_dot_product_attention, {"query": Q, "key": Q, "value": Q})
     yield "flex_attention", Call(rb.flex_attention, {"query": Q, "key": Q, "value": Q})
     yield "count", Call(rb.count, COUNTED)

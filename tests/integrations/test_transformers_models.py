@@ -118,9 +118,9 @@ def test_output_attentions_is_refused():
 def test_the_guide(capsys):
     page = (Path(__file__).parents[2] / "docs" / "guide" / "transformers.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     exec(compile("\n".join(blocks), "docs/guide/transformers.md", "exec"), {})
-    assert capsys.readouterr().out == "torch.Size([2, 20])\n"
+    assert capsys.readouterr().out == "torch.Size([2, 20])\n3\n"
 
 
 @pytest.mark.thorough

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from redblue import Mask, Problem
+from redblue.problem import DIRECTIONS
 from redblue.schedules import SCHEDULES
 from redblue.schedules.schedule import Schedule
 
-# Every schedule with each of its directions
+# Every schedule with each of its directions. Paged caches have problems of their own (tests/support/paged_problems.py).
 PASSES = [
     pytest.param(schedule, direction, id=f"{schedule.name}-{direction}")
     for schedule in SCHEDULES.values()
     for direction in schedule.passes
+    if direction in DIRECTIONS
 ]
 
 SIZES = st.integers(1, 13)  # includes 1 and primes

@@ -11,6 +11,7 @@ from redblue.bounds import one_mask as one_mask_phases
 from redblue.bounds.cover import cover
 from redblue.bounds.family import family
 from redblue.bounds.table import phase_loads
+from redblue.paged_problem import PagedProblem
 from redblue.problem import Problem
 
 
@@ -36,6 +37,17 @@ def compulsory(p: Problem, words: int) -> int:
     else:
         inputs = rows * (p.d + p.d_v * (p.direction == "backward")) + keys * (p.d + p.d_v)
     return inputs + _outputs(p)
+
+
+def compulsory_paged(p: PagedProblem, words: int) -> int:
+    """Every row of a page that is used is loaded once, however many sequences share it (Theorem 0 for pages)."""
+    used = sum(stop - first for ranges in p.used_rows.values() for first, stop in ranges)
+    return p.live_rows * p.d + used * p.key_words + p.n_q * (p.d_v + 1)
+
+
+def compulsory_entries(p: PagedProblem) -> int:
+    """One entry of the page table for each page that is used; all streams may share them."""
+    return len(p.used_rows)
 
 
 def phases(p: Problem, words: int) -> int:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from redblue.base.arguments import checked_arguments
 from redblue.base.integers import whole_number
 from redblue.bounds import formulas
-from redblue.problem import Problem
+from redblue.paged_problem import AnyProblem
 
 ALL_PRODUCTS = "every product of every attended pair is formed; recomputation allowed"
 CHAINS = ALL_PRODUCTS + "; every sum is added up one product at a time, in any order"
 BY_X = CHAINS + "; Q = A1 X, V = A3 Y, S = Q A2^T, O = P V, then O - E, and one of dS A2 and A1^T dS are formed"
+PAGES = ALL_PRODUCTS + "; O and lse are stored; only the table says where pages are, and some page is in no table"
 FIELD = "any arithmetic, also fast matrix multiplication; words from F_q, q > n; data-independent addresses and times; "
 
 
@@ -25,8 +27,9 @@ class Bound:
     """A bound for one problem and one capacity.
 
     words: over all streams; for order-only rows, the value of the form. In `formula`, Z is the number of attended
-    pairs, and R and C are the numbers of rows and keys with an attended pair. All bounds are for algorithms that form
-    every product of every attended pair (docs/lab/theory.md).
+    pairs, and R and C are the numbers of rows and keys with an attended pair. On a paged cache, C counts rows of pages,
+    each once however many sequences share it, n_q the rows of all sequences, and E the pages that are used. All bounds
+    are for algorithms that form every product of every attended pair (docs/lab/theory.md).
     """
 
     name: str
@@ -43,7 +46,7 @@ class Row:
     """A row of the table: one bound for one direction.
 
     evaluate(stream, M): words of one stream of the problem in a cache of M words. applies(stream, M): whether the bound
-    is valid. The other fields are those of Bound.
+    is valid. once(problem): words that all streams may share, counted once. The other fields are those of Bound.
     """
 
     name: str
@@ -53,8 +56,9 @@ class Row:
     conditions: str
     source: str
     proved: bool
-    evaluate: Callable[[Problem, int], int]
-    applies: Callable[[Problem, int], bool] = lambda stream, words: True
+    evaluate: Callable[[Any, int], int]
+    applies: Callable[[Any, int], bool] = lambda stream, words: True
+    once: Callable[[Any], int] = lambda problem: 0
 
 
 SAHA_YE = "Saha & Ye, ICML 2024 (arXiv 2402.07443)"
@@ -133,6 +137,17 @@ PROVED = (
         "docs/lab/theory.md, Theorem 2",
         True,
         formulas.small_cache,
+    ),
+    Row(
+        "compulsory",
+        "paged",
+        "R d + C (d + d_v) + n_q (d_v + 1) per key/value head, and E; C d in place of C (d + d_v) if V is a part of K",
+        "1",
+        PAGES,
+        "docs/lab/theory.md, Theorem 0 for pages",
+        True,
+        formulas.compulsory_paged,
+        once=formulas.compulsory_entries,
     ),
     Row(
         "any arithmetic",
@@ -214,7 +229,7 @@ MAX_WORDS = 10**300  # of a cache: a float holds it
 
 
 @checked_arguments
-def lower_bounds(problem: Problem, words: int) -> list[Bound]:
+def lower_bounds(problem: AnyProblem, words: int) -> list[Bound]:
     """Return all bounds for the problem in a cache of `words` words: proved ones first, each group in descending order.
 
     Streams share no data, so a game on all streams contains a game on each, and their bounds add up.
@@ -225,7 +240,7 @@ def lower_bounds(problem: Problem, words: int) -> list[Bound]:
     bounds = [
         Bound(
             row.name,
-            problem.streams * max(0, row.evaluate(stream, words.__index__())),
+            problem.streams * max(0, row.evaluate(stream, words.__index__())) + row.once(stream),
             row.formula,
             row.constant,
             row.conditions,
@@ -239,7 +254,7 @@ def lower_bounds(problem: Problem, words: int) -> list[Bound]:
 
 
 @checked_arguments
-def lower_bound(problem: Problem, words: int) -> Bound:
+def lower_bound(problem: AnyProblem, words: int) -> Bound:
     """Return the largest proved bound on the words that any schedule moves on the problem in a cache of `words` words.
 
     The bound holds for every schedule that forms every product of every attended pair and adds up each sum one product

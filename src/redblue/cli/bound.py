@@ -6,16 +6,16 @@ from dataclasses import asdict
 
 from redblue.base.errors import RedblueError
 from redblue.bounds import lower_bounds
-from redblue.cli.options import Json, Words, with_problem
+from redblue.cli.options import Json, Words, with_any_problem
 from redblue.cli.output import show
 from redblue.cli.tables import bounds_table
-from redblue.problem import Problem
+from redblue.paged_problem import AnyProblem
 
 EPILOG = "Example: redblue bound --n 4096 --d 128 --words 12288"
 
 
-@with_problem
-def command(problem: Problem, words: Words = None, as_json: Json = False) -> None:
+@with_any_problem
+def command(problem: AnyProblem, words: Words = None, as_json: Json = False) -> None:
     """Lower bounds on the words that any schedule moves: formula, conditions, source; proved or order-only."""
     if words is None:
         raise RedblueError("a bound needs the cache's capacity: give --words (example: --words 12288)")

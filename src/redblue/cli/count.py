@@ -8,22 +8,22 @@ from typing import Annotated
 import typer
 
 from redblue.base.progress import working
-from redblue.cli.options import Json, Words, known_schedule, parse_tiles, schedule_names, size, with_problem
+from redblue.cli.options import Json, Words, known_schedule, parse_tiles, schedule_names, size, with_any_problem
 from redblue.cli.output import show
 from redblue.cli.tables import counts_table
 from redblue.lab import counts
 from redblue.lab.plans import describe
 from redblue.lab.text import STANDARD_REMARK
 from redblue.machine import CapacityError
-from redblue.problem import Problem
+from redblue.paged_problem import AnyProblem
 from redblue.schedules import NotCovered, TooFewWords, list_schedules
 
 EPILOG = "Example: redblue count flash --n 4096 --d 128 --words 12288. With tiles: --tiles rows=64,cols=16"
 
 
-@with_problem
+@with_any_problem
 def command(
-    problem: Problem,
+    problem: AnyProblem,
     schedule: Annotated[
         str | None,
         typer.Argument(

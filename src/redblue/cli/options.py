@@ -17,6 +17,7 @@ from redblue.catalogue.memories import THIS_MACHINE, Memory, list_memories, memo
 from redblue.catalogue.models import list_models
 from redblue.masks import Mask
 from redblue.masks.names import parse
+from redblue.paged_problem import AnyProblem, PagedProblem
 from redblue.problem import Problem
 
 
@@ -52,6 +53,17 @@ MaskText = Annotated[
     ),
 ]
 Direction = Annotated[str, typer.Option(help="forward, backward or gradient_x.")]
+Page = Annotated[
+    int | None, size("--page", help="Keys in a page: the batch becomes sequences whose keys lie in pages (forward).")
+]
+Prefix = Annotated[
+    int | None,
+    size("--prefix", help="With --page: first keys that all sequences share; their full pages are the same."),
+]
+VInK = Annotated[
+    bool,
+    typer.Option("--v-in-k", help="With --page: V is the first --d-v features of K, as in MLA.", show_default=False),
+]
 Words = Annotated[int | None, size("--words", help="Capacity of the cache, in words (array elements).")]
 
 
@@ -131,6 +143,29 @@ def make_problem(
         raise RedblueError(f"the problem needs its sizes: {', '.join(missing)} not given (example: --n 4096 --d 128)")
     d_v, kv_heads = (d if d_v is None else d_v), (heads if kv_heads is None else kv_heads)
     return Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
+
+
+def in_pages(problem: Problem, page: Page = None, prefix: Prefix = None, v_in_k: VInK = False) -> AnyProblem:
+    """Put the keys of a problem into pages if there is a page size. Raises RedblueError for options without one."""
+    if page is not None:
+        return PagedProblem.of(problem, page, prefix or 0, v_in_k)
+    given = [flag for flag, value in (("--prefix", prefix is not None), ("--v-in-k", v_in_k)) if value]
+    if given:
+        raise RedblueError(f"{given[0]} is for keys in pages: give --page, too (example: --page 16)")
+    return problem
+
+
+def with_any_problem(command: Callable[..., None]) -> Callable[..., None]:
+    """Do as `with_problem`, with the options of `in_pages`, too: the problem may have its keys in pages."""
+    options = [p for p in inspect.signature(in_pages, eval_str=True).parameters.values() if p.name != "problem"]
+
+    @functools.wraps(command)
+    def run(problem: Problem, **arguments: Any) -> None:
+        of_pages = {p.name: arguments.pop(p.name) for p in options}
+        command(in_pages(problem, **of_pages), **arguments)
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    return with_problem(with_parameters(run, [*own, *options]))
 
 
 def with_problem(command: Callable[..., None], dtype: str | None = None) -> Callable[..., None]:

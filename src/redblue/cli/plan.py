@@ -23,7 +23,11 @@ from redblue.cli.options import (
     KvHeads,
     Memories,
     N,
+    Page,
+    Prefix,
+    VInK,
     find_memories,
+    in_pages,
     make_problem,
     model_names,
     size,
@@ -51,15 +55,19 @@ def command(
     dtype: Dtype = None,
     mask: Annotated[str | None, typer.Option(help="As in count; full if left out.")] = None,
     direction: Direction = "forward",
+    page: Page = None,
+    prefix: Prefix = None,
+    v_in_k: VInK = False,
     as_json: Json = False,
 ) -> None:
     """At each boundary of a machine's memory: regime, best schedule and tiles, words, bound, time."""
     if model is None:
         heads, mask = 1 if heads is None else heads, "full" if mask is None else mask
-        problems = [make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, dtype, mask, direction)]
+        problem = make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, dtype, mask, direction)
+        problems = [in_pages(problem, page, prefix, v_in_k)]
     else:
         fixed = {"--n-q": n_q, "--n-k": n_k, "--d": d, "--d-v": d_v, "--heads": heads, "--kv-heads": kv_heads}
-        _refuse(fixed | {"--mask": mask})
+        _refuse(fixed | {"--mask": mask, "--page": page, "--prefix": prefix, "--v-in-k": v_in_k or None})
         layers = catalogue.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
         problems = [each.problem for each in layers]
     with working("planning"):

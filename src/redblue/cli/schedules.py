@@ -10,7 +10,6 @@ from redblue.cli.options import Json, schedule_names
 from redblue.cli.output import show
 from redblue.cli.tables import schedules_table
 from redblue.kernels.table import kernels
-from redblue.problem import DIRECTIONS
 from redblue.schedules import SCHEDULES, get, is_users
 
 EPILOG = "Example: redblue schedules. One schedule: redblue schedules small_cache"
@@ -27,7 +26,7 @@ def command(
     chosen = list(SCHEDULES.values()) if name is None else [get(name)]
     with_kernel = {
         each.name: {
-            device: [direction for direction in DIRECTIONS if each.name in kernels(device, direction)]
+            device: [direction for direction in each.passes if each.name in kernels(device, direction)]
             for device in DEVICES
         }
         for each in chosen

@@ -13,10 +13,11 @@ from redblue import schedules
 from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
-from redblue.lab import reference
+from redblue.lab import paged_reference, reference
 from redblue.machine import Counting, Machine, Numeric, TooLong
 from redblue.masks.storage import names
 from redblue.masks.storage.formats import Format
+from redblue.paged_problem import AnyProblem, PagedProblem
 from redblue.problem import Problem
 from redblue.schedules.schedule import PRODUCED, SHAPES, Cost, Schedule
 from redblue.schedules.stored_index import StoredIndex, index_room, index_words
@@ -38,7 +39,7 @@ class Count:
     """
 
     schedule: str
-    problem: Problem
+    problem: AnyProblem
     tiles: dict[str, int]
     reads: int
     writes: int
@@ -56,7 +57,7 @@ class Count:
 @checked_arguments
 def count(
     schedule: str,
-    problem: Problem,
+    problem: AnyProblem,
     *,
     words: int | None = None,
     tiles: Mapping[str, int] | None = None,
@@ -88,10 +89,10 @@ def count(
     return Count(schedule, problem, edges._asdict(), *figures, at_once, stored.name if stored else "rule", index_reads)
 
 
-def _cost(algorithm: Schedule, problem: Problem, tiles: Any, stored: Format | None) -> Cost:
+def _cost(algorithm: Schedule, problem: AnyProblem, tiles: Any, stored: Format | None) -> Cost:
     """Return the closed-form cost, including the reads and the cache space of the mask's index."""
     cost = algorithm.cost(problem, tiles)
-    if stored is None:
+    if stored is None or isinstance(problem, PagedProblem):
         return cost
     sweeps = algorithm.direction(problem).sweeps(problem.one_stream(), tiles)
     index_reads = problem.streams * index_words(problem, stored, sweeps)
@@ -101,7 +102,7 @@ def _cost(algorithm: Schedule, problem: Problem, tiles: Any, stored: Format | No
 @checked_arguments
 def run(
     schedule: str,
-    problem: Problem,
+    problem: AnyProblem,
     *,
     words: int | None = None,
     tiles: Mapping[str, int] | None = None,
@@ -134,13 +135,16 @@ def _index_of(machine: Machine) -> tuple[str, int]:
     return (machine.index.format.name, machine.index.words) if isinstance(machine.index, StoredIndex) else ("rule", 0)
 
 
-def _min_moves(problem: Problem, tiles: Any) -> int:
+def _min_moves(problem: AnyProblem, tiles: Any) -> int:
     """Return a lower bound of a run's moves: 1 per slice of each score tile in which some query attends some key.
 
     A slice takes several moves, and other phases move words too. The factor 1 allows for blocks that start at the
     mask's first key instead of at multiples of the edge: their number can be half of that counted here.
     """
     stream = problem.one_stream()
+    if isinstance(stream, PagedProblem):
+        flops = schedules.get("paged").cost(stream, tiles).flops
+        return flops // (2 * (stream.d + stream.d_v) * tiles.rows * tiles.cols)
     slices = -(-problem.d // getattr(tiles, "depth", problem.d))
     return slices * int(stream.mask.on(stream.n_q, stream.n_k).sums(tiles.rows, tiles.cols).tiles)
 
@@ -156,7 +160,7 @@ class Check:
 @checked_arguments
 def check(
     schedule: str,
-    problem: Problem,
+    problem: AnyProblem,
     *,
     words: int | None = None,
     tiles: Mapping[str, int] | None = None,
@@ -177,9 +181,11 @@ def check(
     return Check(Count(schedule, stream, edges._asdict(), *cost, 1, *_index_of(machine)), error)
 
 
-def example(stream: Problem, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def example(stream: AnyProblem, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return standard normal inputs of one stream, by name, and the float64 reference of every output, by name."""
     rng = np.random.default_rng(seed)
+    if isinstance(stream, PagedProblem):
+        return paged_reference.example(stream, rng)
     attends = stream.mask.to_dense(stream.n_q, stream.n_k)
     if stream.direction == "gradient_x":
         arrays = {name: rng.standard_normal(shape_of(name, stream)) for name in ("a1", "a2", "a3", "e", "x", "y")}
@@ -204,14 +210,14 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(got[finite] - expected[finite]).max(initial=0.0)) / scale
 
 
-def shape_of(name: str, problem: Problem) -> tuple[int, ...]:
+def shape_of(name: str, problem: AnyProblem) -> tuple[int, ...]:
     """Return the shape of one stream's array, given its parameter name in a schedule (`SHAPES`)."""
     return tuple(getattr(problem, size) for size in SHAPES[name])
 
 
 def execute(
     schedule: Schedule,
-    problem: Problem,
+    problem: AnyProblem,
     tiles: Any,
     machine: Machine,
     arrays: Mapping[str, np.ndarray] | None = None,
@@ -228,8 +234,8 @@ def execute(
         shape = shape_of(name, stream)
         produced = name in PRODUCED[problem.direction]
         slow[name] = machine.output(name, shape) if produced else machine.input(name, shape, (arrays or {}).get(name))
-    if index is not None:
-        machine.index = StoredIndex(machine, problem, index, one_pass.sweeps(stream, tiles))
+    if index is not None and isinstance(problem, Problem):
+        machine.index = StoredIndex(machine, problem, index, one_pass.sweeps(problem.one_stream(), tiles))
     one_pass.run(machine, stream, tiles, **slow)
     machine.finish()
     return machine, {name: slow[name].data for name in one_pass.arrays if name in PRODUCED[problem.direction]}
@@ -237,7 +243,7 @@ def execute(
 
 def _choose(
     schedule: str,
-    problem: Problem,
+    problem: AnyProblem,
     words: int | None,
     tiles: Mapping[str, int] | None,
     at_once: int = 1,
@@ -273,10 +279,12 @@ def _choose(
     return algorithm, edges, share, stored
 
 
-def _stored(problem: Problem, index: str | Format) -> Format | None:
+def _stored(problem: AnyProblem, index: str | Format) -> Format | None:
     """Return the mask's storage format; None for "rule". Raises RedblueError for a full mask and unknown formats."""
     if index == "rule":
         return None
+    if isinstance(problem, PagedProblem):
+        raise RedblueError(f"the mask of a paged problem is a rule without an index, got index={index!r}: use rule")
     if problem.mask.on(problem.n_q, problem.n_k).is_full:
         raise RedblueError(f"a mask on which every query attends every key has no index, got index={index!r}: use rule")
     return names.parse(index)

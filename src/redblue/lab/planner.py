@@ -22,9 +22,14 @@ from redblue.bounds import lower_bound
 from redblue.catalogue import memories
 from redblue.catalogue.memories import Boundary, Level, Memory
 from redblue.lab.plans import LevelPlan, Plan
-from redblue.problem import Problem
+from redblue.paged_problem import AnyProblem
 from redblue.schedules.schedule import SHAPES, TooFewWords
 
+# The large arrays of a direction, in words and by their names in SHAPES; of forward and backward: Q, K, V and O
+ARRAYS = {
+    "gradient_x": ("A1, A2, A3 and E", ("a1", "a2", "a3", "e")),
+    "paged": ("Q, the pages and O", ("q", "k_pages", "v_pages", "out")),
+}
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of a level's usable words that nested tiles try to fill
 
 
@@ -45,7 +50,7 @@ def largest_head_dimension(level: Level, bytes_per_word: int) -> int | None:
 
 
 @checked_arguments
-def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machine") -> Plan:
+def plan(problem: AnyProblem, memory: str | os.PathLike[str] | Memory = "this-machine") -> Plan:
     """Plan `problem` on a memory: a name of the catalogue, the path of a TOML file, or a Memory.
 
     A boundary at which no schedule fits is no error: its LevelPlan has no schedule and a reason.
@@ -67,19 +72,18 @@ def plan(problem: Problem, memory: str | os.PathLike[str] | Memory = "this-machi
     return Plan(problem, machine.name, tuple(levels), seconds, dtype, _note(problem, machine))
 
 
-def _note(problem: Problem, machine: Memory) -> str:
+def _note(problem: AnyProblem, machine: Memory) -> str:
     """Return a warning if the arrays do not fit into the slowest memory, else ""."""
     slowest, stream = machine.levels[-1], problem.one_stream()
-    names = ("a1", "a2", "a3", "e") if problem.direction == "gradient_x" else ("q", "k", "v", "out")
+    text, names = ARRAYS.get(problem.direction, ("Q, K, V and O", ("q", "k", "v", "out")))
     words = sum(math.prod(getattr(stream, size) for size in SHAPES[name]) for name in names)
     size = problem.streams * words * problem.bytes_per_word
     if slowest.capacity_bytes is None or size <= slowest.capacity_bytes:
         return ""
-    arrays = "A1, A2, A3 and E" if problem.direction == "gradient_x" else "Q, K, V and O"
-    return f"{arrays} alone take {capacity(size)}, and {slowest.name} holds {capacity(slowest.capacity_bytes)}"
+    return f"{text} alone take {capacity(size)}, and {slowest.name} holds {capacity(slowest.capacity_bytes)}"
 
 
-def capacity_words(boundary: Boundary, problem: Problem) -> int:
+def capacity_words(boundary: Boundary, problem: AnyProblem) -> int:
     """Return M: the capacity of one instance of the boundary's fast level, in words of the problem's dtype."""
     return max(1, (boundary.capacity_bytes or 0) // problem.bytes_per_word)
 
@@ -102,7 +106,7 @@ class Best:
         return min(self.words, key=self.words.__getitem__) if self.words else None
 
 
-def _best(problem: Problem, boundary: Boundary, step: int) -> Best:
+def _best(problem: AnyProblem, boundary: Boundary, step: int) -> Best:
     """Search every schedule's tiles at one boundary. step: all tile edges are multiples of it."""
     capacity = capacity_words(boundary, problem)
     usable, fewest, reasons = max(1, int(capacity * boundary.fast.usable_share)), {}, []
@@ -116,7 +120,7 @@ def _best(problem: Problem, boundary: Boundary, step: int) -> Best:
     return Best(capacity, usable, fewest, tuple(reasons))
 
 
-def _level(problem: Problem, boundary: Boundary, best: Best, tiles: Any) -> LevelPlan:
+def _level(problem: AnyProblem, boundary: Boundary, best: Best, tiles: Any) -> LevelPlan:
     """Assemble the plan of one boundary. tiles: of the best schedule; unused if no schedule fits."""
     common: dict[str, Any] = {
         "boundary": boundary.name,
@@ -150,7 +154,7 @@ def _level(problem: Problem, boundary: Boundary, best: Best, tiles: Any) -> Leve
 SAME_MEANING = {"dkv_rows": "rows", "dkv_cols": "cols", "grad_rows": "rows", "grad_cols": "cols"}
 
 
-def nest(problem: Problem, best: Sequence[Best], step: int) -> list[Any]:
+def nest(problem: AnyProblem, best: Sequence[Best], step: int) -> list[Any]:
     """Return nesting tiles of each boundary's best schedule, innermost first (None where no schedule fits).
 
     Tiles that fill one level may fit the next outer level badly. Each level therefore also tries tiles that fill only a
@@ -171,12 +175,12 @@ def nest(problem: Problem, best: Sequence[Best], step: int) -> list[Any]:
     return nested
 
 
-def _words(problem: Problem, best: Best | None, tiles: Any) -> int:
+def _words(problem: AnyProblem, best: Best | None, tiles: Any) -> int:
     """Return the words of the boundary's best schedule with these tiles; 1 if there is no boundary or nothing fits."""
     return schedules.get(best.schedule).words(problem, tiles) if best and best.schedule and tiles else 1
 
 
-def _multiples(problem: Problem, best: Best, step: int, inner: dict[str, int], share: float = 1.0) -> Any:
+def _multiples(problem: AnyProblem, best: Best, step: int, inner: dict[str, int], share: float = 1.0) -> Any:
     """Return the best tiles whose edges are multiples of the inner edges.
 
     If no such tiles fit, return tiles with multiples of `step` for the full share, and None for a smaller one.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from redblue.base.text import amount, limit_text, nesting_text, ratio, tile_text, time
 from redblue.bounds import Bound
 from redblue.lab.text import shape_text
-from redblue.problem import Problem
+from redblue.paged_problem import AnyProblem
 
 if TYPE_CHECKING:
     from redblue.base.terminal import StackingTable
@@ -61,7 +61,7 @@ class LevelPlan:
 class Plan:
     """Plans for every boundary, innermost first. Prints as a table."""
 
-    problem: Problem
+    problem: AnyProblem
     memory: str
     levels: tuple[LevelPlan, ...]
     arithmetic_seconds: float | None
@@ -115,7 +115,7 @@ class Plan:
         return text.getvalue().rstrip()
 
 
-def describe(problem: Problem) -> dict[str, Any]:
+def describe(problem: AnyProblem) -> dict[str, Any]:
     """Return a problem as plain data."""
     return asdict(problem) | {"mask": repr(problem.mask)}
 

@@ -11,7 +11,7 @@ from redblue.catalogue.memories import Memory, memory
 from redblue.lab import counts
 from redblue.machine import Cached, CacheLevel, LevelTraffic, caches_of
 from redblue.machine.hierarchy import checked_levels
-from redblue.problem import Problem
+from redblue.paged_problem import AnyProblem
 
 MAX_ACCESSES = 2_000_000_000  # of one stream: about a minute
 
@@ -35,7 +35,7 @@ class Simulation:
 @checked_arguments
 def simulate(
     schedule: str,
-    problem: Problem,
+    problem: AnyProblem,
     caches: str | Memory | Sequence[CacheLevel],
     *,
     words: int | None = None,

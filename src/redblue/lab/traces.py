@@ -11,8 +11,8 @@ from redblue.base.errors import RedblueError
 from redblue.base.estimates import check_fits
 from redblue.lab import counts
 from redblue.machine.tracing import SPARE, Tracing
+from redblue.paged_problem import AnyProblem
 from redblue.pebble import Game, Graph, Rules, Verdict, check, least_red
-from redblue.problem import Problem
 
 MAX_MULTIPLY_ADDS = 2_000_000
 BYTES, SECONDS = 500, 1e-5  # of each multiply-add: at the limit one gigabyte and 20 seconds
@@ -36,7 +36,7 @@ class Traced:
 
 @checked_arguments
 def trace(
-    schedule: str, problem: Problem, *, words: int | None = None, tiles: Mapping[str, int] | None = None
+    schedule: str, problem: AnyProblem, *, words: int | None = None, tiles: Mapping[str, int] | None = None
 ) -> Traced:
     """Run one stream of the schedule, record it as a pebble game, and let the referee check the game.
 

@@ -197,6 +197,18 @@ class Machine(ABC):
         pairs = pairs if self.index is None else self.index.last_read(pairs)
         return Value(self, self.select(pairs, rows, cols, value.read(), otherwise), summed=value.summed)
 
+    def address(self, tile: Tile, known: int) -> int:
+        """Return the whole number in a tile of one word, for a schedule that loads addresses.
+
+        known: the number that the schedule expects. Machines without numbers return it.
+        """
+        self._check_owner(tile)
+        return self.number_in(tile.read(), known)
+
+    def number_in(self, data: Any, known: int) -> int:
+        """Return the number that the storage of a tile holds; `known` on machines without numbers."""
+        return known
+
     def _check_owner(self, *values: Value) -> None:
         """Raise MachineError for a value of another machine."""
         for value in values:

@@ -182,6 +182,10 @@ class Cached(Counting):
         self._access(data)
         return Shape(data.shape)
 
+    def number_in(self, data: Shape, known: int) -> int:
+        self._access(data)
+        return known
+
     # Moves ------------------------------------------------------------------------------------
     def free(self, *tiles: Tile) -> None:
         super().free(*tiles)

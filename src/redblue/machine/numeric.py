@@ -56,3 +56,6 @@ class Numeric(Machine):
 
     def select(self, pairs: Any, rows: range, cols: range, data: np.ndarray, otherwise: float) -> np.ndarray:
         return np.where(pairs.dense(rows, cols), data, otherwise)
+
+    def number_in(self, data: np.ndarray, known: int) -> int:
+        return int(data.item())

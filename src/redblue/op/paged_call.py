@@ -13,8 +13,9 @@ from redblue.kernels.options import Options, checked
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import api
-from redblue.op.checks import check_dtypes
-from redblue.op.pages import Sequences, lengths_of, starts_of, table_of
+from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
+from redblue.op.paged_options import check_no_gradient, expanded
+from redblue.op.pages import Sequences, lengths_of, on_cpu, starts_of, table_of
 
 CAUSAL = Mask.causal(align="bottom-right")
 
@@ -22,8 +23,8 @@ CAUSAL = Mask.causal(align="bottom-right")
 class PagedCall(NamedTuple):
     """A checked call. q (total_q, H, d) is packed; shape is that of the output.
 
-    tree: None, or a boolean array (total_q, newest). bias: None, or of four dimensions. prefix: pages that all
-    sequences share, None to look for shared ones.
+    tree: None, or a boolean array (total_q, newest). Options that are arrays are expanded (`expanded`). prefix: pages
+    that all sequences share, None to look for shared ones.
     """
 
     q: Any
@@ -40,13 +41,10 @@ class PagedCall(NamedTuple):
         q: Any, k: Any, v: Any, page_table: Any, lengths_k: Any, cu_seqlens_q: Any, prefix: Any, options: Options
     ) -> PagedCall:
         """Raises RedblueError, naming the argument, unless the arguments fit each other."""
-        check_cache({"q": q, "k_pages": k, "v_pages": v})
+        q, k, v = check_cache({"q": q, "k_pages": k, "v_pages": v})
+        check_heads(q, k)
         starts, total = packed_rows("q", q, cu_seqlens_q, "cu_seqlens_q")
         heads, d = (int(size) for size in q.shape[-2:])
-        if d != k.shape[-1]:
-            raise RedblueError(f"head dimension of k_pages ({k.shape[-1]}) must equal that of q ({d})")
-        if heads and (not k.shape[2] or heads % k.shape[2]):
-            raise RedblueError(f"heads of q ({heads}) must be a multiple of those of k_pages ({k.shape[2]})")
         lengths = lengths_of("lengths_k", lengths_k, len(starts) - 1)
         page, pages = int(k.shape[1]), int(k.shape[0])
         table = table_of(page_table, lengths, page, pages, ("page_table", "lengths_k"))
@@ -55,6 +53,14 @@ class PagedCall(NamedTuple):
         options = checked(options._replace(mask=mask))
         if options.bias is not None and len(q.shape) != 4:
             raise RedblueError("bias needs q of four dimensions, (B, n_q, H, d): packed sequences have none")
+        shapes = (
+            (len(lengths), heads, int(q.shape[1]), d),
+            *((len(lengths), int(x.shape[2]), int(lengths.max(initial=0)), int(x.shape[3])) for x in (k, v)),
+        )
+        sizes = check_shapes(*shapes)
+        if not getattr(q, "is_cuda", False):
+            check_widths_on_cpu(sizes)
+        options = expanded(options, q, sizes)
         if prefix is not None:
             prefix = whole_number("prefix_pages", prefix, 0)
             _check_prefix(prefix, sequences)
@@ -62,16 +68,16 @@ class PagedCall(NamedTuple):
         return PagedCall(q.reshape(total, heads, d), k, v, sequences, options, tree, prefix, shape)
 
 
-def check_cache(arrays: Mapping[str, Any]) -> None:
-    """Raise RedblueError unless these are arrays of one type, without gradients, and caches are of four dimensions."""
+def check_cache(arrays: Mapping[str, Any]) -> list[Any]:
+    """The arrays; those of other libraries as NumPy's.
+
+    Raises RedblueError unless they are of one kind and type, dense, without gradients, and caches of four dimensions.
+    """
+    arrays = {name: x if api.is_torch(x) else api.as_numpy(name, x) for name, x in arrays.items()}
     for name, x in arrays.items():
-        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-            raise RedblueError(f"{name} must be an array (PyTorch or NumPy), got {type(x).__name__}")
-        if getattr(x, "requires_grad", False) and _records_gradients():
-            raise RedblueError(
-                f"{name} requires a gradient, but a paged cache has no backward pass: use "
-                "torch.no_grad(), or attention_varlen for training"
-            )
+        check_no_gradient(name, x)
+        if api.is_torch(x) and (x.is_nested or str(x.layout) != "torch.strided"):
+            raise RedblueError(f"{name} must be dense, got a tensor of layout {x.layout}")
         if name.endswith("_pages") and len(x.shape) != 4:
             raise RedblueError(f"{name} must be (pages, page, heads, width), got shape {tuple(x.shape)}")
         if name in ("q", "k", "v") and len(x.shape) not in (3, 4):
@@ -87,6 +93,7 @@ def check_cache(arrays: Mapping[str, Any]) -> None:
     k, v = (tuple(arrays[name].shape[:3]) for name in ("k_pages", "v_pages"))
     if k != v:
         raise RedblueError(f"v_pages must have the pages, rows and heads of k_pages, {k}, got {v}")
+    return list(arrays.values())
 
 
 def type_name(x: Any) -> str:
@@ -94,10 +101,13 @@ def type_name(x: Any) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-def _records_gradients() -> bool:
-    import torch
-
-    return torch.is_grad_enabled()
+def check_heads(q: Any, k_pages: Any) -> None:
+    """Raise RedblueError unless the heads of q and of the keys fit together."""
+    (heads, d), (kv_heads, width) = q.shape[-2:], k_pages.shape[-2:]
+    if d != width:
+        raise RedblueError(f"head dimension of k_pages ({width}) must equal that of q ({d})")
+    if heads and (not kv_heads or heads % kv_heads):
+        raise RedblueError(f"heads of q ({heads}) must be a multiple of those of k_pages ({kv_heads})")
 
 
 def packed_rows(name: str, x: Any, cumulative: Any, of: str) -> tuple[np.ndarray, int]:
@@ -112,20 +122,27 @@ def packed_rows(name: str, x: Any, cumulative: Any, of: str) -> tuple[np.ndarray
     return starts_of(of, cumulative, int(x.shape[0]), name), int(x.shape[0])
 
 
+def window_of(mask: Mask | None) -> Mask:
+    """The window, counted from the last query and key, that a user's mask names; causal for None."""
+    if mask is None:
+        return CAUSAL
+    rule = mask.rule
+    if not isinstance(rule, Window):
+        raise RedblueError(f"mask must be a window or a boolean array over the newest keys, got {mask!r}")
+    if not rule.is_full and rule.align != "bottom-right":
+        raise RedblueError(f'mask must count from the last query and key: give align="bottom-right", got {mask!r}')
+    return mask
+
+
 def _mask_and_tree(mask: Any, q: Any, starts: np.ndarray) -> tuple[Mask, np.ndarray | None]:
     """The mask of each sequence, counted from its last query and key, and the tree over its newest keys."""
-    if mask is None:
-        return CAUSAL, None
-    if isinstance(mask, Mask):
-        rule = mask.rule
-        if not isinstance(rule, Window):
-            raise RedblueError(f"mask must be a window or a boolean array over the newest keys, got {mask!r}")
-        if not rule.is_full and rule.align != "bottom-right":
-            raise RedblueError(f'mask must count from the last query and key: give align="bottom-right", got {mask!r}')
-        return mask, None
-    if hasattr(mask, "detach"):
-        mask = mask.detach().cpu().numpy()
-    tree = np.asarray(mask)
+    if mask is None or isinstance(mask, Mask):
+        return window_of(mask), None
+    mask = on_cpu("mask", mask)
+    try:
+        tree = np.asarray(mask)
+    except ValueError:  # of a ragged list
+        raise RedblueError("mask must be a Mask or a boolean array (n_q, newest keys), got a ragged list") from None
     total, lead = int(starts[-1]), tuple(q.shape[:-2])
     if tree.dtype != np.bool_ or tree.ndim < 2:
         raise RedblueError(f"mask must be a Mask or a boolean array (n_q, newest keys), got {tree.dtype} {tree.shape}")

@@ -12,9 +12,7 @@ from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import paged
 from redblue.kernels.cpu.arrays import described
 from redblue.kernels.cpu.call import Array, Sizes
-from redblue.kernels.options import check_array
 from redblue.op import api
-from redblue.op.checks import check_widths_on_cpu
 from redblue.op.paged_call import PagedCall, type_name
 
 
@@ -27,7 +25,6 @@ def run(call: PagedCall, **changed: Any) -> tuple[Any, Any, tuple[int, int]]:
     """As `attend`, and the words that were read and written. changed: arguments of the kernel's call."""
     dtype = type_name(call.q)
     sizes = sizes_of(call)
-    check_widths_on_cpu(sizes)
     out, lse = _memory(call, call.shape, dtype), _memory(call, call.shape[:-1], sum_dtype(dtype))
     if not sizes.kv_heads or not call.sequences.starts[-1]:
         return out, lse, (0, 0)
@@ -63,9 +60,6 @@ def _options(call: PagedCall, sizes: Sizes, dtype: str) -> tuple[list[Any], dict
     sums = sum_dtype(dtype)
     arguments: dict[str, Any] = {**options.numbers(sizes), "threads": api.default_threads()}
     for name, rules, x in options.present_arrays():
-        if rules.pairs:
-            x = x[..., : sizes.n_k]
-        check_array(name, tuple(x.shape), type_name(x), sizes, dtype)
         if not rules.own_type:
             x = _converted(x, sums)
         x = _broadcast(x, rules.shape(sizes))

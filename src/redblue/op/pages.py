@@ -8,6 +8,7 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.masks.numbers import whole
+from redblue.op import api
 
 
 class Sequences(NamedTuple):
@@ -38,14 +39,16 @@ class Sequences(NamedTuple):
 
 def whole_numbers(name: str, values: Any) -> np.ndarray:
     """A list, array or tensor of whole numbers as an array. Raises RedblueError, which names it, for anything else."""
-    return whole(name, _on_cpu(name, values))
+    return whole(name, on_cpu(name, values))
 
 
-def _on_cpu(name: str, values: Any) -> Any:
-    if not hasattr(values, "detach"):
+def on_cpu(name: str, values: Any) -> Any:
+    """The values of a tensor as an array; anything else as it is. Raises RedblueError for a tensor without values."""
+    if not api.is_torch(values):
         return values
-    if values.is_meta:
-        raise RedblueError(f"{name} must have values, got a tensor on the device meta")
+    if values.is_meta or values.is_sparse or values.is_nested or values.is_floating_point():
+        kind = "meta device" if values.is_meta else f"{values.layout}, {values.dtype}"
+        raise RedblueError(f"{name} must be a dense tensor of whole numbers or booleans with values, got {kind}")
     return values.detach().cpu().numpy()
 
 
@@ -79,7 +82,11 @@ def table_of(page_table: Any, lengths: np.ndarray, page: int, pages: int, names:
     names: those of the table and of the lengths, for messages. Entries beyond the lengths may be anything.
     """
     name, of_lengths = names
-    table = np.asarray(_on_cpu(name, page_table))
+    page_table = on_cpu(name, page_table)
+    try:
+        table = np.asarray(page_table)
+    except ValueError:  # of a ragged list
+        raise RedblueError(f"{name} must have rows of one length: fill shorter ones up with any numbers") from None
     if table.ndim != 2 or table.dtype.kind not in "iu" or len(table) != len(lengths):
         wanted = f"whole numbers ({len(lengths)} sequences, pages per sequence)"
         raise RedblueError(f"{name} must be {wanted}, got {table.dtype} {table.shape}")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from redblue.base.arguments import checked_arguments
 from redblue.base.errors import UnknownName
-from redblue.problem import Problem
+from redblue.paged_problem import AnyProblem
 from redblue.schedules import (
     flash,
     flash1,
@@ -13,6 +13,7 @@ from redblue.schedules import (
     gradient_x,
     gradient_x_small,
     hybrid,
+    paged,
     saha_ye,
     small_cache,
     spilled_ds,
@@ -23,7 +24,7 @@ from redblue.schedules.schedule import Cost, NotCovered, Pass, Schedule, Sweep, 
 # A new algorithm needs its file, the import above and its name here.
 MODULES = (
     *(standard, flash1, flash, flash_onepass, gather, spilled_ds, hybrid, saha_ye, small_cache),
-    *(gradient_x, gradient_x_small),
+    *(gradient_x, gradient_x_small, paged),
 )
 BUILT_IN = tuple(module.schedule.name for module in MODULES)
 SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}  # and those that users register
@@ -36,7 +37,7 @@ def list_schedules(direction: str | None = None) -> list[str]:
 
 
 @checked_arguments
-def covering(problem: Problem) -> list[str]:
+def covering(problem: AnyProblem) -> list[str]:
     """Return the names of the schedules that are worthwhile for the problem's direction and mask.
 
     A schedule for scattered masks is left out on a full mask, and one that takes no mask is left out on any other mask.

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue.base.integers import LARGEST, ceil_div, larger, smaller
-from redblue.machine import Machine, Region, Slow, Tile, exp, log, maximum
+from redblue.machine import Machine, Region, Slow, exp, maximum
 from redblue.masks import Pairs, Runs
 from redblue.problem import Problem
 from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, resident_edge
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, overlap, partial_rows, rows_walked, walks
 from redblue.schedules.search import cheapest, edges, pair_edges
-from redblue.schedules.softmax import LOWEST, probabilities
+from redblue.schedules.softmax import LOWEST, online_softmax, probabilities, store_rows
 
 
 class ForwardTiles(NamedTuple):
@@ -75,19 +75,12 @@ def _walk(
         m.free(k_j)
         if not m.holds(pairs, i, j):
             s[...] = m.where(pairs, i, j, s, -np.inf)
-        new_max = m.new("new_max", maximum(row_max, s.max(axis=1)))
-        row_max[...] = exp(row_max - new_max)  # factor that rescales the running sums
-        s[...] = exp(s - new_max[:, None])
-        row_sum *= row_max
-        row_sum += s.sum(axis=1)
-        out_i *= row_max[:, None]
-        row_max[...] = new_max
-        m.free(new_max)
+        online_softmax(m, s, out_i, row_max, row_sum)
         v_j = m.load(v[j])
         out_i += s @ v_j
         m.free(s, v_j)
-    _finish(m, out_i, row_max, row_sum, out, lse)
-    m.free(q_i)
+    store_rows(m, out_i, row_max, row_sum, out, lse)
+    m.free(out_i, row_max, row_sum, q_i)
 
 
 def _merge(m: Machine, i: range, parts: Sequence[range], part_out: Slow, part_lse: Slow, out: Slow, lse: Slow) -> None:
@@ -107,16 +100,7 @@ def _merge(m: Machine, i: range, parts: Sequence[range], part_out: Slow, part_ls
         partial = m.load(part_out[part])
         out_i += share[:, None] * partial
         m.free(share, partial)
-    _finish(m, out_i, row_max, row_sum, out[i], lse[i])
-
-
-def _finish(m: Machine, out_i: Tile, row_max: Tile, row_sum: Tile, out: Region, lse: Region) -> None:
-    """Divide by the row sums, store output and log-sum-exp, and free the tiles."""
-    # A row sum is at least exp(0) = 1, unless the row attends no key: then the output stays 0.
-    out_i /= maximum(row_sum, 1)[:, None]
-    row_max += log(row_sum)
-    m.store(out, out_i)
-    m.store(lse, row_max)
+    store_rows(m, out_i, row_max, row_sum, out[i], lse[i])
     m.free(out_i, row_max, row_sum)
 
 

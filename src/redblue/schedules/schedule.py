@@ -16,6 +16,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div, larger, whole_number
 from redblue.masks import Pairs, Runs
 from redblue.masks.rules.bands import Window
+from redblue.paged_problem import AnyProblem, PagedProblem
 from redblue.problem import Problem
 from redblue.schedules.search import WHOLE, search_grid
 
@@ -33,6 +34,10 @@ SHAPES = {
     "e": ("n_q", "d_v"),
     **dict.fromkeys(("x", "dx"), ("d", "d")),
     "y": ("d", "d_v"),
+    # A paged cache (PagedProblem): the rows of all pages, one page after another, and the page table.
+    "k_pages": ("cells", "d"),
+    "v_pages": ("v_cells", "d_v"),
+    "page_table": ("sequences", "most_pages"),
 }
 # The arrays of the operator's passes, which a schedule takes that plans may choose
 OPERATOR_ARRAYS = {
@@ -40,7 +45,12 @@ OPERATOR_ARRAYS = {
     "backward": {"q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"},
     "gradient_x": {"a1", "a2", "a3", "e", "x", "y", "dx"},
 }
-PRODUCED = {"forward": ("out", "lse", "p", "row_max", "row_sum"), "backward": ("dq", "dk", "dv"), "gradient_x": ("dx",)}
+PRODUCED = {
+    "forward": ("out", "lse", "p", "row_max", "row_sum"),
+    "backward": ("dq", "dk", "dv"),
+    "gradient_x": ("dx",),
+    "paged": ("out", "lse"),
+}
 
 
 MAX_AXIS = 2**27  # length of an axis: beyond it the tile search would take seconds
@@ -92,10 +102,11 @@ class Sweep(NamedTuple):
 
 @dataclass(frozen=True)
 class Pass:
-    """One direction of a schedule, for one stream (see Problem.one_stream).
+    """One direction of a schedule, for one stream (see Problem.one_stream and PagedProblem.one_stream).
 
     run(machine, problem, tiles, *arrays): the program; its parameter names select the arrays (see SHAPES).
-    tile_type: a NamedTuple of tile edges. cost(problem, tiles): the closed form.
+    tile_type: a NamedTuple of tile edges; SMALLEST, an attribute, may name the edges of the tiles that hold the fewest
+    words, other than 1 and whole axes. cost(problem, tiles): the closed form.
     search(problem, words, multiple): the tiles that move the fewest words, as a tile_type of integers; None if no tiles
     fit. multiple: the number that each edge must be a multiple of, unless the edge spans its whole array. Default: the
     search over a grid of edges (`search_grid`), for which `cost` must take arrays of edges.
@@ -104,8 +115,8 @@ class Pass:
 
     run: Callable[..., None]
     tile_type: Callable[..., Any]
-    cost: Callable[[Problem, Any], Cost]
-    search: Callable[[Problem, int, Mapping[str, int]], Any] | None = None
+    cost: Callable[[Any, Any], Cost]
+    search: Callable[[Any, int, Mapping[str, int]], Any] | None = None
     sweeps: Callable[[Problem, Any], tuple[Sweep, ...]] = lambda problem, tiles: ()
 
     @property
@@ -142,7 +153,7 @@ class Schedule:
     full_only: bool = False
     scattered: bool = False
 
-    def direction(self, problem: Problem) -> Pass:
+    def direction(self, problem: AnyProblem) -> Pass:
         """Return the pass for the problem's direction. Raises NotCovered if there is none, or if it takes no mask."""
         if problem.direction not in self.passes:
             directions = " and ".join(self.passes)
@@ -151,7 +162,7 @@ class Schedule:
             raise NotCovered(f"{self.name} takes no mask, got {problem.mask!r}: use Mask.full() or another schedule")
         return self.passes[problem.direction]
 
-    def tiles(self, problem: Problem, words: int, multiple: Mapping[str, int] | None = None) -> Any:
+    def tiles(self, problem: AnyProblem, words: int, multiple: Mapping[str, int] | None = None) -> Any:
         """Return the tiles that move the fewest words through a cache of `words` words.
 
         multiple: by edge, the number that its length must be a multiple of (1 by default), unless it spans its array.
@@ -164,7 +175,8 @@ class Schedule:
         tiles = search(searched, words, multiple)
         if tiles is None:
             whole_axes = {edge: getattr(stream, axis) for edge, axis in WHOLE.items() if edge in multiple}
-            least = int(one_pass.cost(stream, one_pass.tile_type(**(multiple | whole_axes))).peak)
+            smallest = multiple | whole_axes | dict(getattr(one_pass.tile_type, "SMALLEST", {}))
+            least = int(one_pass.cost(stream, one_pass.tile_type(**smallest)).peak)
             raise TooFewWords(
                 f"{self.name} {problem.direction} with d = {problem.d}, d_v = {problem.d_v} needs a cache of at least "
                 f"{least} words, got {words}"
@@ -175,8 +187,8 @@ class Schedule:
         spanning = [edge for edge in whole if getattr(tiles, edge) >= getattr(searched, WHOLE[edge])]
         return tiles._replace(**{edge: getattr(stream, WHOLE[edge]) for edge in spanning})
 
-    def make_tiles(self, problem: Problem, edges: Mapping[str, int]) -> Any:
-        """Return tiles with the given edges; missing edges are 1, or span their axis (see WHOLE).
+    def make_tiles(self, problem: AnyProblem, edges: Mapping[str, int]) -> Any:
+        """Return tiles with the given edges; missing edges span their axis (see WHOLE), or have their default, or 1.
 
         Raises RedblueError for an unknown edge and for lengths that do not divide each other as required.
         """
@@ -186,12 +198,13 @@ class Schedule:
             allowed = ", ".join(one_pass.edges)
             raise RedblueError(f"{self.name} {problem.direction} has no tile edge {unknown[0]!r}; it has {allowed}")
         stream = problem.one_stream()
-        defaults = {e: max(1, getattr(stream, WHOLE[e])) if e in WHOLE else 1 for e in one_pass.edges}
-        tiles = one_pass.tile_type(**(defaults | dict(edges)))
+        defaults = dict.fromkeys(one_pass.edges, 1) | getattr(one_pass.tile_type, "_field_defaults", {})
+        whole_axes = {edge: max(1, getattr(stream, WHOLE[edge])) for edge in one_pass.edges if edge in WHOLE}
+        tiles = one_pass.tile_type(**(defaults | whole_axes | dict(edges)))
         self._check(problem, tiles)
         return tiles
 
-    def _check(self, problem: Problem, tiles: Any) -> None:
+    def _check(self, problem: AnyProblem, tiles: Any) -> None:
         """Raise RedblueError unless all edges are positive, and slices and blocks divide the tiles that they cut."""
         for edge, length in tiles._asdict().items():
             whole_number(f"tile edge {edge}", length, most=math.inf)
@@ -208,25 +221,27 @@ class Schedule:
         if span < stream.n_k and span % tiles.cols:
             raise RedblueError(f"tile edge span ({span}) must be a multiple of cols ({tiles.cols})")
 
-    def cost(self, problem: Problem, tiles: Any) -> Cost:
+    def cost(self, problem: AnyProblem, tiles: Any) -> Cost:
         """Return the closed-form cost of the whole problem, with its streams run one after another."""
         self._check(problem, tiles)
         one = self.direction(problem).cost(problem.one_stream(), tiles)
         s = problem.streams
         return Cost(s * int(one.reads), s * int(one.writes), int(one.peak), s * int(one.flops))
 
-    def words(self, problem: Problem, tiles: Any) -> int:
+    def words(self, problem: AnyProblem, tiles: Any) -> int:
         """Return the closed-form words moved, reads plus writes."""
         return self.cost(problem, tiles).words
 
 
-def _searchable(stream: Problem) -> Problem:
+def _searchable(stream: AnyProblem) -> AnyProblem:
     """Return the problem, or, if its sequences are too long for the tile search, the same problem on shorter ones.
 
     Under a band, the mask of the shorter problem is the same band. The tiles that move the fewest words then differ
     only where a tile spans the whole sequence, or in the blocks at its end. Raises RedblueError for a problem that
     cannot be shortened.
     """
+    if isinstance(stream, PagedProblem):
+        return stream  # its sizes are limited
     d, n_q, n_k = max(stream.d, stream.d_v), stream.n_q, stream.n_k
     weights = max(n_q, n_k) * stream.d if stream.direction == "gradient_x" else 0  # pairs of its products with weights
     if max(n_q, n_k, d) <= MAX_AXIS and max(n_q * n_k, weights) * d <= MAX_PRODUCT:

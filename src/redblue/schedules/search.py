@@ -25,10 +25,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from redblue.masks import Pairs
-from redblue.problem import Problem
+from redblue.paged_problem import AnyProblem
 
-# Edges that default to the whole axis. A shorter "chunk" saves slow memory; a shorter "span" adds parallelism.
-WHOLE = {"chunk": "n_q", "span": "n_k"}
+# Edges that default to the whole axis. A shorter "chunk" saves slow memory; a shorter "span" or "piece" adds
+# parallelism.
+WHOLE = {"chunk": "n_q", "span": "n_k", "piece": "n_k"}
 PAIRS_TRIED = 1 << 14  # about 50 ms on a banded mask
 EDGES_TRIED = 1 << 13
 
@@ -50,7 +51,7 @@ class Searched(Protocol):
     @property
     def tile_type(self) -> Callable[..., Any]: ...
     @property
-    def cost(self) -> Callable[[Problem, Any], Moved]: ...
+    def cost(self) -> Callable[[Any, Any], Moved]: ...
 
 
 @lru_cache(maxsize=64)
@@ -139,7 +140,7 @@ def cheapest(cost: Moved, candidates: Sequence[np.ndarray | int], words: int) ->
     return tuple(int(x.flat[best]) for x in lengths)
 
 
-def search_grid(one_pass: Searched, problem: Problem, words: int, multiple: Mapping[str, int]) -> Any:
+def search_grid(one_pass: Searched, problem: AnyProblem, words: int, multiple: Mapping[str, int]) -> Any:
     """Return the tiles that move the fewest words among a grid of edges, then among the edges of one axis at a time.
 
     The search of a pass that brings none of its own. An edge whose name ends in "rows" or "cols" is at most n_q or n_k
@@ -164,7 +165,7 @@ def search_grid(one_pass: Searched, problem: Problem, words: int, multiple: Mapp
     return None if best is None else one_pass.tile_type(*best)
 
 
-def _candidates(edge: str, problem: Problem, multiple: int) -> np.ndarray:
+def _candidates(edge: str, problem: AnyProblem, multiple: int) -> np.ndarray:
     """Return the edges of one axis that `search_grid` tries."""
     if edge in WHOLE:
         return np.array([getattr(problem, WHOLE[edge])])

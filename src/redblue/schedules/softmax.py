@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from redblue.base.integers import ceil_div, smaller
-from redblue.machine import Machine, Region, Slow, Tile, Value, exp, maximum, minimum
+from redblue.machine import Machine, Region, Slow, Tile, Value, exp, log, maximum, minimum
 from redblue.masks import Pairs
 from redblue.schedules.schedule import Cost, blocks, grid, overlap, within
 
@@ -26,6 +26,30 @@ def finite(lse: Value) -> Value:
 def probabilities(s: Value, lse: Value) -> Value:
     """Return exp(s - lse) from recomputed scores, clipped to 1 because their rounding may differ from forward's."""
     return exp(minimum(s - finite(lse)[:, None], 0))
+
+
+def online_softmax(m: Machine, s: Tile, out_i: Tile, row_max: Tile, row_sum: Tile) -> None:
+    """Replace a tile of scores by exp(s - new row maxima), and rescale the running statistics and outputs of its rows.
+
+    out_i: the running sums of weights times values, to which the caller adds those of this tile.
+    """
+    new_max = m.new("new_max", maximum(row_max, s.max(axis=1)))
+    row_max[...] = exp(row_max - new_max)  # factor that rescales the running sums
+    s[...] = exp(s - new_max[:, None])
+    row_sum *= row_max
+    row_sum += s.sum(axis=1)
+    out_i *= row_max[:, None]
+    row_max[...] = new_max
+    m.free(new_max)
+
+
+def store_rows(m: Machine, out_i: Value, row_max: Value, row_sum: Value, out: Region, lse: Region) -> None:
+    """Divide the outputs of rows by their sums, turn the maxima into log-sum-exps, and store both."""
+    # A row sum is at least exp(0) = 1, unless the row attends no key: then the output stays 0.
+    out_i /= maximum(row_sum, 1)[:, None]
+    row_max += log(row_sum)
+    m.store(out, out_i)
+    m.store(lse, row_max)
 
 
 def spill_tile(

@@ -160,13 +160,13 @@ def test_plain_tensors_of_a_gpu_go_around_the_dispatcher(fake, monkeypatch):
     q, k = on("cuda:1", 1, 2, 8, 16), on("cuda:0", 1, 2, 8, 16)
     monkeypatch.setattr(dispatch, "_PLAIN", {type(q)})
     monkeypatch.setattr(dispatch, "_dispatch_modes", lambda: 0)
-    assert dispatch._is_plain(q, q, q)
-    assert not dispatch._is_plain(q, k, q)
-    assert not dispatch._is_plain(q, on("cpu", 1, 2, 8, 16), q)
+    assert dispatch.is_plain(q, q, q)
+    assert not dispatch.is_plain(q, k, q)
+    assert not dispatch.is_plain(q, on("cpu", 1, 2, 8, 16), q)
 
 
 def test_autocast_goes_through_the_dispatcher(autocast):
-    assert not dispatch._is_plain(torch.ones(1, 2, 3))
+    assert not dispatch.is_plain(torch.ones(1, 2, 3))
 
 
 def test_nothing_touches_triton_or_cuda_before_a_tensor_is_on_a_gpu():

@@ -7,7 +7,8 @@
 
 `register` adds an attention function and a mask function to transformers' registries. The mask function translates
 transformers' mask functions (causal, windows, chunks, packed sequences, padding, prefixes) into rules of
-`redblue.Mask`, so that no array of n_q x n_k is built for them. docs/guide/transformers.md describes what is served.
+`redblue.Mask`, so that no array of n_q x n_k is built for them. On CPUs, `generate_batch` (continuous batching) reads
+its paged cache in place, through `redblue.attention_paged`. docs/guide/transformers.md describes what is served.
 Importing this package loads neither transformers nor PyTorch.
 """
 

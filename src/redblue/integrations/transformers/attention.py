@@ -44,12 +44,13 @@ HARMLESS = {
     "use_cache",
     "video_grid_thw",
 }
+BATCHING = "the paged cache of continuous batching is served by `generate_batch`, on CPUs"
 ADVICE = {
     "output_attentions": "redblue never holds the probabilities",
-    "cache": "the paged cache of continuous batching is not served",
-    "block_table": "the paged cache of continuous batching is not served",
-    "read_index": "the paged cache of continuous batching is not served",
-    "write_index": "the paged cache of continuous batching is not served",
+    "cache": BATCHING,
+    "block_table": BATCHING,
+    "read_index": BATCHING,
+    "write_index": BATCHING,
 }
 
 
@@ -81,7 +82,7 @@ def attention_forward(
     or blocks of keys that each query selects. Raises RedblueError for an argument that is not served.
     """
     if others:
-        _check(others)
+        check_others(others)
     if block_indices is not None:
         attention_mask = selected_blocks(module, block_indices, attention_mask, key.shape[2], query.shape[1])
     if indices is not None:
@@ -114,7 +115,7 @@ def attention_forward(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _check(others: dict[str, Any]) -> None:
+def check_others(others: dict[str, Any]) -> None:
     """Raise RedblueError for a keyword argument that could change the result. None and False ask for nothing."""
     for name, value in others.items():
         if name in HARMLESS or value is None or value is False:

@@ -6,6 +6,7 @@ from inspect import signature
 from typing import Any
 
 from redblue.base.errors import RedblueError
+from redblue.integrations.transformers.batching import ROUTED, manager, route, unroute
 
 NAME = "redblue"
 
@@ -19,9 +20,10 @@ class Registration:
         Models that were made with `attn_implementation="redblue"` need another implementation from then on:
         `model.set_attn_implementation("sdpa")`.
         """
-        for registry, function in _entries():
-            if registry.get(NAME) is function:
-                del registry[NAME]
+        unroute()
+        for registry, name, function in _entries():
+            if registry.get(name) is function:
+                del registry[name]
 
     def __enter__(self) -> Registration:
         return self
@@ -33,22 +35,24 @@ class Registration:
 def register() -> Registration:
     """Make `attn_implementation="redblue"` work in transformers. Further calls change nothing.
 
+    On CPUs this includes `generate_batch` (continuous batching), with transformers 5.23.
     Returns an object whose `undo()` removes the registration; it also works as a context. Raises RedblueError if
     transformers or PyTorch is not installed, or if the name belongs to another implementation.
     """
     entries = _entries()
-    for registry, function in entries:
-        if registry.get(NAME, function) is not function:
+    for registry, name, function in entries:
+        if registry.get(name, function) is not function:
             raise RedblueError(
-                f'transformers already has another implementation named "{NAME}", {registry[NAME]!r}: remove it first'
+                f'transformers already has another implementation named "{name}", {registry[name]!r}: remove it first'
             )
-    for registry, function in entries:
-        registry[NAME] = function
+    for registry, name, function in entries:
+        registry[name] = function
+    route(NAME)
     return Registration()
 
 
-def _entries() -> tuple[tuple[dict[str, Any], Any], ...]:
-    """Each registry of transformers with redblue's function for it. Raises RedblueError if a package is missing."""
+def _entries() -> tuple[tuple[dict[str, Any], str, Any], ...]:
+    """Registries of transformers, names, and redblue's functions. Raises RedblueError if a package is missing."""
     needed = 'attn_implementation="redblue" needs PyTorch and transformers 5.6 or newer'
     try:
         from transformers import AttentionInterface, AttentionMaskInterface, __version__
@@ -60,7 +64,12 @@ def _entries() -> tuple[tuple[dict[str, Any], Any], ...]:
     from redblue.integrations.transformers.attention import attention_forward
     from redblue.integrations.transformers.mask_function import redblue_mask
 
-    return (
-        (AttentionInterface._global_mapping, attention_forward),
-        (AttentionMaskInterface._global_mapping, redblue_mask),
-    )
+    entries = [
+        (AttentionInterface._global_mapping, NAME, attention_forward),
+        (AttentionMaskInterface._global_mapping, NAME, redblue_mask),
+    ]
+    if manager() is not None:
+        from redblue.integrations.transformers.paged import paged_forward
+
+        entries.append((AttentionInterface._global_mapping, ROUTED, paged_forward))
+    return tuple(entries)

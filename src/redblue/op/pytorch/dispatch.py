@@ -24,7 +24,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     arrays = [x for x in options.arrays if x is not None]
     if arrays:
         check_gradients(options)
-    plain = _is_plain(q, k, v, *arrays)
+    plain = is_plain(q, k, v, *arrays)
     if not plain:
         tensors = {"q": q, "k": k, "v": v} | {name: x for name, _, x in options.present_arrays()}
         _check_tensors(tensors)
@@ -119,7 +119,7 @@ def _is_captured(q: Tensor) -> bool:
 _EVERYTHING = Mask.full()
 
 
-def _is_plain(*tensors: Any) -> bool:
+def is_plain(*tensors: Any) -> bool:
     """Whether nothing but autograd observes this call. Then it may skip PyTorch's dispatcher, which takes 10 us."""
     if (
         torch.compiler.is_dynamo_compiling()

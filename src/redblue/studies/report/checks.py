@@ -51,7 +51,7 @@ def checks(plans: Iterable[tuple[str, Plan]]) -> Iterator[Check]:
     tightest: dict[tuple[str, Problem], tuple[float, str]] = {}
     for label, plan in plans:
         for level in plan.levels:
-            if level.schedule is not None:
+            if level.schedule is not None and isinstance(plan.problem, Problem):  # models have no paged problems
                 key = (level.schedule, small(plan.problem))
                 at = (plan.problem.d / math.sqrt(level.capacity_words), f"{label}, {level.boundary} of {plan.memory}")
                 tightest[key] = max(at, tightest.get(key, at), key=lambda place: place[0])

@@ -1,0 +1,1 @@
+"""The benchmark of attention on paged caches: `python -m benchmarks.cpu.paged`."""

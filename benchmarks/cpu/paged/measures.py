@@ -1,0 +1,248 @@
+"""The measures of the benchmark: each makes the inputs of its calls once, checks all contenders, then times them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports]
+
+from benchmarks.common.results import Figure, Limit, Row
+from benchmarks.common.timing import THREADS, race, rate, ratio, spread
+from benchmarks.cpu.paged.calls import HEADS_OUTSIDE, ROWS_OUTSIDE, SHORT, Call, Inputs, inputs
+from benchmarks.cpu.paged.contenders import (
+    CONTIGUOUS,
+    GATHERED,
+    MAKERS,
+    OVER_LAST_CACHE,
+    PRODUCTS,
+    READS,
+    REDBLUE,
+    TRANSFORMERS,
+    Refused,
+    last_cache,
+    multiply_adds,
+    reads,
+    redblue,
+)
+from benchmarks.cpu.paged.gate import Gate, gate
+from benchmarks.cpu.paged.gathered import Run
+from benchmarks.cpu.paged.others import Other, PeerFailed
+
+READ_SHARE = Limit(0.85)
+CONTIGUOUS_SHARE = Limit(0.95)
+OVER_GATHER, OVER_GATHER_MLA, OVER_OTHERS = Limit(2), Limit(3), Limit(1.2)
+SKEW, SCALING, SHARING, MLA_ROOF = Limit(1.15), Limit(1.9), Limit(6), Limit(1.3)
+MOST_FLOPS_PER_BYTE = 4  # of calls whose time the reads decide
+OVER_ROOF = "time / max(read, multiply-add)"
+
+Contenders = dict[str, Callable[[], float]]
+
+
+@dataclass
+class Settings:
+    """How to measure. others: peers in processes of their own. absent: why peers are missing from all rows."""
+
+    rounds: int = 7
+    seconds: float = 0.05  # of each contender in each round
+    alone: bool = False
+    others: list[Other] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One row of the results. calls: the calls of redblue that it times, by name. quick: part of a quick run."""
+
+    name: str
+    calls: dict[str, Call]
+    run: Callable[[Measure, Settings], Row]
+    quick: bool = False
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+
+    @property
+    def call(self) -> Call:
+        return next(iter(self.calls.values()))
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {SHORT[self.call.dtype]}, {self.call.title}"
+
+    def row(self, figures: list[Figure], rates: dict[str, list[float]], unit: str, note: str = "") -> Row:
+        parameters: dict[str, Any] = {"bytes": self.call.bytes, "flops": self.call.flops, "dtype": self.call.dtype}
+        return Row(f"{self.name}, {SHORT[self.call.dtype]}", self.call.title, figures, rates, unit, note, parameters)
+
+
+def work_of(call: Call) -> tuple[float, str]:
+    """The work of a call, and the unit of its rate: bytes where reads decide, FLOPs elsewhere."""
+    return (call.bytes / 1e9, "GB/s") if read_bound(call) else (call.flops / 1e9, "GFLOP/s")
+
+
+def read_bound(call: Call) -> bool:
+    return call.flops <= MOST_FLOPS_PER_BYTE * call.bytes
+
+
+def checked(run: Run, known: Gate) -> Run:
+    """The run. Raises Red if its result, which is redblue's, is wrong."""
+    known.check(REDBLUE, run())
+    return run
+
+
+def timed(run: Run, work: float, settings: Settings) -> Callable[[], float]:
+    return partial(rate, run, work, settings.seconds)
+
+
+def compared(measure: Measure, settings: Settings) -> Row:
+    """redblue, all peers and both roofs in turns."""
+    call, (work, unit) = measure.call, work_of(measure.call)
+    x = inputs(call)
+    known = gate(call, x)
+    contenders: Contenders = {REDBLUE: timed(checked(redblue(call, x), known), work, settings)}
+    notes: dict[str, str] = {}
+    if not settings.alone:
+        contenders |= _peers(call, x, known, settings, notes)
+    contenders[READS] = reads(call.bytes, work, settings.seconds)
+    contenders[PRODUCTS] = multiply_adds(call, work, settings.seconds)
+    rates = _raced(contenders, settings, notes)
+    for other in settings.others:
+        other.drop()
+    figures = roof_figures(call, rates, measure.limits) + peer_figures(rates, measure.limits)
+    return measure.row(figures, rates, unit, "; ".join(f"{name}: {why}" for name, why in notes.items()))
+
+
+def _peers(call: Call, x: Inputs, known: Gate, settings: Settings, notes: dict[str, str]) -> Contenders:
+    """The peers whose results are right; notes say why the others are missing."""
+    work, _ = work_of(call)
+    by_rows = x
+    if call.layout == HEADS_OUTSIDE:  # the peers gather from the layout that suits them
+        k = x.k.contiguous()
+        by_rows = x._replace(k=k, v=k[..., : call.d_v] if call.d_v else x.v.contiguous())
+    found: Contenders = {}
+    for name, make in MAKERS.items():
+        try:
+            run = make(call, by_rows)
+            wrong = known.check(name, run())
+        except Refused as refused:
+            notes[name] = str(refused)
+            continue
+        if wrong:
+            notes[name] = wrong
+        else:
+            found[name] = timed(run, work, settings)
+    for other in settings.others:
+        result = other.load(call)
+        why = result if isinstance(result, str) else known.check(other.peer, result)
+        if why:
+            notes[other.peer] = why
+        else:
+            found[other.peer] = partial(other.rate, work, settings.seconds)
+    return found
+
+
+def _raced(contenders: Contenders, settings: Settings, notes: dict[str, str]) -> dict[str, list[float]]:
+    """The rates; a peer whose process fails leaves the race, which starts again."""
+    try:
+        return race(contenders, settings.rounds)
+    except PeerFailed as failure:
+        notes[failure.peer] = str(failure)
+        rest = {name: measured for name, measured in contenders.items() if name != failure.peer}
+        return _raced(rest, settings, notes)
+
+
+def roof_figures(call: Call, rates: dict[str, list[float]], limits: Mapping[str, Limit]) -> list[Figure]:
+    """The share of the measured reads where they decide; elsewhere the time over that of the slower roof."""
+    if read_bound(call):
+        level = "DRAM" if call.bytes >= OVER_LAST_CACHE * last_cache() else "cache"
+        bar = READ_SHARE if call.dtype != "float16" else Limit()
+        return [Figure(f"of {READS}, {level}", ratio(rates, REDBLUE, READS), limits.get(READS, bar), "%")]
+    roof = [min(pair) for pair in zip(rates[READS], rates[PRODUCTS], strict=True)]
+    over = ratio({"roof": roof, REDBLUE: rates[REDBLUE]}, "roof", REDBLUE)
+    return [Figure(OVER_ROOF, over, limits.get(OVER_ROOF, Limit()), at_most=True)]
+
+
+def peer_figures(rates: dict[str, list[float]], limits: Mapping[str, Limit]) -> list[Figure]:
+    """redblue over each peer. The bar of the peers that gather is that of the faster one."""
+    gathering = [name for name in (TRANSFORMERS, GATHERED) if name in rates]
+    faster = max(gathering, key=lambda name: spread(rates[name]).median, default="")
+    bars = {faster: limits.get(GATHERED, OVER_GATHER), CONTIGUOUS: CONTIGUOUS_SHARE}
+    figures = []
+    for name in rates:
+        if name in (REDBLUE, READS, PRODUCTS):
+            continue
+        bar = bars.get(name, Limit() if name in gathering else OVER_OTHERS)
+        what, unit = (f"of {name}", "%") if name == CONTIGUOUS else (f"over {name}", "x")
+        figures.append(Figure(what, ratio(rates, REDBLUE, name), bar, unit))
+    return figures
+
+
+def skewed(measure: Measure, settings: Settings) -> Row:
+    """Two calls of as many bytes: sequences of one length, and one long sequence among short ones."""
+    contenders: Contenders = {}
+    for name, call in measure.calls.items():
+        x = inputs(call)
+        run = checked(redblue(call, x), gate(call, x))
+        contenders[name] = timed(run, call.bytes / 1e9, settings)
+    rates = race(contenders, settings.rounds)
+    over = ratio(rates, "balanced", "skewed")
+    return measure.row([Figure("time per byte over balanced", over, SKEW, at_most=True)], rates, "GB/s")
+
+
+def scaling(measure: Measure, settings: Settings) -> Row:
+    """One thread and all threads; the reads show what the memory allows."""
+    call = measure.call
+    x, work = inputs(call), call.bytes / 1e9
+    run = checked(redblue(call, x), gate(call, x))
+    contenders: Contenders = {}
+    for threads in (1, THREADS):
+        contenders[f"{REDBLUE}, {threads}"] = partial(_on_threads, threads, timed(run, work, settings))
+        contenders[f"{READS}, {threads}"] = reads(call.bytes, work, settings.seconds, threads)
+    rates = race(contenders, settings.rounds)
+    figures = [
+        Figure(f"{THREADS} threads over 1", ratio(rates, f"{REDBLUE}, {THREADS}", f"{REDBLUE}, 1"), SCALING),
+        Figure(f"{READS}, {THREADS} threads over 1", ratio(rates, f"{READS}, {THREADS}", f"{READS}, 1"), Limit()),
+    ]
+    return measure.row(figures, rates, "GB/s")
+
+
+def _on_threads(threads: int, measured: Callable[[], float]) -> float:
+    torch.set_num_threads(threads)
+    try:
+        return measured()
+    finally:
+        torch.set_num_threads(THREADS)
+
+
+def sharing(measure: Measure, settings: Settings) -> Row:
+    """A prefix that all sequences share: found, or not used."""
+    call = measure.call
+    x, work = inputs(call), call.flops / 1e9
+    known = gate(call, x)
+    contenders: Contenders = {}
+    for name, pages in (("found", None), ("named", call.shared // call.page), ("no sharing", 0)):
+        contenders[name] = timed(checked(redblue(call, x, pages), known), work, settings)
+    contenders[READS] = reads(call.bytes, work, settings.seconds)
+    contenders[PRODUCTS] = multiply_adds(call, work, settings.seconds)
+    rates = race(contenders, settings.rounds)
+    roof = [min(pair) for pair in zip(rates[READS], rates[PRODUCTS], strict=True)]
+    figures = [
+        Figure("over no sharing", ratio(rates, "found", "no sharing"), SHARING),
+        Figure("named over found", ratio(rates, "named", "found"), Limit()),
+        Figure(OVER_ROOF, ratio(rates | {"roof": roof}, "roof", "found"), Limit(), at_most=True),
+    ]
+    return measure.row(figures, rates, "GFLOP/s")
+
+
+def layouts(measure: Measure, settings: Settings) -> Row:
+    """The same call on both layouts of pages."""
+    contenders: Contenders = {}
+    for name, call in measure.calls.items():
+        x = inputs(call)
+        contenders[name] = timed(checked(redblue(call, x), gate(call, x)), call.bytes / 1e9, settings)
+    rates = race(contenders, settings.rounds)
+    return measure.row(
+        [Figure(f"{HEADS_OUTSIDE} over {ROWS_OUTSIDE}", ratio(rates, HEADS_OUTSIDE, ROWS_OUTSIDE), Limit())],
+        rates,
+        "GB/s",
+    )

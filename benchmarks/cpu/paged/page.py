@@ -1,0 +1,101 @@
+"""The results as Markdown, for the page of results, and as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from benchmarks.common.figure import write_svg
+from benchmarks.common.results import Figure, Row
+from benchmarks.common.timing import spread
+from benchmarks.cpu.paged.contenders import GATHERED, READS, REDBLUE, TRANSFORMERS
+from benchmarks.cpu.paged.others import VLLM, ZENTORCH
+from redblue.base.style import LOOKS
+
+LIBRARIES = {
+    REDBLUE: LOOKS["flash"],
+    VLLM: LOOKS["small_cache"],
+    ZENTORCH: LOOKS["flash1"],
+    GATHERED: LOOKS["hybrid"],
+    TRANSFORMERS: LOOKS["naive"],
+}
+WIDTH, STEP = 420, 22
+
+
+def tables(rows: Iterable[Row]) -> str:
+    """One table for each measure; a column for each figure, and the limit where it misses it."""
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row.measure.split(",")[0], []).append(row)
+    return "\n\n".join(table(name, own) for name, own in by_name.items())
+
+
+def table(name: str, rows: list[Row]) -> str:
+    columns = list(dict.fromkeys(heading(figure.what) for row in rows for figure in row.figures))
+    lines = [f"| {name} | {' | '.join([*columns, 'speed of ' + REDBLUE])} |", "|---" * (len(columns) + 2) + "|"]
+    for row in rows:
+        cells = {heading(figure.what): cell(figure) for figure in row.figures}
+        dtype = row.measure.split(", ")[1]
+        speed = f"{spread(ours).median:.3g} {row.unit}" if (ours := _ours(row)) else ""
+        lines.append(
+            " | ".join([f"| {dtype}, {row.case}", *(cells.get(column, "-") for column in columns), speed]) + " |"
+        )
+    return "\n".join(lines)
+
+
+def heading(what: str) -> str:
+    """The column of a figure: the memory level goes into the cell."""
+    return f"of {READS}" if what.startswith(f"of {READS}, ") else what
+
+
+def cell(figure: Figure) -> str:
+    middle = figure.value.median
+    text = f"{middle:.0%}" if figure.unit == "%" else f"{middle:.2f}"
+    level = figure.what.removeprefix(f"of {READS}, ")
+    text += f" ({level})" if level != figure.what else ""
+    return f"**{text}** (required {_limit(figure)})" if figure.met == "no" else text
+
+
+def _limit(figure: Figure) -> str:
+    must = figure.limit.must
+    assert must is not None
+    return f"{must:.0%}" if figure.unit == "%" else f"{must:g}"
+
+
+def _ours(row: Row) -> list[float] | None:
+    """The rates of redblue, or of the first contender where all are redblue's."""
+    return row.rates.get(REDBLUE) or next(iter(row.rates.values()), None)
+
+
+def draw(facts: dict[str, Any], rows: list[Row], path: Path) -> None:
+    """Decoding as a share of the measured reads, one line for each case; write nothing if nothing was decoded."""
+    rows = [row for row in rows if row.measure.startswith("decoding")]
+    points = [
+        {"case": f"{row.measure.split(', ')[1]}, {row.case}", "library": name, "share": a / b, "low": low, "high": high}
+        for row in rows
+        for name, values in row.rates.items()
+        if name in LIBRARIES
+        for a, b in [(spread(values).median, spread(row.rates[READS]).median)]
+        for _, low, high in [spread([x / y for x, y in zip(values, row.rates[READS], strict=True)])]
+    ]
+    if not points:
+        return
+    machine = f"{facts['cpu']}, {facts['isa']}, {facts['threads']} threads, {facts['date'][:10]}"
+    names = [name for name in LIBRARIES if any(point["library"] == name for point in points)]
+    looks = [LIBRARIES[name] for name in names]
+    legend = alt.Legend(title=None, orient="bottom", direction="horizontal", columns=len(names))
+    colour = alt.Color("library:N", scale=alt.Scale(domain=names, range=[look.light for look in looks]), legend=legend)
+    shape = alt.Shape("library:N", scale=alt.Scale(domain=names, range=[look.shape for look in looks]), legend=legend)
+    y = alt.Y("case:N", title=None, sort=None, axis=alt.Axis(labelLimit=460))
+    base = alt.Chart(alt.Data(values=points))
+    chart = alt.layer(
+        alt.Chart(alt.Data(values=[{"share": 1}])).mark_rule(style="ink", strokeWidth=1.5).encode(x="share:Q"),
+        base.mark_rule(strokeWidth=1.5).encode(x="low:Q", x2="high:Q", y=y, color=colour),
+        base.mark_point(filled=True, size=60, opacity=1).encode(
+            x=alt.X("share:Q", title="keys and values per second, over measured reads"), y=y, color=colour, shape=shape
+        ),
+    ).properties(width=WIDTH, height=alt.Step(STEP), title=alt.TitleParams(machine, anchor="start", dy=-8))
+    write_svg(chart, path)

@@ -1,0 +1,199 @@
+"""The attention function for transformers' continuous batching. It reads the pages of transformers' cache in place."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
+
+from redblue.base.errors import RedblueError
+from redblue.integrations.transformers.attention import check_others
+from redblue.integrations.transformers.paged_steps import Step, step_of
+from redblue.masks import Mask
+from redblue.op.paged import append_paged, attention_paged, merge_attention
+from redblue.op.varlen import attention_varlen
+
+OF_BATCHING = {"logits_indices", "logits_processor_args"}  # keyword arguments that do not concern attention
+CAUSAL = Mask.causal(align="bottom-right")
+_steps = WeakIdKeyDictionary()  # the steps of the places to write, which all layers of a group get as one tensor
+
+
+class Layer(NamedTuple):
+    """A layer's call. q (total_q, H, d), k and v (total_q, H_kv, d): the new tokens of all sequences, packed.
+
+    k_pages, v_pages (pages, page, H_kv, d): views of the cache. window: keys that a query attends, itself included, or
+    None for all. options: those of all functions of redblue.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_pages: Tensor
+    v_pages: Tensor
+    step: Step
+    window: int | None
+    options: dict[str, Any]
+
+    @property
+    def mask(self) -> Mask:
+        """The mask of a sequence, counted from its last query and key."""
+        return CAUSAL if self.window is None else Mask.sliding_window(self.window - 1, 0, align="bottom-right")
+
+
+@torch.compiler.disable  # as transformers' own paged functions: they write into the cache in place
+def paged_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: Any = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    cache: Any = None,
+    cu_seq_lens_q: Any = None,
+    cu_seq_lens_k: Any = None,
+    read_index: Any = None,
+    write_index: Any = None,
+    block_table: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Write new keys and values into the cache, and attend the keys that lie there. Returns (1, n, H, d) and None.
+
+    query (1, H, n, d), key and value (1, H_kv, n, d): the new tokens of all sequences, one behind the other, and maybe
+    padding, whose output is 0. cache: transformers' PagedAttentionCache. cu_seq_lens_q: (B + 1,), the bounds of the
+    sequences' new tokens; cu_seq_lens_k, by type of layer: those of their keys. read_index, write_index: for each group
+    of layers, the rows of the cache that hold the keys, and those for the new ones. block_table: for each group, the
+    pages of the sequences, in place of both; None otherwise. Attention is causal. Raises RedblueError for an argument
+    that is not served.
+    """
+    check_others({name: x for name, x in others.items() if name not in OF_BATCHING})
+    _check(cache, attention_mask, dropout, is_causal)
+    group = cache.layer_to_allocator[module.layer_idx]
+    window = _window(group, sliding_window, block_table)
+    write = write_index[group.index]
+    step = _steps.get(write)
+    if step is None:
+        bounds = cu_seq_lens_q, cu_seq_lens_k[group.layer_type]
+        pages = None if block_table is None else block_table[group.index]
+        step = step_of(bounds, read_index[group.index], write, pages, group.tokens_per_page, _ring(group) is not None)
+        _steps[write] = step
+    if isinstance(scaling, Tensor):
+        query, scaling = query * scaling, 1.0
+    options = {"scale": scaling, "softcap": softcap, "sinks": None if s_aux is None else s_aux.reshape(-1)}
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    total = int(step.starts[-1])
+    # The method of full attention: that of rings refuses, because their pages begin with any of the newest keys
+    views = FullAttentionCacheAllocator.get_cache_for_block_table(group, module.layer_idx)
+    layer = Layer(q[:total], k[:total], v[:total], *views, step, window, options)
+    in_rings = _ring(group) is not None and step.table is not None
+    several = _several_new_tokens(layer) if in_rings else None  # reads keys that the new ones replace
+    if block_table is None:
+        group.update(k, v, module.layer_idx, write[:0], write)  # without rows to read, it only writes
+    else:
+        append_paged(layer.k, layer.v, *views, step.table, step.past, step.starts)
+    out = _with_one_new_token(layer, several) if in_rings else _from_pages(layer)
+    if len(q) > total:
+        out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, len(q) - total))
+    return out.unsqueeze(0).contiguous(), None
+
+
+def _from_pages(layer: Layer) -> Tensor:
+    """The outputs of all sequences: their keys lie in pages, or all of them are new."""
+    q, step = layer.q, layer.step
+    if step.table is None:
+        return attention_varlen(q, layer.k, layer.v, step.starts, mask=layer.mask, **layer.options)
+    lengths = step.past + step.queries
+    pages = layer.k_pages, layer.v_pages, step.table, lengths, step.starts
+    return attention_paged(q, *pages, mask=layer.mask, **layer.options)
+
+
+def _check(cache: Any, attention_mask: Any, dropout: float, is_causal: bool | None) -> None:
+    """Raise RedblueError for a call that is not one of continuous batching, or not causal."""
+    if not isinstance(cache, PagedAttentionCache):
+        raise RedblueError(
+            f"cache must be transformers' PagedAttentionCache, got {type(cache).__name__}: this attention serves "
+            'generate_batch only; set_attn_implementation("redblue") makes the model serve other calls again'
+        )
+    for name, given, required in (
+        ("attention_mask", attention_mask, None),
+        ("dropout", dropout, 0),
+        ("is_causal", is_causal, True),
+    ):
+        if given is not None and (isinstance(given, Tensor) or given != required):
+            shown = type(given).__name__ if isinstance(given, Tensor) else given
+            raise RedblueError(f"{name} must be {required} in continuous batching, got {shown}: use paged|eager")
+
+
+def _ring(group: Any) -> int | None:
+    """The keys of a sequence that the group's cache keeps, in a ring; None if it keeps all."""
+    return getattr(group, "sliding_window", None)
+
+
+def _window(group: Any, sliding_window: int | None, block_table: Tensor | None) -> int | None:
+    """The keys that a query attends: as many as a ring keeps, or as the layer says."""
+    ring = _ring(group)
+    if ring is None:
+        return sliding_window
+    if sliding_window not in (None, ring):
+        raise RedblueError(f"sliding_window must be that of the layer's cache, {ring}, got {sliding_window}")
+    if block_table is not None:
+        raise RedblueError("block_table must be None for layers with a sliding window: their keys lie in a ring")
+    return ring
+
+
+def _several_new_tokens(layer: Layer) -> Tensor | None:
+    """The outputs of the sequences with several new tokens, packed; None if there are none.
+
+    The new keys are attended as they come, and the keys of the ring before they are replaced.
+    """
+    step, queries = layer.step, layer.step.queries
+    chosen = queries > 1
+    if not chosen.any():
+        return None
+    q, k, v = (x[_rows(step, chosen)] for x in (layer.q, layer.k, layer.v))
+    starts = np.append(0, np.cumsum(queries[chosen]))
+    out, lse = attention_varlen(q, k, v, starts, mask=layer.mask, return_lse=True, **layer.options)
+    k_pages, v_pages = (x.flatten(0, 1).unsqueeze(1) for x in (layer.k_pages, layer.v_pages))  # of one token
+    options = layer.options | {"sinks": None}  # which the part of the new keys has
+    assert layer.window is not None
+    for b, first in zip(np.flatnonzero(chosen), starts.tolist(), strict=False):
+        old = step.old[b]
+        count = min(int(queries[b]), layer.window - 1)  # the queries that attend old keys
+        if not len(old) or not count:
+            continue
+        at = slice(first, first + count)
+        # Aligned, the last of them stands at the last old key: `count` tokens before its own place
+        mask = Mask.sliding_window(layer.window - 1 - count, None, align="bottom-right")
+        places = old[None], [len(old)], [0, count]
+        part = attention_paged(q[at], k_pages, v_pages, *places, mask=mask, return_lse=True, **options)
+        out[at] = merge_attention(out[at], lse[:, at].T, *part)[0]
+    return out
+
+
+def _with_one_new_token(layer: Layer, several: Tensor | None) -> Tensor:
+    """The outputs of all sequences, from those with several new tokens, and rings that hold all keys of the others."""
+    step, queries = layer.step, layer.step.queries
+    one = queries == 1
+    rows = _rows(step, one)
+    q, lengths = layer.q[rows].unsqueeze(1), step.past[one] + 1
+    single = attention_paged(q, layer.k_pages, layer.v_pages, step.table, lengths, **layer.options).squeeze(1)
+    if several is None:
+        return single
+    out = single.new_empty(len(layer.q), *single.shape[1:])
+    out[rows] = single
+    out[_rows(step, queries > 1)] = several
+    return out
+
+
+def _rows(step: Step, chosen: np.ndarray) -> Tensor:
+    """The packed rows of the chosen sequences."""
+    return torch.from_numpy(np.flatnonzero(np.repeat(chosen, step.queries)))

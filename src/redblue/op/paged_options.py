@@ -1,0 +1,63 @@
+"""The options of a paged call that are arrays: checked against all of its sequences, and expanded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.options import ArrayOption, Options, check_array
+from redblue.op import api
+
+
+def expanded(options: Options, q: Any, sizes: Sizes) -> Options:
+    """The options with their arrays expanded: bias to (B, H, n_q, longest n_k), alibi to (H,) or (B, H).
+
+    sizes: those of all sequences as one call, with lead (B,) and the keys of the longest one. The arrays become of q's
+    kind. Raises RedblueError, which names the option, for an array that does not fit.
+    """
+    if not options.has_arrays:
+        return options
+    dtype = str(q.dtype).removeprefix("torch.")
+    changed = {}
+    for name, rules, x in options.present_arrays():
+        x = _of_kind(name, x, q)
+        check_array(name, x.shape, str(x.dtype).removeprefix("torch."), sizes, dtype)
+        full = _full_shape(rules, len(x.shape), sizes)
+        changed[name] = x.expand(full) if api.is_torch(x) else np.broadcast_to(x, full)
+    return options._replace(**changed)
+
+
+def _full_shape(rules: ArrayOption, dimensions: int, sizes: Sizes) -> tuple[int, ...]:
+    """The shape to which the array is expanded. Slopes stay without a dimension of sequences if they have none."""
+    full = rules.shape(sizes)
+    return full if rules.pairs else full[-max(1, dimensions) :]
+
+
+def _of_kind(name: str, x: Any, q: Any) -> Any:
+    """The array, which must be a tensor on q's device if q is one."""
+    if not api.is_torch(q):
+        return api.as_numpy(name, x)
+    if not api.is_torch(x):
+        raise RedblueError(f"{name} must be a PyTorch tensor as q is, got {type(x).__name__}")
+    if x.device != q.device:
+        raise RedblueError(f"{name} must be on the device of q ({q.device}), got {x.device}")
+    check_no_gradient(name, x)
+    return x
+
+
+def check_no_gradient(name: str, x: Any) -> None:
+    """Raise RedblueError for a tensor that requires a gradient, where PyTorch records gradients."""
+    if getattr(x, "requires_grad", False) and _records_gradients():
+        raise RedblueError(
+            f"{name} requires a gradient, but a paged cache has no backward pass: use torch.no_grad(), or "
+            "attention_varlen for training"
+        )
+
+
+def _records_gradients() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()

@@ -1,0 +1,111 @@
+"""Checks of a write to a paged cache: it must change the rows of the new keys, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from redblue.base.errors import RedblueError
+from redblue.op import api
+from redblue.op.pages import Sequences
+
+
+def check_writable(name: str, cache: Any) -> None:
+    """Raise RedblueError for a read-only array, and for one in which two entries share memory."""
+    on_torch = api.is_torch(cache)
+    if not on_torch and not cache.flags.writeable:
+        raise RedblueError(f"{name} must be writable, got a read-only array: keys are written in place")
+    strides = cache.stride() if on_torch else tuple(s // cache.itemsize for s in cache.strides)
+    if 0 in cache.shape:
+        return
+    reach = 0  # of the dimensions with smaller strides
+    for stride, size in sorted((abs(stride), int(size)) for stride, size in zip(strides, cache.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            raise RedblueError(
+                f"{name} must have memory of its own for each entry, but strides {tuple(strides)} of shape "
+                f"{tuple(cache.shape)} overlap: give a copy"
+            )
+        reach += stride * (size - 1)
+
+
+def are_columns(k: Any, v: Any, k_pages: Any, v_pages: Any) -> bool:
+    """Whether v_pages are columns of k_pages, so that writing k writes v.
+
+    Raises RedblueError if they are, and v are not these columns of k.
+    """
+    column = _shared_column(k_pages, v_pages)
+    d, d_v = (int(x.shape[-1]) for x in (k_pages, v_pages))
+    if column is None or column <= -d_v or column >= d:
+        return False
+    if column < 0 or column + d_v > d:
+        raise RedblueError(f"v_pages must be columns of k_pages or be apart, but they share only some of {d_v} columns")
+    columns = k[..., column : column + d_v]
+    if not bool(((columns == v) | ((columns != columns) & (v != v))).all()):
+        where = f"columns {column} to {column + d_v - 1}"
+        raise RedblueError(f"v must be {where} of k, because v_pages are these columns of k_pages")
+    return True
+
+
+def _shared_column(k_pages: Any, v_pages: Any) -> int | None:
+    """The column of k_pages in which v_pages begin if both have the strides of one array; else None."""
+    if api.is_torch(k_pages):
+        if k_pages.untyped_storage().data_ptr() != v_pages.untyped_storage().data_ptr():
+            return None
+        step, strides = k_pages.element_size(), (k_pages.stride(), v_pages.stride())
+        apart = v_pages.data_ptr() - k_pages.data_ptr()
+    else:
+        step, strides = 1, (k_pages.strides, v_pages.strides)
+        apart = v_pages.ctypes.data - k_pages.ctypes.data
+    if strides[0] != strides[1] or not strides[0][-1] or apart % (step * strides[0][-1]):
+        return None
+    return apart // (step * strides[0][-1])
+
+
+def apart(new: Any, caches: tuple[Any, ...]) -> Any:
+    """The new keys or values; a copy if they may lie in one of the caches, where writing could change them first."""
+    if api.is_torch(new):
+        own = new.untyped_storage().data_ptr()
+        return new.clone() if any(own == cache.untyped_storage().data_ptr() for cache in caches) else new
+    return new.copy() if any(np.may_share_memory(new, cache) for cache in caches) else new
+
+
+def check_places(pages: np.ndarray, rows: np.ndarray, sequences: Sequences, lengths: np.ndarray) -> None:
+    """Raise RedblueError unless each new key has a place of its own, in which no sequence holds a key.
+
+    pages, rows: the places of the new keys. lengths: the keys of each sequence before.
+    """
+    starts, page = sequences.starts, sequences.page
+    places = pages * page + rows
+    order = np.argsort(places, kind="stable")
+    same = np.flatnonzero(np.diff(places[order]) == 0)
+    if len(same):
+        a, b = (_sequence_of(x, starts) for x in order[same[0] : same[0] + 2])
+        raise RedblueError(f"page_table must give new keys places of their own, but sequences {a} and {b} share one")
+    held_until = _held_rows(pages, sequences, lengths)
+    taken = np.flatnonzero(rows < held_until[pages])
+    if len(taken):
+        i = taken[0]
+        raise RedblueError(
+            f"page_table must give new keys free places, but that of sequence {_sequence_of(i, starts)}, row "
+            f"{rows[i]} of page {pages[i]}, holds a key of a sequence: give it a copy of the page"
+        )
+
+
+def _held_rows(pages: np.ndarray, sequences: Sequences, lengths: np.ndarray) -> np.ndarray:
+    """For each page up to the last one of `pages`: the rows that sequences hold; 0 for a page not in `pages`."""
+    table, page = sequences.table, sequences.page
+    held = np.zeros(int(pages.max(initial=-1)) + 1, np.int64)
+    written = np.zeros(len(held), bool)
+    written[pages] = True
+    used = np.arange(table.shape[1]) < -(-lengths // max(1, page))[:, None]
+    owners, entries = np.nonzero(used & (table < len(held)))
+    of = table[owners, entries]
+    own = np.flatnonzero(written[of])
+    np.maximum.at(held, of[own], np.minimum(lengths[owners[own]] - entries[own] * page, page))
+    return held
+
+
+def _sequence_of(row: int, starts: np.ndarray) -> int:
+    """The sequence to which a packed row belongs."""
+    return int(np.searchsorted(starts, row, side="right")) - 1

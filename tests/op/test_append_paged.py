@@ -1,0 +1,192 @@
+"""append_paged against a cache that is written key by key; what it refuses leaves the cache as it was."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import redblue as rb
+from support.attention import DTYPES
+from support.examples import examples
+from support.paged import GARBAGE, LAYOUTS, PAGE_SIZES, bits, caches, tensor
+
+
+@st.composite
+def appends(draw):
+    """Draw the arguments of append_paged: each sequence has pages of its own, after first pages that all may share."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dtype, page = DTYPES[draw(st.sampled_from(list(DTYPES)))], draw(PAGE_SIZES)
+    batch, heads, d, d_v = (draw(x) for x in (st.sampled_from([2, 3, 0]), st.integers(1, 3), *[st.integers(1, 9)] * 2))
+    layout = draw(st.sampled_from([*LAYOUTS, "alias"]))
+    if layout == "alias":
+        d_v = min(d, d_v)
+    packed, n = draw(st.booleans()), draw(st.sampled_from([1, 0, 2, 3 * page + 1]))
+    new = rng.integers(0, 2 * page + 2, batch) if packed else np.full(batch, n)
+    shared = draw(st.integers(0, 2))
+    lengths = rng.integers(0, 3 * page + 1, batch) + shared * page
+    needed = -(-(lengths + new) // page)
+    pages = shared + int(needed.sum()) + 2
+    table = rng.choice(GARBAGE, (batch, int(needed.max(initial=0)) + 1))
+    free = list(rng.permutation(pages))
+    common = [free.pop() for _ in range(shared)]
+    for b, count in enumerate(needed):
+        table[b, :count] = [*common, *(free.pop() for _ in range(count - shared))]
+    k_pages, v_pages = caches((pages, page, heads, d), d_v, dtype, layout)
+    k_pages[...] = rng.standard_normal(k_pages.shape)
+    if layout != "alias":
+        v_pages[...] = rng.standard_normal(v_pages.shape)
+    shape = (int(new.sum()), heads) if packed else (batch, n, heads)
+    k, v = (rng.standard_normal((*shape, width)).astype(dtype) for width in (d, d_v))
+    if layout == "alias":
+        v = k[..., (d - d_v) // 2 :][..., :d_v]
+    starts = np.append(0, np.cumsum(new)) if packed else None
+    return k, v, k_pages, v_pages, table, lengths, starts
+
+
+def written(k, v, k_pages, v_pages, table, lengths, starts):
+    """Copies of the caches with the new keys and values written one by one, and the new lengths."""
+    batch, page = len(lengths), k_pages.shape[1]
+    starts = np.arange(batch + 1) * k.shape[1] if starts is None else starts
+    ends, results = [int(n) for n in lengths], [k_pages.copy(), v_pages.copy()]
+    rows = [x.reshape(starts[-1], *x.shape[-2:]) for x in (k, v)]
+    for b in range(batch):
+        for row in range(starts[b], starts[b + 1]):
+            for new, cache in zip(rows, results, strict=True):
+                cache[table[b, ends[b] // page], ends[b] % page] = new[row]
+            ends[b] += 1
+    return *results, np.array(ends, np.int64)
+
+
+@pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
+@examples(50)
+@given(appends())
+def test_as_if_written_key_by_key(library, arguments):
+    k_pages, v_pages, ends = written(*arguments)
+    if library == "PyTorch":
+        pytest.importorskip("torch")
+        got = rb.append_paged(*map(tensor, arguments))
+    else:
+        got = rb.append_paged(*arguments)
+    assert (got.dtype, got.tolist()) == (np.int64, ends.tolist())
+    assert bits((arguments[2], arguments[3])) == bits((k_pages, v_pages))
+
+
+def test_keys_that_lie_in_the_cache_itself():
+    """All new keys are read before any is written over one."""
+    cache = np.arange(24.0).reshape(6, 2, 1, 2)
+    expected = cache[:3].copy()
+    view = cache[:3].reshape(1, 6, 1, 2)
+    assert rb.append_paged(view, view, cache, cache, [[1, 2, 5]], [0]).tolist() == [6]
+    np.testing.assert_array_equal(cache[[1, 2, 5]], expected)
+
+
+def test_tensors_of_keys_that_lie_in_the_cache_itself():
+    torch = pytest.importorskip("torch")
+    cache = torch.arange(24.0).reshape(6, 2, 1, 2)
+    expected = cache[:3].clone()
+    view = cache[:3].reshape(1, 6, 1, 2)
+    assert rb.append_paged(view, view, cache, cache, [[1, 2, 5]], [0]).tolist() == [6]
+    assert torch.equal(cache[[1, 2, 5]], expected)
+
+
+def small(**change):
+    rng = np.random.default_rng(0)
+    k, v, k_pages, v_pages = (
+        rng.standard_normal(s).astype(np.float32) for s in [(3, 1, 1, 4)] * 2 + [(8, 2, 1, 4)] * 2
+    )
+    given = {"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "lengths_k": [3, 2, 4]}
+    given["page_table"] = np.array([[0, 1, 9], [2, 3, 9], [4, 5, 6]])
+    return given | {name: x(given[name]) if callable(x) else x for name, x in change.items()}
+
+
+def overlapping(x):
+    return np.lib.stride_tricks.as_strided(x, x.shape, (4 * x.itemsize, *x.strides[1:]))
+
+
+def locked(x):
+    x.flags.writeable = False
+    return x
+
+
+REFUSED = [
+    ({"page_table": [[0, 1], [2, 3], [4, 5]]}, r"page_table has 2 pages .* the new lengths\[2\] = 5 keys need 3 pages"),
+    ({"page_table": [[0, 1, 9], [2, 8, 9], [4, 5, 6]]}, r"page_table\[1, 1\] must be a page, 0 to 7, got 8"),
+    ({"page_table": [[0, 3, 9], [2, 3, 9], [4, 5, 6]], "lengths_k": [2, 2, 4]}, r"sequences 0 and 1 share one"),
+    ({"page_table": [[0, 1, 9], [2, 5, 9], [4, 5, 6]]}, r"sequence 1, row 0 of page 5, holds a key of a sequence"),
+    ({"page_table": [[0, 0, 9], [2, 3, 9], [4, 5, 6]]}, r"sequence 0, row 1 of page 0, holds a key of a sequence"),
+    ({"lengths_k": [3, 2]}, r"lengths_k must have one entry for each of 3 sequences, got 2"),
+    ({"lengths_k": [3, -1, 4]}, r"lengths_k\[1\] must be at least 0, got -1"),
+    ({"cu_seqlens": [0, 1, 2, 3]}, r"cu_seqlens is for packed k"),
+    ({"k": lambda k: k[:, 0], "v": lambda v: v[:, 0]}, r"packed k \(3, 1, 4\) needs cu_seqlens"),
+    ({"v": lambda v: v[:2]}, r"v must have the rows and heads of k, \(3, 1, 1\), got \(2, 1, 1\)"),
+    ({"v": lambda v: v[..., :3]}, r"v must have the heads and width of v_pages, \(1, 4\), got \(1, 3\)"),
+    (
+        {"k": lambda k: np.repeat(k, 2, 2), "v": lambda v: np.repeat(v, 2, 2)},
+        r"k must have the heads and width of k_pa",
+    ),
+    ({"v_pages": lambda v: v[:, :1]}, r"v_pages must have the pages, rows and heads of k_pages"),
+    ({"k": lambda k: k.astype(np.float64)}, r"k, v, k_pages, v_pages must be of one type"),
+    ({"k_pages": lambda k: k.tolist()}, r"k_pages must be an array"),
+    ({"v_pages": locked}, r"v_pages must be writable, got a read-only array"),
+    (
+        {"k_pages": lambda k: overlapping(k)},
+        r"k_pages must have memory of its own for each entry, but strides .* overlap",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_what_is_refused_leaves_the_cache_as_it_was(change, message):
+    arguments = small(**change)
+    before = bits((arguments["k_pages"], arguments["v_pages"]))
+    with pytest.raises(rb.RedblueError, match=message):
+        rb.append_paged(**arguments)
+    assert bits((arguments["k_pages"], arguments["v_pages"])) == before
+
+
+def test_a_page_that_another_sequence_holds_up_to_the_new_row_is_free():
+    """Sequences that share their last page may differ in length: a row that no sequence holds yet is written."""
+    arguments = small(k=lambda k: k[:1, 0], v=lambda v: v[:1, 0], cu_seqlens=[0, 1, 1], lengths_k=[3, 3])
+    arguments["page_table"] = [[0, 1], [2, 1]]
+    assert rb.append_paged(**arguments).tolist() == [4, 3]
+    np.testing.assert_array_equal(arguments["k_pages"][1, 1], arguments["k"][0])
+
+
+@pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
+def test_values_that_are_columns_of_keys_must_be_these_columns(library):
+    of = tensor if library == "PyTorch" else lambda x: x
+    if library == "PyTorch":
+        pytest.importorskip("torch")
+    arguments = {name: of(x) for name, x in small().items()}
+    k, cache = arguments["k"], arguments["k_pages"]
+    before = bits((np.asarray(cache),))
+    wrong = (
+        (k[..., 1:3], cache[..., :2], "v must be columns 0 to 1 of k, because v_pages are these columns of k_pages"),
+        (k[..., :2], cache[..., 2:], "v must be columns 2 to 3 of k"),
+        (arguments["v"], cache, "v must be columns 0 to 3 of k"),
+    )
+    for v, v_pages, message in wrong:
+        with pytest.raises(rb.RedblueError, match=message):
+            rb.append_paged(**arguments | {"v": v, "v_pages": v_pages})
+    wide = of(np.zeros((8, 2, 1, 6), np.float32))
+    with pytest.raises(rb.RedblueError, match="v_pages must be columns of k_pages or be apart"):
+        rb.append_paged(**arguments | {"k_pages": wide[..., :4], "v_pages": wide[..., 2:]})
+    assert bits((np.asarray(cache),)) == before
+    k[0, 0, 0, 0] = float("nan")  # equal to itself here
+    assert rb.append_paged(**arguments | {"v": k[..., :2], "v_pages": cache[..., :2]}).tolist() == [4, 3, 5]
+
+
+def test_tensors_without_values_memory_or_with_gradients_are_refused():
+    torch = pytest.importorskip("torch")
+    arguments = {name: tensor(x) for name, x in small().items()}
+    wrong = (
+        ({"k": arguments["k"].requires_grad_()}, "k requires a gradient, but a paged cache has no backward pass"),
+        ({"k_pages": arguments["k_pages"][:1].expand(8, 2, 1, 4)}, "k_pages must have memory of its own"),
+        ({"k_pages": arguments["k_pages"].numpy()}, "must all be PyTorch tensors, or all be arrays"),
+        ({"v_pages": arguments["v_pages"].to_sparse()}, "v_pages must be dense"),
+        ({"page_table": torch.zeros(3, 3, device="meta", dtype=torch.int32)}, "page_table must be .* got meta device"),
+        ({"page_table": torch.zeros(3, 3, dtype=torch.bfloat16)}, "page_table must be .* whole numbers"),
+    )
+    for change, message in wrong:
+        with pytest.raises(rb.RedblueError, match=message):
+            rb.append_paged(**arguments | {"k": arguments["k"].detach()} | change)
