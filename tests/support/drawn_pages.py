@@ -30,8 +30,9 @@ class Paged:
     @property
     def arguments(self):
         """The positional arguments of attention_paged."""
-        starts = (torch.tensor(self.starts),) if self.packed else ()
-        return self.q, self.k, self.v, self.table, torch.tensor(self.lengths), *starts
+        lengths = torch.tensor(self.lengths, dtype=torch.int64)
+        starts = (torch.tensor(self.starts, dtype=torch.int64),) if self.packed else ()
+        return self.q, self.k, self.v, self.table, lengths, *starts
 
     def sequence(self, b):
         """The queries (H, n_q, d) of sequence b, and its keys and values, gathered."""
