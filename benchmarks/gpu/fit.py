@@ -40,6 +40,15 @@ REPORT_EVERY, WIDE = 20, 180  # plans per message, and columns of the table, if 
 # Options in float16: those that change the content of a block, alone and together
 OPTIONS = ("bias", "dropout", "documents", "bias dropout softcap sinks")
 HEAD_DIMENSIONS_WITH_OPTIONS = (64, 128, 256, 512)
+# attention_paged in 16 bits: d and d_v, query heads per key head, and stacked rows of a class of nodes
+PAGED = {
+    **{f"decode {d}": (d, d, 4, 16) for d in (64, 80, 96, 128, 192, 256, 576)},
+    **{f"chunk {d}": (d, d, 4, 128) for d in (64, 128, 192, 256)},
+    "latent decode": (576, 512, 16, 16),  # values are a slice of the keys
+    "latent chunk": (576, 512, 128, 128),
+    "decode tree softcap": (128, 128, 4, 16),
+}
+PAGE = 16  # keys
 # The cases that tests compile: every kind of architecture and every regime
 SPREAD = (
     ("sm_75", 64, "float16", ""),
@@ -56,6 +65,11 @@ SPREAD = (
     ("sm_86", 128, "float16", "dropout"),
     ("sm_90", 512, "float16", "documents"),
     ("sm_100", 256, "float16", "bias"),
+    ("sm_75", 128, "float16", "decode 128"),
+    ("sm_80", 576, "bfloat16", "latent chunk"),
+    ("sm_90", 128, "bfloat16", "decode tree softcap"),
+    ("sm_90", 576, "bfloat16", "latent decode"),
+    ("sm_120", 128, "bfloat16", "chunk 128"),
 )
 
 Row = dict[str, Any]
@@ -95,25 +109,31 @@ def cases(spread: bool) -> Iterator[Case]:
                 if (spread and (f"sm_{arch}", d, dtype, options) not in SPREAD) or (arch, dtype) == (75, "bfloat16"):
                     continue
                 yield from (Case(card, arch, d, dtype, direction, options) for direction in DIRECTIONS)
+    for name, (d, *_) in PAGED.items():
+        for arch, card in cards().items():
+            if arch == 75 and d > 512:  # no tiles fit: keys and values are gathered
+                continue
+            dtype = "float16" if arch == 75 else "bfloat16"
+            if not spread or (f"sm_{arch}", d, dtype, name) in SPREAD:
+                yield Case(card, arch, d, dtype, "paged", name)
 
 
 def compiled(case: Case) -> Row:
     """Plan and compile a case, in a worker process in which Triton compiles instead of interpreting."""
-    from redblue.kernels.cpu.call import Sizes
-    from redblue.kernels.gpu.launch import PlanOptions
     from redblue.kernels.gpu.planning import fit, plan
+    from redblue.kernels.gpu.planning.card import planning_for
 
-    card, sizes = plan.card_named(case.card), Sizes((BATCH,), HEADS, 1, N, N, case.d, case.d)
+    card = plan.card_named(case.card)
     row: Row = {**case._asdict(), "shared_bytes_of_card": card.shared_bytes}
-    options = PlanOptions(*(name in case.options.split() for name in ("bias", "dropout", "softcap", "documents")))
     try:
-        launch = plan.plan(case.direction, sizes, case.dtype, card, options)
+        launch, launched = (_paged if case.direction == "paged" else _dense)(case, card)
     except RedblueError as why:
         return row | {"wrong": [f"not planned: {why}"]}
     row |= {"kernel": launch.kernel, "tiles": launch.tiles._asdict(), "chunk": launch.chunk}
     row |= {"warps": launch.warps, "stages": launch.stages, "planned_shared_bytes": launch.shared_bytes}
     try:
-        fits = fit.fits(case.direction, sizes, case.dtype, card, launch, **_options_of(case))
+        with planning_for(card):
+            fits = fit.fits_of(launched(), card.arch)
     except Exception as why:  # compilers raise exceptions of any kind
         return row | {"kernels": [], "wrong": [f"not compiled: {type(why).__name__}: {str(why)[:500]}"]}
     wrong = []
@@ -133,6 +153,34 @@ def compiled(case: Case) -> Row:
         known = most.get(each.kernel, each)
         most[each.kernel] = fit.Fit(each.kernel, *map(max, known[1:], each[1:]))
     return row | {"kernels": [each._asdict() for each in most.values()], "wrong": wrong}
+
+
+def _dense(case: Case, card: Any) -> tuple[Any, Any]:
+    """The launch planned for the case, and a function that gives its runs."""
+    from redblue.kernels.cpu.call import Sizes
+    from redblue.kernels.gpu.launch import PlanOptions
+    from redblue.kernels.gpu.planning import fit, plan
+
+    sizes = Sizes((BATCH,), HEADS, 1, N, N, case.d, case.d)
+    options = PlanOptions(*(name in case.options.split() for name in ("bias", "dropout", "softcap", "documents")))
+    launch = plan.plan(case.direction, sizes, case.dtype, card, options)
+    return launch, lambda: fit.runs(case.direction, sizes, case.dtype, launch, **_options_of(case))
+
+
+def _paged(case: Case, card: Any) -> tuple[Any, Any]:
+    """As _dense, for attention_paged."""
+    from redblue.kernels.cpu.call import Sizes
+    from redblue.kernels.gpu.launch import PlanOptions
+    from redblue.kernels.gpu.planning import fit, plan
+
+    d, d_v, group, rows = PAGED[case.options]
+    words = case.options.split()
+    aliased, tree = "latent" in words, "tree" in words
+    options = PlanOptions(bias=tree, softcap="softcap" in words, aliased=aliased)
+    launch = plan.plan("paged", plan.node_sizes(rows, d, d_v), case.dtype, card, options, "flash")
+    sizes = Sizes((BATCH,), 1 if aliased else 8, group, 0, N, d, d_v)
+    softcap = {"softcap": 30.0} if "softcap" in words else {}
+    return launch, lambda: fit.paged_runs(sizes, case.dtype, launch, PAGE, aliased, tree, **softcap)
 
 
 def _options_of(case: Case) -> dict[str, Any]:

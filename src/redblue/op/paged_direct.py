@@ -28,7 +28,7 @@ def computed(
 ) -> tuple[Any, Any]:
     """The results of `attention_paged`, contiguous, on arrays or tensors that have values."""
     call = PagedCall.checked(q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, options)
-    return paged_cpu.attend(call) if _on_cpu(call) else _gathered(call)
+    return paged_cpu.attend(call) if _on_cpu(call) else _on_gpu(call, page_table) or _gathered(call)
 
 
 def appended(
@@ -72,7 +72,24 @@ def appended(
 
 
 def _on_cpu(call: PagedCall) -> bool:
-    return not api.is_torch(call.q) or call.q.is_cpu
+    """Whether the CPU's kernels compute the call."""
+    if not api.is_torch(call.q):
+        return True
+    from redblue.op.pytorch import ops
+
+    return call.q.is_cpu and ops.substitute() is None
+
+
+def _on_gpu(call: PagedCall, page_table: Any) -> tuple[Any, Any] | None:
+    """The results of the kernels for GPUs; None where they do not compute the call. page_table: the caller's."""
+    if call.q.device.type not in ("cuda", "cpu"):
+        return None
+    from redblue.op.pytorch import ops
+
+    ops.gpu_kernels()
+    from redblue.op.pytorch import paged_gpu
+
+    return paged_gpu.attend(call, page_table)
 
 
 def _gathered(call: PagedCall) -> tuple[Any, Any]:

@@ -29,7 +29,7 @@ def rows(tmp_path_factory):
 
 @pytest.mark.thorough
 def test_planned_kernels_fit_and_hardly_spill_registers(rows):
-    assert len(rows) == 28  # forward and backward of 14 calls
+    assert len(rows) == 33  # forward and backward of 14 calls, and 5 calls on pages
     assert not [(row["card"], row["d"], row["dtype"], row["direction"], row["wrong"]) for row in rows if row["wrong"]]
     assert {"flash", "small_cache"} <= {row["kernel"] for row in rows}
     for row in rows:
@@ -81,13 +81,32 @@ print(needed.kernel, needed.on(card), needed.shared_bytes <= launch.shared_bytes
 """
 
 
-def test_one_plan_fits():
+FIT_OF_ONE_PAGED_PLAN = """
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import card_named
+from redblue.kernels.gpu.planning.plan import node_sizes, plan
+
+card = card_named("a100-sxm")
+launch = plan("paged", node_sizes(16, 64, 64), "float16", card, schedule="flash")
+for needed in fit.fits_of(fit.paged_runs(Sizes((2,), 8, 4, 0, 64, 64, 64), "float16", launch, 16), card.arch):
+    print(needed.kernel, needed.on(card), needed.shared_bytes <= launch.shared_bytes, needed.spilled_bytes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (FIT_OF_ONE_PLAN, ["flash_forward", "True", "True", "True"]),
+        (FIT_OF_ONE_PAGED_PLAN, ["paged_forward", "True", "True", "0", "paged_merge", "True", "True", "0"]),
+    ],
+    ids=["dense", "paged"],
+)
+def test_one_plan_fits(code, expected):
     """The thorough test_planned_kernels_fit_and_hardly_spill_registers compiles many plans."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    run = subprocess.run(
-        [sys.executable, "-c", FIT_OF_ONE_PLAN], env=environment, capture_output=True, text=True, check=True
-    )
-    assert run.stdout.split() == ["flash_forward", "True", "True", "True"]
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == expected
 
 
 def test_kernels_that_do_not_fit_are_detected():

@@ -8,6 +8,7 @@ pytest.importorskip("triton")
 
 import redblue as rb
 from redblue.op.pytorch import interpreted
+from support.drawn_pages import draw
 
 DENSE = np.random.default_rng(0).random((64, 64)) < 0.5
 CALLS = [
@@ -54,3 +55,13 @@ def test_dropout_of_probabilities_spilled_in_16_bits(monkeypatch):
         gradients.append(v.grad)
     for ours in gradients[:2]:
         torch.testing.assert_close(ours, gradients[2], atol=0.005, rtol=0.01)
+
+
+@pytest.mark.parametrize(("heads", "widths", "kind"), [((16, 1), (576, 512), "alias"), ((6, 2), (80, 80), "normal")])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes masked lanes, too
+def test_planned_tiles_for_pages(heads, widths, kind):
+    call = draw(0, [70, 33], [1, 12], page=16, heads=heads, widths=widths, kind=kind, dtype=torch.float32)
+    with interpreted.interpreted():
+        results = rb.attention_paged(*call.arguments, return_lse=True)
+    for ours, reference in zip(results, call.expected(), strict=True):
+        torch.testing.assert_close(ours.double(), reference, atol=2e-5, rtol=2e-5)

@@ -339,8 +339,8 @@ def test_products_of_float32_follow_pytorchs_setting_by_either_name(monkeypatch)
         ({"allow_tf32": False}, "ieee"),
     ):
         monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**settings))
-        assert gpu._precision(x) == precision
-        assert gpu._precision(x.half()) == "ieee"
+        assert gpu.precision_of(x) == precision
+        assert gpu.precision_of(x.half()) == "ieee"
 
 
 def test_plans_can_be_made_for_another_card():

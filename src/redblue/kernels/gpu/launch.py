@@ -26,6 +26,7 @@ class PlanOptions(NamedTuple):
     dropout: bool = False
     softcap: bool = False
     listed: bool = False  # a mask that is not a band
+    aliased: bool = False  # paged values that are read as a slice of the keys
 
 
 @dataclass(frozen=True)

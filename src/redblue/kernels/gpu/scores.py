@@ -167,30 +167,44 @@ def finish(s, scores, batch, head, i_row, i_key, m_row, m_key, b_terms, GROUP: t
     """
     derivative = s
     if not PLAIN:
-        if scores.softcap is None:
-            s = s * (number(scores.scale, s.dtype) * constant(LOG2E, s.dtype))
-        else:
-            capped = tanh(s * number(scores.scale_per_softcap, s.dtype))
-            s = capped * (number(scores.softcap, s.dtype) * constant(LOG2E, s.dtype))
-            derivative = 1.0 - capped * capped
+        s, derivative = capped(s, scores)
         if scores.alibi is not None:
             s -= b_terms * tl.abs(i_row // GROUP + scores.alibi.shift - i_key).to(s.dtype)
         if scores.bias is not None:
             bias = scores.bias
             p_bias = start(bias, batch, head * GROUP) + (row_offsets(bias, i_row, GROUP) + i_key * bias.col)
-            if m_row is None and m_key is None:
-                b_bias = tl.load(p_bias)
-            elif m_row is None:
-                b_bias = tl.load(p_bias, mask=m_key, other=0)
-            elif m_key is None:
-                b_bias = tl.load(p_bias, mask=m_row, other=0)
-            else:
-                b_bias = tl.load(p_bias, mask=m_row & m_key, other=0)
-            if b_bias.dtype.is_int():  # boolean: True attends
-                s = tl.where(b_bias != 0, s, float("-inf"))
-            else:
-                s += b_bias.to(s.dtype) * constant(LOG2E, s.dtype)
+            s = with_bias(s, p_bias, m_row, m_key)
     return s, derivative
+
+
+@triton.jit
+def capped(s, scores):
+    """Products times the scale, after softcap, and the softcap's derivative."""
+    derivative = s
+    if scores.softcap is None:
+        s = s * (number(scores.scale, s.dtype) * constant(LOG2E, s.dtype))
+    else:
+        t = tanh(s * number(scores.scale_per_softcap, s.dtype))
+        s = t * (number(scores.softcap, s.dtype) * constant(LOG2E, s.dtype))
+        derivative = 1.0 - t * t
+    return s, derivative
+
+
+@triton.jit
+def with_bias(s, p_bias, m_row, m_key):
+    """Scores plus the biases at p_bias, or -inf where a boolean one is False. m_row, m_key: as in `finish`."""
+    if m_row is None and m_key is None:
+        b_bias = tl.load(p_bias)
+    elif m_row is None:
+        b_bias = tl.load(p_bias, mask=m_key, other=0)
+    elif m_key is None:
+        b_bias = tl.load(p_bias, mask=m_row, other=0)
+    else:
+        b_bias = tl.load(p_bias, mask=m_row & m_key, other=0)
+    if b_bias.dtype.is_int():  # boolean: True attends
+        return tl.where(b_bias != 0, s, float("-inf"))
+    else:
+        return s + b_bias.to(s.dtype) * constant(LOG2E, s.dtype)
 
 
 @triton.jit

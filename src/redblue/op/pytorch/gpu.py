@@ -69,7 +69,7 @@ def backward(
     tasks = list(_tasks(call, options, backward=True, **tensors))
     _run("backward", tasks, call, q, options)
     for task in () if bias is None else tasks:
-        add_bias_gradient(task, _precision(q))
+        add_bias_gradient(task, precision_of(q))
     return dq, dk, dv, dbias, delta
 
 
@@ -78,7 +78,7 @@ def _run(direction: str, tasks: list[Task], call: layouts.Call, q: Tensor, optio
 
     If the card refuses a launch, a smaller one takes its place.
     """
-    precision = _precision(q)
+    precision = precision_of(q)
 
     def run(launch: Launch) -> None:
         for task in tasks:
@@ -99,7 +99,7 @@ def _run(direction: str, tasks: list[Task], call: layouts.Call, q: Tensor, optio
     fallback.run(kind, choose, lambda: launches(*request), run)
 
 
-def _precision(x: Tensor) -> str:
+def precision_of(x: Tensor) -> str:
     """The precision of float32 products in PyTorch's settings; newer versions of PyTorch have a new name for it."""
     if x.dtype != torch.float32:
         return "ieee"

@@ -25,14 +25,18 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu import bias_gradient
 from redblue.kernels.gpu.launch import Run, Task
+from redblue.kernels.gpu.paged.layout import ITEM, MEMBER, NODE
+from redblue.kernels.gpu.paged.task import Arrays, PagedTask, Work
 from redblue.kernels.gpu.planning.card import Card, planning_for
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.table import KERNELS
+from redblue.kernels.options import Options
 
 TENSOR_MEMORY_COLUMNS = 512  # per multiprocessor of sm_100; a column has 128 rows of 4 bytes
 
@@ -82,6 +86,29 @@ def runs(direction: str, sizes: Sizes, dtype: str, launch: Launch, **options: An
         parts = ceil_div(sizes.n_q, bias_gradient.EDGE), ceil_div(sizes.n_k, bias_gradient.EDGE)
         launches.append(bias_gradient.gradient_run(task, task.dbias, parts, (False, False), "ieee"))
     return launches
+
+
+def paged_runs(
+    sizes: Sizes, dtype: str, launch: Launch, page: int, aliased: bool = False, tree: bool = False, **options: Any
+) -> list[Run]:
+    """The launches of `attention_paged` for contiguous caches of pages of `page` keys.
+
+    sizes: lead, heads, d and d_v matter. aliased: whether values are a slice of the keys. tree: whether a boolean mask
+    says which of the newest keys queries attend. options: those of Options.
+    """
+    number, (batch,) = getattr(torch, dtype), sizes.lead
+    sums = getattr(torch, sum_dtype(dtype))
+    # On the CPU, because tensors on the device meta share one address, as if they were slices of each other
+    q = torch.empty((batch, sizes.heads, sizes.d), dtype=number)
+    k, v = (torch.empty((2, page, sizes.kv_heads, d), dtype=number) for d in (sizes.d, sizes.d_v))
+    v = k[..., : sizes.d_v] if aliased else v
+    out, lse = q.new_empty(batch, sizes.heads, sizes.d_v), q.new_empty(batch, sizes.heads, dtype=sums)
+    table, tree_mask = torch.empty((batch, 2), dtype=torch.int32), torch.empty((batch, 2), dtype=torch.int8)
+    task = PagedTask(sizes, q, k, v, table, out, lse, Options(**options), end=1, tree=tree_mask if tree else None)
+    part = lse.new_empty(sizes.kv_heads, 1, sizes.d_v)
+    arrays = (torch.empty((1, fields), dtype=torch.int32) for fields in (NODE, MEMBER, 1, 1, 1))
+    work = Work(Arrays(*arrays), part, part[..., 0], False)
+    return [task.forward(work, torch.empty((1, ITEM), dtype=torch.int32), launch), task.merge(work)]
 
 
 def key(run: Run, arch: int) -> str:

@@ -15,6 +15,7 @@ SHORT_EDGE = 64  # sm_100 keeps a second copy of tiles with a shorter edge that 
 WIDE_PART = 64  # with second parts of d this wide, operands of the first part wait in registers
 # Under a listed mask, spilled tiles are read on the grid on which they were written, so these edges are equal
 ON_ONE_GRID = {"out_rows": "rows", "dq_rows": "rows", "dk_rows": "cols", "dv_rows": "cols"}
+COUNTED_AS = {"paged": "forward"}  # directions whose words are those of another pass of their schedule
 MIN_SPAN = 512  # keys: merging the outputs of shorter spans costs more than it gains
 
 
@@ -73,6 +74,12 @@ def _flash_forward(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
         stored=r * d_v,
         product=(r, c, d),
     )
+
+
+def _paged(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
+    """As _flash_forward; values that are a slice of the keys do not stream by on their own."""
+    footprint = _flash_forward(t, sizes, options)
+    return footprint._replace(stream=footprint.stream[:1]) if options.aliased else footprint
 
 
 def _flash_dq(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
@@ -192,6 +199,7 @@ FLASH, SPILLED = (128, 64), (256, 128, 64)  # the gain of longer edges is not me
 OUT = Part(("out_rows", "out_cols"), _output, _by_out)
 KERNELS = {
     ("flash", "forward"): Kernel(("cols",), (Part(("rows",), _flash_forward, _by_spans),), FLASH),
+    ("flash", "paged"): Kernel(("cols",), (Part(("rows",), _paged, _by_spans),), FLASH),
     ("flash", "backward"): Kernel(
         ("cols", "dkv_rows"), (Part(("rows",), _flash_dq, _by_rows), Part(("dkv_cols",), _flash_dkv, _by_keys)), FLASH
     ),

@@ -23,12 +23,12 @@ from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.card import Card, card_named, card_of
-from redblue.kernels.gpu.planning.footprints import KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
+from redblue.kernels.gpu.planning.footprints import COUNTED_AS, KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
 from redblue.kernels.gpu.planning.resources import pipelines, resources
 from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE
 
-__all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of", "launches", "plan"]
+__all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of", "launches", "node_sizes", "plan"]
 
 WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, for ties in words
 L2_SHARE = 0.5  # the share of the L2 cache that a chunk's spilled arrays may fill, so that they are read back from L2
@@ -39,6 +39,7 @@ NEAR = 2.0  # candidates may move at most this many times the words of the first
 MAX_CANDIDATES = 6
 LESS = 0.75  # the next plan may take this share of the shared memory of a launch that the card refused
 PLAIN = PlanOptions()
+PLENTY = 1 << 16  # streams: more than any card has multiprocessors
 
 
 class Launch(NamedTuple):
@@ -82,6 +83,14 @@ def candidates(
     warning the first time. Raises Unplanned if none can.
     """
     return _cached(direction, _rounded(sizes), dtype, card, options, schedule)
+
+
+def node_sizes(rows: int, d: int, d_v: int) -> Sizes:
+    """The sizes by which a node of `attention_paged` with so many stacked rows is planned.
+
+    There are always plenty of nodes, so that tiles, and with them rounding, do not depend on the rest of the batch.
+    """
+    return Sizes((1,), PLENTY, 1, rows, MIN_SPAN, d, d_v)
 
 
 def launches(
@@ -183,7 +192,7 @@ def _fitted(
     max_edge: int,
 ) -> _Choice | Launch:
     """The best launch with these settings, or the smallest launch if nothing fits."""
-    kernel, one_pass = KERNELS[name, direction], schedules.get(name).passes[direction]
+    kernel, one_pass = KERNELS[name, direction], schedules.get(name).passes[_counted_as(direction)]
     problem = _problem(direction, sizes)
     shortest = {edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else MIN_EDGE for edge in one_pass.edges}
     tiles = one_pass.tile_type(**(shortest | dict.fromkeys(kernel.streams, stream)))
@@ -223,13 +232,19 @@ def _fitted(
 
 
 def _problem(direction: str, sizes: Sizes) -> Problem:
-    return Problem(n_q=max(1, sizes.n_q), n_k=max(1, sizes.n_k), d=sizes.d, d_v=sizes.d_v, direction=direction)
+    n_q, n_k = max(1, sizes.n_q), max(1, sizes.n_k)
+    return Problem(n_q=n_q, n_k=n_k, d=sizes.d, d_v=sizes.d_v, direction=_counted_as(direction))
+
+
+def _counted_as(direction: str) -> str:
+    """The pass of the schedule that counts the words of this direction."""
+    return COUNTED_AS.get(direction, direction)
 
 
 @lru_cache(maxsize=1 << 14)
 def _words(name: str, direction: str, sizes: Sizes, tiles: Any) -> int:
     """Words that one stream moves."""
-    return int(schedules.get(name).passes[direction].cost(_problem(direction, sizes), tiles).words)
+    return int(schedules.get(name).passes[_counted_as(direction)].cost(_problem(direction, sizes), tiles).words)
 
 
 def _cut(tiles: Any, sizes: Sizes, card: Card) -> Any:

@@ -1,0 +1,64 @@
+"""Merges the partial results of queries whose keys lie in several pieces or nodes, in a fixed order."""
+
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from redblue.kernels.gpu.arrays import wide
+from redblue.kernels.gpu.flash.decode import MAX_OUTPUT
+from redblue.kernels.gpu.scores import LN2, LOG2E, constant, initial_max_and_sum
+
+MAX_ROWS = 16
+
+
+def merged_rows(d_v: int, group: int) -> tuple[int, int]:
+    """The padded width of a row of the output, and the rows that a program merges: heads of one query."""
+    width = triton.next_power_of_2(d_v)
+    return width, max(1, min(triton.next_power_of_2(group), MAX_ROWS, MAX_OUTPUT // width))
+
+
+@triton.jit
+def paged_merge(
+    part_out,  # (key heads, partial_rows, D_V)
+    part_lse,
+    out,  # (queries, heads, D_V)
+    lse,
+    scores,
+    queries,
+    starts,
+    parts,
+    kv_heads,
+    partial_rows,
+    GROUP: tl.constexpr,
+    D_V: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The result of some heads of one query, which share a key head, from its partial results."""
+    SUMS: tl.constexpr = lse.dtype.element_ty
+    i_query, head = tl.program_id(0), tl.program_id(1)
+    i_head = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    i_col = tl.arange(0, WIDTH)
+    m_head = i_head < GROUP
+    m_out = m_head[:, None] & (i_col < D_V)[None, :]
+    row_max, row_sum = initial_max_and_sum(scores, head, i_head, GROUP, SUMS)
+    acc = tl.zeros((ROWS, WIDTH), SUMS)
+    for i_part in range(tl.load(starts + i_query), tl.load(starts + i_query + 1)):
+        rows = wide(head) * partial_rows + tl.load(parts + i_part) + i_head
+        share = tl.load(part_lse + rows, mask=m_head, other=float("-inf")) * constant(LOG2E, SUMS)
+        b_part = tl.load(part_out + (rows * D_V)[:, None] + i_col[None, :], mask=m_out, other=0.0)
+        new_max = tl.maximum(row_max, share)
+        shrink, share = tl.exp2(row_max - new_max), tl.exp2(share - new_max)
+        row_sum = row_sum * shrink + share
+        acc = acc * shrink[:, None] + share[:, None] * b_part
+        row_max = new_max
+
+    attends = row_sum > 0
+    acc *= tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)[:, None]
+    rows = (wide(tl.load(queries + i_query)) * kv_heads + head) * GROUP + i_head
+    tl.store(out + (rows * D_V)[:, None] + i_col[None, :], acc.to(out.dtype.element_ty), mask=m_out)
+    b_lse = tl.where(attends, row_max * constant(LN2, SUMS) + tl.log(tl.where(attends, row_sum, 1.0)), float("-inf"))
+    tl.store(lse + rows, b_lse, mask=m_head)

@@ -1,0 +1,205 @@
+"""attention_paged on GPUs: turns a checked call into launches of the kernels for pages."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redblue.base.dtypes import sum_dtype
+from redblue.base.errors import RedblueError
+from redblue.compiled import _core
+from redblue.kernels.cpu.call import Array, Sizes
+from redblue.kernels.cpu.paged import Cache, call_of
+from redblue.kernels.cpu.plan import Tile
+from redblue.kernels.gpu.paged.layout import MAX_KEYS, Layout, layout_of, span_per_row
+from redblue.kernels.gpu.paged.nodes import nodes_of
+from redblue.kernels.gpu.paged.task import Arrays, PagedTask, Work
+from redblue.kernels.gpu.planning import fallback, tune
+from redblue.kernels.gpu.planning.card import card_of
+from redblue.kernels.gpu.planning.device import copied, in_use
+from redblue.kernels.gpu.planning.plan import Launch, Unplanned, launches, node_sizes, plan
+from redblue.kernels.options import ARRAYS, Options, check_array
+from redblue.masks import Mask
+from redblue.op.paged_call import PagedCall
+from redblue.op.paged_cpu import sizes_of
+from redblue.op.pytorch.gpu import precision_of
+from redblue.op.pytorch.layouts import name_of
+
+KEPT = 8  # layouts of recent calls, since layers of a model have the same
+
+
+def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
+    """The output, of call.shape, and the log-sum-exp of each row; None, with a warning, if no tiles fit the card.
+
+    page_table: the caller's, which is read in place if it is a tensor on q's device. Raises RedblueError for options
+    that do not fit the call.
+    """
+    q, sums = call.q, getattr(torch, sum_dtype(name_of(call.q.dtype)))
+    out, lse = q.new_empty((*q.shape[:2], call.v.shape[-1])), q.new_empty(q.shape[:2], dtype=sums)
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        task = _task(call, page_table, out, lse)
+        try:
+            if len(q) and q.shape[1]:
+                _run(task, _placed(call, task))
+        except Unplanned as failure:  # before the first launch, since the smallest tiles of all calls are the same
+            warnings.warn(f"{failure}; the keys and values of each sequence are gathered instead", stacklevel=4)
+            return None
+    return out.reshape(call.shape), lse.reshape(call.shape[:-1])
+
+
+def _task(call: PagedCall, page_table: Any, out: Tensor, lse: Tensor) -> PagedTask:
+    q, tree, sizes = call.q, call.tree, sizes_of(call)
+    for name, cache in (("k_pages", call.k), ("v_pages", call.v)):
+        if not cache.shape[3]:
+            raise RedblueError(f"{name} must have at least one feature, got shape {tuple(cache.shape)}")
+    first, end = _window(call.options.mask)
+    return PagedTask(
+        sizes,
+        q,
+        call.k,
+        call.v,
+        _on_device(page_table, call.sequences.table, q.device),
+        out,
+        lse,
+        _record(call.options, sizes, q, lse.dtype),
+        first,
+        end,
+        None if tree is None or not tree.shape[1] else torch.tensor(tree, dtype=torch.int8, device=q.device),
+    )
+
+
+def _on_device(page_table: Any, checked: np.ndarray, device: torch.device) -> Tensor:
+    """The caller's page table, or a copy of the checked one on the device."""
+    if isinstance(page_table, Tensor) and page_table.device == device:
+        return page_table
+    return torch.from_numpy(checked).to(device)
+
+
+def _window(mask: Mask | None) -> tuple[int | None, int | None]:
+    """(first, end): a query at position i attends keys i + first .. i + end - 1; None: no limit."""
+    left, right = (None, None) if mask is None else (mask.rule.left, mask.rule.right)  # pyright: ignore
+    return None if left is None else -min(left, MAX_KEYS), None if right is None else min(right, MAX_KEYS) + 1
+
+
+def _record(options: Options, sizes: Sizes, q: Tensor, sums: torch.dtype) -> Options:
+    """The options as kernels read them: arrays of the types and shapes that PagedTask names."""
+    expanded: dict[str, Tensor] = {}
+    for name, rules, x in options.present_arrays():
+        if not isinstance(x, Tensor) or x.device != q.device:
+            got = f"one on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+            raise RedblueError(f"{name} must be a PyTorch tensor on q's device, {q.device}, got {got}")
+        if rules.pairs:
+            x = x[..., : sizes.n_k]
+        check_array(name, tuple(x.shape), name_of(x.dtype), sizes, name_of(q.dtype))
+        x = x.detach() if rules.own_type else x.detach().to(sums).contiguous()
+        expanded[name] = x.expand(ARRAYS[name].shape(sizes))
+    return options._replace(mask=None, **expanded)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A layout, and its arrays on a device."""
+
+    layout: Layout
+    device: torch.device
+    arrays: Arrays
+    programs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def items(self, of_class: int, rows: int) -> Tensor:
+        """The programs of a class of nodes, for tiles of `rows` stacked rows."""
+        kept = self.programs.get((of_class, rows))
+        if kept is None:
+            kept = self.programs[of_class, rows] = copied(self.layout.items(of_class, rows), self.device)
+        in_use((kept,))
+        return kept
+
+
+def _placed(call: PagedCall, task: PagedTask) -> _Placed:
+    """The layout of the call's work."""
+    of, sizes = call.sequences, task.sizes
+    key_bytes = task.q.element_size() * (sizes.d if task.aliased else sizes.d + sizes.d_v)
+    request = _Request(
+        of.starts.tobytes(),
+        of.lengths.tobytes(),
+        of.table.tobytes(),
+        max(1, of.page),
+        (task.first, task.end),
+        0 if task.tree is None else task.tree.shape[1],
+        -1 if call.prefix is None else call.prefix,
+        sizes.group,
+        span_per_row(key_bytes, task.lse.element_size() * (sizes.d_v + 1)),
+    )
+    return _known(request, task.q.device)
+
+
+class _Request(NamedTuple):
+    """Everything that a layout depends on. starts, lengths, table: the bytes of those of Sequences."""
+
+    starts: bytes
+    lengths: bytes
+    table: bytes
+    page: int
+    window: tuple[int | None, int | None]  # PagedTask.first and .end
+    newest: int  # columns of the tree; 0: none
+    prefix: int  # pages that all sequences share; -1: to be found
+    group: int
+    span_per_row: float
+
+
+@lru_cache(maxsize=KEPT)
+def _known(request: _Request, device: torch.device) -> _Placed:
+    starts, lengths = (np.frombuffer(x, np.int64) for x in (request.starts, request.lengths))
+    nodes = nodes_of(_shared(request, starts, lengths), starts)
+    layout = layout_of(nodes, starts, lengths, request.group, request.window, request.span_per_row)
+    on_device = layout.nodes, layout.members, layout.merged, layout.starts, layout.parts
+    return _Placed(layout, device, Arrays(*(copied(x, device) for x in on_device)))
+
+
+def _shared(request: _Request, starts: np.ndarray, lengths: np.ndarray) -> list[tuple[int, int, list[int]]]:
+    """Keys that are read together, by the core: (first key, stop key, sequences)."""
+    table = np.frombuffer(request.table, np.int64)
+    (first, end), most = request.window, len(table) // max(1, len(lengths))
+    sequences = _core.Sequences(
+        len(lengths),
+        starts.ctypes.data,
+        lengths.ctypes.data,
+        table.ctypes.data,
+        most,
+        request.page,
+        -1 if first is None else -first,
+        -1 if end is None else end - 1,
+        table.ctypes.data if request.newest else 0,  # only whether there is a tree matters
+        request.newest,
+        request.prefix,
+    )
+    nowhere, no_pages = Array(0, (0, 0, 0)), Array(0, (0, 0, 0, 0))  # the core reads no array for this
+    cache, sizes = Cache(no_pages, no_pages, -1), Sizes((len(lengths),), 1, 1, 1, 1, 1, 1)
+    return _core.shared_nodes(
+        call_of(sizes, "float32", nowhere, cache, nowhere, nowhere, sequences=sequences, threads=1, tile=Tile(1, 1))
+    )
+
+
+def _run(task: PagedTask, placed: _Placed) -> None:
+    """Run the kernels with the planned launches. If the card refuses a launch, a smaller one takes its place."""
+    sizes, layout, q = task.sizes, placed.layout, task.q
+    in_use(placed.arrays)
+    part = task.lse.new_empty((sizes.kv_heads, layout.partial_rows, sizes.d_v))
+    work = Work(placed.arrays, part, task.lse.new_empty(part.shape[:2]), bool(layout.nodes[:, 1].any()))
+    card, options, precision = card_of(q.device), task.plan_options, precision_of(q)
+    for rows in np.unique(layout.classes).tolist():
+        planned = node_sizes(rows, sizes.d, sizes.d_v)
+        request = "paged", planned, name_of(q.dtype), card, options, "flash"
+        kind = tune.Kind.of("paged", planned, f"{request[2]} {precision}", "band", options, "flash", q.device, card)
+
+        def run(launch: Launch, rows: int = rows) -> None:
+            task.forward(work, placed.items(rows, launch.tiles.rows), launch, precision)()
+
+        fallback.run(kind, partial(plan, *request), partial(launches, *request), run)
+    task.merge(work)()
