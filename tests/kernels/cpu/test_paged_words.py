@@ -1,0 +1,54 @@
+"""The words that the kernel counts on paged keys are those of the schedule `paged`."""
+
+import numpy as np
+import pytest
+
+import redblue as rb
+from redblue.kernels.cpu.plan import Tile
+from redblue.kernels.options import options_of
+from redblue.op import paged_cpu
+from redblue.op.paged_call import PagedCall
+from redblue.schedules import paged
+
+PIECE, FEW = 1024, 256  # kPiece and kFewRows of cpp/attention/paged_passes.cpp
+PAGES = 300
+
+
+def drawn(seed):
+    """A random problem, its mask, and the edge of its blocks of rows."""
+    rng = np.random.default_rng(seed)
+    pick = lambda *options: options[rng.integers(len(options))]  # noqa: E731
+    sequences, page = int(rng.integers(1, 6)), pick(1, 3, 16, 48)
+    keys = rng.integers(0, pick(200, 200, 2600) if page > 3 else 200, sequences).tolist()
+    queries = rng.integers(0, pick(2, 5, 5, 120), sequences).tolist()
+    kv_heads, group, d, v_in_k = pick(1, 2), pick(1, 3, 4), pick(8, 24), pick(False, False, True)
+    table = []
+    for length in keys:
+        needed, begin = -(-length // page), []
+        if table and rng.random() < 0.8:  # begins as another sequence does
+            begin = pick(*table)[: rng.integers(0, needed + 1)]
+        table.append([*begin, *rng.integers(0, PAGES, needed - len(begin)).tolist()])
+    left, right = pick(None, None, int(rng.integers(0, 200))), pick(0, 0, None, 3)
+    mask = rb.Mask.sliding_window(left, right, align="bottom-right")
+    d_v = int(rng.integers(1, d + 1)) if v_in_k else pick(8, 16)
+    problem = rb.PagedProblem(queries, keys, page, d, d_v, kv_heads * group, kv_heads, table, v_in_k, "float32", mask)
+    return problem, pick(4, 8, 64, 512), rng
+
+
+@pytest.mark.parametrize("prefix", [None, 0])
+@pytest.mark.parametrize("seed", range(24))
+def test_words_are_those_of_the_schedule(seed, prefix):
+    problem, rows, rng = drawn(seed)
+    if not sum(problem.queries):
+        pytest.skip("drawn without queries")
+    table = np.zeros((len(problem.keys), max(1, *map(len, problem.table))), np.int64)
+    for row, pages in zip(table, problem.table, strict=True):
+        row[: len(pages)] = pages
+    k = rng.standard_normal((PAGES, problem.page, problem.kv_heads, problem.d), np.float32)
+    v = k[..., : problem.d_v] if problem.v_in_k else np.ones((*k.shape[:-1], problem.d_v), np.float32)
+    q = rng.standard_normal((sum(problem.queries), problem.heads, problem.d), np.float32)
+    options = options_of("attention_paged", {"mask": problem.mask})
+    starts = np.cumsum([0, *problem.queries])
+    call = PagedCall.checked(q, k, v, table, list(problem.keys), starts, prefix, options)
+    counted = paged_cpu.run(call, tile=Tile(rows, 96, 1))[2]
+    assert counted == paged.words(problem, paged.Tiles(rows=rows, piece=PIECE, few=FEW), prefix)
