@@ -53,7 +53,8 @@ def test_workers_may_use_all_cpus_of_the_pinned_threads():
         pytest.skip("this PyTorch's OpenMP does not read GOMP_CPU_AFFINITY")
     assert pinned == [first, second]
     assert before == after == [first]
-    assert new and all(cpus == [first, second] for cpus in new)  # the starter may not have ended yet
+    assert new  # among them the starter, if it has not ended yet
+    assert all(cpus == [first, second] for cpus in new)
     assert again <= 0
 
 
