@@ -21,6 +21,7 @@ from redblue.integrations.flash_attn.packing import Pages, numbers
 from redblue.integrations.flash_attn.rotary import check_tables, rotated
 from redblue.op.api import attention
 from redblue.op.checks import check_flag
+from redblue.op.paged import attention_paged
 
 
 def flash_attn_with_kvcache(
@@ -177,10 +178,12 @@ class Cache:
         self.k[at], self.v[at] = k, v
 
     def attention(self, q: Tensor, ends: np.ndarray, options: Any) -> tuple[Tensor, Tensor]:
-        """The output and the log-sum-exp of each entry's queries on its keys: one call if all entries lie alike."""
+        """The output and the log-sum-exp of each entry's queries on its keys: one call, unless there is padding."""
+        alike = self.in_order and len(set(ends.tolist())) == 1
+        if not self.first.any() and not (alike and self.pages is None):
+            return self._paged(q, ends, options)
         q = q.transpose(1, 2)
-        alike = self.in_order and len(set(ends.tolist())) == 1 and not self.first.any()
-        if alike and self.pages is None:
+        if not self.first.any():
             k, v = (x[: self.batch, : int(ends[0])].transpose(1, 2) for x in (self.k, self.v))
             out, lse = attention(q, k, v, return_lse=True, **options)
             return out.transpose(1, 2), lse
@@ -189,6 +192,13 @@ class Cache:
             return q.new_empty(q.shape).transpose(1, 2), q.new_empty(q.shape[:-1], dtype=torch.float32)
         outs, lses = zip(*parts, strict=True)
         return torch.cat(outs).transpose(1, 2), torch.cat(lses)
+
+    def _paged(self, q: Tensor, ends: np.ndarray, options: Any) -> tuple[Tensor, Tensor]:
+        """The same on pages; an entry's row of a cache without pages is one page."""
+        table = self.rows[:, None] if self.block_table is None else self.block_table
+        options = {name: value for name, value in options.items() if name != "dropout"}
+        out, lse = attention_paged(q, self.k, self.v, table, ends, return_lse=True, **options)
+        return out, lse.transpose(1, 2)
 
     def _entry(self, b: int, q: Tensor, positions: slice, options: Any) -> tuple[Tensor, Tensor]:
         """The output and the log-sum-exp of batch entry b. q: (1, H, n_q, d)."""
