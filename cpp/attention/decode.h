@@ -2,9 +2,6 @@
 // along the features in the products, so that nothing is packed, and along the keys in the softmax. Included once
 // inside each target region (vector/region.h).
 
-// The prefetch distance: a sixth of the L1 cache (4 and 16 KB are as fast or slower; measured, Zen 5).
-constexpr long kBytesAhead = 8192;
-
 // The sums of neighbouring lanes: those of a in the first half, those of b in the second. Combining L vectors pairwise
 // in this way gives one vector whose lanes are the sums of the L vectors, in order.
 template <class T>
@@ -16,35 +13,13 @@ inline V<T> sums_of_pairs(V<T> a, V<T> b) {
   return shuffle(a, b, even) + shuffle(a, b, odd);
 }
 
-// Rows of K or V for dots and weighted_sum: consecutive rows from `first` on or, if there is a list, the listed rows.
-// later(x): the row to prefetch while row x is read, `ahead` numbers further on.
-template <class T>
-struct KeyRows {
-  const T* base;
-  std::int64_t step;
-  long first;
-  const long* list;
-  std::int64_t ahead = 0;
-  const T* operator()(long x) const { return base + (list ? list[x] : first + x) * step; }
-  const T* later(long x) const { return (*this)(x) + ahead; }
-};
-
-// The same for rows that lie in pages, by their addresses; prefetched otherwise.
-template <class T>
-struct PagedRows {
-  const T* const* rows;
-  const T* operator()(long x) const { return rows[x]; }
-  const T* later(long x) const { return rows[x]; }
-};
-
 // q . k[key] for N keys from `key` on; each dot product is spread over L / N lanes of partial sums. Keys are read in
-// memory order, so that the hardware prefetcher follows. Beside every vector a later one is prefetched, without keeping
-// its line (5 % faster than prefetching into the L2 cache; measured, Zen 5).
-template <class T, int N, class Sum, class Row>
-inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const Sum* q) {
+// memory order, so that the hardware prefetcher follows.
+template <class T, int N, class Sum, class Row, class Fetched>
+inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const Sum* q, Fetched& ahead) {
   if constexpr (N > 1) {
-    const V<Sum> first = dots_of<T, N / 2>(key, last, columns, k_row, q);
-    return sums_of_pairs<Sum>(first, dots_of<T, N / 2>(key + N / 2, last, columns, k_row, q));
+    const V<Sum> first = dots_of<T, N / 2>(key, last, columns, k_row, q, ahead);
+    return sums_of_pairs<Sum>(first, dots_of<T, N / 2>(key + N / 2, last, columns, k_row, q, ahead));
   } else {
     constexpr int L = kLanesOf<Sum>;
     const T *const from = k_row(std::min(key, last)), *const later = k_row.later(std::min(key, last));
@@ -54,7 +29,7 @@ inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const
       for (; c + 4 * L <= columns; c += 4 * L)
 #pragma GCC unroll 4
         for (int y = 0; y < 4; y++) {
-          __builtin_prefetch(later + c + y * L, 0, 0);
+          if (y % Fetched::template kVectors<L> == 0) ahead.fetch_beside(later + c + y * L);
           sums[y] = multiply_add<Sum>(Wide<T>::load_wide(from + c + y * L), load(q + c + y * L), sums[y]);
         }
       for (; c + L <= columns; c += L) sums[0] = multiply_add<Sum>(Wide<T>::load_wide(from + c), load(q + c), sums[0]);
@@ -74,81 +49,6 @@ inline V<Sum> sums_of_each(const V<Sum>* x) {
   else return sums_of_pairs<Sum>(sums_of_each<N / 2, Sum>(x), sums_of_each<N / 2, Sum>(x + N / 2));
 }
 
-// Prefetches the rows later(first), later(first + 1), ... line by line, in the order of memory. Several passes over the
-// same keys share the lines: if the first fetched them all, it would wait for memory, which would then be idle during
-// the other passes.
-template <class T, class Row>
-class Trail {
- public:
-  Trail(const Row& rows, long first, long columns)
-      : rows_(rows), row_(first), columns_(columns), next_(rows.later(first)), left_(columns) {}
-  void fetch(long lines) {
-    for (long x = 0; x < lines; x++) {
-      __builtin_prefetch(next_, 0, 0);
-      next_ += kLine, left_ -= kLine;
-      if (left_ <= 0) next_ = rows_.later(++row_), left_ = columns_;
-    }
-  }
-  static constexpr long kLine = 64 / sizeof(T);
-
- private:
-  const Row& rows_;
-  long row_, columns_;
-  const T* next_;
-  long left_;
-};
-
-// Prefetches stretches of memory, one after another.
-template <class T>
-class Stretches {
- public:
-  Stretches(Arena& arena, long most) : list_(arena.take<Bytes>(most)) {}
-  void clear() { count_ = at_ = 0; }
-  void add(const T* from, long numbers) {
-    const char* const start = reinterpret_cast<const char*>(from);
-    const long bytes = numbers * long(sizeof(T));
-    if (count_ && list_[count_ - 1].stop == start)
-      list_[count_ - 1].stop = start + bytes;
-    else
-      list_[count_++] = {start, start + bytes};
-  }
-  // Continues where the cursor before it ended. It is a local variable of a product, so that it lies in registers.
-  class Cursor {
-   public:
-    static constexpr long kLine = 64 / sizeof(T);
-    explicit Cursor(Stretches& all) : all_(all) { begin(); }
-    ~Cursor() {
-      if (step_) all_.list_[all_.at_].start = next_;
-    }
-    void fetch(long lines) {
-      for (long x = 0; x < lines; x++) {
-        __builtin_prefetch(next_, 0, 2);
-        next_ += step_;
-        if (next_ >= stop_) all_.at_++, begin();
-      }
-    }
-
-   private:
-    void begin() {
-      const bool more = all_.at_ < all_.count_;
-      next_ = more ? all_.list_[all_.at_].start : nullptr;
-      stop_ = more ? all_.list_[all_.at_].stop : next_ + 1;
-      step_ = more ? 64 : 0;
-    }
-    Stretches& all_;
-    const char *next_, *stop_;
-    long step_;
-  };
-
- private:
-  struct Bytes {
-    const char *start, *stop;
-  };
-  Bytes* list_;
-  long count_ = 0, at_ = 0;
-};
-
-// scores[r][key] = q[r] . k[key] for R rows and L / R keys from `key` on: a vector of K serves all rows.
 // The vectors of one multiply-add: L numbers of K, widened, and of a query as sums;
 template <class T, class Sum>
 struct WideDots {
@@ -174,6 +74,7 @@ struct PairDots {
 };
 #endif
 
+// scores[r][key] = q[r] . k[key] for R rows and L / R keys from `key` on: a vector of K serves all rows.
 // lines: fetched for every vector of K's columns.
 template <class T, int R, class D, class Sum, class Row, class Fetched>
 inline void dots_of_block(long key, long last, long columns, const Row& k_row, const typename D::Query* q, long length,
@@ -215,10 +116,14 @@ inline void dots_of_vector(long key, long last, long columns, const Row& k_row, 
 
 // scores[r][key] = q[r] . k[key]; rows of `q` are `length` numbers apart; rows of `scores` are whole vectors, `cols`
 // apart. The order of a row's sums depends on the number of rows alone, so that both passes round alike.
-template <class T, class Sum, class Row>
-__attribute__((noinline)) void dots_of_row(long keys, long columns, const Row& k_row, const Sum* q, Sum* scores) {
+template <class T, class Sum, class Row, class Begin>
+__attribute__((noinline)) void dots_of_row(long keys, long columns, const Row& k_row, const Sum* q, Sum* scores,
+                                           Begin begin) {
   constexpr int L = kLanesOf<Sum>;
-  for (long key = 0; key < keys; key += L) store(scores + key, dots_of<T, L>(key, keys - 1, columns, k_row, q));
+  for (long key = 0; key < keys; key += L) {
+    auto&& ahead = begin(key);
+    store(scores + key, dots_of<T, L>(key, keys - 1, columns, k_row, q, ahead));
+  }
 }
 // begin(key): what is prefetched beside the L keys from `key` on.
 template <class T, class D, class Sum, class Row, class Begin>
@@ -264,12 +169,13 @@ class FewQueries {
   // scores[r][key] = q[r] . k[key]; rows of `scores` are whole vectors, `cols` apart.
   template <class Row>
   void dots(long keys, const Row& k_row, Sum* scores, long cols) const {
-    if (count_ == 1) return dots_of_row<T>(keys, columns_, k_row, wide_, scores);
+    if (count_ == 1) return dots_of_row<T>(keys, columns_, k_row, wide_, scores, [](long) { return EachVector<T>(); });
     dots(keys, k_row, scores, cols, [&](long key) { return Trail<T, Row>(k_row, key, columns_); });
   }
   // The same beside prefetches of one's own.
   template <class Row, class Begin>
   void dots(long keys, const Row& k_row, Sum* scores, long cols, Begin begin) const {
+    if (count_ == 1) return dots_of_row<T>(keys, columns_, k_row, wide_, scores, begin);
 #if defined(REDBLUE_BF16_PAIRS)
     if constexpr (F::kStep == 2)
       if (pairs_) {
@@ -401,7 +307,8 @@ __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long 
                                                     long cols, const Sum* factors, Sum* out, long length,
                                                     Begin begin) {
   constexpr int L = kLanesOf<Sum>, R = kRegisters == 32 ? 4 : 2;
-  const long passes = (count / R + count % R / 2 + count % 2) * ((columns + 4 * L - 1) / (4 * L));
+  const long passes = (count / R + count % R / 2) * ((columns + 4 * L - 1) / (4 * L)) +
+                      count % 2 * ((columns + 8 * L - 1) / (8 * L));
   const long lines = (columns / (64 / long(sizeof(T))) + passes - 1) / passes;
   const long block = std::max<long>(1, kBytesAhead / (columns * long(sizeof(T))));
   for (long first = 0; first < keys; first += block) {

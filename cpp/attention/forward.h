@@ -307,7 +307,7 @@ struct Forward : Formats<T, F> {
     Sum* const extra = call.bias.data || call.dropout > 0 ? arena.take<Sum>(cols * rows.lanes) : nullptr;
     Sum* const bias_scratch = call.bias.data ? arena.take<Sum>(L * up(cols, L)) : nullptr;
     Chunk chunk(arena, cols);
-    long* const list = arena.take<long>(cols);
+    long* const list = arena.take<long>(cols + 2 * L);
     const long k_ahead = rows_ahead(d) * call.k.row, v_ahead = rows_ahead(d_v) * call.v.row;
     Sum row_max[Base::kFew], row_sum[Base::kFew], factors[Base::kFew];
     const auto q_row = s.row<const T>(call.q);
@@ -324,7 +324,10 @@ struct Forward : Formats<T, F> {
     for (long j = walk.next(piece.key); j < end;) {
       const long first = j;
       j = chunk.fill(walk, j, end, cols, 1, 0);
-      if (!chunk.whole()) chunk.list(list);
+      if (!chunk.whole()) {
+        chunk.list(list);
+        std::fill_n(list + chunk.rows, 2 * L, list[chunk.rows - 1]);  // rows to prefetch
+      }
       const bool whole = chunk.whole();
       const long keys = chunk.rows, length = up(keys, L);
       const KeyRows<T> k_rows{k_row.base, k_row.step, first, whole ? nullptr : list, k_ahead};
@@ -348,117 +351,6 @@ struct Forward : Formats<T, F> {
     return moved;
   }
 
-  // `run_few` for key heads from `first_head` on, whose keys lie in pages, a few keys at a time: pages are then read in
-  // the order of memory, whichever of heads and rows lies within the other. The arithmetic of a head does not depend on
-  // the others. partial: as in `run`.
-  static Moved run_paged(const Call& call, long first_head, long heads, Piece piece, void* partial, Arena& arena) {
-    const long d = call.d, d_v = call.d_v, out_length = up(d_v, L);
-    const Rows rows = rows_of(piece.row, piece.rows);
-    const long cols = keys_at_once(call);
-    struct Head {
-      Stream s;
-      FewQueries<T, F> queries;
-      Sum *out, *scores;
-      Sum row_max[Base::kFew], row_sum[Base::kFew], factors[Base::kFew];
-    };
-    std::vector<Head> all;
-    all.reserve(heads);
-    for (long h = 0; h < heads; h++) {
-      all.push_back({Stream(call, first_head + h), FewQueries<T, F>(arena, d), arena.take<Sum>(rows.count * out_length),
-                     arena.take<Sum>(rows.count * cols), {}, {}, {}});
-      Head& head = all.back();
-      head.queries.pack(head.s.template row<const T>(call.q).from(rows.start), call.q.column, rows.count);
-      std::fill_n(head.out, rows.count * out_length, Sum(0));
-      for (long r = 0; r < rows.count; r++) {
-        head.row_max[r] = first_score(head.s, rows.start + r, piece);
-        head.row_sum[r] = head.row_max[r] == kLowest ? 0 : 1;
-      }
-    }
-    Sum* const tile = arena.take<Sum>(cols * rows.lanes);
-    Sum* const extra = call.bias.data ? arena.take<Sum>(cols * rows.lanes) : nullptr;
-    Sum* const bias_scratch = call.bias.data ? arena.take<Sum>(L * cols) : nullptr;
-    const T** const k_rows = arena.take<const T*>(cols);
-    const T** const v_rows = arena.take<const T*>(cols);
-    const T** const of_head = arena.take<const T*>(cols);
-    Chunk chunk(arena, cols);
-    Stretches<T> coming(arena, cols * heads);
-    Moved moved{heads * rows.count * d, 0};
-    const long end = std::min<std::int64_t>(call.n_k, piece.key + piece.keys);
-    const auto k_base = all[0].s.template key<const T>(call.k), v_base = all[0].s.template key<const T>(call.v);
-    const auto shifted = [&](const T* const* from, long count, std::int64_t shift) {
-      for (long x = 0; x < count; x++) of_head[x] = from[x] + shift;
-      return PagedRows<T>{of_head};
-    };
-    const auto announce = [&](const T* const* from, long count, const Array& array, long columns) {
-      coming.clear();
-      for (long x = 0, run; x < count; x += run) {  // run: rows of one page
-        for (run = 1; x + run < count && from[x + run] - from[x + run - 1] == array.row;) run++;
-        if (array.head > array.row || heads == 1) {  // rows lie within heads
-          for (long h = 0; h < heads; h++) {
-            const T* const first = from[x] + h * array.head;
-            if (array.row == columns)
-              coming.add(first, run * columns);
-            else
-              for (long y = 0; y < run; y++) coming.add(first + y * array.row, columns);
-          }
-        } else {
-          for (long y = 0; y < run; y++)
-            if (array.head == columns)
-              coming.add(from[x + y], heads * columns);
-            else
-              for (long h = 0; h < heads; h++) coming.add(from[x + y] + h * array.head, columns);
-        }
-      }
-    };
-    const auto beside = [&](long) { return typename Stretches<T>::Cursor(coming); };
-    Walk walk(all[0].s, rows, piece.key, end);
-    long j = walk.next(piece.key);
-    while (j < end) {
-      j = chunk.fill(walk, j, end, cols, 1, 0);
-      const long keys = chunk.rows, length = up(keys, L);
-      list_chunk(call.pages, chunk, k_base, call.pages.k_step, k_rows);
-      list_chunk(call.pages, chunk, v_base, call.pages.v_step, v_rows);
-      if (call.pages.v_in_k < 0) announce(v_rows, keys, call.v, d_v);
-      for (Head& head : all) {
-        const auto k = shifted(k_rows, keys, (head.s.kv_head - first_head) * call.k.head);
-        head.queries.dots(keys, k, head.scores, length, beside);
-        if (!Base::finished(head.s, rows, chunk))
-          by_tile(rows, keys, head.scores, length, tile,
-                  [&] { Base::finish_chunk(head.s, rows, chunk, tile, nullptr, extra, bias_scratch); });
-        for (long r = 0; r < rows.count; r++) {
-          Sum* const scores = head.scores + r * length;
-          std::fill(scores + keys, scores + length, kLowest);
-          softmax_of_row<Sum>(keys, Sum(factor_left(call)), scores, head.row_max[r], head.row_sum[r], head.factors[r]);
-        }
-      }
-      if (j < end) {
-        const long next = std::min(cols, end - j);
-        list_paged_rows(call.pages, k_base, call.pages.k_step, j, next, k_rows);
-        announce(k_rows, next, call.k, d);
-      }
-      for (Head& head : all) {
-        const auto v = shifted(v_rows, keys, (head.s.kv_head - first_head) * call.v.head);
-        weighted_sum_of_rows<T>(keys, rows.count, d_v, v, head.scores, length, head.factors, head.out, out_length,
-                                beside);
-      }
-      moved.reads += heads * chunk.keys * (call.pages.v_in_k >= 0 ? d : d + d_v);
-    }
-    for (Head& head : all) {
-      const auto out_row = head.s.template row<T>(call.out);
-      for (long r = 0; r < rows.count; r++)
-        finish_few(head.s, rows.start + r, head.row_max[r], head.row_sum[r], head.out + r * out_length, partial,
-                   out_row(rows.start + r));
-    }
-    moved.writes += heads * rows.count * (d_v + (partial ? 2 : 1));
-    return moved;
-  }
-  // Keys whose rows of K of all heads fill a small part of the L2 cache.
-  static long keys_at_once(const Call& call) {
-    const long bytes = call.kv_heads * std::max(call.d, call.d_v) * long(sizeof(T));
-    return std::clamp<long>(kBytesOfPages / bytes / L * L, L, 256);
-  }
-  static constexpr long kBytesOfPages = 131072;
-
   // Writes the results of one row, finished or not.
   static void finish_few(const Stream& s, long r, Sum top, Sum sum, const Sum* out, void* partial, T* to) {
     if (!partial) return finish_row(s, r, top, sum, out, to);
@@ -466,13 +358,6 @@ struct Forward : Formats<T, F> {
     unfinished[0] = top;
     unfinished[1] = sum;
     std::copy_n(out, s.call.d_v, unfinished + 2);
-  }
-
-  // The addresses of the rows of a chunk's keys.
-  static void list_chunk(const Pages& pages, const Chunk& chunk, const ArrayRows<const T>& rows, std::int64_t step,
-                         const T** to) {
-    for (long i = 0; i < chunk.parts_count; i++)
-      list_paged_rows(pages, rows, step, chunk.parts[i].j, chunk.parts[i].keys, to + chunk.parts[i].at);
   }
 
   // Copies scores [row][key] into a tile [key][lane], changes the tile and copies it back.

@@ -51,7 +51,7 @@ struct Gather : Formats<T, F> {
                                             const Sum* own, Sum* to) {
     if (stride == 1 && other == 1) {
       const Partners partners{side, pairs.list, pairs.count, columns * long(sizeof(T))};
-      return dots_of_row<T>(pairs.count, columns, partners, own, to);
+      return dots_of_row<T>(pairs.count, columns, partners, own, to, [](long) { return EachVector<T>(); });
     }
     for (long x = 0; x < pairs.count; x++) {
       const T* const from = side.base + pairs.list[x] * side.step;

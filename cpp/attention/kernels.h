@@ -65,10 +65,12 @@ struct Kernels {
 #include "attention/stream.h"
 #include "attention/options.h"
 #include "attention/dropout.h"
+#include "attention/key_rows.h"
 #include "attention/decode.h"
 #include "attention/walk.h"
 #include "attention/formats.h"
 #include "attention/forward.h"
+#include "attention/paged_few.h"
 #include "attention/gradient_tile.h"
 #include "attention/backward.h"
 #include "attention/query_gradient.h"
@@ -84,7 +86,7 @@ constexpr Kernels kKernels = {
     Formats<T, F>::kLanesAtOnce,
     Wide<T>::kWhole ? Formats<T, F>::kFew : 0,
     Forward<T, F>::run,
-    Forward<T, F>::run_paged,
+    PagedFew<T, F>::run,
     Forward<T, F>::merge,
     Backward<T, F>::deltas,
     Backward<T, F>::run,
