@@ -279,7 +279,7 @@ class Engine:
         return batch
 
     def _reserve(self, request: Request, tokens: int) -> bool:
-        """Give a request pages for so many tokens. The youngest requests return to the queue while no page is free.
+        """Give a request pages for `tokens` tokens. The youngest requests return to the queue while no page is free.
 
         False if the request itself returned. Requests are planned from the oldest on, so none already planned does.
         """

@@ -62,7 +62,7 @@ def generation(body: bytes) -> tuple[bytes, int, bool]:
 
 
 async def read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, str, bytes]:
-    """Return method, path and body. Raises Refused for what is not HTTP/1.1 with a body of a known, allowed length."""
+    """Return method, path and body. Raises Refused for a request that is not HTTP/1.1 or has too long a body."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.LimitOverrunError:

@@ -125,7 +125,7 @@ __attribute__((noinline)) void dots_of_row(long keys, long columns, const Row& k
     store(scores + key, dots_of<T, L>(key, keys - 1, columns, k_row, q, ahead));
   }
 }
-// begin(key): what is prefetched beside the L keys from `key` on.
+// begin(key): returns the object that prefetches while the L keys from `key` on are computed.
 template <class T, class D, class Sum, class Row, class Begin>
 __attribute__((noinline)) void dots_of_rows(long keys, long count, long columns, const Row& k_row,
                                             const typename D::Query* q, long length, Sum* scores, long cols,
@@ -301,7 +301,7 @@ __attribute__((noinline)) void weighted_sum_of_row(long keys, long columns, cons
     Share{first, stop, columns, v_row, p, 0, out, 0, first ? nullptr : factors, nullptr, 0}.add_all();
   }
 }
-// begin(key): what is prefetched beside the block of keys from `key` on.
+// begin(key): returns the object that prefetches while the block of keys from `key` on is computed.
 template <class T, class Sum, class Row, class Begin>
 __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long columns, const Row& v_row, const Sum* p,
                                                     long cols, const Sum* factors, Sum* out, long length,

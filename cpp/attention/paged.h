@@ -6,8 +6,8 @@
 
 namespace redblue {
 
-// A call for `sequences` sequences. `common` holds what they have in common: number, kv_heads, group, d, d_v, scale,
-// softcap, sinks, the tile (rows, cols) and threads; its q, out and lse are of all packed queries, k and v of page 0.
+// A call for several sequences. `common` holds the fields that they share: number, kv_heads, group, d, d_v, scale,
+// softcap, sinks, the tile (rows, cols) and threads. Its q, out and lse are of all packed queries, k and v of page 0.
 // Its bias and alibi have a leading dimension of sequences.
 struct PagedCall {
   Call common;
@@ -15,7 +15,7 @@ struct PagedCall {
   const std::int64_t *starts = nullptr, *lengths = nullptr;  // cumulative queries; keys of each sequence
   const std::int64_t* table = nullptr;                       // (sequences, most) pages
   std::int64_t most = 0;
-  std::int64_t left = -1, right = 0;       // a query attends so many keys before and after its own; -1: all
+  std::int64_t left = -1, right = 0;       // keys that a query attends before and after its own; -1: all
   const std::uint8_t* tree = nullptr;      // (queries, newest): which of the newest keys a query attends
   std::int64_t newest = 0;
   std::int64_t prefix = -1;                // pages that all sequences share; -1: to be found

@@ -10,7 +10,7 @@ from redblue.base.dtypes import sum_dtype
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import paged
-from redblue.kernels.cpu.arrays import described
+from redblue.kernels.cpu.arrays import element_strides
 from redblue.kernels.cpu.call import Array, Sizes
 from redblue.op import api
 from redblue.op.paged_call import PagedCall, type_name
@@ -113,11 +113,7 @@ def _address(x: Any) -> int:
 
 
 def _strides(x: Any) -> tuple[int, ...]:
-    return tuple(x.stride()) if api.is_torch(x) else described(x).strides[-x.ndim :] if x.ndim > 2 else _few_strides(x)
-
-
-def _few_strides(x: np.ndarray) -> tuple[int, ...]:
-    return tuple(stride // x.itemsize for stride in x.strides)
+    return tuple(x.stride()) if api.is_torch(x) else element_strides(x)
 
 
 def _item_bytes(x: Any) -> int:

@@ -105,7 +105,7 @@ def by_vllm(query, key, value, cache, batch, options):
     return out
 
 
-def compared(dtype, heads, heads_k, d, causal=True, **options):
+def check_against_vllm(dtype, heads, heads_k, d, causal=True, **options):
     """Fill both caches with the cached tokens, then compare the batch's outputs."""
     torch.manual_seed(3)
     new, cached = BATCH
@@ -137,7 +137,7 @@ def compared(dtype, heads, heads_k, d, causal=True, **options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("heads", "heads_k", "d"), [(4, 4, 64), (8, 2, 32), (8, 1, 128), (4, 2, 80)])
 def test_a_batch(dtype, heads, heads_k, d):
-    compared(dtype, heads, heads_k, d)
+    check_against_vllm(dtype, heads, heads_k, d)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_batch(dtype, heads, heads_k, d):
     ids=str,
 )
 def test_options(options):
-    compared(torch.float32, 4, 2, 64, **options)
+    check_against_vllm(torch.float32, 4, 2, 64, **options)
 
 
 def test_other_widths_and_blocks():
@@ -228,7 +228,7 @@ def test_what_a_layer_refuses(options, message):
 
 
 def test_options_that_ask_for_nothing():
-    layer(4, 2, 64, use_alibi_sqrt=False, chunk_lookback=None)
+    assert layer(4, 2, 64, use_alibi_sqrt=False, chunk_lookback=None).alibi_slopes is None
 
 
 def test_what_a_batch_refuses():

@@ -26,7 +26,9 @@ def test_an_installed_plug_in_does_nothing_by_itself(value, monkeypatch):
     if value is not None:
         monkeypatch.setenv(VARIABLE, value)
     monkeypatch.setitem(sys.modules, "vllm", None)  # importing it would fail
+    before = {*sys.modules}
     register()
+    assert {*sys.modules} == before
 
 
 @pytest.mark.parametrize("value", ["2", "true", " 1"])
