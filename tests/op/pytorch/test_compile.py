@@ -12,22 +12,11 @@ import torch.nn.functional as F  # noqa: N812
 import redblue as rb
 from redblue.kernels.cpu import call as cpu
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # a warning of PyTorch, when it loads its compiler
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script"),  # a warning of PyTorch, when it loads its compiler
+]
 TOLERANCE = 1e-12
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """Use no cache on disk, which another version of this project may have written."""
-    import torch._functorch.config
-    import torch._inductor.config
-
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    on_disk = {"fx_graph_cache": False}
-    with torch._inductor.config.patch(on_disk), torch._functorch.config.patch(enable_autograd_cache=False):
-        yield
-    torch._dynamo.reset()
 
 
 def normal(*shape):

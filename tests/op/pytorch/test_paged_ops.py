@@ -9,25 +9,14 @@ from redblue import Mask, RedblueError
 from redblue.op.pytorch import paged_ops
 from support.examples import thorough
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # a warning of PyTorch, when it loads its compiler
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script"),  # a warning of PyTorch, when it loads its compiler
+]
 attention_op = torch.ops.redblue.attention_paged.default
 append_op = torch.ops.redblue.append_paged.default
 TABLE = torch.tensor([[0, 1, 2], [3, 4, -1], [7, 8, 6]], dtype=torch.int32)
 LENGTHS = torch.tensor([7, 3, 10])
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """Use no cache on disk, which another version of this project may have written."""
-    import torch._functorch.config
-    import torch._inductor.config
-
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    on_disk = {"fx_graph_cache": False}
-    with torch._inductor.config.patch(on_disk), torch._functorch.config.patch(enable_autograd_cache=False):
-        yield
-    torch._dynamo.reset()
 
 
 def cache(heads=2, d=8, d_v=5):
