@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue.base.integers import LARGEST, ceil_div, larger, smaller
-from redblue.machine import Machine, Region, Slow, exp, maximum
+from redblue.machine import Machine, Region, Slow
 from redblue.masks import Pairs, Runs
 from redblue.problem import Problem
 from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, resident_edge
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, overlap, partial_rows, rows_walked, walks
 from redblue.schedules.search import cheapest, edges, pair_edges
-from redblue.schedules.softmax import LOWEST, online_softmax, probabilities, store_rows
+from redblue.schedules.softmax import LOWEST, online_softmax, probabilities, rescale, store_rows
 
 
 class ForwardTiles(NamedTuple):
@@ -89,14 +89,8 @@ def _merge(m: Machine, i: range, parts: Sequence[range], part_out: Slow, part_ls
     row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
     for part in parts:
         share = m.load(part_lse[part])
-        new_max = m.new("new_max", maximum(row_max, share))
-        row_max[...] = exp(row_max - new_max)
-        share[...] = exp(share - new_max)
-        row_sum *= row_max
+        rescale(m, share, out_i, row_max, row_sum)
         row_sum += share
-        out_i *= row_max[:, None]
-        row_max[...] = new_max
-        m.free(new_max)
         partial = m.load(part_out[part])
         out_i += share[:, None] * partial
         m.free(share, partial)

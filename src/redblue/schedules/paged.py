@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from redblue.base.integers import ceil_div
-from redblue.machine import Machine, Slow, Tile, exp, maximum
+from redblue.machine import Machine, Slow, Tile
 from redblue.paged_problem import PagedProblem
 from redblue.schedules.paged_cost import forward_cost, search, words
 from redblue.schedules.paged_nodes import Part, Tiles, parts_of, rows_of
 from redblue.schedules.schedule import Pass, Schedule, blocks, overlap, within
-from redblue.schedules.softmax import LOWEST, online_softmax, store_rows
+from redblue.schedules.softmax import LOWEST, online_softmax, rescale, store_rows
 
 __all__ = ["Tiles", "schedule", "words"]
 
@@ -122,13 +122,7 @@ def _merge(m: Machine, stored: list[range], partials: list[Slow], out: Slow, lse
     row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
     for rows in stored:
         share = m.load(part_max[rows])
-        new_max = m.new("new_max", maximum(row_max, share))
-        row_max[...] = exp(row_max - new_max)
-        share[...] = exp(share - new_max)
-        row_sum *= row_max
-        out_i *= row_max[:, None]
-        row_max[...] = new_max
-        m.free(new_max)
+        rescale(m, share, out_i, row_max, row_sum)
         partial_sum = m.load(part_sum[rows])
         row_sum += share * partial_sum
         m.free(partial_sum)

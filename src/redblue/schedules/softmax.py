@@ -43,6 +43,17 @@ def online_softmax(m: Machine, s: Tile, out_i: Tile, row_max: Tile, row_sum: Til
     m.free(new_max)
 
 
+def rescale(m: Machine, share: Tile, out_i: Tile, row_max: Tile, row_sum: Tile) -> None:
+    """Replace the maxima of a partial result, `share`, by its factor, and rescale the statistics and outputs so far."""
+    new_max = m.new("new_max", maximum(row_max, share))
+    row_max[...] = exp(row_max - new_max)
+    share[...] = exp(share - new_max)
+    row_sum *= row_max
+    out_i *= row_max[:, None]
+    row_max[...] = new_max
+    m.free(new_max)
+
+
 def store_rows(m: Machine, out_i: Value, row_max: Value, row_sum: Value, out: Region, lse: Region) -> None:
     """Divide the outputs of rows by their sums, turn the maxima into log-sum-exps, and store both."""
     # A row sum is at least exp(0) = 1, unless the row attends no key: then the output stays 0.
