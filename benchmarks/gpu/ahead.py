@@ -23,6 +23,7 @@ import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 
 from benchmarks.gpu.calls import FFPA, OURS, Call, plan
+from benchmarks.gpu.worker import ignore_interrupts
 
 SPARE_CORES = 2  # for the process that measures, and for the one that leads
 SHARES = 4  # processes that divide a call's candidates
@@ -47,7 +48,7 @@ class Ahead:
         return cls(card_of(torch.device("cuda")))
 
     def __enter__(self) -> Ahead:
-        self.pool = multiprocessing.get_context("spawn").Pool(self.workers)
+        self.pool = multiprocessing.get_context("spawn").Pool(self.workers, ignore_interrupts)
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -79,7 +80,7 @@ def side_by_side(make: Callable[[Any], object], todo: Sequence[Any], seconds: fl
     workers = min(max(1, (os.cpu_count() or 1) - SPARE_CORES), len(todo))
     if not workers:
         return 0
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:  # leaving the block ends all workers
+    with multiprocessing.get_context("spawn").Pool(workers, ignore_interrupts) as pool:  # its end is that of all
         results = [pool.apply_async(make, (task,)) for task in todo]
         for result in results:
             result.wait(max(0.0, start + seconds - time.monotonic()))

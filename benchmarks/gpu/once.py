@@ -247,7 +247,7 @@ def plain(todo: list[Case], worker: Worker | Here, end: float, kept: Kept) -> No
             return
         outcome = Outcome(case, "none")
         try:
-            outcome.errors = worker.ask("make", case, seconds=CASE_SECONDS)
+            outcome.errors = worker.ask("make", case, seconds=min(CASE_SECONDS, end - start))
         except Failed as failure:
             outcome.failure = str(failure)
         outcome.seconds = time.monotonic() - start

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -67,7 +68,7 @@ class Worker:
     def ask(self, method: str, *arguments: Any, seconds: float) -> Any:
         """The result of the method. Raises Failed, or Lost if there is no answer after so many seconds."""
         if self.process is None:
-            self._start()
+            self._start(min(START_SECONDS, seconds))
         try:
             self.pipe.send((method, arguments))
             status, found = self._answer(seconds)
@@ -91,17 +92,19 @@ class Worker:
         process.join(10)
         return process.exitcode
 
-    def _start(self) -> None:
+    def _start(self, seconds: float) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, self.make), daemon=True)
         self.process.start()
         theirs.close()
         try:
-            self._answer(START_SECONDS)
+            status, found = self._answer(seconds)
         except EOFError as error:
+            raise Lost(f"the process ended before its first call, with status {self.end()}") from error
+        if status == "lost":
             self.end()
-            raise Lost("the process ended before its first call") from error
+            raise Lost(f"the start of the process {found}")
 
     def _answer(self, seconds: float) -> tuple[str, Any]:
         if not self.pipe.poll(max(0.0, seconds)):
@@ -111,9 +114,10 @@ class Worker:
 
 def serve(pipe: Connection, make: Callable[[], Any]) -> None:
     """Answer calls until the pipe closes or the device is lost. Runs in the worker process."""
+    ignore_interrupts()
     made = make()
     pipe.send(("ready", None))
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError):
         while True:
             method, arguments = pipe.recv()
             answer = _outcome(made, method, arguments)
@@ -121,6 +125,11 @@ def serve(pipe: Connection, make: Callable[[], Any]) -> None:
             pipe.send(("lost", f"{answer[1][0]} ({gone})") if gone else answer)
             if gone:
                 os._exit(1)  # leaving in order would call the device again
+
+
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C to the process that leads, which ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _outcome(made: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
