@@ -9,7 +9,7 @@ from torch import Tensor
 
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import Array
-from redblue.kernels.gpu.mask_lists import Lists, Plane, first_plane, lists
+from redblue.kernels.gpu.mask_lists import LISTS, Lists, first_plane, lists
 from redblue.kernels.gpu.planning.device import in_use
 from redblue.kernels.gpu.scores import Scores, is_plain, scores_of
 from redblue.kernels.options import Options
@@ -100,8 +100,9 @@ class Task:
         sizes = self.sizes
         result = lists(self.mask, sizes.n_q, sizes.n_k, sizes.group, rows, cols, by, self.q.device, span)
         planes = first_plane(self.q.device) if self.planes is None else self.planes
-        in_use((*result[1:], planes))
-        return result._replace(planes=Plane(planes, *planes.stride()))
+        batch, head = planes.stride()
+        in_use((*result[LISTS], planes))
+        return result._replace(planes=planes, plane_batch=batch, plane_head=head)
 
     @property
     def wide(self) -> bool:
