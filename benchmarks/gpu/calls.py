@@ -130,7 +130,7 @@ def contenders(call: Call) -> tuple[str, ...]:
         return OURS
     if call.decodes:
         return (*OURS, FLASH, CUDNN)
-    names = (FFPA,) if call.d > 256 else ()
+    names = (FFPA,) if 256 < call.d < 1024 else ()  # at 1024, its tuning would take minutes
     return (*OURS, *(SDPA if call.d > 128 else (FLASH, CUDNN)), *names)
 
 
@@ -150,7 +150,9 @@ def plan(dry: bool = False) -> Iterator[tuple[Call, tuple[str, ...]]]:
     for calls in (MUST, more):
         for call in calls:
             yield call, contenders(call)
-    for calls, name in ((dense, UNFUSED), (square, FLEX), (more, UNFUSED), ([Call(128, causal=True)], UNFUSED)):
+    widest = [Call(1024, direction) for direction in BOTH]
+    later = ((dense, UNFUSED), (widest, FFPA), (square, FLEX), (more, UNFUSED), ([Call(128, causal=True)], UNFUSED))
+    for calls, name in later:
         for call in calls:
             yield call, (name,)
     for call in others:

@@ -131,7 +131,7 @@ def test_the_most_important_calls_come_first_and_none_twice(modules):
     for call, names in planned[: len(calls.MUST)]:  # planned and tuned beside the peers
         assert calls.PLANNED in names
         assert calls.TUNED in names or call.page
-        assert (calls.FFPA in names) == (call.d > 256 and call.density == 1)
+        assert (calls.FFPA in names) == (256 < call.d < 1024 and call.density == 1)
     wanted = itertools.product((64, 128, 256, 512, 576, 1024), ("forward", "backward"), (False, True), LENGTHS)
     every = {calls.Call(d, way, causal, n, 512 if d == 576 else 0) for d, way, causal, n in wanted}
     names = {*calls.OURS, calls.FLASH, calls.CUDNN, calls.FLEX, calls.UNFUSED}
@@ -392,6 +392,90 @@ def test_what_is_left_out_is_said(modules, capsys):
     said = capsys.readouterr().out
     assert "n 8192: FlexAttention" in said
     assert "2" in said
+
+
+@pytest.mark.thorough
+def test_the_whole_hour_runs_dry(tmp_path):
+    environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([ROOT / ".ci" / "gpu", "--dry"], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    steps = "once", "bench", "ncu", "test", "small-cache"
+    assert [line.split()[1].strip(":") for line in found.stdout.splitlines() if line.startswith("== ")][:-1] == [*steps]
+    assert {path.name for path in tmp_path.glob("*.json")} == {
+        *("once.json", "gpu.json", "counters.json", "small_cache.json")
+    }
+
+
+def test_the_hour_refuses_unknown_steps_and_options():
+    for arguments, said in (
+        ([], "give steps"),
+        (["bensch"], "unknown step bensch"),
+        (["--dri"], "unknown option --dri"),
+    ):
+        found = subprocess.run([ROOT / ".ci" / "gpu", *arguments], capture_output=True, text=True)
+        assert found.returncode == 2
+        assert said in found.stderr
+
+
+@pytest.fixture
+def once():
+    from benchmarks.gpu import once
+
+    return once
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_kernel_is_among_the_cases_that_run_once(once):
+    """Those that the two flash widths, spilling, pages and options need."""
+    from redblue.kernels.gpu.launch import Run
+
+    launched, launch = set(), Run.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "__call__", lambda run: (launched.add(run.kernel.__name__), launch(run))[0])
+        cases = once.Cases("cpu")
+        every = [once.smaller(case) for case in once.cases() if case.d == 64]
+        for case in every:
+            errors = cases.make(case)
+            assert max(errors.values()) > 0
+    assert launched >= {
+        *("flash_forward", "flash_dq", "flash_dkv", "bias_gradient", "paged_forward", "paged_merge"),
+        *("spill", "spilled_output", "spill_p", "spill_ds", "row_gradient", "key_gradient"),
+    }
+
+
+def test_a_wrong_head_and_a_wrong_gradient_are_found(once):
+    exact = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    for place in ((0, 0), (-1, -1)):
+        wrong = exact.clone()
+        wrong[place][0, 0] += 1
+        assert once.worst_error("out", wrong, exact) > 0.1
+    assert once.worst_error("dbias", exact[0, 0], exact[0, 0]) == 0
+
+
+def test_faults_that_the_sanitizer_prints_belong_to_their_case(once, tmp_path):
+    """A script prints as the watched process does, with a fault in the second case and a crash in the third."""
+    todo = list(once.cases())[:4]
+    script = tmp_path / "watched.py"
+    script.write_text(
+        "import os\n"
+        'done = \'DONE {"errors": {"out": 0.001}, "failure": ""}\'\n'
+        "print('========= COMPUTE-SANITIZER')\n"
+        "for i in range(4):\n"
+        "    print('CASE', i, flush=True)\n"
+        "    if i == 1: print('========= Invalid __global__ read of size 2 bytes')\n"
+        "    if i == 2: print('dying', flush=True); os._exit(1)\n"
+        "    print(done, flush=True)\n"
+    )
+    kept = once.Kept(tmp_path / "once.json", once.Console(quiet=True))
+    began = once._followed([sys.executable, str(script)], todo, time.monotonic() + 60, kept)
+    assert began == 3
+    assert [(x.case, x.right) for x in kept.outcomes] == [(todo[0], True), (todo[1], False), (todo[2], False)]
+    assert kept.outcomes[1].faults == ["Invalid __global__ read of size 2 bytes"]
+    assert kept.outcomes[2].failure == "the process ended: dying"
+    script.write_text("import time; print('CASE 3', flush=True); time.sleep(60)")
+    assert once._followed([sys.executable, str(script)], todo, time.monotonic() + 1, kept) == 1
+    assert kept.outcomes[-1].failure == "not finished in time"
+    assert len(json.loads((tmp_path / "once.json").read_text())) == 4
 
 
 @pytest.mark.thorough
