@@ -134,6 +134,12 @@ def _dkv_rows(tiles, TILES: tl.constexpr, state, operands, block, m_key, scores,
     SUMS: tl.constexpr = dk0.dtype
     WORDS: tl.constexpr = (ROWS + 63) // 64
     left = factor_left(scores, c.PLAIN, SUMS)
+    # Always true, but unknown to the compilers. Without these selections before each of two loops, ptxas 12.8 (Triton
+    # 3.6) lets both loops share accumulators, and then makes each product wait for the one before
+    exists = streams.n_q > 0
+    dk0, dv0 = tl.where(exists, dk0, 0.0), tl.where(exists, dv0, 0.0)
+    dk1 = tl.where(exists, dk1, 0.0) if c.D1 else dk0
+    dv1 = tl.where(exists, dv1, 0.0) if c.V1 else dv0
     if tiles.begin < tiles.stop:  # as in forward's _keys
         for t in tl.range(tiles.begin, tiles.stop, ROWS if TILES == "whole" or TILES == "masked" else 1):
             r = first_of(lists, t, TILES, ROWS)
