@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -122,6 +123,18 @@ def array(x: Tensor | None) -> Array:
     """The tensor as kernels take it. Never None: callers give tensors that the pass has."""
     assert x is not None
     return Array(x, *x.stride())
+
+
+def alignment(arguments: dict[str, Any]) -> int:
+    """The largest power of two up to 16 that divides the strides of all arrays, except those of columns."""
+    strides = (
+        stride
+        for x in arguments.values()
+        if isinstance(x, Array)
+        for size, stride in zip(x.at.shape, (x.batch, x.head, x.row), strict=False)
+        if size > 1
+    )
+    return math.gcd(16, *strides)
 
 
 class Run(NamedTuple):
