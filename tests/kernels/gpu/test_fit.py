@@ -123,7 +123,8 @@ for direction, tiles in ("forward", ForwardTiles(128, 64)), ("backward", Backwar
     for run in fit.runs(direction, sizes, "bfloat16", Launch("flash", tiles, 8, 3)):
         with fit._target(90):
             ptx = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings).asm["ptx"]
-        print(run.kernel.__name__, bool(re.search("cp.async.c[ag].shared", ptx)), bool(re.search(r"(ld|st).global.*b16", ptx)))
+        ahead, short = re.search("cp.async.c[ag].shared", ptx), re.search(r"(ld|st).global.*b16", ptx)
+        print(run.kernel.__name__, bool(ahead), bool(short))
 """
 
 
