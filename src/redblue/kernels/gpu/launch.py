@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ class Task:
     first: int | None = None  # query i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None
     mask: Mask | None = None  # None if it is a band
-    planes: Tensor | None = None  # int32 (batch, key heads): the plane of the mask that each stream sees
+    planes: Tensor | None = None  # int32 (batch, key heads), no stride 1: the plane of the mask of each stream
     first_row: int = 0  # this part's first row among all rows of all heads of the call: dropout counts from there
     cut_keys: int = 0  # unattended keys that were cut off behind the n_k keys of `sizes`
     dout: Tensor | None = None
@@ -123,6 +124,18 @@ def array(x: Tensor | None) -> Array:
     """The tensor as kernels take it. Never None: callers give tensors that the pass has."""
     assert x is not None
     return Array(x, *x.stride())
+
+
+def alignment(arguments: dict[str, Any]) -> int:
+    """The largest power of two up to 16 that divides the strides of all arrays, except those of columns."""
+    strides = (
+        stride
+        for x in arguments.values()
+        if isinstance(x, Array)
+        for size, stride in zip(x.at.shape, (x.batch, x.head, x.row), strict=False)
+        if size > 1
+    )
+    return math.gcd(16, *strides)
 
 
 class Run(NamedTuple):
