@@ -32,7 +32,6 @@ class Tile(NamedTuple):
     stages: int = 3
     parts: int = 2  # pieces in which a tile of P or dS is stored
     resident: int = 1  # programs of a multiprocessor that work through tiles; 0: a program for each tile
-    specialize: bool = False  # whether warps of their own load
 
 
 SCORES, SUMS = Tile(), Tile(stages=4)
@@ -117,6 +116,18 @@ class Call:
     def streams(self) -> int:
         return self.task.q.shape[0] * self.task.q.shape[1]
 
+    @property
+    def tall(self) -> int:
+        """Rows of the blocks of pairs that are computed whole."""
+        c = self.choice
+        return max(c.p.rows, (c.ds or c.p).rows, c.row.rows, c.key.depth)
+
+    @property
+    def long(self) -> int:
+        """Keys of the blocks of pairs that are computed whole."""
+        c = self.choice
+        return max(c.p.cols, (c.ds or c.p).cols, c.row.depth, c.key.rows)
+
     def places(self, streams: int) -> list[dict[str, int]]:
         """The heads of each launch."""
         return [
@@ -152,12 +163,11 @@ class Call:
         assert t
         per_pair, tiles = self._tiles(t)
         tiles *= place["streams"]
-        stored = described(to, t.rows, t.cols // t.parts)
         arguments = self.common | place | {
             "q": described(q, t.rows, t.depth),
             "k": described(k, t.cols, t.depth),
-            "p": stored if kind == "p" else described(p, t.rows, t.cols),
-            "ds": None if kind == "p" else stored,
+            "p": described(p, t.rows, t.cols // t.parts),
+            "ds": None if kind == "p" else described(to, t.rows, t.cols // t.parts),
             "level": level,
             "sums": sums,
             "delta": self.task.delta if kind == "ds" else None,
@@ -166,11 +176,12 @@ class Call:
             "GROUP": self.task.sizes.group,
             "ROWS": t.rows,
             "COLS": t.cols,
+            "TALL": self.tall,
+            "LONG": self.long,
             "SLICES": ceil_div(q.shape[-1], t.depth),
             "DEPTH": t.depth,
             "PARTS": t.parts,
             "FLATTEN": t.resident > 0,
-            "SPECIALIZE": t.specialize,
         }  # fmt: skip
         programs = min(tiles, t.resident * self.choice.multiprocessors) if t.resident else tiles
         return Run(score_tiles, (programs,), arguments, t.warps, t.stages)
@@ -191,6 +202,8 @@ class Call:
             "GROUP": task.sizes.group,
             "ROWS": t.rows,
             "COLS": t.cols,
+            "TALL": self.tall,
+            "LONG": self.long,
             "SLICES": ceil_div(task.sizes.d, t.depth),
             "SLICES_V": ceil_div(task.sizes.d_v, t.depth),
             "DEPTH": t.depth,
@@ -205,9 +218,9 @@ class Call:
         if not self.common["BAND"]:
             per_pair = ceil_div(sizes.n_k, t.cols)
             return per_pair, blocks * per_pair
-        tiles = [
-            ceil_div(max(0, min(sizes.n_k, min((b + 1) * t.rows, sizes.n_q) - 1 + end)), t.cols) for b in range(blocks)
-        ]
+        last = [min((b * t.rows // self.tall + 1) * self.tall, sizes.n_q) - 1 for b in range(blocks)]
+        keys = [ceil_div(max(0, min(sizes.n_k, row + end)), self.long) * self.long for row in last]
+        tiles = [ceil_div(min(sizes.n_k, x), t.cols) for x in keys]
         pairs = ceil_div(blocks, 2)
         per_pair = max(1, max(tiles[b] + tiles[blocks - 1 - b] for b in range(pairs)))
         return per_pair, pairs * per_pair
@@ -247,7 +260,7 @@ class Call:
             "KEYS": t.rows,
             "FEATURES": t.cols,
             "DEPTH": t.depth,
-            "EDGE": self.choice.p.rows,
+            "TALL": self.tall,
         }  # fmt: skip
         tiles = ceil_div(sizes.n_k, t.rows) * ceil_div(features, t.cols)
         return Run(key_sums, (tiles * place["streams"],), arguments, t.warps, t.stages)

@@ -9,10 +9,10 @@ import triton.language as tl
 
 from redblue.kernels.gpu.arrays import wide
 from redblue.kernels.gpu.scores import LN2, LOG2E, LOWEST
-from redblue.kernels.gpu.spilled.tma.tiles import PLACE, load_tile, multiply
+from redblue.kernels.gpu.spilled.tma.tiles import LAUNCH, load_tile, multiply
 
 
-@triton.jit(do_not_specialize=PLACE)
+@triton.jit(do_not_specialize=LAUNCH)
 def redo(
     q,
     k,

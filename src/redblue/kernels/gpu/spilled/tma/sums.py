@@ -9,10 +9,10 @@ import triton.language as tl
 
 from redblue.kernels.gpu.arrays import wide
 from redblue.kernels.gpu.scores import LN2
-from redblue.kernels.gpu.spilled.tma.tiles import PLACE, load_tile, multiply
+from redblue.kernels.gpu.spilled.tma.tiles import LAUNCH, load_tile, multiply
 
 
-@triton.jit(do_not_specialize=PLACE)
+@triton.jit(do_not_specialize=LAUNCH)
 def row_sums(
     spilled,
     other,
@@ -75,7 +75,7 @@ def row_sums(
     result.store([batch, head, row, f], acc.to(result.dtype).reshape(1, 1, ROWS, FEATURES))
 
 
-@triton.jit(do_not_specialize=PLACE)
+@triton.jit(do_not_specialize=LAUNCH)
 def key_sums(
     spilled,
     other,
@@ -92,11 +92,11 @@ def key_sums(
     KEYS: tl.constexpr,
     FEATURES: tl.constexpr,
     DEPTH: tl.constexpr,
-    EDGE: tl.constexpr,
+    TALL: tl.constexpr,
 ):
     """A tile of dV = P^T dO, or of dK = scale dS^T Q.
 
-    EDGE: rows of the tiles of P and dS; above the band, whole tiles were not written.
+    TALL: rows of the blocks that are written whole (tiles_of).
     """
     blocks, tiles = tl.cdiv(n_k, KEYS), tl.cdiv(features, FEATURES)
     program = tl.program_id(0) // tiles  # programs that share keys of P run at once
@@ -106,7 +106,7 @@ def key_sums(
     begin = 0
     if BAND:
         first = tl.maximum(key - end + 1, 0)
-        begin = tl.where(first < n_q, first // EDGE * EDGE, n_q)
+        begin = tl.where(first < n_q, first // TALL * TALL, n_q)
     acc = tl.zeros((KEYS, FEATURES), tl.float32)
     for row in tl.range(begin, n_q, DEPTH):
         b_spilled = spilled.load([local, row, key]).reshape(DEPTH, KEYS)

@@ -15,7 +15,8 @@ import triton.language as tl
 from redblue.kernels.gpu.arrays import INTERPRETED, wide
 from redblue.kernels.gpu.scores import LOG2E, load_lse
 
-PLACE = ("stream", "streams")  # arguments that change from launch to launch; no kernel is specialized on their values
+# Arguments that change from launch to launch, or from call to call; no kernel is specialized on their values
+LAUNCH = ("stream", "streams", "heads", "per_pair")
 
 
 @triton.jit
@@ -33,7 +34,10 @@ def load_tile(x, batch, head, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
-def block_of(t, blocks, per_pair, n_q, n_k, end, BAND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def block_of(
+    t, blocks, per_pair, n_q, n_k, end,
+    BAND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, TALL: tl.constexpr, LONG: tl.constexpr
+):  # fmt: skip
     """The block of rows and the block of keys of tile t of a stream.
 
     The last block of rows is paired with the first, the last but one with the second, and so on, because under a
@@ -41,8 +45,8 @@ def block_of(t, blocks, per_pair, n_q, n_k, end, BAND: tl.constexpr, ROWS: tl.co
     """
     if BAND:
         pair, t = t // per_pair, t % per_pair
-        own = tiles_of(blocks - 1 - pair, n_q, n_k, end, ROWS, COLS)
-        other = tiles_of(pair, n_q, n_k, end, ROWS, COLS)
+        own = tiles_of(blocks - 1 - pair, n_q, n_k, end, ROWS, COLS, TALL, LONG)
+        other = tiles_of(pair, n_q, n_k, end, ROWS, COLS, TALL, LONG)
         late = t >= own
         block = tl.where(late, pair, blocks - 1 - pair)
         col = tl.where(late, tl.minimum(t - own, other - 1), t)
@@ -52,13 +56,18 @@ def block_of(t, blocks, per_pair, n_q, n_k, end, BAND: tl.constexpr, ROWS: tl.co
 
 
 @triton.jit
-def tiles_of(block, n_q, n_k, end, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The number of blocks of keys that a block of rows attends under a band of keys 0 .. i + end - 1."""
-    keys = tl.minimum(n_k, tl.minimum((block + 1) * ROWS, n_q) - 1 + end)
-    return tl.cdiv(tl.maximum(keys, 0), COLS)
+def tiles_of(
+    block, n_q, n_k, end, ROWS: tl.constexpr, COLS: tl.constexpr, TALL: tl.constexpr, LONG: tl.constexpr
+):  # fmt: skip
+    """The number of blocks of keys that a block of rows attends under a band of keys 0 .. i + end - 1.
+
+    All tiles in one block of TALL rows x LONG keys are computed if any pair of it is attended, since it may be read.
+    """
+    keys = tl.minimum(n_k, tl.minimum((block * ROWS // TALL + 1) * TALL, n_q) - 1 + end)
+    return tl.cdiv(tl.minimum(n_k, tl.cdiv(tl.maximum(keys, 0), LONG) * LONG), COLS)
 
 
-@triton.jit(do_not_specialize=PLACE)
+@triton.jit(do_not_specialize=LAUNCH)
 def references(
     q,
     k,
@@ -95,7 +104,7 @@ def references(
     tl.store(reference + wide(local) * n_q + i_row, s, mask=i_row < n_q)
 
 
-@triton.jit(do_not_specialize=PLACE)
+@triton.jit(do_not_specialize=LAUNCH)
 def score_tiles(
     q,
     k,
@@ -117,11 +126,12 @@ def score_tiles(
     BAND: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    TALL: tl.constexpr,
+    LONG: tl.constexpr,
     SLICES: tl.constexpr,
     DEPTH: tl.constexpr,
     PARTS: tl.constexpr,
     FLATTEN: tl.constexpr,
-    SPECIALIZE: tl.constexpr,
 ):
     """Tiles of P or dS of the heads stream .. stream + streams - 1, written to p or ds (streams, rows, keys).
 
@@ -132,11 +142,9 @@ def score_tiles(
     blocks = tl.cdiv(n_q, ROWS)
     of_stream = (tl.cdiv(blocks, 2) if BAND else blocks) * per_pair
     key_blocks = tl.cdiv(n_k, COLS)
-    for t in tl.range(
-        tl.program_id(0), of_stream * streams, tl.num_programs(0), flatten=FLATTEN, warp_specialize=SPECIALIZE
-    ):
+    for t in tl.range(tl.program_id(0), of_stream * streams, tl.num_programs(0), flatten=FLATTEN):
         local = t // of_stream
-        block, key_block = block_of(t % of_stream, blocks, per_pair, n_q, n_k, end, BAND, ROWS, COLS)
+        block, key_block = block_of(t % of_stream, blocks, per_pair, n_q, n_k, end, BAND, ROWS, COLS, TALL, LONG)
         batch, head = (stream + local) // heads, (stream + local) % heads
         row, key = block * ROWS, key_block * COLS
         s = tl.zeros((ROWS, COLS), tl.float32)
@@ -164,12 +172,10 @@ def score_tiles(
             _store(p, x, local, row, key, PARTS)
         else:
             b_delta = tl.load(delta + wide(stream + local) * n_q + i_row, mask=m_row, other=0.0)
-            b_p = p.load([local, row, key]).reshape(ROWS, COLS)
-            x = tl.where(b_p == 0, 0.0, b_p.to(tl.float32) * (s - b_delta[:, None]))
-            _store(ds, x, local, row, key, PARTS)
+            _store_ds(p, ds, s - b_delta[:, None], local, row, key, PARTS)
 
 
-@triton.jit(do_not_specialize=PLACE)
+@triton.jit(do_not_specialize=LAUNCH)
 def p_and_ds(
     q,
     k,
@@ -191,6 +197,8 @@ def p_and_ds(
     BAND: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    TALL: tl.constexpr,
+    LONG: tl.constexpr,
     SLICES: tl.constexpr,
     SLICES_V: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -201,7 +209,7 @@ def p_and_ds(
     of_stream = (tl.cdiv(blocks, 2) if BAND else blocks) * per_pair
     t = tl.program_id(0)
     local = t // of_stream
-    block, key_block = block_of(t % of_stream, blocks, per_pair, n_q, n_k, end, BAND, ROWS, COLS)
+    block, key_block = block_of(t % of_stream, blocks, per_pair, n_q, n_k, end, BAND, ROWS, COLS, TALL, LONG)
     batch, head = (stream + local) // heads, (stream + local) % heads
     row, key = block * ROWS, key_block * COLS
     i_row = row + tl.arange(0, ROWS)
@@ -229,6 +237,20 @@ def p_and_ds(
     b_delta = tl.load(delta + rows, mask=m_row, other=0.0)
     s = tl.where(b_p == 0, 0.0, b_p.to(tl.float32) * (s - b_delta[:, None]))
     _store(ds, s, local, row, key, PARTS)
+
+
+@triton.jit
+def _store_ds(p, ds, x, local, row, key, PARTS: tl.constexpr):
+    """Store P times x, 0 where P is 0, piece by piece."""
+    ROWS: tl.constexpr = x.shape[0]
+    COLS: tl.constexpr = x.shape[1]
+    if PARTS == 1:
+        b_p = p.load([local, row, key]).reshape(ROWS, COLS)
+        _store(ds, tl.where(b_p == 0, 0.0, b_p.to(tl.float32) * x), local, row, key, 1)
+    else:
+        left, right = x.reshape(ROWS, 2, COLS // 2).permute(0, 2, 1).split()
+        _store_ds(p, ds, left, local, row, key, PARTS // 2)
+        _store_ds(p, ds, right, local, row, key + COLS // 2, PARTS // 2)
 
 
 @triton.jit
