@@ -7,6 +7,7 @@ crashes costs one row. Rows are appended to --out as they come. --compile compil
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -176,7 +177,7 @@ def runs_of(job: Job, task: Task) -> tuple[list[Run], list[Run]]:
     if job.what in ("forward", "backward"):
         return (ahead if job.direction == "backward" else []) + last, last
     kernel = {"p": "score_tiles", "ds": "score_tiles", "row": "row_sums", "key": "key_sums", "both": "p_and_ds"}
-    chosen = [x for x in last if x.kernel.__name__ == kernel[job.what] and x.arguments.get("KIND", job.what) == job.what]
+    chosen = [x for x in last if (x.kernel.__name__, x.arguments.get("KIND", job.what)) == (kernel[job.what], job.what)]
     if job.what == "key":
         chosen = chosen[::2]  # dV
     return (ahead if job.direction == "backward" else []) + last, chosen
@@ -375,12 +376,9 @@ def compile_all(jobs: list[Job], seconds: float, workers: int) -> None:
     jobs = [job for job in jobs if job.choice]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         results = [(job, pool.apply_async(compiled, (job,))) for job in jobs]
-        for job, result in results:
-            try:
+        with contextlib.suppress(multiprocessing.TimeoutError):
+            for job, result in results:
                 print("compiled", json.dumps(job.row), result.get(max(0.0, stop - time.monotonic())), flush=True)
-            except multiprocessing.TimeoutError:
-                print("not compiled in time", flush=True)
-                return
 
 
 def best_of(rows: list[tuple[Job, dict[str, Any]]]) -> tuple[Choice, Tile | None]:

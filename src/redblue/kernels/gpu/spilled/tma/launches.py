@@ -1,4 +1,4 @@
-"""The launches of the spilling schedules with TMA: forward and backward of plain scores under no mask or a causal band."""
+"""The launches of the spilling schedules with TMA, for plain scores under no mask or a causal band."""
 
 from __future__ import annotations
 
