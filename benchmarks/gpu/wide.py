@@ -134,6 +134,11 @@ def call_jobs(best: Choice, both: Tile | None) -> Iterator[Job]:
         yield Job("backward", best, causal=causal, direction="backward")
         if fused:
             yield Job("backward", fused, causal=causal, direction="backward", title="P and dS in one kernel")
+    yield Job("backward", best, d=256, direction="backward")
+    if fused:
+        yield Job("backward", fused, d=256, direction="backward", title="P and dS in one kernel")
+    yield Job("forward", best, d=1024)
+    yield Job("unfused", d=1024)
     for name in ("unfused", "efficient", "math"):
         yield Job(name)
         yield Job(name, direction="backward")
@@ -143,7 +148,8 @@ def call_jobs(best: Choice, both: Tile | None) -> Iterator[Job]:
     yield Job("efficient", causal=True)
     yield Job("efficient", causal=True, direction="backward")
     for d, d_v in ((1024, 1024), (320, 320), (576, 512)):
-        yield Job("forward", best, d=d, d_v=d_v)
+        if d < 1024:
+            yield Job("forward", best, d=d, d_v=d_v)
         yield Job("backward", best, d=d, d_v=d_v, direction="backward")
 
 
