@@ -52,7 +52,7 @@ def forward(task: Task, choice: Choice) -> list[Run]:
     """The launches that write task.out and task.lse."""
     call = Call.of(without_unattended_keys(task), choice)
     task, sizes, t = call.task, call.task.sizes, choice.p
-    streams = min(choice.streams, call.streams)
+    streams = call.at_once
     p = call.spilled(streams)
     level = task.lse.new_empty(streams, sizes.n_q)
     sums = task.lse.new_empty(streams, ceil_div(sizes.n_k, t.cols), sizes.n_q)
@@ -73,7 +73,7 @@ def backward(task: Task, choice: Choice) -> list[Run]:
     """The launches that write task.delta, dq, dk and dv."""
     call = Call.of(without_unattended_keys(task), choice)
     task = call.task
-    streams = min(choice.streams, call.streams)
+    streams = call.at_once
     p, ds = call.spilled(streams), call.spilled(streams)
     runs = [call.deltas()]
     for place in call.places(streams):
@@ -115,6 +115,12 @@ class Call:
     @property
     def streams(self) -> int:
         return self.task.q.shape[0] * self.task.q.shape[1]
+
+    @property
+    def at_once(self) -> int:
+        """The heads of a launch: all those that share a key head, or several times as many."""
+        group = self.task.sizes.group
+        return min(ceil_div(self.choice.streams, group) * group, self.streams)
 
     @property
     def tall(self) -> int:
@@ -257,13 +263,14 @@ class Call:
             "other": described(other, t.depth, t.cols),
             "result": described(result, t.rows, t.cols),
             "features": features,
+            "GROUP": sizes.group,
             "KEYS": t.rows,
             "FEATURES": t.cols,
             "DEPTH": t.depth,
             "TALL": self.tall,
         }  # fmt: skip
         tiles = ceil_div(sizes.n_k, t.rows) * ceil_div(features, t.cols)
-        return Run(key_sums, (tiles * place["streams"],), arguments, t.warps, t.stages)
+        return Run(key_sums, (tiles * place["streams"] // sizes.group,), arguments, t.warps, t.stages)
 
     def redo(self, flags: Tensor, place: Any) -> Run:
         task, sizes, rows, depth, features = self.task, self.task.sizes, self.choice.row.rows, 64, 128

@@ -88,28 +88,32 @@ def key_sums(
     n_k,
     features,
     end,
+    GROUP: tl.constexpr,
     BAND: tl.constexpr,
     KEYS: tl.constexpr,
     FEATURES: tl.constexpr,
     DEPTH: tl.constexpr,
     TALL: tl.constexpr,
 ):
-    """A tile of dV = P^T dO, or of dK = scale dS^T Q.
+    """A tile of dV = P^T dO, or of dK = scale dS^T Q, summed over the heads that share a key head.
 
     TALL: rows of the blocks that are written whole (tiles_of).
     """
     blocks, tiles = tl.cdiv(n_k, KEYS), tl.cdiv(features, FEATURES)
     program = tl.program_id(0) // tiles  # programs that share keys of P run at once
-    local, block = program // blocks, program % blocks
+    local, block = program // blocks * GROUP, program % blocks
     batch, head = (stream + local) // heads, (stream + local) % heads
     key, f = block * KEYS, tl.program_id(0) % tiles * FEATURES
     begin = 0
     if BAND:
         first = tl.maximum(key - end + 1, 0)
         begin = tl.where(first < n_q, first // TALL * TALL, n_q)
+    steps = tl.cdiv(n_q - begin, DEPTH)
     acc = tl.zeros((KEYS, FEATURES), tl.float32)
-    for row in tl.range(begin, n_q, DEPTH):
-        b_spilled = spilled.load([local, row, key]).reshape(DEPTH, KEYS)
-        acc = multiply(b_spilled.T, load_tile(other, batch, head, row, f, DEPTH, FEATURES), acc)
+    for t in tl.range(0, GROUP * steps):
+        shared = t // steps if GROUP > 1 else 0
+        row = begin + (t - shared * steps) * DEPTH
+        b_spilled = spilled.load([local + shared, row, key]).reshape(DEPTH, KEYS)
+        acc = multiply(b_spilled.T, load_tile(other, batch, head + shared, row, f, DEPTH, FEATURES), acc)
     acc = acc * scale
-    result.store([batch, head, key, f], acc.to(result.dtype).reshape(1, 1, KEYS, FEATURES))
+    result.store([batch, head // GROUP, key, f], acc.to(result.dtype).reshape(1, 1, KEYS, FEATURES))
