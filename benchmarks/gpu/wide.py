@@ -26,8 +26,8 @@ import typer
 
 from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu.launch import Run, Task
+from redblue.kernels.gpu.planning.by_tma import Choice, Tile
 from redblue.kernels.gpu.spilled.tma import launches
-from redblue.kernels.gpu.spilled.tma.launches import Choice, Tile
 
 N, HEADS, SMALL, DTYPE = 8192, 32, 784, "bfloat16"  # SMALL is no multiple of a tile, but of 16, as Triton specializes
 WORST = 0.02  # relative error; bfloat16's products have 0.005 to 0.01

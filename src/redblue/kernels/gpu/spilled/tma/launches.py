@@ -3,49 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.launch import Run, Task, array
-from redblue.kernels.gpu.spilled.backward import deltas
+from redblue.kernels.gpu.launch import Run, Task
+from redblue.kernels.gpu.planning.by_tma import Choice, Tile
+from redblue.kernels.gpu.spilled.deltas import deltas_run
 from redblue.kernels.gpu.spilled.tma.redo import redo
 from redblue.kernels.gpu.spilled.tma.sums import key_sums, row_sums
 from redblue.kernels.gpu.spilled.tma.tiles import p_and_ds, references, score_tiles
 from redblue.kernels.gpu.spilled.unattended import without_unattended_keys
 
 ALIGNED = 8  # numbers of 16 bits: descriptors take strides of whole 16 bytes
+DELTA_ROWS = 32
 FIRST_KEYS = 64  # keys among which a row's reference is sought
 LIMITS = {torch.bfloat16: 2.0**100, torch.float16: 2.0**15}  # of a tile's row sums of P, in P's type
-
-
-class Tile(NamedTuple):
-    """How a product is tiled: rows x cols of the result, in slices of depth, and Triton's settings."""
-
-    rows: int = 128
-    cols: int = 256
-    depth: int = 64
-    warps: int = 8
-    stages: int = 3
-    parts: int = 2  # pieces in which a tile of P or dS is stored
-    resident: int = 1  # programs of a multiprocessor that work through tiles; 0: a program for each tile
-
-
-SCORES, SUMS = Tile(), Tile(stages=4)
-
-
-class Choice(NamedTuple):
-    """A launch of these kernels: the tiles of each product, and the heads whose P is in memory at once."""
-
-    p: Tile = SCORES
-    ds: Tile | None = SCORES  # None: one kernel computes P and dS, in the tiles of p
-    row: Tile = SUMS  # P V, or dS K
-    key: Tile = SUMS  # P^T dO and dS^T Q
-    streams: int = 4
-    multiprocessors: int = 132
 
 
 def forward(task: Task, choice: Choice) -> list[Run]:
@@ -75,7 +50,7 @@ def backward(task: Task, choice: Choice) -> list[Run]:
     task = call.task
     streams = call.at_once
     p, ds = call.spilled(streams), call.spilled(streams)
-    runs = [call.deltas()]
+    runs = [deltas_run(task, DELTA_ROWS, 4, 2)]
     for place in call.places(streams):
         if choice.ds is None:
             runs.append(call.both(p, ds, place))
@@ -163,7 +138,7 @@ class Call:
         return Run(references, (ceil_div(sizes.n_q, rows) * place["streams"],), arguments, 4, 3)
 
     def tiles(
-        self, kind: str, q: Tensor, k: Tensor, p: Tensor, to: Tensor, level: Tensor, sums: Tensor | None, place: Any
+        self, kind: str, q: Any, k: Any, p: Tensor, to: Tensor, level: Tensor, sums: Tensor | None, place: Any
     ) -> Run:
         t = self.choice.p if kind == "p" else self.choice.ds
         assert t
@@ -292,24 +267,10 @@ class Call:
         tiles = ceil_div(sizes.n_q, rows) * ceil_div(sizes.d_v, features)
         return Run(redo, (tiles * place["streams"],), arguments, 8, 2)
 
-    def deltas(self) -> Run:
-        task, sizes, rows = self.task, self.task.sizes, 32
-        arguments = {
-            "out": array(task.out),
-            "dout": array(task.dout),
-            "dlse": task.dlse,
-            "delta": task.delta,
-            "n_q": sizes.n_q,
-            "kv_heads": sizes.kv_heads,
-            "d_v": sizes.d_v,
-            "GROUP": sizes.group,
-            "ROWS": rows,
-            "DEPTH": 64,
-            "WIDE": task.wide,
-        }
-        return Run(deltas, (ceil_div(task.rows, rows) * task.streams,), arguments, 4, 2)
 
-
-def described(x: Any, rows: int, cols: int) -> TensorDescriptor:
+def described(x: Any, rows: int, cols: int) -> Any:
     """A descriptor of tiles rows x cols of the last two dimensions."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1] * (x.dim() - 2) + [rows, cols])
+    from triton.tools.tensor_descriptor import TensorDescriptor  # which Triton 3.3 lacks
+
+    strides = [stride if size > 1 else ALIGNED for size, stride in zip(x.shape, x.stride(), strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides[:-1], 1], [1] * (x.dim() - 2) + [rows, cols])
