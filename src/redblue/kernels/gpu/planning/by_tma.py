@@ -30,11 +30,10 @@ class Tile(NamedTuple):
     parts: int = 2  # pieces in which a tile of P or dS is stored
     resident: int = 1  # programs of a multiprocessor that work through tiles; 0: a program for each tile
 
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a program: slices that arrive ahead, and the pieces of P and dS that are stored."""
-        pieces = 2 * self.rows * self.cols // self.parts
-        return 2 * (self.stages * (self.rows + self.cols) * self.depth + pieces) + SLACK
+    def shared_bytes(self, pieces: int) -> int:
+        """Shared memory of a program: slices that arrive ahead, and so many pieces of 16-bit results."""
+        slices = self.stages * (self.rows + self.cols) * self.depth
+        return 2 * (slices + pieces * (self.rows * self.cols // self.parts)) + SLACK
 
 
 SCORES, SUMS = Tile(), Tile(stages=4)
@@ -83,5 +82,6 @@ def _enough(sizes: Sizes, card: Card) -> int:
 
 
 def largest_bytes(choice: Choice) -> int:
-    """The most shared memory that one of its kernels takes."""
-    return max(tile.shared_bytes for tile in (choice.p, choice.ds, choice.row, choice.key) if tile)
+    """The most shared memory that one of its kernels takes. dS is stored from pieces of P; sums reuse their slices."""
+    scores = choice.p.shared_bytes(1), (choice.ds or choice.p).shared_bytes(2)
+    return max(*scores, choice.row.shared_bytes(0), choice.key.shared_bytes(0))
