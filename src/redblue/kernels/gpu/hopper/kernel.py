@@ -256,7 +256,7 @@ def consume_tiles(
 
         state = acc, p, row_max, row_sum
         rest = high - 1
-        if MASKED:
+        if END:
             begin = gl.minimum(rest, full_high)
             uses, state = add_tiles(
                 begin, rest, uses, state, my_q, k_tiles, v_tiles, k_filled, k_free, v_filled, v_free, turns,
