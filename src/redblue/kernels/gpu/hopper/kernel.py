@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its older name
 LOADER_REGISTERS = gl.constexpr(24)
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
@@ -95,7 +96,7 @@ def load_tiles(
         for c in gl.static_range(CONSUMERS):
             mbarrier.wait(q_free.index(c), (turn & 1) ^ 1)
             mbarrier.expect(q_filled.index(c), q_map.block_type.nbytes)
-            tma.async_copy_global_to_shared(
+            copy_tile(
                 q_map, [batch, (row + c * EDGE) // PACK, head * PACK, 0], q_filled.index(c), q_tile.index(c)
             )
         for i in range(high - low + 1):
@@ -104,7 +105,7 @@ def load_tiles(
                 stage, parity = use % STAGES, (use // STAGES) & 1
                 mbarrier.wait(k_free.index(stage), parity ^ 1)
                 mbarrier.expect(k_filled.index(stage), k_map.block_type.nbytes)
-                tma.async_copy_global_to_shared(
+                copy_tile(
                     k_map, [batch, (high - 1 - i) * COLS, key_head, 0], k_filled.index(stage), k_tiles.index(stage)
                 )
             if i > 0:
@@ -112,7 +113,7 @@ def load_tiles(
                 stage, parity = use % STAGES, (use // STAGES) & 1
                 mbarrier.wait(v_free.index(stage), parity ^ 1)
                 mbarrier.expect(v_filled.index(stage), v_map.block_type.nbytes)
-                tma.async_copy_global_to_shared(
+                copy_tile(
                     v_map, [batch, (high - i) * COLS, key_head, 0], v_filled.index(stage), v_tiles.index(stage)
                 )
         uses += high - low
