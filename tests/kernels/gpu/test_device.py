@@ -377,7 +377,7 @@ def test_kernels_run_on_the_current_stream():
 def test_a_device_that_is_not_the_current_one():
     q = normal(1, 2, N_Q, 64, device="cuda:1")
     assert torch.cuda.current_device() == 0
-    check(q, q.detach().requires_grad_(), q.detach().requires_grad_(), mask=MASKS["blocks"])
+    check(q, q.detach().requires_grad_(), q.detach().requires_grad_(), mask=rb.Mask.blocks(BLOCK_LAYOUT[:, :8], 64))
     assert torch.cuda.current_device() == 0
 
 
