@@ -28,7 +28,8 @@ P, SUM = Tile(32, 64, 32, 4, 2, 2, 1), Tile(32, 32, 32, 4, 2)
 SMALL = Choice(P, P, SUM, SUM, streams=2, multiprocessors=3)
 TALL = Choice(Tile(64, 64, 32, 4, 2, 1, 0), Tile(32, 128, 32, 4, 2, 4), Tile(128, 32, 32), Tile(64, 32, 64), 3, 2)
 FUSED = SMALL._replace(ds=None)
-choices = pytest.mark.parametrize("choice", [SMALL, TALL, FUSED], ids=["small", "tall", "fused"])
+EARLY = SMALL._replace(ds=P._replace(resident=0, early=True))
+choices = pytest.mark.parametrize("choice", [SMALL, TALL, FUSED, EARLY], ids=["small", "tall", "fused", "early"])
 BANDS = [rb.Mask.full(), rb.Mask.causal(), rb.Mask.causal(align="bottom-right"), rb.Mask.sliding_window(None, 9)]
 
 
