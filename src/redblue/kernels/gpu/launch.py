@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import Array
-from redblue.kernels.gpu.mask_lists import Lists, Plane, first_plane, lists
+from redblue.kernels.gpu.mask_lists import LISTS, Lists, first_plane, lists
 from redblue.kernels.gpu.planning.device import in_use
 from redblue.kernels.gpu.scores import Scores, is_plain, scores_of
 from redblue.kernels.options import Options
@@ -51,7 +52,7 @@ class Task:
     first: int | None = None  # query i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None
     mask: Mask | None = None  # None if it is a band
-    planes: Tensor | None = None  # int32 (batch, key heads): the plane of the mask that each stream sees
+    planes: Tensor | None = None  # int32 (batch, key heads), no stride 1: the plane of the mask of each stream
     first_row: int = 0  # this part's first row among all rows of all heads of the call: dropout counts from there
     cut_keys: int = 0  # unattended keys that were cut off behind the n_k keys of `sizes`
     dout: Tensor | None = None
@@ -118,8 +119,9 @@ class Task:
         sizes = self.sizes
         result = lists(self.mask, sizes.n_q, sizes.n_k, sizes.group, rows, cols, by, self.q.device, span)
         planes = first_plane(self.q.device) if self.planes is None else self.planes
-        in_use((*result[1:], planes))
-        return result._replace(planes=Plane(planes, *planes.stride()))
+        batch, head = planes.stride()
+        in_use((*result[LISTS], planes))
+        return result._replace(planes=planes, plane_batch=batch, plane_head=head)
 
     @property
     def wide(self) -> bool:
@@ -148,6 +150,18 @@ def array(x: Tensor | None) -> Array:
     """The tensor as kernels take it. Never None: callers give tensors that the pass has."""
     assert x is not None
     return Array(x, *x.stride())
+
+
+def alignment(arguments: dict[str, Any]) -> int:
+    """The largest power of two up to 16 that divides the strides of all arrays, except those of columns."""
+    strides = (
+        stride
+        for x in arguments.values()
+        if isinstance(x, Array)
+        for size, stride in zip(x.at.shape, (x.batch, x.head, x.row), strict=False)
+        if size > 1
+    )
+    return math.gcd(16, *strides)
 
 
 class Run(NamedTuple):
