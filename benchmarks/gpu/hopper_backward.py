@@ -51,22 +51,23 @@ class Variant(NamedTuple):
 
     def runs(self, task: Gradients) -> list[Run]:
         if self.kind == "gluon":
-            return hopper_runs(task, self.rows, self.cols)
+            return hopper_runs(task, self.rows, self.cols, self.stages)
         return fused_runs(task, FusedLaunch(self.rows, self.cols, self.warps, self.stages))
 
 
 # The most important first; (d, variant)
 PLANNED = [
     (128, Variant("gluon", 64, 128)),
-    (128, Variant("triton", 64, 128, 8, 2)),
-    (64, Variant("gluon", 64, 128)),
-    (64, Variant("gluon", 128, 128)),
-    (64, Variant("triton", 64, 128, 8, 2)),
     (128, Variant("triton", 64, 128, 8, 3)),
+    (64, Variant("gluon", 128, 128)),
+    (64, Variant("gluon", 64, 128)),
+    (256, Variant("gluon", 64, 64)),
+    (128, Variant("gluon", 64, 128, stages=3)),
+    (64, Variant("triton", 64, 128, 8, 3)),
+    (64, Variant("gluon", 128, 128, stages=3)),
+    (128, Variant("triton", 64, 128, 8, 2)),
     (64, Variant("triton", 64, 64, 4, 2)),
     (256, Variant("triton", 32, 64, 8, 2)),
-    (128, Variant("triton", 128, 64, 8, 1)),
-    (64, Variant("triton", 128, 64, 4, 2)),
 ]
 
 

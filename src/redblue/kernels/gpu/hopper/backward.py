@@ -33,7 +33,6 @@ from redblue.kernels.gpu.flash.fused import Gradients, finish_run, prepare_run, 
 from redblue.kernels.gpu.launch import Run
 
 LOG2E = gl.constexpr(1.4426950408889634)
-STAGES = gl.constexpr(2)  # tiles of queries, and of dout, in shared memory at once
 SECTION = gl.constexpr(4)  # key heads whose rows and sums are used at the same time, so that they stay in L2
 
 
@@ -60,10 +59,13 @@ class Place(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """Tiles in shared memory, and the barriers that tell when they are full and empty."""
+    """Tiles that stream by, in shared memory, and barriers that tell when a stage is full and when it is empty."""
 
-    tiles: Any
-    full: Any
+    q: Any
+    stats: Any
+    dout: Any
+    q_full: Any
+    dout_full: Any
     empty: Any
 
 
@@ -72,8 +74,8 @@ class Stay(NamedTuple):
 
     k: Any
     v: Any
+    p: Any  # tiles of probabilities, if warpgroups share them, and of dS
     ds: Any
-    stats: Any
     scale: Any
     sums: Any  # pointer to the sums of dQ
     padded: Any
@@ -119,8 +121,9 @@ def _row(place, t, ROWS: gl.constexpr):
 
 @gluon.jit
 def _load(
-    q_desc, dout_desc, stats_desc, k_desc, v_desc, place, k_tile, v_tile, keys_full, q_ring, dout_ring, stats, padded,
+    q_desc, dout_desc, stats_desc, k_desc, v_desc, place, k_tile, v_tile, keys_full, ring, padded,
     GROUP: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, D: gl.constexpr, D_V: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """The warp that asks for tiles."""
     mbarrier.expect(keys_full, COLS * (D + D_V) * 2)
@@ -132,15 +135,15 @@ def _load(
         for t in range(place.tiles):
             row = _row(place, t, ROWS)
             stage, phase = count % STAGES, (count // STAGES) & 1
-            full = q_ring.full.index(stage)
-            mbarrier.wait(q_ring.empty.index(stage), phase ^ 1)
+            full = ring.q_full.index(stage)
+            mbarrier.wait(ring.empty.index(stage), phase ^ 1)
             mbarrier.expect(full, ROWS * D * 2 + 2 * ROWS * 4)
-            tma.async_copy_global_to_shared(q_desc, [place.batch, head, row, 0], full, q_ring.tiles.index(stage))
+            tma.async_copy_global_to_shared(q_desc, [place.batch, head, row, 0], full, ring.q.index(stage))
             at = ((place.stream * GROUP + member) * padded + row) * 2
-            tma.async_copy_global_to_shared(stats_desc, [at], full, stats.index(stage))
-            full = dout_ring.full.index(stage)
+            tma.async_copy_global_to_shared(stats_desc, [at], full, ring.stats.index(stage))
+            full = ring.dout_full.index(stage)
             mbarrier.expect(full, ROWS * D_V * 2)
-            tma.async_copy_global_to_shared(dout_desc, [place.batch, head, row, 0], full, dout_ring.tiles.index(stage))
+            tma.async_copy_global_to_shared(dout_desc, [place.batch, head, row, 0], full, ring.dout.index(stage))
             count += 1
 
 
@@ -152,30 +155,40 @@ def _mma(lines, columns):
 
 
 @gluon.jit
+def _scores(left, right, LAYOUT: gl.constexpr):
+    """The product of a block of keys, or values, and a tile of rows, under way."""
+    LINES: gl.constexpr = left.shape[0]
+    COLUMNS: gl.constexpr = right.shape[0]
+    zeros = gl.zeros([LINES, COLUMNS], gl.float32, LAYOUT)
+    return warpgroup_mma(left, right.permute([1, 0]), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
 def _add(
-    MASKED: gl.constexpr, place, member, begin, stop, count, dk, dv, stay, q_ring, dout_ring,
+    MASKED: gl.constexpr, place, member, begin, stop, count, dk, dv, stay, ring,
     GROUP: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, D: gl.constexpr, D_V: gl.constexpr,
+    STAGES: gl.constexpr,
     BY_KEYS: gl.constexpr, BY_ROWS: gl.constexpr, OF_DK: gl.constexpr, OF_DV: gl.constexpr,
 ):  # fmt: skip
-    """Add tiles begin .. stop - 1 of one head to dK, dV and the sums of dQ. The last product of dK stays under way.
+    """Add tiles begin .. stop - 1 of one head to dK, dV and the sums of dQ.
 
     BY_KEYS, BY_ROWS, OF_DK, OF_DV: layouts of scores (keys, rows), of dQ, dK and dV.
     """
     ELEMENT: gl.constexpr = stay.k.dtype
+    SHARED: gl.constexpr = COLS < 128  # each warpgroup needs all probabilities and all of dS
     band = stay.band
     numbers = (place.stream * GROUP + member) * stay.padded
     for t in range(begin, stop):
         row = _row(place, t, ROWS)
         stage, phase = count % STAGES, (count // STAGES) & 1
-        mbarrier.wait(q_ring.full.index(stage), phase)
-        q = q_ring.tiles.index(stage).reshape([ROWS, D])
-        zeros = gl.zeros([COLS, ROWS], gl.float32, BY_KEYS)
-        s = warpgroup_mma(stay.k, q.permute([1, 0]), zeros, use_acc=False, is_async=True)
-        mbarrier.wait(dout_ring.full.index(stage), phase)
-        dout = dout_ring.tiles.index(stage).reshape([ROWS, D_V])
-        dp = warpgroup_mma(stay.v, dout.permute([1, 0]), zeros, use_acc=False, is_async=True)
+        q = ring.q.index(stage).reshape([ROWS, D])
+        mbarrier.wait(ring.q_full.index(stage), phase)
+        s = _scores(stay.k, q, BY_KEYS)
+        mbarrier.wait(ring.dout_full.index(stage), phase)
+        dout = ring.dout.index(stage).reshape([ROWS, D_V])
+        dp = _scores(stay.v, dout, BY_KEYS)
         s = warpgroup_mma_wait(1, deps=[s])
-        stats = stay.stats.index(stage)
+        stats = ring.stats.index(stage)
         lse = stats.slice(0, ROWS).load(gl.SliceLayout(0, BY_KEYS))
         p = gl.exp2(s * stay.scale - lse[None, :])
         if MASKED:
@@ -188,8 +201,13 @@ def _add(
                 attends &= i_key[:, None] < (i_row + band.end)[None, :]
             p = gl.where(attends, p, 0.0)
         p16 = p.to(ELEMENT)
-        p_left = gl.convert_layout(p16, gl.DotOperandLayout(0, OF_DV, 2))
-        dv = warpgroup_mma(p_left, dout, dv, is_async=True)
+        if SHARED:
+            stay.p.store(p16)
+            fence_async_shared()
+            dv = warpgroup_mma(stay.p, dout, dv, is_async=True)
+        else:
+            p_left = gl.convert_layout(p16, gl.DotOperandLayout(0, OF_DV, 2))
+            dv = warpgroup_mma(p_left, dout, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])
         delta = stats.slice(ROWS, ROWS).load(gl.SliceLayout(0, BY_KEYS))
         ds = (p16.to(gl.float32) * (dp - delta[None, :])).to(ELEMENT)
@@ -197,8 +215,11 @@ def _add(
         fence_async_shared()
         zeros_dq = gl.zeros([ROWS, D], gl.float32, BY_ROWS)
         dq = warpgroup_mma(stay.ds.permute([1, 0]), stay.k, zeros_dq, use_acc=False, is_async=True)
-        ds_left = gl.convert_layout(ds, gl.DotOperandLayout(0, OF_DK, 2))
-        dk = warpgroup_mma(ds_left, q, dk, is_async=True)
+        if SHARED:
+            dk = warpgroup_mma(stay.ds, q, dk, is_async=True)
+        else:
+            ds_left = gl.convert_layout(ds, gl.DotOperandLayout(0, OF_DK, 2))
+            dk = warpgroup_mma(ds_left, q, dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
         # Each thread's four neighbours, and each warp's, lie side by side in the sums
         parts = gl.reshape(dq, [ROWS // 16, 2, 8, D // 8, 4, 2])
@@ -207,15 +228,16 @@ def _add(
         gl.atomic_add(stay.sums + at + gl.arange(0, ROWS * D, layout=parts.type.layout), parts, sem="relaxed")
         dk = warpgroup_mma_wait(0, deps=[dk])
         gl.thread_barrier()
-        mbarrier.arrive(q_ring.empty.index(stage), count=1)
+        mbarrier.arrive(ring.empty.index(stage), count=1)
         count += 1
     return dk, dv, count
 
 
 @gluon.jit
 def _multiply(
-    dk_desc, dv_desc, place, k_tile, v_tile, keys_full, stay, q_ring, dout_ring, dk_scale, TAIL: gl.constexpr,
+    dk_desc, dv_desc, place, k_tile, v_tile, keys_full, stay, ring, dk_scale, TAIL: gl.constexpr,
     GROUP: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, D: gl.constexpr, D_V: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply."""
     BY_KEYS: gl.constexpr = _mma(COLS, ROWS)
@@ -229,17 +251,17 @@ def _multiply(
     for member in range(GROUP):
         if stay.band.end is not None or TAIL:
             dk, dv, count = _add(
-                True, place, member, 0, place.leading, count, dk, dv, stay, q_ring, dout_ring,
-                GROUP, ROWS, COLS, D, D_V, BY_KEYS, BY_ROWS, OF_DK, OF_DV
+                True, place, member, 0, place.leading, count, dk, dv, stay, ring,
+                GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
             )  # fmt: skip
         dk, dv, count = _add(
-            False, place, member, place.leading, place.leading + place.whole, count, dk, dv, stay, q_ring, dout_ring,
-            GROUP, ROWS, COLS, D, D_V, BY_KEYS, BY_ROWS, OF_DK, OF_DV
+            False, place, member, place.leading, place.leading + place.whole, count, dk, dv, stay, ring,
+            GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
         )  # fmt: skip
         if stay.band.first is not None:
             dk, dv, count = _add(
-                True, place, member, place.leading + place.whole, place.tiles, count, dk, dv, stay, q_ring, dout_ring,
-                GROUP, ROWS, COLS, D, D_V, BY_KEYS, BY_ROWS, OF_DK, OF_DV
+                True, place, member, place.leading + place.whole, place.tiles, count, dk, dv, stay, ring,
+                GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
             )  # fmt: skip
     gl.thread_barrier()  # until then another warpgroup may read the keys
     k_tile.reshape([COLS, D]).store((dk * dk_scale).to(stay.k.dtype))
@@ -271,6 +293,7 @@ def hopper_backward(
     COLS: gl.constexpr,
     D: gl.constexpr,
     D_V: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
     """dK and dV of a block of COLS keys, and its part of dQ, added to the sums. TAIL: whether a block may be partial.
 
@@ -285,30 +308,32 @@ def hopper_backward(
     stats = gl.allocate_shared_memory(gl.float32, [STAGES] + stats_desc.block_shape, stats_desc.layout)  # noqa: RUF005
     OF_DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLS, ROWS], ELEMENT)
     ds = gl.allocate_shared_memory(ELEMENT, [COLS, ROWS], OF_DS)
+    p = ds
+    if COLS < 128:
+        p = gl.allocate_shared_memory(ELEMENT, [COLS, ROWS], OF_DS)
     keys_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     dout_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    dout_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mbarrier.init(keys_full, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
         mbarrier.init(dout_full.index(i), count=1)
-        mbarrier.init(dout_empty.index(i), count=1)
     fence_async_shared()
+    gl.thread_barrier()
     place = _place(band, n_q, kv_heads, ROWS, COLS)
-    q_ring, dout_ring = Ring(q_tiles, q_full, q_empty), Ring(dout_tiles, dout_full, dout_empty)
-    stay = Stay(k_tile.reshape([COLS, D]), v_tile.reshape([COLS, D_V]), ds, stats, scale * LOG2E, sums, padded, band)
+    ring = Ring(q_tiles, stats, dout_tiles, q_full, dout_full, empty)
+    stay = Stay(k_tile.reshape([COLS, D]), v_tile.reshape([COLS, D_V]), p, ds, scale * LOG2E, sums, padded, band)
     gl.warp_specialize(
         [
             (_multiply, (
-                dk_desc, dv_desc, place, k_tile, v_tile, keys_full, stay, q_ring, dout_ring, scale, TAIL,
-                GROUP, ROWS, COLS, D, D_V,
+                dk_desc, dv_desc, place, k_tile, v_tile, keys_full, stay, ring, scale, TAIL,
+                GROUP, ROWS, COLS, D, D_V, STAGES,
             )),
             (_load, (
-                q_desc, dout_desc, stats_desc, k_desc, v_desc, place, k_tile, v_tile, keys_full, q_ring, dout_ring,
-                stats, padded, GROUP, ROWS, COLS, D, D_V,
+                q_desc, dout_desc, stats_desc, k_desc, v_desc, place, k_tile, v_tile, keys_full, ring, padded,
+                GROUP, ROWS, COLS, D, D_V, STAGES,
             )),
         ],
         [1],
@@ -316,7 +341,7 @@ def hopper_backward(
     )  # fmt: skip
 
 
-def hopper_runs(task: Gradients, rows: int, cols: int) -> list[Run]:
+def hopper_runs(task: Gradients, rows: int, cols: int, stages: int = 2) -> list[Run]:
     """The three launches that write dq, dk and dv, with tiles of `rows` queries and blocks of `cols` keys."""
     low = max(0, task.first or 0)  # no query attends the keys before it
     first, end = (None if x is None else x - low for x in (task.first, task.end))
@@ -355,6 +380,7 @@ def hopper_runs(task: Gradients, rows: int, cols: int) -> list[Run]:
         "COLS": cols,
         "D": d,
         "D_V": d_v,
+        "STAGES": stages,
     }
     fused = Run(hopper_backward, (ceil_div(n_k, cols), batch * kv_heads), arguments, 8, 1)
     return [prepare_run(task, work), fused, finish_run(task, work)]
