@@ -341,7 +341,7 @@ def hopper_backward(
     )  # fmt: skip
 
 
-def hopper_runs(task: Gradients, rows: int, cols: int, stages: int = 2) -> list[Run]:
+def hopper_runs(task: Gradients, rows: int, cols: int, stages: int = 2, apart: int = 0) -> list[Run]:
     """The three launches that write dq, dk and dv, with tiles of `rows` queries and blocks of `cols` keys."""
     low = max(0, task.first or 0)  # no query attends the keys before it
     first, end = (None if x is None else x - low for x in (task.first, task.end))
@@ -357,17 +357,17 @@ def hopper_runs(task: Gradients, rows: int, cols: int, stages: int = 2) -> list[
         for x in (task.dq, task.dk, task.dv):
             x.zero_()
         return []
-    work = workspace(task, rows, True)
+    work, block = workspace(task, rows, True), 64 if apart else cols
     arguments = {
         "q_desc": _descriptor(q, n_q, rows),
         "dout_desc": _descriptor(dout, n_q, rows),
         "stats_desc": TensorDescriptor(
             work.stats.view(-1), [work.stats.numel()], [1], [2 * rows], gl.NVMMASharedLayout(0, 32, 1)
         ),
-        "k_desc": _descriptor(k, keys, cols),  # keys that no query attends may hold NaN: zeros are read in their place
-        "v_desc": _descriptor(v, keys, cols),
-        "dk_desc": _descriptor(dk, n_k, cols),
-        "dv_desc": _descriptor(dv, n_k, cols),
+        "k_desc": _descriptor(k, keys, block),  # keys that no query attends may hold NaN: zeros are read in their place
+        "v_desc": _descriptor(v, keys, block),
+        "dk_desc": _descriptor(dk, n_k, block),
+        "dv_desc": _descriptor(dv, n_k, block),
         "sums": work.sums,
         "band": Band(first, end, keys),
         "n_q": n_q,
@@ -382,7 +382,13 @@ def hopper_runs(task: Gradients, rows: int, cols: int, stages: int = 2) -> list[
         "D_V": d_v,
         "STAGES": stages,
     }
-    fused = Run(hopper_backward, (ceil_div(n_k, cols), batch * kv_heads), arguments, 8, 1)
+    grid = ceil_div(n_k, cols), batch * kv_heads
+    if apart:
+        from redblue.kernels.gpu.hopper.apart import hopper_backward_apart
+
+        fused = Run(hopper_backward_apart, grid, arguments | {"BUFFERS": 2, "REGISTERS": apart}, 4, 1)
+    else:
+        fused = Run(hopper_backward, grid, arguments, 8, 1)
     return [prepare_run(task, work), fused, finish_run(task, work)]
 
 
