@@ -1,4 +1,4 @@
-"""Check, then time, the fused backward kernels on a Hopper card, beside PyTorch's.
+"""Check, then time, the backward kernels for Hopper on such a card, beside PyTorch's.
 
 Each variant and head dimension runs in a process of its own with a time limit, so that a hang costs one row. A process
 first compares small odd sizes with float64 (full, causal and windowed masks, shared key heads, strides, NaN in keys
@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import io
 import json
-import math
 import multiprocessing
 import statistics
 import time
@@ -26,21 +25,21 @@ from typing import Any, NamedTuple
 import torch  # pyright: ignore[reportMissingImports]
 from torch import Tensor  # pyright: ignore[reportMissingImports]
 
-from redblue.kernels.gpu.flash.fused import FusedLaunch, Gradients, fused_runs
-from redblue.kernels.gpu.hopper.backward import hopper_runs
-from redblue.kernels.gpu.launch import Run
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.hopper.backward import backward
+from redblue.kernels.gpu.launch import Task
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.schedules.flash_onepass import BackwardTiles
 
 LIMIT = 25.0  # seconds of a process
 N, HEADS = 8192, 32
 ROUNDS = 8
-APART = 192  # registers of a thread that has keys
 MAX_RATIO = 2.0  # of the error to that of the unfused expression in the same type
 
 
 class Variant(NamedTuple):
-    """A kernel with its tiles and settings."""
+    """A launch: four warps for the kernel `apart`, eight for `in_step`."""
 
-    kind: str  # "gluon", "apart" or "triton"
     rows: int
     cols: int
     warps: int = 8
@@ -48,25 +47,31 @@ class Variant(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.kind} {self.rows}x{self.cols} w{self.warps} s{self.stages}"
+        return f"{'apart' if self.warps == 4 else 'in step'} {self.rows}x{self.cols} stages {self.stages}"
 
-    def runs(self, task: Gradients) -> list[Run]:
-        if self.kind != "triton":
-            return hopper_runs(task, self.rows, self.cols, self.stages, APART if self.kind == "apart" else 0)
-        return fused_runs(task, FusedLaunch(self.rows, self.cols, self.warps, self.stages))
+    def runs(self, task: Task) -> list[Any]:
+        return backward(task, Launch("flash_onepass", BackwardTiles(self.rows, self.cols), self.warps, self.stages))
 
 
 # The most important first; (d, variant)
 PLANNED = [
-    (256, Variant("gluon", 64, 64)),
-    (64, Variant("apart", 64, 128)),
-    (64, Variant("apart", 64, 128, stages=3)),
-    (128, Variant("gluon", 64, 128, stages=3)),
-    (128, Variant("gluon", 64, 128)),
-    (64, Variant("gluon", 128, 128, stages=3)),
-    (64, Variant("gluon", 128, 128)),
-    (128, Variant("triton", 64, 128, 8, 3)),
+    (256, Variant(64, 64)),
+    (64, Variant(64, 128, warps=4)),
+    (64, Variant(64, 128, warps=4, stages=3)),
+    (128, Variant(64, 128, stages=3)),
+    (128, Variant(64, 128)),
+    (64, Variant(128, 128, stages=3)),
+    (64, Variant(128, 128)),
 ]
+
+
+def task_of(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, band: Band, results: Any) -> Task:
+    """The backward task of these tensors, which writes results: dq, dk, dv."""
+    (batch, heads, n_q, d), (_, kv_heads, n_k, d_v) = q.shape, v.shape
+    sizes = Sizes((batch,), kv_heads, heads // kv_heads, n_q, n_k, d, d_v)
+    dq, dk, dv = results
+    inputs = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "first": band.first, "end": band.end}
+    return Task.of(sizes=sizes, **inputs, dq=dq, dk=dk, dv=dv, delta=torch.empty_like(lse))
 
 
 class Band(NamedTuple):
@@ -155,7 +160,7 @@ def check_small(variant: Variant, d: int, case: Case) -> dict[str, Any]:
     unattended = ~mask.any(0)
     k[:, :, unattended], v[:, :, unattended] = float("nan"), float("nan")
     results = [torch.full_like(x, float("nan")) for x in (q, k, v)]
-    task = Gradients(q, k, v, out.to(case.dtype), lse.float(), dout, scale, case.band.first, case.band.end, *results)
+    task = task_of(q, k, v, out.to(case.dtype), lse.float(), dout, case.band, results)
     for run in variant.runs(task):
         run()
     found = errors(results, right)
@@ -205,7 +210,7 @@ def measure(variant: Variant, d: int, band: Band) -> dict[str, Any]:
     causal, scale = band is CAUSAL, d**-0.5
     out, lse = forward(q, k, v, causal)
     results = [torch.empty_like(x) for x in (q, k, v)]
-    task = Gradients(q, k, v, out, lse, dout, scale, band.first, band.end, *results)
+    task = task_of(q, k, v, out, lse, dout, band, results)
     runs = variant.runs(task)
 
     def ours() -> None:
@@ -289,7 +294,7 @@ def compile_all(planned: list[tuple[int, Variant]]) -> None:
         n = N if band is not CASES[5].band else 333
         x = torch.empty(1, 2, n, d, dtype=torch.bfloat16, device="meta")
         lse = torch.empty(1, 2, n, device="meta")
-        for run in variant.runs(Gradients(x, x, x, x, lse, x, 1 / math.sqrt(d), band.first, band.end, x, x, x)):
+        for run in variant.runs(task_of(x, x, x, x, lse, x, band, (x, x, x))):
             log = io.StringIO()
             run.kernel.device_caches.clear()
             with _target(90), contextlib.redirect_stdout(log):

@@ -24,7 +24,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from redblue.kernels.gpu.hopper.backward import LOG2E, _place, _row
+from redblue.kernels.gpu.hopper.key_blocks import (
+    LOG2E,
+    Band,
+    add_to_sums,
+    load_tile,
+    masked,
+    meet,
+    place_of,
+    row_of,
+    store_tile,
+)
 
 KEYS = gl.constexpr(64)  # of a warpgroup
 GROUPS = gl.constexpr(2)  # warpgroups that have keys
@@ -57,23 +67,23 @@ def _load(
     mbarrier.expect(shared.keys_full, GROUPS * KEYS * (D + D_V) * 2)
     for i in gl.static_range(GROUPS):
         key = place.key + i * KEYS
-        tma.async_copy_global_to_shared(k_desc, [place.batch, place.head, key, 0], shared.keys_full, shared.k.index(i))
-        tma.async_copy_global_to_shared(v_desc, [place.batch, place.head, key, 0], shared.keys_full, shared.v.index(i))
+        load_tile(k_desc, [place.batch, place.head, key, 0], shared.keys_full, shared.k.index(i))
+        load_tile(v_desc, [place.batch, place.head, key, 0], shared.keys_full, shared.v.index(i))
     count = place.tiles * 0
     for member in range(GROUP):
         head = place.head * GROUP + member
         for t in range(place.tiles):
-            row = _row(place, t, ROWS)
+            row = row_of(place, t, ROWS)
             stage, phase = count % STAGES, (count // STAGES) & 1
             full = shared.q_full.index(stage)
             mbarrier.wait(shared.empty.index(stage), phase ^ 1)
             mbarrier.expect(full, ROWS * D * 2 + 2 * ROWS * 4)
-            tma.async_copy_global_to_shared(q_desc, [place.batch, head, row, 0], full, shared.q.index(stage))
+            load_tile(q_desc, [place.batch, head, row, 0], full, shared.q.index(stage))
             at = ((place.stream * GROUP + member) * padded + row) * 2
-            tma.async_copy_global_to_shared(stats_desc, [at], full, shared.stats.index(stage))
+            load_tile(stats_desc, [at], full, shared.stats.index(stage))
             full = shared.dout_full.index(stage)
             mbarrier.expect(full, ROWS * D_V * 2)
-            tma.async_copy_global_to_shared(dout_desc, [place.batch, head, row, 0], full, shared.dout.index(stage))
+            load_tile(dout_desc, [place.batch, head, row, 0], full, shared.dout.index(stage))
             count += 1
 
 
@@ -95,7 +105,7 @@ def _add_to_dq(
     for member in range(GROUP):
         numbers = (place.stream * GROUP + member) * padded
         for t in range(place.tiles):
-            row = _row(place, t, ROWS)
+            row = row_of(place, t, ROWS)
             buffer, phase = count % BUFFERS, (count // BUFFERS) & 1
             mbarrier.wait(shared.ds_full.index(buffer), phase)
             dq = gl.zeros([ROWS, D], gl.float32, LAYOUT)
@@ -103,15 +113,11 @@ def _add_to_dq(
                 ds = shared.ds.index(buffer * GROUPS + i).permute([1, 0])
                 dq = warpgroup_mma(ds, shared.k.index(i).reshape([KEYS, D]), dq, use_acc=i > 0, is_async=True)
             dq = warpgroup_mma_wait(0, deps=[dq])
-            gl.thread_barrier()
+            meet()
             mbarrier.arrive(shared.ds_empty.index(buffer), count=1)
-            # Each thread's four neighbours, and each warp's, lie side by side in the sums
-            parts = gl.reshape(dq, [ROWS // 16, 2, 8, D // 8, 4, 2])
-            parts = gl.reshape(gl.permute(parts, [0, 3, 2, 4, 1, 5]), [ROWS * D])
-            at = (numbers + row).to(gl.int64) * D
-            gl.atomic_add(sums + at + gl.arange(0, ROWS * D, layout=parts.type.layout), parts, sem="relaxed")
+            add_to_sums(sums, numbers + row, dq, ROWS, D)
             count += 1
-    gl.thread_barrier()
+    meet()
     mbarrier.arrive(shared.done, count=1)
 
 
@@ -125,7 +131,7 @@ def _add(
     ELEMENT: gl.constexpr = shared.k.dtype
     k, v = shared.k.index(WHICH).reshape([KEYS, D]), shared.v.index(WHICH).reshape([KEYS, D_V])
     for t in range(begin, stop):
-        row = _row(place, t, ROWS)
+        row = row_of(place, t, ROWS)
         stage, phase = count % STAGES, (count // STAGES) & 1
         zeros = gl.zeros([KEYS, ROWS], gl.float32, LAYOUT)
         mbarrier.wait(shared.q_full.index(stage), phase)
@@ -141,12 +147,7 @@ def _add(
         if MASKED:
             i_key = place.key + WHICH * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
             i_row = row + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LAYOUT))
-            attends = (i_key < band.keys)[:, None] & (i_row >= 0)[None, :]
-            if band.first is not None:
-                attends &= i_key[:, None] >= (i_row + band.first)[None, :]
-            if band.end is not None:
-                attends &= i_key[:, None] < (i_row + band.end)[None, :]
-            p = gl.where(attends, p, 0.0)
+            p = masked(p, band, i_key, i_row)
         p = p.to(ELEMENT)
         dv = warpgroup_mma(gl.convert_layout(p, gl.DotOperandLayout(0, _mma(D_V), 2)), dout, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])
@@ -156,11 +157,11 @@ def _add(
         mbarrier.wait(shared.ds_empty.index(buffer), ((count // BUFFERS) & 1) ^ 1)
         shared.ds.index(buffer * GROUPS + WHICH).store(ds)
         fence_async_shared()
-        gl.thread_barrier()
+        meet()
         mbarrier.arrive(shared.ds_full.index(buffer), count=1)
         dk = warpgroup_mma(gl.convert_layout(ds, gl.DotOperandLayout(0, _mma(D), 2)), q, dk, is_async=True)
         dv, dk = warpgroup_mma_wait(0, deps=[dv, dk])
-        gl.thread_barrier()
+        meet()
         mbarrier.arrive(shared.empty.index(stage), count=1)
         count += 1
     return dk, dv, count
@@ -196,19 +197,19 @@ def _multiply(
     v_tile = shared.v.index(WHICH)
     v_tile.reshape([KEYS, D_V]).store(dv.to(shared.v.dtype))
     fence_async_shared()
-    gl.thread_barrier()
-    tma.async_copy_shared_to_global(dv_desc, [place.batch, place.head, key, 0], v_tile)
+    meet()
+    store_tile(dv_desc, [place.batch, place.head, key, 0], v_tile)
     mbarrier.wait(shared.done, 0)
     k_tile = shared.k.index(WHICH)
     k_tile.reshape([KEYS, D]).store((dk * scale).to(shared.k.dtype))
     fence_async_shared()
-    gl.thread_barrier()
-    tma.async_copy_shared_to_global(dk_desc, [place.batch, place.head, key, 0], k_tile)
+    meet()
+    store_tile(dk_desc, [place.batch, place.head, key, 0], k_tile)
     tma.store_wait(0)
 
 
 @gluon.jit
-def hopper_backward_apart(
+def backward_apart(
     q_desc,
     dout_desc,
     stats_desc,
@@ -217,7 +218,9 @@ def hopper_backward_apart(
     dk_desc,
     dv_desc,
     sums,
-    band,
+    first,
+    end,
+    keys,
     n_q,
     padded,
     kv_heads,
@@ -232,10 +235,11 @@ def hopper_backward_apart(
     BUFFERS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
-    """dK and dV of a block of COLS keys, and its part of dQ, added to the sums. TAIL: whether a block may be partial.
+    """dK and dV of a block of COLS keys, and its part of dQ, added to the sums.
 
-    Descriptors: of arrays (batch, heads, rows, features), and of stats (batch, heads, tiles, 2, ROWS): log-sum-exp in
-    units of log 2, and delta. sums: (batch, heads, tiles, ROWS * D), in the order of `tile_of_sums`.
+    Descriptors: of arrays (batch, heads, rows, features), and of the stats (sums.py). Query i attends keys i + first ..
+    i + end - 1 below `keys`; None: without limit. TAIL: whether some block has keys that do not exist, or are not below
+    `keys`. STAGES: tiles of queries, and of dout, in shared memory at once.
     REGISTERS: of a thread of the warpgroups that have keys.
     """
     ELEMENT: gl.constexpr = q_desc.dtype
@@ -266,8 +270,9 @@ def hopper_backward_apart(
         mbarrier.init(shared.ds_full.index(i), count=GROUPS)
         mbarrier.init(shared.ds_empty.index(i), count=1)
     fence_async_shared()
-    gl.thread_barrier()
-    place = _place(band, n_q, kv_heads, ROWS, COLS)
+    meet()
+    band = Band(first, end, keys)
+    place = place_of(band, n_q, kv_heads, ROWS, COLS)
     gl.warp_specialize(
         [
             (_add_to_dq, (place, shared, sums, padded, GROUP, ROWS, D, BUFFERS)),
