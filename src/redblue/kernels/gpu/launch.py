@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from redblue.kernels.cpu.call import Sizes
@@ -27,6 +28,7 @@ class PlanOptions(NamedTuple):
     softcap: bool = False
     listed: bool = False  # a mask that is not a band
     aliased: bool = False  # paged values that are read as a slice of the keys
+    one_pass: bool = False  # a backward call that `flash_onepass` can take, with sums in any order
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,18 @@ class Task:
     def plan_options(self) -> PlanOptions:
         record = self.record
         return PlanOptions(
-            record.bias is not None, record.seed is not None, bool(record.softcap), self.mask is not None
+            record.bias is not None,
+            record.seed is not None,
+            bool(record.softcap),
+            self.mask is not None,
+            one_pass=self.one_pass,
         )
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether `flash_onepass` can take the call: a band, plain scores, no dropout, and dQ summed in any order."""
+        banded = self.mask is None and self.record.seed is None
+        return self.dout is not None and banded and self.plain and not torch.are_deterministic_algorithms_enabled()
 
     @property
     def plain(self) -> bool:
