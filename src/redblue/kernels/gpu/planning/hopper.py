@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 from redblue.base.integers import ceil_div
@@ -10,6 +9,7 @@ from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.scores import INTERPRETED
+from redblue.kernels.gpu.versions import has_descriptors
 
 HOPPER = 90
 SIXTEEN_BITS = ("bfloat16", "float16")
@@ -50,9 +50,6 @@ def occupies(shape: Any, sizes: Sizes, card: Card, share: float) -> bool:
     return ceil_div(sizes.n_k, shape.cols) * sizes.streams >= share * card.multiprocessors
 
 
-@cache
 def available() -> bool:
-    """Whether Triton compiles Gluon as of version 3.6, the oldest that was tried."""
-    import triton
-
-    return not INTERPRETED.value and tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)
+    """Whether Triton compiles these kernels. Its interpreter does not run Gluon."""
+    return not INTERPRETED.value and has_descriptors()
