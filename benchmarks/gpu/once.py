@@ -34,7 +34,7 @@ from rich.console import Console
 import redblue as rb
 from benchmarks.common.gate import Red, relative_errors
 from benchmarks.common.places import RESULTS
-from benchmarks.gpu.ahead import side_by_side, standing_in, warm
+from benchmarks.gpu.ahead import candidate, side_by_side, standing_in, warm
 from benchmarks.gpu.worker import Failed, Here, Worker
 from redblue.base.files import replace_whole
 from redblue.kernels.gpu.planning.card import card_of, planning_for
@@ -42,6 +42,9 @@ from redblue.kernels.gpu.planning.card import card_of, planning_for
 KEPT = RESULTS / "once.json"
 MAX_ERROR = {"float16": 5e-3, "bfloat16": 3e-2}  # relative, in the Frobenius norm
 BUDGET_SECONDS = 90.0
+# A call that occupies the card, as the kernels for Hopper GPUs must
+BUSY: dict[str, Any] = {"n_q": 601, "n_k": 777, "heads": 24, "kv_heads": 12}
+CANDIDATES = 3  # of each plan: tuning may choose any
 CASE_SECONDS = 20.0
 SILENT_SECONDS = 40  # under the sanitizer, which also starts slowly
 SANITIZERS = ("/usr/local/cuda/bin/compute-sanitizer", "/usr/local/cuda/compute-sanitizer/compute-sanitizer")
@@ -63,12 +66,13 @@ class Case:
     kv_heads: int = 3
     page: int = 0  # 0: no pages; else forward only
     dtype: str = "bfloat16"
+    candidate: int = 0  # which of the plan's launches runs; the last one if it has fewer
 
     @property
     def title(self) -> str:
         width = f"d {self.d}" + f"/{self.d_v}" * bool(self.d_v)
-        lengths = f"n {self.n_q} x {self.n_k}"
-        return ", ".join((self.schedule, width, lengths, *self.options, *["pages"] * bool(self.page)))
+        more = "pages" * bool(self.page), f"candidate {self.candidate}" * bool(self.candidate)
+        return ", ".join((self.schedule, width, f"n {self.n_q} x {self.n_k}", *self.options, *filter(None, more)))
 
 
 def cases() -> Iterator[Case]:
@@ -76,14 +80,14 @@ def cases() -> Iterator[Case]:
     for d in (64, 512):
         for schedule in ("flash", "hybrid", "small_cache"):
             yield Case(d, schedule, ("causal",))
+    for d in (64, 128, 256, 512):
+        for options in ((), ("causal",)):
+            yield Case(d, options=options, **BUSY)
     for d in (64, 512):
         yield Case(d)
         yield Case(d, n_q=1, n_k=4999)
         yield Case(d, n_q=1, n_k=999, page=16)
         yield Case(d, options=("blocks",))
-    for d in (64, 128, 256, 512):  # as many pairs as the kernels for Hopper's GPUs need, full and causal
-        for options in ((), ("causal",)):
-            yield Case(d, options=options, n_q=601, n_k=777)
     yield Case(128, options=("causal",))
     yield Case(256, options=("causal",))
     yield Case(576, d_v=512, options=("causal",))
@@ -92,6 +96,9 @@ def cases() -> Iterator[Case]:
     for d in (64, 512):
         yield Case(d, options=("bias", "softcap", "sinks", "alibi"), dtype="float16")
     yield Case(64, options=("dropout",), dtype="float16")
+    for number in range(1, CANDIDATES):
+        for d in (64, 128, 256, 512):
+            yield Case(d, options=("causal",), candidate=number, **BUSY)
 
 
 @dataclass
@@ -193,7 +200,7 @@ class Cases:
         with torch.random.fork_rng(devices=[]):
             exact = attended(case, {name: x.double() for name, x in arrays.items()}, "", not case.page)
         given = {name: x.to(self.device) for name, x in arrays.items()}
-        with _interpreted() if self.device == "cpu" else contextlib.nullcontext():
+        with _interpreted() if self.device == "cpu" else contextlib.nullcontext(), candidate(case.candidate):
             found = paged(case, given) if case.page else attended(case, given, case.schedule, True)
         errors = {name: worst_error(name, x, exact[name]) for name, x in found.items()}
         if not all(error <= MAX_ERROR[case.dtype] for error in errors.values()):
@@ -222,7 +229,8 @@ def compiled(task: tuple[Case, Any]) -> None:
     case, card = task
     with contextlib.suppress(Exception), warm(), standing_in(card.arch), planning_for(card), ops.substituted(by=gpu):
         arrays = arrays_of(case, "cpu", torch.empty)
-        paged(case, arrays) if case.page else attended(case, arrays, case.schedule, True)
+        with candidate(case.candidate):
+            paged(case, arrays) if case.page else attended(case, arrays, case.schedule, True)
 
 
 class Kept:
@@ -351,7 +359,7 @@ def main() -> None:
     end, console = time.monotonic() + given.budget, Console(width=None if sys.stdout.isatty() else 132)
     kept, todo = Kept(given.json, console), list(cases())
     if given.dry:
-        todo = list(dict.fromkeys(smaller(case) for case in todo if case.d in DRY_WIDTHS))
+        todo = list(dict.fromkeys(smaller(case) for case in todo if case.d in DRY_WIDTHS and not case.candidate))
         plain(todo, Here(dry), end, kept)
     else:
         if not torch.cuda.is_available():
