@@ -183,21 +183,28 @@ def _multiply(
     dk = gl.zeros([COLS, D], gl.float32, OF_DK)
     dv = gl.zeros([COLS, D_V], gl.float32, OF_DV)
     count = place.tiles * 0
+    BANDED: gl.constexpr = stay.band.first is not None or stay.band.end is not None or TAIL
     for member in range(GROUP):
-        if stay.band.end is not None or TAIL:
+        if BANDED and COLS < 128:  # a mask of short tiles costs less than the registers of a second loop
             dk, dv, count = _add(
-                True, place, member, 0, place.leading, count, dk, dv, stay, ring,
+                True, place, member, 0, place.tiles, count, dk, dv, stay, ring,
                 GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
             )  # fmt: skip
-        dk, dv, count = _add(
-            False, place, member, place.leading, place.leading + place.whole, count, dk, dv, stay, ring,
-            GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
-        )  # fmt: skip
-        if stay.band.first is not None:
+        else:
+            if stay.band.end is not None or TAIL:
+                dk, dv, count = _add(
+                    True, place, member, 0, place.leading, count, dk, dv, stay, ring,
+                    GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
+                )  # fmt: skip
             dk, dv, count = _add(
-                True, place, member, place.leading + place.whole, place.tiles, count, dk, dv, stay, ring,
+                False, place, member, place.leading, place.leading + place.whole, count, dk, dv, stay, ring,
                 GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
             )  # fmt: skip
+            if stay.band.first is not None:
+                dk, dv, count = _add(
+                    True, place, member, place.leading + place.whole, place.tiles, count, dk, dv, stay, ring,
+                    GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
+                )  # fmt: skip
     meet()  # until then another warpgroup may read the keys
     k_tile.reshape([COLS, D]).store((dk * dk_scale).to(stay.k.dtype))
     v_tile.reshape([COLS, D_V]).store(dv.to(stay.v.dtype))
