@@ -43,12 +43,12 @@ def kernels(direction="backward", d=128, n=8192, dtype="bfloat16", card=Card(), 
     return [each.kernel for each in candidates(direction, sizes_of(d, n), dtype, card, options, schedule)]
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("schedule", ["auto", "flash"])
-def test_the_plan_begins_with_one_pass_where_it_occupies_the_card(compiled, d, schedule):
-    planned = kernels(d=d, schedule=schedule)
-    assert planned[0] == "flash_onepass"
-    assert "flash" in planned
+def test_one_pass_is_a_candidate_beside_flash_and_the_first_for_d_128(compiled, schedule):
+    for d, first in ((64, "flash"), (128, "flash_onepass")):
+        planned = kernels(d=d, schedule=schedule)
+        assert planned[0] == first
+        assert {"flash", "flash_onepass"} <= set(planned)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,11 @@ def test_the_plan_begins_with_one_pass_where_it_occupies_the_card(compiled, d, s
         {"options": PlanOptions()},
         {"direction": "forward"},
         {"d": 80},
+        {"d": 256},
         {"dtype": "float32"},
         {"card": Card(arch=80)},
         {"card": Card(arch=100)},
-        {"card": Card(shared_bytes=99 << 10)},
+        {"card": Card(shared_bytes=99 << 10)},  # d 128 needs 145 KB
         {"schedule": "hybrid"},
     ],
     ids=str,
@@ -70,7 +71,7 @@ def test_other_calls_are_not_planned_so(compiled, call):
 
 
 def test_few_keys_begin_with_flash(compiled):
-    planned = [x.kernel for x in candidates("backward", sizes_of(64, 256, 2), "float16", Card(), ONE_PASS, "auto")]
+    planned = [x.kernel for x in candidates("backward", sizes_of(128, 256, 2), "float16", Card(), ONE_PASS, "auto")]
     assert planned[0] != "flash_onepass"
     assert planned[-1] == "flash_onepass"
 
@@ -155,7 +156,7 @@ def test_compiled_kernels_fit_and_are_not_serialized():
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     run = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=True)
     assert set(run.stdout.splitlines()) == {"good"}
-    assert len(run.stdout.splitlines()) == 5 * 3 * 3
+    assert len(run.stdout.splitlines()) == 3 * 3 * 3
 
 
 BANDS = {
@@ -174,7 +175,7 @@ BANDS = {
 def test_gradients_on_a_hopper_gpu(monkeypatch, d, shape, band, dtype):
     monkeypatch.setenv("REDBLUE_TUNE", "0")
     monkeypatch.setitem(hopper.ONE_PASS, d, (shape,))
-    monkeypatch.setattr(hopper, "occupies", lambda *_: True)
+    monkeypatch.setattr(hopper, "leads", lambda *_: True)
     _cached.cache_clear()
     torch.manual_seed(0)
     for (n_q, n_k), heads, kv_heads in (((333, 517), 4, 2), ((517, 333), 2, 2), ((1, 77), 3, 1)):

@@ -10,19 +10,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.hopper.apart import backward_apart
 from redblue.kernels.gpu.hopper.in_step import backward_in_step
 from redblue.kernels.gpu.hopper.sums import Workspace, finish_run, prepare_run, workspace
 from redblue.kernels.gpu.launch import Run, Task
 from redblue.kernels.gpu.planning.plan import Launch
 
-APART = {"BUFFERS": 2, "REGISTERS": 192}  # tiles of dS; registers of a thread that has keys: d = 64 spills no more
-
 
 def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Any]:
     """The launches that write task.dq, dk, dv and delta, and what must be called after them.
 
-    The task is one that `flash_onepass` takes: 16 bits, d = d_v in {64, 128, 256}, a band, plain scores, no dropout.
+    The task is one that `flash_onepass` takes: 16 bits, d = d_v of 64 or 128, a band, plain scores, no dropout.
     """
     dk, dv = (x if _describable(x) else torch.empty_like(x, memory_format=torch.contiguous_format) for x in _out(task))
     copies = [_Copy(x, to) for x, to in zip((dk, dv), _out(task), strict=True) if x is not to]
@@ -43,15 +40,14 @@ def _fused_run(task: Task, launch: Launch, work: Workspace, dk: Tensor, dv: Tens
     limits = [None if x is None else x - low for x in (task.first, task.end)]
     # Keys that no query attends may hold NaN: zeros are read in their place
     keys = n_k if limits[1] is None else max(0, min(n_k, n_q - 1 + limits[1]))
-    tile = 64 if launch.warps == 4 else cols
     arguments: dict[str, Any] = {
         "q_desc": _descriptor(q, n_q, rows),
         "dout_desc": _descriptor(dout, n_q, rows),
         "stats_desc": _line(work.stats, 2 * rows),
-        "k_desc": _descriptor(k, max(1, keys), tile),
-        "v_desc": _descriptor(v, max(1, keys), tile),
-        "dk_desc": _descriptor(dk, n_k, tile),
-        "dv_desc": _descriptor(dv, n_k, tile),
+        "k_desc": _descriptor(k, max(1, keys), cols),
+        "v_desc": _descriptor(v, max(1, keys), cols),
+        "dk_desc": _descriptor(dk, n_k, cols),
+        "dv_desc": _descriptor(dv, n_k, cols),
         "sums": work.sums,
         "first": limits[0],
         "end": limits[1],
@@ -69,9 +65,7 @@ def _fused_run(task: Task, launch: Launch, work: Workspace, dk: Tensor, dv: Tens
         "STAGES": launch.stages,
     }
     grid = ceil_div(n_k, cols), batch * kv_heads
-    if launch.warps == 4:
-        return Run(backward_apart, grid, arguments | APART, 4, 1)
-    return Run(backward_in_step, grid, arguments, 8, 1)
+    return Run(backward_in_step, grid, arguments, launch.warps, 1)
 
 
 class _Copy:

@@ -138,7 +138,7 @@ def _cached(
 def _with_one_pass(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, planned: tuple[Launch, ...]
 ) -> tuple[Launch, ...]:
-    """The candidates with those of `flash_onepass`, which come first if they occupy the card."""
+    """The candidates with those of `flash_onepass`, first where they lead."""
     shapes = hopper.one_pass_shapes(direction, sizes, dtype, card, options)
     if not shapes:
         return planned
@@ -147,7 +147,7 @@ def _with_one_pass(
         Launch("flash_onepass", tile_type(x.rows, x.cols), x.warps, x.stages, 0, x.shared_bytes) for x in shapes
     )
     kept = planned[: MAX_CANDIDATES - len(added)]
-    return added + kept if hopper.occupies(shapes[0], sizes, card, BUSY) else kept + added
+    return added + kept if hopper.leads(shapes[0], sizes, card, BUSY) else kept + added
 
 
 @lru_cache(maxsize=4096)
