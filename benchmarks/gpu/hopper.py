@@ -31,19 +31,21 @@ TOLERANCE_LSE = 1e-3  # scores are sums of products of 16-bit numbers in float32
 def timed_rows() -> Iterator[dict[str, Any]]:
     """The variants to time, the most important first."""
     base = {64: {"cols": 128, "stages": 4}, 128: {"cols": 128, "stages": 2}, 256: {"cols": 64, "stages": 2}}
-    changes: list[dict[str, Any]] = [{}, {"ping_pong": False}, {"persistent": False}, {"ordered": False}]
-    own: dict[int, list[dict[str, Any]]] = {
-        64: [{"consumers": 3}, {"stages": 2}, {"consumers": 3, "ping_pong": False}, {"section": HEADS}],
-        128: [{"section": HEADS}, {"stages": 3}, {"cols": 64, "stages": 4}, {"section": 1}],
-        256: [{"cols": 32, "stages": 4}, {"section": HEADS}],
+    both: list[dict[str, Any]] = [{}, {"ping_pong": False}, {"persistent": False}, {"ordered": False}]
+    own: dict[tuple[int, str], list[dict[str, Any]]] = {
+        (64, "full"): [{"consumers": 3}, {"stages": 2}, {"consumers": 3, "ping_pong": False}, {"section": HEADS}],
+        (64, "causal"): [{"consumers": 3}, {"dynamic": False, "section": HEADS}, {"section": HEADS}],
+        (128, "full"): [{"section": HEADS}, {"stages": 3}, {"cols": 64, "stages": 4}, {"section": 1}],
+        (128, "causal"): [{"dynamic": False, "section": HEADS}, {"section": HEADS}, {"stages": 3}, {"section": 2}],
+        (256, "full"): [{"cols": 32, "stages": 4}, {"section": HEADS}, {"section": 1}],
+        (256, "causal"): [{"dynamic": False, "section": HEADS}, {"section": HEADS}, {"section": 1}],
     }
-    order = (128, 64, 256)
-    depth = len(changes) + max(map(len, own.values()))
-    for i in range(depth):
-        for d in order:
-            variants = changes + own[d]
-            for mask in ("full", "causal") if i < len(variants) else ():
-                yield {"what": "time", "d": d, "mask": mask, "settings": base[d] | variants[i]}
+    for i in range(len(both) + max(map(len, own.values()))):
+        for d, mask in ((128, "full"), (128, "causal"), (64, "full"), (64, "causal"), (256, "full"), (256, "causal")):
+            variants = both + own[d, mask]
+            for variant in variants[i : i + 1]:
+                dynamic = {"dynamic": mask == "causal"}
+                yield {"what": "time", "d": d, "mask": mask, "settings": base[d] | dynamic | variant, "base": i == 0}
 
 
 def checked_rows() -> Iterator[dict[str, Any]]:
@@ -74,7 +76,7 @@ def checked_rows() -> Iterator[dict[str, Any]]:
 
 def rows() -> list[dict[str, Any]]:
     checks, times = list(checked_rows()), list(timed_rows())
-    return checks[:12] + times[:12] + checks[12:] + times[12:]
+    return checks[:3] + times[:2] + checks[3:12] + times[2:12] + times[12:30] + checks[12:] + times[30:]
 
 
 def name(row: dict[str, Any]) -> str:
@@ -110,7 +112,7 @@ def tensors(row: dict[str, Any], device: str) -> tuple[Any, Any, Any]:
 def settings_of(row: dict[str, Any]) -> Any:
     from redblue.kernels.gpu.hopper.forward import settings_for
 
-    return settings_for(row["d"], row.get("d_v", row["d"]))._replace(**row.get("settings", {}))
+    return settings_for(row["d"], row.get("d_v", row["d"]), MASKS[row["mask"]][1])._replace(**row.get("settings", {}))
 
 
 def compiled(row: dict[str, Any], uncached: bool = False) -> dict[str, Any]:
@@ -231,7 +233,7 @@ def times(row: dict[str, Any], q: Any, k: Any, v: Any, launch: Any, scale: float
         return call
 
     calls: dict[str, Any] = {"redblue": launch, "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION)}
-    if row["settings"].keys() == {"cols", "stages"}:
+    if row["base"]:
         calls["flash"] = sdpa(SDPBackend.FLASH_ATTENTION)
     measured: dict[str, list[float]] = {}
     failed = {}

@@ -44,7 +44,18 @@ def check(heads=(2, 2), n=(130, 200), d=(64, 64), first=None, end=None, settings
         torch.testing.assert_close(x.double(), y, atol=2e-2, rtol=2e-2)
 
 
-BANDS = [(None, None), (None, 1), (None, 71), (None, -20), (-40, None), (30, None), (-50, 11), (-3, -1), (5, 9), (250, 260)]
+BANDS = [
+    (None, None),
+    (None, 1),
+    (None, 71),
+    (None, -20),
+    (-40, None),
+    (30, None),
+    (-50, 11),
+    (-3, -1),
+    (5, 9),
+    (250, 260),
+]
 
 
 @pytest.mark.parametrize(("first", "end"), BANDS)
@@ -62,6 +73,8 @@ def test_bands_and_ragged_lengths_are_right_whatever_the_order_of_warps(n, first
         Settings(cols=32, stages=2, persistent=False),
         Settings(cols=32, stages=2, consumers=3),
         Settings(cols=32, stages=4, consumers=3, ping_pong=False),
+        Settings(cols=32, stages=2, dynamic=True),
+        Settings(cols=32, stages=2, dynamic=True, consumers=3),
         Settings(cols=64, stages=2, section=1),
         Settings(cols=64, stages=2, section=3),
     ],
@@ -100,6 +113,8 @@ MUTATIONS = {
     "values are not waited for": ("mbarrier.wait(v_filled.index(v_stage), v_parity)", "pass"),
     "keys are freed while they are read": ("s = warpgroup_mma_wait(1, deps=[s])\n        mbarrier.arrive(k_free.index(k_stage), count=1)",
                                            "mbarrier.arrive(k_free.index(k_stage), count=1)\n        s = warpgroup_mma_wait(1, deps=[s])"),
+    "a queue is overwritten": ("slot = turn % 2\n", "slot = 0\n"),
+    "a queue is read too early": ("mbarrier.wait(filled.index(slot), parity)", "pass"),
     "turns begin with nobody": ("(uses & 1) ^ (0 if C else 1)", "(uses & 1)"),
     "uses are not counted from block to block": ("        uses += high - low\n", "        uses += high - low + 1\n"),
 }  # fmt: skip
@@ -109,6 +124,11 @@ MUTATIONS = {
 def test_the_model_notices_wrong_barriers(mutation):
     before, after = MUTATIONS[mutation]
     assert before in SOURCE
+    settings = Settings(cols=32, dynamic="queue" in mutation)
     with pytest.raises((ModelError, AssertionError)):
-        for seed in range(5):
-            check(n=(300, 230), end=31, source=SOURCE.replace(before, after), seed=seed)
+        check_often(n=(300, 230), end=31, settings=settings, source=SOURCE.replace(before, after))
+
+
+def check_often(**more):
+    for seed in range(5):
+        check(seed=seed, **more)

@@ -26,6 +26,7 @@ class Settings(NamedTuple):
     ping_pong: bool = True  # whether consumers take turns at issuing products
     ordered: bool = True  # whether a tile's softmax is kept before the wait for the products beside it
     persistent: bool = True  # one block per multiprocessor, which takes several blocks of rows
+    dynamic: bool = False  # whether such a block takes the next rows that none has begun, rather than every 132nd
     pack: int = 1  # heads of a group stacked into the rows of a block
     section: int = 0  # heads whose blocks follow each other; 0: as many as fit the L2 cache
     consumers: int = 2  # warpgroups of 64 rows: 2 or 3
@@ -36,9 +37,12 @@ class Prepared(NamedTuple):
 
     grid: tuple[int]
     arguments: tuple[Any, ...]
+    counter: Tensor | None = None  # must be 0 before each launch
     num_warps: int = 4
 
     def __call__(self) -> None:
+        if self.counter is not None:
+            self.counter.zero_()
         hopper_forward[self.grid](*self.arguments, num_warps=self.num_warps)
 
 
@@ -57,14 +61,14 @@ def attention_forward(
     """
     out = q.new_empty(*q.shape[:3], v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    prepare(q, k, v, out, lse, scale, first, end, settings or settings_for(q.shape[3], v.shape[3]))()
+    prepare(q, k, v, out, lse, scale, first, end, settings or settings_for(q.shape[3], v.shape[3], end))()
     return out, lse
 
 
-def settings_for(d: int, d_v: int) -> Settings:
-    """Settings that fit a Hopper GPU."""
+def settings_for(d: int, d_v: int, end: int | None) -> Settings:
+    """Settings that fit a Hopper GPU. Under a causal mask, blocks of rows take unequal times."""
     width = max(padded(d), padded(d_v))
-    return Settings(cols=128 if width < 256 else 64, stages=4 if width == 64 else 2)
+    return Settings(cols=128 if width < 256 else 64, stages=4 if width == 64 else 2, dynamic=end is not None)
 
 
 def padded(d: int) -> int:
@@ -104,13 +108,16 @@ def prepare(
     section = settings.section or max(1, group // pack, fitting)
     q_map = tensor_map(q, EDGE // pack, pack, padded(d))
     k_map, v_map = tensor_map(k, cols, 1, padded(d)), tensor_map(v, cols, 1, padded(d_v))
-    arguments = (
-        q_map, k_map, v_map, out, *out.stride()[:3], lse, scale * LOG2E, first or 0, end or 0, n_q, n_k, heads // pack, streams,
-        group, blocks, min(section, streams), first is not None, end is not None, d_v, pack, cols, settings.stages, settings.ping_pong, settings.ordered, n_k % cols == 0,
-        settings.consumers
-    )  # fmt: skip
     work = streams * blocks
-    return Prepared((min(work, multiprocessors) if settings.persistent else work,), arguments)
+    dynamic = settings.persistent and settings.dynamic and work > multiprocessors
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if dynamic else lse
+    arguments = (
+        q_map, k_map, v_map, out, *out.stride()[:3], lse, counter, scale * LOG2E, first or 0, end or 0, n_q, n_k, heads // pack, streams,
+        group, blocks, min(section, streams), first is not None, end is not None, d_v, pack, cols, settings.stages, settings.ping_pong, settings.ordered, n_k % cols == 0,
+        dynamic, settings.consumers
+    )  # fmt: skip
+    grid = min(work, multiprocessors) if settings.persistent else work
+    return Prepared((grid,), arguments, counter if dynamic else None)
 
 
 def tensor_map(x: Tensor, rows: int, heads: int, width: int) -> TensorDescriptor:
