@@ -122,9 +122,7 @@ def load_tiles(
         batch, head = at // heads, at % heads
         key_head = head * PACK // group
         row = block * ROWS
-        low, full_low, full_high, high = key_tiles(
-            first, end, row, gl.minimum(row + ROWS, n_q * PACK), n_k, FIRST, END, PACK, COLS
-        )
+        low, _, _, high = key_tiles(first, end, row, gl.minimum(row + ROWS, n_q * PACK), n_k, FIRST, END, PACK, COLS)
         for c in gl.static_range(CONSUMERS):
             mbarrier.wait(q_free.index(c), (turn & 1) ^ 1)
             mbarrier.expect(q_filled.index(c), q_map.block_type.nbytes)
@@ -277,9 +275,7 @@ def consume_tiles(
         mbarrier.arrive(k_free.index(stage), count=1)
         row_max = gl.full([EDGE], LOWEST, gl.float32, gl.SliceLayout(1, S_LAYOUT))
         row_sum = gl.zeros([EDGE], gl.float32, gl.SliceLayout(1, S_LAYOUT))
-        p32, row_max, row_sum, shrink = softmax_tile(
-            s, row_max, row_sum, scale, high - 1, row_low, row_high, COLS, MASKED
-        )
+        p32, row_max, row_sum, _ = softmax_tile(s, row_max, row_sum, scale, high - 1, row_low, row_high, COLS, MASKED)
         p = gl.convert_layout(p32.to(v_tiles.dtype), P_LAYOUT)
         acc = gl.zeros([EDGE, V_WIDTH], gl.float32, O_LAYOUT)
         uses += 1
@@ -366,9 +362,9 @@ def hopper_forward(
 ):
     """Output and log-sum-exp of blocks of rows, over all keys."""
     dtype: gl.constexpr = q_map.dtype
-    q_tile = gl.allocate_shared_memory(dtype, [CONSUMERS] + q_map.block_shape, q_map.layout)
-    k_tiles = gl.allocate_shared_memory(dtype, [STAGES] + k_map.block_shape, k_map.layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [STAGES] + v_map.block_shape, v_map.layout)
+    q_tile = gl.allocate_shared_memory(dtype, [CONSUMERS] + q_map.block_shape, q_map.layout)  # noqa: RUF005
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES] + k_map.block_shape, k_map.layout)  # noqa: RUF005
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES] + v_map.block_shape, v_map.layout)  # noqa: RUF005
     LAYOUT: gl.constexpr = mbarrier.MBarrierLayout()
     q_filled = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], LAYOUT)
     q_free = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], LAYOUT)
