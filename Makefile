@@ -98,9 +98,10 @@ bench-peers: $(VLLM)/vllm.stamp $(ZENTORCH)/peers.stamp ## install the peers of 
 transformers-table: setup $(VENV)/peers.stamp ## compare every model class of transformers on redblue with eager (about ten minutes)
 	PYTHONPATH=tests $(BIN)/python -m support.transformers_models --journal build/transformers.jsonl --write docs/results
 
-gpu: ## on a machine with a GPU, from a fresh clone: run its tests and both benchmarks, at most ten minutes each
-	.ci/gpu test kernels
+gpu: ## on a machine with a GPU, from a fresh clone: check every kernel, measure, count and test; at most ten minutes each
+	.ci/gpu once
 	.ci/gpu bench
+	.ci/gpu ncu test
 	.ci/gpu small-cache
 
 gpu-fit: setup $(VENV)/peers.stamp ## compile every planned GPU kernel for every architecture; no GPU is needed

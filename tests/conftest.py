@@ -21,20 +21,24 @@ register_profiles()  # before a property test takes its settings
 from redblue import schedules
 from redblue.compiled import _core
 from redblue.lab.registration import unregister_schedule
-from redblue.studies import sweep
 from support.attention import ROWS, running
 from support.interpreter import fast_interpreter
-from support.sweeps import SMALL, Stop, stop_after
 
 
 @pytest.fixture(scope="session")
 def expected():
+    from redblue.studies import sweep  # here, because it draws: a machine with a GPU may lack what draws
+    from support.sweeps import SMALL
+
     return sweep.run(SMALL, jobs=1)
 
 
 @pytest.fixture
 def interrupted(tmp_path):
     """An output whose sweep stopped after 5 points."""
+    from redblue.studies import sweep
+    from support.sweeps import SMALL, Stop, stop_after
+
     path = tmp_path / "r.csv"
     with pytest.raises(Stop):
         sweep.run(SMALL, output=path, jobs=1, progress=stop_after(5))

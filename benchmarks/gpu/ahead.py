@@ -1,7 +1,12 @@
-"""Compile redblue's kernels for later calls, on several cores at once, into Triton's cache on disk.
+"""Compile kernels for later calls into Triton's cache on disk, on all cores, without touching the device.
 
 A single process compiles one kernel after the other; on a fresh machine that would take most of a benchmark's time.
-Therefore worker processes make each call once, with every candidate of the plan, and discard the results.
+Therefore worker processes make each call with every candidate of its plan, on arrays of the CPU that they never read or
+write, and each launch only compiles its kernel. FFPA's kernels, whose code needs arrays on the device, are compiled the
+same way, with every configuration that its tuning will time.
+
+As a script, it does this on a machine without a GPU, for the card of an architecture: `python -m benchmarks.gpu.ahead`.
+The folder TRITON_CACHE_DIR can then be taken to the card; the version of Triton must be the same.
 """
 
 from __future__ import annotations
@@ -10,62 +15,241 @@ import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 
-from benchmarks.gpu.calls import PLANNED, TUNED, Call, inputs
-from benchmarks.gpu.gate import small
-from benchmarks.gpu.peers import contender
+from benchmarks.gpu.calls import FFPA, OURS, Call, plan
+from benchmarks.gpu.worker import ignore_interrupts
 
-MAX_WORKERS = 8  # each worker holds the arrays of one call
-LONGEST = 8192  # queries: longer calls are cut to this length, which nearly always needs the same kernels
+SPARE_CORES = 2  # for the process that measures, and for the one that leads
+SHARES = 4  # processes that divide a call's candidates
+HEADS_OF_PEERS = 16  # heads of a peer's arrays, which do lie on the device; the kernels are those of 32 heads
 
-
-def ahead(calls: Sequence[Call], seconds: float, console: Console, device: str = "cuda") -> int:
-    """Compile kernels for as many calls as `seconds` allow, in order. Returns the number of calls made.
-
-    Failures are ignored here; they recur, and are reported, when the call is measured.
-    """
-    return side_by_side(_made, [(replace(x, n=min(x.n, LONGEST)), device) for x in calls], seconds, console)
+Task = tuple[str, Call, int, int, Any]  # contender, call, its share, shares, card
 
 
-def side_by_side(make: Callable[[Any], None], calls: Sequence[Any], seconds: float, console: Console) -> int:
-    """Run make(call) in worker processes until time is up, equal calls once. Returns the number of calls made."""
-    todo = list(dict.fromkeys(calls))
-    workers = min(MAX_WORKERS, max(1, (os.cpu_count() or 1) // 2), len(todo))
+class Ahead:
+    """Compiles in the background from `start` to the end of its context."""
+
+    def __init__(self, card: Any, workers: int | None = None) -> None:
+        self.card = card
+        self.workers = workers or max(1, (os.cpu_count() or 1) - SPARE_CORES)
+        self.began = time.monotonic()
+        self.results: dict[Call, list[Any]] = {}
+
+    @classmethod
+    def on_device(cls) -> Ahead:
+        from redblue.kernels.gpu.planning.card import card_of
+
+        return cls(card_of(torch.device("cuda")))
+
+    def __enter__(self) -> Ahead:
+        self.pool = multiprocessing.get_context("spawn").Pool(self.workers, ignore_interrupts)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.pool.terminate()
+
+    def start(self, todo: Sequence[tuple[Call, Sequence[str]]]) -> None:
+        """Compile for these calls and contenders, in order."""
+        for call, names in todo:
+            for task in tasks(call, names, self.card, self.workers):
+                self.results.setdefault(call, []).append(self.pool.apply_async(compiled, (task,)))
+
+    def wait(self, call: Call, seconds: float) -> None:
+        """Wait until the kernels of the call are compiled, or the time is over."""
+        end = time.monotonic() + seconds
+        for result in self.results.get(call, []):
+            result.wait(max(0.0, end - time.monotonic()))
+
+    def summary(self) -> str:
+        every = [result for results in self.results.values() for result in results]
+        done = [result for result in every if result.ready()]
+        kernels = sum(result.get() for result in done if result.successful())
+        tasks = f"{len(done)} of {len(every)} tasks, {self.workers} at once"
+        return f"compiled ahead: {kernels} launches in {tasks}, {time.monotonic() - self.began:.0f} s"
+
+
+def side_by_side(make: Callable[[Any], object], todo: Sequence[Any], seconds: float, console: Console) -> int:
+    """Run make(task) in worker processes until time is up, equal tasks once. Returns the number of finished tasks."""
+    todo, start, done = list(dict.fromkeys(todo)), time.monotonic(), 0
+    workers = min(max(1, (os.cpu_count() or 1) - SPARE_CORES), len(todo))
     if not workers:
         return 0
-    start, done = time.monotonic(), 0
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:  # leaving the block ends all workers
-        results = pool.imap_unordered(make, todo)
-        with contextlib.suppress(multiprocessing.TimeoutError, StopIteration):
-            while True:
-                results.next(timeout=max(0.0, start + seconds - time.monotonic()))
-                done += 1
+    with multiprocessing.get_context("spawn").Pool(workers, ignore_interrupts) as pool:  # its end is that of all
+        results = [pool.apply_async(make, (task,)) for task in todo]
+        for result in results:
+            result.wait(max(0.0, start + seconds - time.monotonic()))
+            done += result.ready()
     took = time.monotonic() - start
-    console.print(f"compiled ahead: {done} of {len(todo)} calls in {took:.0f} s, {workers} at once", highlight=False)
+    console.print(f"compiled ahead: {done} of {len(todo)} tasks in {took:.0f} s, {workers} at once", highlight=False)
     return done
 
 
-def _made(task: tuple[Call, str]) -> None:
-    from redblue.kernels.gpu.planning import tune
-
-    call, device = task
-    tune.chosen = _each
-    with contextlib.suppress(Exception):  # including out of memory
-        for case, name in ((call, TUNED), (small(call), PLANNED)):
-            contender(name, case, inputs(case, device))()
-    if device == "cuda":
-        torch.cuda.empty_cache()
+def tasks(call: Call, names: Sequence[str], card: Any, workers: int) -> Iterator[Task]:
+    if {*names} & {*OURS}:
+        for share in range(SHARES):
+            yield OURS[0], call, share, SHARES, card
+    if FFPA in names:
+        for share in range(workers):
+            yield FFPA, call, share, workers, card
 
 
-def _each(kind: Any, candidates: Sequence[Any], run: Any) -> Any:
-    """Replaces tune.chosen: run every candidate once, without timing it beside other processes or keeping a choice."""
-    for candidate in candidates:
-        with contextlib.suppress(Exception):
-            run(candidate)
-    return candidates[0]
+def compiled(task: Task) -> int:
+    """Compile the kernels of a task; the number of launches. Failures recur, and are reported, in the measurement."""
+    name, call, share, shares, card = task
+    with warm() as launches, contextlib.suppress(Exception):
+        if name == FFPA:
+            _peer(name, call, share, shares)
+        else:
+            _ours(call, share, shares, card)
+    return len(launches)
+
+
+@contextlib.contextmanager
+def warm() -> Iterator[list[str]]:
+    """A context in which launches compile their kernels and do nothing else. Gives the names of those launched."""
+    from triton.runtime import jit
+
+    launch, launched = jit.JITFunction.run, []
+
+    def only_compile(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        launched.append(self.__name__)
+        return launch(self, *arguments, grid=grid, warmup=True, **options)
+
+    jit.JITFunction.run = only_compile  # type: ignore[method-assign]
+    try:
+        yield launched
+    finally:
+        jit.JITFunction.run = launch  # type: ignore[method-assign]
+
+
+def _ours(call: Call, share: int, shares: int, card: Any) -> None:
+    """Make the call with every candidate of this share."""
+    from redblue.kernels.gpu.planning.card import planning_for
+    from redblue.kernels.gpu.planning.plan import candidates
+    from redblue.op.pytorch import gpu, ops
+
+    planned, attend = gpu.plan, _call(call)
+    number, most = share, share
+    try:
+        while number <= most:
+
+            def chosen(*request: Any, number: int = number) -> Any:
+                nonlocal most
+                found = candidates(*request)
+                most = max(most, len(found) - 1)
+                return found[min(number, len(found) - 1)]
+
+            gpu.plan = chosen
+            with contextlib.suppress(Exception), standing_in(card.arch), planning_for(card), ops.substituted(by=gpu):
+                attend()
+            number += shares
+    finally:
+        gpu.plan = planned
+
+
+def _call(call: Call) -> Callable[[], object]:
+    """The call on arrays of the CPU that nobody reads or writes, so that they take no memory."""
+    import redblue as rb
+
+    dtype = getattr(torch, call.dtype)
+
+    def array(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    if call.page:
+        each = -(-call.n // call.page)
+        table, lengths = torch.arange(call.batch * each).view(call.batch, each), torch.full((call.batch,), call.n)
+        keys, values = (array(call.batch * each, call.page, call.key_heads, width) for width in (call.d, call.values))
+        q = array(call.batch, call.n_q, call.heads, call.d)
+        return lambda: rb.attention_paged(q, keys, values, table, lengths)
+    q = array(call.batch, call.heads, call.n_q, call.d)
+    k, v = (array(call.batch, call.key_heads, call.n, width) for width in (call.d, call.values))
+    if call.direction == "forward":
+        return lambda: rb.attention(q, k, v, mask=call.mask)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    dout = array(call.batch, call.heads, call.n_q, call.values)
+    return lambda: torch.autograd.grad(rb.attention(*leaves, mask=call.mask), leaves, dout)
+
+
+def _peer(name: str, call: Call, share: int, shares: int) -> None:
+    """Make the call on the device with every configuration of this share that the peer's tuning will time."""
+    from triton.runtime import autotuner
+
+    from benchmarks.gpu.calls import inputs
+    from benchmarks.gpu.peers import contender
+
+    tuner = autotuner.Autotuner
+    pruned = tuner.prune_configs
+    tuner.do_bench = property(lambda self: _once, lambda self, value: None)  # type: ignore[assignment]
+    tuner.check_disk_cache = lambda self, key, configs, measure: measure()  # type: ignore[assignment]  # keep no times
+    tuner.prune_configs = lambda self, kwargs: pruned(self, kwargs)[share::shares] or pruned(self, kwargs)[:1]  # type: ignore
+    case = replace(call, heads=min(call.heads, HEADS_OF_PEERS))
+    contender(name, case, inputs(case, "cuda"))()
+    torch.cuda.empty_cache()
+
+
+def _once(run: Callable[[], object], quantiles: object = None) -> tuple[float, ...]:
+    run()
+    return 0.0, 0.0, 0.0
+
+
+@contextlib.contextmanager
+def standing_in(arch: int) -> Iterator[None]:
+    """A context in which Triton compiles for the architecture, into its cache, without a driver."""
+    from triton.runtime import driver
+
+    before = driver._active
+    driver._active = _Absent(arch)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+class _Absent:
+    """A stand-in for Triton's driver, for an architecture that is only compiled for."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_device(self) -> int:
+        return self.arch  # the key under which Triton keeps compiled kernels
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.arch, 32)
+
+
+def main() -> None:
+    import argparse
+
+    from redblue.kernels.gpu.planning.card import Card
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2, help="processes (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="time limit (%(default)s)")
+    parser.add_argument("--only", default="", help="calls whose title contains this")
+    given = parser.parse_args()
+    todo = [(call, [x for x in names if x in OURS]) for call, names in plan() if given.only in call.title]
+    end = time.monotonic() + given.seconds
+    with Ahead(Card(), given.jobs) as ahead:  # an H100
+        ahead.start(todo)
+        for call, _ in todo:
+            ahead.wait(call, end - time.monotonic())
+            print(f"{call.title}: {ahead.summary()}", flush=True)
+            if time.monotonic() > end:
+                break
+
+
+if __name__ == "__main__":
+    main()

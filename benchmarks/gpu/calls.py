@@ -1,11 +1,10 @@
-"""The calls of the GPU benchmark in order of importance, and its requirements."""
+"""The calls of the GPU benchmark, in order of importance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
@@ -16,28 +15,47 @@ PLANNED, TUNED = "redblue, as planned", "redblue, tuned"
 FLASH, CUDNN, EFFICIENT, MATH = "SDPA flash", "SDPA cuDNN", "SDPA efficient", "SDPA math"
 FLEX, UNFUSED, FFPA = "FlexAttention", "unfused", "FFPA"
 OURS, SDPA = (PLANNED, TUNED), (FLASH, CUDNN, EFFICIENT, MATH)
-QUICK = (PLANNED, *SDPA, FFPA)  # contenders whose first call needs no long compilation
+QUICK = (PLANNED, TUNED, *SDPA, FFPA)  # contenders whose first call needs no long compilation, or compiles ahead
 LENGTHS = (4096, 16384, 2048, 1024)  # in addition to 8192
 PEERS = (*SDPA, FFPA, FLEX, UNFUSED)
+BOTH = ("forward", "backward")
 DENSITY, BLOCK = 0.1, 128
+PAGE = 64
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of attention, on one batch. density: share of blocks that attend, each of BLOCK queries and keys."""
+    """One call of attention. density: share of blocks that attend, each of BLOCK queries and keys."""
 
     d: int
     direction: str = "forward"
     causal: bool = False
-    n: int = 8192
+    n: int = 8192  # keys, and queries unless `queries` says otherwise
     d_v: int = 0  # 0 stands for d
     density: float = 1.0
     heads: int = 32
     dtype: str = "bfloat16"
+    batch: int = 1
+    queries: int = 0  # 0 stands for n
+    kv_heads: int = 0  # 0 stands for heads
+    page: int = 0  # keys of a page of the cache; 0: contiguous keys and values
 
     @property
     def values(self) -> int:
         return self.d_v or self.d
+
+    @property
+    def n_q(self) -> int:
+        return self.queries or self.n
+
+    @property
+    def key_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def decodes(self) -> bool:
+        """Whether each sequence has one query, so that the time is that of reading its keys and values."""
+        return self.queries == 1
 
     @property
     def mask(self) -> Mask | None:
@@ -49,9 +67,15 @@ class Call:
     def flops(self) -> int:
         """FLOPs of two products forward, or five backward, over the pairs that attend."""
         mask = self.mask
-        pairs = self.n**2 if mask is None else mask.nnz(self.n, self.n)
+        pairs = self.n_q * self.n if mask is None else mask.nnz(self.n_q, self.n)
         widths = {"forward": self.d + self.values, "backward": 3 * self.d + 2 * self.values}
-        return 2 * self.heads * pairs * widths[self.direction]
+        return 2 * self.batch * self.heads * pairs * widths[self.direction]
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes of the forward pass's arrays: each is read or written once."""
+        rows = self.heads * self.n_q + self.key_heads * self.n
+        return self.batch * rows * (self.d + self.values) * getattr(torch, self.dtype).itemsize
 
     @property
     def width(self) -> str:
@@ -59,9 +83,16 @@ class Call:
 
     @property
     def title(self) -> str:
-        d = f"d {self.width}"
-        sparse = f", blocks {self.density:.0%}" if self.density < 1 else ""
-        return f"{self.dtype} {self.direction}, {d}, n {self.n}, H {self.heads}{', causal' * self.causal}{sparse}"
+        heads = f"H {self.heads}" + (f"/{self.kv_heads}" if self.kv_heads else "")
+        options = (
+            f"B {self.batch}" * (self.batch > 1),
+            f"n_q {self.queries}" * bool(self.queries),
+            f"pages of {self.page}" * bool(self.page),
+            "causal" * self.causal,
+            f"blocks {self.density:.0%}" * (self.density < 1),
+        )
+        parts = (f"{self.dtype} {self.direction}", f"d {self.width}", f"n {self.n}", heads, *filter(None, options))
+        return ", ".join(parts)
 
 
 def layout(n: int, density: float) -> np.ndarray:
@@ -80,118 +111,76 @@ def _blocks(n: int, density: float) -> Mask:
     return Mask.blocks(layout(n, density), BLOCK)
 
 
+MUST = (
+    *(Call(128), Call(128, causal=True), Call(128, "backward"), Call(64), Call(256)),
+    *(Call(512), Call(512, "backward"), Call(1024), Call(1024, "backward")),
+    *(Call(d, density=DENSITY) for d in (128, 512)),
+    *(Call(128, n=32768, batch=batch, queries=1, kv_heads=8, page=page) for page in (0, PAGE) for batch in (64, 16)),
+    *(Call(576, direction, d_v=512) for direction in BOTH),
+    *(Call(d, "backward", density=DENSITY) for d in (128, 512)),
+    *(Call(64, "backward"), Call(256, "backward")),
+)
+
+
+def contenders(call: Call) -> tuple[str, ...]:
+    """The contenders that support the call and are quick to prepare, redblue first."""
+    if call.page:
+        return (PLANNED,)
+    if call.density < 1:
+        return OURS
+    if call.decodes:
+        return (*OURS, FLASH, CUDNN)
+    names = (FFPA,) if 256 < call.d < 1024 else ()  # at 1024, its tuning would take minutes
+    return (*OURS, *(SDPA if call.d > 128 else (FLASH, CUDNN)), *names)
+
+
 def plan(dry: bool = False) -> Iterator[tuple[Call, tuple[str, ...]]]:
-    """Calls with their contenders, most important first, since a run may end early. dry: tiny calls of redblue only."""
-    both = ("forward", "backward")
+    """Calls with their contenders, most important first, since a run may end early. dry: tiny calls of redblue only.
+
+    The contenders of one entry are timed in turns.
+    """
     if dry:
-        for direction in both:
-            yield Call(24, direction, True, n=40, heads=2, dtype="float16"), (PLANNED,)
-            yield Call(40, direction, False, n=33, d_v=16, heads=1, dtype="float32"), (PLANNED,)
-        yield Call(16, "forward", density=0.5, n=260, heads=1, dtype="float16"), (PLANNED,)
+        yield from _tiny()
         return
-    # Calls with requirements, others of the same length, then other lengths; long compilations come last
-    must = [Call(d, direction) for d in (512, 128, 64, 256, 1024) for direction in both]
-    widest = [call for call in must if call.d == 1024]
-    sparse = [Call(d, direction, density=DENSITY) for d in (128, 512) for direction in both]
-    latent = [Call(576, direction, d_v=512) for direction in both]
-    causal = [replace(call, causal=True) for call in (*must, *latent)]
-    others = [replace(call, n=n) for n in LENGTHS for call in (*must, *latent, *causal)]
-    for calls, names in (
-        (must, QUICK),
-        (sparse, (PLANNED,)),
-        (widest, (UNFUSED, FLEX)),
-        (must, (TUNED,)),
-        (sparse, (TUNED,)),
-        (latent, QUICK),
-        (causal, QUICK),
-        ([call for call in must if call not in widest], (UNFUSED,)),
-        ([*latent, *causal], (UNFUSED,)),
-        (sparse, (FLEX,)),
-        ([*latent, *causal], (TUNED,)),
-        (others, (*QUICK, UNFUSED)),
-        ([call for call in (*must, *latent, *causal) if call not in widest], (FLEX,)),
-        (others, (TUNED,)),
-        (others, (FLEX,)),
-    ):
+    dense = [call for call in MUST if not call.decodes and call.density == 1 and not call.causal]
+    causal = [replace(call, causal=True) for call in dense]
+    more = [call for call in causal if call not in MUST]
+    others = [replace(call, n=n) for n in LENGTHS for call in (*dense, *causal)]
+    square = [call for call in (*MUST, *more) if not call.decodes]
+    for calls in (MUST, more):
         for call in calls:
-            yield call, names
+            yield call, contenders(call)
+    widest = [Call(1024, direction) for direction in BOTH]
+    later = ((dense, UNFUSED), (widest, FFPA), (square, FLEX), (more, UNFUSED), ([Call(128, causal=True)], UNFUSED))
+    for calls, name in later:
+        for call in calls:
+            yield call, (name,)
+    for call in others:
+        yield call, (*contenders(call), UNFUSED)
+    for call in others:
+        yield call, (FLEX,)
 
 
-Times = Mapping[Call, Mapping[str, float]]  # seconds by call and contender
+def _tiny() -> Iterator[tuple[Call, tuple[str, ...]]]:
+    for direction in BOTH:
+        yield Call(24, direction, True, n=40, heads=2, dtype="float16"), OURS
+        yield Call(40, direction, False, n=33, d_v=16, heads=1, dtype="float32"), (PLANNED,)
+    yield Call(16, "forward", density=0.5, n=260, heads=1, dtype="float16"), (PLANNED,)
+    for page in (0, 16):
+        yield Call(16, n=100, heads=4, dtype="float16", batch=2, queries=1, kv_heads=2, page=page), (PLANNED,)
 
 
-class Limit(NamedTuple):
-    """A requirement on one NVIDIA H200. value: computes the figure, or None if a measurement is missing."""
+def inputs(call: Call, device: str) -> list[torch.Tensor]:
+    """q, k, v, dout, contiguous, normally distributed, equal for equal calls.
 
-    what: str
-    must: float
-    value: Callable[[Times], float | None]
-    unit: str = "x"
-    at_most: bool = False
-
-
-def _ours(times: Times, call: Call) -> float | None:
-    """redblue's seconds, tuned or as planned, whichever is less."""
-    return min((times.get(call, {})[name] for name in OURS if name in times.get(call, {})), default=None)
-
-
-def _rate(call: Call) -> Callable[[Times], float | None]:
-    def value(times: Times) -> float | None:
-        seconds = _ours(times, call)
-        return seconds and call.flops / seconds / 1e12
-
-    return value
-
-
-def _over(peers: tuple[str, ...], *calls: Call) -> Callable[[Times], float | None]:
-    """The time of the best peer that supports all calls, over redblue's time."""
-
-    def value(times: Times) -> float | None:
-        each = [times.get(call, {}) for call in calls]
-        totals = [sum(one[name] for one in each) for name in peers if all(name in one for one in each)]
-        ours = [_ours(times, call) or 0 for call in calls]
-        return min(totals) / sum(ours) if totals and all(ours) else None
-
-    return value
-
-
-def _sparse(call: Call) -> Callable[[Times], float | None]:
-    """The time of a sparse call over the product of its density and the time of the dense call."""
-    dense = Call(call.d, call.direction)
-
-    def value(times: Times) -> float | None:
-        sparse, whole = _ours(times, call), _ours(times, dense)
-        return sparse / (call.flops / dense.flops * whole) if sparse and whole else None
-
-    return value
-
-
-def limits() -> list[Limit]:
-    rows = []
-    for direction, rate, ratio in (("forward", 260, 1.9), ("backward", 135, 2.9)):
-        call = Call(512, direction)
-        rows.append(Limit(f"d 512 {direction}", rate, _rate(call), "TFLOP/s"))
-        rows.append(Limit(f"d 512 {direction}, over the best SDPA backend", ratio, _over(SDPA, call)))
-    wide = Call(1024, "forward"), Call(1024, "backward")
-    rows.append(Limit("d 1024 forward + backward, over the best that runs", 3, _over(PEERS, *wide)))
-    for d in (64, 128):
-        for direction in ("forward", "backward"):
-            call = Call(d, direction)
-            rows.append(Limit(f"d {d} {direction}, over SDPA flash", 1, _over((FLASH,), call)))
-            rows.append(Limit(f"d {d} {direction}, over SDPA cuDNN (to know)", 0, _over((CUDNN,), call)))
-    for direction in ("forward", "backward"):
-        call = Call(256, direction)
-        rows.append(Limit(f"d 256 {direction}, over the best SDPA backend", 1, _over(SDPA, call)))
-    for d in (128, 512):
-        for direction in ("forward", "backward"):
-            what = f"blocks {DENSITY:.0%}, d {d} {direction}, over density x dense time"
-            rows.append(Limit(what, 1.3, _sparse(Call(d, direction, density=DENSITY)), at_most=True))
-    return rows
-
-
-def inputs(call: Call, device: str, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
-    """q, k, v, dout: (1, H, n, d or d_v), contiguous, normally distributed, equal for equal calls."""
+    q: (B, H, n_q, d), k: (B, H_kv, n, d), v: (B, H_kv, n, d_v), dout: (B, H, n_q, d_v), or empty for the forward pass.
+    """
     generator = torch.Generator(device).manual_seed(call.d)
-    kind = {"device": device, "generator": generator, "dtype": torch.float32}
-    drawn = [torch.randn(1, call.heads, call.n, width, **kind) for width in (call.d, call.d, call.values, call.values)]
-    return [x.to(getattr(torch, call.dtype)).to(dtype or getattr(torch, call.dtype)) for x in drawn]
+    kind = {"device": device, "generator": generator, "dtype": getattr(torch, call.dtype)}
+    shapes = [
+        (call.batch, call.heads, call.n_q, call.d),
+        (call.batch, call.key_heads, call.n, call.d),
+        (call.batch, call.key_heads, call.n, call.values),
+    ]
+    dout = (call.batch, call.heads, call.n_q, call.values) if call.direction == "backward" else (0,)
+    return [torch.randn(shape, **kind) for shape in (*shapes, dout)]

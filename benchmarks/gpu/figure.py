@@ -36,7 +36,7 @@ def draw(
     for direction in ("forward", "backward"):
         for causal in (False, True):
             chosen = {c: each for c, each in times.items() if (c.direction, c.causal) == (direction, causal)}
-            dense = {c: each for c, each in chosen.items() if c.density == 1}
+            dense = {c: each for c, each in chosen.items() if c.density == 1 and not c.decodes}
             for varied, fixed, value in PANELS:
                 some = {c: each for c, each in dense.items() if getattr(c, fixed) == value}
                 if len({getattr(c, varied) for c in some}) > 1:

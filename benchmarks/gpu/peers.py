@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
@@ -59,31 +60,67 @@ def _set(name: str, run: Run) -> Run:
 
 def _forward(name: str, call: Call) -> Callable[..., Tensor]:
     if name in OURS:
-        mask = call.mask
-        if torch.cuda.is_available():
-            return lambda q, k, v: rb.attention(q, k, v, mask=mask)
-        interpreted = importlib.import_module(
-            "redblue.op.pytorch.interpreted"
-        )  # a dry run, which only tests the script
-        attention = interpreted.attention
-        return lambda q, k, v: attention(q, k, v, mask=mask, schedule="flash")
+        return _paged(call) if call.page else _ours(call)
+    if call.page:
+        raise Refused("no caches in pages")
     if name == FLEX:
         return _flex(call)
     if call.density < 1:
         raise Refused("no block-sparse masks")
     if name in BACKENDS:
-        return _backend(BACKENDS[name], call.causal)
+        return _backend(BACKENDS[name], call)
     if name == UNFUSED:
         return lambda q, k, v: unfused(q, k, v, call.causal)
     return _ffpa(call)
 
 
-def _backend(name: str, causal: bool) -> Callable[..., Tensor]:
+def _ours(call: Call) -> Callable[..., Tensor]:
+    mask = call.mask
+    if torch.cuda.is_available():
+        return lambda q, k, v: rb.attention(q, k, v, mask=mask)
+    attention = importlib.import_module("redblue.op.pytorch.interpreted").attention  # a dry run
+    return lambda q, k, v: attention(q, k, v, mask=mask, schedule="flash")
+
+
+def _paged(call: Call) -> Callable[..., Tensor]:
+    """Attention on the keys and values in pages, whose order is random. The first call lays them out."""
+    each = -(-call.n // call.page)
+    table = torch.randperm(call.batch * each, generator=torch.Generator().manual_seed(0)).view(call.batch, each)
+    lengths = torch.full((call.batch,), call.n)
+    caches: list[Tensor] = []
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not caches:
+            caches.extend(_in_pages(x, table, call.page) for x in (k, v))
+        with _interpreted():
+            return rb.attention_paged(q.transpose(1, 2), caches[0], caches[1], table, lengths).transpose(1, 2)
+
+    return forward
+
+
+def _interpreted() -> AbstractContextManager[None]:
+    if torch.cuda.is_available():
+        return nullcontext()
+    return importlib.import_module("redblue.op.pytorch.interpreted").interpreted()
+
+
+def _in_pages(x: Tensor, table: Tensor, page: int) -> Tensor:
+    """Keys or values (B, H_kv, n, d) as a cache of pages (pages, page, H_kv, d)."""
+    b, heads, n, d = x.shape
+    cache = x.new_zeros(table.numel(), page, heads, d)
+    padded = torch.nn.functional.pad(x, (0, 0, 0, -n % page)).transpose(1, 2)
+    cache[table.flatten().to(x.device)] = padded.reshape(b * table.shape[1], page, heads, d)
+    return cache
+
+
+def _backend(name: str, call: Call) -> Callable[..., Tensor]:
     from torch.nn.attention import SDPBackend, sdpa_kernel  # pyright: ignore[reportMissingImports]
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(getattr(SDPBackend, name)):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=call.causal, enable_gqa=call.key_heads < call.heads
+            )
 
     return forward
 
@@ -112,14 +149,21 @@ def _flex(call: Call) -> Callable[..., Tensor]:
         )
     elif call.causal:
         mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, call.n, call.n, device="cuda")
-    return lambda q, k, v: compiled(q, k, v, block_mask=mask)
+    grouped = call.key_heads < call.heads
+    return lambda q, k, v: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
 def _ffpa(call: Call) -> Callable[..., Tensor]:
+    """FFPA's Triton kernels, tuned as its authors do for Hopper."""
     try:
         module = importlib.import_module("ffpa_attn")
     except ImportError as error:
         raise Refused(f"not installed ({error})") from error
     if call.values != call.d or call.d not in FFPA_WIDTHS:
         raise Refused(f"takes d = d_v of {FFPA_WIDTHS[0]} to {FFPA_WIDTHS[-1]} only")
-    return lambda q, k, v: module.ffpa_attn_func(q, k, v, is_causal=call.causal)
+    tuned = {"autotune": True, "autotune_mode": "max", "enable_tma": True}
+    backends = {
+        "forward_backend": module.TritonBackend(forward=True, **tuned),
+        "backward_backend": module.TritonBackend(backward=True, **tuned),
+    }
+    return lambda q, k, v: module.ffpa_attn_func(q, k, v, is_causal=call.causal, **backends)

@@ -21,8 +21,7 @@ from rich.console import Console
 
 import redblue as rb
 from benchmarks.common.kept import days
-from benchmarks.common.places import RESULTS
-from benchmarks.small_cache import figure as small_cache_figure
+from benchmarks.common.places import RESULTS, can_draw
 from redblue import schedules
 from redblue.base.files import replace_whole
 from redblue.base.terminal import table
@@ -162,6 +161,11 @@ def crossings(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def draw(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:
+    """Draw the figure if what draws is installed; a machine with a GPU may lack it."""
+    if not can_draw(path):
+        return
+    from benchmarks.small_cache import figure as small_cache_figure
+
     known = {"n": N, "word_bytes": WORD_BYTES}
     each = [asdict(row) | {"d2_over_M": row.d2_over_M} | known for row in rows]
     small_cache_figure.draw(facts, each, crossings(rows), path)

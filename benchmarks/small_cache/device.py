@@ -7,6 +7,7 @@ import os
 import statistics
 import time
 import warnings
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from rich.console import Console
 import redblue as rb
 from benchmarks.common.gate import Red
 from benchmarks.common.kept import changed, fingerprint, is_final, now, repeat_notice
-from benchmarks.gpu.ahead import side_by_side
+from benchmarks.gpu.ahead import side_by_side, standing_in, warm
 from benchmarks.gpu.calls import PLANNED, Call, inputs
 from benchmarks.gpu.gate import Gate
 from benchmarks.gpu.timing import Device
+from benchmarks.gpu.worker import Failed, Worker
 from benchmarks.small_cache import crossing as small_cache
 from benchmarks.small_cache.bytes import bytes_of
 from benchmarks.small_cache.crossing import DIRECTIONS, DTYPE, HEADS, SCHEDULES, WORD_BYTES, N, Row
@@ -29,18 +31,17 @@ from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning.card import Card, card_of, planning_for
 from redblue.kernels.gpu.planning.plan import Launch, plan
+from redblue.op.pytorch import gpu, ops
 
 WIDTHS = (512, 256, 1024, 128, 64)  # the most informative first
 MEASURED = ("launch", "launch_words", "seconds", "date", "l1_l2_bytes", "l2_dram_bytes", "l2_dram_bound_bytes", "why")
 AHEAD_SECONDS = 150.0  # for compilation on all cores before the first measurement
+PATIENCE_SECONDS = 60  # for one row
 TOLD = 300  # characters of the reason why a launch failed
 
 
 def measured(path: Path, budget: float, console: Console) -> tuple[dict[str, Any], list[Row]]:
-    """Count all rows, and measure as many as the budget allows. Earlier measurements are reused.
-
-    Raises common.gate.Red if a kernel is wrong.
-    """
+    """Count all rows, and measure as many as the budget allows. Earlier measurements are reused."""
     if not torch.cuda.is_available():
         raise SystemExit("no GPU that PyTorch sees: run this where there is one, or --dry, which only counts")
     os.environ["REDBLUE_TUNE"] = "0"  # no tuning: the plan's tiles for the given memory
@@ -52,7 +53,7 @@ def measured(path: Path, budget: float, console: Console) -> tuple[dict[str, Any
         for name in MEASURED if before is not None else ():
             setattr(row, name, getattr(before, name))
     end = time.monotonic() + budget
-    todo = [_place(row) for row in _in_order(rows) if not row.launch]
+    todo = [(_place(row), card_with(row.kilobytes)) for row in _in_order(rows) if not row.launch]
     side_by_side(_compiled, todo, min(budget / 3, AHEAD_SECONDS), console)
     _time(rows, end, lambda: small_cache.write(path, facts, rows), console)
     _count_bytes(rows, end, lambda: small_cache.write(path, facts, rows), console)
@@ -93,24 +94,44 @@ def _kept(path: Path, facts: dict[str, Any], console: Console) -> dict[tuple[str
     return {} if other else done
 
 
+class Timer:
+    """Times rows in the process that uses the device."""
+
+    def __init__(self) -> None:
+        self.device, self.shape = Device(), ("", 0)
+
+    def time(self, row: Row) -> Row:
+        """The row, with its time. Raises Red if the kernel is wrong, RuntimeError if it failed temporarily."""
+        if self.shape != (row.direction, row.d):
+            self.shape, self.arrays, self.gate = (row.direction, row.d), [], None
+            self.device.free()
+            self.call = Call(row.d, row.direction, n=N, heads=HEADS, dtype=DTYPE)
+            self.arrays = inputs(self.call, self.device.name)
+            self.gate, self.known = Gate(self.call, self.arrays), dict[Launch, float]()
+        assert self.gate is not None
+        _time_one(row, self.call, self.arrays, self.gate, card_with(row.kilobytes), self.device, self.known)
+        if not row.launch:  # for the worker to find out whether the device is lost
+            raise RuntimeError(row.why)
+        return row
+
+
 def _time(rows: list[Row], end: float, write: Any, console: Console) -> None:
-    device = Device()
-    for (d, direction), some in groupby(_in_order(rows), key=lambda row: (row.d, row.direction)):
-        todo = [row for row in some if not row.launch]
-        if not todo or time.monotonic() > end:
+    """Time the rows in a worker, so that a crash or a hang costs one row."""
+    worker = Worker(Timer)
+    for row in _in_order(rows):
+        left = end - time.monotonic()
+        if row.launch or left < 0:
             continue
-        call = Call(d, direction, n=N, heads=HEADS, dtype=DTYPE)
-        arrays = inputs(call, device.name)
-        gate, known = Gate(call, arrays), {}  # several memories may lead to the same launch
-        for row in todo:
-            if time.monotonic() > end:
-                return
-            _time_one(row, call, arrays, gate, card_with(row.kilobytes), device, known)
-            write()
-            outcome = f"{row.seconds * 1e3:.2f} ms" if row.seconds else row.why
-            console.print(f"{direction}, d {d}, {row.kilobytes} KB: {row.schedule} {outcome}", highlight=False)
-        del arrays, gate
-        device.free()
+        try:
+            timed = worker.ask("time", row, seconds=min(PATIENCE_SECONDS, left))
+        except Failed as failure:
+            timed = replace(row, launch="" if failure.passing else "none", why=str(failure)[:TOLD], date=now())
+        for name in MEASURED:
+            setattr(row, name, getattr(timed, name))
+        write()
+        outcome = f"{row.seconds * 1e3:.2f} ms" if row.seconds else row.why
+        console.print(f"{row.direction}, d {row.d}, {row.kilobytes} KB: {row.schedule} {outcome}", highlight=False)
+    worker.end()
 
 
 def card_with(kilobytes: int) -> Card:
@@ -164,14 +185,15 @@ def planned(row: Row, card: Card) -> Launch:
     return launch
 
 
-def _compiled(place: tuple[str, int, int, str]) -> None:
-    """Compile the kernels of a row into Triton's cache; runs in a worker process."""
+def _compiled(task: tuple[tuple[str, int, int, str], Card]) -> None:
+    """Compile the kernels of a row into Triton's cache, without touching the device; runs in a worker process."""
+    place, card = task
     row = Row(*place)
     os.environ["REDBLUE_TUNE"] = "0"
-    with contextlib.suppress(Exception), planning_for(card_with(row.kilobytes)):  # including out of memory
-        planned(row, card_with(row.kilobytes))
-        _call(row, inputs(Call(row.d, row.direction, n=N, heads=HEADS, dtype=DTYPE), "cuda"))()
-    torch.cuda.empty_cache()
+    with contextlib.suppress(Exception), warm(), standing_in(card.arch), planning_for(card), ops.substituted(by=gpu):
+        planned(row, card)
+        arrays = [torch.empty(1, HEADS, N, row.d, dtype=getattr(torch, DTYPE)) for _ in range(4)]
+        _call(row, arrays)()
 
 
 def _call(row: Row, arrays: list[torch.Tensor]) -> Any:

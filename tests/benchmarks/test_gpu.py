@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -50,7 +49,8 @@ def test_every_call_is_checked_and_kept(dry):
     assert kept["about"]["dry"]
     assert "date" not in kept["about"]
     assert set(kept["peaks"]) == {"float16", "float32"}
-    assert len(kept["points"]) == 5
+    assert len(kept["points"]) == 9
+    assert kept["copy"] > 0
     for point in kept["points"]:
         assert point["seconds"], point["refused"]
         assert 0 < max(point["errors"]) < 1e-2
@@ -79,29 +79,46 @@ def test_without_a_gpu_it_says_so():
 def modules():
     from benchmarks.gpu import attention as gpu
     from benchmarks.gpu import calls as gpu_calls
-    from benchmarks.gpu import figure as gpu_figure
+    from benchmarks.gpu import points as gpu_points
 
-    return gpu, gpu_calls, gpu_figure
+    return gpu, gpu_calls, gpu_points
 
 
 def test_limits_and_figure_of_made_up_times(modules, tmp_path):
-    gpu, calls, figure = modules
+    from benchmarks.gpu import figure
+    from benchmarks.gpu.limits import limits
+    from benchmarks.gpu.report import shown
+
+    _, calls, _ = modules
     times = {call: dict.fromkeys(names, 1.0) for call, names in calls.plan()}
     for call in times:
-        times[call] = dict.fromkeys((*calls.OURS, *calls.PEERS), 2.0) | {calls.TUNED: call.flops / 1e15}
-    values = {each.what: each.value(times) for each in calls.limits()}
+        seconds = call.least_bytes / 2e12 if call.decodes else call.flops / 1e15
+        times[call] = dict.fromkeys((*calls.OURS, *calls.PEERS), 2.0) | {calls.TUNED: seconds}
+    values = {each.what: each.value(times, 2.5e12) for each in limits()}
+    assert len(values) == len(limits())
     assert None not in values.values()
-    assert values["d 512 forward"] == pytest.approx(1000)
+    assert values["d 128 forward, causal"] == pytest.approx(1000)
+    assert values["d 512 forward, over FFPA"] == pytest.approx(2e15 / calls.Call(512).flops)
     sparse = calls.Call(128, density=calls.DENSITY)
     assert sparse.flops / calls.Call(128).flops == pytest.approx(0.1, rel=0.1)
-    assert values["blocks 10%, d 128 forward, over density x dense time"] == pytest.approx(1)
+    assert values["blocks 10%, d 128 forward, over dense"] == pytest.approx(10, rel=0.1)
     assert values["d 1024 forward + backward, over the best that runs"] == pytest.approx(
         4e15 / (calls.Call(1024).flops + calls.Call(1024, "backward").flops)
     )
+    assert values["decode, B 64, n_k 32768, contiguous: of the copy's bandwidth"] == pytest.approx(80)
     figure.draw({"device": "a card", "days": "2000-01-01"}, {"bfloat16": 1500.0}, times, tmp_path / "gpu.svg")
     assert "a card" in (tmp_path / "gpu.svg").read_text()
-    assert gpu.shown(None, calls.limits()[0]) == ("", "not measured")
-    assert gpu.shown(1.0, calls.limits()[0])[1] == "FAIL"
+    assert shown(None, limits()[0]) == ("", "not measured")
+    assert shown(1.0, limits()[0])[1] == "FAIL"
+
+
+def test_bytes_of_decoding_are_those_of_its_arrays(modules):
+    _, calls, _ = modules
+    call = calls.Call(16, n=100, heads=4, dtype="float16", batch=2, queries=1, kv_heads=2)
+    q, k, v, dout = calls.inputs(call, "cpu")
+    assert call.least_bytes == sum(x.nbytes for x in (q, k, v, q))
+    assert dout.numel() == 0
+    assert call.flops == 4 * 2 * 4 * 100 * 16
 
 
 def test_the_most_important_calls_come_first_and_none_twice(modules):
@@ -109,33 +126,125 @@ def test_the_most_important_calls_come_first_and_none_twice(modules):
     planned = list(calls.plan())
     pairs = [(call, name) for call, names in planned for name in names]
     assert len(pairs) == len(set(pairs))
-    assert planned[0][0] == calls.Call(512)
-    first = {call for call, names in planned[:14] if calls.PLANNED in names}
-    assert all(calls.Call(d, way) in first for d in (64, 128, 256, 512, 1024) for way in ("forward", "backward"))
+    assert planned[0][0] == calls.Call(128)
+    assert tuple(call for call, _ in planned[: len(calls.MUST)]) == calls.MUST
+    for call, names in planned[: len(calls.MUST)]:  # planned and tuned beside the peers
+        assert calls.PLANNED in names
+        assert calls.TUNED in names or call.page
+        assert (calls.FFPA in names) == (256 < call.d < 1024 and call.density == 1)
     wanted = itertools.product((64, 128, 256, 512, 576, 1024), ("forward", "backward"), (False, True), LENGTHS)
     every = {calls.Call(d, way, causal, n, 512 if d == 576 else 0) for d, way, causal, n in wanted}
-    assert {(call, name) for call in every for name in (*calls.OURS, *calls.PEERS)} <= set(pairs)
-    assert {call for call, _ in pairs} - every == {
+    names = {*calls.OURS, calls.FLASH, calls.CUDNN, calls.FLEX, calls.UNFUSED}
+    assert {(call, name) for call in every for name in names} <= set(pairs)
+    rest = {call for call, _ in pairs} - every
+    assert {call for call in rest if not call.decodes} == {
         calls.Call(d, way, density=0.1) for d in (128, 512) for way in ("forward", "backward")
     }
+    assert {(call.batch, call.page) for call in rest if call.decodes} == {(64, 0), (16, 0), (64, 64), (16, 64)}
 
 
 def test_what_must_be_reached_needs_nothing_but_the_first_calls(modules):
     """The limits have their values before other lengths are timed."""
+    from benchmarks.gpu.limits import limits
+
     _, calls, _ = modules
     times = {}
-    for call, names in calls.plan():
-        if call.n != 8192:
-            break
+    for call, names in list(calls.plan())[: len(calls.MUST)]:
         times.setdefault(call, {}).update(dict.fromkeys(names, 1.0))
-    assert all(each.value(times) is not None for each in calls.limits())
+    assert all(each.value(times, 1.0) is not None for each in limits())
 
 
-def test_a_contender_that_takes_too_long_is_given_up(modules):
-    gpu, _, _ = modules
-    with pytest.raises(TimeoutError, match="took longer than 1 s"), gpu.patience(1):
-        time.sleep(5)
-    assert signal.alarm(0) == 0
+class Scripted:
+    """Stands for the worker: answers from a script of failures by (method, contender), and tells what was asked."""
+
+    def __init__(self, **failures):
+        self.failures, self.asked = failures, []
+
+    def ask(self, method, *arguments, seconds):
+        self.asked.append((method, *arguments))
+        name = arguments[0] if method == "check" else "+".join(arguments[0]) if method == "time" else ""
+        failure = self.failures.pop(f"{method} {name}".strip(), None)
+        if failure:
+            raise failure
+        return {
+            "check": [1e-3],
+            "peak": 900.0,
+            "time": {x: [1.0] for x in arguments[0]} if method == "time" else 0,
+        }.get(method)
+
+    def end(self):
+        pass
+
+
+def raced(modules, tmp_path, names=("a", "b", "c"), **failures):
+    gpu, calls, points = modules
+    worker = Scripted(**failures)
+    kept = points.Kept({"dry": True})
+    tmp_path.mkdir(exist_ok=True)
+    bench = gpu.Bench(kept, tmp_path / "gpu.json", worker, time.monotonic() + 60, gpu.Console(quiet=True))
+    bench.measure(calls.Call(64), list(names))
+    return {point.contender: point for point in points.Kept.read(tmp_path / "gpu.json").points}, worker.asked
+
+
+def test_contenders_are_checked_one_by_one_and_timed_in_turns(modules, tmp_path):
+    found, asked = raced(modules, tmp_path)
+    assert [x[0] for x in asked] == ["peak", "open", "check", "check", "check", "time"]
+    assert asked[-1] == ("time", ["a", "b", "c"])
+    assert all(point.seconds == [1.0] for point in found.values())
+
+
+def test_a_crash_costs_one_result(modules, tmp_path):
+    from benchmarks.gpu.worker import Failed, Lost
+
+    crashed = {"check b": Lost("the process ended with status -11")}
+    found, asked = raced(modules, tmp_path, **crashed)
+    assert (found["b"].passing, found["b"].refused) == (True, "the process ended with status -11")
+    assert found["a"].seconds == found["c"].seconds == [1.0]
+    assert [x[0] for x in asked].count("open") == 2
+    assert asked[-1] == ("time", ["a", "c"])
+
+    found, asked = raced(
+        modules, tmp_path / "other", **{"time a+b+c": Lost("took longer than 75 s"), "time b": Lost("x")}
+    )
+    assert [found[x].refused for x in "abc"] == ["", "x", ""]
+    wrong = {"check a": Failed("Red: errors", wrong=True), "check c": Failed("Refused: no", passing=False)}
+    found, asked = raced(modules, tmp_path / "wrong", **wrong)
+    assert (found["a"].wrong, found["a"].seconds, found["c"].wrong) == (True, [], False)
+    assert asked[-1] == ("time", ["b"])
+
+
+class Made:
+    """What the worker process of the next test makes calls of."""
+
+    def right(self, x):
+        return x + 1
+
+    def refuse(self):
+        raise rb.RedblueError("flash does not fit")
+
+    def crash(self):
+        os._exit(3)
+
+    def hang(self):
+        time.sleep(60)
+
+
+def test_a_worker_is_replaced_after_a_crash_or_a_hang():
+    from benchmarks.gpu.worker import Failed, Lost, Worker
+
+    worker = Worker(Made)
+    assert worker.ask("right", 1, seconds=60) == 2
+    process = worker.process.pid
+    with pytest.raises(Failed, match="flash does not fit") as refused:
+        worker.ask("refuse", seconds=60)
+    assert not refused.value.passing
+    assert worker.process.pid == process
+    with pytest.raises(Lost, match="status 3"):
+        worker.ask("crash", seconds=60)
+    assert worker.ask("right", 2, seconds=60) == 3
+    with pytest.raises(Lost, match="took longer than 0 s"):
+        worker.ask("hang", seconds=0.1)
+    worker.end()
 
 
 @pytest.fixture
@@ -158,13 +267,12 @@ def test_what_failed_in_passing_is_tried_again_after_all_else(modules, asked):
     assert [point.contender for point in kept.points] == [names[1], names[0]]
 
 
-def test_only_refusals_are_final(modules, monkeypatch):
-    gpu, calls, _ = modules
+def test_only_refusals_are_final(modules):
     from triton import OutOfResources
 
     from benchmarks.gpu.peers import Refused
+    from benchmarks.gpu.worker import Failed, Here
 
-    gate = SimpleNamespace(check=lambda name, found: [])
     for failure, passing in (
         (TimeoutError("took longer than 75 s"), True),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 GiB"), True),
@@ -178,12 +286,39 @@ def test_only_refusals_are_final(modules, monkeypatch):
         (NotImplementedError(), False),
     ):
 
-        def contender(name, call, given, failure=failure):
+        def fail(failure=failure):
             raise failure
 
-        monkeypatch.setattr(gpu, "contender", contender)
-        point = gpu.measured(calls.Call(64), calls.FLEX, [], gate, gpu.Dry())
-        assert (point.passing, bool(point.refused)) == (passing, True), failure
+        with pytest.raises(Failed) as failed:
+            Here(lambda fail=fail: SimpleNamespace(check=fail)).ask("check", seconds=1)
+        assert (failed.value.passing, bool(str(failed.value))) == (passing, True), failure
+
+
+def test_the_first_and_the_last_head_are_checked(modules):
+    from benchmarks.common.gate import Red
+    from benchmarks.gpu.gate import Gate
+
+    _, calls, _ = modules
+    for call in (
+        calls.Call(16, "backward", n=20, heads=3, dtype="float32"),
+        calls.Call(16, n=20, heads=4, kv_heads=2, batch=2, queries=1, dtype="float32"),
+    ):
+        arrays = calls.inputs(call, "cpu")
+        gate = Gate(call, arrays)
+        q, k, v = (x.double().requires_grad_() for x in arrays[:3])
+        k, v = (x.repeat_interleave(call.heads // call.key_heads, 1) for x in (k, v))
+        out = (q @ k.mT * 0.25).softmax(-1) @ v
+        right = (
+            [out.detach()]
+            if call.direction == "forward"
+            else list(torch.autograd.grad(out, (q, k, v), arrays[3].double()))
+        )
+        assert max(gate.check(calls.PLANNED, right)) < 1e-12
+        for head in (0, -1):
+            wrong = [x.clone() for x in right]
+            wrong[-1][head, head, 0, 0] += 1
+            with pytest.raises(Red):
+                gate.check(calls.PLANNED, wrong)
 
 
 def test_measurements_of_other_kernels_and_versions_are_made_anew(modules, tmp_path, capsys):
@@ -195,18 +330,18 @@ def test_measurements_of_other_kernels_and_versions_are_made_anew(modules, tmp_p
         old.add(gpu.Point(call, name, [1.0], date="2000-01-02T03:04:05+00:00"))
     path = tmp_path / "gpu.json"
     old.write(path)
-    assert gpu.resumed(path, facts, console) == old
-    assert gpu.resumed(tmp_path / "none", facts, console) == gpu.Kept(facts)
+    assert gpu.resumed([path], facts, console) == old
+    assert gpu.resumed([tmp_path / "none"], facts, console) == gpu.Kept(facts)
     assert capsys.readouterr().out == ""
 
-    theirs = gpu.resumed(path, facts | {"kernels": "def"}, console)
+    theirs = gpu.resumed([tmp_path / "none", path], facts | {"kernels": "def"}, console)
     assert theirs == gpu.Kept(facts | {"kernels": "def"}, old.peaks, old.points[1:])
     assert capsys.readouterr().out == "measured again: 1 points, because kernels changed\n"
     theirs.add(gpu.Point(call, calls.TUNED, [1.0], date="2000-02-03T03:04:05+00:00"))
     assert theirs.days == "2000-01-02 to 2000-02-03"
 
     other = facts | {"torch": "2.1", "kernels": "def"}
-    assert gpu.resumed(path, other, console) == gpu.Kept(other)
+    assert gpu.resumed([path], other, console) == gpu.Kept(other)
     assert capsys.readouterr().out == "measured again: 2 points, because torch, kernels changed\n"
 
 
@@ -260,26 +395,108 @@ def test_what_is_left_out_is_said(modules, capsys):
 
 
 @pytest.mark.thorough
-def test_kernels_are_compiled_ahead_in_other_processes(tmp_path):
-    """Here: interpreted. The script says how many calls were made."""
-    script = tmp_path / "script.py"
+def test_the_whole_hour_runs_dry(tmp_path):
+    environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([ROOT / ".ci" / "gpu", "--dry"], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    steps = "once", "bench", "ncu", "test", "small-cache"
+    assert [line.split()[1].strip(":") for line in found.stdout.splitlines() if line.startswith("== ")][:-1] == [*steps]
+    assert {path.name for path in tmp_path.glob("*.json")} == {
+        *("once.json", "gpu.json", "counters.json", "small_cache.json")
+    }
+
+
+def test_the_hour_refuses_unknown_steps_and_options():
+    for arguments, said in (
+        ([], "give steps"),
+        (["bensch"], "unknown step bensch"),
+        (["--dri"], "unknown option --dri"),
+    ):
+        found = subprocess.run([ROOT / ".ci" / "gpu", *arguments], capture_output=True, text=True)
+        assert found.returncode == 2
+        assert said in found.stderr
+
+
+@pytest.fixture
+def once():
+    from benchmarks.gpu import once
+
+    return once
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_kernel_is_among_the_cases_that_run_once(once):
+    """Those that the two flash widths, spilling, pages and options need."""
+    from redblue.kernels.gpu.launch import Run
+
+    launched, launch = set(), Run.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "__call__", lambda run: (launched.add(run.kernel.__name__), launch(run))[0])
+        cases = once.Cases("cpu")
+        every = [once.smaller(case) for case in once.cases() if case.d == 64]
+        for case in every:
+            errors = cases.make(case)
+            assert max(errors.values()) > 0
+    assert launched >= {
+        *("flash_forward", "flash_dq", "flash_dkv", "bias_gradient", "paged_forward", "paged_merge"),
+        *("spill", "spilled_output", "spill_p", "spill_ds", "row_gradient", "key_gradient"),
+    }
+
+
+def test_a_wrong_head_and_a_wrong_gradient_are_found(once):
+    exact = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    for place in ((0, 0), (-1, -1)):
+        wrong = exact.clone()
+        wrong[place][0, 0] += 1
+        assert once.worst_error("out", wrong, exact) > 0.1
+    assert once.worst_error("dbias", exact[0, 0], exact[0, 0]) == 0
+
+
+def test_faults_that_the_sanitizer_prints_belong_to_their_case(once, tmp_path):
+    """A script prints as the watched process does, with a fault in the second case and a crash in the third."""
+    todo = list(once.cases())[:4]
+    script = tmp_path / "watched.py"
     script.write_text(
-        "from benchmarks.gpu.ahead import ahead\nfrom benchmarks.gpu.calls import Call\n"
-        "from rich.console import Console\n"
-        "if __name__ == '__main__':\n"
-        "    calls = [Call(16, 'backward', n=20, heads=1, dtype='float32')] * 2\n"
-        "    assert ahead(calls, 300, Console(), device='cpu') == 1\n"
-        "    assert ahead(calls, 0.1, Console(), device='cpu') == 0\n"
+        "import os\n"
+        'done = \'DONE {"errors": {"out": 0.001}, "failure": ""}\'\n'
+        "print('========= COMPUTE-SANITIZER')\n"
+        "for i in range(4):\n"
+        "    print('CASE', i, flush=True)\n"
+        "    if i == 1: print('========= Invalid __global__ read of size 2 bytes')\n"
+        "    if i == 2: print('dying', flush=True); os._exit(1)\n"
+        "    print(done, flush=True)\n"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
-    found = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    kept = once.Kept(tmp_path / "once.json", once.Console(quiet=True))
+    began = once._followed([sys.executable, str(script)], todo, time.monotonic() + 60, kept)
+    assert began == 3
+    assert [(x.case, x.right) for x in kept.outcomes] == [(todo[0], True), (todo[1], False), (todo[2], False)]
+    assert kept.outcomes[1].faults == ["Invalid __global__ read of size 2 bytes"]
+    assert kept.outcomes[2].failure == "the process ended: dying"
+    script.write_text("import time; print('CASE 3', flush=True); time.sleep(60)")
+    assert once._followed([sys.executable, str(script)], todo, time.monotonic() + 1, kept) == 1
+    assert kept.outcomes[-1].failure == "not finished in time"
+    assert len(json.loads((tmp_path / "once.json").read_text())) == 4
+
+
+@pytest.mark.thorough
+def test_kernels_are_compiled_ahead_in_other_processes(tmp_path):
+    """For an H100, without one: into Triton's cache, every candidate of the plan."""
+    command = [sys.executable, "-m", "benchmarks.gpu.ahead", "--jobs", "1", "--only", "B 16, n_q 1"]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "TRITON_INTERPRET": "0",
+    }
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
     assert found.returncode == 0, found.stderr
-    assert "compiled ahead: 1 of 1 calls" in found.stdout
+    compiled = {path.stem for path in tmp_path.rglob("*.cubin")}
+    assert compiled >= {"flash_forward", "paged_forward", "paged_merge"}
+    assert "compiled ahead" in found.stdout
 
 
 def test_what_would_be_measured_is_listed():
     said = run("gpu.attention", "--list", "--alone", "--only", "d 512, n 8192")
-    assert said.splitlines()[0] == "bfloat16 forward, d 512, n 8192, H 32: redblue, as planned"
+    assert said.splitlines()[0] == "bfloat16 forward, d 512, n 8192, H 32: redblue, as planned, redblue, tuned"
     assert said.splitlines()[-1] == "12 points of 6 calls"
 
 

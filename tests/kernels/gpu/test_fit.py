@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from redblue import RedblueError
 from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.launch import alignment, array
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import plan
@@ -107,6 +108,50 @@ def test_one_plan_fits(code, expected):
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.split() == expected
+
+
+LOADS_OF_ROWS_OF_40 = """
+import re
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import Launch
+from redblue.schedules.flash import BackwardTiles, ForwardTiles
+
+sizes = Sizes((1,), 32, 1, 4096, 4096, 40, 40)
+for direction, tiles in ("forward", ForwardTiles(128, 64)), ("backward", BackwardTiles(128, 32, 32, 128)):
+    for run in fit.runs(direction, sizes, "bfloat16", Launch("flash", tiles, 8, 3)):
+        with fit._target(90):
+            ptx = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings).asm["ptx"]
+        ahead, short = re.search("cp.async.c[ag].shared", ptx), re.search(r"(ld|st).global.*b16", ptx)
+        print(run.kernel.__name__, bool(ahead), bool(short))
+"""
+
+
+def test_rows_of_an_odd_multiple_of_8_numbers_are_copied_ahead():
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    code = [sys.executable, "-W", "ignore", "-c", LOADS_OF_ROWS_OF_40]
+    run = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
+    lines = [line for line in run.stdout.splitlines() if line.startswith("flash_")]  # the assembler reports, too
+    assert lines == [f"{name} True False" for name in ("flash_forward", "flash_dq", "flash_dkv")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((2, 3, 5, 40), None, 8),
+        ((2, 3, 5, 64), None, 16),
+        ((2, 3, 5, 7), None, 1),
+        ((2, 3, 5, 36), None, 4),
+        ((2, 3, 5, 64), (1024, 0, 66, 1), 2),
+        ((1, 1, 5, 64), (3, 7, 64, 1), 16),  # strides that lead nowhere do not count
+        ((0, 3, 1, 64), (3, 64, 7, 1), 16),
+    ],
+)
+def test_the_alignment_of_strides(shape, strides, expected):
+    x = torch.empty(shape)
+    x = x if strides is None else torch.empty(10_000).as_strided(shape, strides)
+    assert alignment({"x": array(x), "y": array(torch.empty(2, 2, 2, 64)), "n": 3, "none": None}) == expected
 
 
 def test_kernels_that_do_not_fit_are_detected():

@@ -8,6 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from triton import OutOfResources
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import PTXASError
+
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import tune
@@ -102,15 +106,44 @@ def test_one_candidate_is_not_timed(clock):
 
 
 def test_candidates_that_fail_are_left_out_and_reported(clock, cache_folder):
-    clock.milliseconds[CANDIDATES[2]] = RuntimeError("out of resource: shared memory")
+    clock.milliseconds[CANDIDATES[2]] = OutOfResources(300_000, 232_448, "shared memory")
     assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[1]
     stored = json.loads(files(cache_folder)[0].read_text())
-    assert stored["milliseconds"][repr(CANDIDATES[2])] == "out of resource: shared memory"
+    assert stored["milliseconds"][repr(CANDIDATES[2])].startswith("out of resource: shared memory")
     for launch in CANDIDATES:
-        clock.milliseconds[launch] = RuntimeError(launch.kernel)
-    with pytest.raises(RuntimeError, match="flash"):
+        clock.milliseconds[launch] = torch.OutOfMemoryError(launch.kernel)
+    with pytest.raises(torch.OutOfMemoryError, match="flash"):
         tune.chosen(kind(mask="band"), CANDIDATES, clock.run)
     assert len(files(cache_folder)) == 1
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        OutOfResources(1, 0, "shared memory"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        CompilationError("", None, "unsupported"),
+        PTXASError("Insufficient registers"),
+        RuntimeError("PassManager::run failed"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_candidates_that_do_not_compile_or_fit_are_left_out(clock, refusal):
+    clock.milliseconds[CANDIDATES[2]] = refusal
+    assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("CUDA error: an illegal memory access was encountered"), TypeError("x"), KeyError("x")],
+    ids=repr,
+)
+def test_other_errors_are_raised_at_once(clock, cache_folder, error):
+    clock.milliseconds[CANDIDATES[0]] = error
+    with pytest.raises(type(error), match=str(error)):
+        tune.chosen(kind(), CANDIDATES, clock.run)
+    assert clock.ran == CANDIDATES[:1]
+    assert not files(cache_folder)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"launch": 3}', '{"launch": "rm -rf"}', "\0\0", "\udcff"])
@@ -207,8 +240,48 @@ def test_a_slow_candidate_is_timed_only_briefly(monkeypatch):
             return end.at - self.at
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(tune, "_work_ahead_of", lambda call: lambda: None)
     calls = []
     assert tune.milliseconds(lambda: calls.append(1), best=1.0) == 7
     assert len(calls) == 1
     assert tune.milliseconds(lambda: calls.append(1), best=6.0) == 7
     assert len(calls) == 1 + tune.REPETITIONS
+
+
+@pytest.mark.parametrize(("milliseconds_to_queue", "clearings"), [(0.0, 2), (1.0, 12), (1e9, tune.MOST_CLEARED)])
+def test_the_device_clears_memory_for_as_long_as_python_queues_a_call(monkeypatch, milliseconds_to_queue, clearings):
+    clock = iter((0.0, milliseconds_to_queue / 1e3))
+    cleared = []
+
+    class Memory:
+        def zero_(self):
+            cleared.append(1)
+
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            pass
+
+        synchronize = record
+
+        def elapsed_time(self, end):
+            return 0.1  # milliseconds of a clearing
+
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: Memory())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(tune.time, "perf_counter", lambda: next(clock))
+    queue_work = tune._work_ahead_of(lambda: None)
+    del cleared[:]
+    queue_work()
+    assert len(cleared) == clearings
+
+
+def test_without_memory_to_clear_calls_are_timed_as_they_are(monkeypatch):
+    def full(*size, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "empty", full)
+    tune._work_ahead_of(lambda: None)()

@@ -25,9 +25,21 @@ class Array(NamedTuple):
 
 
 @triton.jit
-def head_of(x, batch, head):
-    """The array of one head and the heads after it: x.at points to the head's first row."""
+def head_of(x, batch, head, ALIGN: tl.constexpr = 1):
+    """The array of one head and the heads after it: x.at points to the head's first row.
+
+    ALIGN: from `alignment` (launch.py). Triton knows of run-time strides only whether 16 divides them. If not, it would
+    load one element at a time, and copy nothing ahead.
+    """
+    if ALIGN > 1 and ALIGN < 16:  # 16 is seen
+        x = Array(x.at, multiple(x.batch, ALIGN), multiple(x.head, ALIGN), multiple(x.row, ALIGN), x.col)
     return Array(start(x, batch, head), x.batch, x.head, x.row, x.col)
+
+
+@triton.jit
+def multiple(i, OF: tl.constexpr):
+    """i, a multiple of OF, such that the compiler sees that it is one."""
+    return i // OF * OF
 
 
 @triton.jit

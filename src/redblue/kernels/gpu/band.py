@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from redblue.kernels.gpu.arrays import and_masks, start, tile_mask
+from redblue.kernels.gpu.arrays import and_masks, tile_mask, wide
 
 
 class Tiles(NamedTuple):
@@ -153,9 +153,15 @@ def attended_blocks(scores, i_key, first, stop, n_k, KEYS: tl.constexpr, GROUP: 
 
 
 @triton.jit
+def plane_at(lists, batch, head):
+    """Pointer to the number of the mask's plane that a stream sees."""
+    return lists.planes + wide(batch) * lists.plane_batch + wide(head) * lists.plane_head
+
+
+@triton.jit
 def list_of(lists, batch, head, block, blocks):
     """The index of the block's list among the lists of all planes."""
-    return tl.load(start(lists.planes, batch, head)) * blocks + block
+    return tl.load(plane_at(lists, batch, head)) * blocks + block
 
 
 @triton.jit

@@ -28,7 +28,7 @@ from redblue.kernels.gpu.arrays import (
     start,
     wide,
 )
-from redblue.kernels.gpu.band import bit_set, in_band
+from redblue.kernels.gpu.band import bit_set, in_band, plane_at
 from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.mask_lists import Lists
 from redblue.kernels.gpu.planning.card import card_of
@@ -233,7 +233,7 @@ def _tile(stream, tile, sizes, arrays, row_arrays, scores, lists, cells, EDGE: t
     m_row, m_key = i_row < n_q, i_key < n_k
     m_pair = m_row[:, None] & m_key[None, :] & in_band(scores, i_row[:, None], i_key[None, :])
     if lists is not None:
-        plane = tl.load(start(lists.planes, batch, query_head // c.GROUP))
+        plane = tl.load(plane_at(lists, batch, query_head // c.GROUP))
         cell = tl.load(cells + (wide(plane) * row_tiles + row_tile) * col_tiles + col_tile)
         m_pair &= cell > -2
         line = tl.maximum(cell, 0) * EDGE + tl.arange(0, EDGE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -9,11 +10,13 @@ from torch import Tensor
 
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import Array
-from redblue.kernels.gpu.mask_lists import Lists, Plane, first_plane, lists
+from redblue.kernels.gpu.mask_lists import LISTS, Lists, first_plane, lists
 from redblue.kernels.gpu.planning.device import in_use
 from redblue.kernels.gpu.scores import Scores, is_plain, scores_of
 from redblue.kernels.options import Options
 from redblue.masks import Mask
+
+TMA_ALIGNED_BYTES = 16  # of addresses and strides
 
 
 class PlanOptions(NamedTuple):
@@ -27,6 +30,7 @@ class PlanOptions(NamedTuple):
     softcap: bool = False
     listed: bool = False  # a mask that is not a band
     aliased: bool = False  # paged values that are read as a slice of the keys
+    by_tma: bool = False  # whether the kernels that load by TMA take the call, on a card that has it
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Task:
     first: int | None = None  # query i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None
     mask: Mask | None = None  # None if it is a band
-    planes: Tensor | None = None  # int32 (batch, key heads): the plane of the mask that each stream sees
+    planes: Tensor | None = None  # int32 (batch, key heads), no stride 1: the plane of the mask of each stream
     first_row: int = 0  # this part's first row among all rows of all heads of the call: dropout counts from there
     cut_keys: int = 0  # unattended keys that were cut off behind the n_k keys of `sizes`
     dout: Tensor | None = None
@@ -78,8 +82,23 @@ class Task:
     def plan_options(self) -> PlanOptions:
         record = self.record
         return PlanOptions(
-            record.bias is not None, record.seed is not None, bool(record.softcap), self.mask is not None
+            record.bias is not None,
+            record.seed is not None,
+            bool(record.softcap),
+            self.mask is not None,
+            by_tma=self.by_tma,
         )
+
+    @property
+    def by_tma(self) -> bool:
+        """Whether spilled/tma takes this task: plain scores, no mask or a causal band, arrays as TMA needs them."""
+        record = self.record
+        if not self.plain or record.seed is not None or record.sinks is not None or self.mask is not None:
+            return False
+        if self.first is not None or (self.end is not None and self.sizes.n_q - 1 + self.end < 1):
+            return False
+        arrays = self.q, self.k, self.v, self.out, self.dout, self.dq, self.dk, self.dv
+        return all(x is None or _tma_takes(x) for x in arrays)
 
     @property
     def plain(self) -> bool:
@@ -100,8 +119,9 @@ class Task:
         sizes = self.sizes
         result = lists(self.mask, sizes.n_q, sizes.n_k, sizes.group, rows, cols, by, self.q.device, span)
         planes = first_plane(self.q.device) if self.planes is None else self.planes
-        in_use((*result[1:], planes))
-        return result._replace(planes=Plane(planes, *planes.stride()))
+        batch, head = planes.stride()
+        in_use((*result[LISTS], planes))
+        return result._replace(planes=planes, plane_batch=batch, plane_head=head)
 
     @property
     def wide(self) -> bool:
@@ -118,10 +138,30 @@ def reach(x: Tensor) -> int:
     return sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:], strict=True))
 
 
+def _tma_takes(x: Tensor) -> bool:
+    """Whether descriptors of TMA can describe the tensor: aligned rows of adjacent elements, none of them shared."""
+    whole = TMA_ALIGNED_BYTES // x.itemsize
+    strides = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+    adjacent = x.stride(-1) == 1 or x.shape[-1] == 1
+    return adjacent and x.data_ptr() % TMA_ALIGNED_BYTES == 0 and all(s > 0 and s % whole == 0 for s in strides)
+
+
 def array(x: Tensor | None) -> Array:
     """The tensor as kernels take it. Never None: callers give tensors that the pass has."""
     assert x is not None
     return Array(x, *x.stride())
+
+
+def alignment(arguments: dict[str, Any]) -> int:
+    """The largest power of two up to 16 that divides the strides of all arrays, except those of columns."""
+    strides = (
+        stride
+        for x in arguments.values()
+        if isinstance(x, Array)
+        for size, stride in zip(x.at.shape, (x.batch, x.head, x.row), strict=False)
+        if size > 1
+    )
+    return math.gcd(16, *strides)
 
 
 class Run(NamedTuple):

@@ -27,14 +27,6 @@ PAIRS_AT_ONCE = 1 << 24  # pairs whose bits are transposed together; bounds the 
 MAX_WORDS = 1 << 31  # words of bits, since kernels index these words in 32 bits
 
 
-class Plane(NamedTuple):
-    """The plane of the mask that each stream sees: int32 (batch, key heads), and its strides."""
-
-    at: Any
-    batch: int
-    head: int
-
-
 class Lists(NamedTuple):
     """Full and partial tiles of each block, in CSR form.
 
@@ -42,15 +34,22 @@ class Lists(NamedTuple):
     full, partial: the tile's index along the streaming side (keys where rows stay, rows where keys stay).
     bits: words of 64 bits for each line of a partial tile, one bit for every line of the streaming side.
     live: words of 64 bits for each partial tile, set for lines of the streaming side that have any pair.
+    planes: the plane of the mask that each stream sees, int32 (batch, key heads), None before a launch; its strides are
+    plane_batch and plane_head. It is no tuple of its own: Triton 3.6 loses a stride of 1 in a tuple within a tuple.
     """
 
-    planes: Plane | None  # never None in a launch: Triton 3.6 cannot test it within a tuple
     full_starts: Any
     full: Any
     partial_starts: Any
     partial: Any
     live: Any
     bits: Any
+    planes: Any = None
+    plane_batch: int = 0
+    plane_head: int = 0
+
+
+LISTS = slice(6)  # the fields of Lists that hold lists
 
 
 @lru_cache(maxsize=KEPT)
@@ -119,7 +118,7 @@ def _evict(newest: Mask) -> None:
 
 
 def _bytes(built: Lists) -> int:
-    return sum(x.nbytes for x in built[1:])
+    return sum(x.nbytes for x in built[LISTS])
 
 
 def _build(key: _Key) -> Lists:
@@ -139,7 +138,7 @@ def _build(key: _Key) -> Lists:
         array = array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int32)
         return copied(array, device)
 
-    return Lists(None, *map(on_device, (full_starts, full, partial_starts, partial, live, bits)))
+    return Lists(*map(on_device, (full_starts, full, partial_starts, partial, live, bits)))
 
 
 def _check(words: int) -> None:

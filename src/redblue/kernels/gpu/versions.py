@@ -5,6 +5,7 @@ from __future__ import annotations
 from redblue.base.errors import RedblueError
 
 OLDEST_TRITON = (3, 3)
+OLDEST_DESCRIPTORS = (3, 6)  # the oldest by which the kernels with TMA were compiled
 OLDEST_DROPOUT_GRADIENTS = (3, 4)  # a pass of 3.3's compiler fails on the kernel of dK and dV with dropout
 
 
@@ -18,6 +19,13 @@ def check_gradients_with_dropout() -> None:
     _check(OLDEST_DROPOUT_GRADIENTS, "gradients with dropout")
 
 
+def has_descriptors() -> bool:
+    """Whether this Triton compiles the kernels that load by TMA."""
+    import triton
+
+    return _number(triton.__version__) >= OLDEST_DESCRIPTORS
+
+
 def _check(oldest: tuple[int, int], feature: str) -> None:
     try:
         import triton
@@ -26,5 +34,9 @@ def _check(oldest: tuple[int, int], feature: str) -> None:
             "tensors on a GPU need Triton: pip install 'redblue[gpu]', or move them with .cpu()"
         ) from error
     version = triton.__version__
-    if tuple(int(part) for part in version.split(".")[:2]) < oldest:
+    if _number(version) < oldest:
         raise RedblueError(f"{feature} need Triton {oldest[0]}.{oldest[1]} or newer, got {version}: update PyTorch")
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])

@@ -87,6 +87,7 @@ def _run(direction: str, tasks: list[Task], call: layouts.Call, q: Tensor, optio
 
     mask, schedule = options.mask or OPEN, options.schedule
     card, plan_options = card_of(q.device), tasks[0].plan_options
+    plan_options = plan_options._replace(by_tma=all(task.by_tma for task in tasks))
     form = "lists" if mask.name else "full" if mask.left < 0 and mask.right < 0 else "band"
     kind = tune.Kind.of(
         direction, call.sizes, f"{call.dtype} {precision}", form, plan_options, schedule, q.device, card
@@ -139,7 +140,10 @@ def _planes(mask: Mask, sizes: Sizes, device: torch.device) -> Tensor | None:
     _, stream_planes = planes(mask.rule)
     if stream_planes.size == 1:
         return None
-    return copied(stream_planes.astype(np.int32), device).expand(*sizes.lead, sizes.kv_heads)
+    # With every number twice, no stride is 1, which Triton 3.6 fails on in a tuple within a tuple
+    return copied(np.stack([stream_planes.astype(np.int32)] * 2, -1), device)[..., 0].expand(
+        *sizes.lead, sizes.kv_heads
+    )
 
 
 def _sizes(sizes: Sizes, batch: int) -> Sizes:

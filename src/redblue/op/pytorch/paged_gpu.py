@@ -71,15 +71,24 @@ def _task(call: PagedCall, page_table: Any, out: Tensor, lse: Tensor) -> PagedTa
         _record(call.options, sizes, q, lse.dtype),
         first,
         end,
-        None if tree is None or not tree.shape[1] else torch.tensor(tree, dtype=torch.int8, device=q.device),
+        None if tree is None or not tree.shape[1] else torch.tensor(tree, dtype=_tree_type(q.dtype), device=q.device),
     )
 
 
 def _on_device(page_table: Any, checked: np.ndarray, device: torch.device) -> Tensor:
-    """The caller's page table, or a copy of the checked one on the device."""
+    """The caller's page table, or a copy of the checked one on the device.
+
+    Tables of shorter numbers are copied, since Triton 3.6 cannot compile products in float64 whose addresses depend on
+    numbers of fewer than 32 bits.
+    """
     if isinstance(page_table, Tensor) and page_table.device == device:
-        return page_table
+        return page_table if page_table.element_size() >= 4 else page_table.int()
     return torch.from_numpy(checked).to(device)
+
+
+def _tree_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of a tree's elements: 32 bits for float64, for the reason that `_on_device` gives."""
+    return torch.int32 if dtype == torch.float64 else torch.int8
 
 
 def _window(mask: Mask | None) -> tuple[int | None, int | None]:
@@ -98,7 +107,7 @@ def _record(options: Options, sizes: Sizes, q: Tensor, sums: torch.dtype) -> Opt
         if rules.pairs:
             x = x[..., : sizes.n_k]
         check_array(name, tuple(x.shape), name_of(x.dtype), sizes, name_of(q.dtype))
-        x = x.detach() if rules.own_type else x.detach().to(sums).contiguous()
+        x = x.detach() if rules.own_type and sums != torch.float64 else x.detach().to(sums).contiguous()
         expanded[name] = x.expand(ARRAYS[name].shape(sizes))
     return options._replace(mask=None, **expanded)
 

@@ -17,7 +17,7 @@ from redblue.kernels.gpu.band import key_range, list_of
 from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.launch import Run, Task, array
 from redblue.kernels.gpu.mask_lists import Lists
-from redblue.kernels.gpu.scores import LN2, LOG2E, constant, initial_max_and_sum
+from redblue.kernels.gpu.scores import LN2, LOG2E, constant, exp2_below, initial_max_and_sum
 
 MAX_OUTPUT = 8192  # numbers of the output that a program holds
 
@@ -115,7 +115,7 @@ def merge(
         share = tl.load(part_lse + wide(s) * lse_step + numbers, mask=written, other=float("-inf"))
         share *= constant(LOG2E, SUMS)
         new_max = tl.maximum(row_max, share)
-        shrink, share = tl.exp2(row_max - new_max), tl.exp2(share - new_max)
+        shrink, share = tl.exp2(row_max - new_max), exp2_below(share, new_max, False)
         b_part = tl.load(p_part + wide(s) * out_step, mask=m_out & written[:, None], other=0.0)
         row_sum = row_sum * shrink + share
         acc = acc * shrink[:, None] + share[:, None] * b_part

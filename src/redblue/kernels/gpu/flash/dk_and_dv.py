@@ -14,7 +14,7 @@ from redblue.kernels.gpu.arrays import head_of, index, load, product, read, row_
 from redblue.kernels.gpu.band import bit_set, first_of, in_band, list_of, row_range
 from redblue.kernels.gpu.blocks import key_block
 from redblue.kernels.gpu.flash.constants import Constants, common_arguments
-from redblue.kernels.gpu.launch import Run, Task, array
+from redblue.kernels.gpu.launch import Run, Task, alignment, array
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import exp2_below, factor_left, finish, keep_factors, load_lse, number, row_terms
 from redblue.kernels.gpu.visits import visit
@@ -35,6 +35,7 @@ def dk_and_dv_run(task: Task, launch: Launch, precision: str) -> Run:
         "WHOLE_ROWS": task.rows % rows == 0,
         "WHOLE_COLS": task.sizes.n_k % cols == 0,
     }
+    arguments["ALIGN"] = alignment(arguments)
     return Run(flash_dkv, (ceil_div(task.sizes.n_k, cols) * task.streams,), arguments, launch.warps, launch.stages)
 
 
@@ -77,6 +78,7 @@ def flash_dkv(
     WHOLE_ROWS: tl.constexpr,
     WHOLE_COLS: tl.constexpr,
     WIDE: tl.constexpr,
+    ALIGN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """dK and dV of a block of keys."""
@@ -84,7 +86,7 @@ def flash_dkv(
     block = key_block(0, n_k, kv_heads, tl.program_id(0), COLS)
     batch, head = block.batch, block.head
     m_key = None if WHOLE_COLS else block.i < n_k
-    k, v = head_of(k, batch, head), head_of(v, batch, head)
+    k, v = head_of(k, batch, head, ALIGN), head_of(v, batch, head, ALIGN)
     k_offsets, v_offsets = index(block.i, WIDE) * k.row, index(block.i, WIDE) * v.row
     k0 = load(k, k_offsets, m_key, 0, D0, D)
     k1 = load(k, k_offsets, m_key, D0, D1, D) if D1 else k0
@@ -95,7 +97,7 @@ def flash_dkv(
     dk1 = tl.zeros((COLS, D1), SUMS) if D1 else dk0
     dv0 = tl.zeros((COLS, V0), SUMS)
     dv1 = tl.zeros((COLS, V1), SUMS) if V1 else dv0
-    q, dout = head_of(q, batch, head * GROUP), head_of(dout, batch, head * GROUP)
+    q, dout = head_of(q, batch, head * GROUP, ALIGN), head_of(dout, batch, head * GROUP, ALIGN)
     borders, at = (0, n_q * GROUP, 0, n_q * GROUP), 0  # of a band, and of lists: one of the two is used
     if lists is None:
         borders = row_range(scores, block.first, block.stop - 1, n_q, GROUP, ROWS)
@@ -108,7 +110,7 @@ def flash_dkv(
     )  # fmt: skip
 
     scale = number(scores.scale, SUMS)
-    dk, dv = head_of(dk, batch, head), head_of(dv, batch, head)
+    dk, dv = head_of(dk, batch, head, ALIGN), head_of(dv, batch, head, ALIGN)
     dk_offsets, dv_offsets = index(block.i, WIDE) * dk.row, index(block.i, WIDE) * dv.row
     store(dk, dk_offsets, dk0 * scale, m_key, 0, D0, D)
     if D1:
@@ -134,6 +136,12 @@ def _dkv_rows(tiles, TILES: tl.constexpr, state, operands, block, m_key, scores,
     SUMS: tl.constexpr = dk0.dtype
     WORDS: tl.constexpr = (ROWS + 63) // 64
     left = factor_left(scores, c.PLAIN, SUMS)
+    # Always true, but unknown to the compilers. Without these selections before each of two loops, ptxas 12.8 (Triton
+    # 3.6) lets both loops share accumulators, and then makes each product wait for the one before
+    exists = streams.n_q > 0
+    dk0, dv0 = tl.where(exists, dk0, 0.0), tl.where(exists, dv0, 0.0)
+    dk1 = tl.where(exists, dk1, 0.0) if c.D1 else dk0
+    dv1 = tl.where(exists, dv1, 0.0) if c.V1 else dv0
     if tiles.begin < tiles.stop:  # as in forward's _keys
         for t in tl.range(tiles.begin, tiles.stop, ROWS if TILES == "whole" or TILES == "masked" else 1):
             r = first_of(lists, t, TILES, ROWS)

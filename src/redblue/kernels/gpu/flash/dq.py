@@ -12,7 +12,7 @@ from redblue.kernels.gpu.arrays import head_of, index, load, product, read, row_
 from redblue.kernels.gpu.band import bit_set, first_of, in_band, key_range, list_of
 from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.flash.constants import Constants, common_arguments
-from redblue.kernels.gpu.launch import Run, Task, array
+from redblue.kernels.gpu.launch import Run, Task, alignment, array
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import exp2_below, factor_left, finish, keep_factors, load_lse, number, row_terms
 from redblue.kernels.gpu.visits import visit
@@ -34,6 +34,7 @@ def dq_run(task: Task, launch: Launch, precision: str) -> Run:
         "WHOLE_ROWS": task.rows % rows == 0,
         "WHOLE_COLS": task.sizes.n_k % cols == 0,
     }
+    arguments["ALIGN"] = alignment(arguments)
     return Run(flash_dq, (ceil_div(task.rows, rows) * task.streams,), arguments, launch.warps, launch.stages)
 
 
@@ -66,6 +67,7 @@ def flash_dq(
     WHOLE_ROWS: tl.constexpr,
     WHOLE_COLS: tl.constexpr,
     WIDE: tl.constexpr,
+    ALIGN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """dQ and delta of a block of rows."""
@@ -73,7 +75,7 @@ def flash_dq(
     block = row_block((0, 0, n_q * GROUP), n_q, kv_heads, tl.program_id(0), scores.end is not None, GROUP, ROWS)
     batch, head = block.batch, block.head
     m_row = None if WHOLE_ROWS else block.i < n_q * GROUP
-    out, dout = head_of(out, batch, head * GROUP), head_of(dout, batch, head * GROUP)
+    out, dout = head_of(out, batch, head * GROUP, ALIGN), head_of(dout, batch, head * GROUP, ALIGN)
     out_offsets = row_offsets(out, index(block.i, WIDE), GROUP)
     dout_offsets = row_offsets(dout, index(block.i, WIDE), GROUP)
     do0 = load(dout, dout_offsets, m_row, 0, V0, D_V)
@@ -88,14 +90,14 @@ def flash_dq(
         b_delta -= read(dlse + block.numbers, m_row)
     tl.store(delta + block.numbers, b_delta, mask=m_row)
 
-    q = head_of(q, batch, head * GROUP)
+    q = head_of(q, batch, head * GROUP, ALIGN)
     q_offsets = row_offsets(q, index(block.i, WIDE), GROUP)
     q0 = load(q, q_offsets, m_row, 0, D0, D)
     q1 = load(q, q_offsets, m_row, D0, D1, D) if D1 else q0
     b_rows = q0, q1, do0, do1, load_lse(lse + block.numbers, m_row), b_delta
     dq0 = tl.zeros((ROWS, D0), SUMS)
     dq1 = tl.zeros((ROWS, D1), SUMS) if D1 else dq0
-    k, v = head_of(k, batch, head), head_of(v, batch, head)
+    k, v = head_of(k, batch, head, ALIGN), head_of(v, batch, head, ALIGN)
     borders, at = (0, n_k, 0, n_k), 0  # of a band, and of lists: one of the two is used
     if lists is None:
         borders = key_range(scores, block.first, block.stop - 1, n_k, GROUP, COLS)
@@ -108,7 +110,7 @@ def flash_dq(
     )  # fmt: skip
 
     scale = number(scores.scale, SUMS)
-    dq = head_of(dq, batch, head * GROUP)
+    dq = head_of(dq, batch, head * GROUP, ALIGN)
     dq_offsets = row_offsets(dq, index(block.i, WIDE), GROUP)
     store(dq, dq_offsets, dq0 * scale, m_row, 0, D0, D)
     if D1:

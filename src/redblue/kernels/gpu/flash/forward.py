@@ -22,7 +22,7 @@ from redblue.kernels.gpu.band import bit_set, first_of, in_band, key_range, list
 from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.flash.constants import Constants, common_arguments
 from redblue.kernels.gpu.flash.decode import listed_tiles, merge_run, partial_outputs
-from redblue.kernels.gpu.launch import Run, Task, array
+from redblue.kernels.gpu.launch import Run, Task, alignment, array
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import (
     LN2,
@@ -57,11 +57,13 @@ def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
         "WHOLE_ROWS": task.rows % rows == 0,
         "WHOLE_COLS": sizes.n_k % cols == 0,
     }
+    arguments["ALIGN"] = alignment(arguments)
     if spans == 1:
         return [Run(flash_forward, grid, arguments, launch.warps, launch.stages)]
     partial = partial_outputs(task, spans)
     arguments |= {"out": array(partial.out[0]), "lse": partial.lse}
     arguments |= {"out_step": partial.out.stride(0), "lse_step": partial.lse.stride(0)}
+    arguments["ALIGN"] = alignment(arguments)
     by_span = Run(flash_forward, grid, arguments, launch.warps, launch.stages)
     return [by_span, merge_run(task, partial, lists, rows, cols, span)]
 
@@ -94,6 +96,7 @@ def flash_forward(
     WHOLE_ROWS: tl.constexpr,
     WHOLE_COLS: tl.constexpr,
     WIDE: tl.constexpr,
+    ALIGN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Output and log-sum-exp of a block of rows, over all keys or over one span of them."""
@@ -119,7 +122,7 @@ def flash_forward(
                 return
 
     m_row = None if WHOLE_ROWS else block.i < n_q * GROUP
-    q = head_of(q, batch, head * GROUP)
+    q = head_of(q, batch, head * GROUP, ALIGN)
     q_offsets = row_offsets(q, index(block.i, WIDE), GROUP)
     q0 = load(q, q_offsets, m_row, 0, D0, D)
     b_q = q0, (load(q, q_offsets, m_row, D0, D1, D) if D1 else q0)
@@ -128,7 +131,7 @@ def flash_forward(
     row_max, row_sum = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
     if span is None:
         row_max, row_sum = initial_max_and_sum(scores, head, block.i, GROUP, SUMS)
-    k, v = head_of(k, batch, head), head_of(v, batch, head)
+    k, v = head_of(k, batch, head, ALIGN), head_of(v, batch, head, ALIGN)
     state = visit(
         _keys, borders, at, scores.first is not None, scores.end is not None or not WHOLE_COLS,
         (acc0, acc1, row_max, row_sum), (b_q, k, v), block, m_row, scores, lists,
@@ -138,7 +141,7 @@ def flash_forward(
     acc0, acc1, row_max, row_sum = state
     attends = row_sum > 0
     factor = tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)
-    out, p_lse = head_of(out, batch, head * GROUP), lse + block.numbers
+    out, p_lse = head_of(out, batch, head * GROUP, ALIGN), lse + block.numbers
     if span is not None:
         out = Array(out.at + wide(i_span) * out_step, out.batch, out.head, out.row, out.col)
         p_lse += wide(i_span) * lse_step

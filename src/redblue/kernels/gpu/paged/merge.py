@@ -9,7 +9,7 @@ import triton.language as tl
 
 from redblue.kernels.gpu.arrays import wide
 from redblue.kernels.gpu.flash.decode import MAX_OUTPUT
-from redblue.kernels.gpu.scores import LN2, LOG2E, constant, initial_max_and_sum
+from redblue.kernels.gpu.scores import LN2, LOG2E, constant, exp2_below, initial_max_and_sum
 
 MAX_ROWS = 16
 
@@ -51,7 +51,7 @@ def paged_merge(
         share = tl.load(part_lse + rows, mask=m_head, other=float("-inf")) * constant(LOG2E, SUMS)
         b_part = tl.load(part_out + (rows * D_V)[:, None] + i_col[None, :], mask=m_out, other=0.0)
         new_max = tl.maximum(row_max, share)
-        shrink, share = tl.exp2(row_max - new_max), tl.exp2(share - new_max)
+        shrink, share = tl.exp2(row_max - new_max), exp2_below(share, new_max, False)
         row_sum = row_sum * shrink + share
         acc = acc * shrink[:, None] + share[:, None] * b_part
         row_max = new_max

@@ -52,7 +52,7 @@ class PagedTask:
     record: Options = field(default_factory=Options)  # bias (B, heads, n_q, keys), sinks (heads,), alibi (B, heads)
     first: int | None = None  # a query at position i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None
-    tree: Tensor | None = None  # int8 (total_q, newest)
+    tree: Tensor | None = None  # int8 or int32 (total_q, newest)
     cut_keys: int = 0  # this and first_row as in Task (launch.py)
     first_row: int = 0
 

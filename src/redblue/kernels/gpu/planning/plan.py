@@ -22,6 +22,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
+from redblue.kernels.gpu.planning import by_tma
 from redblue.kernels.gpu.planning.card import Card, card_named, card_of
 from redblue.kernels.gpu.planning.footprints import COUNTED_AS, KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
 from redblue.kernels.gpu.planning.resources import pipelines, resources
@@ -82,7 +83,17 @@ def candidates(
     schedule: the kernel to run, or "auto". If it cannot run on this card, another kernel takes its place, with a
     warning the first time. Raises Unplanned if none can.
     """
-    return _cached(direction, _rounded(sizes), dtype, card, options, schedule)
+    planned = _cached(direction, _rounded(sizes), dtype, card, options, schedule)
+    return (*_by_tma(direction, sizes, dtype, card, options, schedule), *planned)[:MAX_CANDIDATES]
+
+
+def _by_tma(
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, schedule: str
+) -> tuple[Launch, ...]:
+    if not options.by_tma or schedule not in ("auto", "small_cache"):
+        return ()
+    found = by_tma.choices(direction, sizes, dtype, card)
+    return tuple(Launch("small_cache", choice, shared_bytes=by_tma.largest_bytes(choice)) for choice in found)
 
 
 def node_sizes(rows: int, d: int, d_v: int) -> Sizes:

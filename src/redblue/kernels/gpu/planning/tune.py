@@ -15,6 +15,7 @@ import os
 import statistics
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -24,6 +25,9 @@ from typing import Any, NamedTuple
 import platformdirs
 import torch
 import triton
+from triton import OutOfResources
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import PTXASError
 
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
@@ -32,7 +36,11 @@ from redblue.kernels.gpu.planning.plan import Card, Launch
 VARIABLE = "REDBLUE_TUNE"
 REPETITIONS, LONGEST_MILLISECONDS = 5, 50.0
 HOPELESS = 2.0  # a candidate this many times slower than the best so far is timed only once
-FORMAT = 2  # version of the files
+FORMAT = 3  # version of the files
+CLEARED_BYTES = 64 << 20  # more than an L2 cache holds
+MOST_CLEARED = 1000  # times in a row
+REFUSALS = (OutOfResources, torch.OutOfMemoryError, CompilationError, PTXASError)
+REFUSED_BY_A_PASS = ("PassManager::run failed", "failed to translate module to LLVM IR")  # RuntimeErrors of Triton
 
 Run = Callable[[Launch], object]
 
@@ -74,8 +82,9 @@ class Kind(NamedTuple):
 def chosen(kind: Kind, candidates: Sequence[Launch], run: Run) -> Launch:
     """The fastest candidate; the first one if tuning is off, or while a CUDA graph is captured or torch.compile traces.
 
-    run: executes the call by one candidate. Candidates that fail are left out; if all fail, the first one's error is
-    raised.
+    run: executes the call by one candidate. Candidates that cannot be compiled or need too much memory are left out;
+    if there are no others, the first one's error is raised. Any other error is raised at once: after an illegal access
+    all further calls of the process fail, too.
     """
     if len(candidates) == 1 or not enabled():
         return candidates[0]
@@ -114,10 +123,15 @@ def folder() -> Path:
 
 
 def milliseconds(call: Callable[[], object], best: float) -> float:
-    """The median of the times of a compiled call, by the device's events. best: the best candidate's time so far."""
+    """The median of the times of a compiled call, by the device's events. best: the best candidate's time so far.
+
+    The device clears memory while Python queues the call, so that it never waits for Python between launches.
+    """
     times: list[float] = []
+    queue_work = _work_ahead_of(call)
     while len(times) < REPETITIONS and sum(times) < LONGEST_MILLISECONDS:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        queue_work()
         start.record()
         call()
         end.record()
@@ -126,6 +140,31 @@ def milliseconds(call: Callable[[], object], best: float) -> float:
         if times[0] > HOPELESS * best:
             break
     return statistics.median(times)
+
+
+def _work_ahead_of(call: Callable[[], object]) -> Callable[[], None]:
+    """A function that queues as much work for the device as Python needs time to queue the call."""
+    try:
+        memory = torch.empty(CLEARED_BYTES, dtype=torch.int8, device="cuda")
+    except torch.OutOfMemoryError:
+        return lambda: None
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    memory.zero_()  # the first time compiles or loads a kernel
+    start.record()
+    memory.zero_()
+    end.record()
+    end.synchronize()
+    began = time.perf_counter()
+    call()
+    seconds = time.perf_counter() - began
+    torch.cuda.synchronize()
+    times = min(MOST_CLEARED, 2 + math.ceil(1e3 * seconds / max(1e-3, start.elapsed_time(end))))
+
+    def clear() -> None:
+        for _ in range(times):
+            memory.zero_()
+
+    return clear
 
 
 def _fastest(candidates: Sequence[Launch], run: Run) -> tuple[Launch, dict[str, float | str]]:
@@ -148,7 +187,11 @@ def _timed(candidate: Launch, run: Run, best: float) -> float | Exception:
     try:
         run(candidate)  # compiles the kernels
         return milliseconds(lambda: run(candidate), best)
-    except Exception as failure:  # of any kind: another candidate may work
+    except REFUSALS as refusal:
+        return refusal
+    except RuntimeError as failure:
+        if not any(text in str(failure) for text in REFUSED_BY_A_PASS):
+            raise
         return failure
 
 

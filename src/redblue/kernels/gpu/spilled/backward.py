@@ -11,23 +11,24 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.arrays import head_of, index, read, row_offsets, tile_mask, write
-from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.launch import Run, Task, array
+from redblue.kernels.gpu.planning.by_tma import Choice
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.spilled.chunks import Chunk, by_row, chunks, whole_slices, widest_slice, with_chunk
+from redblue.kernels.gpu.spilled.deltas import deltas_run
 from redblue.kernels.gpu.spilled.gradients import Gradients, running_sums, slice_width
 from redblue.kernels.gpu.spilled.pairs import spill_ds, spill_p
-from redblue.kernels.gpu.spilled.slices import Panel, pointers
+from redblue.kernels.gpu.spilled.tma import launches as by_tma
 from redblue.kernels.gpu.spilled.unattended import without_unattended_keys
 
 
 def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     """The launches that write task.delta, dq, dk and dv."""
+    if isinstance(launch.tiles, Choice):
+        return by_tma.backward(task, launch.tiles)
     task = without_unattended_keys(task)
     launch = with_chunk(task, launch)
     sizes, t, hybrid = task.sizes, launch.tiles, launch.kernel == "hybrid"
@@ -49,7 +50,7 @@ def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     running = {name: running_sums(task, launch, getattr(task, name)) for name in ("dk", "dv")}
     sums = {"SUMS": tl.float64 if task.lse.dtype == torch.float64 else tl.float32}
     gradients = Gradients(task, launch, common | sums, spilled, running)
-    runs = [_deltas(task, launch, common)]
+    runs = [deltas_run(task, t.rows, launch.warps, launch.stages)]
     for chunk in chunks(task, launch.chunk):
         runs.append(_p(task, launch, chunk, pairs))
         if hybrid:
@@ -60,21 +61,6 @@ def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
         if not hybrid:
             runs.append(gradients.dv(chunk))
     return runs
-
-
-def _deltas(task: Task, launch: Launch, common: dict[str, Any]) -> Run:
-    rows, depth = launch.tiles.rows, slice_width(task.sizes.d_v)
-    names = "n_q", "kv_heads", "GROUP", "WIDE"
-    arguments = {name: common[name] for name in names} | {
-        "out": array(task.out),
-        "dout": array(task.dout),
-        "dlse": task.dlse,
-        "delta": task.delta,
-        "d_v": task.sizes.d_v,
-        "ROWS": rows,
-        "DEPTH": depth,
-    }
-    return Run(deltas, (ceil_div(task.rows, rows) * task.streams,), arguments, launch.warps, launch.stages)
 
 
 def _p(task: Task, launch: Launch, chunk: Chunk, pairs: dict[str, Any]) -> Run:
@@ -115,35 +101,3 @@ def _ds(task: Task, launch: Launch, chunk: Chunk, pairs: dict[str, Any]) -> Run:
 
 def _grid(task: Task, launch: Launch, chunk: Chunk) -> tuple[int, int]:
     return ceil_div(chunk.rows, launch.tiles.rows) * chunk.streams, max(1, ceil_div(task.sizes.n_k, launch.tiles.span))
-
-
-@triton.jit
-def deltas(
-    out,
-    dout,
-    dlse,
-    delta,
-    n_q,
-    kv_heads,
-    d_v,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """delta: the row sums of dout * out, minus dlse."""
-    SUMS: tl.constexpr = delta.dtype.element_ty
-    block = row_block((0, 0, n_q * GROUP), n_q, kv_heads, tl.program_id(0), False, GROUP, ROWS)
-    m_row = block.i < n_q * GROUP
-    out, dout = head_of(out, block.batch, block.head * GROUP), head_of(dout, block.batch, block.head * GROUP)
-    out = Panel(out, row_offsets(out, index(block.i, WIDE), GROUP))
-    dout = Panel(dout, row_offsets(dout, index(block.i, WIDE), GROUP))
-    b_delta = tl.zeros((ROWS,), SUMS)
-    for f in range(0, d_v, DEPTH):
-        i_f = f + tl.arange(0, DEPTH)
-        m_x = tile_mask(m_row, i_f < d_v)
-        b_out, b_dout = read(pointers(out, i_f, WIDE), m_x), read(pointers(dout, i_f, WIDE), m_x)
-        b_delta += tl.sum(b_out.to(SUMS) * b_dout.to(SUMS), 1)
-    if dlse is not None:
-        b_delta -= tl.load(dlse + block.numbers, mask=m_row, other=0.0)
-    write(delta + block.numbers, b_delta, m_row)

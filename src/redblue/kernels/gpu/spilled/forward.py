@@ -18,6 +18,7 @@ from redblue.kernels.gpu.arrays import head_of, index, row_offsets, tile_mask, w
 from redblue.kernels.gpu.band import band_tiles, first_of, keys_of, pair_mask
 from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.launch import Run, Task, array
+from redblue.kernels.gpu.planning.by_tma import Choice
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import (
     LN2,
@@ -44,12 +45,15 @@ from redblue.kernels.gpu.spilled.chunks import (
 from redblue.kernels.gpu.spilled.constants import PairConstants
 from redblue.kernels.gpu.spilled.output import spilled_output
 from redblue.kernels.gpu.spilled.slices import Panel, SliceConstants, load_slices, score_tile
+from redblue.kernels.gpu.spilled.tma import launches as by_tma
 from redblue.kernels.gpu.spilled.unattended import without_unattended_keys
 from redblue.kernels.gpu.visits import visit_band_or_list
 
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     """The launches that write task.out and task.lse."""
+    if isinstance(launch.tiles, Choice):
+        return by_tma.forward(task, launch.tiles)
     task = without_unattended_keys(task)
     launch = with_chunk(task, launch)
     sizes, t, sums = task.sizes, launch.tiles, task.lse.dtype

@@ -1,0 +1,374 @@
+"""Run every kernel once, at d 64 and 512, and compare the first and the last head with float64: `.ci/gpu once`.
+
+Each case runs in a worker process, so that a crash or a hang costs one case. Then all run again under
+compute-sanitizer, if it is installed, which finds accesses outside of arrays. Kernels are compiled before on all cores.
+Sizes are odd, heads share key heads, and memory comes straight from the driver, so that every array has its own bounds.
+
+--dry needs no GPU: it makes smaller calls under Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import selectors
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+if "--dry" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+os.environ["REDBLUE_TUNE"] = "0"
+
+import torch  # pyright: ignore[reportMissingImports]
+from rich.console import Console
+
+import redblue as rb
+from benchmarks.common.gate import Red, relative_errors
+from benchmarks.common.places import RESULTS
+from benchmarks.gpu.ahead import side_by_side, standing_in, warm
+from benchmarks.gpu.worker import Failed, Here, Worker
+from redblue.base.files import replace_whole
+from redblue.kernels.gpu.planning.card import card_of, planning_for
+
+KEPT = RESULTS / "once.json"
+MAX_ERROR = {"float16": 5e-3, "bfloat16": 3e-2}  # relative, in the Frobenius norm
+BUDGET_SECONDS = 90.0
+CASE_SECONDS = 20.0
+SANITIZERS = ("/usr/local/cuda/bin/compute-sanitizer", "/usr/local/cuda/compute-sanitizer/compute-sanitizer")
+DRY_WIDTHS = {64: 16, 512: 24}  # what dry calls have in place of d
+FAULT = re.compile(r"^=+ (Invalid|Misaligned|Program hit|.*[Oo]ut of bounds)")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of redblue. options: those among `arrays_of`; causal; blocks: a mask that is a list of tiles."""
+
+    d: int
+    schedule: str = "auto"
+    options: tuple[str, ...] = ()
+    d_v: int = 0
+    n_q: int = 301
+    n_k: int = 333
+    heads: int = 6
+    kv_heads: int = 3
+    page: int = 0  # 0: no pages; else forward only
+    dtype: str = "bfloat16"
+
+    @property
+    def title(self) -> str:
+        width = f"d {self.d}" + f"/{self.d_v}" * bool(self.d_v)
+        lengths = f"n {self.n_q} x {self.n_k}"
+        return ", ".join((self.schedule, width, lengths, *self.options, *["pages"] * bool(self.page)))
+
+
+def cases() -> Iterator[Case]:
+    """Every kernel, those of the most used calls first."""
+    for d in (64, 512):
+        for schedule in ("flash", "hybrid", "small_cache"):
+            yield Case(d, schedule, ("causal",))
+    for d in (64, 512):
+        yield Case(d)
+        yield Case(d, n_q=1, n_k=4999)
+        yield Case(d, n_q=1, n_k=999, page=16)
+        yield Case(d, options=("blocks",))
+    yield Case(128, options=("causal",))
+    yield Case(256, options=("causal",))
+    yield Case(576, d_v=512, options=("causal",))
+    yield Case(576, d_v=512, n_q=1, n_k=999, kv_heads=1, page=16)
+    yield Case(40, options=("causal",))
+    for d in (64, 512):
+        yield Case(d, options=("bias", "softcap", "sinks", "alibi"), dtype="float16")
+    yield Case(64, options=("dropout",), dtype="float16")
+
+
+@dataclass
+class Outcome:
+    """errors: by result, the larger one of the first and the last head. faults: what the sanitizer said."""
+
+    case: Case
+    tool: str  # "none" or "memcheck"
+    errors: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+    faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        return not self.failure and not self.faults
+
+
+def arrays_of(case: Case, device: str, like: Callable[..., torch.Tensor] = torch.randn) -> dict[str, torch.Tensor]:
+    """q, k, v and the options that are arrays."""
+    if like is torch.randn:
+        torch.manual_seed(case.d)
+    kind: dict[str, Any] = {"dtype": getattr(torch, case.dtype), "device": device}
+    d_v = case.d_v or case.d
+    found = {
+        "q": like(2, case.heads, case.n_q, case.d, **kind),
+        "k": like(2, case.kv_heads, case.n_k, case.d, **kind),
+        "v": like(2, case.kv_heads, case.n_k, d_v, **kind),
+    }
+    sums = kind | {"dtype": torch.float32}
+    if "bias" in case.options:
+        found["bias"] = like(case.heads, 1, case.n_k, **sums)
+    if "sinks" in case.options:
+        found["sinks"] = like(case.heads, **sums)
+    return found
+
+
+def options_of(case: Case, device: str) -> dict[str, Any]:
+    """The options that are no arrays with gradients."""
+    found: dict[str, Any] = {}
+    if "causal" in case.options:
+        found["mask"] = rb.Mask.causal()
+    if "blocks" in case.options:
+        block = max(8, case.n_k // 10)
+        layout = [[(3 * i + j) % 4 < 2 for j in range(-(-case.n_k // block))] for i in range(-(-case.n_q // block))]
+        found["mask"] = rb.Mask.blocks(layout, block)
+    if "softcap" in case.options:
+        found["softcap"] = 5.0
+    if "alibi" in case.options:
+        found["alibi"] = torch.linspace(0.01, 0.1, case.heads, device=device)
+    if "dropout" in case.options:
+        found |= {"dropout": 0.3, "seed": 11}
+    return found
+
+
+def attended(case: Case, arrays: dict[str, torch.Tensor], schedule: str, backward: bool) -> dict[str, torch.Tensor]:
+    """The output and, unless there are pages, the gradients of the sum of its products with fixed numbers."""
+    leaves = {name: x.detach().requires_grad_(backward) for name, x in arrays.items()}
+    device = arrays["q"].device
+    out = rb.attention(**leaves, **options_of(case, str(device)), **({"schedule": schedule} if schedule else {}))
+    found = {"out": out.detach()}
+    if backward:
+        weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(device, out.dtype)
+        grads = torch.autograd.grad(out, list(leaves.values()), weights)
+        found |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    return found
+
+
+def paged(case: Case, arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The output on keys and values in pages, in reverse order."""
+    q, each = arrays["q"], -(-case.n_k // case.page)
+    pages = torch.arange(2 * each).flip(0).view(2, each)
+
+    def in_pages(x: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.pad(x, (0, 0, 0, -case.n_k % case.page)).view(2, case.kv_heads, each, case.page, -1)
+        return x.permute(0, 2, 3, 1, 4).reshape(2 * each, case.page, case.kv_heads, -1).flip(0).contiguous()
+
+    keys, values, lengths = in_pages(arrays["k"]), in_pages(arrays["v"]), torch.full((2,), case.n_k)
+    out = rb.attention_paged(q.transpose(1, 2).contiguous(), keys, values, pages, lengths)
+    return {"out": out.transpose(1, 2)}
+
+
+def worst_error(name: str, found: torch.Tensor, exact: torch.Tensor) -> float:
+    """The larger error of the first head of the first sequence and the last head of the last one."""
+    if found.dim() < 4:  # gradients of options: whole
+        return relative_errors([found.cpu()], [exact])[0]
+    return max(relative_errors([found[i, i].cpu()], [exact[i, i]])[0] for i in (0, -1))
+
+
+class Cases:
+    """Makes cases on one device and compares them with float64 on the CPU."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def make(self, case: Case) -> dict[str, float]:
+        """The errors of a case. Raises Red if they are too large."""
+        arrays = arrays_of(case, "cpu")
+        with torch.random.fork_rng(devices=[]):
+            exact = attended(case, {name: x.double() for name, x in arrays.items()}, "", not case.page)
+        given = {name: x.to(self.device) for name, x in arrays.items()}
+        with _interpreted() if self.device == "cpu" else contextlib.nullcontext():
+            found = paged(case, given) if case.page else attended(case, given, case.schedule, True)
+        errors = {name: worst_error(name, x, exact[name]) for name, x in found.items()}
+        if not all(error <= MAX_ERROR[case.dtype] for error in errors.values()):
+            raise Red(", ".join(f"{name} {error:.1e}" for name, error in errors.items()))
+        return errors
+
+
+def _interpreted() -> contextlib.AbstractContextManager[None]:
+    from redblue.op.pytorch.interpreted import interpreted
+
+    return interpreted()
+
+
+def on_device() -> Cases:
+    return Cases("cuda")
+
+
+def dry() -> Cases:
+    return Cases("cpu")
+
+
+def compiled(task: tuple[Case, Any]) -> None:
+    """Compile the kernels of a case without touching the device."""
+    from redblue.op.pytorch import gpu, ops
+
+    case, card = task
+    with contextlib.suppress(Exception), warm(), standing_in(card.arch), planning_for(card), ops.substituted(by=gpu):
+        arrays = arrays_of(case, "cpu", torch.empty)
+        paged(case, arrays) if case.page else attended(case, arrays, case.schedule, True)
+
+
+class Kept:
+    """The outcomes, written to a file one by one."""
+
+    def __init__(self, path: Path, console: Console) -> None:
+        self.path, self.console, self.outcomes = path, console, list[Outcome]()
+
+    def add(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        text = ",\n".join(json.dumps(asdict(each)) for each in self.outcomes)
+        replace_whole(self.path, lambda draft: draft.write_text(f"[\n{text}\n]\n", encoding="utf-8"))
+        worst = max(outcome.errors.values(), default=0.0)
+        said = outcome.failure or "; ".join(outcome.faults) or f"right, {worst:.1e}, {outcome.seconds:.1f} s"
+        tool = "" if outcome.tool == "none" else f" under {outcome.tool}"
+        self.console.print(
+            f"{outcome.case.title}{tool}: {said}", style=None if outcome.right else "red", highlight=False
+        )
+
+
+def plain(todo: list[Case], worker: Worker | Here, end: float, kept: Kept) -> None:
+    """Each case in a worker that is replaced after a crash."""
+    for case in todo:
+        start = time.monotonic()
+        if start > end:
+            return
+        outcome = Outcome(case, "none")
+        try:
+            outcome.errors = worker.ask("make", case, seconds=min(CASE_SECONDS, end - start))
+        except Failed as failure:
+            outcome.failure = str(failure)
+        outcome.seconds = time.monotonic() - start
+        kept.add(outcome)
+    worker.end()
+
+
+def sanitizer() -> str | None:
+    return shutil.which("compute-sanitizer") or next((path for path in SANITIZERS if Path(path).is_file()), None)
+
+
+def sanitized(todo: list[Case], end: float, kept: Kept) -> None:
+    """All cases in one process under the sanitizer; after a crash, those behind it in another one."""
+    tool, left = sanitizer(), list(todo)
+    if tool is None:
+        kept.console.print("no compute-sanitizer, so accesses are not checked", style="yellow")
+        return
+    while left and time.monotonic() < end:
+        numbers = ",".join(str(todo.index(case)) for case in left)
+        command = [tool, "--tool", "memcheck", "--print-limit", "8", sys.executable, "-m", "benchmarks.gpu.once"]
+        done = _followed([*command, "--inside", numbers], todo, end, kept)
+        left = left[max(1, done) :]
+
+
+def _followed(command: list[str], todo: list[Case], end: float, kept: Kept) -> int:
+    """Run the sanitizer on cases and keep their outcomes as they are printed; the number of cases that began."""
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    current: Outcome | None = None
+    began, start, last = 0, 0.0, ""
+    for line in _lines(command, environment, end):
+        last = line or last
+        if line.startswith("CASE "):
+            current, began, start = Outcome(todo[int(line[5:])], "memcheck"), began + 1, time.monotonic()
+        elif line.startswith("DONE ") and current:
+            found = json.loads(line[5:])
+            current.errors, current.failure = found["errors"], found["failure"]
+            current.seconds = time.monotonic() - start
+            kept.add(current)
+            current = None
+        elif FAULT.match(line) and current:
+            current.faults.append(line.strip("= "))
+    if current:
+        over = time.monotonic() > end
+        current.failure = "not finished in time" if over else f"the process ended: {last.strip('= ')}"
+        kept.add(current)
+    elif not began:
+        kept.console.print(f"the sanitizer ran no case: {last}", style="yellow", highlight=False)
+    return began
+
+
+def _lines(command: list[str], environment: dict[str, str], end: float) -> Iterator[str]:
+    """The lines that a command prints until it ends or the time is over; then it is killed."""
+    with (
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process,
+        selectors.DefaultSelector() as selector,
+    ):
+        assert process.stdout is not None
+        selector.register(process.stdout, selectors.EVENT_READ)
+        kept = b""
+        while True:
+            if not selector.select(max(0.0, end - time.monotonic())):
+                os.killpg(process.pid, 9)
+                return
+            some = os.read(process.stdout.fileno(), 1 << 16)
+            if not some:
+                return
+            *lines, kept = (kept + some).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+
+
+def inside(numbers: str) -> None:
+    """Make the cases of these numbers, and print what comes of each: the process that the sanitizer watches."""
+    every, maker = list(cases()), on_device()
+    for number in map(int, numbers.split(",")):
+        print(f"CASE {number}", flush=True)
+        found: dict[str, Any] = {"errors": {}, "failure": ""}
+        try:
+            found["errors"] = maker.make(every[number])
+            torch.cuda.synchronize()
+        except Exception as failure:  # the next case may still run
+            found["failure"] = f"{type(failure).__name__}: {failure}".split("\n")[0]
+        print(f"DONE {json.dumps(found)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry", action="store_true", help="without a GPU: smaller calls, interpreted")
+    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds (%(default)s)")
+    parser.add_argument("--json", type=Path, default=KEPT, help=f"file for the results ({KEPT.name})")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inside:
+        inside(given.inside)
+        return
+    end, console = time.monotonic() + given.budget, Console(width=None if sys.stdout.isatty() else 132)
+    kept, todo = Kept(given.json, console), list(cases())
+    if given.dry:
+        todo = [smaller(case) for case in todo if case.d in DRY_WIDTHS]
+        plain(todo, Here(dry), end, kept)
+    else:
+        if not torch.cuda.is_available():
+            sys.exit("no GPU that PyTorch sees: run this where there is one, or --dry --json FILE to see that it works")
+        card = card_of(torch.device("cuda"))
+        side_by_side(compiled, [(case, card) for case in todo], given.budget / 2, console)
+        plain(todo, Worker(on_device), end, kept)
+        sanitized(todo, end, kept)
+    wrong = sum(not outcome.right for outcome in kept.outcomes)
+    watched = sum(outcome.tool != "none" for outcome in kept.outcomes)
+    console.print(
+        f"{len(kept.outcomes)} calls, {watched} of them watched for bad accesses; {wrong} wrong", highlight=False
+    )
+    sys.exit(bool(wrong))
+
+
+def smaller(case: Case) -> Case:
+    """A call that the interpreter makes fast."""
+    lengths = {"n_q": min(case.n_q, 9), "n_k": min(case.n_k, 21)}
+    return replace(case, d=DRY_WIDTHS[case.d], heads=2, kv_heads=1, **lengths)
+
+
+if __name__ == "__main__":
+    main()

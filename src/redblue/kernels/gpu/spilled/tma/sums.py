@@ -1,0 +1,119 @@
+"""Sums of spilled P and dS times a matrix, by TMA: O = P V, dQ = dS K, dV = P^T dO and dK = dS^T Q."""
+
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from redblue.kernels.gpu.arrays import wide
+from redblue.kernels.gpu.scores import LN2
+from redblue.kernels.gpu.spilled.tma.tiles import LAUNCH, load_tile, multiply
+
+
+@triton.jit(do_not_specialize=LAUNCH)
+def row_sums(
+    spilled,
+    other,
+    result,
+    level,
+    sums,
+    lse,
+    flags,
+    scale,
+    stream,
+    streams,
+    heads,
+    n_q,
+    n_k,
+    features,
+    end,
+    GROUP: tl.constexpr,
+    BAND: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    DEPTH: tl.constexpr,
+    COLS: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """A tile of O = P V, or of dQ = scale dS K, where sums is None.
+
+    level, sums: references of rows, and row sums of P over blocks of COLS keys, for O, whose log-sum-exp is written,
+    too. flags (streams, blocks of rows) receives whether a sum of a block is above LIMIT or no number.
+    """
+    blocks, tiles = tl.cdiv(n_q, ROWS), tl.cdiv(features, FEATURES)
+    program = tl.program_id(0) // tiles  # programs that share rows of P run at once
+    local, block = program // blocks, program % blocks
+    if BAND:
+        block = blocks - 1 - block  # the longest first
+    batch, head = (stream + local) // heads, (stream + local) % heads
+    row, f = block * ROWS, tl.program_id(0) % tiles * FEATURES
+    stop = n_k
+    if BAND:
+        stop = tl.minimum(n_k, tl.minimum(row + ROWS, n_q) - 1 + end)
+    acc = tl.zeros((ROWS, FEATURES), tl.float32)
+    for key in tl.range(0, stop, DEPTH):
+        b_spilled = spilled.load([local, row, key]).reshape(ROWS, DEPTH)
+        acc = multiply(b_spilled, load_tile(other, batch, head // GROUP, key, f, DEPTH, FEATURES), acc)
+    if sums is not None:
+        i_row = row + tl.arange(0, ROWS)
+        m_row = i_row < n_q
+        total = tl.zeros((ROWS,), tl.float32)
+        p_sums = sums + wide(local) * tl.cdiv(n_k, COLS) * n_q + i_row
+        for t in tl.range(0, tl.cdiv(stop, COLS)):
+            total += tl.load(p_sums + wide(t) * n_q, mask=m_row, other=0.0)
+        some = total != 0
+        acc = acc * tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)[:, None]
+        if f == 0:
+            b_level = tl.load(level + wide(local) * n_q + i_row, mask=m_row, other=0.0)
+            b_lse = tl.where(some, (b_level + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
+            tl.store(lse + wide(stream + local) * n_q + i_row, b_lse, mask=m_row)
+            tl.store(flags + local * blocks + block, tl.max(tl.where(total <= LIMIT, 0, 1), 0))
+    else:
+        acc = acc * scale
+    result.store([batch, head, row, f], acc.to(result.dtype).reshape(1, 1, ROWS, FEATURES))
+
+
+@triton.jit(do_not_specialize=LAUNCH)
+def key_sums(
+    spilled,
+    other,
+    result,
+    scale,
+    stream,
+    streams,
+    heads,
+    n_q,
+    n_k,
+    features,
+    end,
+    GROUP: tl.constexpr,
+    BAND: tl.constexpr,
+    KEYS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TALL: tl.constexpr,
+):
+    """A tile of dV = P^T dO, or of dK = scale dS^T Q, summed over the heads that share a key head.
+
+    TALL: rows of the blocks that are written whole (tiles_of).
+    """
+    blocks, tiles = tl.cdiv(n_k, KEYS), tl.cdiv(features, FEATURES)
+    program = tl.program_id(0) // tiles  # programs that share keys of P run at once
+    local, block = program // blocks * GROUP, program % blocks
+    batch, head = (stream + local) // heads, (stream + local) % heads
+    key, f = block * KEYS, tl.program_id(0) % tiles * FEATURES
+    begin = 0
+    if BAND:
+        first = tl.maximum(key - end + 1, 0)
+        begin = tl.where(first < n_q, first // TALL * TALL, n_q)
+    steps = tl.cdiv(n_q - begin, DEPTH)
+    acc = tl.zeros((KEYS, FEATURES), tl.float32)
+    for t in tl.range(0, GROUP * steps):
+        shared = t // steps if GROUP > 1 else 0
+        row = begin + (t - shared * steps) * DEPTH
+        b_spilled = spilled.load([local + shared, row, key]).reshape(DEPTH, KEYS)
+        acc = multiply(b_spilled.T, load_tile(other, batch, head + shared, row, f, DEPTH, FEATURES), acc)
+    acc = acc * scale
+    result.store([batch, head // GROUP, key, f], acc.to(result.dtype).reshape(1, 1, KEYS, FEATURES))

@@ -1,0 +1,177 @@
+"""The kernels that load by TMA (spilled/tma) against float64, their plan, and calls that they do not take.
+
+They run under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU.
+"""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import redblue as rb
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.launch import PlanOptions, Task
+from redblue.kernels.gpu.planning.by_tma import LEAST_D, Choice, Tile
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import Launch, candidates
+from redblue.kernels.gpu.spilled.tma import launches
+from redblue.kernels.gpu.versions import has_descriptors
+from redblue.op.pytorch import gpu, interpreted
+from support.gpu import DEVICE, check, check_forward
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too
+    pytest.mark.usefixtures("bfloat16_to_nearest"),
+    pytest.mark.skipif(not has_descriptors(), reason="needs descriptors"),
+]
+P, SUM = Tile(32, 64, 32, 4, 2, 2, 1), Tile(32, 32, 32, 4, 2)
+SMALL = Choice(P, P, SUM, SUM, streams=2, multiprocessors=3)
+TALL = Choice(Tile(64, 64, 32, 4, 2, 1, 0), Tile(32, 128, 32, 4, 2, 4), Tile(128, 32, 32), Tile(64, 32, 64), 3, 2)
+FUSED = SMALL._replace(ds=None)
+choices = pytest.mark.parametrize("choice", [SMALL, TALL, FUSED], ids=["small", "tall", "fused"])
+BANDS = [rb.Mask.full(), rb.Mask.causal(), rb.Mask.causal(align="bottom-right"), rb.Mask.sliding_window(None, 9)]
+
+
+@pytest.fixture(autouse=True)
+def nan_in_new_memory():
+    """Fill new memory with NaN, which shows in every element that a kernel reads and none has written."""
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    """Return a function that sets the choice, and a list that receives the kernels that run."""
+
+    def launch(choice):
+        names = []
+        for direction in ("forward", "backward"):
+            made = getattr(launches, direction)
+
+            def recorded(task, choice, made=made):
+                runs = made(task, choice)
+                names.extend(run.kernel.__name__ for run in runs)
+                return runs
+
+            monkeypatch.setattr(launches, direction, recorded)
+        monkeypatch.setattr(gpu, "plan", lambda *_: Launch("small_cache", choice))
+        return names
+
+    return launch
+
+
+def normal(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape, device=DEVICE).to(dtype).requires_grad_()
+
+
+@choices
+@pytest.mark.parametrize("mask", BANDS, ids=str)
+@pytest.mark.parametrize("sizes", [(70, 100, 64, 40), (100, 70, 48, 96), (1, 130, 8, 64)], ids=str)
+def test_bands(launch, choice, mask, sizes):
+    n_q, n_k, d, d_v = sizes
+    names = launch(choice)
+    check(normal(2, 2, n_q, d), normal(2, 2, n_k, d), normal(2, 2, n_k, d_v), mask=mask)
+    assert {"references", "row_sums", "key_sums", "redo"} <= set(names)
+    assert ("p_and_ds" in names) == (choice.ds is None)
+
+
+@choices
+@pytest.mark.parametrize("group", [2, 3])
+def test_heads_that_share_a_key_head(launch, choice, group):
+    launch(choice)
+    q, k, v = (normal(heads, 45, 32) for heads in (2 * group, 2, 2))
+    check(q, k, v, mask=rb.Mask.causal())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("steep", [1.0, 40.0, 3000.0])
+def test_scores_far_above_the_first_keys(launch, dtype, steep):
+    """P overflows where a row's largest score is far above that of its first keys; such rows are computed anew."""
+    launch(SMALL)
+    q, k, v = normal(1, 70, 64, dtype=dtype), normal(1, 200, 64, dtype=dtype), normal(1, 200, 64, dtype=dtype)
+    with torch.no_grad():
+        k[:, 150:] += steep / 64 * q[:, :1]
+    check_forward(q, k, v)
+
+
+def test_nan_in_keys_that_no_query_attends(launch):
+    launch(SMALL)
+    q, k, v = normal(1, 40, 32), normal(1, 100, 32), normal(1, 100, 32)
+    k.data[:, 40:], v.data[:, 40:] = torch.nan, torch.nan
+    got = interpreted.attention(q, k, v, mask=rb.Mask.causal())
+    assert torch.isfinite(got).all()
+
+
+def test_arrays_of_other_layouts(launch):
+    launch(SMALL)
+    q, k, v = (normal(2, 45, 3, 32).transpose(1, 2) for _ in range(3))
+    check_forward(q, k, v, mask=rb.Mask.causal())
+
+
+# The plan ----------------------------------------------------------------------------------------------------------
+
+PLAIN = PlanOptions(by_tma=True)
+
+
+def planned(direction="forward", d=512, n=8192, dtype="bfloat16", card=None, options=PLAIN, schedule="auto"):
+    sizes = Sizes((1,), 32, 1, n, n, d, d)
+    return [x.tiles for x in candidates(direction, sizes, dtype, card or Card(), options, schedule)]
+
+
+def test_wide_heads_are_planned_by_tma_first():
+    assert isinstance(planned()[0], Choice)
+    assert isinstance(planned("backward")[0], Choice)
+    assert not isinstance(planned()[-1], Choice)  # tuning may find the other kernels faster
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"d": LEAST_D["forward"] - 1},
+        {"dtype": "float32"},
+        {"n": 64},
+        {"card": Card(arch=80)},
+        {"card": Card(shared_bytes=100 << 10)},
+        {"options": PlanOptions()},
+        {"schedule": "hybrid"},
+    ],
+    ids=str,
+)
+def test_other_calls_are_planned_as_before(call):
+    assert not any(isinstance(tiles, Choice) for tiles in planned(**call))
+
+
+def test_memory_of_p_and_ds_is_limited():
+    for n in (4096, 8192, 16384, 32768):
+        for tiles in planned("forward", n=n):
+            if isinstance(tiles, Choice):
+                assert tiles.streams * n * n * 2 <= 1 << 31
+    assert not isinstance(planned("forward", n=65536)[0], Choice)
+
+
+def shifted(x):
+    return torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "taken"),
+    [
+        ("nothing", lambda call: call, True),
+        ("base", lambda call: call | {"q": shifted(call["q"])}, False),
+        ("columns", lambda call: call | {"k": call["k"].mT.contiguous().mT}, False),
+        ("shared", lambda call: call | {"v": call["v"][:, :1].expand(-1, 2, -1, -1)}, False),
+        ("rows", lambda call: call | {"k": torch.zeros(1, 2, 40, 33, dtype=torch.float16)[..., :32]}, False),
+        ("window", lambda call: call | {"first": -3}, False),
+        ("softcap", lambda call: call | {"softcap": 5.0}, False),
+        ("sinks", lambda call: call | {"sinks": torch.zeros(2)}, False),
+        ("band", lambda call: call | {"end": 1}, True),
+        ("nothing attended", lambda call: call | {"end": -39}, False),
+    ],
+)
+def test_tasks_that_tma_takes(name, change, taken):
+    x = torch.zeros(1, 2, 40, 32, dtype=torch.float16)
+    call = {"q": x, "k": x, "v": x, "out": x, "lse": torch.zeros(1, 2, 40), "softcap": 0.0, "scale": 1.0}
+    task = Task.of(sizes=Sizes((1,), 2, 1, 40, 40, 32, 32), **change(call))
+    assert task.by_tma is taken
