@@ -37,22 +37,21 @@ TOLERANCE_LSE = 1e-3  # scores are sums of products of 16-bit numbers in float32
 
 def timed_rows() -> Iterator[dict[str, Any]]:
     """The variants to time, the most important first."""
-    base = {64: {"cols": 128, "stages": 4}, 128: {"cols": 128, "stages": 2}, 256: {"cols": 64, "stages": 2}}
-    both: list[dict[str, Any]] = [{}, {"ping_pong": False}, {"persistent": False}, {"ordered": False}]
-    own: dict[tuple[int, str], list[dict[str, Any]]] = {
-        (64, "full"): [{"consumers": 3}, {"stages": 2}, {"consumers": 3, "ping_pong": False}, {"section": HEADS}],
-        (64, "causal"): [{"consumers": 3}, {"dynamic": False, "section": HEADS}, {"section": HEADS}],
-        (128, "full"): [{"section": HEADS}, {"stages": 3}, {"cols": 64, "stages": 4}, {"section": 1}],
-        (128, "causal"): [{"dynamic": False, "section": HEADS}, {"section": HEADS}, {"stages": 3}, {"section": 2}],
-        (256, "full"): [{"cols": 32, "stages": 4}, {"section": HEADS}, {"section": 1}],
-        (256, "causal"): [{"dynamic": False, "section": HEADS}, {"section": HEADS}, {"section": 1}],
+    three = {"consumers": 3, "ping_pong": False}
+    two = {"consumers": 2, "ping_pong": True}
+    dynamic = {"persistent": True, "dynamic": True}
+    variants: dict[tuple[int, str], list[dict[str, Any]]] = {
+        (128, "full"): [{}, {"ordered": False}, {"ping_pong": False}, dynamic, {"section": HEADS}],
+        (128, "causal"): [{}, dynamic, dynamic | {"ordered": False}, {"ordered": False}, dynamic | {"section": HEADS}],
+        (64, "full"): [{}, {"ordered": False}, two, two | {"ordered": False}, {"stages": 2}],
+        (64, "causal"): [{}, dynamic, three, dynamic | three, dynamic | {"ordered": False}],
+        (256, "full"): [{}, {"ordered": False}, {"ping_pong": False}, dynamic, {"section": 1}],
+        (256, "causal"): [{}, dynamic, dynamic | {"ordered": False}, {"ordered": False}, {"ping_pong": False}],
     }
-    for i in range(len(both) + max(map(len, own.values()))):
-        for d, mask in ((128, "full"), (128, "causal"), (64, "full"), (64, "causal"), (256, "full"), (256, "causal")):
-            variants = both + own[d, mask]
-            for variant in variants[i : i + 1]:
-                dynamic = {"dynamic": mask == "causal"}
-                yield {"what": "time", "d": d, "mask": mask, "settings": base[d] | dynamic | variant, "base": i == 0}
+    for i in range(max(map(len, variants.values()))):
+        for d, mask in variants:
+            for variant in variants[d, mask][i : i + 1]:
+                yield {"what": "time", "d": d, "mask": mask, "settings": variant, "base": i == 0}
 
 
 def checked_rows() -> Iterator[dict[str, Any]]:
@@ -69,8 +68,8 @@ def checked_rows() -> Iterator[dict[str, Any]]:
     yield {"what": "check", "d": 128, "mask": "late", "n": sizes[1]}
     yield {"what": "check", "d": 128, "mask": "causal", "n": sizes[0], "heads": (6, 2)}
     yield {"what": "check", "d": 128, "mask": "window", "n": sizes[0], "heads": (8, 2), "settings": {"pack": 4}}
-    yield {"what": "check", "d": 64, "mask": "causal", "n": sizes[0], "settings": {"consumers": 3, "stages": 4}}
-    yield {"what": "check", "d": 64, "mask": "window", "n": sizes[1], "settings": {"consumers": 3, "stages": 4}}
+    yield {"what": "check", "d": 64, "mask": "causal", "n": sizes[0], "settings": {"consumers": 3}}
+    yield {"what": "check", "d": 64, "mask": "window", "n": sizes[1], "settings": {"consumers": 3}}
     yield {"what": "check", "d": 96, "d_v": 64, "mask": "causal", "n": sizes[0]}
     yield {"what": "check", "d": 192, "d_v": 128, "mask": "causal", "n": sizes[0]}
     yield {"what": "check", "d": 72, "mask": "full", "n": sizes[0]}
@@ -80,6 +79,9 @@ def checked_rows() -> Iterator[dict[str, Any]]:
     for d in (64, 128, 256):  # longer than a wave of blocks, so that each block takes several
         yield {"what": "check", "d": d, "mask": "causal", "n": (2100, 2100), "heads": (24, 8), "batch": 2}
         yield {"what": "check", "d": d, "mask": "window", "n": (2100, 2100), "heads": (24, 8), "batch": 2}
+        dynamic = {"persistent": True, "dynamic": True}
+        yield {"what": "check", "d": d, "mask": "causal", "n": (2100, 2100), "heads": (24, 8), "settings": dynamic}
+        yield {"what": "check", "d": d, "mask": "window", "n": (2100, 2100), "heads": (24, 8), "settings": dynamic}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -118,9 +120,10 @@ def tensors(row: dict[str, Any], device: str) -> tuple[Any, Any, Any]:
 
 
 def settings_of(row: dict[str, Any]) -> Any:
-    from redblue.kernels.gpu.hopper.forward import settings_for
+    from redblue.kernels.gpu.planning.by_gluon import settings
 
-    return settings_for(row["d"], row.get("d_v", row["d"]), MASKS[row["mask"]][1])._replace(**row.get("settings", {}))
+    mask = "full" if row["mask"] == "full" else "band"
+    return settings(row["d"], row.get("d_v", row["d"]), mask)[0]._replace(**row.get("settings", {}))
 
 
 def compiled(row: dict[str, Any], uncached: bool = False) -> dict[str, Any]:
@@ -132,14 +135,13 @@ def compiled(row: dict[str, Any], uncached: bool = False) -> dict[str, Any]:
     from triton.runtime import driver
 
     from redblue.kernels.gpu.hopper.forward import prepare
-    from redblue.kernels.gpu.hopper.kernel import hopper_forward
     from redblue.kernels.gpu.planning.fit import _Absent, _target
 
     q, k, v = tensors(row, "cpu")
     out, lse = q.new_empty(*q.shape[:3], v.shape[3]), torch.empty(q.shape[:3])
     launch = prepare(q, k, v, out, lse, 0.1, *MASKS[row["mask"]], settings_of(row))
     log = io.StringIO()
-    hopper_forward.device_caches.clear()
+    launch.kernel.device_caches.clear()
     with contextlib.ExitStack() as stack:
         if uncached:
             stack.enter_context(_target(90))
@@ -147,7 +149,7 @@ def compiled(row: dict[str, Any], uncached: bool = False) -> dict[str, Any]:
             stack.enter_context(knobs.nvidia.scope())
             driver._active = _Absent(90)  # type: ignore[assignment]  # this process never runs a kernel
         stack.enter_context(contextlib.redirect_stdout(log))
-        kernel = hopper_forward.warmup(*launch.arguments, grid=launch.grid, num_warps=launch.num_warps)
+        kernel = launch.kernel.warmup(*launch.positional, grid=launch.grid, **launch.settings)
     report = log.getvalue()
     return {
         "shared": kernel.metadata.shared,
@@ -238,7 +240,12 @@ def times(row: dict[str, Any], q: Any, k: Any, v: Any, launch: Any, scale: float
 
         return call
 
-    calls: dict[str, Any] = {"redblue": launch, "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION)}
+    def redblue() -> None:
+        if launch.arguments["DYNAMIC"]:
+            launch.arguments["counter"].zero_()
+        launch()
+
+    calls: dict[str, Any] = {"redblue": redblue, "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION)}
     if row["base"]:
         calls["flash"] = sdpa(SDPBackend.FLASH_ATTENTION)
     measured: dict[str, list[float]] = {}

@@ -349,7 +349,10 @@ def _namespace(block):
 
 
 def run_kernel(source, name, grid, arguments, seed=0):
-    """Run kernel `name` of the source on a grid of so many blocks. arguments: tensors, TMA descriptors and numbers."""
+    """Run kernel `name` of the source on a grid of so many blocks.
+
+    arguments: tensors, TMA descriptors and numbers, by their names.
+    """
     tree = ast.parse(source)
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     for node in tree.body:
@@ -362,7 +365,7 @@ def run_kernel(source, name, grid, arguments, seed=0):
         block = Block(program, grid, seed * grid + program)
         namespace = _namespace(block)
         exec(code, namespace)
-        namespace[name](*map(_argument, arguments))
+        namespace[name](**{parameter: _argument(x) for parameter, x in arguments.items()})
 
 
 def _argument(x):

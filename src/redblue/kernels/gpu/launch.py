@@ -30,7 +30,8 @@ class PlanOptions(NamedTuple):
     softcap: bool = False
     listed: bool = False  # a mask that is not a band
     aliased: bool = False  # paged values that are read as a slice of the keys
-    by_tma: bool = False  # whether the kernels that load by TMA take the call, on a card that has it
+    by_tma: bool = False  # whether the spilling kernels that load by TMA take the call, on a card that has it
+    by_gluon: str = ""  # "full" or "band": the mask of a call that the kernels in Gluon take, on cards that they run on
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,25 @@ class Task:
             bool(record.softcap),
             self.mask is not None,
             by_tma=self.by_tma,
+            by_gluon=self.by_gluon,
         )
 
     @property
     def by_tma(self) -> bool:
-        """Whether spilled/tma takes this task: plain scores, no mask or a causal band, arrays as TMA needs them."""
+        """Whether spilled/tma takes this task: as hopper/ does, and no mask or a causal band."""
+        some_attend = self.end is None or self.sizes.n_q - 1 + self.end >= 1
+        return self.first is None and some_attend and bool(self.by_gluon)
+
+    @property
+    def by_gluon(self) -> str:
+        """The mask, "full" or "band", if hopper/ takes this task: with plain scores and arrays as TMA needs them."""
         record = self.record
         if not self.plain or record.seed is not None or record.sinks is not None or self.mask is not None:
-            return False
-        if self.first is not None or (self.end is not None and self.sizes.n_q - 1 + self.end < 1):
-            return False
+            return ""
         arrays = self.q, self.k, self.v, self.out, self.dout, self.dq, self.dk, self.dv
-        return all(x is None or _tma_takes(x) for x in arrays)
+        if not all(x is None or _tma_takes(x) for x in arrays):
+            return ""
+        return "full" if self.first is None and self.end is None else "band"
 
     @property
     def plain(self) -> bool:

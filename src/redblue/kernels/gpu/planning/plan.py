@@ -22,7 +22,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
-from redblue.kernels.gpu.planning import by_tma
+from redblue.kernels.gpu.planning import by_gluon, by_tma
 from redblue.kernels.gpu.planning.card import Card, card_named, card_of
 from redblue.kernels.gpu.planning.footprints import COUNTED_AS, KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
 from redblue.kernels.gpu.planning.resources import pipelines, resources
@@ -84,16 +84,19 @@ def candidates(
     warning the first time. Raises Unplanned if none can.
     """
     planned = _cached(direction, _rounded(sizes), dtype, card, options, schedule)
-    return (*_by_tma(direction, sizes, dtype, card, options, schedule), *planned)[:MAX_CANDIDATES]
+    return (*_for_hopper(direction, sizes, dtype, card, options, schedule), *planned)[:MAX_CANDIDATES]
 
 
-def _by_tma(
+def _for_hopper(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, schedule: str
-) -> tuple[Launch, ...]:
-    if not options.by_tma or schedule not in ("auto", "small_cache"):
-        return ()
-    found = by_tma.choices(direction, sizes, dtype, card)
-    return tuple(Launch("small_cache", choice, shared_bytes=by_tma.largest_bytes(choice)) for choice in found)
+) -> Iterator[Launch]:
+    """The launches of kernels written for sm_90, which take some calls."""
+    if options.by_gluon and schedule in ("auto", "flash"):
+        for x in by_gluon.choices(direction, sizes, dtype, card, options.by_gluon):
+            yield Launch("flash", x, stages=x.stages, shared_bytes=x.shared_bytes(sizes.d, sizes.d_v))
+    if options.by_tma and schedule in ("auto", "small_cache"):
+        for x in by_tma.choices(direction, sizes, dtype, card):
+            yield Launch("small_cache", x, shared_bytes=by_tma.largest_bytes(x))
 
 
 def node_sizes(rows: int, d: int, d_v: int) -> Sizes:
