@@ -35,9 +35,11 @@ def has_gluon() -> bool:
     """Whether this Triton compiles the kernels in Gluon. Its interpreter does not run them."""
     import triton
 
-    if _number(triton.__version__) < OLDEST_GLUON or triton.knobs.runtime.interpret:
+    if _number(triton.__version__) < OLDEST_GLUON:
         return False
-    return importlib.util.find_spec("triton.experimental.gluon.nvidia.hopper") is not None
+    from triton import knobs
+
+    return not knobs.runtime.interpret and importlib.util.find_spec("triton.experimental.gluon.nvidia") is not None
 
 
 def _check(oldest: tuple[int, int], feature: str) -> None:

@@ -21,7 +21,8 @@ from redblue.schedules.flash import ForwardTiles
 
 d, first, end = json.loads(sys.argv[1])
 sizes = Sizes((1,), 32, 1, 4096, 4096, d, d)
-launch = plan("forward", sizes, "bfloat16", Card(), PlanOptions(by_gluon="full" if first is None and end is None else "band"))
+mask = "full" if first is None and end is None else "band"
+launch = plan("forward", sizes, "bfloat16", Card(), PlanOptions(by_gluon=mask))
 (run,) = fit.runs("forward", sizes, "bfloat16", launch, first=first, end=end)
 (needed,) = fit.fits_of([run], 90)
 with fit._target(90):

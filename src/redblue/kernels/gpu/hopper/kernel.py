@@ -389,7 +389,7 @@ def hopper_forward(
         mbarrier.init(v_free.index(s), count=CONSUMERS)
     fence_async_shared()
 
-    tiles = q_tile, k_tiles, v_tiles
+    maps, tiles = (q_map, k_map, v_map), (q_tile, k_tiles, v_tiles)
     filled, free = (q_filled, k_filled, v_filled), (q_free, k_free, v_free)
     queue = numbers, queue_filled
     results = out, out_batch, out_head, out_row, lse
@@ -401,8 +401,8 @@ def hopper_forward(
                                  STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 0)),
                 (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
                                  STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 1)),
-                (load_tiles, ((q_map, k_map, v_map), tiles, filled, free, queue, counter, sizes, group, FIRST, END, PACK,
-                              COLS, STAGES, DYNAMIC, CONSUMERS)),
+                (load_tiles, (maps, tiles, filled, free, queue, counter, sizes, group, FIRST, END, PACK, COLS, STAGES,
+                              DYNAMIC, CONSUMERS)),
             ],
             [4, 1],
             [240, LOADER_REGISTERS],
@@ -416,8 +416,8 @@ def hopper_forward(
                                  STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 1)),
                 (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
                                  STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 2)),
-                (load_tiles, ((q_map, k_map, v_map), tiles, filled, free, queue, counter, sizes, group, FIRST, END, PACK,
-                              COLS, STAGES, DYNAMIC, CONSUMERS)),
+                (load_tiles, (maps, tiles, filled, free, queue, counter, sizes, group, FIRST, END, PACK, COLS, STAGES,
+                              DYNAMIC, CONSUMERS)),
             ],
             [4, 4, 1],
             [160, 160, LOADER_REGISTERS],
