@@ -1,6 +1,6 @@
 """The backward pass of `flash_onepass` on Hopper: one kernel of five products, written in Gluon.
 
-A block of 128 keys and values stays in shared memory while tiles of ROWS queries of all heads that share them stream by.
+A block of 128 keys and values stays in shared memory while tiles of queries of all heads that share them stream by.
 One warp asks for the tiles (TMA); two warpgroups multiply. Scores are tiles (keys, rows), so that probabilities and dS
 are left operands of dV and dK in registers; dS also goes through shared memory to give a part of dQ, which is added to
 float32 sums in global memory. Each product runs while the arithmetic on another one's result is done:
@@ -198,7 +198,7 @@ def _multiply(
 
 
 @gluon.jit
-def backward_in_step(
+def hopper_backward(
     q_desc,
     dout_desc,
     stats_desc,
