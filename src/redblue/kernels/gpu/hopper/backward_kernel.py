@@ -11,7 +11,7 @@ float32 sums in global memory. Each product runs while the arithmetic on another
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportAssignmentType=false
 from __future__ import annotations
 
 from typing import Any, NamedTuple
