@@ -1,6 +1,6 @@
-"""A model of the Gluon operations that the Hopper kernel uses: it runs the kernel's own source on the CPU, in random orders.
+"""A model of the Gluon operations that the Hopper kernel uses: it runs the kernel's own source on the CPU.
 
-Each partition of the warps is a thread; only one runs at a time, and whenever one meets a barrier, a copy or a product,
+Each partition of the warps is a thread; only one runs at a time. Whenever one meets a barrier, a copy or a product,
 the next is drawn at random. Copies by TMA arrive at random times. Products in flight read their operands when they are
 waited for. The model raises ModelError if all partitions wait for each other, if a copy overwrites a tile that products
 in flight read, or if a barrier gets more arrivals than it counts. Shared memory starts as NaN, so that the results show
@@ -70,25 +70,31 @@ class Pointer:
 
 
 class Shared:
-    """A tensor in shared memory, or a view of it. readers: products in flight, by the first element of the memory."""
+    """A tensor in shared memory, or a view of it."""
 
-    def __init__(self, data, block):
-        self.data, self.block = data, block
+    def __init__(self, data):
+        self.data = data
         self.shape, self.dtype = list(data.shape), data.dtype
 
     def index(self, i):
         assert 0 <= i < self.shape[0]
-        return Shared(self.data[i], self.block)
+        return Shared(self.data[i])
 
     def reshape(self, shape):
-        return Shared(self.data.view(shape), self.block)
+        return Shared(self.data.view(shape))
 
     def permute(self, order):
-        return Shared(self.data.permute(order), self.block)
+        return Shared(self.data.permute(order))
 
     @property
     def key(self):
         return self.data.data_ptr()
+
+    def store(self, value):
+        self.data.copy_(value)
+
+    def load(self, layout):
+        return self.data.clone()
 
 
 class Barrier:
@@ -134,7 +140,7 @@ class Block:
 
     def run(self, partitions):
         threads = [threading.Thread(target=self._run, args=(i, *each)) for i, each in enumerate(partitions)]
-        self.waiting = {i: _always for i in range(len(threads))}
+        self.waiting = dict.fromkeys(range(len(threads)), _always)
         self.products = {i: [] for i in range(len(threads))}
         self.running = 0
         for thread in threads:
@@ -266,7 +272,7 @@ class Map:
 def _allocate(dtype, shape, layout):
     if dtype == torch.int64:
         return Barriers(shape[0])
-    return Shared(torch.full(shape, torch.nan, dtype=dtype), None)
+    return Shared(torch.full(shape, torch.nan if dtype.is_floating_point else -1, dtype=dtype))
 
 
 def _store(pointer, value, mask):
@@ -274,6 +280,12 @@ def _store(pointer, value, mask):
     places = pointer.offset.expand(value.shape)[mask]
     assert places.numel() == 0 or (int(places.min()) >= 0 and int(places.max()) < pointer.base.numel())
     pointer.base[places] = value[mask].to(pointer.base.dtype)
+
+
+def _atomic_add(pointer, x):
+    before = Int(pointer.base[pointer.offset])
+    pointer.base[pointer.offset] += x
+    return before
 
 
 def _init(barrier, count):
@@ -293,20 +305,26 @@ def _namespace(block):
     gl = SimpleNamespace(
         constexpr=lambda x: x,
         int64=torch.int64,
+        int32=torch.int32,
         float32=torch.float32,
+        atomic_add=_atomic_add,
+        BlockedLayout=lambda *x: None,
+        SwizzledSharedLayout=lambda *x: None,
         program_id=lambda axis: Int(block.program),
         num_programs=lambda axis: Int(block.programs),
         static_range=range,
         maximum=_either(torch.maximum, max),
         minimum=_either(torch.minimum, min),
-        max=lambda x, axis: x.amax(axis),
+        max=lambda x, axis: x.amax(axis) if x.dim() > 1 else Int(x.max()),
         sum=lambda x, axis: x.sum(axis),
         exp2=torch.exp2,
         log=torch.log,
         where=torch.where,
         arange=lambda start, end, layout: torch.arange(start, end).as_subclass(Tile),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype).as_subclass(Tile),
-        full=lambda shape, x, dtype, layout: torch.full(shape, x, dtype=dtype).as_subclass(Tile),
+        full=lambda shape, x, dtype, layout: torch.full(
+            shape, int(x) if isinstance(x, int) else x, dtype=dtype
+        ).as_subclass(Tile),
         convert_layout=lambda x, layout: x,
         multiple_of=lambda x, count: x,
         inline_asm_elementwise=lambda text, constraints, arguments, **more: arguments[0],
@@ -331,7 +349,10 @@ def _namespace(block):
 
 
 def run_kernel(source, name, grid, arguments, seed=0):
-    """Run kernel `name` of the source on a grid of so many blocks. arguments: tensors, TMA descriptors and numbers."""
+    """Run kernel `name` of the source on a grid of so many blocks.
+
+    arguments: tensors, TMA descriptors and numbers, by their names.
+    """
     tree = ast.parse(source)
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     for node in tree.body:
@@ -340,11 +361,11 @@ def run_kernel(source, name, grid, arguments, seed=0):
     future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
     tree.body.insert(0, ast.fix_missing_locations(future))
     code = compile(tree, name, "exec")
-    for program in range(grid):
+    for program in range(grid):  # one after the other, so that later ones find all work begun if it is shared out
         block = Block(program, grid, seed * grid + program)
         namespace = _namespace(block)
         exec(code, namespace)
-        namespace[name](*map(_argument, arguments))
+        namespace[name](**{parameter: _argument(x) for parameter, x in arguments.items()})
 
 
 def _argument(x):

@@ -12,7 +12,7 @@ waits for parity (i // STAGES) & 1 of `filled` and the opposite parity of `free`
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportAssignmentType=false
 from __future__ import annotations
 
 from triton.experimental import gluon
@@ -73,9 +73,40 @@ def block_of(work, blocks, heads, section, LAST_FIRST: gl.constexpr):
 
 
 @gluon.jit
+def queue_next(queue, counter, work, turn, DYNAMIC: gl.constexpr):
+    """The block of rows after `work`, which the loader tells the consumers if it depends on other blocks' progress.
+
+    A slot is free again: consumers read it before they free the queries of a block, and the loader has since waited
+    for these.
+    """
+    if DYNAMIC:
+        numbers, filled = queue
+        work = gl.num_programs(0) + gl.atomic_add(counter, 1)
+        slot = turn % 2
+        numbers.index(slot).store(gl.full([1], work, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+        mbarrier.arrive(filled.index(slot), count=1)
+    else:
+        work += gl.num_programs(0)
+    return work
+
+
+@gluon.jit
+def next_queued(queue, work, turn, DYNAMIC: gl.constexpr):
+    """The block of rows after `work`, as the loader has queued it."""
+    if DYNAMIC:
+        numbers, filled = queue
+        slot, parity = turn % 2, (turn // 2) & 1
+        mbarrier.wait(filled.index(slot), parity)
+        work = gl.max(numbers.index(slot).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    else:
+        work += gl.num_programs(0)
+    return work
+
+
+@gluon.jit
 def load_tiles(
-    maps, tiles, filled, free, sizes, group, FIRST: gl.constexpr, END: gl.constexpr, PACK: gl.constexpr,
-    COLS: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr
+    maps, tiles, filled, free, queue, counter, sizes, group, FIRST: gl.constexpr, END: gl.constexpr,
+    PACK: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr, DYNAMIC: gl.constexpr, CONSUMERS: gl.constexpr
 ):  # fmt: skip
     """The loader's loop over blocks: queries, then keys and values tile by tile, from the last tile to the first."""
     q_map, k_map, v_map = maps
@@ -84,15 +115,14 @@ def load_tiles(
     q_free, k_free, v_free = free
     first, end, n_q, n_k, heads, batch_heads, blocks, section = sizes
     ROWS: gl.constexpr = CONSUMERS * EDGE
-    uses, turn = 0, 0
-    for work in range(gl.program_id(0), batch_heads * blocks, gl.num_programs(0)):
+    uses, turn, work = 0, 0, gl.program_id(0)
+    while work < batch_heads * blocks:
         at, block = block_of(work, blocks, batch_heads, section, END)
+        work = queue_next(queue, counter, work, turn, DYNAMIC)
         batch, head = at // heads, at % heads
         key_head = head * PACK // group
         row = block * ROWS
-        low, full_low, full_high, high = key_tiles(
-            first, end, row, gl.minimum(row + ROWS, n_q * PACK), n_k, FIRST, END, PACK, COLS
-        )
+        low, _, _, high = key_tiles(first, end, row, gl.minimum(row + ROWS, n_q * PACK), n_k, FIRST, END, PACK, COLS)
         for c in gl.static_range(CONSUMERS):
             mbarrier.wait(q_free.index(c), (turn & 1) ^ 1)
             mbarrier.expect(q_filled.index(c), q_map.block_type.nbytes)
@@ -195,9 +225,9 @@ def add_tiles(
 
 @gluon.jit
 def consume_tiles(
-    tiles, filled, free, turns, results, scale, sizes, FIRST: gl.constexpr, END: gl.constexpr, D_V: gl.constexpr,
+    tiles, filled, free, queue, turns, results, scale, sizes, FIRST: gl.constexpr, END: gl.constexpr, D_V: gl.constexpr,
     PACK: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr, PING_PONG: gl.constexpr, ORDERED: gl.constexpr,
-    WHOLE_COLS: gl.constexpr, CONSUMERS: gl.constexpr, C: gl.constexpr
+    WHOLE_COLS: gl.constexpr, DYNAMIC: gl.constexpr, CONSUMERS: gl.constexpr, C: gl.constexpr
 ):  # fmt: skip
     """The loop of consumer C over blocks: its 64 rows of the output and of the log-sum-exp."""
     q_tile, k_tiles, v_tiles = tiles
@@ -211,9 +241,10 @@ def consume_tiles(
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_WIDTH, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     MASKED: gl.constexpr = FIRST or END or not WHOLE_COLS
-    uses, turn = 0, 0
-    for work in range(gl.program_id(0), batch_heads * blocks, gl.num_programs(0)):
+    uses, turn, work = 0, 0, gl.program_id(0)
+    while work < batch_heads * blocks:
         at, block = block_of(work, blocks, batch_heads, section, END)
+        work = next_queued(queue, work, turn, DYNAMIC)
         batch, head = at // heads, at % heads
         row = block * ROWS
         low, full_low, full_high, high = key_tiles(
@@ -244,9 +275,7 @@ def consume_tiles(
         mbarrier.arrive(k_free.index(stage), count=1)
         row_max = gl.full([EDGE], LOWEST, gl.float32, gl.SliceLayout(1, S_LAYOUT))
         row_sum = gl.zeros([EDGE], gl.float32, gl.SliceLayout(1, S_LAYOUT))
-        p32, row_max, row_sum, shrink = softmax_tile(
-            s, row_max, row_sum, scale, high - 1, row_low, row_high, COLS, MASKED
-        )
+        p32, row_max, row_sum, _ = softmax_tile(s, row_max, row_sum, scale, high - 1, row_low, row_high, COLS, MASKED)
         p = gl.convert_layout(p32.to(v_tiles.dtype), P_LAYOUT)
         acc = gl.zeros([EDGE, V_WIDTH], gl.float32, O_LAYOUT)
         uses += 1
@@ -286,7 +315,8 @@ def consume_tiles(
         b_lse = gl.where(attends, row_max * LN2 + gl.log(total), float("-inf"))
         at_row = (batch.to(gl.int64) * heads * PACK + head * PACK + i_row % PACK) * n_q + i_row // PACK
         gl.store(lse + at_row, b_lse, mask=i_row < n_q * PACK)
-        acc = acc * gl.convert_layout(gl.where(attends, 1.0 / total, 0.0), gl.SliceLayout(1, O_LAYOUT))[:, None]
+        factor = gl.convert_layout(gl.where(attends, 1.0 / total, 0.0), gl.SliceLayout(1, O_LAYOUT))[:, None]
+        acc = gl.where(factor > 0, acc * factor, 0.0)  # no key that is loaded though none attends it may be NaN
         o_row = row + C * EDGE + gl.arange(0, EDGE, gl.SliceLayout(1, O_LAYOUT))
         i_col = gl.arange(0, V_WIDTH, gl.SliceLayout(0, O_LAYOUT))
         p_out = out + batch.to(gl.int64) * out_batch + (head * PACK + o_row % PACK).to(gl.int64) * out_head
@@ -308,6 +338,7 @@ def hopper_forward(
     out_head,
     out_row,
     lse,  # (batch, heads, n_q), contiguous
+    counter,  # int32, 0: the blocks of rows that were begun, beyond one per program
     scale,  # times log2(e)
     first,  # query i attends keys i + first .. i + end - 1, if FIRST and END
     end,
@@ -327,13 +358,14 @@ def hopper_forward(
     PING_PONG: gl.constexpr,
     ORDERED: gl.constexpr,
     WHOLE_COLS: gl.constexpr,
+    DYNAMIC: gl.constexpr,  # whether a program takes the next block that none has begun
     CONSUMERS: gl.constexpr,  # 2 or 3
 ):
     """Output and log-sum-exp of blocks of rows, over all keys."""
     dtype: gl.constexpr = q_map.dtype
-    q_tile = gl.allocate_shared_memory(dtype, [CONSUMERS] + q_map.block_shape, q_map.layout)
-    k_tiles = gl.allocate_shared_memory(dtype, [STAGES] + k_map.block_shape, k_map.layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [STAGES] + v_map.block_shape, v_map.layout)
+    q_tile = gl.allocate_shared_memory(dtype, [CONSUMERS] + q_map.block_shape, q_map.layout)  # noqa: RUF005
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES] + k_map.block_shape, k_map.layout)  # noqa: RUF005
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES] + v_map.block_shape, v_map.layout)  # noqa: RUF005
     LAYOUT: gl.constexpr = mbarrier.MBarrierLayout()
     q_filled = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], LAYOUT)
     q_free = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], LAYOUT)
@@ -342,6 +374,10 @@ def hopper_forward(
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], LAYOUT)
     v_filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], LAYOUT)
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], LAYOUT)
+    numbers = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    queue_filled = gl.allocate_shared_memory(gl.int64, [2, 1], LAYOUT)
+    for i in gl.static_range(2):
+        mbarrier.init(queue_filled.index(i), count=1)
     for c in gl.static_range(CONSUMERS):
         mbarrier.init(q_filled.index(c), count=1)
         mbarrier.init(q_free.index(c), count=1)
@@ -353,19 +389,20 @@ def hopper_forward(
         mbarrier.init(v_free.index(s), count=CONSUMERS)
     fence_async_shared()
 
-    tiles = q_tile, k_tiles, v_tiles
+    maps, tiles = (q_map, k_map, v_map), (q_tile, k_tiles, v_tiles)
     filled, free = (q_filled, k_filled, v_filled), (q_free, k_free, v_free)
+    queue = numbers, queue_filled
     results = out, out_batch, out_head, out_row, lse
     sizes = first, end, n_q, n_k, heads, batch_heads, blocks, section
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume_tiles, (tiles, filled, free, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
-                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, CONSUMERS, 0)),
-                (consume_tiles, (tiles, filled, free, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
-                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, CONSUMERS, 1)),
-                (load_tiles, ((q_map, k_map, v_map), tiles, filled, free, sizes, group, FIRST, END, PACK, COLS,
-                              STAGES, CONSUMERS)),
+                (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
+                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 0)),
+                (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
+                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 1)),
+                (load_tiles, (maps, tiles, filled, free, queue, counter, sizes, group, FIRST, END, PACK, COLS, STAGES,
+                              DYNAMIC, CONSUMERS)),
             ],
             [4, 1],
             [240, LOADER_REGISTERS],
@@ -373,14 +410,14 @@ def hopper_forward(
     else:
         gl.warp_specialize(
             [
-                (consume_tiles, (tiles, filled, free, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
-                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, CONSUMERS, 0)),
-                (consume_tiles, (tiles, filled, free, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
-                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, CONSUMERS, 1)),
-                (consume_tiles, (tiles, filled, free, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
-                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, CONSUMERS, 2)),
-                (load_tiles, ((q_map, k_map, v_map), tiles, filled, free, sizes, group, FIRST, END, PACK, COLS,
-                              STAGES, CONSUMERS)),
+                (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
+                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 0)),
+                (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
+                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 1)),
+                (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
+                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 2)),
+                (load_tiles, (maps, tiles, filled, free, queue, counter, sizes, group, FIRST, END, PACK, COLS, STAGES,
+                              DYNAMIC, CONSUMERS)),
             ],
             [4, 4, 1],
             [160, 160, LOADER_REGISTERS],
