@@ -86,6 +86,12 @@ def test_bands(launch, choice, mask, sizes):
     assert ("p_and_ds" in names) == (choice.ds is None)
 
 
+@pytest.mark.parametrize("mask", BANDS[1:], ids=str)
+def test_tiles_of_p_are_smaller_than_those_that_read_it(launch, mask):
+    launch(TALL)
+    check(normal(1, 260, 16), normal(1, 200, 16), normal(1, 200, 16), mask=mask)
+
+
 @choices
 @pytest.mark.parametrize("group", [2, 3])
 def test_heads_that_share_a_key_head(launch, choice, group):
