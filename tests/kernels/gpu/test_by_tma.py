@@ -100,10 +100,11 @@ def test_tiles_of_p_are_smaller_than_those_that_read_it(launch, mask):
 
 
 @pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("choice", [SMALL, EARLY], ids=["small", "early"])
 @pytest.mark.parametrize("mask", BANDS, ids=str)
-def test_rows_in_pieces(launch, mask, group):
+def test_rows_in_pieces(launch, mask, choice, group):
     """dK and dV are summed over the pieces of the rows."""
-    names = launch(SMALL._replace(queries=32, streams=1))
+    names = launch(choice._replace(queries=32, streams=group))
     check(normal(2, 2 * group, 70, 32), normal(2, 2, 90, 32), normal(2, 2, 90, 40), mask=mask)
     assert names.count("redo") == 3 * 4
     assert names.count("key_sums") == 2 * 3 * 4

@@ -87,6 +87,7 @@ def candidates(
     return (*_by_tma(direction, sizes, dtype, card, options, schedule), *planned)[:MAX_CANDIDATES]
 
 
+@lru_cache(maxsize=4096)
 def _by_tma(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, schedule: str
 ) -> tuple[Launch, ...]:

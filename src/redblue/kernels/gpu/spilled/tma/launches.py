@@ -177,6 +177,7 @@ class Call:
             "delta": self.task.delta if kind == "ds" else None,
             "early": p if kind == "ds" and t.early else None,
             "pitch": p.stride(1),
+            "apart": p.stride(0),
             "per_pair": per_pair,
             "KIND": kind,
             "GROUP": self.task.sizes.group,

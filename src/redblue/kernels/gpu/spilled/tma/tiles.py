@@ -124,6 +124,7 @@ def score_tiles(
     line,
     per_pair,
     pitch,
+    apart,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
     BAND: tl.constexpr,
@@ -142,7 +143,8 @@ def score_tiles(
     sums (streams, blocks of keys, rows) receives the row sums of each tile; backward, the log-sum-exp of all rows,
     of which `line` numbers lie between one head's and the next.
     delta: of all rows. PARTS: pieces in which a tile is stored, so that less shared memory is needed. early: P once
-    more, as a pointer to rows of `pitch` numbers, if a tile of it is to be loaded before the product, into registers.
+    more, as a pointer, if a tile of it is to be loaded before the product, into registers; its rows lie `pitch` numbers
+    apart, and its heads `apart` numbers.
     """
     blocks = tl.cdiv(n_q, ROWS)
     of_stream = (tl.cdiv(blocks, 2) if BAND else blocks) * per_pair
@@ -156,7 +158,7 @@ def score_tiles(
         m_row = i_row < n_q
         if early is not None:
             i_key = key + tl.arange(0, COLS)
-            p_early = early + (wide(local) * n_q + row) * pitch + key
+            p_early = early + wide(local) * apart + wide(row) * pitch + key
             p_early += tl.arange(0, ROWS)[:, None] * pitch + tl.arange(0, COLS)[None, :]
             b_early = tl.load(p_early, mask=m_row[:, None] & (i_key < pitch)[None, :], other=0.0)
         s = tl.zeros((ROWS, COLS), tl.float32)
