@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from redblue.kernels.cpu.call import Sizes
@@ -32,6 +33,7 @@ class PlanOptions(NamedTuple):
     aliased: bool = False  # paged values that are read as a slice of the keys
     by_tma: bool = False  # whether the spilling kernels that load by TMA take the call, on a card that has it
     by_gluon: str = ""  # "full" or "band": the mask of a call that the kernels in Gluon take, on cards that they run on
+    one_pass: bool = False  # a backward call that `flash_onepass` can take, with sums in any order
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Task:
             self.mask is not None,
             by_tma=self.by_tma,
             by_gluon=self.by_gluon,
+            one_pass=self.one_pass,
         )
 
     @property
@@ -107,6 +110,12 @@ class Task:
         if not all(x is None or _tma_takes(x) for x in arrays):
             return ""
         return "full" if self.first is None and self.end is None else "band"
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether `flash_onepass` can take the call: a band, plain scores, no dropout, and dQ summed in any order."""
+        banded = self.mask is None and self.record.seed is None
+        return self.dout is not None and banded and self.plain and not torch.are_deterministic_algorithms_enabled()
 
     @property
     def plain(self) -> bool:

@@ -45,8 +45,8 @@ class Lists(NamedTuple):
     live: Any
     bits: Any
     planes: Any = None
-    plane_batch: int = 0
-    plane_head: int = 0
+    plane_batch: Any = 0
+    plane_head: Any = 0
 
 
 LISTS = slice(6)  # the fields of Lists that hold lists
