@@ -90,12 +90,6 @@ class Shared:
     def key(self):
         return self.data.data_ptr()
 
-    def store(self, value):
-        self.data.copy_(value)
-
-    def load(self, layout):
-        return self.data.clone()
-
 
 class Barrier:
     def __init__(self):
@@ -272,7 +266,7 @@ class Map:
 def _allocate(dtype, shape, layout):
     if dtype == torch.int64:
         return Barriers(shape[0])
-    return Shared(torch.full(shape, torch.nan if dtype.is_floating_point else -1, dtype=dtype))
+    return Shared(torch.full(shape, torch.nan, dtype=dtype))
 
 
 def _store(pointer, value, mask):
@@ -280,12 +274,6 @@ def _store(pointer, value, mask):
     places = pointer.offset.expand(value.shape)[mask]
     assert places.numel() == 0 or (int(places.min()) >= 0 and int(places.max()) < pointer.base.numel())
     pointer.base[places] = value[mask].to(pointer.base.dtype)
-
-
-def _atomic_add(pointer, x):
-    before = Int(pointer.base[pointer.offset])
-    pointer.base[pointer.offset] += x
-    return before
 
 
 def _init(barrier, count):
@@ -305,26 +293,20 @@ def _namespace(block):
     gl = SimpleNamespace(
         constexpr=lambda x: x,
         int64=torch.int64,
-        int32=torch.int32,
         float32=torch.float32,
-        atomic_add=_atomic_add,
-        BlockedLayout=lambda *x: None,
-        SwizzledSharedLayout=lambda *x: None,
         program_id=lambda axis: Int(block.program),
         num_programs=lambda axis: Int(block.programs),
         static_range=range,
         maximum=_either(torch.maximum, max),
         minimum=_either(torch.minimum, min),
-        max=lambda x, axis: x.amax(axis) if x.dim() > 1 else Int(x.max()),
+        max=lambda x, axis: x.amax(axis),
         sum=lambda x, axis: x.sum(axis),
         exp2=torch.exp2,
         log=torch.log,
         where=torch.where,
         arange=lambda start, end, layout: torch.arange(start, end).as_subclass(Tile),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype).as_subclass(Tile),
-        full=lambda shape, x, dtype, layout: torch.full(
-            shape, int(x) if isinstance(x, int) else x, dtype=dtype
-        ).as_subclass(Tile),
+        full=lambda shape, x, dtype, layout: torch.full(shape, x, dtype=dtype).as_subclass(Tile),
         convert_layout=lambda x, layout: x,
         multiple_of=lambda x, count: x,
         inline_asm_elementwise=lambda text, constraints, arguments, **more: arguments[0],
@@ -361,7 +343,7 @@ def run_kernel(source, name, grid, arguments, seed=0):
     future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
     tree.body.insert(0, ast.fix_missing_locations(future))
     code = compile(tree, name, "exec")
-    for program in range(grid):  # one after the other, so that later ones find all work begun if it is shared out
+    for program in range(grid):
         block = Block(program, grid, seed * grid + program)
         namespace = _namespace(block)
         exec(code, namespace)

@@ -31,7 +31,6 @@ class Settings(NamedTuple):
     ping_pong: bool = True  # whether they take turns at issuing products
     ordered: bool = True  # whether a tile's softmax is kept before the wait for the products beside it
     persistent: bool = True  # whether a program takes several blocks of rows
-    dynamic: bool = False  # whether such a program takes the next block that none has begun
     pack: int = 1  # heads of a group stacked into the rows of a block
     section: int = 0  # heads whose blocks follow each other; 0: as many as fit the L2 cache
     multiprocessors: int = 132
@@ -44,13 +43,12 @@ class Settings(NamedTuple):
 
 
 def settings(d: int, d_v: int, mask: str) -> tuple[Settings, ...]:
-    """The settings for these widths, the best first, as measured on an H200. mask: "full" or "band"."""
+    """Settings that ran on an H200 with these widths, the fastest first. mask: "full" or "band"."""
     width, full = max(padded(d), padded(d_v)), mask == "full"  # under a band, blocks take unequal times
     if width > 64:
         return (Settings(cols=128 if width == 128 else 64, persistent=full),)
     two = Settings(stages=4, persistent=full)
-    three = two._replace(consumers=3, ping_pong=False)
-    return (three, two) if full else (two, three)
+    return (two._replace(consumers=3, ping_pong=False), two) if full else (two,)
 
 
 def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> tuple[Settings, ...]:
