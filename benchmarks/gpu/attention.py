@@ -43,14 +43,21 @@ WAIT_SECONDS = 100.0  # for the kernels of one call, which other processes compi
 
 
 def left(kept: Kept, given: argparse.Namespace) -> list[tuple[Call, list[str]]]:
-    """The points still to be measured, in order, then those that failed temporarily."""
+    """The points still to be measured, in order, then those that failed temporarily.
+
+    Where redblue is to be measured, so are the peers of the same entry again: they are timed in turns.
+    """
     before = {(point.call, point.contender): point.passing for point in kept.points}
+    timed = {(point.call, point.contender) for point in kept.points if point.seconds}
     found = []
     for passing in (None, True):
         for call, names in plan(given.dry):
-            missing = [x for x in names if before.get((call, x)) is passing and (x in OURS or not given.alone)]
-            if missing and (not given.only or given.only in call.title):
-                found.append((call, missing))
+            missing = {x for x in names if before.get((call, x)) is passing}
+            if missing & {*OURS}:
+                missing |= {x for x in names if (call, x) in timed}
+            wanted = [x for x in names if x in missing and (x in OURS or not given.alone)]
+            if wanted and (not given.only or given.only in call.title):
+                found.append((call, wanted))
     return found
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
@@ -23,20 +24,21 @@ from rich.console import Console
 import redblue as rb
 from benchmarks.common.kept import now
 from benchmarks.common.places import RESULTS
-from benchmarks.small_cache.bytes import Place, bytes_of
+from benchmarks.small_cache.bytes import BY_TMA, Place, bytes_of
 from benchmarks.small_cache.crossing import WORD_BYTES, Row, problem
 from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.base.files import replace_whole
 from redblue.base.terminal import table
+from redblue.kernels.gpu.planning.by_tma import Choice
 from redblue.kernels.gpu.planning.card import Card, card_of
 
 KEPT = RESULTS / "counters.json"
 COUNTED = (
     ("forward", 128, "flash"),
     ("backward", 128, "flash"),
-    ("forward", 512, "hybrid"),
-    ("backward", 512, "small_cache"),
+    ("forward", 512, "small_cache" + BY_TMA),
+    ("backward", 512, "small_cache" + BY_TMA),
 )
 PATIENCE_SECONDS = 60
 ALL_KILOBYTES = 1 << 10  # more than any block has: all that the card has
@@ -62,12 +64,27 @@ def predicted(place: Place, card: Card) -> Counted:
     """The closed forms. Raises RedblueError if the schedule does not fit the card."""
     from benchmarks.small_cache.device import planned
 
-    direction, d, _, schedule = place
-    case, launch = problem(direction, d), planned(Row(*place), card)
-    counted = Counted(direction, d, schedule, repr(launch), date=now())
-    counted.closed_form_bytes = schedules.get(schedule).words(case, launch.tiles) * WORD_BYTES
+    direction, d, kilobytes, name = place
+    schedule = name.removesuffix(BY_TMA)
+    launch = planned(Row(direction, d, kilobytes, schedule), card, by_tma=name != schedule)
+    case, counted = problem(direction, d), Counted(direction, d, name, repr(launch), date=now())
+    counted.closed_form_bytes = schedules.get(schedule).words(case, tiles_of(launch.tiles, case)) * WORD_BYTES
     counted.l2_bound_bytes = rb.lower_bound(case, words=card.l2_bytes // WORD_BYTES).words * WORD_BYTES
     return counted
+
+
+def tiles_of(tiles: Any, case: rb.Problem) -> Any:
+    """The tiles as the schedule knows them: those of the kernels with TMA are named by product."""
+    if not isinstance(tiles, Choice):
+        return tiles
+    p, row, key = tiles.p, tiles.row, tiles.key
+    edges = {"rows": p.rows, "cols": p.cols, "depth": p.depth, "span": case.n_k}
+    if case.direction == "forward":
+        edges |= {"out_rows": row.rows, "out_cols": row.cols}
+    else:
+        edges |= {"dq_rows": row.rows, "dq_cols": row.cols, "chunk": case.n_q}
+        edges |= {f"{name}_{edge}": getattr(key, edge) for name in ("dk", "dv") for edge in ("rows", "cols")}
+    return schedules.get("small_cache").make_tiles(case, edges)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from benchmarks.gpu.limits import Limit, limits
 from benchmarks.gpu.points import Kept, Point
 from redblue.base.terminal import table
 
+MAX_SHOWN = 72  # characters of a reason in the table; the file has all
+
 
 def amount(point: Point, seconds: float, kept: Kept) -> tuple[str, str]:
     """The rate of a timed point, and its share of what the card can do."""
@@ -46,7 +48,7 @@ def show(kept: Kept, console: Console) -> None:
         name = "" if point.call == last else point.call.title
         last = point.call
         if point.refused:
-            said = f"{point.contender}: {'WRONG: ' * point.wrong}{point.refused}"
+            said = f"{point.contender}: {'WRONG: ' * point.wrong}{point.refused}"[:MAX_SHOWN]
             rates.add_row(name, said, style="red" if point.wrong else "dim")
             continue
         rate, share = amount(point, times[point.call][point.contender], kept)

@@ -1,4 +1,4 @@
-"""Time wide heads (d of 320 to 1024) on a GPU: each product's tiles, then whole calls, beside the unfused expression.
+"""Time wide heads (d of 192 to 1024) on a GPU: each product's tiles, then whole calls, beside the unfused expression.
 
 Every variant is checked against float64 before it is timed: at an odd size that has the same compiled kernels, and
 whole calls also at the size that is timed, first and last head. A worker process makes the calls; one that hangs or
@@ -26,8 +26,12 @@ import typer
 
 from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu.launch import Run, Task
-from redblue.kernels.gpu.planning.by_tma import Choice, Tile
+from redblue.kernels.gpu.planning.by_tma import GRADIENTS, GRADIENTS_EARLY, Choice, Tile
+from redblue.kernels.gpu.planning.by_tma import SUMS as NARROW
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import plan
 from redblue.kernels.gpu.spilled.tma import launches
+from redblue.kernels.gpu.table import KERNELS
 
 N, HEADS, SMALL, DTYPE = 8192, 32, 784, "bfloat16"  # SMALL is no multiple of a tile, but of 16, as Triton specializes
 WORST = 0.02  # relative error; bfloat16's products have 0.005 to 0.01
@@ -67,90 +71,88 @@ def _shown(choice: Choice) -> dict[str, Any]:
 
 # Variants ----------------------------------------------------------------------------------------------------------
 
+BEST = Choice()
 P_TILES = [
     Tile(),
+    BEST.p,
+    BEST.p._replace(stages=2, parts=1),
+    BEST.p._replace(depth=32, stages=6),
+    BEST.p._replace(parts=4),
     Tile(parts=2, stages=4),
-    Tile(rows=128, cols=128, warps=4, resident=2, parts=2),
-    Tile(rows=128, cols=128, warps=4, resident=0, parts=2),
-    Tile(parts=4, stages=4),
-    Tile(rows=64, cols=256, warps=4, resident=2, stages=2, parts=2),
-    Tile(rows=256, cols=128),
-    Tile(depth=128, stages=2, parts=4),
-    Tile(resident=0, stages=4, parts=2),
-    Tile(resident=0, stages=3, parts=1),
+    BEST.p._replace(resident=0),
 ]
-SUM_TILES = [
-    Tile(stages=4),
-    Tile(stages=3),
-    Tile(rows=128, cols=128, warps=4, stages=3),
-    Tile(depth=128, stages=2),
-    Tile(rows=64, cols=256, warps=4, stages=2),
-    Tile(rows=128, cols=128, warps=8, stages=6),
-]
+SUM_TILES = [Tile(stages=4), Tile(cols=128, warps=4, stages=3), Tile(rows=64, cols=256, warps=4, stages=2)]
 DS_TILES = [
-    Tile(parts=2),
-    Tile(rows=128, cols=128, warps=4, resident=0, parts=4),
-    Tile(parts=4),
-    Tile(resident=0, parts=2),
-]
-BOTH_TILES = [
+    GRADIENTS_EARLY,
+    GRADIENTS_EARLY._replace(parts=4),
+    Tile(resident=0, early=True),
+    BEST.p._replace(stages=2),
+    Tile(resident=0, stages=3, parts=4, early=True),
+    GRADIENTS,
     Tile(),
-    Tile(rows=128, cols=128, warps=4),
-    Tile(rows=128, cols=128, warps=8, stages=3),
-    Tile(stages=4, parts=1),
-    Tile(rows=64, cols=256, warps=4, stages=2),
 ]
-STREAMS = (4, 1, 2, 8, 16)
+BOTH_TILES = [Tile(cols=128, warps=4)]
+STREAMS = (1, 8)
+LENGTHS = (512, 1024, 2048, 4096, 16384)
 
 
 def kernel_jobs() -> Iterator[Job]:
     """Every kernel alone, with every tile; the most telling first."""
+    for tile in DS_TILES:
+        yield Job("ds", BEST._replace(ds=tile), direction="backward")
+    for tile in P_TILES:
+        yield Job("p", BEST._replace(p=tile))
+    for tile in SUM_TILES:
+        yield Job("row", BEST._replace(row=tile))
+        yield Job("key", BEST._replace(key=tile), direction="backward")
+    for tile in BOTH_TILES:
+        yield Job("both", BEST._replace(p=tile, ds=None), direction="backward")
     yield Job("bmm")
-    for tile in P_TILES[:4]:
-        yield Job("p", Choice(p=tile))
-    for tile in SUM_TILES[:3]:
-        yield Job("row", Choice(row=tile))
-    yield Job("key", Choice(key=SUM_TILES[0]), direction="backward")
-    yield Job("ds", Choice(ds=DS_TILES[0]), direction="backward")
-    for tile in BOTH_TILES[:3]:
-        yield Job("both", Choice(p=tile, ds=None), direction="backward")
-    for tile in P_TILES[4:]:
-        yield Job("p", Choice(p=tile))
-    for tile in SUM_TILES[3:]:
-        yield Job("row", Choice(row=tile))
-    for tile in SUM_TILES[1:]:
-        yield Job("key", Choice(key=tile), direction="backward")
-    for tile in DS_TILES[1:]:
-        yield Job("ds", Choice(ds=tile), direction="backward")
-    for tile in BOTH_TILES[3:]:
-        yield Job("both", Choice(p=tile, ds=None), direction="backward")
 
 
 def call_jobs(best: Choice, both: Tile | None) -> Iterator[Job]:
     """Whole calls with the best tiles of each kernel. both: the best tile of the kernel that computes P and dS."""
-    fused = best._replace(p=both, ds=None) if both else None
+    narrow = best._replace(row=NARROW, key=NARROW)
     for causal in (False, True):
         yield Job("forward", best, causal=causal)
         yield Job("backward", best, causal=causal, direction="backward")
-        if fused:
-            yield Job("backward", fused, causal=causal, direction="backward", title="P and dS in one kernel")
-    yield Job("backward", best, d=256, direction="backward")
-    if fused:
-        yield Job("backward", fused, d=256, direction="backward", title="P and dS in one kernel")
-    yield Job("forward", best, d=1024)
-    yield Job("unfused", d=1024)
-    for name in ("unfused", "efficient", "math"):
-        yield Job(name)
-        yield Job(name, direction="backward")
-    for streams in STREAMS[1:]:
-        yield Job("forward", best._replace(streams=streams))
-        yield Job("backward", best._replace(streams=streams), direction="backward")
+    for d, d_v, choice in (
+        (320, 320, narrow),
+        (576, 512, narrow),
+        (1024, 1024, best),
+        (256, 256, best),
+        (192, 192, best),
+    ):
+        yield Job("forward", choice, d=d, d_v=d_v)
+        yield Job("backward", choice, d=d, d_v=d_v, direction="backward")
+    for n in LENGTHS:
+        heads = HEADS * N // n
+        for direction in ("forward", "backward"):
+            yield Job(direction, best._replace(streams=min(heads, max(4, 16384 // n))), n=n, direction=direction)
+            if n < N:
+                yield Job("planned", n=n, direction=direction)
+    for d in (192, 256):
+        for direction in ("forward", "backward"):
+            yield Job("planned", d=d, direction=direction)
+    for n in (512, 2048):
+        for direction in ("forward", "backward"):
+            yield Job(direction, best, n=n, heads=8, direction=direction)
+            yield Job("planned", n=n, heads=8, direction=direction)
+    for direction in ("forward", "backward"):
+        yield Job("planned", direction=direction)
+        yield Job("unfused", direction=direction)
+        yield Job("efficient", direction=direction)
+        yield Job("unfused", d=1024, direction=direction)
     yield Job("efficient", causal=True)
     yield Job("efficient", causal=True, direction="backward")
-    for d, d_v in ((1024, 1024), (320, 320), (576, 512)):
-        if d < 1024:
-            yield Job("forward", best, d=d, d_v=d_v)
-        yield Job("backward", best, d=d, d_v=d_v, direction="backward")
+    yield Job("math")
+    yield Job("math", direction="backward")
+    for streams in STREAMS:
+        yield Job("forward", best._replace(streams=streams))
+        yield Job("backward", best._replace(streams=streams), direction="backward")
+    if both:
+        fused = best._replace(p=both, ds=None)
+        yield Job("backward", fused, direction="backward", title="P and dS in one kernel")
 
 
 # In the worker -----------------------------------------------------------------------------------------------------
@@ -248,6 +250,8 @@ def measured(job: Job) -> dict[str, Any]:
     """One row of the results."""
     if job.what == "bmm":
         return _bmm(job)
+    if job.what == "planned":
+        return _planned(job)
     if job.choice is None:
         return _peer(job)
     checked(job, SMALL, 3, "cuda")
@@ -276,6 +280,21 @@ def _bmm(job: Job) -> dict[str, Any]:
         "P^T dO": lambda: torch.bmm(p.mT, q, out=back),
     }
     return {"tflops": {name: work / seconds_of(call) for name, call in products.items()}}
+
+
+def _planned(job: Job) -> dict[str, Any]:
+    """The other kernels, as planned without timing."""
+    arrays = tensors(job, "cuda", job.n, job.heads)
+    task = task_of(job, arrays)
+    runs, launch = [], None
+    for direction in dict.fromkeys(("forward", job.direction)):
+        launch = plan(direction, task.sizes, DTYPE, Card())
+        runs = getattr(KERNELS[launch.kernel], direction)(task, launch)
+        for run in runs:
+            run()
+    found = errors(job, arrays)
+    seconds = seconds_of(lambda: [run() for run in runs])
+    return {"errors": found, "launch": repr(launch), "ms": seconds * 1e3, "tflops": flops(job) / seconds / 1e12}
 
 
 def _peer(job: Job) -> dict[str, Any]:
@@ -393,7 +412,8 @@ def best_of(rows: list[tuple[Job, dict[str, Any]]]) -> tuple[Choice, Tile | None
     for job, row in rows:
         if job.tile and "tflops" in row and row["tflops"] > best.get(job.what, (0.0, None))[0]:
             best[job.what] = row["tflops"], job.tile
-    return Choice(**{name: tile for name, (_, tile) in best.items() if name != "both"}), best.get("both", (0, None))[1]
+    chosen = {name: tile for name, (_, tile) in best.items() if name != "both"}
+    return BEST._replace(**chosen), best.get("both", (0, None))[1]
 
 
 def main(
@@ -404,11 +424,11 @@ def main(
     """Measure wide heads."""
     start, worker, rows = time.monotonic(), Worker(), []
     kernels = list(kernel_jobs())
-    defaults = list(call_jobs(Choice(), BOTH_TILES[0]))
+    defaults = list(call_jobs(BEST, BOTH_TILES[0]))
     if compile_only:
         compile_all(kernels + defaults, 1e6, 1)
         return
-    compile_all(kernels, min(40.0, budget / 3), min(COMPILERS, os.cpu_count() or 1))
+    compile_all(kernels + defaults, min(40.0, budget / 3), min(COMPILERS, os.cpu_count() or 1))
 
     def measure(jobs: list[Job], until: float) -> None:
         for job in jobs:

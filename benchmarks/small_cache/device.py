@@ -7,6 +7,7 @@ import os
 import statistics
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -29,6 +30,8 @@ from benchmarks.small_cache.crossing import DIRECTIONS, DTYPE, HEADS, SCHEDULES,
 from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.launch import PlanOptions
+from redblue.kernels.gpu.planning.by_tma import Choice
 from redblue.kernels.gpu.planning.card import Card, card_of, planning_for
 from redblue.kernels.gpu.planning.plan import Launch, plan
 from redblue.op.pytorch import gpu, ops
@@ -159,7 +162,7 @@ def _time_one(
     if launch not in known:
         try:
             run = _call(row, arrays)
-            with planning_for(card), warnings.catch_warnings():
+            with planning_for(card), pinned(row.direction, launch), warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".* runs instead")  # if the card refuses the launch
                 gate.check(PLANNED, run())
                 known[launch] = statistics.median(device.seconds(run))
@@ -174,15 +177,35 @@ def _time_one(
     row.seconds = known[launch]
 
 
-def planned(row: Row, card: Card) -> Launch:
-    """The launch of the row's schedule on the card. Raises RedblueError if another schedule would take its place."""
+def planned(row: Row, card: Card, by_tma: bool = False) -> Launch:
+    """The launch of the row's schedule on the card. Raises RedblueError if another one would take its place.
+
+    by_tma: the kernels that load by TMA; else those that any card with tensor cores has.
+    """
     sizes = Sizes((1,), HEADS, 1, N, N, row.d, row.d)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        launch = plan(row.direction, sizes, DTYPE, card, schedule=row.schedule)
+        launch = plan(row.direction, sizes, DTYPE, card, PlanOptions(by_tma=by_tma), row.schedule)
     if launch.kernel != row.schedule:
         raise RedblueError(f"{row.schedule} does not fit: {launch.kernel} would run")
+    if by_tma != isinstance(launch.tiles, Choice):
+        raise RedblueError(f"{row.schedule} by TMA does not fit: other kernels would run")
     return launch
+
+
+@contextlib.contextmanager
+def pinned(direction: str, launch: Launch) -> Iterator[None]:
+    """A context in which calls of this direction run this launch, whatever is planned."""
+    usual = gpu.plan
+
+    def one(asked: str, *request: Any) -> Launch:
+        return launch if asked == direction else usual(asked, *request)
+
+    gpu.plan = one
+    try:
+        yield
+    finally:
+        gpu.plan = usual
 
 
 def _compiled(task: tuple[tuple[str, int, int, str], Card]) -> None:
@@ -191,9 +214,9 @@ def _compiled(task: tuple[tuple[str, int, int, str], Card]) -> None:
     row = Row(*place)
     os.environ["REDBLUE_TUNE"] = "0"
     with contextlib.suppress(Exception), warm(), standing_in(card.arch), planning_for(card), ops.substituted(by=gpu):
-        planned(row, card)
         arrays = [torch.empty(1, HEADS, N, row.d, dtype=getattr(torch, DTYPE)) for _ in range(4)]
-        _call(row, arrays)()
+        with pinned(row.direction, planned(row, card)):
+            _call(row, arrays)()
 
 
 def _call(row: Row, arrays: list[torch.Tensor]) -> Any:

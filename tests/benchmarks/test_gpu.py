@@ -60,11 +60,15 @@ def test_every_call_is_checked_and_kept(dry):
 def test_what_is_kept_is_not_measured_again(dry):
     path, _ = dry
     before = json.loads(path.read_text())["points"]
-    path.write_text(path.read_text().replace('"forward", "causal": true', '"forward", "causal": false', 1))
+    (place,) = (
+        i for i, point in enumerate(before) if (point["call"]["d"], point["call"]["direction"]) == (40, "forward")
+    )
+    old = '"d": 40, "direction": "forward", "causal": false'
+    path.write_text(path.read_text().replace(old, old.replace("false", "true")))
     run("gpu.attention", "--dry", "--json", path)
-    after = json.loads(path.read_text())["points"]
-    assert after[1:-1] == before[1:]
-    assert after[-1]["call"] == before[0]["call"]
+    *after, last = json.loads(path.read_text())["points"]
+    assert after[:place] + after[place + 1 :] == before[:place] + before[place + 1 :]
+    assert last["call"] == before[place]["call"]
 
 
 def test_without_a_gpu_it_says_so():
@@ -265,6 +269,18 @@ def test_what_failed_in_passing_is_tried_again_after_all_else(modules, asked):
     kept.add(gpu.Point(call, names[0], [1.0]))
     assert gpu.left(kept, asked)[-1] != last
     assert [point.contender for point in kept.points] == [names[1], names[0]]
+
+
+def test_peers_are_timed_again_beside_new_kernels(modules, asked):
+    gpu, calls, points = modules
+    call, names = next(calls.plan())
+    kept = points.Kept({})
+    kept.add(points.Point(call, calls.FLASH, [1.0]))
+    kept.add(points.Point(call, calls.CUDNN, refused="no"))
+    assert gpu.left(kept, asked)[0] == (call, [x for x in names if x != calls.CUDNN])
+    for name in calls.OURS:
+        kept.add(points.Point(call, name, [1.0]))
+    assert gpu.left(kept, asked)[0][0] != call
 
 
 def test_only_refusals_are_final(modules):

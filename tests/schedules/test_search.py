@@ -30,7 +30,7 @@ def fewest_words(schedule, problem, words):
     stream, one_pass = problem.one_stream(), schedule.direction(problem)
     features = {"out_cols": stream.d_v, "dv_cols": stream.d_v, "dq_cols": stream.d, "dk_cols": stream.d}
     keys = ("cols", "dkv_cols", "softmax_cols", "dk_rows", "dv_rows")
-    best = {e: {"chunk": stream.n_q, "span": stream.n_k}.get(e, 1) for e in one_pass.edges}
+    best = {e: {"chunk": stream.n_q, "span": stream.n_k, "cluster": 2}.get(e, 1) for e in one_pass.edges}
 
     def cost(edges):
         return one_pass.cost(stream, one_pass.tile_type(**edges))

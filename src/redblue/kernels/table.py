@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 # (device, pass): schedules. `gather` visits single pairs and has no tiles. On the CPU, backward `flash` takes two
-# passes and `flash_onepass` one.
+# passes and `flash_onepass` one; on GPUs `flash_onepass` has a kernel for Hopper only.
 KERNELS = {
     ("cpu", "forward"): ("flash", "hybrid", "small_cache", "gather"),
     ("cpu", "backward"): ("flash", "flash_onepass", "hybrid", "small_cache", "gather"),
     ("gpu", "forward"): ("flash", "hybrid", "small_cache"),
-    ("gpu", "backward"): ("flash", "hybrid", "small_cache"),
+    ("gpu", "backward"): ("flash", "flash_onepass", "hybrid", "small_cache"),
 }
 REQUESTABLE = KERNELS["cpu", "forward"]  # the names that a user may request of the operator
 

@@ -60,7 +60,7 @@ def gpu_call(
         name = schedule or "flash"
         launch = Launch(name, schedules.get(name).make_tiles(p, tiles))
     kernel = KERNELS.get(launch.kernel)
-    if kernel is None or not hasattr(kernel, p.direction):
+    if kernel is None or getattr(kernel, p.direction) is None:
         raise RedblueError(f"no GPU kernel follows {launch.kernel} {p.direction}; there are: {', '.join(KERNELS)}")
     task = task_of(p, sizes, torch.device(device))
 

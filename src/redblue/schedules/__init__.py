@@ -8,6 +8,7 @@ from redblue.paged_problem import AnyProblem
 from redblue.schedules import (
     flash,
     flash1,
+    flash_cluster,
     flash_onepass,
     gather,
     gradient_x,
@@ -23,7 +24,7 @@ from redblue.schedules.schedule import Cost, NotCovered, Pass, Schedule, Sweep, 
 
 # A new algorithm needs its file, the import above and its name here.
 MODULES = (
-    *(standard, flash1, flash, flash_onepass, gather, spilled_ds, hybrid, saha_ye, small_cache),
+    *(standard, flash1, flash, flash_cluster, flash_onepass, gather, spilled_ds, hybrid, saha_ye, small_cache),
     *(gradient_x, gradient_x_small, paged),
 )
 BUILT_IN = tuple(module.schedule.name for module in MODULES)

@@ -3,21 +3,29 @@
 They run under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU.
 """
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import redblue as rb
-from redblue.kernels.cpu.call import Sizes
+from redblue import Problem, schedules
+from redblue.base.integers import ceil_div
+from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu.launch import PlanOptions, Task
 from redblue.kernels.gpu.planning.by_tma import LEAST_D, Choice, Tile
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import Launch, candidates
 from redblue.kernels.gpu.spilled.tma import launches
 from redblue.kernels.gpu.versions import has_descriptors
+from redblue.meter.interpreter import counting
 from redblue.op.pytorch import gpu, interpreted
-from support.gpu import DEVICE, check, check_forward
+from support.gpu import DEVICE, check, check_forward, interpreted_only
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too
@@ -28,7 +36,8 @@ P, SUM = Tile(32, 64, 32, 4, 2, 2, 1), Tile(32, 32, 32, 4, 2)
 SMALL = Choice(P, P, SUM, SUM, streams=2, multiprocessors=3)
 TALL = Choice(Tile(64, 64, 32, 4, 2, 1, 0), Tile(32, 128, 32, 4, 2, 4), Tile(128, 32, 32), Tile(64, 32, 64), 3, 2)
 FUSED = SMALL._replace(ds=None)
-choices = pytest.mark.parametrize("choice", [SMALL, TALL, FUSED], ids=["small", "tall", "fused"])
+EARLY = SMALL._replace(ds=P._replace(resident=0, early=True))
+choices = pytest.mark.parametrize("choice", [SMALL, TALL, FUSED, EARLY], ids=["small", "tall", "fused", "early"])
 BANDS = [rb.Mask.full(), rb.Mask.causal(), rb.Mask.causal(align="bottom-right"), rb.Mask.sliding_window(None, 9)]
 
 
@@ -108,6 +117,92 @@ def test_arrays_of_other_layouts(launch):
     launch(SMALL)
     q, k, v = (normal(2, 45, 3, 32).transpose(1, 2) for _ in range(3))
     check_forward(q, k, v, mask=rb.Mask.causal())
+
+
+# Words -------------------------------------------------------------------------------------------------------------
+
+
+def words(direction):
+    """The words that SMALL moves on a full mask, by kernel, and the closed form of small_cache."""
+    sizes = Sizes((1,), 2, 1, N_Q, N_K, D, D_V)
+    arrays = {
+        name: torch.randn(shape[:-1] if name in SUMS else shape).to(getattr(torch, dtype))
+        for name, (shape, dtype) in array_forms(sizes, "bfloat16", "backward").items()
+    }
+    with counting() as tally:
+        for run in getattr(launches, direction)(Task.of(sizes=sizes, **arrays), SMALL):
+            run()
+    names = ("out",) if direction == "forward" else ("dq", "dk", "dv")
+    edges = {f"{name}_{side}": 32 for name in names for side in ("rows", "cols")} | {
+        "rows": 32,
+        "cols": 64,
+        "depth": 32,
+    }
+    if direction == "backward":
+        edges["span"] = 64  # every tile loads the log-sum-exp and delta of its rows
+    problem = Problem(N_Q, N_K, D, D_V, 1, heads=2, dtype="float16", direction=direction)
+    schedule = schedules.get("small_cache")
+    return tally, schedule.cost(problem, schedule.make_tiles(problem, edges))
+
+
+N_Q, N_K, D, D_V, HEADS = 70, 100, 48, 40, 2
+
+
+@interpreted_only
+def test_backward_moves_the_words_of_its_schedule():
+    tally, cost = words("backward")
+    assert (tally.total().reads, tally.total().writes) == (cost.reads, cost.writes)
+
+
+@interpreted_only
+def test_forward_moves_the_words_of_its_schedule_and_those_of_the_references():
+    tally, cost = words("forward")
+    blocks = ceil_div(N_Q, 32)
+    first_scores = N_Q * D + blocks * launches.FIRST_KEYS * D
+    instead = N_Q * (ceil_div(N_K, 64) + 1) - N_Q * ceil_div(D_V, 32)  # references where the schedule loads lse
+    flags = blocks * ceil_div(D_V, 128)
+    assert tally.total().reads == cost.reads + HEADS * (first_scores + instead + flags)
+    assert tally.total().writes == cost.writes + HEADS * (N_Q + blocks)
+
+
+# The compiled kernels ----------------------------------------------------------------------------------------------
+
+COMPILED = """
+import json
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.launch import PlanOptions
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.by_tma import Choice
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import candidates
+
+rows = []
+for direction in ("forward", "backward"):
+    for d, end in (512, 1), (320, None):
+        sizes = Sizes((1,), 4, 1, 4096, 4096, d, d)
+        for launch in candidates(direction, sizes, "bfloat16", Card(), PlanOptions(by_tma=True)):
+            if isinstance(launch.tiles, Choice):
+                fits = fit.fits(direction, sizes, "bfloat16", Card(), launch, end=end)
+                rows += [(x.kernel, x.shared_bytes, launch.shared_bytes, x.spilled_bytes, x.serialized) for x in fits]
+print(json.dumps(rows))
+"""
+
+
+SPILLED_BYTES = 128  # of a thread, once for each tile
+
+
+@pytest.mark.thorough
+def test_compiled_kernels_hardly_spill_nor_wait_for_each_product():
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", COMPILED], env=environment, capture_output=True, text=True, check=True
+    )
+    rows = json.loads(run.stdout)
+    assert {row[0] for row in rows} == {"references", "score_tiles", "row_sums", "redo", "deltas", "key_sums"}
+    for kernel, shared, planned, spilled, serialized in rows:
+        assert shared <= planned, kernel
+        assert spilled <= SPILLED_BYTES, kernel
+        assert not serialized, kernel
 
 
 # The plan ----------------------------------------------------------------------------------------------------------

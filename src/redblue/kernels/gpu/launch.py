@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from redblue.kernels.cpu.call import Sizes
@@ -31,6 +32,7 @@ class PlanOptions(NamedTuple):
     listed: bool = False  # a mask that is not a band
     aliased: bool = False  # paged values that are read as a slice of the keys
     by_tma: bool = False  # whether the kernels that load by TMA take the call, on a card that has it
+    one_pass: bool = False  # a backward call that `flash_onepass` can take, with sums in any order
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Task:
             bool(record.softcap),
             self.mask is not None,
             by_tma=self.by_tma,
+            one_pass=self.one_pass,
         )
 
     @property
@@ -99,6 +102,12 @@ class Task:
             return False
         arrays = self.q, self.k, self.v, self.out, self.dout, self.dq, self.dk, self.dv
         return all(x is None or _tma_takes(x) for x in arrays)
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether `flash_onepass` can take the call: a band, plain scores, no dropout, and dQ summed in any order."""
+        banded = self.mask is None and self.record.seed is None
+        return self.dout is not None and banded and self.plain and not torch.are_deterministic_algorithms_enabled()
 
     @property
     def plain(self) -> bool:

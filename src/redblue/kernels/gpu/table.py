@@ -13,12 +13,20 @@ from redblue.kernels.gpu.spilled import forward as spilled_forward
 class Passes(NamedTuple):
     """Functions that give the launches which write a task's outputs: (task, launch, precision) -> list[Run]."""
 
-    forward: Any
+    forward: Any  # None: there is no such kernel
     backward: Any
+
+
+def _one_pass(*arguments: Any) -> list[Any]:
+    """The backward kernels in Gluon, which are imported where one runs: older versions of Triton lack it."""
+    from redblue.kernels.gpu.hopper import backward
+
+    return backward.backward(*arguments)
 
 
 KERNELS: dict[str, Passes] = {
     "flash": Passes(flash_forward.forward, flash_backward.backward),
+    "flash_onepass": Passes(None, _one_pass),
     "hybrid": Passes(spilled_forward.forward, spilled_backward.backward),
     "small_cache": Passes(spilled_forward.forward, spilled_backward.backward),
 }

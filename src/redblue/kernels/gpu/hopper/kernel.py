@@ -96,9 +96,7 @@ def load_tiles(
         for c in gl.static_range(CONSUMERS):
             mbarrier.wait(q_free.index(c), (turn & 1) ^ 1)
             mbarrier.expect(q_filled.index(c), q_map.block_type.nbytes)
-            copy_tile(
-                q_map, [batch, (row + c * EDGE) // PACK, head * PACK, 0], q_filled.index(c), q_tile.index(c)
-            )
+            copy_tile(q_map, [batch, (row + c * EDGE) // PACK, head * PACK, 0], q_filled.index(c), q_tile.index(c))
         for i in range(high - low + 1):
             if i < high - low:  # keys are one tile ahead of values, as they are multiplied
                 use = uses + i
@@ -113,9 +111,7 @@ def load_tiles(
                 stage, parity = use % STAGES, (use // STAGES) & 1
                 mbarrier.wait(v_free.index(stage), parity ^ 1)
                 mbarrier.expect(v_filled.index(stage), v_map.block_type.nbytes)
-                copy_tile(
-                    v_map, [batch, (high - i) * COLS, key_head, 0], v_filled.index(stage), v_tiles.index(stage)
-                )
+                copy_tile(v_map, [batch, (high - i) * COLS, key_head, 0], v_filled.index(stage), v_tiles.index(stage))
         uses += high - low
         turn += 1
 

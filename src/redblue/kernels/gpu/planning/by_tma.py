@@ -16,6 +16,7 @@ from redblue.kernels.gpu.versions import has_descriptors
 ARCHITECTURE = 9  # compute capability 9: later ones multiply in tensor memory, for which nothing here was compiled
 DTYPES = ("float16", "bfloat16")
 MAX_SPILLED = 1 << 31  # bytes of P, and of dS, that a launch keeps in memory
+SEVERAL = 3  # tiles of a sum for each multiprocessor, so that the last ones leave few of them idle
 SLACK = 1024  # bytes of shared memory, for barriers
 
 
@@ -29,6 +30,7 @@ class Tile(NamedTuple):
     stages: int = 3
     parts: int = 2  # pieces in which a tile of P or dS is stored
     resident: int = 1  # programs of a multiprocessor that work through tiles; 0: a program for each tile
+    early: bool = False  # whether P, which dS is computed from, is loaded into registers before the product
 
     def shared_bytes(self, pieces: int) -> int:
         """Shared memory of a program: slices that arrive ahead, and so many pieces of 16-bit results."""
@@ -36,49 +38,75 @@ class Tile(NamedTuple):
         return 2 * (slices + pieces * (self.rows * self.cols // self.parts)) + SLACK
 
 
-SCORES, SUMS = Tile(), Tile(stages=4)
+SCORES = Tile(cols=128, warps=4, resident=2)
+SCORES_WIDE = Tile()
+GRADIENTS = Tile(cols=128, warps=4, parts=4, resident=0)
+GRADIENTS_EARLY = Tile(cols=128, warps=4, resident=0, early=True)
+SUMS_WIDE, SUMS = Tile(stages=4), Tile(cols=128, warps=4)
+WORTH = 0.95  # narrow sums are chosen if they pad the features to at most this share of what wide ones do
 
 
 class Choice(NamedTuple):
     """The tiles of each product, and the heads whose P is in memory at once."""
 
     p: Tile = SCORES
-    ds: Tile | None = SCORES  # None: one kernel computes P and dS, in the tiles of p
-    row: Tile = SUMS  # P V, or dS K
-    key: Tile = SUMS  # P^T dO and dS^T Q
+    ds: Tile | None = GRADIENTS  # None: one kernel computes P and dS, in the tiles of p
+    row: Tile = SUMS_WIDE  # P V, or dS K
+    key: Tile = SUMS_WIDE  # P^T dO and dS^T Q
     streams: int = 4
     multiprocessors: int = 132
 
 
-CHOICES = {"forward": (Choice(),), "backward": (Choice(), Choice(ds=None))}
+CHOICES = {
+    "forward": (Choice(), Choice(p=SCORES_WIDE)),
+    "backward": (Choice(), Choice(ds=GRADIENTS_EARLY), Choice(p=SCORES_WIDE, ds=SCORES_WIDE)),
+}
 LEAST_D = {"forward": 257, "backward": 193}  # below, flash is faster
-LEAST_PAIRS = 1 << 18  # of a head: fewer make too few tiles
+LEAST_EDGE = 256  # queries, and keys: fewer make too few tiles
 
 
 def choices(direction: str, sizes: Sizes, dtype: str, card: Card) -> tuple[Choice, ...]:
     """The choices for a call, the best first; none where the other kernels are faster, or these do not fit."""
-    pairs = max(1, sizes.n_q * sizes.group * sizes.n_k)
-    most = MAX_SPILLED // (2 * pairs * (1 if direction == "forward" else 2))  # heads, of 16 bits a pair
+    most = _most(direction, sizes)
     if (
         not has_descriptors()
         or card.arch // 10 != ARCHITECTURE
         or dtype not in DTYPES
         or max(sizes.d, sizes.d_v) < LEAST_D[direction]
-        or pairs < LEAST_PAIRS
+        or min(sizes.n_q, sizes.n_k) < LEAST_EDGE
         or most < 1
     ):
         return ()
-    fitting = (x for x in CHOICES[direction] if largest_bytes(x) <= card.shared_bytes)
-    return tuple(
-        x._replace(streams=min(most, max(x.streams, _enough(sizes, card))), multiprocessors=card.multiprocessors)
-        for x in fitting
+    sums = _sums(sizes)
+    made = (
+        x._replace(
+            row=sums,
+            key=sums,
+            streams=min(most, max(x.streams, _enough(sizes, card, sums))),
+            multiprocessors=card.multiprocessors,
+        )
+        for x in CHOICES[direction]
     )
+    return tuple(x for x in made if largest_bytes(x) <= card.shared_bytes)
 
 
-def _enough(sizes: Sizes, card: Card) -> int:
-    """The heads that give each multiprocessor several tiles of a sum."""
-    tiles = ceil_div(sizes.n_q, SUMS.rows) * ceil_div(max(sizes.d, sizes.d_v), SUMS.cols)
-    return ceil_div(4 * card.multiprocessors, max(1, tiles))
+def _most(direction: str, sizes: Sizes) -> int:
+    """The most heads whose P, and dS, fit into MAX_SPILLED; 0 if those that share a key head do not."""
+    arrays = 1 if direction == "forward" else 2
+    most = MAX_SPILLED // (2 * arrays * max(1, sizes.n_q * sizes.n_k))
+    return most // sizes.group * sizes.group
+
+
+def _sums(sizes: Sizes) -> Tile:
+    """The tile of sums of so many features: wide ones are faster, unless they pad the features much more."""
+    padded = [sum(ceil_div(f, t.cols) * t.cols for f in (sizes.d, sizes.d_v)) for t in (SUMS, SUMS_WIDE)]
+    return SUMS if padded[0] < WORTH * padded[1] else SUMS_WIDE
+
+
+def _enough(sizes: Sizes, card: Card, sums: Tile) -> int:
+    """The heads that give each multiprocessor several tiles of a sum; a power of two, which divides most numbers."""
+    tiles = ceil_div(sizes.n_q, sums.rows) * ceil_div(max(sizes.d, sizes.d_v), sums.cols)
+    return 1 << (ceil_div(SEVERAL * card.multiprocessors, max(1, tiles)) - 1).bit_length()
 
 
 def largest_bytes(choice: Choice) -> int:

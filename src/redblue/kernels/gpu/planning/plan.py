@@ -22,7 +22,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
-from redblue.kernels.gpu.planning import by_tma, warpgroups
+from redblue.kernels.gpu.planning import by_tma, hopper, warpgroups
 from redblue.kernels.gpu.planning.card import Card, card_named, card_of
 from redblue.kernels.gpu.planning.footprints import COUNTED_AS, KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
 from redblue.kernels.gpu.planning.resources import pipelines, resources
@@ -46,7 +46,7 @@ PLENTY = 1 << 16  # streams: more than any card has multiprocessors
 class Launch(NamedTuple):
     """A kernel by its schedule's name, its tiles by the names that the schedule gives them, and Triton's settings."""
 
-    kernel: str  # "flash", "hybrid", "small_cache"
+    kernel: str  # "flash", "flash_onepass", "hybrid", "small_cache"
     tiles: Any
     warps: int = 4
     stages: int = 2
@@ -135,7 +135,24 @@ def _cached(
     planned, failure = _candidates(direction, sizes, dtype, card, options, schedule)
     if failure:
         warnings.warn(f"{failure}; {planned[0].kernel} runs instead", stacklevel=3)
+    if schedule in ("auto", "flash"):
+        return _with_one_pass(direction, sizes, dtype, card, options, planned)
     return planned
+
+
+def _with_one_pass(
+    direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, planned: tuple[Launch, ...]
+) -> tuple[Launch, ...]:
+    """The candidates with those of `flash_onepass`, which come first if they occupy the card."""
+    shapes = hopper.one_pass_shapes(direction, sizes, dtype, card, options)
+    if not shapes:
+        return planned
+    tile_type = schedules.get("flash_onepass").passes[direction].tile_type
+    added = tuple(
+        Launch("flash_onepass", tile_type(x.rows, x.cols), x.warps, x.stages, 0, x.shared_bytes) for x in shapes
+    )
+    kept = planned[: MAX_CANDIDATES - len(added)]
+    return added + kept if hopper.occupies(shapes[0], sizes, card, BUSY) else kept + added
 
 
 @lru_cache(maxsize=4096)

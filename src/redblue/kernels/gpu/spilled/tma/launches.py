@@ -17,7 +17,7 @@ from redblue.kernels.gpu.spilled.tma.sums import key_sums, row_sums
 from redblue.kernels.gpu.spilled.tma.tiles import p_and_ds, references, score_tiles
 from redblue.kernels.gpu.spilled.unattended import without_unattended_keys
 
-ALIGNED = 8  # numbers of 16 bits: descriptors take strides of whole 16 bytes
+ALIGNED = 16  # numbers of 16 bits: rows of P and dS start at multiples of it
 DELTA_ROWS = 32
 FIRST_KEYS = 64  # keys among which a row's reference is sought
 LIMITS = {torch.bfloat16: 2.0**100, torch.float16: 2.0**15}  # of a tile's row sums of P, in P's type
@@ -152,6 +152,8 @@ class Call:
             "level": level,
             "sums": sums,
             "delta": self.task.delta if kind == "ds" else None,
+            "early": p if kind == "ds" and t.early else None,
+            "pitch": p.stride(1),
             "per_pair": per_pair,
             "KIND": kind,
             "GROUP": self.task.sizes.group,

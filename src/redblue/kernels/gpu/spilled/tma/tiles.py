@@ -113,6 +113,7 @@ def score_tiles(
     level,
     sums,
     delta,
+    early,
     scale,
     stream,
     streams,
@@ -121,6 +122,7 @@ def score_tiles(
     n_k,
     end,
     per_pair,
+    pitch,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
     BAND: tl.constexpr,
@@ -137,7 +139,8 @@ def score_tiles(
 
     KIND: "p", or "ds", for which q and k are dout and v. level: forward, the references of the rows of these heads, and
     sums (streams, blocks of keys, rows) receives the row sums of each tile; backward, the log-sum-exp of all rows.
-    delta: of all rows. PARTS: pieces in which a tile is stored, so that less shared memory is needed.
+    delta: of all rows. PARTS: pieces in which a tile is stored, so that less shared memory is needed. early: P once
+    more, as a pointer to rows of `pitch` numbers, if a tile of it is to be loaded before the product, into registers.
     """
     blocks = tl.cdiv(n_q, ROWS)
     of_stream = (tl.cdiv(blocks, 2) if BAND else blocks) * per_pair
@@ -147,13 +150,18 @@ def score_tiles(
         block, key_block = block_of(t % of_stream, blocks, per_pair, n_q, n_k, end, BAND, ROWS, COLS, TALL, LONG)
         batch, head = (stream + local) // heads, (stream + local) % heads
         row, key = block * ROWS, key_block * COLS
+        i_row = row + tl.arange(0, ROWS)
+        m_row = i_row < n_q
+        if early is not None:
+            i_key = key + tl.arange(0, COLS)
+            p_early = early + (wide(local) * n_q + row) * pitch + key
+            p_early += tl.arange(0, ROWS)[:, None] * pitch + tl.arange(0, COLS)[None, :]
+            b_early = tl.load(p_early, mask=m_row[:, None] & (i_key < pitch)[None, :], other=0.0)
         s = tl.zeros((ROWS, COLS), tl.float32)
         for f in range(SLICES):
             b_q = load_tile(q, batch, head, row, f * DEPTH, ROWS, DEPTH)
             b_k = load_tile(k, batch, head // GROUP, key, f * DEPTH, COLS, DEPTH)
             s = multiply(b_q, b_k.T, s)
-        i_row = row + tl.arange(0, ROWS)
-        m_row = i_row < n_q
         if KIND == "p":
             if sums is not None:
                 b_level = tl.load(level + wide(local) * n_q + i_row, mask=m_row, other=0.0)
@@ -172,7 +180,11 @@ def score_tiles(
             _store(p, x, local, row, key, PARTS)
         else:
             b_delta = tl.load(delta + wide(stream + local) * n_q + i_row, mask=m_row, other=0.0)
-            _store_ds(p, ds, s - b_delta[:, None], local, row, key, PARTS)
+            s -= b_delta[:, None]
+            if early is not None:
+                _store(ds, tl.where(b_early == 0, 0.0, b_early.to(tl.float32) * s), local, row, key, PARTS)
+            else:
+                _store_ds(p, ds, s, local, row, key, PARTS)
 
 
 @triton.jit(do_not_specialize=LAUNCH)
