@@ -26,12 +26,8 @@ from redblue.kernels.gpu.planning.resources import WARP_ROWS, resources
 ARCHITECTURE, TYPES = 9, ("float16", "bfloat16")
 LEAST_ROWS = 64  # of a product of a warpgroup
 STAY, STREAM, WARPS, STAGES = (16, 32, 64, 128, 256), (128, 64, 32, 16), (8, 4), (3, 2, 1)
-SHORT = (
-    64  # streaming tiles that are shorter feed products too slowly: shared memory binds at two thirds of their speed
-)
-EXPONENTIALS_BIND = (
-    64  # features: up to here exponentials take most of the time, and several small blocks share them out
-)
+SHORT = 64  # shorter streaming tiles feed products too slowly: shared memory binds at two thirds of their speed
+EXPONENTIALS_BIND = 64  # features up to which exponentials take most of the time: small blocks overlap them better
 LONG_KEYS_FROM = 128  # features from which 128 streaming keys are faster than 64, forward, unless a mask lists tiles
 NEARLY = 1.02  # pressure up to which tiles are worth timing: a few dozen bytes spill
 BUSY = 0.75  # as in plan.py
