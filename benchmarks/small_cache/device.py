@@ -184,14 +184,8 @@ def planned(row: Row, card: Card) -> Launch:
     schedule would take the place of the row's.
     """
     sizes, default = Sizes((1,), HEADS, 1, N, N, row.d, row.d), row.schedule == "auto"
-<<<<<<< HEAD
     task = task_of(small_cache.problem(row.direction, row.d), sizes, torch.device("meta"))
     options = task.plan_options if default else PlanOptions()
-=======
-    options = PlanOptions(
-        by_tma=default, by_gluon="full" if default else "", any_order=default and row.direction == "backward"
-    )
->>>>>>> main
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         launch = plan(row.direction, sizes, DTYPE, card, options, row.schedule)
