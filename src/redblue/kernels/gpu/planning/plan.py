@@ -87,19 +87,22 @@ def candidates(
     return (*_for_hopper(direction, sizes, dtype, card, options, schedule), *planned)[:MAX_CANDIDATES]
 
 
+@lru_cache(maxsize=4096)
 def _for_hopper(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, schedule: str
-) -> Iterator[Launch]:
+) -> tuple[Launch, ...]:
     """The launches of kernels written for sm_90, which take some calls."""
+    found: list[Launch] = []
     if options.by_gluon and schedule in ("auto", "flash"):
         for x in by_gluon.choices(direction, sizes, dtype, card, options.by_gluon):
-            yield Launch("flash", x, stages=x.stages, shared_bytes=x.shared_bytes(sizes.d, sizes.d_v))
+            found.append(Launch("flash", x, stages=x.stages, shared_bytes=x.shared_bytes(sizes.d, sizes.d_v)))
     if options.by_gluon and options.any_order and schedule in ("auto", "flash"):
         for x in one_pass.choices(direction, sizes, dtype, card, options.by_gluon):
-            yield Launch("flash_onepass", x, 8, one_pass.STAGES, shared_bytes=one_pass.SHARED_BYTES[sizes.d])
+            found.append(Launch("flash_onepass", x, 8, one_pass.STAGES, shared_bytes=one_pass.SHARED_BYTES[sizes.d]))
     if options.by_tma and schedule in ("auto", "small_cache"):
         for x in by_tma.choices(direction, sizes, dtype, card):
-            yield Launch("small_cache", x, shared_bytes=by_tma.largest_bytes(x))
+            found.append(Launch("small_cache", x, shared_bytes=by_tma.largest_bytes(x)))
+    return tuple(found)
 
 
 def node_sizes(rows: int, d: int, d_v: int) -> Sizes:
