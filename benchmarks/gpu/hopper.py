@@ -39,14 +39,14 @@ def timed_rows() -> Iterator[dict[str, Any]]:
     """The variants to time, the most important first."""
     three = {"consumers": 3, "ping_pong": False}
     two = {"consumers": 2, "ping_pong": True}
-    dynamic = {"persistent": True, "dynamic": True}
+    in_turn = {"persistent": True}
     variants: dict[tuple[int, str], list[dict[str, Any]]] = {
-        (128, "full"): [{}, {"ordered": False}, {"ping_pong": False}, dynamic, {"section": HEADS}],
-        (128, "causal"): [{}, dynamic, dynamic | {"ordered": False}, {"ordered": False}, dynamic | {"section": HEADS}],
+        (128, "full"): [{}, {"ordered": False}, {"ping_pong": False}, {"persistent": False}, {"section": HEADS}],
+        (128, "causal"): [{}, {"ordered": False}, in_turn, in_turn | {"section": HEADS}, {"section": HEADS}],
         (64, "full"): [{}, {"ordered": False}, two, two | {"ordered": False}, {"stages": 2}],
-        (64, "causal"): [{}, dynamic, three, dynamic | three, dynamic | {"ordered": False}],
-        (256, "full"): [{}, {"ordered": False}, {"ping_pong": False}, dynamic, {"section": 1}],
-        (256, "causal"): [{}, dynamic, dynamic | {"ordered": False}, {"ordered": False}, {"ping_pong": False}],
+        (64, "causal"): [{}, {"ordered": False}, three, in_turn, in_turn | {"section": HEADS}],
+        (256, "full"): [{}, {"ordered": False}, {"ping_pong": False}, {"persistent": False}, {"section": 1}],
+        (256, "causal"): [{}, {"ordered": False}, in_turn, {"ping_pong": False}, {"section": HEADS}],
     }
     for i in range(max(map(len, variants.values()))):
         for d, mask in variants:
@@ -79,9 +79,6 @@ def checked_rows() -> Iterator[dict[str, Any]]:
     for d in (64, 128, 256):  # longer than a wave of blocks, so that each block takes several
         yield {"what": "check", "d": d, "mask": "causal", "n": (2100, 2100), "heads": (24, 8), "batch": 2}
         yield {"what": "check", "d": d, "mask": "window", "n": (2100, 2100), "heads": (24, 8), "batch": 2}
-        dynamic = {"persistent": True, "dynamic": True}
-        yield {"what": "check", "d": d, "mask": "causal", "n": (2100, 2100), "heads": (24, 8), "settings": dynamic}
-        yield {"what": "check", "d": d, "mask": "window", "n": (2100, 2100), "heads": (24, 8), "settings": dynamic}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -240,12 +237,7 @@ def times(row: dict[str, Any], q: Any, k: Any, v: Any, launch: Any, scale: float
 
         return call
 
-    def redblue() -> None:
-        if launch.arguments["DYNAMIC"]:
-            launch.arguments["counter"].zero_()
-        launch()
-
-    calls: dict[str, Any] = {"redblue": redblue, "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION)}
+    calls: dict[str, Any] = {"redblue": launch, "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION)}
     if row["base"]:
         calls["flash"] = sdpa(SDPBackend.FLASH_ATTENTION)
     measured: dict[str, list[float]] = {}

@@ -92,15 +92,15 @@ class Shared:
     def slice(self, start, length):
         return Shared(self.data[start : start + length])
 
-    @property
-    def key(self):
-        return self.data.data_ptr()
-
     def store(self, value):
         self.data.copy_(value)
 
     def load(self, layout):
         return self.data.clone()
+
+    @property
+    def key(self):
+        return self.data.data_ptr()
 
 
 class Barrier:
@@ -330,7 +330,6 @@ def _namespace(block):
     gl = SimpleNamespace(
         constexpr=lambda x: x,
         int64=torch.int64,
-        int32=torch.int32,
         float32=torch.float32,
         atomic_add=_atomic_add,
         BlockedLayout=lambda *x: None,
@@ -340,7 +339,7 @@ def _namespace(block):
         static_range=range,
         maximum=_either(torch.maximum, max),
         minimum=_either(torch.minimum, min),
-        max=lambda x, axis: x.amax(axis) if x.dim() > 1 else Int(x.max()),
+        max=lambda x, axis: x.amax(axis),
         sum=lambda x, axis: x.sum(axis),
         exp2=torch.exp2,
         log=torch.log,
@@ -352,9 +351,7 @@ def _namespace(block):
         NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *x: None),
         arange=lambda start, end, layout: torch.arange(start, end).as_subclass(Tile),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype).as_subclass(Tile),
-        full=lambda shape, x, dtype, layout: torch.full(
-            shape, int(x) if isinstance(x, int) else x, dtype=dtype
-        ).as_subclass(Tile),
+        full=lambda shape, x, dtype, layout: torch.full(shape, x, dtype=dtype).as_subclass(Tile),
         convert_layout=lambda x, layout: x,
         multiple_of=lambda x, count: x,
         inline_asm_elementwise=lambda text, constraints, arguments, **more: arguments[0],

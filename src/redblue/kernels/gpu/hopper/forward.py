@@ -58,7 +58,7 @@ def prepare(
     end: int | None,
     chosen: Settings,
 ) -> Run:
-    """The launch that writes out and lse. A launch of `dynamic` settings can run once, since it counts what it does."""
+    """The launch that writes out and lse."""
     (batch, heads, n_q, d), (kv_heads, n_k), d_v = q.shape, k.shape[1:3], v.shape[3]
     unattended = min(n_k - 1, max(0, first or 0))  # keys that no query attends may hold NaN: they are not loaded
     first, end = (None if edge is None else edge - unattended for edge in (first, end))
@@ -70,7 +70,6 @@ def prepare(
     in_l2 = int(L2_SHARE * chosen.l2_bytes) // (q.itemsize * n_k * (d + d_v)) * group // pack
     section = min(streams, chosen.section or max(1, group // pack, in_l2))
     work = streams * blocks
-    dynamic = chosen.persistent and chosen.dynamic and work > chosen.multiprocessors
     arguments = {
         "q_map": tensor_map(q, EDGE // pack, pack, padded(d)),
         "k_map": tensor_map(k, cols, 1, padded(d)),
@@ -80,7 +79,6 @@ def prepare(
         "out_head": out.stride(1),
         "out_row": out.stride(2),
         "lse": lse,
-        "counter": torch.zeros(1, dtype=torch.int32, device=q.device) if dynamic else lse,
         "scale": scale * LOG2E,
         "first": first or 0,
         "end": end or 0,
@@ -100,7 +98,6 @@ def prepare(
         "PING_PONG": chosen.ping_pong,
         "ORDERED": chosen.ordered,
         "WHOLE_COLS": n_k % cols == 0,
-        "DYNAMIC": dynamic,
         "CONSUMERS": chosen.consumers,
     }
     grid = min(work, chosen.multiprocessors) if chosen.persistent else work

@@ -73,40 +73,9 @@ def block_of(work, blocks, heads, section, LAST_FIRST: gl.constexpr):
 
 
 @gluon.jit
-def queue_next(queue, counter, work, turn, DYNAMIC: gl.constexpr):
-    """The block of rows after `work`, which the loader tells the consumers if it depends on other blocks' progress.
-
-    A slot is free again: consumers read it before they free the queries of a block, and the loader has since waited
-    for these.
-    """
-    if DYNAMIC:
-        numbers, filled = queue
-        work = gl.num_programs(0) + gl.atomic_add(counter, 1)
-        slot = turn % 2
-        numbers.index(slot).store(gl.full([1], work, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
-        mbarrier.arrive(filled.index(slot), count=1)
-    else:
-        work += gl.num_programs(0)
-    return work
-
-
-@gluon.jit
-def next_queued(queue, work, turn, DYNAMIC: gl.constexpr):
-    """The block of rows after `work`, as the loader has queued it."""
-    if DYNAMIC:
-        numbers, filled = queue
-        slot, parity = turn % 2, (turn // 2) & 1
-        mbarrier.wait(filled.index(slot), parity)
-        work = gl.max(numbers.index(slot).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-    else:
-        work += gl.num_programs(0)
-    return work
-
-
-@gluon.jit
 def load_tiles(
-    maps, tiles, filled, free, queue, counter, sizes, group, FIRST: gl.constexpr, END: gl.constexpr,
-    PACK: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr, DYNAMIC: gl.constexpr, CONSUMERS: gl.constexpr
+    maps, tiles, filled, free, sizes, group, FIRST: gl.constexpr, END: gl.constexpr, PACK: gl.constexpr,
+    COLS: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr
 ):  # fmt: skip
     """The loader's loop over blocks: queries, then keys and values tile by tile, from the last tile to the first."""
     q_map, k_map, v_map = maps
@@ -115,10 +84,9 @@ def load_tiles(
     q_free, k_free, v_free = free
     first, end, n_q, n_k, heads, batch_heads, blocks, section = sizes
     ROWS: gl.constexpr = CONSUMERS * EDGE
-    uses, turn, work = 0, 0, gl.program_id(0)
-    while work < batch_heads * blocks:
+    uses, turn = 0, 0
+    for work in range(gl.program_id(0), batch_heads * blocks, gl.num_programs(0)):
         at, block = block_of(work, blocks, batch_heads, section, END)
-        work = queue_next(queue, counter, work, turn, DYNAMIC)
         batch, head = at // heads, at % heads
         key_head = head * PACK // group
         row = block * ROWS
@@ -143,7 +111,7 @@ def load_tiles(
                 mbarrier.expect(v_filled.index(stage), v_map.block_type.nbytes)
                 copy_tile(v_map, [batch, (high - i) * COLS, key_head, 0], v_filled.index(stage), v_tiles.index(stage))
         uses += high - low
-        turn += 1
+        turn += 1  # noqa: SIM113 (Gluon has no enumerate)
 
 
 @gluon.jit
@@ -225,9 +193,9 @@ def add_tiles(
 
 @gluon.jit
 def consume_tiles(
-    tiles, filled, free, queue, turns, results, scale, sizes, FIRST: gl.constexpr, END: gl.constexpr, D_V: gl.constexpr,
+    tiles, filled, free, turns, results, scale, sizes, FIRST: gl.constexpr, END: gl.constexpr, D_V: gl.constexpr,
     PACK: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr, PING_PONG: gl.constexpr, ORDERED: gl.constexpr,
-    WHOLE_COLS: gl.constexpr, DYNAMIC: gl.constexpr, CONSUMERS: gl.constexpr, C: gl.constexpr
+    WHOLE_COLS: gl.constexpr, CONSUMERS: gl.constexpr, C: gl.constexpr
 ):  # fmt: skip
     """The loop of consumer C over blocks: its 64 rows of the output and of the log-sum-exp."""
     q_tile, k_tiles, v_tiles = tiles
@@ -241,10 +209,9 @@ def consume_tiles(
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_WIDTH, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     MASKED: gl.constexpr = FIRST or END or not WHOLE_COLS
-    uses, turn, work = 0, 0, gl.program_id(0)
-    while work < batch_heads * blocks:
+    uses, turn = 0, 0
+    for work in range(gl.program_id(0), batch_heads * blocks, gl.num_programs(0)):
         at, block = block_of(work, blocks, batch_heads, section, END)
-        work = next_queued(queue, work, turn, DYNAMIC)
         batch, head = at // heads, at % heads
         row = block * ROWS
         low, full_low, full_high, high = key_tiles(
@@ -308,7 +275,7 @@ def consume_tiles(
         acc = warpgroup_mma(p, matrix(v_tiles.index(stage)), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_free.index(stage), count=1)
-        turn += 1
+        turn += 1  # noqa: SIM113 (Gluon has no enumerate)
 
         attends = row_sum > 0
         total = gl.where(attends, row_sum, 1.0)
@@ -338,7 +305,6 @@ def hopper_forward(
     out_head,
     out_row,
     lse,  # (batch, heads, n_q), contiguous
-    counter,  # int32, 0: the blocks of rows that were begun, beyond one per program
     scale,  # times log2(e)
     first,  # query i attends keys i + first .. i + end - 1, if FIRST and END
     end,
@@ -358,7 +324,6 @@ def hopper_forward(
     PING_PONG: gl.constexpr,
     ORDERED: gl.constexpr,
     WHOLE_COLS: gl.constexpr,
-    DYNAMIC: gl.constexpr,  # whether a program takes the next block that none has begun
     CONSUMERS: gl.constexpr,  # 2 or 3
 ):
     """Output and log-sum-exp of blocks of rows, over all keys."""
@@ -374,10 +339,6 @@ def hopper_forward(
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], LAYOUT)
     v_filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], LAYOUT)
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], LAYOUT)
-    numbers = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    queue_filled = gl.allocate_shared_memory(gl.int64, [2, 1], LAYOUT)
-    for i in gl.static_range(2):
-        mbarrier.init(queue_filled.index(i), count=1)
     for c in gl.static_range(CONSUMERS):
         mbarrier.init(q_filled.index(c), count=1)
         mbarrier.init(q_free.index(c), count=1)
@@ -389,20 +350,19 @@ def hopper_forward(
         mbarrier.init(v_free.index(s), count=CONSUMERS)
     fence_async_shared()
 
-    maps, tiles = (q_map, k_map, v_map), (q_tile, k_tiles, v_tiles)
+    tiles = q_tile, k_tiles, v_tiles
     filled, free = (q_filled, k_filled, v_filled), (q_free, k_free, v_free)
-    queue = numbers, queue_filled
     results = out, out_batch, out_head, out_row, lse
     sizes = first, end, n_q, n_k, heads, batch_heads, blocks, section
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
-                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 0)),
-                (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
-                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 1)),
-                (load_tiles, (maps, tiles, filled, free, queue, counter, sizes, group, FIRST, END, PACK, COLS, STAGES,
-                              DYNAMIC, CONSUMERS)),
+                (consume_tiles, (tiles, filled, free, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
+                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, CONSUMERS, 0)),
+                (consume_tiles, (tiles, filled, free, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
+                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, CONSUMERS, 1)),
+                (load_tiles, ((q_map, k_map, v_map), tiles, filled, free, sizes, group, FIRST, END, PACK, COLS,
+                              STAGES, CONSUMERS)),
             ],
             [4, 1],
             [240, LOADER_REGISTERS],
@@ -410,14 +370,14 @@ def hopper_forward(
     else:
         gl.warp_specialize(
             [
-                (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
-                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 0)),
-                (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
-                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 1)),
-                (consume_tiles, (tiles, filled, free, queue, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
-                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, DYNAMIC, CONSUMERS, 2)),
-                (load_tiles, (maps, tiles, filled, free, queue, counter, sizes, group, FIRST, END, PACK, COLS, STAGES,
-                              DYNAMIC, CONSUMERS)),
+                (consume_tiles, (tiles, filled, free, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
+                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, CONSUMERS, 0)),
+                (consume_tiles, (tiles, filled, free, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
+                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, CONSUMERS, 1)),
+                (consume_tiles, (tiles, filled, free, turns, results, scale, sizes, FIRST, END, D_V, PACK, COLS,
+                                 STAGES, PING_PONG, ORDERED, WHOLE_COLS, CONSUMERS, 2)),
+                (load_tiles, ((q_map, k_map, v_map), tiles, filled, free, sizes, group, FIRST, END, PACK, COLS,
+                              STAGES, CONSUMERS)),
             ],
             [4, 4, 1],
             [160, 160, LOADER_REGISTERS],

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import hopper
 from redblue.kernels.gpu.planning.card import Card
-from redblue.kernels.gpu.versions import has_gluon
 
-ARCHITECTURE = 9  # compute capability 9: later ones multiply in tensor memory
-DTYPES = ("float16", "bfloat16")
 EDGE = 64  # rows of a warpgroup
 MOST_D = 256  # registers hold no wider rows of the output
 LEAST_ROWS = 128  # of a head: with fewer, the heads of a group are better stacked
@@ -31,7 +29,6 @@ class Settings(NamedTuple):
     ping_pong: bool = True  # whether they take turns at issuing products
     ordered: bool = True  # whether a tile's softmax is kept before the wait for the products beside it
     persistent: bool = True  # whether a program takes several blocks of rows
-    dynamic: bool = False  # whether such a program takes the next block that none has begun
     pack: int = 1  # heads of a group stacked into the rows of a block
     section: int = 0  # heads whose blocks follow each other; 0: as many as fit the L2 cache
     multiprocessors: int = 132
@@ -44,25 +41,24 @@ class Settings(NamedTuple):
 
 
 def settings(d: int, d_v: int, mask: str) -> tuple[Settings, ...]:
-    """The settings for these widths, the best first, as measured on an H200. mask: "full" or "band"."""
+    """Settings that ran on an H200 with these widths, the fastest first. mask: "full" or "band"."""
     width, full = max(padded(d), padded(d_v)), mask == "full"  # under a band, blocks take unequal times
     if width > 64:
         return (Settings(cols=128 if width == 128 else 64, persistent=full),)
     two = Settings(stages=4, persistent=full)
-    three = two._replace(consumers=3, ping_pong=False)
-    return (three, two) if full else (two, three)
+    return (two._replace(consumers=3, ping_pong=False), two) if full else (two,)
 
 
 def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> tuple[Settings, ...]:
     """The settings for a call, the best first; none where the kernel does not run or has too few blocks."""
     if (
         direction != "forward"
-        or card.arch // 10 != ARCHITECTURE
-        or dtype not in DTYPES
+        or card.arch != hopper.HOPPER
+        or dtype not in hopper.SIXTEEN_BITS
         or max(sizes.d, sizes.d_v) > MOST_D
         or sizes.n_q < LEAST_ROWS
         or not sizes.n_k
-        or not has_gluon()
+        or not hopper.available()
     ):
         return ()
     heads = sizes.streams * sizes.group
