@@ -92,17 +92,18 @@ def _for_hopper(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, schedule: str
 ) -> tuple[Launch, ...]:
     """The launches of kernels written for sm_90, which take some calls."""
-    found: list[Launch] = []
-    if options.by_gluon and schedule in ("auto", "flash"):
-        for x in by_gluon.choices(direction, sizes, dtype, card, options.by_gluon):
-            found.append(Launch("flash", x, stages=x.stages, shared_bytes=x.shared_bytes(sizes.d, sizes.d_v)))
-    if options.by_gluon and options.any_order and schedule in ("auto", "flash"):
-        for x in one_pass.choices(direction, sizes, dtype, card, options.by_gluon):
-            found.append(Launch("flash_onepass", x, 8, one_pass.STAGES, shared_bytes=one_pass.SHARED_BYTES[sizes.d]))
-    if options.by_tma and schedule in ("auto", "small_cache"):
-        for x in by_tma.choices(direction, sizes, dtype, card):
-            found.append(Launch("small_cache", x, shared_bytes=by_tma.largest_bytes(x)))
-    return tuple(found)
+    call, asked = (direction, sizes, dtype, card), schedule in ("auto", "flash") and bool(options.by_gluon)
+    forward = by_gluon.choices(*call, options.by_gluon) if asked else ()
+    backward = one_pass.choices(*call, options.by_gluon) if asked and options.any_order else ()
+    wide = by_tma.choices(*call) if options.by_tma and schedule in ("auto", "small_cache") else ()
+    return (
+        *(Launch("flash", x, stages=x.stages, shared_bytes=x.shared_bytes(sizes.d, sizes.d_v)) for x in forward),
+        *(
+            Launch("flash_onepass", x, 8, one_pass.STAGES, shared_bytes=one_pass.SHARED_BYTES[sizes.d])
+            for x in backward
+        ),
+        *(Launch("small_cache", x, shared_bytes=by_tma.largest_bytes(x)) for x in wide),
+    )
 
 
 def node_sizes(rows: int, d: int, d_v: int) -> Sizes:
