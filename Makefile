@@ -104,8 +104,17 @@ gpu: ## on a machine with a GPU, from a fresh clone: check every kernel, measure
 	.ci/gpu ncu test
 	.ci/gpu small-cache
 
-gpu-fit: setup $(VENV)/peers.stamp ## compile every planned GPU kernel for every architecture; no GPU is needed
+# Versions of Triton besides that of .venv: 3.6.0 comes with PyTorch 2.11
+TRITONS := 3.6.0
+
+gpu-fit: setup $(VENV)/peers.stamp $(TRITONS:%=build/triton-%/stamp) ## compile every planned GPU kernel, with two Tritons; no GPU is needed
 	nice -n 19 $(BIN)/python benchmarks/gpu/fit.py --json docs/results/gpu-fit.json --figure docs/results/gpu-fit.svg
+	for version in $(TRITONS); do PYTHONPATH=build/triton-$$version nice -n 19 $(BIN)/python benchmarks/gpu/fit.py \
+		--json build/gpu-fit-$$version.json || exit; done
+
+build/triton-%/stamp:
+	$(BIN)/python -m pip --quiet install --no-deps --target $(@D) triton==$*
+	touch $@
 
 hub-kernel: $(VENV)/redblue.stamp ## write a kernel repository for transformers into build/hub-kernel
 	$(BIN)/python -m redblue.integrations.hub_kernel build/hub-kernel

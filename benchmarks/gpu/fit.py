@@ -120,17 +120,24 @@ def cases(spread: bool) -> Iterator[Case]:
 
 def compiled(case: Case) -> Row:
     """Plan and compile a case, in a worker process in which Triton compiles instead of interpreting."""
+    from triton import __version__ as triton_version
+
     from redblue.kernels.gpu.planning import fit, plan
     from redblue.kernels.gpu.planning.card import planning_for
 
     card = plan.card_named(case.card)
-    row: Row = {**case._asdict(), "shared_bytes_of_card": card.shared_bytes}
+    row: Row = {**case._asdict(), "triton": triton_version, "shared_bytes_of_card": card.shared_bytes}
     try:
         launch, launched = (_paged if case.direction == "paged" else _dense)(case, card)
     except RedblueError as why:
         return row | {"wrong": [f"not planned: {why}"]}
     row |= {"kernel": launch.kernel, "tiles": launch.tiles._asdict(), "chunk": launch.chunk}
-    row |= {"warps": launch.warps, "stages": launch.stages, "planned_shared_bytes": launch.shared_bytes}
+    row |= {
+        "warps": launch.warps,
+        "stages": launch.stages,
+        "parts": launch.parts,
+        "planned_shared_bytes": launch.shared_bytes,
+    }
     try:
         with planning_for(card):
             fits = fit.fits_of(launched(), card.arch)
@@ -309,7 +316,8 @@ def main(
         draw(rows, figure)
     Console(width=None if sys.stdout.isatty() else WIDE).print(table(rows))
     wrong = sum(bool(row["wrong"]) for row in rows)
-    print(f"{len(rows)} plans compiled, {wrong} of them wrong")
+    versions = " and ".join(sorted({row["triton"] for row in rows}))
+    print(f"{len(rows)} plans compiled with Triton {versions}, {wrong} of them wrong")
     sys.exit(1 if wrong or not rows else 0)
 
 

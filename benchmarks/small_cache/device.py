@@ -183,7 +183,9 @@ def planned(row: Row, card: Card) -> Launch:
     schedule would take the place of the row's.
     """
     sizes, default = Sizes((1,), HEADS, 1, N, N, row.d, row.d), row.schedule == "auto"
-    options = PlanOptions(by_tma=default, by_gluon="full" if default else "", any_order=default and row.direction == "backward")
+    options = PlanOptions(
+        by_tma=default, by_gluon="full" if default else "", any_order=default and row.direction == "backward"
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         launch = plan(row.direction, sizes, DTYPE, card, options, row.schedule)

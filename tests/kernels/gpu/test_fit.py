@@ -110,6 +110,35 @@ def test_one_plan_fits(code, expected):
     assert run.stdout.split() == expected
 
 
+CANDIDATES_OF_HOPPER = """
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import candidates
+
+for d in 64, 128:
+    for direction in "forward", "backward":
+        sizes = Sizes((1,), 32, 1, 8192, 8192, d, d)
+        launches = candidates(direction, sizes, "bfloat16", Card(), schedule="flash")
+        for launch in launches:
+            if launch.kernel == "flash":
+                for each in fit.fits(direction, sizes, "bfloat16", Card(), launch, end=1):
+                    good = each.shared_bytes <= launch.shared_bytes and each.spilled_bytes <= 256
+                    print("candidate", each.kernel, d, *launch.tiles, good and not each.serialized)
+"""
+
+
+@pytest.mark.thorough
+def test_candidates_for_hopper_compile_as_planned():
+    """Within the model's shared memory, with few spills, and without products that wait for one another."""
+    code = [sys.executable, "-W", "ignore", "-c", CANDIDATES_OF_HOPPER]
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    run = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
+    lines = [line for line in run.stdout.splitlines() if line.startswith("candidate")]
+    assert {line.split()[1] for line in lines} == {"flash_forward", "flash_dq", "flash_dkv"}
+    assert not [line for line in lines if not line.endswith("True")]
+
+
 LOADS_OF_ROWS_OF_40 = """
 import re
 from redblue.kernels.cpu.call import Sizes

@@ -65,10 +65,10 @@ def test_planned_launches_fit_by_the_model(name, dtype, direction, options):
         assert len(launches) <= MAX_CANDIDATES
         assert len(set(launches)) == len(launches)
         for launch in launches:
-            footprints = [
-                part.footprint(launch.tiles, sizes, options) for part in KERNELS[launch.kernel, direction].parts
+            needed = [
+                resources(part.footprint(launch.tiles, sizes, options), dtype, card, *launch.settings(i))
+                for i, part in enumerate(KERNELS[launch.kernel, direction].parts)
             ]
-            needed = [resources(footprint, dtype, card, launch.warps, launch.stages) for footprint in footprints]
             assert max(each.shared_bytes for each in needed) == launch.shared_bytes <= card.shared_bytes
             edges = launch.tiles._asdict()
             if options.listed:  # otherwise with_chunk would change the planned tiles
@@ -123,7 +123,7 @@ def test_few_queries_still_occupy_every_multiprocessor(heads, n_q, n_k):
     blocks = heads * -(-n_q // t.rows) * spans
     assert blocks >= 0.7 * card.multiprocessors or (t.rows == 16 and n_k // spans <= 2 * MIN_SPAN)
     assert spans == 1 or n_k // spans >= MIN_SPAN
-    assert n_q < 4096 or (t.rows, spans) == (128, 1)
+    assert n_q < 4096 or (t.rows, spans) == (64, 1)
 
 
 def test_lengths_that_round_up_to_the_same_power_of_two_share_a_plan():
@@ -220,6 +220,32 @@ def test_a_softcap_spills_one_more_array_backward():
     card, sizes = CARDS["h100-sxm"], sizes_of(1024, n=1024)
     chunks = [plan("backward", sizes, "float16", card, PlanOptions(softcap=cap)).chunk for cap in (False, True)]
     assert chunks[1] < chunks[0]
+
+
+def test_hopper_gets_whole_rows_per_warp_and_each_kernel_its_own_settings():
+    """The tiles that were fastest on an H100 are planned, or are among the candidates."""
+    card = CARDS["h100-sxm"]
+
+    def tiles(d, direction, **options):
+        launches = candidates(direction, sizes_of(d, n=8192, heads=32), "bfloat16", card, PlanOptions(**options))
+        return [(*launch.tiles[: 2 if direction == "forward" else 4], launch) for launch in launches]
+
+    (*first, launch), *others = tiles(128, "forward")
+    assert (*first, launch.warps, launch.stages) == (128, 128, 8, 3)
+    assert {(256, 64), (64, 64), (128, 64)} <= {tuple(edges) for *edges, launch in others if launch.kernel == "flash"}
+    (*first, launch), *_ = tiles(64, "forward")
+    assert (*first, launch.warps, launch.stages) == (64, 64, 4, 3)
+    (*first, launch), *others = tiles(128, "backward")
+    assert (*first, launch.parts) == (128, 64, 64, 128, ((8, 3), (8, 3)))
+    assert any(edges[2:] == [64, 64] and launch.parts == ((8, 3), (4, 2)) for *edges, launch in others)
+    (*first, launch), *_ = tiles(128, "backward", listed=True)
+    assert (first[2:], launch.settings(1)) == ([32, 128], (8, 3))  # bits of lists take registers
+
+
+def test_settings_of_one_kernel_serve_all_unless_they_have_their_own():
+    launch = plan("backward", sizes_of(128), "float16", CARDS["a100-sxm"])
+    assert launch.parts == ()
+    assert launch.settings(0) == launch.settings(1) == (launch.warps, launch.stages)
 
 
 def test_hopper_gets_three_stages():

@@ -55,7 +55,7 @@ class Task:
     first: int | None = None  # query i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None
     mask: Mask | None = None  # None if it is a band
-    planes: Tensor | None = None  # int32 (batch, key heads), no stride 1: the plane of the mask of each stream
+    planes: Tensor | None = None  # int32 (batch, key heads): the plane of the mask that each stream sees
     first_row: int = 0  # this part's first row among all rows of all heads of the call: dropout counts from there
     cut_keys: int = 0  # unattended keys that were cut off behind the n_k keys of `sizes`
     dout: Tensor | None = None

@@ -36,7 +36,7 @@ def dk_and_dv_run(task: Task, launch: Launch, precision: str) -> Run:
         "WHOLE_COLS": task.sizes.n_k % cols == 0,
     }
     arguments["ALIGN"] = alignment(arguments)
-    return Run(flash_dkv, (ceil_div(task.sizes.n_k, cols) * task.streams,), arguments, launch.warps, launch.stages)
+    return Run(flash_dkv, (ceil_div(task.sizes.n_k, cols) * task.streams,), arguments, *launch.settings(1))
 
 
 class Streams(NamedTuple):

@@ -35,7 +35,7 @@ def dq_run(task: Task, launch: Launch, precision: str) -> Run:
         "WHOLE_COLS": task.sizes.n_k % cols == 0,
     }
     arguments["ALIGN"] = alignment(arguments)
-    return Run(flash_dq, (ceil_div(task.rows, rows) * task.streams,), arguments, launch.warps, launch.stages)
+    return Run(flash_dq, (ceil_div(task.rows, rows) * task.streams,), arguments, *launch.settings(0))
 
 
 @triton.jit

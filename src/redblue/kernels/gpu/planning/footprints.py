@@ -73,12 +73,18 @@ def _flash_forward(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
         scores=_score_tiles(1, options) * r * c,
         stored=r * d_v,
         product=(r, c, d),
+        tall=_tall(r, options),
     )
+
+
+def _tall(rows: int, options: PlanOptions) -> int:
+    """Footprint.tall: a bias and dropout's factors are loaded in other registers, and exchanged."""
+    return 0 if options.bias or options.dropout else rows
 
 
 def _paged(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
     """As _flash_forward; values that are a slice of the keys do not stream by on their own."""
-    footprint = _flash_forward(t, sizes, options)
+    footprint = _flash_forward(t, sizes, options)._replace(tall=0)
     return footprint._replace(stream=footprint.stream[:1]) if options.aliased else footprint
 
 
@@ -95,6 +101,7 @@ def _flash_dq(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
         added=r * c * (options.bias or options.dropout),
         transposed=c * d * (c < SHORT_EDGE),
         all_at_once=True,
+        tall=_tall(r, options),
     )
 
 
@@ -113,6 +120,7 @@ def _flash_dkv(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
         transposed=r * (d + d_v) * (r < SHORT_EDGE),
         waiting=2 * r * (d + d_v) * (min(parts(sizes.d)[1], parts(sizes.d_v)[1]) >= WIDE_PART),
         all_at_once=True,
+        tall=_tall(c, options),
     )
 
 

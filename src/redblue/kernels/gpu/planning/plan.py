@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
-from redblue.kernels.gpu.planning import by_gluon, by_tma, one_pass
+from redblue.kernels.gpu.planning import by_gluon, by_tma, one_pass, warpgroups
 from redblue.kernels.gpu.planning.card import Card, card_named, card_of
 from redblue.kernels.gpu.planning.footprints import COUNTED_AS, KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
 from redblue.kernels.gpu.planning.resources import pipelines, resources
@@ -37,7 +37,7 @@ MAX_SPILLED = 1 << 31  # the most bytes that a chunk spills, unless a single ste
 BUSY = 0.75  # a launch with blocks for this share of the multiprocessors counts as fully occupied
 ALIKE = 1.03  # words within this factor count as equal
 NEAR = 2.0  # candidates may move at most this many times the words of the first
-MAX_CANDIDATES = 6
+MAX_CANDIDATES = 8
 LESS = 0.75  # the next plan may take this share of the shared memory of a launch that the card refused
 PLAIN = PlanOptions()
 PLENTY = 1 << 16  # streams: more than any card has multiprocessors
@@ -52,6 +52,11 @@ class Launch(NamedTuple):
     stages: int = 2
     chunk: int = 0  # rows (stacked) whose spilled probabilities are in memory at once
     shared_bytes: int = 0
+    parts: tuple[tuple[int, int], ...] = ()  # warps and stages of each Triton kernel; empty: the same for all
+
+    def settings(self, part: int) -> tuple[int, int]:
+        """The warps and stages of a Triton kernel. part: its number in footprints.KERNELS."""
+        return self.parts[part] if self.parts else (self.warps, self.stages)
 
 
 class Unplanned(RedblueError):
@@ -162,6 +167,7 @@ class _Choice(NamedTuple):
     rank: tuple[float, ...]  # lower is better
     launch: Launch
     words: int
+    others: tuple[Launch, ...] = ()  # worth timing, too; empty: chosen among the other choices
 
 
 def _rank(choice: _Choice) -> tuple[float, ...]:
@@ -172,7 +178,9 @@ def _few(ranked: list[_Choice]) -> tuple[Launch, ...]:
     """The best launch, then the best that has another kernel, the best with other stages, warps, or another edge."""
     first, near = ranked[0], [choice for choice in ranked if choice.words <= NEAR * ranked[0].words]
     settings = [lambda x: x.kernel, lambda x: x.stages, lambda x: x.warps, *map(_edge, range(len(first.launch.tiles)))]
-    selected = {first.launch: None}
+    selected = dict.fromkeys((first.launch, *first.others))
+    if first.others:
+        settings = settings[:1]
     for setting in settings:
         other = next((choice.launch for choice in near if setting(choice.launch) != setting(first.launch)), None)
         selected |= {other: None} if other else {}
@@ -187,6 +195,10 @@ def _ranked(
     name: str, direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions
 ) -> list[_Choice] | Unplanned:
     """The kernel's launches that fit, the best first, or the error if none fits."""
+    if warpgroups.covers(name, direction, sizes, dtype, card, options):
+        by_parts = _by_parts(name, direction, sizes, dtype, card, options)
+        if by_parts:
+            return [by_parts]
     stages = STAGES if pipelines(card) else (1,)
     streams = [x for x in STREAMS if x <= max(MIN_EDGE, sizes.n_q, sizes.n_k)]
     tried = [
@@ -198,6 +210,40 @@ def _ranked(
         return sorted(fitting.values(), key=_rank)
     least = min((launch for launch in tried if isinstance(launch, Launch)), key=lambda launch: launch.shared_bytes)
     return Unplanned(direction, sizes, dtype, card, least)
+
+
+def _by_parts(name: str, direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions) -> _Choice | None:
+    """The best launch where each Triton kernel has its own settings, and others worth timing; None if none fits."""
+    kernel, one_pass = KERNELS[name, direction], schedules.get(name).passes[direction]
+    problem = _problem(direction, sizes)
+    tiles = one_pass.tile_type(
+        **{edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else MIN_EDGE for edge in one_pass.edges}
+    )
+    ranked = []
+    for part, stream in zip(kernel.parts, kernel.streams, strict=True):
+        count = partial(_words, name, direction, sizes)
+        ranked.append(warpgroups.ranked(part, stream, tiles, sizes, dtype, card, options, count))
+    if not all(ranked):
+        return None
+
+    def launch(chosen: list[warpgroups.Tile]) -> Launch:
+        edges = {edge: length for tile in chosen for edge, length in tile.edges.items()}
+        t = tiles._replace(**edges)
+        t = _cut(t, sizes, card) if "span" in t._fields else t
+        (warps, stages, *_), *rest = [(tile.warps, tile.stages) for tile in chosen]
+        parts = tuple((tile.warps, tile.stages) for tile in chosen) if rest else ()
+        return Launch(name, t, warps, stages, 0, max(tile.shared_bytes for tile in chosen), parts)
+
+    first = [tiles_of_part[0] for tiles_of_part in ranked]
+    others = [
+        launch([*first[:i], tile, *first[i + 1 :]])
+        for i, tiles_of_part in enumerate(ranked)
+        for tile in warpgroups.alternatives(tiles_of_part)
+    ]
+    best = launch(first)
+    words = _words(name, direction, sizes, best.tiles)
+    pressure, idle = max(1.0, *(tile.pressure for tile in first)), max(tile.idle for tile in first)
+    return _Choice((pressure, idle, round(math.log(words, ALIKE))), best, words, tuple(others))
 
 
 def _fitted(

@@ -14,7 +14,9 @@ Results that are stored at the end pass through shared memory too, but in place 
 Measured with Triton 3.9.0, flash forward, float16, causal, in bytes. d 128, rows x cols x stages 128 x 32 x 2 and
 128 x 32 x 3: 49,152 and 65,536 on sm_80 and sm_120, 65,536 and 81,920 on sm_90. d 512, 64 x 32 x 2: 135,168, and
 196,608 on sm_90. The model adds P, which passes through shared memory (R C elements; some plans do not need it),
-and twice that with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90). sm_100 takes up to 1,400
+and twice that with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90). On sm_90 in 16 bits P
+and dS stay in registers if each warp owns 16 or more rows of scores: forward, 128 x 128 x 3 with 8 warps takes exactly
+its operands' 229,376; dK and dV take up to 2,048 more, for numbers of rows. sm_100 takes up to 1,400
 bytes more for barriers. There flash backward holds streaming tiles with fewer than 64 rows twice, and a bias once more.
 
 A softcap, ALiBi and sinks take no shared memory. A bias takes registers for the addresses of its elements, and dropout
@@ -38,6 +40,8 @@ MAX_REGISTERS = 255  # of a thread
 # The shares of a thread's registers that summed results may take, and that all results together may take. Beyond these
 # shares Triton spills hundreds of bytes; within them, mostly none.
 SUMS, RESULTS = 0.51, 0.64
+# On sm_90 in 16 bits, if each warp owns whole rows of scores: P and dS become operands in the registers that hold them
+WARPGROUP_ROWS, WARP_ROWS, RESULTS_WITHIN_WARPS = 64, 16, 0.76
 # Without tensor cores, the share of registers that twice the results plus half of a product's operands may take: SCALAR
 # for operands of 4 bytes, CONVERTED for operands that are converted from fewer bytes
 SCALAR, CONVERTED = 1.53, 0.9
@@ -58,6 +62,7 @@ class Footprint(NamedTuple):
     transposed: int = 0  # streaming tiles with an edge below 64 that are multiplied both as they lie and transposed
     waiting: int = 0  # operands that wait in registers, on architectures whose products take them from there
     all_at_once: bool = False  # whether streaming tiles are there together even where nothing is copied ahead
+    tall: int = 0  # rows of results that become operands within their warp, on sm_90; 0: they may have to leave it
 
 
 class Resources(NamedTuple):
@@ -73,7 +78,9 @@ def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: 
     registers = min(MAX_REGISTERS, card.registers // threads)
     per_number = max(1, word // 4)  # registers
     waiting = footprint.waiting if family not in (9, 10) else 0  # on sm_90 and sm_100 products read shared memory
-    takes = max(footprint.sums / SUMS, (footprint.sums + footprint.scores + waiting) / RESULTS) / threads
+    within_warps = family == 9 and word == 2 and footprint.tall >= max(WARPGROUP_ROWS, WARP_ROWS * warps)
+    results = RESULTS_WITHIN_WARPS if within_warps else RESULTS
+    takes = max(footprint.sums / SUMS, (footprint.sums + footprint.scores + waiting) / results) / threads
     if without_tensor_cores(dtype, card):
         rows, cols, inner = footprint.product
         operands = (rows + cols) / math.sqrt(threads) * inner  # threads form a square
@@ -82,14 +89,14 @@ def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: 
             takes += LOADED * sum(footprint.stream) / threads
         takes /= SCALAR if word >= 4 else CONVERTED
         word = max(word, 4)
-    streaming, exchanged = max(footprint.stream), footprint.exchanged
+    streaming, exchanged = max(footprint.stream), 0 if within_warps else footprint.exchanged
     if stages > 1 and pipelines(card):
         streaming = (stages if family in (9, 10) else stages - 1) * sum(footprint.stream)
     elif footprint.all_at_once:
         streaming = max(streaming, sum(footprint.stream) - exchanged // 2)
     if family == 10:
         exchanged = max(exchanged, footprint.transposed) + footprint.added  # exchanged once more than elsewhere
-    slack = SLACK * (2 if family == 10 else 1)
+    slack = SLACK * (2 if family == 10 or within_warps else 1)
     shared = word * max(footprint.stay + streaming + exchanged + footprint.added, footprint.stored) + slack
     return Resources(shared, per_number * takes / registers)
 

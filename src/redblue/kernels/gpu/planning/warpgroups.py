@@ -1,0 +1,148 @@
+"""Tiles of flash on sm_90 in 16 bits, where groups of four warps multiply: each of its kernels has settings of its own.
+
+A warp owns 16 whole rows of a tile of scores. With fewer, P and dS leave the registers on their way to being operands,
+and a kernel takes twice as long (dK and dV, d 128: 64 keys with 8 warps). With more, threads run out of registers, or
+nearly.
+
+Measured on an H100 with Triton 3.6.0, 32 heads, n 8192, bf16, in TFLOP/s (full, causal). Forward, d 128:
+128 x 128 557, 490; 256 x 64 577, 460; 64 x 64 with 4 warps 544, 499; 128 x 64 527, 488 (2 stages: 428, 364). Forward,
+d 64: 64 x 64 with 4 warps 470, 392; 128 x 64 465, 355; 128 x 128 375, 323. Backward, d 128: dQ 128 x 64 and dK, dV
+64 x 128 with three stages 478; with two 396; dQ 128 x 32 and dK, dV 32 x 128 417.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any, NamedTuple
+
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.launch import PlanOptions
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.footprints import Part
+from redblue.kernels.gpu.planning.resources import WARP_ROWS, resources
+
+ARCHITECTURE, TYPES = 9, ("float16", "bfloat16")
+LEAST_ROWS = 64  # of a product of a warpgroup
+STAY, STREAM, WARPS, STAGES = (16, 32, 64, 128, 256), (128, 64, 32, 16), (8, 4), (3, 2, 1)
+SHORT = 64  # shorter streaming tiles feed products too slowly: shared memory binds at two thirds of their speed
+EXPONENTIALS_BIND = 64  # features up to which exponentials take most of the time: small blocks overlap them better
+LONG_KEYS_FROM = 128  # features from which 128 streaming keys are faster than 64, forward, unless a mask lists tiles
+NEARLY = 1.02  # pressure up to which tiles are worth timing: a few dozen bytes spill
+BUSY = 0.75  # as in plan.py
+SLACK = 2048  # bytes that a multiprocessor has beyond those of a block, and that the model counts too many
+FEW_WARPS = 8  # on a multiprocessor: with fewer, products wait for memory
+
+
+class Tile(NamedTuple):
+    """The tiles of one kernel, its settings, and what decides its rank."""
+
+    edges: dict[str, int]
+    stay: int
+    stream: int
+    warps: int
+    stages: int
+    shared_bytes: int
+    pressure: float
+    idle: float
+    words: int
+
+
+def covers(name: str, direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions) -> bool:
+    """Whether these tiles are meant for the call. A bias and dropout pass through shared memory, whatever the tiles."""
+    rows = min(sizes.n_q * sizes.group, sizes.n_k)
+    return (
+        name == "flash"
+        and direction in ("forward", "backward")
+        and dtype in TYPES
+        and card.arch // 10 == ARCHITECTURE
+        and rows >= LEAST_ROWS
+        and not (options.bias or options.dropout)
+    )
+
+
+def ranked(
+    part: Part,
+    stream: str,
+    tiles: Any,
+    sizes: Sizes,
+    dtype: str,
+    card: Card,
+    options: PlanOptions,
+    count: Callable[[Any], int],
+) -> list[Tile]:
+    """The tiles of a kernel that fit the card, the best first.
+
+    stream: the edge of its streaming tiles. tiles: tiles of all kernels, of which this one's are replaced. count: the
+    words that tiles move.
+    """
+    (stay,) = part.edges
+    found = []
+    for height, length, warps, stages in product(STAY, STREAM, WARPS, STAGES):
+        if length > sizes.n_k or height > (128 if _backward(tiles) else max(STAY)):
+            continue
+        t = tiles._replace(**{stay: height, stream: length})
+        needed = resources(part.footprint(t, sizes, options), dtype, card, warps, stages)
+        if needed.shared_bytes > card.shared_bytes:
+            continue
+        pressure = needed.pressure
+        if options.listed or options.softcap:  # registers hold bits, or a derivative, as well: by the stricter model
+            footprint = part.footprint(t, sizes, options)._replace(tall=0)
+            pressure = resources(footprint, dtype, card, warps, stages).pressure
+        idle = max(0.0, 1 - part.blocks(t, sizes) / (BUSY * card.multiprocessors))
+        edges = {stay: height, stream: length}
+        found.append(Tile(edges, height, length, warps, stages, needed.shared_bytes, pressure, idle, count(t)))
+    forward = not _backward(tiles)
+    long = forward and not options.listed and max(sizes.d, sizes.d_v) >= LONG_KEYS_FROM
+    small = forward and max(sizes.d, sizes.d_v) <= EXPONENTIALS_BIND
+    return sorted(found, key=lambda tile: _rank(tile, long, small, card))
+
+
+def _backward(tiles: Any) -> bool:
+    return "dkv_rows" in tiles._fields
+
+
+def _rank(tile: Tile, long: bool, small: bool, card: Card) -> tuple[float, ...]:
+    """The order of tiles: lower is better. long, small: whether long streaming tiles, or small blocks, come first."""
+    length = 2 * SHORT if long and tile.stay >= 2 * SHORT else SHORT
+    if tile.stay < WARP_ROWS * tile.warps:
+        length = SHORT // 2  # with 64, some hundred bytes spilled
+    return (
+        max(1.0, tile.pressure),
+        tile.idle,
+        abs(math.log2(tile.stay / (WARP_ROWS * tile.warps))),
+        (card.shared_bytes + SLACK) // tile.shared_bytes * tile.warps < FEW_WARPS,
+        small and tile.stay > LEAST_ROWS,
+        round(math.log(tile.words, 1.03)),
+        tile.stages == 1,
+        abs(math.log2(tile.stream / length)),
+        -tile.stages,
+        tile.words,
+    )
+
+
+def alternatives(tiles: list[Tile]) -> list[Tile]:
+    """The tiles worth timing besides the first: others that stay, then streaming tiles or stages that differ."""
+    first = tiles[0]
+    near = [
+        tile
+        for tile in tiles[1:]
+        if tile.pressure <= max(NEARLY, first.pressure)
+        and tile.idle <= first.idle
+        and tile.stages >= min(2, first.stages)
+        and tile.words <= 2.1 * first.words
+    ]
+    chosen: list[Tile] = []
+    heights = {(first.stay, first.warps)}
+    for tile in near:
+        fits = tile.stream >= min(SHORT, first.stream) and tile.stay in (WARP_ROWS * tile.warps, max(STAY))
+        if (tile.stay, tile.warps) not in heights and fits:
+            heights.add((tile.stay, tile.warps))
+            chosen.append(tile)
+    same = [tile for tile in near if (tile.stay, tile.warps) == (first.stay, first.warps)]
+    chosen = chosen[:2]
+    others = [tile for tile in same if tile.stream != first.stream and tile.stream >= SHORT // 2]
+    chosen += sorted(others, key=lambda tile: tile.stream < SHORT)[:1]
+    chosen += [tile for tile in same if tile.stream == first.stream and tile.stages != first.stages][:1]
+    return chosen
