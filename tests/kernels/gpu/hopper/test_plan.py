@@ -12,8 +12,7 @@ import redblue as rb
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.hopper import forward as hopper
 from redblue.kernels.gpu.launch import PlanOptions, Run, Task
-from redblue.kernels.gpu.planning import fallback
-from redblue.kernels.gpu.planning import hopper as planning_hopper
+from redblue.kernels.gpu.planning import by_gluon, fallback
 from redblue.kernels.gpu.planning.by_gluon import LEAST_ROWS, Settings, choices, settings
 from redblue.kernels.gpu.planning.card import Card, planning_for
 from redblue.kernels.gpu.planning.plan import candidates
@@ -28,7 +27,7 @@ PLAIN = PlanOptions(by_gluon="full")
 @pytest.fixture
 def gluon(monkeypatch):
     """As if kernels were compiled, by a Triton that has Gluon."""
-    monkeypatch.setattr(planning_hopper, "available", lambda: True)
+    monkeypatch.setattr(by_gluon, "has_gluon", lambda: True)
 
 
 @pytest.fixture
@@ -91,7 +90,7 @@ def test_other_calls_are_planned_as_before(gluon, call):
 
 
 def test_kernels_in_gluon_are_not_interpreted():
-    assert not planning_hopper.available()
+    assert not by_gluon.has_gluon()
     assert not isinstance(planned()[0], Settings)
 
 
