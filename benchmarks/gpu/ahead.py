@@ -131,26 +131,41 @@ def warm() -> Iterator[list[str]]:
 def _ours(call: Call, share: int, shares: int, card: Any) -> None:
     """Make the call with every candidate of this share."""
     from redblue.kernels.gpu.planning.card import planning_for
-    from redblue.kernels.gpu.planning.plan import candidates
     from redblue.op.pytorch import gpu, ops
 
-    planned, attend = gpu.plan, _call(call)
-    number, most = share, share
+    attend, number, counts = _call(call), share, [share + 1]
+    while number < max(counts):
+        with contextlib.ExitStack() as stack:
+            for context in (contextlib.suppress(Exception), standing_in(card.arch), planning_for(card)):
+                stack.enter_context(context)
+            stack.enter_context(ops.substituted(by=gpu))
+            stack.enter_context(candidate(number, counts))
+            attend()
+        number += shares
+
+
+@contextlib.contextmanager
+def candidate(number: int, counts: list[int] | None = None) -> Iterator[None]:
+    """A context in which untuned calls run this candidate of their plan, or the last one.
+
+    counts: takes the number of candidates of each call.
+    """
+    from redblue.kernels.gpu.planning.plan import candidates
+    from redblue.op.pytorch import gpu
+
+    usual = gpu.plan
+
+    def chosen(*request: Any) -> Any:
+        found = candidates(*request)
+        if counts is not None:
+            counts.append(len(found))
+        return found[min(number, len(found) - 1)]
+
+    gpu.plan = chosen
     try:
-        while number <= most:
-
-            def chosen(*request: Any, number: int = number) -> Any:
-                nonlocal most
-                found = candidates(*request)
-                most = max(most, len(found) - 1)
-                return found[min(number, len(found) - 1)]
-
-            gpu.plan = chosen
-            with contextlib.suppress(Exception), standing_in(card.arch), planning_for(card), ops.substituted(by=gpu):
-                attend()
-            number += shares
+        yield
     finally:
-        gpu.plan = planned
+        gpu.plan = usual
 
 
 def _call(call: Call) -> Callable[[], object]:

@@ -66,16 +66,16 @@ class Bench:
 
     def __init__(self, kept: Kept, path: Path, worker: Worker | Here, end: float, console: Console) -> None:
         self.kept, self.path, self.worker, self.end, self.console = kept, path, worker, end, console
+        self.peaks: set[str] = set()  # the types whose peak this run has measured
 
     def ask(self, method: str, *arguments: object) -> object:
         """The worker's answer, within the patience and the time left. Raises Failed."""
         return self.worker.ask(method, *arguments, seconds=min(PATIENCE_SECONDS, self.end - time.monotonic()))
 
     def rates(self, dry: bool) -> None:
-        """Measure what the card can do, unless it is known. Failures leave it unknown."""
+        """Measure the bandwidth of this card. A failure leaves what an earlier run measured."""
         with contextlib.suppress(Failed):
-            if not self.kept.copy:
-                self.kept.copy = self.ask("bandwidth", 1 << 16 if dry else COPY_BYTES)  # pyright: ignore
+            self.kept.copy = self.ask("bandwidth", 1 << 16 if dry else COPY_BYTES)  # pyright: ignore
 
     def measure(self, call: Call, names: list[str]) -> None:
         """Check the contenders one after the other, then time those that are right in turns."""
@@ -132,7 +132,8 @@ class Bench:
         self.console.print(f"{point.call.title}: {point.contender} {said}", highlight=False)
 
     def _peak(self, dtype: str) -> None:
-        if dtype not in self.kept.peaks:
+        if dtype not in self.peaks:
+            self.peaks.add(dtype)
             side = 64 if self.kept.about["dry"] else PEAK_SIDE
             with contextlib.suppress(Failed):
                 self.kept.peaks[dtype] = self.ask("peak", dtype, side)  # pyright: ignore

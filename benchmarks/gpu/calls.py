@@ -14,6 +14,7 @@ from redblue import Mask
 PLANNED, TUNED = "redblue, as planned", "redblue, tuned"
 FLASH, CUDNN, EFFICIENT, MATH = "SDPA flash", "SDPA cuDNN", "SDPA efficient", "SDPA math"
 FLEX, UNFUSED, FFPA = "FlexAttention", "unfused", "FFPA, tuned"
+FFPA_UNTUNED = "FFPA, untuned"  # measured on 2026-11-23 only
 OURS, SDPA = (PLANNED, TUNED), (FLASH, CUDNN, EFFICIENT, MATH)
 QUICK = (PLANNED, TUNED, *SDPA, FFPA)  # contenders whose first call needs no long compilation, or compiles ahead
 LENGTHS = (4096, 16384, 2048, 1024)  # in addition to 8192

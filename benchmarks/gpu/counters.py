@@ -1,6 +1,6 @@
 """Count the bytes of four kernels at both boundaries, and put them beside the closed forms: `.ci/gpu ncu`.
 
-Nsight Compute counts one head of the calls that the benchmark times, with the tiles of their plans. Between shared
+Nsight Compute counts one head of the calls that the benchmark times, with the launches of their plans. Between shared
 memory and L2, the closed form of the schedule says the words; between L2 and DRAM, the lower bound for the capacity of
 L2. --dry needs no GPU: it plans for an H100 and only computes the closed forms.
 """
@@ -24,7 +24,7 @@ from rich.console import Console
 import redblue as rb
 from benchmarks.common.kept import now
 from benchmarks.common.places import RESULTS
-from benchmarks.small_cache.bytes import BY_TMA, Place, bytes_of
+from benchmarks.small_cache.bytes import Place, bytes_of
 from benchmarks.small_cache.crossing import WORD_BYTES, Row, problem
 from redblue import schedules
 from redblue.base.errors import RedblueError
@@ -34,12 +34,7 @@ from redblue.kernels.gpu.planning.by_tma import Choice
 from redblue.kernels.gpu.planning.card import Card, card_of
 
 KEPT = RESULTS / "counters.json"
-COUNTED = (
-    ("forward", 128, "flash"),
-    ("backward", 128, "flash"),
-    ("forward", 512, "small_cache" + BY_TMA),
-    ("backward", 512, "small_cache" + BY_TMA),
-)
+COUNTED = (("forward", 128), ("backward", 128), ("forward", 512), ("backward", 512))
 PATIENCE_SECONDS = 60
 ALL_KILOBYTES = 1 << 10  # more than any block has: all that the card has
 
@@ -61,14 +56,13 @@ class Counted:
 
 
 def predicted(place: Place, card: Card) -> Counted:
-    """The closed forms. Raises RedblueError if the schedule does not fit the card."""
+    """The closed forms. Raises RedblueError if nothing fits the card."""
     from benchmarks.small_cache.device import planned
 
-    direction, d, kilobytes, name = place
-    schedule = name.removesuffix(BY_TMA)
-    launch = planned(Row(direction, d, kilobytes, schedule), card, by_tma=name != schedule)
-    case, counted = problem(direction, d), Counted(direction, d, name, repr(launch), date=now())
-    counted.closed_form_bytes = schedules.get(schedule).words(case, tiles_of(launch.tiles, case)) * WORD_BYTES
+    row = Row(*place)
+    launch, case = planned(row, card), problem(row.direction, row.d)
+    counted = Counted(row.direction, row.d, launch.kernel, repr(launch), date=now())
+    counted.closed_form_bytes = schedules.get(launch.kernel).words(case, tiles_of(launch.tiles, case)) * WORD_BYTES
     counted.l2_bound_bytes = rb.lower_bound(case, words=card.l2_bytes // WORD_BYTES).words * WORD_BYTES
     return counted
 
@@ -134,9 +128,9 @@ def main() -> None:
         sys.exit("no GPU that PyTorch sees: run this where there is one, or --dry --json FILE to see that it works")
     end, card = time.monotonic() + given.budget, Card() if given.dry else card_of(torch.device("cuda"))
     rows: list[Counted] = []
-    for direction, d, schedule in COUNTED:
-        place = direction, d, ALL_KILOBYTES, schedule
-        row = Counted(direction, d, schedule, date=now())
+    for direction, d in COUNTED:
+        place = direction, d, ALL_KILOBYTES, "auto"
+        row = Counted(direction, d, "auto", date=now())
         left = end - time.monotonic()
         try:
             row = predicted(place, card)

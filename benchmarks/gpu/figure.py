@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from benchmarks.common.figure import write_svg
-from benchmarks.gpu.calls import CUDNN, EFFICIENT, FFPA, FLASH, FLEX, MATH, PLANNED, TUNED, UNFUSED, Call
+from benchmarks.gpu.calls import CUDNN, EFFICIENT, FFPA, FFPA_UNTUNED, FLASH, FLEX, MATH, PLANNED, TUNED, UNFUSED, Call
 from redblue.base.style import LOOKS
 
 CONTENDERS = {
@@ -22,6 +22,7 @@ CONTENDERS = {
     FLEX: LOOKS["spilled_ds"],
     UNFUSED: LOOKS["gather"],
     FFPA: LOOKS["saha_ye"],
+    FFPA_UNTUNED: LOOKS["saha_ye"]._replace(light=LOOKS["saha_ye"].dark),
 }
 PANELS = (("width", "n", 8192), ("n", "width", "128"), ("n", "width", "512"), ("n", "width", "576/512"))
 NAMED = {"width": "d", "n": "n"}
@@ -32,7 +33,7 @@ def draw(
     about: dict[str, Any], peaks: Mapping[str, float], times: Mapping[Call, Mapping[str, float]], path: Path
 ) -> None:
     """Write an SVG file; write nothing if there are no points."""
-    panels = []
+    panels, names = [], [name for name in CONTENDERS if any(name in each for each in times.values())]
     for direction in ("forward", "backward"):
         for causal in (False, True):
             chosen = {c: each for c, each in times.items() if (c.direction, c.causal) == (direction, causal)}
@@ -41,7 +42,7 @@ def draw(
                 some = {c: each for c, each in dense.items() if getattr(c, fixed) == value}
                 if len({getattr(c, varied) for c in some}) > 1:
                     title = f"{direction}{', causal' * causal}, {NAMED[fixed]} {value}"
-                    panels.append(panel(title, varied, some, peaks))
+                    panels.append(panel(title, varied, some, peaks, names))
     if not panels:
         return
     title = alt.TitleParams(f"{about['device']}, {about['days']}; 1 batch, 32 heads", anchor="start", dy=-8)
@@ -50,16 +51,16 @@ def draw(
 
 
 def panel(
-    title: str, varied: str, times: Mapping[Call, Mapping[str, float]], peaks: Mapping[str, float]
+    title: str, varied: str, times: Mapping[Call, Mapping[str, float]], peaks: Mapping[str, float], names: list[str]
 ) -> alt.LayerChart | alt.FacetChart:
-    """A plot of rates over one size; its upper edge is the peak."""
+    """A plot of rates over one size; its upper edge is the peak. names: of the legend."""
     roof = max(peaks[call.dtype] for call in times)
     points = [
         {varied: getattr(call, varied), "contender": name, "rate": call.flops / seconds / 1e12}
         for call, each in times.items()
         for name, seconds in each.items()
     ]
-    names, looks = list(CONTENDERS), CONTENDERS.values()
+    looks = [CONTENDERS[name] for name in names]
     legend = alt.Legend(title=None, orient="bottom", direction="horizontal", columns=4)
     colour = alt.Color("contender:N", scale=alt.Scale(domain=names, range=[x.light for x in looks]), legend=legend)
     shape = alt.Shape("contender:N", scale=alt.Scale(domain=names, range=[x.shape for x in looks]), legend=legend)

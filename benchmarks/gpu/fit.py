@@ -169,7 +169,8 @@ def _dense(case: Case, card: Any) -> tuple[Any, Any]:
     from redblue.kernels.gpu.planning import fit, plan
 
     sizes = Sizes((BATCH,), HEADS, 1, N, N, case.d, case.d)
-    options = PlanOptions(*(name in case.options.split() for name in ("bias", "dropout", "softcap", "documents")))
+    names = (name in case.options.split() for name in ("bias", "dropout", "softcap", "documents"))
+    options = PlanOptions(*names, by_tma=not case.options)
     launch = plan.plan(case.direction, sizes, case.dtype, card, options)
     return launch, lambda: fit.runs(case.direction, sizes, case.dtype, launch, **_options_of(case))
 

@@ -8,6 +8,8 @@ the file as they come. --compile compiles every variant without a GPU and report
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import math
 import os
@@ -23,44 +25,51 @@ from typing import Any
 ROW_SECONDS, START_SECONDS = 25.0, 60.0
 ROUNDS, REPEATS = 5, 3
 LENGTH, HEADS = 8192, 32
-MASKS: dict[str, tuple[int | None, int | None]] = {"full": (None, None), "causal": (None, 1), "window": (-700, 301)}
+MASKS: dict[str, tuple[int | None, int | None]] = {
+    "full": (None, None),
+    "causal": (None, 1),
+    "window": (-700, 301),
+    "late": (100, 400),
+}
 TOLERANCE = {"bfloat16": 1.2e-2, "float16": 2e-3}  # of out, relative to its largest element
 TOLERANCE_LSE = 1e-3  # scores are sums of products of 16-bit numbers in float32
 
 
 def timed_rows() -> Iterator[dict[str, Any]]:
     """The variants to time, the most important first."""
-    base = {64: {"cols": 128, "stages": 4}, 128: {"cols": 128, "stages": 2}, 256: {"cols": 64, "stages": 2}}
-    changes: list[dict[str, Any]] = [{}, {"ping_pong": False}, {"persistent": False}, {"ordered": False}]
-    own: dict[int, list[dict[str, Any]]] = {
-        64: [{"consumers": 3}, {"stages": 2}, {"consumers": 3, "ping_pong": False}, {"section": HEADS}],
-        128: [{"section": HEADS}, {"stages": 3}, {"cols": 64, "stages": 4}, {"section": 1}],
-        256: [{"cols": 32, "stages": 4}, {"section": HEADS}],
+    three = {"consumers": 3, "ping_pong": False}
+    two = {"consumers": 2, "ping_pong": True}
+    in_turn = {"persistent": True}
+    variants: dict[tuple[int, str], list[dict[str, Any]]] = {
+        (128, "full"): [{}, {"ordered": False}, {"ping_pong": False}, {"persistent": False}, {"section": HEADS}],
+        (128, "causal"): [{}, {"ordered": False}, in_turn, in_turn | {"section": HEADS}, {"section": HEADS}],
+        (64, "full"): [{}, {"ordered": False}, two, two | {"ordered": False}, {"stages": 2}],
+        (64, "causal"): [{}, {"ordered": False}, three, in_turn, in_turn | {"section": HEADS}],
+        (256, "full"): [{}, {"ordered": False}, {"ping_pong": False}, {"persistent": False}, {"section": 1}],
+        (256, "causal"): [{}, {"ordered": False}, in_turn, {"ping_pong": False}, {"section": HEADS}],
     }
-    order = (128, 64, 256)
-    depth = len(changes) + max(map(len, own.values()))
-    for i in range(depth):
-        for d in order:
-            variants = changes + own[d]
-            for mask in ("full", "causal") if i < len(variants) else ():
-                yield {"what": "time", "d": d, "mask": mask, "settings": base[d] | variants[i]}
+    for i in range(max(map(len, variants.values()))):
+        for d, mask in variants:
+            for variant in variants[d, mask][i : i + 1]:
+                yield {"what": "time", "d": d, "mask": mask, "settings": variant, "base": i == 0}
 
 
 def checked_rows() -> Iterator[dict[str, Any]]:
     """Small calls of odd sizes: every width, mask, type, shape of heads, and strides."""
     sizes = [(333, 517), (517, 333), (1, 300), (200, 64)]
     for d in (128, 64, 256):
-        for mask in MASKS:
+        for mask in ("full", "causal", "window"):
             yield {"what": "check", "d": d, "mask": mask, "n": sizes[0]}
     for d, dtype in ((128, "float16"), (64, "float16"), (256, "float16")):
         yield {"what": "check", "d": d, "mask": "causal", "n": sizes[0], "dtype": dtype}
     for n in sizes[1:]:
         for mask in MASKS:
             yield {"what": "check", "d": 128, "mask": mask, "n": n}
+    yield {"what": "check", "d": 128, "mask": "late", "n": sizes[1]}
     yield {"what": "check", "d": 128, "mask": "causal", "n": sizes[0], "heads": (6, 2)}
     yield {"what": "check", "d": 128, "mask": "window", "n": sizes[0], "heads": (8, 2), "settings": {"pack": 4}}
-    yield {"what": "check", "d": 64, "mask": "causal", "n": sizes[0], "settings": {"consumers": 3, "stages": 4}}
-    yield {"what": "check", "d": 64, "mask": "window", "n": sizes[1], "settings": {"consumers": 3, "stages": 4}}
+    yield {"what": "check", "d": 64, "mask": "causal", "n": sizes[0], "settings": {"consumers": 3}}
+    yield {"what": "check", "d": 64, "mask": "window", "n": sizes[1], "settings": {"consumers": 3}}
     yield {"what": "check", "d": 96, "d_v": 64, "mask": "causal", "n": sizes[0]}
     yield {"what": "check", "d": 192, "d_v": 128, "mask": "causal", "n": sizes[0]}
     yield {"what": "check", "d": 72, "mask": "full", "n": sizes[0]}
@@ -74,7 +83,7 @@ def checked_rows() -> Iterator[dict[str, Any]]:
 
 def rows() -> list[dict[str, Any]]:
     checks, times = list(checked_rows()), list(timed_rows())
-    return checks[:12] + times[:12] + checks[12:] + times[12:]
+    return checks[:3] + times[:2] + checks[3:12] + times[2:12] + times[12:30] + checks[12:] + times[30:]
 
 
 def name(row: dict[str, Any]) -> str:
@@ -108,15 +117,14 @@ def tensors(row: dict[str, Any], device: str) -> tuple[Any, Any, Any]:
 
 
 def settings_of(row: dict[str, Any]) -> Any:
-    from redblue.kernels.gpu.hopper.forward import settings_for
+    from redblue.kernels.gpu.planning.by_gluon import settings
 
-    return settings_for(row["d"], row.get("d_v", row["d"]))._replace(**row.get("settings", {}))
+    mask = "full" if row["mask"] == "full" else "band"
+    return settings(row["d"], row.get("d_v", row["d"]), mask)[0]._replace(**row.get("settings", {}))
 
 
 def compiled(row: dict[str, Any], uncached: bool = False) -> dict[str, Any]:
     """Compile the row's kernel without a GPU; what the assembler reports, if it is not in Triton's cache."""
-    import contextlib
-    import io
     import re
 
     import torch
@@ -124,22 +132,21 @@ def compiled(row: dict[str, Any], uncached: bool = False) -> dict[str, Any]:
     from triton.runtime import driver
 
     from redblue.kernels.gpu.hopper.forward import prepare
-    from redblue.kernels.gpu.hopper.kernel import hopper_forward
     from redblue.kernels.gpu.planning.fit import _Absent, _target
 
     q, k, v = tensors(row, "cpu")
     out, lse = q.new_empty(*q.shape[:3], v.shape[3]), torch.empty(q.shape[:3])
     launch = prepare(q, k, v, out, lse, 0.1, *MASKS[row["mask"]], settings_of(row))
     log = io.StringIO()
-    hopper_forward.device_caches.clear()
+    launch.kernel.device_caches.clear()
     with contextlib.ExitStack() as stack:
         if uncached:
             stack.enter_context(_target(90))
         else:
             stack.enter_context(knobs.nvidia.scope())
-            driver._active = _Absent(90)  # this process never runs a kernel
+            driver._active = _Absent(90)  # type: ignore[assignment]  # this process never runs a kernel
         stack.enter_context(contextlib.redirect_stdout(log))
-        kernel = hopper_forward.warmup(*launch.arguments, grid=launch.grid, num_warps=launch.num_warps)
+        kernel = launch.kernel.warmup(*launch.positional, grid=launch.grid, **launch.settings)
     report = log.getvalue()
     return {
         "shared": kernel.metadata.shared,
@@ -231,16 +238,15 @@ def times(row: dict[str, Any], q: Any, k: Any, v: Any, launch: Any, scale: float
         return call
 
     calls: dict[str, Any] = {"redblue": launch, "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION)}
-    if row["settings"].keys() == {"cols", "stages"}:
+    if row["base"]:
         calls["flash"] = sdpa(SDPBackend.FLASH_ATTENTION)
     measured: dict[str, list[float]] = {}
-    failed = {}
+    failed: list[str] = []
     for contender, call in list(calls.items()):
-        try:
+        with contextlib.suppress(RuntimeError):
             call()
-        except RuntimeError as error:
-            failed[contender] = str(error)[:200]
-            del calls[contender]
+            continue
+        failed.append(calls.pop(contender) and contender)
     torch.cuda.synchronize()
     for _ in range(ROUNDS):
         for contender, call in calls.items():

@@ -20,8 +20,7 @@ from redblue.meter import ncu
 
 BOUNDARIES = ("shared memory and L1/L2", "L2/DRAM")
 
-BY_TMA = " by TMA"  # a schedule of this ending: by its kernels that load by TMA
-Place = tuple[str, int, int, str]  # direction, d, kilobytes, schedule
+Place = tuple[str, int, int, str]  # direction, d, kilobytes, schedule or "auto"
 
 
 def bytes_of(places: Sequence[Place]) -> list[tuple[int, int]]:
@@ -46,9 +45,8 @@ def main(places: list[Place], kernels: Path, profiler: Any = torch.cuda.profiler
 
     launched = []
     for place in places:
-        direction, d, kilobytes, schedule = place
-        row = Row(direction, d, kilobytes, schedule.removesuffix(BY_TMA))
-        launch = planned(row, card_with(row.kilobytes), by_tma=schedule.endswith(BY_TMA))
+        row = Row(*place)
+        launch = planned(row, card_with(row.kilobytes))
         case = problem(row.direction, row.d)  # one head
         task = task_of(case, Sizes((1,), 1, 1, case.n_q, case.n_k, row.d, row.d), torch.device(device))
         runs = [run for run in getattr(KERNELS[launch.kernel], row.direction)(task, launch) if all(run.grid)]

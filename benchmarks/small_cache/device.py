@@ -31,7 +31,6 @@ from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
-from redblue.kernels.gpu.planning.by_tma import Choice
 from redblue.kernels.gpu.planning.card import Card, card_of, planning_for
 from redblue.kernels.gpu.planning.plan import Launch, plan
 from redblue.op.pytorch import gpu, ops
@@ -177,19 +176,19 @@ def _time_one(
     row.seconds = known[launch]
 
 
-def planned(row: Row, card: Card, by_tma: bool = False) -> Launch:
-    """The launch of the row's schedule on the card. Raises RedblueError if another one would take its place.
+def planned(row: Row, card: Card) -> Launch:
+    """The launch of the row's schedule on the card, by kernels that any card with tensor cores has.
 
-    by_tma: the kernels that load by TMA; else those that any card with tensor cores has.
+    The schedule "auto" stands for what runs by default, with the kernels for this card. Raises RedblueError if another
+    schedule would take the place of the row's.
     """
-    sizes = Sizes((1,), HEADS, 1, N, N, row.d, row.d)
+    sizes, default = Sizes((1,), HEADS, 1, N, N, row.d, row.d), row.schedule == "auto"
+    options = PlanOptions(by_tma=default, by_gluon="full" if default else "", any_order=default and row.direction == "backward")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        launch = plan(row.direction, sizes, DTYPE, card, PlanOptions(by_tma=by_tma), row.schedule)
-    if launch.kernel != row.schedule:
+        launch = plan(row.direction, sizes, DTYPE, card, options, row.schedule)
+    if not default and launch.kernel != row.schedule:
         raise RedblueError(f"{row.schedule} does not fit: {launch.kernel} would run")
-    if by_tma != isinstance(launch.tiles, Choice):
-        raise RedblueError(f"{row.schedule} by TMA does not fit: other kernels would run")
     return launch
 
 

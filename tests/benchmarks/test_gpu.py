@@ -433,6 +433,31 @@ def test_the_hour_refuses_unknown_steps_and_options():
         assert said in found.stderr
 
 
+def test_counted_bytes_stand_beside_the_closed_forms(modules, monkeypatch, tmp_path):
+    from benchmarks.gpu import counters
+    from redblue.base.errors import RedblueError
+    from redblue.kernels.gpu.planning.card import Card
+
+    def bytes_of(places):
+        ((direction, d, _, schedule),) = places
+        assert schedule == "auto"
+        if (direction, d) == ("backward", 128):
+            raise RedblueError("no counters here")
+        return [(300 << 20, 10 << 20)]
+
+    monkeypatch.setattr(counters, "bytes_of", bytes_of)
+    monkeypatch.setattr(counters, "card_of", lambda device: Card())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sys, "argv", ["counters", "--json", str(tmp_path / "counters.json")])
+    with pytest.raises(SystemExit) as ended:
+        counters.main()
+    assert ended.value.code
+    rows = json.loads((tmp_path / "counters.json").read_text())
+    assert [row["failure"] for row in rows] == ["", "no counters here", "", ""]
+    assert [row["l1_l2_bytes"] for row in rows] == [300 << 20, None, 300 << 20, 300 << 20]
+    assert all(row["closed_form_bytes"] > row["l2_bound_bytes"] > 0 for row in rows)
+
+
 @pytest.fixture
 def once():
     from benchmarks.gpu import once
@@ -468,7 +493,7 @@ def test_a_wrong_head_and_a_wrong_gradient_are_found(once):
     assert once.worst_error("dbias", exact[0, 0], exact[0, 0]) == 0
 
 
-def test_faults_that_the_sanitizer_prints_belong_to_their_case(once, tmp_path):
+def test_faults_that_the_sanitizer_prints_belong_to_their_case(once, monkeypatch, tmp_path):
     """A script prints as the watched process does, with a fault in the second case and a crash in the third."""
     todo = list(once.cases())[:4]
     script = tmp_path / "watched.py"
@@ -488,9 +513,12 @@ def test_faults_that_the_sanitizer_prints_belong_to_their_case(once, tmp_path):
     assert [(x.case, x.right) for x in kept.outcomes] == [(todo[0], True), (todo[1], False), (todo[2], False)]
     assert kept.outcomes[1].faults == ["Invalid __global__ read of size 2 bytes"]
     assert kept.outcomes[2].failure == "the process ended: dying"
-    script.write_text("import time; print('CASE 3', flush=True); time.sleep(60)")
-    assert once._followed([sys.executable, str(script)], todo, time.monotonic() + 1, kept) == 1
-    assert kept.outcomes[-1].failure == "not finished in time"
+    silent = ["sh", "-c", "echo CASE 3; exec sleep 60"]
+    assert once._followed(silent, todo, time.monotonic() + 1, kept) == 1
+    assert len(kept.outcomes) == 3  # unfinished is not wrong
+    monkeypatch.setattr(once, "SILENT_SECONDS", 0.5)
+    assert once._followed(silent, todo, time.monotonic() + 60, kept) == 1
+    assert kept.outcomes[-1].failure == "silent for 0.5 s"
     assert len(json.loads((tmp_path / "once.json").read_text())) == 4
 
 

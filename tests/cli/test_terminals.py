@@ -236,7 +236,7 @@ def test_progress_lines_stay_out_of_the_result(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "completed"),
-    [("redblue count fl", "flash1 flash flash_onepass"), thorough("redblue plan -m this", "this-machine")],
+    [("redblue count fl", "flash1 flash flash_cluster flash_onepass"), thorough("redblue plan -m this", "this-machine")],
 )
 def test_the_shell_completes_names(line, completed):
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}

@@ -76,7 +76,7 @@ def test_published_totals_of_gpt2_medium():
 
 # Leading constants --------------------------------------------------------------------------------
 
-X2 = {"flash": (4, 14), "flash_onepass": (None, 16)}  # times x^2, forward and backward
+X2 = {"flash": (4, 14), "flash_cluster": (4, None), "flash_onepass": (None, 16)}  # times x^2, forward and backward
 
 
 @pytest.mark.parametrize("x", [0.1, 0.5, 0.8, 1, 1.5])
@@ -85,6 +85,17 @@ def test_large_cache_constants(name, x):
     for direction, constant in zip(("forward", "backward"), X2[name], strict=True):
         if constant:
             assert 1 <= per_pair(name, x, direction) / (constant * x**2) < 1.03
+
+
+@pytest.mark.parametrize("mask", [Mask.full(), Mask.causal()], ids=str)
+@pytest.mark.parametrize(("cluster", "rows"), [(2, 16), (4, 8), (3, 7)])
+def test_a_cluster_moves_the_words_of_one_block_with_all_its_rows(mask, cluster, rows):
+    """The copies take memory: c max(d, d_v) words for each block but the first."""
+    problem, cols = Problem(200, 90, 8, 12, mask=mask), 5
+    shared = count("flash_cluster", problem, tiles={"rows": rows, "cols": cols, "cluster": cluster})
+    one = count("flash", problem, tiles={"rows": rows * cluster, "cols": cols})
+    assert (shared.reads, shared.writes, shared.flops) == (one.reads, one.writes, one.flops)
+    assert shared.peak == one.peak + (cluster - 1) * cols * 12
 
 
 @pytest.mark.parametrize("x", [0.1, 0.5, 1, 2])

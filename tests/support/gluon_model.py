@@ -1,6 +1,6 @@
-"""A model of the Gluon operations that the Hopper kernel uses: it runs the kernel's own source on the CPU, in random orders.
+"""A model of the Gluon operations that the Hopper kernel uses: it runs the kernel's own source on the CPU.
 
-Each partition of the warps is a thread; only one runs at a time, and whenever one meets a barrier, a copy or a product,
+Each partition of the warps is a thread; only one runs at a time. Whenever one meets a barrier, a copy or a product,
 the next is drawn at random. Copies by TMA arrive at random times. Products in flight read their operands when they are
 waited for. The model raises ModelError if all partitions wait for each other, if a copy overwrites a tile that products
 in flight read, or if a barrier gets more arrivals than it counts. Shared memory starts as NaN, so that the results show
@@ -70,21 +70,21 @@ class Pointer:
 
 
 class Shared:
-    """A tensor in shared memory, or a view of it. readers: products in flight, by the first element of the memory."""
+    """A tensor in shared memory, or a view of it."""
 
-    def __init__(self, data, block):
-        self.data, self.block = data, block
+    def __init__(self, data):
+        self.data = data
         self.shape, self.dtype = list(data.shape), data.dtype
 
     def index(self, i):
         assert 0 <= i < self.shape[0]
-        return Shared(self.data[i], self.block)
+        return Shared(self.data[i])
 
     def reshape(self, shape):
-        return Shared(self.data.view(shape), self.block)
+        return Shared(self.data.view(shape))
 
     def permute(self, order):
-        return Shared(self.data.permute(order), self.block)
+        return Shared(self.data.permute(order))
 
     @property
     def key(self):
@@ -134,7 +134,7 @@ class Block:
 
     def run(self, partitions):
         threads = [threading.Thread(target=self._run, args=(i, *each)) for i, each in enumerate(partitions)]
-        self.waiting = {i: _always for i in range(len(threads))}
+        self.waiting = dict.fromkeys(range(len(threads)), _always)
         self.products = {i: [] for i in range(len(threads))}
         self.running = 0
         for thread in threads:
@@ -266,7 +266,7 @@ class Map:
 def _allocate(dtype, shape, layout):
     if dtype == torch.int64:
         return Barriers(shape[0])
-    return Shared(torch.full(shape, torch.nan, dtype=dtype), None)
+    return Shared(torch.full(shape, torch.nan, dtype=dtype))
 
 
 def _store(pointer, value, mask):
@@ -331,7 +331,10 @@ def _namespace(block):
 
 
 def run_kernel(source, name, grid, arguments, seed=0):
-    """Run kernel `name` of the source on a grid of so many blocks. arguments: tensors, TMA descriptors and numbers."""
+    """Run kernel `name` of the source on a grid of so many blocks.
+
+    arguments: tensors, TMA descriptors and numbers, by their names.
+    """
     tree = ast.parse(source)
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     for node in tree.body:
@@ -344,7 +347,7 @@ def run_kernel(source, name, grid, arguments, seed=0):
         block = Block(program, grid, seed * grid + program)
         namespace = _namespace(block)
         exec(code, namespace)
-        namespace[name](*map(_argument, arguments))
+        namespace[name](**{parameter: _argument(x) for parameter, x in arguments.items()})
 
 
 def _argument(x):

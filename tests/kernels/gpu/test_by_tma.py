@@ -34,7 +34,14 @@ pytestmark = [
 ]
 P, SUM = Tile(32, 64, 32, 4, 2, 2, 1), Tile(32, 32, 32, 4, 2)
 SMALL = Choice(P, P, SUM, SUM, streams=2, multiprocessors=3)
-TALL = Choice(Tile(64, 64, 32, 4, 2, 1, 0), Tile(32, 128, 32, 4, 2, 4), Tile(128, 32, 32), Tile(64, 32, 64), 3, 2)
+TALL = Choice(
+    Tile(64, 64, 32, 4, 2, 1, 0),
+    Tile(32, 128, 32, 4, 2, 4),
+    Tile(128, 32, 32),
+    Tile(64, 32, 64),
+    streams=3,
+    multiprocessors=2,
+)
 FUSED = SMALL._replace(ds=None)
 EARLY = SMALL._replace(ds=P._replace(resident=0, early=True))
 choices = pytest.mark.parametrize("choice", [SMALL, TALL, FUSED, EARLY], ids=["small", "tall", "fused", "early"])
@@ -84,6 +91,23 @@ def test_bands(launch, choice, mask, sizes):
     check(normal(2, 2, n_q, d), normal(2, 2, n_k, d), normal(2, 2, n_k, d_v), mask=mask)
     assert {"references", "row_sums", "key_sums", "redo"} <= set(names)
     assert ("p_and_ds" in names) == (choice.ds is None)
+
+
+@pytest.mark.parametrize("mask", BANDS[1:], ids=str)
+def test_tiles_of_p_are_smaller_than_those_that_read_it(launch, mask):
+    launch(TALL)
+    check(normal(1, 260, 16), normal(1, 200, 16), normal(1, 200, 16), mask=mask)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("choice", [SMALL, EARLY], ids=["small", "early"])
+@pytest.mark.parametrize("mask", BANDS, ids=str)
+def test_rows_in_pieces(launch, mask, choice, group):
+    """dK and dV are summed over the pieces of the rows."""
+    names = launch(choice._replace(queries=32, streams=group))
+    check(normal(2, 2 * group, 70, 32), normal(2, 2, 90, 32), normal(2, 2, 90, 40), mask=mask)
+    assert names.count("redo") == 3 * 4
+    assert names.count("key_sums") == 2 * 3 * 4
 
 
 @choices
@@ -238,12 +262,20 @@ def test_other_calls_are_planned_as_before(call):
     assert not any(isinstance(tiles, Choice) for tiles in planned(**call))
 
 
-def test_memory_of_p_and_ds_is_limited():
-    for n in (4096, 8192, 16384, 32768):
-        for tiles in planned("forward", n=n):
-            if isinstance(tiles, Choice):
-                assert tiles.streams * n * n * 2 <= 1 << 31
-    assert not isinstance(planned("forward", n=65536)[0], Choice)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("group", [1, 8])
+def test_memory_of_p_and_ds_is_limited(direction, group):
+    arrays = 1 if direction == "forward" else 2
+    for n in (4096, 8192, 16384, 32768, 65536, 300000):
+        sizes = Sizes((1,), 4, group, n, n, 512, 512)
+        launch = candidates(direction, sizes, "bfloat16", Card(), PLAIN)[0]
+        tiles = launch.tiles
+        if n <= 65536:
+            assert isinstance(tiles, Choice)
+        if isinstance(tiles, Choice):
+            assert tiles.streams % group == 0
+            assert tiles.streams * (tiles.queries or n) * n * 2 * arrays <= 1 << 31
+            assert tiles.queries % 512 == 0
 
 
 def shifted(x):

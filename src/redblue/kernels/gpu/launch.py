@@ -31,8 +31,9 @@ class PlanOptions(NamedTuple):
     softcap: bool = False
     listed: bool = False  # a mask that is not a band
     aliased: bool = False  # paged values that are read as a slice of the keys
-    by_tma: bool = False  # whether the kernels that load by TMA take the call, on a card that has it
-    one_pass: bool = False  # a backward call that `flash_onepass` can take, with sums in any order
+    by_tma: bool = False  # whether the spilling kernels that load by TMA take the call, on a card that has it
+    by_gluon: str = ""  # "full" or "band": the mask of a call that the kernels in Gluon take, on cards that they run on
+    any_order: bool = False  # a backward call whose sums may be added in any order, which need not be reproducible
 
 
 @dataclass(frozen=True)
@@ -89,25 +90,26 @@ class Task:
             bool(record.softcap),
             self.mask is not None,
             by_tma=self.by_tma,
-            one_pass=self.one_pass,
+            by_gluon=self.by_gluon,
+            any_order=self.dout is not None and not torch.are_deterministic_algorithms_enabled(),
         )
 
     @property
     def by_tma(self) -> bool:
-        """Whether spilled/tma takes this task: plain scores, no mask or a causal band, arrays as TMA needs them."""
-        record = self.record
-        if not self.plain or record.seed is not None or record.sinks is not None or self.mask is not None:
-            return False
-        if self.first is not None or (self.end is not None and self.sizes.n_q - 1 + self.end < 1):
-            return False
-        arrays = self.q, self.k, self.v, self.out, self.dout, self.dq, self.dk, self.dv
-        return all(x is None or _tma_takes(x) for x in arrays)
+        """Whether spilled/tma takes this task: as hopper/ does, and no mask or a causal band."""
+        some_attend = self.end is None or self.sizes.n_q - 1 + self.end >= 1
+        return self.first is None and some_attend and bool(self.by_gluon)
 
     @property
-    def one_pass(self) -> bool:
-        """Whether `flash_onepass` can take the call: a band, plain scores, no dropout, and dQ summed in any order."""
-        banded = self.mask is None and self.record.seed is None
-        return self.dout is not None and banded and self.plain and not torch.are_deterministic_algorithms_enabled()
+    def by_gluon(self) -> str:
+        """The mask, "full" or "band", if hopper/ takes this task: with plain scores and arrays as TMA needs them."""
+        record = self.record
+        if not self.plain or record.seed is not None or record.sinks is not None or self.mask is not None:
+            return ""
+        arrays = self.q, self.k, self.v, self.out, self.dout, self.dq, self.dk, self.dv
+        if not all(x is None or _tma_takes(x) for x in arrays):
+            return ""
+        return "full" if self.first is None and self.end is None else "band"
 
     @property
     def plain(self) -> bool:

@@ -18,8 +18,8 @@ class Passes(NamedTuple):
 
 
 def _one_pass(*arguments: Any) -> list[Any]:
-    """The backward kernels in Gluon, which are imported where one runs: older versions of Triton lack it."""
-    from redblue.kernels.gpu.hopper import backward
+    """The launches of hopper/backward.py."""
+    from redblue.kernels.gpu.hopper import backward  # needs Gluon, which some versions of Triton lack
 
     return backward.backward(*arguments)
 

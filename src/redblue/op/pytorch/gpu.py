@@ -87,7 +87,9 @@ def _run(direction: str, tasks: list[Task], call: layouts.Call, q: Tensor, optio
 
     mask, schedule = options.mask or OPEN, options.schedule
     card, plan_options = card_of(q.device), tasks[0].plan_options
-    plan_options = plan_options._replace(by_tma=all(task.by_tma for task in tasks))
+    plan_options = plan_options._replace(
+        by_tma=all(task.by_tma for task in tasks), by_gluon=min(task.by_gluon for task in tasks)
+    )
     form = "lists" if mask.name else "full" if mask.left < 0 and mask.right < 0 else "band"
     kind = tune.Kind.of(
         direction, call.sizes, f"{call.dtype} {precision}", form, plan_options, schedule, q.device, card

@@ -23,6 +23,7 @@ from redblue.kernels.gpu.blocks import row_block
 from redblue.kernels.gpu.flash.constants import Constants, common_arguments
 from redblue.kernels.gpu.flash.decode import listed_tiles, merge_run, partial_outputs
 from redblue.kernels.gpu.launch import Run, Task, alignment, array
+from redblue.kernels.gpu.planning.by_gluon import Settings
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import (
     LN2,
@@ -40,6 +41,10 @@ from redblue.kernels.gpu.visits import visit
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     """The launches that write task.out and task.lse. A span that cuts the keys is a multiple of cols."""
+    if isinstance(launch.tiles, Settings):
+        from redblue.kernels.gpu.hopper import forward as hopper  # needs Gluon, which some versions of Triton lack
+
+        return [hopper.forward_run(task, launch.tiles)]
     rows, cols, span = launch.tiles
     sizes = task.sizes
     spans = ceil_div(sizes.n_k, span) if span < sizes.n_k else 1

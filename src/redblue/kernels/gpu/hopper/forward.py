@@ -1,8 +1,8 @@
-"""Flash attention's forward pass on Hopper GPUs: the launch of the Gluon kernel (kernel.py)."""
+"""The schedule `flash`, forward, on Hopper GPUs: launches the Gluon kernel of kernel.py."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,35 +11,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.hopper.kernel import hopper_forward
+from redblue.kernels.gpu.launch import Run, Task
+from redblue.kernels.gpu.planning.by_gluon import EDGE, Settings, padded, settings
 
-EDGE = 64  # rows of a consumer
 LOG2E = 1.4426950408889634
 L2_SHARE = 0.5  # the share of the L2 cache that the keys and values of a section of heads may fill
-TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-
-
-class Settings(NamedTuple):
-    """How the kernel runs. The results do not depend on it, except for rounding by `cols`."""
-
-    cols: int = 128  # keys of a tile
-    stages: int = 2  # tiles of keys, and of values, in shared memory
-    ping_pong: bool = True  # whether consumers take turns at issuing products
-    ordered: bool = True  # whether a tile's softmax is kept before the wait for the products beside it
-    persistent: bool = True  # one block per multiprocessor, which takes several blocks of rows
-    pack: int = 1  # heads of a group stacked into the rows of a block
-    section: int = 0  # heads whose blocks follow each other; 0: as many as fit the L2 cache
-    consumers: int = 2  # warpgroups of 64 rows: 2 or 3
-
-
-class Prepared(NamedTuple):
-    """A launch of the kernel."""
-
-    grid: tuple[int]
-    arguments: tuple[Any, ...]
-    num_warps: int = 4
-
-    def __call__(self) -> None:
-        hopper_forward[self.grid](*self.arguments, num_warps=self.num_warps)
+WARPS = 4  # of a consumer
+TYPES: dict[torch.dtype, Any] = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 def attention_forward(
@@ -49,27 +27,24 @@ def attention_forward(
     scale: float,
     first: int | None = None,
     end: int | None = None,
-    settings: Settings | None = None,
+    chosen: Settings | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The output (batch, heads, n_q, d_v) and the log-sum-exp (batch, heads, n_q) in float32.
+    """The output (batch, heads, n_q, d_v), and the log-sum-exp (batch, heads, n_q) in float32.
 
-    q, k, v: (batch, heads, rows, features) in 16 bits. Query i attends keys i + first .. i + end - 1.
+    q, k, v: (batch, heads, rows, features) in 16 bits, of strides that TMA takes; no length may be 0. Query i attends
+    keys i + first .. i + end - 1.
     """
     out = q.new_empty(*q.shape[:3], v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    prepare(q, k, v, out, lse, scale, first, end, settings or settings_for(q.shape[3], v.shape[3]))()
+    mask = "full" if first is None and end is None else "band"
+    prepare(q, k, v, out, lse, scale, first, end, chosen or settings(q.shape[3], v.shape[3], mask)[0])()
     return out, lse
 
 
-def settings_for(d: int, d_v: int) -> Settings:
-    """Settings that fit a Hopper GPU."""
-    width = max(padded(d), padded(d_v))
-    return Settings(cols=128 if width < 256 else 64, stages=4 if width == 64 else 2)
-
-
-def padded(d: int) -> int:
-    """Features of a tile that holds d features."""
-    return max(64, 1 << (d - 1).bit_length())
+def forward_run(task: Task, chosen: Settings) -> Run:
+    """The launch that writes task.out and task.lse."""
+    scale = task.record.numbers(task.sizes)["scale"]
+    return prepare(task.q, task.k, task.v, task.out, task.lse, scale, task.first, task.end, chosen)
 
 
 def prepare(
@@ -81,41 +56,59 @@ def prepare(
     scale: float,
     first: int | None,
     end: int | None,
-    settings: Settings,
-    multiprocessors: int = 132,
-    l2_bytes: int = 50 << 20,
-) -> Prepared:
-    """The launch that writes out and lse. No length may be 0."""
-    batch, heads, n_q, d = q.shape
-    kv_heads, n_k, d_v = k.shape[1], k.shape[2], v.shape[3]
-    group = heads // kv_heads
-    skipped = max(0, first or 0)  # keys before the first query's may hold NaN, so they are not loaded
-    if skipped and skipped < n_k:
-        k, v, n_k = k[:, :, skipped:], v[:, :, skipped:], n_k - skipped
-        first = None if first is None else first - skipped
-        end = None if end is None else end - skipped
-    if end is not None and n_q - 1 + end < n_k:  # nor keys behind the last query's
-        n_k = max(1, n_q - 1 + end)
-        k, v = k[:, :, :n_k], v[:, :, :n_k]
-    pack, cols = settings.pack, settings.cols
-    blocks = ceil_div(n_q * pack, EDGE * settings.consumers)
-    streams = batch * heads // pack
-    fitting = int(L2_SHARE * l2_bytes) // (2 * n_k * (d + d_v)) * group // pack
-    section = settings.section or max(1, group // pack, fitting)
-    q_map = tensor_map(q, EDGE // pack, pack, padded(d))
-    k_map, v_map = tensor_map(k, cols, 1, padded(d)), tensor_map(v, cols, 1, padded(d_v))
-    arguments = (
-        q_map, k_map, v_map, out, *out.stride()[:3], lse, scale * LOG2E, first or 0, end or 0, n_q, n_k, heads // pack, streams,
-        group, blocks, min(section, streams), first is not None, end is not None, d_v, pack, cols, settings.stages, settings.ping_pong, settings.ordered, n_k % cols == 0,
-        settings.consumers
-    )  # fmt: skip
+    chosen: Settings,
+) -> Run:
+    """The launch that writes out and lse."""
+    (batch, heads, n_q, d), (kv_heads, n_k), d_v = q.shape, k.shape[1:3], v.shape[3]
+    unattended = min(n_k - 1, max(0, first or 0))  # keys that no query attends may hold NaN: they are not loaded
+    first, end = (None if edge is None else edge - unattended for edge in (first, end))
+    n_k = n_k - unattended if end is None else max(1, min(n_k - unattended, n_q - 1 + end))
+    k, v = (x[:, :, unattended : unattended + n_k] for x in (k, v))
+
+    group, pack, cols = heads // kv_heads, chosen.pack, chosen.cols
+    streams, blocks = batch * heads // pack, ceil_div(n_q * pack, EDGE * chosen.consumers)
+    in_l2 = int(L2_SHARE * chosen.l2_bytes) // (q.itemsize * n_k * (d + d_v)) * group // pack
+    section = min(streams, chosen.section or max(1, group // pack, in_l2))
     work = streams * blocks
-    return Prepared((min(work, multiprocessors) if settings.persistent else work,), arguments)
+    arguments = {
+        "q_map": tensor_map(q, EDGE // pack, pack, padded(d)),
+        "k_map": tensor_map(k, cols, 1, padded(d)),
+        "v_map": tensor_map(v, cols, 1, padded(d_v)),
+        "out": out,
+        "out_batch": out.stride(0),
+        "out_head": out.stride(1),
+        "out_row": out.stride(2),
+        "lse": lse,
+        "scale": scale * LOG2E,
+        "first": first or 0,
+        "end": end or 0,
+        "n_q": n_q,
+        "n_k": n_k,
+        "heads": heads // pack,
+        "batch_heads": streams,
+        "group": group,
+        "blocks": blocks,
+        "section": section,
+        "FIRST": first is not None,
+        "END": end is not None,
+        "D_V": d_v,
+        "PACK": pack,
+        "COLS": cols,
+        "STAGES": chosen.stages,
+        "PING_PONG": chosen.ping_pong,
+        "ORDERED": chosen.ordered,
+        "WHOLE_COLS": n_k % cols == 0,
+        "CONSUMERS": chosen.consumers,
+    }
+    grid = min(work, chosen.multiprocessors) if chosen.persistent else work
+    return Run(hopper_forward, (grid,), arguments, WARPS, chosen.stages)
 
 
 def tensor_map(x: Tensor, rows: int, heads: int, width: int) -> TensorDescriptor:
-    """The TMA map of x (batch, heads, rows, features) as (batch, rows, heads, features), for tiles of one batch entry."""
+    """The TMA map of x (batch, heads, rows, features), for tiles of rows x heads of one batch entry."""
     x = x.transpose(1, 2)
     shape = [1, rows, heads, width]
-    layout = gl.NVMMASharedLayout.get_default_for(shape, TYPES[x.dtype])
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), shape, layout)
+    layout = gl.NVMMASharedLayout.get_default_for(shape, TYPES[x.dtype])  # type: ignore[operator]
+    whole = 16 // x.itemsize  # the strides of edges of length 1 may be anything, but TMA checks them
+    strides = [stride if size > 1 else whole for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], shape, layout)

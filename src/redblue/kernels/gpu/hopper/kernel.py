@@ -12,7 +12,7 @@ waits for parity (i // STAGES) & 1 of `filled` and the opposite parity of `free`
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportAssignmentType=false
 from __future__ import annotations
 
 from triton.experimental import gluon
@@ -90,9 +90,7 @@ def load_tiles(
         batch, head = at // heads, at % heads
         key_head = head * PACK // group
         row = block * ROWS
-        low, full_low, full_high, high = key_tiles(
-            first, end, row, gl.minimum(row + ROWS, n_q * PACK), n_k, FIRST, END, PACK, COLS
-        )
+        low, _, _, high = key_tiles(first, end, row, gl.minimum(row + ROWS, n_q * PACK), n_k, FIRST, END, PACK, COLS)
         for c in gl.static_range(CONSUMERS):
             mbarrier.wait(q_free.index(c), (turn & 1) ^ 1)
             mbarrier.expect(q_filled.index(c), q_map.block_type.nbytes)
@@ -113,7 +111,7 @@ def load_tiles(
                 mbarrier.expect(v_filled.index(stage), v_map.block_type.nbytes)
                 copy_tile(v_map, [batch, (high - i) * COLS, key_head, 0], v_filled.index(stage), v_tiles.index(stage))
         uses += high - low
-        turn += 1
+        turn += 1  # noqa: SIM113 (Gluon has no enumerate)
 
 
 @gluon.jit
@@ -244,9 +242,7 @@ def consume_tiles(
         mbarrier.arrive(k_free.index(stage), count=1)
         row_max = gl.full([EDGE], LOWEST, gl.float32, gl.SliceLayout(1, S_LAYOUT))
         row_sum = gl.zeros([EDGE], gl.float32, gl.SliceLayout(1, S_LAYOUT))
-        p32, row_max, row_sum, shrink = softmax_tile(
-            s, row_max, row_sum, scale, high - 1, row_low, row_high, COLS, MASKED
-        )
+        p32, row_max, row_sum, _ = softmax_tile(s, row_max, row_sum, scale, high - 1, row_low, row_high, COLS, MASKED)
         p = gl.convert_layout(p32.to(v_tiles.dtype), P_LAYOUT)
         acc = gl.zeros([EDGE, V_WIDTH], gl.float32, O_LAYOUT)
         uses += 1
@@ -279,14 +275,15 @@ def consume_tiles(
         acc = warpgroup_mma(p, matrix(v_tiles.index(stage)), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_free.index(stage), count=1)
-        turn += 1
+        turn += 1  # noqa: SIM113 (Gluon has no enumerate)
 
         attends = row_sum > 0
         total = gl.where(attends, row_sum, 1.0)
         b_lse = gl.where(attends, row_max * LN2 + gl.log(total), float("-inf"))
         at_row = (batch.to(gl.int64) * heads * PACK + head * PACK + i_row % PACK) * n_q + i_row // PACK
         gl.store(lse + at_row, b_lse, mask=i_row < n_q * PACK)
-        acc = acc * gl.convert_layout(gl.where(attends, 1.0 / total, 0.0), gl.SliceLayout(1, O_LAYOUT))[:, None]
+        factor = gl.convert_layout(gl.where(attends, 1.0 / total, 0.0), gl.SliceLayout(1, O_LAYOUT))[:, None]
+        acc = gl.where(factor > 0, acc * factor, 0.0)  # no key that is loaded though none attends it may be NaN
         o_row = row + C * EDGE + gl.arange(0, EDGE, gl.SliceLayout(1, O_LAYOUT))
         i_col = gl.arange(0, V_WIDTH, gl.SliceLayout(0, O_LAYOUT))
         p_out = out + batch.to(gl.int64) * out_batch + (head * PACK + o_row % PACK).to(gl.int64) * out_head
@@ -331,9 +328,9 @@ def hopper_forward(
 ):
     """Output and log-sum-exp of blocks of rows, over all keys."""
     dtype: gl.constexpr = q_map.dtype
-    q_tile = gl.allocate_shared_memory(dtype, [CONSUMERS] + q_map.block_shape, q_map.layout)
-    k_tiles = gl.allocate_shared_memory(dtype, [STAGES] + k_map.block_shape, k_map.layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [STAGES] + v_map.block_shape, v_map.layout)
+    q_tile = gl.allocate_shared_memory(dtype, [CONSUMERS] + q_map.block_shape, q_map.layout)  # noqa: RUF005
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES] + k_map.block_shape, k_map.layout)  # noqa: RUF005
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES] + v_map.block_shape, v_map.layout)  # noqa: RUF005
     LAYOUT: gl.constexpr = mbarrier.MBarrierLayout()
     q_filled = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], LAYOUT)
     q_free = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], LAYOUT)

@@ -2,7 +2,7 @@
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportAssignmentType=false
 from __future__ import annotations
 
 from typing import Any, NamedTuple

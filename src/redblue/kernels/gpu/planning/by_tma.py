@@ -17,6 +17,7 @@ ARCHITECTURE = 9  # compute capability 9: later ones multiply in tensor memory, 
 DTYPES = ("float16", "bfloat16")
 MAX_SPILLED = 1 << 31  # bytes of P, and of dS, that a launch keeps in memory
 SEVERAL = 3  # tiles of a sum for each multiprocessor, so that the last ones leave few of them idle
+PIECE = 512  # queries: P of a long sequence is cut into pieces of whole multiples, so that tiles are whole
 SLACK = 1024  # bytes of shared memory, for barriers
 
 
@@ -54,6 +55,7 @@ class Choice(NamedTuple):
     row: Tile = SUMS_WIDE  # P V, or dS K
     key: Tile = SUMS_WIDE  # P^T dO and dS^T Q
     streams: int = 4
+    queries: int = 0  # of a head whose P is in memory at once; 0: all
     multiprocessors: int = 132
 
 
@@ -62,19 +64,18 @@ CHOICES = {
     "backward": (Choice(), Choice(ds=GRADIENTS_EARLY), Choice(p=SCORES_WIDE, ds=SCORES_WIDE)),
 }
 LEAST_D = {"forward": 257, "backward": 193}  # below, flash is faster
-LEAST_EDGE = 256  # queries, and keys: fewer make too few tiles
+LEAST_EDGE = 256  # queries of a head or of a piece, and keys: fewer make too few tiles
 
 
 def choices(direction: str, sizes: Sizes, dtype: str, card: Card) -> tuple[Choice, ...]:
     """The choices for a call, the best first; none where the other kernels are faster, or these do not fit."""
-    most = _most(direction, sizes)
+    most, queries = _memory(direction, sizes)
     if (
         not has_descriptors()
         or card.arch // 10 != ARCHITECTURE
         or dtype not in DTYPES
         or max(sizes.d, sizes.d_v) < LEAST_D[direction]
-        or min(sizes.n_q, sizes.n_k) < LEAST_EDGE
-        or most < 1
+        or min(sizes.n_q, sizes.n_k, queries) < LEAST_EDGE
     ):
         return ()
     sums = _sums(sizes)
@@ -82,7 +83,8 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card) -> tuple[Choic
         x._replace(
             row=sums,
             key=sums,
-            streams=min(most, max(x.streams, _enough(sizes, card, sums))),
+            streams=min(most, ceil_div(max(x.streams, _enough(sizes, card, sums)), sizes.group) * sizes.group),
+            queries=0 if queries >= sizes.n_q else queries,
             multiprocessors=card.multiprocessors,
         )
         for x in CHOICES[direction]
@@ -90,11 +92,14 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card) -> tuple[Choic
     return tuple(x for x in made if largest_bytes(x) <= card.shared_bytes)
 
 
-def _most(direction: str, sizes: Sizes) -> int:
-    """The most heads whose P, and dS, fit into MAX_SPILLED; 0 if those that share a key head do not."""
+def _memory(direction: str, sizes: Sizes) -> tuple[int, int]:
+    """The most heads whose P and dS fit into MAX_SPILLED, at least those that share a key head, and their queries."""
     arrays = 1 if direction == "forward" else 2
-    most = MAX_SPILLED // (2 * arrays * max(1, sizes.n_q * sizes.n_k))
-    return most // sizes.group * sizes.group
+    of_query = 2 * arrays * max(1, sizes.n_k)
+    heads = MAX_SPILLED // (of_query * max(1, sizes.n_q)) // sizes.group * sizes.group
+    if heads:
+        return heads, sizes.n_q
+    return sizes.group, MAX_SPILLED // (of_query * sizes.group) // PIECE * PIECE
 
 
 def _sums(sizes: Sizes) -> Tile:

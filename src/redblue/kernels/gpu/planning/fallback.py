@@ -1,4 +1,4 @@
-"""Replaces planned launches that the card refuses, which Triton reports only after it has compiled them."""
+"""Replaces planned launches that the card refuses, or that Triton cannot compile, which shows only when they run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from triton import OutOfResources
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import PTXASError
 
 from redblue.base.errors import RedblueError
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.planning.tune import Kind
 
+REFUSALS = (OutOfResources, CompilationError, PTXASError)
 UNITS = {"shared memory": "bytes of shared memory", "tensor memory": "columns of tensor memory"}
 
 
@@ -31,7 +34,7 @@ def run(
         try:
             execute(choose())
             return
-        except OutOfResources:
+        except REFUSALS:
             refused = _refused.setdefault(kind, {})
     first_reason = None
     for launch in others():
@@ -39,7 +42,7 @@ def run(
             continue
         try:
             execute(launch)
-        except OutOfResources as error:
+        except REFUSALS as error:
             refused[launch] = _reason(kind, launch, error)
             first_reason = first_reason or refused[launch]
             continue
@@ -59,10 +62,13 @@ _refused: dict[Kind, dict[Launch, str]] = {}  # the reason as text: the error it
 
 
 def _reason(kind: Kind, launch: Launch, error: Any) -> str:
-    """The error message: the launch's need and the card's limit."""
+    """The error message: the launch's need and the card's limit, or what Triton cannot compile."""
+    what = f"{_describe(launch)}, {kind.direction}, with d = {kind.d}, d_v = {kind.d_v} in {kind.dtype}"
+    if not isinstance(error, OutOfResources):
+        return f"{what} does not compile: {str(error).strip().splitlines()[-1]}"
     return (
-        f"{_describe(launch)}, {kind.direction}, with d = {kind.d}, d_v = {kind.d_v} in {kind.dtype} does not fit: it "
-        f"needs {error.required:,} {UNITS.get(error.name, error.name)}, and a block on this card has {error.limit:,}"
+        f"{what} does not fit: it needs {error.required:,} {UNITS.get(error.name, error.name)}, and a block on this "
+        f"card has {error.limit:,}"
     )
 
 

@@ -129,7 +129,7 @@ def _type(value: Any, specialized: bool) -> Any:
         return [_type(part, specialized) for part in value]
     if isinstance(value, torch.Tensor):
         return str(value.dtype)
-    if hasattr(value, "block_shape"):  # a descriptor of tiles
+    if hasattr(value, "block_shape"):  # a map of TMA
         return [str(value.base.dtype), list(value.block_shape)]
     if isinstance(value, int) and not isinstance(value, bool):
         return ["int", value.bit_length() > 31, *((value == 1, value % 16 == 0) if specialized else ())]

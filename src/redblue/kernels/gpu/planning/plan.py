@@ -22,7 +22,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
-from redblue.kernels.gpu.planning import by_tma, hopper, warpgroups
+from redblue.kernels.gpu.planning import by_gluon, by_tma, one_pass, warpgroups
 from redblue.kernels.gpu.planning.card import Card, card_named, card_of
 from redblue.kernels.gpu.planning.footprints import COUNTED_AS, KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
 from redblue.kernels.gpu.planning.resources import pipelines, resources
@@ -89,16 +89,26 @@ def candidates(
     warning the first time. Raises Unplanned if none can.
     """
     planned = _cached(direction, _rounded(sizes), dtype, card, options, schedule)
-    return (*_by_tma(direction, sizes, dtype, card, options, schedule), *planned)[:MAX_CANDIDATES]
+    return (*_for_hopper(direction, sizes, dtype, card, options, schedule), *planned)[:MAX_CANDIDATES]
 
 
-def _by_tma(
+@lru_cache(maxsize=4096)
+def _for_hopper(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, schedule: str
 ) -> tuple[Launch, ...]:
-    if not options.by_tma or schedule not in ("auto", "small_cache"):
-        return ()
-    found = by_tma.choices(direction, sizes, dtype, card)
-    return tuple(Launch("small_cache", choice, shared_bytes=by_tma.largest_bytes(choice)) for choice in found)
+    """The launches of kernels written for sm_90, which take some calls."""
+    call, asked = (direction, sizes, dtype, card), schedule in ("auto", "flash") and bool(options.by_gluon)
+    forward = by_gluon.choices(*call, options.by_gluon) if asked else ()
+    backward = one_pass.choices(*call, options.by_gluon) if asked and options.any_order else ()
+    wide = by_tma.choices(*call) if options.by_tma and schedule in ("auto", "small_cache") else ()
+    return (
+        *(Launch("flash", x, stages=x.stages, shared_bytes=x.shared_bytes(sizes.d, sizes.d_v)) for x in forward),
+        *(
+            Launch("flash_onepass", x, 8, one_pass.STAGES, shared_bytes=one_pass.SHARED_BYTES[sizes.d])
+            for x in backward
+        ),
+        *(Launch("small_cache", x, shared_bytes=by_tma.largest_bytes(x)) for x in wide),
+    )
 
 
 def node_sizes(rows: int, d: int, d_v: int) -> Sizes:
@@ -135,24 +145,7 @@ def _cached(
     planned, failure = _candidates(direction, sizes, dtype, card, options, schedule)
     if failure:
         warnings.warn(f"{failure}; {planned[0].kernel} runs instead", stacklevel=3)
-    if schedule in ("auto", "flash"):
-        return _with_one_pass(direction, sizes, dtype, card, options, planned)
     return planned
-
-
-def _with_one_pass(
-    direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, planned: tuple[Launch, ...]
-) -> tuple[Launch, ...]:
-    """The candidates with those of `flash_onepass`, which come first if they occupy the card."""
-    shapes = hopper.one_pass_shapes(direction, sizes, dtype, card, options)
-    if not shapes:
-        return planned
-    tile_type = schedules.get("flash_onepass").passes[direction].tile_type
-    added = tuple(
-        Launch("flash_onepass", tile_type(x.rows, x.cols), x.warps, x.stages, 0, x.shared_bytes) for x in shapes
-    )
-    kept = planned[: MAX_CANDIDATES - len(added)]
-    return added + kept if hopper.occupies(shapes[0], sizes, card, BUSY) else kept + added
 
 
 @lru_cache(maxsize=4096)
@@ -266,10 +259,10 @@ def _fitted(
     max_edge: int,
 ) -> _Choice | Launch:
     """The best launch with these settings, or the smallest launch if nothing fits."""
-    kernel, one_pass = KERNELS[name, direction], schedules.get(name).passes[_counted_as(direction)]
+    kernel, counted = KERNELS[name, direction], schedules.get(name).passes[_counted_as(direction)]
     problem = _problem(direction, sizes)
-    shortest = {edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else MIN_EDGE for edge in one_pass.edges}
-    tiles = one_pass.tile_type(**(shortest | dict.fromkeys(kernel.streams, stream)))
+    shortest = {edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else MIN_EDGE for edge in counted.edges}
+    tiles = counted.tile_type(**(shortest | dict.fromkeys(kernel.streams, stream)))
     staying = set(shortest) - set(kernel.streams) - set(WHOLE)
     tiles = tiles._replace(**{edge: _shortest(edge, tiles) for edge in staying})
     shared, pressure, idle = 0, 1.0, 0.0

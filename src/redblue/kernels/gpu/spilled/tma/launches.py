@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,42 +25,64 @@ LIMITS = {torch.bfloat16: 2.0**100, torch.float16: 2.0**15}  # of a tile's row s
 
 def forward(task: Task, choice: Choice) -> list[Run]:
     """The launches that write task.out and task.lse."""
-    call = Call.of(without_unattended_keys(task), choice)
-    task, sizes, t = call.task, call.task.sizes, choice.p
-    streams = call.at_once
-    p = call.spilled(streams)
-    level = task.lse.new_empty(streams, sizes.n_q)
-    sums = task.lse.new_empty(streams, ceil_div(sizes.n_k, t.cols), sizes.n_q)
-    blocks = ceil_div(sizes.n_q, choice.row.rows)
-    flags = task.lse.new_empty((streams, blocks), dtype=torch.int32)
+    pieces = pieces_of(without_unattended_keys(task), choice)
+    first = Call.of(pieces[0], choice)
+    sizes, streams, empty = first.task.sizes, first.at_once, task.lse.new_empty
+    p = first.spilled(streams)
+    level = empty(streams * sizes.n_q)
+    sums = empty(streams * ceil_div(sizes.n_k, choice.p.cols) * sizes.n_q)
+    flags = empty(streams * ceil_div(sizes.n_q, choice.row.rows), dtype=torch.int32)
     runs = []
-    for place in call.places(streams):
-        runs += [
-            call.references(level, place),
-            call.tiles("p", task.q, task.k, p, p, level, sums, place),
-            call.rows(p, task.v, task.out, place, (level, sums, task.lse, flags)),
-            call.redo(flags, place),
-        ]
+    for place in first.places(streams):
+        for piece in pieces:
+            call = Call.of(piece, choice)
+            spilled = p[:, : piece.sizes.n_q]
+            runs += [
+                call.references(level, place),
+                call.tiles("p", piece.q, piece.k, spilled, spilled, level, sums, place),
+                call.rows(spilled, piece.v, piece.out, place, (level, sums, piece.lse, flags)),
+                call.redo(flags, place),
+            ]
     return runs
 
 
 def backward(task: Task, choice: Choice) -> list[Run]:
     """The launches that write task.delta, dq, dk and dv."""
-    call = Call.of(without_unattended_keys(task), choice)
-    task = call.task
-    streams = call.at_once
-    p, ds = call.spilled(streams), call.spilled(streams)
+    task = without_unattended_keys(task)
+    pieces = pieces_of(task, choice)
+    first = Call.of(pieces[0], choice)
+    streams = first.at_once
+    all_p, all_ds = first.spilled(streams), first.spilled(streams)
+    running = {name: first.running(getattr(task, name), streams) if len(pieces) > 1 else None for name in ("dk", "dv")}
     runs = [deltas_run(task, DELTA_ROWS, 4, 2)]
-    for place in call.places(streams):
-        if choice.ds is None:
-            runs.append(call.both(p, ds, place))
-        else:
-            runs.append(call.tiles("p", task.q, task.k, p, p, task.lse, None, place))
-            runs.append(call.tiles("ds", task.dout, task.v, p, ds, task.lse, None, place))
-        runs.append(call.keys(p, task.dout, task.dv, 1.0, place))
-        runs.append(call.rows(ds, task.k, task.dq, place, None))
-        runs.append(call.keys(ds, task.q, task.dk, call.scale, place))
+    for place in first.places(streams):
+        for i, piece in enumerate(pieces):
+            call, p, ds = Call.of(piece, choice), all_p[:, : piece.sizes.n_q], all_ds[:, : piece.sizes.n_q]
+            if choice.ds is None:
+                runs.append(call.both(p, ds, place))
+            else:
+                runs.append(call.tiles("p", piece.q, piece.k, p, p, piece.lse, None, place))
+                runs.append(call.tiles("ds", piece.dout, piece.v, p, ds, piece.lse, None, place))
+            order = place | {"begun": int(i > 0), "ended": int(i + 1 == len(pieces))}
+            runs.append(call.keys(p, piece.dout, task.dv, 1.0, order, running["dv"]))
+            runs.append(call.rows(ds, piece.k, piece.dq, place, None))
+            runs.append(call.keys(ds, piece.q, task.dk, call.scale, order, running["dk"]))
     return runs
+
+
+def pieces_of(task: Task, choice: Choice) -> list[Task]:
+    """The task cut into pieces of at most choice.queries queries."""
+    n_q, size = task.sizes.n_q, choice.queries or task.sizes.n_q
+    if size >= n_q:
+        return [task]
+    pieces = []
+    for first in range(0, n_q, size):
+        part = slice(first, min(first + size, n_q))
+        rows = {name: getattr(task, name) for name in ("q", "out", "dout", "dq", "lse", "delta")}
+        cut = {name: x if x is None else x[:, :, part] for name, x in rows.items()}
+        sizes = task.sizes._replace(n_q=part.stop - first)
+        pieces.append(replace(task, sizes=sizes, end=None if task.end is None else task.end + first, **cut))
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -83,6 +105,7 @@ class Call:
             "n_q": sizes.n_q,
             "n_k": sizes.n_k,
             "end": task.end if band else 0,
+            "line": task.lse.stride(1),
             "BAND": band,
         }
         return Call(task, choice, scale, common)
@@ -154,6 +177,7 @@ class Call:
             "delta": self.task.delta if kind == "ds" else None,
             "early": p if kind == "ds" and t.early else None,
             "pitch": p.stride(1),
+            "apart": p.stride(0),
             "per_pair": per_pair,
             "KIND": kind,
             "GROUP": self.task.sizes.group,
@@ -231,11 +255,17 @@ class Call:
         tiles = ceil_div(sizes.n_q, t.rows) * ceil_div(features, t.cols)
         return Run(row_sums, (tiles * place["streams"],), arguments, t.warps, t.stages)
 
-    def keys(self, spilled: Tensor, other: Any, result: Any, scale: float, place: Any) -> Run:
+    def running(self, result: Any, streams: int) -> Tensor:
+        """Memory for the sums over pieces of the key heads of a launch."""
+        key_heads = streams // self.task.sizes.group
+        return self.task.lse.new_empty(key_heads, *result.shape[-2:])
+
+    def keys(self, spilled: Tensor, other: Any, result: Any, scale: float, order: Any, running: Any) -> Run:
         t, sizes = self.choice.key, self.task.sizes
         features = result.shape[-1]
-        arguments = self.common | place | {
+        arguments = self.common | order | {
             "scale": scale,
+            "running": running,
             "spilled": described(spilled, t.depth, t.rows),
             "other": described(other, t.depth, t.cols),
             "result": described(result, t.rows, t.cols),
@@ -247,7 +277,7 @@ class Call:
             "TALL": self.tall,
         }  # fmt: skip
         tiles = ceil_div(sizes.n_k, t.rows) * ceil_div(features, t.cols)
-        return Run(key_sums, (tiles * place["streams"] // sizes.group,), arguments, t.warps, t.stages)
+        return Run(key_sums, (tiles * order["streams"] // sizes.group,), arguments, t.warps, t.stages)
 
     def redo(self, flags: Tensor, place: Any) -> Run:
         task, sizes, rows, depth, features = self.task, self.task.sizes, self.choice.row.rows, 64, 128

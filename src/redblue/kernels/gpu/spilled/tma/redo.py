@@ -28,6 +28,7 @@ def redo(
     n_k,
     features,
     end,
+    line,
     GROUP: tl.constexpr,
     BAND: tl.constexpr,
     ROWS: tl.constexpr,
@@ -71,4 +72,4 @@ def redo(
         acc = acc * tl.where(some, 1.0 / tl.where(some, row_sum, 1.0), 0.0)[:, None]
         out.store([batch, head, row, f], acc.to(out.dtype).reshape(1, 1, ROWS, FEATURES))
         b_lse = tl.where(some, (row_max + tl.log2(tl.where(some, row_sum, 1.0))) * LN2, float("-inf"))
-        tl.store(lse + wide(stream + local) * n_q + i_row, b_lse, mask=i_row < n_q)
+        tl.store(lse + wide(stream + local) * line + i_row, b_lse, mask=i_row < n_q)

@@ -29,6 +29,7 @@ def row_sums(
     n_k,
     features,
     end,
+    line,
     GROUP: tl.constexpr,
     BAND: tl.constexpr,
     ROWS: tl.constexpr,
@@ -68,7 +69,7 @@ def row_sums(
         if f == 0:
             b_level = tl.load(level + wide(local) * n_q + i_row, mask=m_row, other=0.0)
             b_lse = tl.where(some, (b_level + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
-            tl.store(lse + wide(stream + local) * n_q + i_row, b_lse, mask=m_row)
+            tl.store(lse + wide(stream + local) * line + i_row, b_lse, mask=m_row)
             tl.store(flags + local * blocks + block, tl.max(tl.where(total <= LIMIT, 0, 1), 0))
     else:
         acc = acc * scale
@@ -80,6 +81,7 @@ def key_sums(
     spilled,
     other,
     result,
+    running,
     scale,
     stream,
     streams,
@@ -88,6 +90,8 @@ def key_sums(
     n_k,
     features,
     end,
+    begun,
+    ended,
     GROUP: tl.constexpr,
     BAND: tl.constexpr,
     KEYS: tl.constexpr,
@@ -97,6 +101,8 @@ def key_sums(
 ):
     """A tile of dV = P^T dO, or of dK = scale dS^T Q, summed over the heads that share a key head.
 
+    running: sums (key heads, keys, features) over earlier pieces of the rows, in float32, if the rows are cut; then
+    begun and ended say whether there were any, and whether these are the last rows.
     TALL: rows of the blocks that are written whole (tiles_of).
     """
     blocks, tiles = tl.cdiv(n_k, KEYS), tl.cdiv(features, FEATURES)
@@ -115,5 +121,20 @@ def key_sums(
         row = begin + (t - shared * steps) * DEPTH
         b_spilled = spilled.load([local + shared, row, key]).reshape(DEPTH, KEYS)
         acc = multiply(b_spilled.T, load_tile(other, batch, head + shared, row, f, DEPTH, FEATURES), acc)
-    acc = acc * scale
-    result.store([batch, head // GROUP, key, f], acc.to(result.dtype).reshape(1, 1, KEYS, FEATURES))
+    if running is not None:
+        i_key, i_f = key + tl.arange(0, KEYS), f + tl.arange(0, FEATURES)
+        p_running = running + (wide(program // blocks) * n_k + i_key[:, None]) * features + i_f[None, :]
+        m_running = (i_key < n_k)[:, None] & (i_f < features)[None, :]
+        if begun:
+            acc += tl.load(p_running, mask=m_running, other=0.0)
+        if ended:
+            _store_keys(result, acc * scale, batch, head // GROUP, key, f)
+        else:
+            tl.store(p_running, acc, mask=m_running)
+    else:
+        _store_keys(result, acc * scale, batch, head // GROUP, key, f)
+
+
+@triton.jit
+def _store_keys(result, x, batch, head, key, f):
+    result.store([batch, head, key, f], x.to(result.dtype).reshape(1, 1, x.shape[0], x.shape[1]))

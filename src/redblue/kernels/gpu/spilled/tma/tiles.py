@@ -16,7 +16,7 @@ from redblue.kernels.gpu.arrays import INTERPRETED, wide
 from redblue.kernels.gpu.scores import LOG2E, load_lse
 
 # Arguments that change from launch to launch, or from call to call; no kernel is specialized on their values
-LAUNCH = ("stream", "streams", "heads", "per_pair")
+LAUNCH = ("stream", "streams", "heads", "per_pair", "begun", "ended")
 
 
 @triton.jit
@@ -121,8 +121,10 @@ def score_tiles(
     n_q,
     n_k,
     end,
+    line,
     per_pair,
     pitch,
+    apart,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
     BAND: tl.constexpr,
@@ -138,9 +140,11 @@ def score_tiles(
     """Tiles of P or dS of the heads stream .. stream + streams - 1, written to p or ds (streams, rows, keys).
 
     KIND: "p", or "ds", for which q and k are dout and v. level: forward, the references of the rows of these heads, and
-    sums (streams, blocks of keys, rows) receives the row sums of each tile; backward, the log-sum-exp of all rows.
+    sums (streams, blocks of keys, rows) receives the row sums of each tile; backward, the log-sum-exp of all rows,
+    of which `line` numbers lie between one head's and the next.
     delta: of all rows. PARTS: pieces in which a tile is stored, so that less shared memory is needed. early: P once
-    more, as a pointer to rows of `pitch` numbers, if a tile of it is to be loaded before the product, into registers.
+    more, as a pointer, if a tile of it is to be loaded before the product, into registers; its rows lie `pitch` numbers
+    apart, and its heads `apart` numbers.
     """
     blocks = tl.cdiv(n_q, ROWS)
     of_stream = (tl.cdiv(blocks, 2) if BAND else blocks) * per_pair
@@ -154,7 +158,7 @@ def score_tiles(
         m_row = i_row < n_q
         if early is not None:
             i_key = key + tl.arange(0, COLS)
-            p_early = early + (wide(local) * n_q + row) * pitch + key
+            p_early = early + wide(local) * apart + wide(row) * pitch + key
             p_early += tl.arange(0, ROWS)[:, None] * pitch + tl.arange(0, COLS)[None, :]
             b_early = tl.load(p_early, mask=m_row[:, None] & (i_key < pitch)[None, :], other=0.0)
         s = tl.zeros((ROWS, COLS), tl.float32)
@@ -166,7 +170,7 @@ def score_tiles(
             if sums is not None:
                 b_level = tl.load(level + wide(local) * n_q + i_row, mask=m_row, other=0.0)
             else:
-                b_level = load_lse(level + wide(stream + local) * n_q + i_row, m_row)
+                b_level = load_lse(level + wide(stream + local) * line + i_row, m_row)
             x = tl.exp2(s * (scale * LOG2E) - b_level[:, None])
             if key + COLS > (tl.minimum(n_k, row + end) if BAND else n_k):
                 i_key = key + tl.arange(0, COLS)
@@ -179,7 +183,7 @@ def score_tiles(
                 tl.store(p_sums, tl.sum(x, 1), mask=m_row)
             _store(p, x, local, row, key, PARTS)
         else:
-            b_delta = tl.load(delta + wide(stream + local) * n_q + i_row, mask=m_row, other=0.0)
+            b_delta = tl.load(delta + wide(stream + local) * line + i_row, mask=m_row, other=0.0)
             s -= b_delta[:, None]
             if early is not None:
                 _store(ds, tl.where(b_early == 0, 0.0, b_early.to(tl.float32) * s), local, row, key, PARTS)
@@ -204,6 +208,7 @@ def p_and_ds(
     n_q,
     n_k,
     end,
+    line,
     per_pair,
     GROUP: tl.constexpr,
     BAND: tl.constexpr,
@@ -226,7 +231,7 @@ def p_and_ds(
     row, key = block * ROWS, key_block * COLS
     i_row = row + tl.arange(0, ROWS)
     m_row = i_row < n_q
-    rows = wide(stream + local) * n_q + i_row
+    rows = wide(stream + local) * line + i_row
     s = tl.zeros((ROWS, COLS), tl.float32)
     for f in range(SLICES):
         b_q = load_tile(q, batch, head, row, f * DEPTH, ROWS, DEPTH)

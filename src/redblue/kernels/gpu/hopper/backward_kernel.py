@@ -1,17 +1,17 @@
-"""The backward pass of `flash` on Hopper: one kernel of five products, written in Gluon.
+"""The backward pass of `flash_onepass` on Hopper: one kernel of five products, written in Gluon.
 
-A block of COLS keys and values stays in shared memory while tiles of ROWS queries of all heads that share them stream
-by. One warp asks for the tiles (TMA); two warpgroups multiply. Scores are tiles (keys, rows), so that probabilities and
-dS are left operands of dV and dK in registers; dS also goes through shared memory to give a part of dQ, which is added
-to float32 sums in global memory. Each product runs while the arithmetic on another one's result is done:
+A block of 128 keys and values stays in shared memory while tiles of queries of all heads that share them stream by.
+One warp asks for the tiles (TMA); two warpgroups multiply. Scores are tiles (keys, rows), so that probabilities and dS
+are left operands of dV and dK in registers; dS also goes through shared memory to give a part of dQ, which is added to
+float32 sums in global memory. Each product runs while the arithmetic on another one's result is done:
 
-    products     dK of the last tile | S | dP            | dV                   | dQ | dK
-    arithmetic                           | probabilities | dS, to shared memory |    | dQ to the sums
+    products    S | dP            | dV                   | dQ | dK
+    arithmetic    | probabilities | dS, to shared memory |    | dQ to the sums
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportAssignmentType=false
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -55,7 +55,6 @@ class Stay(NamedTuple):
 
     k: Any
     v: Any
-    p: Any  # tiles of probabilities, if warpgroups share them, and of dS
     ds: Any
     scale: Any
     sums: Any  # pointer to the sums of dQ
@@ -93,7 +92,7 @@ def _load(
 
 @gluon.constexpr_function
 def _mma(lines, columns):
-    """The layout of a product by eight warps: two warpgroups side by side if there are fewer than 128 lines."""
+    """The layout of a product by eight warps: two warpgroups side by side if there are only 64 lines."""
     down = min(8, lines // 16)
     return gl.NVMMADistributedLayout([3, 0], [down, 8 // down], [16, columns * down // 8, 16])
 
@@ -119,7 +118,6 @@ def _add(
     BY_KEYS, BY_ROWS, OF_DK, OF_DV: layouts of scores (keys, rows), of dQ, dK and dV.
     """
     ELEMENT: gl.constexpr = stay.k.dtype
-    SHARED: gl.constexpr = COLS < 128  # each warpgroup needs all probabilities and all of dS
     band = stay.band
     numbers = (place.stream * GROUP + member) * stay.padded
     for t in range(begin, stop):
@@ -140,13 +138,8 @@ def _add(
             i_row = row + gl.arange(0, ROWS, layout=gl.SliceLayout(0, BY_KEYS))
             p = masked(p, band, i_key, i_row)
         p16 = p.to(ELEMENT)
-        if SHARED:
-            stay.p.store(p16)
-            fence_async_shared()
-            dv = warpgroup_mma(stay.p, dout, dv, is_async=True)
-        else:
-            p_left = gl.convert_layout(p16, gl.DotOperandLayout(0, OF_DV, 2))
-            dv = warpgroup_mma(p_left, dout, dv, is_async=True)
+        p_left = gl.convert_layout(p16, gl.DotOperandLayout(0, OF_DV, 2))
+        dv = warpgroup_mma(p_left, dout, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])
         delta = stats.slice(ROWS, ROWS).load(gl.SliceLayout(0, BY_KEYS))
         ds = (p16.to(gl.float32) * (dp - delta[None, :])).to(ELEMENT)
@@ -154,11 +147,8 @@ def _add(
         fence_async_shared()
         zeros_dq = gl.zeros([ROWS, D], gl.float32, BY_ROWS)
         dq = warpgroup_mma(stay.ds.permute([1, 0]), stay.k, zeros_dq, use_acc=False, is_async=True)
-        if SHARED:
-            dk = warpgroup_mma(stay.ds, q, dk, is_async=True)
-        else:
-            ds_left = gl.convert_layout(ds, gl.DotOperandLayout(0, OF_DK, 2))
-            dk = warpgroup_mma(ds_left, q, dk, is_async=True)
+        ds_left = gl.convert_layout(ds, gl.DotOperandLayout(0, OF_DK, 2))
+        dk = warpgroup_mma(ds_left, q, dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
         add_to_sums(stay.sums, numbers + row, dq, ROWS, D)
         dk = warpgroup_mma_wait(0, deps=[dk])
@@ -208,7 +198,7 @@ def _multiply(
 
 
 @gluon.jit
-def backward_in_step(
+def hopper_backward(
     q_desc,
     dout_desc,
     stats_desc,
@@ -246,9 +236,6 @@ def backward_in_step(
     stats = gl.allocate_shared_memory(gl.float32, [STAGES] + stats_desc.block_shape, stats_desc.layout)  # noqa: RUF005
     OF_DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLS, ROWS], ELEMENT)
     ds = gl.allocate_shared_memory(ELEMENT, [COLS, ROWS], OF_DS)
-    p = ds
-    if COLS < 128:
-        p = gl.allocate_shared_memory(ELEMENT, [COLS, ROWS], OF_DS)
     keys_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -263,7 +250,7 @@ def backward_in_step(
     band = Band(first, end, keys)
     place = place_of(band, n_q, kv_heads, ROWS, COLS)
     ring = Ring(q_tiles, stats, dout_tiles, q_full, dout_full, empty)
-    stay = Stay(k_tile.reshape([COLS, D]), v_tile.reshape([COLS, D_V]), p, ds, scale * LOG2E, sums, padded, band)
+    stay = Stay(k_tile.reshape([COLS, D]), v_tile.reshape([COLS, D_V]), ds, scale * LOG2E, sums, padded, band)
     gl.warp_specialize(
         [
             (_multiply, (

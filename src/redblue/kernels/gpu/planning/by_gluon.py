@@ -1,0 +1,77 @@
+"""Plans the forward kernel of `flash` in Gluon (hopper/): its tiles, and how warps share the work.
+
+It takes plain scores in 16 bits, under no mask or any band, on cards of compute capability 9; the Triton kernel of the
+schedule takes everything else, and calls with too few rows for all multiprocessors.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from redblue.base.integers import ceil_div
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.versions import has_gluon
+
+ARCHITECTURE = 9  # compute capability 9: later ones multiply in tensor memory
+DTYPES = ("float16", "bfloat16")
+EDGE = 64  # rows of a warpgroup
+MOST_D = 256  # registers hold no wider rows of the output
+LEAST_ROWS = 128  # of a head: with fewer, the heads of a group are better stacked
+BUSY = 0.75  # of the multiprocessors: with fewer blocks of rows, keys are better cut into spans
+SLACK = 1024  # bytes of shared memory, for barriers
+
+
+class Settings(NamedTuple):
+    """How the kernel runs. Results depend on `cols` alone, by rounding."""
+
+    cols: int = 128  # keys of a tile
+    stages: int = 2  # tiles of keys, and of values, in shared memory
+    consumers: int = 2  # warpgroups of 64 rows that multiply: 2 or 3
+    ping_pong: bool = True  # whether they take turns at issuing products
+    ordered: bool = True  # whether a tile's softmax is kept before the wait for the products beside it
+    persistent: bool = True  # whether a program takes several blocks of rows
+    pack: int = 1  # heads of a group stacked into the rows of a block
+    section: int = 0  # heads whose blocks follow each other; 0: as many as fit the L2 cache
+    multiprocessors: int = 132
+    l2_bytes: int = 50 << 20
+
+    def shared_bytes(self, d: int, d_v: int) -> int:
+        """Shared memory of a program: its queries, and the tiles of keys and values that arrive ahead."""
+        rows, width, width_v = self.consumers * EDGE, padded(d), padded(d_v)
+        return 2 * (rows * width + self.stages * self.cols * (width + width_v)) + SLACK
+
+
+def settings(d: int, d_v: int, mask: str) -> tuple[Settings, ...]:
+    """Settings that ran on an H200 with these widths, the fastest first. mask: "full" or "band"."""
+    width, full = max(padded(d), padded(d_v)), mask == "full"  # under a band, blocks take unequal times
+    if width > 64:
+        return (Settings(cols=128 if width == 128 else 64, persistent=full),)
+    two = Settings(stages=4, persistent=full)
+    return (two._replace(consumers=3, ping_pong=False), two) if full else (two,)
+
+
+def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> tuple[Settings, ...]:
+    """The settings for a call, the best first; none where the kernel does not run or has too few blocks."""
+    if (
+        direction != "forward"
+        or card.arch // 10 != ARCHITECTURE
+        or dtype not in DTYPES
+        or max(sizes.d, sizes.d_v) > MOST_D
+        or sizes.n_q < LEAST_ROWS
+        or not sizes.n_k
+        or not has_gluon()
+    ):
+        return ()
+    heads = sizes.streams * sizes.group
+    blocks = {x: ceil_div(sizes.n_q, EDGE * x.consumers) * heads for x in settings(sizes.d, sizes.d_v, mask)}
+    return tuple(
+        x._replace(multiprocessors=card.multiprocessors, l2_bytes=card.l2_bytes)
+        for x, count in blocks.items()
+        if count >= BUSY * card.multiprocessors and x.shared_bytes(sizes.d, sizes.d_v) <= card.shared_bytes
+    )
+
+
+def padded(d: int) -> int:
+    """Features of a tile that holds d features."""
+    return max(64, 1 << (d - 1).bit_length())

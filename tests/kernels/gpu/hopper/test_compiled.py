@@ -1,0 +1,76 @@
+"""The Hopper kernel, compiled for sm_90 in processes where Triton does not interpret."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
+
+COMPILE = """
+import json, re, sys
+from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.launch import PlanOptions
+from redblue.kernels.gpu.planning import fit
+from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.plan import plan
+from redblue.schedules.flash import ForwardTiles
+
+d, first, end = json.loads(sys.argv[1])
+sizes = Sizes((1,), 32, 1, 4096, 4096, d, d)
+mask = "full" if first is None and end is None else "band"
+launch = plan("forward", sizes, "bfloat16", Card(), PlanOptions(by_gluon=mask))
+(run,) = fit.runs("forward", sizes, "bfloat16", launch, first=first, end=end)
+(needed,) = fit.fits_of([run], 90)
+with fit._target(90):
+    asm = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings).asm
+    names = "HGMMA|WARPGROUP.DEPBAR|MUFU.EX2|USETMAXREG|UTMALDG|HMMA|LDL|STL"
+    sass = re.findall(names, asm["sass"])
+print(json.dumps([needed._asdict(), launch.shared_bytes, sass]))
+"""
+
+
+def compiled(d, first, end):
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILE, json.dumps([d, first, end])],
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert not run.returncode, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("d", "first", "end"),
+    [
+        (128, None, None),
+        pytest.param(64, None, None, marks=pytest.mark.thorough),
+        *(
+            pytest.param(d, *band, marks=pytest.mark.thorough)
+            for d in (64, 128, 256)
+            for band in ((None, 1), (-1000, 1))
+        ),
+    ],
+)
+def test_products_run_beside_exponentials(d, first, end):
+    fit, planned_bytes, sass = compiled(d, first, end)
+    assert fit["shared_bytes"] <= planned_bytes
+    assert fit["spilled_bytes"] <= 512  # between loops: at most 12 bytes with Triton 3.6, 328 with 3.9
+    assert not fit["serialized"]
+    assert {"HGMMA", "USETMAXREG", "UTMALDG"} <= set(sass)
+    assert "HMMA" not in sass
+    # In each loop a wait leaves the output's product running, a tile's exponentials follow, then the wait for it
+    between, exponentials = [], 0
+    for name in sass:
+        if name == "MUFU.EX2":
+            exponentials += 1
+        elif name == "WARPGROUP.DEPBAR":
+            between.append(exponentials)
+            exponentials = 0
+    consumers, loops = (3 if d == 64 and end is None else 2), 1 + (end is not None) + (first is not None)
+    tile = 64 * (64 if d == 256 else 128) // 128  # exponentials of a thread
+    assert sum(count >= tile for count in between) >= consumers * (loops + 1), between  # and the first tile's
