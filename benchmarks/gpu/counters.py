@@ -30,6 +30,7 @@ from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.base.files import replace_whole
 from redblue.base.terminal import table
+from redblue.kernels.gpu.planning.by_gluon import EDGE, Settings
 from redblue.kernels.gpu.planning.by_tma import Choice
 from redblue.kernels.gpu.planning.card import Card, card_of
 
@@ -68,7 +69,10 @@ def predicted(place: Place, card: Card) -> Counted:
 
 
 def tiles_of(tiles: Any, case: rb.Problem) -> Any:
-    """The tiles as the schedule knows them: those of the kernels with TMA are named by product."""
+    """The tiles as the schedule knows them: those of the kernels for Hopper GPUs have other names."""
+    if isinstance(tiles, Settings):
+        edges = {"rows": EDGE * tiles.consumers, "cols": tiles.cols, "span": case.n_k}
+        return schedules.get("flash").make_tiles(case, edges)
     if not isinstance(tiles, Choice):
         return tiles
     p, row, key = tiles.p, tiles.row, tiles.key

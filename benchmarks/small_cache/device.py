@@ -33,6 +33,7 @@ from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.card import Card, card_of, planning_for
 from redblue.kernels.gpu.planning.plan import Launch, plan
+from redblue.meter.gpu_calls import task_of
 from redblue.op.pytorch import gpu, ops
 
 WIDTHS = (512, 256, 1024, 128, 64)  # the most informative first
@@ -183,9 +184,14 @@ def planned(row: Row, card: Card) -> Launch:
     schedule would take the place of the row's.
     """
     sizes, default = Sizes((1,), HEADS, 1, N, N, row.d, row.d), row.schedule == "auto"
+<<<<<<< HEAD
+    task = task_of(small_cache.problem(row.direction, row.d), sizes, torch.device("meta"))
+    options = task.plan_options if default else PlanOptions()
+=======
     options = PlanOptions(
         by_tma=default, by_gluon="full" if default else "", any_order=default and row.direction == "backward"
     )
+>>>>>>> main
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         launch = plan(row.direction, sizes, DTYPE, card, options, row.schedule)

@@ -17,7 +17,7 @@ def test_gpu_kernels_and_their_footprints_are_those_of_the_table():
     existing = {(name, way) for name, passes in table.KERNELS.items() for way in passes._fields if getattr(passes, way)}
     assert existing == {(name, way) for way in ("forward", "backward") for name in kernels("gpu", way)}
     planned = {(name, direction) for name, direction in footprints.KERNELS if direction not in footprints.COUNTED_AS}
-    by_shape = {("flash_onepass", "backward")}  # planned in planning/one_pass.py
+    by_shape = {("flash_onepass", "backward")}  # planned by its own module, one_pass
     assert planned | by_shape == {
         (name, way) for device, way in KERNELS if device == "gpu" for name in kernels("gpu", way)
     }

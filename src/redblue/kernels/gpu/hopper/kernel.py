@@ -7,7 +7,7 @@ take turns at issuing products, so that one computes its softmax while the other
 
 Every barrier completes one phase per use of what it guards. Waiting for parity p returns once the phase of that
 parity has completed; a barrier that was never used counts as having completed parity 1. So use number i of a ring
-waits for parity (i // STAGES) & 1 of `filled` and the opposite parity of `free` (tests/kernels/gpu/hopper/model.py).
+waits for parity (i // STAGES) & 1 of `filled` and the opposite parity of `free` (tests/support/gluon_model.py).
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
