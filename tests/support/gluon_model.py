@@ -8,9 +8,12 @@ tiles that were read too early.
 """
 
 import ast
+import itertools
+import math
 import random
 import threading
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,6 +88,15 @@ class Shared:
 
     def permute(self, order):
         return Shared(self.data.permute(order))
+
+    def slice(self, start, length):
+        return Shared(self.data[start : start + length])
+
+    def store(self, value):
+        self.data.copy_(value)
+
+    def load(self, layout):
+        return self.data.clone()
 
     @property
     def key(self):
@@ -228,10 +240,14 @@ class Block:
         mine = self.products[self.running]
         done = mine[: len(mine) - pending]
         del mine[: len(mine) - pending]
-        (product,) = deps
-        if product not in done:
+        if not all(product in done for product in deps):
             raise ModelError("a product is used that was not waited for")
-        return product.finish()
+        results = tuple(product.finish() for product in deps)
+        return results if len(results) > 1 else results[0]
+
+    def copy_back(self, descriptor, at, source):
+        self.step()
+        descriptor.write(at, source.data)
 
 
 def _always():
@@ -253,20 +269,28 @@ class Map:
 
     def read(self, at):
         box = torch.zeros(self.block_shape, dtype=self.dtype)
+        there, inside = self._overlap(at)
+        box[there] = self.base[inside]
+        return box
+
+    def write(self, at, box):
+        there, inside = self._overlap(at)
+        self.base[inside] = box[there]
+
+    def _overlap(self, at):
+        """The part of a box that lies in the tensor, as indices of the box and of the tensor."""
         spans = [
-            (max(0, i), min(i + edge, size))
+            (max(0, i), max(0, i, min(i + edge, size)))
             for i, edge, size in zip(at, self.block_shape, self.base.shape, strict=True)
         ]
-        if all(low < high for low, high in spans):
-            there = tuple(slice(low - i, high - i) for (low, high), i in zip(spans, at, strict=True))
-            box[there] = self.base[tuple(slice(*span) for span in spans)]
-        return box
+        there = tuple(slice(low - i, high - i) for (low, high), i in zip(spans, at, strict=True))
+        return there, tuple(slice(*span) for span in spans)
 
 
 def _allocate(dtype, shape, layout):
     if dtype == torch.int64:
-        return Barriers(shape[0])
-    return Shared(torch.full(shape, torch.nan, dtype=dtype))
+        return Barrier() if len(shape) == 1 else Barriers(shape[0])
+    return Shared(torch.full(shape, torch.nan if dtype.is_floating_point else -1, dtype=dtype))
 
 
 def _store(pointer, value, mask):
@@ -274,6 +298,19 @@ def _store(pointer, value, mask):
     places = pointer.offset.expand(value.shape)[mask]
     assert places.numel() == 0 or (int(places.min()) >= 0 and int(places.max()) < pointer.base.numel())
     pointer.base[places] = value[mask].to(pointer.base.dtype)
+
+
+def _atomic_add(pointer, x, sem=None):
+    if isinstance(x, torch.Tensor):
+        pointer.base.index_add_(0, pointer.offset, x)
+        return None
+    before = Int(pointer.base[pointer.offset])
+    pointer.base[pointer.offset] += x
+    return before
+
+
+def _where(condition, x, y):
+    return torch.where(condition, x, y) if isinstance(condition, torch.Tensor) else (x if condition else y)
 
 
 def _init(barrier, count):
@@ -294,16 +331,24 @@ def _namespace(block):
         constexpr=lambda x: x,
         int64=torch.int64,
         float32=torch.float32,
-        program_id=lambda axis: Int(block.program),
-        num_programs=lambda axis: Int(block.programs),
+        atomic_add=_atomic_add,
+        BlockedLayout=lambda *x: None,
+        SwizzledSharedLayout=lambda *x: None,
+        program_id=lambda axis: Int(block.program[axis]),
+        num_programs=lambda axis: Int(block.programs[axis]),
         static_range=range,
-        maximum=_either(torch.maximum, max),
-        minimum=_either(torch.minimum, min),
-        max=lambda x, axis: x.amax(axis),
+        maximum=_either(torch.fmax, max),
+        minimum=_either(torch.fmin, min),
+        max=lambda x, axis: torch.where(x.isnan(), -torch.inf, x).amax(axis),
         sum=lambda x, axis: x.sum(axis),
         exp2=torch.exp2,
         log=torch.log,
-        where=torch.where,
+        where=_where,
+        cdiv=lambda x, y: Int(-(-x // y)),
+        reshape=lambda x, shape: x.reshape(shape),
+        permute=lambda x, order: x.permute(order),
+        thread_barrier=lambda: None,  # a partition is one thread
+        NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *x: None),
         arange=lambda start, end, layout: torch.arange(start, end).as_subclass(Tile),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype).as_subclass(Tile),
         full=lambda shape, x, dtype, layout: torch.full(shape, x, dtype=dtype).as_subclass(Tile),
@@ -319,19 +364,25 @@ def _namespace(block):
     )
     return {
         "gl": gl,
+        "Any": Any,
+        "NamedTuple": NamedTuple,
         "range": lambda *x: map(Int, range(*x)),
         "fence_async_shared": lambda: None,
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: None, init=_init, expect=block.expect, arrive=block.arrive, wait=block.wait
         ),
-        "tma": SimpleNamespace(async_copy_global_to_shared=block.copy),
+        "tma": SimpleNamespace(
+            async_copy_global_to_shared=block.copy,
+            async_copy_shared_to_global=block.copy_back,
+            store_wait=lambda pending: None,
+        ),
         "warpgroup_mma": block.mma,
         "warpgroup_mma_wait": block.mma_wait,
     }
 
 
 def run_kernel(source, name, grid, arguments, seed=0):
-    """Run kernel `name` of the source on a grid of so many blocks.
+    """Run kernel `name` of the source on a grid: a number of blocks, or one for each axis.
 
     arguments: tensors, TMA descriptors and numbers, by their names.
     """
@@ -343,8 +394,10 @@ def run_kernel(source, name, grid, arguments, seed=0):
     future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
     tree.body.insert(0, ast.fix_missing_locations(future))
     code = compile(tree, name, "exec")
-    for program in range(grid):
-        block = Block(program, grid, seed * grid + program)
+    grid = grid if isinstance(grid, tuple) else (grid,)
+    # One after the other, so that later ones find all work begun if it is shared out
+    for number, program in enumerate(itertools.product(*map(range, grid))):
+        block = Block(program, grid, seed * math.prod(grid) + number)
         namespace = _namespace(block)
         exec(code, namespace)
         namespace[name](**{parameter: _argument(x) for parameter, x in arguments.items()})

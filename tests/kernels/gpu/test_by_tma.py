@@ -20,7 +20,7 @@ from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu.launch import PlanOptions, Task
 from redblue.kernels.gpu.planning.by_tma import LEAST_D, Choice, Tile
 from redblue.kernels.gpu.planning.card import Card
-from redblue.kernels.gpu.planning.plan import Launch, candidates
+from redblue.kernels.gpu.planning.plan import Launch, candidates, plan
 from redblue.kernels.gpu.spilled.tma import launches
 from redblue.kernels.gpu.versions import has_descriptors
 from redblue.meter.interpreter import counting
@@ -127,6 +127,14 @@ def test_scores_far_above_the_first_keys(launch, dtype, steep):
     with torch.no_grad():
         k[:, 150:] += steep / 64 * q[:, :1]
     check_forward(q, k, v)
+
+
+def test_wide_heads_run_by_tma_as_planned(launch, monkeypatch):
+    names = launch(None)
+    monkeypatch.setattr(gpu, "plan", plan)
+    check(*(normal(1, 260, 264) for _ in range(3)), mask=rb.Mask.causal())
+    assert names[:4] == ["references", "score_tiles", "row_sums", "redo"]
+    assert "key_sums" in names
 
 
 def test_nan_in_keys_that_no_query_attends(launch):

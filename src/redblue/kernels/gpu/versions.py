@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
-
 from redblue.base.errors import RedblueError
 
 OLDEST_TRITON = (3, 3)
 OLDEST_DESCRIPTORS = (3, 6)  # the oldest by which the kernels with TMA were compiled
-OLDEST_GLUON = (3, 6)  # the oldest by which the kernels in Gluon were compiled
 OLDEST_DROPOUT_GRADIENTS = (3, 4)  # a pass of 3.3's compiler fails on the kernel of dK and dV with dropout
 
 
@@ -28,18 +24,6 @@ def has_descriptors() -> bool:
     import triton
 
     return _number(triton.__version__) >= OLDEST_DESCRIPTORS
-
-
-@cache
-def has_gluon() -> bool:
-    """Whether this Triton compiles the kernels in Gluon. Its interpreter does not run them."""
-    import triton
-
-    if _number(triton.__version__) < OLDEST_GLUON:
-        return False
-    from triton import knobs
-
-    return not knobs.runtime.interpret and importlib.util.find_spec("triton.experimental.gluon.nvidia") is not None
 
 
 def _check(oldest: tuple[int, int], feature: str) -> None:

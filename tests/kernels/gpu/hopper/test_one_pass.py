@@ -16,9 +16,9 @@ import redblue as rb
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.hopper.sums import finish_run, prepare_run, workspace
 from redblue.kernels.gpu.launch import PlanOptions, Task
-from redblue.kernels.gpu.planning import by_gluon, one_pass
+from redblue.kernels.gpu.planning import hopper, one_pass
 from redblue.kernels.gpu.planning.card import Card
-from redblue.kernels.gpu.planning.plan import candidates
+from redblue.kernels.gpu.planning.plan import _for_hopper, candidates
 from support.gpu import DEVICE, interpreted_only
 from support.textbook import check_close, textbook
 
@@ -29,8 +29,10 @@ FULL, BAND = (PlanOptions(by_gluon=mask, any_order=True) for mask in ("full", "b
 @pytest.fixture
 def compiled(monkeypatch):
     """Plan as where Triton does not interpret."""
-    for module in (one_pass, by_gluon):
-        monkeypatch.setattr(module, "has_gluon", lambda: True)
+    monkeypatch.setattr(hopper, "available", lambda: True)
+    _for_hopper.cache_clear()
+    yield
+    _for_hopper.cache_clear()
 
 
 def kernels(direction="backward", d=128, n=8192, heads=32, dtype="bfloat16", card=None, options=BAND, schedule="auto"):
@@ -167,6 +169,7 @@ BANDS = {
 def test_gradients_on_a_hopper_gpu(monkeypatch, d, band, dtype):
     monkeypatch.setenv("REDBLUE_TUNE", "0")
     monkeypatch.setattr(one_pass, "BUSY", 0.0)
+    _for_hopper.cache_clear()
     torch.manual_seed(0)
     for (n_q, n_k), heads, kv_heads in (((333, 517), 4, 2), ((517, 333), 2, 2), ((1, 77), 3, 1)):
         q = torch.randn(2, n_q, heads, d, dtype=dtype, device="cuda").transpose(1, 2).requires_grad_()

@@ -16,7 +16,7 @@ from redblue.kernels.gpu.planning import fallback
 from redblue.kernels.gpu.planning import hopper as planning_hopper
 from redblue.kernels.gpu.planning.by_gluon import LEAST_ROWS, Settings, choices, settings
 from redblue.kernels.gpu.planning.card import Card, planning_for
-from redblue.kernels.gpu.planning.plan import candidates
+from redblue.kernels.gpu.planning.plan import _for_hopper, candidates
 from support.gluon_model import run_kernel
 from support.gpu import check_forward, interpreted_only
 
@@ -29,6 +29,9 @@ PLAIN = PlanOptions(by_gluon="full")
 def gluon(monkeypatch):
     """As if kernels were compiled, by a Triton that has Gluon."""
     monkeypatch.setattr(planning_hopper, "available", lambda: True)
+    _for_hopper.cache_clear()
+    yield
+    _for_hopper.cache_clear()
 
 
 @pytest.fixture
@@ -91,7 +94,7 @@ def test_other_calls_are_planned_as_before(gluon, call):
 
 
 def test_kernels_in_gluon_are_not_interpreted():
-    assert not planning_hopper.available()
+    assert not by_gluon.has_gluon()
     assert not isinstance(planned()[0], Settings)
 
 

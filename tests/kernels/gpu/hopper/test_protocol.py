@@ -103,6 +103,16 @@ def test_keys_that_no_query_attends_may_be_nan():
     torch.testing.assert_close(after, before)
 
 
+def test_nan_in_a_query_shows_in_its_row_alone():
+    q, k, v = (torch.randn(1, 1, 70, 64, dtype=torch.bfloat16) for _ in range(3))
+    q[:, :, 5, 3] = math.nan
+    out, lse = attend(q, k, v, None, 1, Settings(cols=32))
+    assert out[:, :, 5].isnan().all()
+    assert lse[:, :, 5].isnan().all()
+    assert out.isnan().sum() == 64
+    assert lse.isnan().sum() == 1
+
+
 @pytest.mark.parametrize(("first", "end"), [(200, 210), (None, -40), (3, 3)])
 def test_queries_that_attend_nothing_get_0_whatever_the_keys_hold(first, end):
     q = torch.randn(1, 1, 40, 64, dtype=torch.bfloat16)

@@ -74,7 +74,8 @@ def _tiles(x: Tensor, rows: int, edge: int) -> TensorDescriptor:
     """The TMA map of the first `rows` rows of each head of x (batch, heads, rows, features), by `edge` rows."""
     shape, tile = [*x.shape[:2], rows, x.shape[3]], [1, 1, edge, x.shape[3]]
     strides = [stride if size > 1 else 8 for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
-    layout = gl.NVMMASharedLayout.get_default_for(tile, gl.float16)  # of any type of 16 bits
+    # The layout is that of any type of 16 bits
+    layout = gl.NVMMASharedLayout.get_default_for(tile, gl.float16)  # pyright: ignore[reportCallIssue]
     return TensorDescriptor(x, shape, [*strides, 1], tile, layout)
 
 

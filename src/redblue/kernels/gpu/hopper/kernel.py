@@ -277,13 +277,13 @@ def consume_tiles(
         mbarrier.arrive(v_free.index(stage), count=1)
         turn += 1  # noqa: SIM113 (Gluon has no enumerate)
 
-        attends = row_sum > 0
+        attends = row_sum != 0  # or is NaN
         total = gl.where(attends, row_sum, 1.0)
         b_lse = gl.where(attends, row_max * LN2 + gl.log(total), float("-inf"))
         at_row = (batch.to(gl.int64) * heads * PACK + head * PACK + i_row % PACK) * n_q + i_row // PACK
         gl.store(lse + at_row, b_lse, mask=i_row < n_q * PACK)
         factor = gl.convert_layout(gl.where(attends, 1.0 / total, 0.0), gl.SliceLayout(1, O_LAYOUT))[:, None]
-        acc = gl.where(factor > 0, acc * factor, 0.0)  # no key that is loaded though none attends it may be NaN
+        acc = gl.where(factor != 0, acc * factor, 0.0)  # keys that no query attends may be NaN, loaded all the same
         o_row = row + C * EDGE + gl.arange(0, EDGE, gl.SliceLayout(1, O_LAYOUT))
         i_col = gl.arange(0, V_WIDTH, gl.SliceLayout(0, O_LAYOUT))
         p_out = out + batch.to(gl.int64) * out_batch + (head * PACK + o_row % PACK).to(gl.int64) * out_head

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu.planning import hopper
 from redblue.kernels.gpu.planning.card import Card
-from redblue.kernels.gpu.versions import has_gluon
 
-ARCHITECTURE = 9  # compute capability 9: later ones multiply in tensor memory
-DTYPES = ("float16", "bfloat16")
 EDGE = 64  # rows of a warpgroup
 MOST_D = 256  # registers hold no wider rows of the output
 LEAST_ROWS = 128  # of a head: with fewer, the heads of a group are better stacked
@@ -55,12 +53,12 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> 
     """The settings for a call, the best first; none where the kernel does not run or has too few blocks."""
     if (
         direction != "forward"
-        or card.arch // 10 != ARCHITECTURE
-        or dtype not in DTYPES
+        or card.arch != hopper.HOPPER
+        or dtype not in hopper.SIXTEEN_BITS
         or max(sizes.d, sizes.d_v) > MOST_D
         or sizes.n_q < LEAST_ROWS
         or not sizes.n_k
-        or not has_gluon()
+        or not hopper.available()
     ):
         return ()
     heads = sizes.streams * sizes.group

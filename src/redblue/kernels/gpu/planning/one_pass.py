@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning.by_gluon import BUSY, DTYPES
+from redblue.kernels.gpu.planning import hopper
+from redblue.kernels.gpu.planning.by_gluon import BUSY
 from redblue.kernels.gpu.planning.card import Card
-from redblue.kernels.gpu.versions import has_gluon
 from redblue.schedules.flash_onepass import BackwardTiles
 
-ARCHITECTURE = 90
 TILES, STAGES = BackwardTiles(rows=64, cols=128), 2  # stages: tiles of queries, and of dout, in shared memory at once
 SHARED_BYTES = {64: 83_260, 128: 148_796}  # by d, as Triton 3.6 compiles the kernel
 MAX_STREAMS = 65535  # of a grid's second dimension
@@ -24,8 +23,8 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> 
     """The tiles for a call; none where the kernel does not run, is not faster, or has too few blocks of keys."""
     if (
         direction != "backward"
-        or card.arch != ARCHITECTURE
-        or dtype not in DTYPES
+        or card.arch != hopper.HOPPER
+        or dtype not in hopper.SIXTEEN_BITS
         or sizes.d != sizes.d_v
         or sizes.d not in SHARED_BYTES
         or (sizes.d == 64 and mask == "full")
@@ -33,7 +32,7 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> 
         or sizes.streams > MAX_STREAMS
         or sizes.streams * sizes.group * ceil_div(sizes.n_q, TILES.rows) * TILES.rows >= MAX_ROWS
         or ceil_div(sizes.n_k, TILES.cols) * sizes.streams < BUSY * card.multiprocessors
-        or not has_gluon()
+        or not hopper.available()
     ):
         return ()
     return (TILES,)
