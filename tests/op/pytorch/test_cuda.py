@@ -373,6 +373,7 @@ def test_the_fastest_candidate_runs(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(tune, "chosen", chosen)
+    monkeypatch.setenv(tune.VARIABLE, "1")
     arrays, causal = (q.detach(), k, k), Options(MaskArgument(right=0))
     out, lse = gpu.forward(*arrays, causal)
     dout = torch.ones_like(out)
