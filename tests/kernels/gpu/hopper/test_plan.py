@@ -94,7 +94,7 @@ def test_other_calls_are_planned_as_before(gluon, call):
 
 
 def test_kernels_in_gluon_are_not_interpreted():
-    assert not by_gluon.has_gluon()
+    assert not planning_hopper.available()
     assert not isinstance(planned()[0], Settings)
 
 
