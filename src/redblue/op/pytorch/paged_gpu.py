@@ -107,10 +107,10 @@ def _record(options: Options, sizes: Sizes, q: Tensor, sums: torch.dtype) -> Opt
         if rules.pairs:
             x = x[..., : sizes.n_k]
         check_array(name, tuple(x.shape), name_of(x.dtype), sizes, name_of(q.dtype))
-        own = rules.own_type and sums != torch.float64  # as in _on_device
-        if x.dtype == torch.bool and not own:
-            x = torch.where(x, 0.0, -torch.inf)
-        x = x.detach() if own else x.detach().to(sums).contiguous()
+        if rules.own_type and sums != torch.float64:
+            x = x.detach()
+        else:  # the kernels read whole numbers as booleans, which must not be added to scores
+            x = x.detach().to(torch.int32 if x.dtype == torch.bool else sums).contiguous()
         expanded[name] = x.expand(ARRAYS[name].shape(sizes))
     return options._replace(mask=None, **expanded)
 
