@@ -35,7 +35,7 @@ from benchmarks.gpu.report import amount, draw, say_left, show
 from benchmarks.gpu.timing import COPY_BYTES, PEAK_SIDE, medians
 from benchmarks.gpu.worker import Failed, Here, Lost, Worker
 
-KEPT = RESULTS / "gpu.json"
+KEPT = RESULTS / "gpu_attention.json"
 BUDGET_SECONDS = 480.0
 PAGE_WIDTH = 132  # of output that does not go to a terminal
 PATIENCE_SECONDS = 75  # for one call of a contender, since compilers and hangs have no limit of their own

@@ -178,7 +178,7 @@ def peers(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> dict[s
     for name, backend in (("sdpa-cudnn", SDPBackend.CUDNN_ATTENTION), ("sdpa-flash", SDPBackend.FLASH_ATTENTION)):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         with contextlib.suppress(RuntimeError), sdpa_kernel(backend):
-            out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+            out = torch.nn.functional.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=causal)
             found[name] = lambda out=out, leaves=leaves: torch.autograd.grad(out, leaves, dout, retain_graph=True)
     return found
 
@@ -219,9 +219,9 @@ def measure(variant: Variant, d: int, band: Band) -> dict[str, Any]:
     mask, found, unfused = band.attends(N, N, "cuda"), [], []
     for head in (slice(0, 1), slice(HEADS - 1, HEADS)):
         arrays = [x[:, head] for x in (q, k, v, dout)]
-        right = exact(*arrays, scale, mask, torch.float64)[2:]
+        right = exact(*arrays, scale, mask, torch.float64)[2:]  # pyright: ignore[reportCallIssue]
         found += errors([x[:, head] for x in results], right)
-        unfused += errors(exact(*arrays, scale, mask, torch.bfloat16)[2:], right)
+        unfused += errors(exact(*arrays, scale, mask, torch.bfloat16)[2:], right)  # pyright: ignore[reportCallIssue]
     good = all(a <= MAX_RATIO * b for a, b in zip(found, unfused, strict=True))
     row: dict[str, Any] = {"errors": found, "unfused": unfused, "good": good}
     times = in_turns(

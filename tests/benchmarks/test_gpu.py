@@ -418,7 +418,7 @@ def test_the_whole_hour_runs_dry(tmp_path):
     steps = "once", "bench", "ncu", "test", "small-cache"
     assert [line.split()[1].strip(":") for line in found.stdout.splitlines() if line.startswith("== ")][:-1] == [*steps]
     assert {path.name for path in tmp_path.glob("*.json")} == {
-        *("once.json", "gpu.json", "counters.json", "small_cache.json")
+        *("once.json", "gpu_attention.json", "counters.json", "small_cache.json")
     }
 
 
