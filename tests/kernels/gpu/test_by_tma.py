@@ -23,6 +23,7 @@ from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import Launch, candidates, plan
 from redblue.kernels.gpu.spilled.tma import launches
 from redblue.kernels.gpu.versions import has_descriptors
+from redblue.kernels.options import MaskArgument, Options
 from redblue.meter.interpreter import counting
 from redblue.op.pytorch import gpu, interpreted
 from support.gpu import DEVICE, check, check_forward, interpreted_only
@@ -151,6 +152,18 @@ def test_arrays_of_other_layouts(launch):
     check_forward(q, k, v, mask=rb.Mask.causal())
 
 
+def test_the_log_sum_exp_of_single_heads_may_have_any_stride_between_heads(launch):
+    launch(SMALL)
+    q, k, v, dout = (normal(2, 1, 45, 32).detach() for _ in range(4))
+    options = Options(MaskArgument())
+    with interpreted.interpreted():
+        out, lse = gpu.forward(q, k, v, options)
+        strided = torch.empty_strided((2, 1, 45), (45, 90, 1)).copy_(lse)
+        results = (gpu.backward(dout, None, q, k, v, out, x, options, False) for x in (lse, strided))
+        for x, y in zip(*results, strict=True):
+            assert torch.equal(x, y)
+
+
 # Words -------------------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +281,12 @@ def test_wide_heads_are_planned_by_tma_first():
 )
 def test_other_calls_are_planned_as_before(call):
     assert not any(isinstance(tiles, Choice) for tiles in planned(**call))
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_lengths_of_one_magnitude_share_their_candidates(direction):
+    for one, other in ((4097, 8192), (33000, 65000)):
+        assert planned(direction, n=one) == planned(direction, n=other)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

@@ -81,6 +81,34 @@ def test_a_refused_launch_is_replaced_with_one_warning_and_not_tried_again():
     assert tried == launches[1:2]
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("PassManager::run failed"), "does not compile"),
+        (torch.OutOfMemoryError("no memory left"), "finds too little memory: no memory left"),
+    ],
+    ids=["pass", "memory"],
+)
+def test_a_launch_that_fails_in_another_way_is_replaced(error, said):
+    launches = [Launch("flash", ForwardTiles(16 << i, 16, 150), shared_bytes=2000) for i in range(2)]
+
+    def execute(launch):
+        if launch == launches[0]:
+            raise error
+
+    with pytest.warns(UserWarning, match=said):
+        fallback.run(KIND, lambda: launches[0], lambda: launches, execute)
+
+
+def test_if_memory_runs_out_for_every_launch_its_error_is_raised():
+    def execute(launch):
+        raise torch.OutOfMemoryError("no memory left")
+
+    launches = [Launch("flash", ForwardTiles(16, 16, 150))]
+    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+        fallback.run(KIND, lambda: launches[0], lambda: launches, execute)
+
+
 @pytest.mark.thorough
 def test_a_refused_call_is_replaced_with_one_warning_and_not_tried_again(refuse_above):
     tried = refuse_above(CARD_BYTES)

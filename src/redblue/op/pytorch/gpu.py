@@ -142,10 +142,7 @@ def _planes(mask: Mask, sizes: Sizes, device: torch.device) -> Tensor | None:
     _, stream_planes = planes(mask.rule)
     if stream_planes.size == 1:
         return None
-    # With every number twice, no stride is 1, which Triton 3.6 fails on in a tuple within a tuple
-    return copied(np.stack([stream_planes.astype(np.int32)] * 2, -1), device)[..., 0].expand(
-        *sizes.lead, sizes.kv_heads
-    )
+    return copied(stream_planes.astype(np.int32), device).expand(*sizes.lead, sizes.kv_heads)
 
 
 def _sizes(sizes: Sizes, batch: int) -> Sizes:

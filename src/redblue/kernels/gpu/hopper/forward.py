@@ -12,33 +12,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.hopper.kernel import hopper_forward
 from redblue.kernels.gpu.launch import Run, Task
-from redblue.kernels.gpu.planning.by_gluon import EDGE, Settings, padded, settings
+from redblue.kernels.gpu.planning.by_gluon import EDGE, Settings, padded
 
 LOG2E = 1.4426950408889634
 L2_SHARE = 0.5  # the share of the L2 cache that the keys and values of a section of heads may fill
 WARPS = 4  # of a consumer
 TYPES: dict[torch.dtype, Any] = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-
-
-def attention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    first: int | None = None,
-    end: int | None = None,
-    chosen: Settings | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The output (batch, heads, n_q, d_v), and the log-sum-exp (batch, heads, n_q) in float32.
-
-    q, k, v: (batch, heads, rows, features) in 16 bits, of strides that TMA takes; no length may be 0. Query i attends
-    keys i + first .. i + end - 1.
-    """
-    out = q.new_empty(*q.shape[:3], v.shape[3])
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    mask = "full" if first is None and end is None else "band"
-    prepare(q, k, v, out, lse, scale, first, end, chosen or settings(q.shape[3], v.shape[3], mask)[0])()
-    return out, lse
 
 
 def forward_run(task: Task, chosen: Settings) -> Run:

@@ -41,7 +41,10 @@ class Settings(NamedTuple):
 
 
 def settings(d: int, d_v: int, mask: str) -> tuple[Settings, ...]:
-    """Settings that ran on an H200 with these widths, the fastest first. mask: "full" or "band"."""
+    """Settings that ran on an H200 with these widths, the best first beside cuDNN in the same turns.
+
+    mask: "full" or "band".
+    """
     width, full = max(padded(d), padded(d_v)), mask == "full"  # under a band, blocks take unequal times
     if width > 64:
         return (Settings(cols=128 if width == 128 else 64, persistent=full),)

@@ -6,15 +6,15 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from triton import OutOfResources
-from triton.compiler.errors import CompilationError
-from triton.runtime.errors import PTXASError
 
 from redblue.base.errors import RedblueError
 from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.gpu.planning.refusals import is_refusal
 from redblue.kernels.gpu.planning.tune import Kind
 
-REFUSALS = (OutOfResources, CompilationError, PTXASError)
+CARD = ("multiprocessors", "l2_bytes")  # facts of the card that some launches carry beside their tiles
 UNITS = {"shared memory": "bytes of shared memory", "tensor memory": "columns of tensor memory"}
 
 
@@ -34,21 +34,31 @@ def run(
         try:
             execute(choose())
             return
-        except REFUSALS:
+        except Exception as error:
+            if not is_refusal(error):
+                raise
             refused = _refused.setdefault(kind, {})
-    first_reason = None
+    first_reason, out_of_memory = None, None
     for launch in others():
         if launch in refused:
             continue
         try:
             execute(launch)
-        except REFUSALS as error:
-            refused[launch] = _reason(kind, launch, error)
-            first_reason = first_reason or refused[launch]
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            reason = _reason(kind, launch, error)
+            first_reason = first_reason or reason
+            if isinstance(error, torch.OutOfMemoryError):  # the next call may find more memory
+                out_of_memory = error.with_traceback(None)
+            else:
+                refused[launch] = reason
             continue
         if first_reason:
             warnings.warn(f"{first_reason}; {_describe(launch)} runs instead", stacklevel=2)
         return
+    if out_of_memory is not None:
+        raise out_of_memory
     least = min(refused, key=lambda launch: launch.shared_bytes)
     raise RedblueError(f"{refused[least]}; nor does any larger planned launch")
 
@@ -65,7 +75,8 @@ def _reason(kind: Kind, launch: Launch, error: Any) -> str:
     """The error message: the launch's need and the card's limit, or what Triton cannot compile."""
     what = f"{_describe(launch)}, {kind.direction}, with d = {kind.d}, d_v = {kind.d_v} in {kind.dtype}"
     if not isinstance(error, OutOfResources):
-        return f"{what} does not compile: {str(error).strip().splitlines()[-1]}"
+        refused = "finds too little memory" if isinstance(error, torch.OutOfMemoryError) else "does not compile"
+        return f"{what} {refused}: {(str(error).strip() or type(error).__name__).splitlines()[-1]}"
     return (
         f"{what} does not fit: it needs {error.required:,} {UNITS.get(error.name, error.name)}, and a block on this "
         f"card has {error.limit:,}"
@@ -73,5 +84,9 @@ def _reason(kind: Kind, launch: Launch, error: Any) -> str:
 
 
 def _describe(launch: Launch) -> str:
-    tiles = ", ".join(f"{name} {edge}" for name, edge in launch.tiles._asdict().items())
+    edges = {name: edge for name, edge in launch.tiles._asdict().items() if edge is not None and name not in CARD}
+    tiles = ", ".join(
+        f"{name} {edge.rows} x {edge.cols}" if hasattr(edge, "rows") else f"{name} {edge}"
+        for name, edge in edges.items()
+    )
     return f"{launch.kernel} ({tiles}; {launch.shared_bytes:,} bytes of shared memory planned)"

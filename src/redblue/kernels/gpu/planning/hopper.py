@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from functools import cache
+from importlib import import_module
 
 from redblue.kernels.gpu.scores import INTERPRETED
 from redblue.kernels.gpu.versions import has_descriptors
 
 HOPPER = 90  # later architectures multiply in tensor memory
 SIXTEEN_BITS = ("bfloat16", "float16")
+KERNELS = ("redblue.kernels.gpu.hopper.kernel", "redblue.kernels.gpu.hopper.backward_kernel")
 
 
+@cache
 def available() -> bool:
-    """Whether Triton compiles these kernels. Its interpreter does not run Gluon."""
+    """Whether Triton compiles these kernels. Its interpreter does not run Gluon, whose names are not settled yet."""
     if INTERPRETED.value or not has_descriptors():
         return False
-    return find_spec("triton.experimental.gluon.nvidia") is not None
+    try:
+        for kernel in KERNELS:
+            import_module(kernel)
+    except (ImportError, AttributeError):
+        return False
+    return True

@@ -1,6 +1,6 @@
 """Plans the backward kernel of `flash_onepass` in Gluon (hopper/backward_kernel.py).
 
-It takes what the forward kernel in Gluon takes (by_gluon.py), for d = d_v of 128, and of 64 under a band, if sums may
+It takes what the forward kernel in Gluon takes (by_gluon.py), with d = d_v of 128, or of 64 under a band, if sums may
 be added in any order. Other calls run `flash`, whose two kernels are as fast for d 64 without a mask.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import hopper
-from redblue.kernels.gpu.planning.by_gluon import BUSY
+from redblue.kernels.gpu.planning.by_gluon import BUSY, LEAST_ROWS
 from redblue.kernels.gpu.planning.card import Card
 from redblue.schedules.flash_onepass import BackwardTiles
 
@@ -29,6 +29,7 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> 
         or sizes.d not in SHARED_BYTES
         or (sizes.d == 64 and mask == "full")
         or SHARED_BYTES[sizes.d] > card.shared_bytes
+        or sizes.n_q < LEAST_ROWS
         or sizes.streams > MAX_STREAMS
         or sizes.streams * sizes.group * ceil_div(sizes.n_q, TILES.rows) * TILES.rows >= MAX_ROWS
         or ceil_div(sizes.n_k, TILES.cols) * sizes.streams < BUSY * card.multiprocessors

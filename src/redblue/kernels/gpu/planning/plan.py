@@ -89,7 +89,14 @@ def candidates(
     warning the first time. Raises Unplanned if none can.
     """
     planned = _cached(direction, _rounded(sizes), dtype, card, options, schedule)
-    return (*_for_hopper(direction, sizes, dtype, card, options, schedule), *planned)[:MAX_CANDIDATES]
+    special = _for_hopper(direction, _in_powers(sizes), dtype, card, options, schedule)
+    return (*special, *planned)[:MAX_CANDIDATES]
+
+
+def _in_powers(sizes: Sizes) -> Sizes:
+    """The sizes with lengths rounded up to powers of two, so that all calls of a kind have the same candidates."""
+    n_q, n_k = (magnitude(n) if n else 0 for n in (sizes.n_q, sizes.n_k))
+    return Sizes((1,), magnitude(sizes.streams), sizes.group, n_q, n_k, sizes.d, sizes.d_v)
 
 
 @lru_cache(maxsize=4096)
@@ -134,7 +141,7 @@ def launches(
 
 
 def _rounded(sizes: Sizes) -> Sizes:
-    rows, keys, streams = (_magnitude(x) for x in (sizes.n_q * sizes.group, sizes.n_k, sizes.streams))
+    rows, keys, streams = (magnitude(x) for x in (sizes.n_q * sizes.group, sizes.n_k, sizes.streams))
     return Sizes((1,), streams, 1, rows, keys, sizes.d, sizes.d_v)
 
 
@@ -366,5 +373,6 @@ def _powers(first: int, last: int) -> list[int]:
     return [first << i for i in range(max(1, (last // first).bit_length()))]
 
 
-def _magnitude(count: int) -> int:
+def magnitude(count: int) -> int:
+    """The count, rounded up to a power of two."""
     return 1 << max(0, count - 1).bit_length()

@@ -25,22 +25,18 @@ from typing import Any, NamedTuple
 import platformdirs
 import torch
 import triton
-from triton import OutOfResources
-from triton.compiler.errors import CompilationError
-from triton.runtime.errors import PTXASError
 
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
-from redblue.kernels.gpu.planning.plan import Card, Launch
+from redblue.kernels.gpu.planning.plan import Card, Launch, magnitude
+from redblue.kernels.gpu.planning.refusals import is_refusal
 
 VARIABLE = "REDBLUE_TUNE"
 REPETITIONS, LONGEST_MILLISECONDS = 5, 50.0
 HOPELESS = 2.0  # a candidate this many times slower than the best so far is timed only once
-FORMAT = 3  # version of the files
+FORMAT = 4  # version of the files
 CLEARED_BYTES = 64 << 20  # more than an L2 cache holds
 MOST_CLEARED = 1000  # times in a row
-REFUSALS = (OutOfResources, torch.OutOfMemoryError, CompilationError, PTXASError)
-REFUSED_BY_A_PASS = ("PassManager::run failed", "failed to translate module to LLVM IR")  # RuntimeErrors of Triton
 
 Run = Callable[[Launch], object]
 
@@ -52,7 +48,9 @@ class Kind(NamedTuple):
     card: Card
     direction: str
     streams: int
-    rows: int
+    group: int  # query heads that share a key head
+    queries: int
+    rows: int  # queries of all heads of a group
     keys: int
     d: int
     d_v: int
@@ -74,8 +72,11 @@ class Kind(NamedTuple):
         device: torch.device,
         card: Card,
     ) -> Kind:
-        streams, rows, keys = (_magnitude(x) for x in (sizes.streams, sizes.n_q * sizes.group, sizes.n_k))
-        call = _name(device), card, direction, streams, rows, keys, sizes.d, sizes.d_v, dtype, mask, options, schedule
+        streams, queries, rows, keys = (
+            magnitude(x) for x in (sizes.streams, sizes.n_q, sizes.n_q * sizes.group, sizes.n_k)
+        )
+        lengths = streams, sizes.group, queries, rows, keys
+        call = _name(device), card, direction, *lengths, sizes.d, sizes.d_v, dtype, mask, options, schedule
         return cls(*call, _versions())
 
 
@@ -187,10 +188,8 @@ def _timed(candidate: Launch, run: Run, best: float) -> float | Exception:
     try:
         run(candidate)  # compiles the kernels
         return milliseconds(lambda: run(candidate), best)
-    except REFUSALS as refusal:
-        return refusal
-    except RuntimeError as failure:
-        if not any(text in str(failure) for text in REFUSED_BY_A_PASS):
+    except Exception as failure:
+        if not is_refusal(failure):
             raise
         return failure
 
@@ -198,10 +197,6 @@ def _timed(candidate: Launch, run: Run, best: float) -> float | Exception:
 def _recorded() -> bool:
     """Whether this call is recorded into a graph rather than executed."""
     return torch.compiler.is_compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
-
-
-def _magnitude(count: int) -> int:
-    return 1 << max(0, count - 1).bit_length()
 
 
 @cache

@@ -20,7 +20,7 @@ from redblue.kernels.gpu.spilled.unattended import without_unattended_keys
 ALIGNED = 16  # numbers of 16 bits: rows of P and dS start at multiples of it
 DELTA_ROWS = 32
 FIRST_KEYS = 64  # keys among which a row's reference is sought
-LIMITS = {torch.bfloat16: 2.0**100, torch.float16: 2.0**15}  # of a tile's row sums of P, in P's type
+LIMITS = {torch.bfloat16: 2.0**60, torch.float16: 2.0**15}  # of a row's sum of P, with room for P V before the division
 
 
 def forward(task: Task, choice: Choice) -> list[Run]:
@@ -105,7 +105,7 @@ class Call:
             "n_q": sizes.n_q,
             "n_k": sizes.n_k,
             "end": task.end if band else 0,
-            "line": task.lse.stride(1),
+            "line": task.lse.stride(1) if task.q.shape[1] > 1 else task.lse.stride(0),  # from stream to stream
             "BAND": band,
         }
         return Call(task, choice, scale, common)
