@@ -51,7 +51,7 @@ def counting(backend):
     return CompileCounterWithBackend(backend)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)])
 def test_one_tensor_as_q_k_and_v_with_marked_dynamic_length(backend):
     counter = counting(backend)
     compiled = torch.compile(causal_on_itself, fullgraph=True, backend=counter)

@@ -49,7 +49,7 @@ def test_a_dividing_point_is_where_two_curves_meet():
 
 
 @needs_valgrind
-@pytest.mark.parametrize("name", ["crossing", "backward"])
+@pytest.mark.parametrize("name", ["crossing", pytest.param("backward", marks=pytest.mark.thorough)])
 def test_measured_words_are_above_the_bound_and_near_the_count(name, tmp_path):
     rows = experiments.run(name, out=tmp_path, quick=True).rows
     measured_rows = of(rows, MEASURED)
@@ -62,6 +62,7 @@ def test_measured_words_are_above_the_bound_and_near_the_count(name, tmp_path):
     assert (tmp_path / f"{name}.svg").exists()
 
 
+@pytest.mark.thorough
 @needs_valgrind
 def test_two_boundaries_of_one_run(tmp_path):
     rows = experiments.run("nesting", out=tmp_path, quick=True).rows

@@ -86,6 +86,7 @@ def test_notes_below_the_points_are_kept(interrupted):
     refused(interrupted, SMALL, "is damaged in line 7")
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_reported_and_kept_points_stay(tmp_path, monkeypatch):
     """A limit on file sizes simulates the full disk; the last line is half-written."""
     full = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (6000, 6000)); from redblue.cli.main import main; main()"
@@ -180,7 +181,9 @@ LONG = {"n": "1000:4096:x1.08", "d": "64,128", "words": "1000,9000", "mask": "ca
 
 
 @pytest.mark.usefixtures("interruptible")  # child processes inherit whether SIGINT is ignored
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=lambda how: how.name)
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)], ids=lambda how: how.name
+)
 def test_a_process_that_dies_loses_nothing(how, tmp_path, monkeypatch):
     """Kill a real process at work; its finished points are not repeated, and the result is complete."""
     path = tmp_path / "r.csv"

@@ -47,8 +47,7 @@ def compiled(d, first, end):
 @pytest.mark.parametrize(
     ("d", "first", "end"),
     [
-        (128, None, None),
-        pytest.param(64, None, None, marks=pytest.mark.thorough),
+        *(pytest.param(d, None, None, marks=pytest.mark.thorough) for d in (64, 128)),
         *(
             pytest.param(d, *band, marks=pytest.mark.thorough)
             for d in (64, 128, 256)
