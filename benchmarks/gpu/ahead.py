@@ -131,6 +131,7 @@ def warm() -> Iterator[list[str]]:
 def _ours(call: Call, share: int, shares: int, card: Any) -> None:
     """Make the call with every candidate of this share."""
     from redblue.kernels.gpu.planning.card import planning_for
+    from redblue.kernels.gpu.planning.fit import standing_in
     from redblue.op.pytorch import gpu, ops
 
     attend, number, counts = _call(call), share, [share + 1]
@@ -212,37 +213,6 @@ def _peer(name: str, call: Call, share: int, shares: int) -> None:
 def _once(run: Callable[[], object], quantiles: object = None) -> tuple[float, ...]:
     run()
     return 0.0, 0.0, 0.0
-
-
-@contextlib.contextmanager
-def standing_in(arch: int) -> Iterator[None]:
-    """A context in which Triton compiles for the architecture, into its cache, without a driver."""
-    from triton.runtime import driver
-
-    before = driver._active
-    driver._active = _Absent(arch)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        driver._active = before
-
-
-class _Absent:
-    """A stand-in for Triton's driver, for an architecture that is only compiled for."""
-
-    def __init__(self, arch: int) -> None:
-        self.arch = arch
-
-    def get_current_device(self) -> int:
-        return self.arch  # the key under which Triton keeps compiled kernels
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.arch, 32)
 
 
 def main() -> None:

@@ -129,10 +129,9 @@ def compiled(row: dict[str, Any], uncached: bool = False) -> dict[str, Any]:
 
     import torch
     from triton import knobs
-    from triton.runtime import driver
 
     from redblue.kernels.gpu.hopper.forward import prepare
-    from redblue.kernels.gpu.planning.fit import _Absent, _target
+    from redblue.kernels.gpu.planning.fit import _target, standing_in
 
     q, k, v = tensors(row, "cpu")
     out, lse = q.new_empty(*q.shape[:3], v.shape[3]), torch.empty(q.shape[:3])
@@ -144,7 +143,7 @@ def compiled(row: dict[str, Any], uncached: bool = False) -> dict[str, Any]:
             stack.enter_context(_target(90))
         else:
             stack.enter_context(knobs.nvidia.scope())
-            driver._active = _Absent(90)  # type: ignore[assignment]  # this process never runs a kernel
+            stack.enter_context(standing_in(90))
         stack.enter_context(contextlib.redirect_stdout(log))
         kernel = launch.kernel.warmup(*launch.positional, grid=launch.grid, **launch.settings)
     report = log.getvalue()
@@ -364,7 +363,7 @@ AHEAD = max(1, min(12, (os.cpu_count() or 2) - 3))
 
 
 def compile_all(chosen: list[dict[str, Any]]) -> int:
-    """Compile the rows' kernels and print what they take; the number of those that spill or are serialized."""
+    """Compile the kernels of the rows, print their resources, and return the number that spill or are serialized."""
     bad = 0
     with ProcessPoolExecutor(1) as pool:
         futures = {pool.submit(compiled, row, True): row for row in chosen}

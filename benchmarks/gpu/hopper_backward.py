@@ -284,7 +284,7 @@ def run_all(planned: list[tuple[int, Variant]], out: str, budget: float) -> None
 
 
 def compile_all(planned: list[tuple[int, Variant]]) -> None:
-    """Compile every kernel for sm_90 and print what it takes."""
+    """Compile every kernel for sm_90 and print its resources."""
     from redblue.kernels.gpu.planning.fit import _target
 
     for (d, variant), band in ((x, band) for x in planned for band in (FULL, CAUSAL, CASES[5].band)):

@@ -34,7 +34,7 @@ from rich.console import Console
 import redblue as rb
 from benchmarks.common.gate import Red, relative_errors
 from benchmarks.common.places import RESULTS
-from benchmarks.gpu.ahead import candidate, side_by_side, standing_in, warm
+from benchmarks.gpu.ahead import candidate, side_by_side, warm
 from benchmarks.gpu.worker import Failed, Here, Worker
 from redblue.base.files import replace_whole
 from redblue.kernels.gpu.planning.card import card_of, planning_for
@@ -224,6 +224,7 @@ def dry() -> Cases:
 
 def compiled(task: tuple[Case, Any]) -> None:
     """Compile the kernels of a case without touching the device."""
+    from redblue.kernels.gpu.planning.fit import standing_in
     from redblue.op.pytorch import gpu, ops
 
     case, card = task
@@ -333,7 +334,7 @@ def _lines(command: list[str], environment: dict[str, str], end: float) -> Itera
 
 
 def inside(numbers: str) -> None:
-    """Make the cases of these numbers, and print what comes of each: the process that the sanitizer watches."""
+    """Run the cases of these numbers and print each outcome. The sanitizer watches this process."""
     every, maker = list(cases()), on_device()
     for number in map(int, numbers.split(",")):
         print(f"CASE {number}", flush=True)

@@ -19,7 +19,7 @@ class Races:
         self.runs: dict[str, Run] = {}
 
     def open(self, call: Call) -> None:
-        """Draw the arrays of a call and compute what is right, in place of those of the last call."""
+        """Draw the arrays of a call and compute its exact results. They replace those of the last call."""
         self.runs, self.arrays, self.gate = {}, [], None
         self.device.free()
         self.call, self.arrays = call, inputs(call, self.device.name)

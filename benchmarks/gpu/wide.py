@@ -396,7 +396,7 @@ def compiled(job: Job) -> str:
 
 
 def compile_all(jobs: list[Job], seconds: float, workers: int) -> None:
-    """Compile jobs side by side, for at most so many seconds."""
+    """Compile jobs side by side, for at most `seconds`."""
     stop = time.monotonic() + seconds
     jobs = [job for job in jobs if job.choice]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:

@@ -66,7 +66,7 @@ class Worker:
         self.pipe: Any = None
 
     def ask(self, method: str, *arguments: Any, seconds: float) -> Any:
-        """The result of the method. Raises Failed, or Lost if there is no answer after so many seconds."""
+        """The result of the method. Raises Failed, or Lost if no answer comes within the time limit."""
         if self.process is None:
             self._start(min(START_SECONDS, seconds))
         try:

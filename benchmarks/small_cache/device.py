@@ -19,7 +19,7 @@ from rich.console import Console
 import redblue as rb
 from benchmarks.common.gate import Red
 from benchmarks.common.kept import changed, fingerprint, is_final, now, repeat_notice
-from benchmarks.gpu.ahead import side_by_side, standing_in, warm
+from benchmarks.gpu.ahead import side_by_side, warm
 from benchmarks.gpu.calls import PLANNED, Call, inputs
 from benchmarks.gpu.gate import Gate
 from benchmarks.gpu.timing import Device
@@ -211,6 +211,8 @@ def pinned(direction: str, launch: Launch) -> Iterator[None]:
 
 def _compiled(task: tuple[tuple[str, int, int, str], Card]) -> None:
     """Compile the kernels of a row into Triton's cache, without touching the device; runs in a worker process."""
+    from redblue.kernels.gpu.planning.fit import standing_in
+
     place, card = task
     row = Row(*place)
     os.environ["REDBLUE_TUNE"] = "0"

@@ -159,7 +159,7 @@ def test_what_must_be_reached_needs_nothing_but_the_first_calls(modules):
 
 
 class Scripted:
-    """Stands for the worker: answers from a script of failures by (method, contender), and tells what was asked."""
+    """Stands for the worker: answers from a script of failures by (method, contender), and records its requests."""
 
     def __init__(self, **failures):
         self.failures, self.asked = failures, []

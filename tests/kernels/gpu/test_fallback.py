@@ -92,12 +92,16 @@ def test_a_refused_launch_is_replaced_with_one_warning_and_not_tried_again():
 def test_a_launch_that_fails_in_another_way_is_replaced(error, said):
     launches = [Launch("flash", ForwardTiles(16 << i, 16, 150), shared_bytes=2000) for i in range(2)]
 
+    ran = []
+
     def execute(launch):
         if launch == launches[0]:
             raise error
+        ran.append(launch)
 
     with pytest.warns(UserWarning, match=said):
         fallback.run(KIND, lambda: launches[0], lambda: launches, execute)
+    assert ran == launches[1:]
 
 
 def test_if_memory_runs_out_for_every_launch_its_error_is_raised():

@@ -280,8 +280,13 @@ def test_the_device_clears_memory_for_as_long_as_python_queues_a_call(monkeypatc
 
 
 def test_without_memory_to_clear_calls_are_timed_as_they_are(monkeypatch):
+    asked, called = [], []
+
     def full(*size, **options):
+        asked.append(size)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "empty", full)
-    tune._work_ahead_of(lambda: None)()
+    tune._work_ahead_of(lambda: called.append(1))()
+    assert len(asked) == 1
+    assert not called

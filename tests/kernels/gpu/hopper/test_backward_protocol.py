@@ -14,7 +14,7 @@ from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.one_pass import STAGES, TILES
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.schedules.flash_onepass import BackwardTiles
-from support.gluon_model import ModelError, run_kernel
+from support.gluon_model import BANDS, ModelError, run_kernel
 
 FOLDER = Path(hopper.__file__).parent
 FUTURE = "from __future__ import annotations\n"
@@ -83,20 +83,6 @@ def check(monkeypatch, n=(150, 200), heads=(2, 1), d=64, first=None, end=None, t
     for x, y in zip(found, right, strict=True):
         assert not torch.isnan(x).any()
         torch.testing.assert_close(x.double(), y, atol=2e-2, rtol=2e-2)
-
-
-BANDS = [
-    (None, None),
-    (None, 1),
-    (None, 71),
-    (None, -20),
-    (-40, None),
-    (30, None),
-    (-50, 11),
-    (-3, -1),
-    (5, 9),
-    (250, 260),
-]
 
 
 @pytest.mark.parametrize(("first", "end"), BANDS)

@@ -10,7 +10,7 @@ pytest.importorskip("triton.experimental.gluon")
 
 from redblue.kernels.gpu.hopper import forward as hopper
 from redblue.kernels.gpu.hopper.forward import Settings, prepare
-from support.gluon_model import ModelError, run_kernel
+from support.gluon_model import BANDS, ModelError, run_kernel
 
 SOURCE = Path(hopper.__file__).with_name("kernel.py").read_text()
 
@@ -42,20 +42,6 @@ def check(heads=(2, 2), n=(130, 200), d=(64, 64), first=None, end=None, settings
     for x, y in zip(attend(q, k, v, first, end, settings, **more), expected(q, k, v, first, end), strict=True):
         assert not torch.isnan(x).any()
         torch.testing.assert_close(x.double(), y, atol=2e-2, rtol=2e-2)
-
-
-BANDS = [
-    (None, None),
-    (None, 1),
-    (None, 71),
-    (None, -20),
-    (-40, None),
-    (30, None),
-    (-50, 11),
-    (-3, -1),
-    (5, 9),
-    (250, 260),
-]
 
 
 @pytest.mark.parametrize(("first", "end"), BANDS)

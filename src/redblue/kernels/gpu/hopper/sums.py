@@ -1,4 +1,4 @@
-"""What comes before and after the backward kernels on Hopper: statistics of the rows, and the sums of dQ.
+"""The kernels before and after the backward kernel on Hopper: statistics of the rows, and the sums of dQ.
 
 Blocks of keys add their parts of dQ to float32 sums in global memory, in any order, so dQ may differ in its last bits
 from call to call. `prepare` clears them, `finish_dq` turns them into dQ.

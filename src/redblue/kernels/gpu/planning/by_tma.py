@@ -34,7 +34,7 @@ class Tile(NamedTuple):
     early: bool = False  # whether P, which dS is computed from, is loaded into registers before the product
 
     def shared_bytes(self, pieces: int) -> int:
-        """Shared memory of a program: slices that arrive ahead, and so many pieces of 16-bit results."""
+        """Shared memory of a program: slices that arrive ahead, and `pieces` pieces of 16-bit results."""
         slices = self.stages * (self.rows + self.cols) * self.depth
         return 2 * (slices + pieces * (self.rows * self.cols // self.parts)) + SLACK
 
@@ -103,7 +103,7 @@ def _memory(direction: str, sizes: Sizes) -> tuple[int, int]:
 
 
 def _sums(sizes: Sizes) -> Tile:
-    """The tile of sums of so many features: wide ones are faster, unless they pad the features much more."""
+    """The tile of sums for d and d_v: the wide tile is faster, unless it pads the features much more."""
     padded = [sum(ceil_div(f, t.cols) * t.cols for f in (sizes.d, sizes.d_v)) for t in (SUMS, SUMS_WIDE)]
     return SUMS if padded[0] < WORTH * padded[1] else SUMS_WIDE
 

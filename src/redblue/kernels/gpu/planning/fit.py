@@ -171,15 +171,21 @@ def _compile(run: Run, arch: int) -> Fit:
 @contextlib.contextmanager
 def _target(arch: int) -> Iterator[None]:
     """A context in which Triton compiles for the architecture, uncached, and prints the assembler's messages."""
-    before = driver._active
-    with tempfile.TemporaryDirectory() as folder, knobs.nvidia.scope(), knobs.cache.scope():
+    with tempfile.TemporaryDirectory() as folder, knobs.nvidia.scope(), knobs.cache.scope(), standing_in(arch):
         knobs.nvidia.dump_ptxas_log = True
         knobs.cache.dir = folder
-        driver._active = _Absent(arch)  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            driver._active = before
+        yield
+
+
+@contextlib.contextmanager
+def standing_in(arch: int) -> Iterator[None]:
+    """A context in which Triton compiles for the architecture, without a driver."""
+    before = driver._active
+    driver._active = _Absent(arch)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        driver._active = before
 
 
 class _Absent:

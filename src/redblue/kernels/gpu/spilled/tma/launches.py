@@ -140,7 +140,7 @@ class Call:
         ]
 
     def spilled(self, streams: int) -> Tensor:
-        """Memory for P or dS of so many heads."""
+        """Memory for P or dS of `streams` heads."""
         sizes = self.task.sizes
         pitch = ceil_div(sizes.n_k, ALIGNED) * ALIGNED
         return self.task.q.new_empty(streams, sizes.n_q, pitch)[..., : sizes.n_k]
