@@ -28,10 +28,10 @@ report: $(VENV)/redblue.stamp ## write the report on this machine and a few GPUs
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: setup $(VENV)/peers.stamp ## run the fast tests, including those against PyTorch and transformers
-	$(PYTEST) -m "not thorough"
+	$(PYTEST) -m "not thorough" --hypothesis-profile=quick
 
-test-thorough: setup $(VENV)/peers.stamp ## run the tests that are slow and rarely fail
-	$(PYTEST) -m thorough
+test-thorough: setup $(VENV)/peers.stamp ## run the tests that are slow and rarely fail, and the property tests with all their examples
+	$(PYTEST) -m "thorough or hypothesis"
 
 test-all: setup $(VENV)/peers.stamp ## run every test
 	$(PYTEST)

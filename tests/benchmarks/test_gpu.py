@@ -71,12 +71,10 @@ def test_what_is_kept_is_not_measured_again(dry):
     assert last["call"] == before[place]["call"]
 
 
-def test_without_a_gpu_it_says_so():
-    command = [sys.executable, "-m", "benchmarks.gpu.attention"]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert found.returncode == 1
-    assert "no GPU that PyTorch sees" in found.stderr
+def test_without_a_gpu_it_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="no GPU that PyTorch sees"):  # the interpreter prints it and exits with 1
+        run("gpu.attention")
 
 
 @pytest.fixture
@@ -217,24 +215,9 @@ def test_a_crash_costs_one_result(modules, tmp_path):
     assert asked[-1] == ("time", ["b"])
 
 
-class Made:
-    """What the worker process of the next test makes calls of."""
-
-    def right(self, x):
-        return x + 1
-
-    def refuse(self):
-        raise rb.RedblueError("flash does not fit")
-
-    def crash(self):
-        os._exit(3)
-
-    def hang(self):
-        time.sleep(60)
-
-
 def test_a_worker_is_replaced_after_a_crash_or_a_hang():
     from benchmarks.gpu.worker import Failed, Lost, Worker
+    from support.worker import Made
 
     worker = Worker(Made)
     assert worker.ask("right", 1, seconds=60) == 2

@@ -44,7 +44,7 @@ def best_count(problem, words, names):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
-@pytest.mark.parametrize("d", [thorough(1), 8, thorough(64), 512])
+@pytest.mark.parametrize("d", [thorough(1), 8, thorough(64), thorough(512)])
 def test_every_bound_lies_below_every_count(d, mask, direction):
     compared = 0
     group = 1 if direction == "gradient_x" else 2

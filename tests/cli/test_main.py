@@ -130,13 +130,6 @@ def test_info(monkeypatch):
     cpu.isa.cache_clear()
 
 
-def test_report(tmp_path):
-    page = tmp_path / "page.html"
-    data = run_json("report", "gpt2", "-m", "t4", "-o", str(page), "--n", "256")
-    assert data
-    assert "<html" in page.read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("command", ["report", "plan", "count", "bound", "info", "memories", "models", "schedules"])
 def test_every_command_has_help_with_an_example_and_json(command):
     text = run(command, "--help").output

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import redblue as rb
 from redblue import Mask
 from redblue.jax import dot_product_attention
-from support.jax_calls import arrays, check, with_gradients
+from support.jax_calls import WITH_GRADIENT, arrays, check, with_gradients
 
 enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 B, T, S, N, K = 2, 5, 7, 4, 2
@@ -84,7 +84,8 @@ FAST += ("lengths beyond the arrays", "softcap, sinks", "dropout")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.thorough) for n in OPTIONS])
 def test_outputs_and_gradients(name):
     options, attends = OPTIONS[name]
-    check(arrays(), options, None if attends is None else np.asarray(attends))
+    got = check(arrays(), options, None if attends is None else np.asarray(attends))
+    assert set(got) == {"out", "lse", "dq", "dk", "dv", *(f"d{n}" for n in WITH_GRADIENT if n in options)}
 
 
 @pytest.mark.parametrize("name", ["cut", "alibi", "bias", "mask"])
@@ -103,7 +104,9 @@ def test_nan_in_padding_does_not_spread(name):
         for entry, n in enumerate(lengths):
             x[entry, n:] = np.nan
     expected, got = (with_gradients(inputs, dlse, options) for inputs in (clean, padded))
+    assert {"out", "lse", "dq", "dk", "dv"} <= set(expected)
     for result in expected:
+        assert not np.isnan(expected[result]).any(), result
         np.testing.assert_array_equal(got[result], expected[result], err_msg=result)
 
 
@@ -124,7 +127,9 @@ def test_float64_is_computed_in_float64():
 @pytest.mark.thorough
 @pytest.mark.parametrize(("heads", "kv_heads", "d_v"), [(3, 3, 5), (4, 1, 8)])
 def test_heads(heads, kv_heads, d_v):
-    check(arrays(heads=heads, kv_heads=kv_heads, d_v=d_v, n_q=33, n_k=17), {})
+    got = check(arrays(heads=heads, kv_heads=kv_heads, d_v=d_v, n_q=33, n_k=17), {})
+    assert got["out"].shape == (*got["dq"].shape[:-1], d_v) == (2, heads, 33, d_v)
+    assert got["dk"].shape[:-1] == got["dv"].shape[:-1] == (2, kv_heads, 17)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +210,7 @@ def compare_with_jax(options, **sizes):
         return jnp.where(empty[..., None], 0, out), jnp.where(empty, 0, residual), gradients
 
     ours, theirs = (jax.jit(run, static_argnums=0)(f) for f in (dot_product_attention, jax.nn.dot_product_attention))
+    assert ours[0].any()  # some row attends some key
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert a.dtype == b.dtype
         assert np.allclose(a.astype(np.float32), b.astype(np.float32), atol=5e-6, rtol=1e-5)
@@ -252,7 +258,9 @@ def test_the_signature_begins_as_that_of_jax():
 )
 @pytest.mark.parametrize("schedule", ["auto", "gather", "flash"])
 def test_masks(mask, schedule):
-    check(arrays(), {"mask": mask, "schedule": schedule}, mask.to_dense(T, S))
+    got = check(arrays(), {"mask": mask, "schedule": schedule}, mask.to_dense(T, S))
+    attends_some = np.broadcast_to(mask.to_dense(T, S).any(-1), got["lse"].shape)
+    assert np.array_equal(np.isfinite(got["lse"]), attends_some)
 
 
 def test_a_mask_is_a_static_argument():

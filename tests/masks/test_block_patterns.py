@@ -19,7 +19,7 @@ from redblue.lab import counts, plans
 from redblue.lab.text import mask_text
 from redblue.problem import DIRECTIONS
 from redblue.studies.report.checks import small
-from support.examples import examples
+from support.examples import examples, thorough
 from support.spaces import block_masks
 
 DIAGONAL = [[True, False], [False, True]]
@@ -126,8 +126,11 @@ def test_flash_moves_n_d_and_s_n_squared_d_squared_over_m(share):
     assert streamed == pytest.approx(4 * mask.density(n, n) * n**2 * d**2 / words, rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["flash", "hybrid", "small_cache"])
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+SOME = [("flash", "forward"), ("hybrid", "backward"), ("small_cache", "forward")]
+OTHERS = [thorough("flash", "backward"), thorough("hybrid", "forward"), thorough("small_cache", "backward")]
+
+
+@pytest.mark.parametrize(("name", "direction"), [*SOME, *OTHERS])
 def test_words_are_proportional_to_the_share_of_blocks(name, direction):
     """Within 8 %: if most blocks attend, tiles may cross block edges at little cost, so they can fill the cache."""
     n = 65536
@@ -154,8 +157,7 @@ def test_the_search_knows_the_edges_of_the_blocks_where_it_tries_few_edges():
         assert count("flash", problem, words=aligned.peak).words <= aligned.words
 
 
-@pytest.mark.parametrize("name", ["flash", "hybrid", "small_cache"])
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(("name", "direction"), [*SOME, *OTHERS])
 def test_more_cache_never_costs_more_words(name, direction):
     problem = Problem(1024, 1024, 64, mask=random_layout(1024, 64, 0.3), direction=direction)
     words = [count(name, problem, words=2**k).words for k in range(10, 22)]

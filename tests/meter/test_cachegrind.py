@@ -40,7 +40,7 @@ def near(found, expected):
 
 
 @needs_valgrind
-@pytest.mark.parametrize("line", [32, thorough(64), 128])
+@pytest.mark.parametrize("line", [thorough(32), thorough(64), 128])
 def test_a_copy_reads_its_lines_and_writes_them(line):
     count = 20_000
     found = loop("copy", (8 * count, 8 * count), count, 1, level=cache(64, line=line))
@@ -53,7 +53,9 @@ def test_a_copy_reads_its_lines_and_writes_them(line):
 
 @needs_valgrind
 @pytest.mark.parametrize("ways", [thorough(None), 4])
-@pytest.mark.parametrize(("stride", "misses"), [thorough(1, 2 * 4096 // 8), (8, 2 * 4096 // 8), (64, 4096 // 64)])
+@pytest.mark.parametrize(
+    ("stride", "misses"), [thorough(1, 2 * 4096 // 8), thorough(8, 2 * 4096 // 8), (64, 4096 // 64)]
+)
 def test_a_strided_walk_misses_each_line_once_a_time_unless_it_fits(ways, stride, misses):
     level = cache(128, ways)
     if ways and stride == 64:
@@ -64,7 +66,7 @@ def test_a_strided_walk_misses_each_line_once_a_time_unless_it_fits(ways, stride
 
 @needs_valgrind
 @pytest.mark.parametrize(
-    ("n", "tile", "lines", "ways"), [thorough(48, 16, 160, None), (96, 24, 128, None), (96, 24, 256, 8)]
+    ("n", "tile", "lines", "ways"), [thorough(48, 16, 160, None), thorough(96, 24, 128, None), (96, 24, 256, 8)]
 )
 def test_a_tiled_product_moves_what_the_exact_simulator_says(n, tile, lines, ways):
     found = loop("product", (8 * n * n,) * 3, n, tile, level=cache(lines, ways))

@@ -1,6 +1,6 @@
-"""Extent of the tests: the number of examples of property tests, and the parameters left to `make test-all`.
+"""Extent of the tests: the number of examples of property tests, and the parameters left to `make test-thorough`.
 
-Every run draws the same examples; `make fuzz` draws new and more examples.
+Every run but `make fuzz` draws the same examples. `make test` draws a third of those of the other runs.
 """
 
 from __future__ import annotations
@@ -10,23 +10,28 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-FUZZ_FACTOR = 5  # times as many examples under the profile `fuzz`
+EXAMPLES = 100  # of a property test that names no number
+# The profiles: how many examples each draws for those that a test names. pytest takes --hypothesis-profile=NAME.
+TIMES = {"quick": 1 / 3, "repeatable": 1, "fuzz": 5}
 
 
 def register_profiles() -> None:
-    """Register `repeatable` (in force unless pytest gets --hypothesis-profile) and `fuzz`.
+    """Register the profiles `quick`, `repeatable` and `fuzz`; `repeatable` is in force unless pytest is told another.
 
-    repeatable: the examples follow from the test's source alone, so every machine draws the same ones.
+    quick, repeatable: the examples follow from the test's source alone, so every machine draws the same ones.
     fuzz: fresh examples in every run; a failure prints the line that repeats it.
     """
-    settings.register_profile("repeatable", derandomize=True, deadline=None)
-    settings.register_profile("fuzz", derandomize=False, deadline=None, print_blob=True)  # CI derandomizes by default
+    for name, times in TIMES.items():
+        fresh = name == "fuzz"  # said for each: CI derandomizes by default
+        count = round(times * EXAMPLES)
+        settings.register_profile(name, max_examples=count, derandomize=not fresh, deadline=None, print_blob=fresh)
     settings.load_profile("repeatable")
 
 
 def examples(count: int, **more: Any) -> settings:
-    """Return settings of a property test: `count` examples, FUZZ_FACTOR times as many under the profile `fuzz`."""
-    return settings(max_examples=count if settings().derandomize else FUZZ_FACTOR * count, **more)
+    """Return settings of a property test with `count` examples, times the factor of the profile in force."""
+    times = TIMES.get(settings.get_current_profile_name(), 1)  # hypothesis' own profile: in a process without conftest
+    return settings(max_examples=max(2, round(times * count)), **more)
 
 
 def thorough(*values: Any) -> Any:

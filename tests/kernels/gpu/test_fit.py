@@ -17,6 +17,7 @@ from redblue.kernels.gpu.launch import alignment, array
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import plan
+from support.examples import thorough
 
 COMPILE_PLANS = Path(__file__).parents[3] / "benchmarks" / "gpu" / "fit.py"
 
@@ -69,45 +70,33 @@ def test_wgmma_products_with_dropout_are_not_serialized():
     assert run.stdout.split() == ["flash_forward", "False", "flash_dq", "False", "flash_dkv", "False"]
 
 
-FIT_OF_ONE_PLAN = """
-from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.planning import fit
-from redblue.kernels.gpu.planning.card import card_named
-from redblue.kernels.gpu.planning.plan import plan
-
-card, sizes = card_named("a100-sxm"), Sizes((1,), 32, 1, 4096, 4096, 64, 64)
-launch = plan("forward", sizes, "float16", card)
-(needed,) = fit.fits("forward", sizes, "float16", card, launch)
-print(needed.kernel, needed.on(card), needed.shared_bytes <= launch.shared_bytes, needed.spilled_bytes <= 1024)
-"""
-
-
-FIT_OF_ONE_PAGED_PLAN = """
+FIT_OF_ONE_PLAN_OF_EACH_KIND = """
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import card_named
 from redblue.kernels.gpu.planning.plan import node_sizes, plan
 
-card = card_named("a100-sxm")
+card, sizes = card_named("a100-sxm"), Sizes((1,), 32, 1, 4096, 4096, 64, 64)
+launch = plan("forward", sizes, "float16", card)
+(needed,) = fit.fits("forward", sizes, "float16", card, launch)
+print(needed.kernel, needed.on(card), needed.shared_bytes <= launch.shared_bytes, needed.spilled_bytes <= 1024)
+
 launch = plan("paged", node_sizes(16, 64, 64), "float16", card, schedule="flash")
 for needed in fit.fits_of(fit.paged_runs(Sizes((2,), 8, 4, 0, 64, 64, 64), "float16", launch, 16), card.arch):
     print(needed.kernel, needed.on(card), needed.shared_bytes <= launch.shared_bytes, needed.spilled_bytes)
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        (FIT_OF_ONE_PLAN, ["flash_forward", "True", "True", "True"]),
-        (FIT_OF_ONE_PAGED_PLAN, ["paged_forward", "True", "True", "0", "paged_merge", "True", "True", "0"]),
-    ],
-    ids=["dense", "paged"],
-)
-def test_one_plan_fits(code, expected):
+def test_one_plan_of_each_kind_fits():
     """The thorough test_planned_kernels_fit_and_hardly_spill_registers compiles many plans."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == expected
+    code = [sys.executable, "-c", FIT_OF_ONE_PLAN_OF_EACH_KIND]
+    run = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == [
+        "flash_forward True True True",
+        "paged_forward True True 0",
+        "paged_merge True True 0",
+    ]
 
 
 CANDIDATES_OF_HOPPER = """
@@ -140,29 +129,32 @@ def test_candidates_for_hopper_compile_as_planned():
 
 
 LOADS_OF_ROWS_OF_40 = """
-import re
+import re, sys
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.schedules.flash import BackwardTiles, ForwardTiles
 
-sizes = Sizes((1,), 32, 1, 4096, 4096, 40, 40)
-for direction, tiles in ("forward", ForwardTiles(128, 64)), ("backward", BackwardTiles(128, 32, 32, 128)):
-    for run in fit.runs(direction, sizes, "bfloat16", Launch("flash", tiles, 8, 3)):
-        with fit._target(90):
-            ptx = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings).asm["ptx"]
-        ahead, short = re.search("cp.async.c[ag].shared", ptx), re.search(r"(ld|st).global.*b16", ptx)
-        print(run.kernel.__name__, bool(ahead), bool(short))
+direction, sizes = sys.argv[1], Sizes((1,), 32, 1, 4096, 4096, 40, 40)
+tiles = {"forward": ForwardTiles(128, 64), "backward": BackwardTiles(128, 32, 32, 128)}[direction]
+for run in fit.runs(direction, sizes, "bfloat16", Launch("flash", tiles, 8, 3)):
+    with fit._target(90):
+        ptx = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings).asm["ptx"]
+    ahead, short = re.search("cp.async.c[ag].shared", ptx), re.search(r"(ld|st).global.*b16", ptx)
+    print(run.kernel.__name__, bool(ahead), bool(short))
 """
 
 
-def test_rows_of_an_odd_multiple_of_8_numbers_are_copied_ahead():
+@pytest.mark.parametrize(
+    ("direction", "kernels"), [("forward", ["flash_forward"]), thorough("backward", ["flash_dq", "flash_dkv"])]
+)
+def test_rows_of_an_odd_multiple_of_8_numbers_are_copied_ahead(direction, kernels):
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    code = [sys.executable, "-W", "ignore", "-c", LOADS_OF_ROWS_OF_40]
+    code = [sys.executable, "-W", "ignore", "-c", LOADS_OF_ROWS_OF_40, direction]
     run = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
     lines = [line for line in run.stdout.splitlines() if line.startswith("flash_")]  # the assembler reports, too
-    assert lines == [f"{name} True False" for name in ("flash_forward", "flash_dq", "flash_dkv")]
+    assert lines == [f"{name} True False" for name in kernels]
 
 
 @pytest.mark.parametrize(

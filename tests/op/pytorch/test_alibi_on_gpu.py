@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 
 import redblue as rb
 from redblue.op.pytorch import interpreted
+from support.examples import thorough
 from support.gpu import DEVICE, MASKS, SPARSE, check_close, interpreted_only, normal
 from support.textbook import textbook
 
@@ -59,7 +60,7 @@ def test_with_bias_softcap_and_sinks(schedule):
 
 
 @interpreted_only
-@pytest.mark.parametrize("n_q", [1, 3])
+@pytest.mark.parametrize("n_q", [thorough(1), 3])
 def test_few_queries(n_q):
     q, k, v = normal(2, 4, n_q, 16), normal(2, 2, 150, 16), normal(2, 2, 150, 16)
     check(q, k, v, alibi=slopes(2, 4))

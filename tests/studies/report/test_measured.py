@@ -11,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import redblue as rb
+from redblue.base.errors import RedblueError
 from redblue.catalogue.memories import Level, Memory
 from redblue.catalogue.models import Layers, Model
 from redblue.cli.main import app
@@ -18,6 +19,7 @@ from redblue.kernels.cpu import call as cpu
 from redblue.problem import Problem
 from redblue.studies.report import calls, collect, measured, render, summary
 from redblue.studies.report.calls import Call, rounded, widened
+from support.examples import thorough
 
 HERE = Memory(
     "this-machine",
@@ -271,7 +273,7 @@ def test_an_interrupt_stops_the_report(monkeypatch):
         collect([model(Problem(64, 64, 16))], [HERE], measure=True)
 
 
-@pytest.mark.parametrize("options", [(), ("--no-measure",)], ids=repr)
+@pytest.mark.parametrize("options", [(), thorough(("--no-measure",))], ids=repr)
 def test_the_command_measures_unless_told_not_to(monkeypatch, tmp_path, options):
     monkeypatch.setattr("redblue.catalogue.memories.this_machine", lambda *_: HERE)
     page = tmp_path / "page.html"
@@ -280,4 +282,20 @@ def test_the_command_measures_unless_told_not_to(monkeypatch, tmp_path, options)
     )
     assert process.exit_code == 0, process.output
     assert len(json.loads(process.stdout)["measured"]) == (0 if options else 1)
-    assert ("Measured here" in page.read_text("utf-8")) == (not options)
+    written = page.read_text("utf-8")
+    assert "<html" in written
+    assert ("Measured here" in written) == (not options)
+
+
+@pytest.mark.parametrize(("options", "measures"), [((), True), (("--measure",), True), (("--no-measure",), False)])
+def test_the_option_of_the_command_reaches_the_report(monkeypatch, tmp_path, options, measures):
+    """Without the page, which takes seconds to draw."""
+    asked = []
+
+    def refuse(*_, measure, **__):
+        asked.append(measure)
+        raise RedblueError("enough")
+
+    monkeypatch.setattr("redblue.studies.report.collect", refuse)
+    process = CliRunner().invoke(app, ["report", "gpt2", "-m", "t4", "-o", str(tmp_path / "page.html"), *options])
+    assert (process.exit_code, asked) == (2, [measures])
