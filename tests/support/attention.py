@@ -55,8 +55,13 @@ LAYOUTS = (
     "one head",
 )
 
-# The fixture `isa` stays the same for all of a test's examples.
-DRAWN = examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+def drawn(count: int = 100) -> Any:
+    """Return `examples` for tests with the fixture `isa`, which stays the same for all of a test's examples.
+
+    A function, since conftest.py imports this module before pytest loads the profile that --hypothesis-profile names.
+    """
+    return examples(count, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass

@@ -10,7 +10,7 @@ from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import described
 from redblue.kernels.cpu.mask_form import in_pairs, in_tiles
 from redblue.lab import reference
-from support.attention import DRAWN, SPILL_TILES, TILES, TWO_PASS_TILES, worst
+from support.attention import SPILL_TILES, TILES, TWO_PASS_TILES, drawn, worst
 
 
 def run(sizes, arrays, slopes, mask, row, dlse=None, bias=None, **options):
@@ -34,7 +34,7 @@ def run(sizes, arrays, slopes, mask, row, dlse=None, bias=None, **options):
     return (out, lse[..., 0], *written[:3], None if bias is None else dbias), moved
 
 
-@DRAWN
+@drawn()
 @given(data=st.data())
 def test_alibi_is_as_float64_says(isa, data):
     draw = data.draw

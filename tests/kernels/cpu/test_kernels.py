@@ -14,7 +14,6 @@ from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.mask_form import attended, gathers
 from redblue.lab import reference
 from support.attention import (
-    DRAWN,
     DTYPES,
     Case,
     backward,
@@ -22,6 +21,7 @@ from support.attention import (
     check_backward,
     check_forward,
     described,
+    drawn,
     forward,
     in_sums,
     kept,
@@ -45,13 +45,13 @@ def example(q_shape, k_shape, d_v=None, dtype="float32", times=1.0, start=0, **o
     return Case(*(x.astype(dtype) for x in (q * times, k * times, v, dout)), options)
 
 
-@DRAWN
+@drawn()
 @given(case=cases())
 def test_forward_is_as_close_to_float64_as_the_unfused_expression(isa, case):
     check_forward(case)
 
 
-@DRAWN
+@drawn()
 @given(case=cases())
 def test_backward_is_as_close_to_float64_as_the_unfused_expression(isa, case):
     check_backward(case)
@@ -209,7 +209,7 @@ def check_one_key_has_it_all(case):
 # Gradients that only the compiled core returns ------------------------------------------------------
 
 
-@DRAWN
+@drawn()
 @given(data=st.data())
 def test_gradients_of_bias_sinks_and_lse(isa, data):
     case = data.draw(cases())

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, Problem, count
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.mask_form import attended
 from redblue.masks.rules.bands import Window
-from support.attention import DRAWN, DTYPES, described, running
+from support.attention import DTYPES, described, drawn, running
 from support.mask_oracle import compositions
 from support.spaces import masks
 
@@ -51,7 +51,7 @@ def moved(row, problem, tile, gathers=False):
     return cpu.backward(sizes, p.dtype, *(described(x) for x in (q, k, v, out, lse, dout, *written)), **common)
 
 
-DRAWN_LESS = settings(DRAWN, max_examples=DRAWN.max_examples // 4)  # of the slow ones
+DRAWN_LESS = drawn(25)  # of the slow ones
 
 
 def expected(schedule, problem, rows, cols):
@@ -59,7 +59,7 @@ def expected(schedule, problem, rows, cols):
     return counted.reads, counted.writes
 
 
-@DRAWN
+@drawn()
 @given(problem=problems("forward"), rows=st.integers(1, 150), cols=st.integers(1, 150))
 def test_forward_moves_what_flash_moves(isa, problem, rows, cols):
     measured = moved(isa, problem, cpu.Tile(rows, cols))
@@ -69,14 +69,14 @@ def test_forward_moves_what_flash_moves(isa, problem, rows, cols):
     assert measured == expected("flash", problem, rows, cols)
 
 
-@DRAWN
+@drawn()
 @given(problem=problems("backward"), cols=st.integers(1, 150))
 def test_backward_moves_what_flash_onepass_moves(isa, problem, cols):
     rows = isa.lanes(cpu.NUMBERS[problem.dtype])
     assert moved(isa, problem, cpu.Tile(rows, cols)) == expected("flash_onepass", problem, rows, cols)
 
 
-@DRAWN
+@drawn()
 @given(problem=problems("backward"), edges=st.tuples(*[st.integers(1, 150)] * 3))
 def test_two_passes_move_what_flash_moves(isa, problem, edges):
     """A mask of listed runs is counted as if widened to whole panels of stacked rows."""
