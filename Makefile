@@ -179,9 +179,16 @@ $(VENV)/tools.stamp: pyproject.toml constraints.txt $(VENV)/python.stamp
 	$(PIP) scikit-build-core nanobind cmake ninja
 	@touch $@
 
-# Without bytecode, which Python writes at the first import: most modules of these packages are never imported.
+# Without bytecode, which Python writes at the first import: most modules of these packages are never imported. The
+# dependencies are installed while the C++ core is compiled. (Before Python 3.11, the tools bring tomli.)
+DEPENDENCIES = import sys; toml = __import__("tomllib" if sys.version_info >= (3, 11) else "tomli"); \
+	print(*toml.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
+
 $(VENV)/redblue.stamp: $(SOURCES) $(VENV)/tools.stamp
-	$(PIP) --no-compile --no-build-isolation --editable .
+	$(BIN)/python -c '$(DEPENDENCIES)' > $(VENV)/dependencies.txt
+	$(PIP) --no-compile -r $(VENV)/dependencies.txt & dependencies=$$!; \
+	$(PIP) --no-compile --no-deps --no-build-isolation --editable .; core=$$?; \
+	wait $$dependencies && exit $$core
 	@touch $@
 
 # The tools of developers, apart: a first report does not wait for them. The second installation builds nothing.

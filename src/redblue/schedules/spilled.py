@@ -7,7 +7,7 @@ in `small_cache`, the papers' algorithm, it streams by in slices, as the keys do
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,25 +116,39 @@ def spill_and_output_tiles(
         words,
         pairs,
     )
-    out_rows, out_cols = pair_edges(
-        edges(p.n_q, multiple["out_rows"], not pairs.is_full),
-        edges(p.d_v, multiple["out_cols"]),
+    out = _output_tiles(p, words, multiple["out_rows"], multiple["out_cols"], depth)
+    if not len(rows) or not len(out.rows):
+        return None
+    # The phases share one term: each column block of the output reads the maxima of every score tile. So combine the
+    # best output tile for each number of column blocks with every score tile.
+    total = cost(rows, cols).words[None] + out.words[:, None] + out.times[:, None] * pairs.sums(1, cols).tiles[None]
+    o, s = np.unravel_index(int(np.argmin(total)), total.shape)
+    return int(rows[s]), int(cols[s]), depth, int(out.rows[o]), int(out.cols[o])
+
+
+class _OutputTiles(NamedTuple):
+    rows: np.ndarray
+    cols: np.ndarray
+    times: np.ndarray  # column blocks of the output
+    words: np.ndarray  # without the reads of the maxima of score tiles
+
+
+@lru_cache(maxsize=256)  # the schedules search the same output tiles, each at every capacity of a curve
+def _output_tiles(p: Problem, words: int, rows_multiple: int, cols_multiple: int, depth: int) -> _OutputTiles:
+    """Return the output tile that moves the fewest words, for each number of column blocks; empty if none fit."""
+    pairs = p.mask.on(p.n_q, p.n_k)
+    rows, cols = pair_edges(
+        edges(p.n_q, rows_multiple, not pairs.is_full),
+        edges(p.d_v, cols_multiple),
         lambda r, c: spilled_output_peak(pairs, p.d_v, r, c, depth),
         words,
         pairs,
     )
-    if not len(rows) or not len(out_rows):
-        return None
-    # The phases share one term: each column block of the output reads the maxima of every score tile. So find the best
-    # output tile for each number of column blocks, and combine each of these tiles with every score tile.
-    times, maxima = ceil_div(p.d_v, out_cols), pairs.sums(1, cols).tiles
-    output_words = spilled_output_cost(pairs, p.d_v, p.n_k, out_rows, out_cols, depth).words
-    output_words = output_words - times * pairs.sums(1, p.n_k).tiles  # without the shared term
-    order = np.lexsort((output_words, times))
+    times = ceil_div(p.d_v, cols)
+    moved = spilled_output_cost(pairs, p.d_v, p.n_k, rows, cols, depth).words - times * pairs.sums(1, p.n_k).tiles
+    order = np.lexsort((moved, times))
     best = order[np.unique(times[order], return_index=True)[1]]
-    total = cost(rows, cols).words[None] + output_words[best][:, None] + times[best][:, None] * maxima[None]
-    o, s = np.unravel_index(int(np.argmin(total)), total.shape)
-    return int(rows[s]), int(cols[s]), depth, int(out_rows[best[o]]), int(out_cols[best[o]])
+    return _OutputTiles(rows[best], cols[best], times[best], moved[best])
 
 
 def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays: bool) -> ForwardTiles | None:
