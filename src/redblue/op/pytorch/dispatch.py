@@ -51,7 +51,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
 
 
 def attention_backward(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options, dlse: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and delta, the row sums of dout * out, from the outputs of `attention` for tensors of four dimensions.
 
@@ -67,7 +67,7 @@ def attention_backward(
         raise RedblueError("seed must be that of the forward pass: without it, other probabilities would be dropped")
     options = options._replace(seed=drawn_seed(q, options.seed) if options.dropout else None)
     with torch.no_grad():
-        dq, dk, dv, _, delta = ops.backward_op(dout, None, q, k, v, out, lse, *options.for_backward.flat, False)
+        dq, dk, dv, _, delta = ops.backward_op(dout, dlse, q, k, v, out, lse, *options.for_backward.flat, False)
     return dq, dk, dv, delta
 
 
