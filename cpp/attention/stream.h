@@ -95,8 +95,8 @@ struct Stream {
 };
 
 // Where the rows and keys of a stream lie in the whole problem that the call is a part of. kGiven: whether the call has
-// positions; if not, it is the whole. Positions are int64: the whole's n_q, n_k and heads, the index of the call's first
-// head among them, then the place of each query, then that of each key.
+// positions; if not, it is the whole. Positions are int64: the whole's n_q, n_k and heads, the index of the call's
+// first head among them, then the place of each query, then that of each key.
 template <bool kGiven>
 struct Places {
   const Stream& s;
