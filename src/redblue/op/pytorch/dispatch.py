@@ -16,11 +16,15 @@ from redblue.masks.rules.bands import Window
 from redblue.op import checks
 from redblue.op.pytorch import autograd, layouts, ops, sharding
 from redblue.op.pytorch.masks import graph_name_of, name_of, traced_name_of
+from redblue.op.pytorch.positions import packed
 
 
 def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False) -> Any:
     """redblue.attention for tensors. Raises RedblueError for arguments that no kernel takes."""
     options = checked(options)
+    if options.positions is not None:
+        _check_tensors({"q": q, "k": k, "v": v})
+        options = options._replace(positions=packed(q, k, v, options))
     arrays = [x for x in options.arrays if x is not None]
     if arrays:
         check_gradients(options)
@@ -59,6 +63,9 @@ def attention_backward(
     this part. Dropout needs the seed of the forward pass. A bias gets no gradient. Nothing is broadcast.
     """
     options = checked(options)
+    if options.positions is not None:
+        _check_tensors({"q": q, "k": k, "v": v})
+        options = options._replace(positions=packed(q, k, v, options))
     tensors = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     _check_tensors(tensors | {name: x for name, _, x in options.present_arrays()})
     mask = options.mask  # held while its name is in use
