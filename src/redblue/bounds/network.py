@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -37,17 +38,21 @@ SHARES_TEXT = {
 class NetworkBound:
     """A lower bound on words over the network, for one problem and P processes.
 
-    most_words: words that the busiest process sends and receives. all_words: the same, summed over all processes; each
-    word that crosses the network is sent once and received once. Statistics of rows, such as the log-sum-exp, are not
-    counted.
+    words: words that cross the network, each once. both_words: words that the busiest process sends and receives,
+    together; most_words: the more numerous of the two. Statistics of rows, such as the log-sum-exp, are not counted.
     """
 
     name: str
-    most_words: int
-    all_words: int
+    words: int
+    both_words: int
     formula: str
     conditions: str
     source: str
+
+    @property
+    def most_words(self) -> int:
+        """Words that some process sends, or words that some process receives: half of both, rounded up."""
+        return (self.both_words + 1) // 2
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ def network_bounds(
     work: str | Sequence[int] = "any",
     shares: str = "tokens",
 ) -> list[NetworkBound]:
-    """Return all bounds for the problem on `world_size` processes, in descending order of `most_words`.
+    """Return all bounds for the problem on `world_size` processes, in descending order of `both_words`.
 
     words: M, the memory of one process in words; None: unbounded. work: "balanced", "any", or the attended pairs that
     each process works on, summed over all heads. shares: "tokens", "balanced" or "any", as docs/lab/network.md defines
@@ -158,12 +163,12 @@ def network_bounds(
     for row in ROWS:
         values = [_least(curve, case, given) for curve in row.curves(case)]
         if values:
-            most, total = (max(column) for column in zip(*values, strict=True))
+            crossing, both = (max(column) for column in zip(*values, strict=True))
             conditions = f"{row.conditions(problem.direction)}; {text}"
-            found.append(_bound(row.name, most, total, row.formula, conditions, row.source))
+            found.append(_bound(row.name, crossing, both, row.formula, conditions, row.source))
     if words is not None:
         found.append(_phases(case, _memory(words, case), text))
-    return sorted(found, key=lambda bound: -bound.most_words)
+    return sorted(found, key=lambda bound: (-bound.both_words, -bound.words))
 
 
 def network_bound(
@@ -173,12 +178,13 @@ def network_bound(
     work: str | Sequence[int] = "any",
     shares: str = "tokens",
 ) -> NetworkBound:
-    """Return the bound of `network_bounds` with the most words of the busiest process."""
+    """Return the bound of `network_bounds` with the most words that the busiest process sends and receives."""
     return network_bounds(problem, world_size, words, work, shares)[0]
 
 
-def _bound(name: str, most: float, total: float, formula: str, conditions: str, source: str) -> NetworkBound:
-    return NetworkBound(name, int(most * ROUNDING), int(total * ROUNDING), formula, conditions, source)
+def _bound(name: str, crossing: float, both: float, formula: str, conditions: str, source: str) -> NetworkBound:
+    words, both_words = (math.ceil(each * ROUNDING) for each in (crossing, both))
+    return NetworkBound(name, words, both_words, formula, conditions, source)
 
 
 def _work(work: str | Sequence[int], case: Case) -> str | list[int]:
@@ -208,7 +214,7 @@ def _memory(words: int, case: Case) -> int:
 
 
 def _least(curve: Curve, case: Case, work: str | list[int]) -> tuple[float, float]:
-    """Return the least words of the busiest process, and of all processes, sent plus received.
+    """Return the least words that cross the network, and those that the busiest process sends and receives.
 
     A word that a process lacks crosses the network for this process alone, and is then both sent and received.
     """
@@ -219,10 +225,10 @@ def _least(curve: Curve, case: Case, work: str | list[int]) -> tuple[float, floa
     if isinstance(work, list):
         lacking = [curve.words(each) for each in work]
         crossing = max(0.0, sum(lacking) - held)
-        return max(2 * crossing / world, max(lacking) if not held else 0.0), 2 * crossing
+        return crossing, max(2 * crossing / world, max(lacking) if not held else 0.0)
     if work == "balanced":
         crossing = max(0.0, world * curve.mean_words(mean, -(-case.pairs // world)) - held)
-        return 2 * crossing / world, 2 * crossing
+        return crossing, 2 * crossing / world
     if held:
         return 0.0, 0.0
     return _any_work(curve, world, mean, case.pairs)
@@ -233,13 +239,13 @@ def _any_work(curve: Curve, world: int, mean: float, pairs: int) -> tuple[float,
 
     For each threshold, either some process works on more pairs, or none does; both cases bound the words from below.
     """
-    most = total = 0.0
+    both = crossing = 0.0
     for step in range(STEPS + 1):
         threshold = mean * (pairs / mean) ** (step / STEPS)
         alone, average = curve.words(threshold), curve.mean_words(mean, threshold)
-        most = max(most, min(alone, 2 * average))
-        total = max(total, min(2 * alone, 2 * world * average))
-    return max(most, total / world), total
+        both = max(both, min(alone, 2 * average))
+        crossing = max(crossing, min(alone, world * average))
+    return crossing, max(both, 2 * crossing / world)
 
 
 def _phases(case: Case, words: int, text: str) -> NetworkBound:
@@ -260,8 +266,8 @@ def _phases(case: Case, words: int, text: str) -> NetworkBound:
     )
     return _bound(
         "phases",
+        total / 2,
         max(0, alone, total / world),
-        total,
         "max over L of L (ceil(pairs / G(d, d_v, M + L)) - 1), less the outputs that end on the process",
         f"{CHAINS}; {text.split('; ', 1)[1]}; a process holds at most M words at any time",
         HERE + "Theorem N4 (docs/lab/theory.md, Theorem 3, on one process)",

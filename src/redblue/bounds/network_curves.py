@@ -1,8 +1,8 @@
 """The words that a process of a network lacks for its share of the pairs: curves over the number of pairs.
 
 Proofs: docs/lab/network.md. A process that works on z pairs of one stream needs words of rows and of keys. The words
-that it neither holds at the start nor keeps at the end must cross the network. For one stream these words are 0 up to a number
-of pairs that cost nothing, and concave from there on. Over the streams of a problem and over the processes, such
+that it neither holds at the start nor keeps at the end must cross the network. For one stream these words are 0 up to a
+number of pairs that cost nothing, and concave from there on. Over the streams of a problem and over the processes, such
 functions are least at extreme points, so the minimum over all distributions of work has a closed form.
 """
 
