@@ -28,7 +28,7 @@ WORK_TEXT = {
     "given": "the pairs of each process are given",
 }
 SHARES_TEXT = {
-    "tokens": "each process holds at most ceil(n / P) tokens of every head, the same of Q, K, V and O if n_q = n_k",
+    "tokens": "each process holds at most ceil(n / P) tokens, those of every head, and of Q, K, V and O if n_q = n_k",
     "balanced": "each process holds at most the words of ceil(n / P) tokens of all heads, whichever they are",
     "any": "each word is held by one process, any number of them by one process",
 }
@@ -142,12 +142,14 @@ def network_bounds(
     words: int | None = None,
     work: str | Sequence[int] = "any",
     shares: str = "tokens",
+    most_tokens: int | None = None,
 ) -> list[NetworkBound]:
     """Return all bounds for the problem on `world_size` processes, in descending order of `both_words`.
 
     words: M, the memory of one process in words; None: unbounded. work: "balanced", "any", or the attended pairs that
     each process works on, summed over all heads. shares: "tokens", "balanced" or "any", as docs/lab/network.md defines
-    them. With any work and any shares, one process may hold and do everything, and the bounds are 0.
+    them. With any work and any shares, one process may hold and do everything, and the bounds are 0. most_tokens: the
+    most tokens that one process holds, of n_q and of n_k; None: ceil(n / world_size).
     Raises RedblueError for any other value, if the pairs of the processes do not sum to those of the problem, and if
     the processes together cannot hold the problem's words.
     """
@@ -156,7 +158,9 @@ def network_bounds(
         raise RedblueError("network bounds cover problems of direction forward and backward, without pages")
     if shares not in SHARES:
         raise RedblueError(f"shares must be one of {', '.join(SHARES)}, got {shares!r}")
-    case = Case(problem, world_size, shares, curves.sizes(problem, world_size))
+    if most_tokens is not None:
+        whole_number("most_tokens", most_tokens, -(-max(problem.n_q, problem.n_k) // world_size))
+    case = Case(problem, world_size, shares, curves.sizes(problem, world_size, most_tokens))
     given = _work(work, case)
     text = f"{WORK_TEXT[work if isinstance(work, str) else 'given']}; {SHARES_TEXT[shares]}"
     found = []
@@ -177,9 +181,10 @@ def network_bound(
     words: int | None = None,
     work: str | Sequence[int] = "any",
     shares: str = "tokens",
+    most_tokens: int | None = None,
 ) -> NetworkBound:
     """Return the bound of `network_bounds` with the most words that the busiest process sends and receives."""
-    return network_bounds(problem, world_size, words, work, shares)[0]
+    return network_bounds(problem, world_size, words, work, shares, most_tokens)[0]
 
 
 def _bound(name: str, crossing: float, both: float, formula: str, conditions: str, source: str) -> NetworkBound:

@@ -52,8 +52,8 @@ class Sizes(NamedTuple):
         return self.rows * self.row_words + self.keys * self.key_words
 
 
-def sizes(problem: Problem, world_size: int) -> Sizes:
-    """Return the sizes of one stream of the problem, divided over `world_size` processes."""
+def sizes(problem: Problem, world_size: int, most_tokens: int | None = None) -> Sizes:
+    """Return the sizes of one stream of the problem. most_tokens: held by one process; None: ceil(n / world_size)."""
     pairs = problem.one_stream().mask.on(problem.group * problem.n_q, problem.n_k)
     rows, keys = pairs.rows_of(range(pairs.n_cols)), pairs.cols_of(range(pairs.n_rows))
     d, d_v, more = problem.d, problem.d_v, problem.direction == "backward"
@@ -63,8 +63,8 @@ def sizes(problem: Problem, world_size: int) -> Sizes:
         key_words=(d + d_v) * (1 + more),
         rows=sum(map(len, rows)),
         keys=sum(map(len, keys)),
-        held_rows=problem.group * -(-problem.n_q // world_size),
-        held_keys=-(-problem.n_k // world_size),
+        held_rows=problem.group * (most_tokens or -(-problem.n_q // world_size)),
+        held_keys=most_tokens or -(-problem.n_k // world_size),
         group=problem.group,
     )
 
