@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import tempfile
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,7 @@ class Processes:
         task = pickle.dumps((function, arguments))
         for connection in self.connections:
             connection.send(task)
-        results = []
-        for connection in self.connections:
-            try:
-                results.append(connection.recv() if connection.poll(wait_seconds) else (False, ("Hung", "", "")))
-            except EOFError:
-                results.append(None)
-        return results
+        return [_outcome(connection, wait_seconds) for connection in self.connections]
 
     def run(self, function: Any, *arguments: Any) -> list[Any]:
         """The results of function(*arguments) in all processes, by rank."""
@@ -68,12 +63,17 @@ class Processes:
 
     def close(self) -> None:
         for connection in self.connections:
-            try:
+            with suppress(OSError):  # its process died
                 connection.send(None)
-            except OSError:
-                continue
         for process in self.processes:
             process.join(10)
             if process.is_alive():
                 process.kill()
         self.folder.cleanup()
+
+
+def _outcome(connection: Any, wait_seconds: float) -> Any:
+    try:
+        return connection.recv() if connection.poll(wait_seconds) else (False, ("Hung", "", ""))
+    except EOFError:
+        return None

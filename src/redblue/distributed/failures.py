@@ -48,7 +48,8 @@ class Failures:
             raise ProcessFailed(
                 suspect,
                 f"rank {suspect} died, or did not answer within the group's timeout (rank {self.rank} waited for ranks "
-                f"{sorted(set(ranks))}): start the processes again, or raise the timeout of init_process_group. {error}",
+                f"{sorted(set(ranks))}): start the processes again, or give init_process_group a longer timeout. "
+                f"{error}",
             ) from error
 
     def _culprit(self, suspect: int) -> int:
@@ -67,7 +68,7 @@ class Failures:
             return suspect
         return suspect
 
-    def _note(self, store: dist.Store, rank: int) -> int | None:
+    def _note(self, store: distributed_c10d.Store, rank: int) -> int | None:
         key, end = f"{self.prefix}/{rank}", time.monotonic() + GRACE_SECONDS
         while time.monotonic() < end:
             if store.check([key]):

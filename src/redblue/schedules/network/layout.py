@@ -76,8 +76,8 @@ class Layout:
 
     queries, keys: the placements of the two sequences. travel: how keys come to a process of a grid with several rows:
     "ring", from the row before, one unit after another; "direct", from their owners, one unit after another; "gather",
-    from their owners, all at once, and they stay. per_head: a mask with planes for batch entries and heads, in the place
-    of the problem's.
+    from their owners, all at once, and they stay. per_head: a mask with planes for batch entries and heads, in
+    the place of the problem's.
 
     Raises RedblueError if the heads cannot be divided into the parts.
     """
