@@ -9,6 +9,7 @@ from typing import NamedTuple
 from redblue.base.dtypes import BYTES_PER_WORD, sum_dtype
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.machine.network import CountingNetwork, Network, Shape, Traffic
+from redblue.masks import Mask
 from redblue.problem import Problem
 from redblue.schedules.network import closed_form, program
 from redblue.schedules.network.layout import KEY_ARRAYS, SUMS, WHOLE, Grid, Layout, Part
@@ -72,32 +73,27 @@ def get(name: str) -> NetworkSchedule:
     return SCHEDULES[name]
 
 
-def layouts(name: str, problem: Problem, processes: int, placement: str | Placement = "contiguous") -> list[Layout]:
-    """The layouts of a schedule that can divide the heads. Raises RedblueError, which says why, if there is none."""
+def layouts(
+    name: str,
+    problem: Problem,
+    processes: int,
+    placement: str | Placement = "contiguous",
+    per_head: Mask | None = None,
+) -> list[Layout]:
+    """The layouts of a schedule that can divide the heads. Raises RedblueError, which says why, if there is none.
+
+    per_head: a mask with planes, in the place of the problem's.
+    """
     schedule = get(name)
     queries = placement_of(placement, problem.n_q, processes)
     keys = queries if problem.n_k == problem.n_q else placement_of(placement, problem.n_k, processes)
-    found, refusal = [], None
-    for grid in schedule.grids(processes):
-        try:
-            found.append(Layout(problem, grid, queries, keys, schedule.travel))
-        except RedblueError as error:
-            refusal = error
-    if not found:
-        assert refusal is not None
-        raise refusal
-    return found
+    grids = schedule.grids(processes)
+    fitting = [grid for grid in grids if grid.divides(problem)]
+    return [Layout(problem, grid, queries, keys, schedule.travel, per_head) for grid in fitting or grids]
 
 
-def layout(
-    name: str, problem: Problem, processes: int, placement: str | Placement = "contiguous", grid: Grid | None = None
-) -> Layout:
-    """The layout of a schedule on which a process moves the fewest words; with `grid`, that one."""
-    candidates = layouts(name, problem, processes, placement)
-    if grid is not None:
-        candidates = [c for c in candidates if c.grid == grid]
-        if not candidates:
-            raise RedblueError(f"{name} has no grid {tuple(grid)} of {processes} processes that divides the heads")
+def fewest_words(candidates: list[Layout]) -> Layout:
+    """The layout on which the busiest process moves the fewest words."""
     return min(candidates, key=lambda c: traffic(c).most_words) if len(candidates) > 1 else candidates[0]
 
 
@@ -156,9 +152,9 @@ __all__ = [
     "Part",
     "Placement",
     "count",
+    "fewest_words",
     "get",
     "inputs",
-    "layout",
     "layouts",
     "placement_of",
     "run",

@@ -34,6 +34,11 @@ class Grid(NamedTuple):
     def processes(self) -> int:
         return self.head_parts * self.rows * self.cols
 
+    def divides(self, problem: Problem) -> bool:
+        """Whether the problem's heads can be divided into the parts."""
+        parts, heads, kv_heads = self.head_parts, problem.heads, problem.kv_heads
+        return heads % parts == 0 and (kv_heads % parts == 0 or parts % kv_heads == 0)
+
     def at(self, row: int, col: int, part: int) -> int:
         """The process there; rows wrap around."""
         return (row % self.rows * self.cols + col) * self.head_parts + part
@@ -71,7 +76,8 @@ class Layout:
 
     queries, keys: the placements of the two sequences. travel: how keys come to a process of a grid with several rows:
     "ring", from the row before, one unit after another; "direct", from their owners, one unit after another; "gather",
-    from their owners, all at once, and they stay.
+    from their owners, all at once, and they stay. per_head: a mask with planes for batch entries and heads, in
+    the place of the problem's.
 
     Raises RedblueError if the heads cannot be divided into the parts.
     """
@@ -81,10 +87,11 @@ class Layout:
     queries: Placement
     keys: Placement
     travel: str
+    per_head: Mask | None = None
 
     def __post_init__(self) -> None:
-        parts, heads, kv_heads = self.grid.head_parts, self.problem.heads, self.problem.kv_heads
-        if heads % parts or (kv_heads % parts and parts % kv_heads):
+        if not self.grid.divides(self.problem):
+            parts, heads, kv_heads = self.grid.head_parts, self.problem.heads, self.problem.kv_heads
             raise RedblueError(
                 f"{heads} heads with {kv_heads} key heads cannot be divided among {parts} processes: both must be "
                 f"multiples of {parts}, or {parts} a multiple of the key heads"
@@ -221,7 +228,7 @@ class Layout:
 
     @property
     def mask(self) -> Mask:
-        return self.problem.mask
+        return self.problem.mask if self.per_head is None else self.per_head
 
     def _keys_of_row(self, row: int) -> np.ndarray:
         if row not in self._row_keys:

@@ -1,0 +1,6 @@
+"""Attention over several processes of torch.distributed: sequences beyond one machine's memory."""
+
+from redblue.distributed.operator import attention
+from redblue.distributed.sequences import best_placement, gather, shard
+
+__all__ = ["attention", "best_placement", "gather", "shard"]
