@@ -72,7 +72,7 @@ void set_sizes(Call& call, const Sizes& sizes) {
   if (call.leads >= redblue::kMaxLead)
     throw std::invalid_argument("at most " + std::to_string(redblue::kMaxLead - 1) + " leading dimensions");
   std::copy(sizes.lead.begin(), sizes.lead.end(), call.lead_sizes);
-  call.kv_heads = sizes.kv_heads, call.group = sizes.group;
+  call.kv_heads = sizes.kv_heads, call.group = sizes.group, call.heads = sizes.kv_heads * sizes.group;
   call.n_q = sizes.n_q, call.n_k = sizes.n_k, call.d = sizes.d, call.d_v = sizes.d_v;
 }
 

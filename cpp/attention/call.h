@@ -151,6 +151,7 @@ struct Call : Options {
   int leads = 0;
   std::int64_t lead_sizes[kMaxLead] = {};
   std::int64_t kv_heads = 1, group = 1, n_q = 0, n_k = 0, d = 1, d_v = 1;
+  std::int64_t heads = 1;  // query heads of a batch entry, also where a stream is only one of them
 
   Array q, k, v, out;     // forward writes out
   Array lse;              // of sums, (lead..., heads, n_q), contiguous; forward writes, backward reads

@@ -28,29 +28,33 @@ inline void philox(V<unsigned> (&counter)[4], std::uint64_t seed) {
 }
 
 // tile (keys x lanes) <- 0 where the probability is dropped, otherwise 1 / (1 - dropout). The counter is (number of the
-// row, key / 4), so the result depends on neither tiles nor threads.
-template <class Sum>
-void dropout_tile(const Stream& s, const Rows& rows, long j, long keys, Sum* tile) {
+// row, key / 4) in the whole problem, so the result depends on neither tiles nor threads.
+template <class Sum, bool kGiven>
+void dropout_tile(const Stream& s, const Places<kGiven>& places, const Rows& rows, long j, long keys, Sum* tile) {
   constexpr int U = kLanesOf<unsigned>;
   const Call& call = s.call;
   const Sum kept = Sum(1 / (1 - call.dropout));
   // The least word whose probability is kept.
   const auto least = static_cast<std::uint64_t>(call.dropout * 4294967296.0);
-  for (long v = 0; v < rows.lanes; v += U)
-    for (long quarter = j / 4; quarter * 4 < j + keys; quarter++) {
-      V<unsigned> words[4] = {};
-      for (int lane = 0; lane < U; lane++) {
-        const std::uint64_t row = s.number(rows.start + std::min(v + lane, rows.count - 1));
-        words[0][lane] = unsigned(row);
-        words[1][lane] = unsigned(row >> 32);
-      }
-      words[2] = splat(unsigned(quarter));
-      philox(words, call.seed);
-      for (long x = 0; x < 4; x++) {
-        const long key = quarter * 4 + x - j;
-        if (key < 0 || key >= keys) continue;
-        for (int lane = 0; lane < U && v + lane < rows.lanes; lane++)
-          tile[key * rows.lanes + v + lane] = words[x][lane] >= least ? kept : 0;
-      }
+  for (long v = 0; v < rows.lanes; v += U) {
+    V<unsigned> low, high, words[4];
+    for (int lane = 0; lane < U; lane++) {
+      const std::uint64_t row = places.number(rows.start + std::min(v + lane, rows.count - 1));
+      low[lane] = unsigned(row);
+      high[lane] = unsigned(row >> 32);
     }
+    for (long key = 0; key < keys; key++) {
+      const std::int64_t place = places.key(j + key), quarter = place >> 2;
+      if (!key || quarter != places.key(j + key - 1) >> 2) {
+        words[0] = low, words[1] = high, words[2] = splat(unsigned(quarter)), words[3] = splat(0u);
+        philox(words, call.seed);
+      }
+      for (int lane = 0; lane < U && v + lane < rows.lanes; lane++)
+        tile[key * rows.lanes + v + lane] = words[place & 3][lane] >= least ? kept : 0;
+    }
+  }
+}
+template <class Sum>
+void dropout_tile(const Stream& s, const Rows& rows, long j, long keys, Sum* tile) {
+  with_places(s, [&](const auto& places) { dropout_tile<Sum>(s, places, rows, j, keys, tile); });
 }

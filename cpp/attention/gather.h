@@ -78,7 +78,8 @@ struct Gather : Formats<T, F> {
   }
 
   // to[x] <- 0 if the pair is dropped, otherwise 1 / (1 - dropout); draws the same random words as dropout_tile.
-  __attribute__((noinline)) static void draw(const Pairs& pairs, Sum* to) {
+  template <bool kGiven>
+  __attribute__((noinline)) static void draw(const Pairs& pairs, const Places<kGiven>& places, Sum* to) {
     constexpr int U = kLanesOf<unsigned>;
     const Call& call = pairs.s.call;
     const Sum kept = Sum(1 / (1 - call.dropout));
@@ -87,14 +88,18 @@ struct Gather : Formats<T, F> {
       const long here = std::min<long>(U, pairs.count - x);
       V<unsigned> words[4] = {};
       for (long lane = 0; lane < here; lane++) {
-        const std::uint64_t row = pairs.s.number(pairs.row(x + lane));
+        const std::uint64_t row = places.number(pairs.row(x + lane));
         words[0][lane] = unsigned(row);
         words[1][lane] = unsigned(row >> 32);
-        words[2][lane] = unsigned(pairs.key(x + lane) / 4);
+        words[2][lane] = unsigned(places.key(pairs.key(x + lane)) >> 2);
       }
       philox(words, call.seed);
-      for (long lane = 0; lane < here; lane++) to[x + lane] = words[pairs.key(x + lane) % 4][lane] >= least ? kept : 0;
+      for (long lane = 0; lane < here; lane++)
+        to[x + lane] = words[places.key(pairs.key(x + lane)) & 3][lane] >= least ? kept : 0;
     }
+  }
+  static void draw(const Pairs& pairs, Sum* to) {
+    with_places(pairs.s, [&](const auto& places) { draw(pairs, places, to); });
   }
 
   // The forward pass of queries first .. stop - 1 of one stream.

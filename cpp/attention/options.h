@@ -16,8 +16,9 @@ struct Options {
   Number bias_number = Number::kFloat32;  // kBool: true means attend
   Array sinks;                            // of sums, one per head
   Array alibi;                            // of sums, a slope per query head; rows and columns share it
+  Array positions;                        // of int64: where the rows and keys lie in a whole problem; see Places
   double dropout = 0;                     // the share of probabilities that become 0; the others grow by 1 / (1 - it)
-  std::uint64_t seed = 0;                 // the choice depends on the seed and the positions of row and key only
+  std::uint64_t seed = 0;                 // the choice depends on the seed and the places of row and key only
 
   // Calls visit(name, field) for each option.
   template <class Visit>
@@ -28,6 +29,7 @@ struct Options {
     visit("bias_number", bias_number);
     visit("sinks", sinks);
     visit("alibi", alibi);
+    visit("positions", positions);
     visit("dropout", dropout);
     visit("seed", seed);
   }
@@ -74,24 +76,24 @@ inline Sum alibi_slope(const Stream& s, long r) {
   const Array& alibi = s.call.alibi;
   return *at<const Sum>(alibi, s.offset(alibi) + (s.kv_head * s.call.group + r % s.call.group) * alibi.head);
 }
-// The key that lies at the position of row r's query; the last query and the last key are aligned.
-inline std::int64_t own_key(const Stream& s, long r) { return r / s.call.group + s.call.n_k - s.call.n_q; }
 
 // ALiBi: scores (keys x lanes) <- scores - slope |position of the query - position of the key|. The product is rounded
 // before it is subtracted, so that no compiler's choice of fused operations can make the two passes differ.
-template <class Sum>
-void add_alibi(const Stream& s, const Rows& rows, long j, long keys, Sum* scores) {
+template <class Sum, bool kGiven>
+void add_alibi(const Stream& s, const Places<kGiven>& places, const Rows& rows, long j, long keys, Sum* scores) {
   constexpr int L = kLanesOf<Sum>;
+  const std::int64_t first = places.key(j);
   for (long v = 0; v < rows.lanes; v += L) {
     V<Sum> slope, own;
     for (long lane = 0; lane < L; lane++) {
       const long r = rows.start + std::min(v + lane, rows.count - 1);
       slope[lane] = alibi_slope<Sum>(s, r);
-      own[lane] = Sum(own_key(s, r) - j);
+      own[lane] = Sum(places.own_key(r) - first);
     }
     for (long key = 0; key < keys; key++) {
       Sum* const p = scores + key * rows.lanes + v;
-      store(p, load(p) - rounded<Sum>(slope * magnitude<Sum>(own - splat(Sum(key)))));
+      const V<Sum> distance = magnitude<Sum>(own - splat(Sum(places.key(j + key) - first)));
+      store(p, load(p) - rounded<Sum>(slope * distance));
     }
   }
 }
@@ -115,7 +117,8 @@ void finish_scores(const Stream& s, const Rows& rows, long j, long keys, Sum* sc
   } else {
     for (long x = 0; x < size; x += L) store(scores + x, load(scores + x) * scale);
   }
-  if (call.alibi.data) add_alibi(s, rows, j, keys, scores);
+  if (call.alibi.data)
+    with_places(s, [&](const auto& places) { add_alibi<Sum>(s, places, rows, j, keys, scores); });
   if (call.bias.data) {
     load_bias(s, rows, j, keys, bias, scratch);
     for (long x = 0; x < size; x += L) store(scores + x, load(scores + x) + load(bias + x));
@@ -136,14 +139,14 @@ Sum bias_at(const Stream& s, long row, long key) {
 }
 
 // As add_alibi of a tile; by queries and by keys, scores are rounded alike.
-template <class Sum>
-__attribute__((noinline)) void add_alibi(const Pairs& pairs, Sum* scores) {
+template <class Sum, bool kGiven>
+__attribute__((noinline)) void add_alibi(const Pairs& pairs, const Places<kGiven>& places, Sum* scores) {
   constexpr int L = kLanesOf<Sum>;
   const V<Sum> slope = splat(alibi_slope<Sum>(pairs.s, pairs.head));
   for (long x = 0; x < pairs.count; x += L) {
     V<Sum> distance = V<Sum>{};
     for (long lane = 0; lane < std::min<long>(L, pairs.count - x); lane++)
-      distance[lane] = Sum(std::abs(own_key(pairs.s, pairs.row(x + lane)) - pairs.key(x + lane)));
+      distance[lane] = Sum(std::abs(places.own_key(pairs.row(x + lane)) - places.key(pairs.key(x + lane))));
     store(scores + x, load(scores + x) - rounded<Sum>(slope * distance));
   }
 }
@@ -166,7 +169,7 @@ __attribute__((noinline)) void finish_scores(const Pairs& pairs, Sum* scores, Su
       store(scores + x, load(scores + x) * scale);
     }
   }
-  if (call.alibi.data) add_alibi(pairs, scores);
+  if (call.alibi.data) with_places(pairs.s, [&](const auto& places) { add_alibi<Sum>(pairs, places, scores); });
   if (call.bias.data)
     for (long x = 0; x < pairs.count; x++) scores[x] += bias_at<Sum>(pairs.s, pairs.row(x), pairs.key(x));
 }

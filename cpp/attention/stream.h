@@ -94,6 +94,42 @@ struct Stream {
   }
 };
 
+// Where the rows and keys of a stream lie in the whole problem that the call is a part of. kGiven: whether the call has
+// positions; if not, it is the whole. Positions are int64: the whole's n_q, n_k and heads, the index of the call's
+// first head among them, then the place of each query, then that of each key.
+template <bool kGiven>
+struct Places {
+  const Stream& s;
+
+  const std::int64_t* given() const { return reinterpret_cast<const std::int64_t*>(s.call.positions.data); }
+  std::int64_t query(long i) const {
+    if constexpr (kGiven) return given()[4 + i];
+    return i;
+  }
+  std::int64_t key(long j) const {
+    if constexpr (kGiven) return given()[4 + s.call.n_q + j];
+    return j;
+  }
+  // The key that lies at the position of row r's query; the last query and the last key of the whole are aligned.
+  std::int64_t own_key(long r) const {
+    const std::int64_t n_q = kGiven ? given()[0] : s.call.n_q, n_k = kGiven ? given()[1] : s.call.n_k;
+    return query(r / s.call.group) + n_k - n_q;
+  }
+  // The index of row r among the rows of all heads of all batch entries.
+  std::uint64_t number(long r) const {
+    const std::int64_t index = s.number(r);
+    if constexpr (!kGiven) return index;
+    const std::int64_t head = index / s.call.n_q, entry = head / s.call.heads;
+    return (entry * given()[2] + given()[3] + head % s.call.heads) * given()[0] + query(index % s.call.n_q);
+  }
+};
+
+// Calls use(places): the check for positions is outside the loops of `use`.
+template <class Use>
+void with_places(const Stream& s, Use&& use) {
+  s.call.positions.data ? use(Places<true>{s}) : use(Places<false>{s});
+}
+
 // The addresses of consecutive keys `first` .. of K or V that lie in pages.
 template <class T>
 void list_paged_rows(const Pages& pages, const ArrayRows<T>& rows, std::int64_t page_step, long first, long count,

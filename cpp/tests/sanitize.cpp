@@ -149,6 +149,7 @@ struct Case {
   Buffer bias{bias_number, lead, heads, n_q, n_k, false, true}, sinks{sums, 1, 1, 1, heads, true};
   const bool sloped = chance(0.3);
   Buffer alibi{sums, lead, heads, 1, 1};
+  std::vector<std::int64_t> places = random_places();  // empty: the call is the whole problem
   Buffer dbias{sums, lead, heads, n_q, n_k, false, true};
   const bool listed = chance(0.5);
   Mask mask{pick(1, 3), n_q, n_k};
@@ -168,16 +169,29 @@ struct Case {
     if (bias_learns) call.dbias = dbias.array;
     if (sunk) call.sinks = sinks.array;
     if (sloped) call.alibi = alibi.array, call.alibi.row = call.alibi.column = 0;
+    if (!places.empty()) call.positions.data = reinterpret_cast<char*>(places.data());
     if (chance(0.5)) call.dlse = dlse.array;
   }
   Case(const Case&) = delete;
+
+  std::vector<std::int64_t> random_places() const {
+    if (chance(0.6)) return {};
+    std::vector<std::int64_t> result{pick(n_q, 1000), pick(n_k, 1000), heads + pick(0, 2), pick(0, 3)};
+    for (std::int64_t i = 0; i < n_q + n_k; i++) result.push_back(pick(0, 999));
+    return result;
+  }
+  // Alibi's distance of query i and key j.
+  std::int64_t distance(std::int64_t i, std::int64_t j) const {
+    if (places.empty()) return std::abs(i + n_k - n_q - j);
+    return std::abs(places[4 + i] + places[1] - places[0] - places[4 + n_q + j]);
+  }
 
   Call random_options() const {
     Call c;
     c.number = number;
     c.leads = 1;
     c.lead_sizes[0] = lead;
-    c.kv_heads = kv_heads, c.group = group, c.n_q = n_q, c.n_k = n_k, c.d = d, c.d_v = d_v;
+    c.kv_heads = kv_heads, c.group = group, c.heads = heads, c.n_q = n_q, c.n_k = n_k, c.d = d, c.d_v = d_v;
     c.scale = chance(0.1) ? 0 : chance(0.1) ? -0.3 : 1 / std::sqrt(double(d));
     c.softcap = chance(0.3) ? 2.0 : 0;
     c.first = chance(0.5) ? -n_q : pick(-n_q, n_k);
@@ -222,7 +236,7 @@ struct Reference {
       const double bent = std::tanh(value / call.softcap);
       value = call.softcap * bent, slope[j] = 1 - bent * bent;
     }
-    if (of.sloped) value -= of.alibi.get(b, h, 0, 0) * std::abs(i + of.n_k - of.n_q - j);
+    if (of.sloped) value -= of.alibi.get(b, h, 0, 0) * double(of.distance(i, j));
     if (of.biased) value += of.bias.get(b, h, i, j);
     const bool outside = j < i + call.first || j >= i + call.end;
     const bool masked = of.listed && !of.mask.attends(of.mask.by_head[b * of.heads + h], i, j);

@@ -6,6 +6,7 @@ from redblue.base.version import VERSION
 from redblue.bounds import Bound, lower_bound, lower_bounds
 from redblue.catalogue.memories import Memory, list_memories, memory, this_machine
 from redblue.catalogue.models import Model, list_models, model
+from redblue.kernels.positions import Positions
 from redblue.lab.counts import Count, count
 from redblue.lab.planner import plan
 from redblue.lab.plans import Plan
@@ -41,6 +42,7 @@ __all__ = [
     "NotCovered",
     "PagedProblem",
     "Plan",
+    "Positions",
     "Problem",
     "RedblueError",
     "Simulation",

@@ -62,6 +62,11 @@ PAGES = np.ones((5, 2, 1, 4), np.float32)
 PAGED = {"k_pages": PAGES, "v_pages": PAGES.copy(), "page_table": [[0, 1], [2, 3]], "lengths_k": [3, 2]}
 
 
+def with_positions(queries, keys, n_q=None, n_k=None, first_head=0, heads=None):
+    """A call at these positions, which are checked there."""
+    return rb.attention(Q, Q, Q, positions=rb.Positions(queries, keys, n_q, n_k, first_head, heads))
+
+
 def calls():
     """Return the calls by name. Files are left out where a wrong name would be a right one."""
     yield "Problem", Call(rb.Problem, {"n_q": 8, "n_k": 8, "d": 4})
@@ -73,6 +78,7 @@ def calls():
         "attention_backward",
         Call(rb.attention_backward, {"dout": OUT, "q": Q, "k": Q, "v": Q, "out": OUT, "lse": LSE}),
     )
+    yield "Positions", Call(with_positions, {"queries": [0, 1, 2], "keys": [0, 1, 2]})
     yield "attention_varlen", Call(rb.attention_varlen, {"q": Q, "k": Q, "v": Q, "cu_seqlens_q": [0, 2]})
     yield "attention_paged", Call(rb.attention_paged, {"q": Q[:, :1, None], **PAGED})
     yield "append_paged", Call(rb.append_paged, {"k": Q[:, :1, None], "v": Q[:, :1, None], **PAGED})

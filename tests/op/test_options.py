@@ -13,7 +13,7 @@ from redblue.kernels.options import PackedArguments as Packed
 def test_the_lists_of_names_agree():
     assert list(TABLE) == list(Options._fields)
     assert set(get_type_hints(Arguments)) == set(TABLE)
-    assert set(get_type_hints(Packed)) == set(TABLE) - {"bias"}
+    assert set(get_type_hints(Packed)) == set(TABLE) - {"bias", "positions"}
     assert SCHEMA.count(",") + 1 == len(Options(MaskArgument()).flat)
     assert (*WITH_GRADIENT, *(name for name in ARRAYS if name not in WITH_GRADIENT)) == Options._fields[-len(ARRAYS) :]
 
@@ -28,7 +28,7 @@ def test_flat_arguments_and_parts_give_the_record_back():
 
 @pytest.mark.parametrize(
     ("function", "positional", "without"),
-    [(rb.attention, 3, ()), (rb.attention_backward, 6, ()), (rb.attention_varlen, 4, ("bias",))],
+    [(rb.attention, 3, ()), (rb.attention_backward, 6, ()), (rb.attention_varlen, 4, ("bias", "positions"))],
 )
 def test_signatures_and_help_name_every_option(function, positional, without):
     parameters = inspect.signature(function).parameters

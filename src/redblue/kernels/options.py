@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, get_type_hints
 from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Array, Sizes
+from redblue.kernels.positions import NUMBERS, positions_of
 from redblue.kernels.table import REQUESTABLE
 from redblue.masks import Mask
 
@@ -24,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class PackedArguments(TypedDict, total=False):
-    """Keyword arguments of `attention_varlen`: all options except a bias, which packed sequences cannot have."""
+    """Keyword arguments of `attention_varlen`: all options except a bias and positions."""
 
     mask: Mask | None
     scale: float | None
@@ -40,6 +41,7 @@ class Arguments(PackedArguments, total=False):
     """Keyword arguments of `attention` and `attention_backward`: all options."""
 
     bias: Any
+    positions: Any
 
 
 class MaskArgument(NamedTuple):
@@ -68,8 +70,8 @@ class Options(NamedTuple):
     """The options of one call: first those that are not tensors in PyTorch's ops, then the seed, then the arrays.
 
     Arrays with a gradient come before arrays without one.
-    Users give a Mask and a seed; PyTorch's ops take a MaskArgument (None: all keys) and the seed as a tensor (None
-    without dropout).
+    Users give a Mask, a seed and positions; PyTorch's ops take a MaskArgument (None: all keys), the seed as a tensor
+    (None without dropout) and the positions as one array (redblue.kernels.positions).
     """
 
     mask: Any = None
@@ -81,6 +83,7 @@ class Options(NamedTuple):
     bias: Any = None
     sinks: Any = None
     alibi: Any = None
+    positions: Any = None
 
     @property
     def arrays(self) -> tuple[Any, ...]:
@@ -156,9 +159,12 @@ class ArrayOption(NamedTuple):
     gradient: bool = True
     backward: bool = True  # whether the backward kernels read it
     own_type: bool = False  # whether it keeps its type, which may be boolean; else it is converted to the sums' type
+    places: bool = False  # whether it is packed positions: int64, and one-dimensional
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape in which kernels read it."""
+        if self.places:
+            return (NUMBERS + sizes.n_q + sizes.n_k,)
         lead = sizes.lead if self.lead else ()
         return (*lead, sizes.heads, *((sizes.n_q, sizes.n_k) if self.pairs else ()))
 
@@ -169,6 +175,11 @@ class ArrayOption(NamedTuple):
         if self.lead:
             return Array(address, (*strides, 0, 0))
         return Array(address, (*[0] * (len(sizes.lead) + 1), *strides, 0))  # heads lie along the core's rows
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether it is converted to the type of sums."""
+        return not self.own_type and not self.places
 
     @property
     def missing(self) -> int:
@@ -223,6 +234,13 @@ TABLE = {
         "query i and key j, after softcap; the slopes have no gradient.",
         ArrayOption(gradient=False),
     ),
+    "positions": Option(
+        "Tensor? positions",
+        "for a block of a whole problem: a pair (queries, keys) of whole numbers (n_q,) and (n_k,), or a "
+        "redblue.Positions, which says more of the whole. The distances of alibi and the choices of dropout are those "
+        "of the whole at these positions; the mask is that of the block. None: the call is the whole.",
+        ArrayOption(lead=False, gradient=False, places=True),
+    ),
 }
 ARRAYS = {name: option.array for name, option in TABLE.items() if option.array is not None}
 WITH_GRADIENT = tuple(name for name, rules in ARRAYS.items() if rules.gradient)
@@ -272,7 +290,7 @@ def documented(arguments: type) -> Callable[[Function], Function]:
     return decorate
 
 
-def options_of(function: str, arguments: Any, without: str = "") -> Options:
+def options_of(function: str, arguments: Any, without: Sequence[str] = ()) -> Options:
     """The record of these keyword arguments. Raises TypeError, as Python does, for an unknown keyword."""
     if not arguments:
         return _DEFAULTS
@@ -281,8 +299,9 @@ def options_of(function: str, arguments: Any, without: str = "") -> Options:
     except TypeError:
         unknown = next(name for name in arguments if name not in TABLE)
         raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}") from None
-    if without and without in arguments:
-        raise TypeError(f"{function}() got an unexpected keyword argument {without!r}")
+    for name in without:
+        if name in arguments:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
     return options
 
 
@@ -321,6 +340,8 @@ def checked(options: Options) -> Options:
             changed["dropout"] = number
     if seed is not None:
         changed["seed"] = _seed(seed)
+    if options.positions is not None:
+        changed["positions"] = positions_of(options.positions)
     return options._replace(**changed) if changed else options
 
 
@@ -379,13 +400,14 @@ def check_array(name: str, shape: Sequence[int], dtype: str, sizes: Sizes, call_
     full = rules.shape(sizes)
     if not rules.lead:
         if tuple(shape) != full:
-            raise RedblueError(f"{name} must have shape {full}, one per head of q, got {tuple(shape)}")
+            each = "the numbers of the whole, then one per query and key" if rules.places else "one per head of q"
+            raise RedblueError(f"{name} must have shape {full}, {each}, got {tuple(shape)}")
     else:
         padded = (1,) * (len(full) - len(shape)) + tuple(shape)
         if len(padded) != len(full) or any(a not in (1, b) for a, b in zip(padded, full, strict=True)):
             dims = "(..., heads, n_q, n_k)" if rules.pairs else "(..., heads)"
             raise RedblueError(f"{name} must broadcast to {dims} = {full}, got shape {tuple(shape)}")
-    allowed = ("bool", *COMPUTED) if rules.own_type else COMPUTED
+    allowed = ("int64",) if rules.places else ("bool", *COMPUTED) if rules.own_type else COMPUTED
     if dtype not in allowed:
         raise RedblueError(f"{name} must be of type {', '.join(allowed)}, got {dtype}")
     if rules.own_type and dtype == "float64" != call_dtype:

@@ -40,6 +40,7 @@ def forward(
     bias: np.ndarray | None = None,
     sinks: np.ndarray | None = None,
     alibi: np.ndarray | None = None,
+    positions: tuple[np.ndarray, np.ndarray] | None = None,
     dropout: np.ndarray | None = None,
 ) -> Forward:
     """softmax(softcap(scale Q K^T) + bias, masked) V in float64. Shapes (..., n_q, d), (..., n_k, d), (..., n_k, d_v).
@@ -51,11 +52,12 @@ def forward(
     attends: boolean (n_q, n_k), True where a query attends a key. scale: 1 / sqrt(d) if None. softcap: scores x become
     softcap tanh(x / softcap). bias: added after softcap; a boolean bias is True where a query attends. sinks: (H,), one
     more score for the rows of a head, without a value. alibi: slopes, (H,) or (..., H); after softcap,
-    slope |i + n_k - n_q - j| is subtracted from the score of query i and key j. dropout: the factors of the
-    probabilities, 0 or 1 / (1 - share).
+    slope |i + n_k - n_q - j| is subtracted from the score of query i and key j. positions: of the queries and of the
+    keys; alibi's distances are then |queries[i] - keys[j]|. dropout: the factors of the probabilities, 0 or
+    1 / (1 - share).
     """
     q, k, v = _widened(q, k, v)
-    s, _ = _scores(q, k, attends, scale=scale, softcap=softcap, bias=bias, alibi=alibi)
+    s, _ = _scores(q, k, attends, scale=scale, softcap=softcap, bias=bias, alibi=alibi, positions=positions)
     with np.errstate(invalid="ignore", divide="ignore"):  # infinite scores less their maximum; log(0)
         top = s.max(axis=-1, keepdims=True, initial=-np.inf)
         sink = -np.inf if sinks is None else np.asarray(sinks, np.float64)[:, None, None]
@@ -83,11 +85,12 @@ def backward(
     bias: np.ndarray | None = None,
     sinks: np.ndarray | None = None,
     alibi: np.ndarray | None = None,
+    positions: tuple[np.ndarray, np.ndarray] | None = None,
     dropout: np.ndarray | None = None,
 ) -> Gradients:
     """Gradients of sum(dout * out) + sum(dlse * lse), in float64, with respect to Q, K, V, the bias and the sinks."""
     shapes = [np.shape(x) for x in (q, k, v)]
-    scores: dict[str, Any] = {"scale": scale, "softcap": softcap, "bias": bias, "alibi": alibi}
+    scores: dict[str, Any] = {"scale": scale, "softcap": softcap, "bias": bias, "alibi": alibi, "positions": positions}
     outputs = forward(q, k, v, attends, sinks=sinks, dropout=dropout, **scores)
     q, k, v = _widened(q, k, v)
     dout, p, kept = np.asarray(dout, np.float64), outputs.p, 1.0 if dropout is None else dropout
@@ -126,6 +129,7 @@ def _scores(
     softcap: float | None,
     bias: np.ndarray | None,
     alibi: np.ndarray | None,
+    positions: tuple[np.ndarray, np.ndarray] | None,
 ) -> tuple[np.ndarray, Any]:
     """The scores, -inf where a query does not attend, and the derivative of softcap tanh(x / softcap)."""
     slope = 1.0
@@ -136,7 +140,8 @@ def _scores(
             s, slope = softcap * bent, 1.0 - bent**2
         if alibi is not None:
             n_q, n_k = s.shape[-2:]
-            distance = np.abs(np.arange(n_q)[:, None] + n_k - n_q - np.arange(n_k))
+            queries, keys = (np.arange(n_q) + n_k - n_q, np.arange(n_k)) if positions is None else positions
+            distance = np.abs(queries[:, None] - keys)
             s = s - np.asarray(alibi, np.float64)[..., None, None] * distance
         if bias is not None:
             s = np.where(bias, s, -np.inf) if bias.dtype == bool else s + np.asarray(bias, np.float64)

@@ -31,3 +31,7 @@ class NotStored(MachineError):
 
 class NotKept(MachineError):
     """A computed value was used after the next move, or where only words of tiles are allowed."""
+
+
+class NotHeld(MachineError):
+    """A process read rows of a block that it does not hold."""

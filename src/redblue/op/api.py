@@ -14,6 +14,7 @@ from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import described, element_strides
 from redblue.kernels.cpu.mask_form import attended, per_head
 from redblue.kernels.options import Arguments, Options, check_array, check_gradients, checked, documented, options_of
+from redblue.kernels.positions import check_places, packed
 from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu
 
 if TYPE_CHECKING:
@@ -130,6 +131,8 @@ class NumpyCall:
             np.broadcast_to(x, (*sizes.lead, heads, *x.shape[-2:]))
             for x, heads in ((q, sizes.heads), (k, sizes.kv_heads), (v, sizes.kv_heads))
         )
+        if options.positions is not None:
+            options = options._replace(positions=packed(options.positions, sizes, options.dropout))
         self.options = options._replace(**self._expanded(options))
 
     def _expanded(self, options: Options) -> dict[str, np.ndarray]:
@@ -138,7 +141,9 @@ class NumpyCall:
         for name, rules, x in options.present_arrays():
             array = as_numpy(name, x)
             check_array(name, array.shape, array.dtype.name, self.sizes, self.dtype)
-            array = array if rules.own_type else np.ascontiguousarray(array, self.sum_dtype)
+            array = np.ascontiguousarray(array, self.sum_dtype) if rules.is_converted else array
+            if rules.places:
+                check_places(array, self.sizes)
             expanded[name] = np.broadcast_to(array, rules.shape(self.sizes))
         return expanded
 

@@ -43,7 +43,7 @@ def attention_varlen(
     value that it cannot take.
     """
     check_flag("return_lse", return_lse)
-    mask = options_of("attention_varlen", options, without="bias").mask
+    mask = options_of("attention_varlen", options, without=("bias", "positions")).mask
     for name, array in (("q", q), ("k", k), ("v", v)):
         if len(getattr(array, "shape", ())) != 3:
             raise RedblueError(f"{name} must be packed as (total, heads, d), got {_shown(array)}")

@@ -187,10 +187,10 @@ def test_rules_of_masks():
 def test_rules_of_arrays():
     """An array is sharded with q along the dimensions that it has; its gradient is a part of the sum along others."""
     q, lse = spec(3, 4, 5, 8), spec(3, 4, 5)
-    flat = Options(bias=spec(4, 5, 5), sinks=spec(4), alibi=spec(3, 1)).flat
+    flat = Options(bias=spec(4, 5, 5), sinks=spec(4), alibi=spec(3, 1), positions=spec(14)).flat
     _, batch, heads = forward_placements(q, q, q, *flat)
-    assert batch[1][-3:] == [Replicate(), Replicate(), Shard(0)]
-    assert heads[1][-3:] == [Shard(0), Shard(0), Replicate()]
+    assert batch[1][-4:] == [Replicate(), Replicate(), Shard(0), Replicate()]
+    assert heads[1][-4:] == [Shard(0), Shard(0), Replicate(), Replicate()]
     for bias_grad in (True, False):
         rows = backward_placements(q, None, q, q, q, q, lse, *flat, bias_grad)
         wanted = [Replicate(), Partial(), Shard(0)] if bias_grad else [Replicate()] * 3

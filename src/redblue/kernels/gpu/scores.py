@@ -20,6 +20,7 @@ import triton.language as tl
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import INTERPRETED, Array, row_offsets, start
 from redblue.kernels.options import Options
+from redblue.kernels.positions import NUMBERS
 
 __all__ = ["INTERPRETED"]  # and the helpers below, which only kernels call
 
@@ -45,6 +46,17 @@ class Alibi(NamedTuple):
     shift: int  # query i stands at the position of key i + shift
 
 
+class Places(NamedTuple):
+    """Where the call's queries and keys lie in a whole problem; see redblue.kernels.positions."""
+
+    whole: Any  # its queries, its keys, its heads, and the call's first head among these
+    queries: Any
+    keys: Any
+    n_q: int  # of the call, as the next two
+    n_k: int
+    heads: int  # of queries
+
+
 class Scores(NamedTuple):
     """The options that change scores between the two products, as kernels take them; None: the option is off."""
 
@@ -55,6 +67,7 @@ class Scores(NamedTuple):
     end: int | None
     bias: Array | None
     alibi: Alibi | None
+    places: Places | None  # for alibi and dropout; None: the call is the whole
     sinks: Any  # (heads,)
     seed: Any  # of dropout
     keep_threshold: int  # a probability whose 32-bit random word (unsigned) is at least this one is kept
@@ -98,12 +111,22 @@ def scores_of(task: Scored) -> Scores:
         end=task.end,
         bias=None if bias is None else Array(bias, *bias.stride()),
         alibi=None if alibi is None else Alibi(alibi, alibi.stride(0), alibi.stride(1), shift),
+        places=_places(task) if alibi is not None or record.seed is not None else None,
         sinks=record.sinks,
         seed=record.seed,
         keep_threshold=threshold - 2**32 if threshold >= 2**31 else threshold,
         keep_scale=number_of(1 / (1 - dropout), wide),
         first_row=task.first_row,
     )
+
+
+def _places(task: Scored) -> Places | None:
+    """The task's positions in the form that kernels read."""
+    positions, sizes = task.record.positions, task.sizes
+    if positions is None:
+        return None
+    queries, keys = positions[NUMBERS:].split((sizes.n_q, sizes.n_k + task.cut_keys))
+    return Places(positions, queries, keys, sizes.n_q, keys.shape[0], sizes.heads)
 
 
 def is_plain(record: Options, sizes: Sizes) -> bool:
@@ -169,12 +192,24 @@ def finish(s, scores, batch, head, i_row, i_key, m_row, m_key, b_terms, GROUP: t
     if not PLAIN:
         s, derivative = capped(s, scores)
         if scores.alibi is not None:
-            s -= b_terms * tl.abs(i_row // GROUP + scores.alibi.shift - i_key).to(s.dtype)
+            s -= b_terms * distance(scores, i_row // GROUP, i_key).to(s.dtype)
         if scores.bias is not None:
             bias = scores.bias
             p_bias = start(bias, batch, head * GROUP) + (row_offsets(bias, i_row, GROUP) + i_key * bias.col)
             s = with_bias(s, p_bias, m_row, m_key)
     return s, derivative
+
+
+@triton.jit
+def distance(scores, i_query, i_key):
+    """The distances that ALiBi multiplies by its slopes."""
+    if scores.places is None:
+        return tl.abs(i_query + scores.alibi.shift - i_key)
+    else:
+        places = scores.places
+        shift = tl.load(places.whole + 1) - tl.load(places.whole)
+        queries = tl.load(places.queries + i_query, mask=i_query < places.n_q, other=0)
+        return tl.abs(queries + shift - tl.load(places.keys + i_key, mask=i_key < places.n_k, other=0))
 
 
 @triton.jit
@@ -265,16 +300,40 @@ def exp2_below(s, row_max, PLAIN: tl.constexpr):
 def keep_factors(scores, numbers, j, COLS: tl.constexpr, SUMS: tl.constexpr):
     """Dropout's factors (rows, COLS) of keys j ..: 0, or 1 / (1 - dropout) where the probability is kept.
 
-    Philox 4x32-10 (Salmon et al., SC 2011) of (row's number, key's quarter), as in the C++ core: the same factors
-    whatever the tiles. j: a multiple of 4.
+    Philox 4x32-10 (Salmon et al., SC 2011) of (row's number, key's quarter) in the whole problem, as in the C++ core:
+    the same factors whatever the tiles. j: a multiple of 4.
     """
-    i_quarter = (j // 4 + tl.arange(0, COLS // 4)).to(tl.uint32)[None, :]
-    counter = numbers[:, None] + scores.first_row
-    zero = i_quarter * 0
-    low, high = counter.to(tl.uint32) + zero, (counter >> 32).to(tl.uint32) + zero
-    i_quarter = i_quarter + low * 0
-    a, b, c, d = tl.philox(tl.load(scores.seed), low, high, i_quarter, i_quarter * 0)
+    counter = numbers + scores.first_row
     least = tl.full((), scores.keep_threshold, tl.int32).to(tl.uint32, bitcast=True)
-    a, b, c, d = (a >= least).to(tl.int8), (b >= least).to(tl.int8), (c >= least).to(tl.int8), (d >= least).to(tl.int8)
-    kept = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (numbers.shape[0], COLS))
-    return tl.where(kept != 0, number(scores.keep_scale, SUMS), 0.0)
+    if scores.places is None:
+        quarters = j // 4 + tl.arange(0, COLS // 4)
+        a, b, c, d = _random_words(scores, counter, quarters)
+        a, b = (a >= least).to(tl.int8), (b >= least).to(tl.int8)
+        c, d = (c >= least).to(tl.int8), (d >= least).to(tl.int8)
+        kept = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (numbers.shape[0], COLS)) != 0
+    else:  # keys that lie side by side need not be of one quarter
+        places, i_key = scores.places, j + tl.arange(0, COLS)
+        at = tl.load(places.keys + i_key, mask=i_key < places.n_k, other=0)
+        a, b, c, d = _random_words(scores, _number_in_whole(places, counter), at >> 2)
+        nth = (at & 3)[None, :]
+        kept = tl.where(nth < 2, tl.where(nth == 0, a, b), tl.where(nth == 2, c, d)) >= least
+    return tl.where(kept, number(scores.keep_scale, SUMS), 0.0)
+
+
+@triton.jit
+def _random_words(scores, rows, quarters):
+    """Philox's four words, (rows, quarters) each."""
+    quarters = quarters.to(tl.uint32)[None, :]
+    rows, zero = rows[:, None], quarters * 0
+    low, high = rows.to(tl.uint32) + zero, (rows >> 32).to(tl.uint32) + zero
+    quarters = quarters + low * 0
+    return tl.philox(tl.load(scores.seed), low, high, quarters, quarters * 0)
+
+
+@triton.jit
+def _number_in_whole(places, numbers):
+    """The numbers of rows among all rows of the whole problem, from those among all rows of the call."""
+    head = numbers // places.n_q
+    n_q, heads, first_head = tl.load(places.whole), tl.load(places.whole + 2), tl.load(places.whole + 3)
+    head_in_whole = head // places.heads * heads + first_head + head % places.heads
+    return head_in_whole * n_q + tl.load(places.queries + numbers % places.n_q)

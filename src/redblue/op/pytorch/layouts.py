@@ -95,7 +95,7 @@ def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tup
             own_dtype, full = name_of(form[1]), rules.shape(sizes)
             check_array(name, form[0], own_dtype, sizes, dtype)
             expand = None if tuple(form[0]) == full else full
-            read.append(Read(name, rules, own_dtype, None if rules.own_type else sums, expand))
+            read.append(Read(name, rules, own_dtype, sums if rules.is_converted else None, expand))
     rows = (*sizes.lead, sizes.heads, sizes.n_q)
     inputs = _layouts(q), _layouts(k), _layouts(v)
     return Call(sizes, dtype, sums, tuple(read), *inputs, _layouts((*rows, sizes.d_v)), _dense(rows))

@@ -23,6 +23,7 @@ from redblue.kernels.cpu.call import Attended, Sizes
 from redblue.kernels.cpu.mask_form import attended
 from redblue.kernels.gpu.versions import check_triton
 from redblue.kernels.options import OPEN, SCHEMA, MaskArgument, Options, check_numbers
+from redblue.kernels.positions import check_places
 from redblue.op import checks
 from redblue.op.pytorch.layouts import (
     Call,
@@ -68,6 +69,8 @@ def _arguments(
         x = arrays.get(name)  # None: this pass does not read it
         if x is not None:
             arguments[name] = rules.as_core_array(x.data_ptr(), x.stride(), sizes)
+            if rules.places:
+                check_places(x.numpy(), sizes)
             if rules.own_type:
                 arguments[f"{name}_number"] = cpu.NUMBERS[dtype]
     if options.seed is None:

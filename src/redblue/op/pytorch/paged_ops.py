@@ -58,9 +58,8 @@ def attention_paged(
     table, lengths = _tensor("page_table", page_table), _tensor("lengths_k", lengths_k)
     starts = None if cu_seqlens_q is None else _tensor("cu_seqlens_q", cu_seqlens_q)
     numbers = prefix_pages, mask.left, mask.right, tree, options.scale, options.softcap
-    return torch.ops.redblue.attention_paged.default(
-        q, k_pages, v_pages, table, lengths, starts, *numbers, *options.arrays
-    )
+    given = options.bias, options.sinks, options.alibi
+    return torch.ops.redblue.attention_paged.default(q, k_pages, v_pages, table, lengths, starts, *numbers, *given)
 
 
 def append_paged(

@@ -31,6 +31,8 @@ def prepare(tensors: list[Any], options: Options) -> None:
         _register()
         if options.dropout and options.seed is None:
             raise RedblueError("dropout of DTensors needs a seed, which all processes share: give one")
+        if options.positions is not None:
+            raise RedblueError("positions are of a process's own block: give q, k and v as its tensors, not DTensors")
 
 
 def has_distributed(tensors: Iterable[Any]) -> bool:
@@ -116,6 +118,8 @@ def _options(options: Options, dim: int | None, rank: int) -> list[Any]:
 def _own(name: str, x: Any, dim: int, rank: int) -> int | None:
     """The dimension of an option that belongs to a dimension of q; None if the option broadcasts along it."""
     rules = ARRAYS[name]
+    if rules.places:
+        return None
     if not rules.lead:  # (heads,)
         return 0 if dim == rank - 3 else None
     own = dim - (rank - rules.missing - x.ndim)

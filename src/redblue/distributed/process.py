@@ -1,0 +1,128 @@
+"""One process of a process group as a machine: it carries out its own part of a network schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from redblue.distributed.failures import Failures
+from redblue.machine.network import Message, Name, Network, Shape, row_index
+
+Work = Any  # of torch.distributed
+
+
+class Process(Network):
+    """This process, rank `rank` of the group.
+
+    operations: as NumericNetwork's, on tensors (..., rows, columns). empty(name, rows): a tensor to receive into.
+    Messages are sent and received while the process computes; a block is waited for when it is read.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        operations: Mapping[str, Callable[..., Mapping[Any, Tensor]]],
+        empty: Callable[[Any, int], Tensor],
+        failures: Failures,
+    ) -> None:
+        super().__init__(dist.get_world_size(group))
+        self.group, self.rank = group, dist.get_rank(group)
+        self.operations, self.empty, self.failures = operations, empty, failures
+        self.shapes: dict[Name, Shape] = {}
+        self.tensors: dict[Name, Tensor] = {}
+        self.arriving: dict[Name, tuple[Work, int]] = {}
+        self.leaving: list[tuple[Work, int, Tensor]] = []  # the tensors must live until they are sent
+        self.sent_words = self.sent_bytes = self.received_words = self.received_bytes = 0
+        self.tags: Counter[tuple[int, int]] = Counter()  # messages between two ranks so far
+
+    @property
+    def here(self) -> Iterable[int]:
+        return (self.rank,)
+
+    def involves(self, source: int, target: int) -> bool:
+        return self.rank in (source, target)
+
+    def put(self, name: Name, shape: Shape, tensor: Tensor) -> None:
+        """Put a tensor into this process as an input."""
+        self.shapes[name], self.tensors[name] = shape, tensor
+
+    def exchange(self, messages: Sequence[Message]) -> None:
+        sends, receives, operations = [], [], []
+        for source, target, name, rows in messages:
+            if not len(rows) or not self.involves(source, target):
+                continue
+            tag = self.tags[source, target]
+            self.tags[source, target] += 1
+            if source == self.rank:
+                tensor = self.read(name)[..., row_index(self.shapes[name], rows), :].contiguous()
+                self.sent_words += tensor.numel()
+                self.sent_bytes += tensor.nbytes
+                sends.append((target, tensor))
+                operations.append(dist.P2POp(dist.isend, tensor, self._global(target), self.group, tag))
+            else:
+                tensor = self.empty(name, len(rows))
+                width = tensor.numel() // len(rows)
+                self.received_words += tensor.numel()
+                self.received_bytes += tensor.nbytes
+                receives.append((source, name, Shape(rows, width), tensor))
+                operations.append(dist.P2POp(dist.irecv, tensor, self._global(source), self.group, tag))
+        if not operations:
+            return
+        with self.failures.named(*(target for target, _ in sends), *(source for source, *_ in receives)):
+            works = iter(self._started(operations))
+        self.leaving = [x for x in self.leaving if not x[0].is_completed()]
+        for operation in operations:
+            work = next(works)
+            if operation.op is dist.isend:
+                target, tensor = sends.pop(0)
+                self.leaving.append((work, target, tensor))
+            else:
+                source, name, shape, tensor = receives.pop(0)
+                self.put(name, shape, tensor)
+                self.arriving[name] = work, source
+
+    def _started(self, operations: list[dist.P2POp]) -> list[Work]:
+        works = dist.batch_isend_irecv(operations)
+        return works if len(works) == len(operations) else works * len(operations)  # one work for a whole batch
+
+    def _global(self, rank: int) -> int:
+        return dist.get_global_rank(self.group, rank)
+
+    def read(self, name: Name) -> Tensor:
+        """A block; waits until it has arrived."""
+        if name in self.arriving:
+            work, source = self.arriving.pop(name)
+            with self.failures.named(source):
+                work.wait()
+        return self.tensors[name]
+
+    def apply(
+        self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Any, Shape], /, **details: Any
+    ) -> None:
+        if process != self.rank:
+            return
+        tensors = {name: self.read(name) for name in reads}
+        shapes = {name: self.shapes[name] for name in reads}
+        results = self.operations[operation](shapes, tensors, writes, **details)
+        for name, shape in writes.items():
+            self.put(name, shape, results[name])
+
+    def drop(self, process: int, names: Iterable[Name]) -> None:
+        if process != self.rank:
+            return
+        for name in names:
+            if name in self.arriving:  # nothing read it, but it must arrive before its memory is given back
+                self.read(name)
+            self.shapes.pop(name, None)
+            self.tensors.pop(name, None)
+
+    def finish(self) -> None:
+        """Wait until everything that this process sent has left."""
+        for work, target, _ in self.leaving:
+            with self.failures.named(target):
+                work.wait()
+        self.leaving.clear()

@@ -1,0 +1,86 @@
+"""Sequences over several processes: their parts, and the whole from its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from redblue.base.errors import RedblueError
+from redblue.distributed.groups import group_of
+from redblue.masks import Mask
+from redblue.schedules.network import Placement, placement_of
+
+
+def shard(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: Any = None) -> Tensor:
+    """This process's part of a tensor that every process holds whole.
+
+    dim: the dimension of tokens. placement: "contiguous", "zigzag", "striped", or the result of `best_placement`.
+    group: a process group or a DeviceMesh of one dimension; the default group if None.
+    Differentiable: each process gets the gradient of its own part.
+    """
+    own = group_of(group)
+    _check_dim("x", x, dim)
+    positions = placement_of(placement, x.shape[dim], dist.get_world_size(own)).positions[dist.get_rank(own)]
+    return x.index_select(dim, torch.from_numpy(positions).to(x.device))
+
+
+def gather(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: Any = None) -> Tensor:
+    """The whole tensor, in every process, from the parts that `shard` makes.
+
+    Arguments as for `shard`. Differentiable: a part's gradient is the sum of what all processes computed for it.
+    """
+    own = group_of(group)
+    _check_dim("x", x, dim)
+    return _Gather.apply(x, dim, placement, own)  # pyright: ignore
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, placement: Any, group: Any) -> Tensor:
+        size = dist.get_world_size(group)
+        lengths = torch.zeros(size, dtype=torch.int64, device=x.device)
+        dist.all_gather_into_tensor(lengths, torch.tensor([x.shape[dim]], device=x.device), group=group)
+        placed = placement_of(placement, int(lengths.sum()), size)
+        if tuple(lengths.tolist()) != placed.lengths:
+            raise RedblueError(
+                f"the ranks hold {lengths.tolist()} tokens, but {placed.name} gives them {list(placed.lengths)}: "
+                "make the parts with shard"
+            )
+        rows = x.movedim(dim, 0)
+        longest = int(lengths.max())
+        padded = rows.new_zeros((longest, *rows.shape[1:]))
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in range(size)]
+        dist.all_gather(parts, padded, group=group)
+        whole = torch.cat([part[:length] for part, length in zip(parts, lengths.tolist(), strict=True)])
+        order = np.argsort(np.concatenate(placed.positions))
+        ctx.dim, ctx.group = dim, group
+        ctx.positions = torch.from_numpy(placed.positions[dist.get_rank(group)]).to(x.device)
+        return whole.index_select(0, torch.from_numpy(order).to(x.device)).movedim(0, dim).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total.index_select(ctx.dim, ctx.positions), None, None, None
+
+
+def _check_dim(name: str, x: Any, dim: int) -> None:
+    if not isinstance(x, Tensor):
+        raise RedblueError(f"{name} must be a PyTorch tensor, got {type(x).__name__}")
+    if not -x.dim() <= dim < x.dim():
+        raise RedblueError(f"dim must be a dimension of {name}, {-x.dim()} to {x.dim() - 1}, got {dim}")
+
+
+def best_placement(mask: Mask, n: int, world_size: int) -> Placement:
+    """A placement of n tokens that gives each process about as many attended pairs, with few words to move.
+
+    Arguments: the mask of n queries and n keys, and the number of processes.
+    """
+    from redblue.schedules.network.balance import best_placement
+
+    return best_placement(mask, n, world_size)

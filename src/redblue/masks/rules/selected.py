@@ -1,0 +1,90 @@
+"""The rule of a mask among some of its queries and keys: the part that one process of several computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from redblue.masks.numbers import Numbers
+from redblue.masks.patterns import spans
+from redblue.masks.patterns.pattern import Pattern
+from redblue.masks.patterns.selected import Selection
+from redblue.masks.rules.arrays import Csr
+from redblue.masks.rules.bands import Window
+from redblue.masks.rules.rule import Rule, Sizes, check_sizes
+from redblue.masks.rules.stack import Stack, planes
+
+
+@dataclass(frozen=True)
+class Selected(Rule):
+    """Query i attends key j where query queries[i] attends key keys[j] by the rule `of`, laid on n_q and n_k.
+
+    queries, keys: ascending positions below n_q and n_k.
+    """
+
+    of: Rule
+    queries: Numbers
+    keys: Numbers
+    n_q: int
+    n_k: int
+
+    @property
+    def sizes(self) -> Sizes:
+        return len(self.queries), len(self.keys)
+
+    def pattern(self, n_q: int, n_k: int) -> Pattern:
+        check_sizes("a part of a mask", self.sizes, n_q, n_k, "the part is for these queries and keys only")
+        return Selection(n_q, n_k, self.of.pattern(self.n_q, self.n_k), self.queries.array, self.keys.array)
+
+
+def selected(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: int) -> Rule | None:
+    """The rule among these queries and keys, ascending positions below n_q and n_k. None: no pair attends.
+
+    For a part in which every pair attends, it is the full rule: kernels then test no pair.
+    """
+    if isinstance(rule, Stack):
+        rules = [selected(each, queries, keys, n_q, n_k) for each in rule.rules]
+        if all(each is None for each in rules):
+            return None
+        nothing = Csr.of(np.zeros(len(queries) + 1, np.int64), np.zeros(0, np.int64), len(keys))
+        by_plane = planes(rule)[1]
+        kept = [nothing if rules[i] is None else rules[i] for i in by_plane.ravel()]
+        return Stack.of([each for each in kept if each is not None], rule.shape)
+    if not len(queries) or not len(keys):
+        return None
+    if rule.is_full:
+        return Window()
+    pattern = Selection(len(queries), len(keys), rule.pattern(n_q, n_k), queries, keys)
+    panels = spans.arange(-(-len(queries) // 64)) * 64
+    stops = np.minimum(panels + 64, len(queries))
+    if not len(pattern.outer(panels, stops)):
+        return None
+    if np.array_equal(pattern.inner(panels, stops), spans.all_keys(len(panels), len(keys))):
+        return Window()
+    return Selected(rule, Numbers(queries), Numbers(keys), n_q, n_k)
+
+
+def attended_keys(rule: Rule, queries: np.ndarray, n_q: int, n_k: int) -> np.ndarray:
+    """The keys that some of the queries attend, ascending; perhaps others too where a pattern is not exact."""
+    if not len(queries):
+        return np.zeros(0, np.int64)
+    first = queries[np.flatnonzero(np.diff(queries, prepend=-2) > 1)]
+    stop = queries[np.flatnonzero(np.diff(queries, append=queries[-1] + 2) > 1)] + 1
+    live = np.zeros(n_k + 1, np.int64)
+    for each in planes(rule)[0]:
+        edges = each.pattern(n_q, n_k).outer(first, stop) % (n_k + 1)
+        live += np.bincount(edges[::2], minlength=n_k + 1) - np.bincount(edges[1::2], minlength=n_k + 1)
+    return np.flatnonzero(np.cumsum(live[:-1]) > 0)
+
+
+def attending_queries(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: int) -> np.ndarray:
+    """Those of the queries that attend some of the keys, ascending; perhaps others too where a pattern is not exact."""
+    if not len(queries) or not len(keys):
+        return np.zeros(0, np.int64)
+    live = np.zeros(len(queries), bool)
+    each_query = spans.arange(len(queries))
+    for each in planes(rule)[0]:
+        pattern = Selection(len(queries), len(keys), each.pattern(n_q, n_k), queries, keys)
+        live[pattern.outer(each_query, each_query + 1)[::2] // (len(keys) + 1)] = True
+    return queries[live]

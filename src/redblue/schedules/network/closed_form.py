@@ -1,0 +1,57 @@
+"""The closed form of the words that each process sends and receives, for masks under which all keys are needed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from redblue.schedules.network.layout import Layout
+
+
+class Words(NamedTuple):
+    """Words that each process sends and receives, int64 (processes,)."""
+
+    sent: np.ndarray
+    received: np.ndarray
+
+    @property
+    def words(self) -> int:
+        """Words over the network: each word that moves from one process to another counts once."""
+        return int(self.received.sum())
+
+    @property
+    def most_words(self) -> int:
+        """The most words that one process sends or receives, the larger of the two: links are full-duplex."""
+        return int(max(self.sent.max(), self.received.max()))
+
+
+def words(c: Layout) -> Words:
+    """The words of the schedule on a layout whose mask is full; the forward or the backward pass."""
+    backward = c.problem.direction == "backward"
+    asked = ("q", "dout", "lse", "delta") if backward else ("q",)
+    results = ("dq",) if backward else ("out", "lse")
+    own, own_keys = np.array(c.queries.lengths), np.array(c.keys.lengths)
+    grid = c.grid
+    row, col, _ = np.array([grid.place(p) for p in range(grid.processes)]).T
+    queries = np.bincount(row, own, grid.rows).astype(np.int64)[row]  # of a process's row
+    keys = np.bincount(col, own_keys, grid.cols).astype(np.int64)[col]  # of its column
+    node = np.bincount(row * grid.cols + col, own_keys, grid.rows * grid.cols).astype(np.int64).reshape(grid.rows, -1)
+    before, after = (node[(row + i) % grid.rows, col] for i in (-1, 1))
+    asked_width = sum(c.width(array, grid.head_parts) for array in asked)
+    result_width = sum(c.width(array, grid.head_parts) for array in results)
+    key_width = sum(c.width(array, c.kv_parts) for array in ("k", "v"))
+    row_makers, col_makers = grid.cols * grid.head_parts - 1, grid.rows * grid.head_parts - 1
+    ring = c.travel == "ring"
+
+    sent = own * row_makers * asked_width + (queries - own) * result_width
+    received = (queries - own) * asked_width + own * row_makers * result_width
+    # Keys reach every other process of the column once; the gradients of the keys go the same ways backwards.
+    by_ring = own_keys * (grid.head_parts - 1) + (keys - after if grid.rows > 1 else 0)
+    sent = sent + (by_ring if ring else own_keys * col_makers) * key_width
+    received = received + (keys - own_keys) * key_width
+    if backward:
+        sent = sent + (keys - own_keys) * key_width
+        by_ring = own_keys * (grid.head_parts - 1) + (keys - before if grid.rows > 1 else 0)
+        received = received + (by_ring if ring else own_keys * col_makers) * key_width
+    return Words(sent, received)
