@@ -15,6 +15,11 @@ from support.positions import HEADS, KEY_HEADS, N_K, N_Q, PLACEMENTS, block
 from support.textbook import TOLERANCE, check_close
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
 def tensors(cut, dtype=torch.float64):
     """The block's arrays as tensors, and its options with tensors."""
     arrays = [torch.tensor(x.astype(np.float64)).to(dtype) for x in cut.arrays]

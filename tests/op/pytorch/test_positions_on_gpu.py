@@ -11,14 +11,20 @@ pytest.importorskip("triton")
 import redblue as rb
 from redblue import RedblueError
 from redblue.op.pytorch import interpreted
-from support.gpu import DEVICE, check_close
+from support.gpu import DEVICE
 from support.positions import KEY_HEADS, PLACEMENTS, block
+from support.textbook import check_close
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter also computes masked lanes
     pytest.mark.filterwarnings("ignore:.torch.jit.script"),
 ]
 MASKS = (None, rb.Mask.causal(), rb.Mask.dilated(9, 2))
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
 
 
 def check(cut, dtype=torch.float64, mask=None, **more):

@@ -25,7 +25,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     positions = options.positions
     q, k, v = (x.unsqueeze(0) if x.dim() == 2 else x for x in (q, k, v))
     sizes = layouts.expanded_shapes(q.shape, k.shape, v.shape).sizes
-    parts = [_filled(numbers_of(positions, sizes.heads, options.dropout))]
+    numbers, parts = numbers_of(positions, sizes.heads, options.dropout), []
     for name, value, length in (("queries", positions.queries, sizes.n_q), ("keys", positions.keys, sizes.n_k)):
         part = _tensor(name, value)
         if part.dim() != 1 or part.dtype not in _WHOLE:
@@ -34,16 +34,14 @@ def packed(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
         check_length(name, part.shape[0], length)
         parts.append(part.to(torch.int64))
     on_cpu = all(x.device.type == "cpu" for x in parts)
-    result = torch.cat(parts if on_cpu else [x.to(q.device) for x in parts])
+    device = torch.device("cpu") if on_cpu else q.device
+    # Filled on the device: a copy would wait for the device. The numbers may be symbolic.
+    whole = [torch.full((1,), x, dtype=torch.int64, device=device) for x in numbers]
+    result = torch.cat([*whole, *(x.to(device) for x in parts)])
     elsewhere = q.device.type != "cpu" or ops.substitute() is not None
     if on_cpu and elsewhere and not torch.compiler.is_compiling() and type(result) is Tensor:
         check_places(result.numpy(), sizes)
     return result.to(q.device)
-
-
-def _filled(numbers: tuple[Any, ...]) -> Tensor:
-    """A tensor of these numbers, which may be symbolic."""
-    return torch.stack([torch.full((), x, dtype=torch.int64) for x in numbers])
 
 
 def _tensor(name: str, value: Any) -> Tensor:
