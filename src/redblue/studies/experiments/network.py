@@ -115,8 +115,8 @@ def figure(rows: list[Row]) -> alt.ConcatChart:
         y = alt.Y(
             "gap:Q",
             title="words over the bound" if panel in panels[::2] else None,
-            scale=alt.Scale(type="log", base=2, domain=[0.9, 16], nice=False),
-            axis=alt.Axis(values=[1, 2, 4, 8, 16], format="d", domain=False, ticks=False),
+            scale=alt.Scale(type="log", base=2, domain=[0.9, 8], nice=False),
+            axis=alt.Axis(values=[1, 2, 4, 8], format="d", domain=False, ticks=False),
         )
         base = alt.Chart(alt.Data(values=values)).encode(
             x=x, y=y, color=colour, strokeDash=alt.StrokeDash("schedule:N", scale=_dashes(names), legend=None)
