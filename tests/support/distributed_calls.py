@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -80,3 +83,91 @@ def all_sum(x):
     total = x.clone()
     dist.all_reduce(total)
     return total
+
+
+def cross_attention():
+    """Queries and keys of different lengths, each placed on its own; a bottom-right mask."""
+    q, k, v, _, _ = whole(2)
+    q, mask = q[..., :21, :], rb.Mask.causal("bottom-right")
+    expected = rb.attention(q, k, v, mask=mask)
+    for schedule in ("ring", "all_gather", "mesh", "head_parallel"):
+        out = distributed.attention(*map(distributed.shard, (q, k, v)), mask=mask, schedule=schedule)
+        torch.testing.assert_close(out, distributed.shard(expected), atol=1e-12, rtol=1e-12)
+
+
+def whole_and_parts():
+    """gather puts together the parts that shard makes, and adds up the gradients of all processes."""
+    x = torch.randn(3, 11, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    best = distributed.best_placement(rb.Mask.causal(), 11, dist.get_world_size())
+    for placement in ("contiguous", "zigzag", "striped", best):
+        part = distributed.shard(x, placement=placement).requires_grad_()
+        whole = distributed.gather(part, placement=placement)
+        assert torch.equal(whole, x)
+        (gradient,) = torch.autograd.grad((whole * x).sum() * (1 + dist.get_rank()), part)
+        ranks = sum(1 + rank for rank in range(dist.get_world_size()))
+        torch.testing.assert_close(gradient, ranks * part.detach())
+    assert torch.equal(distributed.gather(distributed.shard(x, dim=0), dim=0), x)
+    refused(lambda: distributed.shard(x, dim=3), "dim must be a dimension of x, -3 to 2, got 3")
+    refused(lambda: distributed.shard(x.numpy()), "x must be a PyTorch tensor, got ndarray")
+    refused(lambda: distributed.gather(x[: dist.get_rank()], dim=0), "the ranks hold [0, 1] tokens")
+
+
+def other_ranks():
+    """One head without batch dimensions, and two batch dimensions."""
+    q, k, v, _, _ = whole(HEADS)
+    for arrays in ((q[0], k[0], v[0]), [x[None].expand(3, *x.shape) for x in (q, k, v)]):
+        expected = rb.attention(*arrays, mask=rb.Mask.causal())
+        out = distributed.attention(*map(distributed.shard, arrays), mask=rb.Mask.causal())
+        torch.testing.assert_close(out, distributed.shard(expected), atol=1e-12, rtol=1e-12)
+
+
+def dtensors():
+    """DTensors that are sharded along their tokens, of a length that the processes do not divide."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for n in (36, 35):
+        arrays = [x[..., :n, :].clone().requires_grad_() for x in whole(2)[:3]]
+        expected = rb.attention(*arrays, mask=rb.Mask.causal())
+        expected_gradients = torch.autograd.grad(expected.sum(), arrays)
+        placed = [distribute_tensor(x.detach(), mesh, [Shard(2)]).requires_grad_() for x in arrays]
+        out = distributed.attention(*placed, mask=rb.Mask.causal())
+        assert out.placements == (Shard(2),)
+        torch.testing.assert_close(out.full_tensor(), expected, atol=1e-12, rtol=1e-12)
+        for got, wanted in zip(torch.autograd.grad(out.sum(), placed), expected_gradients, strict=True):
+            torch.testing.assert_close(got.full_tensor(), wanted, atol=1e-12, rtol=1e-12)
+    copies = [distribute_tensor(x.detach(), mesh, [Replicate()]) for x in arrays]
+    refused(lambda: distributed.attention(*copies), "q must be sharded along its tokens, Shard(2)")
+    refused(lambda: distributed.attention(placed[0], *arrays[1:]), "k must be a DTensor, as q, k and v all are")
+
+
+def drawn_seed():
+    """Without a seed, all processes use that of rank 0, and each call another one."""
+    q, k, v, _, _ = whole(2)
+    parts = [distributed.shard(x) for x in (q, k, v)]
+    torch.manual_seed(dist.get_rank())
+    first = distributed.gather(distributed.attention(*parts, dropout=0.5))
+    second = distributed.gather(distributed.attention(*parts, dropout=0.5))
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    seed = int(torch.randint(2**62, ()))
+    torch.testing.assert_close(first, rb.attention(q, k, v, dropout=0.5, seed=seed), atol=1e-12, rtol=1e-12)
+
+
+def repeated():
+    """Calls with equal arguments give bitwise equal results and gradients."""
+    q, k, v, dout, _ = whole(2, torch.float32)
+    parts = [distributed.shard(x).requires_grad_() for x in (q, k, v)]
+    for schedule in ("ring", "mesh"):
+        runs = []
+        for _ in range(3):
+            out = distributed.attention(*parts, mask=rb.Mask.causal(), schedule=schedule)
+            runs.append([out, *torch.autograd.grad(out, parts, distributed.shard(dout))])
+        assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+
+
+def refused(call, message):
+    """Assert that a call raises RedblueError with this message."""
+    with pytest.raises(rb.RedblueError, match=re.escape(message)):
+        call()

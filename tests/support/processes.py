@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 import tempfile
 import traceback
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
 
 
-def serve(rank: int, size: int, folder: str, connection: Any, timeout_seconds: float) -> None:
+def serve(rank: int, size: int, folder: str, timeout_seconds: float) -> None:
     """The life of one process: run what comes, until None comes."""
     import torch
     import torch.distributed as dist
 
+    connection = Client(str(Path(folder) / f"rank-{rank}"))
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_seconds))
@@ -36,15 +40,18 @@ class Processes:
     def __init__(self, size: int, timeout_seconds: float = 60.0) -> None:
         self.size = size
         self.folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn")
-        pipes = [context.Pipe() for _ in range(size)]
-        self.connections = [ours for ours, _ in pipes]
+        listeners = [Listener(str(Path(self.folder.name) / f"rank-{rank}")) for rank in range(size)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         self.processes = [
-            context.Process(target=serve, args=(rank, size, self.folder.name, theirs, timeout_seconds), daemon=True)
-            for rank, (_, theirs) in enumerate(pipes)
+            subprocess.Popen(
+                [sys.executable, "-m", "support.processes", *map(str, (rank, size, self.folder.name, timeout_seconds))],
+                env=environment,
+            )
+            for rank in range(size)
         ]
-        for process in self.processes:
-            process.start()
+        self.connections = [listener.accept() for listener in listeners]
+        for listener in listeners:
+            listener.close()
 
     def outcomes(self, function: Any, *arguments: Any, wait_seconds: float = 120.0) -> list[Any]:
         """(whether it succeeded, the result or (error type, message, traceback)) of each process; None: it died."""
@@ -66,9 +73,13 @@ class Processes:
             with suppress(OSError):  # its process died
                 connection.send(None)
         for process in self.processes:
-            process.join(10)
-            if process.is_alive():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
+        for connection in self.connections:
+            connection.close()
         self.folder.cleanup()
 
 
@@ -77,3 +88,7 @@ def _outcome(connection: Any, wait_seconds: float) -> Any:
         return connection.recv() if connection.poll(wait_seconds) else (False, ("Hung", "", ""))
     except EOFError:
         return None
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
