@@ -54,6 +54,7 @@ TABLES = {  # arguments of each command, so that it prints its tables
         "999",
     ),
     "a paged plan": ("plan", "--batch", "4", "--n", "64", "--d", "8", "--page", "16", "-m", "t4"),
+    "a plan on a cluster": ("plan", "--n", "64", "--d", "8", "-m", "4x t4 over pcie-4-x16"),
     "one memory": ("memories", "h100-sxm"),
     "one model": ("models", "gemma-2-9b"),
     "pebble bounds": ("pebble", "bound", "fft:4", "--red", "3"),

@@ -11,6 +11,7 @@ from rich.console import Group
 from redblue.base.errors import RedblueError
 from redblue.base.progress import working
 from redblue.catalogue import models as catalogue
+from redblue.catalogue.clusters import cluster, is_cluster
 from redblue.cli.options import (
     DV,
     NK,
@@ -35,7 +36,10 @@ from redblue.cli.options import (
 from redblue.cli.output import show
 from redblue.lab.planner import plan
 
-EPILOG = "Example: redblue plan llama-3-8b --memory h100-sxm. Or: redblue plan --n 4096 --d 512 -m rtx-4090"
+EPILOG = (
+    "Example: redblue plan llama-3-8b --memory h100-sxm. Or: redblue plan --n 4096 --d 512 -m rtx-4090. On a cluster: "
+    'redblue plan llama-3-8b --n 128Ki -m "8x h100-sxm over infiniband-ndr"'
+)
 
 
 def command(
@@ -60,7 +64,7 @@ def command(
     v_in_k: VInK = False,
     as_json: Json = False,
 ) -> None:
-    """At each boundary of a machine's memory: regime, best schedule and tiles, words, bound, time."""
+    """At each boundary of a machine or a cluster: regime, best schedule and tiles, words, bound, time."""
     if model is None:
         heads, mask = 1 if heads is None else heads, "full" if mask is None else mask
         problem = make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, dtype, mask, direction)
@@ -71,7 +75,8 @@ def command(
         layers = catalogue.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
         problems = [each.problem for each in layers]
     with working("planning"):
-        machines = find_memories(memory or ["this-machine"])
+        named = memory or ["this-machine"]
+        machines = [each for name in named for each in ([cluster(name)] if is_cluster(name) else find_memories([name]))]
         plans = [plan(problem, machine) for machine in machines for problem in problems]
     show([each.to_dict() for each in plans], Group(*(part for each in plans for part in (each, ""))), as_json)
 

@@ -8,9 +8,10 @@ at full size.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,14 +22,18 @@ from redblue.catalogue.memories import Memory
 from redblue.lab.plans import NetworkPlan
 from redblue.machine.network import CountingNetwork
 from redblue.masks import Mask
-from redblue.masks.rules.selected import selected
+from redblue.masks.rules.bands import Window
+from redblue.masks.rules.rule import Rule
+from redblue.masks.rules.selected import attended_keys, selected
 from redblue.paged_problem import AnyProblem
 from redblue.problem import Problem
 from redblue.schedules import network
-from redblue.schedules.network import PLACEMENTS, Grid, Layout, Placement
+from redblue.schedules.network import PLACEMENTS, Layout, Placement
 from redblue.schedules.network.balance import best_placement
 
 MOST_TRIED = 1 << 14  # queries and keys of the size at which candidates are compared
+SAME = 1.02  # ratio of times that count as equal
+LINE = 256  # blocks in a row of a mask that is planned on one machine
 BEST = "best"  # stands for best_placement's choice, which differs from size to size
 
 
@@ -67,15 +72,22 @@ class Candidate:
         return int(max(self.counted.bytes_sent.max(), self.counted.bytes_received.max()))
 
     @property
-    def network_seconds(self) -> float:
-        link = self.cluster.link
-        messages = int(self.counted.traffic.messages.max())
-        return self.bytes / link.bandwidth_bytes_per_second + messages * link.latency_seconds
+    def latency_seconds(self) -> float:
+        """The latencies of all messages that a process receives."""
+        return int(self.counted.traffic.messages.max()) * self.cluster.link.latency_seconds
 
-    def seconds(self, peak: float | None) -> tuple[float, float]:
-        """The larger of the times of link and arithmetic, and their sum. peak: flops per second; None: unknown."""
-        arithmetic = max(self.pairs) * flops_per_pair(self.layout.problem) / peak if peak else 0.0
-        return max(self.network_seconds, arithmetic), self.network_seconds + arithmetic
+    @property
+    def network_seconds(self) -> float:
+        return self.bytes / self.cluster.link.bandwidth_bytes_per_second + self.latency_seconds
+
+    def seconds(self, peak: float | None, grow: float) -> tuple[float, float]:
+        """The times of the link and of arithmetic. peak: flops per second; None: unknown, which takes no time.
+
+        The times are estimated for sequences `grow` times as long: bytes grow with it, pairs with its square.
+        """
+        arithmetic = max(self.pairs) * flops_per_pair(self.layout.problem) * grow**2 / peak if peak else 0.0
+        link = grow * self.bytes / self.cluster.link.bandwidth_bytes_per_second + self.latency_seconds
+        return link, arithmetic
 
 
 def flops_per_pair(problem: Problem) -> int:
@@ -100,29 +112,59 @@ def local_mask(c: Layout, row: int, col: int) -> Mask | None:
 
 
 def local_problem(c: Layout, process: int) -> Problem | None:
-    """The attention that one process computes, as if all its keys were there at once; None: it has no pair."""
+    """The attention that one process computes, as if all its keys were there at once; None: it has no pair.
+
+    Masks that are no band there are given in blocks, of which LINE fill a row: planning the pairs one by one would
+    take minutes.
+    """
     row, col, _ = c.grid.place(process)
-    mask = local_mask(c, row, col)
-    if mask is None:
+    queries, keys = tokens(c, row, keys=False), tokens(c, col, keys=True)
+    sizes = c.problem.n_q, c.problem.n_k
+    keys = np.intersect1d(keys, attended_keys(c.mask.rule, queries, *sizes), assume_unique=True)
+    rule = selected(c.mask.rule, queries, keys, *sizes)
+    if rule is None:
         return None
-    return replace(
-        c.problem,
-        n_q=len(tokens(c, row, keys=False)),
-        n_k=len(tokens(c, col, keys=True)),
-        heads=c.problem.heads // c.grid.head_parts,
-        kv_heads=c.problem.kv_heads // c.kv_parts,
-        mask=mask,
-    )
+    mask = shifted(c.mask.rule, queries, keys)
+    if mask is None:
+        large = not rule.is_full and min(len(queries), len(keys)) > LINE
+        mask = in_blocks(rule, len(queries), len(keys)) if large else Mask(rule)
+    heads, kv_heads = c.problem.heads // c.grid.head_parts, c.problem.kv_heads // c.kv_parts
+    return replace(c.problem, n_q=len(queries), n_k=len(keys), heads=heads, kv_heads=kv_heads, mask=mask)
+
+
+def shifted(rule: Rule, queries: np.ndarray, keys: np.ndarray) -> Mask | None:
+    """The window of a rule among consecutive queries and keys; None if it is none, or excludes a query's own number."""
+    runs = all(int(each[-1] - each[0]) == len(each) - 1 for each in (queries, keys))
+    if not isinstance(rule, Window) or rule.align != "top-left" or not runs:
+        return None
+    ahead = int(queries[0] - keys[0])
+    left, right = rule.left, rule.right
+    left = None if left is None else left - ahead
+    right = None if right is None else right + ahead
+    return None if min(left or 0, right or 0) < 0 else Mask.sliding_window(left, right)
+
+
+def in_blocks(rule: Rule, n_q: int, n_k: int) -> Mask:
+    """The blocks of a rule in which some pair attends (perhaps others, where its pattern is not exact)."""
+    edges = -(-n_q // LINE), -(-n_k // LINE)
+    first = np.arange(0, n_q, edges[0])
+    live = rule.pattern(n_q, n_k).outer(first, np.minimum(first + edges[0], n_q))
+    row, low = np.divmod(live[::2], n_k + 1)
+    high = live[1::2] - row * (n_k + 1)
+    steps = np.zeros((len(first), -(-n_k // edges[1]) + 1), np.int64)
+    np.add.at(steps, (row, low // edges[1]), 1)
+    np.add.at(steps, (row, -(-high // edges[1])), -1)
+    return Mask.blocks(np.cumsum(steps, axis=1)[:, :-1] > 0, edges)
 
 
 def peak_flops(problem: Problem, machine: Memory) -> float | None:
-    """The flops per second of a machine for the problem's type, or for float32, to which narrower types are converted."""
+    """The flops per second of a machine in the problem's type, or in float32, to which narrower types are converted."""
     peaks = machine.peak_flops_per_second
     return peaks.get(problem.dtype) or (peaks.get("float32") if problem.bytes_per_word <= 4 else None)
 
 
 def best_candidate(problem: AnyProblem, cluster: Cluster) -> tuple[Candidate, dict[str, float]]:
-    """Return the layout with the least time, and the least time of each schedule (at the smaller size, if one is tried).
+    """Return the fastest layout, and the seconds of the link with each schedule (estimated, for long sequences).
 
     Raises RedblueError for problems that have no network schedule, and for fewer tokens than processes.
     """
@@ -134,16 +176,30 @@ def best_candidate(problem: AnyProblem, cluster: Cluster) -> tuple[Candidate, di
             f"the cluster: give fewer processes"
         )
     small, peak = smaller_problem(problem, cluster.processes), peak_flops(problem, cluster.memory)
-    best: dict[str, tuple[tuple[float, float], Grid, str]] = {}
-    for placement, candidate in _candidates(small, cluster):
-        name, seconds = candidate.schedule, candidate.seconds(peak)
-        if name not in best or seconds < best[name][0]:
-            best[name] = seconds, candidate.layout.grid, placement
-    chosen = min(best, key=lambda name: best[name][0])
-    _, grid, placement = best[chosen]
-    placed = _placed(placement, problem, cluster.processes)
-    winner = network.layout(chosen, problem, cluster.processes, placed, grid)
-    return Candidate(chosen, winner, cluster), {name: seconds[0] for name, (seconds, _, _) in best.items()}
+    grow = max(problem.n_q / small.n_q, problem.n_k / small.n_k)
+    tried = [Trial(placement, each, *each.seconds(peak, grow)) for placement, each in _candidates(small, cluster)]
+    chosen = fastest(tried)
+    by_schedule = {name: [each for each in tried if each.candidate.schedule == name] for name in network.SCHEDULES}
+    name, grid = chosen.candidate.schedule, chosen.candidate.layout.grid
+    layouts = network.layouts(name, problem, cluster.processes, _placed(chosen.placement, problem, cluster.processes))
+    winner = next(layout for layout in layouts if layout.grid == grid)
+    link_seconds = {name: fastest(trials).link for name, trials in by_schedule.items() if trials}
+    return Candidate(name, winner, cluster), link_seconds
+
+
+class Trial(NamedTuple):
+    """A candidate at the size that is tried, and its estimated seconds. placement: by name."""
+
+    placement: str
+    candidate: Candidate
+    link: float
+    arithmetic: float
+
+
+def fastest(trials: Sequence[Trial]) -> Trial:
+    """Return the trial with the least time on the link among those within 2 % of the least time, all overlapped."""
+    enough = SAME * min(max(each.link, each.arithmetic) for each in trials)
+    return min((t for t in trials if max(t.link, t.arithmetic) <= enough), key=lambda t: (t.link, t.arithmetic))
 
 
 def smaller_problem(problem: Problem, processes: int) -> Problem:

@@ -63,8 +63,8 @@ class NetworkPlan:
 
     grid: its parts of the heads, rows and columns. words: words that cross the network; most_words, bytes: the most
     that one process sends, or receives. messages: the most that one process receives. peak: the most words that one
-    process holds. share: pairs of the busiest process over the mean. candidates: the least time of each schedule in
-    seconds; of a smaller problem of the same kind, if the sequence is long. bound: for this division of the pairs.
+    process holds. share: pairs of the busiest process over the mean. candidates: seconds of the link with each
+    schedule, estimated from a smaller problem if the sequence is long. bound: for this division of the pairs.
     """
 
     cluster: str

@@ -7,7 +7,18 @@ from importlib import import_module
 from redblue.base.errors import UnknownName
 from redblue.studies.experiments.experiment import Experiment
 
-NAMES = ("crossing", "backward", "nesting", "regimes", "heads", "sparse", "real-caches", "figure-2022", "gpu")
+NAMES = (
+    "crossing",
+    "backward",
+    "nesting",
+    "regimes",
+    "heads",
+    "sparse",
+    "real-caches",
+    "figure-2022",
+    "gpu",
+    "network",
+)
 
 
 def get(name: str) -> Experiment:

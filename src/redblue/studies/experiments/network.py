@@ -1,0 +1,211 @@
+"""Attention over a network: the words of each schedule over the bound, counted, over P, n, d, M and heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from redblue.base.errors import RedblueError
+from redblue.base.style import LOOKS
+from redblue.bounds import network_bound, network_bounds
+from redblue.masks import Mask
+from redblue.problem import Problem
+from redblue.schedules import network
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
+
+PROCESSES = (2, 4, 8, 16, 32, 64)
+# The panels of the figure: heads, key heads, direction, and mask with the placement that balances it.
+PANELS: dict[str, dict[str, Any]] = {
+    "one head": {"heads": 1, "kv_heads": 1},
+    "one head, backward": {"heads": 1, "kv_heads": 1, "direction": "backward"},
+    "32 heads on 8 key heads": {"heads": 32, "kv_heads": 8},
+    "one head, causal, zigzag": {"heads": 1, "kv_heads": 1, "mask": "causal", "placement": "zigzag", "n": 16_384},
+}
+COMMON = {"direction": "forward", "mask": "full", "placement": "contiguous", "n": 65_536, "d": 64}
+SIZES = [(n, d, p) for p in (16, 64) for n, d in ((4096, 64), (65_536, 64), (65_536, 256), (1 << 20, 64))]
+COLOURS = {
+    "ring": LOOKS["flash"].light,
+    "all_gather": LOOKS["saha_ye"].light,
+    "head_parallel": LOOKS["small_cache"].light,
+    "ring_heads": LOOKS["hybrid"].light,
+    "mesh": LOOKS["flash1"].light,
+}
+
+
+def points(quick: bool) -> list[Point]:
+    found = [
+        COMMON | panel | {"panel": name, "processes": processes}
+        for name, panel in PANELS.items()
+        for processes in PROCESSES
+        if not quick or processes <= 8
+    ]
+    sizes = SIZES[:1] if quick else SIZES
+    return found + [
+        COMMON | PANELS["one head"] | {"panel": "sizes", "processes": p, "n": n, "d": d} for n, d, p in sizes
+    ]
+
+
+def measure(point: Point) -> list[Row]:
+    """Count every schedule on its best grid, and bound the words for balanced work and for any work."""
+    mask = Mask.causal() if point["mask"] == "causal" else Mask.full()
+    shape = {key: point[key] for key in ("d", "heads", "kv_heads", "direction")}
+    problem, processes = Problem(point["n"], point["n"], mask=mask, **shape), point["processes"]
+    balanced, unbalanced = (network_bound(problem, processes, work=work) for work in ("balanced", "any"))
+    rows: list[Row] = []
+    for name in network.SCHEDULES:
+        try:
+            layouts = network.layouts(name, problem, processes, point["placement"])
+            c = network.fewest_words(layouts)
+            moved = network.traffic(c)
+        except RedblueError:
+            continue  # the heads cannot be divided among so many processes
+        memory = int(network.count(c).traffic.peak.max()) if point["panel"] == "sizes" else None
+        phases = _phases(problem, processes, memory) if memory else None
+        rows.append(
+            point
+            | {
+                "schedule": name,
+                "grid": f"{c.grid.rows} x {c.grid.cols} x {c.grid.head_parts}",
+                "words": moved.words,
+                "most_words": moved.most_words,
+                "bound_words": balanced.words,
+                "bound_most_words": balanced.most_words,
+                "any_work_most_words": unbalanced.most_words,
+                "M": memory,
+                "phases_most_words": phases,
+            }
+        )
+    return rows
+
+
+def _phases(problem: Problem, processes: int, memory: int) -> int:
+    """The bound by phases over a memory of `memory` words."""
+    bounds = network_bounds(problem, processes, memory)
+    return next(bound.most_words for bound in bounds if bound.name == "phases")
+
+
+def gap(row: Row) -> float:
+    """Words of the busiest process in one direction, over the bound for balanced work."""
+    return row["most_words"] / row["bound_most_words"]
+
+
+def figure(rows: list[Row]) -> alt.ConcatChart:
+    """The gap over the number of processes, a panel for each kind of problem."""
+    names = list(network.SCHEDULES)
+    colour = alt.Color(
+        "schedule:N",
+        scale=alt.Scale(domain=names, range=[COLOURS[name] for name in names]),
+        legend=alt.Legend(title=None, columns=5),
+    )
+    panels = [name for name in PANELS if any(row["panel"] == name for row in rows)]
+    charts = []
+    for panel in panels:
+        values = [
+            {"P": row["processes"], "gap": gap(row), "schedule": row["schedule"]}
+            for row in rows
+            if row["panel"] == panel
+        ]
+        x = alt.X(
+            "P:Q",
+            title="P: processes",
+            scale=alt.Scale(type="log", base=2),
+            axis=alt.Axis(values=list(PROCESSES), format="d", grid=False),
+        )
+        y = alt.Y(
+            "gap:Q",
+            title="words over the bound" if panel in panels[::2] else None,
+            scale=alt.Scale(type="log", base=2, domain=[0.9, 8], nice=False),
+            axis=alt.Axis(values=[1, 2, 4, 8], format="d", domain=False, ticks=False),
+        )
+        base = alt.Chart(alt.Data(values=values)).encode(
+            x=x, y=y, color=colour, strokeDash=alt.StrokeDash("schedule:N", scale=_dashes(names), legend=None)
+        )
+        marks = base.mark_point(filled=True, size=40, opacity=1).encode(
+            shape=alt.Shape("schedule:N", scale=alt.Scale(domain=names, range=_shapes(names)), legend=None)
+        )
+        title = alt.TitleParams(panel, fontWeight="normal", fontSize=12)
+        charts.append(alt.layer(base.mark_line(strokeWidth=2), marks).properties(width=280, height=220, title=title))
+    return alt.concat(*charts, columns=2)
+
+
+def _dashes(names: list[str]) -> alt.Scale:
+    """Schedules that coincide stay visible: those drawn later are dashed."""
+    return alt.Scale(domain=names, range=[[1, 0], [6, 4], [1, 0], [3, 3], [1, 0]])
+
+
+def _shapes(names: list[str]) -> list[str]:
+    return ["circle", "triangle-down", "square", "diamond", "triangle-up"][: len(names)]
+
+
+def tables(rows: list[Row]) -> list[Table]:
+    lines = [
+        (
+            row["panel"],
+            str(row["processes"]),
+            f"`{row['schedule']}`",
+            row["grid"],
+            f"{row['most_words']:,}",
+            f"{row['bound_most_words']:,}",
+            f"{gap(row):.2f}",
+            f"{row['most_words'] / row['any_work_most_words']:.2f}",
+        )
+        for row in rows
+        if row["panel"] != "sizes"
+    ]
+    columns = ("problem", "P", "schedule", "grid", "words", "bound, balanced work", "/ bound", "/ bound, any work")
+    sized = [
+        (
+            f"{row['n']:,}",
+            str(row["d"]),
+            str(row["processes"]),
+            f"`{row['schedule']}`",
+            f"{row['most_words']:,}",
+            f"{gap(row):.2f}",
+            f"{row['M']:,}",
+            f"{row['most_words'] / max(row['phases_most_words'], 1):.2f}" if row["phases_most_words"] else "-",
+        )
+        for row in rows
+        if row["panel"] == "sizes"
+    ]
+    found = [Table("Words of the busiest process, in one direction", columns, lines, 4)]
+    columns = ("n", "d", "P", "schedule", "words", "/ bound", "M: most words held", "/ bound by phases of M")
+    return [*found, Table("Sizes and memory: one head, full mask", columns, sized, 0)] if sized else found
+
+
+def findings(rows: list[Row]) -> list[str]:
+    found = []
+    for panel in PANELS:
+        mine = [row for row in rows if row["panel"] == panel]
+        if not mine:
+            continue
+        texts = []
+        for name in network.SCHEDULES:
+            gaps = {row["processes"]: gap(row) for row in mine if row["schedule"] == name}
+            if gaps:
+                low, high = min(gaps), max(gaps)
+                more = f" to {gaps[high]:.2f} (P = {high})" if high > low else ""
+                texts.append(f"`{name}` {gaps[low]:.2f} (P = {low}){more}")
+        found.append(f"Words over the bound, {panel}: {', '.join(texts)}.")
+    return found
+
+
+EXPERIMENT = Experiment(
+    name="network",
+    title="Attention over a network",
+    question="How far are the schedules over several processes from the least words that any schedule can move?",
+    points=points,
+    measure=measure,
+    figure=figure,
+    tables=tables,
+    findings=findings,
+    method=f"""
+Counted, not measured. n = {COMMON["n"]:,} ({PANELS["one head, causal, zigzag"]["n"]:,} causal), d = {COMMON["d"]}.
+Words are those that the busiest process sends, or receives, whichever are more; each schedule is on the grid with the
+fewest such words. The bound is the largest of [the bounds over a network](../lab/network.md) for balanced work, where
+each process holds the same share of the tokens of all heads. The words of schedules include row statistics, which the
+bound does not count: a word or two per row. A square mesh meets the bound for one head; backward, its rows and columns
+should be as 7 to 8, which no square grid is. With a causal mask, the bound lets a process compute the pairs among its
+own tokens and any rectangle of attended pairs; no known schedule divides the triangle in this way.
+""",
+)
