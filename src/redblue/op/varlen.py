@@ -64,10 +64,16 @@ def attention_varlen(
             f"mask must be a window within each sequence, such as Mask.causal(), got {mask!r}: call attention with "
             "Mask.documents(...) & another mask"
         )
-    calls = packed_calls(lengths, key_lengths, options)
-    outputs = [_computed(call, q, k, v) for call in calls]
-    out, lse = outputs[0] if len(outputs) == 1 else _joined(outputs)
+    out, lse = packed_attention(q, k, v, lengths, key_lengths, options)
     return (out, lse) if return_lse else out
+
+
+def packed_attention(
+    q: Any, k: Any, v: Any, lengths: np.ndarray, key_lengths: np.ndarray, options: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """The output and the log-sum-exp of packed sequences that are checked. options: as in `packed_calls`."""
+    outputs = [_computed(call, q, k, v) for call in packed_calls(lengths, key_lengths, options)]
+    return outputs[0] if len(outputs) == 1 else _joined(outputs)
 
 
 class PackedCall(NamedTuple):
@@ -105,6 +111,11 @@ def packed_calls(
         queries = slice(int(starts[first]), int(starts[end]))
         calls.append(PackedCall(queries, slice(int(key_starts[first]), int(key_starts[end])), own))
     return calls
+
+
+def bottom_right(left: int, right: int) -> Mask:
+    """The window of these sides as flash-attn means it: negative is open, and the last query stands at the last key."""
+    return Mask.sliding_window(None if left < 0 else left, None if right < 0 else right, align="bottom-right")
 
 
 def documents(lengths: np.ndarray, key_lengths: np.ndarray, within: Mask | None) -> Mask:
@@ -166,21 +177,27 @@ def _joined(outputs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
 def lengths_between(name: str, starts: Any, of: str, total: int) -> np.ndarray:
     """The length of each sequence. Raises RedblueError, naming the entry, unless `starts` ascend from 0 to `total`."""
     starts = whole(name, starts.detach().cpu().numpy() if api.is_torch(starts) else starts)
-    return _lengths_between(name, starts.tobytes(), of, total)
+    lengths = lengths_of(name, starts)
+    if starts[-1] != total:
+        raise RedblueError(f"{name} must end with the rows of {of}, {total}, got {starts[-1]}")
+    return lengths
+
+
+def lengths_of(name: str, starts: np.ndarray) -> np.ndarray:
+    """The lengths between int64 starts, read-only. Raises RedblueError, naming the entry, unless they ascend from 0."""
+    return _lengths_of(name, starts.tobytes())
 
 
 @lru_cache(maxsize=KEPT)
-def _lengths_between(name: str, memory: bytes, of: str, total: int) -> np.ndarray:
+def _lengths_of(name: str, memory: bytes) -> np.ndarray:
     starts = np.frombuffer(memory, np.int64)
     if not len(starts) or starts[0]:
         raise RedblueError(f"{name}[0] must be 0, got {starts[0] if len(starts) else 'an empty array'}")
-    descents = np.flatnonzero(np.diff(starts) < 0)
+    lengths = np.diff(starts)
+    descents = np.flatnonzero(lengths < 0)
     if len(descents):
         i = descents[0] + 1
         raise RedblueError(f"{name} must not descend, but {name}[{i}] = {starts[i]} follows {starts[i - 1]}")
-    if starts[-1] != total:
-        raise RedblueError(f"{name} must end with the rows of {of}, {total}, got {starts[-1]}")
-    lengths = np.diff(starts)
     lengths.flags.writeable = False
     return lengths
 

@@ -10,7 +10,7 @@ probabilities.
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from redblue.masks import Mask
 from redblue.op.pytorch import ops, paging
 from redblue.op.pytorch.dispatch import drawn_seed, mask_argument
 from redblue.op.pytorch.layouts import expanded_shapes, name_of
-from redblue.op.varlen import documents, lengths_between, packed_calls
+from redblue.op.varlen import bottom_right, documents, lengths_between, packed_calls
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 
@@ -263,10 +263,11 @@ def _check_debug_mask(return_debug_mask: bool) -> None:
 
 
 def _window(is_causal: bool, left: int | None, right: int | None) -> Mask:
-    """The mask of a window; a negative side is open."""
-    left = None if left is None or left < 0 else left
-    right = 0 if is_causal else None if right is None or right < 0 else right
-    return Mask.sliding_window(left, right, align="bottom-right")
+    """The mask of a window; a side that is negative or None is open."""
+    return _known_window(-1 if left is None else left, 0 if is_causal else -1 if right is None else right)
+
+
+_known_window = lru_cache(maxsize=64)(bottom_right)
 
 
 def _options(mask: Mask, scale: float | None, dropout: float, seed: Tensor | None, slopes: Any = None) -> Options:
@@ -364,6 +365,7 @@ def _kept_seed(state: Tensor | None) -> Tensor:
     return state.reshape(-1)[0].view(torch.int64)
 
 
+@cache
 def _has_two_states() -> bool:
     """Whether this PyTorch returns the seed and its offset as two numbers, as it did before rng_state."""
     return torch.ops.aten._flash_attention_forward.default._schema.returns[2].name != "rng_state"
