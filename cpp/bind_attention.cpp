@@ -6,6 +6,7 @@
 
 #include "attention/paged.h"
 #include "bindings.h"
+#include "masks/lower.h"
 #include "meter/meter.h"
 
 namespace {
@@ -314,4 +315,18 @@ void bind_attention(nb::module_& m) {
         return nb::make_tuple(copied(lists.starts), copied(lists.queries));
       },
       "query_starts"_a, "keys"_a, "n_k"_a);
+  m.def(
+      "lower_array",
+      [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::device::cpu>& attends, std::int64_t group,
+         std::int64_t panel, std::int64_t least, std::size_t most) {
+        if (attends.shape(1) > 1 && attends.stride(1) != 1) throw std::invalid_argument("a row's bytes must be dense");
+        redblue::LoweredArray lowered;
+        {
+          nb::gil_scoped_release released;
+          lowered = redblue::lower_array(attends.data(), attends.stride(0), attends.shape(0), attends.shape(1), group,
+                                         panel, least, most);
+        }
+        return nb::make_tuple(copied(lowered.counts), copied(lowered.runs), copied(lowered.words), lowered.pairs);
+      },
+      "attends"_a, "group"_a, "panel"_a, "least"_a, "most"_a);
 }

@@ -61,6 +61,13 @@ def write(path: Path, about: dict[str, Any], rows: list[Row]) -> None:
     path.write_text(f'{json.dumps(about)[:-1]}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
+def merged(path: Path, rows: list[Row]) -> list[Row]:
+    """The rows of a file, in their order, with `rows` in place of those of the same measure and case, or at the end."""
+    new = {(row.measure, row.case): row for row in rows}
+    old = read(path)[1] if path.exists() else []
+    return [new.pop((row.measure, row.case), row) for row in old] + list(new.values())
+
+
 def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
     """Read a file that `write` wrote: (about, rows)."""
     about = json.loads(path.read_text(encoding="utf-8"))

@@ -2,7 +2,8 @@
 
 Both run under jit, in JAX's layout (batch, rows, heads, features). Every result is checked against float64 before any
 call is timed: redblue's error may be at most twice that of JAX's unfused expression. Then both take turns; ratios are
-medians over the rounds. Ctrl-C ends the run and keeps the results so far.
+medians over the rounds. Ctrl-C ends the run and keeps the results so far. Rows of --json that are not measured again
+stay in it, so that --only makes a run in pieces.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.gate import MAX_OURS, Red, relative_errors, within
-from benchmarks.common.results import Figure, Limit, Row, write
+from benchmarks.common.results import Figure, Limit, Row, merged, write
 from benchmarks.common.timing import THREADS, race, rate, ratio
 from benchmarks.cpu.attention import about, show
 from benchmarks.cpu.measures import Bench
@@ -145,14 +146,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contender (%(default)s)")
     parser.add_argument("--seconds", type=float, default=0.1, help="time of each contender in each round (%(default)s)")
     parser.add_argument("--check", action="store_true", help="only check results against float64")
-    parser.add_argument("--only", help="only cases whose title contains this text")
-    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--only", help="only the case of this title, or those whose title contains it")
+    parser.add_argument("--json", type=Path, help="file for the results; other rows of it stay")
     given = parser.parse_args()
     if given.quick:
         given.rounds, given.seconds = 3, 0.03
     if given.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {given.rounds}")
-    given.cases = [case for case in CASES if (given.only or "") in case.title]
+    named = [case for case in CASES if case.title == given.only]
+    given.cases = named or [case for case in CASES if (given.only or "") in case.title]
     if not given.cases:
         parser.error(f"--only: no title contains {given.only!r}: {'; '.join(case.title for case in CASES)}")
     return given
@@ -180,7 +182,7 @@ def main() -> None:
     facts |= {"complete": complete, "versions": versions}
     show(facts, rows)
     if given.json and rows:
-        write(given.json, facts, rows)
+        write(given.json, facts, merged(given.json, rows))
     if not complete:
         sys.exit(128 + signal.SIGINT)
 

@@ -1,11 +1,12 @@
 """Time whole models of transformers, forward and as a training step, with PyTorch's attention and with redblue's.
 
-Usage: python -m benchmarks.cpu.whole_models [--rounds 3] [--only TEXT] [--json PATH]
+Usage: python -m benchmarks.cpu.whole_models [--rounds 7] [--only TEXT] [--measure TEXT] [--json PATH]
 
 Weights are random, shapes are those of published models (fewer layers where the docstring of a model says so). The
 peer is the attention that transformers chooses by itself. redblue comes through two doors: attn_implementation
 "redblue", and `rb.sdpa()` around the unchanged model. Before a model is timed, outputs and gradients are compared with
-transformers' "eager" attention in float64. The file is written after every model.
+transformers' "eager" attention in float64. The file is written after every model; rows that are not measured again
+stay in it, so that a run can be made in pieces.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode  # pyright: ignore[reportMi
 import redblue as rb
 from benchmarks.common.gate import MAX_OURS, relative_errors, within
 from benchmarks.common.places import RESULTS
-from benchmarks.common.results import Figure, Limit, Row, write
+from benchmarks.common.results import Figure, Limit, Row, merged, read, write
 from benchmarks.common.timing import THREADS, race, rate, ratio
 from benchmarks.cpu.peers import SHORT
 from redblue.catalogue.detect import detect_cpu
@@ -234,7 +235,15 @@ def default_implementation(model: Any, inputs: dict[str, torch.Tensor]) -> str:
     return default
 
 
-def measure(title: str, dtype: torch.dtype, rounds: int) -> list[Row]:
+RUNS: dict[str, Callable[..., None]] = dict(zip(DIRECTIONS, (forward, step), strict=True))
+
+
+def named(dtype: torch.dtype, direction: str) -> str:
+    """The name of a measure, such as "fp32 forward"."""
+    return f"{SHORT[str(dtype).removeprefix('torch.')]} {direction}"
+
+
+def measure(title: str, dtype: torch.dtype, directions: list[str], rounds: int) -> list[Row]:
     """One row per direction: the speed of the model through each door over its speed with PyTorch's attention."""
     model, inputs = made(CASES[title], dtype)
     default = default_implementation(model, inputs)
@@ -242,7 +251,8 @@ def measure(title: str, dtype: torch.dtype, rounds: int) -> list[Row]:
     check(title, model, shortened(inputs), default, doors)
     share = attention_share(model, inputs)
     rows = []
-    for direction, run in zip(DIRECTIONS, (forward, step), strict=True):
+    for direction in directions:
+        run = RUNS[direction]
 
         def speed(door: str, run: Callable[..., None] = run) -> float:
             with through(door, model, default):
@@ -250,9 +260,9 @@ def measure(title: str, dtype: torch.dtype, rounds: int) -> list[Row]:
 
         rates = race({door: partial(speed, door) for door in doors}, rounds)
         figures = [Figure(f"{door} over {default}", ratio(rates, door, PEER), Limit(1.0)) for door in doors[1:]]
-        name = SHORT[str(dtype).removeprefix("torch.")]
-        parameters = {"default": default, "attention_share": share}
-        rows.append(Row(f"{name} {direction}", title, figures, rates, unit="calls/s", parameters=parameters))
+        today = datetime.date.today().isoformat()
+        parameters = {"default": default, "attention_share": share, "date": today}
+        rows.append(Row(named(dtype, direction), title, figures, rates, unit="calls/s", parameters=parameters))
     return rows
 
 
@@ -273,8 +283,9 @@ def table(rows: list[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="", help="measure only models whose name holds this text")
+    parser.add_argument("--measure", default="", help='measure only what holds this text, such as "bf16 training"')
     parser.add_argument("--json", type=Path, default=RESULTS / "whole_models.json")
     given = parser.parse_args()
     torch.set_num_threads(THREADS)
@@ -282,15 +293,15 @@ def main() -> None:
     about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "isa": isa().name, "threads": THREADS}
     about |= {"cpu": detect_cpu().model, "torch": torch.__version__, "transformers": transformers.__version__}
     rows: list[Row] = []
-    for title in CASES:
-        if given.only in title:
-            for dtype in (torch.float32, torch.bfloat16):
-                rows += measure(title, dtype, given.rounds)
-                for row in rows[-2:]:
-                    cells = ", ".join(f"{figure.value.median:.2f} {figure.what}" for figure in row.figures)
-                    print(f"{title}, {row.measure}: {cells}", flush=True)
-            write(given.json, about, rows)
-    print(table(rows))
+    for title in (title for title in CASES if given.only in title):
+        for dtype in (torch.float32, torch.bfloat16):
+            directions = [each for each in DIRECTIONS if given.measure in named(dtype, each)]
+            for row in measure(title, dtype, directions, given.rounds) if directions else []:
+                rows.append(row)
+                cells = ", ".join(f"{figure.value.median:.2f} {figure.what}" for figure in row.figures)
+                print(f"{title}, {row.measure}: {cells}", flush=True)
+                write(given.json, about, merged(given.json, rows))
+    print(table(read(given.json)[1]))
 
 
 if __name__ == "__main__":

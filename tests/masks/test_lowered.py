@@ -96,3 +96,26 @@ def test_masks_with_partial_tiles_nearly_everywhere_are_refused(monkeypatch):
     monkeypatch.setattr(spans, "MAX_RANGES", 39)
     with pytest.raises(RedblueError, match="listed in 40 parts, of at most 39"):
         lowered(Mask.causal(), 640, 640, 1, 16)
+
+
+@examples(200)
+@given(st.data(), SIZES, st.integers(1, 200), st.integers(1, 3), st.sampled_from([1, 16, 64]), st.booleans())
+def test_arrays_of_long_runs(data, n_q, n_k, group, panel, one_row):
+    """Boolean arrays are lowered by the compiled core, eight keys at a time; `one_row` serves all queries."""
+    cuts = data.draw(st.lists(st.integers(0, n_k), max_size=6))
+    row = np.searchsorted(np.sort(cuts), np.arange(n_k), side="right") % 2 == 0
+    dense = np.broadcast_to(row, (n_q, n_k)).copy()
+    if not one_row:
+        for i, j in data.draw(st.lists(st.tuples(st.integers(0, n_q - 1), st.integers(0, n_k - 1)), max_size=8)):
+            dense[i, j:] ^= True
+    mask = Mask.from_dense(row if one_row else dense)
+    check(mask, dense, group, panel)
+    assert mask.nnz(n_q, n_k) == dense.sum()
+
+
+def test_too_many_words_are_refused(monkeypatch):
+    from redblue.masks import lowered as module
+
+    monkeypatch.setattr(module, "MAX_WORDS", 3)
+    with pytest.raises(RedblueError, match="attended in part nearly everywhere: n_q = 4 and n_k = 5"):
+        lowered(Mask.from_dense(np.arange(20).reshape(4, 5) % 3 == 0), 4, 5, 1, 4)

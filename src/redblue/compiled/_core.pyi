@@ -214,6 +214,16 @@ def by_key(query_starts: np.ndarray, keys: np.ndarray, n_k: int) -> tuple[np.nda
     query_starts: int64 (n_q + 1). keys: int32, each from 0 to n_k - 1, which nobody checks here.
     """
 
+def lower_array(
+    attends: np.ndarray, group: int, panel: int, least: int, most: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """A boolean mask in the form that kernels take: (runs of each panel, runs, words, attending pairs).
+
+    attends: uint8 (n_q, n_k), 0 or 1, dense along keys. group: rows of a query. panel: 1 to 64 rows. runs: 3 numbers
+    each, as in redblue.masks.lowered. least: shorter full runs beside keys with words get words. Raises ValueError for
+    more than `most` words.
+    """
+
 def exp(x: np.ndarray, isa: Isa) -> None:
     """Each number of a contiguous float32 or float64 array becomes its exponential, as the kernels compute it."""
 

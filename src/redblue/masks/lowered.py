@@ -9,10 +9,13 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
+from redblue.compiled import _core
 from redblue.masks.mask import Mask
 from redblue.masks.patterns import spans
 from redblue.masks.patterns.bit_words import WORD_BITS, below, popcount
-from redblue.masks.patterns.tiling import Tiling, tiling
+from redblue.masks.patterns.pattern import Pattern
+from redblue.masks.patterns.squares import Squares
+from redblue.masks.patterns.tiling import MAX_WORDS, Tiling, tiling, too_many_words
 from redblue.masks.rules.stack import planes
 
 MIN_FULL_RUN = 8  # keys: a shorter full run next to keys with bits costs a kernel more than bits do
@@ -53,9 +56,7 @@ def lowered(mask: Mask, n_q: int, n_k: int, group: int, panel: int) -> Lowered:
     if mask.group != 1:
         raise RedblueError(f"give the mask of the queries, not of their rows ({mask.group} each): group adds the rows")
     rules, plane_of_entry = planes(mask.rule)
-    first = spans.arange(ceil_div(n_q * group, panel)) * panel
-    stop = np.minimum(first + panel, n_q * group)
-    parts = [_runs(tiling(rule.pattern(n_q, n_k), first, stop, group), n_k) for rule in rules]
+    parts = [_plane(rule.pattern(n_q, n_k), group, panel) for rule in rules]
     words_before = 0
     for _, runs, bits, _ in parts:
         runs[runs[:, 2] >= 0, 2] += words_before
@@ -66,6 +67,19 @@ def lowered(mask: Mask, n_q: int, n_k: int, group: int, panel: int) -> Lowered:
     for array in result[:4]:
         array.flags.writeable = False
     return result
+
+
+def _plane(pattern: Pattern, group: int, panel: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Lower one plane. Returns (number of runs per panel, runs, bits, attending pairs)."""
+    if isinstance(pattern, Squares) and pattern.is_array:
+        try:
+            counts, runs, bits, nnz = _core.lower_array(pattern.array, group, panel, MIN_FULL_RUN, MAX_WORDS)
+        except ValueError:
+            raise too_many_words(pattern) from None
+        return counts, runs.reshape(-1, 3), bits, nnz
+    rows = pattern.n_q * group
+    first = spans.arange(ceil_div(rows, panel)) * panel
+    return _runs(tiling(pattern, first, np.minimum(first + panel, rows), group), pattern.n_k)
 
 
 def _runs(tiles: Tiling, n_k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:

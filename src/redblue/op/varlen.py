@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from redblue.op.checks import check_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+KEPT = 16  # lists of lengths, and masks made of them
 
 
 @documented(PackedArguments)
@@ -61,10 +64,16 @@ def attention_varlen(
             f"mask must be a window within each sequence, such as Mask.causal(), got {mask!r}: call attention with "
             "Mask.documents(...) & another mask"
         )
-    calls = packed_calls(lengths, key_lengths, options)
-    outputs = [_computed(call, q, k, v) for call in calls]
-    out, lse = outputs[0] if len(outputs) == 1 else _joined(outputs)
+    out, lse = packed_attention(q, k, v, lengths, key_lengths, options)
     return (out, lse) if return_lse else out
+
+
+def packed_attention(
+    q: Any, k: Any, v: Any, lengths: np.ndarray, key_lengths: np.ndarray, options: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """The output and the log-sum-exp of packed sequences that are checked. options: as in `packed_calls`."""
+    outputs = [_computed(call, q, k, v) for call in packed_calls(lengths, key_lengths, options)]
+    return outputs[0] if len(outputs) == 1 else _joined(outputs)
 
 
 class PackedCall(NamedTuple):
@@ -75,21 +84,26 @@ class PackedCall(NamedTuple):
     options: dict[str, Any]
 
 
-def packed_calls(lengths: np.ndarray, key_lengths: np.ndarray, options: Mapping[str, Any]) -> list[PackedCall]:
+def packed_calls(
+    lengths: np.ndarray, key_lengths: np.ndarray, options: Mapping[str, Any], apart: bool = False
+) -> list[PackedCall]:
     """The calls of `attention` that compute packed sequences of these lengths: one, unless alibi needs several.
 
     options: those of `attention_varlen`, with the mask of a single sequence. Each of several calls gets a seed of its
-    own, so that dropout differs between sequences.
+    own, so that dropout differs between sequences. apart: one call for each sequence.
     """
     alibi, mask, seed = (options.get(name) for name in ("alibi", "mask", "seed"))
     own_slopes = _row_per_sequence(alibi, len(lengths))
-    groups = [(0, len(lengths))] if alibi is None else _aligned(lengths, key_lengths, own_slopes is not None)
+    if alibi is None and not apart:
+        groups = [(0, len(lengths))]
+    else:
+        groups = _aligned(lengths, key_lengths, apart or own_slopes is not None)
     starts, key_starts = (np.append(0, np.cumsum(x)) for x in (lengths, key_lengths))
     calls = []
     for i, (first, end) in enumerate(groups):
         own: dict[str, Any] = dict(options)
         one = end - first == 1
-        own["mask"] = mask if one else Mask.documents(lengths[first:end], key_lengths[first:end], within=mask)
+        own["mask"] = mask if one else documents(lengths[first:end], key_lengths[first:end], mask)
         if own_slopes is not None:
             own["alibi"] = own_slopes[first]
         if i and isinstance(seed, (int, np.integer)):  # anything else is refused by the call
@@ -97,6 +111,21 @@ def packed_calls(lengths: np.ndarray, key_lengths: np.ndarray, options: Mapping[
         queries = slice(int(starts[first]), int(starts[end]))
         calls.append(PackedCall(queries, slice(int(key_starts[first]), int(key_starts[end])), own))
     return calls
+
+
+def bottom_right(left: int, right: int) -> Mask:
+    """The window of these sides as flash-attn means it: negative is open, and the last query stands at the last key."""
+    return Mask.sliding_window(None if left < 0 else left, None if right < 0 else right, align="bottom-right")
+
+
+def documents(lengths: np.ndarray, key_lengths: np.ndarray, within: Mask | None) -> Mask:
+    """Mask.documents; the layers of a model, which pass the same lengths, get the same mask."""
+    return _documents(lengths.tobytes(), key_lengths.tobytes(), within)
+
+
+@lru_cache(maxsize=KEPT)
+def _documents(lengths: bytes, key_lengths: bytes, within: Mask | None) -> Mask:
+    return Mask.documents(np.frombuffer(lengths, np.int64), np.frombuffer(key_lengths, np.int64), within=within)
 
 
 def _row_per_sequence(alibi: Any, sequences: int) -> Any:
@@ -148,15 +177,29 @@ def _joined(outputs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
 def lengths_between(name: str, starts: Any, of: str, total: int) -> np.ndarray:
     """The length of each sequence. Raises RedblueError, naming the entry, unless `starts` ascend from 0 to `total`."""
     starts = whole(name, starts.detach().cpu().numpy() if api.is_torch(starts) else starts)
+    lengths = lengths_of(name, starts)
+    if starts[-1] != total:
+        raise RedblueError(f"{name} must end with the rows of {of}, {total}, got {starts[-1]}")
+    return lengths
+
+
+def lengths_of(name: str, starts: np.ndarray) -> np.ndarray:
+    """The lengths between int64 starts, read-only. Raises RedblueError, naming the entry, unless they ascend from 0."""
+    return _lengths_of(name, starts.tobytes())
+
+
+@lru_cache(maxsize=KEPT)
+def _lengths_of(name: str, memory: bytes) -> np.ndarray:
+    starts = np.frombuffer(memory, np.int64)
     if not len(starts) or starts[0]:
         raise RedblueError(f"{name}[0] must be 0, got {starts[0] if len(starts) else 'an empty array'}")
-    descents = np.flatnonzero(np.diff(starts) < 0)
+    lengths = np.diff(starts)
+    descents = np.flatnonzero(lengths < 0)
     if len(descents):
         i = descents[0] + 1
         raise RedblueError(f"{name} must not descend, but {name}[{i}] = {starts[i]} follows {starts[i - 1]}")
-    if starts[-1] != total:
-        raise RedblueError(f"{name} must end with the rows of {of}, {total}, got {starts[-1]}")
-    return np.diff(starts)
+    lengths.flags.writeable = False
+    return lengths
 
 
 def _shown(array: Any) -> str:

@@ -155,6 +155,13 @@ def test_requested_schedules(schedule):
     assert torch.equal(compiled(q, k, v), call(q, k, v))
 
 
+def test_a_bias_with_heads_last_in_memory():
+    """T5 makes its bias so; kernels that read it more than once get a copy with dense rows."""
+    q, k, v, memory = normal(3, 2, 5, 3), normal(3, 2, 7, 3), normal(3, 2, 7, 3), normal(5, 7, 2)
+    for bias in (memory.permute(2, 0, 1)[None], memory.permute(2, 0, 1)[None].expand(3, 2, 5, 7)):
+        check(q, k, v, memory, bias=bias)
+
+
 def test_rows_without_keys():
     bias = torch.ones(5, 7, dtype=torch.bool)
     bias[2] = False

@@ -11,12 +11,14 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from support.transformers_models import table
 
 MODULE_SECONDS, CLASS_SECONDS, BYTES = 900, 90, 8 << 30
+NOT_COMPARED = ("eager fails", "not buildable")
 
 
 def modules() -> list[str]:
@@ -30,7 +32,8 @@ def modules() -> list[str]:
 
 
 def classes(module: str) -> list[type]:
-    """The model classes that a module defines."""
+    """The model classes with a forward pass that a module defines."""
+    import torch
     from transformers.modeling_utils import PreTrainedModel
 
     found = importlib.import_module(module)
@@ -41,31 +44,44 @@ def classes(module: str) -> list[type]:
         and cls.__module__ == module
         and not name.endswith(("PreTrainedModel", "PretrainedModel"))
         and cls.config_class is not None
+        and cls.forward is not torch.nn.Module.forward
     ]
 
 
 def _in_child(module: str, done: set[str], journal: Path) -> None:
-    """Compare the classes of one module and append the outcomes to the journal."""
-    from support.transformers_models.compare import compare
+    """Compare the classes of one module and append the outcomes to the journal.
+
+    Classes that cannot be called alone are compared as parts of the module's other classes.
+    """
+    from support.transformers_models.compare import compare, compare_parts
+
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    every = classes(module)
+    outcomes = {cls: _limited(compare, cls) for cls in every if cls.__name__ not in done}
+    for whole in every:
+        alone = {cls for cls, outcome in outcomes.items() if outcome["status"] in NOT_COMPARED}
+        if alone and whole not in alone:
+            outcomes |= _limited(compare_parts, whole, alone)
+    for cls, outcome in outcomes.items():
+        with journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"module": module, "class": cls.__name__, **outcome}) + "\n")
+
+
+def _limited(run: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a comparison, which may take CLASS_SECONDS."""
 
     def late(*_: Any) -> None:
         raise TimeoutError(f"more than {CLASS_SECONDS} s")
 
-    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     signal.signal(signal.SIGALRM, late)
-    for cls in classes(module):
-        if cls.__name__ in done:
-            continue
-        began = time.process_time()
-        signal.alarm(CLASS_SECONDS)
-        try:
-            outcome = dict(compare(cls))
-        except BaseException as error:
-            outcome = {"status": "not buildable", "reason": f"{type(error).__name__}: {error}"[:160]}
+    signal.alarm(CLASS_SECONDS)
+    try:
+        return run(*arguments)
+    except BaseException as error:
+        failure = {"status": "not buildable", "reason": f"{type(error).__name__}: {error}"[:160]}
+        return failure if len(arguments) == 1 else {}
+    finally:
         signal.alarm(0)
-        record = {"module": module, "class": cls.__name__, **outcome, "seconds": round(time.process_time() - began, 1)}
-        with journal.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
 
 
 def sweep(journal: Path, only: list[str]) -> None:

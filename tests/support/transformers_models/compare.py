@@ -3,12 +3,13 @@
 import copy
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from support.transformers_models import inputs, tiny
+from support.transformers_models import inputs, parts, tiny
 from support.transformers_models.fixes import CONFIGS, INPUTS, NO_TABLE
 
 TOLERANCE = 1e-4  # of the largest number in an output, or in all gradients: float32, random weights, some layers
@@ -22,27 +23,74 @@ class Outcome(dict):
 
 def compare(cls: type, sdpa: bool = True) -> Outcome:
     """Compare a class. status: same, same as sdpa, wrong, refused, unreached, not buildable, eager fails."""
-    if cls.__name__ in NO_TABLE:
-        return Outcome(status="not buildable", reason=NO_TABLE[cls.__name__])
     try:
-        config = tiny.tiny(cls.config_class, CONFIGS)
-        reference = _model(cls, config, "eager", None)
+        config, reference = _reference(cls)
     except Exception as error:
         return Outcome(status="not buildable", reason=_text(error))
-    reason, trials = "no input is known", []
+    try:
+        arguments, expected = _inputs(cls, reference)
+    except Refused as refused:
+        return Outcome(status="eager fails", reason=str(refused))
+
+    def model(implementation: str) -> Any:
+        return _model(cls, config, implementation, reference.state_dict())
+
+    return _compared(model, reference, arguments, expected, sdpa)
+
+
+def compare_parts(cls: type, wanted: set[type]) -> dict[type, Outcome]:
+    """Compare the wanted classes that are parts of a class, with the inputs that they get from it."""
+    try:
+        _, reference = _reference(cls)
+        found = parts.parts_of(reference, _inputs(cls, reference)[0], wanted)
+    except Exception:
+        return {}
+    return {part: _compared_part(*found[part], cls.__name__) for part in found}
+
+
+def _compared_part(model: Any, arguments: dict[str, Any], whole: str) -> Outcome:
+    try:
+        expected = _run(model, arguments)
+        make = partial(parts.with_implementation, model)
+        return Outcome(_compared(make, model, arguments, expected, True), within=whole)
+    except Exception as error:
+        return Outcome(status="eager fails", reason=_text(error))
+
+
+class Refused(Exception):
+    """The eager model takes none of the guessed inputs; the text is the first error."""
+
+
+def _reference(cls: type) -> tuple[Any, Any]:
+    """A tiny config of a class, and the eager model. Raises whatever prevents it."""
+    if cls.__name__ in NO_TABLE:
+        raise tiny.Unbuildable(NO_TABLE[cls.__name__])
+    config = tiny.tiny(cls.config_class, CONFIGS)  # pyright: ignore
+    return config, _model(cls, config, "eager", None)
+
+
+def _inputs(cls: type, reference: Any) -> tuple[dict[str, Any], Any]:
+    """The first guess that the eager model takes, and its results. Raises Refused."""
+    trials = []
     for arguments in inputs.guesses(reference, INPUTS.get(cls.__name__, {})):
         try:
             expected = _run(reference, arguments)
             break
         except Exception as error:
             trials.append(_text(error))
-            reason = trials[0]
     else:
-        return Outcome(status="eager fails", reason=reason)
+        raise Refused(trials[0] if trials else "no input is known")
+    return arguments, expected
+
+
+def _compared(
+    model: Callable[[str], Any], reference: Any, arguments: dict[str, Any], expected: Any, sdpa: bool
+) -> Outcome:
+    """Compare the models of the implementations. model: makes one, with the weights of `reference`."""
     outcome = Outcome(inputs=sorted(arguments))
-    result, actual = _against(cls, config, "redblue", reference, arguments, expected)
+    result, actual = _against(model, "redblue", reference, arguments, expected)
     if sdpa:
-        peer, in_sdpa = _against(cls, config, "sdpa", reference, arguments, expected)
+        peer, in_sdpa = _against(model, "sdpa", reference, arguments, expected)
         outcome["sdpa"] = peer["status"]
         if result["status"] == peer["status"] == "wrong" and max(_errors(in_sdpa, actual)) <= TOLERANCE:
             result["status"] = "same as sdpa"
@@ -50,11 +98,11 @@ def compare(cls: type, sdpa: bool = True) -> Outcome:
 
 
 def _against(
-    cls: type, config: Any, implementation: str, reference: Any, arguments: Any, expected: Any
+    make: Callable[[str], Any], implementation: str, reference: Any, arguments: Any, expected: Any
 ) -> tuple[dict[str, Any], Any]:
     """Compare one implementation with eager; also give its numbers."""
     try:
-        model = _model(cls, config, implementation, reference.state_dict())
+        model = make(implementation)
         with Calls() as calls:
             actual = _run(model, arguments)
     except Exception as error:

@@ -43,7 +43,9 @@ def guesses(model: Any, fixes: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield arguments
             if kind == "input_ids" and "decoder_input_ids" in names:
                 ended = first.clone()
-                ended[:, 8] = model.config.eos_token_id or 0  # encoder-decoders classify by the end of the sentence
+                ended[:, 8] = (
+                    getattr(model.config, "eos_token_id", None) or 0
+                )  # encoder-decoders classify by the end of the sentence
                 shorter = {name: x for name, x in arguments.items() if name != "decoder_input_ids"}
                 yield shorter | {"input_ids": ended}
             if kind == "input_ids" and "use_cache" in names:
@@ -88,8 +90,8 @@ def _images(model: Any, names: Any, generator: torch.Generator) -> Iterator[dict
                     yield arguments | {"merge_sizes": torch.tensor([1, 1])}
 
 
-def _ids(generator: torch.Generator, n: int = TOKENS) -> torch.Tensor:
-    return torch.randint(3, 90, (BATCH, n), generator=generator)
+def _ids(generator: torch.Generator, n: int = TOKENS, most: int = 90) -> torch.Tensor:
+    return torch.randint(3, most, (BATCH, n), generator=generator)
 
 
 def padding(left: bool = False) -> torch.Tensor:
@@ -135,6 +137,9 @@ def _tensors(kind: str, config: Any, generator: torch.Generator) -> Iterator[tor
 
     if kind in ("input_ids", "decoder_input_ids"):
         yield _ids(generator)
+        yield _ids(generator, most=30)
+    elif kind == "past_values":
+        yield normal(BATCH, _size(config, "context_length") or TOKENS, _size(config, "num_input_channels") or 1)
     elif kind in ("inputs_embeds", "hidden_states"):
         yield normal(BATCH, TOKENS, _size(config, "hidden_size", "d_model") or 64)
     elif kind in ("pixel_values", "images", "pixels", "pixel_values_videos"):
@@ -147,14 +152,17 @@ def _tensors(kind: str, config: Any, generator: torch.Generator) -> Iterator[tor
         yield normal(BATCH, channels, 64, 64)
         yield normal(BATCH, channels, 224, 224)
     elif kind == "input_features":
-        mels = _size(config, "num_mel_bins", "feature_size", "hidden_size", "input_feat_per_channel") or 16
+        mels = _size(config, "input_feat_per_channel", "num_mel_bins", "feature_size", "hidden_size") or 16
         for frames in (32, 64, 128):
             yield normal(BATCH, mels, frames)
             yield normal(BATCH, frames, mels)
         yield normal(BATCH, 64, 160)
+        yield normal(BATCH, 1, 64, mels)
     elif kind in ("input_values", "audio_values", "input_audio"):
         yield normal(BATCH, 1600)
         yield normal(BATCH, 1, 1600)
         yield normal(BATCH, 128, 16)
         yield normal(BATCH, 128, 128)
         yield normal(BATCH, 1, 64, 64)
+        yield normal(BATCH, 8000)
+        yield normal(BATCH, _size(config, "max_length") or 64, _size(config, "num_mel_bins") or 16)

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 WIDTH, HEADS, KEY_HEADS, HEAD_DIM, INNER, VOCABULARY, POSITIONS = 64, 4, 2, 16, 96, 120, 64
-IMAGE, PATCH = 32, 8
+IMAGE, PATCH, LAYERS = 32, 8, 2
 
 # The first pattern that matches the whole name of a field gives its number, if the default is a larger number
 NUMBERS: list[tuple[str, int]] = [
@@ -124,6 +124,8 @@ def tiny(cls: type, fixes: dict[str, dict[str, Any]], **fields: Any) -> Any:
         part = getattr(default, name, None)
         if part is not None and hasattr(type(part), "model_type"):
             stages = getattr(part, "out_features", None) if "backbone" in name else None
+            if stages and getattr(part, "num_hidden_layers", 0) > LAYERS:
+                stages = [f"stage{i + 1}" for i in range(LAYERS)]
             chosen[name] = tiny(type(part), fixes, **({"out_features": list(stages)} if stages else {}))
     fixed = fixes.get(cls.__name__, {})
     chosen |= {name: value() if callable(value) else value for name, value in fixed.items()}
@@ -181,11 +183,19 @@ def _list(name: str, values: list[Any]) -> dict[str, Any]:
 
 def _key_heads(chosen: dict[str, Any], default: Any) -> None:
     """As many key heads as heads if the default has as many."""
-    heads = getattr(default, "num_attention_heads", None)
+    heads = _global(default, "num_attention_heads")
     for name in ("num_key_value_heads", "num_kv_heads"):
-        number = getattr(default, name, None)
+        number = _global(default, name)
         if name in chosen and isinstance(number, int) and number == heads:
             chosen[name] = HEADS
+
+
+def _global(config: Any, name: str) -> Any:
+    """A field of a config; None if it has none, or one for each layer."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # transformers' AmbiguousGlobalPerLayerAttributeError
+        return None
 
 
 def _layers(cls: type, chosen: dict[str, Any], default: Any) -> None:

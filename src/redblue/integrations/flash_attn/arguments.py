@@ -13,6 +13,7 @@ from torch import Tensor
 from redblue.base.errors import RedblueError
 from redblue.masks import Mask
 from redblue.op.checks import check_flag
+from redblue.op.varlen import bottom_right
 
 
 def options_of(
@@ -78,7 +79,7 @@ def window(causal: Any, window_size: Any) -> Mask:
         raise RedblueError(f"window_size must be (left, right), -1 for no limit, got {window_size!r}")
     left, right = (integer(f"window_size[{i}]", side) for i, side in enumerate(window_size))
     right = 0 if causal else right
-    return Mask.sliding_window(None if left < 0 else left, None if right < 0 else right, align="bottom-right")
+    return bottom_right(left, right)
 
 
 def check_tensors(shape: str, **tensors: Any) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from redblue.base.errors import RedblueError
 from redblue.integrations.flash_attn.arguments import integer
 from redblue.masks.numbers import whole
+from redblue.op.varlen import lengths_of
 
 
 def numbers(name: str, values: Any, count: int | None = None) -> np.ndarray:
@@ -32,14 +33,7 @@ def _on_cpu(name: str, values: Any) -> Any:
 
 def sequence_lengths(name: str, cu_seqlens: Any) -> np.ndarray:
     """The length of each sequence. Raises RedblueError, naming the entry, unless cu_seqlens ascend from 0."""
-    starts = numbers(name, cu_seqlens)
-    if not len(starts) or starts[0]:
-        raise RedblueError(f"{name}[0] must be 0, got {starts[0] if len(starts) else 'an empty array'}")
-    lengths = np.diff(starts)
-    if (lengths < 0).any():
-        i = int(np.argmax(lengths < 0)) + 1
-        raise RedblueError(f"{name} must not descend, but {name}[{i}] = {starts[i]} follows {starts[i - 1]}")
-    return lengths
+    return lengths_of(name, numbers(name, cu_seqlens))
 
 
 def check_longest(name: str, max_seqlen: Any, lengths: np.ndarray) -> int:

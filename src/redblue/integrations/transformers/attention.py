@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from redblue.base.errors import RedblueError
 from redblue.integrations.transformers.mask_tensor import MaskTensor
@@ -16,6 +15,7 @@ from redblue.integrations.transformers.selections import selected_blocks, select
 from redblue.integrations.transformers.support import follows_sdpa, is_captured
 from redblue.masks import Mask
 from redblue.op.api import attention
+from redblue.op.pytorch.boolean import mask_of
 
 # Keyword arguments that models pass to every attention function and that do not change the result here. Positions and
 # windows are in the mask already; the others are inputs of the model, or are for kernels, caches or outputs elsewhere.
@@ -164,9 +164,12 @@ def _mask_and_bias(
     if isinstance(attention_mask, Tensor):
         _check_shape("attention_mask", attention_mask, query, n_k)
         if attention_mask.dtype is torch.bool:
-            if n_q * n_k >= LARGE and _serves_all_heads(attention_mask, n_q, n_k):
-                return _known_mask(attention_mask), None, n_k
-            return None, attention_mask, n_k
+            mask = (
+                None
+                if is_captured() or type(attention_mask) is not Tensor
+                else mask_of(attention_mask, (*query.shape[:3], n_k))
+            )
+            return (None, attention_mask, n_k) if mask is None else (mask, None, n_k)
         if attention_mask.is_floating_point():
             too_wide = attention_mask.dtype is torch.float64 and query.dtype is not torch.float64
             return None, attention_mask.to(query.dtype) if too_wide else attention_mask, n_k
@@ -177,32 +180,6 @@ def _mask_and_bias(
 
 
 _CAUSAL = Mask.causal()
-LARGE = 1 << 16  # pairs of a query and a key: from here on, several layers gain by the rule of a boolean array
-_masks = WeakIdKeyDictionary()  # the rules of boolean tensors, with the versions of the tensors
-
-
-def _serves_all_heads(mask: Tensor, n_q: int, n_k: int) -> bool:
-    """Whether a boolean tensor is one mask (n_q, n_k) for all heads, whose rule can be kept as long as it is unchanged.
-
-    That needs memory on the CPU, outside of captured graphs; inference tensors do not count their changes.
-    """
-    return (
-        mask.shape[-2:] == (n_q, n_k)
-        and (mask.dim() < 3 or mask.shape[-3] == 1)
-        and mask.is_cpu
-        and not mask.is_inference()
-        and not is_captured()
-        and type(mask) is Tensor
-    )
-
-
-def _known_mask(array: Tensor) -> Mask:
-    """The mask of a boolean tensor. All layers that get the same tensor share it."""
-    known = _masks.get(array)
-    if known is None or known[0] != array._version:
-        known = array._version, Mask.from_dense(array.numpy())
-        _masks[array] = known
-    return known[1]
 
 
 def _is_causal(module: Any, is_causal: bool | None) -> bool:

@@ -22,6 +22,7 @@ from redblue.masks.patterns.graph import Graph
 from redblue.masks.patterns.pattern import Pattern as MaskPattern
 from redblue.masks.patterns.tiling import tiling
 from redblue.masks.rules.bands import Window
+from redblue.masks.rules.dense import Dense
 from redblue.masks.rules.rule import Rule
 from redblue.masks.rules.stack import planes
 
@@ -119,12 +120,23 @@ def gathers(mask: Mask, sizes: Sizes, lanes: int, direction: str) -> bool:
     price = arithmetic + overhead / (sizes.d + sizes.d_v)
     if price * nnz >= sizes.n_q * sizes.group * sizes.n_k:  # even tiles of all pairs cost less
         return False
-    in_tiles = sum(share * _pairs_in_tiles(rule, sizes, lanes) for rule, share in zip(rules, shares, strict=True))
-    return in_tiles > price * nnz
+    return float(shares @ _pairs_in_tiles(mask, rules, sizes, lanes)) > price * nnz
 
 
-def _pairs_in_tiles(rule: Rule, sizes: Sizes, lanes: int) -> float:
-    """The number of pairs that tiles compute: a panel's rows times the keys that any of them attends, over all panels.
+def _pairs_in_tiles(mask: Mask, rules: tuple[Rule, ...], sizes: Sizes, lanes: int) -> np.ndarray:
+    """The number of pairs that tiles compute, for each rule of the mask.
+
+    They are a panel's rows times the keys that any of them attends, over all panels.
+    """
+    if not all(isinstance(rule, Dense) for rule in rules):
+        return np.array([_pairs_in_tiles_of(rule, sizes, lanes) for rule in rules])
+    low = lowered(mask, sizes.n_q, sizes.n_k, sizes.group, lanes)  # quick for arrays, and kept for the tiles
+    keys_before = np.append(0, np.cumsum(low.runs[:, 1] - low.runs[:, 0]))
+    return lanes * np.diff(keys_before[low.starts[:: -(-sizes.n_q * sizes.group // lanes)]])
+
+
+def _pairs_in_tiles_of(rule: Rule, sizes: Sizes, lanes: int) -> float:
+    """The number of pairs that tiles compute for one rule.
 
     The tiles of a graph may take gigabytes. So only a graph's densest panels and a sample of its other panels are
     counted.

@@ -72,7 +72,13 @@ class Layout:
 
     @property
     def nnz(self) -> int:
-        return int(self.sums(*self.block).area) if self.n_rows and self.n_cols else 0
+        if not (self.n_rows and self.n_cols):
+            return 0
+        layout, (height, width) = self.rule.layout, self.block
+        lost_rows, lost_cols = (-n % edge for n, edge in zip((self.n_rows, self.n_cols), self.block, strict=True))
+        live, last_row, last_col = (int(np.count_nonzero(part)) for part in (layout, layout[-1], layout[:, -1]))
+        whole = height * width * live - lost_rows * width * last_row - lost_cols * height * last_col
+        return whole + lost_rows * lost_cols * int(layout[-1, -1])
 
     def cols_of(self, rows: range) -> Runs:
         """Return the columns that some row of `rows` attends, as maximal runs."""

@@ -22,6 +22,17 @@ class Squares(Pattern):
     def steps(self) -> tuple[int, int]:
         return self.block
 
+    @property
+    def is_array(self) -> bool:
+        """Whether every axis has one entry per query or key, or one for all of them."""
+        return all(edge == 1 or entries == 1 for edge, entries in zip(self.block, self.layout.shape, strict=True))
+
+    @property
+    def array(self) -> np.ndarray:
+        """The layout of one `is_array` as bytes 0 and 1, (n_q, n_k); rows may lie on each other."""
+        array = np.broadcast_to(self.layout.view(np.uint8), (self.n_q, self.n_k))
+        return array if array.strides[1] == 1 else np.ascontiguousarray(array)
+
     def outer(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
         return self._runs(first, stop, np.bitwise_or)
 

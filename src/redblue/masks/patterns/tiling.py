@@ -49,7 +49,7 @@ def tiling(pattern: Pattern, first: np.ndarray, stop: np.ndarray, group: int) ->
     tested = int((partial[1::2] - partial[::2]).sum())
     # Where `outer` is exact, every tested key is stored, so the number of words is known before any test.
     if tested > (MAX_WORDS if pattern.exact[0] else MAX_TESTED):
-        raise _too_many(pattern)
+        raise too_many_words(pattern)
     stored = 0
     position_parts: list[np.ndarray] = [spans.EMPTY]
     word_parts: list[np.ndarray] = [np.zeros(0, np.uint64)]
@@ -61,7 +61,7 @@ def tiling(pattern: Pattern, first: np.ndarray, stop: np.ndarray, group: int) ->
         word_parts.append(words[nonzero])
         stored += len(position_parts[-1])
         if stored > MAX_WORDS:
-            raise _too_many(pattern)
+            raise too_many_words(pattern)
     return Tiling(full, np.concatenate(position_parts), np.concatenate(word_parts), lengths)
 
 
@@ -75,7 +75,8 @@ def _announce(pattern: Pattern, first: np.ndarray, stop: np.ndarray) -> None:
     check_fits(what, RUN_BYTES * runs, RUN_SECONDS * runs)
 
 
-def _too_many(pattern: Pattern) -> RedblueError:
+def too_many_words(pattern: Pattern) -> RedblueError:
+    """The error for a pattern that takes more than MAX_WORDS words of bits."""
     return RedblueError(
         f"the mask is attended in part nearly everywhere: n_q = {pattern.n_q:,} and n_k = {pattern.n_k:,} take more "
         f"than {MAX_WORDS:,} words of bits; give smaller sizes, or a sparser mask"

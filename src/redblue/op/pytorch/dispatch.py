@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from redblue.kernels.options import MaskArgument, Options, check_gradients, chec
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import checks
-from redblue.op.pytorch import autograd, layouts, ops, sharding
+from redblue.op.pytorch import autograd, boolean, layouts, ops, sharding
 from redblue.op.pytorch.masks import graph_name_of, name_of, traced_name_of
 from redblue.op.pytorch.positions import packed
 
@@ -35,10 +36,13 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
         sharding.prepare(list(tensors.values()), options)
     one_head = q.dim() == k.dim() == v.dim() == 2
     q, k, v = _expanded(q, k, v, plain)
+    if plain and arrays:
+        options = _with_boolean_bias_as_mask(options, (*q.shape[:-1], k.shape[-2]))
     if per_head(options.mask) and k.shape[-3] != q.shape[-3]:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))  # one mask per key head
-    if options.mask is not None or options.schedule == "gather":
-        options = options.with_mask(mask_argument(options.mask, options.schedule, not plain and _is_captured(q)))
+    mask = options.mask  # held while its name is in use
+    if mask is not None or options.schedule == "gather":
+        options = options.with_mask(mask_argument(mask, options.schedule, not plain and _is_captured(q)))
     if options.dropout or options.seed is not None:
         options = options._replace(seed=drawn_seed(q, options.seed) if options.dropout else None)
     if not plain:
@@ -100,6 +104,16 @@ def _expanded(q: Tensor, k: Tensor, v: Tensor, plain: bool) -> tuple[Tensor, Ten
     if expanded.v is not None:
         v = v.expand(expanded.v)
     return q, k, v
+
+
+def _with_boolean_bias_as_mask(options: Options, scores: Sequence[int]) -> Options:
+    """The options with a mask instead of a boolean bias, where that is faster. scores: their shape."""
+    if options.bias is None or options.bias.dtype is not torch.bool or options.schedule not in ("auto", "flash"):
+        return options
+    mask = boolean.mask_of(options.bias, scores)
+    if mask is None:
+        return options
+    return options._replace(bias=None, mask=mask if options.mask is None else options.mask & mask)
 
 
 def _any_wants_gradient(tensors: list[Tensor]) -> bool:

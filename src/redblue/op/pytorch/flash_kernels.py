@@ -10,10 +10,10 @@ probabilities.
 from __future__ import annotations
 
 import math
-from functools import cache
-from itertools import pairwise
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,19 +23,26 @@ from redblue.masks import Mask
 from redblue.op.pytorch import ops, paging
 from redblue.op.pytorch.dispatch import drawn_seed, mask_argument
 from redblue.op.pytorch.layouts import expanded_shapes, name_of
-from redblue.op.varlen import lengths_between
+from redblue.op.varlen import bottom_right, documents, lengths_between, packed_calls
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 
 
 class Call(NamedTuple):
-    """The tensors of a call as (batch, heads, n, d), its mask, and whether they are packed sequences."""
+    """The tensors of a call as (batch, heads, n, d), and its mask.
+
+    lengths: those of packed sequences in queries and in keys; None for padded batches.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     mask: Mask
-    packed: bool
+    lengths: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def packed(self) -> bool:
+        return self.lengths is not None
 
     def of_layout(self, x: Tensor) -> Tensor:
         """A tensor (batch, heads, n, d) in the op's layout, which is that of `inside`'s argument."""
@@ -89,8 +96,8 @@ def forward(
         assert cum_seq_k is not None
         call = _packed(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, window)
     slopes = _slopes(call, alibi_slopes, cum_seq_q)
-    if _is_one_by_one(num_splits, call.packed and slopes is not None, dropout_p):
-        out, lse = _one_by_one(call, cum_seq_q, cum_seq_k, window, scale, slopes)
+    if _in_parts(num_splits, call.packed and slopes is not None, dropout_p):
+        out, lse = _parts(call, window, scale, slopes, apart=num_splits == 1)
         return (*_shaped(call, out, lse, query), *_states(query, None))
     options = _options(call.mask, scale, dropout_p, _seed(query, dropout_p), slopes)
     out, lse = ops.forward(call.q, call.k, call.v, options)
@@ -204,7 +211,7 @@ def sdpa_backward(
 
 def _padded(query: Tensor, key: Tensor, value: Tensor, window: Mask) -> Call:
     _check_inputs(query, key, value, 4)
-    return Call(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), window, packed=False)
+    return Call(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), window)
 
 
 def _packed(
@@ -220,9 +227,8 @@ def _packed(
         raise RedblueError(
             f"cum_seq_k must be for as many sequences as cum_seq_q ({len(lengths)}), got {len(key_lengths)}"
         )
-    mask = Mask.documents(lengths, key_lengths, within=window)
     q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-    return Call(q, k, v, mask, packed=True)
+    return Call(q, k, v, documents(lengths, key_lengths, window), (lengths, key_lengths))
 
 
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor, rank: int) -> None:
@@ -257,10 +263,11 @@ def _check_debug_mask(return_debug_mask: bool) -> None:
 
 
 def _window(is_causal: bool, left: int | None, right: int | None) -> Mask:
-    """The mask of a window; a negative side is open."""
-    left = None if left is None or left < 0 else left
-    right = 0 if is_causal else None if right is None or right < 0 else right
-    return Mask.sliding_window(left, right, align="bottom-right")
+    """The mask of a window; a side that is negative or None is open."""
+    return _known_window(-1 if left is None else left, 0 if is_causal else -1 if right is None else right)
+
+
+_known_window = lru_cache(maxsize=64)(bottom_right)
 
 
 def _options(mask: Mask, scale: float | None, dropout: float, seed: Tensor | None, slopes: Any = None) -> Options:
@@ -288,27 +295,21 @@ def _strided_as(x: Tensor, result: Tensor) -> Tensor:
     return result.new_empty_strided(result.shape, strides).copy_(result)
 
 
-def _one_by_one(
-    call: Call, starts: Any, key_starts: Any, window: Mask, scale: float | None, slopes: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The output and lse, computed by a call of its own for each sequence of a batch.
-
-    So the sums of a sequence do not depend on the others, and the distances of alibi are counted within it.
-    """
+def _parts(call: Call, window: Mask, scale: float | None, slopes: Tensor | None, apart: bool) -> tuple[Tensor, Tensor]:
+    """The output and lse, computed in several calls: one for each sequence if `apart`, else as alibi needs them."""
     q, k, v = call.q, call.k, call.v
-    if call.packed:
+    if call.lengths is not None:
+        packed = packed_calls(*call.lengths, {"mask": window, "alibi": slopes}, apart)
         parts = [
-            (q[:, :, i:j], k[:, :, s:t], v[:, :, s:t])
-            for (i, j), (s, t) in zip(*(pairwise(x.tolist()) for x in (starts, key_starts)), strict=True)
+            (q[:, :, part.queries], k[:, :, part.keys], v[:, :, part.keys], part.options["mask"], part.options["alibi"])
+            for part in packed
         ]
     else:
-        parts = [(q[i : i + 1], k[i : i + 1], v[i : i + 1]) for i in range(len(q))]
+        own = [None] * len(q) if slopes is None else slopes.expand(len(q), q.shape[1])
+        parts = [(q[i : i + 1], k[i : i + 1], v[i : i + 1], window, own[i]) for i in range(len(q))]
     if not parts:
         return torch.zeros_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-    each = [None] * len(parts) if slopes is None else slopes.expand(len(parts), q.shape[1]).split(1)
-    results = [
-        ops.forward(*part, _options(window, scale, 0.0, None, own)) for part, own in zip(parts, each, strict=True)
-    ]
+    results = [ops.forward(q, k, v, _options(mask, scale, 0.0, None, own)) for q, k, v, mask, own in parts]
     out, lse = (torch.cat(x, 2 if call.packed else 0) for x in zip(*results, strict=True))
     return out, lse
 
@@ -326,8 +327,8 @@ def _slopes(call: Call, slopes: Tensor | None, starts: Tensor | None) -> Tensor 
     return slopes
 
 
-def _is_one_by_one(num_splits: int | None, packed_with_slopes: bool, dropout: float) -> bool:
-    """Whether the sequences of a batch need calls of their own.
+def _in_parts(num_splits: int | None, packed_with_slopes: bool, dropout: float) -> bool:
+    """Whether a call is computed in parts, by `_parts`.
 
     num_splits=1 asks for sums that do not depend on the other sequences; distances are counted within a sequence.
     """
@@ -364,6 +365,7 @@ def _kept_seed(state: Tensor | None) -> Tensor:
     return state.reshape(-1)[0].view(torch.int64)
 
 
+@cache
 def _has_two_states() -> bool:
     """Whether this PyTorch returns the seed and its offset as two numbers, as it did before rng_state."""
     return torch.ops.aten._flash_attention_forward.default._schema.returns[2].name != "rng_state"

@@ -1,0 +1,188 @@
+"""Time the other ways to call redblue beside its own call: at a tiny size, at BERT's and at a large one, on this CPU.
+
+Usage: python -m benchmarks.cpu.doors [--rounds 15] [--only TEXT] [--json PATH]
+
+Every door gets the same numbers in its own layout, and its output is compared with that of the own call before anything
+is timed. Packed sequences are compared with `attention_varlen`, all others with `attention`. Figures are the speed of
+the door over that of the own call, and the microseconds that the door adds. Rows of --json that are not measured again
+stay in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch  # pyright: ignore[reportMissingImports]
+from torch.nn import functional  # pyright: ignore[reportMissingImports]
+from torch.nn.attention.flex_attention import create_block_mask  # pyright: ignore[reportMissingImports]
+from torch.nn.attention.varlen import varlen_attn  # pyright: ignore[reportMissingImports]
+
+import redblue as rb
+from benchmarks.common.places import RESULTS
+from benchmarks.common.results import Figure, Limit, Row, merged, read, write
+from benchmarks.common.timing import THREADS, race, rate, ratio, spread
+from redblue.catalogue.detect import detect_cpu
+from redblue.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
+from redblue.kernels.cpu.call import isa
+
+LEAST = 0.97  # of the speed of the own call, at the size of BERT
+SECONDS = 0.15  # of each contender in each round
+DIRECTIONS = ("forward", "training")
+
+
+class Shape(NamedTuple):
+    """A batch of equally long sequences, with or without a causal mask. limit: the least ratio required."""
+
+    batch: int
+    n: int
+    heads: int
+    d: int
+    causal: bool
+    limit: float | None
+
+    def tensors(self, gradients: bool) -> list[torch.Tensor]:
+        """q, k, v (batch, n, heads, d)."""
+        draw = torch.Generator().manual_seed(0)
+        shape = self.batch, self.n, self.heads, self.d
+        return [torch.randn(shape, generator=draw).requires_grad_(gradients) for _ in range(3)]
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """The cumulative lengths of the sequences, packed."""
+        return torch.arange(self.batch + 1, dtype=torch.int32) * self.n
+
+
+SHAPES = {
+    "tiny, n 16": Shape(1, 16, 2, 64, causal=False, limit=None),  # here the doors themselves take most of the time
+    "BERT, b 8, n 128": Shape(8, 128, 12, 64, causal=False, limit=LEAST),
+    "causal, 16 heads, n 2048": Shape(1, 2048, 16, 64, causal=True, limit=None),
+}
+OWN, OWN_VARLEN = "attention", "attention_varlen"
+Call = Callable[..., torch.Tensor]  # of q, k, v (batch, n, heads, d); gives an output of as many numbers, in that order
+
+
+def heads_first(attend: Callable[..., torch.Tensor], **options: Any) -> Call:
+    """A call of a function of (batch, heads, n, d)."""
+    return lambda *tensors: attend(*(x.transpose(1, 2) for x in tensors), **options).transpose(1, 2)
+
+
+def packed(attend: Callable[..., torch.Tensor], *arguments: Any, **options: Any) -> Call:
+    """A call of a function of packed sequences (total, heads, d)."""
+    return lambda *tensors: attend(*(x.flatten(0, 1) for x in tensors), *arguments, **options)
+
+
+def own_calls(shape: Shape) -> dict[str, Call]:
+    """redblue's own calls, by name."""
+    mask = rb.Mask.causal() if shape.causal else None
+    return {
+        OWN: heads_first(rb.attention, mask=mask),
+        OWN_VARLEN: packed(rb.attention_varlen, shape.starts, mask=mask),
+    }
+
+
+def doors(shape: Shape) -> dict[str, tuple[str, Call]]:
+    """The other calls: by name, the own call that they are compared with, and the call."""
+    starts, n = shape.starts, shape.n
+    block_mask: Any = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, "cpu") if shape.causal else None
+    sides = (-1, 0) if shape.causal else (-1, -1)
+    padded_func: Any = partial(flash_attn_func, causal=shape.causal)
+    return {
+        "F.scaled_dot_product_attention, sdpa()": (
+            OWN,
+            heads_first(functional.scaled_dot_product_attention, is_causal=shape.causal),
+        ),
+        "flash_attn_func": (OWN, padded_func),
+        "flex_attention": (OWN, heads_first(rb.flex_attention, block_mask=block_mask)),
+        "flash_attn_varlen_func": (
+            OWN_VARLEN,
+            packed(flash_attn_varlen_func, starts, starts, n, n, causal=shape.causal),
+        ),
+        "varlen_attn, flash_ops()": (
+            OWN_VARLEN,
+            packed(varlen_attn, starts, starts, n, n, window_size=sides),
+        ),
+    }
+
+
+@contextmanager
+def opened() -> Iterator[None]:
+    """A context in which PyTorch's own functions lead to redblue."""
+    with rb.sdpa(), rb.flash_ops():
+        yield
+
+
+def run(call: Call, tensors: list[torch.Tensor], direction: str) -> list[torch.Tensor]:
+    """The output and, in training, the gradients of its sum."""
+    if direction == DIRECTIONS[0]:
+        with torch.no_grad():
+            return [call(*tensors)]
+    out = call(*tensors)
+    return [out, *torch.autograd.grad(out, tensors, torch.ones_like(out))]
+
+
+def measure(title: str, direction: str, rounds: int) -> list[Row]:
+    """One row per door."""
+    shape = SHAPES[title]
+    tensors = shape.tensors(direction != DIRECTIONS[0])
+    owns, others = own_calls(shape), doors(shape)
+    calls = owns | {name: call for name, (_, call) in others.items()}
+    exact = [x.double() for x in run(owns[OWN], tensors, direction)]
+    for name, call in calls.items():
+        for x, y in zip(run(call, tensors, direction), exact, strict=True):
+            torch.testing.assert_close(x.double().reshape(y.shape), y, atol=1e-4, rtol=0, msg=f"{name} is wrong")
+    contenders = {
+        name: partial(rate, partial(run, call, tensors, direction), 1, SECONDS) for name, call in calls.items()
+    }
+    rates = race(contenders, rounds)
+    rows = []
+    for name, (own, _) in others.items():
+        figures = [Figure(f"{name} over {own}", ratio(rates, name, own), Limit(shape.limit))]
+        more = spread([1e6 / a - 1e6 / b for a, b in zip(rates[name], rates[own], strict=True)])
+        figures.append(Figure("added", more, Limit(), unit="us", at_most=True))
+        kept = {each: rates[each] for each in (own, name)}
+        rows.append(Row(direction, f"{title}: {name}", figures, kept, unit="calls/s"))
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as Markdown."""
+    lines = ["| size, door | | own call | door over own call | added |", "|---|---|---|---|---|"]
+    for row in rows:
+        speed, added = (figure.value for figure in row.figures)
+        own = next(iter(row.rates))
+        seconds = 1 / statistics.median(row.rates[own])
+        cells = row.case, row.measure, f"{own}, {1e3 * seconds:.3g} ms", f"{speed.median:.2f}", f"{added.median:.0f} µs"
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="", help="measure only sizes whose name holds this text")
+    parser.add_argument("--json", type=Path, default=RESULTS / "doors.json")
+    given = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "isa": isa().name, "threads": THREADS}
+    about |= {"cpu": detect_cpu().model, "torch": torch.__version__}
+    with opened():
+        rows = [
+            row
+            for title in SHAPES
+            if given.only in title
+            for direction in DIRECTIONS
+            for row in measure(title, direction, given.rounds)
+        ]
+    write(given.json, about, merged(given.json, rows))
+    print(table(read(given.json)[1]))
+
+
+if __name__ == "__main__":
+    main()

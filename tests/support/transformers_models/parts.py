@@ -1,0 +1,61 @@
+"""Classes that are parts of other models: a part gets the inputs that it gets inside a model of the same module."""
+
+import copy
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Part(NamedTuple):
+    """A part of a model, and the keyword arguments of its first call."""
+
+    model: Any
+    arguments: dict[str, Any]
+
+
+def parts_of(model: Any, arguments: dict[str, Any], wanted: set[type]) -> dict[type, Part]:
+    """The wanted classes that are called when the model runs."""
+    found: dict[type, Part] = {}
+
+    def keep(part: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if type(part) not in found:
+            bound = inspect.signature(part.forward).bind(*positional, **keywords)
+            named = dict(bound.arguments)
+            for name, parameter in inspect.signature(part.forward).parameters.items():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    named |= named.pop(name, {})
+            found[type(part)] = Part(part, _detached(named))
+
+    handles = [
+        part.register_forward_pre_hook(keep, with_kwargs=True) for part in model.modules() if type(part) in wanted
+    ]
+    try:
+        if handles:
+            torch.manual_seed(3)
+            with torch.no_grad():
+                model(**copy.deepcopy(arguments))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {cls: Part(copy.deepcopy(part.model), part.arguments) for cls, part in found.items()}
+
+
+def with_implementation(model: Any, implementation: str) -> Any:
+    """A copy of a model whose attention is computed by this implementation."""
+    model = copy.deepcopy(model)
+    for part in model.modules():
+        if hasattr(getattr(part, "config", None), "_attn_implementation"):
+            part.config._attn_implementation = implementation
+    return model
+
+
+def _detached(value: Any) -> Any:
+    """A copy of the arguments that no graph and no later change reaches."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict) and type(value) is dict:
+        return {name: _detached(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_detached(each) for each in value)
+    return copy.deepcopy(value)
