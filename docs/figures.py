@@ -11,7 +11,7 @@ import vl_convert
 
 import redblue as rb
 from redblue import Mask, schedules
-from redblue.base.style import COLOURS, REGIMES, standalone_config
+from redblue.base.style import COLOURS, LOOKS, REGIMES, standalone_config
 from redblue.masks import picture
 from redblue.studies.report.curves import curve
 from redblue.studies.report.figures import words_figure
@@ -29,22 +29,31 @@ def words_over_capacity(path: Path) -> None:
 
 def gap_over_x(path: Path) -> None:
     """Draw the ratio of best schedule to best proved bound over x = d / sqrt(M), for n = 2^24 and for n = 16 d."""
-    titles = {"forward": "forward", "backward": "backward (dQ, dK, dV)", "gradient_x": "gradient by X"}
+    titles = {
+        ("forward", False): "forward",
+        ("backward", False): "backward",
+        ("backward", True): "backward, P given",
+        ("gradient_x", False): "gradient by X",
+    }
     rows = []
-    for direction, title in titles.items():
+    for (direction, p_given), title in titles.items():
+        names = list(drop_in(direction))
+        if p_given:
+            names += [name for name in rb.list_schedules(direction) if schedules.get(name).takes_p(direction)]
         for label, n, d in (("n = 16 d, d = 64", 1024, 64), ("n = 2^24, d = 1024", 1 << 24, 1024)):
             for x in np.geomspace(0.1, 10, 81):
                 problem, words = rb.Problem(n_q=n, n_k=n, d=d, direction=direction), int((d / x) ** 2)
-                counts = {name: _words(name, problem, words) for name in drop_in(direction)}
+                counts = {name: _words(name, problem, words) for name in names}
                 best = min((name for name in counts if counts[name]), key=lambda name: counts[name] or 0, default=None)
                 if best:
-                    gap = (counts[best] or 0) / rb.lower_bound(problem, words).words
+                    gap = (counts[best] or 0) / rb.lower_bound(problem, words, p_given=p_given).words
                     rows.append({"x": x, "gap": gap, "size": label, "direction": title, "schedule": best})
     x = alt.X(
         "x:Q", title="x = d / √M", scale=alt.Scale(type="log", domain=[0.1, 10]), axis=alt.Axis(grid=False, format="~g")
     )
     y = alt.Y("gap:Q", title="words of the best schedule / best proved bound", scale=alt.Scale(domain=[1, 5]))
-    colours = alt.Scale(domain=list(titles.values()), range=[COLOURS["light"][name] for name in REGIMES])
+    shades = [*(COLOURS["light"][name] for name in REGIMES), LOOKS["spilled_ds"].light]
+    colours = alt.Scale(domain=list(titles.values()), range=shades)
     chart = (
         alt.Chart(alt.Data(values=rows))
         .mark_line(strokeWidth=2, clip=True)

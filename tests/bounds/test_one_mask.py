@@ -13,6 +13,7 @@ from redblue.bounds import one_mask
 from redblue.bounds.cover import Cover, cover, exact, steps_of, upper
 from redblue.bounds.family import family
 from redblue.bounds.one_mask import Task, candidates, loads, most_earned
+from redblue.bounds.phases import Weights
 from redblue.bounds.table import rows
 from support.examples import examples
 from support.mask_oracle import compositions
@@ -30,7 +31,7 @@ def fewest(problem, words):
 
 
 def proved(problem, words):
-    return {each.name: each.words for each in lower_bounds(problem, words) if each.proved}
+    return {each.name: each.words for each in lower_bounds(problem, words, p_given=True) if each.proved}
 
 
 @examples(25)
@@ -142,6 +143,26 @@ def test_weights_are_one_pair_in_all():
         for d, d_v in ((4, 4), (3, 8), (64, 16)):
             for weights in candidates(direction, d, d_v, 1000):
                 assert weights.total(direction) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("total", [0.5, 4])
+def test_a_pair_earns_the_total_of_its_weights(direction, total, monkeypatch):
+    """All weights times 4 are the same weights: a bound that counts each pair as 1 would be off by 4."""
+    pairs = plane(7).on(49, 49)
+    expected = loads(cover(pairs), direction, 3, 2, 100, pairs.nnz)
+    scaled = {row: [Weights(*(total * w for w in weights)) for weights in candidates(direction, 3, 2, row)]
+              for row in range(100, 2000, 50)}  # fmt: skip
+    monkeypatch.setattr(one_mask, "candidates", lambda direction, d, d_v, words: scaled[words])
+    assert expected > 0
+    assert loads(cover(pairs), direction, 3, 2, 100, pairs.nnz) == pytest.approx(expected, rel=1e-9)
+
+
+def test_rounded_weights_of_the_table_do_not_raise_the_bound():
+    """For phases of 16 M the weights add up to 0.999966: the bound was 188,400,640 when they counted as 1."""
+    problem = Problem(10**6, 10**6, 36, 32, mask=Mask.sliding_window(4, 4), direction="backward")
+    pairs = problem.mask.on(10**6, 10**6)
+    assert loads(cover(pairs), "backward", 36, 32, 1024, pairs.nnz) <= 188_384_256
 
 
 @pytest.mark.parametrize(("d", "words", "factor"), [(64, 256, 1.75), (64, 1024, 2.1), (16, 256, 1.9)])

@@ -1,6 +1,5 @@
 import contextlib
 import math
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -27,11 +26,26 @@ from support.spaces import problems
 MASKS = [Mask.full(), Mask.causal(), Mask.sliding_window(3, 2, align="bottom-right"), thorough(Mask.sliding_window(16))]
 
 
-GAPS = {"forward": 2.4, "backward": 3, "gradient_x": 5}  # tiny caches are the worst: a tile of side 2 or 3
+GAPS = {"forward": 2.35, "backward": 2.2, "gradient_x": 4.4}  # tiny caches are the worst: a tile of side 2 or 3
 
 
 def drop_in(direction):
     return [name for name in list_schedules(direction) if schedules.get(name).drop_in]
+
+
+def assert_below_counts(problem, words):
+    """Every proved bound lies below the fewest words; those that do not hold with P given, of schedules without P.
+
+    Return whether any schedule fits.
+    """
+    names = list_schedules(problem.direction)
+    given = [name for name in names if schedules.get(name).takes_p(problem.direction)]
+    without, least = (best_count(problem, words, some) for some in ({*names} - {*given}, given))
+    least = min((each for each in (without, least) if each is not None), default=None)
+    for bound in lower_bounds(problem, words):
+        limit = without if "P is not given" in bound.conditions else least
+        assert not bound.proved or limit is None or bound.words <= limit, (problem, words, bound)
+    return least is not None
 
 
 def best_count(problem, words, names):
@@ -52,11 +66,7 @@ def test_every_bound_lies_below_every_count(d, mask, direction):
         for n_q, n_k in ((1, 1), (7, 7), (1, 300), (300, 5), (64, 64), (2000, 2000)):
             words = max(1, int((d / x) ** 2))
             problem = Problem(n_q, n_k, d, d_v, heads=2, kv_heads=2 // group, mask=mask, direction=direction)
-            least = best_count(problem, words, list_schedules(direction))
-            if least is not None:
-                compared += 1
-                proved = [b for b in lower_bounds(problem, words) if b.proved]
-                assert all(b.words <= least for b in proved), (problem, words)
+            compared += assert_below_counts(problem, words)
     assert compared >= 10
 
 
@@ -64,9 +74,7 @@ def test_every_bound_lies_below_every_count(d, mask, direction):
 @given(problem=st.one_of(problems(), problems("gradient_x")), words=st.integers(1, 400))
 def test_every_bound_lies_below_every_count_on_any_mask(problem, words):
     """Odd sizes, groups, windows and block layouts."""
-    least = best_count(problem, words, list_schedules(problem.direction))
-    if least is not None:
-        assert all(b.words <= least for b in lower_bounds(problem, words) if b.proved)
+    assert_below_counts(problem, words)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -94,7 +102,7 @@ def per_pair(direction, x, d=256, n=1 << 22):
 def test_forward_is_tight_at_both_ends():
     """4 x^2 for x <= 1/2, where flash moves as much; 4 x - 1 - o(1) for x -> oo, where small_cache moves 4 x + 1."""
     for x in (0.1, 0.25, 0.5):
-        assert 0.99 * 4 * x**2 < per_pair("forward", x) <= 4 * x**2
+        assert 0.99 * 4 * x**2 < per_pair("forward", x) <= 4 * x**2 * (1 + 2 / 256)
     for x in (4, 8, 16):
         assert 4 * x - 2.3 < per_pair("forward", x, d=2048) < 4 * x
 
@@ -107,10 +115,10 @@ def test_the_constants_between_stay_near_the_best_schedules(direction):
         "backward": lambda x: (
             min(3 * x**2 + 4 * x + 3, 10 * x + 3) if x > 1 else min(14 * x**2, 9 * x**2 + 2, 5 * x**2 + 5)
         ),
-        "gradient_x": lambda x: min(10 * x**2, 8 * x + 3),
+        "gradient_x": lambda x: min(10 * x**2, 7 * x**2 + 2, 2 * x**2 + 4 * x + 3 if x > 1 else 99, 8 * x + 3),
     }[direction]  # fmt: skip
     for x in (0.1, 0.3, 0.6, 0.9, 1.2, 1.6, 2, 3, 5, 10):
-        assert best(x) < {"forward": 1.42, "backward": 1.8, "gradient_x": 2.3}[direction] * per_pair(direction, x), x
+        assert best(x) < {"forward": 1.42, "backward": 1.71, "gradient_x": 1.82}[direction] * per_pair(direction, x), x
 
 
 @pytest.mark.parametrize(("words", "name"), [(1 << 20, "large cache"), (256, "small cache")])
@@ -119,27 +127,14 @@ def test_closed_forms_are_as_strong_as_the_certified_one_at_the_ends(words, name
     assert found[name] > 0.97 * found["phases"]
 
 
-@pytest.mark.parametrize(
-    ("problem", "words"),
-    [(Problem(195, 120, 10), 638), (Problem(19, 436, 5, 17), 167), (Problem(700, 900, 16, 8), 4000)],
-)
-def test_the_large_cache_row_is_its_formula(problem, words):
-    """Computed in fractions from what the row prints: a phase may earn parts of pairs."""
-    d, d_v, z = problem.d, problem.d_v, problem.n_q * problem.n_k
-    w = max(2 * words, 3 * d_v**2)
-    delta_squared = (d + d_v) ** 2 if d_v <= d else 4 * d * d_v
-    n = max(Fraction(w * w, 4 * delta_squared), Fraction((math.sqrt(w + d_v**2) - d_v) ** 2))
-    found = next(b for b in lower_bounds(problem, words) if b.name == "large cache")
-    assert found.words == (w - words) * (math.ceil(z / n) - 1)
-
-
 def test_values_that_are_computed_count_by_their_inputs():
     """By X, d words of A3 stand for d_v words of V: where d_v > d, the table is asked for sqrt(d d_v)."""
     best = 0
     for xi, xi_v, gain in zip(*table.certified("gradient_x"), strict=True):
         reach = math.floor(min((16 / xi) ** 2, (32 / xi_v) ** 2))
-        if reach > 900:
-            best = max(best, (reach - 900) * (math.ceil((1 << 24) / (gain * reach)) - 1))
+        phases = math.ceil((1 << 24) / (gain * max(1, reach)))
+        if reach > 900 and phases > 1:
+            best = max(best, (reach - 900) * (phases - 1) + 900)
     assert table.phase_loads("gradient_x", 16, 64, 900, 1 << 24) == pytest.approx(best, abs=2)
     wide = Problem(4096, 4096, 16, 64, direction="gradient_x")
     assert lower_bound(wide, 900).words < count("gradient_x_small", wide, words=900).words

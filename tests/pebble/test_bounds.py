@@ -4,6 +4,7 @@ import pytest
 
 from redblue import Problem, RedblueError, pebble
 from redblue import lower_bound as attention_bound
+from redblue import lower_bounds as attention_bounds
 from redblue.pebble import (
     Further,
     Rules,
@@ -89,6 +90,20 @@ def test_attention_bounds_lie_below_the_optima():
             found = solve(attention_graph(n, d), red)
             assert found.optimal
             assert attention_bound(Problem(n, n, d), words=red).words <= found.cost
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("n", "d", "d_v"), [(6, 1, 1), (8, 2, 2), (12, 3, 1), (10, 1, 4), (16, 4, 4), (24, 2, 2)])
+def test_attention_bounds_lie_below_good_games(n, d, d_v):
+    """Chains and sums in any order, on graphs that are too large for an optimum."""
+    graph, positive = attention_graph(n, d, d_v=d_v), 0
+    for red in (d + d_v + 8, 3 * d + 20, 4 * n, 8 * n):
+        moved = pebble.heuristic(graph, red, tries=0).cost
+        for split_sums in (False, True):
+            bounds = attention_bounds(Problem(n, n, d, d_v), red, split_sums=split_sums)
+            positive += sum(bound.words > 0 for bound in bounds if bound.proved and bound.name != "compulsory")
+            assert all(bound.words <= moved for bound in bounds if bound.proved)
+    assert positive
 
 
 def test_levels_add_up():

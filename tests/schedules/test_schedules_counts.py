@@ -7,6 +7,7 @@ from redblue import Mask, Problem, RedblueError, count, list_schedules, schedule
 from redblue.lab import counts
 from redblue.machine import Numeric
 from redblue.schedules.flash1 import printed_tiles
+from support.family import fewest, pairs_read
 
 LARGE = 1 << 23  # n and d at which the leading order is nearly all there is
 WIDE = 2048
@@ -125,23 +126,58 @@ def test_saha_ye_moves_twice_what_small_cache_does(x):
 BACKWARD = {  # docs/lab/theory.md, 'The regimes'
     "flash": lambda x: 14 * x**2,
     "flash_onepass": lambda x: 16 * x**2,
-    "spilled_ds": lambda x: 9 * x**2 + 2 if x <= 1 else 8 * x**2 + 1 + 2 * x,
-    "hybrid": lambda x: 5 * x**2 + 5 if x <= 1 else 3 * x**2 + 4 * x + 3,
-    "small_cache": lambda x: 3 * x**2 + 4 * x + 6 if x <= 1 else 10 * x + 3,
+    "spilled_ds": lambda x: 8 * x**2 + 1 + pairs_read(x),
+    "hybrid": lambda x: 3 * x**2 + 3 + 2 * pairs_read(x),
+    "small_cache": lambda x: 4 * x + 3 + 3 * pairs_read(x),
 }
 FORWARD = {
     "flash": lambda x: 4 * x**2,
-    "hybrid": lambda x: 2 * x**2 + 2 if x <= 1 else (1 + x) ** 2,
-    "small_cache": lambda x: x**2 + 2 * x + 2 if x <= 1 else 4 * x + 1,
+    "hybrid": lambda x: x**2 + 1 + pairs_read(x),
+    "small_cache": lambda x: 2 * x + 1 + pairs_read(x),
 }
 
 
-@pytest.mark.parametrize("x", [0.3, 0.5, 0.7, 0.9, 1, 1.2, 1.4, 1.8])
+@pytest.mark.parametrize("x", [0.3, 0.5, 0.7, 0.9, 1, 1.2, 2**0.5, 1.6, 1.8, 2, 2.5, 3.4])
 def test_every_constant_of_the_table(x):
     for name in FORWARD:
-        assert 1 <= per_pair(name, x) / FORWARD[name](x) < 1.05, name
+        assert 1 <= per_pair(name, x, d=2 * WIDE) / FORWARD[name](x) < 1.015, name
     for name in BACKWARD:
-        assert 1 <= per_pair(name, x, "backward") / BACKWARD[name](x) < 1.05, name
+        assert 1 <= per_pair(name, x, "backward", d=2 * WIDE) / BACKWARD[name](x) < 1.01, name
+
+
+def test_a_product_over_pairs_reads_them_a_whole_number_of_times():
+    """At x = sqrt(2) that is 3 words per pair, not 2 x = 2.83: hybrid moves 6 words, and 15 backward."""
+    assert pairs_read(2**0.5) == pytest.approx(3)
+    for name, direction, words in (
+        ("hybrid", "forward", 6),
+        ("hybrid", "backward", 15),
+        ("small_cache", "backward", 17.66),
+    ):
+        assert per_pair(name, 2**0.5, direction, d=2 * WIDE) == pytest.approx(words, rel=0.012)
+
+
+@pytest.mark.parametrize("d", [1, 2, 8, 64])
+def test_flash_keeps_four_more_words_per_row_than_its_queries_and_outputs(d):
+    """A row takes 2 d + 4 words, so the limit for large n and M is (1 + 2 / d) 4 x^2, whatever d is."""
+    n, words = 1 << 26, 1 << 18
+    found = count("flash", Problem(n, n, d), words=words).words / n**2
+    assert found == pytest.approx((1 + 2 / d) * 4 * d**2 / words, rel=0.02)
+
+
+GRADIENT_X = {
+    "gradient_x": lambda x: 10 * x**2,
+    "gradient_x_dp": lambda x: 7 * x**2 + 2,
+    "gradient_x_hybrid": lambda x: 2 * x**2 + 3 + 2 * pairs_read(x),
+    "gradient_x_small": lambda x: 4 * x + 3 + 2 * pairs_read(x),
+}
+
+
+@pytest.mark.parametrize("x", [*np.geomspace(0.05, 6, 40), 2**0.5, 1.5**0.5, 1, 2])
+def test_no_schedule_of_the_family_moves_fewer_words(x):
+    """Every order of sweeps in which rows, keys, tiles of pairs or tiles of outputs stay (support/family.py)."""
+    for direction, forms in (("forward", FORWARD), ("backward", BACKWARD), ("gradient_x", GRADIENT_X)):
+        words, _ = fewest(direction, x)
+        assert words == pytest.approx(min(form(x) for form in forms.values()), rel=1e-9), direction
 
 
 def best(x, direction):

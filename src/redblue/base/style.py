@@ -80,6 +80,8 @@ LOOKS = Looks(
         "saha_ye": Look("#00808a", "#4fc3cc", "triangle-left"),
         "small_cache": Look("#cf5a00", "#f0883e", "triangle-up"),
         "gradient_x": Look("#0068a8", "#5bb0ea", "circle"),
+        "gradient_x_dp": Look("#9a7b00", "#d3b13a", "triangle-right"),
+        "gradient_x_hybrid": Look("#b0508a", "#e08fc0", "square"),
         "gradient_x_small": Look("#cf5a00", "#f0883e", "triangle-up"),
     }
 )

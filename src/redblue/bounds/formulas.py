@@ -6,7 +6,9 @@ Each function evaluates one row of the table in redblue.bounds.rows, which names
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+from redblue.bounds import closed
 from redblue.bounds import one_mask as one_mask_phases
 from redblue.bounds.cover import cover
 from redblue.bounds.family import family
@@ -27,6 +29,13 @@ def _outputs(p: Problem) -> int:
     if p.direction == "gradient_x":
         return p.d**2
     return p.n_q * p.d_v if p.direction == "forward" else p.n_q * p.d + p.n_k * (p.d + p.d_v)
+
+
+def _begun(p: Problem) -> int:
+    """Return the number of sums that begin in the cache without a load; forward and backward, those of outputs."""
+    if p.direction == "gradient_x":
+        return p.n_q * p.d_v + max(p.n_q, p.n_k) * p.d  # O, and dS A2 or A1^T dS
+    return _outputs(p)
 
 
 def compulsory(p: Problem, words: int) -> int:
@@ -52,10 +61,7 @@ def compulsory_entries(p: PagedProblem) -> int:
 
 def phases(p: Problem, words: int) -> int:
     """Loads of all phases, minus the sums that begin in the cache without a load, plus all outputs (Theorem 3)."""
-    sums = _outputs(p)  # each output is the end of one sum
-    if p.direction == "gradient_x":
-        sums = p.n_q * p.d_v + max(p.n_q, p.n_k) * p.d  # O, and dS A2 or A1^T dS
-    return phase_loads(p.direction, p.d, p.d_v, words, _live(p)[2]) - sums + _outputs(p)
+    return _net(p, phase_loads(p.direction, p.d, p.d_v, words, _live(p)[2]))
 
 
 def one_mask(p: Problem, words: int) -> int:
@@ -64,28 +70,56 @@ def one_mask(p: Problem, words: int) -> int:
     return one_mask_phases.loads(cover(pairs), p.direction, p.d, p.d_v, words, pairs.nnz) if pairs.nnz else 0
 
 
-def large_cache(p: Problem, words: int) -> int:
-    """Phases of L loads that touch W = M + L words, with W = 2 M or the minimum for Theorem 1."""
-    d, d_v, pairs = p.d, p.d_v, _live(p)[2]
-    four_delta_squared = 4 * (d + d_v) ** 2 if d_v <= d else 16 * d * d_v
-    reach = max(2 * words, 3 * d_v**2)
-    # A phase may gain fractions of pairs, so round only after the division.
-    whole = -(-pairs * four_delta_squared // reach**2)
-    crossing = math.ceil(pairs / (math.sqrt(reach + d_v**2) - d_v) ** 2 * (1 - 1e-9))
-    return (reach - words) * (min(whole, crossing) - 1)
+def _sizes(p: Problem) -> closed.Sizes:
+    return closed.Sizes(p.d, p.d_v, _live(p)[2], p.n_q, p.n_k)
 
 
-def small_cache(p: Problem, words: int) -> int:
-    """Charges of the products Q K^T and P V, minus the Z charges for scores that are begun (Theorem 2)."""
-    pairs = _live(p)[2]
-    reached = (1 + 0.75 * words / p.d**2) ** 1.5 * (1 + 1e-9)
-    return int(2 * pairs * (p.d + p.d_v) / math.sqrt(words) / reached) - pairs - 2 * words
+def _net(p: Problem, charges: int) -> int:
+    """Return the words that follow from charges: by X, the sums of O and G begin without a load, and dX is stored."""
+    return charges - _begun(p) + _outputs(p)
+
+
+LARGE = {
+    "forward": closed.large_forward,
+    "backward": closed.large_backward,
+    "gradient_x": closed.large_gradient_x,
+}
+# direction: products, and the sums over features that they begin per pair
+SMALL = {
+    "forward": (closed.small_forward, 1),
+    "backward": (closed.small_backward, 1),
+    "gradient_x": (closed.small_gradient_x, 2),
+}
+
+
+def large_cache(p: Problem, words: int, split: bool = False) -> int:
+    """Phases of whole rows and keys (Theorems 1 and 7)."""
+    sizes = _sizes(p)
+    longest = max(3 * p.d_v**2, 48 * p.d**2) - words
+    return _net(p, closed.best(words, lambda reach: LARGE[p.direction](sizes, reach), split=split, lengths=(longest,)))
+
+
+def small_cache(p: Problem, words: int, split: bool = False) -> int:
+    """Charges of all products, minus those for scores and dP that begin (Theorems 2 and 6)."""
+    products, begun = SMALL[p.direction]
+    return _products(p, words, products, 0 if split else begun, split)
+
+
+def small_cache_recomputed(p: Problem, words: int, split: bool = False) -> int:
+    """The same backward, with the products of the scores, which a pass without P must form (Theorem 6)."""
+    return _products(p, words, closed.small_recomputed, 0 if split else 2, split)
+
+
+def _products(p: Problem, words: int, products: Callable[[closed.Sizes, int], int], begun: int, split: bool) -> int:
+    sizes = _sizes(p)
+    return _net(p, closed.best(words, lambda reach: products(sizes, reach), split=split) - begun * sizes.pairs)
 
 
 def any_arithmetic(p: Problem, words: int) -> int:
-    """Phases of M loads; each can determine at most max((2 M / d)^2, 4 M) scores (Theorem 4)."""
+    """Phases of M loads, the first of 2 M; each can determine at most max((2 M / d)^2, 4 M) scores (Theorem 4)."""
     most = max(4 * words * words // p.d**2, 4 * words)
-    return words * (-(-_live(p)[2] // most) - 1)
+    count = -(-_live(p)[2] // most)
+    return words * count if count >= 2 else 0
 
 
 def order_forward(p: Problem, words: int) -> int:

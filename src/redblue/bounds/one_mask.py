@@ -79,10 +79,13 @@ def loads(cover: Cover, direction: str, d: int, d_v: int, words: int, pairs: int
         if cover.is_dense_to((words + length) / min(d, d_v)):
             continue  # the mask does not limit such a phase
         for weights in candidates(direction, d, d_v, words + length):
-            earned = most_earned(
-                cover, Task(direction, d, d_v, words + length, weights), length * pairs / (best + length)
-            )
-            best = max(best, length * (math.ceil(pairs / earned * (1 - 1e-12)) - 1))
+            # The table's weights are rounded: a pair earns their total in all phases together, which is not exactly 1.
+            total = weights.total(direction) * pairs
+            short = best + length - words
+            enough = length * total / short if short > 0 else math.inf  # a phase that earns it raises no bound
+            earned = most_earned(cover, Task(direction, d, d_v, words + length, weights), enough)
+            count = math.ceil(total / earned * (1 - 1e-12))
+            best = max(best, length * (count - 1) + words if count >= 2 else 0)
     return int(best)
 
 

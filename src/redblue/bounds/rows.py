@@ -6,8 +6,9 @@ Omega forms without their unknown constants: they show the shape of a curve and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from redblue.base.arguments import checked_arguments
@@ -16,8 +17,11 @@ from redblue.bounds import formulas
 from redblue.paged_problem import AnyProblem
 
 ALL_PRODUCTS = "every product of every attended pair is formed; recomputation allowed"
+ANY_ORDER = ALL_PRODUCTS + "; sums may be split and merged"
 CHAINS = ALL_PRODUCTS + "; every sum is added up one product at a time, in any order"
-BY_X = CHAINS + "; Q = A1 X, V = A3 Y, S = Q A2^T, O = P V, then O - E, and one of dS A2 and A1^T dS are formed"
+NOT_GIVEN = "; P is not given"
+FORMED_BY_X = "; Q = A1 X, V = A3 Y, S = Q A2^T, O = P V, then O - E, and one of dS A2 and A1^T dS are formed"
+BY_X = CHAINS + FORMED_BY_X
 PAGES = ALL_PRODUCTS + "; O and lse are stored; only the table says where pages are, and some page is in no table"
 FIELD = "any arithmetic, also fast matrix multiplication; words from F_q, q > n; data-independent addresses and times; "
 
@@ -46,7 +50,8 @@ class Row:
     """A row of the table: one bound for one direction.
 
     evaluate(stream, M): words of one stream of the problem in a cache of M words. applies(stream, M): whether the bound
-    is valid. once(problem): words that all streams may share, counted once. The other fields are those of Bound.
+    is valid. once(problem): words that all streams may share, counted once. any_order: also holds if sums are split and
+    merged. needs_scores: does not hold if P is given. The other fields are those of Bound.
     """
 
     name: str
@@ -59,11 +64,14 @@ class Row:
     evaluate: Callable[[Any, int], int]
     applies: Callable[[Any, int], bool] = lambda stream, words: True
     once: Callable[[Any], int] = lambda problem: 0
+    any_order: bool = False
+    needs_scores: bool = False
 
 
 SAHA_YE = "Saha & Ye, ICML 2024 (arXiv 2402.07443)"
 BACKWARD_PAPER = "arXiv 2410.09397"
-PHASES = "max over L of L (ceil(Z / G(d, d_v, M + L)) - 1)"
+PHASES = "max over L of L (ceil(Z / G(d, d_v, M + L)) - 1) + M"
+LENGTHS = "max over L of L (p - 1) + M, p phases of W = {} words, "
 COMPULSORY = {
     "forward": "R d + C (d + d_v) + n_q d_v",
     "backward": "R (d + d_v) + C (d + d_v) + n_q d + n_k (d + d_v)",
@@ -77,6 +85,74 @@ CONSTANTS = {
 }
 SUMS = {"gradient_x": " - n_q d_v - max(n_q, n_k) d + d^2"}
 
+# direction: steps of a phase of W words; words per pair for d = d_v, large n and M; theorem
+LARGE_CACHE = {
+    "forward": (
+        "p = Z / max(W^2 / 4 delta^2, (sqrt(W + d_v^2) - d_v)^2), W >= 3 d_v^2; delta = d + d_v if d_v <= d, "
+        "else delta^2 = 4 d d_v",
+        "4 x^2 for x <= 1/2",
+        "1",
+    ),
+    "backward": (
+        "p = Z / max over t of ((W - t)^2 / c + min(t, sqrt(t) (W - t) / 2 h)), c = 8 (d + d_v) h, h = 2 d + d_v",
+        "12 x^2 for small x",
+        "7",
+    ),
+    "gradient_x": (
+        "p = (Z - 2 n_q W / 5 d) / max over t of ((W - t)^2 / 40 d^2 + min(t, 3 sqrt(t) (W - t) / 10 d)) at d = d_v",
+        "10 x^2 for small x",
+        "7",
+    ),
+}
+SMALL_CACHE = {
+    "forward": ("p = Z (d + d_v) / ((W + W^2 / 4 d^2) / 3)^(3/2)", "4 x - 1 for large x", "2"),
+    "backward": ("p = 2 Z (d + d_v) / ((W + W^2 / 4 m^2) / 3)^(3/2), m = min(d, d_v)", "8 x - 1 for large x", "6"),
+    "gradient_x": (
+        "p = 2 Z (d + v) / ((W + W^2 / 4 m^2) / 3)^(3/2), m = min(d, d_v), v = d_v or, if d_v > d, sqrt(d d_v)",
+        "8 x - 2 for large x",
+        "6",
+    ),
+}
+RECOMPUTED = "p = Z (2 d_v + 1.5 sqrt(3) d) / ((W + W^2 / 4 m^2) / 3)^(3/2), m = min(d, d_v)"
+BEGUN = {"forward": " - Z", "backward": " - Z", "gradient_x": " - 2 Z"}
+
+
+def closed_forms() -> Iterator[Row]:
+    """Yield the rows of the closed forms, for chains (W = M + L) and for sums in any order (W = 2 M + L)."""
+    for split in (False, True):
+        conditions, suffix = (ANY_ORDER, ", any order") if split else (CHAINS, "")
+        lengths = LENGTHS.format("2 M + L" if split else "M + L")
+        for name, forms, evaluate in (
+            ("large cache", LARGE_CACHE, formulas.large_cache),
+            ("small cache", SMALL_CACHE, formulas.small_cache),
+        ):
+            for direction, (formula, constant, theorem) in forms.items():
+                begun = BEGUN[direction] if name == "small cache" and not split else ""
+                yield Row(
+                    name + suffix,
+                    direction,
+                    lengths + formula + begun + SUMS.get(direction, ""),
+                    "less than for chains" if split else constant,
+                    conditions + FORMED_BY_X * (direction == "gradient_x"),
+                    f"docs/lab/theory.md, Theorem {theorem}" + ", with Theorem 8" * split,
+                    True,
+                    partial(evaluate, split=split),
+                    any_order=split,
+                )
+        yield Row(
+            "small cache, P not given" + suffix,
+            "backward",
+            lengths + RECOMPUTED + " - 2 Z" * (not split),
+            "less than for chains" if split else "(4 + 3 sqrt(3)) x - 2 = 9.196 x - 2 for large x",
+            conditions + NOT_GIVEN,
+            "docs/lab/theory.md, Theorem 6" + ", with Theorem 8" * split,
+            True,
+            partial(formulas.small_cache_recomputed, split=split),
+            any_order=split,
+            needs_scores=True,
+        )
+
+
 PROVED = (
     *(
         Row(
@@ -88,6 +164,7 @@ PROVED = (
             "docs/lab/theory.md, Theorem 0",
             True,
             formulas.compulsory,
+            any_order=True,
         )
         for direction, formula in COMPULSORY.items()
     ),
@@ -108,7 +185,7 @@ PROVED = (
         Row(
             "one mask",
             direction,
-            "max over L of L (ceil(Z / G(K, d, d_v, M + L)) - 1), K(u): most pairs of this mask in u rows and keys",
+            "max over L of L (ceil(Z / G(K, d, d_v, M + L)) - 1) + M, K(u): most pairs of this mask in u rows and keys",
             "as for phases, with K(u) in place of u^2 / 4",
             CHAINS + "; for this one mask",
             "docs/lab/theory.md, Theorem 5; G bounded by branch and bound, K by quick properties of the mask",
@@ -118,26 +195,7 @@ PROVED = (
         )
         for direction in ("forward", "backward")
     ),
-    Row(
-        "large cache",
-        "forward",
-        "L (ceil(Z / max(W^2 / 4 delta^2, (sqrt(W + d_v^2) - d_v)^2)) - 1), W = M + L = max(2 M, 3 d_v^2)",
-        "4 (4 x^2 at d = d_v, M >= 4 d^2)",
-        CHAINS,
-        "docs/lab/theory.md, Theorem 1",
-        True,
-        formulas.large_cache,
-    ),
-    Row(
-        "small cache",
-        "forward",
-        "2 Z (d + d_v) / sqrt(M) (1 + 3 M / 4 d^2)^(-3/2) - Z - 2 M",
-        "4 (4 x at d = d_v, x -> oo)",
-        CHAINS,
-        "docs/lab/theory.md, Theorem 2",
-        True,
-        formulas.small_cache,
-    ),
+    *closed_forms(),
     Row(
         "compulsory",
         "paged",
@@ -148,16 +206,18 @@ PROVED = (
         True,
         formulas.compulsory_paged,
         once=formulas.compulsory_entries,
+        any_order=True,
     ),
     Row(
         "any arithmetic",
         "forward",
-        "M (ceil(Z / max(4 M^2 / d^2, 4 M)) - 1)",
+        "M p, p = ceil(Z / max(4 M^2 / d^2, 4 M)) >= 2",
         "1/4",
         FIELD + "every score of an attended pair is in the cache at some time",
         "docs/lab/theory.md, Theorem 4, after " + SAHA_YE + ", Thm 4.8",
         True,
         formulas.any_arithmetic,
+        any_order=True,
     ),
 )
 ORDER_ONLY = (
@@ -229,9 +289,12 @@ MAX_WORDS = 10**300  # of a cache: a float holds it
 
 
 @checked_arguments
-def lower_bounds(problem: AnyProblem, words: int) -> list[Bound]:
+def lower_bounds(problem: AnyProblem, words: int, *, p_given: bool = False, split_sums: bool = False) -> list[Bound]:
     """Return all bounds for the problem in a cache of `words` words: proved ones first, each group in descending order.
 
+    p_given: return only bounds that also hold for a backward pass that reads the probabilities P, as `standard` does.
+    split_sums: return only bounds that also hold if sums may be split into partial sums that are merged, as in decoding
+    with split keys (`flash` with a span).
     Streams share no data, so a game on all streams contains a game on each, and their bounds add up.
     Raises RedblueError unless `words` is a whole number of at least 1.
     """
@@ -248,16 +311,19 @@ def lower_bounds(problem: AnyProblem, words: int) -> list[Bound]:
             row.proved,
         )
         for row in BOUNDS
-        if row.direction == problem.direction and row.applies(stream, words)
+        if row.direction == problem.direction
+        and not (p_given and row.needs_scores)
+        and not (split_sums and row.proved and not row.any_order)
+        and row.applies(stream, words)
     ]
     return sorted(bounds, key=lambda bound: (not bound.proved, -bound.words))
 
 
 @checked_arguments
-def lower_bound(problem: AnyProblem, words: int) -> Bound:
+def lower_bound(problem: AnyProblem, words: int, *, p_given: bool = False, split_sums: bool = False) -> Bound:
     """Return the largest proved bound on the words that any schedule moves on the problem in a cache of `words` words.
 
-    The bound holds for every schedule that forms every product of every attended pair and adds up each sum one product
-    at a time. Backward, it holds whether P is recomputed or given.
+    The bound holds for every schedule that forms every product of every attended pair, adds up each sum one product at
+    a time, and backward is not given the probabilities P. p_given, split_sums: see `lower_bounds`.
     """
-    return lower_bounds(problem, words)[0]
+    return lower_bounds(problem, words, p_given=p_given, split_sums=split_sums)[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -12,11 +14,15 @@ TABLE = Path(__file__).with_name("phases.csv")  # written by `make certify`
 
 
 @cache
+def _texts(direction: str) -> tuple[dict[str, str], ...]:
+    with TABLE.open(newline="") as file:
+        return tuple(row for row in csv.DictReader(file) if row.pop("direction") == direction)
+
+
+@cache
 def rows(direction: str) -> tuple[dict[str, float], ...]:
     """Return the table's rows for a direction: xi, xi_v, the weights, and the gain that they certify."""
-    with TABLE.open(newline="") as file:
-        chosen = [row for row in csv.DictReader(file) if row.pop("direction") == direction]
-    return tuple({column: float(value) for column, value in row.items()} for row in chosen)
+    return tuple({column: float(value) for column, value in row.items()} for row in _texts(direction))
 
 
 @cache
@@ -32,13 +38,15 @@ def phase_loads(direction: str, d: int, d_v: int, words: int, pairs: int) -> int
 
     The result is the maximum over phase lengths. A row of the table is valid for every xi and xi_v at least as large as
     its own (a phase can then do less), hence for phases that touch up to W = min((d / xi)^2, (d_v / xi_v)^2) words.
+    Floats choose the row; its bound is then computed in fractions, so rounding cannot raise it.
     """
-    if direction == "gradient_x" and d_v > d:
-        # V = A3 Y is computed, so d words of A3 can replace d_v words of V: each word of V counts as d / d_v words.
-        d_v = np.sqrt(d * d_v)
+    # By X, V = A3 Y is computed, so d words of A3 can replace d_v words of V: each word of V counts as d / d_v words.
+    values = d * d_v if direction == "gradient_x" and d_v > d else d_v**2
     xi, xi_v, gain = certified(direction)
-    reach = np.floor(np.minimum((d / xi) ** 2, (d_v / xi_v) ** 2))
-    usable = reach > words
-    length, most = reach[usable] - words, gain[usable] * reach[usable]
-    loads = length * (np.ceil(pairs / most * (1 - 1e-12)) - 1)
-    return int(loads.max(initial=0.0) * (1 - 1e-12))
+    reach = np.floor(np.minimum(d**2 / xi**2, values / xi_v**2))
+    length, phases = reach - words, np.ceil(pairs / (gain * np.maximum(reach, 1)))
+    best = int(np.where((length >= 1) & (phases >= 2), length * (phases - 1) + float(words), 0).argmax())
+    row = {name: Fraction(value) for name, value in _texts(direction)[best].items()}
+    exact = math.floor(min(d**2 / row["xi"] ** 2, values / row["xi_v"] ** 2))
+    count = math.ceil(pairs / (row["gain"] * exact))
+    return (exact - words) * (count - 1) + words if exact > words and count >= 2 else 0

@@ -96,7 +96,7 @@ def _accumulate(
         m.free(g_i)
 
 
-def _project_cost(rows: int, features: int, result_features: int, cols: Any, slices: int) -> Cost:
+def project_cost(rows: int, features: int, result_features: int, cols: Any, slices: int) -> Cost:
     """Return the cost of result (rows x result_features) = left (rows x features) @ weights."""
     c, w = smaller(cols, result_features), min(slices, rows)
     reads = ceil_div(result_features, cols) * rows * features + features * result_features
@@ -121,8 +121,8 @@ def _accumulate_cost(p: Problem, rows: Any, cols: Any, slices: int) -> Cost:
 
 def gradient_cost(p: Problem, t: Tiles) -> Cost:
     return (
-        _project_cost(p.n_q, p.d, p.d, t.q_cols, t.slices)
-        + _project_cost(p.n_k, p.d, p.d_v, t.v_cols, t.slices)
+        project_cost(p.n_q, p.d, p.d, t.q_cols, t.slices)
+        + project_cost(p.n_k, p.d, p.d_v, t.v_cols, t.slices)
         + flash.forward_cost(p, flash.ForwardTiles(t.rows, t.cols))
         + _accumulate_cost(p, t.grad_rows, t.grad_cols, t.slices)
     )
@@ -132,8 +132,8 @@ def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles
     pairs, slices = p.mask.on(p.n_q, p.n_k), multiple["slices"]
     q = edges(p.d, multiple["q_cols"])
     v = edges(p.d_v, multiple["v_cols"])
-    q_cols = cheapest(_project_cost(p.n_q, p.d, p.d, q, slices), [q], words)
-    v_cols = cheapest(_project_cost(p.n_k, p.d, p.d_v, v, slices), [v], words)
+    q_cols = cheapest(project_cost(p.n_q, p.d, p.d, q, slices), [q], words)
+    v_cols = cheapest(project_cost(p.n_k, p.d, p.d_v, v, slices), [v], words)
     forward = flash.forward_tiles(p, words, multiple)
     # As in flash, the fewest streaming keys leave the most room for queries.
     candidates = pair_edges(

@@ -162,6 +162,10 @@ class Schedule:
             raise NotCovered(f"{self.name} takes no mask, got {problem.mask!r}: use Mask.full() or another schedule")
         return self.passes[problem.direction]
 
+    def takes_p(self, direction: str) -> bool:
+        """Return whether the backward pass reads the probabilities P: then only bounds with `p_given` hold for it."""
+        return direction == "backward" and direction in self.passes and "p" in self.passes[direction].arrays
+
     def tiles(self, problem: AnyProblem, words: int, multiple: Mapping[str, int] | None = None) -> Any:
         """Return the tiles that move the fewest words through a cache of `words` words.
 

@@ -40,11 +40,12 @@ def test_rows_are_those_of_count_and_lower_bound():
             assert point.items() <= row.items()
             statuses["invalid"] += 1
             continue
-        bound = next((each for each in rb.lower_bounds(outcome, words) if each.proved), None)
         counts = {name: tried(rb.count, name, outcome, words=words) for name in rb.list_schedules()}
         expected = [(name, each) for name, each in counts.items() if not isinstance(each, rb.NotCovered)]
         for name, each in expected:
             row = next(rows)
+            p_given = rb.schedules.get(name).takes_p(outcome.direction)
+            bound = next((each for each in rb.lower_bounds(outcome, words, p_given=p_given) if each.proved), None)
             assert list(row) == list(sweep.COLUMNS)
             assert point.items() <= row.items()
             assert (row["mask"], row["capacity_words"], row["batch"], row["d_v"]) == (label, words, 1, d)

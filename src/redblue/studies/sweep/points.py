@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.bounds import lower_bounds
 from redblue.lab import planner
@@ -57,13 +58,14 @@ def _at(point: Point, problem: Problem, pairs: int, cache: Cache, values: Row) -
     assert words is not None
     place: Row = {"memory": cache.memory, "boundary": boundary.name if boundary else None, "capacity_words": words}
     try:
-        bound = next((each for each in lower_bounds(problem, words) if each.proved), None)
-        place |= {"bound_words": bound.words, "bound": bound.name} if bound else {}
+        bounds = {p_given: _bound(problem, words, p_given) for p_given in (False, True)}
     except RedblueError as error:
         return [values | place | {"status": INVALID, "reason": str(error)}]
+    place |= bounds[False]
     rows = []
     for name in point.schedules:
-        row = values | place | {"schedule": name}
+        bound = bounds[schedules.get(name).takes_p(problem.direction)]
+        row = values | place | bound | {"schedule": name}
         try:
             result = count(name, problem, words=words)
         except NotCovered as error:
@@ -74,8 +76,14 @@ def _at(point: Point, problem: Problem, pairs: int, cache: Cache, values: Row) -
         except RedblueError as error:
             rows.append(row | {"status": INVALID, "reason": str(error)})
         else:
-            rows.append(row | _figures(result, pairs, bound.words if bound else None, cache))
+            rows.append(row | _figures(result, pairs, bound.get("bound_words"), cache))
     return rows or [values | place | {"status": NOT_COVERED, "reason": "no schedule covers this direction and mask"}]
+
+
+def _bound(problem: Problem, words: int, p_given: bool) -> Row:
+    """The columns of the largest proved bound; p_given: for passes that read P."""
+    bound = next((each for each in lower_bounds(problem, words, p_given=p_given) if each.proved), None)
+    return {"bound_words": bound.words, "bound": bound.name} if bound else {}
 
 
 def _figures(result: Count, pairs: int, bound_words: int | None, cache: Cache) -> Row:

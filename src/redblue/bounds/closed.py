@@ -1,0 +1,131 @@
+"""Bounds in closed form for large and for small caches, in whole numbers: no rounding can raise them.
+
+docs/lab/theory.md, Theorems 1, 2, 6 and 7. A computation is cut into phases. A phase touches at most W words that were
+not computed in it, which limits its part of the steps that all phases together must make. Most functions here return
+the number of phases that follow for one W; `best` turns them into words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from redblue.base.integers import ceil_div
+
+EIGHTHS = (2, 4, 6, 8, 12, 16, 20, 24, 32, 64)  # lengths of phases, of M / 8
+GRID = 32  # intervals of the words of crossing pairs
+SCALE = 1 << 24  # denominator of irrational numbers, which are rounded to the safe side
+HALF_ROOT_3 = 8660254, 10**7  # a fraction just below sqrt(3) / 2
+
+
+class Sizes(NamedTuple):
+    """The sizes of one stream. pairs: attended pairs; rows: of queries; keys: of keys."""
+
+    d: int
+    d_v: int
+    pairs: int
+    rows: int
+    keys: int
+
+
+def best(words: int, phases: Callable[[int], int], *, split: bool = False, lengths: tuple[int, ...] = ()) -> int:
+    """Return the largest number of charges over lengths of phases: L (p - 1) + M for p >= 2 phases, because the
+    cache starts empty, so that the first phase may be M longer than the others.
+
+    phases(W): lower bound of the number of phases that touch at most W words each. split: sums may be split, so W
+    counts the words at the end of a phase, too. lengths: more values of L to try.
+    """
+    most = 0
+    for length in {*(max(1, words * eighths // 8) for eighths in EIGHTHS), *lengths}:
+        if length >= 1 and (count := phases((2 if split else 1) * words + length)) >= 2:
+            most = max(most, length * (count - 1) + words)
+    return most
+
+
+def _ceil_root(numerator: int, denominator: int) -> int:
+    """Return the smallest whole number whose square is at least the fraction."""
+    square = ceil_div(numerator, denominator)
+    return math.isqrt(square - 1) + 1 if square else 0
+
+
+def large_forward(s: Sizes, reach: int) -> int:
+    """Theorem 1: at most max(W^2 / 4 delta^2, (sqrt(W + d_v^2) - d_v)^2) pairs per phase, if W >= 3 d_v^2."""
+    if reach < 3 * s.d_v**2:
+        return 0
+    four_delta_squared = 4 * (s.d + s.d_v) ** 2 if s.d_v <= s.d else 16 * s.d * s.d_v
+    side = math.isqrt((reach + s.d_v**2) * SCALE**2) + 1 - s.d_v * SCALE  # at least SCALE (sqrt(W + d_v^2) - d_v)
+    return min(ceil_div(s.pairs * four_delta_squared, reach**2), ceil_div(s.pairs * SCALE**2, side**2))
+
+
+def _products(steps: tuple[int, int], sizes: int, reach: int) -> int:
+    """Return the phases that `steps` (a fraction) need, if W words make at most ((W + W^2 / 4 m^2) / 3)^(3/2).
+
+    sizes: m, the least number of words of a row or key that is complete.
+    """
+    numerator, denominator = steps
+    cubed = (4 * sizes**2 * reach + reach**2) ** 3
+    return _ceil_root(numerator**2 * 27 * 64 * sizes**6, denominator**2 * cubed)
+
+
+def small_forward(s: Sizes, reach: int) -> int:
+    """Theorem 2: the products Q K^T and P V."""
+    return _products((s.pairs * (s.d + s.d_v), 1), s.d, reach)
+
+
+def small_backward(s: Sizes, reach: int) -> int:
+    """Theorem 6: the products dP, dV, dQ and dK. It holds whether P is given or not."""
+    return _products((2 * s.pairs * (s.d + s.d_v), 1), min(s.d, s.d_v), reach)
+
+
+def small_recomputed(s: Sizes, reach: int) -> int:
+    """Theorem 6, if P is not given: the scores as well; S, dQ and dK count sqrt(3) / 2 each."""
+    numerator, denominator = HALF_ROOT_3
+    return _products((s.pairs * (2 * s.d_v * denominator + 3 * s.d * numerator), denominator), min(s.d, s.d_v), reach)
+
+
+def small_gradient_x(s: Sizes, reach: int) -> int:
+    """Theorem 6: the products S, O, dP and G. If d_v > d, those with V count sqrt(d / d_v), since V is computed."""
+    values = math.isqrt(s.d * s.d_v * SCALE**2) if s.d_v > s.d else s.d_v * SCALE
+    return _products((2 * s.pairs * (s.d * SCALE + values), SCALE), min(s.d, s.d_v), reach)
+
+
+def _whole_and_crossing(events: tuple[int, int], square: int, crossing: tuple[int, int], reach: int) -> int:
+    """Return the phases that `events` pairs (a fraction) need, if t of W words belong to pairs that cross phases.
+
+    A phase then gains at most (W - t)^2 / square from whole pairs, and min(t, sqrt(t) (W - t) r) from crossing ones,
+    where r is the fraction `crossing`. Between two grid points, the gain is at most that of the smaller t in (W - t),
+    and of the larger t elsewhere; all quotients are rounded up.
+    """
+    most = 0
+    for k in range(GRID):
+        low, high = reach * k * k // GRID**2, ceil_div(reach * (k + 1) ** 2, GRID**2)
+        root = (math.isqrt(high * SCALE**2) + 1) * (reach - low)
+        crossed = min(high * SCALE, ceil_div(root * crossing[0], crossing[1]))
+        most = max(most, ceil_div((reach - low) ** 2 * SCALE, square) + crossed)
+    return ceil_div(events[0] * SCALE, events[1] * most)
+
+
+def large_backward(s: Sizes, reach: int) -> int:
+    """Theorem 7: at most W^2 / 48 d^2 whole pairs per phase at d = d_v."""
+    d, d_v = s.d, s.d_v
+    if d_v <= d:
+        return _whole_and_crossing((s.pairs, 1), 8 * (d + d_v) * (2 * d + d_v), (1, 2 * (2 * d + d_v)), reach)
+    return _whole_and_crossing((s.pairs, 1), 16 * d * (d + 2 * d_v), (d + d_v, 4 * d * (d + 2 * d_v)), reach)
+
+
+def large_gradient_x(s: Sizes, reach: int) -> int:
+    """Theorem 7: at most W^2 / 40 d^2 whole pairs per phase at d = d_v.
+
+    a, b: the weights of all steps of a pair in O, and in G. Steps of O in the phase in which its word is finished do
+    not count.
+    """
+    d, d_v = s.d, s.d_v
+    if d_v <= d:
+        a, b, values = (d + d_v) ** 2, (d + d_v) * (2 * d + d_v), d_v
+    else:
+        values = math.isqrt(d * d_v)
+        a, b = d * (d + d_v + 2 * values), 2 * d * (2 * d + d_v)
+    events = max(0, s.pairs * (a + b) - a * s.rows * min(s.keys, reach // d))
+    crossing = max(a * d, b * values), 2 * (a + b) * d * values
+    return _whole_and_crossing((events, a + b), 4 * (a + b), crossing, reach)

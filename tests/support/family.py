@@ -1,0 +1,101 @@
+"""A search over a family of schedules, at leading order: words per pair, d = d_v, n and M large, x = d / sqrt(M).
+
+A schedule is a sequence of sweeps over all pairs. A sweep computes or reads arrays of pairs (P, dP, dS), adds to
+outputs, and writes arrays of pairs. Three kinds of sweep are tried, with every set of arrays:
+
+- rows (or keys) stay: with `a` arrays of d words per row that stay and b that stream, a b x^2 words; an output that
+  streams is read and written, so it counts twice;
+- a tile of pairs stays, for each array that the sweep computes: slices of all factors stream, and outputs, twice;
+- a tile of an output stays: one product of an array of pairs that is read, b times, and of b column blocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+
+PAIRS = ("p", "dp", "ds")
+FACTORS = {"p": ("q", "k"), "dp": ("dout", "v")}  # of an array of pairs: rows, keys
+OUTPUTS = {  # direction -> output: (array of pairs that it is made from, its other factor, its side)
+    "forward": {"o": ("p", "v", 0)},
+    "backward": {"dv": ("p", "dout", 1), "dq": ("ds", "k", 0), "dk": ("ds", "q", 1)},
+    "gradient_x": {"o": ("p", "v", 0), "g": ("ds", "k", 0)},
+}
+KEYS = ("k", "v")
+MAX_READS = 12  # of the left factor of an output-stationary product
+
+
+def pairs_read(x):
+    """Words per pair of an output-stationary product over pairs: its left factor is read b times, b a whole number."""
+    return min(b + x**2 / b for b in range(1, MAX_READS))
+
+
+def subsets(items):
+    return itertools.chain.from_iterable(itertools.combinations(items, size) for size in range(len(items) + 1))
+
+
+def resident(x, rows, keys):
+    """Words of a sweep in which all rows, or all keys, stay. rows, keys: numbers of (inputs, outputs)."""
+    moved_rows, moved_keys = rows[0] + 2 * rows[1], keys[0] + 2 * keys[1]
+    return min(sum(rows) * moved_keys, sum(keys) * moved_rows) * x**2
+
+
+def tiled(x, outputs, computed, adds):
+    """Words of a sweep in which a tile of each array of pairs in use stays, while slices of its factors stream.
+
+    A score is complete before its P is used, and dP before dS. Only dP and dV share a stream, that of dO.
+    """
+    held = {"ds" if pair == "dp" else pair for pair in computed} | {outputs[name][0] for name in adds}
+    streams = [set(FACTORS[pair]) for pair in computed]
+    made = [[name for name in adds if outputs[name][0] == pair] for pair in sorted(held)]
+    streams += [{outputs[name][1] for name in names} | {f"+{name}" for name in names} for names in made if names]
+    if "dp" in computed and "dv" in adds:
+        streams = [s for s in streams if s not in ({"dout", "v"}, {"dout", "+dv"})] + [{"dout", "v", "+dv"}]
+    words = 0.0
+    for stream in streams:
+        sides = [0, 0]
+        for factor in stream:
+            side = outputs[factor[1:]][2] if factor[0] == "+" else factor in KEYS
+            sides[side] += 2 if factor[0] == "+" else 1
+        words += 2 * math.sqrt(sides[0] * sides[1] * len(held)) * x
+    return words
+
+
+def sweeps(direction, x, written, done):
+    """Yield (words, arrays of pairs written so far, outputs done, description) of one more sweep."""
+    outputs = OUTPUTS[direction]
+    computable = {"forward": ("p",), "backward": ("p", "dp"), "gradient_x": ("p", "dp") if "o" in done else ("p",)}
+    for computed, read in itertools.product(subsets(computable[direction]), subsets(sorted(written))):
+        held = {*computed, *read}
+        if set(computed) & set(read):
+            continue
+        if {"p", "dp"} <= held:
+            held.add("ds")
+        made = [name for name in outputs if name not in done and outputs[name][0] in held]
+        for adds, writes in itertools.product(subsets(made), subsets(sorted(held - written))):
+            if not adds and not writes:
+                continue
+            used = {factor for pair in computed for factor in FACTORS[pair]} | {outputs[name][1] for name in adds}
+            into = [sum(outputs[name][2] == side for name in adds) for side in (0, 1)]
+            keys = len(used & {*KEYS})
+            words = min(resident(x, (len(used) - keys, into[0]), (keys, into[1])), tiled(x, outputs, computed, adds))
+            words += len(read) + len(writes)
+            if len(adds) == len(read) == 1 and not computed and not writes:
+                words = min(words, pairs_read(x))
+            yield words, written | {*writes}, done | {*adds}, (computed, read, adds, writes)
+
+
+def fewest(direction, x):
+    """Return the words per pair of the best schedule of the family, and its sweeps: the shortest path over sweeps."""
+    count, every = itertools.count(), frozenset(OUTPUTS[direction])
+    queue, settled = [(0.0, next(count), frozenset(), frozenset(), ())], set()
+    while queue:
+        words, _, written, done, path = heapq.heappop(queue)
+        if done == every:
+            return words, path
+        if (written, done) not in settled:
+            settled.add((written, done))
+            for more, now, made, step in sweeps(direction, x, written, done):
+                heapq.heappush(queue, (words + more, next(count), frozenset(now), frozenset(made), (*path, step)))
+    raise AssertionError(direction)
