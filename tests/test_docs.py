@@ -76,6 +76,7 @@ def test_command_examples(command, in_a_copy, own_schedules):
 SMALL = {
     "diffusion_unet.py": ["--size", "8", "--width", "8", "--steps", "1"],
     "graph_mask.py": ["--nodes", "80", "--steps", "2"],
+    "long_sequence.py": ["--tokens", "64", "--window", "8", "--steps", "2"],
     "own_schedule.py": ["--words", "4096"],
     "packed_documents.py": ["--tokens", "300", "--steps", "1"],
     "serve.py": ["--demo", "--requests", "4"],
@@ -90,6 +91,7 @@ SCRIPTS = [
 NEEDS = {
     "diffusion_unet.py": ("torch", r"redblue\[torch\]"),
     "graph_mask.py": ("networkx", "pip install 'networkx'"),
+    "long_sequence.py": ("torch", r"redblue\[torch\]"),
     "packed_documents.py": ("transformers", r"redblue\[transformers\]"),
     "t5_bias.py": ("torch", r"redblue\[torch\]"),
 }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
+import pytest
 import torch
+import torch.distributed as dist
 
 import redblue as rb
 from redblue import distributed
@@ -25,23 +29,145 @@ def whole(kv_heads, dtype=torch.float64, n=N):
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-def compare(schedule, placement, mask_name, kv_heads, dtype=torch.float64, tolerance=1e-12, **options):
+def options_named(names, placement):
+    """Two sets of options: those of one process, and those of this process of several."""
+    generator = torch.Generator().manual_seed(1)
+    values = {
+        "scale": 0.3,
+        "softcap": 2.0,
+        "sinks": torch.randn(HEADS, generator=generator, dtype=torch.float64),
+        "alibi": torch.rand(2, HEADS, generator=generator, dtype=torch.float64),
+        "dropout": 0.3,
+        "seed": 5,
+        "bias": torch.randn(1, HEADS, N, N, generator=generator, dtype=torch.float64),
+    }
+    one = {name: values[name] for name in names}
+    own = dict(one)
+    if "bias" in names:
+        own["bias"] = distributed.shard(values["bias"], placement=placement)
+    for each in (one, own):
+        for name in {"sinks", "bias"} & set(names):
+            each[name] = each[name].detach().clone().requires_grad_()
+    return one, own
+
+
+def compare(schedule, placement, mask_name, kv_heads=HEADS, names=(), dtype=torch.float64, tolerance=1e-12):
     """Compare this process's part of the outputs and gradients with those of one process."""
     mask = MASKS[mask_name]
     q, k, v, dout, dlse = whole(kv_heads, dtype)
-    for x in (q, k, v):
-        x.requires_grad_()
-    right = rb.attention(*(x.double() for x in (q, k, v)), mask=mask, return_lse=True, **options)
-    right_gradients = torch.autograd.grad(right, (q, k, v), (dout.double(), dlse.double()))
-    parts = [distributed.shard(x.detach(), placement=placement).requires_grad_() for x in (q, k, v)]
-    out, lse = distributed.attention(
-        *parts, mask=mask, placement=placement, schedule=schedule, return_lse=True, **options
-    )
-    weights = distributed.shard(dout, placement=placement), distributed.shard(dlse, placement=placement, dim=-1)
-    gradients = torch.autograd.grad((out, lse), parts, (weights[0], weights[1].to(lse.dtype)))
-    for got, expected in zip((out, *gradients), (right[0], *right_gradients), strict=True):
-        torch.testing.assert_close(
-            got.double(), distributed.shard(expected, placement=placement).double(), atol=tolerance, rtol=tolerance
-        )
-    lse_part = distributed.shard(right[1], placement=placement, dim=-1)
-    torch.testing.assert_close(lse.double(), lse_part.double(), atol=tolerance, rtol=tolerance)
+    one, own = options_named(names, placement)
+
+    def part(x, dim=-2):
+        return distributed.shard(x, placement=placement, dim=dim)
+
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    right = rb.attention(*wide, mask=mask, return_lse=True, **one)
+    arrays = [one[name] for name in ("bias", "sinks") if name in names]
+    right_gradients = torch.autograd.grad(right, (*wide, *arrays), (dout.double(), dlse.double()))
+    narrow = [part(x).requires_grad_() for x in (q, k, v)]
+    out, lse = distributed.attention(*narrow, mask=mask, placement=placement, schedule=schedule, return_lse=True, **own)
+    own_arrays = [own[name] for name in ("bias", "sinks") if name in names]
+    gradients = torch.autograd.grad((out, lse), (*narrow, *own_arrays), (part(dout), part(dlse, -1).to(lse.dtype)))
+    expected = [part(x) for x in (right[0], *right_gradients[:3])]
+    if "bias" in names:
+        expected.append(part(right_gradients[3]))
+    if "sinks" in names:  # each process has the part of its queries
+        gradients = (*gradients[:-1], all_sum(gradients[-1]))
+        expected.append(right_gradients[-1])
+    for got, wanted in zip((lse, out, *gradients), (part(right[1], -1), *expected), strict=True):
+        assert got.dtype == (lse.dtype if got is lse else dtype) or got.dtype == torch.float64
+        torch.testing.assert_close(got.double(), wanted.double(), atol=tolerance, rtol=tolerance)
+
+
+def all_sum(x):
+    total = x.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def cross_attention():
+    """Queries and keys of different lengths, each placed on its own; a bottom-right mask."""
+    q, k, v, _, _ = whole(2)
+    q, mask = q[..., :21, :], rb.Mask.causal("bottom-right")
+    expected = rb.attention(q, k, v, mask=mask)
+    for schedule in ("ring", "all_gather", "mesh", "head_parallel"):
+        out = distributed.attention(*map(distributed.shard, (q, k, v)), mask=mask, schedule=schedule)
+        torch.testing.assert_close(out, distributed.shard(expected), atol=1e-12, rtol=1e-12)
+
+
+def whole_and_parts():
+    """gather puts together the parts that shard makes, and adds up the gradients of all processes."""
+    x = torch.randn(3, 11, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    best = distributed.best_placement(rb.Mask.causal(), 11, dist.get_world_size())
+    for placement in ("contiguous", "zigzag", "striped", best):
+        part = distributed.shard(x, placement=placement).requires_grad_()
+        whole = distributed.gather(part, placement=placement)
+        assert torch.equal(whole, x)
+        (gradient,) = torch.autograd.grad((whole * x).sum() * (1 + dist.get_rank()), part)
+        ranks = sum(1 + rank for rank in range(dist.get_world_size()))
+        torch.testing.assert_close(gradient, ranks * part.detach())
+    assert torch.equal(distributed.gather(distributed.shard(x, dim=0), dim=0), x)
+    refused(lambda: distributed.shard(x, dim=3), "dim must be a dimension of x, -3 to 2, got 3")
+    refused(lambda: distributed.shard(x.numpy()), "x must be a PyTorch tensor, got ndarray")
+    refused(lambda: distributed.gather(x[: dist.get_rank()], dim=0), "the ranks hold [0, 1] tokens")
+
+
+def other_ranks():
+    """One head without batch dimensions, and two batch dimensions."""
+    q, k, v, _, _ = whole(HEADS)
+    for arrays in ((q[0], k[0], v[0]), [x[None].expand(3, *x.shape) for x in (q, k, v)]):
+        expected = rb.attention(*arrays, mask=rb.Mask.causal())
+        out = distributed.attention(*map(distributed.shard, arrays), mask=rb.Mask.causal())
+        torch.testing.assert_close(out, distributed.shard(expected), atol=1e-12, rtol=1e-12)
+
+
+def dtensors():
+    """DTensors that are sharded along their tokens, of a length that the processes do not divide."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for n in (36, 35):
+        arrays = [x[..., :n, :].clone().requires_grad_() for x in whole(2)[:3]]
+        expected = rb.attention(*arrays, mask=rb.Mask.causal())
+        expected_gradients = torch.autograd.grad(expected.sum(), arrays)
+        placed = [distribute_tensor(x.detach(), mesh, [Shard(2)]).requires_grad_() for x in arrays]
+        out = distributed.attention(*placed, mask=rb.Mask.causal())
+        assert out.placements == (Shard(2),)
+        torch.testing.assert_close(out.full_tensor(), expected, atol=1e-12, rtol=1e-12)
+        for got, wanted in zip(torch.autograd.grad(out.sum(), placed), expected_gradients, strict=True):
+            torch.testing.assert_close(got.full_tensor(), wanted, atol=1e-12, rtol=1e-12)
+    copies = [distribute_tensor(x.detach(), mesh, [Replicate()]) for x in arrays]
+    refused(lambda: distributed.attention(*copies), "q must be sharded along its tokens, Shard(2)")
+    refused(lambda: distributed.attention(placed[0], *arrays[1:]), "k must be a DTensor, as q, k and v all are")
+
+
+def drawn_seed():
+    """Without a seed, all processes use that of rank 0, and each call another one."""
+    q, k, v, _, _ = whole(2)
+    parts = [distributed.shard(x) for x in (q, k, v)]
+    torch.manual_seed(dist.get_rank())
+    first = distributed.gather(distributed.attention(*parts, dropout=0.5))
+    second = distributed.gather(distributed.attention(*parts, dropout=0.5))
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    seed = int(torch.randint(2**62, ()))
+    torch.testing.assert_close(first, rb.attention(q, k, v, dropout=0.5, seed=seed), atol=1e-12, rtol=1e-12)
+
+
+def repeated():
+    """Calls with equal arguments give bitwise equal results and gradients."""
+    q, k, v, dout, _ = whole(2, torch.float32)
+    parts = [distributed.shard(x).requires_grad_() for x in (q, k, v)]
+    for schedule in ("ring", "mesh"):
+        runs = []
+        for _ in range(3):
+            out = distributed.attention(*parts, mask=rb.Mask.causal(), schedule=schedule)
+            runs.append([out, *torch.autograd.grad(out, parts, distributed.shard(dout))])
+        assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+
+
+def refused(call, message):
+    """Assert that a call raises RedblueError with this message."""
+    with pytest.raises(rb.RedblueError, match=re.escape(message)):
+        call()

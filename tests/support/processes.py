@@ -1,37 +1,44 @@
-"""Processes of torch.distributed over gloo that live as long as a test session and run functions of test modules."""
+"""Processes of torch.distributed over gloo that run functions of test modules.
+
+One server imports what all of them need, once in a test session, and forks them.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
+import atexit
+import json
+import os
 import pickle
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing.connection import wait
+from functools import lru_cache
+from multiprocessing.connection import Client, Listener, wait
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
-CONTEXT = multiprocessing.get_context("forkserver")  # which imports once what all processes need
-CONTEXT.set_forkserver_preload(["support.distributed_calls"])
 
-
-def serve(rank: int, size: int, store: str, connection: Any, timeout_seconds: float) -> None:
+def serve(rank: int, size: int, folder: str, store: str, timeout_seconds: float) -> None:
     """The life of one process: run what comes, until None comes. store: a file's path, or a TCP port of rank 0."""
     import torch
     import torch.distributed as dist
 
+    connection = Client(str(Path(folder) / f"rank-{rank}"))
+    connection.send(os.getpid())
     torch.set_num_threads(1)
     if store.isdigit():
         meeting: Any = dist.TCPStore("127.0.0.1", int(store), size, rank == 0)
     else:
         meeting = dist.FileStore(store, size)
-    dist.init_process_group(
-        "gloo", store=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_seconds)
-    )
+    timeout = timedelta(seconds=timeout_seconds)
+    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=timeout)
     while (task := connection.recv()) is not None:
         function, arguments = pickle.loads(task)
         try:
@@ -40,6 +47,27 @@ def serve(rank: int, size: int, store: str, connection: Any, timeout_seconds: fl
             result = False, (type(error).__name__, str(error), traceback.format_exc())
         connection.send(result)
     dist.destroy_process_group()
+
+
+def fork_all() -> None:
+    """The life of the server: fork one process for each line, which holds the arguments of `serve`."""
+    from support import distributed_calls  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that none becomes a zombie
+    for line in sys.stdin:
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            serve(*json.loads(line))
+            return
+
+
+@lru_cache(1)
+def _server() -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "support.processes"]
+    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, text=True, bufsize=1)
+    atexit.register(server.communicate)
+    return server
 
 
 class Processes:
@@ -52,16 +80,15 @@ class Processes:
         self.size = size
         self.folder = tempfile.TemporaryDirectory()
         meeting = str(Path(self.folder.name) / "store") if store == "file" else str(_free_port())
-        pipes = [CONTEXT.Pipe() for _ in range(size)]
-        self.connections = [ours for ours, _ in pipes]
-        self.processes = [
-            CONTEXT.Process(target=serve, args=(rank, size, meeting, theirs, timeout_seconds), daemon=True)
-            for rank, (_, theirs) in enumerate(pipes)
-        ]
-        for process in self.processes:
-            process.start()
-        for _, theirs in pipes:
-            theirs.close()  # so that the end of a process is seen
+        listeners = [Listener(str(Path(self.folder.name) / f"rank-{rank}")) for rank in range(size)]
+        requests = _server().stdin
+        assert requests is not None
+        for rank in range(size):
+            print(json.dumps([rank, size, self.folder.name, meeting, timeout_seconds]), file=requests)
+        self.connections = [listener.accept() for listener in listeners]
+        self.pids = [connection.recv() for connection in self.connections]
+        for listener in listeners:
+            listener.close()
 
     def start(self, function: Any, *arguments: Any) -> None:
         """Let all processes run function(*arguments)."""
@@ -77,8 +104,8 @@ class Processes:
         """
         running = list(self.connections if connections is None else connections)
         results: dict[Any, Any] = dict.fromkeys(running, (False, ("Hung", "", "")))
-        end = monotonic() + wait_seconds
-        while running and (ready := wait(running, end - monotonic())):
+        end = time.monotonic() + wait_seconds
+        while running and (ready := wait(running, end - time.monotonic())):
             for connection in ready:
                 running.remove(connection)
                 try:
@@ -100,22 +127,40 @@ class Processes:
                 raise AssertionError(f"rank {rank}: {outcome and outcome[1][2]}")
         return [result for _, result in outcomes]
 
+    def living(self) -> list[int]:
+        """The processes that exist, zombies included."""
+        return [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]
+
     def close(self) -> None:
+        """End all processes, those that are stopped too. Raises AssertionError if some do not end."""
         for connection in self.connections:
             with suppress(OSError):  # its process died
                 connection.send(None)
-        for process in self.processes:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            process.close()
+        self._signal(signal.SIGCONT)
+        if self._stay(10):
+            self._signal(signal.SIGKILL)
+            assert not self._stay(10), f"processes {self.living()} do not end"
         for connection in self.connections:
             connection.close()
         self.folder.cleanup()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self.living():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _stay(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while self.living() and time.monotonic() < end:
+            time.sleep(0.02)
+        return bool(self.living())
 
 
 def _free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
+
+
+if __name__ == "__main__":
+    fork_all()

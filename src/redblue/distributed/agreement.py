@@ -27,10 +27,15 @@ TAG = 1 << 20  # beyond the tags of the call's own messages
 
 
 class Shard(NamedTuple):
-    """What one process gave. queries, keys: its number of tokens. call: what must be the same in all processes."""
+    """What one process gave.
+
+    queries, keys: its number of tokens. seed: of dropout; rank 0's counts. call: what must be the same in all
+    processes.
+    """
 
     queries: int
     keys: int
+    seed: int | None
     call: dict[str, Any]
 
 
@@ -97,6 +102,11 @@ def _digest_of_rule(rule: Rule, parts: list[str]) -> str:
 def digest_of_placement(placement: Placement) -> str:
     """A short text that is equal for equal placements, in every process."""
     return _digest(*placement.positions)
+
+
+def digest_of_array(array: np.ndarray) -> str:
+    """A short text that is equal for equal arrays, in every process."""
+    return _digest(array.shape, array)
 
 
 def _digest(*values: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,5 +51,5 @@ def from_local(x: Any, mesh: Any, dim: int) -> Any:
 def _chunks(n: int, count: int) -> Placement:
     """The placement of torch.chunk, which DTensor follows: parts of ceil(n / count) tokens while there are any."""
     edges = np.minimum(np.arange(count + 1) * -(-n // count), n)
-    parts = (np.arange(a, b) for a, b in zip(edges, edges[1:], strict=False))
+    parts = (np.arange(a, b) for a, b in pairwise(edges))
     return Placement("chunks of a DTensor", tuple(parts))

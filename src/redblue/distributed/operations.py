@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from redblue.kernels.options import Options
+from redblue.kernels.positions import Positions
 from redblue.machine.network import Shape, row_index
 from redblue.masks import Mask
 from redblue.masks.rules.selected import attending_queries, selected
@@ -26,22 +27,36 @@ Rows = Any  # an index of rows: a slice, or a tensor of numbers
 class Block(NamedTuple):
     """The queries and keys of one computation.
 
-    queries, keys: the rows of the concatenated shards that it computes with; None: no pair attends. sizes: rows of each
-    shard. mask: among these rows.
+    queries, keys: the rows of the concatenated shards that it computes with. mask: among these rows. at_queries,
+    at_keys: their positions in the sequences.
     """
 
     queries: Rows
     keys: Rows
     mask: Mask
+    at_queries: np.ndarray
+    at_keys: np.ndarray
 
 
 class Operations:
-    """The operations of one layout. options: those of every block; dtype: of the inputs."""
+    """The operations of one layout.
 
-    def __init__(self, layout: Layout, options: Options, dtype: torch.dtype, device: torch.device) -> None:
+    options: those of the whole; alibi is (batch, heads), and a bias has the rows of this process's queries. dtype: of
+    the inputs. bias_gradient: whether the backward pass adds up dbias, in the type of sums.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        options: Options,
+        dtype: torch.dtype,
+        device: torch.device,
+        bias_gradient: bool = False,
+    ) -> None:
         self.layout, self.options, self.dtype, self.device = layout, options, dtype, device
         self.sums = torch.float64 if dtype == torch.float64 else torch.float32
         self.blocks = _blocks_of(layout)
+        self.dbias = torch.zeros_like(options.bias, dtype=self.sums) if bias_gradient else None
 
     @cached_property
     def table(self) -> dict[str, Callable[..., Mapping[Part, Tensor]]]:
@@ -81,7 +96,7 @@ class Operations:
         if block is None:
             return results or {name: self._nothing(name, len(shape.rows)) for name, shape in writes.items()}
         q, k, v = self._inputs(block, shapes, tensors, process)
-        out, lse = dispatch.attention(q, k, v, self.options._replace(mask=block.mask), return_lse=True)
+        out, lse = dispatch.attention(q, k, v, self._options(block, process), return_lse=True)
         out, lse = out.to(self.sums), lse[..., None]
         outs = [name for name in writes if name.array == "out_sum"]
         if first and isinstance(block.queries, slice) and block.queries == slice(None):
@@ -116,15 +131,14 @@ class Operations:
         )
         # The kernels subtract the row sums of dout * out - dlse: without out, -delta in the place of dlse gives delta.
         nothing = torch.zeros((), dtype=dout.dtype, device=dout.device).expand(dout.shape)
-        gradients = dispatch.attention_backward(
-            dout,
-            *(q, k, v, nothing, lse[..., 0].contiguous()),
-            self.options._replace(mask=block.mask),
-            dlse=-delta[..., 0],
+        own = self._options(block, process)
+        dq, dk, dv, dbias, _ = dispatch.gradients(
+            *(dout, -delta[..., 0], q, k, v, nothing, lse[..., 0].contiguous(), own), self.dbias is not None
         )
-        for array, new, rows in zip(
-            ("dq_sum", "dk_sum", "dv_sum"), gradients, (block.queries, block.keys, block.keys), strict=False
-        ):
+        if self.dbias is not None:
+            rows, keys = _bias_index(self.dbias, block)
+            self.dbias[..., rows, :][..., keys] += dbias
+        for array, new, rows in (("dq_sum", dq, block.queries), ("dk_sum", dk, block.keys), ("dv_sum", dv, block.keys)):
             names = [name for name in writes if name.array == array]
             for name, own, at in _by_shard(names, writes, rows):
                 results[name][..., own, :] += new[..., at, :]
@@ -145,6 +159,20 @@ class Operations:
         q = _stacked(tensors, "q")[..., _index(block.queries), :]
         k, v = (_stacked(needed, array)[..., _index(block.keys), :] for array in "kv")
         return q, k, v
+
+    def _options(self, block: Block, process: int) -> Options:
+        """The options of a block."""
+        own, p, parts = self.options, self.layout.problem, self.layout.grid.head_parts
+        bias, alibi, positions = own.bias, own.alibi, None
+        if bias is not None:
+            rows, keys = _bias_index(bias, block)
+            bias = bias[..., rows, :][..., keys]
+        if alibi is not None:
+            alibi = alibi.chunk(parts, -1)[self.layout.part(process)]
+        if alibi is not None or own.dropout:
+            first = self.layout.part(process) * (p.heads // parts)
+            positions = Positions(block.at_queries, block.at_keys, p.n_q, p.n_k, first, p.heads)
+        return own._replace(mask=block.mask, bias=bias, alibi=alibi, positions=positions)
 
     def _nothing(self, name: Part, rows: int) -> Tensor:
         """A result without keys."""
@@ -223,7 +251,7 @@ def block_of(c: Layout, process: int, owners: Sequence[int], shards: Sequence[in
             queries = np.arange(len(at_q))[queries][kept] if isinstance(queries, np.ndarray) else kept
             at_q = live
     own = selected(rule, at_q, at_k, p.n_q, p.n_k)
-    return None if own is None else Block(queries, keys, Mask(own))
+    return None if own is None else Block(queries, keys, Mask(own), at_q, at_k)
 
 
 def part_of_heads(mask: Mask, parts: int, part: int) -> Mask:
@@ -238,6 +266,16 @@ def part_of_heads(mask: Mask, parts: int, part: int) -> Mask:
 def _ascending(positions: np.ndarray) -> Any:
     """The index that puts positions into ascending order."""
     return slice(None) if (np.diff(positions) > 0).all() else np.argsort(positions)
+
+
+def _bias_index(bias: Tensor, block: Block) -> tuple[Any, Any]:
+    """The rows and columns of a process's bias that belong to a block; all where the bias is broadcast."""
+    rows = slice(None) if bias.shape[-2] == 1 else _index(block.queries)
+    if bias.shape[-1] == 1:
+        return rows, slice(None)
+    first, last = int(block.at_keys[0]), int(block.at_keys[-1])
+    consecutive = last - first + 1 == len(block.at_keys)
+    return rows, slice(first, last + 1) if consecutive else torch.from_numpy(block.at_keys)
 
 
 def _index(rows: Any) -> Any:

@@ -9,15 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
-from redblue.distributed.agreement import Shard, agree, digest_of_mask, digest_of_placement
+from redblue.distributed.agreement import Shard, agree, digest_of_array, digest_of_mask, digest_of_placement
 from redblue.distributed.dtensors import from_local, is_distributed, local_parts
 from redblue.distributed.failures import Failures
 from redblue.distributed.groups import group_of
 from redblue.distributed.operations import Operations
 from redblue.distributed.process import Process
-from redblue.kernels.options import Options, checked, options_of
+from redblue.kernels.options import Options, check_array, check_gradients, checked, options_of
 from redblue.masks import Mask
 from redblue.masks.rules.stack import planes
 from redblue.op import api, checks
@@ -52,7 +51,10 @@ def attention(
     process moves the fewest words.
     return_lse: also give the log-sum-exp (..., H, own queries); differentiable.
     Further options are those of `redblue.attention` and mean the same for the whole sequences: scale, softcap, sinks
-    (H,). A process's gradient of the sinks is the part of its own queries: add them up over the processes.
+    (H,), alibi, dropout and seed (without one, rank 0 draws it), and bias (..., H, own queries, all keys), for which
+    queries must stay: by "ring" or "all_gather". Dropout drops the same probabilities as one process would. The
+    gradients of sinks, and of a bias that is broadcast, are the part of a process's own queries: add them up over the
+    processes.
 
     Every process of the group must call it, with equal options. Returns this process's part of the output, or (out,
     lse). Raises RedblueError in every process if an argument of any process is wrong or differs from that of another
@@ -71,9 +73,11 @@ def attention(
     layout = _layout(call, shards, dist.get_world_size(processes))
     q, k, v = call.tensors
     if layout is None:
-        out, lse = api.attention(q, k, v, return_lse=True, mask=mask, **options)
+        out, lse = api.attention(q, k, v, return_lse=True, mask=mask, **options)  # neither pairs nor words
     else:
-        out, lse = _Attention.apply(*call.flat, call.options.sinks, layout, call.options, processes, failures)
+        own_options = call.options._replace(bias=None, sinks=None, seed=shards[0].seed, alibi=call.slopes)
+        arrays = *call.flat, call.flat_bias, call.options.sinks
+        out, lse = _Attention.apply(*arrays, layout, own_options, processes, failures)
         out, lse = out.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(q.shape[:-1])
     if call.mesh is not None:
         out, lse = from_local(out, call.mesh, -2), from_local(lse, call.mesh, -1)
@@ -95,9 +99,24 @@ class Call(NamedTuple):
         return [x.reshape(-1, *x.shape[-3:]) for x in self.tensors]
 
     @property
+    def slopes(self) -> Tensor | None:
+        """alibi, (batch, heads)."""
+        alibi, q = self.options.alibi, self.tensors[0]
+        return None if alibi is None else alibi.detach().expand(q.shape[:-2]).reshape(-1, q.shape[-3])
+
+    @property
+    def flat_bias(self) -> Tensor | None:
+        """The bias with one leading dimension, if it has more."""
+        bias, q = self.options.bias, self.tensors[0]
+        if bias is None or q.dim() <= 4:
+            return bias
+        return bias.expand(*q.shape[:-2], *bias.shape[-2:]).reshape(-1, q.shape[-3], *bias.shape[-2:])
+
+    @property
     def shard(self) -> Shard:
         q, k, v = self.tensors
-        number = self.options
+        own = self.options
+        alibi = own.alibi
         given = {
             "batch": list(q.shape[:-3]),
             "heads": q.shape[-3],
@@ -106,21 +125,28 @@ class Call(NamedTuple):
             "d_v": v.shape[-1],
             "dtype": str(q.dtype).removeprefix("torch."),
             "device": q.device.type,
-            "mask": digest_of_mask(_mask(number)),
+            "mask": digest_of_mask(_mask(own)),
             "placement": self.placement if isinstance(self.placement, str) else digest_of_placement(self.placement),
             "schedule": self.schedule,
-            "scale": number.scale,
-            "softcap": number.softcap,
-            "sinks": number.sinks is not None,
+            "scale": own.scale,
+            "softcap": own.softcap,
+            "dropout": own.dropout,
+            "sinks": own.sinks is not None,
+            "alibi": None if alibi is None else digest_of_array(alibi.detach().cpu().double().numpy()),
+            "keys of the bias": None if own.bias is None else own.bias.shape[-1],
         }
-        return Shard(q.shape[-2], k.shape[-2], given)
+        seed = None
+        if own.dropout:
+            seed = int(torch.randint(2**62, ())) if own.seed is None else own.seed
+            given["seed"] = own.seed
+        return Shard(q.shape[-2], k.shape[-2], seed, given)
 
 
 def _mask(options: Options) -> Mask:
     return Mask.full() if options.mask is None else options.mask
 
 
-SUPPORTED = ("mask", "scale", "softcap", "sinks")
+REFUSED = ("schedule", "positions")  # options of redblue.attention that have another meaning here, or none
 
 
 def _checked(
@@ -128,15 +154,13 @@ def _checked(
 ) -> Call:
     """The arguments of this process. Raises RedblueError, naming the argument."""
     checks.check_flag("return_lse", return_lse)
-    record = checked(options_of("attention", {"mask": mask, **options}, without="schedule"))
-    for name, value in zip(Options._fields, record, strict=True):
-        if name not in SUPPORTED and value != Options._field_defaults[name]:
-            raise RedblueError(f"{name} is not an option of distributed attention: it takes {', '.join(SUPPORTED)}")
+    record = checked(options_of("attention", {"mask": mask, **options}, without=REFUSED))
     if schedule != "auto":
         network.get(schedule)
     if not isinstance(placement, Placement):
         placement_of(placement, 0, 1)
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    given = {"q": q, "k": k, "v": v, **{name: x for name, _, x in record.present_arrays()}}
+    for name, x in given.items():
         if not isinstance(x, Tensor):
             raise RedblueError(f"{name} must be a PyTorch tensor, got {type(x).__name__}")
     mesh = _mesh_of(q)
@@ -149,14 +173,19 @@ def _checked(
     if k.shape[-3] != v.shape[-3] or q.shape[-3] != sizes.kv_heads * sizes.group:
         raise RedblueError("heads of q, k and v are not broadcast over processes: expand them")
     dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in (("q", q), ("k", k), ("v", v))}
-    checks.check_dtypes(dtypes)
-    if dtypes["q"] not in COMPUTED:
-        raise RedblueError(f"q, k and v must be of type {', '.join(COMPUTED)}, got {dtypes['q']}")
-    if record.sinks is not None and tuple(record.sinks.shape) != (q.shape[-3],):
-        raise RedblueError(
-            f"sinks must have shape {(q.shape[-3],)}, one per head of q, got {tuple(record.sinks.shape)}"
-        )
+    dtype = checks.check_dtypes(dtypes)
+    bias = record.bias
+    if bias is not None:
+        if schedule not in ("auto", *STATIONARY):
+            raise RedblueError(f"schedule must be {' or '.join(STATIONARY)}, or auto, with a bias, got {schedule!r}")
+        sizes = sizes._replace(n_k=bias.shape[-1] if bias.dim() else 1)  # of the whole; compared once it is known
+    for name, _, x in record.present_arrays():
+        check_array(name, x.shape, str(x.dtype).removeprefix("torch."), sizes, dtype)
+    check_gradients(record)
     return Call((q, k, v), record, placement, schedule, mesh)
+
+
+STATIONARY = ("ring", "all_gather")  # schedules by which each process computes with its own queries
 
 
 def _mesh_of(x: Any) -> Any:
@@ -170,6 +199,9 @@ def _layout(call: Call, shards: list[Shard], processes: int) -> Layout | None:
     mask = _mask(call.options)
     if not n_q or not n_k or not q.shape[:-3].numel() or not q.shape[-3]:
         return None
+    columns = call.shard.call["keys of the bias"]
+    if columns not in (None, 1, n_k):
+        raise RedblueError(f"bias must have a column for each of the {n_k:,} keys of all ranks, got {columns:,}")
     for name, n, held in (
         ("q", n_q, [shard.queries for shard in shards]),
         ("k", n_k, [shard.keys for shard in shards]),
@@ -193,16 +225,21 @@ def _layout(call: Call, shards: list[Shard], processes: int) -> Layout | None:
     )
     for rule in planes(mask.rule)[0]:
         rule.pattern(n_q, n_k)  # raises RedblueError if the mask does not fit
-    return chosen(call.schedule, problem, processes, call.placement, mask if mask.lead else None)
+    names = [call.schedule] if call.schedule != "auto" else STATIONARY if columns else network.SCHEDULES
+    return chosen(tuple(names), problem, processes, call.placement, mask if mask.lead else None)
 
 
 @lru_cache(maxsize=32)
 def chosen(
-    schedule: str, problem: Problem, processes: int, placement: str | Placement, per_head: Mask | None
+    schedules: tuple[str, ...],
+    problem: Problem,
+    processes: int,
+    placement: str | Placement,
+    per_head: Mask | None = None,
 ) -> Layout:
-    """The layout of a schedule, or of all for "auto", on which the busiest process moves the fewest words."""
-    names = list(network.SCHEDULES) if schedule == "auto" else [schedule]
-    every = [c for name in names for c in _layouts(name, problem, processes, placement, per_head, schedule != "auto")]
+    """The layout, of these schedules, on which the busiest process moves the fewest words."""
+    required = len(schedules) == 1
+    every = [c for name in schedules for c in _layouts(name, problem, processes, placement, per_head, required)]
     return network.fewest_words(every)
 
 
@@ -225,35 +262,40 @@ class _Attention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        bias: Tensor | None,
         sinks: Tensor | None,
         layout: Layout,
         options: Options,
         group: dist.ProcessGroup,
         failures: Failures,
     ) -> Any:
-        out, lse = run(layout, options, group, failures, {"q": q, "k": k, "v": v})
+        own = options._replace(bias=None if bias is None else bias.detach())
+        out, lse = run(layout, Operations(layout, own, q.dtype, q.device), group, failures, {"q": q, "k": k, "v": v})
         if sinks is not None:
             out, lse = _with_sinks(out, lse, sinks)
-        ctx.save_for_backward(q, k, v, out, lse, sinks)
+        ctx.save_for_backward(q, k, v, out, lse, bias, sinks)
         ctx.call = layout, options, group, failures
         ctx.set_materialize_grads(False)
         return out, lse[..., 0]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:  # pyright: ignore
-        q, k, v, out, lse, sinks = ctx.saved_tensors
+        q, k, v, out, lse, bias, sinks = ctx.saved_tensors
         layout, options, group, failures = ctx.call
         dout = torch.zeros_like(out) if dout is None else dout
         delta = (dout.to(lse.dtype) * out).sum(-1, keepdim=True)
         if dlse is not None:
             delta -= dlse[..., None]
         inputs = {"q": q, "k": k, "v": v, "dout": dout, "lse": lse, "delta": delta}
-        dq, dk, dv = run(backward_of(layout), options, group, failures, inputs)
+        layout, own = backward_of(layout), options._replace(bias=bias)
+        operations = Operations(layout, own, q.dtype, q.device, bias_gradient=ctx.needs_input_grad[3])
+        dq, dk, dv = run(layout, operations, group, failures, inputs)
+        dbias = None if operations.dbias is None else operations.dbias.to(bias.dtype)
         dsinks = None
-        if sinks is not None and ctx.needs_input_grad[3]:
+        if sinks is not None and ctx.needs_input_grad[4]:
             share = torch.where(lse == float("-inf"), 0.0, (sinks.to(lse.dtype)[:, None, None] - lse).exp())
             dsinks = -(share * delta).sum((0, 2, 3)).to(sinks.dtype)
-        return dq, dk, dv, dsinks, *[None] * 4
+        return dq, dk, dv, dbias, dsinks, *[None] * 4
 
 
 @lru_cache(maxsize=32)
@@ -275,11 +317,13 @@ def backward_of(layout: Layout) -> Layout:
 
 
 def run(
-    layout: Layout, options: Options, group: dist.ProcessGroup, failures: Failures, arrays: dict[str, Tensor]
+    layout: Layout,
+    operations: Operations,
+    group: dist.ProcessGroup,
+    failures: Failures,
+    arrays: dict[str, Tensor],
 ) -> tuple[Tensor, ...]:
     """Run a layout's program in this process. arrays: (batch, heads, own rows, columns), by name."""
-    q = arrays["q"]
-    operations = Operations(layout, options._replace(sinks=None), q.dtype, q.device)
     process = Process(group, operations.table, operations.empty, failures)
     rank = process.rank
     with torch.no_grad():

@@ -100,7 +100,7 @@ class Process(Network):
         return self.tensors[name]
 
     def apply(
-        self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Name, Shape], /, **details: Any
+        self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Any, Shape], /, **details: Any
     ) -> None:
         if process != self.rank:
             return

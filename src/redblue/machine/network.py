@@ -63,7 +63,7 @@ class Network(ABC):
 
     @abstractmethod
     def apply(
-        self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Name, Shape], /, **details: Any
+        self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Any, Shape], /, **details: Any
     ) -> None:
         """Compute blocks of a process from others that it holds. A block that is written replaces that of its name."""
 
@@ -144,7 +144,7 @@ class CountingNetwork(Network):
             self.hold(target, name, shape)
 
     def apply(
-        self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Name, Shape], /, **details: Any
+        self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Any, Shape], /, **details: Any
     ) -> None:
         for name in reads:
             self.shape(process, name)
@@ -193,7 +193,7 @@ class NumericNetwork(CountingNetwork):
             self.arrays[target][name] = array.copy()
 
     def apply(
-        self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Name, Shape], /, **details: Any
+        self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Any, Shape], /, **details: Any
     ) -> None:
         shapes = {name: self.shape(process, name) for name in reads}
         arrays = {name: self.arrays[process][name] for name in reads}

@@ -10,6 +10,7 @@ from redblue.masks.numbers import Numbers
 from redblue.masks.patterns import spans
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.selected import Selection
+from redblue.masks.rules.arrays import Csr
 from redblue.masks.rules.bands import Window
 from redblue.masks.rules.rule import Rule, Sizes, check_sizes
 from redblue.masks.rules.stack import Stack, planes
@@ -40,20 +41,20 @@ class Selected(Rule):
 def selected(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: int) -> Rule | None:
     """The rule among these queries and keys, ascending positions below n_q and n_k. None: no pair attends.
 
-    A full rule is returned for a part in which every pair attends: kernels then test no pair.
+    For a part in which every pair attends, it is the full rule: kernels then test no pair.
     """
     if isinstance(rule, Stack):
         rules = [selected(each, queries, keys, n_q, n_k) for each in rule.rules]
         if all(each is None for each in rules):
             return None
-        nothing = Window(0, 0) if not len(queries) else _nothing(len(queries), len(keys))
+        nothing = Csr.of(np.zeros(len(queries) + 1, np.int64), np.zeros(0, np.int64), len(keys))
         by_plane = planes(rule)[1]
         kept = [nothing if rules[i] is None else rules[i] for i in by_plane.ravel()]
         return Stack.of([each for each in kept if each is not None], rule.shape)
     if not len(queries) or not len(keys):
         return None
     if rule.is_full:
-        return rule
+        return Window()
     pattern = Selection(len(queries), len(keys), rule.pattern(n_q, n_k), queries, keys)
     panels = spans.arange(-(-len(queries) // 64)) * 64
     stops = np.minimum(panels + 64, len(queries))
@@ -62,13 +63,6 @@ def selected(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: i
     if np.array_equal(pattern.inner(panels, stops), spans.all_keys(len(panels), len(keys))):
         return Window()
     return Selected(rule, Numbers(queries), Numbers(keys), n_q, n_k)
-
-
-def _nothing(n_q: int, n_k: int) -> Rule:
-    """The rule in which no pair attends."""
-    from redblue.masks.rules.arrays import Csr
-
-    return Csr.of(np.zeros(n_q + 1, np.int64), np.zeros(0, np.int64), n_k)
 
 
 def attended_keys(rule: Rule, queries: np.ndarray, n_q: int, n_k: int) -> np.ndarray:

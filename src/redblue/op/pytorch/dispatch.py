@@ -55,18 +55,26 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
 
 
 def attention_backward(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options, dlse: Tensor | None = None
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and delta, the row sums of dout * out, from the outputs of `attention` for tensors of four dimensions.
 
     out and lse may also be the merged outputs of several calls on parts of the keys: the gradients are then those of
     this part. Dropout needs the seed of the forward pass. A bias gets no gradient. Nothing is broadcast.
     """
+    dq, dk, dv, _, delta = gradients(dout, None, q, k, v, out, lse, options, bias_gradient=False)
+    return dq, dk, dv, delta
+
+
+def gradients(
+    dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options, bias_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, dbias and delta, the row sums of dout * out - dlse; otherwise as `attention_backward`."""
     options = checked(options)
-    if options.positions is not None:
-        _check_tensors({"q": q, "k": k, "v": v})
-        options = options._replace(positions=packed(q, k, v, options))
     tensors = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    if options.positions is not None:
+        _check_tensors(tensors)
+        options = options._replace(positions=packed(q, k, v, options))
     _check_tensors(tensors | {name: x for name, _, x in options.present_arrays()})
     mask = options.mask  # held while its name is in use
     options = options.with_mask(mask_argument(mask, options.schedule, False))
@@ -74,8 +82,7 @@ def attention_backward(
         raise RedblueError("seed must be that of the forward pass: without it, other probabilities would be dropped")
     options = options._replace(seed=drawn_seed(q, options.seed) if options.dropout else None)
     with torch.no_grad():
-        dq, dk, dv, _, delta = ops.backward_op(dout, dlse, q, k, v, out, lse, *options.for_backward.flat, False)
-    return dq, dk, dv, delta
+        return ops.backward_op(dout, dlse, q, k, v, out, lse, *options.for_backward.flat, bias_gradient)
 
 
 def _expanded(q: Tensor, k: Tensor, v: Tensor, plain: bool) -> tuple[Tensor, Tensor, Tensor]:

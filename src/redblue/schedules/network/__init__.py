@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from redblue.base.dtypes import BYTES_PER_WORD, sum_dtype
-from redblue.base.errors import RedblueError, UnknownName
+from redblue.base.errors import UnknownName
 from redblue.machine.network import CountingNetwork, Network, Shape, Traffic
 from redblue.masks import Mask
 from redblue.problem import Problem
@@ -98,11 +98,8 @@ def fewest_words(candidates: list[Layout]) -> Layout:
 
 
 def run(net: Network, c: Layout) -> None:
-    """Run the program of the problem's direction. Raises RedblueError for another direction."""
-    programs = {"forward": program.forward, "backward": program.backward}
-    if c.problem.direction not in programs:
-        raise RedblueError(f"network schedules have the directions forward and backward, not {c.problem.direction}")
-    programs[c.problem.direction](net, c)
+    """Run the program of the problem's direction."""
+    {"forward": program.forward, "backward": program.backward}[c.problem.direction](net, c)
 
 
 INPUTS = {"forward": ("q", "k", "v"), "backward": ("q", "k", "v", "dout", "lse", "delta")}

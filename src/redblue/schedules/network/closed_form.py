@@ -37,7 +37,7 @@ def words(c: Layout) -> Words:
     queries = np.bincount(row, own, grid.rows).astype(np.int64)[row]  # of a process's row
     keys = np.bincount(col, own_keys, grid.cols).astype(np.int64)[col]  # of its column
     node = np.bincount(row * grid.cols + col, own_keys, grid.rows * grid.cols).astype(np.int64).reshape(grid.rows, -1)
-    unit, before, after = (node[(row + i) % grid.rows, col] for i in (0, -1, 1))
+    before, after = (node[(row + i) % grid.rows, col] for i in (-1, 1))
     asked_width = sum(c.width(array, grid.head_parts) for array in asked)
     result_width = sum(c.width(array, grid.head_parts) for array in results)
     key_width = sum(c.width(array, c.kv_parts) for array in ("k", "v"))

@@ -76,10 +76,10 @@ class Layout:
 
     queries, keys: the placements of the two sequences. travel: how keys come to a process of a grid with several rows:
     "ring", from the row before, one unit after another; "direct", from their owners, one unit after another; "gather",
-    from their owners, all at once, and they stay. per_head: a mask with planes for batch entries and heads, in the place
-    of the problem's.
+    from their owners, all at once, and they stay. per_head: a mask with planes for batch entries and heads, in
+    the place of the problem's.
 
-    Raises RedblueError if the heads cannot be divided into the parts.
+    Raises RedblueError if the heads cannot be divided into the parts, and for the direction gradient_x.
     """
 
     problem: Problem
@@ -90,6 +90,9 @@ class Layout:
     per_head: Mask | None = None
 
     def __post_init__(self) -> None:
+        direction = self.problem.direction
+        if direction not in ("forward", "backward"):
+            raise RedblueError(f"network schedules have the directions forward and backward, not {direction}")
         if not self.grid.divides(self.problem):
             parts, heads, kv_heads = self.grid.head_parts, self.problem.heads, self.problem.kv_heads
             raise RedblueError(
