@@ -1,64 +1,123 @@
-"""Processes of torch.distributed over gloo that live as long as a test session and run functions of test modules."""
+"""Processes of torch.distributed over gloo that run functions of test modules.
+
+One server imports what all of them need, once in a test session, and forks them.
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import pickle
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing.connection import Client, Listener
+from functools import lru_cache
+from multiprocessing.connection import Client, Listener, wait
 from pathlib import Path
 from typing import Any
 
 
-def serve(rank: int, size: int, folder: str, timeout_seconds: float) -> None:
-    """The life of one process: run what comes, until None comes."""
+def serve(rank: int, size: int, folder: str, store: str, timeout_seconds: float) -> None:
+    """The life of one process: run what comes, until None comes. store: a file's path, or a TCP port of rank 0."""
     import torch
     import torch.distributed as dist
 
     connection = Client(str(Path(folder) / f"rank-{rank}"))
+    connection.send(os.getpid())
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_seconds))
+    if store.isdigit():
+        meeting: Any = dist.TCPStore("127.0.0.1", int(store), size, rank == 0)
+    else:
+        meeting = dist.FileStore(store, size)
+    timeout = timedelta(seconds=timeout_seconds)
+    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=timeout)
     while (task := connection.recv()) is not None:
         function, arguments = pickle.loads(task)
         try:
             result = True, function(*arguments)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             result = False, (type(error).__name__, str(error), traceback.format_exc())
         connection.send(result)
     dist.destroy_process_group()
 
 
-class Processes:
-    """`size` processes. A failure in one of them is returned by `outcomes`, and raised by `run`."""
+def fork_all() -> None:
+    """The life of the server: fork one process for each line, which holds the arguments of `serve`."""
+    from support import distributed_calls  # noqa: F401
 
-    def __init__(self, size: int, timeout_seconds: float = 60.0) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that none becomes a zombie
+    for line in sys.stdin:
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            serve(*json.loads(line))
+            return
+
+
+@lru_cache(1)
+def _server() -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "support.processes"]
+    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, text=True, bufsize=1)
+    atexit.register(server.communicate)
+    return server
+
+
+class Processes:
+    """`size` processes. A failure in one of them is returned by `outcomes`, and raised by `run`.
+
+    store: "file", or "tcp" for a store in the process of rank 0.
+    """
+
+    def __init__(self, size: int, timeout_seconds: float = 60.0, store: str = "file") -> None:
         self.size = size
         self.folder = tempfile.TemporaryDirectory()
+        meeting = str(Path(self.folder.name) / "store") if store == "file" else str(_free_port())
         listeners = [Listener(str(Path(self.folder.name) / f"rank-{rank}")) for rank in range(size)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "support.processes", *map(str, (rank, size, self.folder.name, timeout_seconds))],
-                env=environment,
-            )
-            for rank in range(size)
-        ]
+        requests = _server().stdin
+        assert requests is not None
+        for rank in range(size):
+            print(json.dumps([rank, size, self.folder.name, meeting, timeout_seconds]), file=requests)
         self.connections = [listener.accept() for listener in listeners]
+        self.pids = [connection.recv() for connection in self.connections]
         for listener in listeners:
             listener.close()
 
-    def outcomes(self, function: Any, *arguments: Any, wait_seconds: float = 120.0) -> list[Any]:
-        """(whether it succeeded, the result or (error type, message, traceback)) of each process; None: it died."""
+    def start(self, function: Any, *arguments: Any) -> None:
+        """Let all processes run function(*arguments)."""
         task = pickle.dumps((function, arguments))
         for connection in self.connections:
-            connection.send(task)
-        return [_outcome(connection, wait_seconds) for connection in self.connections]
+            with suppress(OSError):  # its process died
+                connection.send(task)
+
+    def finish(self, wait_seconds: float = 120.0, connections: Sequence[Any] | None = None) -> list[Any]:
+        """(whether it succeeded, the result or (error type, message, traceback)) of each process; None: it died.
+
+        connections: of the processes that are waited for; None: of all.
+        """
+        running = list(self.connections if connections is None else connections)
+        results: dict[Any, Any] = dict.fromkeys(running, (False, ("Hung", "", "")))
+        end = time.monotonic() + wait_seconds
+        while running and (ready := wait(running, end - time.monotonic())):
+            for connection in ready:
+                running.remove(connection)
+                try:
+                    results[connection] = connection.recv()  # pyright: ignore
+                except (EOFError, OSError):
+                    results[connection] = None
+        return list(results.values())
+
+    def outcomes(self, function: Any, *arguments: Any, wait_seconds: float = 120.0) -> list[Any]:
+        """What `finish` returns for function(*arguments)."""
+        self.start(function, *arguments)
+        return self.finish(wait_seconds)
 
     def run(self, function: Any, *arguments: Any) -> list[Any]:
         """The results of function(*arguments) in all processes, by rank."""
@@ -68,27 +127,40 @@ class Processes:
                 raise AssertionError(f"rank {rank}: {outcome and outcome[1][2]}")
         return [result for _, result in outcomes]
 
+    def living(self) -> list[int]:
+        """The processes that exist, zombies included."""
+        return [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]
+
     def close(self) -> None:
+        """End all processes, those that are stopped too. Raises AssertionError if some do not end."""
         for connection in self.connections:
             with suppress(OSError):  # its process died
                 connection.send(None)
-        for process in self.processes:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._signal(signal.SIGCONT)
+        if self._stay(10):
+            self._signal(signal.SIGKILL)
+            assert not self._stay(10), f"processes {self.living()} do not end"
         for connection in self.connections:
             connection.close()
         self.folder.cleanup()
 
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self.living():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
-def _outcome(connection: Any, wait_seconds: float) -> Any:
-    try:
-        return connection.recv() if connection.poll(wait_seconds) else (False, ("Hung", "", ""))
-    except EOFError:
-        return None
+    def _stay(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while self.living() and time.monotonic() < end:
+            time.sleep(0.02)
+        return bool(self.living())
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
+    fork_all()

@@ -81,8 +81,7 @@ def _all_records(
         works = dist.batch_isend_irecv(operations)
     waited = zip([*others, *others] if len(works) == len(operations) else others[:1] * len(works), works, strict=True)
     for other, work in waited:
-        with failures.named(other):
-            work.wait()
+        failures.wait(work, other)
     buffers[rank] = own
     return [json.loads(bytes(buffers[other].cpu().numpy()).rstrip(b"\0")) for other in range(size)]
 

@@ -1,23 +1,39 @@
 """Failures of other processes: errors that name the rank that died or stalled.
 
 A process that waits for another one in vain cannot know whether that one failed, or itself waits in vain. So each
-process that gives up writes down the rank that it waited for, where all can read it, and follows what others wrote down
-to a rank that wrote nothing.
+process that waits for long writes down the rank that it waits for, where all can read it, and follows what others wrote
+down to a rank that wrote nothing. The store of these notes may live in a process that fails, so the notes are read
+while it lives, and no process depends on its answer.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from redblue.base.errors import RedblueError
+from redblue.distributed.background import Background
 
-GRACE_SECONDS = 2.0  # how long a process waits for another one's note: both give up at about the same time
+TICK_SECONDS = 0.5  # between looks at the notes, during a wait
+GRACE_SECONDS = 1.0  # how long the store may take to answer
+
+
+class _Local(threading.local):
+    """The thread that waits in the place of a thread of the user."""
+
+    def __init__(self) -> None:
+        self.waits = Background()
+
+
+_local, _notes = _Local(), Background()
 
 
 class ProcessFailed(RuntimeError):
@@ -29,12 +45,41 @@ class ProcessFailed(RuntimeError):
 
 
 class Failures:
-    """Notes about failed waits of one call. call: the number of the call in this group, the same in all processes."""
+    """Waits for messages of a group's processes."""
 
-    def __init__(self, group: dist.ProcessGroup, call: int) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        name = getattr(group, "group_name", "")
-        self.prefix = f"redblue/{name}/{call}"
+        self.prefix = f"redblue/{getattr(group, 'group_name', '')}"
+        self.on_host = dist.get_backend(group) == "gloo"  # other backends' waits order streams, and return at once
+        self.host = _rank_of_store(group)
+        self.known: dict[int, int] = {}  # for whom the ranks waited when this process last looked
+
+    def wait(self, work: Any, rank: int) -> None:
+        """Wait for a message from or to a rank. Raises ProcessFailed, which names the rank that failed."""
+        with self.named(rank):
+            if not self.on_host:
+                work.wait()
+                return
+            waiting = _local.waits.start(work.wait)
+            try:
+                self._watch(waiting, rank)
+            finally:
+                if not waiting.done():  # interrupted
+                    _local.waits.abandon()
+
+    def _watch(self, waiting: Future[Any], rank: int) -> None:
+        noted: Future[Any] | None = None
+        while True:
+            try:
+                waiting.result(TICK_SECONDS)
+                break
+            except TimeoutError:
+                if waiting.done():
+                    raise
+            if noted is None or noted.done():
+                noted = _notes.start(lambda: self._look(rank))
+        if noted is not None:
+            _notes.start(lambda: _store().delete_key(self._key(self.rank)))
 
     @contextmanager
     def named(self, *ranks: int) -> Iterator[None]:
@@ -44,35 +89,78 @@ class Failures:
         except RedblueError:
             raise
         except RuntimeError as error:
-            suspect = self._culprit(next((rank for rank in ranks if rank != self.rank), self.rank))
+            rank = self._culprit(next((rank for rank in ranks if rank != self.rank), self.rank))
             raise ProcessFailed(
-                suspect,
-                f"rank {suspect} died, or did not answer within the group's timeout (rank {self.rank} waited for ranks "
+                rank,
+                f"rank {rank} died, or did not answer within the group's timeout (rank {self.rank} waited for ranks "
                 f"{sorted(set(ranks))}): start the processes again, or give init_process_group a longer timeout. "
                 f"{error}",
             ) from error
 
     def _culprit(self, suspect: int) -> int:
-        """Follow the notes from the rank that this process waited for to a rank that wrote none."""
-        try:
-            store = distributed_c10d._get_default_store()
-            store.set(f"{self.prefix}/{self.rank}", str(suspect))
-            seen = {self.rank}
-            while suspect not in seen:
-                seen.add(suspect)
-                note = self._note(store, suspect)
-                if note is None:
-                    return suspect
-                suspect = note
-        except Exception:  # the store lives in a process that failed
-            return suspect
-        return suspect
+        """The rank that failed: the end of the notes that begin at the rank that this process waited for."""
+        found = _answer(lambda: self._look(suspect, wait_seconds=GRACE_SECONDS / 2))
+        if found is None and suspect not in self.known and self.host is not None:
+            return self.host  # the process that hosts the store does not answer
+        if self.host == self.rank:
+            time.sleep(2 * TICK_SECONDS)  # other processes must see this one's note before the store may go
+        return self._end(suspect)
 
-    def _note(self, store: distributed_c10d.Store, rank: int) -> int | None:
-        key, end = f"{self.prefix}/{rank}", time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < end:
-            if store.check([key]):
-                store.set_timeout(timedelta(seconds=GRACE_SECONDS))
-                return int(store.get(key))
-            time.sleep(0.02)
+    def _look(self, suspect: int, wait_seconds: float = 0.0) -> bool:
+        """Write down for whom this process waits, and read what the others wrote down."""
+        store = _store()
+        store.set(self._key(self.rank), str(suspect))
+        end = time.monotonic() + wait_seconds
+        known: dict[int, int] = {}
+        rank = suspect
+        while rank not in known and rank != self.rank:
+            while not (noted := store.check([self._key(rank)])) and time.monotonic() < end:
+                time.sleep(0.02)
+            if not noted:
+                break
+            known[rank] = int(store.get(self._key(rank)))
+            rank = known[rank]
+        self.known = known
+        return True
+
+    def _end(self, rank: int) -> int:
+        seen = {self.rank}
+        while rank not in seen and rank in self.known:
+            seen.add(rank)
+            rank = self.known[rank]
+        return rank
+
+    def _key(self, rank: int) -> str:
+        return f"{self.prefix}/{rank}"
+
+
+def _answer(ask: Callable[[], bool]) -> bool | None:
+    """The answer of the store; None: it does not answer, because the process where it lives failed."""
+    try:
+        return _notes.start(ask).result(2 * GRACE_SECONDS)
+    except Exception:
+        _notes.abandon()
         return None
+
+
+def _store() -> distributed_c10d.Store:
+    return distributed_c10d._get_default_store()
+
+
+def _rank_of_store(group: dist.ProcessGroup) -> int | None:
+    """The rank of the process where the store lives; None if it lives in none of them: in a file, or in torchrun."""
+    store: Any = _store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    return dist.get_group_rank(group, 0) if 0 in dist.get_process_group_ranks(group) else None
+
+
+def _after_fork() -> None:
+    """Forget threads, which a child process does not have."""
+    global _local, _notes
+    _local, _notes = _Local(), Background()
+
+
+os.register_at_fork(after_in_child=_after_fork)

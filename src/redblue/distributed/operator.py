@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import lru_cache
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -63,7 +61,7 @@ def attention(
     one, and ProcessFailed, with the rank, if a process died or does not answer within the group's timeout.
     """
     processes = group_of(_mesh_of(q) if group is None and is_distributed(q) else group)
-    failures = Failures(processes, _next_call(processes))
+    failures = Failures(processes)
     call: Any = None
     try:
         call = _checked(q, k, v, mask, placement, schedule, return_lse, options, processes)
@@ -349,13 +347,3 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
     """The outputs with one more score per head, which has no value."""
     total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None, None])
     return (out * (lse - total).exp()).to(out.dtype), total
-
-
-_calls: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
-
-
-def _next_call(group: Any) -> int:
-    """The number of this call in its group, the same in all processes."""
-    counter = _calls.setdefault(group, Counter())
-    counter["calls"] += 1
-    return counter["calls"]

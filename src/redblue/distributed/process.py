@@ -96,8 +96,7 @@ class Process(Network):
         """A block; waits until it has arrived."""
         if name in self.arriving:
             work, source = self.arriving.pop(name)
-            with self.failures.named(source):
-                work.wait()
+            self.failures.wait(work, source)
         return self.tensors[name]
 
     def apply(
@@ -123,6 +122,5 @@ class Process(Network):
     def finish(self) -> None:
         """Wait until everything that this process sent has left."""
         for work, target, _ in self.leaving:
-            with self.failures.named(target):
-                work.wait()
+            self.failures.wait(work, target)
         self.leaving.clear()

@@ -1,0 +1,72 @@
+"""Measure the peak memory of each process of a long attention with a window, as a multiple of its parts.
+
+Usage: python -m benchmarks.network.memory [--n 1048576] [--window 4096] [--processes 4] [--schedule auto] [--json PATH]
+
+A process's parts are its rows of q, k, v and out. Its peak is the rise of its resident memory, from before the tensors
+are made to the highest value until the call has returned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.network import local
+
+D = 64
+
+
+def measure(n: int, window: int, schedule: str) -> dict[str, float]:
+    """The bytes of this process's parts, its peak over the start, and the seconds of the call."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+
+    import redblue as rb
+    from redblue import distributed
+
+    def call(n: int, window: int) -> int:
+        rows = len(range(dist.get_rank(), n, dist.get_world_size()))
+        q, k, v = (torch.randn(1, 1, rows, D) for _ in range(3))
+        out = distributed.attention(q, k, v, mask=rb.Mask.sliding_window(window), schedule=schedule)
+        return sum(x.nbytes for x in (q, k, v, out))
+
+    call(1024, 16)  # libraries are loaded, connections are open
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    begin = time.perf_counter()
+    parts = call(n, window)
+    return {"parts_bytes": parts, "peak_bytes": resident("VmHWM") - before, "seconds": time.perf_counter() - begin}
+
+
+def resident(field: str) -> int:
+    """Bytes of resident memory: VmRSS now, VmHWM at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--n", type=int, default=1 << 20, help="tokens")
+    parser.add_argument("--window", type=int, default=4096)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--schedule", default="auto")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    given = parser.parse_args()
+    found: list[dict[str, Any]] = local.run(measure, given.processes, given.n, given.window, given.schedule)
+    for rank, row in enumerate(found):
+        row["peak_over_parts"] = round(row["peak_bytes"] / row["parts_bytes"], 3)
+        print(
+            f"rank {rank}: parts {row['parts_bytes'] / 2**20:.0f} MiB, peak {row['peak_bytes'] / 2**20:.0f} MiB, "
+            f"x {row['peak_over_parts']:.2f}, {row['seconds']:.1f} s"
+        )
+    if given.json:
+        about = {"date": datetime.date.today().isoformat(), "n": given.n, "window": given.window, "d": D}
+        given.json.write_text(json.dumps(about | {"processes": found}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""One process of `benchmarks.network.wire`: it runs each case, and rank 0 prints the results of all as JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports]
+import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+
+import redblue as rb
+from benchmarks.network.links import INTERFACE
+from redblue.distributed import operator
+from redblue.distributed.failures import Failures
+from redblue.distributed.operations import Operations
+from redblue.distributed.process import Process
+from redblue.kernels.options import Options
+from redblue.machine.network import Message, Shape
+from redblue.problem import Problem
+from redblue.schedules import network
+from redblue.schedules.network.layout import Layout
+
+
+class Alone(Process):
+    """A process that computes the same blocks, with zeros in the place of what others would send."""
+
+    def exchange(self, messages: Sequence[Message]) -> None:
+        for source, target, name, rows in messages:
+            if len(rows) and target == self.rank and source != self.rank:
+                tensor = self.empty(name, len(rows)).zero_()
+                self.put(name, Shape(rows, tensor.numel() // len(rows)), tensor)
+
+
+def layout_of(case: dict[str, Any], size: int) -> Layout:
+    mask = rb.Mask.full() if case["mask"] == "full" else getattr(rb.Mask, case["mask"])(*case["mask_arguments"])
+    sizes = {name: case[name] for name in ("d", "heads", "kv_heads", "dtype", "direction")}
+    problem = Problem(n_q=case["n"], n_k=case["n"], mask=mask, **sizes)
+    return operator.chosen((case["schedule"],), problem, size, case["placement"])
+
+
+def inputs(layout: Layout, rank: int) -> dict[str, torch.Tensor]:
+    """Random arrays of this process."""
+    p, rows, generator = layout.problem, layout.queries.lengths[rank], torch.Generator().manual_seed(rank)
+    heads = {"q": p.heads, "k": p.kv_heads, "v": p.kv_heads, "dout": p.heads}
+    arrays = {
+        name: torch.randn(1, h, rows, p.d, generator=generator).to(getattr(torch, p.dtype)) for name, h in heads.items()
+    }
+    sums = torch.zeros(1, p.heads, rows, 1)
+    return arrays | {"lse": sums + 10.0, "delta": sums}
+
+
+def seconds(layout: Layout, arrays: dict[str, torch.Tensor], kind: type[Process]) -> float:
+    """The time until the last process has its results, once all have begun."""
+    dtype = arrays["q"].dtype
+    operations = Operations(layout, Options(), dtype, torch.device("cpu"))
+    group, operator.Process = dist.group.WORLD, kind
+    dist.barrier()
+    begin = time.perf_counter()
+    operator.run(layout, operations, group, Failures(group), arrays)
+    own = time.perf_counter() - begin
+    longest = torch.tensor([own])
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return float(longest)
+
+
+def wire_bytes() -> int:
+    """Bytes that the interface has sent so far, with headers."""
+    return int(Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes").read_text())
+
+
+def measure(case: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """Times and bytes of a case; the bytes of all processes, by rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    layout = layout_of(case, size)
+    arrays = inputs(layout, rank)
+    seconds(layout, arrays, Process)
+    times: dict[str, list[float]] = {"network": [], "alone": []}
+    sent = []
+    for _ in range(rounds):
+        times["alone"].append(seconds(layout, arrays, Alone))
+        time.sleep(0.05)
+        before = wire_bytes()
+        times["network"].append(seconds(layout, arrays, Process))
+        time.sleep(0.05)  # the last packets have left
+        sent.append(wire_bytes() - before)
+    counts: list[Any] = [None] * size
+    dist.all_gather_object(counts, statistics.median(sent))
+    counted = network.count(layout)
+    return {
+        **case,
+        "grid": list(layout.grid),
+        "words": counted.traffic.words,
+        "most_bytes": int(max(counted.bytes_sent.max(), counted.bytes_received.max())),
+        "bytes_counted": counted.bytes_sent.tolist(),
+        "bytes_on_wire": counts,
+        "seconds": times["network"],
+        "seconds_alone": times["alone"],
+    }
+
+
+def main(rank: str, size: str, store: str, cases: str, rounds: str) -> None:
+    torch.set_num_threads(1)
+    meeting = dist.FileStore(store, int(size))
+    timeout = timedelta(seconds=300)
+    dist.init_process_group("gloo", store=meeting, rank=int(rank), world_size=int(size), timeout=timeout)
+    results = [measure(case, int(rounds)) for case in json.loads(cases)]
+    if rank == "0":
+        print(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,90 @@
+"""Processes that die or stall: every other process names them within the timeout, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from support import distributed_faults as faults
+from support.processes import Processes
+
+TIMEOUT_SECONDS = 2.0
+SLACK_SECONDS = 30.0  # of a busy computer
+
+
+@contextmanager
+def group(size=4, store="file", timeout_seconds=TIMEOUT_SECONDS):
+    """Processes that are connected; at the end all of them must be gone."""
+    processes = Processes(size, timeout_seconds, store)
+    try:
+        processes.run(faults.call)
+        yield processes
+    finally:
+        processes.close()
+
+
+def check_fault(victim, how, when, store, schedule="ring"):
+    with group(store=store) as processes:
+        processes.start(faults.fail, victim, how, when, schedule)
+        others = [c for rank, c in enumerate(processes.connections) if rank != victim]
+        results = processes.finish(120.0, others)
+    for result in results:
+        assert result is not None
+        succeeded, details = result
+        assert succeeded, details
+        seconds, named = details
+        assert named == victim, results
+        assert seconds < TIMEOUT_SECONDS + SLACK_SECONDS, results
+
+
+FAULTS = [
+    (2, "kill", "within", "tcp"),
+    (0, "kill", "before", "tcp"),
+    (0, "stop", "within", "tcp"),
+    (3, "stop", "before", "file"),
+    (1, "sleep", "backward", "file"),
+]
+
+
+@pytest.mark.parametrize(("victim", "how", "when", "store"), FAULTS)
+def test_every_other_rank_names_the_one_that_failed(victim, how, when, store):
+    check_fault(victim, how, when, store)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("repetition", range(20))
+def test_faults_of_all_kinds(repetition):
+    how, when = ("kill", "stop")[repetition % 2], ("before", "within", "backward")[repetition % 3]
+    store, schedule = ("file", "tcp")[repetition // 2 % 2], ("ring", "mesh", "all_gather")[repetition // 4 % 3]
+    check_fault(repetition % 4, how, when, store, schedule)
+
+
+@pytest.mark.thorough
+def test_failed_calls_leave_no_memory(tmp_path):
+    with group(3, timeout_seconds=60.0) as processes:
+        processes.run(faults.remember_rank)
+        resident = []
+        for number in range(20):
+            results = processes.run(faults.stall_again, str(tmp_path), number)
+            assert [rank for rank, _ in results][::2] == [1, 1]
+            resident.append([size for _, size in results])
+    part_bytes = 4096 * 2 * 64 * 4
+    for first, last in zip(resident[3], resident[-1], strict=True):
+        assert last - first < 8 * part_bytes, resident  # one part in each of 16 calls would be twice as much
+
+
+def test_interrupt_ends_a_wait():
+    with group(3, timeout_seconds=60.0) as processes:
+        processes.start(faults.wait_for_interrupt)
+        time.sleep(2)
+        for pid in processes.pids[1:]:
+            os.kill(pid, signal.SIGINT)
+        outcomes = processes.finish()
+    assert all(outcome is not None and outcome[0] for outcome in outcomes), outcomes
+    assert all(0 < seconds < 3 for _, seconds in outcomes[1:]), outcomes
