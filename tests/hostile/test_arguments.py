@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import redblue as rb
+from redblue import bounds
+from redblue.catalogue import clusters
 from redblue.lab import counts
+from redblue.schedules.network.balance import balance, best_placement
 from redblue.studies import sweep
 
 SECONDS = 20  # far more than any of these calls takes: a call that exceeds it hangs
@@ -96,6 +99,13 @@ def calls():
     yield "list_schedules", Call(rb.list_schedules, {})
     yield "lower_bound", Call(rb.lower_bound, {"problem": PROBLEM, "words": 64})
     yield "lower_bounds", Call(rb.lower_bounds, {"problem": PROBLEM, "words": 64})
+    yield "network_bounds", Call(bounds.network_bounds, {"problem": PROBLEM, "world_size": 2, "words": 128})
+    yield "network_bound", Call(bounds.network_bound, {"problem": PROBLEM, "world_size": 2})
+    yield "balance", Call(balance, {"mask": rb.Mask.causal(), "n": 8, "placement": "zigzag", "world_size": 2})
+    yield "best_placement", Call(best_placement, {"mask": rb.Mask.causal(), "n": 8, "world_size": 2})
+    yield "plan on a cluster", Call(rb.plan, {"problem": PROBLEM, "memory": "2x t4 over pcie-4-x16"})
+    yield "cluster", Call(clusters.cluster, {"text": "2x t4 over pcie-4-x16"})
+    yield "link", Call(clusters.link, {"name": "nvlink-4"})
     yield "measure", Call(rb.measure, {"problem": PROBLEM, "words": 64, "using": "probe"})
     for name, sizes in {
         "attention_graph": {"n": 2, "d": 1},
