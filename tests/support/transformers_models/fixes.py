@@ -22,7 +22,7 @@ def _mrope(*sections: int, **more: Any) -> dict[str, Any]:
 
 
 DETR = {"backbone_config": _resnet, "use_timm_backbone": False, "backbone": None}
-STAGES = {"encoder_in_channels": [32, 64, 128]}
+STAGES = {"encoder_in_channels": [32, 64, 128], "decoder_in_channels": [64, 64, 64]}
 CONFIGS: dict[str, dict[str, Any]] = {
     "AlignVisionConfig": {"width_coefficient": 0.1, "depth_coefficient": 0.1},
     "BltConfig": {"encoder_hash_byte_group_vocab": 100},
@@ -63,7 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "MoonshineStreamingConfig": {"num_key_value_heads": 4},
     "PaddleOCRTextConfig": _mrope(4, 2, 2),
     "PPDocLayoutV2Config": STAGES,
-    "PPDocLayoutV3Config": STAGES,
+    "PPDocLayoutV3Config": STAGES | {"x4_feat_dim": 16},
     "PPDocLayoutV4Config": STAGES,
     "RTDetrConfig": STAGES,
     "RTDetrV2Config": STAGES,
