@@ -99,6 +99,15 @@ def test_simple_masks_stay_simple(rules):
     assert repr(both(FUNCTIONS["bidirectional"], PADDING["right"])[0].mask.plane(1)) == "Mask.prefix(17)"
 
 
+def test_a_mask_that_excludes_nothing_is_none_where_models_expect_it(rules):
+    """As for sdpa. Informer's encoder halves its keys from layer to layer and checks the shape of a mask."""
+    arguments = {"batch_size": 2, "q_length": N, "kv_length": N, "mask_function": hf.bidirectional_mask_function}
+    for padding, is_none in ((None, True), (PADDING["all"], True), (PADDING["left"], False)):
+        mask = redblue_mask(attention_mask=padding, allow_is_bidirectional_skip=True, **arguments)
+        assert (mask is None) == is_none
+        assert redblue_mask(attention_mask=padding, allow_is_bidirectional_skip=False, **arguments) is not None
+
+
 def anti_causal(batch_idx, head_idx, q_idx, kv_idx):
     return (kv_idx >= q_idx) & ((q_idx + kv_idx * (batch_idx + 1)) % 3 != 0)
 

@@ -159,9 +159,15 @@ def _aligned(lengths: np.ndarray, key_lengths: np.ndarray, apart: bool) -> list[
 
 def _computed(call: PackedCall, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
     """The output and the log-sum-exp of a call's sequences, packed as in `attention_varlen`."""
-    q, k, v = (x[rows].swapaxes(0, 1)[None] for x, rows in ((q, call.queries), (k, call.keys), (v, call.keys)))
+    parts = (rows_of(q, call.queries), rows_of(k, call.keys), rows_of(v, call.keys))
+    q, k, v = (x.swapaxes(0, 1)[None] for x in parts)
     out, lse = api.attention(q, k, v, return_lse=True, **call.options)
     return out[0].swapaxes(0, 1), lse[0]
+
+
+def rows_of(x: Any, rows: slice) -> Any:
+    """x[rows]. All rows are x itself, because the gradient of a slice is a copy."""
+    return x if rows.start == 0 and rows.stop == x.shape[0] else x[rows]
 
 
 def _joined(outputs: list[tuple[Any, Any]]) -> tuple[Any, Any]:

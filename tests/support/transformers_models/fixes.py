@@ -22,7 +22,7 @@ def _mrope(*sections: int, **more: Any) -> dict[str, Any]:
 
 
 DETR = {"backbone_config": _resnet, "use_timm_backbone": False, "backbone": None}
-STAGES = {"encoder_in_channels": [512, 1024, 2048]}
+STAGES = {"encoder_in_channels": [32, 64, 128], "decoder_in_channels": [64, 64, 64]}
 CONFIGS: dict[str, dict[str, Any]] = {
     "AlignVisionConfig": {"width_coefficient": 0.1, "depth_coefficient": 0.1},
     "BltConfig": {"encoder_hash_byte_group_vocab": 100},
@@ -35,7 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ConditionalDetrConfig": DETR | {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
     "DeformableDetrConfig": DETR,
     "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"]},
-    "DbrxAttentionConfig": {"rope_theta": 1e4},
+    "DbrxAttentionConfig": {"rope_theta": 1e4, "clip_qkv": 8.0},
     "DetrConfig": DETR | {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
     "Dots1Config": {"n_shared_experts": 1},
     "DFineConfig": STAGES,
@@ -46,6 +46,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "FunAsrNanoAdaptorConfig": {"intermediate_size": 16},
     "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
     "Glm4vMoeTextConfig": _mrope(2, 1, 1, partial_rotary_factor=0.5),
+    "HGNetV2Config": {
+        "stem_channels": [3, 8, 8],
+        "stage_in_channels": [8, 16, 32, 64],
+        "stage_mid_channels": [8, 8, 8, 8],
+        "stage_out_channels": [16, 32, 64, 128],
+        "hidden_sizes": [16, 32, 64, 128],
+    },
     "GraniteSpeech5EncoderConfig": {"context_size": 16},
     "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"]},
@@ -56,7 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "MoonshineStreamingConfig": {"num_key_value_heads": 4},
     "PaddleOCRTextConfig": _mrope(4, 2, 2),
     "PPDocLayoutV2Config": STAGES,
-    "PPDocLayoutV3Config": STAGES,
+    "PPDocLayoutV3Config": STAGES | {"x4_feat_dim": 16},
     "PPDocLayoutV4Config": STAGES,
     "RTDetrConfig": STAGES,
     "RTDetrV2Config": STAGES,
@@ -70,7 +77,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "RecurrentGemmaConfig": {"num_hidden_layers": 3},
     "Step3p7TextConfig": {"sliding_window": 5},
-    "SwinConfig": {"window_size": 2},
+    "SwinConfig": {"window_size": 2, "depths": [1, 1], "num_heads": [2, 2]},
     "XmodConfig": {"default_language": "en_XX"},
 }
 

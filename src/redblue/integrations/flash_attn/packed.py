@@ -21,7 +21,7 @@ from redblue.integrations.flash_attn.arguments import (
 )
 from redblue.integrations.flash_attn.packing import KeyRows, check_longest, check_rows, sequence_lengths
 from redblue.op.checks import check_flag
-from redblue.op.varlen import PackedCall, packed_attention, packed_calls
+from redblue.op.varlen import PackedCall, packed_attention, packed_calls, rows_of
 
 
 def flash_attn_varlen_func(
@@ -114,7 +114,7 @@ class Sequences(NamedTuple):
 def forward(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, options: Any) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp (H, total_q). Rows after the last sequence get 0 and -inf."""
     used = int(sequences.lengths.sum())
-    out, lse = packed_attention(q[:used], k, v, sequences.lengths, sequences.keys.lengths, options)
+    out, lse = packed_attention(rows_of(q, slice(0, used)), k, v, sequences.lengths, sequences.keys.lengths, options)
     if (left := q.shape[0] - used) > 0:
         out = functional.pad(out, (0, 0, 0, 0, 0, left))
         lse = functional.pad(lse, (0, left), value=float("-inf"))

@@ -11,7 +11,7 @@ from torch import Tensor
 from redblue.base.errors import RedblueError
 from redblue.integrations.flash_attn.arguments import integer
 from redblue.masks.numbers import whole
-from redblue.op.varlen import lengths_of
+from redblue.op.varlen import lengths_of, rows_of
 
 
 def numbers(name: str, values: Any, count: int | None = None) -> np.ndarray:
@@ -80,7 +80,7 @@ class KeyRows:
     def packed(self, x: Tensor) -> Tensor:
         """The keys' rows of k or v, one sequence behind the other; a view if they lie in this order."""
         if self.block_table is None and self._in_place:
-            return x[: self.total]
+            return rows_of(x, slice(0, self.total))
         sequences = np.repeat(np.arange(len(self.lengths)), self.lengths)
         within = np.arange(len(sequences)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
         positions = within + self.firsts[sequences]
