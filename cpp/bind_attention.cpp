@@ -304,6 +304,10 @@ void bind_attention(nb::module_& m) {
   bind_paged_call(m);
   m.def("attention_paged", run_paged, "isa"_a, "call"_a);
   m.def("shared_nodes", nodes_of, "call"_a);
+  m.def(
+      "same_bytes",
+      [](Address a, Address b, std::size_t bytes) { return !std::memcmp(pointer<void>(a), pointer<void>(b), bytes); },
+      "a"_a, "b"_a, "bytes"_a);
   m.def("attention_forward", run_pass<redblue::forward>, "isa"_a, "call"_a);
   m.def("attention_backward", run_pass<redblue::backward>, "isa"_a, "call"_a);
   m.def("use_openmp_of", &redblue::use_openmp_of, "path"_a);

@@ -2,15 +2,28 @@
 // along the features in the products, so that nothing is packed, and along the keys in the softmax. Included once
 // inside each target region (vector/region.h).
 
-// The sums of neighbouring lanes: those of a in the first half, those of b in the second. Combining L vectors pairwise
-// in this way gives one vector whose lanes are the sums of the L vectors, in order.
-template <class T>
-inline V<T> sums_of_pairs(V<T> a, V<T> b) {
-  constexpr int L = kLanesOf<T>;
-  V<std::conditional_t<sizeof(T) == 8, long long, int>> even, odd;
+// One step of summing the lanes of L vectors. a and b are the results of the step before, each for N vectors. After the
+// steps for N = 1, 2, .. L / 2, lane i is the sum of the i-th vector. At first, lanes stay within their 16 bytes, which
+// is the cheapest shuffle; then whole 16 bytes move.
+template <class T, int N>
+inline V<T> sums_of_groups(V<T> a, V<T> b) {
+  constexpr int L = kLanesOf<T>, kBlock = 16 / sizeof(T);
+  constexpr bool kWithin = N < kBlock;
+  constexpr int kSize = kWithin ? N : kBlock, kReach = kWithin ? kBlock : L;  // lanes that move together, and how far
+  constexpr int kHalf = kReach / kSize / 2;
+  V<std::conditional_t<sizeof(T) == 8, long long, int>> first, second;
 #pragma GCC unroll 16
-  for (int lane = 0; lane < L; lane++) even[lane] = 2 * lane, odd[lane] = 2 * lane + 1;
-  return shuffle(a, b, even) + shuffle(a, b, odd);
+  for (int lane = 0; lane < L; lane++) {
+    const int group = lane % kReach / kSize, base = lane - lane % kReach + lane % kSize;
+    if constexpr (kWithin) {  // the first and the second half of the groups, those of a and b in turns
+      first[lane] = group % 2 * L + base + group / 2 * kSize;
+      second[lane] = first[lane] + kHalf * kSize;
+    } else {  // the even and the odd groups, those of a before those of b
+      first[lane] = group / kHalf * L + base + group % kHalf * 2 * kSize;
+      second[lane] = first[lane] + kSize;
+    }
+  }
+  return shuffle(a, b, first) + shuffle(a, b, second);
 }
 
 // q . k[key] for N keys from `key` on; each dot product is spread over L / N lanes of partial sums. Keys are read in
@@ -19,7 +32,7 @@ template <class T, int N, class Sum, class Row, class Fetched>
 inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const Sum* q, Fetched& ahead) {
   if constexpr (N > 1) {
     const V<Sum> first = dots_of<T, N / 2>(key, last, columns, k_row, q, ahead);
-    return sums_of_pairs<Sum>(first, dots_of<T, N / 2>(key + N / 2, last, columns, k_row, q, ahead));
+    return sums_of_groups<Sum, N / 2>(first, dots_of<T, N / 2>(key + N / 2, last, columns, k_row, q, ahead));
   } else {
     constexpr int L = kLanesOf<Sum>;
     const T *const from = k_row(std::min(key, last)), *const later = k_row.later(std::min(key, last));
@@ -46,7 +59,7 @@ inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const
 template <int N, class Sum>
 inline V<Sum> sums_of_each(const V<Sum>* x) {
   if constexpr (N == 1) return *x;
-  else return sums_of_pairs<Sum>(sums_of_each<N / 2, Sum>(x), sums_of_each<N / 2, Sum>(x + N / 2));
+  else return sums_of_groups<Sum, N / 2>(sums_of_each<N / 2, Sum>(x), sums_of_each<N / 2, Sum>(x + N / 2));
 }
 
 // The vectors of one multiply-add: L numbers of K, widened, and of a query as sums;
@@ -74,6 +87,15 @@ struct PairDots {
 };
 #endif
 
+// Adds the products of the last columns, from c on, to the dot products of keys and queries. A function of its own, so
+// that the vectors of dots_of_block stay in registers.
+template <class D, int K, int L, class T, class Sum>
+__attribute__((noinline)) void add_last_columns(long c, long columns, const T* const* from,
+                                                const typename D::Query* q, long length, Sum* results) {
+  for (; c < columns; c++)
+    for (int x = 0; x < L; x++) results[x] += Sum(widen(from[x % K][c])) * D::as_sum(q[x / K * length + c]);
+}
+
 // scores[r][key] = q[r] . k[key] for R rows and L / R keys from `key` on: a vector of K serves all rows.
 // lines: fetched for every vector of K's columns.
 template <class T, int R, class D, class Sum, class Row, class Fetched>
@@ -98,10 +120,9 @@ inline void dots_of_block(long key, long last, long columns, const Row& k_row, c
 #pragma GCC unroll 16
         for (int k = 0; k < K; k++) sums[r * K + k] = D::add(numbers[k], q + r * length + c, sums[r * K + k]);
     }
-  for (; c < columns; c++)
-    for (int x = 0; x < L; x++) sums[x][0] += Sum(widen(from[x % K][c])) * D::as_sum(q[x / K * length + c]);
   Sum results[L];
   store(results, sums_of_each<L, Sum>(sums));
+  if (c < columns) add_last_columns<D, K, L>(c, columns, from, q, length, results);
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) std::memcpy(scores + r * cols + key, results + r * K, K * sizeof(Sum));
 }
@@ -109,7 +130,8 @@ template <class T, int R, class D, class Sum, class Row, class Fetched>
 inline void dots_of_vector(long key, long last, long columns, const Row& k_row, const typename D::Query* q, long length,
                            Sum* scores, long cols, Fetched& ahead, long passes) {
   constexpr int L = kLanesOf<Sum>;
-  const long lines = (L / R * D::kNumbers / Fetched::kLine + passes - 1) / passes;
+  constexpr long kLines = L / R * D::kNumbers / Fetched::kLine;
+  const long lines = passes == 1 ? kLines : (kLines + passes - 1) / passes;
   for (long at = key; at < key + L; at += L / R)
     dots_of_block<T, R, D>(at, last, columns, k_row, q, length, scores, cols, ahead, lines);
 }
@@ -202,7 +224,7 @@ inline void softmax_of_row(long keys, Sum factor, Sum* scores, Sum& row_max, Sum
   V<Sum> tops = splat(row_max), sums = {};
   for (long key = 0; key < keys; key += L) tops = larger<Sum>(load(scores + key), tops);
   const Sum old = row_max;
-  for (int lane = 0; lane < L; lane++) row_max = std::max(row_max, tops[lane]);
+  row_max = folded(tops, [&](V<Sum> a, V<Sum> b) { return larger<Sum>(a, b); });
   // 0 for a row that has attended nothing so far: exp(-inf - 0) = 0.
   const V<Sum> base = splat(row_max == kLowest ? Sum(0) : row_max);
   for (long key = 0; key < keys; key += L) {
@@ -285,6 +307,97 @@ struct WeightedRows {
   }
 };
 
+#if defined(REDBLUE_BF16_PAIRS)
+// The same with products of pairs: of two keys at a time, and of weights as bfloat16.
+template <int R, class Row, class Fetched>
+struct WeightedPairs {
+  static constexpr int L = kLanesOf<float>;
+  long first, stop, columns;
+  Row v_row;
+  const bfloat16* weights;  // rows `cols` apart
+  long cols;
+  float* out;  // rows `length` apart
+  long length;
+  const float* factors;
+  Fetched* ahead;
+  long lines;
+
+  static V<unsigned> pair_of(const bfloat16* weight) {
+    int pair;
+    std::memcpy(&pair, weight, sizeof pair);
+    return bits<V<unsigned>>(_mm512_set1_epi32(pair));
+  }
+  // Adds 2 kAtOnce vectors of columns at a time while that many remain. Returns the first column not yet added.
+  template <int kAtOnce>
+  long add(long c) const {
+    for (; c + 2 * kAtOnce * L <= columns; c += 2 * kAtOnce * L) {
+      V<float> sums[R][2 * kAtOnce];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int x = 0; x < 2 * kAtOnce; x++) sums[r][x] = V<float>{};
+      const auto add_pairs = [&](long key, const auto& odd_numbers) {
+        const bfloat16* const even = v_row(key) + c;
+        V<unsigned> numbers[2 * kAtOnce];
+#pragma GCC unroll 4
+        for (int x = 0; x < kAtOnce; x++) {
+          const __m512i a = _mm512_loadu_si512(even + 2 * x * L), b = odd_numbers(x);
+          numbers[2 * x] = bits<V<unsigned>>(_mm512_unpacklo_epi16(a, b));
+          numbers[2 * x + 1] = bits<V<unsigned>>(_mm512_unpackhi_epi16(a, b));
+        }
+        ahead->fetch(lines);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+          const V<unsigned> weight = pair_of(weights + r * cols + key);
+#pragma GCC unroll 8
+          for (int x = 0; x < 2 * kAtOnce; x++) sums[r][x] = multiply_add_pairs(weight, numbers[x], sums[r][x]);
+        }
+      };
+      long key = first;
+      for (; key + 2 <= stop; key += 2) {
+        const bfloat16* const odd = v_row(key + 1) + c;
+        add_pairs(key, [&](int x) { return _mm512_loadu_si512(odd + 2 * x * L); });
+      }
+      if (key < stop) add_pairs(key, [](int) { return _mm512_setzero_si512(); });
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int x = 0; x < kAtOnce; x++) store_in_order(r, c + 2 * x * L, sums[r] + 2 * x);
+    }
+    return c;
+  }
+  // Columns 0..3, 8..11, ... are in the first vector of sums, columns 4..7, 12..15, ... in the second.
+  void store_in_order(int r, long c, const V<float>* sums) const {
+    const V<int> first_half = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
+    const V<float> factor = splat(factors ? factors[r] : 1.0f);
+    float* const to = out + r * length + c;
+    store(to, multiply_add<float>(load(to), factor, shuffle(sums[0], sums[1], first_half)));
+    store(to + L, multiply_add<float>(load(to + L), factor, shuffle(sums[0], sums[1], first_half + 8)));
+  }
+  void add_all() const {
+    constexpr int kMost = R == 1 ? 4 : 2;
+    long c = add<kMost>(0);
+    if (kMost == 4) c = add<2>(c);
+    add<1>(c);
+  }
+};
+// Rounds weights to bfloat16, each row in the first half of its memory. Rows are `cols` apart, of whole vectors.
+inline void round_weights(long keys, long count, float* p, long cols) {
+  for (long r = 0; r < count; r++)
+    for (long key = 0; key < keys; key += kLanesOf<float>)
+      Wide<bfloat16>::store_narrow(reinterpret_cast<bfloat16*>(p + r * cols) + key, load(p + r * cols + key));
+}
+#endif
+// Whether weighted sums of these columns are products of pairs.
+template <class T>
+constexpr bool takes_pairs([[maybe_unused]] long columns) {
+#if defined(REDBLUE_BF16_PAIRS)
+  return std::is_same_v<T, bfloat16> && columns % (2 * kLanesOf<float>) == 0;
+#else
+  return false;
+#endif
+}
+
 // out[r] = out[r] factors[r] + sum over keys of p[r][key] v[key]. Keys are taken in blocks whose rows of V fit the L1
 // cache; a block serves all rows and columns before the next one is read.
 template <class T, class Sum, class Row>
@@ -301,24 +414,41 @@ __attribute__((noinline)) void weighted_sum_of_row(long keys, long columns, cons
     Share{first, stop, columns, v_row, p, 0, out, 0, first ? nullptr : factors, nullptr, 0}.add_all();
   }
 }
-// begin(key): returns the object that prefetches while the block of keys from `key` on is computed.
+// begin(key): returns the object that prefetches while the block of keys from `key` on is computed. p is overwritten.
 template <class T, class Sum, class Row, class Begin>
-__attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long columns, const Row& v_row, const Sum* p,
+__attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long columns, const Row& v_row, Sum* p,
                                                     long cols, const Sum* factors, Sum* out, long length,
                                                     Begin begin) {
   constexpr int L = kLanesOf<Sum>, R = kRegisters == 32 ? 4 : 2;
+  const bool pairs = takes_pairs<T>(columns);
   const long passes = (count / R + count % R / 2) * ((columns + 4 * L - 1) / (4 * L)) +
                       count % 2 * ((columns + 8 * L - 1) / (8 * L));
-  const long lines = (columns / (64 / long(sizeof(T))) + passes - 1) / passes;
-  const long block = std::max<long>(1, kBytesAhead / (columns * long(sizeof(T))));
+  const long lines = ((pairs ? 2 : 1) * columns / (64 / long(sizeof(T))) + passes - 1) / passes;
+  const long fitting = std::max<long>(1, kBytesAhead / (columns * long(sizeof(T))));
+  const long block = pairs ? fitting + fitting % 2 : fitting;
+#if defined(REDBLUE_BF16_PAIRS)
+  if constexpr (std::is_same_v<T, bfloat16>)
+    if (pairs) round_weights(keys, count, p, cols);
+#endif
   for (long first = 0; first < keys; first += block) {
     const long stop = std::min(keys, first + block);
     auto&& ahead = begin(first);
+    using Fetched = std::decay_t<decltype(ahead)>;
     long r = 0;
     const auto add = [&](auto rows) {
-      using Share = WeightedRows<T, rows(), Sum, Row, std::decay_t<decltype(ahead)>>;
       const Sum* const scaled = first ? nullptr : factors + r;
-      Share{first, stop, columns, v_row, p + r * cols, cols, out + r * length, length, scaled, &ahead, lines}.add_all();
+#if defined(REDBLUE_BF16_PAIRS)
+      if constexpr (std::is_same_v<T, bfloat16>)
+        if (pairs) {
+          const auto* const weights = reinterpret_cast<const bfloat16*>(p + r * cols);
+          WeightedPairs<rows(), Row, Fetched>{first, stop, columns, v_row, weights, 2 * cols, out + r * length, length,
+                                              scaled, &ahead, lines}.add_all();
+          r += rows();
+          return;
+        }
+#endif
+      WeightedRows<T, rows(), Sum, Row, Fetched>{first, stop, columns, v_row, p + r * cols, cols, out + r * length,
+                                                 length, scaled, &ahead, lines}.add_all();
       r += rows();
     };
     while (r + R <= count) add(std::integral_constant<int, R>());
@@ -327,9 +457,9 @@ __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long 
   }
 }
 template <class T, class Sum, class Row>
-inline void weighted_sum(long keys, long count, long columns, const Row& v_row, const Sum* p, long cols,
-                         const Sum* factors, Sum* out, long length) {
-  if (count == 1) return weighted_sum_of_row<T>(keys, columns, v_row, p, factors, out);
+inline void weighted_sum(long keys, long count, long columns, const Row& v_row, Sum* p, long cols, const Sum* factors,
+                         Sum* out, long length) {
+  if (count == 1 && !takes_pairs<T>(columns)) return weighted_sum_of_row<T>(keys, columns, v_row, p, factors, out);
   weighted_sum_of_rows<T>(keys, count, columns, v_row, p, cols, factors, out, length,
                           [&](long key) { return Trail<T, Row>(v_row, key, columns); });
 }

@@ -20,16 +20,11 @@ struct PagedFew : Formats<T, F> {
     Sum* const bias_scratch = call.bias.data ? arena.take<Sum>(L * cols) : nullptr;
     const T** const k_rows = arena.take<const T*>(cols);
     const T** const v_rows = arena.take<const T*>(cols);
-    const T** const of_head = arena.take<const T*>(cols);
     Chunk chunk(arena, cols);
     Stretches<T> coming(arena, cols * heads);
     Moved moved{heads * rows.count * d, 0};
     const long end = std::min<std::int64_t>(call.n_k, piece.key + piece.keys);
     const auto k_base = all[0].s.template key<const T>(call.k), v_base = all[0].s.template key<const T>(call.v);
-    const auto shifted = [&](const T* const* from, long count, std::int64_t shift) {
-      for (long x = 0; x < count; x++) of_head[x] = from[x] + shift;
-      return PagedRows<T>{of_head};
-    };
     const auto beside = [&](long) { return typename Stretches<T>::Cursor(coming); };
     Walk walk(all[0].s, rows, piece.key, end);
     long j = walk.next(piece.key);
@@ -40,7 +35,7 @@ struct PagedFew : Formats<T, F> {
       list_chunk(call.pages, chunk, v_base, call.pages.v_step, v_rows);
       if (call.pages.v_in_k < 0) announce(coming, v_rows, keys, call.v, d_v, heads);
       for (Head& head : all) {
-        const auto k = shifted(k_rows, keys, (head.s.kv_head - first_head) * call.k.head);
+        const PagedRows<T> k{k_rows, (head.s.kv_head - first_head) * call.k.head};
         head.queries.dots(keys, k, head.scores, length, beside);
         if (!Base::finished(head.s, rows, chunk))
           All::by_tile(rows, keys, head.scores, length, tile,
@@ -57,7 +52,7 @@ struct PagedFew : Formats<T, F> {
         announce(coming, k_rows, next, call.k, d, heads);
       }
       for (Head& head : all) {
-        const auto v = shifted(v_rows, keys, (head.s.kv_head - first_head) * call.v.head);
+        const PagedRows<T> v{v_rows, (head.s.kv_head - first_head) * call.v.head};
         weighted_sum_of_rows<T>(keys, rows.count, d_v, v, head.scores, length, head.factors, head.out, out_length,
                                 beside);
       }

@@ -90,13 +90,6 @@ inline V<T> rounded(V<T> value) {
   return value;
 }
 
-template <class T>
-inline T sum_of_lanes(V<T> value) {
-  T sum = 0;
-  for (int lane = 0; lane < kLanesOf<T>; lane++) sum += value[lane];
-  return sum;
-}
-
 // Lane i of the result is lane index[i] of a and b, concatenated.
 template <class U, class Index>
 inline U shuffle(U a, U b, Index index) {
@@ -111,6 +104,24 @@ inline U shuffle(U a, U b, Index index) {
   return __builtin_shuffle(a, b, index);
 #endif
 }
+// The lanes of a vector, combined two by two.
+template <class U, class Two>
+inline auto folded(U value, Two two) {
+  constexpr int kLanes = sizeof value / sizeof value[0];
+  V<std::conditional_t<sizeof value[0] == 8, long long, int>> other;
+#pragma GCC unroll 8
+  for (int step = kLanes / 2; step; step /= 2) {
+#pragma GCC unroll 16
+    for (int lane = 0; lane < kLanes; lane++) other[lane] = lane ^ step;
+    value = two(value, shuffle(value, value, other));
+  }
+  return value[0];
+}
+template <class T>
+inline T sum_of_lanes(V<T> value) {
+  return folded(value, [&](V<T> a, V<T> b) { return a + b; });
+}
+
 // Pairs of 16-bit numbers: even[c] in the low half, odd[c] in the high one.
 inline V<unsigned> interleave(const std::uint16_t* even, const std::uint16_t* odd) {
   V<unsigned> low, high;

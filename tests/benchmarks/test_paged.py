@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from benchmarks.common.gate import Red
 from benchmarks.common.results import Figure, Limit, Row, read, write
 from benchmarks.common.timing import Spread
+from benchmarks.cpu.paged import __main__ as main
 from benchmarks.cpu.paged import child, contenders, measures, page
 from benchmarks.cpu.paged.calls import HEADS_OUTSIDE, ROWS_OUTSIDE, Call, attended, inputs, newest, sequence
 from benchmarks.cpu.paged.gate import gate
@@ -131,6 +132,50 @@ def test_every_measure_gives_figures_that_are_kept(measure, tmp_path):
     assert measure.call.title in page.tables(kept)
     page.draw(facts, kept, tmp_path / "paged.svg")
     assert (tmp_path / "paged.svg").exists() == (measure.name == "decoding")
+
+
+def test_a_run_continues_after_rows_of_the_same_core(tmp_path, monkeypatch):
+    rows = [Measure("scaling", {"": replace(GQA, lengths=(n,))}, measures.scaling) for n in (8, 16, 24)]
+    facts = dict.fromkeys(main.FINGERPRINT, "same")
+    timed = []
+
+    def measured(row, _):
+        timed.append(row.title)
+        return row.row([], {"redblue": [1.0]}, "x")
+
+    monkeypatch.setattr(main, "named", measured)
+
+    def run(facts, resume, most=0):
+        journal = main.Journal(tmp_path / "rows.json", facts | {"versions": {}}, resume)
+        main.run(rows, SETTINGS, journal, most)
+        about, kept = read(tmp_path / "rows.json")
+        return about["complete"], [row.case for row in kept]
+
+    titles, cases = [row.title for row in rows], [row.call.title for row in rows]
+    assert run(facts, False, most=2) == (False, cases[:2])
+    assert run(facts, True) == (True, cases)
+    assert timed == titles
+    assert run(facts, True) == (True, cases)
+    assert timed == titles
+    assert run(facts | {"core": "other"}, True) == (True, cases)
+    assert timed == titles * 2
+
+
+def test_peers_make_no_copies_that_fill_the_memory(monkeypatch):
+    tried = []
+
+    def sdpa(q, k, v, mask):
+        tried.append(q.shape[1])
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        return (q @ k.mT).softmax(-1) @ v
+
+    x = inputs(GQA)
+    gathered(GQA, x, sdpa)
+    assert set(tried) == {2, 4}
+    tried.clear()
+    monkeypatch.setattr("benchmarks.cpu.paged.gathered.MOST_BYTES", 100)
+    gathered(GQA, x, sdpa)()
+    assert set(tried) == {2}
 
 
 def test_the_bar_is_that_of_the_faster_gather():

@@ -18,9 +18,7 @@ def test_gpu_kernels_and_their_footprints_are_those_of_the_table():
     assert existing == {(name, way) for way in ("forward", "backward") for name in kernels("gpu", way)}
     planned = {(name, direction) for name, direction in footprints.KERNELS if direction not in footprints.COUNTED_AS}
     by_shape = {("flash_onepass", "backward")}  # planned by its own module, one_pass
-    assert planned | by_shape == {
-        (name, way) for device, way in KERNELS if device == "gpu" for name in kernels("gpu", way)
-    }
+    assert planned | by_shape == existing
     assert ("flash", "paged") in footprints.KERNELS
 
 
@@ -36,6 +34,12 @@ def test_every_tiled_cpu_kernel_has_tiles(direction):
 def test_every_kernel_follows_a_schedule():
     for (_, direction), names in KERNELS.items():
         assert set(names) <= set(list_schedules(direction))
+
+
+def test_both_devices_have_the_paged_kernel_without_tiles_of_its_own():
+    for device in ("cpu", "gpu"):
+        assert kernels(device, "paged") == ("paged",)
+        assert tiled_kernels(device, "paged") == ()
 
 
 def test_a_direction_without_kernels_has_none():

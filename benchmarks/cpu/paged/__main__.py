@@ -5,24 +5,28 @@ Usage: python -m benchmarks.cpu.paged [--quick] [--only TEXT] [--check]
 Every row makes its caches once, compares all contenders with float64, and times them in turns; ratios are medians over
 the rounds. If redblue is wrong, no number is printed. The peers are transformers' paged|sdpa, a gather with PyTorch's
 SDPA, and, in processes of their own, vLLM's CPU op and zentorch's SDPA. A whole run takes about twelve minutes on two
-cores. It writes docs/results/paged.json and paged.svg. Ctrl-C ends the run and keeps the results so far.
+cores. It writes docs/results/paged.json after every row, and paged.svg at the end. Ctrl-C ends the run; --resume
+continues it, and keeps the rows that the same core measured on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import signal
 import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.common.gate import Red
+from benchmarks.common.kept import changed, repeat_notice
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Row, read, write
 from benchmarks.common.timing import THREADS
@@ -35,8 +39,15 @@ from benchmarks.cpu.paged.grid import measures
 from benchmarks.cpu.paged.measures import Measure, Settings, checked
 from benchmarks.cpu.paged.others import PYTHONS, VLLM, ZENTORCH, Other
 from benchmarks.cpu.paged.page import draw, tables
+from redblue.compiled import _core
 
 KEPT = RESULTS / "paged.json"
+FINGERPRINT = ("cpu", "isa", "threads", "core")  # rows of runs that differ in one of these are measured again
+
+
+def core() -> str:
+    """A hash of the compiled core, whose times these are."""
+    return hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()[:16]
 
 
 def arguments() -> argparse.Namespace:
@@ -48,6 +59,8 @@ def arguments() -> argparse.Namespace:
         "--seconds", type=float, default=0.05, help="time of each contender in each round (%(default)s)"
     )
     parser.add_argument("--alone", action="store_true", help="without peers")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of the file, measure the others")
+    parser.add_argument("--most-rows", type=int, default=0, help="stop after measuring this many rows (all)")
     parser.add_argument("--check", action="store_true", help="only compare redblue with float64")
     parser.add_argument("--list", action="store_true", help="only list the rows")
     parser.add_argument("--profile", metavar="TEXT", help="call redblue in a loop, for a profiler: the first such row")
@@ -86,22 +99,50 @@ def settings_of(given: argparse.Namespace) -> Settings:
     return settings
 
 
-def run(rows: list[Measure], settings: Settings) -> tuple[list[Row], bool]:
-    """The rows, and whether they are complete. Raises Red if redblue is wrong."""
-    found: list[Row] = []
+class Journal:
+    """The rows of one run, in the order of the grid, in a file that is written after every row.
+
+    path: None keeps no file. facts: of the run; rows of the file are kept if they agree on FINGERPRINT.
+    """
+
+    def __init__(self, path: Path | None, facts: dict[str, Any], resume: bool) -> None:
+        self.path, self.facts = path, facts
+        self.rows: dict[str, Row] = {}
+        if resume and path and path.exists():
+            of_file, rows = read(path)
+            differ = changed(of_file, {name: facts[name] for name in FINGERPRINT})
+            if differ:
+                print(repeat_notice(len(rows), "rows", differ), file=sys.stderr)
+            else:
+                self.rows = {f"{row.measure}, {row.case}": row for row in rows}
+
+    def in_order(self, measures: list[Measure]) -> list[Row]:
+        return [self.rows[each.title] for each in measures if each.title in self.rows]
+
+    def keep(self, row: Row, measures: list[Measure]) -> None:
+        self.rows[f"{row.measure}, {row.case}"] = row
+        self.facts["complete"] = len(self.in_order(measures)) == len(measures)
+        if self.path:
+            write(self.path, self.facts, self.in_order(measures))
+
+
+def run(rows: list[Measure], settings: Settings, journal: Journal, most: int = 0) -> None:
+    """Measure the rows that the journal lacks, at most `most` of them (0: all). Raises Red if redblue is wrong."""
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    missing = [row for row in rows if row.title not in journal.rows]
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("checked and timed", total=len(rows))
-        try:
-            for row in rows:
-                progress.update(task, description=row.title)
-                start = time.perf_counter()
-                found.append(named(row, settings))
-                progress.console.print(f"{row.title}: {time.perf_counter() - start:.0f} s", highlight=False)
-                progress.advance(task)
-        except KeyboardInterrupt:
-            return found, False
-    return found, True
+        task = progress.add_task("checked and timed", total=len(rows), completed=len(rows) - len(missing))
+        for row in missing[: most or None]:
+            progress.update(task, description=row.title)
+            start, load = time.perf_counter(), os.getloadavg()[0]
+            measured = named(row, settings)
+            measured.parameters["load_before"] = load
+            journal.facts["versions"] |= {
+                other.peer: " on torch ".join(other.versions.values()) for other in settings.others if other.versions
+            }
+            journal.keep(measured, rows)
+            progress.console.print(f"{row.title}: {time.perf_counter() - start:.0f} s", highlight=False)
+            progress.advance(task)
 
 
 def named(row: Measure, settings: Settings) -> Row:
@@ -157,27 +198,29 @@ def main() -> None:
             return
     load = os.getloadavg()[0]
     settings = settings_of(given)
+    whole = not (given.only or given.quick or given.alone)
+    path = given.json or (KEPT if whole else None)
+    facts = attention.about(Bench(given.rounds, given.seconds, given.alone), load)
+    facts["versions"] |= {"transformers": metadata.version("transformers")}
+    facts |= {"complete": False, "absent": settings.absent, "core": core()}
+    journal = Journal(path, facts, given.resume)
     try:
         if given.check:
             check(given.rows)
             return
-        rows, complete = run(given.rows, settings)
+        run(given.rows, settings, journal, given.most_rows)
+    except KeyboardInterrupt:
+        pass
     except Red as red:
         sys.exit(f"wrong result, so no number is printed: {red}")
     finally:
         for other in settings.others:
             other.close()
-    facts = attention.about(Bench(given.rounds, given.seconds, given.alone), load)
-    versions = facts["versions"] | {"transformers": metadata.version("transformers")}
-    versions |= {other.peer: " on torch ".join(other.versions.values()) for other in settings.others if other.versions}
-    facts |= {"complete": complete, "versions": versions, "absent": settings.absent}
+    rows = journal.in_order(given.rows)
     show(facts, rows)
-    whole = complete and not (given.only or given.quick or given.alone)
-    path = given.json or (KEPT if whole else None)
     if path and rows:
-        write(path, facts, rows)
         draw(facts, rows, path.with_suffix(".svg"))
-    if not complete:
+    if not facts["complete"] and not given.most_rows:
         sys.exit(128 + signal.SIGINT)
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812  # pyright: ignore[reportMissingIm
 from benchmarks.common.timing import fastest
 from benchmarks.cpu.paged.calls import Call, Inputs, attended, sequence
 
+MOST_BYTES = 1 << 30  # of the keys and values that a peer copies for a call
 Run = Callable[[], torch.Tensor]
 Sdpa = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]  # (q, k, v, mask or None)
 
@@ -32,7 +33,9 @@ def gathered(call: Call, x: Inputs, sdpa: Sdpa = pytorch_sdpa) -> Run:
     Sequences of one length are copied and attended together, others one by one. The heads that share keys are given
     to SDPA as heads, or as more queries of one head.
     """
-    ways = [partial(_run, call, x, sdpa, folded) for folded in (False, True)]
+    copied = 2 * sum(call.lengths) * call.heads * call.d * call.torch_dtype.itemsize
+    unfolded = call.group == 1 or copied <= MOST_BYTES  # SDPA copies shared keys and values for each head of queries
+    ways = [partial(_run, call, x, sdpa, folded) for folded in ((False, True) if unfolded else (True,))]
     if call.d_v and sdpa is pytorch_sdpa:
         ways.append(partial(_run, call, x, products, True))
     return fastest([way() for way in ways], tries=1)  # pyright: ignore[reportReturnType]

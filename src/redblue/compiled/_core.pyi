@@ -196,6 +196,9 @@ def attention_paged(isa: Isa, call: PagedCall) -> tuple[int, int]:
 def shared_nodes(call: PagedCall) -> list[tuple[int, int, list[int]]]:
     """Keys that are read together: (first key, stop key, sequences), those of a sequence in ascending order."""
 
+def same_bytes(a: int, b: int, bytes: int) -> bool:
+    """Whether the memory at two addresses is equal."""
+
 def attention_forward(isa: Isa, call: Call) -> tuple[int, int]:
     """Write out and lse. Returns the words read and written between tiles and arrays."""
 

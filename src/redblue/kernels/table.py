@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 # (device, pass): schedules. `gather` visits single pairs and has no tiles. On the CPU, backward `flash` takes two
-# passes and `flash_onepass` one; on GPUs `flash_onepass` has a kernel for Hopper only.
+# passes and `flash_onepass` one; on GPUs `flash_onepass` has a kernel for Hopper only. `paged` takes `flash`'s
+# tiles.
 KERNELS = {
     ("cpu", "forward"): ("flash", "hybrid", "small_cache", "gather"),
     ("cpu", "backward"): ("flash", "flash_onepass", "hybrid", "small_cache", "gather"),
+    ("cpu", "paged"): ("paged",),
     ("gpu", "forward"): ("flash", "hybrid", "small_cache"),
     ("gpu", "backward"): ("flash", "flash_onepass", "hybrid", "small_cache"),
+    ("gpu", "paged"): ("paged",),
 }
 REQUESTABLE = KERNELS["cpu", "forward"]  # the names that a user may request of the operator
 
@@ -19,5 +22,5 @@ def kernels(device: str, direction: str) -> tuple[str, ...]:
 
 
 def tiled_kernels(device: str, direction: str) -> tuple[str, ...]:
-    """The schedules with a kernel that works on tiles."""
-    return tuple(name for name in kernels(device, direction) if name != "gather")
+    """The schedules with a kernel that works on tiles of its own."""
+    return tuple(name for name in kernels(device, direction) if name not in ("gather", "paged"))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
+from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.options import Options, checked
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import api
 from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
+from redblue.op.known_tables import known
 from redblue.op.paged_options import check_no_gradient, expanded
 from redblue.op.pages import Sequences, lengths_of, on_cpu, starts_of, table_of
 
@@ -43,21 +46,21 @@ class PagedCall(NamedTuple):
         """Raises RedblueError, naming the argument, unless the arguments fit each other."""
         q, k, v = check_cache({"q": q, "k_pages": k, "v_pages": v})
         check_heads(q, k)
-        starts, total = packed_rows("q", q, cu_seqlens_q, "cu_seqlens_q")
-        heads, d = (int(size) for size in q.shape[-2:])
-        lengths = lengths_of("lengths_k", lengths_k, len(starts) - 1)
         page, pages = int(k.shape[1]), int(k.shape[0])
-        table = table_of(page_table, lengths, page, pages, ("page_table", "lengths_k"))
-        sequences = Sequences(starts, lengths, table, page)
-        mask, tree = _mask_and_tree(options.mask, q, starts)
+
+        def sequences_of() -> Sequences:
+            starts, _ = packed_rows("q", q, cu_seqlens_q, "cu_seqlens_q")
+            lengths = lengths_of("lengths_k", lengths_k, len(starts) - 1)
+            return Sequences(
+                starts, lengths, table_of(page_table, lengths, page, pages, ("page_table", "lengths_k")), page
+            )
+
+        sequences = known((page_table, lengths_k, cu_seqlens_q), (q.shape[:-2], page, pages), sequences_of)
+        mask, tree = _mask_and_tree(options.mask, q, sequences.total)
         options = checked(options._replace(mask=mask))
         if options.bias is not None and len(q.shape) != 4:
             raise RedblueError("bias needs q of four dimensions, (B, n_q, H, d): packed sequences have none")
-        shapes = (
-            (len(lengths), heads, int(q.shape[1]), d),
-            *((len(lengths), int(x.shape[2]), int(lengths.max(initial=0)), int(x.shape[3])) for x in (k, v)),
-        )
-        sizes = check_shapes(*shapes)
+        sizes = _sizes(len(sequences), sequences.longest, tuple(q.shape), tuple(k.shape), tuple(v.shape))
         if not getattr(q, "is_cuda", False):
             check_widths_on_cpu(sizes)
         options = expanded(options, q, sizes)
@@ -65,7 +68,15 @@ class PagedCall(NamedTuple):
             prefix = whole_number("prefix_pages", prefix, 0)
             _check_prefix(prefix, sequences)
         shape = (*q.shape[:-1], v.shape[-1])
-        return PagedCall(q.reshape(total, heads, d), k, v, sequences, options, tree, prefix, shape)
+        packed = q if len(q.shape) == 3 else q.reshape(sequences.total, *q.shape[-2:])
+        return PagedCall(packed, k, v, sequences, options, tree, prefix, shape)
+
+
+@lru_cache(maxsize=1024)
+def _sizes(batch: int, longest: int, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> Sizes:
+    """The sizes of all sequences as one call, from the shapes of q and of the pages."""
+    (_, _, kv_heads, d), d_v = k, v[-1]
+    return check_shapes((batch, q[-2], q[1], q[-1]), (batch, kv_heads, longest, d), (batch, kv_heads, longest, d_v))
 
 
 def check_cache(arrays: Mapping[str, Any]) -> list[Any]:
@@ -78,22 +89,35 @@ def check_cache(arrays: Mapping[str, Any]) -> list[Any]:
         check_no_gradient(name, x)
         if api.is_torch(x) and (x.is_nested or str(x.layout) != "torch.strided"):
             raise RedblueError(f"{name} must be dense, got a tensor of layout {x.layout}")
-        if name.endswith("_pages") and len(x.shape) != 4:
-            raise RedblueError(f"{name} must be (pages, page, heads, width), got shape {tuple(x.shape)}")
-        if name in ("q", "k", "v") and len(x.shape) not in (3, 4):
+    forms = tuple((name, x.shape, x.dtype, getattr(x, "device", "cpu")) for name, x in arrays.items())
+    try:
+        _check_forms(forms)
+    except TypeError:  # symbolic sizes of a graph cannot be hashed
+        _check_forms.__wrapped__(forms)
+    return list(arrays.values())
+
+
+@lru_cache(maxsize=1024)
+def _check_forms(forms: tuple[tuple[str, Any, Any, Any], ...]) -> None:
+    """Raise RedblueError unless arrays of these names, shapes, types and devices fit each other."""
+    shapes = {name: tuple(shape) for name, shape, _, _ in forms}
+    names = ", ".join(shapes)
+    for name, shape in shapes.items():
+        if name.endswith("_pages") and len(shape) != 4:
+            raise RedblueError(f"{name} must be (pages, page, heads, width), got shape {shape}")
+        if name in ("q", "k", "v") and len(shape) not in (3, 4):
             raise RedblueError(
-                f"{name} must be (B, n, heads, width) or packed (total, heads, width), got shape {tuple(x.shape)}"
+                f"{name} must be (B, n, heads, width) or packed (total, heads, width), got shape {shape}"
             )
-    if len({api.is_torch(x) for x in arrays.values()}) > 1:
-        raise RedblueError(f"{', '.join(arrays)} must all be PyTorch tensors, or all be arrays")
-    check_dtypes({name: type_name(x) for name, x in arrays.items()})
-    devices = {str(getattr(x, "device", "cpu")) for x in arrays.values()}
+    if len({isinstance(dtype, np.dtype) for _, _, dtype, _ in forms}) > 1:
+        raise RedblueError(f"{names} must all be PyTorch tensors, or all be arrays")
+    check_dtypes({name: str(dtype).removeprefix("torch.") for name, _, dtype, _ in forms})
+    devices = {str(device) for *_, device in forms}
     if len(devices) > 1:
-        raise RedblueError(f"{', '.join(arrays)} must be on one device, got {', '.join(sorted(devices))}")
-    k, v = (tuple(arrays[name].shape[:3]) for name in ("k_pages", "v_pages"))
+        raise RedblueError(f"{names} must be on one device, got {', '.join(sorted(devices))}")
+    k, v = (shapes[name][:3] for name in ("k_pages", "v_pages"))
     if k != v:
         raise RedblueError(f"v_pages must have the pages, rows and heads of k_pages, {k}, got {v}")
-    return list(arrays.values())
 
 
 def type_name(x: Any) -> str:
@@ -134,7 +158,7 @@ def window_of(mask: Mask | None) -> Mask:
     return mask
 
 
-def _mask_and_tree(mask: Any, q: Any, starts: np.ndarray) -> tuple[Mask, np.ndarray | None]:
+def _mask_and_tree(mask: Any, q: Any, total: int) -> tuple[Mask, np.ndarray | None]:
     """The mask of each sequence, counted from its last query and key, and the tree over its newest keys."""
     if mask is None or isinstance(mask, Mask):
         return window_of(mask), None
@@ -143,7 +167,7 @@ def _mask_and_tree(mask: Any, q: Any, starts: np.ndarray) -> tuple[Mask, np.ndar
         tree = np.asarray(mask)
     except ValueError:  # of a ragged list
         raise RedblueError("mask must be a Mask or a boolean array (n_q, newest keys), got a ragged list") from None
-    total, lead = int(starts[-1]), tuple(q.shape[:-2])
+    lead = tuple(q.shape[:-2])
     if tree.dtype != np.bool_ or tree.ndim < 2:
         raise RedblueError(f"mask must be a Mask or a boolean array (n_q, newest keys), got {tree.dtype} {tree.shape}")
     wanted = (*lead, tree.shape[-1])

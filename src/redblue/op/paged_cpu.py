@@ -15,6 +15,8 @@ from redblue.kernels.cpu.call import Array, Sizes
 from redblue.op import api
 from redblue.op.paged_call import PagedCall, type_name
 
+Memory = tuple[int, tuple[int, ...]]  # an address, and strides in elements
+
 
 def attend(call: PagedCall) -> tuple[Any, Any]:
     """The output, of the call's shape, and its log-sum-exps."""
@@ -26,17 +28,18 @@ def run(call: PagedCall, **changed: Any) -> tuple[Any, Any, tuple[int, int]]:
     dtype = type_name(call.q)
     sizes = sizes_of(call)
     out, lse = _memory(call, call.shape, dtype), _memory(call, call.shape[:-1], sum_dtype(dtype))
-    if not sizes.kv_heads or not call.sequences.starts[-1]:
+    if not sizes.kv_heads or not call.sequences.total:
         return out, lse, (0, 0)
-    packed, sums = out.reshape(-1, *out.shape[-2:]), lse.reshape(-1, lse.shape[-1])
+    memory_of = _tensor_memory if api.is_torch(call.q) else _array_memory
+    (q, of_q), k, v = memory_of(call.q), memory_of(call.k), memory_of(call.v)
     held, arguments = _options(call, sizes, dtype)
     packed_call = paged.call_of(
         sizes,
         dtype,
-        _heads_first(call.q),
-        paged.Cache(_strided(call.k, 0, 2, 1, 3), _strided(call.v, 0, 2, 1, 3), v_in_k(call.k, call.v)),
-        _heads_first(packed),
-        _heads_first(sums[..., None]),
+        Array(q, (of_q[1], of_q[0], of_q[2])),  # heads first
+        paged.Cache(_heads_second(k), _heads_second(v), v_in_k(call.k, k, v, sizes)),
+        Array(memory_of(out)[0], (sizes.d_v, sizes.heads * sizes.d_v, 1)),
+        Array(memory_of(lse)[0], (1, sizes.heads, 1)),
         sequences=_sequences(call),
         **(arguments | changed),
     )
@@ -49,7 +52,7 @@ def sizes_of(call: PagedCall) -> Sizes:
     """The sizes of the call's options: one leading dimension of sequences, and the longest sequence's keys."""
     kv_heads, (_, heads, d) = int(call.k.shape[2]), call.q.shape
     n_q = int(call.shape[1]) if len(call.shape) == 4 else 1
-    n_k = int(call.sequences.lengths.max(initial=0))
+    n_k = call.sequences.longest
     group = int(heads) // kv_heads if kv_heads else 1
     return Sizes((len(call.sequences),), kv_heads, group, n_q, n_k, int(d), int(call.shape[-1]))
 
@@ -64,7 +67,8 @@ def _options(call: PagedCall, sizes: Sizes, dtype: str) -> tuple[list[Any], dict
             x = _converted(x, sums)
         x = _broadcast(x, rules.shape(sizes))
         held.append(x)
-        arguments[name] = rules.as_core_array(_address(x), _strides(x), sizes)
+        address, strides = (_tensor_memory if api.is_torch(x) else _array_memory)(x)
+        arguments[name] = rules.as_core_array(address, strides, sizes)
         if rules.own_type:
             arguments[f"{name}_number"] = cpu.NUMBERS[type_name(x)]
     return held, arguments
@@ -75,9 +79,7 @@ def _sequences(call: PagedCall) -> _core.Sequences:
     of, window, tree = call.sequences, call.options.mask.rule, call.tree
     return _core.Sequences(
         len(of),
-        of.starts.ctypes.data,
-        of.lengths.ctypes.data,
-        of.table.ctypes.data,
+        *of.addresses,
         of.table.shape[1],
         max(1, of.page),
         -1 if window.left is None else min(window.left, 2**60),
@@ -88,13 +90,13 @@ def _sequences(call: PagedCall) -> _core.Sequences:
     )
 
 
-def v_in_k(k: Any, v: Any) -> int:
-    """The column of k at which v begins, if v is a slice of k's columns; else -1."""
-    between, size = _address(v) - _address(k), _item_bytes(k)
-    if _strides(k) != _strides(v) or _strides(k)[3] != 1 or between % size:
+def v_in_k(pages: Any, k: Memory, v: Memory, sizes: Sizes) -> int:
+    """The column of K at which V begins, if V is a slice of K's columns; else -1. pages: K."""
+    between, size = v[0] - k[0], pages.element_size() if api.is_torch(pages) else pages.itemsize
+    if k[1] != v[1] or k[1][3] != 1 or between % size:
         return -1
     column = between // size
-    return column if column >= 0 and column + v.shape[3] <= k.shape[3] else -1
+    return column if column >= 0 and column + sizes.d_v <= sizes.d else -1
 
 
 # Arrays and tensors alike ---------------------------------------------------------------------------------------------
@@ -108,27 +110,18 @@ def _memory(call: PagedCall, shape: tuple[int, ...], dtype: str) -> Any:
     return np.empty(shape, call.q.dtype if dtype == type_name(call.q) else dtype)
 
 
-def _address(x: Any) -> int:
-    return x.data_ptr() if api.is_torch(x) else x.ctypes.data
+def _tensor_memory(x: Any) -> Memory:
+    return x.data_ptr(), x.stride()
 
 
-def _strides(x: Any) -> tuple[int, ...]:
-    return tuple(x.stride()) if api.is_torch(x) else element_strides(x)
+def _array_memory(x: Any) -> Memory:
+    return x.ctypes.data, element_strides(x)
 
 
-def _item_bytes(x: Any) -> int:
-    return x.element_size() if api.is_torch(x) else x.itemsize
-
-
-def _strided(x: Any, *order: int) -> Array:
-    """The array with its dimensions in this order."""
-    strides = _strides(x)
-    return Array(_address(x), tuple(strides[i] for i in order))
-
-
-def _heads_first(x: Any) -> Array:
-    """Packed rows (total, heads, width) as (heads, total, width)."""
-    return _strided(x, 1, 0, 2)
+def _heads_second(x: Memory) -> Array:
+    """Pages (pages, page, heads, width) as (pages, heads, page, width)."""
+    address, (a, b, c, d) = x
+    return Array(address, (a, c, b, d))
 
 
 def _converted(x: Any, dtype: str) -> Any:

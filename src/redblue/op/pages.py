@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +13,8 @@ from redblue.masks.numbers import whole
 from redblue.op import api
 
 
-class Sequences(NamedTuple):
+@dataclass(frozen=True)
+class Sequences:
     """The checked sequences of a call, B of them.
 
     starts: (B + 1,), the first packed row of each sequence's queries, and their total. lengths: (B,), its keys. Both
@@ -25,6 +28,25 @@ class Sequences(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.starts, self.lengths, self.table
+
+    @cached_property
+    def addresses(self) -> tuple[int, int, int]:
+        """Where the arrays lie."""
+        return self.starts.ctypes.data, self.lengths.ctypes.data, self.table.ctypes.data
+
+    @cached_property
+    def longest(self) -> int:
+        """The keys of the longest sequence; 0 if there is none."""
+        return int(self.lengths.max(initial=0))
+
+    @cached_property
+    def total(self) -> int:
+        """The queries of all sequences."""
+        return int(self.starts[-1])
 
     @property
     def queries(self) -> np.ndarray:

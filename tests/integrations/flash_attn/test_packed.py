@@ -177,12 +177,12 @@ PAGES = torch.zeros(3, 4, 2, 4)
         ({"alibi_slopes": torch.zeros(3, 2)}, r"alibi_slopes must be a tensor \(2,\) or \(2, 2\), got \(3, 2\)"),
         ({"k": PAGES, "v": PAGES}, r"k must be \(total, heads, d\), got shape \(3, 4, 2, 4\)"),
         ({"block_table": [[0], [1]]}, r"k must be \(pages, page, heads, d\), got shape \(7, 2, 4\)"),
-        ({"k": PAGES, "v": PAGES, "block_table": [[0], [3]]}, r"block_table\[1, 0\] must be 0 to 2, got 3"),
+        ({"k": PAGES, "v": PAGES, "block_table": [[0], [3]]}, r"block_table\[1, 0\] must be a page, 0 to 2, got 3"),
         ({"k": PAGES, "v": PAGES, "block_table": [[0]]}, r"block_table must be whole numbers \(2 sequences"),
         ({"k": PAGES, "v": PAGES, "block_table": [[], []]}, r"block_table must be whole numbers"),
         (
             {"k": PAGES, "v": PAGES, "block_table": [[0], [1]], "cu_seqlens_k": [0, 3, 12]},
-            "block_table needs 3 blocks per sequence, got 1",
+            r"block_table has 1 pages for each sequence, but the lengths of cu_seqlens_k\[1\] = 9 keys need 3",
         ),
     ],
 )

@@ -232,7 +232,7 @@ def test_pages():
     with rb.flash_ops(), torch.no_grad():
         close(forward(q, pool, values, STARTS, None, **options)[0], wanted, 4e-6)
         close(forward(q, pool, values, STARTS, None, **options)[1], lse, 1e-5)
-        with pytest.raises(rb.RedblueError, match=r"block_table\[1\] must name pages 0 to 6, got 7"):
+        with pytest.raises(rb.RedblueError, match=r"block_table\[1, 0\] must be a page, 0 to 6, got 7"):
             forward(
                 q,
                 pool,
@@ -242,7 +242,7 @@ def test_pages():
                 seqused_k=int32([7, 1, 5, 8, 1]),
                 block_table=int32([[7, 7]] * 5).where(torch.arange(5)[:, None] == 1, int32(table)),
             )
-        with pytest.raises(rb.RedblueError, match=r"seqused_k\[0\] must be 0 to 8, .* got 9"):
+        with pytest.raises(rb.RedblueError, match=r"block_table has 2 pages .* seqused_k\[0\] = 9 keys need 3"):
             forward(q, pool, values, STARTS, None, seqused_k=int32([9, 0, 5, 8, 1]), block_table=int32(table))
         with pytest.raises(rb.RedblueError, match="block_table needs seqused_k"):
             forward(q, pool, values, STARTS, None, block_table=int32(table))
@@ -263,7 +263,7 @@ def test_used_part_of_the_keys():
         close(forward(q, k, v, STARTS, KEY_STARTS, causal=True, seqused_k=int32(used))[0], wanted, 4e-6)
         with pytest.raises(rb.RedblueError, match=r"seqused_k\[1\] must be 0 to 2"):
             forward(q, k, v, STARTS, KEY_STARTS, seqused_k=int32([0, 3, 0, 0, 0]))
-        with pytest.raises(rb.RedblueError, match="seqused_k must have 5 entries"):
+        with pytest.raises(rb.RedblueError, match="seqused_k must have one entry for each of 5 sequences, got 2"):
             forward(q, k, v, STARTS, KEY_STARTS, seqused_k=int32([0, 3]))
         with pytest.raises(rb.RedblueError, match="padded"):
             forward(*padded(), seqused_k=int32([1, 1]))

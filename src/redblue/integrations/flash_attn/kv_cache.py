@@ -157,7 +157,9 @@ class Cache:
         if ((self.first < 0) | (self.first > filled + new)).any():
             ends = (filled + new).tolist()
             raise RedblueError(f"cache_leftpad must be 0 to the filled positions, {ends}, got {self.first.tolist()}")
-        self.pages = None if self.block_table is None else Pages(self.k, self.block_table, filled + new)
+        self.pages = (
+            None if self.block_table is None else Pages(self.k, self.block_table, filled + new, "cache_seqlens")
+        )
         return filled
 
     def _lengths(self, cache_seqlens: Any, capacity: int) -> np.ndarray:

@@ -10,25 +10,16 @@ from torch import Tensor
 
 from redblue.base.errors import RedblueError
 from redblue.integrations.flash_attn.arguments import integer
-from redblue.masks.numbers import whole
+from redblue.op.pages import table_of, whole_numbers
 from redblue.op.varlen import lengths_of, rows_of
 
 
 def numbers(name: str, values: Any, count: int | None = None) -> np.ndarray:
     """A tensor or list of whole numbers as an array. Raises RedblueError, which names it, for anything else."""
-    array = whole(name, _on_cpu(name, values))
+    array = whole_numbers(name, values)
     if count is not None and len(array) != count:
         raise RedblueError(f"{name} must have one entry for each of {count} sequences, got {len(array)}")
     return array
-
-
-def _on_cpu(name: str, values: Any) -> Any:
-    """A tensor as an array; anything else as it is. Raises RedblueError for a tensor without data."""
-    if not isinstance(values, Tensor):
-        return values
-    if values.is_meta:
-        raise RedblueError(f"{name} must have values, got a tensor on the device meta")
-    return values.detach().cpu().numpy()
 
 
 def sequence_lengths(name: str, cu_seqlens: Any) -> np.ndarray:
@@ -71,7 +62,8 @@ class KeyRows:
             raise RedblueError(f"leftpad_k must be 0 to the sequence's used keys, {ends.tolist()}, got {self.firsts}")
         self.lengths = ends - self.firsts
         self.starts = np.append(0, np.cumsum(whole_lengths))
-        self.block_table = None if block_table is None else Pages(k, block_table, ends)
+        of_lengths = "the lengths of cu_seqlens_k" if seqused_k is None else "seqused_k"
+        self.block_table = None if block_table is None else Pages(k, block_table, ends, of_lengths)
         self.total = int(self.starts[-1])
         self._in_place = seqused_k is None and leftpad_k is None
         if block_table is None:
@@ -92,29 +84,20 @@ class KeyRows:
 class Pages:
     """The table of the pages that hold the keys of each sequence.
 
-    k: (blocks, page, ...). block_table: (sequences, blocks per sequence). lengths: positions that must lie in pages.
-    Raises RedblueError if a position has no page.
+    k: (blocks, page, ...). block_table: (sequences, blocks per sequence). lengths: positions that must lie in pages;
+    of_lengths names them in messages. Raises RedblueError if a position has no page.
     """
 
-    def __init__(self, k: Tensor, block_table: Any, lengths: np.ndarray) -> None:
-        self.table = np.asarray(_on_cpu("block_table", block_table))
-        if self.table.ndim != 2 or self.table.dtype.kind not in "iu" or len(self.table) != len(lengths):
-            wanted = f"whole numbers ({len(lengths)} sequences, blocks per sequence)"
-            raise RedblueError(f"block_table must be {wanted}, got {self.table.dtype} {self.table.shape}")
-        self.page = k.shape[1]
-        needed = -(-lengths // max(1, self.page))
-        if len(lengths) and needed.max() > self.table.shape[1]:
-            raise RedblueError(f"block_table needs {needed.max()} blocks per sequence, got {self.table.shape[1]}")
-        used = np.arange(self.table.shape[1]) < needed[:, None]
-        wrong = used & ((self.table < 0) | (self.table >= k.shape[0]))
-        if wrong.any():
-            i, j = np.argwhere(wrong)[0]
-            raise RedblueError(f"block_table[{i}, {j}] must be 0 to {k.shape[0] - 1}, got {self.table[i, j]}")
+    def __init__(self, k: Tensor, block_table: Any, lengths: np.ndarray, of_lengths: str) -> None:
+        self.page = int(k.shape[1])
+        names = "block_table", of_lengths
+        self.table = table_of(block_table, lengths, self.page, int(k.shape[0]), names)
 
     def places(self, sequences: np.ndarray, positions: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
         """The block, and the row within it, of these positions of these sequences."""
-        blocks = self.table[sequences, positions // self.page]
-        return tuple(torch.from_numpy(x.astype(np.int64)).to(device) for x in (blocks, positions % self.page))  # pyright: ignore
+        page = max(1, self.page)
+        blocks = torch.from_numpy(self.table[sequences, positions // page]), torch.from_numpy(positions % page)
+        return blocks[0].to(device), blocks[1].to(device)
 
     def rows(self, x: Tensor, sequences: np.ndarray, positions: np.ndarray) -> Tensor:
         """The rows of x at these positions of these sequences."""

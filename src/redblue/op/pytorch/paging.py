@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
-from redblue.masks.numbers import whole
+from redblue.op.pages import lengths_of, table_of, whole_numbers
 
 
 def used_keys(
@@ -29,22 +27,19 @@ def used_keys(
     sequences = len(starts) - 1
     if used is None:
         raise RedblueError("block_table needs seqused_k, the number of keys of each sequence")
-    lengths = _per_sequence("seqused_k", used, sequences)
+    lengths = lengths_of("seqused_k", used, sequences)
     if table is None:
-        first = _per_sequence("cum_seq_k", key_starts, sequences + 1)
+        first = whole_numbers("cum_seq_k", key_starts)
+        if len(first) != sequences + 1:
+            raise RedblueError(
+                f"cum_seq_k must have {sequences + 1} entries for {sequences} sequences, got {len(first)}"
+            )
         rows = _in_place(lengths, first, key.shape[0])
         key, value = (x.index_select(0, rows) for x in (key, value))
     else:
-        pages, offsets = _in_pages(lengths, table, sequences, key, value)
+        pages, offsets = _in_pages(lengths, table, key, value)
         key, value = key[pages, offsets], value[pages, offsets]
     return key, value, torch.from_numpy(np.append(0, np.cumsum(lengths)))
-
-
-def _per_sequence(name: str, x: Any, count: int) -> np.ndarray:
-    numbers = whole(name, x.detach().cpu().numpy())
-    if len(numbers) != count:
-        raise RedblueError(f"{name} must have {count} entries for the sequences of cum_seq_q, got {len(numbers)}")
-    return numbers
 
 
 def _in_place(lengths: np.ndarray, first: np.ndarray, total: int) -> Tensor:
@@ -52,37 +47,23 @@ def _in_place(lengths: np.ndarray, first: np.ndarray, total: int) -> Tensor:
     room = np.diff(first)
     if len(first) and (first[0] or (room < 0).any() or first[-1] > total):
         raise RedblueError(f"cum_seq_k must ascend from 0 to at most the rows of key, {total}, got {first.tolist()}")
-    _check_room(lengths, room, "keys of the sequence")
+    wrong = np.flatnonzero(lengths > room)
+    if len(wrong):
+        i = wrong[0]
+        raise RedblueError(f"seqused_k[{i}] must be 0 to {room[i]}, the keys of the sequence, got {lengths[i]}")
     return torch.from_numpy(np.repeat(first[:-1], lengths) + _counted(lengths))
 
 
-def _in_pages(lengths: np.ndarray, table: Tensor, sequences: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _in_pages(lengths: np.ndarray, table: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """The page and the place in the page of every used key."""
     if key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
         shapes = f"got {tuple(key.shape)} and {tuple(value.shape)}"
         raise RedblueError(f"with block_table, key and value must be (pages, page size, heads, d), {shapes}")
-    if table.dim() != 2 or table.shape[0] != sequences or table.is_floating_point():
-        raise RedblueError(
-            f"block_table must be whole numbers ({sequences}, pages per sequence), got {tuple(table.shape)} of "
-            f"{str(table.dtype).removeprefix('torch.')}"
-        )
     count, size = key.shape[:2]
-    _check_room(lengths, np.full(sequences, table.shape[1] * size), "places in the pages of the sequence")
+    pages = table_of(table, lengths, size, count, ("block_table", "seqused_k"))
     place = _counted(lengths)
-    sequence = np.repeat(np.arange(sequences), lengths)
-    pages = table.numpy().astype(np.int64)[sequence, place // max(1, size)]
-    wrong = np.flatnonzero((pages < 0) | (pages >= count))
-    if len(wrong):
-        i = sequence[wrong[0]]
-        raise RedblueError(f"block_table[{i}] must name pages 0 to {count - 1}, got {pages[wrong[0]]}")
-    return torch.from_numpy(pages), torch.from_numpy(place % max(1, size))
-
-
-def _check_room(lengths: np.ndarray, room: np.ndarray, what: str) -> None:
-    wrong = np.flatnonzero((lengths < 0) | (lengths > room))
-    if len(wrong):
-        i = wrong[0]
-        raise RedblueError(f"seqused_k[{i}] must be 0 to {room[i]}, the {what}, got {lengths[i]}")
+    sequence = np.repeat(np.arange(len(lengths)), lengths)
+    return torch.from_numpy(pages[sequence, place // max(1, size)]), torch.from_numpy(place % max(1, size))
 
 
 def _counted(lengths: np.ndarray) -> np.ndarray:
