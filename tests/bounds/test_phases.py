@@ -19,7 +19,7 @@ def earned(direction, xi, xi_v, w, words, started):
     """What docs/lab/theory.md, Theorem 3 lets a phase earn whose words (shares of W, arrays) are spent like this."""
     t1, t2, a1, b1, a2, b2, y, z, more1, more2 = words
     whole, whole_dp = a1 * b1 / xi**2, a2 * b2 / xi_v**2
-    from_p, from_ds = whole + t1, np.minimum(whole, whole_dp) + t1 + t2
+    from_p, from_ds = whole + t1, np.minimum(whole + t1, whole_dp) + t2
 
     def products(r, c, pairs, size):
         return np.minimum(np.sqrt(r * c * pairs) / size, pairs)

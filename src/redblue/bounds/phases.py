@@ -79,12 +79,12 @@ class PhaseProblem:
     def supply(self, x: Point, by: Point) -> tuple[Any, Any]:
         """Return the numbers of pairs whose P, and whose dS, is available at x: computed from inputs, or kept.
 
-        dS needs complete scores and complete dP, so the smaller of the two numbers counts. The point `by` decides which
-        one is taken; the result is then convex in each single variable for every x.
+        dS is kept, or needs complete dP and an available P, so the smaller of the two numbers counts. The point `by`
+        decides which one is taken; the result is then convex in each single variable for every x.
         """
-        scores, dp = (x.alpha / self.xi) ** 2, (x.beta / self.xi_v) ** 2
-        fewer = np.where(by.alpha / self.xi <= by.beta / self.xi_v, scores, dp)
-        return scores + x.t1, fewer + x.t1 + x.t2
+        from_p, dp = (x.alpha / self.xi) ** 2 + x.t1, (x.beta / self.xi_v) ** 2
+        fewer = np.where((by.alpha / self.xi) ** 2 + by.t1 <= (by.beta / self.xi_v) ** 2, from_p, dp)
+        return from_p, fewer + x.t2
 
 
 class Dual(NamedTuple):

@@ -79,9 +79,9 @@ COMPULSORY = {
 }
 # Words per pair from the certified table, for d = d_v and large n.
 CONSTANTS = {
-    "forward": "3.96 x^2 for x <= 1/2, 3.9 x at x = 10",
-    "backward": "10.2 x^2 for small x, 7.3 x at x = 10",
-    "gradient_x": "7.8 x^2 for small x, 6.1 x at x = 10",
+    "forward": "3.9 x^2 for small x, 3.8 x at x = 10",
+    "backward": "10.2 x^2 for small x, 7.5 x at x = 10",
+    "gradient_x": "7.8 x^2 for small x, 7.2 x at x = 10",
 }
 SUMS = {"gradient_x": " - n_q d_v - max(n_q, n_k) d + d^2"}
 
