@@ -53,7 +53,8 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
         "# transformers on redblue",
         "",
         f"Every model class with a forward pass of transformers {versions['transformers']} whose module "
-        f"dispatches attention through `ALL_ATTENTION_FUNCTIONS` ({len(records):,} classes of {len(models)} models), at tiny size, with random "
+        f"dispatches attention through `ALL_ATTENTION_FUNCTIONS` ({len(records):,} classes of {len(models)} models), "
+        f"at tiny size, with random "
         f"weights, in float32, with PyTorch {versions['torch']} on a CPU. `make transformers-table` writes this page "
         "and [the outcome of each class](transformers.json).",
         "",
@@ -68,8 +69,8 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
         f"({100 * len(served) / max(1, len(by_sdpa)):.1f} %).",
         f"- redblue computes {beyond:,} classes right that `sdpa` refuses or computes wrong.",
         f"- {generated:,} classes also generated the same tokens, from prompts with padding on the left.",
-        f"- {len(compared):,} of {len(records):,} classes could be compared; {parts:,} of them are parts that were called with "
-        "the inputs that a whole model of the same module gives them.",
+        f"- {len(compared):,} of {len(records):,} classes could be compared; {parts:,} of them are parts that were "
+        "called with the inputs that a whole model of the same module gives them.",
         "",
         "## Refused, or other numbers",
         "",
