@@ -32,7 +32,11 @@ def _short(record: dict[str, Any]) -> str | dict[str, str]:
     """A class's outcome: "same" if sdpa takes it, too; else the details."""
     if record["status"] == record.get("sdpa") == "same":
         return "same"
-    fields = {"status": record["status"], "sdpa": record.get("sdpa"), "reason": record.get("reason", "")[:90]}
+    fields: dict[str, Any] = {
+        "status": record["status"],
+        "sdpa": record.get("sdpa"),
+        "reason": record.get("reason", "")[:90],
+    }
     return {name: value for name, value in fields.items() if value}
 
 
@@ -43,12 +47,14 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
     compared = [r for r in records if r["status"] in ("same", "same as sdpa", "wrong", "refused")]
     errors = [max(record["errors"]) for record in records if record["status"] == "same"]
     generated = sum(record.get("generates") == "same" for record in records)
+    parts = sum("within" in record for record in compared)
     beyond = sum(r["status"] == "same" and r.get("sdpa") in ("refused", "wrong") for r in records)
     lines = [
         "# transformers on redblue",
         "",
-        f"Every model class of transformers {versions['transformers']} whose module dispatches attention through "
-        f"`ALL_ATTENTION_FUNCTIONS` ({len(records):,} classes of {len(models)} models), at tiny size, with random "
+        f"Every model class with a forward pass of transformers {versions['transformers']} whose module "
+        f"dispatches attention through `ALL_ATTENTION_FUNCTIONS` ({len(records):,} classes of {len(models)} models), "
+        f"at tiny size, with random "
         f"weights, in float32, with PyTorch {versions['torch']} on a CPU. `make transformers-table` writes this page "
         "and [the outcome of each class](transformers.json).",
         "",
@@ -63,7 +69,8 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
         f"({100 * len(served) / max(1, len(by_sdpa)):.1f} %).",
         f"- redblue computes {beyond:,} classes right that `sdpa` refuses or computes wrong.",
         f"- {generated:,} classes also generated the same tokens, from prompts with padding on the left.",
-        f"- {len(compared):,} of {len(records):,} classes could be compared.",
+        f"- {len(compared):,} of {len(records):,} classes could be compared; {parts:,} of them are parts that were "
+        "called with the inputs that a whole model of the same module gives them.",
         "",
         "## Refused, or other numbers",
         "",

@@ -74,8 +74,8 @@ def redblue_mask(
     if padding is not None:
         mask = padding if mask.is_full else mask & padding
     rule = None if mask.is_full else mask
-    if rule is None and used == kv_length and not floating and others.get("allow_is_bidirectional_skip"):
-        return None  # as for sdpa: layers whose keys get fewer, such as Informer's, would refuse a mask
+    if rule is None and used == kv_length and others.get("allow_is_bidirectional_skip"):
+        return None  # as for eager and sdpa: layers whose keys get fewer, such as Informer's, would refuse a mask
     return MaskTensor(rule, used, shape, torch.device(device), dtype if floating else torch.bool)
 
 
