@@ -54,6 +54,10 @@ class Cluster:
     def name(self) -> str:
         return f"{self.processes}x {self.memory.name} over {self.link.name}"
 
+    @property
+    def title(self) -> str:
+        return f"{self.processes} x {self.memory.title}, {self.link.title}"
+
 
 def list_links() -> list[str]:
     """Return the names of the links in the catalogue."""

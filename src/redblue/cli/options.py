@@ -13,6 +13,7 @@ from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.base.integers import parse_size
 from redblue.base.text import quoted
+from redblue.catalogue.clusters import Cluster, cluster, is_cluster
 from redblue.catalogue.memories import THIS_MACHINE, Memory, list_memories, memory
 from redblue.catalogue.models import list_models
 from redblue.masks import Mask
@@ -87,7 +88,7 @@ Memories = Annotated[
     typer.Option(
         "--memory",
         "-m",
-        help="A machine of the catalogue, this-machine, or a TOML file; repeatable.",
+        help="A machine of the catalogue, this-machine, a TOML file, or a cluster: 8x NAME over LINK; repeatable.",
         autocompletion=memory_names,
     ),
 ]
@@ -108,6 +109,11 @@ def find_memories(names: Sequence[str]) -> list[Memory]:
     """Look up machines by name. this-machine is followed by its CUDA devices."""
     machines = [memory(name) for name in names]
     return [each for machine in machines for each in (machine, *machine.devices)]
+
+
+def find_machines(names: Sequence[str]) -> list[Memory | Cluster]:
+    """Look up machines and clusters by name."""
+    return [each for name in names for each in ([cluster(name)] if is_cluster(name) else find_memories([name]))]
 
 
 def parse_tiles(text: str | None) -> dict[str, int] | None:

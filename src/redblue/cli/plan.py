@@ -11,7 +11,6 @@ from rich.console import Group
 from redblue.base.errors import RedblueError
 from redblue.base.progress import working
 from redblue.catalogue import models as catalogue
-from redblue.catalogue.clusters import cluster, is_cluster
 from redblue.cli.options import (
     DV,
     NK,
@@ -27,7 +26,7 @@ from redblue.cli.options import (
     Page,
     Prefix,
     VInK,
-    find_memories,
+    find_machines,
     in_pages,
     make_problem,
     model_names,
@@ -75,8 +74,7 @@ def command(
         layers = catalogue.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
         problems = [each.problem for each in layers]
     with working("planning"):
-        named = memory or ["this-machine"]
-        machines = [each for name in named for each in ([cluster(name)] if is_cluster(name) else find_memories([name]))]
+        machines = find_machines(memory or ["this-machine"])
         plans = [plan(problem, machine) for machine in machines for problem in problems]
     show([each.to_dict() for each in plans], Group(*(part for each in plans for part in (each, ""))), as_json)
 

@@ -11,7 +11,7 @@ import typer
 
 from redblue.base.progress import progress_bar
 from redblue.catalogue import models as catalogue
-from redblue.cli.options import Batch, Direction, Dtype, Json, Memories, ModelN, find_memories, model_names
+from redblue.cli.options import Batch, Direction, Dtype, Json, Memories, ModelN, find_machines, model_names
 from redblue.cli.output import show, written
 
 EPILOG = "Example: redblue report llama-3-8b path/to/config.json --memory h100-sxm -o llama.html"
@@ -45,7 +45,7 @@ def command(
 
     target = check_output(output, force)
     chosen = [catalogue.model(name, n=n, batch=batch, dtype=dtype, direction=direction) for name in models or MODELS]
-    machines = find_memories(memory or MEMORIES)
+    machines = find_machines(memory or MEMORIES)
     experiments = read_all(results)
     with progress_bar("planning", unit="steps") as move:
         report = collect(

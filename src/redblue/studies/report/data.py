@@ -11,6 +11,7 @@ from typing import Any
 from redblue.base.errors import RedblueError
 from redblue.base.style import REGIMES
 from redblue.base.version import VERSION
+from redblue.catalogue.clusters import Cluster
 from redblue.catalogue.memories import Memory
 from redblue.catalogue.models import Layers, Model
 from redblue.lab.planner import plan
@@ -55,7 +56,7 @@ class Report:
     """
 
     models: tuple[Model, ...]
-    memories: tuple[Memory, ...]
+    memories: tuple[Memory | Cluster, ...]
     shapes: tuple[Shape, ...]
     checks: tuple[Check, ...]
     command: str
@@ -134,7 +135,7 @@ class Report:
 
 def collect(
     models: Sequence[Model],
-    memories: Sequence[Memory],
+    memories: Sequence[Memory | Cluster],
     progress: Callable[[int, int, str], object] | None = None,
     command: str | None = None,
     measure: bool = False,
@@ -151,8 +152,8 @@ def collect(
         lacking = "memory (`redblue memories` lists them)" if models else "model (`redblue models` lists them)"
         raise RedblueError(f"a report needs at least one {lacking}, got none")
     report_progress = progress or (lambda done, total, label: None)
-    machines: list[Memory] = []
-    for machine in (machine for memory in memories for machine in (memory, *memory.devices)):
+    machines: list[Memory | Cluster] = []
+    for machine in (machine for memory in memories for machine in (memory, *_devices(memory))):
         machines += [machine] if machine not in machines else []
     model_layers = [(model, layers) for model in models for layers in model]
     here = this_machine_among(machines) if measure else None
@@ -163,7 +164,7 @@ def collect(
         report_progress(done, total, f"{model.name}, {layers.name}")
         key = curve_key(layers.problem)
         if key not in curves:
-            curves[key] = curve(key, machines)
+            curves[key] = curve(key, [_one(machine) for machine in machines])
         shapes.append(Shape(model, layers, tuple(plan(layers.problem, machine) for machine in machines), curves[key]))
     report_progress(len(model_layers), total, "running the chosen schedules on numbers")
     verdicts = tuple(checks((shape.label, plan) for shape in shapes for plan in shape.plans))
@@ -187,7 +188,16 @@ def collect(
     )
 
 
-def _command(models: Sequence[Model], memories: Sequence[Memory], measure: bool) -> str:
+def _devices(machine: Memory | Cluster) -> tuple[Memory, ...]:
+    return machine.devices if isinstance(machine, Memory) else ()
+
+
+def _one(machine: Memory | Cluster) -> Memory:
+    """The machine itself, or one machine of the cluster."""
+    return machine if isinstance(machine, Memory) else machine.memory
+
+
+def _command(models: Sequence[Model], memories: Sequence[Memory | Cluster], measure: bool) -> str:
     """A command line that makes the same report."""
     options = [word for memory in memories for word in ("--memory", memory.name)]
     options += ["--no-measure"] if this_machine_among(memories) and not measure else []

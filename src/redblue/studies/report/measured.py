@@ -10,6 +10,7 @@ from typing import Any
 from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.bounds import lower_bound
+from redblue.catalogue.clusters import Cluster
 from redblue.catalogue.memories import THIS_MACHINE, Memory
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.plan import DTYPES, cache_bytes
@@ -96,9 +97,10 @@ class Measured:
         return {"shape": self.label, "cut": self.cut, "why": self.why, "run": run_data}
 
 
-def this_machine_among(memories: Sequence[Memory]) -> Memory | None:
+def this_machine_among(memories: Sequence[Memory | Cluster]) -> Memory | None:
     """Return this machine if it is among the memories: only this one can be measured."""
-    return next((memory for memory in memories if memory.name == THIS_MACHINE), None)
+    machines = (memory for memory in memories if isinstance(memory, Memory))
+    return next((memory for memory in machines if memory.name == THIS_MACHINE), None)
 
 
 def measured(label: str, problem: Problem, machine: Memory, known: dict[Problem, Run] | None = None) -> Measured:

@@ -26,10 +26,14 @@ def summary(report: Report) -> RenderableType:
 def _machine(report: Report, number: int) -> StackingTable:
     memory = report.memories[number]
     boundaries = [level.boundary for level in report.shapes[0].plans[number].levels]
-    lines = table(("shape", *boundaries), title=f"{memory.name}: {memory.title}")
+    network = [shape.plans[number].network for shape in report.shapes]
+    last = ("network",) if any(network) else ()
+    lines = table(("shape", *boundaries, *last), title=f"{memory.name}: {memory.title}")
     for shape in report.shapes:
         p = shape.problem
         cells = [_cell(level) for level in shape.plans[number].levels]
+        plan = shape.plans[number].network
+        cells += [Text(f"{plan.schedule}\n{plan.placement} {ratio(plan.gap)}")] if plan else []
         lines.add_row(Text.assemble(shape.label, (f"\nd {p.d}, heads {p.heads}/{p.kv_heads}", "dim")), *cells)
     return lines
 
