@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from redblue.kernels.cpu.mask_form import per_head
 from redblue.kernels.options import Options
 from redblue.kernels.positions import Positions
 from redblue.machine.network import Shape, row_index
@@ -131,10 +132,15 @@ class Operations:
         )
         # The kernels subtract the row sums of dout * out - dlse: without out, -delta in the place of dlse gives delta.
         nothing = torch.zeros((), dtype=dout.dtype, device=dout.device).expand(dout.shape)
-        own = self._options(block, process)
+        own, group = self._options(block, process), q.shape[-3] // k.shape[-3]
+        repeated = group > 1 and per_head(block.mask)  # the kernels take one mask per key head
+        if repeated:
+            k, v = (x.repeat_interleave(group, -3) for x in (k, v))
         dq, dk, dv, dbias, _ = dispatch.gradients(
             *(dout, -delta[..., 0], q, k, v, nothing, lse[..., 0].contiguous(), own), self.dbias is not None
         )
+        if repeated:
+            dk, dv = (x.unflatten(-3, (-1, group)).sum(-3, dtype=self.sums) for x in (dk, dv))
         if self.dbias is not None:
             rows, keys = _bias_index(self.dbias, block)
             self.dbias[..., rows, :][..., keys] += dbias
@@ -187,13 +193,14 @@ class Operations:
             if name.array != "lse":
                 by_part.setdefault(name.part, []).append(name)
         outs, lses = [], []
-        for part in sorted(by_part):
-            first, *others = by_part[part]
-            out, lse = tensors[first], tensors[first._replace(array="lse")]
-            if others or len(shapes[first].rows) < len(rows):
+        for part in range(layout.grid.head_parts):
+            names = by_part.get(part, [])
+            if len(names) == 1 and len(shapes[names[0]].rows) == len(rows):
+                out, lse = tensors[names[0]], tensors[names[0]._replace(array="lse")]
+            else:
                 total = Part("out_sum", whole.shard, part), Part("lse", whole.shard, part)
                 out, lse = (self._nothing(name, len(rows)) for name in total)
-                for name in by_part[part]:
+                for name in names:
                     own = _index(row_index(Shape(rows, 1), shapes[name].rows))
                     _merge_into(out, lse, own, tensors[name].to(self.sums), tensors[name._replace(array="lse")])
             outs.append(out.to(self.dtype))

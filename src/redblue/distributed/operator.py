@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,10 +17,12 @@ from redblue.distributed.failures import Failures
 from redblue.distributed.groups import group_of
 from redblue.distributed.operations import Operations
 from redblue.distributed.process import Process
+from redblue.kernels.cpu.mask_form import check_lead
 from redblue.kernels.options import Options, check_array, check_gradients, checked, options_of
 from redblue.masks import Mask
-from redblue.masks.rules.stack import planes
+from redblue.masks.rules.stack import Stack, planes
 from redblue.op import api, checks
+from redblue.op.pytorch import dispatch
 from redblue.problem import Problem
 from redblue.schedules import network
 from redblue.schedules.network import Layout, Part, Placement, placement_of
@@ -68,12 +71,15 @@ def attention(
         own: Any = call.shard
     except RedblueError as error:
         own = error
+    except Exception as error:  # the other processes must hear of it, too
+        own = RedblueError(f"{type(error).__name__}: {error}")
+        own.__cause__ = error
     device = q.device if isinstance(q, Tensor) and not is_distributed(q) else torch.device("cpu")
     shards = agree(own, processes, device, failures)
     layout = _layout(call, shards, dist.get_world_size(processes))
     q, k, v = call.tensors
     if layout is None:
-        out, lse = api.attention(q, k, v, return_lse=True, mask=mask, **options)  # neither pairs nor words
+        out, lse = api.attention(q, k, v, return_lse=True, sinks=call.options.sinks)  # neither pairs nor words
     else:
         own_options = call.options._replace(bias=None, sinks=None, seed=shards[0].seed, alibi=call.slopes)
         arrays = *call.flat, call.flat_bias, call.options.sinks
@@ -100,6 +106,21 @@ class Call(NamedTuple):
         return [x.reshape(-1, *x.shape[-3:]) for x in self.tensors]
 
     @property
+    def arrays(self) -> list[Tensor]:
+        """q, k, v, and the arrays among the options."""
+        return [*self.tensors, *(x for _, _, x in self.options.present_arrays())]
+
+    @property
+    def planes(self) -> Mask | None:
+        """A mask with planes, with one leading dimension as `flat`; None: one mask for all."""
+        mask, lead = _mask(self.options), self.tensors[0].shape[:-3]
+        if len(lead) < 2 or len(mask.lead) < 2:
+            return mask if mask.lead else None
+        rules, plane = planes(mask.rule)
+        own = np.broadcast_to(plane, (*lead, plane.shape[-1])).reshape(-1, plane.shape[-1])
+        return Mask(Stack.of([rules[i] for i in own.ravel()], own.shape))
+
+    @property
     def slopes(self) -> Tensor | None:
         """alibi, (batch, heads)."""
         alibi, q = self.options.alibi, self.tensors[0]
@@ -107,9 +128,12 @@ class Call(NamedTuple):
 
     @property
     def flat_bias(self) -> Tensor | None:
-        """The bias with one leading dimension, if it has more."""
+        """The bias with at least two dimensions, and one leading dimension if it has more."""
         bias, q = self.options.bias, self.tensors[0]
-        if bias is None or q.dim() <= 4:
+        if bias is None:
+            return None
+        bias = torch.atleast_2d(bias)
+        if q.dim() <= 4:
             return bias
         return bias.expand(*q.shape[:-2], *bias.shape[-2:]).reshape(-1, q.shape[-3], *bias.shape[-2:])
 
@@ -134,7 +158,8 @@ class Call(NamedTuple):
             "dropout": own.dropout,
             "sinks": own.sinks is not None,
             "alibi": None if alibi is None else digest_of_array(alibi.detach().cpu().double().numpy()),
-            "keys of the bias": None if own.bias is None else own.bias.shape[-1],
+            "keys of the bias": None if own.bias is None else (1, *own.bias.shape)[-1],
+            "whether gradients are required": torch.is_grad_enabled() and any(x.requires_grad for x in self.arrays),
         }
         seed = None
         if own.dropout:
@@ -167,7 +192,15 @@ def _checked(
     mesh = _mesh_of(q)
     if mesh is not None or is_distributed(k) or is_distributed(v):
         q, k, v, placement = local_parts(q, k, v, placement)
+    for name, x in {**given, "q": q, "k": k, "v": v}.items():
+        if name not in "qkv" and is_distributed(x):
+            raise RedblueError(f"{name} must be a plain tensor, this process's part, got a DTensor")
+    dispatch.check_tensors({**given, "q": q, "k": k, "v": v})
+    q, k, v = (_as_autocast(x) for x in (q, k, v))
     sizes = checks.check_shapes(q.shape, k.shape, v.shape)
+    if q.is_cpu:
+        checks.check_widths_on_cpu(sizes)
+    check_lead(_mask(record), sizes._replace(kv_heads=sizes.kv_heads * sizes.group, group=1))
     for name, x in (("k", k), ("v", v)):
         if x.shape[:-3] != q.shape[:-3]:
             raise RedblueError(f"{name} must have q's leading dimensions {tuple(q.shape[:-3])}, got {tuple(x.shape)}")
@@ -186,6 +219,14 @@ def _checked(
     return Call((q, k, v), record, placement, schedule, mesh)
 
 
+def _as_autocast(x: Tensor) -> Tensor:
+    """The tensor in the type of autocast, where that is on; float64 stays."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64 or not x.is_floating_point():
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
 STATIONARY = ("ring", "all_gather")  # schedules by which each process computes with its own queries
 
 
@@ -198,6 +239,8 @@ def _layout(call: Call, shards: list[Shard], processes: int) -> Layout | None:
     q, k, v = call.tensors
     n_q, n_k = sum(shard.queries for shard in shards), sum(shard.keys for shard in shards)
     mask = _mask(call.options)
+    for rule in planes(mask.rule)[0]:
+        rule.pattern(n_q, n_k)  # raises RedblueError if the mask does not fit
     if not n_q or not n_k or not q.shape[:-3].numel() or not q.shape[-3]:
         return None
     columns = call.shard.call["keys of the bias"]
@@ -224,10 +267,8 @@ def _layout(call: Call, shards: list[Shard], processes: int) -> Layout | None:
         dtype=str(q.dtype).removeprefix("torch."),
         mask=Mask.full() if mask.lead else mask,
     )
-    for rule in planes(mask.rule)[0]:
-        rule.pattern(n_q, n_k)  # raises RedblueError if the mask does not fit
     names = [call.schedule] if call.schedule != "auto" else STATIONARY if columns else network.SCHEDULES
-    return chosen(tuple(names), problem, processes, call.placement, mask if mask.lead else None)
+    return chosen(tuple(names), problem, processes, call.placement, call.planes)
 
 
 @lru_cache(maxsize=32)
@@ -327,7 +368,7 @@ def run(
     """Run a layout's program in this process. arrays: (batch, heads, own rows, columns), by name."""
     process = Process(group, operations.table, operations.empty, failures)
     rank = process.rank
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(operations.device.type, enabled=False):
         for name, shape in network.inputs(layout, rank).items():
             parts = arrays[name.array].detach().chunk(arrays[name.array].shape[-3] // _heads(layout, name, shape), -3)
             process.put(name, shape, parts[name.part])
@@ -346,4 +387,5 @@ def _heads(layout: Layout, name: Part, shape: Any) -> int:
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """The outputs with one more score per head, which has no value."""
     total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None, None])
-    return (out * (lse - total).exp()).to(out.dtype), total
+    share = torch.where(lse == float("-inf"), 0.0, (lse - total).exp())
+    return (out * share).to(out.dtype), total

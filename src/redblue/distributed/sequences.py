@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
-from redblue.distributed.groups import group_of
+from redblue.distributed.agreement import Shard, agree, digest_of_placement
+from redblue.distributed.failures import Failures
+from redblue.distributed.groups import group_of, next_call
 from redblue.masks import Mask
 from redblue.schedules.network import Placement, placement_of
 
@@ -34,29 +36,51 @@ def gather(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: An
     Arguments as for `shard`. Differentiable: a part's gradient is the sum of what all processes computed for it.
     """
     own = group_of(group)
-    _check_dim("x", x, dim)
-    return _Gather.apply(x, dim, placement, own)  # pyright: ignore
+    call: Any = None
+    try:
+        _check_dim("x", x, dim)
+        call = Shard(x.shape[dim], 0, None, _shared(x, dim, placement))
+    except RedblueError as error:
+        call = error
+    device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+    shards = agree(call, own, device, Failures(own, next_call(own)))
+    lengths = [shard.queries for shard in shards]
+    placed = placement_of(placement, sum(lengths), len(lengths))
+    if lengths != list(placed.lengths):
+        raise RedblueError(
+            f"the ranks hold {lengths} tokens, but {placed.name} gives them {list(placed.lengths)}: "
+            "make the parts with shard"
+        )
+    return _Gather.apply(x, dim, placed, own)  # pyright: ignore
+
+
+def _shared(x: Tensor, dim: int, placement: Any) -> dict[str, Any]:
+    """What must be the same in all processes that gather."""
+    if not isinstance(placement, Placement):
+        placement_of(placement, 0, 1)  # raises RedblueError for an unknown name
+    others = list(x.shape)
+    others.pop(dim)
+    return {
+        "dim": dim % x.dim(),
+        "other dimensions": others,
+        "dtype": str(x.dtype).removeprefix("torch."),
+        "device": x.device.type,
+        "placement": placement if isinstance(placement, str) else digest_of_placement(placement),
+        "whether a gradient is required": torch.is_grad_enabled() and x.requires_grad,
+    }
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, placement: Any, group: Any) -> Tensor:
-        size = dist.get_world_size(group)
-        lengths = torch.zeros(size, dtype=torch.int64, device=x.device)
-        dist.all_gather_into_tensor(lengths, torch.tensor([x.shape[dim]], device=x.device), group=group)
-        placed = placement_of(placement, int(lengths.sum()), size)
-        if tuple(lengths.tolist()) != placed.lengths:
-            raise RedblueError(
-                f"the ranks hold {lengths.tolist()} tokens, but {placed.name} gives them {list(placed.lengths)}: "
-                "make the parts with shard"
-            )
+    def forward(ctx: Any, x: Tensor, dim: int, placed: Placement, group: Any) -> Tensor:
+        lengths = placed.lengths
         rows = x.movedim(dim, 0)
-        longest = int(lengths.max())
+        longest = max(lengths)
         padded = rows.new_zeros((longest, *rows.shape[1:]))
         padded[: len(rows)] = rows
-        parts = [torch.empty_like(padded) for _ in range(size)]
+        parts = [torch.empty_like(padded) for _ in lengths]
         dist.all_gather(parts, padded, group=group)
-        whole = torch.cat([part[:length] for part, length in zip(parts, lengths.tolist(), strict=True)])
+        whole = torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
         order = np.argsort(np.concatenate(placed.positions))
         ctx.dim, ctx.group = dim, group
         ctx.positions = torch.from_numpy(placed.positions[dist.get_rank(group)]).to(x.device)
@@ -72,7 +96,7 @@ class _Gather(torch.autograd.Function):
 def _check_dim(name: str, x: Any, dim: int) -> None:
     if not isinstance(x, Tensor):
         raise RedblueError(f"{name} must be a PyTorch tensor, got {type(x).__name__}")
-    if not -x.dim() <= dim < x.dim():
+    if not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
         raise RedblueError(f"dim must be a dimension of {name}, {-x.dim()} to {x.dim() - 1}, got {dim}")
 
 

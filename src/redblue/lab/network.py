@@ -135,9 +135,11 @@ def _merge(shapes: Shapes, arrays: Arrays, writes: Shapes, layout: Layout) -> Ar
         if name.array != "lse":
             by_part.setdefault(name.part, []).append(name)
     outs, lses = [], []
-    for part in sorted(by_part):
-        parts = []
-        for name in by_part[part]:
+    for part in range(layout.grid.head_parts):
+        totals = Part("out_sum", out.shard, part), Part("lse", out.shard, part)
+        sizes = [_array_shape(layout, name, len(rows)) for name in totals]
+        parts = [(np.zeros(sizes[0]), np.full(sizes[1], -np.inf))]
+        for name in by_part.get(part, []):
             log = name._replace(array="lse")
             whole = (
                 _on_rows(arrays[name], shapes[name].rows, rows),

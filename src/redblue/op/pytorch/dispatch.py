@@ -24,7 +24,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     """redblue.attention for tensors. Raises RedblueError for arguments that no kernel takes."""
     options = checked(options)
     if options.positions is not None:
-        _check_tensors({"q": q, "k": k, "v": v})
+        check_tensors({"q": q, "k": k, "v": v})
         options = options._replace(positions=packed(q, k, v, options))
     arrays = [x for x in options.arrays if x is not None]
     if arrays:
@@ -32,7 +32,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     plain = is_plain(q, k, v, *arrays)
     if not plain:
         tensors = {"q": q, "k": k, "v": v} | {name: x for name, _, x in options.present_arrays()}
-        _check_tensors(tensors)
+        check_tensors(tensors)
         sharding.prepare(list(tensors.values()), options)
     one_head = q.dim() == k.dim() == v.dim() == 2
     q, k, v = _expanded(q, k, v, plain)
@@ -77,9 +77,9 @@ def gradients(
     options = checked(options)
     tensors = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     if options.positions is not None:
-        _check_tensors(tensors)
+        check_tensors(tensors)
         options = options._replace(positions=packed(q, k, v, options))
-    _check_tensors(tensors | {name: x for name, _, x in options.present_arrays()})
+    check_tensors(tensors | {name: x for name, _, x in options.present_arrays()})
     mask = options.mask  # held while its name is in use
     options = options.with_mask(mask_argument(mask, options.schedule, False))
     if options.dropout and options.seed is None:
@@ -187,7 +187,7 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 _PLAIN = {Tensor, torch.nn.Parameter}
 
 
-def _check_tensors(tensors: dict[str, Any]) -> None:
+def check_tensors(tensors: dict[str, Any]) -> None:
     """Raise RedblueError unless all are dense tensors without tangents, on one device that has kernels."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
