@@ -14,7 +14,7 @@ CAPACITY: dict[str, float] = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**
 
 MOST_PER_SECOND = 1e24  # limit of rates, a million times those of today's machines; LARGEST limits the other figures
 # For each kind of figure: its allowed units, and the factor to its base unit (bytes, bytes per second, operations per
-# second, hertz, or a number of pieces).
+# second, hertz, nanoseconds, or a number of pieces).
 UNITS: dict[str, dict[str, float]] = {
     **dict.fromkeys(("capacity", "shared_memory", "unified_l1", "registers", "tensor_memory"), CAPACITY),
     "bandwidth": {"bytes_per_second": 1, "mb_per_second": 1e6, "gb_per_second": 1e9, "tb_per_second": 1e12},
@@ -26,6 +26,7 @@ UNITS: dict[str, dict[str, float]] = {
     "lanes": {"lanes": 1},
     "compute_capability": {"sm": 1},
     "clock": {"hz": 1, "mhz": 1e6, "ghz": 1e9},
+    "latency": {"nanoseconds": 1, "microseconds": 1e3, "milliseconds": 1e6},
 }
 
 

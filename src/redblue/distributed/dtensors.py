@@ -41,11 +41,14 @@ def local_parts(q: Any, k: Any, v: Any, placement: Any) -> tuple[Any, Any, Any, 
     return q.to_local(), k.to_local(), v.to_local(), placement
 
 
-def from_local(x: Any, mesh: Any, dim: int) -> Any:
-    """A DTensor of the processes' outputs, sharded along their tokens."""
+def from_local(x: Any, mesh: Any, dim: int, n: int) -> Any:
+    """A DTensor of the processes' outputs, sharded along dimension `dim` of n tokens."""
+    import torch
     from torch.distributed.tensor import DTensor, Shard
 
-    return DTensor.from_local(x, mesh, [Shard(x.ndim + dim)])
+    shape = torch.Size(n if i == x.ndim + dim else size for i, size in enumerate(x.shape))
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(x.contiguous(), mesh, [Shard(x.ndim + dim)], shape=shape, stride=stride)
 
 
 def _chunks(n: int, count: int) -> Placement:

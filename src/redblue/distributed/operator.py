@@ -80,7 +80,8 @@ def attention(
         out, lse = _Attention.apply(*arrays, layout, own_options, processes, failures)
         out, lse = out.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(q.shape[:-1])
     if call.mesh is not None:
-        out, lse = from_local(out, call.mesh, -2), from_local(lse, call.mesh, -1)
+        n = sum(shard.queries for shard in shards)
+        out, lse = from_local(out, call.mesh, -2, n), from_local(lse, call.mesh, -1, n)
     return (out, lse) if return_lse else out
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redblue import schedules
@@ -20,7 +20,9 @@ from redblue.base.errors import RedblueError
 from redblue.base.text import capacity
 from redblue.bounds import lower_bound
 from redblue.catalogue import memories
+from redblue.catalogue.clusters import Cluster, cluster, is_cluster
 from redblue.catalogue.memories import Boundary, Level, Memory
+from redblue.lab.network_planner import network_plan
 from redblue.lab.plans import LevelPlan, Plan
 from redblue.paged_problem import AnyProblem
 from redblue.schedules.schedule import SHAPES, TooFewWords
@@ -50,12 +52,20 @@ def largest_head_dimension(level: Level, bytes_per_word: int) -> int | None:
 
 
 @checked_arguments
-def plan(problem: AnyProblem, memory: str | os.PathLike[str] | Memory = "this-machine") -> Plan:
+def plan(problem: AnyProblem, memory: str | os.PathLike[str] | Memory | Cluster = "this-machine") -> Plan:
     """Plan `problem` on a memory: a name of the catalogue, the path of a TOML file, or a Memory.
 
+    A cluster is given as "8x h100-sxm over infiniband-ndr", or as a Cluster: the plan then also has a schedule for the
+    network, and its levels are those of one machine for the share of its busiest process.
+
     A boundary at which no schedule fits is no error: its LevelPlan has no schedule and a reason.
-    Raises UnknownName for an unknown memory, and RedblueError for sizes beyond the tile search.
+    Raises UnknownName for an unknown memory or link, RedblueError for sizes beyond the tile search and, on a cluster,
+    for problems without a network schedule and for fewer tokens than processes.
     """
+    if isinstance(memory, str) and is_cluster(memory):
+        memory = cluster(memory)
+    if isinstance(memory, Cluster):
+        return _plan_on_cluster(problem, memory)
     machine = memories.memory(memory)
     boundaries = [boundary for boundary in machine.boundaries if boundary.capacity_bytes]
     best = [_best(problem, boundary, machine.tile_multiple) for boundary in boundaries]
@@ -70,6 +80,19 @@ def plan(problem: AnyProblem, memory: str | os.PathLike[str] | Memory = "this-ma
     dtype = rates[0] if rates and flops else None
     seconds = flops / machine.peak_flops_per_second[dtype] if dtype and flops else None
     return Plan(problem, machine.name, tuple(levels), seconds, dtype, _note(problem, machine))
+
+
+def _plan_on_cluster(problem: AnyProblem, machines: Cluster) -> Plan:
+    """Plan the network, then one machine for the attention of the busiest process."""
+    network, local = network_plan(problem, machines)
+    if local is None:  # no pair attends: nothing is computed
+        return Plan(problem, machines.name, (), None, None, "no pair attends", network)
+    note = ""
+    slowest, held = machines.memory.levels[-1], network.peak * problem.bytes_per_word
+    if slowest.capacity_bytes is not None and held > slowest.capacity_bytes:
+        note = f"a process holds up to {capacity(held)}, and {slowest.name} holds {capacity(slowest.capacity_bytes)}"
+    own = plan(local, machines.memory)
+    return replace(own, problem=problem, memory=machines.name, note=note or own.note, network=network)
 
 
 def _note(problem: AnyProblem, machine: Memory) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from redblue.base.text import amount, limit_text, nesting_text, ratio, tile_text, time
-from redblue.bounds import Bound
+from redblue.bounds import Bound, NetworkBound
 from redblue.lab.text import shape_text
 from redblue.paged_problem import AnyProblem
 
@@ -58,8 +58,47 @@ class LevelPlan:
 
 
 @dataclass(frozen=True)
+class NetworkPlan:
+    """The plan for the network of a cluster.
+
+    grid: its parts of the heads, rows and columns. words: words that cross the network; most_words, bytes: the most
+    that one process sends, or receives. messages: the most that one process receives. peak: the most words that one
+    process holds. share: pairs of the busiest process over the mean. candidates: the least time of each schedule in
+    seconds; of a smaller problem of the same kind, if the sequence is long. bound: for this division of the pairs.
+    """
+
+    cluster: str
+    processes: int
+    link: str
+    schedule: str
+    grid: dict[str, int]
+    placement: str
+    words: int
+    most_words: int
+    bytes: int
+    messages: int
+    peak: int
+    share: float
+    bound: NetworkBound
+    candidates: dict[str, float]
+    seconds: float
+
+    @property
+    def gap(self) -> float | None:
+        """Ratio of the busiest process's words, in one direction, to the lower bound; 1 is optimal."""
+        return self.most_words / self.bound.most_words if self.bound.most_words else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        return asdict(self) | {"gap": self.gap}
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Plans for every boundary, innermost first. Prints as a table."""
+    """Plans for every boundary, innermost first. Prints as a table.
+
+    network: of a cluster, else None. The other levels and the arithmetic are then those of its busiest process.
+    """
 
     problem: AnyProblem
     memory: str
@@ -67,11 +106,13 @@ class Plan:
     arithmetic_seconds: float | None
     arithmetic_dtype: str | None  # the dtype whose peak rate arithmetic_seconds assumes; None: no rate known
     note: str = ""  # a caveat, such as arrays that exceed the slowest memory
+    network: NetworkPlan | None = None
 
     @property
     def times(self) -> dict[str, float | None]:
-        """Seconds by boundary, and of "arithmetic"; None: unknown."""
-        return {level.boundary: level.seconds for level in self.levels} | {"arithmetic": self.arithmetic_seconds}
+        """Seconds by boundary, of "arithmetic" and, on a cluster, of "network"; None: unknown."""
+        times = {level.boundary: level.seconds for level in self.levels} | {"arithmetic": self.arithmetic_seconds}
+        return times | ({"network": self.network.seconds} if self.network else {})
 
     @property
     def limit(self) -> str | None:
@@ -96,6 +137,7 @@ class Plan:
             "problem": describe(self.problem),
             "memory": self.memory,
             "levels": levels,
+            "network": self.network.to_dict() if self.network else None,
             "arithmetic_seconds": self.arithmetic_seconds,
             "arithmetic_dtype": self.arithmetic_dtype,
             "limit": self.limit,
@@ -143,4 +185,20 @@ def _table(plan: Plan) -> StackingTable:
             f"{amount(level.bound.words)}\n{ratio(level.gap)}",
             time(level.seconds),
         )
+    if plan.network:
+        rows.add_row(*_network_row(plan.network))
     return rows
+
+
+def _network_row(net: NetworkPlan) -> tuple[str, ...]:
+    """The row of the network: words and bytes of the busiest process in one direction."""
+    grid = " x ".join(str(net.grid[side]) for side in ("rows", "cols"))
+    heads = f", {net.grid['head_parts']} parts of heads" if net.grid["head_parts"] > 1 else ""
+    return (
+        f"network\n{net.processes} processes",
+        f"work {net.share:.2f}",
+        f"{net.schedule}\n{net.placement}, grid {grid}{heads}",
+        f"{amount(net.most_words)}\n{amount(net.bytes)}",
+        f"{amount(net.bound.most_words)}\n{ratio(net.gap)}",
+        time(net.seconds),
+    )

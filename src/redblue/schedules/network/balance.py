@@ -58,7 +58,7 @@ def balance(mask: Mask, n: int, placement: str | Placement, world_size: int) -> 
 def row_pairs(mask: Mask, n: int) -> np.ndarray:
     """Return the attended pairs of each of n queries with n keys, int64 (n,), over all planes of the mask."""
     planes = Counter(mask.plane(i) for i in range(math.prod(mask.lead))) if mask.lead else {mask: 1}
-    return np.sum([times * degrees(plane.on(n, n)) for plane, times in planes.items()], axis=0, dtype=np.int64)
+    return sum((times * degrees(plane.on(n, n)) for plane, times in planes.items()), np.zeros(n, np.int64))
 
 
 def _balance(mask: Mask, pairs: np.ndarray, placement: Placement) -> Balance:
