@@ -62,7 +62,19 @@ def selected(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: i
         return None
     if np.array_equal(pattern.inner(panels, stops), spans.all_keys(len(panels), len(keys))):
         return Window()
-    return Selected(rule, Numbers(queries), Numbers(keys), n_q, n_k)
+    return _shifted(rule, queries, keys, n_q, n_k) or Selected(rule, Numbers(queries), Numbers(keys), n_q, n_k)
+
+
+def _shifted(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: int) -> Window | None:
+    """The window among consecutive queries and consecutive keys, which kernels run faster; None: there is none."""
+    if not isinstance(rule, Window) or queries[-1] - queries[0] >= len(queries) or keys[-1] - keys[0] >= len(keys):
+        return None
+    shift = int(queries[0] - keys[0]) + (n_k - n_q if rule.align == "bottom-right" else 0)
+    left = None if rule.left is None else rule.left - shift
+    right = None if rule.right is None else rule.right + shift
+    if (left is not None and left < 0) or (right is not None and right < 0):
+        return None
+    return Window(left, right)
 
 
 def attended_keys(rule: Rule, queries: np.ndarray, n_q: int, n_k: int) -> np.ndarray:

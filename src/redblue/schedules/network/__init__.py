@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 from redblue.base.dtypes import BYTES_PER_WORD, sum_dtype
@@ -93,8 +92,14 @@ def layouts(
 
 
 def fewest_words(candidates: list[Layout]) -> Layout:
-    """The layout on which the busiest process moves the fewest words."""
-    return min(candidates, key=lambda c: traffic(c).most_words) if len(candidates) > 1 else candidates[0]
+    """The layout on which the busiest process moves the fewest words; the others forget their rows."""
+    best = candidates[0]
+    for other in candidates[1:]:
+        worse = other
+        if traffic(other).most_words < traffic(best).most_words:
+            best, worse = other, best
+        worse.forget_rows()
+    return best
 
 
 def run(net: Network, c: Layout) -> None:
@@ -134,10 +139,11 @@ def count(c: Layout, capacity: int | None = None) -> CountingNetwork:
     return net
 
 
-@lru_cache(maxsize=64)
 def traffic(c: Layout) -> Traffic | closed_form.Words:
     """The words of each process: by the closed form for a full mask, by a count for any other."""
-    return closed_form.words(c) if c.mask.is_full else count(c).traffic
+    if "traffic" not in c.__dict__:  # kept with the layout, so that it goes when the layout goes
+        c.__dict__["traffic"] = closed_form.words(c) if c.mask.is_full else count(c).traffic
+    return c.__dict__["traffic"]
 
 
 __all__ = [

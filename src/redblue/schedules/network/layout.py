@@ -181,11 +181,16 @@ class Layout:
 
     @cached_property
     def _all_queries(self) -> list[np.ndarray]:
-        return [np.arange(n) for n in self.queries.lengths]
+        return _numbered(self.queries.lengths)
 
     @cached_property
     def _all_keys(self) -> list[np.ndarray]:
-        return [np.arange(n) for n in self.keys.lengths]
+        return self._all_queries if self.keys.lengths == self.queries.lengths else _numbered(self.keys.lengths)
+
+    def forget_rows(self) -> None:
+        """Give back the memory of all numbers of rows; they are found again when they are needed."""
+        for name in [name for name in self.__dict__ if name.startswith("_")]:
+            del self.__dict__[name]
 
     # Needed rows ------------------------------------------------------------------------------
     def needed_keys(self, process: int, shard: int) -> np.ndarray:
@@ -194,7 +199,8 @@ class Layout:
             return self.all_rows(shard, True)
         cache, key = self._needed_keys, (self.grid.place(process)[0], shard)
         if key not in cache:
-            cache[key] = _among(self.keys.positions[shard], self._keys_of_row(key[0]))
+            rows, every = _among(self.keys.positions[shard], self._keys_of_row(key[0])), self.all_rows(shard, True)
+            cache[key] = every if len(rows) == len(every) else rows
         return cache[key]
 
     def needed_queries(self, process: int, shard: int) -> np.ndarray:
@@ -205,7 +211,8 @@ class Layout:
         if key not in cache:
             own, keys = self.queries.positions[shard], self._keys_of_col(key[0])
             live = attending_queries(self.mask.rule, own, keys, self.problem.n_q, self.problem.n_k)
-            cache[key] = _among(own, live)
+            rows, every = _among(own, live), self.all_rows(shard, False)
+            cache[key] = every if len(rows) == len(every) else rows
         return cache[key]
 
     def query_rows(self, process: int, shard: int) -> np.ndarray:
@@ -273,6 +280,12 @@ COLUMNS = {
 }
 KEY_ARRAYS = ("k", "v", "dk", "dv", "dk_sum", "dv_sum")
 SUMS = ("out_sum", "dq_sum", "dk_sum", "dv_sum", "lse", "delta", "dlse")
+
+
+def _numbered(lengths: Sequence[int]) -> list[np.ndarray]:
+    """0, 1, ... for each length; all are parts of one array."""
+    longest = np.arange(max(lengths, default=0))
+    return [longest[:length] for length in lengths]
 
 
 def _together(placement: Placement, shards: Sequence[int]) -> np.ndarray:
