@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 
 from redblue.base.errors import RedblueError
@@ -150,9 +151,9 @@ def _store() -> distributed_c10d.Store:
 def _rank_of_store(group: dist.ProcessGroup) -> int | None:
     """The rank of the process where the store lives; None if it lives in none of them: in a file, or in torchrun."""
     store: Any = _store()
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, distributed_c10d.PrefixStore):
         store = store.underlying_store
-    if not isinstance(store, dist.TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if not isinstance(store, TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return None
     return dist.get_group_rank(group, 0) if 0 in dist.get_process_group_ranks(group) else None
 

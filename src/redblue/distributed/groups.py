@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -24,13 +22,3 @@ def group_of(group: Any) -> dist.ProcessGroup:
             raise RedblueError(f"group must be a mesh of one dimension, got {group.ndim}: take one with mesh['name']")
         return group.get_group()
     raise RedblueError(f"group must be a process group or a DeviceMesh, got {type(group).__name__}")
-
-
-_calls: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
-
-
-def next_call(group: Any) -> int:
-    """The number of this call in its group, the same in all processes."""
-    counter = _calls.setdefault(group, Counter())
-    counter["calls"] += 1
-    return counter["calls"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from redblue.base.errors import RedblueError
 from redblue.distributed.agreement import Shard, agree, digest_of_placement
 from redblue.distributed.failures import Failures
-from redblue.distributed.groups import group_of, next_call
+from redblue.distributed.groups import group_of
 from redblue.masks import Mask
 from redblue.schedules.network import Placement, placement_of
 
@@ -43,7 +43,7 @@ def gather(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: An
     except RedblueError as error:
         call = error
     device = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    shards = agree(call, own, device, Failures(own, next_call(own)))
+    shards = agree(call, own, device, Failures(own))
     lengths = [shard.queries for shard in shards]
     placed = placement_of(placement, sum(lengths), len(lengths))
     if lengths != list(placed.lengths):
