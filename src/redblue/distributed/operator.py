@@ -27,6 +27,7 @@ from redblue.problem import Problem
 from redblue.schedules import network
 from redblue.schedules.network import Layout, Part, Placement, placement_of
 from redblue.schedules.network.layout import WHOLE
+from redblue.schedules.network.placement import LAYOUTS_KEPT
 
 
 def attention(
@@ -271,7 +272,7 @@ def _layout(call: Call, shards: list[Shard], processes: int) -> Layout | None:
     return chosen(tuple(names), problem, processes, call.placement, call.planes)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(LAYOUTS_KEPT)
 def chosen(
     schedules: tuple[str, ...],
     problem: Problem,
@@ -340,7 +341,7 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, dbias, dsinks, *[None] * 4
 
 
-@lru_cache(maxsize=32)
+@lru_cache(LAYOUTS_KEPT)
 def backward_of(layout: Layout) -> Layout:
     """The same layout for the backward pass."""
     problem = layout.problem

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 from redblue.base.dtypes import BYTES_PER_WORD, sum_dtype
@@ -134,7 +133,6 @@ def count(c: Layout, capacity: int | None = None) -> CountingNetwork:
     return net
 
 
-@lru_cache(maxsize=64)
 def traffic(c: Layout) -> Traffic | closed_form.Words:
     """The words of each process: by the closed form for a full mask, by a count for any other."""
     return closed_form.words(c) if c.mask.is_full else count(c).traffic
