@@ -87,7 +87,5 @@ def _parts(n: int, count: int) -> list[np.ndarray]:
 
 @lru_cache(LAYOUTS_KEPT)
 def numbers_below(n: int) -> np.ndarray:
-    """0 .. n - 1, in memory that placements and layouts share; read-only."""
-    numbers = np.arange(n, dtype=np.int64)
-    numbers.flags.writeable = False
-    return numbers
+    """0 .. n - 1, in memory that placements and layouts share: nobody may write to it."""
+    return np.arange(n, dtype=np.int64)  # not read-only, because torch.from_numpy warns of such arrays
