@@ -73,7 +73,7 @@ def heads_first(attend: Callable[..., torch.Tensor], **options: Any) -> Call:
     return lambda *tensors: attend(*(x.transpose(1, 2) for x in tensors), **options).transpose(1, 2)
 
 
-def packed(attend: Callable[..., torch.Tensor], *arguments: Any, **options: Any) -> Call:
+def packed(attend: Callable[..., Any], *arguments: Any, **options: Any) -> Call:
     """A call of a function of packed sequences (total, heads, d)."""
     return lambda *tensors: attend(*(x.flatten(0, 1) for x in tensors), *arguments, **options)
 

@@ -22,9 +22,10 @@ def run(function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
 def _in_group(rank: int, size: int, store: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     import torch  # pyright: ignore[reportMissingImports]
     import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+    from torch._C._distributed_c10d import FileStore  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    dist.init_process_group("gloo", store=FileStore(store, size), rank=rank, world_size=size)
     try:
         return function(*arguments)
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+from torch._C._distributed_c10d import FileStore  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
 from benchmarks.network.links import INTERFACE

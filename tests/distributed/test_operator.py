@@ -30,7 +30,7 @@ def four():
 @pytest.mark.parametrize("mask", calls.MASKS)
 def test_equals_one_process(two, mask):
     for i, schedule in enumerate(SCHEDULES):
-        kv_heads = calls.HEADS if mask == "per head" else [4, 2, 1][i % 3]
+        kv_heads = [4, 2, 1][i % 3]
         placement = ["contiguous", "zigzag", "striped"][i % 3]
         two.run(calls.compare, "ring" if kv_heads == 1 and "heads" in schedule else schedule, placement, mask, kv_heads)
 
@@ -82,3 +82,8 @@ def test_rank_0_draws_the_seed(two):
 
 def test_repeated_calls_are_bitwise_equal(two):
     two.run(calls.repeated)
+
+
+@pytest.mark.parametrize("call", [calls.refusals, calls.unusual_arguments, calls.autocast])
+def test_arguments(two, call):
+    two.run(call)

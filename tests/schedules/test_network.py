@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -116,6 +117,18 @@ def test_capacity():
 def test_ring_holds_less_than_all_gather():
     ring, gathered = (network.layouts(name, problem(n_q=64, n_k=64), 8)[0] for name in ("ring", "all_gather"))
     assert 2 * network.count(ring).traffic.peak.max() < network.count(gathered).traffic.peak.max()
+
+
+@pytest.mark.parametrize("mask", ["causal", "window"])
+def test_a_layout_holds_few_bytes_per_token(mask):
+    """Consecutive rows share memory: a layout of a long sequence may not be as large as the process's arrays."""
+    n = 1 << 14
+    tracemalloc.start()
+    layout = network.fewest_words(network.layouts("mesh", problem(MASKS[mask], n_q=n, n_k=n), 16))
+    network.count(layout)
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept < 32 * n
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 16])

@@ -167,6 +167,63 @@ def repeated():
         assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
 
 
+def refusals():
+    """What is wrong in one process is an error in all of them, before anything moves."""
+    rank = dist.get_rank()
+    q, k, v = (distributed.shard(x) for x in whole(2)[:3])
+
+    def call(q=q, k=k, v=v, **options):
+        return distributed.attention(q, k, v, **options)
+
+    refused(lambda: call(q.clone().requires_grad_(rank == 0)), "whether gradients are required must be the same on all")
+    refused(lambda: call(schedule=["ring"] if rank else "ring"), "TypeError: unhashable type")
+    refused(lambda: call(k=k.to("meta") if rank else k), "k must be on the device of q (cpu), got meta")
+    planes = rb.Mask.per_head([rb.Mask.causal()] * 3)
+    refused(
+        lambda: call(mask=planes), "the mask is one for each of (3,), which must broadcast to (..., heads) = (2, 4)"
+    )
+    refused(lambda: distributed.gather(q[..., rank:]), "other dimensions must be the same on all ranks")
+    refused(lambda: distributed.gather(q, dim=9 if rank else 0), "dim must be a dimension of x")
+    assert call().shape == v.shape[:1] + q.shape[1:3] + v.shape[3:]
+
+
+def unusual_arguments():
+    """Two batch dimensions of masks, biases of fewer dimensions, more heads than key heads with masks of their own."""
+    q, k, v, _, _ = whole(2)
+    generator = np.random.default_rng(0)
+    planes, of_heads = (rb.Mask.from_dense(generator.random((*lead, N, N)) < 0.3) for lead in ((2, 1), (HEADS,)))
+    row, of_all = torch.randn(N, dtype=q.dtype), torch.tensor(0.5, dtype=q.dtype)
+    dist.broadcast(row, 0)
+    doubled = [torch.stack([x, 2 * x, -x]) for x in (q, k, v)]
+    for arrays, options in (
+        (doubled, {"mask": planes}),
+        ((q, k, v), {"mask": of_heads}),
+        ((q, k, v), {"bias": row}),
+        (doubled, {"bias": row}),
+        ((q, k, v), {"bias": of_all}),
+        ((q, k, v), {"sinks": torch.full((HEADS,), float("-inf"), dtype=q.dtype), "mask": planes}),
+        ([x[..., :1, :] for x in (q, k, v)], {}),  # one process has no tokens
+        ((q, k[..., :0, :], v[..., :0, :]), {"sinks": row[:HEADS]}),
+    ):
+        one, own = ([x.clone().requires_grad_() for x in group] for group in (arrays, map(distributed.shard, arrays)))
+        expected, out = rb.attention(*one, **options), distributed.attention(*own, **options)
+        torch.testing.assert_close(out, distributed.shard(expected), atol=1e-12, rtol=1e-12)
+        gradients = torch.autograd.grad(expected.sum(), one), torch.autograd.grad(out.sum(), own)
+        for wanted, got in zip(*gradients, strict=True):
+            torch.testing.assert_close(got, distributed.shard(wanted), atol=1e-12, rtol=1e-12)
+
+
+def autocast():
+    """Under autocast, outputs have its type, and gradients those of the inputs."""
+    q, k, v = (distributed.shard(x).float().requires_grad_() for x in whole(2)[:3])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = distributed.attention(q, k, v)
+        expected = distributed.attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, expected)
+    assert all(x.dtype == torch.float32 for x in torch.autograd.grad(out.float().sum(), (q, k, v)))
+
+
 def refused(call, message):
     """Assert that a call raises RedblueError with this message."""
     with pytest.raises(rb.RedblueError, match=re.escape(message)):

@@ -27,6 +27,7 @@ from redblue.problem import Problem
 from redblue.schedules import network
 from redblue.schedules.network import Layout, Part, Placement, placement_of
 from redblue.schedules.network.layout import WHOLE
+from redblue.schedules.network.placement import LAYOUTS_KEPT
 
 
 def attention(
@@ -103,7 +104,7 @@ class Call(NamedTuple):
     @property
     def flat(self) -> list[Tensor]:
         """q, k and v with one leading dimension."""
-        return [x.reshape(-1, *x.shape[-3:]) for x in self.tensors]
+        return [x.reshape(x.shape[:-3].numel(), *x.shape[-3:]) for x in self.tensors]  # -1 fails for empty shards
 
     @property
     def arrays(self) -> list[Tensor]:
@@ -124,7 +125,7 @@ class Call(NamedTuple):
     def slopes(self) -> Tensor | None:
         """alibi, (batch, heads)."""
         alibi, q = self.options.alibi, self.tensors[0]
-        return None if alibi is None else alibi.detach().expand(q.shape[:-2]).reshape(-1, q.shape[-3])
+        return None if alibi is None else alibi.detach().expand(q.shape[:-2]).reshape(q.shape[:-3].numel(), -1)
 
     @property
     def flat_bias(self) -> Tensor | None:
@@ -135,7 +136,8 @@ class Call(NamedTuple):
         bias = torch.atleast_2d(bias)
         if q.dim() <= 4:
             return bias
-        return bias.expand(*q.shape[:-2], *bias.shape[-2:]).reshape(-1, q.shape[-3], *bias.shape[-2:])
+        rows, keys = bias.shape[-2:]
+        return bias.expand(*q.shape[:-2], rows, keys).reshape(q.shape[:-3].numel(), q.shape[-3], rows, keys)
 
     @property
     def shard(self) -> Shard:
@@ -271,7 +273,7 @@ def _layout(call: Call, shards: list[Shard], processes: int) -> Layout | None:
     return chosen(tuple(names), problem, processes, call.placement, call.planes)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(LAYOUTS_KEPT)
 def chosen(
     schedules: tuple[str, ...],
     problem: Problem,
@@ -340,7 +342,7 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, dbias, dsinks, *[None] * 4
 
 
-@lru_cache(maxsize=32)
+@lru_cache(LAYOUTS_KEPT)
 def backward_of(layout: Layout) -> Layout:
     """The same layout for the backward pass."""
     problem = layout.problem

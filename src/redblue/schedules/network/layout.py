@@ -14,7 +14,7 @@ from redblue.machine.network import Shape
 from redblue.masks import Mask
 from redblue.masks.rules.selected import attended_keys, attending_queries
 from redblue.problem import Problem
-from redblue.schedules.network.placement import Placement
+from redblue.schedules.network.placement import Placement, numbers_below
 
 TRAVELS = ("ring", "direct", "gather")
 
@@ -181,11 +181,11 @@ class Layout:
 
     @cached_property
     def _all_queries(self) -> list[np.ndarray]:
-        return _numbered(self.queries.lengths)
+        return [numbers_below(self.problem.n_q)[:n] for n in self.queries.lengths]
 
     @cached_property
     def _all_keys(self) -> list[np.ndarray]:
-        return self._all_queries if self.keys.lengths == self.queries.lengths else _numbered(self.keys.lengths)
+        return [numbers_below(self.problem.n_k)[:n] for n in self.keys.lengths]
 
     def forget_rows(self) -> None:
         """Give back the memory of all numbers of rows; they are found again when they are needed."""
@@ -199,8 +199,7 @@ class Layout:
             return self.all_rows(shard, True)
         cache, key = self._needed_keys, (self.grid.place(process)[0], shard)
         if key not in cache:
-            rows, every = _among(self.keys.positions[shard], self._keys_of_row(key[0])), self.all_rows(shard, True)
-            cache[key] = every if len(rows) == len(every) else rows
+            cache[key] = _compact(_among(self.keys.positions[shard], self._keys_of_row(key[0])), self.problem.n_k)
         return cache[key]
 
     def needed_queries(self, process: int, shard: int) -> np.ndarray:
@@ -211,8 +210,7 @@ class Layout:
         if key not in cache:
             own, keys = self.queries.positions[shard], self._keys_of_col(key[0])
             live = attending_queries(self.mask.rule, own, keys, self.problem.n_q, self.problem.n_k)
-            rows, every = _among(own, live), self.all_rows(shard, False)
-            cache[key] = every if len(rows) == len(every) else rows
+            cache[key] = _compact(_among(own, live), self.problem.n_q)
         return cache[key]
 
     def query_rows(self, process: int, shard: int) -> np.ndarray:
@@ -234,7 +232,7 @@ class Layout:
         whole = self.all_rows(shard, True)
         if any(len(rows) == len(whole) for rows in needs):
             return whole
-        return np.unique(np.concatenate(needs)) if len(needs) > 1 else needs[0]
+        return _compact(np.unique(np.concatenate(needs)), self.problem.n_k) if len(needs) > 1 else needs[0]
 
     @property
     def mask(self) -> Mask:
@@ -244,13 +242,15 @@ class Layout:
         if row not in self._row_keys:
             nodes = [self.grid.node(row, col) for col in range(self.grid.cols)]
             queries = _together(self.queries, [shard for node in nodes for shard in node])
-            self._row_keys[row] = attended_keys(self.mask.rule, queries, self.problem.n_q, self.problem.n_k)
+            attended = attended_keys(self.mask.rule, queries, self.problem.n_q, self.problem.n_k)
+            self._row_keys[row] = _compact(attended, self.problem.n_k)
         return self._row_keys[row]
 
     def _keys_of_col(self, col: int) -> np.ndarray:
         if col not in self._col_keys:
             nodes = [self.grid.node(row, col) for row in range(self.grid.rows)]
-            self._col_keys[col] = _together(self.keys, [shard for node in nodes for shard in node])
+            keys = _together(self.keys, [shard for node in nodes for shard in node])
+            self._col_keys[col] = _compact(keys, self.problem.n_k)
         return self._col_keys[col]
 
     @cached_property
@@ -282,12 +282,6 @@ KEY_ARRAYS = ("k", "v", "dk", "dv", "dk_sum", "dv_sum")
 SUMS = ("out_sum", "dq_sum", "dk_sum", "dv_sum", "lse", "delta", "dlse")
 
 
-def _numbered(lengths: Sequence[int]) -> list[np.ndarray]:
-    """0, 1, ... for each length; all are parts of one array."""
-    longest = np.arange(max(lengths, default=0))
-    return [longest[:length] for length in lengths]
-
-
 def _together(placement: Placement, shards: Sequence[int]) -> np.ndarray:
     """The positions of several shards, ascending."""
     return np.sort(np.concatenate([placement.positions[shard] for shard in shards]))
@@ -299,3 +293,10 @@ def _among(positions: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         return np.zeros(0, np.int64)
     place = np.minimum(np.searchsorted(wanted, positions), len(wanted) - 1)
     return np.flatnonzero(wanted[place] == positions)
+
+
+def _compact(rows: np.ndarray, n: int) -> np.ndarray:
+    """The same rows, ascending and below n; consecutive ones share the memory of all layouts' rows."""
+    if not len(rows) or rows[-1] - rows[0] + 1 != len(rows):
+        return rows
+    return numbers_below(n)[rows[0] : rows[-1] + 1]

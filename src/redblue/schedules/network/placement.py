@@ -11,6 +11,8 @@ import numpy as np
 
 from redblue.base.errors import RedblueError, UnknownName
 
+LAYOUTS_KEPT = 8  # in caches: each takes up to tens of bytes per token of the whole sequences
+
 
 @dataclass(frozen=True, eq=False)
 class Placement:
@@ -55,9 +57,9 @@ def striped(n: int, world_size: int) -> Placement:
 
 
 PLACEMENTS: dict[str, Callable[[int, int], Placement]] = {
-    "contiguous": lru_cache(64)(contiguous),
-    "zigzag": lru_cache(64)(zigzag),
-    "striped": lru_cache(64)(striped),
+    "contiguous": lru_cache(LAYOUTS_KEPT)(contiguous),
+    "zigzag": lru_cache(LAYOUTS_KEPT)(zigzag),
+    "striped": lru_cache(LAYOUTS_KEPT)(striped),
 }
 
 
@@ -80,4 +82,10 @@ def placement_of(placement: Any, n: int, world_size: int) -> Placement:
 
 
 def _parts(n: int, count: int) -> list[np.ndarray]:
-    return np.array_split(np.arange(n, dtype=np.int64), count)
+    return np.array_split(numbers_below(n), count)
+
+
+@lru_cache(LAYOUTS_KEPT)
+def numbers_below(n: int) -> np.ndarray:
+    """0 .. n - 1, in memory that placements and layouts share: nobody may write to it."""
+    return np.arange(n, dtype=np.int64)  # not read-only, because torch.from_numpy warns of such arrays
