@@ -66,7 +66,7 @@ def attention(
     try:
         call = _checked(q, k, v, mask, placement, schedule, return_lse, options, processes)
         own: Any = call.shard
-    except RedblueError as error:
+    except Exception as error:  # the other processes must hear of every error
         own = error
     device = q.device if isinstance(q, Tensor) and not is_distributed(q) else torch.device("cpu")
     shards = agree(own, processes, device, failures)
@@ -97,7 +97,7 @@ class Call(NamedTuple):
     @property
     def flat(self) -> list[Tensor]:
         """q, k and v with one leading dimension."""
-        return [x.reshape(-1, *x.shape[-3:]) for x in self.tensors]
+        return [x.reshape(x.shape[:-3].numel(), *x.shape[-3:]) for x in self.tensors]
 
     @property
     def slopes(self) -> Tensor | None:
@@ -111,7 +111,7 @@ class Call(NamedTuple):
         bias, q = self.options.bias, self.tensors[0]
         if bias is None or q.dim() <= 4:
             return bias
-        return bias.expand(*q.shape[:-2], *bias.shape[-2:]).reshape(-1, q.shape[-3], *bias.shape[-2:])
+        return bias.expand(*q.shape[:-2], *bias.shape[-2:]).reshape(q.shape[:-3].numel(), q.shape[-3], *bias.shape[-2:])
 
     @property
     def shard(self) -> Shard:

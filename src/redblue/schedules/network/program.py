@@ -48,7 +48,8 @@ def backward(net: Network, c: Layout) -> None:
     """
     totals = {p: [Part(f"{array}_sum", p, WHOLE) for array in GRADIENTS] for p in net.here}
     for p, names in totals.items():
-        _zeros(net, c, p, {name: c.shape(name, c.all_rows(p, name.array != "dq_sum")) for name in names})
+        writes = {name: c.shape(name, c.all_rows(p, name.array != "dq_sum")) for name in names}
+        net.apply(p, "zeros", [], writes, layout=c)  # without rows too: they are outputs
     _gather_queries(net, c, ("q", "dout", "lse", "delta"))
     for step in _key_steps(net, c):
         for p in net.here:
