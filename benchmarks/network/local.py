@@ -24,7 +24,7 @@ def _in_group(rank: int, size: int, store: str, function: Callable[..., Any], ar
     import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)  # pyright: ignore
     try:
         return function(*arguments)
     finally:

@@ -104,7 +104,8 @@ def main() -> None:
                 print(
                     f"{row['schedule']:14}{row['mask']:16}n {row['n']:<7}{row['direction']:9}"
                     f"headers {row['headers_share']:7.2%}  computing {row['computing_s']:.3f} s  "
-                    f"link {row['link_s']:.3f} s  time {row['time_s']:.3f} s  x {row['over_longer']:.2f} least x {row['least_over_longer']:.2f}",
+                    f"link {row['link_s']:.3f} s  time {row['time_s']:.3f} s  "
+                    f"x {row['over_longer']:.2f} least x {row['least_over_longer']:.2f}",
                     flush=True,
                 )
     if given.json:

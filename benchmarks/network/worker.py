@@ -18,6 +18,7 @@ import redblue as rb
 from benchmarks.network.links import INTERFACE
 from redblue.distributed import operator
 from redblue.distributed.failures import Failures
+from redblue.distributed.groups import group_of
 from redblue.distributed.operations import Operations
 from redblue.distributed.process import Process
 from redblue.kernels.options import Options
@@ -59,7 +60,7 @@ def seconds(layout: Layout, arrays: dict[str, torch.Tensor], kind: type[Process]
     """The time until the last process has its results, once all have begun."""
     dtype = arrays["q"].dtype
     operations = Operations(layout, Options(), dtype, torch.device("cpu"))
-    group, operator.Process = dist.group.WORLD, kind
+    group, operator.Process = group_of(None), kind
     dist.barrier()
     begin = time.perf_counter()
     operator.run(layout, operations, group, Failures(group), arrays)
@@ -106,7 +107,7 @@ def measure(case: dict[str, Any], rounds: int) -> dict[str, Any]:
 
 def main(rank: str, size: str, store: str, cases: str, rounds: str) -> None:
     torch.set_num_threads(1)
-    meeting = dist.FileStore(store, int(size))
+    meeting = dist.FileStore(store, int(size))  # pyright: ignore
     timeout = timedelta(seconds=300)
     dist.init_process_group("gloo", store=meeting, rank=int(rank), world_size=int(size), timeout=timeout)
     results = [measure(case, int(rounds)) for case in json.loads(cases)]

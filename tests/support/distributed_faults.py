@@ -80,7 +80,7 @@ def fail(victim, how, when, schedule="ring"):
 def stall_again(folder, number):
     """In a new group, rank 1 stalls in a call with large parts; returns the resident bytes of each process."""
     dist.destroy_process_group()
-    store = dist.FileStore(str(Path(folder) / f"store{number}"), 3)
+    store = dist.FileStore(str(Path(folder) / f"store{number}"), 3)  # pyright: ignore
     rank, timeout = int(os.environ["RANK_HERE"]), timedelta(seconds=1)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timeout)
     failed = None

@@ -150,9 +150,9 @@ def _store() -> distributed_c10d.Store:
 def _rank_of_store(group: dist.ProcessGroup) -> int | None:
     """The rank of the process where the store lives; None if it lives in none of them: in a file, or in torchrun."""
     store: Any = _store()
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, dist.PrefixStore):  # pyright: ignore
         store = store.underlying_store
-    if not isinstance(store, dist.TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if not isinstance(store, dist.TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # pyright: ignore
         return None
     return dist.get_group_rank(group, 0) if 0 in dist.get_process_group_ranks(group) else None
 
