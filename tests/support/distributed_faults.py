@@ -6,8 +6,6 @@ import os
 import signal
 import time
 from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -75,28 +73,6 @@ def fail(victim, how, when, schedule="ring"):
     except distributed.ProcessFailed as error:
         return time.monotonic() - begin, error.rank
     return time.monotonic() - begin, None
-
-
-def stall_again(folder, number):
-    """In a new group, rank 1 stalls in a call with large parts; returns the resident bytes of each process."""
-    dist.destroy_process_group()
-    store = dist.FileStore(str(Path(folder) / f"store{number}"), 3)  # pyright: ignore
-    rank, timeout = int(os.environ["RANK_HERE"]), timedelta(seconds=1)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timeout)
-    failed = None
-    try:
-        if rank == 1:
-            with fault_within(lambda: time.sleep(2.5)):
-                call(3 * 4096, 64)
-        else:
-            call(3 * 4096, 64)
-    except distributed.ProcessFailed as error:
-        failed = error.rank
-    return failed, int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
-def remember_rank():
-    os.environ["RANK_HERE"] = str(dist.get_rank())
 
 
 def wait_for_interrupt():
