@@ -52,7 +52,7 @@ def test_a_damaged_text_is_never_another_mask():
                     mask_of(wrong)
 
     check()
-    assert tried > 200
+    assert tried > 60  # of a third of the examples
 
 
 # Names --------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_names_made_of_garbage_are_masks_or_refused():
             assert isinstance(parse(space.join(words)), Mask)
 
     check()
-    assert tried > 100
+    assert tried > 30  # of a third of the examples
 
 
 def test_near_misses_are_suggested():

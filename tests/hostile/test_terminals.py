@@ -128,7 +128,7 @@ def test_many_drawn_names(folder, command, name, encoding, columns):
 
 
 def test_names_were_tried():
-    assert len(tried) >= 60
+    assert len(tried) >= 20  # of a third of the examples
     print(f"{len(tried):,} hostile command lines tried")
 
 

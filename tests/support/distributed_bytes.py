@@ -11,6 +11,7 @@ import torch.distributed as dist
 import redblue as rb
 from redblue.distributed import operator
 from redblue.distributed.failures import Failures
+from redblue.distributed.groups import group_of
 from redblue.distributed.operations import Operations
 from redblue.kernels.options import Options
 from redblue.problem import Problem
@@ -63,8 +64,9 @@ def check(schedule, mask_name, kv_heads, placement):
 
 def _compare(layout, arrays, rank):
     operations = Operations(layout, Options(), torch.bfloat16, torch.device("cpu"))
+    group = group_of(None)
     with counted() as found:
-        results = operator.run(layout, operations, dist.group.WORLD, Failures(dist.group.WORLD), arrays)
+        results = operator.run(layout, operations, group, Failures(group), arrays)
     expected = network.count(layout)
     sent, received = expected.bytes_sent[rank], expected.bytes_received[rank]
     wanted = {"isend": [sent, expected.traffic.sent[rank]], "irecv": [received, expected.traffic.received[rank]]}

@@ -6,12 +6,11 @@ import os
 import signal
 import time
 from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+import redblue as rb
 from redblue import distributed
 from redblue.distributed.operations import Operations
 
@@ -76,28 +75,6 @@ def fail(victim, how, when, schedule="ring"):
     return time.monotonic() - begin, None
 
 
-def stall_again(folder, number):
-    """In a new group, rank 1 stalls in a call with large parts; returns the resident bytes of each process."""
-    dist.destroy_process_group()
-    store = dist.FileStore(str(Path(folder) / f"store{number}"), 3)
-    rank, timeout = int(os.environ["RANK_HERE"]), timedelta(seconds=1)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timeout)
-    failed = None
-    try:
-        if rank == 1:
-            with fault_within(lambda: time.sleep(2.5)):
-                call(3 * 4096, 64)
-        else:
-            call(3 * 4096, 64)
-    except distributed.ProcessFailed as error:
-        failed = error.rank
-    return failed, int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
-def remember_rank():
-    os.environ["RANK_HERE"] = str(dist.get_rank())
-
-
 def wait_for_interrupt():
     """Rank 0 never calls; the others wait for it. Returns the seconds that they waited until they were interrupted."""
     call()
@@ -110,3 +87,59 @@ def wait_for_interrupt():
     except KeyboardInterrupt:
         return time.monotonic() - begin
     return None
+
+
+def refusal(wrong):
+    """The message of the error that a wrong call raises in this process, after which right calls work."""
+    rank, sizes = dist.get_rank(), {"batch": 2, "heads": 4, "n": 4, "d": 8}
+    mine = rank == 1
+    if mine and wrong.endswith(("another d", "another batch", "other heads", "other lengths")):
+        sizes[wrong.rsplit(" ", 1)[-1].replace("lengths", "n")] *= 2
+    if wrong == "the heads cannot be divided":
+        sizes["heads"] = 4
+    dtype = torch.float64 if mine and "dtype" in wrong else torch.float32
+    q, k, v = (torch.ones(*sizes.values(), dtype=dtype) for _ in range(3))
+    options = {"mask": rb.Mask.causal(), "schedule": "ring", "placement": "contiguous"}
+    if mine and "another mask" in wrong:
+        options["mask"] = rb.Mask.full()
+    if mine and "another schedule" in wrong:
+        options["schedule"] = "mesh"
+    if mine and "another placement" in wrong:
+        options["placement"] = "zigzag"
+    if mine and "another scale" in wrong:
+        options["scale"] = 0.5
+    if mine and "unknown option" in wrong:
+        options["nonsense"] = 1
+    if wrong == "the mask does not fit":
+        options["mask"] = rb.Mask.documents([5, 5])
+    if wrong == "the heads cannot be divided":
+        options["schedule"] = "head_parallel"
+    message = None
+    try:
+        distributed.attention([1.0] if mine and "no tensor" in wrong else q, k, v, **options)  # pyright: ignore
+    except (rb.RedblueError, TypeError) as error:
+        message = str(error)
+    call()
+    return message
+
+
+def few_tokens(n):
+    """Outputs and gradients of n tokens, of which some processes hold none, are those of one process."""
+    generator = torch.Generator().manual_seed(0)
+    whole = [torch.randn(2, 3, n, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    right = rb.attention(*whole, mask=rb.Mask.causal())
+    right_gradients = torch.autograd.grad(right.sum(), whole)
+    for schedule in ("ring", "all_gather", "mesh", "auto"):
+        parts = [distributed.shard(x.detach()).requires_grad_() for x in whole]
+        out = distributed.attention(*parts, mask=rb.Mask.causal(), schedule=schedule)
+        gradients = torch.autograd.grad(out.sum(), parts)
+        for got, wanted in zip((out, *gradients), (right, *right_gradients), strict=True):
+            torch.testing.assert_close(got, distributed.shard(wanted), atol=1e-12, rtol=1e-12)
+
+
+def empty_batch():
+    """A batch without entries gives outputs without entries."""
+    q, k, v = (torch.ones(0, 2, 5, 4).requires_grad_() for _ in range(3))
+    out = distributed.attention(q, k, v)
+    assert out.shape == (0, 2, 5, 4)
+    out.sum().backward()

@@ -34,9 +34,9 @@ def serve(rank: int, size: int, folder: str, store: str, timeout_seconds: float)
     connection.send(os.getpid())
     torch.set_num_threads(1)
     if store.isdigit():
-        meeting: Any = dist.TCPStore("127.0.0.1", int(store), size, rank == 0)
+        meeting: Any = dist.TCPStore("127.0.0.1", int(store), size, rank == 0)  # pyright: ignore
     else:
-        meeting = dist.FileStore(store, size)
+        meeting = dist.FileStore(store, size)  # pyright: ignore
     timeout = timedelta(seconds=timeout_seconds)
     dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=timeout)
     while (task := connection.recv()) is not None:

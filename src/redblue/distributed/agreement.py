@@ -39,11 +39,11 @@ class Shard(NamedTuple):
     call: dict[str, Any]
 
 
-def agree(own: Shard | RedblueError, group: dist.ProcessGroup, device: torch.device, failures: Failures) -> list[Shard]:
+def agree(own: Shard | Exception, group: dist.ProcessGroup, device: torch.device, failures: Failures) -> list[Shard]:
     """The shards of all processes, by rank. Raises RedblueError in every process unless all calls are alike."""
-    record = {"error": str(own)} if isinstance(own, RedblueError) else own._asdict()
+    record = {"error": str(own)} if isinstance(own, Exception) else own._asdict()
     records = _all_records(record, group, device, failures)
-    if isinstance(own, RedblueError):
+    if isinstance(own, Exception):
         raise own
     for rank, other in enumerate(records):
         if "error" in other:

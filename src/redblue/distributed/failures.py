@@ -124,11 +124,14 @@ class Failures:
         self.known = known
         return True
 
-    def _end(self, rank: int) -> int:
-        seen = {self.rank}
-        while rank not in seen and rank in self.known:
-            seen.add(rank)
+    def _end(self, suspect: int) -> int:
+        """The end of the notes; the suspect itself if it waits for this process, because it was late."""
+        rank, seen = suspect, {suspect}
+        while rank in self.known:
             rank = self.known[rank]
+            if rank == self.rank or rank in seen:
+                return suspect
+            seen.add(rank)
         return rank
 
     def _key(self, rank: int) -> str:

@@ -192,6 +192,8 @@ class Operations:
         for name in tensors:
             if name.array != "lse":
                 by_part.setdefault(name.part, []).append(name)
+        if not by_part:  # the process holds no queries
+            return {name: self._nothing(name, len(rows)) for name in (whole, log)}
         outs, lses = [], []
         for part in range(layout.grid.head_parts):
             names = by_part.get(part, [])

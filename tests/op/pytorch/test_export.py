@@ -86,7 +86,8 @@ def test_a_damaged_text_and_a_name_of_another_process_are_refused():
         ("mask-0123", "is gone"),
     ):
         with pytest.raises(RedblueError, match=says):
-            torch.ops.redblue.attention(x, x, x, -1, -1, False, wrong, "auto", None, None, 0.0, None, None, None, None)
+            numbers = None, None, 0.0, None, None, None, None, None
+            torch.ops.redblue.attention(x, x, x, -1, -1, False, wrong, "auto", *numbers)
 
 
 def test_a_mask_too_large_for_a_text_is_refused_by_exporters_and_compiled(monkeypatch):
