@@ -79,6 +79,7 @@ def test_exported_graphs_hold_the_text_of_the_mask(strict):
 
 def test_a_damaged_text_and_a_name_of_another_process_are_refused():
     x, text = numbers(), serialised.text_of(MASK)
+    others = None, None, 0.0, None, None, None, None, None
     for wrong, says in (
         (text.replace('"seed":0', '"seed":1'), "the text of a mask is damaged"),
         (text[:-1], "the text of a mask is damaged"),
@@ -86,8 +87,7 @@ def test_a_damaged_text_and_a_name_of_another_process_are_refused():
         ("mask-0123", "is gone"),
     ):
         with pytest.raises(RedblueError, match=says):
-            numbers = None, None, 0.0, None, None, None, None, None
-            torch.ops.redblue.attention(x, x, x, -1, -1, False, wrong, "auto", *numbers)
+            torch.ops.redblue.attention(x, x, x, -1, -1, False, wrong, "auto", *others)
 
 
 def test_a_mask_too_large_for_a_text_is_refused_by_exporters_and_compiled(monkeypatch):
