@@ -86,7 +86,7 @@ def _all_records(
     return [json.loads(bytes(buffers[other].cpu().numpy()).rstrip(b"\0")) for other in range(size)]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def digest_of_mask(mask: Mask) -> str:
     """A short text that is equal for equal masks, in every process."""
     return fold(mask.rule, _digest_of_rule)
