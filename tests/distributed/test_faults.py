@@ -46,9 +46,10 @@ def check_fault(victim, how, when, store, schedule="ring"):
 FAULTS = [
     (2, "kill", "within", "tcp"),
     (0, "kill", "before", "tcp"),
-    (0, "stop", "within", "tcp"),
-    (3, "stop", "before", "file"),
-    (1, "sleep", "backward", "file"),
+    # The others wait for the group's timeout.
+    pytest.param(0, "stop", "within", "tcp", marks=pytest.mark.thorough),
+    pytest.param(3, "stop", "before", "file", marks=pytest.mark.thorough),
+    pytest.param(1, "sleep", "backward", "file", marks=pytest.mark.thorough),
 ]
 
 
@@ -65,6 +66,7 @@ def test_faults_of_all_kinds(repetition):
     check_fault(repetition % 4, how, when, store, schedule)
 
 
+@pytest.mark.thorough
 def test_interrupt_ends_a_wait():
     with group(3, timeout_seconds=60.0) as processes:
         processes.start(faults.wait_for_interrupt)
