@@ -158,6 +158,6 @@ EXPERIMENT = Experiment(
 Counted (`count(..., at_once=H)`), not measured. Forward, full mask, n = {N:,}, M = {M_WORDS:,} words: 227 KiB of
 16-bit words, an H100 multiprocessor's shared memory. H heads that share nothing run at once, each in M / H words.
 Every schedule that the planner may choose is counted with its best tiles. x = d / √M becomes √H x, so 4 x² becomes
-4 H x², and 4 x + 1 becomes 4 √H x + 1 ([theory](../theory.md), "Several heads at once").
+4 H x², and 4 x + 1 becomes 4 √H x + 1 ([theory](../lab/theory.md), "Several heads at once").
 """,
 )

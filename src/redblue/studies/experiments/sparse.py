@@ -213,7 +213,7 @@ words. Random blocks hold {BLOCK} x {BLOCK} pairs; a butterfly's blocks have edg
 pairs and blocks, so they need an index. `redblue sparse` compares all schedules on one mask.
 
 *Proved* is the best bound for this one mask: the compulsory words, the phase problem on its number of pairs, or the
-phase problem on the pairs that a number of its rows and columns can cover ([theory](../theory.md), Theorem 5). *The
+phase problem on the pairs that a number of its rows and columns can cover ([theory](../lab/theory.md), Theorem 5). *The
 family's form* is min(Z_in² / M, Z_in √Z_QK / √M) of arXiv 2410.09397, Theorem 4.5, without its constant. It describes
 the worst input with that many nonzero entries, so a structured mask may move fewer words.
 """,
