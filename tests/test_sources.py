@@ -22,7 +22,7 @@ OTHERS = (
     "test_site.py",
     "pages.py",
 )  # name files of other projects, or pages of the site
-EXAMPLES = {"path/to/script.py", "no/r.csv", "../theory.md", "docs/results/gpu.svg"}  # of users, or not yet written
+EXAMPLES = {"path/to/script.py", "no/r.csv", "docs/results/gpu.svg"}  # of users, or not yet written
 EXAMPLES |= {"xla/ffi/api/c_api.h"}  # in jaxlib
 
 
