@@ -378,18 +378,16 @@ class Worker:
 
 def compiled(job: Job) -> str:
     """Compile a job's kernels for sm_90, without a GPU, into Triton's cache; the worst they take."""
-    from triton.runtime import driver
+    from redblue.kernels.gpu.planning.fit import standing_in
 
-    from redblue.kernels.gpu.planning.fit import _Absent
-
-    driver._active = _Absent(90)  # type: ignore[assignment]
     shared = 0
     try:
-        for case in (job, job._replace(causal=not job.causal)):
-            runs = runs_of(case, task_of(case, tensors(case, "meta", case.n, case.heads)))[0]
-            for run in {(x.kernel.__name__, str(x.arguments.get("KIND")), x.grid): x for x in runs}.values():
-                made = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings)
-                shared = max(shared, made.metadata.shared)
+        with standing_in(90):
+            for case in (job, job._replace(causal=not job.causal)):
+                runs = runs_of(case, task_of(case, tensors(case, "meta", case.n, case.heads)))[0]
+                for run in {(x.kernel.__name__, str(x.arguments.get("KIND")), x.grid): x for x in runs}.values():
+                    made = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings)
+                    shared = max(shared, made.metadata.shared)
     except Exception as error:  # recurs, and is reported, when the job is measured
         return f"{type(error).__name__}: {error}"
     return f"{shared:,} bytes of shared memory" + ("" if shared <= 227 << 10 else ": TOO MUCH")

@@ -160,7 +160,7 @@ def test_no_set_of_words_makes_more_products_than_theorem_6_says(direction, n, d
 
 
 def whole_steps(direction, sets, d, d_v):
-    """Weighted steps of whole pairs, as in Theorem 7, over what it says that these words allow; no pair crosses."""
+    """Return the weighted steps of whole pairs over the most that Theorem 7 allows for these words. No pair crosses."""
     q, k, c, v = (sets[name] for name in ("q", "k", "c", "v"))
     rows_s, keys_s = q.all(axis=1), k.all(axis=1)
     rows, keys = rows_s & c.all(axis=1), keys_s & v.all(axis=1)

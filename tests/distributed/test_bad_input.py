@@ -1,4 +1,4 @@
-"""Wrong or different arguments: every process raises an error that names what is wrong, and none hangs."""
+"""If arguments are wrong or differ, every process raises an error that names the fault. No process hangs."""
 
 from __future__ import annotations
 

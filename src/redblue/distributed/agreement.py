@@ -27,7 +27,7 @@ TAG = 1 << 20  # beyond the tags of the call's own messages
 
 
 class Shard(NamedTuple):
-    """What one process gave.
+    """The arguments of one process.
 
     queries, keys: its number of tokens. seed: of dropout; rank 0's counts. call: what must be the same in all
     processes.

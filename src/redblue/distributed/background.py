@@ -26,7 +26,7 @@ class Background:
         return future
 
     def abandon(self) -> None:
-        """Leave the thread to what it runs, which may never end; the next function gets a new thread."""
+        """Give up the thread, whose function may never return; the next function gets a new thread."""
         if self._tasks is not None:
             self._tasks.put(None)
         self._tasks = None

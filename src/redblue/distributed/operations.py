@@ -298,7 +298,7 @@ def _stacked(tensors: Tensors, array: str) -> Tensor:
 
 
 def _by_shard(names: Sequence[Part], writes: Shapes, rows: Any) -> list[tuple[Part, Any, Any]]:
-    """For each name: the rows of its block that were computed, and the place of their results.
+    """Return (name, computed rows of its block, places of these rows among the results) for each name.
 
     rows: the rows of all blocks, one behind the other, in the order of the results.
     """

@@ -50,7 +50,10 @@ def positions_of(value: Any) -> Positions:
 
 
 def numbers_of(positions: Positions, heads: int, dropout: float) -> tuple[int, int, int, int]:
-    """The numbers before the places, for a call of so many heads. Raises RedblueError, which names the field."""
+    """Return n_q, n_k, heads and first_head of the whole, for a call of `heads` heads.
+
+    Raises RedblueError, which names the field.
+    """
     _, _, n_q, n_k, first_head, all_heads = positions
     if dropout and n_q is None and n_k is None:
         raise RedblueError(

@@ -223,7 +223,7 @@ def _candidates(problem: Problem, cluster: Cluster) -> Iterator[tuple[str, Candi
             try:
                 layouts = network.layouts(name, problem, cluster.processes, placed)
             except RedblueError:
-                continue  # the heads cannot be divided among so many processes
+                continue  # this schedule cannot divide the heads among the processes
             for layout in layouts:
                 yield placement, Candidate(name, layout, cluster)
 

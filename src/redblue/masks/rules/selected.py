@@ -41,7 +41,7 @@ class Selected(Rule):
 def selected(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: int) -> Rule | None:
     """The rule among these queries and keys, ascending positions below n_q and n_k. None: no pair attends.
 
-    For a part in which every pair attends, it is the full rule: kernels then test no pair.
+    If every pair of the part attends, the result is the full rule, for which kernels test no pair.
     """
     if isinstance(rule, Stack):
         rules = [selected(each, queries, keys, n_q, n_k) for each in rule.rules]

@@ -16,7 +16,7 @@ def move_key_sums(net: Network, c: Layout, step: int) -> None:
 
 
 def finish_key_sums(net: Network, c: Layout) -> None:
-    """After the last step: add up what is still on its way."""
+    """Add up the gradients that are still on their way after the last step."""
     (_finish_ring if c.travel == "ring" else _finish_direct)(net, c)
 
 

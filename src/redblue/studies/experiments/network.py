@@ -59,7 +59,7 @@ def measure(point: Point) -> list[Row]:
             c = network.fewest_words(layouts)
             moved = network.traffic(c)
         except RedblueError:
-            continue  # the heads cannot be divided among so many processes
+            continue  # this schedule cannot divide the heads among the processes
         memory = int(network.count(c).traffic.peak.max()) if point["panel"] == "sizes" else None
         phases = _phases(problem, processes, memory) if memory else None
         rows.append(
