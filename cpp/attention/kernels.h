@@ -67,6 +67,7 @@ struct Kernels {
 #include "attention/dropout.h"
 #include "attention/key_rows.h"
 #include "attention/decode.h"
+#include "attention/weighted_sum.h"
 #include "attention/walk.h"
 #include "attention/formats.h"
 #include "attention/forward.h"

@@ -42,6 +42,8 @@ class Trail {
     }
   }
   void fetch_beside(const T*) { fetch(1); }
+  template <class X>
+  void after(const X&) {}  // as Stretches::Cursor::after; these rows are near
   static constexpr long kLine = 64 / sizeof(T);
   template <long L>
   static constexpr long kVectors = kLine / L;  // of L numbers in a line
@@ -86,6 +88,17 @@ class Stretches {
     explicit Cursor(Stretches& all) : all_(all) { begin(); }
     ~Cursor() {
       if (step_) all_.list_[all_.at_].start = next_;
+    }
+    // Lets the next fetches begin when the vector x is computed. Fetches that wait for nothing run ahead of products
+    // that wait for memory, and the core drops them when its miss buffers are full. In weighted sums this delay takes 8
+    // to 14 % off the time of a call in float32 and bfloat16; beside dot products it gains nothing (measured, Zen 4).
+    template <class X>
+    void after([[maybe_unused]] const X& x) {
+#if defined(REDBLUE_AVX512)
+      unsigned zero;
+      asm("vmovd %x1, %0\n\tandl $0, %0" : "=r"(zero) : "v"(x) : "cc");  // the processor does not know that it is 0
+      next_ += zero;
+#endif
     }
     void fetch(long lines) {
       if (lines == 4 && next_ + 4 * step_ < stop_) {  // the usual case, without branches between the lines

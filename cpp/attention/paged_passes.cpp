@@ -12,6 +12,7 @@ namespace redblue {
 namespace {
 
 constexpr std::int64_t kPiece = 1024;      // keys that few rows walk through in one task
+constexpr std::size_t kKeptBytes = std::size_t(1) << 26;  // of the parts of a call, for the next one
 constexpr std::int64_t kFewRows = 256;     // more rows are tasks enough: their keys are not cut into pieces
 
 std::size_t bytes_of(Number number) {
@@ -79,22 +80,34 @@ struct Tree {
 struct Part {
   Call call;
   Node node;
-  std::unique_ptr<char[]> queries;      // of several members, one behind the other
   std::unique_ptr<Tree> tree;
   std::int64_t piece = 0, pieces = 1;   // keys of a piece
-  std::unique_ptr<char[]> partials;     // null if the results are final
+  char* partials = nullptr;             // null if the results are final
   std::int64_t partial_bytes = 0;       // of a piece
 
-  void* partial(std::int64_t of_piece) const { return partials ? partials.get() + of_piece * partial_bytes : nullptr; }
+  void* partial(std::int64_t of_piece) const { return partials ? partials + of_piece * partial_bytes : nullptr; }
 };
 
+// The memory of the parts of a call. It is kept for the next call of the thread: fresh memory would cost a page fault
+// for every 4 KB.
+class PartsMemory {
+ public:
+  PartsMemory() = default;
+  ~PartsMemory() { arena_.clear_and_keep(kKeptBytes); }
+  PartsMemory(const PartsMemory&) = delete;
+  char* take(std::int64_t bytes) { return arena_.take<char>(bytes); }
+
+ private:
+  static thread_local Arena arena_;
+};
+thread_local Arena PartsMemory::arena_;
+
 // The queries of several sequences, copied one behind the other.
-void stack_queries(const PagedCall& paged, Part& part) {
+void stack_queries(const PagedCall& paged, Part& part, PartsMemory& memory) {
   Call& call = part.call;
   const Array& from = paged.common.q;
   const std::int64_t heads = call.kv_heads * call.group, bytes = std::int64_t(bytes_of(call.number));
-  part.queries.reset(new char[call.n_q * heads * call.d * bytes + 64]);
-  char* to = part.queries.get();
+  char* to = call.q.data = memory.take(call.n_q * heads * call.d * bytes + 64);
   for (std::int64_t b : part.node.members)
     for (std::int64_t i = paged.starts[b]; i < paged.starts[b + 1]; i++)
       for (std::int64_t h = 0; h < heads; h++) {
@@ -105,11 +118,10 @@ void stack_queries(const PagedCall& paged, Part& part) {
           for (std::int64_t c = 0; c < call.d; c++) std::memcpy(to + c * bytes, row + c * from.column * bytes, bytes);
         to += call.d * bytes;
       }
-  call.q.data = part.queries.get();
   call.q.row = heads * call.d, call.q.head = call.d, call.q.column = 1;
 }
 
-Part part_of(const PagedCall& paged, Node node, const Kernels& kernels) {
+Part part_of(const PagedCall& paged, Node node, const Kernels& kernels, PartsMemory& memory) {
   Part part;
   const std::int64_t b = node.members[0];
   const bool alone = node.members.size() == 1;
@@ -120,7 +132,7 @@ Part part_of(const PagedCall& paged, Node node, const Kernels& kernels) {
     call.n_q = 0;
     for (std::int64_t member : part.node.members) call.n_q += paged.starts[member + 1] - paged.starts[member];
     call.n_k = part.node.stop, call.first = -call.n_q, call.end = call.n_k + 1;
-    stack_queries(paged, part);
+    stack_queries(paged, part, memory);
   } else if (paged.tree) {
     part.tree.reset(new Tree(paged, b, call, kernels.lanes));
     call.pattern = part.tree->pattern(kernels.lanes);
@@ -208,13 +220,14 @@ Moved forward(const PagedCall& paged, const Isa& isa) {
   for (const Node& node : nodes)
     for (std::int64_t b : node.members) nodes_of[b]++;
   std::vector<Part> parts;
+  PartsMemory memory;
   for (Node& node : nodes) {
-    parts.push_back(part_of(paged, std::move(node), kernels));
+    parts.push_back(part_of(paged, std::move(node), kernels, memory));
     Part& part = parts.back();
     const Call& call = part.call;
     if (part.pieces == 1 && part.node.members.size() == 1 && nodes_of[part.node.members[0]] == 1) continue;
     part.partial_bytes = call.kv_heads * call.stacked() * (call.d_v + 2) * bytes_of_sum(call);
-    part.partials.reset(new char[part.pieces * part.partial_bytes]);
+    part.partials = memory.take(part.pieces * part.partial_bytes);
   }
   const int threads = paged.common.threads;
   Tally tally;

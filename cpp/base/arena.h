@@ -33,6 +33,13 @@ class Arena {
     used_ = taken_ = 0;
   }
 
+  // Frees all pieces; keeps no block of more bytes than these.
+  void clear_and_keep(std::size_t most) {
+    clear();
+    if (wanted_ > most) wanted_ = 0;
+    if (size_ > most) release();
+  }
+
  private:
   static constexpr std::size_t kAlign = 64;
   static constexpr std::align_val_t kPage{4096};

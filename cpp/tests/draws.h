@@ -23,6 +23,11 @@ std::int64_t pick(std::int64_t low, std::int64_t high) {
 bool chance(double share) { return std::bernoulli_distribution(share)(generator); }
 double normal() { return std::normal_distribution<double>()(generator); }
 
+Number random_bias_number(Number sums) {
+  const Number number = Number(pick(0, 4));
+  return number == Number::kFloat64 && sums != Number::kFloat64 ? Number::kBool : number;
+}
+
 int bytes_of(Number number) {
   switch (number) {
     case Number::kFloat64: return 8;

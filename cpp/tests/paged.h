@@ -7,22 +7,29 @@
 
 namespace {
 
+std::int64_t width() { return chance(0.2) ? 32 * pick(1, 4) : pick(1, 70); }
+
 // Members are in the order in which they are drawn.
 struct PagedCase {
   const Isa& isa;
   const Number number = Number(pick(0, 3)), sums = number == Number::kFloat64 ? Number::kFloat64 : Number::kFloat32;
   const std::int64_t sequences = pick(1, 5), kv_heads = pick(1, 3), group = chance(0.2) ? pick(5, 40) : pick(1, 4);
-  const std::int64_t heads = kv_heads * group, page = chance(0.5) ? pick(1, 5) : 16, d = pick(1, 70), d_v = pick(1, 70);
+  const std::int64_t heads = kv_heads * group, page = chance(0.5) ? pick(1, 5) : 16;
+  const bool aliased = chance(0.25);  // values are columns of keys, from `column` on
+  const std::int64_t d = width(), d_v = aliased ? pick(1, d) : width(), column = aliased ? pick(0, d - d_v) : 0;
+  const std::int64_t prefix = chance(0.2) ? pick(1, 80 / page) : 0;  // pages that all sequences share
   std::vector<std::int64_t> starts{0}, lengths;
   const bool long_one = chance(0.1);  // of several pieces
-  std::int64_t most = 0, pages = 0;
+  std::int64_t most = 0, pages = 0, most_queries = 0, longest = 0;
   std::vector<std::int64_t> table;
   const bool drawn = draw_table();
   Buffer k{number, pages, kv_heads, page, d}, v{number, pages, kv_heads, page, d_v};
   Buffer q{number, 1, heads, starts.back(), d}, out{number, 1, heads, starts.back(), d_v};
   Buffer lse{sums, 1, heads, starts.back(), 1, true};
-  const bool sunk = chance(0.3), sloped = chance(0.2);
+  const bool sunk = chance(0.3), sloped = chance(0.2), biased = chance(0.2);
   Buffer sinks{sums, 1, 1, 1, heads, true}, alibi{sums, sequences, heads, 1, 1};
+  const Number bias_number = random_bias_number(sums);
+  Buffer bias{bias_number, sequences, heads, most_queries, longest, false, true};
   const std::int64_t newest = chance(0.3) ? pick(1, 8) : 0;
   std::vector<std::uint8_t> tree;
   PagedCall call;
@@ -35,32 +42,40 @@ struct PagedCase {
     c.rows = pick(1, 150), c.cols = pick(1, 150), c.threads = int(pick(1, 4));
     c.q = q.array, c.k = k.array, c.v = v.array, c.out = out.array, c.lse = lse.array;
     c.pages.size = page, c.pages.k_step = k.array.lead[0], c.pages.v_step = v.array.lead[0];
+    if (aliased) {
+      c.v = k.array, c.v.data += column * k.stride[3] * bytes_of(number), c.pages.v_step = c.pages.k_step;
+      if (k.stride[3] == 1) c.pages.v_in_k = column;
+    }
     if (sunk) c.sinks = sinks.array;
     if (sloped) c.alibi = alibi.array, c.alibi.row = c.alibi.column = 0;
+    if (biased) c.bias = bias.array, c.bias_number = bias_number;
     call.sequences = sequences, call.starts = starts.data(), call.lengths = lengths.data();
     call.table = table.data(), call.most = most;
     call.left = chance(0.3) ? pick(0, 60) : -1, call.right = chance(0.3) ? pick(0, 9) : chance(0.5) ? 0 : -1;
-    call.prefix = chance(0.3) ? 0 : -1;
+    call.prefix = prefix && chance(0.5) ? prefix : chance(0.3) ? 0 : -1;
     if (!newest) return;
     for (std::int64_t i = 0; i < starts.back() * newest; i++) tree.push_back(chance(0.6));
     call.tree = tree.data(), call.newest = newest, call.left = call.right = -1;
   }
   PagedCase(const PagedCase&) = delete;
 
-  // Sequences may begin with the pages of an earlier one. Entries beyond a sequence's keys name no page.
+  // All sequences begin with the pages of the prefix, and some with more pages of an earlier one. Entries beyond a
+  // sequence's keys name no page.
   bool draw_table() {
     for (std::int64_t b = 0; b < sequences; b++) {
       starts.push_back(starts.back() + (chance(0.6) ? 1 : pick(0, 6)));
       lengths.push_back(chance(0.1) ? 0 : long_one && !b ? pick(1100, 1300) : pick(1, 150));
+      lengths[b] = std::max(lengths[b], prefix * page);
+      most_queries = std::max(most_queries, starts[b + 1] - starts[b]), longest = std::max(longest, lengths[b]);
       most = std::max(most, (lengths[b] + page - 1) / page);
     }
     table.assign(sequences * most, -7);
     for (std::int64_t b = 0; b < sequences; b++) {
       const std::int64_t needed = (lengths[b] + page - 1) / page, other = b && chance(0.6) ? pick(0, b - 1) : b;
       const std::int64_t common = other == b ? 0 : std::min(needed, (lengths[other] + page - 1) / page);
-      const std::int64_t shared = common ? pick(0, common) : 0;
+      const std::int64_t shared = b ? std::max(prefix, common ? pick(0, common) : 0) : 0;
       for (std::int64_t i = 0; i < needed; i++)
-        table[b * most + i] = i < shared ? table[other * most + i] : pages++;
+        table[b * most + i] = i < shared ? table[(i < prefix ? 0 : other) * most + i] : pages++;
     }
     return true;
   }
@@ -78,7 +93,12 @@ struct PagedCase {
     dot *= call.common.scale;
     if (call.common.softcap) dot = call.common.softcap * std::tanh(dot / call.common.softcap);
     const std::int64_t own = i + lengths[b] - (starts[b + 1] - starts[b]);
-    return sloped ? dot - alibi.get(b, h, 0, 0) * std::abs(own - j) : dot;
+    if (sloped) dot -= alibi.get(b, h, 0, 0) * std::abs(own - j);
+    return biased ? dot + bias.get(b, h, i, j) : dot;
+  }
+  double value(std::int64_t b, std::int64_t h, std::int64_t j, std::int64_t c) const {
+    const std::int64_t at = table[b * most + j / page];
+    return aliased ? k.get(at, h / group, j % page, column + c) : v.get(at, h / group, j % page, c);
   }
   void compare_row(std::int64_t b, std::int64_t h, std::int64_t i) const {
     const double nothing = -std::numeric_limits<double>::infinity();
@@ -91,10 +111,9 @@ struct PagedCase {
     for (double& x : s) total += x = std::exp(x - base);
     compare("paged lse", isa, number, lse.get(0, h, starts[b] + i, 0), base + std::log(total));
     for (std::int64_t c = 0; c < d_v; c++) {
-      double value = 0;
-      for (std::int64_t j = 0; j < lengths[b]; j++)
-        value += s[j] * v.get(table[b * most + j / page], h / group, j % page, c);
-      compare("paged out", isa, number, out.get(0, h, starts[b] + i, c), total == 0 ? 0 : value / total);
+      double sum = 0;
+      for (std::int64_t j = 0; j < lengths[b]; j++) sum += s[j] * value(b, h, j, c);
+      compare("paged out", isa, number, out.get(0, h, starts[b] + i, c), total == 0 ? 0 : sum / total);
     }
   }
 };

@@ -127,11 +127,6 @@ struct Mask {
 std::int64_t random_length() { return chance(0.1) ? 0 : chance(0.5) ? pick(1, 9) : pick(10, 140); }
 std::int64_t random_width() { return chance(0.5) ? pick(1, 9) : pick(10, 70); }
 
-Number random_bias_number(Number sums) {
-  const Number number = Number(pick(0, 4));
-  return number == Number::kFloat64 && sums != Number::kFloat64 ? Number::kBool : number;
-}
-
 // A random call: sizes, options and buffers. Members are in the order in which they are drawn.
 struct Case {
   const Isa& isa;

@@ -168,12 +168,66 @@ def test_values_that_are_columns_of_keys_must_be_these_columns(library):
     for v, v_pages, message in wrong:
         with pytest.raises(rb.RedblueError, match=message):
             rb.append_paged(**arguments | {"v": v, "v_pages": v_pages})
-    wide = of(np.zeros((8, 2, 1, 6), np.float32))
-    with pytest.raises(rb.RedblueError, match="v_pages must be columns of k_pages or be apart"):
-        rb.append_paged(**arguments | {"k_pages": wide[..., :4], "v_pages": wide[..., 2:]})
     assert bits((np.asarray(cache),)) == before
     k[0, 0, 0, 0] = float("nan")  # equal to itself here
     assert rb.append_paged(**arguments | {"v": k[..., :2], "v_pages": cache[..., :2]}).tolist() == [4, 3, 5]
+
+
+def append_ones(library, k_pages, v_pages):
+    """Append one key to a cache without keys. Each tensor has a storage of its own."""
+    if library == "PyTorch":
+        pytest.importorskip("torch")
+    of = tensor if library == "PyTorch" else lambda x: x
+    pages, _, heads, width = k_pages.shape
+    new = np.ones((min(1, pages), 1, heads, width), np.float32)
+    table, lengths = np.zeros((len(new), 1), int), [0] * len(new)
+    return rb.append_paged(of(new), of(new.copy()), of(k_pages), of(v_pages), table, lengths)
+
+
+MEMORY = np.zeros((9, 2, 2, 6), np.float32)
+ONE_HEAD = MEMORY[:, :, :1]
+OVERLAPPING = {
+    "some columns": (ONE_HEAD[:8, ..., :4], ONE_HEAD[:8, ..., 2:]),
+    "other pages": (ONE_HEAD[:8, ..., :4], ONE_HEAD[1:, ..., :4]),
+    "another layout": (ONE_HEAD[:8, ..., :4], MEMORY.reshape(-1)[:64].reshape(8, 2, 1, 4)),
+}
+APART = {
+    "other heads and columns": (ONE_HEAD[:8, ..., :4], MEMORY[:8, :, 1:, 2:]),
+    "other pages": (ONE_HEAD[:4, ..., :3], ONE_HEAD[4:8, ..., :3]),
+    "other columns": (MEMORY[:8, ..., :3], MEMORY[:8, ..., 3:]),
+    "no pages": (ONE_HEAD[:0], ONE_HEAD[:0]),
+}
+
+
+@pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_caches_that_share_memory_otherwise_are_refused(library, name):
+    with pytest.raises(rb.RedblueError, match="v_pages must be columns of k_pages or be apart"):
+        append_ones(library, *OVERLAPPING[name])
+    assert not MEMORY.any()
+
+
+@pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
+@pytest.mark.parametrize("name", APART)
+def test_caches_may_be_parts_of_one_array(library, name):
+    k_pages, v_pages = APART[name]
+    assert append_ones(library, k_pages, v_pages).tolist() == [1] * min(1, len(k_pages))
+    for cache in (k_pages, v_pages):
+        assert (cache[:1, 0] == 1).all()
+        cache[...] = 0
+
+
+def test_columns_of_keys_are_found_in_tensors_of_arrays():
+    """Each tensor made from an array has a storage of its own, which begins where the array does."""
+    pytest.importorskip("torch")
+    cache = np.zeros((4, 2, 1, 4), np.float32)
+    k, table = np.arange(4, dtype=np.float32).reshape(1, 1, 1, 4), np.zeros((1, 1), int)
+    arrays = {"k": k, "v": k[..., 1:3], "k_pages": cache, "v_pages": cache[..., 1:3], "page_table": table}
+    given = {name: tensor(x) for name, x in arrays.items()}
+    assert rb.append_paged(**given, lengths_k=[0]).tolist() == [1]
+    np.testing.assert_array_equal(cache[0, 0], k[0, 0])
+    with pytest.raises(rb.RedblueError, match="v must be columns 1 to 2 of k"):
+        rb.append_paged(**given | {"v": given["v"] + 1}, lengths_k=[1])
 
 
 def test_tensors_without_values_memory_or_with_gradients_are_refused():

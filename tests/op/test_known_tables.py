@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 import redblue as rb
 from redblue.base.errors import RedblueError
+from redblue.kernels.options import Options
 from redblue.op import known_tables, pages
+from redblue.op.paged_call import PagedCall
 
 torch = pytest.importorskip("torch")
 
@@ -146,3 +148,13 @@ def test_few_tables_are_kept(checks):
     table[:] = 0  # the oldest one
     rb.attention_paged(q, k, v, table, lengths)
     assert len(checks) == PAGES + 1
+
+
+@pytest.mark.parametrize("most", [known_tables.MOST_BYTES, 0])
+def test_the_kernels_read_no_memory_that_the_caller_may_change(most, monkeypatch):
+    monkeypatch.setattr(known_tables, "MOST_BYTES", most)
+    q, k, v, table, lengths = (x.numpy() for x in arrays(np.random.default_rng(6), 2))
+    given = (table.astype(np.int64), lengths.astype(np.int64), np.array([0, 1, 2]))
+    call = PagedCall.checked(q[:, 0], k, v, given[0], given[1], given[2], None, Options())
+    for own in call.sequences.arrays:
+        assert not any(np.may_share_memory(own, x) for x in given)

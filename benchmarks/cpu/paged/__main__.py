@@ -4,9 +4,10 @@ Usage: python -m benchmarks.cpu.paged [--quick] [--only TEXT] [--check]
 
 Every row makes its caches once, compares all contenders with float64, and times them in turns; ratios are medians over
 the rounds. If redblue is wrong, no number is printed. The peers are transformers' paged|sdpa, a gather with PyTorch's
-SDPA, and, in processes of their own, vLLM's CPU op and zentorch's SDPA. A whole run takes about twelve minutes on two
-cores. It writes docs/results/paged.json after every row, and paged.svg at the end. Ctrl-C ends the run; --resume
-continues it, and keeps the rows that the same core measured on this machine.
+SDPA, and, in processes of their own, vLLM's CPU op and zentorch's SDPA. All of them, and the measured reads, are on
+huge pages of the system (THP_MEM_ALLOC_ENABLE=0 leaves the caches on small ones). A whole run takes about twelve
+minutes on two cores. It writes docs/results/paged.json after every row, and paged.svg at the end. Ctrl-C ends the run;
+--resume continues it, and keeps the rows that the same core measured on this machine.
 """
 
 from __future__ import annotations
@@ -42,7 +43,14 @@ from benchmarks.cpu.paged.page import draw, tables
 from redblue.compiled import _core
 
 KEPT = RESULTS / "paged.json"
-FINGERPRINT = ("cpu", "isa", "threads", "core")  # rows of runs that differ in one of these are measured again
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # PyTorch reads it at its first allocation
+FINGERPRINT = (
+    "cpu",
+    "isa",
+    "threads",
+    "core",
+    "huge_pages",
+)  # rows of runs that differ in one of these are measured again
 
 
 def core() -> str:
@@ -181,6 +189,7 @@ def show(facts: dict, rows: list[Row]) -> None:
 
 @torch.no_grad()
 def main() -> None:
+    os.environ.setdefault(HUGE_PAGES, "1")
     given = arguments()
     torch.set_num_threads(THREADS)
     if given.list:
@@ -203,6 +212,7 @@ def main() -> None:
     facts = attention.about(Bench(given.rounds, given.seconds, given.alone), load)
     facts["versions"] |= {"transformers": metadata.version("transformers")}
     facts |= {"complete": False, "absent": settings.absent, "core": core()}
+    facts["huge_pages"] = os.environ[HUGE_PAGES] == "1"
     journal = Journal(path, facts, given.resume)
     try:
         if given.check:

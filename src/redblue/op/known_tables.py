@@ -51,8 +51,6 @@ def known(given: tuple[Any, ...], facts: tuple[Any, ...], check: Callable[[], Se
             return kept.sequences
     sequences = check()
     if sum(array.bytes for array in arrays if array) <= MOST_BYTES:
-        starts, lengths, table = (np.array(x) for x in sequences.arrays)  # which may be the caller's memory
-        sequences = Sequences(starts, lengths, table, sequences.page)
         copies = tuple(None if x is None else _copied(array, x) for array, x in zip(arrays, given, strict=True))
         _kept = (Kept(facts, copies, sequences), *_kept[: MOST - 1])
     return sequences

@@ -32,14 +32,17 @@ def check_writable(name: str, cache: Any) -> None:
 def are_columns(k: Any, v: Any, k_pages: Any, v_pages: Any) -> bool:
     """Whether v_pages are columns of k_pages, so that writing k writes v.
 
-    Raises RedblueError if they are, and v are not these columns of k.
+    Raises RedblueError if they are, and v are not these columns of k, and for caches that share memory otherwise.
     """
     column = _shared_column(k_pages, v_pages)
     d, d_v = (int(x.shape[-1]) for x in (k_pages, v_pages))
-    if column is None or column <= -d_v or column >= d:
+    if column is None or not 0 <= column <= d - d_v:
+        if np.shares_memory(_memory(k_pages), _memory(v_pages)):
+            raise RedblueError(
+                "v_pages must be columns of k_pages or be apart, but some of their entries share memory with other "
+                "entries of k_pages: give a copy"
+            )
         return False
-    if column < 0 or column + d_v > d:
-        raise RedblueError(f"v_pages must be columns of k_pages or be apart, but they share only some of {d_v} columns")
     columns = k[..., column : column + d_v]
     if not bool(((columns == v) | ((columns != columns) & (v != v))).all()):
         where = f"columns {column} to {column + d_v - 1}"
@@ -47,27 +50,38 @@ def are_columns(k: Any, v: Any, k_pages: Any, v_pages: Any) -> bool:
     return True
 
 
+class _Described:
+    """Memory that NumPy describes without reading it: that of an array, or of a tensor of any type and device."""
+
+    def __init__(self, x: Any) -> None:
+        on_torch = api.is_torch(x)
+        item = x.element_size() if on_torch else x.itemsize
+        self.__array_interface__ = {
+            "data": (x.data_ptr() if on_torch else x.ctypes.data, True),
+            "shape": tuple(x.shape),
+            "strides": tuple(item * s for s in x.stride()) if on_torch else x.strides,
+            "typestr": f"|V{item}",
+            "version": 3,
+        }
+
+
+def _memory(x: Any) -> np.ndarray:
+    """An array of the places of x, to compare places only: its entries must not be read."""
+    return np.asarray(_Described(x))
+
+
 def _shared_column(k_pages: Any, v_pages: Any) -> int | None:
-    """The column of k_pages in which v_pages begin if both have the strides of one array; else None."""
-    if api.is_torch(k_pages):
-        if k_pages.untyped_storage().data_ptr() != v_pages.untyped_storage().data_ptr():
-            return None
-        step, strides = k_pages.element_size(), (k_pages.stride(), v_pages.stride())
-        apart = v_pages.data_ptr() - k_pages.data_ptr()
-    else:
-        step, strides = 1, (k_pages.strides, v_pages.strides)
-        apart = v_pages.ctypes.data - k_pages.ctypes.data
-    if strides[0] != strides[1] or not strides[0][-1] or apart % (step * strides[0][-1]):
-        return None
-    return apart // (step * strides[0][-1])
+    """The column of k_pages in which v_pages would begin, if both have the strides of one array; else None."""
+    k, v = _memory(k_pages), _memory(v_pages)
+    between, step = v.ctypes.data - k.ctypes.data, k.strides[-1]
+    return None if k.strides != v.strides or not step or between % step else between // step
 
 
 def apart(new: Any, caches: tuple[Any, ...]) -> Any:
     """The new keys or values; a copy if they may lie in one of the caches, where writing could change them first."""
-    if api.is_torch(new):
-        own = new.untyped_storage().data_ptr()
-        return new.clone() if any(own == cache.untyped_storage().data_ptr() for cache in caches) else new
-    return new.copy() if any(np.may_share_memory(new, cache) for cache in caches) else new
+    if not any(np.may_share_memory(_memory(new), _memory(cache)) for cache in caches):
+        return new
+    return new.clone() if api.is_torch(new) else new.copy()
 
 
 def check_places(pages: np.ndarray, rows: np.ndarray, sequences: Sequences, lengths: np.ndarray) -> None:

@@ -18,7 +18,8 @@ class Sequences:
     """The checked sequences of a call, B of them.
 
     starts: (B + 1,), the first packed row of each sequence's queries, and their total. lengths: (B,), its keys. Both
-    are int64. table: (B, most pages), int64 and contiguous: its pages. page: the keys that a page holds.
+    are int64. table: (B, most pages), int64 and contiguous: its pages. page: the keys that a page holds. The memory is
+    not the caller's, who may change a table while the kernels run without Python's lock.
     """
 
     starts: np.ndarray
@@ -60,8 +61,8 @@ class Sequences:
 
 
 def whole_numbers(name: str, values: Any) -> np.ndarray:
-    """A list, array or tensor of whole numbers as an array. Raises RedblueError, which names it, for anything else."""
-    return whole(name, on_cpu(name, values))
+    """A copy of a list, array or tensor of whole numbers. Raises RedblueError, which names it, for anything else."""
+    return np.array(whole(name, on_cpu(name, values)))
 
 
 def on_cpu(name: str, values: Any) -> Any:
@@ -99,14 +100,14 @@ def starts_of(name: str, cumulative: Any, rows: int, array: str) -> np.ndarray:
 
 
 def table_of(page_table: Any, lengths: np.ndarray, page: int, pages: int, names: tuple[str, str]) -> np.ndarray:
-    """The table as an array. Raises RedblueError for a table too short for the lengths, and for a page not there.
+    """A copy of the table. Raises RedblueError for a table too short for the lengths, and for a page not there.
 
     names: those of the table and of the lengths, for messages. Entries beyond the lengths may be anything.
     """
     name, of_lengths = names
     page_table = on_cpu(name, page_table)
     try:
-        table = np.asarray(page_table)
+        table = np.array(page_table)
     except ValueError:  # of a ragged list
         raise RedblueError(f"{name} must have rows of one length: fill shorter ones up with any numbers") from None
     if table.ndim != 2 or table.dtype.kind not in "iu" or len(table) != len(lengths):

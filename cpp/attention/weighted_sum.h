@@ -1,0 +1,234 @@
+// Sums of rows of V times the weights of few queries (decoding). Vectors lie along the features. Included once inside
+// each target region (vector/region.h).
+
+// The share of R rows in weighted_sum: a block of keys, first .. stop - 1, times their weights.
+// lines: fetched for each key and pass over columns; 0: each vector fetches a later one, as dots_of does.
+template <class T, int R, class Sum, class Row, class Fetched>
+struct WeightedRows {
+  static constexpr int L = kLanesOf<Sum>;
+  long first, stop, columns;
+  Row v_row;
+  const Sum* weights;  // rows `cols` apart
+  long cols;
+  Sum* out;  // rows `length` apart
+  long length;
+  const Sum* factors;  // scale the previous contents of `out`; null: 1
+  Fetched* ahead;
+  long lines;
+
+  Sum factor(int r) const { return factors ? factors[r] : Sum(1); }
+  // Adds kAtOnce vectors of columns at a time while that many remain. Returns the first column not yet added.
+  template <int kAtOnce>
+  long add(long c) const {
+    for (; c + kAtOnce * L <= columns; c += kAtOnce * L) {
+      V<Sum> sums[R][kAtOnce];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int x = 0; x < kAtOnce; x++) sums[r][x] = V<Sum>{};
+      for (long key = first; key < stop; key++) {
+        const T *const from = v_row(key) + c, *const later = v_row.later(key) + c;
+        V<Sum> numbers[kAtOnce];
+#pragma GCC unroll 8
+        for (int x = 0; x < kAtOnce; x++) {
+          if (R == 1 && !ahead) __builtin_prefetch(later + x * L, 0, 0);
+          numbers[x] = Wide<T>::load_wide(from + x * L);
+        }
+        if (ahead) {
+          if constexpr (std::is_same_v<T, Sum>) ahead->after(sums[R - 1][kAtOnce - 1]);
+          ahead->fetch(lines);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+          const V<Sum> weight = splat(weights[r * cols + key]);
+#pragma GCC unroll 8
+          for (int x = 0; x < kAtOnce; x++) sums[r][x] = multiply_add<Sum>(numbers[x], weight, sums[r][x]);
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int x = 0; x < kAtOnce; x++) {
+          Sum* const to = out + r * length + c + x * L;
+          store(to, multiply_add<Sum>(load(to), splat(factor(r)), sums[r][x]));
+        }
+    }
+    return c;
+  }
+  void add_rest(long c) const {
+    for (; c < columns; c++)
+      for (int r = 0; r < R; r++) {
+        Sum sum = 0;
+        for (long key = first; key < stop; key++) sum += weights[r * cols + key] * Sum(widen(v_row(key)[c]));
+        out[r * length + c] = out[r * length + c] * factor(r) + sum;
+      }
+  }
+  void add_all() const {
+    constexpr int kMost = R == 1 ? 8 : 4;
+    long c = 0;
+    if constexpr (Wide<T>::kWhole) {
+      c = add<kMost>(c);
+      if constexpr (R == 1) c = add<4>(c);
+      c = add<1>(c);
+    }
+    add_rest(c);
+  }
+};
+
+#if defined(REDBLUE_BF16_PAIRS)
+// The same with products of pairs: of two keys at a time, and of weights as bfloat16.
+template <int R, class Row, class Fetched>
+struct WeightedPairs {
+  static constexpr int L = kLanesOf<float>;
+  long first, stop, columns;
+  Row v_row;
+  const bfloat16* weights;  // rows `cols` apart
+  long cols;
+  float* out;  // rows `length` apart
+  long length;
+  const float* factors;
+  Fetched* ahead;
+  long lines;
+
+  static V<unsigned> pair_of(const bfloat16* weight) {
+    int pair;
+    std::memcpy(&pair, weight, sizeof pair);
+    return bits<V<unsigned>>(_mm512_set1_epi32(pair));
+  }
+  // Adds 2 kAtOnce vectors of columns at a time while that many remain. Returns the first column not yet added.
+  template <int kAtOnce>
+  long add(long c) const {
+    for (; c + 2 * kAtOnce * L <= columns; c += 2 * kAtOnce * L) {
+      V<float> sums[R][2 * kAtOnce];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int x = 0; x < 2 * kAtOnce; x++) sums[r][x] = V<float>{};
+      const auto add_pairs = [&](long key, const auto& odd_numbers) {
+        const bfloat16* const even = v_row(key) + c;
+        V<unsigned> numbers[2 * kAtOnce];
+#pragma GCC unroll 4
+        for (int x = 0; x < kAtOnce; x++) {
+          const __m512i a = _mm512_loadu_si512(even + 2 * x * L), b = odd_numbers(x);
+          numbers[2 * x] = bits<V<unsigned>>(_mm512_unpacklo_epi16(a, b));
+          numbers[2 * x + 1] = bits<V<unsigned>>(_mm512_unpackhi_epi16(a, b));
+        }
+        ahead->after(sums[R - 1][2 * kAtOnce - 1]);
+        ahead->fetch(lines);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+          const V<unsigned> weight = pair_of(weights + r * cols + key);
+#pragma GCC unroll 8
+          for (int x = 0; x < 2 * kAtOnce; x++) sums[r][x] = multiply_add_pairs(weight, numbers[x], sums[r][x]);
+        }
+      };
+      long key = first;
+      for (; key + 2 <= stop; key += 2) {
+        const bfloat16* const odd = v_row(key + 1) + c;
+        add_pairs(key, [&](int x) { return _mm512_loadu_si512(odd + 2 * x * L); });
+      }
+      if (key < stop) add_pairs(key, [](int) { return _mm512_setzero_si512(); });
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int x = 0; x < kAtOnce; x++) store_in_order(r, c + 2 * x * L, sums[r] + 2 * x);
+    }
+    return c;
+  }
+  // Columns 0..3, 8..11, ... are in the first vector of sums, columns 4..7, 12..15, ... in the second.
+  void store_in_order(int r, long c, const V<float>* sums) const {
+    const V<int> first_half = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
+    const V<float> factor = splat(factors ? factors[r] : 1.0f);
+    float* const to = out + r * length + c;
+    store(to, multiply_add<float>(load(to), factor, shuffle(sums[0], sums[1], first_half)));
+    store(to + L, multiply_add<float>(load(to + L), factor, shuffle(sums[0], sums[1], first_half + 8)));
+  }
+  void add_all() const {
+    constexpr int kMost = R == 1 ? 4 : 2;
+    long c = add<kMost>(0);
+    if (kMost == 4) c = add<2>(c);
+    add<1>(c);
+  }
+};
+// Rounds weights to bfloat16, each row in the first half of its memory. Rows are `cols` apart, of whole vectors.
+inline void round_weights(long keys, long count, float* p, long cols) {
+  for (long r = 0; r < count; r++)
+    for (long key = 0; key < keys; key += kLanesOf<float>)
+      Wide<bfloat16>::store_narrow(reinterpret_cast<bfloat16*>(p + r * cols) + key, load(p + r * cols + key));
+}
+#endif
+// Whether weighted sums of these columns are products of pairs.
+template <class T>
+constexpr bool takes_pairs([[maybe_unused]] long columns) {
+#if defined(REDBLUE_BF16_PAIRS)
+  return std::is_same_v<T, bfloat16> && columns % (2 * kLanesOf<float>) == 0;
+#else
+  return false;
+#endif
+}
+
+// out[r] = out[r] factors[r] + sum over keys of p[r][key] v[key]. Keys are taken in blocks whose rows of V fit the L1
+// cache; a block serves all rows and columns before the next one is read.
+template <class T, class Sum, class Row>
+__attribute__((noinline)) void weighted_sum_of_row(long keys, long columns, const Row& v_row, const Sum* p,
+                                                   const Sum* factors, Sum* out) {
+  constexpr int L = kLanesOf<Sum>;
+  // One query that takes all columns at once needs no blocks. Otherwise it is fastest with larger blocks, and several
+  // queries with smaller ones (by 5 and 10 %; measured, Zen 5).
+  const bool one_pass = columns == 8 * L || columns == 4 * L || columns == L;
+  const long block = one_pass ? keys : std::max<long>(1, 2 * kBytesAhead / (columns * long(sizeof(T))));
+  for (long first = 0; first < keys; first += block) {
+    const long stop = std::min(keys, first + block);
+    using Share = WeightedRows<T, 1, Sum, Row, Trail<T, Row>>;
+    Share{first, stop, columns, v_row, p, 0, out, 0, first ? nullptr : factors, nullptr, 0}.add_all();
+  }
+}
+// begin(key): returns the object that prefetches while the block of keys from `key` on is computed. p is overwritten.
+template <class T, class Sum, class Row, class Begin>
+__attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long columns, const Row& v_row, Sum* p,
+                                                    long cols, const Sum* factors, Sum* out, long length,
+                                                    Begin begin) {
+  constexpr int L = kLanesOf<Sum>, R = kRegisters == 32 ? 4 : 2;
+  const bool pairs = takes_pairs<T>(columns);
+  const long passes = (count / R + count % R / 2) * ((columns + 4 * L - 1) / (4 * L)) +
+                      count % 2 * ((columns + 8 * L - 1) / (8 * L));
+  const long lines = ((pairs ? 2 : 1) * columns / (64 / long(sizeof(T))) + passes - 1) / passes;
+  const long fitting = std::max<long>(1, kBytesAhead / (columns * long(sizeof(T))));
+  const long block = pairs ? fitting + fitting % 2 : fitting;
+#if defined(REDBLUE_BF16_PAIRS)
+  if constexpr (std::is_same_v<T, bfloat16>)
+    if (pairs) round_weights(keys, count, p, cols);
+#endif
+  for (long first = 0; first < keys; first += block) {
+    const long stop = std::min(keys, first + block);
+    auto&& ahead = begin(first);
+    using Fetched = std::decay_t<decltype(ahead)>;
+    long r = 0;
+    const auto add = [&](auto rows) {
+      const Sum* const scaled = first ? nullptr : factors + r;
+#if defined(REDBLUE_BF16_PAIRS)
+      if constexpr (std::is_same_v<T, bfloat16>)
+        if (pairs) {
+          const auto* const weights = reinterpret_cast<const bfloat16*>(p + r * cols);
+          WeightedPairs<rows(), Row, Fetched>{first, stop, columns, v_row, weights, 2 * cols, out + r * length, length,
+                                              scaled, &ahead, lines}.add_all();
+          r += rows();
+          return;
+        }
+#endif
+      WeightedRows<T, rows(), Sum, Row, Fetched>{first, stop, columns, v_row, p + r * cols, cols, out + r * length,
+                                                 length, scaled, &ahead, lines}.add_all();
+      r += rows();
+    };
+    while (r + R <= count) add(std::integral_constant<int, R>());
+    if (R > 2 && r + 2 <= count) add(std::integral_constant<int, 2>());
+    if (r < count) add(std::integral_constant<int, 1>());
+  }
+}
+template <class T, class Sum, class Row>
+inline void weighted_sum(long keys, long count, long columns, const Row& v_row, Sum* p, long cols, const Sum* factors,
+                         Sum* out, long length) {
+  if (count == 1 && !takes_pairs<T>(columns)) return weighted_sum_of_row<T>(keys, columns, v_row, p, factors, out);
+  weighted_sum_of_rows<T>(keys, count, columns, v_row, p, cols, factors, out, length,
+                          [&](long key) { return Trail<T, Row>(v_row, key, columns); });
+}
