@@ -12,7 +12,7 @@ from redblue.kernels.options import Options
 from redblue.masks import Mask
 from redblue.op import api, paged_cpu
 from redblue.op.paged_call import PagedCall, check_cache, packed_rows, type_name
-from redblue.op.paged_writes import apart, are_columns, check_places, check_writable
+from redblue.op.paged_writes import apart, are_columns, check_apart, check_places, check_writable
 from redblue.op.pages import Sequences, lengths_of, table_of
 
 
@@ -58,6 +58,8 @@ def appended(
         return ends
     pages, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
     check_places(pages, rows, sequences, lengths)
+    if not one:
+        check_apart(k_pages, v_pages, pages, rows)
     k, v = (apart(x, (k_pages, v_pages)) for x in (k, v))
     for new, cache in ((k, k_pages),) if one else ((k, k_pages), (v, v_pages)):
         new = new.reshape(flat, *new.shape[-2:])

@@ -32,16 +32,11 @@ def check_writable(name: str, cache: Any) -> None:
 def are_columns(k: Any, v: Any, k_pages: Any, v_pages: Any) -> bool:
     """Whether v_pages are columns of k_pages, so that writing k writes v.
 
-    Raises RedblueError if they are, and v are not these columns of k, and for caches that share memory otherwise.
+    Raises RedblueError if they are, and v are not these columns of k.
     """
     column = _shared_column(k_pages, v_pages)
     d, d_v = (int(x.shape[-1]) for x in (k_pages, v_pages))
     if column is None or not 0 <= column <= d - d_v:
-        if np.shares_memory(_memory(k_pages), _memory(v_pages)):
-            raise RedblueError(
-                "v_pages must be columns of k_pages or be apart, but some of their entries share memory with other "
-                "entries of k_pages: give a copy"
-            )
         return False
     columns = k[..., column : column + d_v]
     if not bool(((columns == v) | ((columns != columns) & (v != v))).all()):
@@ -75,6 +70,33 @@ def _shared_column(k_pages: Any, v_pages: Any) -> int | None:
     k, v = _memory(k_pages), _memory(v_pages)
     between, step = v.ctypes.data - k.ctypes.data, k.strides[-1]
     return None if k.strides != v.strides or not step or between % step else between // step
+
+
+def check_apart(k_pages: Any, v_pages: Any, pages: np.ndarray, rows: np.ndarray) -> None:
+    """Raise RedblueError if new keys and new values, at these pages and rows, would share memory.
+
+    Caches that overlap elsewhere are taken: an engine may keep keys and values in alternate pages of one array.
+    """
+    caches = [_memory(x) for x in (k_pages, v_pages)]
+    if not np.shares_memory(*caches):
+        return
+    (keys, k_size), (values, v_size) = (_written(x, pages, rows) for x in caches)
+    keys.sort()
+    last = np.searchsorted(keys, values + v_size) - 1  # the last key that begins before a value ends
+    if ((last >= 0) & (keys[np.maximum(last, 0)] + k_size > values)).any():
+        raise RedblueError(
+            "v_pages must be columns of k_pages or be apart, but new values would share memory with new keys: give caches "
+            "of their own"
+        )
+
+
+def _written(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """The addresses of what is written at these pages and rows, and its bytes at each of them."""
+    begin = x.ctypes.data + pages * x.strides[0] + rows * x.strides[1]
+    begin = begin[:, None] + np.arange(x.shape[2]) * x.strides[2]
+    if x.strides[3] == x.itemsize:
+        return begin.ravel(), x.shape[3] * x.itemsize
+    return (begin[..., None] + np.arange(x.shape[3]) * x.strides[3]).ravel(), x.itemsize
 
 
 def apart(new: Any, caches: tuple[Any, ...]) -> Any:
