@@ -77,16 +77,16 @@ def check_apart(k_pages: Any, v_pages: Any, pages: np.ndarray, rows: np.ndarray)
 
     Caches that overlap elsewhere are taken: an engine may keep keys and values in alternate pages of one array.
     """
-    caches = [_memory(x) for x in (k_pages, v_pages)]
-    if not np.shares_memory(*caches):
+    k_memory, v_memory = _memory(k_pages), _memory(v_pages)
+    if not np.shares_memory(k_memory, v_memory):
         return
-    (keys, k_size), (values, v_size) = (_written(x, pages, rows) for x in caches)
+    (keys, k_size), (values, v_size) = (_written(x, pages, rows) for x in (k_memory, v_memory))
     keys.sort()
     last = np.searchsorted(keys, values + v_size) - 1  # the last key that begins before a value ends
     if ((last >= 0) & (keys[np.maximum(last, 0)] + k_size > values)).any():
         raise RedblueError(
-            "v_pages must be columns of k_pages or be apart, but new values would share memory with new keys: give caches "
-            "of their own"
+            "v_pages must be columns of k_pages or be apart, but new values would share memory with new keys: give "
+            "caches of their own"
         )
 
 
