@@ -12,6 +12,9 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*.* cpp/
 SANITIZED := build/sanitize
 SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 
+# Tests start hundreds of processes. Where the environment forbids bytecode, each would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup report test test-thorough test-all test-torch test-vllm check format sanitize fuzz bench bench-peers

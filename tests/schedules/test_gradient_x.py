@@ -14,7 +14,7 @@ from redblue import Mask, Problem, RedblueError, TooFewWords, count, schedules
 from redblue.catalogue.memories import Level, Memory
 from redblue.cli.main import app
 from redblue.lab import planner, reference
-from support.examples import examples
+from support.examples import examples, thorough
 from support.family import pairs_read
 from support.spaces import problems
 
@@ -195,7 +195,7 @@ def fewest_words(name, problem, words):
     return cost(best).words
 
 
-@EVERY
+@pytest.mark.parametrize("name", [thorough(name) if name == HYBRID else name for name in NAMES])
 @examples(15)
 @given(data=st.data())
 def test_search_equals_trying_every_tile(name, data):
