@@ -149,7 +149,7 @@ clean: ## remove the environments and everything built
 # -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
 MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 HEADERS := $(wildcard cpp/*/*.h)
-KERNELS := $(addprefix attention/,passes spilled_passes paged_passes paged_nodes) vector/isa tests/sanitize \
+KERNELS := $(addprefix attention/,passes tasks spilled_passes paged_passes paged_nodes) vector/isa tests/sanitize \
 	vector/sets/portable $(patsubst cpp/%.cpp,%,$(wildcard cpp/base/*.cpp))
 ROWS := $(filter-out vector/sets/portable,$(patsubst cpp/%.cpp,%,$(wildcard cpp/vector/sets/*.cpp)))
 
