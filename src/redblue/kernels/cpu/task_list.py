@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,14 +17,14 @@ from redblue.schedules import NotCovered
 class TaskList(NamedTuple):
     """The tasks of a call, in the order in which threads take them.
 
-    stream, start, count, piece (tasks,): a task computes `count` stacked rows (forward) or keys (backward) of a stream
+    stream, start, size, piece (tasks,): a task computes `size` stacked rows (forward) or keys (backward) of a stream
     from `start` on, forward with one piece of the keys. tile: the plan's. lanes: rows of a panel, which the kernel
     computes at once. mask: the band of keys that a query attends.
     """
 
     stream: np.ndarray
     start: np.ndarray
-    count: np.ndarray
+    size: np.ndarray
     piece: np.ndarray
     tile: Tile
     lanes: int
@@ -46,7 +46,7 @@ def list_tasks(problem: Problem, threads: int, cores: int = 0) -> TaskList:
         raise NotCovered(f"tasks are listed for bands (full, causal, sliding windows), not for {problem.mask!r}")
     tile = plan_tile(direction, sizes, problem.dtype, cores=cores)
     unread = Array(0, (0, 0, 0, 1))
-    arrays = dict.fromkeys(array_forms(sizes, problem.dtype, direction), unread)
+    arrays: dict[str, Any] = dict.fromkeys(array_forms(sizes, problem.dtype, direction), unread)
     call = _core.Call(number, pack_sizes(sizes), pack_tile(tile), threads, mask.first, mask.end, **arrays, scale=1.0)
-    fields = _core.list_tasks(isa(), call, direction == "backward").reshape(-1, 4)
-    return TaskList(*fields.T, tile, isa().lanes(number), mask)
+    stream, start, size, piece = _core.list_tasks(isa(), call, direction == "backward").reshape(-1, 4).T
+    return TaskList(stream, start, size, piece, tile, isa().lanes(number), mask)

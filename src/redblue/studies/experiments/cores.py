@@ -36,9 +36,9 @@ SECONDS = 0.4  # of calls timed for a measured row
 
 
 def problem_of(point: Point) -> Problem:
-    shape = CASES[point["case"]]
-    mask = MASKS[shape.get("mask", "full")]
-    return Problem(**shape | {"mask": mask}, dtype="float32", direction=point["direction"])
+    shape = dict(CASES[point["case"]])
+    mask = MASKS[shape.pop("mask", "full")]
+    return Problem(**shape, mask=mask, dtype="float32", direction=point["direction"])
 
 
 def directions(case: str) -> tuple[str, ...]:
@@ -95,14 +95,14 @@ def blocks(problem: Problem, tasks: TaskList) -> list[list[Block]]:
     if problem.direction == "forward":
         keys = -(-problem.n_k // tasks.tile.pieces)
         work = []
-        for start, count, piece in zip(tasks.start, tasks.count, tasks.piece, strict=True):
+        for start, count, piece in zip(tasks.start, tasks.size, tasks.piece, strict=True):
             panels = slice(start // lanes, -(-(start + count) // lanes))
             attended = np.minimum(high[panels], (piece + 1) * keys) - np.maximum(low[panels], piece * keys)
             work.append([Block(lanes * float(np.maximum(attended, 0).sum()))])
         return work
     turns = np.zeros((problem.streams, len(starts)), int)
     work = []
-    for stream, start, count in zip(tasks.stream, tasks.start, tasks.count, strict=True):
+    for stream, start, count in zip(tasks.stream, tasks.start, tasks.size, strict=True):
         attended = np.minimum(high, start + count) - np.maximum(low, start)
         panels = np.flatnonzero(attended > 0)
         pairs = lanes * attended[panels].astype(float)
@@ -151,7 +151,9 @@ def figure(rows: list[Row]) -> alt.FacetChart | alt.HConcatChart:
         "cores:Q",
         title="cores",
         scale=alt.Scale(type="log", base=2, domain=[1, most]),
-        axis=alt.Axis(values=[cores for cores in CORES if cores <= most], format="d", grid=False),
+        axis=alt.Axis(
+            values=[cores for cores in CORES if cores <= most and cores not in (96, 128)], format="d", grid=False
+        ),
     )
     y = alt.Y("used:Q", title="share of all cores' time that computes", scale=alt.Scale(domain=[0, 1]))
     colour = alt.Color(
