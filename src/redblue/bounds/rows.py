@@ -208,19 +208,37 @@ PROVED = (
         once=formulas.compulsory_entries,
         any_order=True,
     ),
-    Row(
-        "any arithmetic",
-        "forward",
-        "M p, p = ceil(Z / max(4 M^2 / d^2, 4 M)) >= 2",
-        "1/4",
-        FIELD + "every score of an attended pair is in the cache at some time",
-        "docs/lab/theory.md, Theorem 4, after " + SAHA_YE + ", Thm 4.8",
-        True,
-        formulas.any_arithmetic,
-        any_order=True,
+    *(
+        Row(
+            "any arithmetic",
+            direction,
+            f"M p, p = ceil(Z / max(4 M^2 / {length}^2, 4 M)) >= 2",
+            "1/4",
+            FIELD + f"every {product} of an attended pair is in the cache at some time",
+            "docs/lab/theory.md, Theorem 4, after " + SAHA_YE + ", Thm 4.8",
+            True,
+            formulas.any_arithmetic,
+            any_order=True,
+        )
+        for direction, product, length in (
+            ("forward", "score", "d"),
+            ("backward", "dP_ij", "d_v"),
+            ("gradient_x", "score", "d"),
+        )
     ),
 )
 ORDER_ONLY = (
+    Row(
+        "approximate, Omega",
+        "forward",
+        "n_q (d + d_v) + n_k (d + d_v)",
+        "not known",
+        "order only; attention up to an additive error; the trivial bound of the abstract, which says that bounds of "
+        "the paper are near to its algorithms, almost linear in n in most regimes; see docs/lab/theory.md, Theorem 9",
+        "Papp, Sobczyk & Zouzias 2026 (arXiv 2605.23751), abstract",
+        False,
+        formulas.inputs_and_outputs,
+    ),
     Row(
         "Theta",
         "forward",
