@@ -18,6 +18,8 @@ NAMES = (
     "figure-2022",
     "gpu",
     "network",
+    "compression",
+    "approximate",
 )
 
 
