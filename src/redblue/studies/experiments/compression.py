@@ -110,12 +110,17 @@ def figure(rows: list[Row]) -> alt.LayerChart:
         for row in large
         for name, words in zip(names, (row["small_cache"], *row["words"][1:]), strict=True)
     ]
-    x = alt.X("x:Q", title="d / √M", scale=alt.Scale(type="log", base=2), axis=alt.Axis(grid=False, format="~f"))
+    x = alt.X(
+        "x:Q",
+        title="d / √M",
+        scale=alt.Scale(type="log", base=2, domain=[7, 560], nice=False),
+        axis=alt.Axis(grid=False, format="~f"),
+    )
     y = alt.Y(
         "y:Q",
         title="words over the bound for standard products",
-        scale=alt.Scale(type="log", domain=[0.6, 4], clamp=True),
-        axis=alt.Axis(values=[0.6, 0.7, 0.8, 0.9, 1, 1.5, 2, 3, 4], format="~f", domain=False, ticks=False),
+        scale=alt.Scale(type="log", domain=[0.68, 2.5], nice=False),
+        axis=alt.Axis(values=[0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 2.5], format="~f", domain=False, ticks=False),
     )
     colour = alt.Color("name:N", scale=alt.Scale(domain=names, range=list(HUES)), legend=alt.Legend(title=None))
     base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y, color=colour)
