@@ -54,8 +54,7 @@ def test_bob_decodes_every_product_of_a_phase(case):
     assert bound.words <= loads  # the bound counts loads
 
 
-@pytest.mark.parametrize("levels", [0, 1, 2])
-@pytest.mark.parametrize("prime", [37, 2**31 - 1])
+@pytest.mark.parametrize(("levels", "prime"), [(0, 37), (1, 2**31 - 1), (2, 37)])
 def test_bob_decodes_the_phases_of_a_fast_multiplication(levels, prime):
     problem = Problem(16, 24, 8, 4)
     run = Compression(strassen.schedule, problem, strassen.Tiles(4, 4, 8, levels), 40, prime=prime)

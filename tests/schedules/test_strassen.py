@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redblue import schedules
+from redblue import pebble, schedules
 from redblue.bounds import lower_bounds
 from redblue.lab import counts
-from redblue.machine import Counting, Numeric
+from redblue.machine import Counting, Numeric, Tracing
+from redblue.machine.tracing import SPARE
 from redblue.problem import Problem
 from redblue.schedules import Cost, NotCovered, strassen
 from redblue.schedules.strassen import Tiles
@@ -27,6 +28,15 @@ def test_a_run_equals_the_reference_and_the_closed_form(levels, sizes, edges):
     machine, outputs = counts.execute(strassen.schedule, problem, tiles, Numeric(cost.peak), arrays)
     assert max(counts.relative_error(outputs[name], expected[name]) for name in outputs) < 1e-12
     assert Cost(machine.reads, machine.writes, machine.peak, machine.flops) == cost
+
+
+def test_a_run_is_a_legal_pebble_game_of_the_same_cost():
+    problem, tiles = Problem(8, 4, 4, 8), Tiles(2, 2, 4, 1)
+    cost = strassen.cost(problem, tiles)
+    machine = Tracing(cost.peak)
+    counts.execute(strassen.schedule, problem, tiles, machine)
+    recorded = machine.recording()
+    assert pebble.check(recorded.graph, recorded.moves, red=cost.peak + SPARE).cost == cost.words
 
 
 def test_each_level_saves_an_eighth_of_the_products():

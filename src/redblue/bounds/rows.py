@@ -233,8 +233,8 @@ ORDER_ONLY = (
         "forward",
         "n_q (d + d_v) + n_k (d + d_v)",
         "not known",
-        "order only; attention up to an additive error; the trivial bound of the abstract, which says that bounds of "
-        "the paper are near to its algorithms, almost linear in n in most regimes; see docs/lab/theory.md, Theorem 9",
+        "order only; attention up to an additive error; the trivial bound, a proof and its condition are Theorem 9 of "
+        "docs/lab/theory.md; the paper has more, for each regime",
         "Papp, Sobczyk & Zouzias 2026 (arXiv 2605.23751), abstract",
         False,
         formulas.inputs_and_outputs,
