@@ -10,7 +10,6 @@ Theorem 4). Here both run: Alice and Bob are machines over F_q that run the same
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -76,10 +75,10 @@ class Compression:
         loads: int | None = None,
     ) -> None:
         self.schedule, self.problem, self.tiles = schedule, problem.one_stream(), tiles
-        self.words, self.prime = whole_number("words", words), prime
+        self.words, self.prime = whole_number("words", words), Field(prime=prime).prime
         self.loads = whole_number("loads", words if loads is None else loads)
         longest = max(self.problem.n_q, self.problem.n_k)
-        if prime <= longest:
+        if self.prime <= longest:
             raise RedblueError(f"the field needs more words than there are rows or keys ({longest}), got prime {prime}")
         self.scale = self.problem.d**-0.5
         self.phases = self._cut(self._find())
@@ -132,15 +131,14 @@ class Compression:
     def decode(self, message: np.ndarray, phase: Phase) -> np.ndarray:
         """Bob: return the products of `phase.pairs`. Raises RedblueError for a message of another length."""
         bob = _Bob(self, phase, message)
-        names = self.draw(0)
         with contextlib.suppress(_PhaseOver):
-            self._run(bob, {name: np.zeros_like(array) for name, array in names.items()})
+            self._run(bob, {name: np.zeros_like(array) for name, array in self.draw(0).items()})
         if bob.used != len(message):
             raise RedblueError(f"the message of the phase has {bob.used} words, got {len(message)}")
         return np.concatenate(bob.read_off or [np.zeros(0, np.int64)])
 
     def determined(self, phase: Phase) -> int:
-        """Return the fewest words of the field that tell the phase's products apart: at most those of the message.
+        """Return a lower bound on the words of any message that determines the products of the phase.
 
         Over a Vandermonde matrix K, e products of one row take q^min(e, d) values, and likewise for columns.
         """
@@ -297,4 +295,4 @@ def begins_within(phase: Phase, loaded: int, words: int) -> bool:
 
 def phase_limit(words: int, d: int) -> int:
     """Return the most products of d terms that a message of `words` words can determine: max(W^2 / d^2, 2 W)."""
-    return max(math.floor(words**2 / d**2), 2 * words)
+    return max(words**2 // d**2, 2 * words)
