@@ -155,7 +155,7 @@ def test_fast_arithmetic_has_a_bound_of_its_own():
     n = 1 << 19
     for x in (0.25, 4):
         rows = {b.name: b for b in lower_bounds(Problem(n, n, 256), int((256 / x) ** 2))}
-        assert rows["any arithmetic"].words == pytest.approx(min(x**2, 1) / 4 * n * n, rel=1e-2)
+        assert rows["any arithmetic"].words == pytest.approx(x**2 / (1 + x**2) * n * n, rel=1e-2)
         assert "F_q, q > n" in rows["any arithmetic"].conditions
         assert rows["any arithmetic, Omega"].words == pytest.approx(min(x**2, 1) * n * n, rel=1e-6)
         assert rows["binary entries, Omega"].words == pytest.approx(min(x**2, 1) * n * n / 19**2, rel=1e-6)

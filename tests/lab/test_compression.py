@@ -6,7 +6,8 @@ import pytest
 from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.bounds import lower_bounds
-from redblue.lab.compression import Compression, phase_limit
+from redblue.bounds.closed import determined
+from redblue.lab.compression import Compression
 from redblue.machine import Field, NotLoaded
 from redblue.masks import Mask
 from redblue.problem import Problem
@@ -30,7 +31,7 @@ def check(run: Compression, seed=7, phases=6):
     arrays = run.draw(seed)
     truth = run.products(arrays).reshape(-1)
     d = run.problem.d_v if run.problem.direction == "backward" else run.problem.d
-    limit = phase_limit(run.words + run.loads, d)
+    limit = determined(run.words + run.loads, d)
     assert run.phases[0].begin == 0
     assert all(a.end == b.begin for a, b in zip(run.phases, run.phases[1:], strict=False))
     pairs = {int(pair) for phase in run.phases for pair in phase.pairs}
@@ -105,7 +106,7 @@ def test_bob_needs_no_input():
 
 
 def test_bad_arguments():
-    with pytest.raises(RedblueError, match=r"than there are rows or keys \(20\), got prime 19"):
+    with pytest.raises(RedblueError, match="for 20 rows or keys, prime must be more than 21, got 19"):
         protocol("flash", Problem(20, 17, 4), 70, prime=19)
     with pytest.raises(RedblueError, match="loads must be"):
         protocol("flash", Problem(20, 17, 4), 70, loads=0)

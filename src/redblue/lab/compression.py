@@ -61,7 +61,8 @@ class Compression:
     """The protocol for one stream of a schedule's run in a cache of `words` words, cut into phases of `loads` loads.
 
     loads: M by default; the first phase, which begins with an empty cache, has M more. phases: all phases of the run.
-    Raises RedblueError unless `prime` is a prime above n_q and n_k and `loads` is at least 1, and the errors of a run.
+    Raises RedblueError unless `prime` is a prime above n_q + 1 and n_k + 1 and `loads` is at least 1, and the errors of
+    a run.
     """
 
     def __init__(
@@ -78,8 +79,8 @@ class Compression:
         self.words, self.prime = whole_number("words", words), Field(prime=prime).prime
         self.loads = whole_number("loads", words if loads is None else loads)
         longest = max(self.problem.n_q, self.problem.n_k)
-        if self.prime <= longest:
-            raise RedblueError(f"the field needs more words than there are rows or keys ({longest}), got prime {prime}")
+        if self.prime <= longest + 1:
+            raise RedblueError(f"for {longest} rows or keys, prime must be more than {longest + 1}, got {prime}")
         self.scale = self.problem.d**-0.5
         self.phases = self._cut(self._find())
 
@@ -138,13 +139,17 @@ class Compression:
         return np.concatenate(bob.read_off or [np.zeros(0, np.int64)])
 
     def determined(self, phase: Phase) -> int:
-        """Return a lower bound on the words of any message that determines the products of the phase.
+        """Return a lower bound on the words of any message that determines the products of the phase (Theorem 4).
 
-        Over a Vandermonde matrix K, e products of one row take q^min(e, d) values, and likewise for columns.
+        The keys with the most products, d of them, count all their products; each other key counts at most d. The same
+        holds for rows.
         """
         d = self.problem.d_v if self.problem.direction == "backward" else self.problem.d
-        rows, cols = np.divmod(phase.pairs, self.problem.n_k)
-        return max(int(np.minimum(np.bincount(each), d).sum()) if len(each) else 0 for each in (rows, cols))
+        fewest = []
+        for each in np.divmod(phase.pairs, self.problem.n_k):
+            products = np.sort(np.bincount(each, minlength=1))[::-1]
+            fewest.append(int(products[:d].sum() + np.minimum(products[d:], d).sum()))
+        return max(fewest)
 
     def _run(self, machine: Field, arrays: Mapping[str, np.ndarray]) -> None:
         execute(self.schedule, self.problem, self.tiles, machine, arrays)
@@ -291,8 +296,3 @@ class _Bob(_Watched):
 def begins_within(phase: Phase, loaded: int, words: int) -> bool:
     """Whether a phase begins in a load of `words` words, so that its message has words held: not before any load."""
     return bool(phase.begin) and loaded <= phase.begin < loaded + words
-
-
-def phase_limit(words: int, d: int) -> int:
-    """Return the most products of d terms that a message of `words` words can determine: max(W^2 / d^2, 2 W)."""
-    return max(words**2 // d**2, 2 * words)

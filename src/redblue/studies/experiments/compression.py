@@ -10,7 +10,8 @@ import numpy as np
 from redblue import schedules
 from redblue.base.style import COLOURS
 from redblue.bounds import lower_bounds
-from redblue.lab.compression import Compression, phase_limit
+from redblue.bounds.closed import determined
+from redblue.lab.compression import Compression
 from redblue.problem import Problem
 from redblue.schedules import strassen
 from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
@@ -68,7 +69,7 @@ def _protocol(schedule: str, M: int, levels: int, direction: str) -> Row:
         "exact": sum(exact),
         "message_words": max(map(len, messages)),
         "most_products": max(len(phase.pairs) for phase in run.phases),
-        "limit": phase_limit(2 * M, D),
+        "limit": determined(2 * M, D),
         "determined_share": max(
             run.determined(phase) / len(message) for phase, message in zip(chosen, messages, strict=True)
         ),
@@ -183,7 +184,7 @@ def findings(rows: list[Row]) -> list[str]:
     above = sum(min(row["words"]) > row["any_bound"] for row in large)
     return [
         f"Bob decoded every product exactly in {exact} of {decoded} phases, from at most 2M words. In {within} of "
-        f"{len(runs)} runs no phase has more products than the limit max(4M²/d², 4M); `{fullest['schedule']}` at M = "
+        f"{len(runs)} runs no phase has more products than the limit of Theorem 4; `{fullest['schedule']}` at M = "
         f"{fullest['M']} comes nearest, with {fullest['most_products'] / fullest['limit']:.0%} of it.",
         f"The messages are not wasteful: one phase of `{tightest['schedule']}` computes products that take "
         f"{tightest['determined_share']:.0%} of the words of its message to tell apart.",
@@ -215,10 +216,10 @@ Which computed words are scores does not depend on the data; two runs on random 
 products of a phase equal Q Kᵀ computed directly. At most {DECODED} phases of a run are decoded, spread evenly; products
 are counted in all.
 
-*Limit*: with W = 2M words, no algorithm computes more than max(W²/d², 2W) scores in a phase
-([theory](../lab/theory.md), Theorem 4). *Determined*: over a Vandermonde matrix K, the scores of the phase take q^D
-values, D = Σ min(scores of a row, d) over rows or the same over columns. So no message is shorter than D words; the
-column shows the largest D over the length of the message, among the phases decoded.
+*Limit*: W = 2M words determine at most (W + d²)²/4d² scores, or W if W < d² ([theory](../lab/theory.md), Theorem 4).
+*Determined*: the scores of a phase cannot be told apart by fewer than D words, where the d keys with the most of these
+scores count all of them and every other key at most d (or the same for rows); the column shows the largest D over the
+length of the message, among the phases decoded. *Bound*: Theorem 4 with its best phases, which are longer than M.
 
 **The fast multiplication.** Strassen's attention (Winograd's form, 7 products and 15 sums) computes Q Kᵀ and P V with
 the given levels of recursion over output-stationary tiles; the softmax between them reads S twice and writes P. M =
