@@ -21,6 +21,7 @@ from redblue.schedules import (
     small_cache,
     spilled_ds,
     standard,
+    taylor,
 )
 from redblue.schedules.schedule import Cost, NotCovered, Pass, Schedule, Sweep, TooFewWords, blocks
 
@@ -31,6 +32,8 @@ MODULES = (
 )
 BUILT_IN = tuple(module.schedule.name for module in MODULES)
 SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}  # and those that users register
+
+APPROXIMATE = taylor.SCHEDULES  # found by name alone: no list, no plan and no call of the operator takes them
 
 
 @checked_arguments
@@ -52,10 +55,11 @@ def covering(problem: AnyProblem) -> list[str]:
 
 @checked_arguments
 def get(name: str) -> Schedule:
-    """Return the schedule of that name. Raises UnknownName."""
-    if name not in SCHEDULES:
-        raise UnknownName("schedule", name, SCHEDULES)
-    return SCHEDULES[name]
+    """Return the schedule of that name, exact or approximate. Raises UnknownName."""
+    known = SCHEDULES | APPROXIMATE
+    if name not in known:
+        raise UnknownName("schedule", name, known)
+    return known[name]
 
 
 def is_users(name: str | None) -> bool:
@@ -69,6 +73,7 @@ def users(names: Iterable[str]) -> tuple[Schedule, ...]:
 
 
 __all__ = [
+    "APPROXIMATE",
     "BUILT_IN",
     "SCHEDULES",
     "Cost",

@@ -19,6 +19,8 @@ NAMES = (
     "gpu",
     "network",
     "cores",
+    "compression",
+    "approximate",
 )
 
 
