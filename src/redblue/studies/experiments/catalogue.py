@@ -18,6 +18,7 @@ NAMES = (
     "figure-2022",
     "gpu",
     "network",
+    "training",
 )
 
 
