@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -72,7 +73,8 @@ def run(
         _write(result, folder)
         journal.remove()
         if experiment.checkpointed:
-            _checkpoints(kept, discard=True).rmdir()
+            with contextlib.suppress(OSError):  # somebody's own file lies in it
+                _checkpoints(kept, discard=True).rmdir()
     return result
 
 
@@ -111,8 +113,7 @@ def _in_order(experiment: Experiment, rows: list[Row]) -> list[Row]:
 
 def _checkpoints(journal: Path, discard: bool) -> Path:
     """The folder for checkpoints beside a journal. discard: delete those in it."""
-    folder = journal.with_suffix(".checkpoints")
-    folder.mkdir(exist_ok=True)
+    folder = _folder(journal.with_suffix(".checkpoints"))
     for path in folder.glob("*.pt") if discard else ():
         path.unlink()
     return folder

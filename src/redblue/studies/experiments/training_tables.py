@@ -58,6 +58,19 @@ def limit(row: Row) -> float:
     return median_speedup(row["seconds"], NONE, SDPA)
 
 
+def attention_speedup(row: Row) -> float:
+    """How much faster attention alone is: what a step adds to the step without attention, PyTorch's over redblue's."""
+    sdpa, ours, none = (statistics.median(row["seconds"][name]) for name in (SDPA, REDBLUE, NONE))
+    return (sdpa - none) / max(ours - none, 1e-9)
+
+
+def attention_needed(row: Row, required: float) -> str:
+    """How much faster than PyTorch's SDPA attention must be for a step `required` times as fast."""
+    sdpa, none = (statistics.median(row["seconds"][name]) for name in (SDPA, NONE))
+    left = sdpa / required - none
+    return f"{(sdpa - none) / left:.1f}" if left > 0 else "less than no time"
+
+
 def tables(rows: list[Row]) -> list[Table]:
     found = [make(rows) for make in MAKERS]
     return [each for each in [*found, _not_run(rows)] if each.rows]
@@ -102,13 +115,15 @@ def _steps(rows: list[Row]) -> Table:
                 *(f"{statistics.median(row['seconds'][name]):.3f}" for name in (SDPA, REDBLUE, NONE)),
                 f"{median_speedup(row['seconds'], REDBLUE, SDPA):.2f}",
                 f"{required:.1f}" if required else "",
+                f"{attention_speedup(row):.1f}",
+                attention_needed(row, required) if required else "",
                 f"{row['flops_share']:.0%}",
                 f"{max(0.0, 1 - 1 / limit(row)):.0%}",
                 f"{limit(row):.2f}",
             )
         )
     columns = ("n", "type", "batch", f"{SDPA}, s", f"{REDBLUE}, s", f"{NONE}, s", "speed", "required")
-    columns += ("attention, FLOPs", "attention, time", "Amdahl's limit")
+    columns += ("attention's speed", "it would need", "attention, FLOPs", "attention, time", "Amdahl's limit")
     return Table(_titled(rows, "steps", "A training step, in turns"), columns, lines, 2)
 
 
@@ -125,7 +140,7 @@ def _memory(rows: list[Row]) -> Table:
 def _mebibytes(row: Row | None) -> str:
     if row is None:
         return ""
-    return f"not run: {row['skipped']}" if "skipped" in row else f"{row['peak_bytes'] / MIB:,.0f}"
+    return "not run" if "skipped" in row else f"{row['peak_bytes'] / MIB:,.0f}"
 
 
 def _bert(rows: list[Row]) -> Table:
@@ -148,10 +163,7 @@ def _bert(rows: list[Row]) -> Table:
 
 def _tasks(rows: list[Row]) -> Table:
     lines = []
-    for row in (row for row in rows if row["part"] == "tasks"):
-        if "skipped" in row:
-            lines.append((row["task"], *("" for _ in range(5)), f"not run: {row['skipped']}"))
-            continue
+    for row in of(rows, "tasks"):
         error = (row["accuracy"] * (1 - row["accuracy"]) / row["tested"]) ** 0.5
         cells = (f"{row['n']:,}", f"{row['steps']:,}", f"{row['accuracy']:.1%}", f"{error:.1%}")
         lines.append((row["task"], *cells, f"{row['baseline']:.1%}", f"{row['seconds']:.2f}"))
@@ -216,17 +228,21 @@ def _graph(rows: list[Row]) -> Table:
 
 
 def _not_run(rows: list[Row]) -> Table:
-    """The parts of which --full has not been run; what was measured of them is of --quick."""
+    """The parts of which --full has not been run, whose figures are of --quick; and the points that could not run."""
     from redblue.studies.experiments.training import PARTS
 
     full = {part: sum(row["part"] == part and not row["quick"] for row in rows) for part in PARTS}
     quick = {part: sum(row["part"] == part and row["quick"] for row in rows) for part in PARTS}
     lines = [
-        (f"`redblue experiment training --full --only {part}`", f"{quick[part]} points of `--quick`")
+        (f"`redblue experiment training --full --only {part}`", f"the page has the {quick[part]} points of `--quick`")
         for part, count in full.items()
         if not count
     ]
-    return Table("Not run", ("command", "shown above instead"), lines, 2)
+    for row in rows:
+        if "skipped" in row:
+            name = row.get("contender") or row.get("task") or row.get("kind") or ", ".join(row["contenders"])
+            lines.append((f"{row['part']}, n {row.get('n', row.get('size')):,}, {name}", row["skipped"]))
+    return Table("Not run", ("what", "why, or what is shown instead"), lines, 2)
 
 
 MAKERS: tuple[Callable[[list[Row]], Table], ...] = (
