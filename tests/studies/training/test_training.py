@@ -200,9 +200,7 @@ def test_a_part_alone_replaces_its_rows_and_keeps_the_others(measured, tmp_path)
         row for row in quick.rows if row["part"] != "steps"
     ]
     assert {row["quick"] for row in mixed.rows if row["part"] == "steps"} == {False}
-    assert [row["part"] for row in mixed.rows] == sorted(
-        (row["part"] for row in mixed.rows), key=list(training.PARTS).index
-    )
+    assert [row["part"] for row in mixed.rows] == sorted((row["part"] for row in mixed.rows), key=training.PARTS.index)
     page = (tmp_path / "training.md").read_text()
     assert "--full --only steps`" not in page
     assert "--full --only context`" in page
@@ -226,6 +224,27 @@ def test_every_row_is_in_a_table_and_a_full_run_leaves_nothing_out(measured, tmp
     assert len(titles) == len(training_tables.MAKERS)
     assert not any("Not run" in title for title in titles)
     assert any("misses what this project requires" in line for line in result.findings)
+
+
+@pytest.mark.parametrize(("load", "warns"), [(1.9, False), (9.0, True)])
+def test_a_busy_machine_is_named(load, warns, measured, monkeypatch, tmp_path):
+    monkeypatch.setattr(training.os, "getloadavg", lambda: (load, 0, 0))
+    monkeypatch.setattr(training, "usable_cpus", lambda: 2)
+    result = experiments.run("training", out=tmp_path, quick=True, only="bert")
+    assert {row["load"] for row in result.rows} == {load}
+    assert any("Other programs ran beside `bert` (load average up to 9)" in line for line in result.findings) == warns
+
+
+def test_requirements_hold_for_the_full_sizes_alone():
+    seconds = {SDPA: [1.0], REDBLUE: [0.8], NONE: [0.5]}
+    row = {"part": "steps", "quick": False, "dtype": "bfloat16", "n": 2048, "batch": 1, "seconds": seconds}
+    found = training_tables.findings([row])
+    assert found[0] == "A training step is 1.25 to 1.25 times as fast as with PyTorch SDPA."
+    assert "n 2,048 bf16 (1.25 of 1.6; without any attention 2.00)" in found[1]
+    assert training_tables.attention_speedup(row) == pytest.approx(0.5 / 0.3)
+    assert training_tables.attention_needed(row, 1.6) == "4.0"
+    assert training_tables.attention_needed(row, 2.0) == "less than no time"
+    assert len(training_tables.findings([row | {"quick": True}])) == 1
 
 
 def test_bad_calls_are_refused(measured, tmp_path):

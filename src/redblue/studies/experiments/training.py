@@ -4,45 +4,39 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
+import os
 from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 
+from redblue.base.cpus import usable_cpus
 from redblue.base.errors import RedblueError
 from redblue.studies.experiments.experiment import Experiment, Point, Row
 from redblue.studies.experiments.training_figure import figure
 from redblue.studies.experiments.training_tables import findings, tables
+from redblue.studies.training.names import PARTS
 from redblue.studies.training.process import measure_alone
 
-# The parts, the module that measures each, and its function that lists the points.
-PARTS = {
-    "curves": ("curves", "points"),
-    "steps": ("steps", "points"),
-    "memory": ("steps", "memory_points"),
-    "bert": ("bert", "points"),
-    "tasks": ("tasks", "points"),
-    "sparse": ("sparse", "points"),
-    "context": ("context", "points"),
-    "graph": ("graph", "points"),
-}
+LISTED_BY = {"memory": ("steps", "memory_points")}  # a part whose module and function are not PART and "points"
 
 
-def _module(part: str) -> ModuleType:
-    return import_module(f"redblue.studies.training.parts.{PARTS[part][0]}")
+def _listing(part: str) -> tuple[ModuleType, str]:
+    """The module that measures a part, and the name of its function that lists the points."""
+    name, function = LISTED_BY.get(part, (part, "points"))
+    return import_module(f"redblue.studies.training.parts.{name}"), function
 
 
 def points(quick: bool) -> list[Point]:
-    return [
-        {"part": part, "quick": quick} | point
-        for part, (_, listing) in PARTS.items()
-        for point in getattr(_module(part), listing)(quick)
-    ]
+    return [{"part": part, "quick": quick} | point for part in PARTS for point in getattr(*_listing(part))(quick)]
 
 
 def measure(point: Point, folder: str) -> list[Row]:
-    """Measure one point in a process of its own. folder: for checkpoints."""
-    rows = measure_alone(_module(point["part"]).__name__, point, folder)
-    return [row | {"date": datetime.date.today().isoformat()} for row in rows]
+    """Measure one point in a process of its own. folder: for checkpoints.
+
+    The load average from before the process tells whether other programs ran beside it.
+    """
+    facts = {"load": round(os.getloadavg()[0], 1), "cores": usable_cpus(), "date": datetime.date.today().isoformat()}
+    return [row | facts for row in measure_alone(_listing(point["part"])[0].__name__, point, folder)]
 
 
 def missing() -> str:
@@ -115,6 +109,6 @@ EXPERIMENT = Experiment(
     method=METHOD,
     missing=missing,
     tools=tools,
-    parts=tuple(PARTS),
+    parts=PARTS,
     checkpointed=True,
 )

@@ -28,7 +28,7 @@ def figure(rows: list[Row]) -> alt.ConcatChart:
     makers = (_curves, _steps, _sparse, _context)
     panels = [panel for make in makers for panel in make(rows)]
     empty = alt.Chart(alt.Data(values=[])).mark_point().properties(title="nothing measured", **SIZE)
-    return alt.concat(*(panels or [empty]), columns=2).resolve_scale(color="independent", shape="independent")
+    return alt.concat(*(panels or [empty]), columns=2).resolve_scale(color="independent", strokeDash="independent")
 
 
 def _titled(text: str) -> alt.TitleParams:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from redblue.studies.experiments.experiment import Row, Table
-from redblue.studies.training.names import FLEX, NONE, REDBLUE, SDPA, UNFUSED
+from redblue.studies.training.names import FLEX, NONE, PARTS, REDBLUE, SDPA, UNFUSED
 
 MIB = 2**20
 TYPES = {"float32": "fp32", "bfloat16": "bf16"}
@@ -56,6 +56,11 @@ def median_speedup(seconds: dict[str, list[float]], ours: str, theirs: str) -> f
 def limit(row: Row) -> float:
     """Amdahl's limit: the speed-up over PyTorch's SDPA if attention took no time at all."""
     return median_speedup(row["seconds"], NONE, SDPA)
+
+
+def required_speed(row: Row) -> float | None:
+    """The speed that this project requires of a step; None for other sizes, and for the short runs of --quick."""
+    return None if row["quick"] else REQUIRED.get((row["dtype"], row["n"]))
 
 
 def attention_speedup(row: Row) -> float:
@@ -106,7 +111,7 @@ def _curves(rows: list[Row]) -> Table:
 def _steps(rows: list[Row]) -> Table:
     lines = []
     for row in of(rows, "steps"):
-        required = REQUIRED.get((row["dtype"], row["n"]))
+        required = required_speed(row)
         lines.append(
             (
                 f"{row['n']:,}",
@@ -229,8 +234,6 @@ def _graph(rows: list[Row]) -> Table:
 
 def _not_run(rows: list[Row]) -> Table:
     """The parts of which --full has not been run, whose figures are of --quick; and the points that could not run."""
-    from redblue.studies.experiments.training import PARTS
-
     full = {part: sum(row["part"] == part and not row["quick"] for row in rows) for part in PARTS}
     quick = {part: sum(row["part"] == part and row["quick"] for row in rows) for part in PARTS}
     lines = [
@@ -251,8 +254,20 @@ MAKERS: tuple[Callable[[list[Row]], Table], ...] = (
 
 
 def findings(rows: list[Row]) -> list[str]:
-    found = [*_curve_findings(rows), *_step_findings(rows), *_sparse_findings(rows), *_graph_findings(rows)]
-    return [each for each in found if each]
+    makers = (_load_findings, _curve_findings, _step_findings, _sparse_findings, _graph_findings)
+    return [line for make in makers for line in make(rows)]
+
+
+def _load_findings(rows: list[Row]) -> list[str]:
+    """A warning if other programs ran while times were measured. The measurement before adds at most `cores`."""
+    busy = sorted({row["part"] for row in rows if row.get("load", 0) > 1.5 * row.get("cores", 0)}, key=PARTS.index)
+    if not busy:
+        return []
+    most = max(row["load"] for row in rows if "load" in row)
+    return [
+        f"Other programs ran beside {', '.join(f'`{part}`' for part in busy)} (load average up to {most:.0f}): there, "
+        f"trust losses, memory and ratios taken in turns, not bare times."
+    ]
 
 
 def _curve_findings(rows: list[Row]) -> list[str]:
@@ -273,7 +288,7 @@ def _curve_findings(rows: list[Row]) -> list[str]:
 
 
 def _step_findings(rows: list[Row]) -> list[str]:
-    measured = [(row, REQUIRED.get((row["dtype"], row["n"]))) for row in of(rows, "steps")]
+    measured = [(row, required_speed(row)) for row in of(rows, "steps")]
     if not measured:
         return []
     speeds = [median_speedup(row["seconds"], REDBLUE, SDPA) for row, _ in measured]

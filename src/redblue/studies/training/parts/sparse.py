@@ -19,7 +19,7 @@ from redblue.studies.training.race import race
 
 MODEL = {"layers": 1, "d_model": 256, "heads": 4, "symbols": 256, "answers": 10}
 BLOCK = 64
-SIZES = ((1024, 16, 7), (2048, 8, 7), (4096, 2, 5), (16_384, 1, 3))  # n, batch, rounds
+SIZES = ((1024, 4, 3), (2048, 2, 3), (4096, 1, 3), (16_384, 1, 1))  # n, batch, rounds
 MASKS = ("block-sparse", "window", "random")
 
 
