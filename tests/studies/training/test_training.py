@@ -257,6 +257,7 @@ def test_bad_calls_are_refused(measured, tmp_path):
     both = CliRunner().invoke(app, ["experiment", "training", "--quick", "--full"])
     assert "--quick and --full contradict each other" in str(both.exception)
     assert measured == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_rows_of_another_machine_are_not_mixed(measured, tmp_path, monkeypatch):

@@ -53,12 +53,12 @@ def run(
     _check_targets(folder, name, force)
     points = [point for point in experiment.points(quick) if only in (None, _part_of(experiment, only, point))]
     earlier = _other_parts(folder, name, only)
+    jobs = _one_job(jobs) if experiment.checkpointed else jobs
     kept = journal_of(folder, name, only)
     with Journal(kept, "experiment", identity(name, points), len(points), restart) as journal:
         evaluate = partial(measure, name)
         if experiment.checkpointed:
-            checkpoints, jobs = _checkpoints(kept, restart), _one_job(jobs)
-            evaluate = partial(measure_with, name, str(checkpoints))
+            evaluate = partial(measure_with, name, str(_checkpoints(kept, restart)))
         done = finish(evaluate, points.__getitem__, len(points), journal.done, jobs, journal.add, progress)
         result = Result(
             experiment=name,
