@@ -83,14 +83,18 @@ def _steps(rows: list[Row]) -> list[Any]:
             scale=alt.Scale(domain=list(TYPES.values()), range=[LOOKS["flash"].light, LOOKS["small_cache"].light]),
             legend=alt.Legend(title=None, columns=2),
         ),
-        strokeDash=alt.StrokeDash(
-            "what:N",
-            scale=alt.Scale(domain=kinds, range=[[1, 0], [4, 4]]),
-            legend=alt.Legend(title=None, columns=1, labelLimit=260),
-        ),
+    )
+    dashes = alt.StrokeDash(
+        "what:N",
+        scale=alt.Scale(domain=kinds, range=[[1, 0], [4, 4]]),
+        legend=alt.Legend(title=None, columns=1, labelLimit=260, symbolType="stroke"),
     )
     marks = chart.mark_point(filled=True, size=40, opacity=1)
-    return [alt.layer(chart.mark_line(strokeWidth=2), marks).properties(title=_titled("A training step"), **SIZE)]
+    return [
+        alt.layer(chart.mark_line(strokeWidth=2).encode(strokeDash=dashes), marks).properties(
+            title=_titled("A training step"), **SIZE
+        )
+    ]
 
 
 def _sparse(rows: list[Row]) -> list[Any]:
