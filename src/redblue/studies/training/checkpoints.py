@@ -16,9 +16,15 @@ from redblue.base.files import replace_whole
 from redblue.base.version import VERSION
 
 
-def path_for(folder: Path, point: dict[str, Any]) -> Path:
-    """The checkpoint of one measurement. Its name depends on everything that decides the weights."""
-    facts = {"point": point, "redblue": VERSION, "torch": torch.__version__, "threads": torch.get_num_threads()}
+def path_for(folder: Path, point: dict[str, Any], text: str = "") -> Path:
+    """The checkpoint of one measurement. Its name depends on everything that decides the weights. text: its digest."""
+    facts = {
+        "point": point,
+        "text": text,
+        "redblue": VERSION,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
     return folder / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]}.pt"
 
 

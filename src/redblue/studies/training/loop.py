@@ -15,6 +15,7 @@ from torch import nn
 from redblue.studies.training import checkpoints
 
 CHECKPOINT_SECONDS = 60.0
+WARM_UP = 30  # steps
 
 
 class Run(NamedTuple):
@@ -29,7 +30,7 @@ class Training:
     """A model in training.
 
     loss(step): the loss of the batch of that step, which depends on the step alone, so that a run can be continued.
-    steps: of the whole run. The learning rate rises to `rate` over `warm_up` steps, and stays. path: of the checkpoint,
+    steps: of the whole run. The learning rate rises to `rate` over WARM_UP steps, and stays. path: of the checkpoint,
     which is written every CHECKPOINT_SECONDS; None for a run that cannot be continued.
     """
 
@@ -40,10 +41,8 @@ class Training:
         steps: int,
         rate: float,
         path: Path | None,
-        warm_up: int = 30,
     ) -> None:
-        self.model, self.loss, self.steps, self.path = model, loss, steps, path
-        self.rate, self.warm_up = rate, warm_up
+        self.model, self.loss, self.steps, self.rate, self.path = model, loss, steps, rate, path
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), fused=True)
         self.losses, self.seconds = list[float](), list[float]()
         self.notes = list[list[float]]()  # the caller's own, kept in the checkpoint
@@ -58,7 +57,7 @@ class Training:
         start = time.perf_counter()
         number = len(self.losses)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate * min(1.0, (number + 1) / self.warm_up)
+            group["lr"] = self.rate * min(1.0, (number + 1) / WARM_UP)
         self.optimizer.zero_grad()
         loss = self.loss(number)
         loss.backward()

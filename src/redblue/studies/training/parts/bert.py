@@ -47,7 +47,7 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
             logits = model(batch.symbols, attend, batch.positions)
         return functional.cross_entropy(logits[batch.is_hidden].float(), batch.targets)
 
-    done = Training(model, loss, point["steps"], RATE, checkpoints.path_for(folder, point)).finish()
+    done = Training(model, loss, point["steps"], RATE, checkpoints.path_for(folder, point, corpus.digest)).finish()
     drawn = [lengths(point, step) for step in range(point["steps"])]
     filled = sum(each.sum() for each in drawn) / sum(len(each) * each.max() for each in drawn)
     facts = {"text": f"{corpus.name} {corpus.digest}", "losses": rounded(done.losses), "filled": float(filled)}

@@ -33,7 +33,7 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     torch.set_num_threads(usable_cpus())
     train, test = (texts.as_array(corpus.bytes_of(held_out)) for held_out in (False, True))
     about = point | {"batch": point["tokens"] // point["n"], "dtype": "float32", "contender": REDBLUE}
-    training = curves.training_of(about | {"steps": ENDLESS}, train, checkpoints.path_for(folder, point))
+    training = curves.training_of(about | {"steps": ENDLESS}, train, checkpoints.path_for(folder, point, corpus.digest))
     every = point["budget_seconds"] / point["tests"]
     while len(training.notes) < point["tests"]:
         training.step()

@@ -45,7 +45,7 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     if point["contender"] == UNFUSED and (reason := too_large(point)):
         return [point | {"skipped": reason}]
     torch.set_num_threads(point["threads"] or usable_cpus())
-    text, path = texts.as_array(corpus.bytes_of(held_out=False)), checkpoints.path_for(folder, point)
+    text, path = texts.as_array(corpus.bytes_of(held_out=False)), checkpoints.path_for(folder, point, corpus.digest)
     done = training_of(point, text, path).finish()
     facts = {"text": f"{corpus.name} {corpus.digest}", "weights": done.weights, "losses": rounded(done.losses)}
     return [point | facts | {"seconds": statistics.median(done.seconds[1:] or done.seconds)}]

@@ -21,7 +21,7 @@ from redblue.studies.training.names import REDBLUE
 
 SMALL = {"layers": 2, "d_model": 128, "heads": 2}
 TRAIN, TEST = 3, 4  # seeds
-TESTED = 256  # examples, four of --quick's batches or more
+TESTED = 256  # examples
 RATE = 1e-3
 # Gives a batch: symbols (size, n), 0 for padding, and answers (size,).
 Draw = Callable[[tuple[int, ...], int], tuple[np.ndarray, np.ndarray]]
@@ -42,13 +42,14 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
         return [point | {"skipped": f"it needs classes of text: {KNOWN['brown'].remedy}"}]
     train, test, symbols, answers = drawn(point)
     n = point["size"] ** 2 if point["task"] == "pathfinder" else point["size"]
+    digest = any_corpus().digest if point["task"] == "text" else ""
     model = made(Shape(point["layers"], point["d_model"], point["heads"], symbols, n, answers))
 
     def loss(step: int) -> torch.Tensor:
         found, wanted = train((TRAIN, step), point["batch"])
         return functional.cross_entropy(scores(model, found), torch.from_numpy(wanted))
 
-    done = Training(model, loss, point["steps"], RATE, checkpoints.path_for(folder, point)).finish()
+    done = Training(model, loss, point["steps"], RATE, checkpoints.path_for(folder, point, digest)).finish()
     right, wanted = [], []
     with torch.no_grad():
         for part in range(TESTED // point["batch"]):
