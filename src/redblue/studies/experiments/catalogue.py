@@ -21,6 +21,7 @@ NAMES = (
     "cores",
     "compression",
     "approximate",
+    "training",
 )
 
 
