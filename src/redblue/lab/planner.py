@@ -32,6 +32,7 @@ ARRAYS = {
     "gradient_x": ("A1, A2, A3 and E", ("a1", "a2", "a3", "e")),
     "paged": ("Q, the pages and O", ("q", "k_pages", "v_pages", "out")),
 }
+LEAST_SAVED = 0.01  # share of the words that a variant of another schedule must save to be chosen
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of a level's usable words that nested tiles try to fill
 
 
@@ -140,6 +141,10 @@ def _best(problem: AnyProblem, boundary: Boundary, step: int) -> Best:
                 fewest[schedule.name] = schedule.words(problem, tiles)
             except TooFewWords as error:
                 reasons.append(str(error))
+    others = min((fewest[name] for name in fewest if not schedules.get(name).variant), default=None)
+    for name in [name for name in fewest if schedules.get(name).variant]:
+        if others is not None and fewest[name] > (1 - LEAST_SAVED) * others:
+            del fewest[name]
     return Best(capacity, usable, fewest, tuple(reasons))
 
 

@@ -12,6 +12,7 @@ NAMES = (
     "backward",
     "nesting",
     "regimes",
+    "gaps",
     "heads",
     "sparse",
     "real-caches",
