@@ -15,6 +15,7 @@ from redblue.schedules import (
     gradient_x,
     gradient_x_dp,
     gradient_x_hybrid,
+    gradient_x_once,
     gradient_x_small,
     hybrid,
     paged,
@@ -29,7 +30,7 @@ from redblue.schedules.schedule import Cost, NotCovered, Pass, Schedule, Sweep, 
 MODULES = (
     *(standard, flash1, flash, flash_cluster, flash_onepass, flash_kept, gather, spilled_ds, hybrid, saha_ye),
     small_cache,
-    *(gradient_x, gradient_x_dp, gradient_x_hybrid, gradient_x_small, paged),
+    *(gradient_x, gradient_x_dp, gradient_x_hybrid, gradient_x_small, gradient_x_once, paged),
 )
 BUILT_IN = tuple(module.schedule.name for module in MODULES)
 SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}  # and those that users register

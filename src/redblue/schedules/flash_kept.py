@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue.base.integers import larger
-from redblue.machine import Machine, Slow, Tile, exp, maximum
+from redblue.machine import Machine, Slow, Tile
 from redblue.masks import Pairs
 from redblue.problem import Problem
 from redblue.schedules.kept import Kept, kept_peak, loaded_cols, search_kept
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid
-from redblue.schedules.softmax import LOWEST, online_softmax, probabilities, store_rows
+from redblue.schedules.softmax import LOWEST, online_softmax, probabilities, softmax_tile, store_rows
 
 
 class ForwardTiles(NamedTuple):
@@ -167,11 +167,7 @@ def _backward_at_once(
         p = m.new("p", q_i @ k_j.T * scale)
         if not m.holds(pairs, i, j):
             p[...] = m.where(pairs, i, j, p, -np.inf)
-        row_max = m.new("row_max", maximum(p.max(axis=1), LOWEST))
-        p[...] = exp(p - row_max[:, None])
-        row_max[...] = maximum(p.sum(axis=1), 1)  # the sum is at least exp(0) = 1, or 0 if the row attends no key
-        p /= row_max[:, None]
-        m.free(row_max)
+        softmax_tile(m, p)
         dout_i, out_i = m.load(dout[i]), m.new("out_i", p @ v_j)
         delta_i = m.new("delta_i", (dout_i * out_i).sum(axis=1))
         m.free(out_i)

@@ -26,7 +26,7 @@ from redblue.schedules.schedule import Cost, blocks, overlap, whole_blocks
 from redblue.schedules.search import cheapest, edges, spread
 
 T = TypeVar("T")
-MAX_BLOCKS = 1 << 20
+MAX_BLOCKS = 1 << 20  # of rows, where they are counted one by one
 SHORT_EDGES = 1 << 9  # numbers of rows that the search tries under a band: the lowest ones, and as many others
 OTHER_EDGES, OTHER_BLOCKS = 16, 1 << 12  # under any other mask: numbers of rows, and the most blocks of rows of each
 
@@ -48,7 +48,8 @@ class Kept(Generic[T]):
         A tile stays or is released after its visit. load(block): loads its tiles. final: no block of rows follows.
         """
         stay = set(self.tiles) if final else set(attended[-self.limit :])
-        for block in [block for block in self.tiles if block not in attended] if self.limit < self.total else ():
+        gone = set(self.tiles).difference(attended) if self.limit < self.total else ()
+        for block in sorted(gone, key=lambda block: block.start):
             self.release(block, self.tiles.pop(block))
         for block in sorted(attended, key=lambda block: (block not in self.tiles, block.start)):
             tiles = self.tiles.pop(block, None) or load(block)
@@ -129,13 +130,16 @@ def _saved_under_band(blocks: tuple[Any, int], line: _Line, limit: Any) -> tuple
 
     leaves, meets = reaching(low, 1), reaching(high, total)  # first > 0 from `leaves`; end = total from `meets`
     both, either = larger(leaves, meets), smaller(leaves, meets)
+    # Before `leaves`, `end` grows from 0; where it has met the total, all blocks are found.
     begins, fills = smaller(reaching(high, 1), either), smaller(reaching(high, limit), either)
     saved = summed(high, begins, fills) + limit * (either - fills) + limit * larger(0, leaves - meets)
+    # Between `leaves` and `meets`, the difference is one of two neighbours.
     few = 1 * ((high - low) // divisor < limit)  # else at least `limit` blocks are found
     positive = 1 * (high >= low)
     inner = summed(high, leaves, both) - summed(low, leaves, both)
     between = 1 * (meets > leaves)
     saved = saved + between * (few * positive * inner + (1 - few) * limit * (meets - leaves))
+    # After both, `first` grows to the total.
     ends = clip(reaching(low, total - limit + 1), both, stop)
     saved = saved + limit * (ends - both) + total * (stop - ends) - summed(low, ends, stop)
     return saved, stop - meets

@@ -13,6 +13,7 @@ NAMES = (
     "nesting",
     "regimes",
     "gaps",
+    "search",
     "heads",
     "sparse",
     "real-caches",

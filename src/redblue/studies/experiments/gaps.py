@@ -80,7 +80,8 @@ def measure(point: Point) -> list[Row]:
             gap, free = level.gap, (level.free_words or 0) / level.bound.words
             key = (level.schedule, round(gap or 0, 2), round(free, 2))
             found = {"schedule": key[0], "gap": key[1], "free_gap": key[2], "plans": 0, "M": level.capacity_words}
-            row = rows.setdefault(key, point | found | {"where": f"{machine.title}, {level.boundary}"})
+            named = {name: point[name] for name in ("problem", "direction")}
+            row = rows.setdefault(key, named | found | {"where": f"{machine.name}, {level.boundary}"})
             row["plans"] += uses * copies
     return list(rows.values())
 
