@@ -216,7 +216,7 @@ def nest(problem: AnyProblem, best: Sequence[Best], step: int) -> list[tuple[Bes
 
 
 def _rank(problem: AnyProblem, best: Best | None, step: int, inner: dict[str, int]) -> tuple[int, int]:
-    """Return (1 if no tiles of the boundary nest, its fewest words): lower is better. (0, 1) if there is no boundary."""
+    """Return (1 if no tiles of the boundary nest, its fewest words), for min; (0, 1) if there is no boundary."""
     if best is None:
         return 0, 1
     ranks = []
