@@ -90,7 +90,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
     dots = [{"x": row["x"], "best": row["words"], "direction": TITLES[row["direction"]]} for row in found]
     names = list(dict.fromkeys(row["schedule"] for row in values))
     x = alt.X("x:Q", title="x = d / √M", scale=alt.Scale(type="log"), axis=alt.Axis(values=[0.1, 0.2, 0.5, 1, 2, 5]))
-    scale = alt.Scale(type="log", domain=[0.02, 200], nice=False, clamp=True)
+    scale = alt.Scale(type="log", domain=[0.01, 200], nice=False, clamp=True)
     y = {"scale": scale, "axis": alt.Axis(values=[0.1, 1, 10, 100])}
     colour = alt.Color(
         "schedule:N",
