@@ -19,7 +19,7 @@ from redblue.problem import DIRECTIONS
 from redblue.schedules.schedule import OPERATOR_ARRAYS, PRODUCED, SHAPES, Pass, Schedule
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}", re.ASCII)
-FLAGS = ("drop_in", "spills", "safe", "full_only", "scattered")
+FLAGS = ("drop_in", "spills", "safe", "full_only", "scattered", "variant")
 
 
 @checked_arguments

@@ -12,6 +12,8 @@ NAMES = (
     "backward",
     "nesting",
     "regimes",
+    "gaps",
+    "search",
     "heads",
     "sparse",
     "real-caches",
