@@ -12,6 +12,9 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*.* cpp/
 SANITIZED := build/sanitize
 SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 
+# Tests start hundreds of processes. Where the environment forbids bytecode, each would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup report test test-thorough test-all test-torch test-vllm check format sanitize fuzz bench bench-peers
@@ -146,7 +149,7 @@ clean: ## remove the environments and everything built
 # -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
 MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 HEADERS := $(wildcard cpp/*/*.h)
-KERNELS := $(addprefix attention/,passes spilled_passes paged_passes paged_nodes) vector/isa tests/sanitize \
+KERNELS := $(addprefix attention/,passes tasks spilled_passes paged_passes paged_nodes) vector/isa tests/sanitize \
 	vector/sets/portable $(patsubst cpp/%.cpp,%,$(wildcard cpp/base/*.cpp))
 ROWS := $(filter-out vector/sets/portable,$(patsubst cpp/%.cpp,%,$(wildcard cpp/vector/sets/*.cpp)))
 

@@ -310,6 +310,15 @@ void bind_attention(nb::module_& m) {
       "a"_a, "b"_a, "bytes"_a);
   m.def("attention_forward", run_pass<redblue::forward>, "isa"_a, "call"_a);
   m.def("attention_backward", run_pass<redblue::backward>, "isa"_a, "call"_a);
+  m.def(
+      "list_tasks",
+      [](const Isa& isa, const Call& call, bool backward) {
+        std::vector<std::int64_t> fields;
+        for (const auto& [stream, start, count, piece] : redblue::list_tasks(call, isa, backward))
+          fields.insert(fields.end(), {stream, start, count, piece});
+        return copied(fields);
+      },
+      "isa"_a, "call"_a, "backward"_a);
   m.def("use_openmp_of", &redblue::use_openmp_of, "path"_a);
   m.def(
       "by_key",

@@ -75,6 +75,7 @@ def test_command_examples(command, in_a_copy, own_schedules):
 # Sizes at which an example takes a second or two; a script that lacks them runs as its docstring says.
 SMALL = {
     "diffusion_unet.py": ["--size", "8", "--width", "8", "--steps", "1"],
+    "gpt.py": ["--n", "32", "--steps", "2", "--layers", "1", "--d-model", "32"],
     "graph_mask.py": ["--nodes", "80", "--steps", "2"],
     "long_sequence.py": ["--tokens", "64", "--window", "8", "--steps", "2"],
     "own_schedule.py": ["--words", "4096"],
@@ -90,6 +91,7 @@ SCRIPTS = [
 ]
 NEEDS = {
     "diffusion_unet.py": ("torch", r"redblue\[torch\]"),
+    "gpt.py": ("torch", r"redblue\[torch\]"),
     "graph_mask.py": ("networkx", "pip install 'networkx'"),
     "long_sequence.py": ("torch", r"redblue\[torch\]"),
     "packed_documents.py": ("transformers", r"redblue\[transformers\]"),
@@ -137,6 +139,8 @@ def test_examples_explain_their_options(name, capsys, monkeypatch, own_schedules
 WRONG_OPTIONS = [
     ("diffusion_unet.py", "--size 17", "argument --size: must be a multiple of 2 of at least 2, got '17'"),
     ("diffusion_unet.py", "--steps 0", "argument --steps: must be a whole number of at least 1, got '0'"),
+    ("gpt.py", "--heads 3", "--d-model must be a multiple of --heads, got 256 and 3"),
+    ("gpt.py", "--text nowhere.txt", "cannot read nowhere.txt: No such file or directory"),
     ("graph_mask.py", "--nodes 42", "argument --nodes: must be a multiple of 4 of at least 40, got '42'"),
     ("t5_bias.py", "--n 1e3", "argument --n: must be a whole number of at least 4, got '1e3'"),
     ("serve.py", "--pages 0", "argument --pages: must be a whole number of at least 1, got '0'"),

@@ -220,6 +220,15 @@ struct Moved {
   std::int64_t reads = 0, writes = 0;
 };
 
+// A task of a pass: `count` stacked rows (forward) or keys (backward) of a stream from `start` on. Forward may cut the
+// keys into pieces.
+struct ListedTask {
+  std::int64_t stream, start, count, piece;
+};
+
+// The tasks of `flash` forward or of `flash_onepass` backward, in the order in which threads take them.
+std::vector<ListedTask> list_tasks(const Call& call, const Isa& isa, bool backward);
+
 // Throw std::bad_alloc where memory ends, std::invalid_argument for a call that no kernel takes.
 Moved forward(const Call& call, const Isa& isa);
 Moved backward(const Call& call, const Isa& isa);

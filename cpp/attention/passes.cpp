@@ -5,12 +5,11 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
-#include <type_traits>
-
-#include "base/share_out.h"
 #include "attention/tasks.h"
+#include "base/share_out.h"
 
 namespace redblue {
 namespace {
@@ -32,73 +31,6 @@ Call unstacked(const Call& stacked) {
   call.lead_sizes[call.leads++] = call.group;
   call.group = 1;
   return call;
-}
-
-// Whether there are so few queries that decode.h, with vectors along the features, is faster. Backward has other blocks
-// than forward and decides by all rows of the call; the plan gives forward such small blocks only if the call has no
-// more rows.
-bool is_few(const Call& call, const Kernels& kernels, std::int64_t rows) {
-  return rows <= kernels.few && call.q.column == 1 && call.k.column == 1 && call.v.column == 1;
-}
-
-// Offset of a stream's part of an array.
-std::int64_t offset_of(const Call& call, const Array& array, std::int64_t stream) {
-  std::int64_t offset = stream % call.kv_heads * array.head;
-  stream /= call.kv_heads;
-  for (int l = call.leads - 1; l >= 0; l--) {
-    offset += stream % call.lead_sizes[l] * array.lead[l];
-    stream /= call.lead_sizes[l];
-  }
-  return offset;
-}
-
-// The pattern's plane of a stream.
-std::int64_t plane_of(const Call& call, std::int64_t stream) {
-  const Array& planes = call.pattern.planes;
-  return planes.data ? reinterpret_cast<const std::int64_t*>(planes.data)[offset_of(call, planes, stream)] : 0;
-}
-
-// The work of each block of rows, by plane and block: pairs of a row (or of a pattern's panel) and a key.
-std::vector<std::int64_t> work_of_blocks(const Call& call, std::int64_t blocks) {
-  const Pattern& pattern = call.pattern;
-  if (!pattern.starts) {
-    std::vector<std::int64_t> work(blocks);
-    for (std::int64_t block = 0; block < blocks; block++) {
-      const std::int64_t row = block * call.rows, stop = std::min(call.stacked(), row + call.rows);
-      const std::int64_t low = std::max<std::int64_t>(0, row / call.group + call.first);
-      const std::int64_t high = std::min(call.n_k, (stop - 1) / call.group + call.end);
-      work[block] = std::max<std::int64_t>(0, high - low) * (stop - row);
-    }
-    return work;
-  }
-  std::vector<std::int64_t> work(pattern.planes_count * blocks);
-  for (std::int64_t plane = 0; plane < pattern.planes_count; plane++)
-    for (std::int64_t panel = 0; panel < pattern.panels; panel++) {
-      const std::int64_t* const at = pattern.starts + plane * pattern.panels + panel;
-      for (const Run* run = pattern.runs + at[0]; run < pattern.runs + at[1]; run++)
-        work[plane * blocks + panel / (call.rows / pattern.panel)] += run->stop - run->start;
-    }
-  return work;
-}
-
-// A block of rows of one stream.
-struct Task {
-  std::int64_t stream, block;
-};
-
-// All tasks, longest first. Equal tasks of one stream, which share its keys, stay together (1 % faster than
-// interleaving streams; measured, Zen 5).
-std::vector<Task> longest_first(const Call& call, std::int64_t blocks, std::int64_t streams) {
-  const std::vector<std::int64_t> by_block = work_of_blocks(call, blocks);
-  std::vector<Task> tasks;
-  std::vector<std::int64_t> planes(streams);
-  for (std::int64_t stream = 0; stream < streams; stream++) {
-    planes[stream] = plane_of(call, stream);
-    for (std::int64_t block = 0; block < blocks; block++) tasks.push_back({stream, block});
-  }
-  const auto work = [&](const Task& task) { return by_block[planes[task.stream] * blocks + task.block]; };
-  std::stable_sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) { return work(a) > work(b); });
-  return tasks;
 }
 
 void bias_gradient(const Call& stacked, const Kernels& kernels) {
@@ -168,14 +100,12 @@ Moved gather_backward(const Call& call, const Kernels& kernels) {
 // Backward by the schedule `flash`: one pass for dQ, which computes the row sums too, then one for dK and dV.
 Moved two_passes(Call call, const Kernels& kernels) {
   if (call.pattern.starts) call.rows = ceil_div(call.rows, call.pattern.panel) * call.pattern.panel;  // whole panels
-  const std::int64_t rows = call.stacked(), streams = call.streams();
-  const std::int64_t blocks = ceil_div(rows, call.rows), key_blocks = ceil_div(call.n_k, call.cols);
+  const std::int64_t streams = call.streams(), key_blocks = ceil_div(call.n_k, call.cols);
   Tally tally;
-  const std::vector<Task> tasks = longest_first(call, blocks, streams);
-  share_out(blocks * streams, call.threads, [&](std::int64_t number) {
-    const auto [stream, block] = tasks[number];
-    const std::int64_t row = block * call.rows;
-    tally.add(kernels.queries(call, stream, row, std::min(call.rows, rows - row), own_arena()));
+  const std::vector<ListedTask> tasks = blocks_of_rows(call);
+  share_out(std::int64_t(tasks.size()), call.threads, [&](std::int64_t number) {
+    const auto& [stream, row, count, piece] = tasks[number];
+    tally.add(kernels.queries(call, stream, row, count, own_arena()));
   });
   std::optional<BlockVisits> visits;
   if (call.pattern.starts) call.visits = &visits.emplace(call.pattern, call.n_k, call.cols);
@@ -236,19 +166,17 @@ Moved forward(const Call& given, const Isa& isa) {
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_forward(call, kernels);
   if (call.spilled.rows) return spilled_forward(call, isa);
-  if (call.pattern.starts) call.rows = ceil_div(call.rows, call.pattern.panel) * call.pattern.panel;  // whole panels
-  call.few = is_few(call, kernels, std::min(call.rows, call.stacked()));
+  prepare_forward(call, kernels);
   const std::int64_t rows = call.stacked(), blocks = ceil_div(rows, call.rows), streams = call.streams();
   Tally tally;
-  const std::int64_t pieces = std::clamp<std::int64_t>(call.pieces, 1, std::max<std::int64_t>(1, call.n_k));
+  const std::int64_t pieces = pieces_of(call);
   const std::int64_t width = call.d_v + 2, keys = ceil_div(call.n_k, pieces);
   const std::size_t sum_bytes = bytes_of_sum(call), piece_bytes = streams * rows * width * sum_bytes;
   const std::unique_ptr<char[]> partials(pieces > 1 ? new char[pieces * piece_bytes] : nullptr);
-  const std::vector<Task> tasks = longest_first(call, blocks, streams);
-  share_out(pieces * blocks * streams, call.threads, [&](std::int64_t number) {
-    const auto [stream, block] = tasks[number / pieces];
-    const std::int64_t piece = number % pieces, row = block * call.rows;
-    const Piece part{row, std::min(call.rows, rows - row), piece * keys, keys};
+  const std::vector<ListedTask> tasks = blocks_of_rows(call);
+  share_out(std::int64_t(tasks.size()), call.threads, [&](std::int64_t number) {
+    const auto& [stream, row, count, piece] = tasks[number];
+    const Piece part{row, count, piece * keys, keys};
     void* const partial = partials ? partials.get() + piece * piece_bytes : nullptr;
     tally.add(kernels.forward(call, stream, part, partial, own_arena()));
   });
@@ -267,23 +195,16 @@ Moved backward(const Call& given, const Isa& isa) {
   Call call = given;
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_backward(call, kernels);
-  call.few = !call.spilled.rows && is_few(call, kernels, call.stacked());
   if (call.spilled.rows || call.dq_cols) {
+    call.few = !call.spilled.rows && is_few(call, kernels, call.stacked());
     const Moved moved = call.dq_cols ? two_passes(call, kernels) : spilled_backward(call, isa);
     if (call.dbias.data) bias_gradient(call, kernels);
     return moved;
   }
   const std::int64_t rows = call.stacked(), streams = call.streams(), lanes = kernels.lanes;
-  const std::int64_t blocks = ceil_div(rows, lanes), key_blocks = ceil_div(call.n_k, call.cols);
-  std::optional<BlockVisits> visits;
-  if (call.pattern.starts) {
-    call.visits = &visits.emplace(call.pattern, call.n_k, call.cols);
-    call.order = visits->order;
-  } else {  // a panel attends at most this many consecutive blocks
-    const std::int64_t width =
-        std::clamp<std::int64_t>(call.end - call.first, 0, call.n_k) + ceil_div(lanes, call.group);
-    call.order = {key_blocks, std::min(key_blocks, width / call.cols + 2)};
-  }
+  const std::int64_t blocks = ceil_div(rows, lanes);
+  const std::optional<BlockVisits> visits = visits_of(call);
+  prepare_backward(call, kernels, visits);
   Tally tally;
   share_out(blocks * streams, call.threads, [&](std::int64_t task) {
     const std::int64_t row = task / streams * lanes;
@@ -294,14 +215,11 @@ Moved backward(const Call& given, const Isa& isa) {
   Progress progress(blocks * streams);
   call.dq_panels = panels.get() + (64 - reinterpret_cast<std::uintptr_t>(panels.get()) % 64);
   call.progress = &progress;
-  // As many streams at a time as there are threads: with enough streams, no thread waits for another's update of dQ.
-  // The grouping changes no sum.
-  const std::int64_t wave = std::max<std::int64_t>(1, std::min<std::int64_t>(call.threads, streams));
-  share_out(streams * key_blocks, call.threads, [&](std::int64_t task) {
-    const std::int64_t first = task / (wave * key_blocks) * wave, width = std::min(wave, streams - first);
-    const std::int64_t within = task - first * key_blocks, key = call.order.at(within / width) * call.cols;
+  const std::vector<ListedTask> tasks = blocks_of_keys(call);
+  share_out(std::int64_t(tasks.size()), call.threads, [&](std::int64_t number) {
+    const auto& [stream, key, count, piece] = tasks[number];
     try {
-      tally.add(kernels.backward(call, first + within % width, key, std::min(call.cols, call.n_k - key), own_arena()));
+      tally.add(kernels.backward(call, stream, key, count, own_arena()));
     } catch (...) {
       progress.stop();
       throw;

@@ -215,6 +215,7 @@ def test_a_crash_costs_one_result(modules, tmp_path):
     assert asked[-1] == ("time", ["b"])
 
 
+@pytest.mark.thorough
 def test_a_worker_is_replaced_after_a_crash_or_a_hang():
     from benchmarks.gpu.worker import Failed, Lost, Worker
     from support.worker import Made

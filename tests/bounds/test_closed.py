@@ -1,6 +1,7 @@
 """The closed forms: written again from their theorems, against sets of words, and their limits."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -258,3 +259,16 @@ def test_nothing_to_do_has_bound_0(direction):
     problem = Problem(8, 8, 2, mask=~Mask.full(), direction=direction)
     assert formulas.large_cache(problem, 10) <= 0 or direction == "gradient_x"
     assert lower_bounds(problem, 10)[0].name == "compulsory"
+
+
+@pytest.mark.parametrize(("prime", "rows", "keys", "d"), [(5, 3, 3, 1), (7, 3, 2, 1), (5, 2, 2, 2)])
+def test_products_take_more_values_than_fewer_words_than_theorem_4_requires(prime, rows, keys, d):
+    """Over all Q and K, every set of scores takes more values than the most words that cannot determine so many."""
+    words = np.array([*product(range(prime), repeat=(rows + keys) * d)])
+    q, k = words[:, : rows * d].reshape(-1, rows, d), words[:, rows * d :].reshape(-1, keys, d)
+    scores = (q @ k.transpose(0, 2, 1) % prime).reshape(len(words), -1)
+    for chosen in product([0, 1], repeat=rows * keys):
+        powers = prime ** np.cumsum(chosen) * chosen  # one number for each value of the chosen scores
+        values = len(np.unique(scores @ powers))
+        least = next(reach for reach in range(sum(chosen) + 1) if closed.determined(reach, d) >= sum(chosen))
+        assert values > prime ** (least - 1)

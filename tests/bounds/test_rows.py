@@ -26,7 +26,7 @@ from support.spaces import problems
 MASKS = [Mask.full(), Mask.causal(), Mask.sliding_window(3, 2, align="bottom-right"), thorough(Mask.sliding_window(16))]
 
 
-GAPS = {"forward": 2.35, "backward": 2.2, "gradient_x": 4.4}  # tiny caches are the worst: a tile of side 2 or 3
+GAPS = {"forward": 2.35, "backward": 1.85, "gradient_x": 4.4}  # tiny caches are the worst: a tile of side 2 or 3
 
 
 def drop_in(direction):
@@ -155,7 +155,7 @@ def test_fast_arithmetic_has_a_bound_of_its_own():
     n = 1 << 19
     for x in (0.25, 4):
         rows = {b.name: b for b in lower_bounds(Problem(n, n, 256), int((256 / x) ** 2))}
-        assert rows["any arithmetic"].words == pytest.approx(min(x**2, 1) / 4 * n * n, rel=1e-2)
+        assert rows["any arithmetic"].words == pytest.approx(x**2 / (1 + x**2) * n * n, rel=1e-2)
         assert "F_q, q > n" in rows["any arithmetic"].conditions
         assert rows["any arithmetic, Omega"].words == pytest.approx(min(x**2, 1) * n * n, rel=1e-6)
         assert rows["binary entries, Omega"].words == pytest.approx(min(x**2, 1) * n * n / 19**2, rel=1e-6)
@@ -166,7 +166,7 @@ def test_order_only_rows_are_never_the_bound():
     problem = Problem(4096, 4096, 64)
     rows = lower_bounds(problem, 4096)
     unproved = {b.name for b in rows if not b.proved}
-    assert unproved == {"Theta", "sparse", "any arithmetic, Omega", "binary entries, Omega"}
+    assert unproved == {"Theta", "sparse", "any arithmetic, Omega", "binary entries, Omega", "approximate, Omega"}
     assert all(b.constant == "not known" for b in rows if not b.proved)
     assert lower_bound(problem, 4096).proved
     theta = next(b for b in rows if b.name == "Theta")

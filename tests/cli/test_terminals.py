@@ -238,7 +238,7 @@ def test_progress_lines_stay_out_of_the_result(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("redblue count fl", "flash1 flash flash_cluster flash_onepass"),
+        ("redblue count fl", "flash1 flash flash_cluster flash_onepass flash_kept"),
         thorough("redblue plan -m this", "this-machine"),
     ],
 )

@@ -11,7 +11,7 @@ from support import distributed_bytes as calls
 from support.processes import Processes
 
 
-@pytest.mark.parametrize("size", [2, 3, *(pytest.param(size, marks=pytest.mark.thorough) for size in (4, 8))])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.thorough) for size in (3, 4, 8))])
 def test_bytes_sent_are_those_counted(size):
     processes, placements = Processes(size), list(PLACEMENTS)
     try:

@@ -44,9 +44,9 @@ def check_fault(victim, how, when, store, schedule="ring"):
 
 
 FAULTS = [
-    (2, "kill", "within", "tcp"),
     (0, "kill", "before", "tcp"),
-    # The others wait for the group's timeout.
+    # The others wait for connections or for the group's timeout.
+    pytest.param(2, "kill", "within", "tcp", marks=pytest.mark.thorough),
     pytest.param(0, "stop", "within", "tcp", marks=pytest.mark.thorough),
     pytest.param(3, "stop", "before", "file", marks=pytest.mark.thorough),
     pytest.param(1, "sleep", "backward", "file", marks=pytest.mark.thorough),

@@ -74,7 +74,7 @@ def test_too_few_words_says_the_least_that_works(schedule, direction):
 @EVERY_PASS
 def test_one_word_less_than_the_peak_is_refused(schedule, direction):
     problem = Problem(6, 7, 5, 3, direction=direction)
-    chosen = schedule.tiles(problem, 90)
+    chosen = schedule.tiles(problem, 130)
     peak = schedule.cost(problem, chosen).peak
     counts.execute(schedule, problem, chosen, Counting(peak))
     with pytest.raises(CapacityError):

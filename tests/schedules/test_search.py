@@ -21,6 +21,8 @@ def phases(schedule, edges):
     """Groups of edges whose words add up independently of the other groups'."""
     if schedule.name in ("hybrid", "small_cache") and "out_rows" in edges:
         return [[e for e in edges if e not in ("depth", "span")]]  # one phase reads what depends on the other's tile
+    if "keep" in edges:
+        return [edges]
     pairs = [("rows", "cols"), ("out_rows", "out_cols"), ("dkv_rows", "dkv_cols"), ("softmax_cols",)]
     pairs += [(f"{g}_rows", f"{g}_cols") for g in ("dq", "dk", "dv")]
     return [[e for e in pair if e in edges] for pair in pairs if set(pair) & set(edges)]
@@ -28,7 +30,8 @@ def phases(schedule, edges):
 
 def fewest_words(schedule, problem, words):
     stream, one_pass = problem.one_stream(), schedule.direction(problem)
-    features = {"out_cols": stream.d_v, "dv_cols": stream.d_v, "dq_cols": stream.d, "dk_cols": stream.d}
+    kept = {"keep": stream.n_k if problem.direction == "forward" else stream.n_q}
+    features = kept | {"out_cols": stream.d_v, "dv_cols": stream.d_v, "dq_cols": stream.d, "dk_cols": stream.d}
     keys = ("cols", "dkv_cols", "softmax_cols", "dk_rows", "dv_rows")
     best = {e: {"chunk": stream.n_q, "span": stream.n_k, "cluster": 2}.get(e, 1) for e in one_pass.edges}
 

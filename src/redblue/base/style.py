@@ -74,6 +74,7 @@ LOOKS = Looks(
         "flash1": Look("#2a8c5a", "#5fc792", "cross"),
         "flash": Look("#0068a8", "#5bb0ea", "circle"),
         "flash_onepass": Look("#5a4fb0", "#a79bf2", "triangle-down"),
+        "flash_kept": Look("#3b8f9e", "#74c4d1", "wedge"),
         "gather": Look("#b3263a", "#ef7d8a", STAR),
         "spilled_ds": Look("#9a7b00", "#d3b13a", "triangle-right"),
         "hybrid": Look("#b0508a", "#e08fc0", "square"),

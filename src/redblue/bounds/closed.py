@@ -1,8 +1,8 @@
 """Bounds in closed form for large and for small caches, in whole numbers: no rounding can raise them.
 
-docs/lab/theory.md, Theorems 1, 2, 6 and 7. A computation is cut into phases. A phase touches at most W words that were
-not computed in it, which limits its part of the steps that all phases together must make. Most functions here return
-the number of phases that follow for one W; `best` turns them into words.
+docs/lab/theory.md, Theorems 1, 2, 4, 6 and 7. A computation is cut into phases. A phase touches at most W words that
+were not computed in it, which limits its part of the steps that all phases together must make. Most functions here
+return the number of phases that follow for one W; `best` turns them into words.
 """
 
 from __future__ import annotations
@@ -41,6 +41,20 @@ def best(words: int, phases: Callable[[int], int], *, split: bool = False, lengt
         if length >= 1 and (count := phases((2 if split else 1) * words + length)) >= 2:
             most = max(most, length * (count - 1) + words)
     return most
+
+
+def any_arithmetic(d: int, pairs: int, words: int) -> int:
+    """Theorem 4: L (p - 1) loads, p phases of at most M + L words, each with at most `determined` products of d terms.
+
+    L = M + d^2 is the best length where there are many phases.
+    """
+    lengths = {max(1, (words + d**2) * quarters // 4) for quarters in (1, 2, 3, 4, 6, 8, 16)}
+    return max(length * (max(1, ceil_div(pairs, determined(words + length, d))) - 1) for length in lengths)
+
+
+def determined(reach: int, d: int) -> int:
+    """Theorem 4: the most products of d terms that W words determine, W for W <= d^2 and else (W + d^2)^2 / 4 d^2."""
+    return reach if reach <= d**2 else (reach + d**2) ** 2 // (4 * d**2)
 
 
 def _ceil_root(numerator: int, denominator: int) -> int:

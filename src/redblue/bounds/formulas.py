@@ -116,10 +116,13 @@ def _products(p: Problem, words: int, products: Callable[[closed.Sizes, int], in
 
 
 def any_arithmetic(p: Problem, words: int) -> int:
-    """Phases of M loads, the first of 2 M; each can determine at most max((2 M / d)^2, 4 M) scores (Theorem 4)."""
-    most = max(4 * words * words // p.d**2, 4 * words)
-    count = -(-_live(p)[2] // most)
-    return words * count if count >= 2 else 0
+    """Phases that determine few scores, backward few dP_ij, whatever is computed (Theorem 4)."""
+    return closed.any_arithmetic(p.d_v if p.direction == "backward" else p.d, _live(p)[2], words)
+
+
+def inputs_and_outputs(p: Problem, words: int) -> int:
+    """Every word of Q, K and V, and every word of O."""
+    return (p.n_q + p.n_k) * (p.d + p.d_v)
 
 
 def order_forward(p: Problem, words: int) -> int:

@@ -23,7 +23,10 @@ NOT_GIVEN = "; P is not given"
 FORMED_BY_X = "; Q = A1 X, V = A3 Y, S = Q A2^T, O = P V, then O - E, and one of dS A2 and A1^T dS are formed"
 BY_X = CHAINS + FORMED_BY_X
 PAGES = ALL_PRODUCTS + "; O and lse are stored; only the table says where pages are, and some page is in no table"
-FIELD = "any arithmetic, also fast matrix multiplication; words from F_q, q > n; data-independent addresses and times; "
+FIELD = (
+    "any arithmetic, also fast matrix multiplication; words from F_q, q > n + 1, n the keys of all streams; "
+    "data-independent addresses and times; "
+)
 
 
 @dataclass(frozen=True)
@@ -208,19 +211,38 @@ PROVED = (
         once=formulas.compulsory_entries,
         any_order=True,
     ),
-    Row(
-        "any arithmetic",
-        "forward",
-        "M p, p = ceil(Z / max(4 M^2 / d^2, 4 M)) >= 2",
-        "1/4",
-        FIELD + "every score of an attended pair is in the cache at some time",
-        "docs/lab/theory.md, Theorem 4, after " + SAHA_YE + ", Thm 4.8",
-        True,
-        formulas.any_arithmetic,
-        any_order=True,
+    *(
+        Row(
+            "any arithmetic",
+            direction,
+            f"max over L of L (p - 1), p = ceil(Z / N), N = (M + L + {length}^2)^2 / 4 {length}^2, or M + L if less "
+            f"than {length}^2",
+            "x^2 / (1 + x^2)",
+            FIELD + f"every {product} of an attended pair is in the cache at some time",
+            "docs/lab/theory.md, Theorem 4, after " + SAHA_YE + ", Thm 4.8",
+            True,
+            formulas.any_arithmetic,
+            any_order=True,
+        )
+        for direction, product, length in (
+            ("forward", "score", "d"),
+            ("backward", "dP_ij", "d_v"),
+            ("gradient_x", "score", "d"),
+        )
     ),
 )
 ORDER_ONLY = (
+    Row(
+        "approximate, Omega",
+        "forward",
+        "n_q (d + d_v) + n_k (d + d_v)",
+        "not known",
+        "order only; attention up to an additive error; the trivial bound, a proof and its condition are Theorem 9 of "
+        "docs/lab/theory.md; the paper has more, for each regime",
+        "Papp, Sobczyk & Zouzias 2026 (arXiv 2605.23751), abstract",
+        False,
+        formulas.inputs_and_outputs,
+    ),
     Row(
         "Theta",
         "forward",

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from redblue.base.errors import RedblueError
-from redblue.base.journal import journal_path
 from redblue.base.progress import progress_bar
 from redblue.cli.options import Json
 from redblue.cli.output import show, written
@@ -20,7 +19,9 @@ def command(
     name: Annotated[str | None, typer.Argument(help="The experiment's name; --list shows all names.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the experiments and their questions.")] = False,
     out: Annotated[Path, typer.Option(help="The folder for JSON, figures and page.")] = Path("docs", "results"),
-    quick: Annotated[bool, typer.Option("--quick", help="A few small points, in seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few small points, in seconds; training: minutes.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="All points, which is the default; training: hours.")] = False,
+    only: Annotated[str | None, typer.Option(help="Run one part of an experiment that has parts.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes; all cores if left out.", min=1)] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the points that an earlier run kept.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files of these names that no run wrote.")] = False,
@@ -36,12 +37,16 @@ def command(
         return
     if name is None:
         raise RedblueError(f"which experiment? One of {', '.join(experiments.NAMES)}; --list says what each asks")
-    journal_text = f"kept in {journal_path(out / f'{name}.json')}"
+    if quick and full:
+        raise RedblueError("--quick and --full contradict each other: give one of them")
+    journal_text = f"kept in {experiments.journal_of(out, name, only)}"
     if only_draw:
         result = experiments.redraw(name, out=out)
     else:
         with progress_bar("measuring", kept=journal_text, resumable=True) as move:
-            result = experiments.run(name, out=out, quick=quick, jobs=jobs, restart=restart, force=force, progress=move)
+            result = experiments.run(
+                name, out=out, quick=quick, jobs=jobs, restart=restart, force=force, only=only, progress=move
+            )
     show(result.to_dict(), result_text(result), as_json)
     written(f"{out / name}.json, .svg and .md")
 

@@ -205,6 +205,13 @@ def attention_forward(isa: Isa, call: Call) -> tuple[int, int]:
 def attention_backward(isa: Isa, call: Call) -> tuple[int, int]:
     """Write dq, dk, dv, delta and, if given, dbias. Returns the words read and written between tiles and arrays."""
 
+def list_tasks(isa: Isa, call: Call, backward: bool) -> np.ndarray:
+    """The tasks of `flash` forward, or of `flash_onepass` backward, in the order in which threads take them.
+
+    int64, four numbers for each task: the stream, the first stacked row (forward) or key (backward), their count, and
+    the piece of the keys (forward). Reads no array.
+    """
+
 def use_openmp_of(path: str) -> bool:
     """Compute on the OpenMP threads of a loaded library from now on; an empty path: on redblue's own threads.
 

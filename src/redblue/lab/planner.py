@@ -32,6 +32,7 @@ ARRAYS = {
     "gradient_x": ("A1, A2, A3 and E", ("a1", "a2", "a3", "e")),
     "paged": ("Q, the pages and O", ("q", "k_pages", "v_pages", "out")),
 }
+LEAST_SAVED = 0.01  # share of the words that a variant of another schedule must save to be chosen
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of a level's usable words that nested tiles try to fill
 
 
@@ -70,7 +71,7 @@ def plan(problem: AnyProblem, memory: str | os.PathLike[str] | Memory | Cluster 
     boundaries = [boundary for boundary in machine.boundaries if boundary.capacity_bytes]
     best = [_best(problem, boundary, machine.tile_multiple) for boundary in boundaries]
     nested = nest(problem, best, machine.tile_multiple)
-    levels = [_level(problem, *columns) for columns in zip(boundaries, best, nested, strict=True)]
+    levels = [_level(problem, boundary, *each) for boundary, each in zip(boundaries, nested, strict=True)]
     if not levels:
         raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to plan")
     flops = next((level.flops for level in levels if level.flops), None)  # the innermost schedule does the arithmetic
@@ -128,6 +129,15 @@ class Best:
         """Name of the schedule that moves the fewest words; None if no schedule fits."""
         return min(self.words, key=self.words.__getitem__) if self.words else None
 
+    def plain(self) -> Best:
+        """Return the same without variants of schedules; itself if no other schedule fits."""
+        words = {name: moved for name, moved in self.words.items() if not schedules.get(name).variant}
+        return replace(self, words=words) if words else self
+
+    def choices(self) -> tuple[Best, ...]:
+        """Return itself and, if the best schedule is a variant, the same without variants."""
+        return (self, self.plain()) if self.schedule and schedules.get(self.schedule).variant else (self,)
+
 
 def _best(problem: AnyProblem, boundary: Boundary, step: int) -> Best:
     """Search every schedule's tiles at one boundary. step: all tile edges are multiples of it."""
@@ -140,7 +150,10 @@ def _best(problem: AnyProblem, boundary: Boundary, step: int) -> Best:
                 fewest[schedule.name] = schedule.words(problem, tiles)
             except TooFewWords as error:
                 reasons.append(str(error))
-    return Best(capacity, usable, fewest, tuple(reasons))
+    best = Best(capacity, usable, fewest, tuple(reasons))
+    plain = best.plain()
+    saves = not plain.schedule or min(fewest.values()) <= (1 - LEAST_SAVED) * plain.words[plain.schedule]
+    return best if saves else plain
 
 
 def _level(problem: AnyProblem, boundary: Boundary, best: Best, tiles: Any) -> LevelPlan:
@@ -177,25 +190,40 @@ def _level(problem: AnyProblem, boundary: Boundary, best: Best, tiles: Any) -> L
 SAME_MEANING = {"dkv_rows": "rows", "dkv_cols": "cols", "grad_rows": "rows", "grad_cols": "cols"}
 
 
-def nest(problem: AnyProblem, best: Sequence[Best], step: int) -> list[Any]:
-    """Return nesting tiles of each boundary's best schedule, innermost first (None where no schedule fits).
+def nest(problem: AnyProblem, best: Sequence[Best], step: int) -> list[tuple[Best, Any]]:
+    """Return each boundary's candidates and the nesting tiles of the best one, innermost first.
 
-    Tiles that fill one level may fit the next outer level badly. Each level therefore also tries tiles that fill only a
-    share of its capacity, and takes the tiles with the smallest product of words here and words one boundary further
-    out.
+    The tiles are None where no schedule fits, and do not nest where no multiples of the inner edges fit. Tiles that
+    fill one level may fit the next outer level badly. Each level therefore also tries tiles that fill only a share of
+    its capacity, and takes the tiles with the smallest product of words here and words one boundary further out. A
+    variant of a schedule is dropped if its tiles nest worse.
     """
-    nested: list[Any] = []
+    nested: list[tuple[Best, Any]] = []
     inner: dict[str, int] = {}
     for here, beyond in zip(best, (*best[1:], None), strict=True):
-        options = {}  # tiles -> words here times words beyond; in descending order of the share filled
-        for share in SHARES if beyond else SHARES[:1]:
-            tiles = _multiples(problem, here, step, inner, share)
-            if tiles is not None and tiles not in options:
-                outer = _multiples(problem, beyond, step, inner | tiles._asdict()) if beyond else None
-                options[tiles] = _words(problem, here, tiles) * _words(problem, beyond, outer)
-        nested.append(min(options, key=options.__getitem__) if options else None)
-        inner |= nested[-1]._asdict() if options else {}
+        options = {}  # (number of the choice, tiles) -> rank; in descending order of the share filled
+        for number, choice in enumerate(here.choices()):
+            for share in SHARES if beyond else SHARES[:1]:
+                tiles, nests = _multiples(problem, choice, step, inner, share)
+                if tiles is not None and (number, tiles) not in options:
+                    further = _rank(problem, beyond, step, inner | tiles._asdict())
+                    rank = further[0] + (not nests), further[1] * _words(problem, choice, tiles)
+                    options[number, tiles] = rank
+        number, tiles = min(options, key=options.__getitem__) if options else (0, None)
+        nested.append((here.choices()[number], tiles))
+        inner |= tiles._asdict() if tiles is not None else {}
     return nested
+
+
+def _rank(problem: AnyProblem, best: Best | None, step: int, inner: dict[str, int]) -> tuple[int, int]:
+    """Return (1 if no tiles of the boundary nest, its fewest words), for min; (0, 1) if there is no boundary."""
+    if best is None:
+        return 0, 1
+    ranks = []
+    for choice in best.choices():
+        tiles, nests = _multiples(problem, choice, step, inner)
+        ranks.append((int(not nests), _words(problem, choice, tiles)))
+    return min(ranks)
 
 
 def _words(problem: AnyProblem, best: Best | None, tiles: Any) -> int:
@@ -203,17 +231,20 @@ def _words(problem: AnyProblem, best: Best | None, tiles: Any) -> int:
     return schedules.get(best.schedule).words(problem, tiles) if best and best.schedule and tiles else 1
 
 
-def _multiples(problem: AnyProblem, best: Best, step: int, inner: dict[str, int], share: float = 1.0) -> Any:
-    """Return the best tiles whose edges are multiples of the inner edges.
+def _multiples(
+    problem: AnyProblem, best: Best, step: int, inner: dict[str, int], share: float = 1.0
+) -> tuple[Any, bool]:
+    """Return the best tiles whose edges are multiples of the inner edges, and whether there are such tiles.
 
     If no such tiles fit, return tiles with multiples of `step` for the full share, and None for a smaller one.
     """
     if best.schedule is None:
-        return None
+        return None, False
     schedule = schedules.get(best.schedule)
     edges = schedule.direction(problem).edges
     multiple = {edge: inner.get(edge, inner.get(SAME_MEANING.get(edge, edge), step)) for edge in edges}
     try:
-        return schedule.tiles(problem, int(best.usable_words * share), multiple)
+        return schedule.tiles(problem, int(best.usable_words * share), multiple), True
     except TooFewWords:
-        return schedule.tiles(problem, best.usable_words, dict.fromkeys(edges, step)) if share == 1 else None
+        free = dict.fromkeys(edges, step)
+        return (schedule.tiles(problem, best.usable_words, free) if share == 1 else None), False

@@ -19,7 +19,7 @@ from redblue.problem import DIRECTIONS
 from redblue.schedules.schedule import OPERATOR_ARRAYS, PRODUCED, SHAPES, Pass, Schedule
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}", re.ASCII)
-FLAGS = ("drop_in", "spills", "safe", "full_only", "scattered")
+FLAGS = ("drop_in", "spills", "safe", "full_only", "scattered", "variant")
 
 
 @checked_arguments
@@ -38,7 +38,7 @@ def register_schedule(schedule: Schedule, *, replace: bool = False) -> Schedule:
     (CapacityError) or breaks another rule of the machine (MachineError), a wrong field, or a name that is taken.
     """
     _check_fields(schedule)
-    if schedule.name in schedules.BUILT_IN:
+    if schedule.name in (*schedules.BUILT_IN, *schedules.APPROXIMATE):
         raise RedblueError(f"the name {schedule.name!r} belongs to a built-in schedule: give another name")
     if schedules.is_users(schedule.name) and not replace:
         raise RedblueError(

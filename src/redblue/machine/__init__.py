@@ -1,9 +1,10 @@
-"""Abstract machines that run schedules: counting, numeric, tracing, cached. They know nothing of attention."""
+"""Abstract machines that run schedules: counting, numeric, field, tracing, cached. They know nothing of attention."""
 
 from redblue.machine.base import Machine
 from redblue.machine.cached import Cached
 from redblue.machine.counting import Counting
 from redblue.machine.errors import CapacityError, MachineError, NotKept, NotLoaded, NotStored, TooLong, UseAfterFree
+from redblue.machine.field import Field
 from redblue.machine.hierarchy import CacheLevel, LevelTraffic, Trace, belady, caches_of, play
 from redblue.machine.numeric import Numeric
 from redblue.machine.tracing import Tracing
@@ -14,6 +15,7 @@ __all__ = [
     "Cached",
     "CapacityError",
     "Counting",
+    "Field",
     "LevelTraffic",
     "Machine",
     "MachineError",

@@ -46,6 +46,12 @@ class Slow:
         flip = (None if x is None else x.T for x in (self.written, self.data))
         return Slow(self.machine, f"{self.name}.T", self.shape[::-1], *flip)
 
+    def part(self, rows: range, cols: range) -> Slow:
+        """Return a rectangle of the array as an array of its own, on the same words."""
+        place = slice(rows.start, rows.stop), slice(cols.start, cols.stop)
+        words = (None if x is None else x[place] for x in (self.written, self.data))
+        return Slow(self.machine, f"{self.name}[{rows.start}:, {cols.start}:]", (len(rows), len(cols)), *words)
+
     def __getitem__(self, ranges: range | tuple[range, ...]) -> Region:
         return Region(self, ranges if isinstance(ranges, tuple) else (ranges,))
 

@@ -9,11 +9,13 @@ from redblue.schedules import (
     flash,
     flash1,
     flash_cluster,
+    flash_kept,
     flash_onepass,
     gather,
     gradient_x,
     gradient_x_dp,
     gradient_x_hybrid,
+    gradient_x_once,
     gradient_x_small,
     hybrid,
     paged,
@@ -21,16 +23,20 @@ from redblue.schedules import (
     small_cache,
     spilled_ds,
     standard,
+    taylor,
 )
 from redblue.schedules.schedule import Cost, NotCovered, Pass, Schedule, Sweep, TooFewWords, blocks
 
 # A new algorithm needs its file, the import above and its name here.
 MODULES = (
-    *(standard, flash1, flash, flash_cluster, flash_onepass, gather, spilled_ds, hybrid, saha_ye, small_cache),
-    *(gradient_x, gradient_x_dp, gradient_x_hybrid, gradient_x_small, paged),
+    *(standard, flash1, flash, flash_cluster, flash_onepass, flash_kept, gather, spilled_ds, hybrid, saha_ye),
+    small_cache,
+    *(gradient_x, gradient_x_dp, gradient_x_hybrid, gradient_x_small, gradient_x_once, paged),
 )
 BUILT_IN = tuple(module.schedule.name for module in MODULES)
 SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}  # and those that users register
+
+APPROXIMATE = taylor.SCHEDULES  # found by name alone: no list, no plan and no call of the operator takes them
 
 
 @checked_arguments
@@ -52,10 +58,11 @@ def covering(problem: AnyProblem) -> list[str]:
 
 @checked_arguments
 def get(name: str) -> Schedule:
-    """Return the schedule of that name. Raises UnknownName."""
-    if name not in SCHEDULES:
-        raise UnknownName("schedule", name, SCHEDULES)
-    return SCHEDULES[name]
+    """Return the schedule of that name, exact or approximate. Raises UnknownName."""
+    known = SCHEDULES | APPROXIMATE
+    if name not in known:
+        raise UnknownName("schedule", name, known)
+    return known[name]
 
 
 def is_users(name: str | None) -> bool:
@@ -69,6 +76,7 @@ def users(names: Iterable[str]) -> tuple[Schedule, ...]:
 
 
 __all__ = [
+    "APPROXIMATE",
     "BUILT_IN",
     "SCHEDULES",
     "Cost",

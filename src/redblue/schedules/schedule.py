@@ -140,7 +140,8 @@ class Schedule:
     may choose it. (`standard` is no drop-in: its forward keeps the n^2 probabilities for its backward.)
     spills: it writes arrays of n_q n_k words to slow memory.
     safe: the result is finite for any finite scores. full_only: it takes no mask. scattered: only worthwhile with a
-    mask.
+    mask. variant: it has the leading constants of another schedule, and plans choose it only where it saves at least
+    1 % of the words.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Schedule:
     safe: bool = True
     full_only: bool = False
     scattered: bool = False
+    variant: bool = False
 
     def direction(self, problem: AnyProblem) -> Pass:
         """Return the pass for the problem's direction. Raises NotCovered if there is none, or if it takes no mask."""

@@ -28,6 +28,15 @@ def probabilities(s: Value, lse: Value) -> Value:
     return exp(minimum(s - finite(lse)[:, None], 0))
 
 
+def softmax_tile(m: Machine, s: Tile) -> None:
+    """Turn a tile with all scores of its rows into probabilities. It takes one more word per row for a moment."""
+    row = m.new("row_max", maximum(s.max(axis=1), LOWEST))
+    s[...] = exp(s - row[:, None])
+    row[...] = maximum(s.sum(axis=1), 1)  # the sum is at least exp(0) = 1, or 0 if the row attends no key
+    s /= row[:, None]
+    m.free(row)
+
+
 def online_softmax(m: Machine, s: Tile, out_i: Tile, row_max: Tile, row_sum: Tile) -> None:
     """Replace a tile of scores by exp(s - new row maxima), and rescale the running statistics and outputs of its rows.
 

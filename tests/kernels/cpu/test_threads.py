@@ -220,7 +220,7 @@ PARTS = [
 
 
 @linux
-@pytest.mark.parametrize(("team", "parts"), [("redblue's", PARTS), ("PyTorch's", [PARTS[0], *PARTS[2:]])])
+@pytest.mark.parametrize(("team", "parts"), [("redblue's", PARTS), thorough("PyTorch's", [PARTS[0], *PARTS[2:]])])
 def test_affinity_sleep_forks_and_one_cpu(team, parts):
     assert run_script(IN_ONE_PROCESS, team) == parts
 

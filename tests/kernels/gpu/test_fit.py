@@ -17,7 +17,6 @@ from redblue.kernels.gpu.launch import alignment, array
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import plan
-from support.examples import thorough
 
 COMPILE_PLANS = Path(__file__).parents[3] / "benchmarks" / "gpu" / "fit.py"
 
@@ -146,8 +145,9 @@ for run in fit.runs(direction, sizes, "bfloat16", Launch("flash", tiles, 8, 3)):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("direction", "kernels"), [("forward", ["flash_forward"]), thorough("backward", ["flash_dq", "flash_dkv"])]
+    ("direction", "kernels"), [("forward", ["flash_forward"]), ("backward", ["flash_dq", "flash_dkv"])]
 )
 def test_rows_of_an_odd_multiple_of_8_numbers_are_copied_ahead(direction, kernels):
     environment = os.environ | {"TRITON_INTERPRET": "0"}

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 
 import redblue as rb
 from redblue.kernels.cpu import call as cpu
+from support.examples import thorough
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
@@ -98,7 +99,7 @@ def test_a_bool_mask_in_inference_mode():
         assert close(torch.compile(call, fullgraph=True, backend="aot_eager")(q, attends), call(q, attends))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", thorough("inductor")])
 def test_dropout_draws_anew_in_each_run_and_follows_the_generator(backend):
     def call(v):
         return rb.attention(q, q, v, dropout=0.5)

@@ -16,8 +16,9 @@ from redblue.cli.main import app
 from redblue.lab.counts import count
 from redblue.lab.recount import recount
 from redblue.schedules import TooFewWords
+from redblue.schedules.family import TABLE
 from redblue.studies import experiments
-from redblue.studies.experiments import gpu, heads, real_caches, regimes, runner, sparse
+from redblue.studies.experiments import gaps, gpu, heads, real_caches, regimes, runner, search, sparse
 from redblue.studies.experiments.figure_2022 import FLASH1, STANDARD, WITH_PASSES, totals
 from support.sweeps import Stop, stop_after
 
@@ -125,14 +126,24 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", KEPT)
 def test_stored_results_match_this_code(name):
-    """The results in docs/ are of the current points of the experiment, and its page shows the findings."""
+    """The results in docs/ are of the current points of the experiment, and its page shows the findings.
+
+    An experiment with parts may have the few points of --quick for some; its page says which.
+    """
     result = experiments.read(RESULTS, name)
-    assert not result.quick
-    assert result.command == f"redblue experiment {name}"
     page = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     assert all(line in page for line in result.about.findings(result.rows))
-    for point in result.about.points(False):
-        assert any(all(row.get(key, value) == value for key, value in point.items()) for row in result.rows), point
+    if not result.about.parts:
+        assert not result.quick
+        assert result.command == f"redblue experiment {name}"
+    parts_of_quick = {row["part"] for row in result.rows if result.about.parts and row["quick"]}
+    for part in result.about.parts:
+        assert (part in parts_of_quick) == (f"--full --only {part}`" in page)
+    for quick in (False, True):
+        for point in result.about.points(quick):
+            if quick == (bool(result.about.parts) and point["part"] in parts_of_quick):
+                matches = (all(row.get(key, value) == value for key, value in point.items()) for row in result.rows)
+                assert any(matches), point
 
 
 def test_the_bars_of_2022_equal_recount():
@@ -228,3 +239,29 @@ def test_the_planner_assumes_a_nearly_optimal_share():
     }
     assert mean_regret[USABLE_SHARE] <= 1.02 * min(mean_regret.values())
     assert mean_regret[USABLE_SHARE] < mean_regret[1.0]
+
+
+def test_gaps_are_of_plans_and_none_is_below_its_bound():
+    """Rows are weighted by the plans that they stand for: 12 for each direction of the quick run."""
+    rows = [row for point in gaps.points(True) for row in gaps.measure(point)]
+    for direction in gaps.HUES:
+        own = gaps.fitting(rows, direction)
+        assert sum(row["plans"] for row in own) == 12
+        assert all(row["gap"] >= 1 and row["free_gap"] >= 1 for row in own)
+        every = sorted(row["gap"] for row in own for _ in range(row["plans"]))
+        assert gaps.quantile(own, 0.5) == every[5]
+        assert gaps.quantile(own, 0.9) == every[10]
+        assert gaps.quantile(own, 1) == every[-1]
+    assert rows[0]["problem"] == "1,024 x 1,024, d 64, causal"
+
+
+def test_the_search_finds_nothing_below_the_tables_and_no_optimum_below_its_bound(monkeypatch):
+    rows = [row for point in search.points(True) for row in search.measure(point)]
+    assert {row["direction"] for row in search.of_family(rows)} == {"forward", "backward", "gradient_x"}
+    assert all(row["words"] == pytest.approx(row["table"], rel=1e-9) for row in search.of_family(rows))
+    assert all(row["proved"] and row["words"] >= row["bound"] for row in search.games(rows))
+    assert [row["words"] for row in search.games(rows)] == [16, 11, 10, 9, 8]
+    assert search.findings(rows)[0].startswith("At 0 of ")
+    monkeypatch.setitem(TABLE, "forward", {"flash": lambda x: 5 * x**2})  # a worse table is found
+    worse = [row for point in search.points(True)[:1] for row in search.measure(point)]
+    assert search.findings(worse + search.games(rows))[0].startswith("At 1 of 1 ")

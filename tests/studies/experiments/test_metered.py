@@ -48,8 +48,9 @@ def test_a_dividing_point_is_where_two_curves_meet():
     assert dividing(equal, COUNTED, 8, "small_cache", "flash") is None
 
 
+@pytest.mark.thorough
 @needs_valgrind
-@pytest.mark.parametrize("name", ["crossing", pytest.param("backward", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["crossing", "backward"])
 def test_measured_words_are_above_the_bound_and_near_the_count(name, tmp_path):
     rows = experiments.run(name, out=tmp_path, quick=True).rows
     measured_rows = of(rows, MEASURED)

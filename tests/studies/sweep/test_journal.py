@@ -180,10 +180,9 @@ def test_two_processes_do_not_write_one_file(interrupted, expected):
 LONG = {"n": "1000:4096:x1.08", "d": "64,128", "words": "1000,9000", "mask": "causal"}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("interruptible")  # child processes inherit whether SIGINT is ignored
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)], ids=lambda how: how.name
-)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=lambda how: how.name)
 def test_a_process_that_dies_loses_nothing(how, tmp_path, monkeypatch):
     """Kill a real process at work; its finished points are not repeated, and the result is complete."""
     path = tmp_path / "r.csv"

@@ -118,13 +118,16 @@ def isa() -> _core.Isa:
         raise RedblueError(str(error)) from error
 
 
-def plan_tile(direction: str, sizes: Sizes, dtype: str, sparse: bool = False) -> Tile:
-    """The plan's tile for this call. Lengths are rounded up to powers of two, so that few tiles are planned."""
-    return _planned(direction, sizes, dtype, isa(), sparse)
+def plan_tile(direction: str, sizes: Sizes, dtype: str, sparse: bool = False, cores: int = 0) -> Tile:
+    """The plan's tile for this call. Lengths are rounded up to powers of two, so that few tiles are planned.
+
+    cores: that the tasks shall occupy; 0: this machine's.
+    """
+    return _planned(direction, sizes, dtype, isa(), sparse, cores)
 
 
 @lru_cache(maxsize=1024)
-def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa, sparse: bool) -> Tile:
+def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa, sparse: bool, cores: int) -> Tile:
     number = NUMBERS[dtype]
     rows, streams = sizes.n_q * sizes.group, sizes.streams
     return plan(
@@ -137,6 +140,7 @@ def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa, sparse: b
         row.lanes(number),
         row.packed_bytes(number),
         sparse,
+        cores,
     )
 
 

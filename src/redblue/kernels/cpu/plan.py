@@ -123,19 +123,28 @@ def cache_bytes() -> tuple[int, int]:
 
 
 @cache
-def least_tasks() -> int:
-    """The fewest tasks that occupy all cores evenly."""
-    return TASKS_PER_CORE * detect_cpu().cores
+def least_tasks(cores: int = 0) -> int:
+    """The fewest tasks that occupy all cores evenly. cores: 0 for this machine's."""
+    return TASKS_PER_CORE * (cores or detect_cpu().cores)
 
 
 @lru_cache(maxsize=4096)
 def plan(
-    direction: str, rows: int, keys: int, d: int, d_v: int, streams: int, lanes: int, packed_bytes: int, sparse: bool
+    direction: str,
+    rows: int,
+    keys: int,
+    d: int,
+    d_v: int,
+    streams: int,
+    lanes: int,
+    packed_bytes: int,
+    sparse: bool,
+    cores: int = 0,
 ) -> Tile:
     """The tile for `streams` streams of `rows` stacked queries and `keys` keys.
 
     lanes: queries that the kernel computes at once. packed_bytes: bytes of a number in the kernel's panels. sparse:
-    whether the mask is a list of runs rather than a band.
+    whether the mask is a list of runs rather than a band. cores: that the tasks shall occupy; 0: this machine's.
     """
     first, last = cache_bytes()
     # A tile of scores fills at most the first cache; scores have the type of sums, of at least 4 bytes. Panels may be
@@ -152,12 +161,12 @@ def plan(
         best = schedule.tiles(problem, last, multiple)
     except TooFewWords:
         best = schedule.make_tiles(problem, multiple)
-    share = max(1, rows if forward else keys) * streams // least_tasks()
+    share = max(1, rows if forward else keys) * streams // least_tasks(cores)
     if not forward:
         return Tile(lanes, step(min(best.cols, share, MAX_SPARSE_KEYS if sparse else MAX_KEYS), KEYS_STEP))
     stay = step(min(best.rows, share, MAX_ROWS), lanes)
     tasks = max(1, streams * -(-rows // stay))
-    return Tile(stay, score_keys, pieces=max(1, min(least_tasks() // tasks, keys // MIN_PIECE)))
+    return Tile(stay, score_keys, pieces=max(1, min(least_tasks(cores) // tasks, keys // MIN_PIECE)))
 
 
 def step(count: int, multiple: int) -> int:

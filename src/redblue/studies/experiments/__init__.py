@@ -2,6 +2,6 @@
 
 from redblue.studies.experiments.catalogue import NAMES, get
 from redblue.studies.experiments.result import Result, read, read_all
-from redblue.studies.experiments.runner import redraw, run
+from redblue.studies.experiments.runner import journal_of, redraw, run
 
-__all__ = ["NAMES", "Result", "get", "read", "read_all", "redraw", "run"]
+__all__ = ["NAMES", "Result", "get", "journal_of", "read", "read_all", "redraw", "run"]

@@ -12,12 +12,18 @@ NAMES = (
     "backward",
     "nesting",
     "regimes",
+    "gaps",
+    "search",
     "heads",
     "sparse",
     "real-caches",
     "figure-2022",
     "gpu",
     "network",
+    "cores",
+    "compression",
+    "approximate",
+    "training",
 )
 
 

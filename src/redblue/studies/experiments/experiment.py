@@ -36,16 +36,21 @@ class Experiment:
     method: how the figures were obtained, and the reasons for the results, in Markdown.
     missing(): what this machine lacks to run the experiment, with the remedy; "" if it lacks nothing.
     tools(): the versions of the measuring programs, by name.
+    parts: names of parts that can be run alone; every point then holds the name of its part as "part".
+    checkpointed: measure(point, folder) also takes a folder, where it keeps what lets an interrupted measurement go on.
+    Such measurements use all cores, so they run one after the other.
     """
 
     name: str
     title: str
     question: str
     points: Callable[[bool], list[Point]]
-    measure: Callable[[Point], list[Row]]
+    measure: Callable[..., list[Row]]
     figure: Callable[[list[Row]], Figure]
     tables: Callable[[list[Row]], list[Table]]
     findings: Callable[[list[Row]], list[str]]
     method: str
     missing: Callable[[], str] = lambda: ""
     tools: Callable[[], Mapping[str, str]] = dict
+    parts: Sequence[str] = ()
+    checkpointed: bool = False

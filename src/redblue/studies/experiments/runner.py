@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -10,14 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from redblue.base.charts import write
-from redblue.base.errors import RedblueError
+from redblue.base.errors import RedblueError, UnknownName
 from redblue.base.files import check_target, replace_whole
 from redblue.base.journal import Journal, journal_path
 from redblue.base.parallel import finish
 from redblue.base.version import VERSION
 from redblue.catalogue.detect import detect_cpu
 from redblue.studies.experiments.catalogue import get
-from redblue.studies.experiments.experiment import Point, Row
+from redblue.studies.experiments.experiment import Experiment, Point, Row
 from redblue.studies.experiments.page import page
 from redblue.studies.experiments.result import Result, as_json, json_path, read
 
@@ -32,6 +33,7 @@ def run(
     jobs: int | None = None,
     restart: bool = False,
     force: bool = False,
+    only: str | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Result:
     """Run an experiment and write NAME.json, NAME.svg and NAME.md into the folder `out`.
@@ -39,33 +41,88 @@ def run(
     The files of an earlier run are replaced, which a NAME.json of this experiment shows. Until then, finished points
     are kept beside them, in NAME.json.partial.jsonl, and the same call continues from there.
     quick: measure few and small points. jobs: the number of processes; None for all cores. restart: discard the points
-    that an earlier call kept. force: replace files of these names that no run wrote. progress(done, total): called at
-    the start and after each point.
+    that an earlier call kept. force: replace files of these names that no run wrote. only: the part to run, of an
+    experiment that has parts; the rows of its other parts stay. progress(done, total): called at the start and after
+    each point.
     Raises UnknownName; RedblueError if the folder cannot be written, if it holds other files of these names, or if this
     machine lacks what the experiment needs.
     """
     experiment, folder = get(name), _folder(out)
     if missing := experiment.missing():
         raise RedblueError(f"the experiment {name} cannot run here: {missing}")
-    target = json_path(folder, name)
     _check_targets(folder, name, force)
-    points = experiment.points(quick)
-    with Journal(journal_path(target), "experiment", identity(name, points), len(points), restart) as journal:
+    points = [point for point in experiment.points(quick) if only in (None, _part_of(experiment, only, point))]
+    earlier = _other_parts(folder, name, only)
+    jobs = _one_job(jobs) if experiment.checkpointed else jobs
+    kept = journal_of(folder, name, only)
+    with Journal(kept, "experiment", identity(name, points), len(points), restart) as journal:
         evaluate = partial(measure, name)
+        if experiment.checkpointed:
+            evaluate = partial(measure_with, name, str(_checkpoints(kept, restart)))
         done = finish(evaluate, points.__getitem__, len(points), journal.done, jobs, journal.add, progress)
         result = Result(
             experiment=name,
-            command=_command(name, quick, folder),
+            command=_command(name, quick, only, folder),
             date=datetime.date.today().isoformat(),
             version=VERSION,
             machine=machine(),
             tools=dict(experiment.tools()),
             quick=quick,
-            rows=[row for index in sorted(done) for row in done[index]],
+            rows=_in_order(experiment, earlier + [row for index in sorted(done) for row in done[index]]),
         )
         _write(result, folder)
         journal.remove()
+        if experiment.checkpointed:
+            with contextlib.suppress(OSError):  # somebody's own file lies in it
+                _checkpoints(kept, discard=True).rmdir()
     return result
+
+
+def journal_of(folder: Path, name: str, only: str | None) -> Path:
+    """The journal of a run of the whole experiment or of one part."""
+    return journal_path(folder / (f"{name}.json" if only is None else f"{name}-{only}.json"))
+
+
+def _part_of(experiment: Experiment, only: str | None, point: Point) -> str | None:
+    """The part of a point. Raises RedblueError if the experiment has no part `only`."""
+    if only is None:
+        return None
+    if not experiment.parts:
+        raise RedblueError(f"the experiment {experiment.name} has no parts: leave out --only {only}")
+    if only not in experiment.parts:
+        raise UnknownName("part", only, experiment.parts, f"They are the parts of the experiment {experiment.name}")
+    return point["part"]
+
+
+def _other_parts(folder: Path, name: str, only: str | None) -> list[Row]:
+    """The rows that an earlier run left of all parts but `only`. Raises RedblueError if they are of another machine."""
+    if only is None or not json_path(folder, name).exists():
+        return []
+    earlier = read(folder, name)
+    if earlier.machine != machine():
+        raise RedblueError(
+            f"{json_path(folder, name)} is of another machine ({earlier.machine}): name another folder with --out"
+        )
+    return [row for row in earlier.rows if row["part"] != only]
+
+
+def _in_order(experiment: Experiment, rows: list[Row]) -> list[Row]:
+    """The rows in the order of the parts."""
+    return sorted(rows, key=lambda row: experiment.parts.index(row["part"])) if experiment.parts else rows
+
+
+def _checkpoints(journal: Path, discard: bool) -> Path:
+    """The folder for checkpoints beside a journal. discard: delete those in it."""
+    folder = _folder(journal.with_suffix(".checkpoints"))
+    for path in folder.glob("*.pt") if discard else ():
+        path.unlink()
+    return folder
+
+
+def _one_job(jobs: int | None) -> int:
+    if jobs not in (None, 1):
+        raise RedblueError(f"jobs must be 1, because every measurement uses all cores; got {jobs}: leave it out")
+    return 1
 
 
 def _check_targets(folder: Path, name: str, force: bool) -> None:
@@ -88,6 +145,11 @@ def redraw(name: str, *, out: str | os.PathLike[str] = FOLDER) -> Result:
 def measure(name: str, point: Point) -> list[Row]:
     """Measure one point. A function of this module, so that worker processes can import it."""
     return get(name).measure(point)
+
+
+def measure_with(name: str, checkpoints: str, point: Point) -> list[Row]:
+    """Measure one point of an experiment that keeps checkpoints."""
+    return get(name).measure(point, checkpoints)
 
 
 def identity(name: str, points: list[Point]) -> dict[str, object]:
@@ -116,8 +178,10 @@ def _folder(out: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _command(name: str, quick: bool, folder: Path) -> str:
-    return " ".join(["redblue experiment", name, *(["--quick"] * quick), *([] if folder == FOLDER else ["--out DIR"])])
+def _command(name: str, quick: bool, only: str | None, folder: Path) -> str:
+    part = [] if only is None else ["--only", only]
+    place = [] if folder == FOLDER else ["--out DIR"]
+    return " ".join(["redblue experiment", name, *part, *(["--quick"] * quick), *place])
 
 
 def _write(result: Result, folder: Path) -> None:

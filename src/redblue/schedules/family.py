@@ -1,5 +1,7 @@
 """A search over a family of schedules, at leading order: words per pair, d = d_v, n and M large, x = d / sqrt(M).
 
+TABLE holds the leading constants of this package's schedules (docs/lab/theory.md, "The regimes"); `fewest` finds the
+best schedule of the family.
 A schedule is a sequence of sweeps over all pairs. A sweep computes or reads arrays of pairs (P, dP, dS), adds to
 outputs, and writes arrays of pairs. Three kinds of sweep are tried, with every set of arrays:
 
@@ -14,8 +16,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-PAIRS = ("p", "dp", "ds")
 FACTORS = {"p": ("q", "k"), "dp": ("dout", "v")}  # of an array of pairs: rows, keys
 OUTPUTS = {  # direction -> output: (array of pairs that it is made from, its other factor, its side)
     "forward": {"o": ("p", "v", 0)},
@@ -26,22 +29,63 @@ KEYS = ("k", "v")
 MAX_READS = 12  # of the left factor of an output-stationary product
 
 
-def pairs_read(x):
+Sides = tuple[int, int]  # a number for rows, and one for keys
+
+
+class PairSweep(NamedTuple):
+    """A sweep over all pairs: arrays of pairs computed, read and written, and outputs added to."""
+
+    computed: tuple[str, ...]
+    read: tuple[str, ...]
+    adds: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        parts = ("compute", self.computed), ("read", self.read), ("write", self.writes), ("sum", self.adds)
+        return ", ".join(f"{verb} {' and '.join(names)}" for verb, names in parts if names)
+
+
+def pairs_read(x: float) -> float:
     """Words per pair of an output-stationary product over pairs: its left factor is read b times, b a whole number."""
     return min(b + x**2 / b for b in range(1, MAX_READS))
 
 
-def subsets(items):
+# words per pair of each schedule that is the best one for some x
+TABLE = {
+    "forward": {
+        "flash": lambda x: 4 * x**2,
+        "hybrid": lambda x: x**2 + 1 + pairs_read(x),
+        "small_cache": lambda x: 2 * x + 1 + pairs_read(x),
+    },
+    "backward": {
+        "flash": lambda x: 14 * x**2,
+        "flash_onepass": lambda x: 16 * x**2,
+        "spilled_ds": lambda x: 8 * x**2 + 1 + pairs_read(x),
+        "hybrid": lambda x: 3 * x**2 + 3 + 2 * pairs_read(x),
+        "small_cache": lambda x: 4 * x + 3 + 3 * pairs_read(x),
+    },
+    "gradient_x": {
+        "gradient_x": lambda x: 10 * x**2,
+        "gradient_x_dp": lambda x: 7 * x**2 + 2,
+        "gradient_x_hybrid": lambda x: 2 * x**2 + 3 + 2 * pairs_read(x),
+        "gradient_x_small": lambda x: 4 * x + 3 + 2 * pairs_read(x),
+    },
+}
+
+
+def subsets(items: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Yield all subsets, the empty one first."""
+    items = tuple(items)
     return itertools.chain.from_iterable(itertools.combinations(items, size) for size in range(len(items) + 1))
 
 
-def resident(x, rows, keys):
+def resident(x: float, rows: Sides, keys: Sides) -> float:
     """Words of a sweep in which all rows, or all keys, stay. rows, keys: numbers of (inputs, outputs)."""
     moved_rows, moved_keys = rows[0] + 2 * rows[1], keys[0] + 2 * keys[1]
     return min(sum(rows) * moved_keys, sum(keys) * moved_rows) * x**2
 
 
-def tiled(x, outputs, computed, adds):
+def tiled(x: float, outputs: dict[str, tuple[str, str, int]], computed: Iterable[str], adds: Iterable[str]) -> float:
     """Words of a sweep in which a tile of each array of pairs in use stays, while slices of its factors stream.
 
     A score is complete before its P is used, and dP before dS. Only dP and dV share a stream, that of dO.
@@ -62,7 +106,9 @@ def tiled(x, outputs, computed, adds):
     return words
 
 
-def sweeps(direction, x, written, done):
+def sweeps(
+    direction: str, x: float, written: frozenset[str], done: frozenset[str]
+) -> Iterator[tuple[float, frozenset[str], frozenset[str], PairSweep]]:
     """Yield (words, arrays of pairs written so far, outputs done, description) of one more sweep."""
     outputs = OUTPUTS[direction]
     computable = {"forward": ("p",), "backward": ("p", "dp"), "gradient_x": ("p", "dp") if "o" in done else ("p",)}
@@ -83,13 +129,14 @@ def sweeps(direction, x, written, done):
             words += len(read) + len(writes)
             if len(adds) == len(read) == 1 and not computed and not writes:
                 words = min(words, pairs_read(x))
-            yield words, written | {*writes}, done | {*adds}, (computed, read, adds, writes)
+            yield words, written | {*writes}, done | {*adds}, PairSweep(computed, read, adds, writes)
 
 
-def fewest(direction, x):
+def fewest(direction: str, x: float) -> tuple[float, tuple[PairSweep, ...]]:
     """Return the words per pair of the best schedule of the family, and its sweeps: the shortest path over sweeps."""
     count, every = itertools.count(), frozenset(OUTPUTS[direction])
-    queue, settled = [(0.0, next(count), frozenset(), frozenset(), ())], set()
+    start = (0.0, next(count), frozenset[str](), frozenset[str](), tuple[PairSweep, ...]())
+    queue, settled = [start], set[tuple[frozenset[str], frozenset[str]]]()
     while queue:
         words, _, written, done, path = heapq.heappop(queue)
         if done == every:
@@ -97,5 +144,5 @@ def fewest(direction, x):
         if (written, done) not in settled:
             settled.add((written, done))
             for more, now, made, step in sweeps(direction, x, written, done):
-                heapq.heappush(queue, (words + more, next(count), frozenset(now), frozenset(made), (*path, step)))
+                heapq.heappush(queue, (words + more, next(count), now, made, (*path, step)))
     raise AssertionError(direction)

@@ -1,0 +1,171 @@
+"""Search: the best schedule of a family at leading order, beside the table of schedules, and exact optima of games."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+import altair as alt
+
+from redblue import pebble, schedules
+from redblue.base.style import LOOKS
+from redblue.bounds import lower_bound
+from redblue.lab.counts import count
+from redblue.problem import DIRECTIONS, Problem
+from redblue.schedules.family import TABLE, fewest
+from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
+
+FAMILY, GAME = "family", "game"
+QUARTERS = range(-16, 12)  # x = 2^(q / 4): from 1/16 to 6.7
+MIDDLE = range(10, 51)  # x = k / 20: more points where the schedules meet
+GAMES = {  # (direction, n, d) -> words of the cache for which the solver proves the optimum within seconds
+    ("forward", 2, 1): range(4, 9),
+    ("forward", 2, 2): range(5, 9),
+    ("forward", 3, 1): range(9, 12),
+    ("backward", 2, 1): range(12, 13),
+}
+SOLVER_SECONDS = 120
+TITLES = {"forward": "forward", "backward": "backward, P not given", "gradient_x": "gradient by X"}
+
+
+def points(quick: bool) -> list[Point]:
+    xs = sorted({2 ** (q / 4) for q in QUARTERS} | {k / 20 for k in MIDDLE} | {math.sqrt(2), math.sqrt(1.5)})
+    games = [
+        {"kind": GAME, "direction": direction, "n": n, "d": d, "red": red}
+        for (direction, n, d), reds in GAMES.items()
+        for red in reds
+    ]
+    some = [{"kind": FAMILY, "direction": direction, "x": x} for direction in DIRECTIONS for x in xs]
+    return [*some[::12], *games[:5]] if quick else [*some, *games]
+
+
+def measure(point: Point) -> list[Row]:
+    """Search the family at one x, or solve one game."""
+    return [point | (_best_of_family(point) if point["kind"] == FAMILY else _optimum(point))]
+
+
+def _best_of_family(point: Point) -> Row:
+    direction, x = point["direction"], point["x"]
+    words, path = fewest(direction, x)
+    table = {name: form(x) for name, form in TABLE[direction].items()}
+    best = min(table, key=table.__getitem__)
+    return {"words": words, "sweeps": "; ".join(map(str, path)), "schedule": best, "table": table[best]}
+
+
+def _optimum(point: Point) -> Row:
+    direction, n, d, red = (point[key] for key in ("direction", "n", "d", "red"))
+    graph = {"forward": pebble.attention_graph, "backward": pebble.attention_backward_graph}[direction](n, d)
+    found = pebble.solve(graph, red, time_limit=SOLVER_SECONDS)
+    problem, counted = Problem(n, n, d, direction=direction), {}
+    for name in schedules.BUILT_IN:
+        if schedules.get(name).drop_in and direction in schedules.get(name).passes:
+            with suppress(schedules.TooFewWords):
+                counted[name] = count(name, problem, words=red).words
+    best = min(counted, key=counted.__getitem__, default=None)
+    return {
+        "words": found.cost,
+        "proved": found.optimal,
+        "schedule": best,
+        "counted": counted[best] if best else None,
+        "bound": lower_bound(problem, red).words,
+    }
+
+
+def of_family(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["kind"] == FAMILY]
+
+
+def games(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["kind"] == GAME]
+
+
+def figure(rows: list[Row]) -> alt.FacetChart:
+    """Words per pair over x: the forms of the table as lines, the best of the family as points."""
+    found = of_family(rows)
+    values = [
+        {"x": row["x"], "words": form(row["x"]), "schedule": name, "direction": TITLES[row["direction"]]}
+        for row in found
+        for name, form in TABLE[row["direction"]].items()
+    ]
+    dots = [{"x": row["x"], "best": row["words"], "direction": TITLES[row["direction"]]} for row in found]
+    names = list(dict.fromkeys(row["schedule"] for row in values))
+    x = alt.X("x:Q", title="x = d / √M", scale=alt.Scale(type="log"), axis=alt.Axis(values=[0.1, 0.2, 0.5, 1, 2, 5]))
+    scale = alt.Scale(type="log", domain=[0.01, 200], nice=False, clamp=True)
+    y = {"scale": scale, "axis": alt.Axis(values=[0.1, 1, 10, 100])}
+    colour = alt.Color(
+        "schedule:N",
+        scale=alt.Scale(domain=names, range=[LOOKS[name].light for name in names]),
+        legend=alt.Legend(title="in the table", columns=5),
+    )
+    base = alt.Chart()
+    lines = base.mark_line(strokeWidth=1.5, clip=True).encode(
+        x=x, y=alt.Y("words:Q", title="words per pair", **y), color=colour
+    )
+    marks = base.mark_point(style="ink", size=22, clip=True).encode(x=x, y=alt.Y("best:Q", **y))
+    return (
+        alt.LayerChart(layer=[lines, marks], data=alt.Data(values=values + dots))
+        .properties(width=230, height=280)
+        .facet(column=alt.Column("direction:N", sort=list(TITLES.values())))
+    )
+
+
+def tables(rows: list[Row]) -> list[Table]:
+    regimes: dict[tuple[str, str, str], list[float]] = {}
+    for row in of_family(rows):
+        regimes.setdefault((row["direction"], row["schedule"], row["sweeps"]), []).append(row["x"])
+    lines = [
+        (TITLES[direction], f"{min(xs):.2f} to {max(xs):.2f}", sweeps, f"`{schedule}`")
+        for (direction, schedule, sweeps), xs in regimes.items()
+    ]
+    solved = [
+        (
+            *(row["direction"], str(row["n"]), str(row["d"]), str(row["red"]), str(row["bound"])),
+            f"{row['words']}" if row["proved"] else f"at most {row['words']}",
+            f"{row['counted']} (`{row['schedule']}`)" if row["schedule"] else "none fits",
+        )
+        for row in games(rows)
+    ]
+    return [
+        Table("The best sequences of sweeps", ("problem", "x", "sweeps", "schedule of the table"), lines, 4),
+        Table("Exact optima", ("direction", "n", "d", "M", "bound", "optimum", "best schedule"), solved),
+    ]
+
+
+def findings(rows: list[Row]) -> list[str]:
+    found, solved = of_family(rows), games(rows)
+    below = [row for row in found if row["words"] < row["table"] * (1 - 1e-9)]
+    ratio = max(row["table"] / row["words"] for row in found)
+    proved = [row for row in solved if row["proved"]]
+    tight = sum(row["words"] == row["bound"] for row in proved)
+    under = sum(row["words"] < row["bound"] for row in proved)
+    return [
+        f"At {len(below)} of {len(found)} points the family has a sequence of sweeps that moves fewer words than the "
+        f"best schedule of the table; the largest ratio of the table to the family is {ratio:.4f}.",
+        f"The solver proves {len(proved)} of {len(solved)} optima of the smallest games. {tight} of them equal the "
+        f"lower bound, and {under} lie below it.",
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="search",
+    title="Is there a better schedule?",
+    question="Does a search over a family of schedules, or over all games of the smallest sizes, find fewer words?",
+    points=points,
+    measure=measure,
+    figure=figure,
+    tables=tables,
+    findings=findings,
+    method="""
+Searched, not measured; the family's words are those at leading order, for d = d_v and n and M large. A schedule of the
+family is a sequence of sweeps over all pairs. A sweep computes, recomputes or reads arrays of pairs (P, dP, dS), writes
+some of them, and adds to outputs (`o`; `dq`, `dk`, `dv`; by X `o` and `g` = dS A2). In each sweep, rows, keys, tiles of
+pairs or tiles of an output stay, whichever moves the fewest words; all else streams. All sets of arrays and all orders
+of sweeps are tried, by a shortest path (`redblue.schedules.family`). The search says nothing of schedules outside the
+family: no lower bound follows from it.
+
+The games are those of the pebble solver, which searches all of them ([pebble](../lab/pebble.md)): an optimum is
+proved. A schedule moves more words than the optimum, because it also stores the log-sum-exp, and because its row
+statistics and tiles of scores take words of the cache: at these sizes, as many as the data. The bound is that of
+`lower_bound`.
+""",
+)

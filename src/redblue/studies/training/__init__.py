@@ -1,0 +1,1 @@
+"""Training runs for `redblue experiment training`: texts, generated tasks, a model, checkpoints."""

@@ -1,0 +1,24 @@
+"""Floating-point operations of a training step: of its linear layers, and of its attention."""
+
+from __future__ import annotations
+
+from redblue.studies.training.model import Shape
+
+FORWARD, BACKWARD = 2, 5  # products of matrices in attention; a backward pass that stores no scores computes them again
+
+
+def linear_flops(shape: Shape, tokens: int) -> int:
+    """Of all linear layers, forward and backward: 6 for each weight and token."""
+    weights = shape.layers * 12 * shape.d_model**2 + shape.d_model * shape.outputs
+    return 6 * weights * tokens
+
+
+def attention_flops(shape: Shape, pairs: int) -> int:
+    """Of attention, forward and backward, on the attended pairs of a query and a key."""
+    return 2 * (FORWARD + BACKWARD) * shape.layers * pairs * shape.d_model
+
+
+def attention_share(shape: Shape, tokens: int, pairs: int) -> float:
+    """The share of attention in the operations of a step."""
+    mine = attention_flops(shape, pairs)
+    return mine / (mine + linear_flops(shape, tokens))

