@@ -192,7 +192,7 @@ class FewQueries {
   template <class Row>
   void dots(long keys, const Row& k_row, Sum* scores, long cols) const {
     if (count_ == 1) return dots_of_row<T>(keys, columns_, k_row, wide_, scores, [](long) { return EachVector<T>(); });
-    dots(keys, k_row, scores, cols, [&](long key) { return Trail<T, Row>(k_row, key, columns_); });
+    dots(keys, k_row, scores, cols, [&](long key) { return Trail<T, Row>(k_row, key, keys - 1, columns_); });
   }
   // The same beside prefetches of one's own.
   template <class Row, class Begin>

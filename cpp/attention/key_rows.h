@@ -26,19 +26,21 @@ struct PagedRows {
   const T* later(long x) const { return rows[x] + shift; }
 };
 
-// Prefetches the rows later(first), later(first + 1), ... line by line, in the order of memory. Several passes over the
+// Prefetches the rows later(first), later(first + 1), ... later(last) line by line, in the order of memory. Several passes over the
 // same keys share the lines: if the first fetched them all, it would wait for memory, which would then be idle during
 // the other passes.
 template <class T, class Row>
 class Trail {
  public:
-  Trail(const Row& rows, long first, long columns)
-      : rows_(rows), row_(first), columns_(columns), next_(rows.later(first)), left_(columns) {}
+  Trail(const Row& rows, long first, long last, long columns)
+      : rows_(rows), row_(first), last_(last), columns_(columns), next_(rows.later(first)), left_(columns) {}
   void fetch(long lines) {
     for (long x = 0; x < lines; x++) {
       __builtin_prefetch(next_, 0, 0);
       next_ += kLine, left_ -= kLine;
-      if (left_ <= 0) next_ = rows_.later(++row_), left_ = columns_;
+      if (left_ > 0) continue;
+      row_ = std::min(row_ + 1, last_);  // passes round their lines up, so that the last one asks for too many
+      next_ = rows_.later(row_), left_ = columns_;
     }
   }
   void fetch_beside(const T*) { fetch(1); }
@@ -50,7 +52,7 @@ class Trail {
 
  private:
   const Row& rows_;
-  long row_, columns_;
+  long row_, last_, columns_;
   const T* next_;
   long left_;
 };

@@ -230,5 +230,5 @@ inline void weighted_sum(long keys, long count, long columns, const Row& v_row, 
                          Sum* out, long length) {
   if (count == 1 && !takes_pairs<T>(columns)) return weighted_sum_of_row<T>(keys, columns, v_row, p, factors, out);
   weighted_sum_of_rows<T>(keys, count, columns, v_row, p, cols, factors, out, length,
-                          [&](long key) { return Trail<T, Row>(v_row, key, columns); });
+                          [&](long key) { return Trail<T, Row>(v_row, key, keys - 1, columns); });
 }
