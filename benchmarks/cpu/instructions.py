@@ -2,9 +2,9 @@
 
 Example: python -m benchmarks.cpu.instructions build/arm/core --objdump aarch64-linux-gnu-objdump
 
-The inner loop of a product (cpp/attention/tile.h) computes a full tile of sums: rows x vectors multiply-adds for one unit
-of A and B each. It must also load the vectors of B, of which an instruction of Arm loads two, and a unit of A per row:
-with these, the column `least`. Instructions of the stack are sums that did not fit the registers.
+The inner loop of a product (cpp/attention/tile.h) computes a full tile of sums: rows x vectors multiply-adds for one
+unit of A and B each. It must also load the vectors of B, of which an instruction of Arm loads two, and a unit of A per
+row: with these, the column `least`. Instructions of the stack are sums that did not fit the registers.
 """
 
 from __future__ import annotations
