@@ -84,7 +84,15 @@ inline void store_halves(Number* p, Halves halves) {
   static_assert(sizeof(Number) == 2, "halves have 16 bits");
   __builtin_memcpy(reinterpret_cast<char*>(p), &halves, sizeof halves);
 }
-inline V<unsigned> low_halves(Halves halves) { return __builtin_convertvector(halves, V<unsigned>); }
+inline V<unsigned> low_halves(Halves halves) {
+#if defined(REDBLUE_AVX512)
+  return bits<V<unsigned>>(_mm512_cvtepu16_epi32(bits<__m256i>(halves)));  // GCC 12 converts each half on its own
+#elif defined(REDBLUE_AVX2)
+  return bits<V<unsigned>>(_mm256_cvtepu16_epi32(bits<__m128i>(halves)));
+#else
+  return __builtin_convertvector(halves, V<unsigned>);
+#endif
+}
 
 // Rounds to bfloat16, ties to even; NaN stays NaN.
 inline Halves bfloat16_halves(V<float> value) {
@@ -95,7 +103,12 @@ inline Halves bfloat16_halves(V<float> value) {
 #else
   const auto wide = bits<V<unsigned>>(value);
   const V<unsigned> nearest = (wide + 0x7fff + (wide >> 16 & 1)) >> 16, nan = wide >> 16 | 0x40;
-  return __builtin_convertvector(value == value ? nearest : nan, Halves);
+  const V<unsigned> result = value == value ? nearest : nan;
+#if defined(REDBLUE_AVX512)
+  return bits<Halves>(_mm512_cvtepi32_epi16(bits<__m512i>(result)));
+#else
+  return __builtin_convertvector(result, Halves);
+#endif
 #endif
 }
 
