@@ -1,7 +1,7 @@
 // Tiles of bfloat16 (AMX): Intel since Sapphire Rapids (2023). On Linux, where a process asks for the tiles' registers.
 //
-// The same row with emulated instructions is for tests: any CPU with avx512_bf16 runs it, if it is named. One file holds
-// both rows, since reading the headers takes half of its time to compile.
+// The same row with emulated instructions is for tests: any CPU with avx512_bf16 runs it, if it is named. Both rows are
+// in one file, since reading the headers takes half of its time to compile.
 #if defined(__x86_64__)
 #define REDBLUE_AVX512
 #include "vector/region.h"

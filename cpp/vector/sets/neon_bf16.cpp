@@ -15,7 +15,7 @@ namespace redblue::neon_bf16 {
 constexpr const char* kName = "neon_bf16";
 bool supported() {
 #if defined(__linux__)
-  constexpr unsigned long kBf16 = 1 << 14;  // HWCAP2_BF16 of the kernel's asm/hwcap.h
+  constexpr unsigned long kBf16 = 1 << 14;  // HWCAP2_BF16 of the kernel
   return getauxval(AT_HWCAP2) & kBf16;
 #elif defined(__APPLE__)
   int value = 0;
