@@ -40,10 +40,12 @@ test-all: setup $(VENV)/peers.stamp ## run every test, property tests with all t
 TORCH_TESTS := tests/op tests/masks/test_torch.py tests/lab/test_reference.py tests/hostile/test_calls.py
 OTHER := .venv-torch-$(VERSION)
 
-# Everything is unpacked in build/arm, nothing is installed. The tests that are left out create threads after a fork, which
-# ends in an assertion of QEMU (7.2).
+# Everything is unpacked in build/arm, nothing is installed. Of the tests of threads, those are left out that fork, which ends
+# in an assertion of QEMU (7.2), or limit the memory of a process, which holds QEMU's own.
 ARM_TESTS := tests/kernels/cpu tests/op --ignore tests/op/pytorch
-UNDER_QEMU := --deselect tests/kernels/cpu/test_threads.py::test_after_a_fork_parent_and_child_both_work
+UNDER_QEMU := $(addprefix --deselect tests/kernels/cpu/test_threads.py::test_,after_a_fork_parent_and_child_both_work \
+	inside_workers affinity_sleep_forks_and_one_cpu memory_that_ends_raises_and_leaves_the_threads_intact \
+	where_no_thread_can_be_created_the_caller_works_alone)
 
 test-arm: setup ## run the tests of the CPU kernels on a 64-bit Arm CPU that QEMU emulates (needs Debian's cross compiler)
 	.ci/arm -m "not thorough" --hypothesis-profile=quick $(UNDER_QEMU) $(ARM_TESTS)
