@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test test-thorough test-all test-torch test-vllm check format sanitize fuzz bench bench-peers
+.PHONY: help setup report test test-thorough test-all test-torch test-vllm test-arm test-amx check format sanitize fuzz bench bench-peers
 .PHONY: gpu gpu-fit docs certify transformers-table site hub-kernel sdist wheel clean
 
 help: ## list the targets
@@ -42,6 +42,19 @@ test-all: setup $(VENV)/peers.stamp ## run every test, property tests with all t
 # What runs where PyTorch is the only peer. Tests that need more skip themselves.
 TORCH_TESTS := tests/op tests/masks/test_torch.py tests/lab/test_reference.py tests/hostile/test_calls.py
 OTHER := .venv-torch-$(VERSION)
+
+# Everything is unpacked in build/arm, nothing is installed. Of the tests of threads, those are left out that fork, which ends
+# in an assertion of QEMU (7.2), or limit the memory of a process, which holds QEMU's own.
+ARM_TESTS := tests/kernels/cpu tests/op --ignore tests/op/pytorch
+UNDER_QEMU := $(addprefix --deselect tests/kernels/cpu/test_threads.py::test_,after_a_fork_parent_and_child_both_work \
+	inside_workers affinity_sleep_forks_and_one_cpu memory_that_ends_raises_and_leaves_the_threads_intact \
+	where_no_thread_can_be_created_the_caller_works_alone)
+
+test-arm: setup ## run the tests of the CPU kernels on a 64-bit Arm CPU that QEMU emulates (needs Debian's cross compiler)
+	.ci/arm -m "not thorough" --hypothesis-profile=quick $(UNDER_QEMU) $(ARM_TESTS)
+
+test-amx: setup ## run every test of the CPU kernels on emulated tiles of bfloat16 (needs a CPU with avx512_bf16)
+	REDBLUE_ISA=amx_bf16_emulated $(PYTEST) tests/kernels/cpu tests/op --ignore tests/op/pytorch
 
 test-torch: setup ## run the tests of the PyTorch rooms with another PyTorch: make test-torch VERSION=2.14.1
 	@test -n "$(VERSION)" || { echo "name the version of PyTorch: make test-torch VERSION=2.14.1" >&2; exit 2; }

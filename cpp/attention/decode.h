@@ -78,7 +78,6 @@ struct PairDots {
   using Query = bfloat16;
   static constexpr int kNumbers = 2 * kLanesOf<float>;
   static constexpr bool kWhole = true;
-  static V<unsigned> load_pairs(const bfloat16* from) { return bits<V<unsigned>>(_mm512_loadu_si512(from)); }
   static V<unsigned> load_key(const bfloat16* from) { return load_pairs(from); }
   static V<float> add(V<unsigned> key, const Query* q, V<float> sum) {
     return multiply_add_pairs(load_pairs(q), key, sum);

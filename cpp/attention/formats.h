@@ -60,17 +60,12 @@ struct Formats {
         for (long v = 0; v < lanes; v += L) {
           const V<Sum> even = load(p + key * lanes + v);
           const V<Sum> odd = key + 1 < keys ? load(p + (key + 1) * lanes + v) : V<Sum>{};
-          const auto half_even = bits<__m256i>(_mm512_cvtneps_pbh(even)),
-                     half_odd = bits<__m256i>(_mm512_cvtneps_pbh(odd));
+          const Halves half_even = bfloat16_halves(even), half_odd = bfloat16_halves(odd);
           if (by_rows) {
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(by_rows + key * lanes + v), half_even);
-            if (key + 1 < keys)
-              _mm256_storeu_si256(reinterpret_cast<__m256i*>(by_rows + (key + 1) * lanes + v), half_odd);
+            store_halves(by_rows + key * lanes + v, half_even);
+            if (key + 1 < keys) store_halves(by_rows + (key + 1) * lanes + v, half_odd);
           }
-          if (by_keys)
-            store(by_keys + key / 2 * lanes + v,
-                  bits<V<unsigned>>(_mm512_or_si512(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half_odd), 16),
-                                                    _mm512_cvtepu16_epi32(half_even))));
+          if (by_keys) store(by_keys + key / 2 * lanes + v, low_halves(half_odd) << 16 | low_halves(half_even));
         }
 #endif
     }

@@ -56,7 +56,7 @@ struct Gather : Formats<T, F> {
     for (long x = 0; x < pairs.count; x++) {
       const T* const from = side.base + pairs.list[x] * side.step;
       Sum sum = 0;
-      for (long c = 0; c < columns; c++) sum += Sum(widen(from[c * stride])) * own[c];
+      for (long c = 0; c < columns; c++) sum = in_order(sum + Sum(widen(from[c * stride])) * own[c]);
       to[x] = sum;
     }
   }

@@ -22,56 +22,34 @@ struct Wide<double> {
   static V<double> load_wide(const double* p) { return load(p); }
   static void store_narrow(double* p, V<double> value) { store(p, value); }
 };
+#if defined(REDBLUE_AVX512) || defined(REDBLUE_AVX2) || defined(REDBLUE_NEON)
+template <>
+struct Wide<bfloat16> {
+  static constexpr bool kWhole = true;
+  static V<float> load_wide(const bfloat16* p) { return bits<V<float>>(low_halves(load_halves(p)) << 16); }
+  static void store_narrow(bfloat16* p, V<float> value) { store_halves(p, bfloat16_halves(value)); }
+};
+template <>
+struct Wide<float16> {
+  static constexpr bool kWhole = true;
+  static V<float> load_wide(const float16* p) {
+    const Halves half = load_halves(p);
 #if defined(REDBLUE_AVX512)
-template <>
-struct Wide<bfloat16> {
-  static constexpr bool kWhole = true;
-  static V<float> load_wide(const bfloat16* p) {
-    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return bits<V<float>>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-  }
-  static void store_narrow(bfloat16* p, V<float> value) {
-#if defined(REDBLUE_BF16_PAIRS)
-    const auto half = bits<__m256i>(_mm512_cvtneps_pbh(value));
-#else
-    const auto wide = bits<V<unsigned>>(value);
-    const auto rounded = (wide + 0x7fff + (wide >> 16 & 1)) >> 16, nan = wide >> 16 | 0x40;
-    const __m256i half =
-        _mm512_cvtepi32_epi16(bits<__m512i>(value == value ? bits<V<int>>(rounded) : bits<V<int>>(nan)));
-#endif
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
-  }
-};
-template <>
-struct Wide<float16> {
-  static constexpr bool kWhole = true;
-  static V<float> load_wide(const float16* p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  }
-  static void store_narrow(float16* p, V<float> value) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
-  }
-};
+    return _mm512_cvtph_ps(bits<__m256i>(half));
 #elif defined(REDBLUE_AVX2)
-template <>
-struct Wide<bfloat16> {
-  static constexpr bool kWhole = true;
-  static V<float> load_wide(const bfloat16* p) {
-    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return bits<V<float>>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-  }
-  static void store_narrow(bfloat16* p, V<float> value) {
-    for (int lane = 0; lane < 8; lane++) narrow(value[lane], p[lane]);
-  }
-};
-template <>
-struct Wide<float16> {
-  static constexpr bool kWhole = true;
-  static V<float> load_wide(const float16* p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_cvtph_ps(bits<__m128i>(half));
+#else
+    return bits<V<float>>(vcvt_f32_f16(bits<float16x4_t>(half)));
+#endif
   }
   static void store_narrow(float16* p, V<float> value) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+#if defined(REDBLUE_AVX512)
+    store_halves(p, bits<Halves>(_mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT)));
+#elif defined(REDBLUE_AVX2)
+    store_halves(p, bits<Halves>(_mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT)));
+#else
+    store_halves(p, bits<Halves>(vcvt_f16_f32(bits<float32x4_t>(value))));
+#endif
   }
 };
 #endif

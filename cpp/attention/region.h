@@ -25,7 +25,7 @@ constexpr Isa kRow = {
     for_all<float, exp2<float>>,
     for_all<double, exp2<double>>,
 #if defined(REDBLUE_BF16_PAIRS)
-    // Only products of bfloat16 gain from the pairs; avx512_bf16.cpp takes the other kernels from avx512.
+    // Only products of bfloat16 gain from the pairs; the other kernels are those of avx512 or neon.
     {{}, {}, kKernels<bfloat16, Bfloat16Pairs>, {}},
 #else
     {kKernels<float, Float32>, kKernels<double, Float64>, kKernels<bfloat16, Float32>, kKernels<float16, Float32>},

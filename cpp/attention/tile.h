@@ -15,20 +15,32 @@
 constexpr int kNR = kRegisters == 32 ? 4 : 2;
 constexpr int kMR = 6;
 
-// The formats of numbers in a packed panel.
+// The formats of numbers in a packed panel. multiply_add_unit: b times a unit, broadcast by `broadcast`, plus c.
 struct Float32 {
   using Number = float;  // as packed
   using Unit = float;
   using Sum = float;
   static constexpr int kStep = 1;  // numbers per unit
-  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) { return multiply_add<float>(b, a, c); }
+  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) {
+#if defined(REDBLUE_NEON)
+    return vfmaq_laneq_f32(c, b, a, 0);
+#else
+    return multiply_add<float>(b, a, c);
+#endif
+  }
 };
 struct Float64 {
   using Number = double;
   using Unit = double;
   using Sum = double;
   static constexpr int kStep = 1;
-  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) { return multiply_add<double>(b, a, c); }
+  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) {
+#if defined(REDBLUE_NEON)
+    return vfmaq_laneq_f64(c, b, a, 0);
+#else
+    return multiply_add<double>(b, a, c);
+#endif
+  }
 };
 #if defined(REDBLUE_BF16_PAIRS)
 struct Bfloat16Pairs {
@@ -36,7 +48,13 @@ struct Bfloat16Pairs {
   using Unit = unsigned;
   using Sum = float;
   static constexpr int kStep = 2;
-  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) { return multiply_add_pairs(b, a, c); }
+  static V<Sum> multiply_add_unit(V<Unit> b, V<Unit> a, V<Sum> c) {
+#if defined(REDBLUE_NEON)
+    return vbfdotq_laneq_f32(c, bits<bfloat16x8_t>(b), bits<bfloat16x8_t>(a), 0);
+#else
+    return multiply_add_pairs(b, a, c);
+#endif
+  }
 };
 #endif
 
@@ -90,20 +108,29 @@ class Ahead {
   int waiting_ = 0;
 };
 
-// The longest chain of additions: the rounding error grows with the length (at d = 576 a single chain doubled the error
-// of dV).
-constexpr long kLongest = 256;
-
-// The initial value of C: kZero 0, kSum C, kScaled C times `factors` (lane by lane); kWeighed: C, and the products are
-// multiplied by `factors`.
-enum class Start { kZero, kSum, kScaled, kWeighed };
-
 // Loads a unit that may be unaligned: a pair of bfloat16 may begin at any number.
 template <class Unit>
 inline Unit loose(const Unit* p) {
   Unit unit;
   __builtin_memcpy(&unit, reinterpret_cast<const char*>(p), sizeof unit);
   return unit;
+}
+
+// Returns a vector of one unit. With NEON only lane 0 has it, from which multiply_add_unit takes it, and it is loaded
+// after the computation of `sum`: otherwise the compiler loads the units of all rows first, for which there are not
+// enough registers.
+template <class Unit, class Sum>
+inline V<Unit> broadcast(const Unit* p, [[maybe_unused]] V<Sum> sum) {
+#if defined(REDBLUE_NEON)
+  V<Unit> unit;
+  if constexpr (sizeof(Unit) == 4)
+    asm("ldr %s0, %1" : "=w"(unit) : "m"(*p), "w"(sum));
+  else
+    asm("ldr %d0, %1" : "=w"(unit) : "m"(*p), "w"(sum));
+  return unit;
+#else
+  return splat(loose(p));
+#endif
 }
 
 template <class F, int MR, int NR>
@@ -125,7 +152,7 @@ inline void micro(const typename F::Unit* a, long am, long ak, const typename F:
     for (int v = 0; v < NR; v++) row[v] = load(b + v * L);
 #pragma GCC unroll 8
     for (int m = 0; m < MR; m++) {
-      const V<typename F::Unit> unit = splat(loose(a + m * am));
+      const V<typename F::Unit> unit = broadcast<typename F::Unit, Sum>(a + m * am, sums[m < 2 ? 0 : m - 2][NR - 1]);
 #pragma GCC unroll 4
       for (int v = 0; v < NR; v++) sums[m][v] = F::multiply_add_unit(row[v], unit, sums[m][v]);
     }
@@ -205,6 +232,9 @@ inline void product(long rows, long lanes, long length, const typename F::Unit* 
                     const typename F::Unit* b, long bk, typename F::Sum* c, long cm, Start start,
                     const typename F::Sum* factors, Ahead& ahead, typename F::Sum* tops = nullptr) {
   constexpr int L = kLanesOf<typename F::Sum>;
+#if defined(REDBLUE_AVX512) && defined(REDBLUE_BF16_PAIRS)
+  if (pair_product) return pair_product({rows, lanes, length, a, am, ak, b, bk, c, cm, start, factors, tops});
+#endif
   for (long lane = 0; lane < lanes; lane += kNR * L) {
     const auto go = [&](auto width) {
       column<F, decltype(width)::value>(rows, a, am, ak, b + lane, bk, c + lane, cm, length, start, factors + lane,

@@ -91,9 +91,9 @@ struct WeightedPairs {
   long lines;
 
   static V<unsigned> pair_of(const bfloat16* weight) {
-    int pair;
+    unsigned pair;
     std::memcpy(&pair, weight, sizeof pair);
-    return bits<V<unsigned>>(_mm512_set1_epi32(pair));
+    return splat(pair);
   }
   // Adds 2 kAtOnce vectors of columns at a time while that many remain. Returns the first column not yet added.
   template <int kAtOnce>
@@ -104,14 +104,15 @@ struct WeightedPairs {
       for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int x = 0; x < 2 * kAtOnce; x++) sums[r][x] = V<float>{};
-      const auto add_pairs = [&](long key, const auto& odd_numbers) {
-        const bfloat16* const even = v_row(key) + c;
+      const auto add_pairs = [&](long key, auto is_pair) {
+        const bfloat16 *const even = v_row(key) + c, *const odd = is_pair() ? v_row(key + 1) + c : even;
         V<unsigned> numbers[2 * kAtOnce];
 #pragma GCC unroll 4
         for (int x = 0; x < kAtOnce; x++) {
-          const __m512i a = _mm512_loadu_si512(even + 2 * x * L), b = odd_numbers(x);
-          numbers[2 * x] = bits<V<unsigned>>(_mm512_unpacklo_epi16(a, b));
-          numbers[2 * x + 1] = bits<V<unsigned>>(_mm512_unpackhi_epi16(a, b));
+          const V<unsigned> a = load_pairs(even + 2 * x * L);
+          const V<unsigned> b = is_pair() ? load_pairs(odd + 2 * x * L) : V<unsigned>{};
+          numbers[2 * x] = lower_columns(a, b);
+          numbers[2 * x + 1] = upper_columns(a, b);
         }
         ahead->after(sums[R - 1][2 * kAtOnce - 1]);
         ahead->fetch(lines);
@@ -123,11 +124,8 @@ struct WeightedPairs {
         }
       };
       long key = first;
-      for (; key + 2 <= stop; key += 2) {
-        const bfloat16* const odd = v_row(key + 1) + c;
-        add_pairs(key, [&](int x) { return _mm512_loadu_si512(odd + 2 * x * L); });
-      }
-      if (key < stop) add_pairs(key, [](int) { return _mm512_setzero_si512(); });
+      for (; key + 2 <= stop; key += 2) add_pairs(key, std::true_type());
+      if (key < stop) add_pairs(key, std::false_type());
 #pragma GCC unroll 4
       for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -137,11 +135,15 @@ struct WeightedPairs {
   }
   // Columns 0..3, 8..11, ... are in the first vector of sums, columns 4..7, 12..15, ... in the second.
   void store_in_order(int r, long c, const V<float>* sums) const {
-    const V<int> first_half = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
+    V<int> first_half;
+#pragma GCC unroll 16
+    for (int lane = 0; lane < L; lane++) first_half[lane] = lane % 4 + lane / 8 * 4 + lane / 4 % 2 * L;
     const V<float> factor = splat(factors ? factors[r] : 1.0f);
     float* const to = out + r * length + c;
-    store(to, multiply_add<float>(load(to), factor, shuffle(sums[0], sums[1], first_half)));
-    store(to + L, multiply_add<float>(load(to + L), factor, shuffle(sums[0], sums[1], first_half + 8)));
+    const V<float> first = L == 4 ? sums[0] : shuffle(sums[0], sums[1], first_half),
+                   second = L == 4 ? sums[1] : shuffle(sums[0], sums[1], first_half + L / 2);
+    store(to, multiply_add<float>(load(to), factor, first));
+    store(to + L, multiply_add<float>(load(to + L), factor, second));
   }
   void add_all() const {
     constexpr int kMost = R == 1 ? 4 : 2;

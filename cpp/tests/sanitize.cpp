@@ -364,7 +364,9 @@ int main(int count, char** arguments) {
   const long calls = count > 1 ? std::atol(arguments[1]) : 300;
   const std::uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 1;
   int rows = 0;
-  for (const Isa* row : list_isas()) {
+  std::vector<const Isa*> all = list_isas();
+  all.insert(all.end(), list_emulated_isas().begin(), list_emulated_isas().end());
+  for (const Isa* row : all) {
     const Isa& isa = *row;
     if (!isa.supported()) {
       std::printf("%s: this CPU cannot run it\n", isa.name);

@@ -5,13 +5,20 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "attention/pair_product.h"
+
 namespace redblue {
 
+__thread void (*pair_product)(const PairProduct&) = nullptr;
+
 #if defined(__x86_64__)
+namespace amx_bf16 { const Isa& row_of_table(); }
+namespace amx_bf16_emulated { const Isa& row_of_table(); }
 namespace avx512_bf16 { extern const Isa kRowOfTable; }
 namespace avx512 { extern const Isa kRowOfTable; }
 namespace avx2 { extern const Isa kRowOfTable; }
 #elif defined(__aarch64__)
+namespace neon_bf16 { extern const Isa kRowOfTable; }
 namespace neon { extern const Isa kRowOfTable; }
 #endif
 namespace portable { extern const Isa kRowOfTable; }
@@ -20,11 +27,20 @@ const std::vector<const Isa*>& list_isas() {
   static const std::vector<const Isa*> rows = {
 #if defined(REDBLUE_PORTABLE_ONLY)  // a sanitizer's build: a quarter of the time to compile
 #elif defined(__x86_64__)
-      &avx512_bf16::kRowOfTable, &avx512::kRowOfTable, &avx2::kRowOfTable,
+      &amx_bf16::row_of_table(), &avx512_bf16::kRowOfTable, &avx512::kRowOfTable, &avx2::kRowOfTable,
 #elif defined(__aarch64__)
-      &neon::kRowOfTable,
+      &neon_bf16::kRowOfTable, &neon::kRowOfTable,
 #endif
       &portable::kRowOfTable,
+  };
+  return rows;
+}
+
+const std::vector<const Isa*>& list_emulated_isas() {
+  static const std::vector<const Isa*> rows = {
+#if !defined(REDBLUE_PORTABLE_ONLY) && defined(__x86_64__)
+      &amx_bf16_emulated::row_of_table(),
+#endif
   };
   return rows;
 }
@@ -39,6 +55,10 @@ const Isa& choose_isa(const std::string& name) {
     if (!isa->supported()) continue;
     if (wanted.empty() || wanted == isa->name) return *isa;
     runnable += (runnable.empty() ? "" : ", ") + std::string(isa->name);
+  }
+  for (const Isa* isa : list_emulated_isas()) {
+    known |= wanted == isa->name;
+    if (wanted == isa->name && isa->supported()) return *isa;
   }
   const char* const problem = known ? "an instruction set that this CPU lacks" : "an unknown instruction set";
   throw std::invalid_argument((name.empty() ? "REDBLUE_ISA names " : "") + std::string(problem) + ", '" + wanted +

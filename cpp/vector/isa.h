@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/array.h"
 #include "attention/kernels.h"
 
 namespace redblue {
@@ -38,8 +39,18 @@ struct Isa {
   Kernels kernels[4];  // by Number: float32, float64, bfloat16, float16
 };
 
+// A row of its own kernels of bfloat16, and of another row's kernels of the other number types.
+inline Isa with_kernels_of(Isa row, const Isa& other) {
+  for (const Number number : {Number::kFloat32, Number::kFloat64, Number::kFloat16})
+    row.kernels[int(number)] = other.kernels[int(number)];
+  return row;
+}
+
 // Every row compiled into this build, best first; the last one, "portable", runs anywhere.
 const std::vector<const Isa*>& list_isas();
+
+// Rows for tests, whose instructions are emulated; choose_isa takes them only by name.
+const std::vector<const Isa*>& list_emulated_isas();
 
 // The row of that name; "" takes the one that the environment variable REDBLUE_ISA names, else the best that
 // this CPU can run. Throws std::invalid_argument, listing the names, for one unknown or not runnable here.

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "attention/call.h"
+#include "attention/pair_product.h"
 #include "base/arena.h"
 #include "base/numbers.h"
 #include "vector/isa.h"

@@ -70,10 +70,79 @@ template <>
 inline V<float> larger<float>(V<float> a, V<float> b) { return _mm256_max_ps(a, b); }
 #endif
 
+// 16-bit numbers, as many as a vector has fp32 lanes, each of which becomes the low half of a lane.
+typedef std::uint16_t Halves __attribute__((vector_size(kVectorBytes / 2), may_alias));
+template <class Number>
+inline Halves load_halves(const Number* p) {
+  static_assert(sizeof(Number) == 2, "halves have 16 bits");
+  Halves halves;
+  __builtin_memcpy(&halves, reinterpret_cast<const char*>(p), sizeof halves);
+  return halves;
+}
+template <class Number>
+inline void store_halves(Number* p, Halves halves) {
+  static_assert(sizeof(Number) == 2, "halves have 16 bits");
+  __builtin_memcpy(reinterpret_cast<char*>(p), &halves, sizeof halves);
+}
+inline V<unsigned> low_halves(Halves halves) {
+#if defined(REDBLUE_AVX512)
+  return bits<V<unsigned>>(_mm512_cvtepu16_epi32(bits<__m256i>(halves)));  // GCC 12 converts each half on its own
+#elif defined(REDBLUE_AVX2)
+  return bits<V<unsigned>>(_mm256_cvtepu16_epi32(bits<__m128i>(halves)));
+#else
+  return __builtin_convertvector(halves, V<unsigned>);
+#endif
+}
+
+// Rounds to bfloat16, ties to even; NaN stays NaN.
+inline Halves bfloat16_halves(V<float> value) {
+#if defined(REDBLUE_BF16_PAIRS) && defined(REDBLUE_NEON)
+  return bits<Halves>(vcvt_bf16_f32(bits<float32x4_t>(value)));
+#elif defined(REDBLUE_BF16_PAIRS)
+  return bits<Halves>(_mm512_cvtneps_pbh(value));
+#else
+  const auto wide = bits<V<unsigned>>(value);
+  const V<unsigned> nearest = (wide + 0x7fff + (wide >> 16 & 1)) >> 16, nan = wide >> 16 | 0x40;
+  const V<unsigned> result = value == value ? nearest : nan;
+#if defined(REDBLUE_AVX512)
+  return bits<Halves>(_mm512_cvtepi32_epi16(bits<__m512i>(result)));
+#else
+  return __builtin_convertvector(result, Halves);
+#endif
+#endif
+}
+
 #if defined(REDBLUE_BF16_PAIRS)
-// Two bfloat16 per fp32 lane: the even one in the low half. Each fp32 lane of c gains both products.
+// Two bfloat16 per fp32 lane: the even one in the low half. Each fp32 lane of c gains both products. Arm's instruction
+// rounds to odd in between, x86's to nearest; both take denormals for 0.
 inline V<float> multiply_add_pairs(V<unsigned> a, V<unsigned> b, V<float> c) {
+#if defined(REDBLUE_NEON)
+  return vbfdotq_f32(c, bits<bfloat16x8_t>(a), bits<bfloat16x8_t>(b));
+#else
   return _mm512_dpbf16_ps(c, bits<__m512bh>(a), bits<__m512bh>(b));
+#endif
+}
+// The pairs of neighbours of a row.
+inline V<unsigned> load_pairs(const bfloat16* p) {
+  V<unsigned> pairs;
+  __builtin_memcpy(&pairs, reinterpret_cast<const char*>(p), sizeof pairs);
+  return pairs;
+}
+// Pairs of the numbers in the same columns of two rows, a's in the low half: within each 16 bytes, those of the lower
+// columns, or of the upper ones.
+inline V<unsigned> lower_columns(V<unsigned> a, V<unsigned> b) {
+#if defined(REDBLUE_NEON)
+  return bits<V<unsigned>>(vzip1q_u16(bits<uint16x8_t>(a), bits<uint16x8_t>(b)));
+#else
+  return bits<V<unsigned>>(_mm512_unpacklo_epi16(bits<__m512i>(a), bits<__m512i>(b)));
+#endif
+}
+inline V<unsigned> upper_columns(V<unsigned> a, V<unsigned> b) {
+#if defined(REDBLUE_NEON)
+  return bits<V<unsigned>>(vzip2q_u16(bits<uint16x8_t>(a), bits<uint16x8_t>(b)));
+#else
+  return bits<V<unsigned>>(_mm512_unpackhi_epi16(bits<__m512i>(a), bits<__m512i>(b)));
+#endif
 }
 #endif
 
@@ -88,6 +157,18 @@ inline V<T> rounded(V<T> value) {
   asm("" : "+w"(value));
 #endif
   return value;
+}
+
+// Returns a sum that a scalar loop carries on: keeps the compiler from vectorising the loop for some strides only. It
+// would round the products there, and fuse them with the sum elsewhere (GCC 12 for NEON does).
+template <class T>
+inline T in_order(T sum) {
+#if defined(__x86_64__)
+  asm("" : "+x"(sum));
+#elif defined(__aarch64__)
+  asm("" : "+w"(sum));
+#endif
+  return sum;
 }
 
 // Lane i of the result is lane index[i] of a and b, concatenated.
@@ -124,12 +205,5 @@ inline T sum_of_lanes(V<T> value) {
 
 // Pairs of 16-bit numbers: even[c] in the low half, odd[c] in the high one.
 inline V<unsigned> interleave(const std::uint16_t* even, const std::uint16_t* odd) {
-  V<unsigned> low, high;
-#if defined(REDBLUE_AVX512)
-  low = bits<V<unsigned>>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even))));
-  high = bits<V<unsigned>>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd))));
-#else
-  for (int lane = 0; lane < kLanesOf<unsigned>; lane++) low[lane] = even[lane], high[lane] = odd[lane];
-#endif
-  return high << 16 | low;
+  return low_halves(load_halves(odd)) << 16 | low_halves(load_halves(even));
 }

@@ -17,15 +17,7 @@ bool supported() {
 REDBLUE_BEGIN_REGION("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
 #include "attention/region.h"
 REDBLUE_END_REGION
-// The linker fills avx512's row, so it is there before this function runs.
-static Isa with_kernels_of(const Isa& other) {
-  Isa row = kRow;
-  for (const Number number : {Number::kFloat32, Number::kFloat64, Number::kFloat16})
-    row.kernels[int(number)] = other.kernels[int(number)];
-  return row;
-}
-
 extern const Isa kRowOfTable;
-const Isa kRowOfTable = with_kernels_of(avx512::kRowOfTable);
+const Isa kRowOfTable = with_kernels_of(kRow, avx512::kRowOfTable);  // which is a constant, so it is there by now
 }  // namespace redblue::avx512_bf16
 #endif

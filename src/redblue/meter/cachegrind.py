@@ -23,7 +23,7 @@ from redblue.meter import child, valgrind
 from redblue.meter.calls import KernelCall, Region, Struct
 from redblue.meter.valgrind import Events
 
-UNDECODED = ("avx512_bf16", "avx512")  # instruction sets that valgrind does not decode
+UNDECODED = ("amx_bf16", "avx512_bf16", "avx512")  # instruction sets that valgrind does not decode
 
 
 def isa() -> _core.Isa:

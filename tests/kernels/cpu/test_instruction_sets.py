@@ -13,12 +13,12 @@ NEWER = {"avx512": re.compile(r"%zmm|%k[1-7]|%[xy]mm(1[6-9]|2\d|3[01])"), "avx2"
 
 
 def objects():
-    return sorted(ROOT.glob("build/*/CMakeFiles/_core.dir/cpp/vector/sets/avx*.o"))
+    return sorted(ROOT.glob("build/*/CMakeFiles/_core.dir/cpp/vector/sets/a[vm]x*.o"))
 
 
 def namespace(mangled):
     """Return the namespace of a mangled name, such as avx512 for _ZN7redblue6avx512...; names follow their lengths."""
-    match = re.match(r"_Z+N[KVO]*7redblue(\d+)avx", mangled)
+    match = re.match(r"_Z+N[KVO]*7redblue(\d+)a[vm]x", mangled)
     return mangled[match.end(1) :][: int(match[1])] if match else ""
 
 
@@ -32,7 +32,7 @@ def violations(listing):
         if head := re.match(r"[0-9a-f]+ <(.*)>:$", line):
             name = head[1]
         space = namespace(name)
-        if (NEWER["avx512"].search(line) and not space.startswith("avx512")) or (
+        if (NEWER["avx512"].search(line) and not space.startswith(("avx512", "amx"))) or (
             NEWER["avx2"].search(line) and not space
         ):
             functions.add(name)
