@@ -27,8 +27,8 @@ def test_a_plugin_is_counted_planned_and_listed():
     counted = json.loads(run("count", "few_keys", *SIZES, "--words", "2000", "--json"))
     assert counted["words"] == rb.count("few_keys", rb.Problem(512, 16, 64), words=2000).words
     assert "few_keys" in run("count", *SIZES, "--words", "2000")
-    plan = json.loads(run("plan", "--n-q", "4096", "--n-k", "77", "--d", "128", "--memory", "t4", "--json"))
-    assert [level["own"] for level in plan[0]["levels"]] == [True, False]
+    plan = json.loads(run("plan", "--n-q", "4096", "--n-k", "77", "--d", "256", "--memory", "t4", "--json"))
+    assert [level["own"] for level in plan[0]["levels"]] == [True, True]
     listed = {row["name"]: row for row in json.loads(run("schedules", "--json"))}
     assert listed["few_keys"]["own"]
     assert not listed["flash"]["own"]

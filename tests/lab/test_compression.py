@@ -17,7 +17,10 @@ CASES = [
     *((name, Problem(20, 17, 4, 6), 70) for name in ("flash", "hybrid", "small_cache", "standard", "flash_cluster")),
     ("flash", Problem(17, 20, 5, mask=Mask.causal()), 64),
     *((name, Problem(16, 13, 4, direction="backward"), 90) for name in ("flash", "hybrid", "small_cache", "standard")),
-    *((name, Problem(12, 13, 4, direction="gradient_x"), 110) for name in schedules.list_schedules("gradient_x")),
+    *(
+        (name, Problem(12, 13, 4, direction="gradient_x"), 170 if name == "gradient_x_once" else 110)
+        for name in schedules.list_schedules("gradient_x")
+    ),
 ]
 
 

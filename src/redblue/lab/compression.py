@@ -81,7 +81,7 @@ class Compression:
         longest = max(self.problem.n_q, self.problem.n_k)
         if self.prime <= longest + 1:
             raise RedblueError(f"for {longest} rows or keys, prime must be more than {longest + 1}, got {prime}")
-        self.scale = self.problem.d**-0.5
+        self.scale = 1 / problem.d if problem.direction == "gradient_x" else problem.d**-0.5
         self.phases = self._cut(self._find())
 
     # The public part: which computed values are scores does not depend on the data ----------------------------
