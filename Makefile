@@ -43,8 +43,8 @@ test-all: setup $(VENV)/peers.stamp ## run every test, property tests with all t
 TORCH_TESTS := tests/op tests/masks/test_torch.py tests/lab/test_reference.py tests/hostile/test_calls.py
 OTHER := .venv-torch-$(VERSION)
 
-# Everything is unpacked in build/arm, nothing is installed. Of the tests of threads, those are left out that fork, which ends
-# in an assertion of QEMU (7.2), or limit the memory of a process, which holds QEMU's own.
+# Everything is unpacked in build/arm, nothing is installed. Left out: tests that fork (an assertion of QEMU 7.2 fails), and
+# tests that limit memory (the limit also counts QEMU's own).
 ARM_TESTS := tests/kernels/cpu tests/op --ignore tests/op/pytorch
 UNDER_QEMU := $(addprefix --deselect tests/kernels/cpu/test_threads.py::test_,after_a_fork_parent_and_child_both_work \
 	inside_workers affinity_sleep_forks_and_one_cpu memory_that_ends_raises_and_leaves_the_threads_intact \

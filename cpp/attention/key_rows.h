@@ -26,9 +26,9 @@ struct PagedRows {
   const T* later(long x) const { return rows[x] + shift; }
 };
 
-// Prefetches the rows later(first), later(first + 1), ... later(last) line by line, in the order of memory. Several passes over the
-// same keys share the lines: if the first fetched them all, it would wait for memory, which would then be idle during
-// the other passes.
+// Prefetches the rows later(first), later(first + 1), ... later(last) line by line, in the order of memory. Several
+// passes over the same keys share the lines: if the first fetched them all, it would wait for memory, which would then
+// be idle during the other passes.
 template <class T, class Row>
 class Trail {
  public:
@@ -92,8 +92,9 @@ class Stretches {
       if (step_) all_.list_[all_.at_].start = next_;
     }
     // Lets the next fetches begin when the vector x is computed. Fetches that wait for nothing run ahead of products
-    // that wait for memory, and the core drops them when its miss buffers are full. In weighted sums this delay takes 8
-    // to 14 % off the time of a call in float32 and bfloat16; beside dot products it gains nothing (measured, Zen 4).
+    // that wait for memory; the core probably drops them when its miss buffers are full. In weighted sums this delay
+    // takes 8 to 14 % off the time of a call in float32 and bfloat16; beside dot products it gains nothing (measured,
+    // Zen 4).
     template <class X>
     void after([[maybe_unused]] const X& x) {
 #if defined(REDBLUE_AVX512)

@@ -6,9 +6,9 @@
 // each for A and B. tile_dot<C, A, B> adds to C[m][n] the sum over k of A[m][k] B[k][n]; units of A and B are pairs of
 // bfloat16.
 //
-// Its sums round otherwise than those of avx512_bf16. tdpbf16ps adds up the even and the odd numbers of 16 pairs apart,
-// from 0, then both sums, then C; vdpbf16ps adds each product to C. Both round to nearest, ties to even, in float32
-// after each step, and take denormals for 0.
+// Its sums are rounded differently from those of avx512_bf16. tdpbf16ps adds up the even and the odd numbers of 16
+// pairs apart, from 0, then both sums, then C; vdpbf16ps adds each product to C. Both round to nearest, ties to even, in float32
+// after each step, and flush denormals to 0.
 constexpr long kSide = 16;          // rows of a tile, and its lanes
 constexpr long kBlock = 2 * kSide;  // rows, and lanes, of C at once
 constexpr long kTile = kSide * kSide;

@@ -9,7 +9,7 @@
 
 namespace redblue {
 
-__thread void (*pair_product)(const PairProduct&) = nullptr;
+__thread void (*pair_product)(const PairProduct&) REDBLUE_NEAR_THREAD = nullptr;
 
 #if defined(__x86_64__)
 namespace amx_bf16 { const Isa& row_of_table(); }

@@ -114,7 +114,7 @@ inline Halves bfloat16_halves(V<float> value) {
 
 #if defined(REDBLUE_BF16_PAIRS)
 // Two bfloat16 per fp32 lane: the even one in the low half. Each fp32 lane of c gains both products. Arm's instruction
-// rounds to odd in between, x86's to nearest; both take denormals for 0.
+// rounds to odd, x86's to nearest; both flush denormals to 0.
 inline V<float> multiply_add_pairs(V<unsigned> a, V<unsigned> b, V<float> c) {
 #if defined(REDBLUE_NEON)
   return vbfdotq_f32(c, bits<bfloat16x8_t>(a), bits<bfloat16x8_t>(b));
@@ -159,8 +159,8 @@ inline V<T> rounded(V<T> value) {
   return value;
 }
 
-// Returns a sum that a scalar loop carries on: keeps the compiler from vectorising the loop for some strides only. It
-// would round the products there, and fuse them with the sum elsewhere (GCC 12 for NEON does).
+// Returns a sum that a scalar loop carries on: keeps the compiler from vectorising the loop for some strides only. A
+// vectorised loop rounds each product, the scalar one fuses product and sum (GCC 12 for NEON), and the passes disagree.
 template <class T>
 inline T in_order(T sum) {
 #if defined(__x86_64__)

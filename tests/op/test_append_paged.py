@@ -219,6 +219,25 @@ def test_caches_may_be_parts_of_one_array(library, name):
     MEMORY[...] = 0
 
 
+@pytest.mark.parametrize("layout", ["pages first", "rows first"])
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_held_keys_and_values_are_not_overwritten(name, layout):
+    """Page 3 of one cache is page 1 of the other, which begins two pages later."""
+    memory = np.zeros((9, 2, 1, 4), np.float32) if layout == "pages first" else np.zeros((2, 9, 1, 4)).swapaxes(0, 1)
+    early, late = memory[:7], memory[2:]
+    k_pages, v_pages = (early, late) if name == "keys" else (late, early)
+    early[3, :2] = 7  # sequence 0
+    new = np.ones((1, 1, 4), memory.dtype)
+    arguments = {"k": new, "v": 2 * new, "k_pages": k_pages, "v_pages": v_pages, "page_table": [[3], [1]]}
+    before = memory.copy()
+    with pytest.raises(rb.RedblueError, match=f"would overwrite {name} of a sequence"):
+        rb.append_paged(**arguments, lengths_k=[2, 0], cu_seqlens=[0, 0, 1])
+    np.testing.assert_array_equal(memory, before)
+    free = arguments | {"page_table": [[3], [6]]}
+    assert rb.append_paged(**free, lengths_k=[2, 0], cu_seqlens=[0, 0, 1]).tolist() == [2, 1]
+    assert (early[3] == 7).all()
+
+
 def test_columns_of_keys_are_found_in_tensors_of_arrays():
     """Each tensor made from an array has a storage of its own, which begins where the array does."""
     pytest.importorskip("torch")

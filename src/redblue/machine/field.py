@@ -70,6 +70,10 @@ class Field(Numeric):
         return ufunc.reduce(data, axis=axis) % self.prime
 
     def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if a.shape[1] > 1 << LOW_BITS:
+            raise MachineError(
+                f"a product over F_q sums at most {1 << LOW_BITS:,} words, got {a.shape[1]:,}: use smaller tiles"
+            )
         self.flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
         high, low = a @ (b >> LOW_BITS) % self.prime, a @ (b & ((1 << LOW_BITS) - 1))
         return ((high << LOW_BITS) + low) % self.prime

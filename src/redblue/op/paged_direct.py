@@ -59,7 +59,7 @@ def appended(
     pages, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
     check_places(pages, rows, sequences, lengths)
     if not one:
-        check_apart(k_pages, v_pages, pages, rows)
+        check_apart(k_pages, v_pages, pages, rows, sequences, lengths)
     k, v = (apart(x, (k_pages, v_pages)) for x in (k, v))
     for new, cache in ((k, k_pages),) if one else ((k, k_pages), (v, v_pages)):
         new = new.reshape(flat, *new.shape[-2:])

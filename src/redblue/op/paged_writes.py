@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,31 +72,65 @@ def _shared_column(k_pages: Any, v_pages: Any) -> int | None:
     return None if k.strides != v.strides or not step or between % step else between // step
 
 
-def check_apart(k_pages: Any, v_pages: Any, pages: np.ndarray, rows: np.ndarray) -> None:
-    """Raise RedblueError if new keys and new values, at these pages and rows, would share memory.
+def check_apart(
+    k_pages: Any, v_pages: Any, pages: np.ndarray, rows: np.ndarray, sequences: Sequences, lengths: np.ndarray
+) -> None:
+    """Raise RedblueError if new keys, at these pages and rows, would share memory with values, or new values with keys.
 
     Caches that overlap elsewhere are taken: an engine may keep keys and values in alternate pages of one array.
+    lengths: the keys of each sequence before.
     """
-    k_memory, v_memory = _memory(k_pages), _memory(v_pages)
-    if not np.shares_memory(k_memory, v_memory):
+    keys, values = _memory(k_pages), _memory(v_pages)
+    if not np.shares_memory(keys, values):
         return
-    (keys, k_size), (values, v_size) = (_written(x, pages, rows) for x in (k_memory, v_memory))
-    keys.sort()
-    last = np.searchsorted(keys, values + v_size) - 1  # the last key that begins before a value ends
-    if ((last >= 0) & (keys[np.maximum(last, 0)] + k_size > values)).any():
-        raise RedblueError(
-            "v_pages must be columns of k_pages or be apart, but new values would share memory with new keys: give "
-            "caches of their own"
-        )
+    new_keys, new_values = (_places(x, pages, rows) for x in (keys, values))
+    if _meet(new_keys, new_values):
+        raise RedblueError(f"{_APART}, but new values would share memory with new keys: give caches of their own")
+    for name, new, others, cache in (("values", new_values, "keys", keys), ("keys", new_keys, "values", values)):
+        near = _pages_at(cache, new, sequences.table)
+        count = _held_rows(near, sequences, lengths)[near]
+        held_rows = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        if _meet(_places(cache, np.repeat(near, count), held_rows), new):
+            raise RedblueError(f"{_APART}, but new {name} would overwrite {others} of a sequence: give a copy")
 
 
-def _written(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, int]:
-    """The addresses of what is written at these pages and rows, and its bytes at each of them."""
+_APART = "v_pages must be columns of k_pages or be apart"
+
+
+class _Places(NamedTuple):
+    """Stretches of memory: their first addresses, and the bytes of each."""
+
+    begin: np.ndarray
+    size: int
+
+
+def _meet(a: _Places, b: _Places) -> bool:
+    """Whether a stretch of a shares memory with one of b. The stretches of a do not overlap one another."""
+    begin = np.sort(a.begin)
+    last = np.searchsorted(begin, b.begin + b.size) - 1  # the last of a that begins before that of b ends
+    if not len(begin):
+        return False
+    return bool(((last >= 0) & (begin[np.maximum(last, 0)] + a.size > b.begin)).any())
+
+
+def _pages_at(x: np.ndarray, places: _Places, table: np.ndarray) -> np.ndarray:
+    """The pages of a cache that may hold these places, ascending; all of the table where pages lie between others."""
+    within = [(size - 1) * stride for size, stride in zip(x.shape[1:], x.strides[1:], strict=True)]
+    low, extent = x.ctypes.data + sum(min(0, each) for each in within), sum(map(abs, within)) + x.itemsize
+    if extent > x.strides[0]:
+        found = np.unique(table)
+    else:
+        found = np.unique((np.concatenate([places.begin, places.begin + places.size - 1]) - low) // x.strides[0])
+    return found[(found >= 0) & (found < len(x))]
+
+
+def _places(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> _Places:
+    """Where a cache holds these rows of these pages."""
     begin = x.ctypes.data + pages * x.strides[0] + rows * x.strides[1]
     begin = begin[:, None] + np.arange(x.shape[2]) * x.strides[2]
     if x.strides[3] == x.itemsize:
-        return begin.ravel(), x.shape[3] * x.itemsize
-    return (begin[..., None] + np.arange(x.shape[3]) * x.strides[3]).ravel(), x.itemsize
+        return _Places(begin.ravel(), x.shape[3] * x.itemsize)
+    return _Places((begin[..., None] + np.arange(x.shape[3]) * x.strides[3]).ravel(), x.itemsize)
 
 
 def apart(new: Any, caches: tuple[Any, ...]) -> Any:

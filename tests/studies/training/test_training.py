@@ -238,6 +238,7 @@ def test_a_busy_machine_is_named(load, warns, measured, monkeypatch, tmp_path):
 def test_requirements_hold_for_the_full_sizes_alone():
     seconds = {SDPA: [1.0], REDBLUE: [0.8], NONE: [0.5]}
     row = {"part": "steps", "quick": False, "dtype": "bfloat16", "n": 2048, "batch": 1, "seconds": seconds}
+    row |= {"load": 1.0, "cores": 2}
     found = training_tables.findings([row])
     assert found[0] == "A training step is 1.25 to 1.25 times as fast as with PyTorch SDPA."
     assert "n 2,048 bf16 (1.25 of 1.6; without any attention 2.00)" in found[1]

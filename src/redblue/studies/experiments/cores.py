@@ -212,7 +212,7 @@ def findings(rows: list[Row]) -> list[str]:
         read = sum(row["sockets_per_stream"] for row in sockets) / len(sockets)
         lines.append(
             f"With two sockets, {read:.2f} of them read a stream's keys (forward) or queries (backward), on average: "
-            f"threads take tasks wherever they run. Tasks kept to the socket of their stream would read them once."
+            f"threads take tasks wherever they run."
         )
     checked = of(rows, MEASURED)
     if checked:
@@ -243,4 +243,5 @@ and each half of the threads runs on one.
 "This machine" times the same calls with one thread and with one for each core, in float32, and puts the speed-up beside
 the simulated one.
 """,
+    alone=True,
 )

@@ -37,6 +37,7 @@ class Experiment:
     missing(): what this machine lacks to run the experiment, with the remedy; "" if it lacks nothing.
     tools(): the versions of the measuring programs, by name.
     parts: names of parts that can be run alone; every point then holds the name of its part as "part".
+    alone: every measurement needs all cores, so that they run one after the other.
     checkpointed: measure(point, folder) also takes a folder, where it keeps what lets an interrupted measurement go on.
     Such measurements use all cores, so they run one after the other.
     """
@@ -54,3 +55,4 @@ class Experiment:
     tools: Callable[[], Mapping[str, str]] = dict
     parts: Sequence[str] = ()
     checkpointed: bool = False
+    alone: bool = False

@@ -45,15 +45,17 @@ def run(
     experiment that has parts; the rows of its other parts stay. progress(done, total): called at the start and after
     each point.
     Raises UnknownName; RedblueError if the folder cannot be written, if it holds other files of these names, or if this
-    machine lacks what the experiment needs.
+    machine lacks what the experiment needs; without `force`, if a quick run would replace results of hours.
     """
     experiment, folder = get(name), _folder(out)
     if missing := experiment.missing():
         raise RedblueError(f"the experiment {name} cannot run here: {missing}")
     _check_targets(folder, name, force)
+    if quick and not force:
+        _check_full(folder, experiment, only)
     points = [point for point in experiment.points(quick) if only in (None, _part_of(experiment, only, point))]
     earlier = _other_parts(folder, name, only)
-    jobs = _one_job(jobs) if experiment.checkpointed else jobs
+    jobs = _one_job(jobs) if experiment.alone else jobs
     kept = journal_of(folder, name, only)
     with Journal(kept, "experiment", identity(name, points), len(points), restart) as journal:
         evaluate = partial(measure, name)
@@ -132,6 +134,19 @@ def _check_targets(folder: Path, name: str, force: bool) -> None:
         read(folder, name)  # raises if the file is not the result of this experiment
     for suffix in (".json", ".svg", ".md"):
         check_target(folder / f"{name}{suffix}", (suffix,), force or earlier)
+
+
+def _check_full(folder: Path, experiment: Experiment, only: str | None) -> None:
+    """Raise RedblueError if a quick run would replace rows of a full run of an experiment that takes hours."""
+    if not experiment.checkpointed or not json_path(folder, experiment.name).exists():
+        return
+    rows = read(folder, experiment.name).rows
+    full = sorted({row["part"] for row in rows if not row["quick"] and only in (None, row["part"])})
+    if full:
+        raise RedblueError(
+            f"{json_path(folder, experiment.name)} has full results of {', '.join(full)}, which a quick run would "
+            f"replace: name another folder (--out), or replace them (--force)"
+        )
 
 
 def redraw(name: str, *, out: str | os.PathLike[str] = FOLDER) -> Result:

@@ -111,4 +111,5 @@ EXPERIMENT = Experiment(
     tools=tools,
     parts=PARTS,
     checkpointed=True,
+    alone=True,
 )

@@ -48,6 +48,11 @@ def difference(a: Row, b: Row) -> float:
     return max(abs(x - y) for x, y in zip(a["losses"], b["losses"], strict=True))
 
 
+def standard_error(row: Row) -> float:
+    """The standard error of the accuracy on the tested examples."""
+    return (row["accuracy"] * (1 - row["accuracy"]) / row["tested"]) ** 0.5
+
+
 def median_speedup(seconds: dict[str, list[float]], ours: str, theirs: str) -> float:
     """The median over the rounds of the seconds of `theirs` over those of `ours`."""
     return statistics.median(b / a for a, b in zip(seconds[ours], seconds[theirs], strict=True))
@@ -169,7 +174,7 @@ def _bert(rows: list[Row]) -> Table:
 def _tasks(rows: list[Row]) -> Table:
     lines = []
     for row in of(rows, "tasks"):
-        error = (row["accuracy"] * (1 - row["accuracy"]) / row["tested"]) ** 0.5
+        error = standard_error(row)
         cells = (f"{row['n']:,}", f"{row['steps']:,}", f"{row['accuracy']:.1%}", f"{error:.1%}")
         lines.append((row["task"], *cells, f"{row['baseline']:.1%}", f"{row['seconds']:.2f}"))
     columns = ("task", "n", "steps", "accuracy", "standard error", "most frequent answer", "s/step")
@@ -254,20 +259,31 @@ MAKERS: tuple[Callable[[list[Row]], Table], ...] = (
 
 
 def findings(rows: list[Row]) -> list[str]:
-    makers = (_load_findings, _curve_findings, _step_findings, _sparse_findings, _graph_findings)
+    makers = (
+        *(_load_findings, _curve_findings, _step_findings, _memory_findings, _task_findings, _sparse_findings),
+        _graph_findings,
+    )
     return [line for make in makers for line in make(rows)]
 
 
 def _load_findings(rows: list[Row]) -> list[str]:
     """A warning if other programs ran while times were measured. The measurement before adds at most `cores`."""
-    busy = sorted({row["part"] for row in rows if row.get("load", 0) > 1.5 * row.get("cores", 0)}, key=PARTS.index)
-    if not busy:
-        return []
-    most = max(row["load"] for row in rows if "load" in row)
-    return [
-        f"Other programs ran beside {', '.join(f'`{part}`' for part in busy)} (load average up to {most:.0f}): there, "
-        f"trust losses, memory and ratios taken in turns, not bare times."
-    ]
+    busy = {row["part"] for row in rows if row.get("load", 0) > 1.5 * row.get("cores", 0)}
+    unknown = {row["part"] for row in rows if "load" not in row and "skipped" not in row} - busy
+    found = []
+    if busy:
+        most = max(row["load"] for row in rows if "load" in row)
+        found.append(
+            f"Other programs ran beside {_named(busy)} (load average up to {most:.0f}): there, trust losses and "
+            f"memory; times, and even ratios taken in turns, are disturbed."
+        )
+    if unknown:
+        found.append(f"The load of the machine was not recorded for {_named(unknown)}.")
+    return found
+
+
+def _named(parts: Iterable[str]) -> str:
+    return ", ".join(f"`{part}`" for part in sorted(parts, key=PARTS.index))
 
 
 def _curve_findings(rows: list[Row]) -> list[str]:
@@ -279,11 +295,13 @@ def _curve_findings(rows: list[Row]) -> list[str]:
                 for name, row in group.items():
                     most[name] = max(most[name], difference(row, group[SDPA]))
         if REDBLUE in most:
-            others = [f"{most[name]:.1e} with {name}" for name in most if name not in (REDBLUE, SDPA)]
-            found.append(
-                f"{short}: the loss with `redblue` differs from that with {SDPA} by at most {most[REDBLUE]:.1e}"
-                + (f"; noise: {', '.join(others)}." if others else ".")
-            )
+            noise = {name: most[name] for name in most if name not in (REDBLUE, SDPA)}
+            line = f"{short}: the loss with `redblue` differs from that with {SDPA} by at most {most[REDBLUE]:.1e}"
+            if noise:
+                above = most[REDBLUE] > max(noise.values())
+                line += f"; noise: {', '.join(f'{size:.1e} with {name}' for name, size in noise.items())}"
+                line += ". The difference is above the noise" if above else ""
+            found.append(f"{line}.")
     return found
 
 
@@ -301,6 +319,36 @@ def _step_findings(rows: list[Row]) -> list[str]:
     return [*found, f"The step misses what this project requires at {', '.join(missed)}."] if missed else found
 
 
+def _memory_findings(rows: list[Row]) -> list[str]:
+    """The most that redblue's peak memory exceeds that of PyTorch's SDPA by, over all comparisons of the page."""
+    compared = (row for row in rows if "peak_bytes" in row and "dtype" in row and row.get("threads") != 1)
+    over = []
+    for group in grouped(({"way": ""} | row for row in compared), "part", "quick", "n", "dtype", "way").values():
+        by_name = {row.get("contender") or row["contenders"][0]: row for row in group if row["part"] != "steps"}
+        if SDPA in by_name and REDBLUE in by_name:
+            over.append((by_name[REDBLUE]["peak_bytes"] / by_name[SDPA]["peak_bytes"], by_name[REDBLUE]))
+    if not over:
+        return []
+    most, row = max(over, key=lambda each: each[0])
+    if most <= 1:
+        return [f"The peak memory with `redblue` is never higher than with {SDPA}."]
+    where = f"`{row['part']}`, n {row['n']:,}, {TYPES[row['dtype']]}"
+    return [
+        f"The peak memory with `redblue` is up to {most:.3f} times that with {SDPA} ({where}); this project requires "
+        f"that it is never higher."
+    ]
+
+
+def _task_findings(rows: list[Row]) -> list[str]:
+    tested = of(rows, "tasks")
+    if not tested:
+        return []
+    learned = [row["task"] for row in tested if row["accuracy"] > row["baseline"] + 2 * standard_error(row)]
+    if not learned:
+        return ["No task of `tasks` was learned: no accuracy is above that of the most frequent answer."]
+    return [f"Learned, by more than two standard errors above the most frequent answer: {', '.join(learned)}."]
+
+
 def _sparse_findings(rows: list[Row]) -> list[str]:
     steps = [row for row in of(rows, "sparse") if row["kind"] == "step"]
     if not steps:
@@ -314,17 +362,16 @@ def _sparse_findings(rows: list[Row]) -> list[str]:
 
 
 def _graph_findings(rows: list[Row]) -> list[str]:
-    groups = [group for group in grouped(of(rows, "graph"), "kind", "n").values() if len(group) > 1]
+    """Memory alone: every contender has a process of its own, one after the other, so times are not compared here."""
     found = []
-    for group in groups:
+    for group in grouped(of(rows, "graph"), "kind", "n").values():
         by_name = {row["contender"]: row for row in group}
-        if REDBLUE not in by_name:
-            continue
-        mine = by_name.pop(REDBLUE)
-        others = [
-            f"{row['seconds'] / mine['seconds']:.1f} times the time and {row['peak_bytes'] / mine['peak_bytes']:.1f} "
-            f"times the peak memory with {name}"
-            for name, row in by_name.items()
-        ]
-        found.append(f"The {mine['kind']} of {mine['n']:,} tokens: {', '.join(others)}, relative to `redblue`.")
+        mine = by_name.pop(REDBLUE, None)
+        if mine and by_name:
+            others = [
+                f"{row['peak_bytes'] / mine['peak_bytes']:.1f} times with {name}" for name, row in by_name.items()
+            ]
+            found.append(
+                f"The {mine['kind']} of {mine['n']:,} tokens: the peak memory is {', '.join(others)}, over `redblue`'s."
+            )
     return found

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
+
+from redblue.base.estimates import available_bytes
 
 COPIES = 5  # arrays of scores that a layer holds at once: scores, mask, masked scores, probabilities, one gradient
 BYTES = 4
-
-
-def available_bytes() -> int | None:
-    """The memory that this machine can still give; None if the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return None
 
 
 def too_large(point: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -99,6 +100,12 @@ def graph(listed: list[Package], most: int) -> Graph:
         names[i, : len(symbols)] = list(symbols)
     sections = [known[name].section for name in kept]
     return Graph(names, np.unique(sections, return_inverse=True)[1], indptr, edges[:, 1])
+
+
+def digest(graph: Graph) -> str:
+    """A digest of the graph, which changes when Debian's packages do."""
+    parts = (graph.names, graph.sections, graph.indptr, graph.indices)
+    return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()
 
 
 def needed(fields: dict[str, str]) -> set[str]:

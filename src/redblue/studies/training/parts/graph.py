@@ -54,7 +54,8 @@ def graph_row(point: dict[str, Any], folder: Path) -> dict[str, Any]:
     def loss(step: int) -> torch.Tensor:
         return functional.cross_entropy(model(names, attend)[0, trained], sections[trained])
 
-    done = Training(model, loss, point["steps"], RATE, checkpoints.path_for(folder, point)).finish()
+    path = checkpoints.path_for(folder, point, packages.digest(graph))
+    done = Training(model, loss, point["steps"], RATE, path).finish()
     with torch.no_grad():
         answers = model(names, attend)[0].argmax(-1)
     tested = sections[~trained]
