@@ -7,8 +7,8 @@
 // bfloat16.
 //
 // Its sums are rounded differently from those of avx512_bf16. tdpbf16ps adds up the even and the odd numbers of 16
-// pairs apart, from 0, then both sums, then C; vdpbf16ps adds each product to C. Both round to nearest, ties to even, in float32
-// after each step, and flush denormals to 0.
+// pairs apart, from 0, then both sums, then C; vdpbf16ps adds each product to C. Both round to nearest, ties to even,
+// in float32 after each step, and flush denormals to 0.
 constexpr long kSide = 16;          // rows of a tile, and its lanes
 constexpr long kBlock = 2 * kSide;  // rows, and lanes, of C at once
 constexpr long kTile = kSide * kSide;
