@@ -102,7 +102,7 @@ Moved two_passes(Call call, const Kernels& kernels) {
   if (call.pattern.starts) call.rows = ceil_div(call.rows, call.pattern.panel) * call.pattern.panel;  // whole panels
   const std::int64_t streams = call.streams(), key_blocks = ceil_div(call.n_k, call.cols);
   Tally tally;
-  const std::vector<ListedTask> tasks = blocks_of_rows(call);
+  const std::vector<ListedTask> tasks = blocks_of_rows(call, 1);
   share_out(std::int64_t(tasks.size()), call.threads, [&](std::int64_t number) {
     const auto& [stream, row, count, piece] = tasks[number];
     tally.add(kernels.queries(call, stream, row, count, own_arena()));
@@ -173,7 +173,7 @@ Moved forward(const Call& given, const Isa& isa) {
   const std::int64_t width = call.d_v + 2, keys = ceil_div(call.n_k, pieces);
   const std::size_t sum_bytes = bytes_of_sum(call), piece_bytes = streams * rows * width * sum_bytes;
   const std::unique_ptr<char[]> partials(pieces > 1 ? new char[pieces * piece_bytes] : nullptr);
-  const std::vector<ListedTask> tasks = blocks_of_rows(call);
+  const std::vector<ListedTask> tasks = blocks_of_rows(call, pieces);
   share_out(std::int64_t(tasks.size()), call.threads, [&](std::int64_t number) {
     const auto& [stream, row, count, piece] = tasks[number];
     const Piece part{row, count, piece * keys, keys};

@@ -33,7 +33,7 @@ void prepare_backward(Call& call, const Kernels& kernels, const std::optional<Bl
 
 // The tasks of a prepared call, in the order in which they start.
 std::int64_t pieces_of(const Call& call);
-std::vector<ListedTask> blocks_of_rows(const Call& call);  // forward, and dQ in a pass of its own: longest first
+std::vector<ListedTask> blocks_of_rows(const Call& call, std::int64_t pieces);  // forward, and dQ alone: longest first
 std::vector<ListedTask> blocks_of_keys(const Call& call);  // backward
 
 inline std::size_t bytes_of_sum(const Call& call) { return call.number == Number::kFloat64 ? 8 : 4; }
