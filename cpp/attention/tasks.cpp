@@ -67,7 +67,7 @@ void prepare_backward(Call& call, const Kernels& kernels, const std::optional<Bl
     call.order = visits->order;
     return;
   }
-  // A panel attends at most so many consecutive blocks.
+  // `width` keys: the most that a panel attends. They lie in at most width / cols + 2 consecutive blocks.
   const std::int64_t width =
       std::clamp<std::int64_t>(call.end - call.first, 0, call.n_k) + ceil_div(kernels.lanes, call.group);
   const std::int64_t key_blocks = ceil_div(call.n_k, call.cols);

@@ -263,7 +263,7 @@ def test_nothing_to_do_has_bound_0(direction):
 
 @pytest.mark.parametrize(("prime", "rows", "keys", "d"), [(5, 3, 3, 1), (7, 3, 2, 1), (5, 2, 2, 2)])
 def test_products_take_more_values_than_fewer_words_than_theorem_4_requires(prime, rows, keys, d):
-    """Over all Q and K, every set of scores takes more values than the most words that cannot determine so many."""
+    """Over all Q and K, z scores take more values than W - 1 words, where W is the least with N(W) >= z."""
     words = np.array([*product(range(prime), repeat=(rows + keys) * d)])
     q, k = words[:, : rows * d].reshape(-1, rows, d), words[:, rows * d :].reshape(-1, keys, d)
     scores = (q @ k.transpose(0, 2, 1) % prime).reshape(len(words), -1)

@@ -14,7 +14,7 @@ from redblue import Mask, Problem, RedblueError, TooFewWords, count, schedules
 from redblue.catalogue.memories import Level, Memory
 from redblue.cli.main import app
 from redblue.lab import planner, reference
-from redblue.schedules.family import pairs_read
+from redblue.lab.sweep_family import pairs_read
 from support.examples import examples, thorough
 from support.spaces import problems
 

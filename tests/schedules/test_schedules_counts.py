@@ -5,8 +5,8 @@ import pytest
 
 from redblue import Mask, Problem, RedblueError, count, list_schedules, schedules
 from redblue.lab import counts
+from redblue.lab.sweep_family import TABLE, fewest, pairs_read
 from redblue.machine import Numeric
-from redblue.schedules.family import TABLE, fewest, pairs_read
 from redblue.schedules.flash1 import printed_tiles
 
 LARGE = 1 << 23  # n and d at which the leading order is nearly all there is

@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run: the loads of words number begin .. end - 1, and what is computed after the first of them.
+    """A part of a run. It loads the words number begin .. end - 1, and computes all values after the first of them.
 
     places: where the phase computes the product of a pair, the first time for each pair.
     """

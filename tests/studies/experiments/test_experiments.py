@@ -15,8 +15,8 @@ from redblue.catalogue.memories import USABLE_SHARE
 from redblue.cli.main import app
 from redblue.lab.counts import count
 from redblue.lab.recount import recount
+from redblue.lab.sweep_family import TABLE
 from redblue.schedules import TooFewWords
-from redblue.schedules.family import TABLE
 from redblue.studies import experiments
 from redblue.studies.experiments import gaps, gpu, heads, real_caches, regimes, runner, search, sparse
 from redblue.studies.experiments.figure_2022 import FLASH1, STANDARD, WITH_PASSES, totals

@@ -58,7 +58,7 @@ def points(quick: bool) -> list[Point]:
 
 
 def measure(point: Point) -> list[Row]:
-    """Simulate one call on so many cores, or time it with one thread and with all of this machine's cores."""
+    """Simulate one call on the point's cores, or time it here with one thread and with all cores."""
     problem, cores = problem_of(point), point["cores"]
     if point["kind"] == SIMULATED:
         return [point | simulated(problem, cores, cores)]
@@ -114,7 +114,7 @@ def blocks(problem: Problem, tasks: TaskList) -> list[list[Block]]:
 
 
 def seconds(problem: Problem, threads: int) -> float:
-    """The median time of a call on this machine, confined to so many of its CPUs."""
+    """The median time of a call on `threads` CPUs of this machine."""
     random = np.random.default_rng(0)
     heads, kv_heads = (problem.batch, problem.heads), (problem.batch, problem.kv_heads)
     q = random.standard_normal((*heads, problem.n_q, problem.d), dtype=np.float32)

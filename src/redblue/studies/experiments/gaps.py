@@ -104,7 +104,7 @@ def quantile(rows: list[Row], share: float, key: str = "gap") -> float:
 
 
 def figure(rows: list[Row]) -> alt.LayerChart:
-    """The share of plans that move at most so many times the bound; one line for each direction."""
+    """The cumulative share of plans over words / bound; one line for each direction."""
     values = [
         {"gap": gap, "share": share, "direction": direction, "of": of}
         for direction in HUES

@@ -11,8 +11,8 @@ from redblue import pebble, schedules
 from redblue.base.style import LOOKS
 from redblue.bounds import lower_bound
 from redblue.lab.counts import count
+from redblue.lab.sweep_family import TABLE, fewest
 from redblue.problem import DIRECTIONS, Problem
-from redblue.schedules.family import TABLE, fewest
 from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 FAMILY, GAME = "family", "game"
@@ -160,7 +160,7 @@ Searched, not measured; the family's words are those at leading order, for d = d
 family is a sequence of sweeps over all pairs. A sweep computes, recomputes or reads arrays of pairs (P, dP, dS), writes
 some of them, and adds to outputs (`o`; `dq`, `dk`, `dv`; by X `o` and `g` = dS A2). In each sweep, rows, keys, tiles of
 pairs or tiles of an output stay, whichever moves the fewest words; all else streams. All sets of arrays and all orders
-of sweeps are tried, by a shortest path (`redblue.schedules.family`). The search says nothing of schedules outside the
+of sweeps are tried, by a shortest path (`redblue.lab.sweep_family`). The search says nothing of schedules outside the
 family: no lower bound follows from it.
 
 The games are those of the pebble solver, which searches all of them ([pebble](../lab/pebble.md)): an optimum is

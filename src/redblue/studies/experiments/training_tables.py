@@ -250,7 +250,7 @@ def _not_run(rows: list[Row]) -> Table:
         if "skipped" in row:
             name = row.get("contender") or row.get("task") or row.get("kind") or ", ".join(row["contenders"])
             lines.append((f"{row['part']}, n {row.get('n', row.get('size')):,}, {name}", row["skipped"]))
-    return Table("Not run", ("what", "why, or what is shown instead"), lines, 2)
+    return Table("Not run", ("measurement", "reason, or the figures shown in its place"), lines, 2)
 
 
 MAKERS: tuple[Callable[[list[Row]], Table], ...] = (

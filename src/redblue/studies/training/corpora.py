@@ -16,7 +16,7 @@ import platformdirs
 from redblue.base.errors import RedblueError
 
 LEAST_BYTES = 200_000  # fewer bytes are no corpus but a leftover of one
-HELD_OUT = 10  # one document in so many is never trained on
+HELD_OUT = 10  # every tenth document is for tests alone
 IMAGINATIVE = "klmnpr"  # the Brown corpus's letters of fiction and humour; the others are of informative prose
 
 
@@ -84,7 +84,7 @@ def _linux() -> Iterator[Document]:
 
 
 def _python() -> Iterator[Document]:
-    """The modules of Python's library, without its tests and without what is installed beside it."""
+    """The modules of Python's library, without its tests and without installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         if not {"test", "tests", "site-packages", "dist-packages"} & set(path.relative_to(root).parts):

@@ -74,8 +74,11 @@ def drawn(point: dict[str, Any]) -> tuple[Draw, Draw, int, int]:
     """How a task draws batches to train and to test, its number of symbols, and its number of answers."""
     size = point["size"]
     if point["task"] == "listops":
-        draw: Draw = lambda seed, count: listops.batch(seed, count, size)  # noqa: E731
-        return draw, draw, len(listops.SYMBOLS), 10
+
+        def lists(seed: tuple[int, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
+            return listops.batch(seed, count, size)
+
+        return lists, lists, len(listops.SYMBOLS), 10
     if point["task"] == "pathfinder":
 
         def images(seed: tuple[int, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
