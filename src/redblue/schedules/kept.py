@@ -11,6 +11,7 @@ ever released, so each is loaded once.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -153,11 +154,18 @@ def _saved(pairs: Pairs, rows: int, cols: int, limit: int) -> int:
     if ceil_div(pairs.n_rows, rows) > MAX_BLOCKS:
         raise RedblueError(f"under this mask, at most {MAX_BLOCKS:,} blocks may stay in turn: give larger tiles")
     saved, kept = 0, ()
-    for i in blocks(pairs.n_rows, rows):
-        attended = tuple(whole_blocks(pairs.cols_of(i), cols, pairs.n_cols))
+    few = ceil_div(pairs.n_rows, rows) <= OTHER_BLOCKS
+    for runs in _attended(pairs, rows) if few else map(pairs.cols_of, blocks(pairs.n_rows, rows)):
+        attended = tuple(whole_blocks(runs, cols, pairs.n_cols))
         saved += sum(len(part) for run in attended for part in overlap(run, kept))
         kept = _last(attended, cols, limit)
     return saved
+
+
+@functools.lru_cache(maxsize=32)  # a search asks for the same blocks of rows again for each number of kept columns
+def _attended(pairs: Pairs, rows: int) -> tuple[Runs, ...]:
+    """Return the columns that each block of rows attends."""
+    return tuple(map(pairs.cols_of, blocks(pairs.n_rows, rows)))
 
 
 def _last(runs: Runs, cols: int, limit: int) -> Runs:
