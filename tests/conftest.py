@@ -1,6 +1,7 @@
 """Fixtures that several test files share."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -68,6 +69,17 @@ def isa(request):
     row = _core.choose_isa(request.param)
     with running(row):
         yield row
+
+
+@pytest.fixture
+def log_messages():
+    """The messages of all loggers during the test, as a list. pytest's own plugin for logs slows every test."""
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger().addHandler(handler)
+    yield messages
+    logging.getLogger().removeHandler(handler)
 
 
 @pytest.fixture

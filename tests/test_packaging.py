@@ -49,6 +49,7 @@ def sdist(tmp_path_factory):
     return {path: member.size for path, member in members.items()}, info
 
 
+@pytest.mark.thorough
 def test_the_sdist_holds_what_builds_and_nothing_else(sdist):
     files, _ = sdist
     assert {path.partition("/")[0] for path in files} == TOP

@@ -81,12 +81,12 @@ def test_an_unknown_memory_refuses_only_the_absurd(monkeypatch):
         check_fits("this graph", 10**18)
 
 
-def test_long_work_is_announced(monkeypatch, caplog):
+def test_long_work_is_announced(monkeypatch, log_messages):
     monkeypatch.setattr(estimates, "available_bytes", lambda: 10**9)
     check_fits("this graph", 10**6, 4.9)
-    assert not caplog.records
+    assert not log_messages
     check_fits("this graph", 10**6, 12)
-    assert caplog.messages == ["this graph takes about 12 s and about 1 MB of memory"]
+    assert log_messages == ["this graph takes about 12 s and about 1 MB of memory"]
 
 
 GRAPHS = (

@@ -43,6 +43,7 @@ def dry(tmp_path_factory):
     return path, run("gpu.attention", "--dry", "--json", path)
 
 
+@pytest.mark.thorough
 def test_every_call_is_checked_and_kept(dry):
     path, said = dry
     kept = json.loads(path.read_text())
@@ -57,6 +58,7 @@ def test_every_call_is_checked_and_kept(dry):
     assert "d 512 forward, over the best SDPA backend" in said
 
 
+@pytest.mark.thorough
 def test_what_is_kept_is_not_measured_again(dry):
     path, _ = dry
     before = json.loads(path.read_text())["points"]
@@ -86,6 +88,7 @@ def modules():
     return gpu, gpu_calls, gpu_points
 
 
+@pytest.mark.thorough
 def test_limits_and_figure_of_made_up_times(modules, tmp_path):
     from benchmarks.gpu import figure
     from benchmarks.gpu.limits import limits

@@ -1,6 +1,7 @@
 """The catalogue of machines against itself: each figure must fit the others, and every one says where it is from."""
 
 import re
+from collections.abc import Callable
 from itertools import groupby, pairwise
 
 import pytest
@@ -20,8 +21,19 @@ VAGUE = re.compile(
     re.IGNORECASE,
 )
 
-every = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
-every_gpu = pytest.mark.parametrize("machine", GPUS, ids=lambda machine: machine.name)
+CHECKS: list[Callable[[Memory], None]] = []  # of any machine
+GPU_CHECKS: list[Callable[[Memory], None]] = []
+
+
+def every(check):
+    """Let `test_every_machine` run the check: one test of a machine costs less than ten."""
+    CHECKS.append(check)
+    return check
+
+
+def every_gpu(check):
+    GPU_CHECKS.append(check)
+    return check
 
 
 def bandwidth(machine: Memory) -> float:
@@ -66,9 +78,9 @@ def test_names_and_titles():
     assert len(set(titles)) == len(titles)
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_every_figure_has_unit_source_and_date(name):
-    table = TABLES[name]
+@every
+def check_every_figure_has_unit_source_and_date(machine):
+    table = TABLES[machine.name]
     figures = [(key, "peak", figure) for key, figure in table.get("peak", {}).items()]
     figures += [(key, key, figure) for key, figure in table.get("facts", {}).items()]
     figures += [(key, key, level[key]) for level in table["levels"] for key in LEVEL_FIGURES if key in level]
@@ -88,7 +100,7 @@ def test_comments_name_their_sources():
 
 
 @every
-def test_sources_reach_the_user(machine):
+def check_sources_reach_the_user(machine):
     facts = {key for key, name in FACTS.items() if name in machine.facts}
     wanted = {f"peak.{dtype}" for dtype in machine.peak_flops_per_second} | {f"facts.{key}" for key in facts}
     assert set(machine.sources) == wanted
@@ -99,7 +111,7 @@ def test_sources_reach_the_user(machine):
 
 
 @every
-def test_levels_grow_and_thin_out(machine):
+def check_levels_grow_and_thin_out(machine):
     """One instance of each level is larger than one of the level before, there are no more of them, and each is shared
     by equally many."""
     for fast, slow in pairwise(machine.levels):
@@ -109,7 +121,7 @@ def test_levels_grow_and_thin_out(machine):
 
 
 @every
-def test_caches_have_whole_sets(machine):
+def check_caches_have_whole_sets(machine):
     for level in machine.levels:
         if level.line_bytes and level.ways and level.capacity_bytes:
             sets, rest = divmod(level.capacity_bytes, level.line_bytes * level.ways)
@@ -118,7 +130,7 @@ def test_caches_have_whole_sets(machine):
 
 
 @every
-def test_every_machine_can_be_planned(machine):
+def check_every_machine_can_be_planned(machine):
     plan = rb.plan(rb.Problem(256, 256, 32, dtype="float16"), memory=machine.name)
     assert len(plan.levels) == len(machine.boundaries)
     for level, boundary in zip(plan.levels, machine.boundaries, strict=True):
@@ -129,7 +141,7 @@ def test_every_machine_can_be_planned(machine):
 
 
 @every_gpu
-def test_shared_memory_is_cut_from_the_unified_l1(machine):
+def check_shared_memory_is_cut_from_the_unified_l1(machine):
     """What one block may take <= what an SM has <= what L1 cache and shared memory have together."""
     known = (
         machine.levels[0].capacity_bytes,
@@ -142,7 +154,7 @@ def test_shared_memory_is_cut_from_the_unified_l1(machine):
 
 
 @every_gpu
-def test_cores_times_lanes_are_shaders(machine):
+def check_cores_times_lanes_are_shaders(machine):
     if {"lanes_per_core", "shaders"} <= set(machine.facts):
         assert machine.levels[0].count * machine.facts["lanes_per_core"] == machine.facts["shaders"]
     else:
@@ -155,7 +167,7 @@ PER_LANE = {"CDNA": 2, "CDNA 2": 2, "CDNA 3": 2, "RDNA 3": 2, "RDNA 4": 2}
 
 
 @every_gpu
-def test_float32_is_lanes_times_clock(machine):
+def check_float32_is_lanes_times_clock(machine):
     shaders, clock, peak = (
         machine.facts.get("shaders"),
         machine.facts.get("clock_hertz"),
@@ -176,11 +188,11 @@ RATE = {
 GEFORCE_RATE = {"Ampere": 256, "Ada": 256, "Blackwell": 256}
 
 
-@pytest.mark.parametrize(
-    "machine", [gpu for gpu in GPUS if "float16" in gpu.peak_flops_per_second], ids=lambda gpu: gpu.name
-)
-def test_float16_is_the_dense_rate(machine):
+@every_gpu
+def check_float16_is_the_dense_rate(machine):
     """Peak / (cores x clock) is the dense rate, never twice that; a bit less where the data sheet's clock is lower."""
+    if "float16" not in machine.peak_flops_per_second:
+        return
     chip = "GA100" if machine.name.startswith("a100") else machine.architecture
     rate = (GEFORCE_RATE if "GeForce" in machine.title else RATE)[chip]
     dense = 2 * rate * machine.levels[0].count * machine.facts["clock_hertz"]
@@ -211,7 +223,7 @@ def test_trainium_is_not_sparse():
 
 
 @every
-def test_peaks_of_narrow_types(machine):
+def check_peaks_of_narrow_types(machine):
     """bfloat16: as float16, but half on CDNA, and none before Ampere. float8 on a GPU: twice float16. float32: less."""
     peaks = machine.peak_flops_per_second
     if "float16" in peaks and "bfloat16" in peaks:
@@ -273,7 +285,7 @@ def test_bandwidth_grows_from_one_generation_to_the_next(names):
 
 
 @every_gpu
-def test_gpus_are_plausible(machine):
+def check_gpus_are_plausible(machine):
     first = machine.levels[0]
     assert 32 * 1024 <= (first.capacity_bytes or 0) <= 227 * 1024
     assert 8 <= first.count <= 304
@@ -282,3 +294,9 @@ def test_gpus_are_plausible(machine):
     assert max(machine.peak_flops_per_second.values()) > 10 * bandwidth(machine)
     assert machine.tile_multiple in (1, 16)
     assert machine.tile_multiple == 16 or "float16" not in machine.peak_flops_per_second
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_every_machine(machine):
+    for check in [*CHECKS, *(GPU_CHECKS if machine in GPUS else [])]:
+        check(machine)

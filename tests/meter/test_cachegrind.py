@@ -130,6 +130,7 @@ def test_outputs_whose_first_rows_are_written_last_are_found_in_the_cache():
 
 
 @needs_valgrind
+@pytest.mark.thorough
 def test_the_stack_lies_at_the_same_place_in_every_folder_and_environment(tmp_path, monkeypatch):
     def lines(length):
         folder = tmp_path / ("x" * length)

@@ -37,6 +37,7 @@ def script(tmp_path):
 
 
 @needs_valgrind
+@pytest.mark.thorough
 def test_a_copy_by_somebody_else(script):
     found = rb.measure_callable(f"{script}:copy", 2, offset=64, using="cachegrind", words=2048, bytes_per_word=8)
     moved = 2 * ((1 << 20) - 64)

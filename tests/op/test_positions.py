@@ -32,9 +32,9 @@ def check(cut, attends=None, **options):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("queries", "keys"), list(product(PLACEMENTS, PLACEMENTS)))
-def test_blocks_of_every_placement(schedule, queries, keys):
-    for heads in KEY_HEADS:
+@pytest.mark.parametrize("queries", PLACEMENTS)
+def test_blocks_of_every_placement(schedule, queries):
+    for keys, heads in product(PLACEMENTS, KEY_HEADS):
         check(block(queries, keys, heads), schedule=schedule)
 
 

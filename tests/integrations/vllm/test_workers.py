@@ -58,6 +58,7 @@ def test_workers_may_use_all_cpus_of_the_pinned_threads():
     assert again <= 0
 
 
+@pytest.mark.thorough
 def test_nothing_is_started_where_no_thread_is_pinned():
     pinned, before, after, new, again = ran()
     assert (pinned, new, again) == ([], [], 0)

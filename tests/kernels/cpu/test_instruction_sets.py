@@ -41,6 +41,7 @@ def violations(listing):
 
 @pytest.mark.skipif(not objects() or not shutil.which("objdump"), reason="no object files of a build, or no objdump")
 @pytest.mark.parametrize("path", objects(), ids=lambda path: path.stem)
+@pytest.mark.thorough
 def test_shared_functions_are_built_for_the_oldest_cpu(path):
     run = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(path)], capture_output=True, text=True, check=True)
     assert "redblue" in run.stdout

@@ -226,6 +226,7 @@ def test_affinity_sleep_forks_and_one_cpu(team, parts):
 
 
 @linux
+@pytest.mark.thorough
 def test_a_child_that_imports_redblue_does_not_wait_for_its_parents_openmp_threads():
     """PyTorch's own parallel operations hang in such a child."""
     pytest.importorskip("torch")

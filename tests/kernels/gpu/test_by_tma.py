@@ -26,6 +26,7 @@ from redblue.kernels.gpu.versions import has_descriptors
 from redblue.kernels.options import MaskArgument, Options
 from redblue.meter.interpreter import counting
 from redblue.op.pytorch import gpu, interpreted
+from support.examples import thorough
 from support.gpu import DEVICE, check, check_forward, interpreted_only
 
 pytestmark = [
@@ -101,7 +102,7 @@ def test_tiles_of_p_are_smaller_than_those_that_read_it(launch, mask):
 
 
 @pytest.mark.parametrize("group", [1, 2])
-@pytest.mark.parametrize("choice", [SMALL, EARLY], ids=["small", "early"])
+@pytest.mark.parametrize("choice", [SMALL, thorough(EARLY)], ids=["small", "early"])
 @pytest.mark.parametrize("mask", BANDS, ids=str)
 def test_rows_in_pieces(launch, mask, choice, group):
     """dK and dV are summed over the pieces of the rows."""

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 import redblue as rb
 from redblue.op.pytorch import interpreted
 from support.drawn_pages import draw
+from support.examples import thorough
 
 DENSE = np.random.default_rng(0).random((64, 64)) < 0.5
 CALLS = [
@@ -16,7 +17,7 @@ CALLS = [
     (33, 64, 17, 17, "auto", rb.Mask.causal(align="bottom-right")),
     (5, 67, 17, 200, "small_cache", None),
     (70, 64, 16, 16, "hybrid", None),
-    (80, 80, 128, 128, "auto", rb.Mask.causal()),
+    thorough((80, 80, 128, 128, "auto", rb.Mask.causal())),
 ]
 
 

@@ -169,6 +169,7 @@ def test_autocast_goes_through_the_dispatcher(autocast):
     assert not dispatch.is_plain(torch.ones(1, 2, 3))
 
 
+@pytest.mark.thorough
 def test_nothing_touches_triton_or_cuda_before_a_tensor_is_on_a_gpu():
     code = """if True:
         import sys

@@ -53,6 +53,7 @@ def loaded_elsewhere(**paths):
     return run.stdout.split("\n")[:-1]
 
 
+@pytest.mark.thorough
 def test_a_new_process_runs_exported_and_traced_graphs_with_their_own_mask(tmp_path):
     x, layer = numbers(), Layer(MASK)
     torch.export.save(torch.export.export(layer, (x,)), tmp_path / "layer.pt2")

@@ -66,6 +66,7 @@ def test_a_stopped_experiment_goes_on(tmp_path, measured):
     assert result.rows == [row for point in sparse.points(True) for row in sparse.measure(point)]
 
 
+@pytest.mark.thorough
 def test_points_of_another_run_are_not_continued(tmp_path, measured):
     with pytest.raises(Stop):
         experiments.run("sparse", out=tmp_path, quick=True, jobs=1, progress=stop_after(1))
