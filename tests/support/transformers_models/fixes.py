@@ -14,6 +14,19 @@ def _resnet() -> Any:
     )
 
 
+def _swin() -> Any:
+    from transformers import SwinConfig
+
+    return SwinConfig(
+        image_size=32,
+        embed_dim=16,
+        window_size=2,
+        depths=[1, 1, 1, 1],
+        num_heads=[2, 2, 2, 2],
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )
+
+
 def _mrope(*sections: int, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections), **more}}
 
@@ -139,6 +152,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_output_dim": 64,
         "intermediate_size": 256,
     },
+    "MaskFormerConfig": {"backbone_config": _swin},
     "MimiConfig": {"upsample_groups": 64},
     "MimiDecoderConfig": {"upsample_groups": 64},
     "MllamaVisionConfig": {"intermediate_layers_indices": [0], "vision_output_dim": 128},
