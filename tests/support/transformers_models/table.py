@@ -109,7 +109,7 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
     lines += [
         "",
         "`KeyError: 'redblue'`: the model chooses its attention from a table of its own, not from transformers'",
-        "registry, so that no other implementation can be given to it. Such a model runs on redblue with",
+        "registry, so that no other implementation can be given to it. Those that `sdpa` takes run on redblue with",
         '`attn_implementation="sdpa"` inside `redblue.sdpa()`.',
         "",
     ]
