@@ -46,7 +46,8 @@ def check_rows(name: str, rows: int, lengths: np.ndarray) -> int:
 class KeyRows:
     """The places of each sequence's keys in k: rows of a packed k (total, ...), or pages (blocks, page, ...).
 
-    lengths: the number of keys of each sequence. firsts: their first positions in the sequence.
+    lengths: the number of keys of each sequence. firsts: their first positions in the sequence, unless all are used in
+    place.
     """
 
     def __init__(
