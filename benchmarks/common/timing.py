@@ -6,6 +6,7 @@ rates (work per second; more is better).
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,17 +57,21 @@ def rate(call: Callable[[], object], work: float, seconds: float) -> float:
             return work * count / elapsed
 
 
-def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def race(
+    contenders: Mapping[str, Callable[[], float]], rounds: int, seconds: float = LONGEST_SECONDS
+) -> dict[str, list[float]]:
     """The rates of each contender, one per round, after a warm-up round that is not reported.
 
-    The race stops early if LONGEST_SECONDS have passed and at least LEAST_ROUNDS rounds are complete.
+    Every second round runs in the opposite order, because each contender inherits the caches and the heat of the one
+    before it. The race stops early if `seconds` have passed and at least LEAST_ROUNDS rounds are complete.
     """
     rates: dict[str, list[float]] = {name: [] for name in contenders}
+    turns = list(contenders.items())
     start = time.perf_counter()
     for number in range(rounds + 1):
-        if number > LEAST_ROUNDS and time.perf_counter() - start > LONGEST_SECONDS:
+        if number > LEAST_ROUNDS and time.perf_counter() - start > seconds:
             break
-        for name, measured in contenders.items():
+        for name, measured in turns if number % 2 else turns[::-1]:
             value = measured()
             if number:
                 rates[name].append(value)
@@ -75,7 +80,32 @@ def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str
 
 def ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> Spread:
     """The ratio of the rates of `ours` to those of `theirs`, computed round by round."""
-    return spread([a / b for a, b in zip(rates[ours], rates[theirs], strict=True)])
+    return spread(_ratios(rates, ours, theirs))
+
+
+def shown_ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> str:
+    """The median of the ratio as text, and its 95 % interval where the rounds suffice for one."""
+    values = _ratios(rates, ours, theirs)
+    interval = median_interval(values)
+    between = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+    return f"{statistics.median(values):.2f}{between}"
+
+
+def _ratios(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> list[float]:
+    return [a / b for a, b in zip(rates[ours], rates[theirs], strict=True)]
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of the median, between two of the values; None for fewer than 6, which hold no such interval.
+
+    A value is above the median as often as a coin shows heads, whatever the distribution.
+    """
+    n = len(values)
+    tails, chance = 0, 0.0
+    while (chance := chance + math.comb(n, tails) / 2**n) <= 0.025:
+        tails += 1
+    ordered = sorted(values)
+    return (ordered[tails - 1], ordered[n - tails]) if tails else None
 
 
 def fastest(calls: Sequence[Callable[[], object]], tries: int = 3) -> Callable[[], object]:

@@ -1,6 +1,6 @@
 """Time the other ways to call redblue beside its own call: at a tiny size, at BERT's and at a large one, on this CPU.
 
-Usage: python -m benchmarks.cpu.doors [--rounds 15] [--only TEXT] [--json PATH]
+Usage: python -m benchmarks.cpu.doors [--rounds 61] [--only TEXT] [--json PATH]
 
 Every door gets the same numbers in its own layout, and its output is compared with that of the own call before anything
 is timed. Packed sequences are compared with `attention_varlen`, all others with `attention`. Figures are the speed of
@@ -27,13 +27,13 @@ from torch.nn.attention.varlen import varlen_attn  # pyright: ignore[reportMissi
 import redblue as rb
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Limit, Row, merged, read, write
-from benchmarks.common.timing import THREADS, race, rate, ratio, spread
+from benchmarks.common.timing import THREADS, race, rate, ratio, shown_ratio, spread
 from redblue.catalogue.detect import detect_cpu
 from redblue.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
 from redblue.kernels.cpu.call import isa
 
 LEAST = 0.97  # of the speed of the own call, at the size of BERT
-SECONDS = 0.15  # of each contender in each round
+SECONDS = 0.02  # of each contender in each round: short, because the host changes its speed within a second
 DIRECTIONS = ("forward", "training")
 
 
@@ -153,19 +153,20 @@ def measure(title: str, direction: str, rounds: int) -> list[Row]:
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    lines = ["| size, door | | own call | door over own call | added |", "|---|---|---|---|---|"]
+    lines = ["| size, door | | own call | door over own call, 95 % interval | added |", "|---|---|---|---|---|"]
     for row in rows:
-        speed, added = (figure.value for figure in row.figures)
-        own = next(iter(row.rates))
+        added = row.figures[1].value
+        own, door = row.rates
+        speed = shown_ratio(row.rates, door, own)
         seconds = 1 / statistics.median(row.rates[own])
-        cells = row.case, row.measure, f"{own}, {1e3 * seconds:.3g} ms", f"{speed.median:.2f}", f"{added.median:.0f} µs"
+        cells = row.case, row.measure, f"{own}, {1e3 * seconds:.3g} ms", speed, f"{added.median:.0f} µs"
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=61)
     parser.add_argument("--only", default="", help="measure only sizes whose name holds this text")
     parser.add_argument("--json", type=Path, default=RESULTS / "doors.json")
     given = parser.parse_args()

@@ -1,6 +1,6 @@
 """Time whole models of transformers, forward and as a training step, with PyTorch's attention and with redblue's.
 
-Usage: python -m benchmarks.cpu.whole_models [--rounds 7] [--only TEXT] [--measure TEXT] [--json PATH]
+Usage: python -m benchmarks.cpu.whole_models [--rounds 7] [--seconds 30] [--only TEXT] [--measure TEXT] [--json PATH]
 
 Weights are random, shapes are those of published models (fewer layers where the docstring of a model says so). The
 peer is the attention that transformers chooses by itself. redblue comes through two doors: attn_implementation
@@ -29,7 +29,7 @@ import redblue as rb
 from benchmarks.common.gate import MAX_OURS, relative_errors, within
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Limit, Row, merged, read, write
-from benchmarks.common.timing import THREADS, race, rate, ratio
+from benchmarks.common.timing import LONGEST_SECONDS, THREADS, race, rate, ratio, shown_ratio
 from benchmarks.cpu.peers import SHORT
 from redblue.catalogue.detect import detect_cpu
 from redblue.integrations.transformers import register
@@ -243,7 +243,7 @@ def named(dtype: torch.dtype, direction: str) -> str:
     return f"{SHORT[str(dtype).removeprefix('torch.')]} {direction}"
 
 
-def measure(title: str, dtype: torch.dtype, directions: list[str], rounds: int) -> list[Row]:
+def measure(title: str, dtype: torch.dtype, directions: list[str], rounds: int, seconds: float) -> list[Row]:
     """One row per direction: the speed of the model through each door over its speed with PyTorch's attention."""
     model, inputs = made(CASES[title], dtype)
     default = default_implementation(model, inputs)
@@ -258,7 +258,7 @@ def measure(title: str, dtype: torch.dtype, directions: list[str], rounds: int) 
             with through(door, model, default):
                 return rate(partial(run, model, inputs), 1, 0)
 
-        rates = race({door: partial(speed, door) for door in doors}, rounds)
+        rates = race({door: partial(speed, door) for door in doors}, rounds, seconds)
         figures = [Figure(f"{door} over {default}", ratio(rates, door, PEER), Limit(1.0)) for door in doors[1:]]
         today = datetime.date.today().isoformat()
         parameters = {"default": default, "attention_share": share, "date": today}
@@ -267,13 +267,13 @@ def measure(title: str, dtype: torch.dtype, directions: list[str], rounds: int) 
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as Markdown."""
+    """The rows as Markdown: the median of each ratio, and its 95 % interval where the rounds suffice for one."""
     lines = [
         f"| model | attention's share of the products | | transformers' choice | {ADAPTER} | {OVERRIDE} |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        ratios = [f"{figure.value.median:.2f}" for figure in row.figures] + ["-"]
+        ratios = [shown_ratio(row.rates, door, PEER) for door in row.rates if door != PEER] + ["-"]
         seconds = 1 / statistics.median(row.rates[PEER])
         share = row.parameters["attention_share"]
         chosen = f"{row.parameters['default']}, {seconds:.2f} s"
@@ -284,6 +284,7 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=LONGEST_SECONDS, help="of a row, at most, after 7 rounds")
     parser.add_argument("--only", default="", help="measure only models whose name holds this text")
     parser.add_argument("--measure", default="", help='measure only what holds this text, such as "bf16 training"')
     parser.add_argument("--json", type=Path, default=RESULTS / "whole_models.json")
@@ -296,7 +297,7 @@ def main() -> None:
     for title in (title for title in CASES if given.only in title):
         for dtype in (torch.float32, torch.bfloat16):
             directions = [each for each in DIRECTIONS if given.measure in named(dtype, each)]
-            for row in measure(title, dtype, directions, given.rounds) if directions else []:
+            for row in measure(title, dtype, directions, given.rounds, given.seconds) if directions else []:
                 rows.append(row)
                 cells = ", ".join(f"{figure.value.median:.2f} {figure.what}" for figure in row.figures)
                 print(f"{title}, {row.measure}: {cells}", flush=True)

@@ -195,3 +195,20 @@ def test_operations_see_the_entries(rules):
     assert torch.equal(mask & torch.tensor(True), expected)
     assert torch.equal(torch.zeros(2, 1, N, N).masked_fill(mask, 1.0), expected.float())
     assert type(mask[0]) is torch.Tensor
+
+
+@pytest.mark.parametrize("small", [0, mask_function.SMALL])
+def test_a_mask_that_leaves_out_no_key_is_none_where_the_model_allows_it(small, monkeypatch):
+    """Layers that add keys to those of the mask depend on it, such as the drafts of a speculating assistant."""
+    monkeypatch.setattr(mask_function, "SMALL", small)
+    allowed = {"allow_is_bidirectional_skip": True}
+    assert redblue_mask(2, N, N, mask_function=hf.bidirectional_mask_function, **allowed) is None
+    assert redblue_mask(2, N, N, mask_function=hf.bidirectional_mask_function) is not None
+    for window, leaves_out_none in [(N + 1, True), (N - 1, False)]:
+        function = hf.sliding_window_bidirectional_mask_function(window)
+        mask = redblue_mask(2, N, N, mask_function=function, local_size=window, **allowed)
+        assert (mask is None) == leaves_out_none
+        function = hf.sliding_window_causal_mask_function(window)
+        assert redblue_mask(2, N, N, mask_function=function, local_size=window) is not None
+    padded = {"attention_mask": PADDING["left"], "local_size": N + 1}
+    assert redblue_mask(2, N, N, mask_function=hf.bidirectional_mask_function, **padded, **allowed) is not None

@@ -29,13 +29,21 @@ def scaled_dot_product_attention(
     check_flag("is_causal", is_causal)
     check_flag("enable_gqa", enable_gqa)
     check_one_kind_of_mask(attn_mask, is_causal)
-    if any(is_torch(x) and x.is_nested for x in (query, key, value)):
+    if is_nested(query) or is_nested(key) or is_nested(value):
         from redblue.op.pytorch import nested
 
         if attn_mask is not None:
             raise RedblueError("attn_mask is not for nested tensors, which are masked by their lengths: use is_causal")
-        mask = Mask.causal() if is_causal else None
+        mask = _CAUSAL if is_causal else None
         return nested.scaled_dot_product_attention(query, key, value, dropout_p, mask, scale, enable_gqa)
     check_grouping(query, key, value, enable_gqa)
-    mask = Mask.causal() if is_causal else None
+    mask = _CAUSAL if is_causal else None
     return attention(query, key, value, mask=mask, bias=attn_mask, dropout=dropout_p, scale=scale)
+
+
+_CAUSAL = Mask.causal()
+
+
+def is_nested(array: Any) -> bool:
+    """Whether this is a nested tensor of PyTorch."""
+    return is_torch(array) and array.is_nested

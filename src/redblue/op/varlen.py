@@ -92,12 +92,13 @@ def packed_calls(
     options: those of `attention_varlen`, with the mask of a single sequence. Each of several calls gets a seed of its
     own, so that dropout differs between sequences. apart: one call for each sequence.
     """
-    alibi, mask, seed = (options.get(name) for name in ("alibi", "mask", "seed"))
-    own_slopes = _row_per_sequence(alibi, len(lengths))
+    alibi, mask, seed = options.get("alibi"), options.get("mask"), options.get("seed")
     if alibi is None and not apart:
-        groups = [(0, len(lengths))]
-    else:
-        groups = _aligned(lengths, key_lengths, apart or own_slopes is not None)
+        together = mask if len(lengths) == 1 else documents(lengths, key_lengths, mask)
+        queries, keys = slice(0, int(lengths.sum())), slice(0, int(key_lengths.sum()))
+        return [PackedCall(queries, keys, {**options, "mask": together})]
+    own_slopes = _row_per_sequence(alibi, len(lengths))
+    groups = _aligned(lengths, key_lengths, apart or own_slopes is not None)
     starts, key_starts = (np.append(0, np.cumsum(x)) for x in (lengths, key_lengths))
     calls = []
     for i, (first, end) in enumerate(groups):

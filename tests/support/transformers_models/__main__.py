@@ -44,7 +44,7 @@ def classes(module: str) -> list[type]:
         and cls.__module__ == module
         and not name.endswith(("PreTrainedModel", "PretrainedModel"))
         and cls.config_class is not None
-        and cls.forward is not torch.nn.Module.forward
+        and cls.forward.__name__ != torch.nn.Module.forward.__name__
     ]
 
 

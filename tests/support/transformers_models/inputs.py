@@ -78,7 +78,7 @@ def _required(name: str, config: Any, generator: torch.Generator) -> list[Any]:
 
 def _images(model: Any, names: Any, generator: torch.Generator) -> Iterator[dict[str, Any]]:
     """Patches of two images, packed one behind the other."""
-    from support.transformers_models.fixes import GRID, patches
+    from support.transformers_models.known_inputs import GRID, patches
 
     rows = patches(model, generator)
     for name in ("hidden_states", "pixel_values"):

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,28 @@ STATUSES = {
     "same as sdpa": "equal to `sdpa`; eager itself differs from both",
     "wrong": "other numbers than eager",
     "refused": "an error",
-    "unreached": "the forward pass calls no attention function: the tiny model, or this class, has no such layer",
+    "unreached": "the forward pass calls no function of transformers' registry of attention",
     "eager fails": "transformers' own eager model did not take any of the sweep's inputs",
     "not buildable": "no tiny config is known, or a package is missing",
 }
+
+# Why a class was not compared, in plain words: the first pattern that occurs in its name and recorded reason
+REASONS = {
+    "requires the timm library": "its backbone needs the package timm, which the comparison does not install",
+    "'inference_session'": "its forward pass takes a session of a video, not tensors",
+    "KeyError: 'eager'": "it has no eager attention to compare with",
+    "Deimv2DINOv3ConvEncoder": "it is built over a backbone other than its config's default one",
+    "Deimv2LiteEncoder": "it takes the feature maps of a backbone other than its config's default one",
+    "EsmFold2Model": "it takes a record of residues and atoms, not tensors",
+    "Qwen2_5OmniToken2WavModel": "its forward pass solves a differential equation for the sound, without gradients",
+}
+
+
+def _plain(record: dict[str, Any]) -> str:
+    """Why a class was not compared, in plain words where they are known."""
+    text = f"{record['class']} {record.get('reason', '')}"
+    known = next((words for pattern, words in REASONS.items() if re.search(pattern, text)), None)
+    return known or record.get("reason", "")[:80].replace("|", "\\|")
 
 
 def write(records: list[dict[str, Any]], json_path: Path, page: Path) -> None:
@@ -42,10 +61,11 @@ def _short(record: dict[str, Any]) -> str | dict[str, str]:
 
 def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[str, str]) -> str:
     counts = Counter(record["status"] for record in records)
-    by_sdpa = [record for record in records if record.get("sdpa") == "same"]
+    by_sdpa = [r for r in records if r.get("sdpa") == "same" and r["status"] != "unreached"]
     served = [record for record in by_sdpa if record["status"] == "same"]
     compared = [r for r in records if r["status"] in ("same", "same as sdpa", "wrong", "refused")]
-    errors = [max(record["errors"]) for record in records if record["status"] == "same"]
+    errors = [max(r["errors"]) for r in records if r["status"] == "same" and "rounding" not in r]
+    rounded = [r for r in records if "rounding" in r]
     generated = sum(record.get("generates") == "same" for record in records)
     parts = sum("within" in record for record in compared)
     beyond = sum(r["status"] == "same" and r.get("sdpa") in ("refused", "wrong") for r in records)
@@ -59,13 +79,18 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
         "and [the outcome of each class](transformers.json).",
         "",
         '"Same" means that the largest error of the outputs, and that of the gradients of all parameters, is at most '
-        f"1e-4 of the largest number; the largest one that occurred is {max(errors, default=0):.1g}.",
+        f"1e-4 of the largest number; the largest one that occurred is {max(errors, default=0):.1g}."
+        + "".join(
+            f" {r['class']} amplifies rounding: eager itself is {r['rounding']:.1g} from eager in float64, and redblue "
+            f"at most twice as far ({max(r['errors']):.1g} from eager)."
+            for r in rounded
+        ),
         "",
         "| outcome | classes | meaning |",
         "|---|---:|---|",
         *(f"| {name} | {counts[name]:,} | {meaning} |" for name, meaning in STATUSES.items()),
         "",
-        f"- Of the {len(by_sdpa):,} classes that `sdpa` computes right, redblue computes {len(served):,} "
+        f"- Of the {len(by_sdpa):,} classes whose attention `sdpa` computes right, redblue computes {len(served):,} "
         f"({100 * len(served) / max(1, len(by_sdpa)):.1f} %).",
         f"- redblue computes {beyond:,} classes right that `sdpa` refuses or computes wrong.",
         f"- {generated:,} classes also generated the same tokens, from prompts with padding on the left.",
@@ -84,15 +109,15 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
     lines += [
         "",
         "`KeyError: 'redblue'`: the model chooses its attention from a table of its own, not from transformers'",
-        "registry, so that no other implementation can be given to it.",
+        "registry, so that no other implementation can be given to it. Those that `sdpa` takes run on redblue with",
+        '`attn_implementation="sdpa"` inside `redblue.sdpa()`.',
         "",
     ]
     lines += ["## Not compared", "", "| outcome | reason | classes |", "|---|---|---|"]
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for r in records:
-        if r["status"] in ("not buildable", "eager fails"):
-            groups[r["status"], r.get("reason", "")[:80].replace("|", "\\|")].append(r["class"])
+        if r["status"] in ("not buildable", "eager fails", "unreached"):
+            groups[r["status"], _plain(r)].append(r["class"])
     for (status, reason), names in sorted(groups.items(), key=lambda item: -len(item[1])):
-        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-        lines.append(f"| {status} | {reason} | {shown} |")
+        lines.append(f"| {status} | {reason} | {', '.join(sorted(names))} |")
     return "\n".join(lines) + "\n"

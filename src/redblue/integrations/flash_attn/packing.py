@@ -46,13 +46,21 @@ def check_rows(name: str, rows: int, lengths: np.ndarray) -> int:
 class KeyRows:
     """The places of each sequence's keys in k: rows of a packed k (total, ...), or pages (blocks, page, ...).
 
-    lengths: the number of keys of each sequence. firsts: their first positions in the sequence.
+    lengths: the number of keys of each sequence. firsts: their first positions in the sequence, unless all are used in
+    place.
     """
 
     def __init__(
         self, k: Tensor, cu_seqlens_k: Any, block_table: Any = None, seqused_k: Any = None, leftpad_k: Any = None
     ) -> None:
-        whole_lengths = sequence_lengths("cu_seqlens_k", cu_seqlens_k)
+        self.whole_lengths = whole_lengths = sequence_lengths("cu_seqlens_k", cu_seqlens_k)
+        self.total = int(whole_lengths.sum())
+        self.block_table = None
+        self._in_place = block_table is None and seqused_k is None and leftpad_k is None
+        if self._in_place:  # nothing below could change or refuse anything
+            self.lengths = whole_lengths
+            check_rows("k", k.shape[0], whole_lengths)
+            return
         n = len(whole_lengths)
         ends = whole_lengths if seqused_k is None else numbers("seqused_k", seqused_k, n)
         self.firsts = np.zeros_like(ends) if leftpad_k is None else numbers("leftpad_k", leftpad_k, n)
@@ -61,24 +69,23 @@ class KeyRows:
         if ((self.firsts < 0) | (self.firsts > ends)).any():
             raise RedblueError(f"leftpad_k must be 0 to the sequence's used keys, {ends.tolist()}, got {self.firsts}")
         self.lengths = ends - self.firsts
-        self.starts = np.append(0, np.cumsum(whole_lengths))
         of_lengths = "the lengths of cu_seqlens_k" if seqused_k is None else "seqused_k"
-        self.block_table = None if block_table is None else Pages(k, block_table, ends, of_lengths)
-        self.total = int(self.starts[-1])
-        self._in_place = seqused_k is None and leftpad_k is None
         if block_table is None:
             check_rows("k", k.shape[0], whole_lengths)
+        else:
+            self.block_table = Pages(k, block_table, ends, of_lengths)
 
     def packed(self, x: Tensor) -> Tensor:
         """The keys' rows of k or v, one sequence behind the other; a view if they lie in this order."""
-        if self.block_table is None and self._in_place:
+        if self._in_place:
             return rows_of(x, slice(0, self.total))
         sequences = np.repeat(np.arange(len(self.lengths)), self.lengths)
         within = np.arange(len(sequences)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
         positions = within + self.firsts[sequences]
         if self.block_table is not None:
             return self.block_table.rows(x, sequences, positions)
-        return x[torch.from_numpy(self.starts[sequences] + positions).to(x.device)]
+        starts = np.cumsum(self.whole_lengths) - self.whole_lengths
+        return x[torch.from_numpy(starts[sequences] + positions).to(x.device)]
 
 
 class Pages:

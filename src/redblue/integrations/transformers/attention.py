@@ -43,6 +43,7 @@ HARMLESS = {
     "token_type_ids",
     "use_cache",
     "video_grid_thw",
+    "vision_feature_layer",
 }
 BATCHING = "the paged cache of continuous batching is served by `generate_batch`, on CPUs"
 ADVICE = {

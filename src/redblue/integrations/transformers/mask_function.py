@@ -68,14 +68,16 @@ def redblue_mask(
     except recognised.Unknown:
         mask = None
     if q_length * kv_length < SMALL and (padding is not None or mask is None or not isinstance(mask.rule, Window)):
-        return plain(allow_is_causal_skip=False)
+        return plain(**others | {"allow_is_causal_skip": False})
     if mask is None:
         mask = lowered_by_tiles(mask_function, place, use_vmap, device)
     if padding is not None:
         mask = padding if mask.is_full else mask & padding
+    if others.get("allow_is_bidirectional_skip") and used == kv_length:
+        reach = others.get("local_size")  # a window of more keys than there are leaves out none
+        if mask.is_full or (padding is None and reach is not None and kv_length < reach):
+            return None  # as for eager and sdpa: layers that drop keys (Informer) or add some would refuse a mask
     rule = None if mask.is_full else mask
-    if rule is None and used == kv_length and others.get("allow_is_bidirectional_skip"):
-        return None  # as for eager and sdpa: layers whose keys get fewer, such as Informer's, would refuse a mask
     return MaskTensor(rule, used, shape, torch.device(device), dtype if floating else torch.bool)
 
 
