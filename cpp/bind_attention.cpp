@@ -1,5 +1,6 @@
 // Attention: a call as a struct with named fields, and its two passes.
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -308,14 +309,19 @@ std::pair<std::int64_t, std::int64_t> run_paged(const Isa& isa, const redblue::P
   return {moved.reads, moved.writes};
 }
 
-// The call again on arrays at other addresses, of the same shapes and strides.
-std::pair<std::int64_t, std::int64_t> run_paged_on(const Isa& isa, const redblue::PagedCall& call, int threads, Address q,
-                                                   Address k, Address v, Address out, Address lse) {
+// The call again on arrays at other addresses, of the same shapes and strides. lse: 0 if nobody reads it.
+std::pair<std::int64_t, std::int64_t> run_paged_on(const Isa& isa, const redblue::PagedCall& call, int threads,
+                                                   Address q, Address k, Address v, Address out, Address lse) {
   redblue::PagedCall own = call;
   own.common.threads = threads;
   const auto place = [](Array& array, Address address) { array.data = reinterpret_cast<char*>(address); };
   place(own.common.q, q), place(own.common.k, k), place(own.common.v, v);
   place(own.common.out, out), place(own.common.lse, lse);
+  std::unique_ptr<double[]> unread;
+  if (!lse) {
+    unread.reset(new double[call.starts[call.sequences] * call.common.heads]);
+    own.common.lse.data = reinterpret_cast<char*>(unread.get());
+  }
   return run_paged(isa, own);
 }
 

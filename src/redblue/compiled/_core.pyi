@@ -205,8 +205,8 @@ class RowCopy:
         heads: int,
         width: int,
         size: int,
-        source_strides: tuple[int, int, int],
-        cache_strides: tuple[int, int, int, int],
+        source_strides: tuple[int, ...],
+        cache_strides: tuple[int, ...],
     ) -> None: ...
     def run(self, source: int, cache: int, threads: int) -> None:
         """Copy the rows from one address to the other."""
@@ -217,7 +217,10 @@ def attention_paged(isa: Isa, call: PagedCall) -> tuple[int, int]:
 def attention_paged_on(
     isa: Isa, call: PagedCall, threads: int, q: int, k: int, v: int, out: int, lse: int
 ) -> tuple[int, int]:
-    """As attention_paged, with other threads and on arrays at these addresses, of the call's shapes and strides."""
+    """As attention_paged, with other threads and on arrays at these addresses, of the call's shapes and strides.
+
+    lse: 0 if it is not wanted.
+    """
 
 def shared_nodes(call: PagedCall) -> list[tuple[int, int, list[int]]]:
     """Keys that are read together: (first key, stop key, sequences), those of a sequence in ascending order."""

@@ -20,12 +20,7 @@ MOST_RESULTS = 32  # for one table
 Result = TypeVar("Result")
 
 
-class Given(NamedTuple):
-    """An argument in memory. form: its shape and number type."""
-
-    address: int
-    bytes: int
-    form: tuple[Any, ...]
+Given = tuple[int, int, Any, Any]  # an argument in memory: address, bytes, shape and number type
 
 
 class Kept(NamedTuple):
@@ -63,8 +58,10 @@ def _found(arrays: list[Given | None]) -> Kept | None:
             if array is None or copy is None:
                 if array is not copy:
                     break
-            elif array.form != copy[0].form or not _core.same_bytes(array.address, copy[0].address, array.bytes):
-                break
+            else:
+                address, size, shape, dtype = copy[0]
+                if array[3] != dtype or array[2] != shape or not _core.same_bytes(array[0], address, size):
+                    break
         else:
             return kept
     return None
@@ -74,7 +71,7 @@ def _keep(given: tuple[Any, ...], arrays: list[Given | None], facts: Hashable, r
     global _kept
     kept = _found(arrays)
     if kept is None:
-        if sum(array.bytes for array in arrays if array) > MOST_BYTES:
+        if sum(array[1] for array in arrays if array) > MOST_BYTES:
             return
         copies = tuple(array and _copied(array, x) for array, x in zip(arrays, given, strict=True))
         kept = Kept(copies, {})
@@ -89,16 +86,16 @@ def _given(x: Any) -> Given | None:
     if isinstance(x, np.ndarray):
         if not x.flags.c_contiguous or x.dtype.kind not in "iu":
             return None
-        return Given(x.ctypes.data, x.nbytes, (x.shape, x.dtype))
+        return x.ctypes.data, x.nbytes, x.shape, x.dtype
     if not api.is_torch(x) or not x.is_cpu or x.is_nested or x.is_sparse:
         return None
     dtype = x.dtype
     if dtype.is_floating_point or dtype.is_complex or not x.is_contiguous() or x.is_neg():
         return None
-    return Given(x.data_ptr(), x.nbytes, (x.shape, dtype))
+    return x.data_ptr(), x.nbytes, x.shape, dtype
 
 
 def _copied(array: Given, x: Any) -> tuple[Given, np.ndarray]:
     """A copy of the argument, and its memory."""
     copy = np.array(x.detach().numpy() if api.is_torch(x) else x)
-    return array._replace(address=copy.ctypes.data), copy
+    return (copy.ctypes.data, *array[1:]), copy

@@ -40,9 +40,7 @@ class Places(NamedTuple):
     targets: tuple[_Target, ...]
 
     @staticmethod
-    def checked(
-        k: Any, v: Any, k_pages: Any, v_pages: Any, page_table: Any, lengths_k: Any, cu_seqlens: Any
-    ) -> Places:
+    def checked(k: Any, v: Any, k_pages: Any, v_pages: Any, page_table: Any, lengths_k: Any, cu_seqlens: Any) -> Places:
         """Raises RedblueError, naming the argument, unless the arguments fit each other. v's numbers are not read."""
         check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
         check_writable("k_pages", k_pages)
@@ -68,8 +66,8 @@ class Places(NamedTuple):
         """Write the rows. Raises RedblueError where v must be columns of k, and are not."""
         if self.column is not None:
             check_columns(k, v, self.column)
-        caches = (k_pages, v_pages)
-        new = [apart(x, caches) for x in (k, v)]  # before a write could change them
+        caches = k_pages, v_pages
+        new = apart((k, v), caches)
         for target, x, cache in zip(self.targets, new, caches):  # noqa: B905 values may be columns of keys
             if not target.is_packed:
                 x = x.reshape(target.packed)
@@ -103,8 +101,10 @@ def _target(pages: np.ndarray, rows: np.ndarray, flat: int, new: Any, cache: Any
     is_packed = address_of(view) == address_of(new)
     if api.is_torch(cache) and not cache.is_cpu:
         return _Target(packed, is_packed, None)
-    steps = [tuple(x.stride()) if api.is_torch(x) else element_strides(x) for x in (view, cache)]
-    copy = _core.RowCopy(pages.ctypes.data, rows.ctypes.data, flat, *packed[1:], cache.itemsize, *steps)
+    strides = [tuple(x.stride()) if api.is_torch(x) else element_strides(x) for x in (view, cache)]
+    heads, width = packed[1:]
+    at = pages.ctypes.data, rows.ctypes.data
+    copy = _core.RowCopy(*at, flat, heads, width, cache.itemsize, strides[0], strides[1])
     return _Target(packed, is_packed, copy)
 
 

@@ -58,16 +58,22 @@ def ready(call: PagedCall, q: Any, **changed: Any) -> Ready:
     return Ready(core_call, packed, library, out, lse, (held, call.sequences, call.tree))
 
 
-def run(made: Ready, q: Any, k: Any, v: Any) -> tuple[Any, Any, tuple[int, int]]:
-    """The output, of q's shape with d_v in place of d, its log-sum-exps, and the words read and written."""
-    (shape, dtype), (lse_shape, lse_dtype) = made.out, made.lse
+def run(made: Ready, q: Any, k: Any, v: Any, wants_lse: bool = True) -> tuple[Any, Any, tuple[int, int]]:
+    """The output, of q's shape with d_v in place of d, its log-sum-exps, and the words read and written.
+
+    wants_lse: if not, None stands for the log-sum-exps, which saves an allocation.
+    """
     empty, address = made.library.empty, made.library.address
-    out, lse = empty(shape, dtype=dtype), empty(lse_shape, dtype=lse_dtype)
+    (shape, dtype), lse = made.out, None
+    out = empty(shape, dtype=dtype)
+    if wants_lse:
+        shape, dtype = made.lse
+        lse = empty(shape, dtype=dtype)
     if made.call is None:
         return out, lse, (0, 0)
     if made.packed:
         q = q.reshape(made.packed)
-    addresses = address(q), address(k), address(v), address(out), address(lse)
+    addresses = address(q), address(k), address(v), address(out), 0 if lse is None else address(lse)
     return out, lse, paged.forward_on(made.call, api.default_threads(), *addresses)
 
 

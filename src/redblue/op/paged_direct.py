@@ -10,9 +10,9 @@ from redblue.base.dtypes import sum_dtype
 from redblue.kernels.options import Options
 from redblue.masks import Mask
 from redblue.op import api, paged_cpu
-from redblue.op.paged_call import PagedCall, check_cache, type_name
 from redblue.op.known_tables import known
 from redblue.op.paged_append import Places
+from redblue.op.paged_call import PagedCall, check_cache, type_name
 from redblue.op.paged_forms import are_hashable, bytes_into_row, distance_within, form_of
 
 
@@ -25,8 +25,12 @@ def computed(
     cu_seqlens_q: Any,
     prefix_pages: Any,
     options: Options,
+    wants_lse: bool = True,
 ) -> tuple[Any, Any]:
-    """The results of `attention_paged`, contiguous, on arrays or tensors that have values."""
+    """The results of `attention_paged`, contiguous, on arrays or tensors that have values.
+
+    wants_lse: if not, the second one may be None.
+    """
 
     def checked() -> PagedCall:
         return PagedCall.checked(q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, options)
@@ -39,7 +43,7 @@ def computed(
         return paged_cpu.run(paged_cpu.ready(call, call.q), call.q, call.k, call.v)[:2]
     facts = form, bytes_into_row(k_pages, v_pages), prefix_pages, options
     made = known((page_table, lengths_k, cu_seqlens_q), facts, lambda: paged_cpu.ready(checked(), q))
-    return paged_cpu.run(made, q, k_pages, v_pages)[:2]
+    return paged_cpu.run(made, q, k_pages, v_pages, wants_lse)[:2]
 
 
 def appended(

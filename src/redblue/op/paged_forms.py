@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from redblue.kernels.cpu.call import MAX_D
 from redblue.kernels.options import Options
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import api
-
-LONGEST_ROW = 8 * MAX_D  # bytes
 
 
 def form_of(*arrays: Any) -> tuple[Any, ...] | None:
@@ -36,27 +33,34 @@ def address_of(x: Any) -> int:
 
 
 def bytes_into_row(k_pages: Any, v_pages: Any) -> int | None:
-    """Where V begins within the first row of K, or behind it; None: elsewhere, so V is no slice of K's columns."""
+    """Where V begins within the first row of K; None: elsewhere, so V is no slice of K's columns."""
+    row = k_pages.itemsize * (k_pages.shape[-1] if len(k_pages.shape) else 0)
     between = address_of(v_pages) - address_of(k_pages)
-    return between if 0 <= between < LONGEST_ROW else None
+    return between if 0 <= between < row else None
 
 
 def distance_within(k_pages: Any, v_pages: Any) -> int | None:
     """The bytes from K's address to V's, if they may share memory; None: they lie apart."""
-    between = address_of(v_pages) - address_of(k_pages)
-    (k_first, k_stop), (v_first, v_stop) = reach(k_pages), reach(v_pages)
-    return between if k_first < between + v_stop and between + v_first < k_stop else None
+    return address_of(v_pages) - address_of(k_pages) if meet(span_of(k_pages), span_of(v_pages)) else None
 
 
-def reach(x: Any) -> tuple[int, int]:
-    """The bytes of an array or a tensor, as a range that begins and ends so many bytes behind its address."""
+def meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two ranges of addresses overlap."""
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def span_of(x: Any) -> tuple[int, int]:
+    """The range of addresses in which the memory of an array or a tensor lies."""
     if api.is_torch(x):
-        return _reach(x.shape, x.stride(), x.itemsize, x.itemsize)
-    return _reach(x.shape, x.strides, 1, x.itemsize)
+        address, (first, stop) = x.data_ptr(), _reach(x.shape, x.stride(), x.itemsize, x.itemsize)
+    else:
+        address, (first, stop) = x.ctypes.data, _reach(x.shape, x.strides, 1, x.itemsize)
+    return address + first, address + stop
 
 
 @lru_cache(maxsize=1024)
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...], unit: int, size: int) -> tuple[int, int]:
+    """The range of bytes behind an array's address."""
     if 0 in shape:
         return 0, 0
     steps = [unit * stride * (n - 1) for stride, n in zip(strides, shape, strict=True)]

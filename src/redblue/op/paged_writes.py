@@ -8,7 +8,7 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.op import api
-from redblue.op.paged_forms import address_of, distance_within
+from redblue.op.paged_forms import address_of, meet, span_of
 from redblue.op.pages import Sequences
 
 
@@ -31,7 +31,7 @@ def check_writable(name: str, cache: Any) -> None:
 
 
 def column_of(k_pages: Any, v_pages: Any) -> int | None:
-    """The column of k_pages at which v_pages begin, if they are columns of it, so that writing k writes v; else None."""
+    """The column of k_pages at which v_pages begin, if they are its columns, so that writing k writes v; else None."""
     column = _shared_column(k_pages, v_pages)
     d, d_v = (int(x.shape[-1]) for x in (k_pages, v_pages))
     return None if column is None or not 0 <= column <= d - d_v else column
@@ -141,11 +141,16 @@ def _places(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> _Places:
     return _Places((begin[..., None] + np.arange(x.shape[3]) * x.strides[3]).ravel(), x.itemsize)
 
 
-def apart(new: Any, caches: tuple[Any, ...]) -> Any:
-    """The new keys or values; a copy if they may lie in one of the caches, where writing could change them first."""
-    if all(distance_within(new, cache) is None for cache in caches):
-        return new
-    return new.clone() if api.is_torch(new) else new.copy()
+def apart(new: tuple[Any, Any], caches: tuple[Any, Any]) -> list[Any]:
+    """New keys and values; copies of those that may lie in one of the caches, where writing could change them first."""
+    spans = [span_of(cache) for cache in caches]
+    found = []
+    for x in new:
+        own = span_of(x)
+        if meet(own, spans[0]) or meet(own, spans[1]):
+            x = x.clone() if api.is_torch(x) else x.copy()
+        found.append(x)
+    return found
 
 
 def check_places(pages: np.ndarray, rows: np.ndarray, sequences: Sequences, lengths: np.ndarray) -> None:

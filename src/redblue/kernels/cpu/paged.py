@@ -67,5 +67,5 @@ def forward(call: _core.PagedCall, row: _core.Isa | None = None) -> tuple[int, i
 
 
 def forward_on(call: _core.PagedCall, threads: int, *addresses: int) -> tuple[int, int]:
-    """As `forward`, with the call's q, k, v, out and lse at these addresses, and with other threads."""
+    """As `forward`, with other threads and with q, k, v, out and lse at these addresses. lse: 0 for none."""
     return _core.attention_paged_on(isa(), call, threads, *addresses)
