@@ -1,10 +1,12 @@
 // Attention: a call as a struct with named fields, and its two passes.
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "attention/paged.h"
+#include "attention/row_copy.h"
 #include "bindings.h"
 #include "masks/lower.h"
 #include "meter/meter.h"
@@ -270,6 +272,28 @@ void bind_paged_call(nb::module_& m) {
            "v"_a, "out"_a, "lse"_a, "v_in_k"_a = -1, "options"_a);
 }
 
+void bind_row_copy(nb::module_& m) {
+  using redblue::RowCopy;
+  nb::class_<RowCopy>(m, "RowCopy")
+      .def(
+          "__init__",
+          [](RowCopy* self, Address pages, Address rows, std::int64_t count, std::int64_t heads, std::int64_t width,
+             std::int64_t size, const std::array<std::int64_t, 3>& from, const std::array<std::int64_t, 4>& to) {
+            new (self) RowCopy{pointer<std::int64_t>(pages), pointer<std::int64_t>(rows), count, heads, width, size,
+                               from[0] * size, from[1] * size, from[2] * size,
+                               to[0] * size, to[1] * size, to[2] * size, to[3] * size};
+          },
+          "pages"_a, "rows"_a, "count"_a, "heads"_a, "width"_a, "size"_a, "source_strides"_a,
+          "cache_strides"_a)
+      .def(
+          "run",
+          [](const RowCopy& self, Address from, Address to, int threads) {
+            const nb::gil_scoped_release others_may_run;
+            self.run(pointer<char>(from), reinterpret_cast<char*>(to), threads);
+          },
+          "source"_a, "cache"_a, "threads"_a);
+}
+
 // The nodes of a call's page tables: (first key, stop key, members) each.
 nb::list nodes_of(const redblue::PagedCall& call) {
   nb::list nodes;
@@ -283,6 +307,22 @@ std::pair<std::int64_t, std::int64_t> run_paged(const Isa& isa, const redblue::P
   const redblue::Measured measured;
   const redblue::Moved moved = redblue::forward(call, isa);
   return {moved.reads, moved.writes};
+}
+
+// The call again on arrays at other addresses, of the same shapes and strides. lse: 0 if nobody reads it.
+std::pair<std::int64_t, std::int64_t> run_paged_on(const Isa& isa, const redblue::PagedCall& call, int threads,
+                                                   Address q, Address k, Address v, Address out, Address lse) {
+  redblue::PagedCall own = call;
+  own.common.threads = threads;
+  const auto place = [](Array& array, Address address) { array.data = reinterpret_cast<char*>(address); };
+  place(own.common.q, q), place(own.common.k, k), place(own.common.v, v);
+  place(own.common.out, out), place(own.common.lse, lse);
+  std::unique_ptr<double[]> unread;
+  if (!lse) {
+    unread.reset(new double[call.starts[call.sequences] * call.common.heads]);
+    own.common.lse.data = reinterpret_cast<char*>(unread.get());
+  }
+  return run_paged(isa, own);
 }
 
 template <redblue::Moved (*pass)(const Call&, const Isa&)>
@@ -302,7 +342,9 @@ void bind_attention(nb::module_& m) {
   bind_mask(m);
   bind_call(m);
   bind_paged_call(m);
+  bind_row_copy(m);
   m.def("attention_paged", run_paged, "isa"_a, "call"_a);
+  m.def("attention_paged_on", run_paged_on, "isa"_a, "call"_a, "threads"_a, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a);
   m.def("shared_nodes", nodes_of, "call"_a);
   m.def(
       "same_bytes",

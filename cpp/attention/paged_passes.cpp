@@ -12,7 +12,7 @@ namespace redblue {
 namespace {
 
 constexpr std::int64_t kPiece = 1024;      // keys that few rows walk through in one task
-constexpr std::size_t kKeptBytes = std::size_t(1) << 26;  // of the parts of a call, for the next one
+constexpr std::size_t kKeptBytes = std::size_t(1) << 24;  // of the parts of a call, for the next one of the thread
 constexpr std::int64_t kFewRows = 256;     // more rows are tasks enough: their keys are not cut into pieces
 
 std::size_t bytes_of(Number number) {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "attention/paged.h"
+#include "attention/row_copy.h"
 #include "tests/draws.h"
 
 namespace {
@@ -124,6 +125,29 @@ void one_paged_call(const Isa& isa) {
   for (std::int64_t b = 0; b < random.sequences; b++)
     for (std::int64_t h = 0; h < random.heads; h++)
       for (std::int64_t i = 0; i < random.starts[b + 1] - random.starts[b]; i++) random.compare_row(b, h, i);
+}
+
+// Rows of bytes, written into pages of exactly their size, heads within rows or around them.
+void one_row_copy() {
+  const std::int64_t heads = pick(1, 3), width = pick(1, 40), page = pick(1, 16), pages = pick(1, 2000);
+  const std::int64_t row = heads * width, count = pick(0, pages * page);
+  const bool outside = chance(0.5), spread = chance(0.3);  // spread: columns of the source are `count` apart
+  std::vector<char> from(count * row), to(pages * page * row, 0);
+  for (char& x : from) x = char(pick(1, 100));
+  std::vector<std::int64_t> at(count), rows(count);
+  for (std::int64_t i = 0; i < count; i++) at[i] = pages - 1 - i / page, rows[i] = i % page;
+  RowCopy copy{at.data(), rows.data(), count, heads, width, 1};
+  copy.from_row = spread ? 1 : row, copy.from_head = spread ? count * width : width;
+  copy.from_column = spread ? count : 1;
+  copy.to_page = page * row, copy.to_row = outside ? width : row, copy.to_head = outside ? page * width : width;
+  copy.to_column = 1;
+  copy.run(from.data(), to.data(), int(pick(1, 4)));
+  for (std::int64_t i = 0; i < count * row; i++) {
+    const std::int64_t r = i / row, h = i % row / width, c = i % width;
+    const char is = to[at[r] * copy.to_page + rows[r] * copy.to_row + h * copy.to_head + c];
+    const char wanted = from[r * copy.from_row + h * copy.from_head + c * copy.from_column];
+    if (is != wanted) throw Failure("row copy: row " + std::to_string(r) + " of head " + std::to_string(h));
+  }
 }
 
 }  // namespace

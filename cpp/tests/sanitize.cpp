@@ -376,6 +376,7 @@ int main(int count, char** arguments) {
         generator.seed(seed * 1000003 + call);
         one_call(isa);
         one_paged_call(isa);
+        one_row_copy();
       } catch (const Failure& failure) {
         std::printf("FAILED: seed %llu, call %ld: %s\n", static_cast<unsigned long long>(seed), call, failure.what());
         return 1;

@@ -17,6 +17,7 @@ from benchmarks.cpu.paged.calls import HEADS_OUTSIDE, ROWS_OUTSIDE, Call, attend
 from benchmarks.cpu.paged.gate import gate
 from benchmarks.cpu.paged.gathered import gathered
 from benchmarks.cpu.paged.grid import measures as grid
+from benchmarks.cpu.paged.huge_pages import huge_bytes
 from benchmarks.cpu.paged.measures import Measure, Settings, peer_figures, roof_figures
 from benchmarks.cpu.paged.others import Other
 
@@ -278,3 +279,18 @@ def test_another_python_is_asked_by_lines(tmp_path):
     assert other.load(GQA) == "it is Monday"
     other.close()
     assert other.versions == {"vLLM": "1"}
+
+
+def test_huge_pages_are_read_from_the_mappings_of_the_tensor():
+    lines = [
+        "1000-3000 rw-p 00000000 00:00 0 ",
+        "Size:                  8 kB",
+        "AnonHugePages:      2048 kB",
+        "3000-5000 rw-p 00000000 00:00 0 ",
+        "AnonHugePages:      4096 kB",
+        "7000-9000 r--p 00000000 00:00 0    /usr/lib/some-library.so",
+        "AnonHugePages:      6144 kB",
+    ]
+    assert huge_bytes(lines, 0x1800, 0x3000) == 2 << 20
+    assert huge_bytes(lines, 0x2FFF, 0x3001) == 6 << 20
+    assert huge_bytes(lines, 0x5000, 0x7000) == 0

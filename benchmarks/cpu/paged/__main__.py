@@ -37,6 +37,7 @@ from benchmarks.cpu.paged.calls import inputs
 from benchmarks.cpu.paged.contenders import redblue
 from benchmarks.cpu.paged.gate import gate
 from benchmarks.cpu.paged.grid import measures
+from benchmarks.cpu.paged.huge_pages import huge_share
 from benchmarks.cpu.paged.measures import Measure, Settings, checked
 from benchmarks.cpu.paged.others import PYTHONS, VLLM, ZENTORCH, Other
 from benchmarks.cpu.paged.page import draw, tables
@@ -212,7 +213,7 @@ def main() -> None:
     facts = attention.about(Bench(given.rounds, given.seconds, given.alone), load)
     facts["versions"] |= {"transformers": metadata.version("transformers")}
     facts |= {"complete": False, "absent": settings.absent, "core": core()}
-    facts["huge_pages"] = os.environ[HUGE_PAGES] == "1"
+    facts["huge_pages"] = huge_share() > 0.9
     journal = Journal(path, facts, given.resume)
     try:
         if given.check:

@@ -190,8 +190,37 @@ class PagedCall:
         **options: float | Array | None,
     ) -> None: ...
 
+class RowCopy:
+    """New keys or values to be written into a cache: row i goes to row rows[i] of page pages[i].
+
+    pages, rows: addresses of `count` int64, of places within the cache. A row has heads x width numbers of `size`
+    bytes. Strides in numbers, of (row, head, column) of the source and of (page, row, head, column) of the cache.
+    """
+
+    def __init__(
+        self,
+        pages: int,
+        rows: int,
+        count: int,
+        heads: int,
+        width: int,
+        size: int,
+        source_strides: tuple[int, ...],
+        cache_strides: tuple[int, ...],
+    ) -> None: ...
+    def run(self, source: int, cache: int, threads: int) -> None:
+        """Copy the rows from one address to the other."""
+
 def attention_paged(isa: Isa, call: PagedCall) -> tuple[int, int]:
     """Write out and lse. Returns the words read and written between tiles and arrays, entries of tables included."""
+
+def attention_paged_on(
+    isa: Isa, call: PagedCall, threads: int, q: int, k: int, v: int, out: int, lse: int
+) -> tuple[int, int]:
+    """As attention_paged, with other threads and on arrays at these addresses, of the call's shapes and strides.
+
+    lse: 0 if it is not wanted.
+    """
 
 def shared_nodes(call: PagedCall) -> list[tuple[int, int, list[int]]]:
     """Keys that are read together: (first key, stop key, sequences), those of a sequence in ascending order."""

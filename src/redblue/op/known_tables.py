@@ -1,83 +1,101 @@
-"""Checked page tables and lengths, kept between calls: the layers of a model all give the same ones.
+"""What was found out about page tables and lengths, kept between calls: the layers of a model all give the same ones.
 
-Engines change tables in place, so a kept table serves a call only if all its bytes are those that were checked.
+Engines change tables in place, so a kept result serves a call only if all bytes of its tables are those of before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from redblue.compiled import _core
 from redblue.op import api
-from redblue.op.pages import Sequences
 
 MOST = 8  # tables that are kept
 MOST_BYTES = 1 << 22  # of a call's numbers, to be kept
+MOST_RESULTS = 32  # for one table
+
+Result = TypeVar("Result")
 
 
-class Given(NamedTuple):
-    """An argument in memory. form: its shape and number type."""
-
-    address: int
-    bytes: int
-    form: tuple[Any, ...]
+Given = tuple[int, int, Any, Any]  # an argument in memory: address, bytes, shape and number type
 
 
 class Kept(NamedTuple):
-    """Copies of the arguments of an earlier call (None: not given), and the sequences that they describe."""
+    """Copies of the arguments of an earlier call (None: not given), and results by what else they depend on."""
 
-    facts: tuple[Any, ...]
     copies: tuple[tuple[Given, np.ndarray] | None, ...]
-    sequences: Sequences
+    results: dict[Hashable, Any]
 
 
 _kept: tuple[Kept, ...] = ()
 
 
-def known(given: tuple[Any, ...], facts: tuple[Any, ...], check: Callable[[], Sequences]) -> Sequences:
-    """The sequences that `check` makes of the given tables and lengths, or those of an earlier call with equal ones.
+def known(given: tuple[Any, ...], facts: Hashable, make: Callable[[], Result]) -> Result:
+    """What `make` returns for the given tables and lengths, or has returned for equal ones.
 
-    facts: everything else that the result depends on, hashable or not, but comparable. What `check` raises, it raises.
+    facts: everything else that the result depends on. What `make` raises, it raises.
     """
-    global _kept
-    arrays = tuple(None if x is None else _given(x) for x in given)
-    if any(array is None and x is not None for array, x in zip(arrays, given, strict=True)):
-        return check()
+    arrays = []
+    for x in given:
+        array = None if x is None else _given(x)
+        if array is None and x is not None:
+            return make()
+        arrays.append(array)
+    kept = _found(arrays)
+    if kept and facts in kept.results:
+        return kept.results[facts]
+    result = make()
+    _keep(given, arrays, facts, result)
+    return result
+
+
+def _found(arrays: list[Given | None]) -> Kept | None:
     for kept in _kept:
-        if kept.facts == facts and all(map(_same, arrays, kept.copies)):
-            return kept.sequences
-    sequences = check()
-    if sum(array.bytes for array in arrays if array) <= MOST_BYTES:
-        copies = tuple(None if x is None else _copied(array, x) for array, x in zip(arrays, given, strict=True))
-        _kept = (Kept(facts, copies, sequences), *_kept[: MOST - 1])
-    return sequences
+        for array, copy in zip(arrays, kept.copies):  # noqa: B905 as many of both: strict costs time
+            if array is None or copy is None:
+                if array is not copy:
+                    break
+            else:
+                address, size, shape, dtype = copy[0]
+                if array[3] != dtype or array[2] != shape or not _core.same_bytes(array[0], address, size):
+                    break
+        else:
+            return kept
+    return None
+
+
+def _keep(given: tuple[Any, ...], arrays: list[Given | None], facts: Hashable, result: Any) -> None:
+    global _kept
+    kept = _found(arrays)
+    if kept is None:
+        if sum(array[1] for array in arrays if array) > MOST_BYTES:
+            return
+        copies = tuple(array and _copied(array, x) for array, x in zip(arrays, given, strict=True))
+        kept = Kept(copies, {})
+        _kept = (kept, *_kept[: MOST - 1])
+    if len(kept.results) >= MOST_RESULTS:
+        kept.results.clear()
+    kept.results[facts] = result
 
 
 def _given(x: Any) -> Given | None:
-    """The argument, if it is a contiguous array or tensor of the CPU; else None."""
+    """The argument, if it is a contiguous array or tensor of whole numbers on the CPU; else None."""
     if isinstance(x, np.ndarray):
         if not x.flags.c_contiguous or x.dtype.kind not in "iu":
             return None
-        return Given(x.ctypes.data, x.nbytes, (x.shape, x.dtype))
-    if not api.is_torch(x) or not x.is_cpu or x.is_nested or x.is_sparse or x.is_floating_point():
+        return x.ctypes.data, x.nbytes, x.shape, x.dtype
+    if not api.is_torch(x) or not x.is_cpu or x.is_nested or x.is_sparse:
         return None
-    if x.is_complex() or not x.is_contiguous() or x.is_neg():
+    dtype = x.dtype
+    if dtype.is_floating_point or dtype.is_complex or not x.is_contiguous() or x.is_neg():
         return None
-    return Given(x.data_ptr(), x.nbytes, (x.shape, x.dtype))
+    return x.data_ptr(), x.nbytes, x.shape, dtype
 
 
-def _same(array: Given | None, copy: tuple[Given, np.ndarray] | None) -> bool:
-    if array is None or copy is None:
-        return array is None and copy is None
-    kept = copy[0]
-    return array.form == kept.form and _core.same_bytes(array.address, kept.address, array.bytes)
-
-
-def _copied(array: Given | None, x: Any) -> tuple[Given, np.ndarray]:
+def _copied(array: Given, x: Any) -> tuple[Given, np.ndarray]:
     """A copy of the argument, and its memory."""
-    assert array is not None
     copy = np.array(x.detach().numpy() if api.is_torch(x) else x)
-    return array._replace(address=copy.ctypes.data), copy
+    return (copy.ctypes.data, *array[1:]), copy

@@ -27,6 +27,9 @@ class PagedArguments(TypedDict, total=False):
     alibi: Any
 
 
+_OPTIONS = frozenset(PagedArguments.__annotations__)
+
+
 @documented(PagedArguments)
 def attention_paged(
     q: Any,
@@ -60,16 +63,17 @@ def attention_paged(
     """
     check_flag("return_lse", return_lse)
     for name in options:
-        if name not in PagedArguments.__annotations__:
+        if name not in _OPTIONS:
             raise TypeError(f"attention_paged() got an unexpected keyword argument {name!r}")
-    run = paged_direct.computed
+    given = q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages
+    record = options_of("attention_paged", options)
     if api.is_torch(q):
         from redblue.op.pytorch import paged_ops
 
         if paged_ops.observed(q, k_pages, v_pages):
-            run = paged_ops.attention_paged
-    record = options_of("attention_paged", options)
-    out, lse = run(q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, record)
+            out, lse = paged_ops.attention_paged(*given, record)
+            return (out, lse) if return_lse else out
+    out, lse = paged_direct.computed(*given, record, return_lse)
     return (out, lse) if return_lse else out
 
 

@@ -55,7 +55,7 @@ class PagedCall(NamedTuple):
                 starts, lengths, table_of(page_table, lengths, page, pages, ("page_table", "lengths_k")), page
             )
 
-        sequences = known((page_table, lengths_k, cu_seqlens_q), (q.shape[:-2], page, pages), sequences_of)
+        sequences = known((page_table, lengths_k, cu_seqlens_q), (tuple(q.shape[:-2]), page, pages), sequences_of)
         mask, tree = _mask_and_tree(options.mask, q, sequences.total)
         options = checked(options._replace(mask=mask))
         if options.bias is not None and len(q.shape) != 4:

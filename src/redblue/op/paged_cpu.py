@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,34 +18,63 @@ from redblue.op.paged_call import PagedCall, type_name
 Memory = tuple[int, tuple[int, ...]]  # an address, and strides in elements
 
 
-def attend(call: PagedCall) -> tuple[Any, Any]:
-    """The output, of the call's shape, and its log-sum-exps."""
-    return run(call)[:2]
+class Ready(NamedTuple):
+    """A checked call, to run on arrays of the shapes, strides, types and relative places of those it was made from.
+
+    call: None if there is nothing to compute. packed: the shape to which q must be copied, None if it lies so. library:
+    of the arrays. out, lse: their shapes and types. held: the memory that `call` points into.
+    """
+
+    call: _core.PagedCall | None
+    packed: tuple[int, ...] | None
+    library: _Library
+    out: tuple[tuple[int, ...], Any]
+    lse: tuple[tuple[int, ...], Any]
+    held: Any
 
 
-def run(call: PagedCall, **changed: Any) -> tuple[Any, Any, tuple[int, int]]:
-    """As `attend`, and the words that were read and written. changed: arguments of the kernel's call."""
+def ready(call: PagedCall, q: Any, **changed: Any) -> Ready:
+    """The call for the core. q: as it was given. changed: arguments of the kernel's call."""
     dtype = type_name(call.q)
     sizes = sizes_of(call)
-    out, lse = _memory(call, call.shape, dtype), _memory(call, call.shape[:-1], sum_dtype(dtype))
+    library = _library_of(call.q)
+    out, lse = (call.shape, call.q.dtype), (call.shape[:-1], library.dtype(sum_dtype(dtype)))
     if not sizes.kv_heads or not call.sequences.total:
-        return out, lse, (0, 0)
+        return Ready(None, None, library, out, lse, None)
     memory_of = _tensor_memory if api.is_torch(call.q) else _array_memory
-    (q, of_q), k, v = memory_of(call.q), memory_of(call.k), memory_of(call.v)
+    (address, of_q), k, v = memory_of(call.q), memory_of(call.k), memory_of(call.v)
     held, arguments = _options(call, sizes, dtype)
-    packed_call = paged.call_of(
+    core_call = paged.call_of(
         sizes,
         dtype,
-        Array(q, (of_q[1], of_q[0], of_q[2])),  # heads first
+        Array(address, (of_q[1], of_q[0], of_q[2])),  # heads first
         paged.Cache(_heads_second(k), _heads_second(v), v_in_k(call.k, k, v, sizes)),
-        Array(memory_of(out)[0], (sizes.d_v, sizes.heads * sizes.d_v, 1)),
-        Array(memory_of(lse)[0], (1, sizes.heads, 1)),
+        Array(0, (sizes.d_v, sizes.heads * sizes.d_v, 1)),
+        Array(0, (1, sizes.heads, 1)),
         sequences=_sequences(call),
         **(arguments | changed),
     )
-    words = paged.forward(packed_call)
-    del held  # the memory of converted options must last until here
-    return out, lse, words
+    packed = None if address == library.address(q) else tuple(call.q.shape)
+    return Ready(core_call, packed, library, out, lse, (held, call.sequences, call.tree))
+
+
+def run(made: Ready, q: Any, k: Any, v: Any, wants_lse: bool = True) -> tuple[Any, Any, tuple[int, int]]:
+    """The output, of q's shape with d_v in place of d, its log-sum-exps, and the words read and written.
+
+    wants_lse: if not, None stands for the log-sum-exps, which saves an allocation.
+    """
+    empty, address = made.library.empty, made.library.address
+    (shape, dtype), lse = made.out, None
+    out = empty(shape, dtype=dtype)
+    if wants_lse:
+        shape, dtype = made.lse
+        lse = empty(shape, dtype=dtype)
+    if made.call is None:
+        return out, lse, (0, 0)
+    if made.packed:
+        q = q.reshape(made.packed)
+    addresses = address(q), address(k), address(v), address(out), 0 if lse is None else address(lse)
+    return out, lse, paged.forward_on(made.call, api.default_threads(), *addresses)
 
 
 def sizes_of(call: PagedCall) -> Sizes:
@@ -61,7 +90,7 @@ def _options(call: PagedCall, sizes: Sizes, dtype: str) -> tuple[list[Any], dict
     """The options as the core takes them, and the memory that they point into."""
     options, held = call.options, []
     sums = sum_dtype(dtype)
-    arguments: dict[str, Any] = {**options.numbers(sizes), "threads": api.default_threads()}
+    arguments: dict[str, Any] = options.numbers(sizes)
     for name, rules, x in options.present_arrays():
         if not rules.own_type:
             x = _converted(x, sums)
@@ -102,12 +131,20 @@ def v_in_k(pages: Any, k: Memory, v: Memory, sizes: Sizes) -> int:
 # Arrays and tensors alike ---------------------------------------------------------------------------------------------
 
 
-def _memory(call: PagedCall, shape: tuple[int, ...], dtype: str) -> Any:
-    if api.is_torch(call.q):
-        import torch
+class _Library(NamedTuple):
+    """Functions of PyTorch or of NumPy. dtype: the library's type of a name."""
 
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    return np.empty(shape, call.q.dtype if dtype == type_name(call.q) else dtype)
+    empty: Any
+    address: Any
+    dtype: Any
+
+
+def _library_of(x: Any) -> _Library:
+    if not api.is_torch(x):
+        return _Library(np.empty, lambda x: x.ctypes.data, np.dtype)
+    import torch
+
+    return _Library(torch.empty, torch.Tensor.data_ptr, lambda name: getattr(torch, name))
 
 
 def _tensor_memory(x: Any) -> Memory:

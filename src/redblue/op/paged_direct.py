@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from redblue.base.dtypes import sum_dtype
-from redblue.base.errors import RedblueError
 from redblue.kernels.options import Options
 from redblue.masks import Mask
 from redblue.op import api, paged_cpu
-from redblue.op.paged_call import PagedCall, check_cache, packed_rows, type_name
-from redblue.op.paged_writes import apart, are_columns, check_apart, check_places, check_writable
-from redblue.op.pages import Sequences, lengths_of, table_of
+from redblue.op.known_tables import known
+from redblue.op.paged_append import Places
+from redblue.op.paged_call import PagedCall, check_cache, type_name
+from redblue.op.paged_forms import are_hashable, bytes_into_row, distance_within, form_of
 
 
 def computed(
@@ -25,52 +25,44 @@ def computed(
     cu_seqlens_q: Any,
     prefix_pages: Any,
     options: Options,
+    wants_lse: bool = True,
 ) -> tuple[Any, Any]:
-    """The results of `attention_paged`, contiguous, on arrays or tensors that have values."""
-    call = PagedCall.checked(q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, options)
-    return paged_cpu.attend(call) if _on_cpu(call) else _on_gpu(call, page_table) or _gathered(call)
+    """The results of `attention_paged`, contiguous, on arrays or tensors that have values.
+
+    wants_lse: if not, the second one may be None.
+    """
+
+    def checked() -> PagedCall:
+        return PagedCall.checked(q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, options)
+
+    form = form_of(q, k_pages, v_pages)
+    if form is None or not are_hashable(prefix_pages, options):
+        call = checked()
+        if not _on_cpu(call):
+            return _on_gpu(call, page_table) or _gathered(call)
+        return paged_cpu.run(paged_cpu.ready(call, call.q), call.q, call.k, call.v)[:2]
+    facts = form, bytes_into_row(k_pages, v_pages), prefix_pages, options
+    made = known((page_table, lengths_k, cu_seqlens_q), facts, lambda: paged_cpu.ready(checked(), q))
+    return paged_cpu.run(made, q, k_pages, v_pages, wants_lse)[:2]
 
 
 def appended(
     k: Any, v: Any, k_pages: Any, v_pages: Any, page_table: Any, lengths_k: Any, cu_seqlens: Any
 ) -> np.ndarray:
     """`append_paged` on arrays or tensors that have values."""
-    k, v, k_pages, v_pages = check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
-    check_writable("k_pages", k_pages)
-    check_writable("v_pages", v_pages)
-    starts, flat = packed_rows("k", k, cu_seqlens, "cu_seqlens")
-    if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
-        raise RedblueError(f"v must have the rows and heads of k, {tuple(k.shape[:-1])}, got {tuple(v.shape[:-1])}")
-    for name, new, cache in (("k", k, k_pages), ("v", v, v_pages)):
-        if tuple(new.shape[-2:]) != tuple(cache.shape[2:]):
-            raise RedblueError(
-                f"{name} must have the heads and width of {name}_pages, {tuple(cache.shape[2:])}, "
-                f"got {tuple(new.shape[-2:])}"
-            )
-    one = are_columns(k, v, k_pages, v_pages)
-    lengths = lengths_of("lengths_k", lengths_k, len(starts) - 1)
-    ends = lengths + np.diff(starts)
-    page = int(k_pages.shape[1])
-    table = table_of(page_table, ends, page, int(k_pages.shape[0]), ("page_table", "the new lengths"))
-    sequences = Sequences(starts, ends, table, page)
-    parts = [sequences.places(b, int(lengths[b]), int(ends[b])) for b in range(len(sequences))]
-    if not parts:
-        return ends
-    pages, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
-    check_places(pages, rows, sequences, lengths)
-    if not one:
-        check_apart(k_pages, v_pages, pages, rows, sequences, lengths)
-    k, v = (apart(x, (k_pages, v_pages)) for x in (k, v))
-    for new, cache in ((k, k_pages),) if one else ((k, k_pages), (v, v_pages)):
-        new = new.reshape(flat, *new.shape[-2:])
-        if api.is_torch(cache):
-            import torch
 
-            at = tuple(torch.from_numpy(x).to(cache.device) for x in (pages, rows))
-            cache[at] = new
-        else:
-            cache[pages, rows] = new
-    return ends
+    def checked() -> Places:
+        return Places.checked(k, v, k_pages, v_pages, page_table, lengths_k, cu_seqlens)
+
+    form = form_of(k, v, k_pages, v_pages)
+    if form is None:
+        k, v, k_pages, v_pages = check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
+        places = checked()
+    else:
+        facts = form, distance_within(k_pages, v_pages)
+        places = known((page_table, lengths_k, cu_seqlens), facts, checked)
+    places.write(k, v, k_pages, v_pages)
+    return places.ends.copy()
 
 
 def _on_cpu(call: PagedCall) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.op import api
+from redblue.op.paged_forms import address_of, meet, span_of
 from redblue.op.pages import Sequences
 
 
@@ -29,20 +30,27 @@ def check_writable(name: str, cache: Any) -> None:
         reach += stride * (size - 1)
 
 
-def are_columns(k: Any, v: Any, k_pages: Any, v_pages: Any) -> bool:
-    """Whether v_pages are columns of k_pages, so that writing k writes v.
-
-    Raises RedblueError if they are, and v are not these columns of k.
-    """
+def column_of(k_pages: Any, v_pages: Any) -> int | None:
+    """The column of k_pages at which v_pages begin, if they are its columns, so that writing k writes v; else None."""
     column = _shared_column(k_pages, v_pages)
     d, d_v = (int(x.shape[-1]) for x in (k_pages, v_pages))
-    if column is None or not 0 <= column <= d - d_v:
-        return False
-    columns = k[..., column : column + d_v]
+    return None if column is None or not 0 <= column <= d - d_v else column
+
+
+def check_columns(k: Any, v: Any, column: int) -> None:
+    """Raise RedblueError unless v are the columns of k from this one on."""
+    columns = k[..., column : column + int(v.shape[-1])]
+    if _same_memory(columns, v):
+        return
     if not bool(((columns == v) | ((columns != columns) & (v != v))).all()):
-        where = f"columns {column} to {column + d_v - 1}"
+        where = f"columns {column} to {column + int(v.shape[-1]) - 1}"
         raise RedblueError(f"v must be {where} of k, because v_pages are these columns of k_pages")
-    return True
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    if address_of(a) != address_of(b) or a.dtype != b.dtype:
+        return False
+    return a.stride() == b.stride() if api.is_torch(a) else a.strides == b.strides
 
 
 class _Described:
@@ -133,11 +141,16 @@ def _places(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> _Places:
     return _Places((begin[..., None] + np.arange(x.shape[3]) * x.strides[3]).ravel(), x.itemsize)
 
 
-def apart(new: Any, caches: tuple[Any, ...]) -> Any:
-    """The new keys or values; a copy if they may lie in one of the caches, where writing could change them first."""
-    if not any(np.may_share_memory(_memory(new), _memory(cache)) for cache in caches):
-        return new
-    return new.clone() if api.is_torch(new) else new.copy()
+def apart(new: tuple[Any, Any], caches: tuple[Any, Any]) -> list[Any]:
+    """New keys and values; copies of those that may lie in one of the caches, where writing could change them first."""
+    spans = [span_of(cache) for cache in caches]
+    found = []
+    for x in new:
+        own = span_of(x)
+        if meet(own, spans[0]) or meet(own, spans[1]):
+            x = x.clone() if api.is_torch(x) else x.copy()
+        found.append(x)
+    return found
 
 
 def check_places(pages: np.ndarray, rows: np.ndarray, sequences: Sequences, lengths: np.ndarray) -> None:

@@ -50,5 +50,6 @@ def test_words_are_those_of_the_schedule(seed, prefix):
     options = options_of("attention_paged", {"mask": problem.mask})
     starts = np.cumsum([0, *problem.queries])
     call = PagedCall.checked(q, k, v, table, list(problem.keys), starts, prefix, options)
-    counted = paged_cpu.run(call, tile=Tile(rows, 96, 1))[2]
+    ready = paged_cpu.ready(call, call.q, tile=Tile(rows, 96, 1))
+    counted = paged_cpu.run(ready, call.q, call.k, call.v)[2]
     assert counted == paged.words(problem, paged.Tiles(rows=rows, piece=PIECE, few=FEW), prefix)

@@ -36,7 +36,7 @@ def call_of(
     lse: Array,
     *,
     sequences: _core.Sequences,
-    threads: int,
+    threads: int = 1,
     tile: Tile | None = None,
     **options: Any,
 ) -> _core.PagedCall:
@@ -64,3 +64,8 @@ def call_of(
 def forward(call: _core.PagedCall, row: _core.Isa | None = None) -> tuple[int, int]:
     """Write out and lse. Returns the words read and written between tiles and arrays, entries of tables included."""
     return _core.attention_paged(row or isa(), call)
+
+
+def forward_on(call: _core.PagedCall, threads: int, *addresses: int) -> tuple[int, int]:
+    """As `forward`, with other threads and with q, k, v, out and lse at these addresses. lse: 0 for none."""
+    return _core.attention_paged_on(isa(), call, threads, *addresses)

@@ -1,0 +1,116 @@
+"""Where new keys and values go in a paged cache, and the write."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redblue.base.errors import RedblueError
+from redblue.compiled import _core
+from redblue.kernels.cpu.arrays import element_strides
+from redblue.op import api
+from redblue.op.paged_call import check_cache, packed_rows
+from redblue.op.paged_forms import address_of
+from redblue.op.paged_writes import apart, check_apart, check_columns, check_places, check_writable, column_of
+from redblue.op.pages import Sequences, lengths_of, table_of
+
+
+class _Target(NamedTuple):
+    """One cache. packed: the shape of its new rows. copy: what the core does; None for a cache that is not on the CPU.
+
+    As `Ready` of redblue.op.paged_cpu, it serves all arrays of the shapes, strides and types of those it was made from.
+    """
+
+    packed: tuple[int, ...]
+    is_packed: bool  # whether new rows lie so already
+    copy: _core.RowCopy | None
+
+
+class Places(NamedTuple):
+    """The checked places of new keys and values: pages and rows (total,), int64.
+
+    ends: the new lengths. column: that of K at which V begins, so that one write is enough; None: two writes.
+    """
+
+    pages: np.ndarray
+    rows: np.ndarray
+    ends: np.ndarray
+    column: int | None
+    targets: tuple[_Target, ...]
+
+    @staticmethod
+    def checked(k: Any, v: Any, k_pages: Any, v_pages: Any, page_table: Any, lengths_k: Any, cu_seqlens: Any) -> Places:
+        """Raises RedblueError, naming the argument, unless the arguments fit each other. v's numbers are not read."""
+        check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
+        check_writable("k_pages", k_pages)
+        check_writable("v_pages", v_pages)
+        starts, flat = packed_rows("k", k, cu_seqlens, "cu_seqlens")
+        _check_rows(k, v, k_pages, v_pages)
+        lengths = lengths_of("lengths_k", lengths_k, len(starts) - 1)
+        ends = lengths + np.diff(starts)
+        page = int(k_pages.shape[1])
+        table = table_of(page_table, ends, page, int(k_pages.shape[0]), ("page_table", "the new lengths"))
+        sequences = Sequences(starts, ends, table, page)
+        parts = [sequences.places(b, int(lengths[b]), int(ends[b])) for b in range(len(sequences))]
+        none = np.zeros(0, np.int64)
+        pages, rows = (np.concatenate(part) for part in zip((none, none), *parts, strict=True))
+        check_places(pages, rows, sequences, lengths)
+        column = column_of(k_pages, v_pages)
+        if column is None:
+            check_apart(k_pages, v_pages, pages, rows, sequences, lengths)
+        written = ((k, k_pages), (v, v_pages))[: 2 if column is None else 1]
+        return Places(pages, rows, ends, column, tuple(_target(pages, rows, flat, *pair) for pair in written))
+
+    def write(self, k: Any, v: Any, k_pages: Any, v_pages: Any) -> None:
+        """Write the rows. Raises RedblueError where v must be columns of k, and are not."""
+        if self.column is not None:
+            check_columns(k, v, self.column)
+        caches = k_pages, v_pages
+        new = apart((k, v), caches)
+        for target, x, cache in zip(self.targets, new, caches):  # noqa: B905 values may be columns of keys
+            if not target.is_packed:
+                x = x.reshape(target.packed)
+            if target.copy is None:
+                self._write_indexed(x, cache)
+                continue
+            target.copy.run(address_of(x), address_of(cache), api.default_threads())
+            if api.is_torch(cache):
+                _mark_changed(cache)
+
+    def _write_indexed(self, new: Any, cache: Any) -> None:
+        import torch
+
+        cache[tuple(torch.from_numpy(x).to(cache.device) for x in (self.pages, self.rows))] = new
+
+
+def _check_rows(k: Any, v: Any, k_pages: Any, v_pages: Any) -> None:
+    if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
+        raise RedblueError(f"v must have the rows and heads of k, {tuple(k.shape[:-1])}, got {tuple(v.shape[:-1])}")
+    for name, new, cache in (("k", k, k_pages), ("v", v, v_pages)):
+        if tuple(new.shape[-2:]) != tuple(cache.shape[2:]):
+            raise RedblueError(
+                f"{name} must have the heads and width of {name}_pages, {tuple(cache.shape[2:])}, "
+                f"got {tuple(new.shape[-2:])}"
+            )
+
+
+def _target(pages: np.ndarray, rows: np.ndarray, flat: int, new: Any, cache: Any) -> _Target:
+    packed = (flat, *new.shape[-2:])
+    view = new.reshape(packed)
+    is_packed = address_of(view) == address_of(new)
+    if api.is_torch(cache) and not cache.is_cpu:
+        return _Target(packed, is_packed, None)
+    strides = [tuple(x.stride()) if api.is_torch(x) else element_strides(x) for x in (view, cache)]
+    heads, width = packed[1:]
+    at = pages.ctypes.data, rows.ctypes.data
+    copy = _core.RowCopy(*at, flat, heads, width, cache.itemsize, strides[0], strides[1])
+    return _Target(packed, is_packed, copy)
+
+
+def _mark_changed(cache: Any) -> None:
+    """Count the write, so that autograd refuses to use an earlier state of the cache."""
+    import torch
+
+    if not cache.is_inference():
+        torch.autograd.graph.increment_version(cache)
