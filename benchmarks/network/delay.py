@@ -9,7 +9,6 @@ tick. The program prints "ready" once all queues are bound, and runs until it is
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import struct
@@ -17,6 +16,8 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+
+from benchmarks.network.links import enter
 
 TICK_SECONDS = 0.00025
 DELAY_OF_TICKS = 0.0004  # a tick passes before a packet is seen, and another one before it goes on: half of each
@@ -33,9 +34,7 @@ class Queue:
     """The packets that wait in one namespace: (time at which they go on, number of the last packet)."""
 
     def __init__(self, namespace: str) -> None:
-        with open(f"/run/netns/{namespace}") as file:
-            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
-                raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
+        enter(namespace)
         self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
         self.socket.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)

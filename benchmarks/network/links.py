@@ -5,6 +5,7 @@ They need Linux, root, and the commands `ip` and `tc`; a latency also needs `ipt
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -69,6 +70,13 @@ def _delete(names: list[str]) -> None:
     for name in names:
         with suppress(subprocess.CalledProcessError):
             _ip(f"netns del {name}")
+
+
+def enter(name: str) -> None:
+    """Move the calling thread into a namespace."""
+    with open(f"/run/netns/{name}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {name}")
 
 
 def inside(name: str, command: list[str]) -> list[str]:

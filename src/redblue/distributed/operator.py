@@ -231,7 +231,7 @@ def _as_autocast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind))
 
 
-MAX_PIECES, PIECE_BYTES = 4, 1 << 18  # more pieces, or smaller ones, would not shorten a call
+MAX_PIECES, PIECE_BYTES = 4, 1 << 20  # more pieces, or smaller ones, would not shorten a call
 STATIONARY = ("ring", "all_gather")  # schedules by which each process computes with its own queries
 
 
@@ -293,12 +293,13 @@ def chosen(
 
 @lru_cache(LAYOUTS_KEPT)
 def in_pieces(layout: Layout) -> Layout:
-    """The layout with as many pieces of the heads as its key heads allow, and a process's keys fill."""
-    p, parts = layout.problem, layout.grid.head_parts
-    key_bytes = max(layout.keys.lengths) * sum(layout.width(array, layout.kv_parts) for array in ("k", "v"))
-    key_bytes *= BYTES_PER_WORD[p.dtype]
-    fitting = [i for i in range(2, MAX_PIECES + 1) if p.kv_heads % (parts * i) == 0 and key_bytes >= i * PIECE_BYTES]
-    return layout.like(pieces=fitting[-1]) if fitting and layout.grid.processes > 1 else layout
+    """The layout with as many pieces of the heads as its key heads allow, and the words that it moves fill."""
+    kv_heads, parts = layout.problem.kv_heads, layout.grid.head_parts
+    fitting = [i for i in range(2, MAX_PIECES + 1) if kv_heads % (parts * i) == 0]
+    if fitting:
+        moved = network.traffic(layout).most_words * BYTES_PER_WORD[layout.problem.dtype]
+        fitting = [i for i in fitting if moved >= i * PIECE_BYTES]
+    return layout.like(pieces=fitting[-1]) if fitting else layout
 
 
 def _layouts(
