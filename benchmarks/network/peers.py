@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -64,14 +65,14 @@ def contenders(name: str, n: int, mask: rb.Mask, placement: str) -> dict[str, Ca
     # Its adapter for transformers needs names that transformers 5 lacks.
     adapters = sys.modules["ring_flash_attn.adapters"] = ModuleType("ring_flash_attn.adapters")
     adapters.substitute_hf_flash_attn = adapters.update_ring_flash_attn_params = None  # pyright: ignore
-    modules: Any = (importlib.import_module(name) for name in ("ring_flash_attn", "yunchang"))
-    rings, yunchang = modules
+    rings: Any = importlib.import_module("ring_flash_attn")
+    yunchang: Any = importlib.import_module("yunchang")
 
-    def redblue(q: Any, k: Any, v: Any, schedule: str) -> Any:
-        arrays = (x.transpose(1, 2) for x in (q, k, v))
+    def redblue(schedule: str, *shards: Any) -> Any:
+        arrays = (x.transpose(1, 2) for x in shards)
         return distributed.attention(*arrays, mask=mask, placement=placement, schedule=schedule).transpose(1, 2)
 
-    own = {f"redblue {schedule}": lambda *x, s=schedule: redblue(*x, s) for schedule in ("auto", "ring")}
+    own = {f"redblue {schedule}": partial(redblue, schedule) for schedule in ("auto", "ring")}
     if name == "causal":
         yunchang.set_seq_parallel_pg(1, size, rank, size)
         layer = yunchang.LongContextAttention(ring_impl_type="zigzag")
