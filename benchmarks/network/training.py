@@ -37,7 +37,7 @@ def losses(n: int, window: int, steps: int) -> tuple[list[float], float]:
     for weight in weights:
         weight.requires_grad_()
     optimizer = torch.optim.AdamW(weights, lr=1e-3)
-    mask = rb.Mask.sliding_window(window)
+    mask = rb.Mask.sliding_window(window) if window else rb.Mask.causal()
     text = b"".join(path.read_bytes() for path in sorted(Path(rb.__file__).parent.rglob("*.py")))[: n + 1]
     if len(text) <= n:
         raise SystemExit(f"n must be less than {len(text):,}, the bytes of the sources")
@@ -72,7 +72,7 @@ def losses(n: int, window: int, steps: int) -> tuple[list[float], float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--n", type=int, default=32768, help="tokens")
-    parser.add_argument("--window", type=int, default=1024)
+    parser.add_argument("--window", type=int, default=1024, help="0: all earlier tokens")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--json", type=Path, help="write the figures here")

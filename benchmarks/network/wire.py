@@ -1,11 +1,14 @@
 """Measure bytes on the wire and times of network schedules over links of a given bandwidth and latency.
 
-Usage: python -m benchmarks.network.wire [--gbit 1] [--milliseconds 1] [--rounds 5] [--only NAME] [--json PATH]
+Usage: python -m benchmarks.network.wire [--gbit 1] [--milliseconds 1] [--rounds 9] [--only NAME] [--json PATH]
 
-Four processes of one thread each run in four network namespaces (Linux, root). The bytes that the kernel counts on each
-process's interface are compared with the schedule's words. The time of a call is compared with the longer of two times:
-that of its computing, measured with the same blocks, the same number of processes at once and no network, and that of
-its bytes at the link's bandwidth, for the busiest process.
+Processes of one thread each run in network namespaces (Linux, root). `bytes`: the bytes that the kernel counts on each
+process's interface, beside those of the schedule's words, for 2, 3, 4 and 8 processes. `times`: the time of a call of 4
+processes, beside the longer of two times: that of its computing, measured with the same blocks, the same number of
+processes at once and no network, and that of its bytes at the link's bandwidth, for the busiest process. The same
+messages without computing are timed, too, and how long all cores of the computer work for each: where the processes
+and the network's own work share few cores, the sum of both over the cores (`cores_s`) is a third time that no call can
+beat; it means something only while no other program runs.
 """
 
 from __future__ import annotations
@@ -24,41 +27,42 @@ from typing import Any
 from benchmarks.network.links import INTERFACE, inside, namespaces
 from redblue.catalogue.detect import detect_cpu
 
-PROCESSES = 4
-PLAIN = {"d": 64, "heads": 4, "kv_heads": 4, "dtype": "float32", "placement": "contiguous", "direction": "forward"}
-FULL = {"mask": "full", "mask_arguments": []}
-WINDOW = {"mask": "sliding_window", "mask_arguments": [512]}
-CAUSAL = {"mask": "causal", "mask_arguments": []}
+SCHEDULES = ("ring", "all_gather", "head_parallel", "ring_heads", "mesh")
+FULL, CAUSAL = ("full", []), ("causal", [])
+BYTES_MASKS = (FULL, CAUSAL, ("sliding_window", [192]), ("documents", [[400, 736, 400]]))
+SHAPES = (  # n, heads, mask, placement; of the first, the link takes longer than computing
+    (128, 256, FULL, "contiguous"),
+    (512, 64, FULL, "contiguous"),
+    (1024, 64, FULL, "contiguous"),
+    (1024, 64, CAUSAL, "zigzag"),
+)
 
 
-def cases() -> dict[str, list[dict[str, Any]]]:
-    """Cases by name."""
-    small = [FULL, CAUSAL, WINDOW, {"mask": "documents", "mask_arguments": [[1000, 2096, 1000]]}]
-    schedules = ("ring", "all_gather", "head_parallel", "ring_heads", "mesh")
-    wire = [
-        {"schedule": schedule, "n": 4096, **PLAIN, **mask, "heads": 4, "direction": direction}
-        for schedule in schedules
-        for mask in small
-        for direction in ("forward", "backward")
-    ]
-    times = [
-        {"schedule": schedule, "n": n, **PLAIN, **mask, "heads": heads, "kv_heads": heads, "placement": placement}
-        for n, heads, mask, placement in (
-            (128, 256, FULL, "contiguous"),  # the link takes longer than computing
-            (512, 64, FULL, "contiguous"),
-            (1024, 64, FULL, "contiguous"),
-            (1024, 64, CAUSAL, "zigzag"),
-        )
-        for schedule in ("ring", "mesh")
-    ]
-    return {"wire": wire, "times": times}
+def case(schedule: str, n: int, d: int, heads: int, mask: tuple[str, Any], placement: str, direction: str) -> Any:
+    sizes = {"n": n, "d": d, "heads": heads, "kv_heads": heads, "dtype": "float32"}
+    named = {"mask": mask[0], "mask_arguments": mask[1], "placement": placement, "direction": direction}
+    return {"schedule": schedule, **sizes, **named}
 
 
-def run(chosen: list[dict[str, Any]], gbit: float, milliseconds: float, rounds: int) -> list[dict[str, Any]]:
-    """The results of all cases."""
+BYTES = [
+    case(schedule, 1536, 32, 24, mask, "contiguous", direction)
+    for schedule in SCHEDULES
+    for mask in BYTES_MASKS
+    for direction in ("forward", "backward")
+]
+TIMES = [
+    case(schedule, n, 64, heads, mask, placement, "forward")
+    for n, heads, mask, placement in SHAPES
+    for schedule in ("ring", "mesh")
+]
+GROUPS = {"bytes": ((2, 3, 4, 8), BYTES), "times": ((4,), TIMES)}
+
+
+def run(chosen: list[dict[str, Any]], processes: int, gbit: float, milliseconds: float, rounds: int) -> list[Any]:
+    """The results of all cases. rounds: of times."""
     environment = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder, namespaces(PROCESSES, gbit, milliseconds) as names:
-        arguments = [str(PROCESSES), f"{folder}/store", json.dumps(chosen), str(rounds)]
+    with tempfile.TemporaryDirectory() as folder, namespaces(processes, gbit, milliseconds) as names:
+        arguments = [str(processes), f"{folder}/store", json.dumps(chosen), str(rounds)]
         started = [
             subprocess.Popen(
                 inside(name, [sys.executable, "-m", "benchmarks.network.worker", str(rank), *arguments]),
@@ -74,44 +78,52 @@ def run(chosen: list[dict[str, Any]], gbit: float, milliseconds: float, rounds: 
     return json.loads(outputs[0])
 
 
-def judged(result: dict[str, Any], gbit: float) -> dict[str, Any]:
-    """The result with its medians, the time of its bytes, and the ratios of medians and of the least times."""
-    alone, taken = (statistics.median(result[name]) for name in ("seconds_alone", "seconds"))
-    link = result["most_bytes"] / (gbit * 1e9 / 8)
+def about_bytes(result: dict[str, Any], processes: int, gbit: float) -> dict[str, Any]:
+    """The bytes of all processes, counted and on the wire."""
     counted, wire = sum(result["bytes_counted"]), sum(result["bytes_on_wire"])
-    least = min(result["seconds"]) / max(min(result["seconds_alone"]), link)  # without what other programs took
-    figures = {"computing_s": alone, "link_s": link, "time_s": taken}
-    figures |= {"over_longer": taken / max(alone, link), "least_over_longer": least}
-    rounded = {name: float(f"{value:.4g}") for name, value in figures.items()}
-    kept = {name: value for name, value in result.items() if not name.startswith("seconds")}
-    return kept | rounded | {"headers_share": round(wire / counted - 1, 4)}
+    kept = {name: result[name] for name in ("schedule", "mask", "direction", "grid", "words")}
+    share = round(wire / counted - 1, 4) if counted else None
+    return {"processes": processes, **kept, "bytes_counted": counted, "bytes_on_wire": wire, "headers_share": share}
+
+
+def about_times(result: dict[str, Any], processes: int, gbit: float) -> dict[str, Any]:
+    """The medians, the time of the bytes, and the ratios of medians and of the least times."""
+    seconds = result["seconds"]
+    medians = {f"{name}_s": statistics.median(each) for name, each in seconds.items()}
+    link = result["most_bytes"] / (gbit * 1e9 / 8)
+    least = min(seconds["call"]) / max(min(seconds["computing"]), link)  # without what other programs took
+    longer = max(medians["computing_s"], link)
+    busy = result["busy_core_seconds"]
+    cores = (busy["computing"] + busy["transfer"]) / (os.cpu_count() or 1)
+    figures = medians | {"link_s": link, "over_longer": medians["call_s"] / longer, "least_over_longer": least}
+    figures |= {"cores_s": cores, "over_longest": medians["call_s"] / max(longer, cores)}
+    kept = {name: result[name] for name in ("schedule", "n", "heads", "mask", "placement", "grid", "pieces")}
+    return kept | {name: float(f"{value:.4g}") for name, value in figures.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--gbit", type=float, default=1.0, help="bandwidth of each link and direction, Gbit/s")
     parser.add_argument("--milliseconds", type=float, default=1.0, help="latency of each link")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each case; medians over them")
-    parser.add_argument("--only", choices=cases(), help="one group of cases")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of each time; medians over them")
+    parser.add_argument("--only", choices=GROUPS, help="one group of cases")
+    parser.add_argument("--json", type=Path, help="write the figures here; groups that are not measured stay")
     given = parser.parse_args()
     found: dict[str, Any] = {}
-    for name, chosen in cases().items():
-        if given.only in (None, name):
-            results = run(chosen, given.gbit, given.milliseconds, given.rounds)
-            found[name] = [judged(result, given.gbit) for result in results]
-            for row in found[name]:
-                print(
-                    f"{row['schedule']:14}{row['mask']:16}n {row['n']:<7}{row['direction']:9}"
-                    f"headers {row['headers_share']:7.2%}  computing {row['computing_s']:.3f} s  "
-                    f"link {row['link_s']:.3f} s  time {row['time_s']:.3f} s  "
-                    f"x {row['over_longer']:.2f}  least x {row['least_over_longer']:.2f}",
-                    flush=True,
-                )
+    for name, (sizes, chosen) in GROUPS.items():
+        judge = about_bytes if name == "bytes" else about_times
+        for processes in sizes if given.only in (None, name) else ():
+            rounds = given.rounds if name == "times" else 0
+            for result in run(chosen, processes, given.gbit, given.milliseconds, rounds):
+                found.setdefault(name, []).append(judge(result, processes, given.gbit))
+                print("  ".join(f"{key} {value}" for key, value in found[name][-1].items()), flush=True)
     if given.json:
-        link = {"gbit": given.gbit, "milliseconds": given.milliseconds, "processes": PROCESSES}
-        about = {"date": datetime.date.today().isoformat(), "cpu": detect_cpu().model, "cores": os.cpu_count()}
-        given.json.write_text(json.dumps(about | link | found, indent=1) + "\n", encoding="utf-8")
+        link = {"gbit": given.gbit, "milliseconds": given.milliseconds}
+        about = {"date": datetime.date.today().isoformat(), "cpu": detect_cpu().model, "cores": os.cpu_count(), **link}
+        kept = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
+        groups = kept | {name: {**about, "cases": cases} for name, cases in found.items()}
+        text = json.dumps(groups).replace('{"processes"', '\n{"processes"').replace('{"schedule"', '\n{"schedule"')
+        given.json.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

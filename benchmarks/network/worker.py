@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import statistics
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch  # pyright: ignore[reportMissingImports]
 import torch.distributed as dist  # pyright: ignore[reportMissingImports]
@@ -23,7 +23,7 @@ from redblue.distributed.groups import group_of
 from redblue.distributed.operations import Operations
 from redblue.distributed.process import Process
 from redblue.kernels.options import Options
-from redblue.machine.network import Message, Shape
+from redblue.machine.network import Message, Name, Shape
 from redblue.problem import Problem
 from redblue.schedules import network
 from redblue.schedules.network.layout import Layout
@@ -39,11 +39,31 @@ class Alone(Process):
                 self.put(name, Shape(rows, tensor.numel() // len(rows)), tensor)
 
 
+class Transferring(Process):
+    """A process that sends and receives the same messages, and computes nothing."""
+
+    blocks: ClassVar[dict[Any, torch.Tensor]] = {}  # kept, as memory that is new takes long to write
+
+    def apply(
+        self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Any, Shape], /, **details: Any
+    ) -> None:
+        for name in reads if process == self.rank else ():
+            self.read(name)
+        for name, shape in writes.items() if process == self.rank else ():
+            size = len(shape.rows), shape.width, name.array
+            if size not in self.blocks:
+                self.blocks[size] = self.empty(name, len(shape.rows)).zero_()
+            self.put(name, shape, self.blocks[size])
+
+
+KINDS = {"computing": Alone, "transfer": Transferring, "call": Process}
+
+
 def layout_of(case: dict[str, Any], size: int) -> Layout:
     mask = rb.Mask.full() if case["mask"] == "full" else getattr(rb.Mask, case["mask"])(*case["mask_arguments"])
     sizes = {name: case[name] for name in ("d", "heads", "kv_heads", "dtype", "direction")}
     problem = Problem(n_q=case["n"], n_k=case["n"], mask=mask, **sizes)
-    return operator.chosen((case["schedule"],), problem, size, case["placement"])
+    return operator.in_pieces(operator.chosen((case["schedule"],), problem, size, case["placement"]))
 
 
 def inputs(layout: Layout, rank: int) -> dict[str, torch.Tensor]:
@@ -76,33 +96,41 @@ def wire_bytes() -> int:
     return int(Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes").read_text())
 
 
+def busy_seconds() -> float:
+    """Seconds that all cores of the computer have worked so far, for any program and for the kernel."""
+    user, nice, system, _, _, interrupts, soft = map(int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(case: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Times and bytes of a case; the bytes of all processes, by rank."""
+    """Bytes and times of a case; the bytes of all processes, by rank."""
     rank, size = dist.get_rank(), dist.get_world_size()
     layout = layout_of(case, size)
     arrays = inputs(layout, rank)
+    seconds(layout, arrays, Process)  # connections are open, masks are evaluated
+    before = wire_bytes()
     seconds(layout, arrays, Process)
-    times: dict[str, list[float]] = {"network": [], "alone": []}
-    sent = []
+    time.sleep(0.05)  # the last packets have left
+    sent = wire_bytes() - before
+    times, busy = {name: [] for name in KINDS}, dict.fromkeys(KINDS, 0.0)
     for _ in range(rounds):
-        times["alone"].append(seconds(layout, arrays, Alone))
-        time.sleep(0.05)
-        before = wire_bytes()
-        times["network"].append(seconds(layout, arrays, Process))
-        time.sleep(0.05)  # the last packets have left
-        sent.append(wire_bytes() - before)
-    counts: list[Any] = [None] * size
-    dist.all_gather_object(counts, statistics.median(sent))
+        for name, kind in KINDS.items():
+            begin = busy_seconds()
+            times[name].append(seconds(layout, arrays, kind))
+            busy[name] += (busy_seconds() - begin) / rounds
+    wire: list[Any] = [None] * size
+    dist.all_gather_object(wire, sent)
     counted = network.count(layout)
     return {
         **case,
         "grid": list(layout.grid),
+        "pieces": layout.pieces,
         "words": counted.traffic.words,
         "most_bytes": int(max(counted.bytes_sent.max(), counted.bytes_received.max())),
         "bytes_counted": counted.bytes_sent.tolist(),
-        "bytes_on_wire": counts,
-        "seconds": times["network"],
-        "seconds_alone": times["alone"],
+        "bytes_on_wire": wire,
+        "seconds": times,
+        "busy_core_seconds": busy,
     }
 
 

@@ -67,6 +67,18 @@ def test_faults_of_all_kinds(repetition):
 
 
 @pytest.mark.thorough
+def test_failed_calls_leave_no_memory():
+    calls = 300
+    with group(2) as processes:
+        processes.start(faults.memory_of_failed_calls, calls)
+        (outcome,) = processes.finish(120.0, processes.connections[:1])
+    assert outcome is not None
+    succeeded, sizes = outcome
+    assert succeeded, sizes
+    assert sizes[1] - sizes[0] < calls, "more than 1.5 KiB per call"
+
+
+@pytest.mark.thorough
 def test_interrupt_ends_a_wait():
     with group(3, timeout_seconds=60.0) as processes:
         processes.start(faults.wait_for_interrupt)

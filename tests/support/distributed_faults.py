@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import redblue as rb
 from redblue import distributed
+from redblue.distributed import failures
 from redblue.distributed.operations import Operations
 
 N, D = 64, 8
@@ -73,6 +76,26 @@ def fail(victim, how, when, schedule="ring"):
     except distributed.ProcessFailed as error:
         return time.monotonic() - begin, error.rank
     return time.monotonic() - begin, None
+
+
+def memory_of_failed_calls(calls):
+    """Rank 1 dies. Returns KiB of resident memory of another rank after a third of its failed calls, and after all."""
+    call()
+    if dist.get_rank() == 1:
+        kill()
+    failures.GRACE_SECONDS = failures.TICK_SECONDS = 0.02
+    found = []
+    for i in range(calls + 1):
+        if i in (calls // 3, calls):
+            gc.collect()
+            lines = Path("/proc/self/status").read_text().splitlines()
+            found.append(next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")))
+        try:
+            call()
+        except distributed.ProcessFailed:
+            continue
+        raise AssertionError("a call without rank 1 has returned")
+    return found
 
 
 def wait_for_interrupt():

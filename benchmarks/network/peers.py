@@ -1,0 +1,174 @@
+"""Compare redblue's attention over processes with ring-flash-attn's and yunchang's, which run redblue's kernels.
+
+Usage: python -m benchmarks.network.peers [--n 8192] [--heads 8] [--processes 4] [--rounds 9] [--gbit 1] [--json PATH]
+
+The packages get redblue as their flash_attn (`redblue.integrations.flash_attn.install`), so that only the distribution
+differs. All contenders take turns in the same processes, over gloo, in bfloat16, with d 64: on one computer or, with
+--gbit, over links between network namespaces. Outputs are compared with those of one process before anything is timed,
+gradients with redblue's. Ratios are medians over the rounds. The window is n/16: only the packages' functions whose
+results are right with a window are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import redblue as rb
+from benchmarks.network import links, local
+from redblue.catalogue.detect import detect_cpu
+
+D = 64
+TOLERANCE = 2e-2  # of bfloat16 outputs and gradients, relative, in the Euclidean norm
+
+
+def measure(n: int, heads: int, rounds: int) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """{mask: {contender: {"forward" | "both": seconds of each round, until the last process is done}}}."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    from redblue.integrations import flash_attn
+
+    generator = torch.Generator().manual_seed(0)
+    whole = [torch.randn(1, n, heads, D, generator=generator).bfloat16() for _ in range(3)]
+    found: dict[str, Any] = {}
+    with flash_attn.install():
+        for name, mask, placement in (
+            ("causal", rb.Mask.causal(), "zigzag"),
+            ("window", rb.Mask.sliding_window(n // 16), "contiguous"),
+        ):
+            calls = contenders(name, n, mask, placement)
+            right = rb.attention(*(x.transpose(1, 2) for x in whole), mask=mask).transpose(1, 2)
+            found[name] = timed(calls, whole, right, placement, rounds)
+    return found
+
+
+def contenders(name: str, n: int, mask: rb.Mask, placement: str) -> dict[str, Callable[..., Any]]:
+    """Functions of this process's q, k and v, (1, rows, heads, d)."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+
+    from redblue import distributed
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    # Its adapter for transformers needs names that transformers 5 lacks.
+    adapters = sys.modules["ring_flash_attn.adapters"] = ModuleType("ring_flash_attn.adapters")
+    adapters.substitute_hf_flash_attn = adapters.update_ring_flash_attn_params = None  # pyright: ignore
+    rings: Any = importlib.import_module("ring_flash_attn")
+    yunchang: Any = importlib.import_module("yunchang")
+
+    def redblue(schedule: str, *shards: Any) -> Any:
+        arrays = (x.transpose(1, 2) for x in shards)
+        return distributed.attention(*arrays, mask=mask, placement=placement, schedule=schedule).transpose(1, 2)
+
+    own = {f"redblue {schedule}": partial(redblue, schedule) for schedule in ("auto", "ring")}
+    if name == "causal":
+        yunchang.set_seq_parallel_pg(1, size, rank, size)
+        layer = yunchang.LongContextAttention(ring_impl_type="zigzag")
+        return own | {
+            "ring-flash-attn zigzag": lambda *x: rings.zigzag_ring_flash_attn_func(*x, causal=True),
+            "yunchang zigzag": lambda *x: layer(*x, causal=True),
+        }
+    window = (n // 16, 0)
+    starts = torch.tensor([0, n], dtype=torch.int32)
+    q, k, longest, k_longest, rows = rings.llama3_flash_attn_prepare_cu_seqlens(starts, True, rank, size)
+    arguments = q, k, longest, k_longest, 1, rows
+
+    def llama3(*x: Any) -> Any:
+        packed = (each[0] for each in x)
+        return rings.llama3_flash_attn_varlen_func(*packed, *arguments, causal=True, window_size=window)[None]
+
+    ulysses = yunchang.UlyssesAttention()
+    return own | {
+        "ring-flash-attn llama3": llama3,
+        "yunchang Ulysses": lambda *x: ulysses(*x, causal=True, window_size=window),
+    }
+
+
+def timed(calls: dict[str, Any], whole: Any, right: Any, placement: str, rounds: int) -> dict[str, Any]:
+    """Check each contender's output, then let them take turns."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+
+    from redblue import distributed
+
+    def part(x: Any) -> Any:
+        return distributed.shard(x, dim=1, placement=placement).contiguous()
+
+    parts, weights = [part(x).requires_grad_() for x in whole], torch.ones_like(part(whole[0]))
+    gradients = {}
+    for name, call in calls.items():
+        out = call(*parts)
+        gradients[name] = torch.autograd.grad(out, parts, weights)
+        pairs = [(out.detach(), part(right)), *zip(gradients[name], gradients["redblue auto"], strict=True)]
+        errors = [float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs]
+        if not max(errors) <= TOLERANCE:
+            raise SystemExit(f"{name} gives another result than one process: {errors}")
+    seconds: dict[str, Any] = {name: {"forward": [], "both": []} for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            out = call(*parts)
+            forward = time.perf_counter() - begin
+            torch.autograd.grad(out, parts, weights)
+            times = torch.tensor([forward, time.perf_counter() - begin])
+            dist.all_reduce(times, dist.ReduceOp.MAX)
+            for kind, value in zip(("forward", "both"), times.tolist(), strict=True):
+                seconds[name][kind].append(value)
+    return seconds
+
+
+def compared(seconds: dict[str, Any]) -> dict[str, Any]:
+    """Medians of each contender, and of the ratios of its times to redblue's (auto) in the same round."""
+    base, rows = seconds["redblue auto"], {}
+    for name, own in seconds.items():
+        for kind, times in own.items():
+            ratio = statistics.median(a / b for a, b in zip(times, base[kind], strict=True))
+            figures = {"seconds": statistics.median(times), "over_redblue": ratio}
+            rows.setdefault(name, {})[kind] = {key: float(f"{value:.4g}") for key, value in figures.items()}
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--n", type=int, default=8192, help="tokens")
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--gbit", type=float, default=0.0, help="bandwidth of each link; 0: no links, one computer")
+    parser.add_argument("--milliseconds", type=float, default=0.0, help="latency of each link")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    given = parser.parse_args()
+    with ExitStack() as stack:
+        names = None
+        if given.gbit:
+            names = stack.enter_context(links.namespaces(given.processes, given.gbit, given.milliseconds))
+        os.environ["GLOO_SOCKET_IFNAME"] = links.INTERFACE if names else "lo"
+        arguments = given.n, given.heads, given.rounds
+        seconds = local.run(measure, given.processes, *arguments, namespaces=names)[0]
+    found = {name: compared(each) for name, each in seconds.items()}
+    for mask, rows in found.items():
+        for name, kinds in rows.items():
+            row = "  ".join(f"{k} {x['seconds']:.3f} s, x {x['over_redblue']:.2f}" for k, x in kinds.items())
+            print(f"{mask:8}{name:24}{row}")
+    if given.json:
+        named = ("n", "heads", "processes", "rounds", "gbit", "milliseconds")
+        sizes = {"d": D, **{name: getattr(given, name) for name in named}}
+        about = {"date": datetime.date.today().isoformat(), "cpu": detect_cpu().model, "cores": os.cpu_count(), **sizes}
+        given.json.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
