@@ -233,7 +233,7 @@ keys are rows of one attention.
 Three things besides the schedules widen a gap. In a hardware-managed cache, a plan fills only the share of M that is
 usable ([real-caches](real-caches.md)), while the bound grants all of M: up to 1.33 times for large caches. The bound
 is the larger one of the compulsory traffic and the traffic of the phases ([theory](../lab/theory.md)); where these two
-are alike, known schedules move about their sum: a bound near the sum is [open](../lab/theory.md#few-blocks-open), and
-most aims that are missed, are missed there. And the tiles of a plan nest.
+are alike, known schedules move about their sum: a bound near the sum is [open](../lab/theory.md#few-blocks-open). And
+the tiles of a plan nest.
 """,
 )
