@@ -65,7 +65,12 @@ def test_the_sdist_holds_every_source(sdist):
     if listed.returncode or not tracked:
         pytest.skip("the sources are not under version control here")
     assert {path for path in tracked if not path.startswith("cpp/tests/")} <= set(sdist[0])
-    assert {"src/redblue/py.typed", "src/redblue/catalogue/memories.toml", "src/redblue/bounds/phases.csv"} <= tracked
+    assert {
+        "src/redblue/py.typed",
+        "src/redblue/catalogue/memories.toml",
+        "src/redblue/bounds/phases.csv",
+        "src/redblue/bounds/phases_stored.csv",
+    } <= tracked
 
 
 def test_metadata(sdist):

@@ -12,7 +12,7 @@ from redblue.bounds import closed
 from redblue.bounds import one_mask as one_mask_phases
 from redblue.bounds.cover import cover
 from redblue.bounds.family import family
-from redblue.bounds.table import phase_loads
+from redblue.bounds.table import phase_loads, stored_charges
 from redblue.paged_problem import PagedProblem
 from redblue.problem import Problem
 
@@ -62,6 +62,12 @@ def compulsory_entries(p: PagedProblem) -> int:
 def phases(p: Problem, words: int) -> int:
     """Loads of all phases, minus the sums that begin in the cache without a load, plus all outputs (Theorem 3)."""
     return _net(p, phase_loads(p.direction, p.d, p.d_v, words, _live(p)[2]))
+
+
+def stored_phases(p: Problem, words: int) -> int:
+    """The same, with stores: every sum that begins is charged once more (Theorem 10)."""
+    direction = "recomputed" if p.direction == "backward" else p.direction
+    return _net(p, stored_charges(direction, p.d, p.d_v, words, _live(p)[2]) - _begun(p))
 
 
 def one_mask(p: Problem, words: int) -> int:

@@ -3,7 +3,8 @@
 docs/lab/theory.md, Theorem 3, cuts any computation into phases. A phase touches at most W = M + L words that were not
 computed in it. The work of a phase is limited by a small optimisation problem over the use of these words. From its
 value G follows the lower bound of L (Z / G - 1) words. This module bounds G from above by branch and bound.
-`phases.csv` holds the certified values, so that evaluating a lower bound is a look-up.
+`phases.csv` holds the certified values, so that evaluating a lower bound is a look-up. `phases_stored.csv` holds those
+of Theorem 10, in which stores count as well.
 
 All quantities are in units of W words. Four branching variables in [0, 1] are the shares of the W words that are
 
@@ -24,10 +25,14 @@ import numpy as np
 from redblue.base.errors import RedblueError
 
 # Number of products that use dS and share a factor with the scores: dQ uses K, dK uses Q; the gradient by X needs one.
-CONSUMERS = {"forward": 0, "backward": 2, "gradient_x": 1}
+CONSUMERS = {"forward": 0, "backward": 2, "recomputed": 2, "gradient_x": 1}
 ROUNDING = 1 + 1e-6  # far above the rounding errors of float64 here, even in the root of a difference
 TINY = 1e-300
 CORNERS = tuple(itertools.product((False, True), repeat=4))
+# Multipliers of stores to try, as in Dual: of all stores, and the parts for products from P and from dS.
+NO_FEE = (0, 0, 0)
+FEES_FORWARD = [NO_FEE, *((stored, p, 0) for stored in (0.33, 0.67, 1) for p in (0, 0.33, 0.67, 1))]
+FEES_BOTH = [NO_FEE, (0.5, 0.5, 0.5), *((1, p, ds) for ds in (0, 0.5, 1) for p in (0, 0.5, 1))]
 
 
 class Weights(NamedTuple):
@@ -59,14 +64,28 @@ class Point(NamedTuple):
     beta: Any
 
 
+class Pairs(NamedTuple):
+    """Numbers of pairs whose P, and whose dS, is available, and how many of them are computed from inputs."""
+
+    p: Any
+    ds: Any
+    whole_p: Any
+    whole_ds: Any
+
+
 @dataclass(frozen=True)
 class PhaseProblem:
-    """One direction at xi = d / sqrt(W) and xi_v = d_v / sqrt(W)."""
+    """One problem at xi = d / sqrt(W) and xi_v = d_v / sqrt(W).
+
+    direction: "recomputed" is backward with P not given; "backward" holds with P given, too. kept: M / W. Below 1,
+    stores count: sums and words of pairs that are loaded need stores of their own (Theorem 10). At 1 they do not.
+    """
 
     direction: str
     xi: float
     xi_v: float
     weights: Weights
+    kept: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("scores", "dp"):
@@ -76,36 +95,56 @@ class PhaseProblem:
                     f"{name}_start must be above 0 where {name} is ({weight}): else nothing bounds the gain"
                 )
 
-    def supply(self, x: Point, by: Point) -> tuple[Any, Any]:
+    def supply(self, x: Point, by: Point) -> Pairs:
         """Return the numbers of pairs whose P, and whose dS, is available at x: computed from inputs, or kept.
 
         dS is kept, or needs complete dP and an available P, so the smaller of the two numbers counts. The point `by`
         decides which one is taken; the result is then convex in each single variable for every x.
         """
-        from_p, dp = (x.alpha / self.xi) ** 2 + x.t1, (x.beta / self.xi_v) ** 2
-        fewer = np.where((by.alpha / self.xi) ** 2 + by.t1 <= (by.beta / self.xi_v) ** 2, from_p, dp)
-        return from_p, fewer + x.t2
+        whole, dp = (x.alpha / self.xi) ** 2, (x.beta / self.xi_v) ** 2
+        fewer = np.where((by.alpha / self.xi) ** 2 + by.t1 <= (by.beta / self.xi_v) ** 2, whole + x.t1, dp)
+        return Pairs(whole + x.t1, fewer + x.t2, whole, fewer)
+
+    @property
+    def fees(self) -> np.ndarray:
+        """The multipliers of stores to try, of shape (3, number, 1)."""
+        some = [NO_FEE] if self.kept >= 1 else FEES_FORWARD if self.direction == "forward" else FEES_BOTH
+        return np.array(some).T[:, :, None]
 
 
 class Dual(NamedTuple):
-    """Multipliers of the inner problem. price: twice the price of a word. ds, p: shares of a gain paid for in words."""
+    """Multipliers of the inner problem. price: twice the price of a word. ds, p: shares of a gain paid for in words.
+
+    stored: multiplier of the condition on stores, in words. p_fee, ds_fee: the part of it for pairs whose products with
+    P, or dS, go through loaded words; what is left is for pairs whose scores, or dP, are continued.
+    """
 
     price: Any
     ds: Any
     p: Any
+    stored: Any
+    p_fee: Any
+    ds_fee: Any
 
 
-def _inner(problem: PhaseProblem, x: Point, pairs: tuple[Any, Any], dual: Dual) -> Any:
+def _net(problem: PhaseProblem, dual: Dual) -> tuple[Any, Any, Any, Any]:
+    """Return the fees per pair of products with P and with dS, and the gains of one product that remain."""
+    w, n = problem.weights, CONSUMERS[problem.direction]
+    word = dual.price / 2 * dual.stored
+    p_fee, ds_fee = np.minimum(word * dual.p_fee, w.p), np.minimum(word * dual.ds_fee, n * w.ds)
+    return p_fee, ds_fee, w.p - p_fee, w.ds - ds_fee / max(n, 1)
+
+
+def _inner(problem: PhaseProblem, x: Point, pairs: Pairs, dual: Dual) -> Any:
     """Return an upper bound of the gain of the products that consume P and dS, for every dual with valid spectra.
 
     Products with r and c words of their two factors gain w sqrt(r c). Summed over all products, the gain is at most the
     words spent times half the largest eigenvalue of the matrix of all w; the price is that eigenvalue.
     """
-    w, n = problem.weights, CONSUMERS[problem.direction]
-    from_p, from_ds = pairs
-    price = dual.price
-    q2 = (dual.ds * w.ds / problem.xi) ** 2 * from_ds
-    v2 = (dual.p * w.p / problem.xi_v) ** 2 * from_p
+    n, price, stored = CONSUMERS[problem.direction], dual.price, dual.stored
+    p_fee, ds_fee, p, ds = _net(problem, dual)
+    q2 = (dual.ds * ds / problem.xi) ** 2 * pairs.ds / (1 + stored)
+    v2 = (dual.p * p / problem.xi_v) ** 2 * pairs.p / (1 + stored)
     if n == 2:  # both factors of the scores, Q and K, are shared
         paid = x.alpha * (price - q2 / np.maximum(price, TINY))
     elif n == 1:
@@ -113,56 +152,80 @@ def _inner(problem: PhaseProblem, x: Point, pairs: tuple[Any, Any], dual: Dual) 
     else:
         paid = x.alpha * price
     paid = paid + x.beta * np.sqrt(np.maximum(price**2 - v2, 0))
-    capped = (1 - dual.ds) * n * w.ds * from_ds + (1 - dual.p) * w.p * from_p
-    return price * (1 - x.t1 - x.t2) / 2 - paid + capped
+    capped = (1 - dual.ds) * n * ds * pairs.ds + (1 - dual.p) * p * pairs.p
+    free = p_fee * pairs.whole_p + ds_fee * pairs.whole_ds  # pairs computed from inputs need no store
+    return price * (1 + stored * problem.kept - x.t1 - x.t2) / 2 - paid + capped + free
 
 
-def _solve(problem: PhaseProblem, x: Point, pairs: tuple[Any, Any], rounds: int) -> Dual:
+def _chains(problem: PhaseProblem, x: Point, top: Point, dual: Dual) -> Any:
+    """Return an upper bound of the gain of the products of the scores and of dP at x, valid for all x up to `top`.
+
+    With n pairs worked on, e of them begun before, the gain is w sqrt(rho n) - start (n - e) - fee e. Here e <= t, and
+    rho is the number of pairs that the words could complete. The square root is bounded by a tangent with a slope of at
+    most `start`. Then n = e is the maximum, with e = t or 0, and the result is convex in each variable.
+    """
+    w, gain = problem.weights, 0.0
+    p_fee, ds_fee, *_ = _net(problem, dual)
+    word = dual.price / 2 * dual.stored
+    sides = (
+        (w.scores, w.scores_start, x.t1, x.alpha, top.t1, top.alpha, problem.xi, word - p_fee),
+        (w.dp, w.dp_start, x.t2, x.beta, top.t2, top.beta, problem.xi_v, word - ds_fee),
+    )
+    for weight, start, t, words, t_top, words_top, xi, fee in sides:
+        if weight:
+            least = words_top / xi * max(1.0, weight / (2 * start))  # the root of a point with a slope of at most start
+            paying = weight * words_top / xi / np.maximum(2 * fee, TINY)  # beyond, a pair costs more than it gains
+            root = np.maximum(least, np.minimum(np.sqrt(t_top), paying)) + TINY
+            slope = weight * words / xi / (2 * root)
+            gain = gain + slope * root**2 + t * np.maximum(slope - fee, 0)
+    return gain
+
+
+def _gain(problem: PhaseProblem, x: Point, pairs: Pairs, top: Point, dual: Dual) -> Any:
+    return _inner(problem, x, pairs, dual) + _chains(problem, x, top, dual)
+
+
+def _solve(problem: PhaseProblem, x: Point, pairs: Pairs, rounds: int) -> Dual:
     """Return near-optimal multipliers at x: golden-section search over the price, with the shares in closed form."""
-    w, n = problem.weights, CONSUMERS[problem.direction]
-    root_p, root_ds = np.sqrt(pairs[0]), np.sqrt(pairs[1])
-    q, v = w.ds * root_ds / problem.xi + TINY, w.p * root_p / problem.xi_v + TINY
+    n, w = CONSUMERS[problem.direction], problem.weights
+    root_p, root_ds = np.sqrt(pairs.p), np.sqrt(pairs.ds)
     cap_q, cap_v = n * root_ds * problem.xi, root_p * problem.xi_v
+    stored, p_part, ds_part = problem.fees
+    if problem.direction == "backward":
+        p_part = 0 * p_part
 
     def at(price: Any) -> Dual:
+        dual = Dual(price, 1.0, 1.0, stored, p_part, ds_part)
+        *_, p, ds = _net(problem, dual)
+        more = np.sqrt(1 + stored)
+        q, v = ds * root_ds / problem.xi / more + TINY, p * root_p / problem.xi_v / more + TINY
         if n == 2:
-            paid = np.minimum(price, cap_q * price / np.maximum(2 * x.alpha, TINY))
+            paid = np.minimum(price, more * cap_q * price / np.maximum(2 * x.alpha, TINY))
         else:
-            paid = price * cap_q / np.sqrt(x.alpha**2 + cap_q**2 + TINY)
-        p = price * cap_v / np.sqrt(x.beta**2 + cap_v**2 + TINY)
-        return Dual(price, np.minimum(q, paid) / q, np.minimum(v, p) / v)
+            paid = price * more * cap_q / np.sqrt(x.alpha**2 + (more * cap_q) ** 2 + TINY)
+        paid_v = price * more * cap_v / np.sqrt(x.beta**2 + (more * cap_v) ** 2 + TINY)
+        return dual._replace(ds=np.minimum(q, paid) / q, p=np.minimum(v, paid_v) / v)
+
+    def gain(dual: Dual) -> Any:
+        return _gain(problem, x, pairs, x, dual)
 
     golden = (np.sqrt(5) - 1) / 2
-    low, high = 0 * q, 1.5 * (q + v)
+    q, v = w.ds * root_ds / problem.xi + 0 * stored, w.p * root_p / problem.xi_v + 0 * stored
+    low, high = 0 * q, 1.5 * (q + v) + TINY
     for _ in range(rounds):
         left, right = high - golden * (high - low), low + golden * (high - low)
-        falls = _inner(problem, x, pairs, at(left)) < _inner(problem, x, pairs, at(right))
+        falls = gain(at(left)) < gain(at(right))
         low, high = np.where(falls, low, left), np.where(falls, right, high)
     # The minimum may lie in a kink: at a price for which a share reaches 1, or at price 0.
     best = at((low + high) / 2)
     for price in (q, v, 0 * q):
-        other = at(price)
-        better = _inner(problem, x, pairs, other) < _inner(problem, x, pairs, best)
-        best = Dual(*(np.where(better, a, b) for a, b in zip(other, best, strict=True)))
-    return best
+        best = _better(best, at(price), gain(best) <= gain(at(price)))
+    chosen = np.argmin(gain(best), axis=0)
+    return Dual(*(np.take_along_axis(np.broadcast_to(m, q.shape), chosen[None], 0)[0] for m in best))
 
 
-def _chains(problem: PhaseProblem, x: Point, top: Point) -> Any:
-    """Return an upper bound of the gain of the products of the scores and of dP at x, valid for all x up to `top`.
-
-    With n pairs worked on, the gain is w sqrt(rho n) - start (n - t): every pair begun in the phase is charged. Here
-    n >= t, and rho is the number of pairs that the words could complete. The square root is bounded by a tangent with a
-    slope of at most `start`. Then n = t is the maximum, and the result is linear in each variable.
-    """
-    w, gain = problem.weights, 0.0
-    for weight, start, t, words, t_top, words_top, xi in (
-        (w.scores, w.scores_start, x.t1, x.alpha, top.t1, top.alpha, problem.xi),
-        (w.dp, w.dp_start, x.t2, x.beta, top.t2, top.beta, problem.xi_v),
-    ):
-        if weight:
-            touch = np.maximum(t_top, (words_top / xi * max(1.0, weight / (2 * start))) ** 2) + TINY
-            gain = gain + weight * words / xi * (np.sqrt(touch) + t / np.sqrt(touch)) / 2
-    return gain
+def _better(first: Dual, second: Dual, is_first: Any) -> Dual:
+    return Dual(*(np.where(is_first, a, b) for a, b in zip(first, second, strict=True)))
 
 
 def _upper(problem: PhaseProblem, low: Point, high: Point) -> Any:
@@ -173,17 +236,17 @@ def _upper(problem: PhaseProblem, low: Point, high: Point) -> Any:
     """
     middle = Point(*((a + b) / 2 for a, b in zip(low, high, strict=True)))
     dual = _solve(problem, middle, problem.supply(middle, middle), rounds=12)
-    from_p, from_ds = problem.supply(high, middle)  # the spectra must be valid in the whole box
-    w = problem.weights
-    dual = Dual(
-        dual.price,
-        np.minimum(dual.ds, dual.price * problem.xi / np.sqrt(w.ds**2 * from_ds + TINY)),
-        np.minimum(dual.p, dual.price * problem.xi_v / np.sqrt(w.p**2 * from_p + TINY)),
+    pairs = problem.supply(high, middle)  # the spectra must be valid in the whole box
+    *_, p, ds = _net(problem, dual)
+    price = dual.price * np.sqrt(1 + dual.stored)
+    dual = dual._replace(
+        ds=np.minimum(dual.ds, price * problem.xi / np.sqrt(ds**2 * pairs.ds + TINY)),
+        p=np.minimum(dual.p, price * problem.xi_v / np.sqrt(p**2 * pairs.p + TINY)),
     )
     best = np.full(np.shape(middle.t1), -np.inf)
     for corner in CORNERS:
         x = Point(*(b if up else a for up, a, b in zip(corner, low, high, strict=True)))
-        best = np.maximum(best, _inner(problem, x, problem.supply(x, middle), dual) + _chains(problem, x, high))
+        best = np.maximum(best, _gain(problem, x, problem.supply(x, middle), high, dual))
     return best
 
 
@@ -191,13 +254,13 @@ def _coarse(problem: PhaseProblem, low: Point, high: Point) -> Any:
     """Return another upper bound, better in large boxes: pairs of the upper end with words of the lower end."""
     pairs = problem.supply(high, high)
     dual = _solve(problem, low, pairs, rounds=8)
-    return _inner(problem, low, pairs, dual) + _chains(problem, high, high)
+    return _inner(problem, low, pairs, dual) + _chains(problem, high, high, dual)
 
 
-def value(problem: PhaseProblem, x: Point) -> Any:
+def value(problem: PhaseProblem, x: Point, rounds: int = 30) -> Any:
     """Return the gain of phases with the given shares of words, up to the error of the search for multipliers."""
     pairs = problem.supply(x, x)
-    return _inner(problem, x, pairs, _solve(problem, x, pairs, rounds=30)) + _chains(problem, x, x)
+    return _gain(problem, x, pairs, x, _solve(problem, x, pairs, rounds))
 
 
 class Certificate(NamedTuple):

@@ -20,6 +20,7 @@ ALL_PRODUCTS = "every product of every attended pair is formed; recomputation al
 ANY_ORDER = ALL_PRODUCTS + "; sums may be split and merged"
 CHAINS = ALL_PRODUCTS + "; every sum is added up one product at a time, in any order"
 NOT_GIVEN = "; P is not given"
+NO_FORKS = "; no partial sum of a score or of dP is continued twice"
 FORMED_BY_X = "; Q = A1 X, V = A3 Y, S = Q A2^T, O = P V, then O - E, and one of dS A2 and A1^T dS are formed"
 BY_X = CHAINS + FORMED_BY_X
 PAGES = ALL_PRODUCTS + "; O and lse are stored; only the table says where pages are, and some page is in no table"
@@ -85,6 +86,11 @@ CONSTANTS = {
     "forward": "3.9 x^2 for small x, 3.8 x at x = 10",
     "backward": "10.2 x^2 for small x, 7.5 x at x = 10",
     "gradient_x": "7.8 x^2 for small x, 7.2 x at x = 10",
+}
+STORED_CONSTANTS = {
+    "forward": ("3.0 at x = 0.97, 7.0 at x = 1.94", "n_q d_v"),
+    "backward": ("7.3 at x = 0.97, 15.7 at x = 1.94", "n_q d - n_k (d + d_v)"),
+    "gradient_x": ("5.7 at x = 0.97, 13.3 at x = 1.94", "2 n_q d_v - 2 max(n_q, n_k) d + d^2"),
 }
 SUMS = {"gradient_x": " - n_q d_v - max(n_q, n_k) d + d^2"}
 
@@ -183,6 +189,20 @@ PROVED = (
             formulas.phases,
         )
         for direction, constant in CONSTANTS.items()
+    ),
+    *(
+        Row(
+            "phases with stores",
+            direction,
+            f"max over L of L (ceil(Z / G(d, d_v, M, M + L + 3)) - 1) + M - {begun}",
+            constant,
+            (BY_X if direction == "gradient_x" else CHAINS) + NOT_GIVEN * (direction == "backward") + NO_FORKS,
+            "docs/lab/theory.md, Theorem 10; G bounded by certified branch and bound",
+            True,
+            formulas.stored_phases,
+            needs_scores=direction == "backward",
+        )
+        for direction, (constant, begun) in STORED_CONSTANTS.items()
     ),
     *(
         Row(
@@ -346,6 +366,7 @@ def lower_bound(problem: AnyProblem, words: int, *, p_given: bool = False, split
     """Return the largest proved bound on the words that any schedule moves on the problem in a cache of `words` words.
 
     The bound holds for every schedule that forms every product of every attended pair, adds up each sum one product at
-    a time, and backward is not given the probabilities P. p_given, split_sums: see `lower_bounds`.
+    a time, continues no partial sum of a score or of dP twice, and backward is not given the probabilities P. p_given,
+    split_sums: see `lower_bounds`.
     """
     return lower_bounds(problem, words, p_given=p_given, split_sums=split_sums)[0]

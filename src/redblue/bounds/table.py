@@ -1,4 +1,4 @@
-"""Look up certified values of the phase problem, and derive a bound on loads (docs/lab/theory.md, Theorem 3)."""
+"""Look up certified values of the phase problem, and derive bounds from them (docs/lab/theory.md, Theorems 3, 10)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from pathlib import Path
 
 import numpy as np
 
-TABLE = Path(__file__).with_name("phases.csv")  # written by `make certify`
+TABLE = Path(__file__).with_name("phases.csv")  # both are written by `make certify`
+STORED = Path(__file__).with_name("phases_stored.csv")
+OVERSHOOT = 3  # one step adds at most so many charges, where stores count
 
 
 @cache
-def _texts(direction: str) -> tuple[dict[str, str], ...]:
-    with TABLE.open(newline="") as file:
+def _texts(direction: str, table: Path = TABLE) -> tuple[dict[str, str], ...]:
+    with table.open(newline="") as file:
         return tuple(row for row in csv.DictReader(file) if row.pop("direction") == direction)
 
 
 @cache
-def rows(direction: str) -> tuple[dict[str, float], ...]:
-    """Return the table's rows for a direction: xi, xi_v, the weights, and the gain that they certify."""
-    return tuple({column: float(value) for column, value in row.items()} for row in _texts(direction))
+def rows(direction: str, table: Path = TABLE) -> tuple[dict[str, float], ...]:
+    """Return the table's rows for a direction: xi, xi_v, the weights, and the gain that they certify.
+
+    The rows of STORED have the column kept as well: the largest M / W for which they hold.
+    """
+    return tuple({column: float(value) for column, value in row.items()} for row in _texts(direction, table))
 
 
 @cache
@@ -50,3 +55,19 @@ def phase_loads(direction: str, d: int, d_v: int, words: int, pairs: int) -> int
     exact = math.floor(min(d**2 / row["xi"] ** 2, values / row["xi_v"] ** 2))
     count = math.ceil(pairs / (row["gain"] * exact))
     return (exact - words) * (count - 1) + words if exact > words and count >= 2 else 0
+
+
+def stored_charges(direction: str, d: int, d_v: int, words: int, pairs: int) -> int:
+    """Return a lower bound of loads, sums begun (counted twice), and stores that loads make necessary (Theorem 10).
+
+    As phase_loads, but a row also needs M <= kept W, and a phase takes up to OVERSHOOT charges more than L.
+    """
+    values = d * d_v if direction == "gradient_x" and d_v > d else d_v**2
+    best = 0
+    for row in _texts(direction, STORED):
+        xi, xi_v, kept, gain = (Fraction(row[name]) for name in ("xi", "xi_v", "kept", "gain"))
+        reach = math.floor(min(d**2 / xi**2, values / xi_v**2))
+        length = reach - words - OVERSHOOT
+        if length >= 1 and words <= kept * reach and (count := math.ceil(pairs / (gain * reach))) >= 2:
+            best = max(best, length * (count - 1) + words)
+    return best

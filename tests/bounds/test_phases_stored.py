@@ -1,0 +1,126 @@
+"""Theorem 10, in which stores count: its table against phases drawn word by word, its bounds against counts."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from redblue import NotCovered, Problem, TooFewWords, count, list_schedules, lower_bounds, schedules
+from redblue.bounds import table
+from redblue.bounds.phases import CONSUMERS, PhaseProblem, Weights, certify
+from redblue.problem import DIRECTIONS
+
+KINDS = tuple(name for name in CONSUMERS if name != "backward")
+
+
+def spent(direction, xi, xi_v, kept, words, shares, w):
+    """Return the words that a phase takes, those for stores included, and what it gains.
+
+    words: of both sides' pairs, of Q, K, dO, V and of the arrays of results. shares: of the crossing pairs whose scores
+    (dP) are continued; of the possible products with P and with dS that are made; pairs begun.
+    """
+    t1, t2, a1, b1, a2, b2, y, z, more = words
+    continued1, continued2, made_p, made_ds, begun1, begun2 = shares
+    whole, whole_dp = a1 * b1 / xi**2, a2 * b2 / xi_v**2
+    from_p = whole + t1
+    complete = np.minimum(from_p, whole_dp)
+
+    def steps(r, c, pairs, size):
+        return np.minimum(np.sqrt(r * c * pairs) / size, pairs)
+
+    gain = w.scores * steps(a1, b1, continued1 * t1 + begun1, xi) - w.scores_start * begun1
+    gain = gain + w.dp * steps(a2, b2, continued2 * t2 + begun2, xi_v) - w.dp_start * begun2
+    from_ds = complete + t2
+    p = made_p * steps(
+        *((y, z) if direction == "forward" else (a2, z) if direction == "recomputed" else (z, b2)), from_p, xi_v
+    )
+    ds = [made_ds * steps(more, b1, from_ds, xi)] if direction != "forward" else [0 * t1]
+    if direction == "recomputed":
+        ds.append(made_ds * steps(a1, y, from_ds, xi))
+    results = {"forward": z, "recomputed": z + more + y, "gradient_x": z + more}[direction]
+    stores = (
+        results + np.maximum(continued1 * t1, p - whole) + np.maximum(continued2 * t2, sum(ds) / len(ds) - complete)
+    )
+    return words.sum(axis=0) + np.maximum(0, stores - kept), gain + w.p * p + w.ds * sum(ds)
+
+
+def most_gained(direction, xi, xi_v, kept, w):
+    """The largest gain of phases drawn at random, and of others near the best of them."""
+    rng = np.random.default_rng(7)
+    used = np.ones((9, 1))
+    used[list({"forward": (1, 4, 5, 8), "recomputed": (), "gradient_x": (6,)}[direction])] = 0
+    words = rng.dirichlet(np.full(9, 0.35), 20000).T * used
+    shares = np.concatenate(
+        [rng.random((4, 20000)) ** 0.3, rng.exponential(1, (2, 20000)) / xi**2 * rng.choice([0, 0.1, 1], (2, 20000))]
+    )
+    if direction == "forward":
+        shares[[1, 3, 5]] = 0
+    best = 0.0
+    for size in np.geomspace(1, 1e-3, 40):
+        for _ in range(4):  # shrink to a phase that fits
+            words = words / np.maximum(1, spent(direction, xi, xi_v, kept, words, shares, w)[0])
+        taken, gain = spent(direction, xi, xi_v, kept, words, shares, w)
+        gain = np.where(taken <= 1 + 1e-9, gain, 0)
+        best = max(best, gain.max())
+        top = np.argsort(-gain)[:500]
+        words = np.abs(words[:, top].repeat(10, axis=1) * (1 + size * rng.normal(size=(9, 5000))))
+        shares = np.abs(shares[:, top].repeat(10, axis=1) * (1 + size * rng.normal(size=(6, 5000))))
+        shares[:4] = np.minimum(shares[:4], 1)
+        words = words / np.maximum(1e-9, words.sum(axis=0))
+    return best
+
+
+@pytest.mark.parametrize("direction", KINDS)
+def test_no_phase_gains_more_than_the_table_says(direction):
+    rows = table.rows(direction, table.STORED)
+    for row in rows[:: len(rows) // 4]:
+        weights = Weights(*(row[name] for name in Weights._fields))
+        best = most_gained(direction, row["xi"], row["xi_v"], row["kept"], weights) / weights.total(direction)
+        assert 0.7 * row["gain"] <= best <= row["gain"], row
+
+
+@pytest.mark.parametrize("direction", KINDS)
+def test_the_table_is_what_certify_says(direction):
+    row = table.rows(direction, table.STORED)[2]
+    weights = Weights(*(row[name] for name in Weights._fields))
+    problem = PhaseProblem(direction, row["xi"], row["xi_v"], weights, row["kept"])
+    assert certify(problem, 0.01).gain / weights.total(direction) == pytest.approx(row["gain"], rel=1e-5)
+
+
+def test_stores_that_count_only_lower_a_gain():
+    weights = Weights(0.3, 0.13, 0, 0, 0, 0.83)
+    gains = [certify(PhaseProblem("forward", 0.55, 0.55, weights, kept), 0.02).gain for kept in (1, 0.6, 0.3, 0.1)]
+    assert gains[0] >= 0.98 * gains[1]
+    assert gains[1] > gains[2] > gains[3] > 0.3 * gains[0]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_bounds_lie_below_every_count(direction):
+    """Random sizes and capacities; the bound is the largest one of some of them."""
+    rng, compared, largest = np.random.default_rng(11), 0, 0
+    names = [name for name in list_schedules(direction) if not schedules.get(name).takes_p(direction)]
+    for _ in range(120):
+        d = int(rng.choice([4, 8, 16, 32, 64]))
+        d_v = d if rng.random() < 0.6 else int(rng.integers(2, 80))
+        words = max(4, int((d / np.exp(rng.uniform(np.log(0.6), np.log(4)))) ** 2))
+        n_q, n_k = (int(n) for n in np.exp(rng.uniform(np.log(8), np.log(20000), 2)))
+        problem = Problem(n_q, n_k, d, d_v, direction=direction)
+        found = {bound.name: bound.words for bound in lower_bounds(problem, words) if bound.proved}
+        least = None
+        for name in names:
+            with contextlib.suppress(TooFewWords, NotCovered):
+                moved = count(name, problem, words=words).words
+                least = moved if least is None else min(least, moved)
+        if least is not None and found["phases with stores"] > 0:
+            compared += 1
+            assert found["phases with stores"] <= least, (problem, words)
+            largest += found["phases with stores"] == max(found.values())
+    assert compared > 20
+    assert largest
+
+
+def test_a_pass_that_is_given_p_has_no_such_bound():
+    problem = Problem(4096, 4096, 64, direction="backward")
+    assert "phases with stores" in {bound.name for bound in lower_bounds(problem, 4096)}
+    for which in ({"p_given": True}, {"split_sums": True}):
+        assert "phases with stores" not in {bound.name for bound in lower_bounds(problem, 4096, **which)}
