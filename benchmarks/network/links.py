@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 HUB = "rb-hub"
 INTERFACE = "rb0"  # of each process
-# A congestion control that every kernel lets a namespace choose: by bbr, the messages of a mesh took a quarter longer.
+# A congestion control that every kernel lets a namespace choose.
 SETTINGS = "net.ipv4.tcp_congestion_control=reno net.ipv4.tcp_slow_start_after_idle=0"
 
 

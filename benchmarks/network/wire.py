@@ -97,7 +97,7 @@ def about_times(result: dict[str, Any], processes: int, gbit: float) -> dict[str
     cores = (busy["computing"] + busy["transfer"]) / (os.cpu_count() or 1)
     figures = medians | {"link_s": link, "over_longer": medians["call_s"] / longer, "least_over_longer": least}
     figures |= {"cores_s": cores, "over_longest": medians["call_s"] / max(longer, cores)}
-    kept = {name: result[name] for name in ("schedule", "n", "heads", "mask", "placement", "grid", "pieces")}
+    kept = {name: result[name] for name in ("schedule", "n", "heads", "mask", "placement", "grid")}
     return kept | {name: float(f"{value:.4g}") for name, value in figures.items()}
 
 

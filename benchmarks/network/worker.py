@@ -63,7 +63,7 @@ def layout_of(case: dict[str, Any], size: int) -> Layout:
     mask = rb.Mask.full() if case["mask"] == "full" else getattr(rb.Mask, case["mask"])(*case["mask_arguments"])
     sizes = {name: case[name] for name in ("d", "heads", "kv_heads", "dtype", "direction")}
     problem = Problem(n_q=case["n"], n_k=case["n"], mask=mask, **sizes)
-    return operator.in_pieces(operator.chosen((case["schedule"],), problem, size, case["placement"]))
+    return operator.chosen((case["schedule"],), problem, size, case["placement"])
 
 
 def inputs(layout: Layout, rank: int) -> dict[str, torch.Tensor]:
@@ -124,7 +124,6 @@ def measure(case: dict[str, Any], rounds: int) -> dict[str, Any]:
     return {
         **case,
         "grid": list(layout.grid),
-        "pieces": layout.pieces,
         "words": counted.traffic.words,
         "most_bytes": int(max(counted.bytes_sent.max(), counted.bytes_received.max())),
         "bytes_counted": counted.bytes_sent.tolist(),

@@ -12,14 +12,6 @@ from support.processes import Processes
 SCHEDULES = ["ring", "all_gather", "head_parallel", "ring_heads", "mesh", "auto"]
 OPTIONS = [("scale", "softcap", "sinks"), ("alibi",), ("dropout", "seed"), ("bias",)]
 
-PIECES = [
-    ("ring", "zigzag", "causal", 4, ("dropout", "seed")),
-    ("mesh", "contiguous", "per head", 4, ("alibi",)),
-    ("mesh", "striped", "window", 2, ("scale", "softcap", "sinks")),
-    ("head_parallel", "zigzag", "documents", 4, ("alibi",)),
-    ("all_gather", "contiguous", "random", 2, ()),
-]
-
 
 @pytest.fixture(scope="module")
 def two():
@@ -50,16 +42,6 @@ def test_options(two, names):
             two.run(calls.compare, schedule, placement, "causal", 2, names)
     if names == ("bias",):
         two.run(calls.compare, "auto", "contiguous", "window", 2, names)
-
-
-@pytest.mark.parametrize(("schedule", "placement", "mask", "kv_heads", "names"), PIECES)
-def test_heads_in_pieces(two, schedule, placement, mask, kv_heads, names):
-    pieces = 2 if schedule == "head_parallel" or kv_heads == 2 else 4
-    assert two.run(calls.compare_in_pieces, pieces, schedule, placement, mask, kv_heads, names) == [[pieces]] * 2
-
-
-def test_large_arrays_move_in_pieces(two):
-    assert two.run(calls.large_arrays_move_in_pieces) == [(4, 1, 3, 1)] * 2
 
 
 def test_types(two):

@@ -35,9 +35,7 @@ def problem(mask=None, kv_heads=4, **sizes):
 
 def backward_of(layout):
     return network.Layout(
-        replace(layout.problem, direction="backward"),
-        *(layout.grid, layout.queries, layout.keys, layout.travel),
-        pieces=layout.pieces,
+        replace(layout.problem, direction="backward"), layout.grid, layout.queries, layout.keys, layout.travel
     )
 
 
@@ -73,39 +71,12 @@ def test_results_are_those_of_one_process(processes, mask):
             assert all((a == b).all() for a, b in zip(traffic, computed.traffic, strict=True))
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_pieces_move_the_same_words_for_the_same_results(processes):
-    mask, kv_heads = MASKS["causal"], 4
-    q, k, v, dout = (RANDOM.normal(size=(2, 4, N, columns)) for columns in (3, 3, 2, 2))
-    attends = mask.to_dense(N, N)
-    right = reference.forward(q, k, v, attends)
-    gradients = reference.backward(q, k, v, dout, attends)
-    for whole in layouts(processes, "zigzag", mask=mask, kv_heads=kv_heads):
-        if whole.grid.head_parts == 4:
-            with pytest.raises(RedblueError, match="pieces must divide the 4 key heads, which 4 processes share, got"):
-                whole.like(pieces=2)
-            continue
-        cut = whole.like(pieces=2)
-        got, net = simulation.simulate(cut, q=q, k=k, v=v)
-        np.testing.assert_allclose(got["out"], right.out, atol=1e-12)
-        inputs = {"lse": right.lse[..., None], "delta": (dout * right.out).sum(-1, keepdims=True), "dout": dout}
-        got, net_backward = simulation.simulate(backward_of(cut), q=q, k=k, v=v, **inputs)
-        for name in ("dq", "dk", "dv"):
-            np.testing.assert_allclose(got[name], getattr(gradients, name), atol=1e-12, err_msg=f"{name} {cut.grid}")
-        for one, computed in ((whole, net), (backward_of(whole), net_backward)):
-            traffic = network.count(one).traffic
-            assert computed.traffic.sent.tolist() == traffic.sent.tolist()
-            assert computed.traffic.messages.tolist() == (2 * traffic.messages).tolist()
-            assert computed.traffic.peak.max() <= traffic.peak.max() * 1.05
-
-
 @pytest.mark.parametrize("placement", ["contiguous", "zigzag", "striped"])
 @pytest.mark.parametrize("processes", [1, 2, 3, 4, 5, 8, 12])
 def test_closed_forms_equal_counts(processes, placement):
     for kv_heads in (1, 2, 4):
         for each in layouts(processes, placement, kv_heads=kv_heads, n_q=17):
-            cut = each.like(pieces=4 if kv_heads == 4 and each.grid.head_parts == 1 else 1)
-            for layout in (each, backward_of(each), cut, backward_of(cut)):
+            for layout in (each, backward_of(each)):
                 traffic, words = network.count(layout).traffic, closed_form.words(layout)
                 assert words.sent.tolist() == traffic.sent.tolist(), (layout.grid, layout.travel)
                 assert words.received.tolist() == traffic.received.tolist(), (layout.grid, layout.travel)

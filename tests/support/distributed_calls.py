@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 import redblue as rb
 from redblue import distributed
-from redblue.distributed import operator
 
 N, HEADS, D, D_V = 37, 4, 8, 5
 MASKS = {
@@ -78,32 +77,6 @@ def compare(schedule, placement, mask_name, kv_heads=HEADS, names=(), dtype=torc
     for got, wanted in zip((lse, out, *gradients), (part(right[1], -1), *expected), strict=True):
         assert got.dtype == (lse.dtype if got is lse else dtype) or got.dtype == torch.float64
         torch.testing.assert_close(got.double(), wanted.double(), atol=tolerance, rtol=tolerance)
-
-
-def compare_in_pieces(pieces, *arguments):
-    """`compare` with heads that move in pieces, which small arrays do not."""
-    right, found = operator.in_pieces, []
-
-    def in_pieces(layout):
-        found.append(layout.like(pieces=pieces))
-        return found[-1]
-
-    operator.in_pieces = in_pieces
-    try:
-        compare(*arguments)
-    finally:
-        operator.in_pieces = right
-    return [layout.pieces for layout in found]
-
-
-def large_arrays_move_in_pieces():
-    """The number of pieces of large arrays, of small ones, and of three heads."""
-
-    def pieces(heads, n):
-        problem = rb.Problem(n_q=n, n_k=n, d=64, heads=heads, dtype="float32")
-        return operator.in_pieces(operator.chosen(("ring",), problem, dist.get_world_size(), "contiguous")).pieces
-
-    return pieces(8, 4096), pieces(8, 64), pieces(3, 4096), pieces(1, 4096)
 
 
 def all_sum(x):

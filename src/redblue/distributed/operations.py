@@ -18,7 +18,7 @@ from redblue.masks import Mask
 from redblue.masks.rules.selected import attending_queries, selected
 from redblue.masks.rules.stack import Stack, planes
 from redblue.op.pytorch import dispatch
-from redblue.schedules.network.layout import COLUMNS, KEY_ARRAYS, SUMS, WHOLE, Layout, Part
+from redblue.schedules.network.layout import COLUMNS, KEY_ARRAYS, SUMS, Layout, Part
 
 Tensors = Mapping[Part, Tensor]
 Shapes = Mapping[Part, Shape]
@@ -56,6 +56,7 @@ class Operations:
     ) -> None:
         self.layout, self.options, self.dtype, self.device = layout, options, dtype, device
         self.sums = torch.float64 if dtype == torch.float64 else torch.float32
+        self.blocks = _blocks_of(layout)
         self.dbias = torch.zeros_like(options.bias, dtype=self.sums) if bias_gradient else None
 
     @cached_property
@@ -91,12 +92,12 @@ class Operations:
         shards: Sequence[int],
         first: bool,
     ) -> Tensors:
-        block = self._block(layout, process, owners, shards)
+        block = self._block(process, owners, shards)
         results = {name: tensors[name] for name in writes} if not first else {}
         if block is None:
             return results or {name: self._nothing(name, len(shape.rows)) for name, shape in writes.items()}
         q, k, v = self._inputs(block, shapes, tensors, process)
-        out, lse = dispatch.attention(q, k, v, self._options(block, layout, process), return_lse=True)
+        out, lse = dispatch.attention(q, k, v, self._options(block, process), return_lse=True)
         out, lse = out.to(self.sums), lse[..., None]
         outs = [name for name in writes if name.array == "out_sum"]
         if first and isinstance(block.queries, slice) and block.queries == slice(None):
@@ -122,7 +123,7 @@ class Operations:
         shards: Sequence[int],
     ) -> Tensors:
         results = {name: tensors[name] for name in writes}
-        block = self._block(layout, process, owners, shards)
+        block = self._block(process, owners, shards)
         if block is None:
             return results
         q, k, v = self._inputs(block, shapes, tensors, process)
@@ -131,7 +132,7 @@ class Operations:
         )
         # The kernels subtract the row sums of dout * out - dlse: without out, -delta in the place of dlse gives delta.
         nothing = torch.zeros((), dtype=dout.dtype, device=dout.device).expand(dout.shape)
-        own, group = self._options(block, layout, process), q.shape[-3] // k.shape[-3]
+        own, group = self._options(block, process), q.shape[-3] // k.shape[-3]
         repeated = group > 1 and per_head(block.mask)  # the kernels take one mask per key head
         if repeated:
             k, v = (x.repeat_interleave(group, -3) for x in (k, v))
@@ -149,12 +150,11 @@ class Operations:
                 results[name][..., own, :] += new[..., at, :]
         return results
 
-    def _block(self, layout: Layout, process: int, owners: Sequence[int], shards: Sequence[int]) -> Block | None:
-        blocks = layout.blocks  # kept with the layout, because masks take long to evaluate
-        key = process, tuple(owners), tuple(shards), layout.part(process) if layout.mask.lead else WHOLE
-        if key not in blocks:
-            blocks[key] = block_of(layout, *key[:3]) if shards else None
-        return blocks[key]
+    def _block(self, process: int, owners: Sequence[int], shards: Sequence[int]) -> Block | None:
+        key = process, tuple(owners), tuple(shards)
+        if key not in self.blocks:
+            self.blocks[key] = block_of(self.layout, *key) if shards else None
+        return self.blocks[key]
 
     def _inputs(self, block: Block, shapes: Shapes, tensors: Tensors, process: int) -> tuple[Tensor, Tensor, Tensor]:
         needed = {
@@ -166,17 +166,17 @@ class Operations:
         k, v = (_stacked(needed, array)[..., _index(block.keys), :] for array in "kv")
         return q, k, v
 
-    def _options(self, block: Block, layout: Layout, process: int) -> Options:
+    def _options(self, block: Block, process: int) -> Options:
         """The options of a block."""
-        own, p, parts = self.options, layout.problem, layout.head_parts
+        own, p, parts = self.options, self.layout.problem, self.layout.grid.head_parts
         bias, alibi, positions = own.bias, own.alibi, None
         if bias is not None:
             rows, keys = _bias_index(bias, block)
             bias = bias[..., rows, :][..., keys]
         if alibi is not None:
-            alibi = alibi.chunk(parts, -1)[layout.part(process)]
+            alibi = alibi.chunk(parts, -1)[self.layout.part(process)]
         if alibi is not None or own.dropout:
-            first = layout.part(process) * (p.heads // parts)
+            first = self.layout.part(process) * (p.heads // parts)
             positions = Positions(block.at_queries, block.at_keys, p.n_q, p.n_k, first, p.heads)
         return own._replace(mask=block.mask, bias=bias, alibi=alibi, positions=positions)
 
@@ -195,7 +195,7 @@ class Operations:
         if not by_part:  # the process holds no queries
             return {name: self._nothing(name, len(rows)) for name in (whole, log)}
         outs, lses = [], []
-        for part in range(layout.head_parts):
+        for part in range(layout.grid.head_parts):
             names = by_part.get(part, [])
             if len(names) == 1 and len(shapes[names[0]].rows) == len(rows):
                 out, lse = tensors[names[0]], tensors[names[0]._replace(array="lse")]
@@ -223,7 +223,7 @@ class Operations:
         for name, x in tensors.items():
             if name == total:
                 continue
-            parts, part = layout.head_parts, name.part
+            parts, part = layout.grid.head_parts, name.part
             if name.array in KEY_ARRAYS:
                 parts, part = layout.kv_parts, part * layout.kv_parts // parts
             heads = tensors[total].chunk(parts, -3)[part]
@@ -240,6 +240,11 @@ class Operations:
 # Blocks --------------------------------------------------------------------------------------------------------------
 
 
+def _blocks_of(layout: Layout) -> dict[Any, Block | None]:
+    """The blocks of a layout so far; kept with the layout, because masks take long to evaluate."""
+    return layout.__dict__.setdefault("_blocks", {})
+
+
 def block_of(c: Layout, process: int, owners: Sequence[int], shards: Sequence[int]) -> Block | None:
     """The part of the owners' queries, and of the shards' keys, with which a process computes."""
     p = c.problem
@@ -247,7 +252,7 @@ def block_of(c: Layout, process: int, owners: Sequence[int], shards: Sequence[in
     at_k = np.concatenate([c.keys.positions[i][c.needed_keys(process, i)] for i in shards])
     queries, keys = _ascending(at_q), _ascending(at_k)
     at_q, at_k = at_q[queries], at_k[keys]
-    rule = part_of_heads(c.mask, c.head_parts, c.part(process)).rule
+    rule = part_of_heads(c.mask, c.grid.head_parts, c.part(process)).rule
     if not rule.is_full:
         live = attending_queries(rule, at_q, at_k, p.n_q, p.n_k)
         if len(live) < len(at_q):

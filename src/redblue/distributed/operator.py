@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
 from redblue.distributed.agreement import Shard, agree, digest_of_array, digest_of_mask, digest_of_placement
 from redblue.distributed.dtensors import from_local, is_distributed, local_parts
@@ -231,7 +229,6 @@ def _as_autocast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind))
 
 
-MAX_PIECES, PIECE_BYTES = 4, 1 << 20  # more pieces, or smaller ones, would not shorten a call
 STATIONARY = ("ring", "all_gather")  # schedules by which each process computes with its own queries
 
 
@@ -273,8 +270,7 @@ def _layout(call: Call, shards: list[Shard], processes: int) -> Layout | None:
         mask=Mask.full() if mask.lead else mask,
     )
     names = [call.schedule] if call.schedule != "auto" else STATIONARY if columns else network.SCHEDULES
-    layout = chosen(tuple(names), problem, processes, call.placement, call.planes)
-    return layout if columns else in_pieces(layout)  # a bias stays whole
+    return chosen(tuple(names), problem, processes, call.placement, call.planes)
 
 
 @lru_cache(LAYOUTS_KEPT)
@@ -289,17 +285,6 @@ def chosen(
     required = len(schedules) == 1
     every = [c for name in schedules for c in _layouts(name, problem, processes, placement, per_head, required)]
     return network.fewest_words(every)
-
-
-@lru_cache(LAYOUTS_KEPT)
-def in_pieces(layout: Layout) -> Layout:
-    """The layout with as many pieces of the heads as its key heads allow, and the words that it moves fill."""
-    kv_heads, parts = layout.problem.kv_heads, layout.grid.head_parts
-    fitting = [i for i in range(2, MAX_PIECES + 1) if kv_heads % (parts * i) == 0]
-    if fitting:
-        moved = network.traffic(layout).most_words * BYTES_PER_WORD[layout.problem.dtype]
-        fitting = [i for i in fitting if moved >= i * PIECE_BYTES]
-    return layout.like(pieces=fitting[-1]) if fitting else layout
 
 
 def _layouts(
@@ -360,7 +345,19 @@ class _Attention(torch.autograd.Function):
 @lru_cache(LAYOUTS_KEPT)
 def backward_of(layout: Layout) -> Layout:
     """The same layout for the backward pass."""
-    return layout.like(problem=replace(layout.problem, direction="backward"))
+    problem = layout.problem
+    fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
+    same = {name: value for name, value in layout.__dict__.items() if name.startswith("_")}  # the rows that it needs
+    other = Layout(
+        Problem(**{**fields, "direction": "backward"}),
+        layout.grid,
+        layout.queries,
+        layout.keys,
+        layout.travel,
+        layout.per_head,
+    )
+    other.__dict__.update(same)
+    return other
 
 
 def run(

@@ -28,7 +28,7 @@ def simulate(c: Layout, **arrays: np.ndarray) -> tuple[dict[str, np.ndarray], Nu
         for name, shape in network.inputs(c, p).items():
             keys = name.array in KEY_ARRAYS
             own = arrays[name.array][..., (c.keys if keys else c.queries).positions[p], :]
-            parts = c.kv_parts if keys else c.head_parts
+            parts = c.kv_parts if keys else c.grid.head_parts
             net.put(p, name, shape, np.split(own, parts, axis=-3)[name.part])
     network.run(net, c)
     outputs = {}
@@ -106,7 +106,7 @@ def _gathered(shapes: Shapes, arrays: Arrays, c: Layout, process: int, owners: A
     )
     attends = p.mask.to_dense(p.n_q, p.n_k)[..., at_q[:, None], at_k]
     if attends.ndim > 2 and attends.shape[-3] > 1:
-        attends = np.split(attends, c.head_parts, axis=-3)[c.part(process)]
+        attends = np.split(attends, c.grid.head_parts, axis=-3)[c.part(process)]
     return Gathered(q, k, v, attends)
 
 
@@ -135,7 +135,7 @@ def _merge(shapes: Shapes, arrays: Arrays, writes: Shapes, layout: Layout) -> Ar
         if name.array != "lse":
             by_part.setdefault(name.part, []).append(name)
     outs, lses = [], []
-    for part in range(layout.head_parts):
+    for part in range(layout.grid.head_parts):
         totals = Part("out_sum", out.shard, part), Part("lse", out.shard, part)
         sizes = [_array_shape(layout, name, len(rows)) for name in totals]
         parts = [(np.zeros(sizes[0]), np.full(sizes[1], -np.inf))]
@@ -173,7 +173,7 @@ def _add(shapes: Shapes, arrays: Arrays, writes: Shapes, layout: Layout) -> Arra
     for name, x in arrays.items():
         if name == total:
             continue
-        parts = layout.head_parts
+        parts = layout.grid.head_parts
         if name.array in KEY_ARRAYS:
             part = name.part * layout.kv_parts // parts
             parts = layout.kv_parts

@@ -116,7 +116,7 @@ def inputs(c: Layout, process: int) -> dict[Part, Shape]:
     held = {}
     for array in INPUTS[c.problem.direction]:
         keys = array in KEY_ARRAYS
-        for part in range(c.kv_parts if keys else c.head_parts):
+        for part in range(c.kv_parts if keys else c.grid.head_parts):
             name = Part(array, process, part)
             held[name] = c.shape(name, c.all_rows(process, keys))
     return held

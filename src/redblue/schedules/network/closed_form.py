@@ -40,7 +40,7 @@ def words(c: Layout) -> Words:
     before, after = (node[(row + i) % grid.rows, col] for i in (-1, 1))
     asked_width = sum(c.width(array, grid.head_parts) for array in asked)
     result_width = sum(c.width(array, grid.head_parts) for array in results)
-    key_width = sum(c.width(array, c.kv_parts) * c.pieces for array in ("k", "v"))
+    key_width = sum(c.width(array, c.kv_parts) for array in ("k", "v"))
     row_makers, col_makers = grid.cols * grid.head_parts - 1, grid.rows * grid.head_parts - 1
     ring = c.travel == "ring"
 

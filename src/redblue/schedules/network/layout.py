@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,10 +77,9 @@ class Layout:
     queries, keys: the placements of the two sequences. travel: how keys come to a process of a grid with several rows:
     "ring", from the row before, one unit after another; "direct", from their owners, one unit after another; "gather",
     from their owners, all at once, and they stay. per_head: a mask with planes for batch entries and heads, in
-    the place of the problem's. pieces: pieces of each process's heads, which move and are computed one after another,
-    so that one travels while another is computed. piece: the one that `part` names.
+    the place of the problem's.
 
-    Raises RedblueError if the heads cannot be divided into the parts and pieces, and for the direction gradient_x.
+    Raises RedblueError if the heads cannot be divided into the parts, and for the direction gradient_x.
     """
 
     problem: Problem
@@ -89,8 +88,6 @@ class Layout:
     keys: Placement
     travel: str
     per_head: Mask | None = None
-    pieces: int = 1
-    piece: int = 0
 
     def __post_init__(self) -> None:
         direction = self.problem.direction
@@ -102,42 +99,20 @@ class Layout:
                 f"{heads} heads with {kv_heads} key heads cannot be divided among {parts} processes: both must be "
                 f"multiples of {parts}, or {parts} a multiple of the key heads"
             )
-        if self.pieces > 1 and self.problem.kv_heads % self.head_parts:
-            raise RedblueError(
-                f"pieces must divide the {self.problem.kv_heads} key heads, which {self.grid.head_parts} processes "
-                f"share, got {self.pieces}"
-            )
-
-    def like(self, **changes: Any) -> Layout:
-        """A layout of the same rows with other fields; the two share the rows that they find."""
-        other = replace(self, **changes)
-        for name in SHARED:
-            other.__dict__[name] = getattr(self, name)
-        return other
-
-    @cached_property
-    def each_piece(self) -> list[Layout]:
-        """This layout, for each piece."""
-        return [self] if self.pieces == 1 else [self.like(piece=piece) for piece in range(self.pieces)]
 
     # Heads ------------------------------------------------------------------------------------
-    @property
-    def head_parts(self) -> int:
-        """How many parts the query heads have: the pieces of all processes that share them."""
-        return self.grid.head_parts * self.pieces
-
     def part(self, process: int) -> int:
-        """The part of the query heads that a process computes, of this piece."""
-        return self.grid.place(process)[2] * self.pieces + self.piece
+        """The part of the query heads that a process computes."""
+        return self.grid.place(process)[2]
 
     def kv_part(self, process: int) -> int:
         """The part of the key heads that a process computes with."""
-        return self.part(process) * self.kv_parts // self.head_parts
+        return self.part(process) * self.kv_parts // self.grid.head_parts
 
     @cached_property
     def kv_parts(self) -> int:
         """How many parts the key heads have."""
-        return min(self.head_parts, self.problem.kv_heads)
+        return min(self.grid.head_parts, self.problem.kv_heads)
 
     def width(self, array: str, parts: int) -> int:
         """Words per row of a block of one of `parts` parts of the heads."""
@@ -148,7 +123,7 @@ class Layout:
 
     def shape(self, name: Part, rows: np.ndarray) -> Shape:
         """The shape of a block with these rows."""
-        parts = 1 if name.part == WHOLE else self.kv_parts if name.array in KEY_ARRAYS else self.head_parts
+        parts = 1 if name.part == WHOLE else self.kv_parts if name.array in KEY_ARRAYS else self.grid.head_parts
         return Shape(rows, self.width(name.array, parts))
 
     # Units of tokens --------------------------------------------------------------------------
@@ -214,8 +189,8 @@ class Layout:
 
     def forget_rows(self) -> None:
         """Give back the memory of all numbers of rows; they are found again when they are needed."""
-        for name in SHARED:
-            self.__dict__.pop(name, None)
+        for name in [name for name in self.__dict__ if name.startswith("_")]:
+            del self.__dict__[name]
 
     # Needed rows ------------------------------------------------------------------------------
     def needed_keys(self, process: int, shard: int) -> np.ndarray:
@@ -294,13 +269,6 @@ class Layout:
     def _col_keys(self) -> dict[int, np.ndarray]:
         return {}
 
-    @cached_property
-    def blocks(self) -> dict[Any, Any]:
-        """What `redblue.distributed` keeps about each block: masks take long to evaluate."""
-        return {}
-
-
-SHARED = ("_all_queries", "_all_keys", "_needed_keys", "_needed_queries", "_row_keys", "_col_keys", "blocks")
 
 # The columns of each array, and those that have key heads. "_sum": a partial result in the type of sums.
 COLUMNS = {

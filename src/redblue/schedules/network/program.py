@@ -5,15 +5,12 @@ results go back to the owners of their rows. All schedules of the table in `redb
 on grids of different shapes.
 
 Order: while a process computes with a unit of keys, the next unit is on its way; at the last unit, the results for
-other processes are computed first and are on their way while the process computes its own. Within a step, the pieces of
-the heads take turns: a ring passes a piece on as soon as it has arrived, and its keys are used while the next piece
-arrives.
+other processes are computed first and are on their way while the process computes its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,12 +26,13 @@ GRADIENTS = ("dq", "dk", "dv")
 def forward(net: Network, c: Layout) -> None:
     """Inputs: Part("q" | "k" | "v", p, part) of each process p. Outputs: Part("out" | "lse", p, WHOLE)."""
     _gather_queries(net, c, ("q",))
-    for step, piece, own, _ in _turns(net, c):
-        for p in net.here:
-            for unit in _units(c, p, own):
-                _attend(net, piece, p, unit, step)
-        if step == c.steps - 1:
-            _results_home(net, piece, own, ("out_sum", "lse"))
+    for step in _key_steps(net, c):
+        for own, last in _phases(c, step):
+            for p in net.here:
+                for unit in _units(c, p, own):
+                    _attend(net, c, p, unit, step)
+            if last:
+                _results_home(net, c, own, ("out_sum", "lse"))
     for p in net.here:
         reads = [*_results(c, p, "out_sum"), *_results(c, p, "lse")]
         names = Part("out", p, WHOLE), Part("lse", p, WHOLE)
@@ -53,18 +51,17 @@ def backward(net: Network, c: Layout) -> None:
         whole = {name: c.shape(name, c.all_rows(p, name.array != "dq_sum")) for name in names}
         net.apply(p, "zeros", [], whole, layout=c)
     _gather_queries(net, c, ("q", "dout", "lse", "delta"))
-    for step, piece, own, ends in _turns(net, c):
+    for step in _key_steps(net, c):
         for p in net.here:
-            if not ends:
-                _start_sums(net, piece, p, step)
-            for unit in _units(c, p, own):
-                _attend_backward(net, piece, p, unit, step)
-        if step == c.steps - 1:
-            _results_home(net, piece, own, ("dq_sum",))
-        if ends:
-            move_key_sums(net, piece, step)
-    for piece in c.each_piece:
-        finish_key_sums(net, piece)
+            _start_sums(net, c, p, step)
+        for own, last in _phases(c, step):
+            for p in net.here:
+                for unit in _units(c, p, own):
+                    _attend_backward(net, c, p, unit, step)
+            if last:
+                _results_home(net, c, own, ("dq_sum",))
+        move_key_sums(net, c, step)
+    finish_key_sums(net, c)
     for p, names in totals.items():
         reads = _results(c, p, "dq_sum")
         net.apply(p, "add", [names[0], *reads], {names[0]: c.shape(names[0], c.all_rows(p, False))}, layout=c)
@@ -75,43 +72,14 @@ def backward(net: Network, c: Layout) -> None:
         net.drop(p, names)
 
 
-class Turn(NamedTuple):
-    """A computation of every process: a step's keys and a piece of the heads, with its own or all other queries.
-
-    own: with the queries of the process's own node. ends: whether it is the later of the piece's two turns in the step.
-    """
-
-    step: int
-    piece: Layout
-    own: bool
-    ends: bool
-
-
-def _turns(net: Network, c: Layout) -> Iterator[Turn]:
-    """Yield each turn once its keys are on their way, with the keys of the next step sent before."""
-    for piece in c.each_piece:
-        _send_keys(net, piece, 0)
-    for step in range(c.steps):
-        last = step == c.steps - 1
-        passed_on = c.travel == "ring" and step > 0  # the next step's keys are this step's, as soon as they are here
-        for piece in c.each_piece if not last and not passed_on else ():
-            _send_keys(net, piece, step + 1)
-        if last and step:
-            turns = [(piece, own) for piece in c.each_piece for own in (False, True)]
-        else:
-            turns = [(piece, own) for own in (True, False) for piece in c.each_piece]
-        for piece, own in turns:
-            ends = own != turns[0][1]
-            if passed_on and not last and not ends:
-                _send_keys(net, piece, step + 1)
-            yield Turn(step, piece, own, ends)
-        for p in net.here:
-            others = [shard for shard in c.keys_at(p, step) if shard != p]
-            parts = [piece.kv_part(p) for piece in c.each_piece]
-            net.drop(p, [Part(array, shard, part) for shard in others for part in parts for array in KEYS])
-
-
 # Queries and results -------------------------------------------------------------------------------------------------
+
+
+def _phases(c: Layout, step: int) -> Iterator[tuple[bool, bool]]:
+    """(whether the queries are of the process's own node, whether this is the last step), in order."""
+    last = step == c.steps - 1
+    for own in (False, True) if last and step else (True, False):
+        yield own, last
 
 
 def _units(c: Layout, process: int, own: bool) -> list[tuple[int, ...]]:
@@ -122,8 +90,7 @@ def _gather_queries(net: Network, c: Layout, arrays: Sequence[str]) -> None:
     """Send rows of queries to the processes of their row that compute with them."""
     net.exchange(
         [
-            Message(owner, p, Part(array, owner, piece.part(p)), c.query_rows(p, owner))
-            for piece in c.each_piece
+            Message(owner, p, Part(array, owner, c.part(p)), c.query_rows(p, owner))
             for p in range(net.processes)
             for own in (True, False)
             for unit in _units(c, p, own)
@@ -166,14 +133,25 @@ def _sent(c: Layout, array: str, owner: int, maker: int) -> Part:
 def _results(c: Layout, owner: int, array: str) -> list[Part]:
     """The names of all partial results for the queries of a process, in the order in which they are added."""
     return [
-        Part(array, owner, piece.part(maker), maker) if maker == owner else _sent(piece, array, owner, maker)
-        for piece in c.each_piece
+        Part(array, owner, c.part(maker), maker) if maker == owner else _sent(c, array, owner, maker)
         for maker in c.query_makers(owner)
         if len(c.query_rows(maker, owner))
     ]
 
 
 # Keys ----------------------------------------------------------------------------------------------------------------
+
+
+def _key_steps(net: Network, c: Layout) -> Iterator[int]:
+    """Yield each step once its keys are on their way, with the keys of the next step sent before."""
+    _send_keys(net, c, 0)
+    for step in range(c.steps):
+        if step + 1 < c.steps:
+            _send_keys(net, c, step + 1)
+        yield step
+        for p in net.here:
+            others = [shard for shard in c.keys_at(p, step) if shard != p]
+            net.drop(p, [Part(array, shard, c.kv_part(p)) for shard in others for array in KEYS])
 
 
 def _send_keys(net: Network, c: Layout, step: int) -> None:
