@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--gbit", type=float, default=0.0, help="bandwidth of each link; 0: no links, one computer")
     parser.add_argument("--milliseconds", type=float, default=0.0, help="latency of each link")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=Path, help="write the figures here; others in the file stay")
     given = parser.parse_args()
     with ExitStack() as stack:
         names = None
@@ -167,7 +167,9 @@ def main() -> None:
         named = ("n", "heads", "processes", "rounds", "gbit", "milliseconds")
         sizes = {"d": D, **{name: getattr(given, name) for name in named}}
         about = {"date": datetime.date.today().isoformat(), "cpu": detect_cpu().model, "cores": os.cpu_count(), **sizes}
-        given.json.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
+        kept = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
+        peers = kept.get("peers", {}) | {"links" if given.gbit else "one_computer": about | found}
+        given.json.write_text(json.dumps(kept | {"peers": peers}) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
