@@ -16,8 +16,6 @@ from redblue.masks.rules.selected import attended_keys, attending_queries
 from redblue.problem import Problem
 from redblue.schedules.network.placement import Placement, numbers_below
 
-TRAVELS = ("ring", "direct", "gather")
-
 
 class Grid(NamedTuple):
     """Processes by (row, column, part of the heads); process (row * cols + column) * head_parts + part.
