@@ -1,10 +1,10 @@
-// The scores and the softmax of few queries (decoding), whose time is that of reading K and V once; weighted_sum.h has
-// the second product. Vectors lie along the features in the products, so that nothing is packed, and along the keys in
+// Scores and softmax of few queries (decoding). The time is bound by reading K and V once. weighted_sum.h has the
+// second product. Vectors lie along the features in the products, so that nothing is packed, and along the keys in
 // the softmax. Included once inside each target region (vector/region.h).
 
-// One step of summing the lanes of L vectors. a and b are the results of the step before, each for N vectors. After the
-// steps for N = 1, 2, .. L / 2, lane i is the sum of the i-th vector. At first, lanes stay within their 16 bytes, which
-// is the cheapest shuffle; then whole 16 bytes move.
+// One step of summing the lanes of L vectors. a and b each hold partial sums of N vectors. After the steps for
+// N = 1, 2, .. L / 2, lane i is the sum of the i-th vector. Steps with small N shuffle lanes within blocks of 16 bytes, which is
+// cheapest; later steps move whole blocks.
 template <class T, int N>
 inline V<T> sums_of_groups(V<T> a, V<T> b) {
   constexpr int L = kLanesOf<T>, kBlock = 16 / sizeof(T);
@@ -62,7 +62,7 @@ inline V<Sum> sums_of_each(const V<Sum>* x) {
   else return sums_of_groups<Sum, N / 2>(sums_of_each<N / 2, Sum>(x), sums_of_each<N / 2, Sum>(x + N / 2));
 }
 
-// The vectors of one multiply-add: L numbers of K, widened, and of a query as sums;
+// Dot products of K, widened to the type of sums: L numbers in a multiply-add.
 template <class T, class Sum>
 struct WideDots {
   using Query = Sum;
@@ -73,7 +73,7 @@ struct WideDots {
   static Sum as_sum(Query number) { return number; }
 };
 #if defined(REDBLUE_BF16_PAIRS)
-// or L pairs of bfloat16 of both.
+// Dot products of pairs of bfloat16: L pairs in a multiply-add.
 struct PairDots {
   using Query = bfloat16;
   static constexpr int kNumbers = 2 * kLanesOf<float>;
@@ -96,7 +96,7 @@ __attribute__((noinline)) void add_last_columns(long c, long columns, const T* c
 }
 
 // scores[r][key] = q[r] . k[key] for R rows and L / R keys from `key` on: a vector of K serves all rows.
-// lines: fetched for every vector of K's columns.
+// lines: cache lines to prefetch for each vector of K's columns.
 template <class T, int R, class D, class Sum, class Row, class Fetched>
 inline void dots_of_block(long key, long last, long columns, const Row& k_row, const typename D::Query* q, long length,
                           Sum* scores, long cols, Fetched& ahead, long lines) {
@@ -193,7 +193,7 @@ class FewQueries {
     if (count_ == 1) return dots_of_row<T>(keys, columns_, k_row, wide_, scores, [](long) { return EachVector<T>(); });
     dots(keys, k_row, scores, cols, [&](long key) { return Trail<T, Row>(k_row, key, keys - 1, columns_); });
   }
-  // The same beside prefetches of one's own.
+  // As above; begin(key) returns the object that prefetches.
   template <class Row, class Begin>
   void dots(long keys, const Row& k_row, Sum* scores, long cols, Begin begin) const {
     if (count_ == 1) return dots_of_row<T>(keys, columns_, k_row, wide_, scores, begin);

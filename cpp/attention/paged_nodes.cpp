@@ -7,7 +7,7 @@
 namespace redblue {
 namespace {
 
-// Fewer keys are not worth the partial results of sharing them.
+// Sharing fewer keys costs more in partial results than it saves.
 constexpr std::int64_t kLeastShared = 64;
 
 class Trie {
@@ -38,7 +38,7 @@ class Trie {
   const std::int64_t* pages(std::int64_t b) const { return call_.table + b * call_.most; }
   std::int64_t size() const { return call_.common.pages.size; }
 
-  // The first pages of a sequence whose keys all its queries attend, without terms of their own.
+  // The number of first pages of a sequence whose keys all queries attend. No bias or alibi is added to their scores.
   std::int64_t shareable_pages(std::int64_t b) const {
     const std::int64_t keys = call_.lengths[b], queries = call_.starts[b + 1] - call_.starts[b];
     if (!call_.prefix || call_.common.bias.data || call_.common.alibi.data) return 0;
@@ -57,13 +57,13 @@ class Trie {
     std::sort(members.begin(), members.end());
     nodes_.push_back({first, stop, std::move(members)});
   }
-  // The keys of one sequence from a page on; a sequence without keys has a node of none.
+  // The keys of one sequence from a page on; a sequence without keys gets an empty node.
   void rest(std::int64_t b, std::int64_t page) {
     const std::int64_t first = page * size();
     if (first < call_.lengths[b] || !page) add(first, call_.lengths[b], {b});
   }
-  // The nodes of members, ordered by their pages, that share their pages up to `page`; those from `begin` on are in no
-  // node yet.
+  // Add nodes for `members`, which are sorted by their pages and share the pages before `page`. Pages before `begin` are
+  // in nodes already.
   void split(const std::vector<std::int64_t>& members, std::int64_t begin, std::int64_t page) {
     for (std::size_t i = 0; i < members.size();) {
       const std::int64_t* const first = pages(members[i]);

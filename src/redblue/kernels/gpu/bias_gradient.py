@@ -37,8 +37,8 @@ from redblue.kernels.gpu.scores import exp2_below, finish, keep_factors, load_ls
 
 SHARES = 16
 EDGE = 64  # rows and keys of a tile
-# Features of a slice, and warps. Without tensor cores a thread holds a slice of both factors: with slices of 64 and 4
-# warps a thread of sm_75 spilled 9,552 bytes
+# Features of a slice, and warps. Without tensor cores, each thread holds a slice of both factors in registers: with
+# slices of 64 features and 4 warps, sm_75 spilled 9,552 bytes per thread
 TENSOR_CORES, SCALAR = (64, 4), (32, 8)
 
 
@@ -84,7 +84,7 @@ def _own(x: Tensor) -> Tensor:
 def gradient_run(task: Task, target: Tensor, parts: tuple[int, int], shared: tuple[bool, bool], precision: str) -> Run:
     """The launch that adds the gradient to target: (batch or 1, heads or 1, n_q or parts, n_k or parts).
 
-    parts: the numbers of parts of rows and of keys. shared: whether all rows, and whether all keys, share one number.
+    parts: the numbers of parts of rows and of keys. shared: whether the bias is broadcast over rows, and over keys.
     """
     sizes, group, edge = task.sizes, task.sizes.group, EDGE
     batch, heads = sizes.lead[0], sizes.kv_heads * group

@@ -11,7 +11,7 @@ ARRAYS = ("dk_sum", "dv_sum")
 
 
 def move_key_sums(net: Network, c: Layout, step: int) -> None:
-    """After a step's computation: move the gradients of its keys on, and add up those that came before."""
+    """Send the gradients of this step's keys to the next process, and add those received in the previous step."""
     (_pass if c.travel == "ring" else _send_home)(net, c, step)
 
 
@@ -122,7 +122,7 @@ def _sum_rows(net: Network, c: Layout, p: int, total: Part, rows: np.ndarray, pa
 
 
 def _add(net: Network, c: Layout, p: int, maker: int, rows: np.ndarray, rounded: bool) -> None:
-    """Add what a maker computed for the keys of process p to their gradients."""
+    """Add the partial dK and dV that process `maker` computed for the keys of process p."""
     if not len(rows):
         return
     for array in ARRAYS:

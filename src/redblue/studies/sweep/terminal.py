@@ -77,7 +77,7 @@ def summary(sweep: Sweep, rows: Sequence[Row], kept_in: str | None) -> StackingT
 
 
 def _columns(sweep: Sweep) -> tuple[list[str], list[str]]:
-    """The columns of numbers, and those of texts, in which the points differ."""
+    """The names of the numeric columns, and of the text columns, that vary between points."""
     varying = [axis for axis in sweep.varying if axis.name not in ("words", "memory", "schedule")]
     n = "n_k" if "n_q" in sweep.axes else "n_q"
     numbers = [n if axis.name == "n" else axis.name for axis in varying if axis.is_number]

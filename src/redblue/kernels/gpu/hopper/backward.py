@@ -30,7 +30,7 @@ def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
 
 
 def _fused_run(task: Task, launch: Launch, work: Workspace, low: int) -> Run:
-    """The launch that writes dk and dv, those of the keys from `low` on, and the sums of dQ."""
+    """The launch that writes dk and dv from key `low` on, and adds up dQ in float32."""
     sizes, (rows, cols) = task.sizes, launch.tiles
     k, v, dk, dv = (_given(x)[:, :, low:] for x in (task.k, task.v, task.dk, task.dv))
     n_q, n_k = sizes.n_q, sizes.n_k - low
@@ -71,7 +71,7 @@ def _given(x: Tensor | None) -> Tensor:
 
 
 def _tiles(x: Tensor, rows: int, edge: int) -> TensorDescriptor:
-    """The TMA map of the first `rows` rows of each head of x (batch, heads, rows, features), by `edge` rows."""
+    """The TMA descriptor of the first `rows` rows of each head of x (batch, heads, rows, features), by `edge` rows."""
     shape, tile = [*x.shape[:2], rows, x.shape[3]], [1, 1, edge, x.shape[3]]
     strides = [stride if size > 1 else 8 for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
     # The layout is that of any type of 16 bits
