@@ -62,8 +62,8 @@ class Trie {
     const std::int64_t first = page * size();
     if (first < call_.lengths[b] || !page) add(first, call_.lengths[b], {b});
   }
-  // Add nodes for `members`, which are sorted by their pages and share the pages before `page`. Pages before `begin` are
-  // in nodes already.
+  // Add nodes for `members`, which are sorted by their pages and share the pages before `page`. Pages before `begin`
+  // are in nodes already.
   void split(const std::vector<std::int64_t>& members, std::int64_t begin, std::int64_t page) {
     for (std::size_t i = 0; i < members.size();) {
       const std::int64_t* const first = pages(members[i]);
