@@ -14,7 +14,7 @@ KINDS = tuple(name for name in CONSUMERS if name != "backward")
 
 
 def spent(direction, xi, xi_v, kept, words, shares, w):
-    """Return the words that a phase takes, those for stores included, and what it gains.
+    """Return the words that a phase takes, its stores included, and its gain.
 
     words: of both sides' pairs, of Q, K, dO, V and of the arrays of results. shares: of the crossing pairs whose scores
     (dP) are continued; of the possible products with P and with dS that are made; pairs begun.

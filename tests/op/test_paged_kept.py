@@ -37,7 +37,7 @@ def of(library: str, *tensors: Any) -> list[Any]:
 
 
 def same_as_afresh(*arguments: Any, **options: Any) -> None:
-    """The result with what is kept has the bits of the result without."""
+    """Compare a call that uses kept checks with one that does not, bit by bit."""
     ours = rb.attention_paged(*arguments, **options)
     kept = known_tables._kept
     known_tables._kept = ()

@@ -116,7 +116,7 @@ class Dual(NamedTuple):
     """Multipliers of the inner problem. price: twice the price of a word. ds, p: shares of a gain paid for in words.
 
     stored: multiplier of the condition on stores, in words. p_fee, ds_fee: the part of it for pairs whose products with
-    P, or dS, go through loaded words; what is left is for pairs whose scores, or dP, are continued.
+    P, or dS, use loaded words; the rest of it is for pairs whose scores, or dP, are continued.
     """
 
     price: Any

@@ -12,7 +12,7 @@ import numpy as np
 
 TABLE = Path(__file__).with_name("phases.csv")  # both are written by `make certify`
 STORED = Path(__file__).with_name("phases_stored.csv")
-OVERSHOOT = 3  # one step adds at most so many charges, where stores count
+OVERSHOOT = 3  # the most charges that one step adds, where stores count
 
 
 @cache

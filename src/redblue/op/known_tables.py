@@ -1,4 +1,4 @@
-"""What was found out about page tables and lengths, kept between calls: the layers of a model all give the same ones.
+"""Results of checking page tables and lengths, kept between calls: the layers of a model all give the same tables.
 
 Engines change tables in place, so a kept result serves a call only if all bytes of its tables are those of before.
 """
@@ -54,7 +54,7 @@ def known(given: tuple[Any, ...], facts: Hashable, make: Callable[[], Result]) -
 
 def _found(arrays: list[Given | None]) -> Kept | None:
     for kept in _kept:
-        for array, copy in zip(arrays, kept.copies):  # noqa: B905 as many of both: strict costs time
+        for array, copy in zip(arrays, kept.copies, strict=False):  # as many of both: a check costs time
             if array is None or copy is None:
                 if array is not copy:
                     break

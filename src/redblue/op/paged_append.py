@@ -68,7 +68,9 @@ class Places(NamedTuple):
             check_columns(k, v, self.column)
         caches = k_pages, v_pages
         new = apart((k, v), caches)
-        for target, x, cache in zip(self.targets, new, caches):  # noqa: B905 values may be columns of keys
+        for target, x, cache in zip(
+            self.targets, new, caches, strict=False
+        ):  # one target if values are columns of keys
             if not target.is_packed:
                 x = x.reshape(target.packed)
             if target.copy is None:

@@ -13,7 +13,7 @@ def _drawn(*shape: int) -> Callable[[Any, torch.Generator], torch.Tensor]:
 
 
 def _series(features: bool, future: bool) -> Callable[[Any, torch.Generator], torch.Tensor]:
-    """Past or future values of two series, or what is known of their times."""
+    """Past or future values of two series, or the features of their times."""
 
     def draw(model: Any, generator: torch.Generator) -> torch.Tensor:
         config = model.config

@@ -84,7 +84,7 @@ def error(s: np.ndarray, v: np.ndarray, attends: np.ndarray, degree: int) -> flo
 
 
 def _lengths(name: str) -> list[Row]:
-    """For each boundary of a machine: the least n at which features move fewer words than every exact schedule."""
+    """Return the least n at which features move fewer words than any exact schedule, for each boundary."""
     known = {
         boundary.name: boundary.capacity_bytes // 2 for boundary in memory(name).boundaries if boundary.capacity_bytes
     }
@@ -134,7 +134,7 @@ def split(rows: list[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def needed(rows: list[Row], tolerance: float) -> dict[str, Row | None]:
-    """For each distribution: the row of the least degree such that it and all higher degrees meet the tolerance."""
+    """Return, for each distribution, the row of the least degree from which on all degrees meet the tolerance."""
     result: dict[str, Row | None] = {}
     for name in dict.fromkeys(row["scores"] for row in split(rows)[0]):
         series = [row for row in split(rows)[0] if row["scores"] == name]
