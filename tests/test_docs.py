@@ -14,7 +14,7 @@ from redblue.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 # The pages whose examples run. tests/pebble/test_docs.py runs those of the pebble game, and
-# tests/integrations/test_transformers_models.py those of transformers.md, which build on each other.
+# tests/integrations/transformers/test_models.py those of transformers.md, which build on each other.
 GUIDES = [
     ROOT / "README.md",
     *sorted(page for page in (ROOT / "docs" / "guide").glob("*.md") if page.name != "transformers.md"),

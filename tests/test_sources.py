@@ -1,4 +1,4 @@
-"""The sources as text: paths and modules that they name exist, and C++ keeps to the width of Python."""
+"""The sources as text: paths and modules that they name exist, C++ keeps to 120 columns, tests mirror the package."""
 
 import re
 import subprocess
@@ -24,6 +24,8 @@ OTHERS = (
 )  # name files of other projects, or pages of the site
 EXAMPLES = {"path/to/script.py", "no/r.csv", "docs/results/gpu.svg"}  # of users, or not yet written
 EXAMPLES |= {"xla/ffi/api/c_api.h"}  # in jaxlib
+# The folders of tests/ that are not folders of src/redblue; CONTRIBUTING.md says what each is for.
+BESIDE_THE_PACKAGE = {"benchmarks", "data", "examples", "hostile", "peers", "support"}
 
 
 def tracked():
@@ -96,3 +98,29 @@ def test_lines_of_cpp_are_not_too_long():
         if len(line) > WIDTH
     ]
     assert not long
+
+
+def folders_of_tests(files):
+    """Return the folders of tests/ that hold one of the files and should mirror the package, relative to tests/."""
+    folders = {path.relative_to(ROOT / "tests").parent for path in files if ROOT / "tests" in path.parents}
+    return {folder for folder in folders if folder.parts and folder.parts[0] not in BESIDE_THE_PACKAGE}
+
+
+@needs_git
+def test_folders_of_tests_are_folders_of_the_package():
+    folders = folders_of_tests(SOURCES)
+    assert len(folders) > 30
+    assert not [str(folder) for folder in sorted(folders) if not (ROOT / "src" / "redblue" / folder).is_dir()]
+
+
+def test_contributing_explains_the_folders_of_tests_beside_the_package():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for name in BESIDE_THE_PACKAGE:
+        assert (ROOT / "tests" / name).is_dir()
+        assert f"`{name}/`" in text
+
+
+def test_the_check_of_folders_sees_one_that_the_package_lacks():
+    tests = ROOT / "tests"
+    files = [tests / "test_a.py", tests / "support" / "a.py", tests / "op" / "nosuch" / "test_a.py"]
+    assert folders_of_tests(files) == {Path("op/nosuch")}

@@ -1,6 +1,4 @@
-"""redblue.jax.dot_product_attention: outputs and gradients of every option, against float64 and against JAX's own."""
-
-from functools import partial
+"""redblue.jax.dot_product_attention: outputs and gradients of every option, against float64."""
 
 import numpy as np
 import pytest
@@ -8,75 +6,14 @@ import pytest
 pytest.importorskip("jax.numpy")
 
 import jax
-import jax.numpy as jnp
 
 import redblue as rb
 from redblue import Mask
 from redblue.jax import dot_product_attention
 from support.jax_calls import WITH_GRADIENT, arrays, check, with_gradients
+from support.jax_options import CAUSAL, GRAPH, OPTIONS, RNG, B, N, S, T, normal
 
 enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
-B, T, S, N, K = 2, 5, 7, 4, 2
-RNG = np.random.default_rng(7)
-CAUSAL = np.tri(T, S, dtype=bool)
-WINDOW = CAUSAL & ~np.tri(T, S, -3, dtype=bool) | np.eye(T, S, 1, dtype=bool)  # keys t - 2 .. t + 1
-SOME = RNG.random((B, 1, T, S)) < 0.7
-QUERIES, KEYS = np.array([3, 5], np.int32), np.array([7, 4], np.int32)
-REAL = (np.arange(T)[:, None] < QUERIES[:, None, None, None]) & (np.arange(S) < KEYS[:, None, None, None])
-PER_HEAD = Mask.per_head([Mask.causal(), Mask.full(), Mask.sliding_window(1, 1), Mask.documents([2, 3], [4, 3])])
-GRAPH = Mask.from_dense(RNG.random((T, S)) < 0.4)
-
-
-def normal(*shape, dtype=np.float32):
-    return RNG.standard_normal(shape).astype(dtype)
-
-
-# name: (options, the pairs that attend)
-OPTIONS = {
-    "none": ({}, None),
-    "scale": ({"scale": -0.3}, None),
-    "causal": ({"is_causal": True}, CAUSAL),
-    "window": ({"local_window_size": (2, 1)}, WINDOW),
-    "causal window": ({"local_window_size": 2, "is_causal": True}, CAUSAL & WINDOW),
-    "boolean mask": ({"mask": SOME}, SOME),
-    "boolean mask and causal": ({"mask": SOME[0, 0], "is_causal": True}, SOME[0, 0] & CAUSAL),
-    "bias of every pair": ({"bias": normal(B, N, T, S)}, None),
-    "bias of heads": ({"bias": normal(N, 1, S)}, None),
-    "bias of keys, bfloat16": ({"bias": normal(B, 1, 1, S).astype(jnp.bfloat16)}, None),
-    "bias and mask": ({"bias": normal(1, N, T, 1), "mask": SOME}, SOME),
-    "query lengths": ({"query_seq_lengths": QUERIES}, REAL.any(3, keepdims=True) & np.ones(S, bool)),
-    "key lengths": ({"key_value_seq_lengths": KEYS}, REAL.any(2, keepdims=True) & np.ones((T, 1), bool)),
-    "lengths beyond the arrays": (
-        {"key_value_seq_lengths": np.array([9, -1], np.int32)},
-        np.array([True, False])[:, None, None, None] & np.ones((T, S), bool),
-    ),
-    "lengths, causal": (
-        {"query_seq_lengths": QUERIES, "key_value_seq_lengths": KEYS, "is_causal": True},
-        REAL & CAUSAL,
-    ),
-    "lengths, alibi": (
-        {"query_seq_lengths": QUERIES, "key_value_seq_lengths": KEYS, "alibi": normal(N)},
-        REAL,
-    ),
-    "lengths, bias with gradient": ({"key_value_seq_lengths": KEYS, "bias": normal(1, 1, T, S)}, REAL.any(2)[:, None]),
-    "lengths, boolean mask": (
-        {"query_seq_lengths": QUERIES, "key_value_seq_lengths": KEYS, "mask": SOME, "is_causal": True},
-        REAL & CAUSAL & SOME,
-    ),
-    "lengths, mask": ({"query_seq_lengths": QUERIES, "mask": GRAPH}, REAL.any(3, keepdims=True) & GRAPH.to_dense(T, S)),
-    "Mask": ({"mask": Mask.causal("bottom-right")}, Mask.causal("bottom-right").to_dense(T, S)),
-    "Mask and window": ({"mask": GRAPH, "local_window_size": (2, 1)}, GRAPH.to_dense(T, S) & WINDOW),
-    "Mask per head": ({"mask": PER_HEAD}, PER_HEAD.to_dense(T, S)),
-    "softcap, sinks": ({"softcap": 1.5, "sinks": normal(N)}, None),
-    "sinks, Mask": ({"sinks": normal(N, dtype=np.float16), "mask": GRAPH}, GRAPH.to_dense(T, S)),
-    "alibi": ({"alibi": normal(B, N)}, None),
-    "dropout": ({"dropout": 0.4, "seed": 3 * 2**40 + 5}, None),
-    "dropout, lengths": ({"dropout": 0.4, "seed": 5, "key_value_seq_lengths": KEYS}, REAL.any(2)[:, None]),
-    "hybrid": ({"schedule": "hybrid", "is_causal": True}, CAUSAL),
-    "gather": ({"schedule": "gather", "mask": GRAPH}, GRAPH.to_dense(T, S)),
-}
-
-
 FAST = ("causal", "bias and mask", "lengths, alibi", "lengths, boolean mask", "lengths, mask", "Mask per head")
 FAST += ("lengths beyond the arrays", "softcap, sinks", "dropout")
 
@@ -163,81 +100,6 @@ def test_one_batch_entry_without_a_batch_dimension():
     assert np.array_equal(out[0], one)
     assert np.array_equal(residual[0], one_residual)
     assert one_residual.shape == (T, N)
-
-
-@pytest.mark.thorough
-def test_the_residual_is_that_of_jax():
-    q, k, v, _ = arrays(dtype="bfloat16")
-    ours = dot_product_attention(q, k, v, return_residual=True)[1]
-    theirs = jax.jit(partial(jax.nn.dot_product_attention, return_residual=True))(q, k, v)[1]
-    assert ours.dtype == theirs.dtype == jnp.bfloat16
-    assert np.allclose(ours.astype(np.float32), theirs.astype(np.float32), atol=2.0**-6)
-    gradient = jax.grad(lambda q: dot_product_attention(q, k, v, return_residual=True)[1].sum())(jnp.asarray(q))
-    assert not gradient.any()
-
-
-# Against JAX's own implementation ------------------------------------------------------------------------------------
-
-THEIRS = [
-    "none",
-    "scale",
-    "causal",
-    "window",
-    "causal window",
-    "boolean mask",
-    "bias of every pair",
-    "bias of heads",
-    "bias and mask",
-    "query lengths",
-    "key lengths",
-    "lengths, causal",
-]
-
-
-def compare_with_jax(options, **sizes):
-    """Compare outputs and gradients with jax.nn.dot_product_attention, apart from rows that attend nothing."""
-    *qkv, dout = (jnp.asarray(x) for x in arrays(**sizes))
-    bias = None if options.get("bias") is None else jnp.asarray(options["bias"])
-    others = {name: x for name, x in options.items() if name != "bias"}
-
-    def run(attend):
-        def both(q, k, v, bias):
-            return attend(q, k, v, bias, **others, return_residual=True)
-
-        (out, residual), backward = jax.vjp(both, *qkv, bias)
-        empty = jnp.isneginf(residual) | (residual < -1e30)
-        gradients = backward((jnp.where(empty[..., None], 0, dout), jnp.zeros_like(residual)))
-        return jnp.where(empty[..., None], 0, out), jnp.where(empty, 0, residual), gradients
-
-    ours, theirs = (jax.jit(run, static_argnums=0)(f) for f in (dot_product_attention, jax.nn.dot_product_attention))
-    assert ours[0].any()  # some row attends some key
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        assert a.dtype == b.dtype
-        assert np.allclose(a.astype(np.float32), b.astype(np.float32), atol=5e-6, rtol=1e-5)
-
-
-def test_it_means_what_jax_means():
-    compare_with_jax(OPTIONS["lengths, causal"][0])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", THEIRS)
-@pytest.mark.parametrize("sizes", [{}, {"heads": 3, "kv_heads": 3}, {"kv_heads": 1, "d": 33}], ids=str)
-def test_it_means_what_jax_means_everywhere(name, sizes):
-    options = OPTIONS[name][0]
-    if "bias" in options and "heads" in sizes:
-        pytest.skip("the bias has four heads")
-    compare_with_jax(options, **{"d_v": sizes.get("d", 8), **sizes})
-
-
-def test_the_signature_begins_as_that_of_jax():
-    import inspect
-
-    theirs = inspect.signature(jax.nn.dot_product_attention).parameters
-    ours = inspect.signature(dot_product_attention).parameters
-    assert [(p.name, p.kind, p.default) for p in theirs.values()] == [
-        (p.name, p.kind, p.default) for p in list(ours.values())[: len(theirs)]
-    ]
 
 
 # Masks ---------------------------------------------------------------------------------------------------------------

@@ -1,12 +1,42 @@
-"""Attention in float64 as FlashAttention 2 defines it, for (batch, n, heads, d) tensors of different lengths."""
+"""FlashAttention 2 in float64 for (batch, n, heads, d) tensors, calls to compare with it, and the comparison."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 # The largest error of outputs and gradients, relative to their largest number
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+# Options of flash_attn_func; `alibi` stands for alibi_slopes of that shape.
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window_size": (4, 2)},
+    "left window": {"window_size": (7, -1)},
+    "causal window": {"causal": True, "window_size": (9, 3)},
+    "softcap": {"softcap": 3.0, "softmax_scale": 0.7},
+    "alibi": {"alibi": (4,)},
+    "all": {"causal": True, "window_size": (30, -1), "softcap": 5.0, "alibi": (2, 4)},
+}
+
+
+def with_slopes(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace the shape `alibi` by alibi_slopes of this shape."""
+    options = dict(options)
+    if "alibi" in options:
+        shape = options.pop("alibi")
+        options["alibi_slopes"] = torch.linspace(0.05, 0.6, torch.Size(shape).numel()).reshape(shape)
+    return options
+
+
+def case(n_q, n_k, dtype=torch.float32, heads=4, kv_heads=2, batch=2, d=16, d_v=None, seed=0) -> list[Tensor]:
+    """Draw q, k and v, each with a gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (batch, n_q, heads, d), (batch, n_k, kv_heads, d), (batch, n_k, kv_heads, d_v or d)
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
 
 
 def reference(

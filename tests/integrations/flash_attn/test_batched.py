@@ -1,4 +1,4 @@
-"""Padded batches against float64: outputs, log-sum-exps and gradients, with FlashAttention's own kinds of cases."""
+"""Padded batches against float64: outputs, log-sum-exps and gradients."""
 
 import math
 
@@ -13,54 +13,7 @@ from redblue.integrations.flash_attn import (
     flash_attn_qkvpacked_func,
     probabilities,
 )
-from support.flash_reference import check_close, gradients, reference
-
-SIZES = [(1, 1), (1, 239), (3, 17), (17, 3), (64, 64), (113, 203), (108, 1)]
-OPTIONS = {
-    "plain": {},
-    "causal": {"causal": True},
-    "window": {"window_size": (4, 2)},
-    "left window": {"window_size": (7, -1)},
-    "causal window": {"causal": True, "window_size": (9, 3)},
-    "softcap": {"softcap": 3.0, "softmax_scale": 0.7},
-    "alibi": {"alibi": "(H,)"},
-    "all": {"causal": True, "window_size": (30, -1), "softcap": 5.0, "alibi": "(B, H)"},
-}
-
-
-def case(n_q, n_k, dtype=torch.float32, heads=4, kv_heads=2, batch=2, d=16, d_v=None, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = (batch, n_q, heads, d), (batch, n_k, kv_heads, d), (batch, n_k, kv_heads, d_v or d)
-    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
-
-
-def slopes(shape, heads=4, batch=2):
-    values = torch.linspace(0.05, 0.6, batch * heads).reshape(batch, heads)
-    return values[0] if shape == "(H,)" else values
-
-
-def with_slopes(options):
-    options = dict(options)
-    if "alibi" in options:
-        options["alibi_slopes"] = slopes(options.pop("alibi"))
-    return options
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize(("n_q", "n_k"), SIZES)
-def test_outputs_and_gradients(n_q, n_k, options):
-    options = with_slopes(options)
-    tensors = case(n_q, n_k)
-    out, lse, s_dmask = flash_attn_func(*tensors, **options, return_attn_probs=True)
-    expected, expected_lse = reference(*tensors, **options)
-    assert out.is_contiguous()
-    assert lse.dtype == torch.float32
-    assert s_dmask.shape == (0,)
-    check_close(out, expected, torch.float32)
-    check_close(lse, expected_lse, torch.float32)
-    both = zip(gradients(out, tensors), gradients(expected, tensors), "qkv", strict=True)
-    for got, right, name in both:
-        check_close(got, right, torch.float32, f"d{name}")
+from support.flash_reference import OPTIONS, case, check_close, gradients, reference, with_slopes
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

@@ -11,7 +11,7 @@ from redblue.integrations.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 from redblue.integrations.flash_attn.bert_padding import pad_input, unpad_input
-from support.flash_reference import check_close, gradients, reference
+from support.flash_reference import check_close, gradients, reference, with_slopes
 
 LENGTHS, KEY_LENGTHS = torch.tensor([30, 0, 17, 5, 12]), torch.tensor([44, 9, 17, 0, 3])
 OPTIONS = {
@@ -22,14 +22,6 @@ OPTIONS = {
     "alibi": {"alibi": (4,)},
     "alibi by sequence": {"alibi": (5, 4), "causal": True, "window_size": (20, -1)},
 }
-
-
-def with_slopes(options):
-    options = dict(options)
-    if "alibi" in options:
-        shape = options.pop("alibi")
-        options["alibi_slopes"] = torch.linspace(0.05, 0.6, torch.Size(shape).numel()).reshape(shape)
-    return options
 
 
 def padded(lengths, heads, d=16, seed=0):

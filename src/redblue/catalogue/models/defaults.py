@@ -1,7 +1,7 @@
 """Model types for which a missing field must be refused, because the class's default differs from the reading here.
 
 Example: a gemma config.json without head_dim means 256, not hidden size / heads. The lists come from the class defaults
-of transformers 5.23.0; tests/catalogue/models/test_against_transformers.py compares them with the classes.
+of transformers 5.23.0; tests/peers/test_transformers_configs.py compares them with the classes.
 """
 
 from redblue.catalogue.models.config import NAMES

@@ -19,7 +19,7 @@ from support.dense_text import check_greedy, greedy
 from support.examples import examples, thorough
 from support.http_server import SECONDS, serving, wait_until
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "serve.py"
+SCRIPT = Path(__file__).parents[2] / "examples" / "serve.py"
 SYSTEM = "You are a small model with random weights. "
 
 

@@ -18,7 +18,7 @@ from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import plan
 
-COMPILE_PLANS = Path(__file__).parents[3] / "benchmarks" / "gpu" / "fit.py"
+COMPILE_PLANS = Path(__file__).parents[4] / "benchmarks" / "gpu" / "fit.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Gradients by the Triton kernels of `hybrid` and `small_cache` against float64; see test_spilled.py."""
+"""Gradients by the Triton kernels of `hybrid` and `small_cache` against float64; see test_forward.py."""
 
 import sys
 

@@ -116,7 +116,7 @@ def test_output_attentions_is_refused():
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_guide(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "guide" / "transformers.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "guide" / "transformers.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert len(blocks) == 3
     exec(compile("\n".join(blocks), "docs/guide/transformers.md", "exec"), {})

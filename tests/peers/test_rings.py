@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 PROCESSES = 2
 CASES = {
     "ring_flash_attn": [
