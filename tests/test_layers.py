@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,11 @@ def test_deferred_imports_are_in_the_graph(graph):
     assert "redblue.base.terminal" in graph.find_modules_directly_imported_by("redblue.lab.plans")
 
 
+def test_type_checking_imports_are_in_the_graph(graph):
+    """redblue.machine.hierarchy imports redblue.catalogue.memories for its annotations only."""
+    assert "redblue.catalogue.memories" in graph.find_modules_directly_imported_by("redblue.machine.hierarchy")
+
+
 def test_nothing_inside_imports_the_root(graph):
     assert "redblue.op.api" in graph.find_modules_directly_imported_by("redblue")
     assert graph.find_modules_that_directly_import("redblue") == set()
@@ -84,12 +90,37 @@ def top_level_modules() -> set[str]:
 
 
 def test_every_top_level_module_has_its_layer():
-    (contract,) = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    (contract,) = linter_settings()["contracts"]
     layered = [name.strip() for layer in contract["layers"] for name in layer.split("|")]
-    assert contract["type"] == "layers"
-    assert "ignore_imports" not in contract
     assert len(layered) == len(set(layered))
     assert set(layered) == top_level_modules()
+
+
+def test_the_layers_hold_for_every_import():
+    """No setting exempts TYPE_CHECKING imports, single imports or modules. Deferred imports cannot be exempted."""
+    assert find_exemptions(linter_settings()) == []
+
+
+def test_find_exemptions_finds_each():
+    settings = linter_settings()
+    (contract,) = settings["contracts"]
+    assert find_exemptions(settings | {"exclude_type_checking_imports": True}) == ["exclude_type_checking_imports"]
+    assert find_exemptions(settings | {"contracts": [contract | {"ignore_imports": ["a -> b"]}]}) == ["ignore_imports"]
+    assert find_exemptions(settings | {"contracts": [contract | {"type": "independence"}]}) == ["independence"]
+
+
+def linter_settings() -> dict[str, Any]:
+    """Return the table [tool.importlinter] of pyproject.toml."""
+    return tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["tool"]["importlinter"]
+
+
+def find_exemptions(settings: dict[str, Any]) -> list[str]:
+    """Return the settings of import-linter that exempt imports from the layers; [] if every import must obey them."""
+    (contract,) = settings["contracts"]
+    general = settings.keys() - {"root_package", "contracts"}
+    own = contract.keys() - {"name", "type", "containers", "exhaustive", "layers"}
+    kind = {contract["type"]} - {"layers"}
+    return sorted(general | own | kind)
 
 
 # Every library that may be missing after `pip install redblue`, with the extra that brings it
