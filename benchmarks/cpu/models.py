@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -25,10 +24,10 @@ import torch  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
 from benchmarks.common.figure import write_svg
-from benchmarks.common.gate import MAX_OURS, MAX_PEER, relative_errors, within
+from benchmarks.common.gate import MAX_OURS, MAX_PEER, relative_errors, unfused, within
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Limit, Row, write
-from benchmarks.common.timing import THREADS, spread
+from benchmarks.common.timing import THREADS, seconds_of, spread
 from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, SHORT, Call, contender, inputs, missing
 from redblue.catalogue.detect import detect_cpu
 from redblue.compiled import _core
@@ -109,17 +108,14 @@ def contenders(call: Call, training: bool) -> Contenders:
 def check(call: Call, training: bool) -> list[str]:
     """The contenders with right results. Raises SystemExit if redblue's are wrong."""
 
-    def unfused(dtype: torch.dtype | None) -> list[torch.Tensor]:
+    def textbook(dtype: torch.dtype | None) -> list[torch.Tensor]:
         x = inputs(call, dtype)
         q, k, v = (array.requires_grad_(training) for array in x[:3])
-        scores = q @ k.mT * call.d**-0.5
-        if call.causal:
-            scores = scores.masked_fill(torch.ones(call.n_q, call.n_k, dtype=torch.bool).triu(1), -math.inf)
-        out = scores.softmax(-1) @ v
+        out = unfused(q, k, v, call.causal)
         return list(torch.autograd.grad(out, (q, k, v), x.dout)) if training else [out]
 
-    exact = unfused(torch.float64)
-    allowed = relative_errors(unfused(None), exact)
+    exact = textbook(torch.float64)
+    allowed = relative_errors(textbook(None), exact)
     right = [
         name
         for name, run in contenders(call, training).items()
@@ -130,19 +126,13 @@ def check(call: Call, training: bool) -> list[str]:
     return right
 
 
-def seconds_of(run: Callable[[], Any]) -> tuple[float, float]:
+def second_and_looped(run: Callable[[], Any]) -> tuple[float, float]:
     """Seconds of the second call after idle time, and of a call in a loop."""
-
-    def timed() -> float:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-
     time.sleep(IDLE_SECONDS)
-    first, second = timed(), timed()
+    first, second = seconds_of(run), seconds_of(run)
     loop = [second]
     while sum(loop) < LOOP_SECONDS and first < LOOP_SECONDS:
-        loop.append(timed())
+        loop.append(seconds_of(run))
     return second, statistics.median(loop[1:] or loop)
 
 
@@ -158,7 +148,7 @@ def measure(name: str, dtype: str, direction: str, rounds: int) -> Row:
     times: dict[str, list[tuple[float, float]]] = {peer: [] for peer in right}
     for _ in range(rounds):
         for peer, run in calls.items():
-            times[peer].append(seconds_of(run))
+            times[peer].append(second_and_looped(run))
     row = Row(f"{SHORT[dtype]} {direction}", name, unit="calls/s")
     for place, when in enumerate(STATES):
         rates = {peer: [1 / pair[place] for pair in pairs] for peer, pairs in times.items()}
