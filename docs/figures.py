@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import altair as alt
 import numpy as np
-import vl_convert
 
 import redblue as rb
 from redblue import Mask, schedules
-from redblue.base.style import COLOURS, LOOKS, REGIMES, standalone_config
+from redblue.base import charts
+from redblue.base.style import COLOURS, LOOKS, REGIMES
 from redblue.masks import picture
 from redblue.studies.report.curves import curve
 from redblue.studies.report.figures import words_figure
 
 HERE = Path(__file__).parent
+GRID = COLOURS["light"]["grid"]
 MACHINES = ("t4", "rtx-4090", "h100-sxm")
 
 
@@ -87,12 +87,13 @@ def patterns(path: Path) -> None:
         "~documents(...)": ~Mask.documents([10, 21, 5, 12]),
         "causal() & ~n_of_m(1, 6)": Mask.causal() & ~Mask.n_of_m(1, 6),
     }
-    charts = [
-        picture.chart(mask, n, n, side=144).properties(title=alt.TitleParams(title, fontSize=11, fontWeight="normal"))
-        for title, mask in masks.items()
-    ]
-    bare = {"axisX": {"disable": True}, "axisY": {"disable": True}, "view": {"stroke": COLOURS["light"]["grid"]}}
-    _write(alt.concat(*charts, columns=5), path, bare)
+    pictures = []
+    for title, mask in masks.items():
+        chart = picture.chart(mask, n, n, side=144)
+        chart.encoding.x.axis = chart.encoding.y.axis = None
+        heading, frame = alt.TitleParams(title, fontSize=11, fontWeight="normal"), alt.ViewBackground(stroke=GRID)
+        pictures.append(chart.properties(title=heading, view=frame))
+    _write(alt.concat(*pictures, columns=5), path)
 
 
 def drop_in(direction: str) -> list[str]:
@@ -108,10 +109,8 @@ def _words(name: str, problem: rb.Problem, words: int) -> int | None:
         return None
 
 
-def _write(
-    figure: alt.Chart | alt.LayerChart | alt.ConcatChart, path: Path, style: dict[str, Any] | None = None
-) -> None:
-    path.write_text(vl_convert.vegalite_to_svg(figure.to_dict() | {"config": standalone_config() | (style or {})}))
+def _write(figure: alt.Chart | alt.LayerChart | alt.ConcatChart, path: Path) -> None:
+    charts.write(figure.to_dict(), path, force=True)
     print(f"written: {path.relative_to(HERE.parent)}")
 
 

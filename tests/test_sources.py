@@ -1,4 +1,4 @@
-"""The sources as text: paths and modules that they name exist, C++ keeps to 120 columns, tests mirror the package."""
+"""The files as text: paths that they name exist, C++ keeps to 120 columns, tests mirror the package, data are small."""
 
 import re
 import subprocess
@@ -8,6 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 120  # as [tool.ruff] says
+MAX_BYTES = 100_000  # of data and pictures
+DATA = (".csv", ".json", ".jsonl", ".png", ".svg", ".txt")
 TEXTS = (".py", ".pyi", ".h", ".cpp", ".md", ".toml", ".txt", ".jinja", ".css", ".js")
 # A path with a folder, whose file has one of the project's suffixes.
 PATH = re.compile(
@@ -33,7 +35,8 @@ def tracked():
     return [ROOT / line for line in run.stdout.splitlines() if (ROOT / line).is_file()]
 
 
-SOURCES = [path for path in tracked() if path.suffix in TEXTS and path != Path(__file__)]
+FILES = tracked()
+SOURCES = [path for path in FILES if path.suffix in TEXTS and path != Path(__file__)]
 needs_git = pytest.mark.skipif(not SOURCES, reason="the tree is not a git checkout")
 
 
@@ -124,3 +127,31 @@ def test_the_check_of_folders_sees_one_that_the_package_lacks():
     tests = ROOT / "tests"
     files = [tests / "test_a.py", tests / "support" / "a.py", tests / "op" / "nosuch" / "test_a.py"]
     assert folders_of_tests(files) == {Path("op/nosuch")}
+
+
+def too_large(paths):
+    return [
+        f"{path.name}: {path.stat().st_size:,} bytes, at most {MAX_BYTES:,}. Round the numbers, draw fewer points, or "
+        "keep it outside the repository with the command that makes it"
+        for path in paths
+        if path.suffix in DATA and path.stat().st_size > MAX_BYTES
+    ]
+
+
+def twins(paths):
+    """The pictures of pixels that are also there as vectors."""
+    return [str(path) for path in paths if path.suffix == ".png" and path.with_suffix(".svg") in paths]
+
+
+@needs_git
+def test_files_are_small_and_pictures_have_one_format():
+    assert not too_large(FILES)
+    assert not twins(FILES)
+
+
+def test_the_checks_of_files_see_a_large_one_and_a_twin(tmp_path):
+    small, large = tmp_path / "small.json", tmp_path / "large.json"
+    small.write_bytes(b"1" * MAX_BYTES)
+    large.write_bytes(b"1" * (MAX_BYTES + 1))
+    assert [text.split(".")[0] for text in too_large([small, large])] == ["large"]
+    assert twins([Path("a.png"), Path("a.svg"), Path("b.png")]) == ["a.png"]

@@ -1,4 +1,4 @@
-"""The errors allowed to a contender; they are checked before anything is timed.
+"""The textbook expression of attention, and the errors allowed to a contender, which are checked before it is timed.
 
 The error of redblue against float64 may be at most twice that of the unfused PyTorch expression in the same type, as
 everywhere in this project. A peer must be close enough to compute the same function; otherwise its row omits the peer.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch  # pyright: ignore[reportMissingImports]
+from torch import Tensor  # pyright: ignore[reportMissingImports]
 
 MAX_OURS, MAX_PEER = 2.0, 4.0  # times the error of the unfused expression
 
@@ -17,7 +18,27 @@ class Red(Exception):
     """redblue gave a wrong result, so the benchmark prints no numbers."""
 
 
-def relative_errors(results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> list[float]:
+def scores(
+    q: Tensor, k: Tensor, causal: bool = False, attends: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """The scores in the type of q, -inf where a query does not attend.
+
+    causal: query i attends the keys up to i. attends: True where a query attends a key. scale: 1 / sqrt(d) if None.
+    """
+    s = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        attends = torch.ones(s.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    return s if attends is None else s.masked_fill(~attends, float("-inf"))
+
+
+def unfused(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, attends: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """The textbook expression in the type of q: two products and a softmax. The options are those of `scores`."""
+    return scores(q, k, causal, attends, scale).softmax(-1) @ v
+
+
+def relative_errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
     """The relative error of each result, in the Frobenius norm."""
     pairs = zip(results, exact, strict=True)
     return [float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs]

@@ -10,8 +10,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+Result = TypeVar("Result")
 THREADS = 2  # that every contender uses
 LONG_SECONDS = 0.5
 LEAST_ROUNDS, LONGEST_SECONDS = 7, 30.0
@@ -32,11 +33,16 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median, low, high)
 
 
+def with_seconds(call: Callable[[], Result]) -> tuple[Result, float]:
+    """The result of one call, and its seconds."""
+    start = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - start
+
+
 def seconds_of(call: Callable[[], object]) -> float:
     """Seconds of one call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    return with_seconds(call)[1]
 
 
 def rate(call: Callable[[], object], work: float, seconds: float) -> float:

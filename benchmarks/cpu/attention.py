@@ -11,7 +11,6 @@ import argparse
 import datetime
 import os
 import platform
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks.common.gate import Red
@@ -29,6 +27,7 @@ from benchmarks.common.results import Figure, Row, read, write
 from benchmarks.common.timing import THREADS, spread
 from benchmarks.cpu import figure
 from benchmarks.cpu.measures import Bench, Measure, measures
+from redblue.base.progress import INTERRUPTED, progress_bar
 from redblue.base.terminal import table
 from redblue.catalogue.detect import detect_cpu
 from redblue.compiled import _core
@@ -86,21 +85,17 @@ def about(bench: Bench, load: float) -> dict[str, Any]:
 def checked_and_run(chosen: list[Measure], bench: Bench, only_check: bool) -> tuple[list[Row], bool]:
     """The rows, and whether they are complete. Raises Red, before anything is timed, if redblue is wrong."""
     rows: list[Row] = []
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("checked against float64", total=len(chosen))
-        for measure in chosen:
-            progress.update(task, description=f"checked against float64: {measure.title}")
+    with progress_bar("checked against float64", "cases", len(chosen)) as move:
+        for done, measure in enumerate(chosen):
+            move(done, len(chosen), f"checked against float64: {measure.title}")
             measure.check(bench)
-            progress.advance(task)
-        if only_check:
-            return rows, True
-        task = progress.add_task("timed", total=len(chosen))
+    if only_check:
+        return rows, True
+    with progress_bar("timed", "cases", len(chosen)) as move:
         try:
-            for measure in chosen:
-                progress.update(task, description=f"timed: {measure.title}")
+            for done, measure in enumerate(chosen):
+                move(done, len(chosen), f"timed: {measure.title}")
                 rows.append(measure.run(bench))
-                progress.advance(task)
         except KeyboardInterrupt:
             return rows, False
     return rows, True
@@ -177,8 +172,6 @@ def main() -> None:
     chosen = [measure for measure in chosen if not given.d or measure.d is None or measure.d in given.d]
     try:
         rows, complete = checked_and_run(chosen, bench, given.check)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
     except Red as red:
         sys.exit(f"wrong result, so nothing is timed: {red}")
     if given.check:
@@ -191,7 +184,7 @@ def main() -> None:
         write(path, facts, rows)
         figure.draw(facts, rows, path.with_suffix(".svg"))
     if not complete:
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from typing import Any
 
 import altair as alt
 
-from benchmarks.common.figure import write_svg
 from benchmarks.common.results import Row
 from benchmarks.common.timing import spread
 from benchmarks.cpu.measures import PEAK
 from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE
+from redblue.base import charts
 from redblue.base.style import LOOKS
 
 LIBRARIES = {
@@ -33,7 +33,7 @@ def draw(facts: dict[str, Any], rows: list[Row], path: Path) -> None:
     machine = f"{facts['cpu']}, {facts['isa']}, {facts['threads']} threads, {facts['date'][:10]}"
     title = f"{machine}; 4 heads, n = 2048; plots end at the measured peak"
     chart = alt.concat(*panels, columns=2, spacing=36).properties(title=alt.TitleParams(title, anchor="start", dy=-8))
-    write_svg(chart, path)
+    charts.write(chart.to_dict(), path, force=True)
 
 
 def panel(title: str, rows: list[Row]) -> alt.LayerChart | alt.FacetChart | None:

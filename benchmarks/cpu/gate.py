@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import MAX_OURS, MAX_PEER, Red, relative_errors, within
+from benchmarks.common.gate import MAX_OURS, MAX_PEER, Red, relative_errors, unfused, within
 from benchmarks.cpu.peers import REDBLUE, Call, Inputs, contender, gradients, inputs
 
 
-def unfused(call: Call, x: Inputs) -> list[torch.Tensor]:
-    """The textbook expression for attention in the type of x, head by head."""
-
-    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        scores = q @ k.transpose(-1, -2) * call.d**-0.5
-        if call.causal:
-            scores = scores.masked_fill(torch.ones(call.n_q, call.n_k, dtype=torch.bool).triu(1), float("-inf"))
-        return scores.softmax(-1) @ v
-
-    heads = []
+def by_heads(call: Call, x: Inputs) -> list[torch.Tensor]:
+    """The results of the textbook expression in the type of x, head by head."""
+    forward, heads = partial(unfused, causal=call.causal), []
     for h in range(call.heads):
         one = Inputs(*(array[:, h : h + 1].detach().clone() for array in x))
         heads.append(gradients(forward, one)() if call.direction == "backward" else [forward(*one[:3])])
@@ -26,8 +21,8 @@ def unfused(call: Call, x: Inputs) -> list[torch.Tensor]:
 
 def check(call: Call, peers: list[str]) -> tuple[dict[str, list[float]], dict[str, str]]:
     """(errors of correct contenders and of "unfused", why the others fail). Raises Red if redblue is wrong."""
-    reference = unfused(call, inputs(call, torch.float64))
-    errors, wrong = {"unfused": relative_errors(unfused(call, inputs(call)), reference)}, {}
+    reference = by_heads(call, inputs(call, torch.float64))
+    errors, wrong = {"unfused": relative_errors(by_heads(call, inputs(call)), reference)}, {}
     for peer in peers:
         try:
             run = contender(peer, call)

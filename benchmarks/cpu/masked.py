@@ -5,7 +5,6 @@ Every pattern is first checked against the textbook expression in float64, at a 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -16,9 +15,9 @@ import torch  # pyright: ignore[reportMissingImports]
 import torch.nn.functional as F  # noqa: N812  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
-from benchmarks.common.gate import MAX_OURS, Red, relative_errors, within
+from benchmarks.common.gate import MAX_OURS, Red, relative_errors, scores, within
 from benchmarks.common.results import Figure, Limit, Row
-from benchmarks.common.timing import Spread, race, rate, ratio, seconds_of
+from benchmarks.common.timing import Spread, race, rate, ratio, seconds_of, with_seconds
 from redblue import Mask
 from redblue.kernels.cpu import mask_form
 
@@ -56,8 +55,7 @@ def check(mask: Mask, n: int = CHECKED_N) -> None:
     dense = torch.from_numpy(mask.to_dense(n, n))
 
     def textbook(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~dense, float("-inf"))
-        return scores.softmax(-1).nan_to_num() @ v
+        return scores(q, k, attends=dense).softmax(-1).nan_to_num() @ v
 
     def results(attention: Callable[..., torch.Tensor], x: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         gradients: Any = both(attention, x)()
@@ -112,20 +110,17 @@ def flex_attention(x: Sequence[torch.Tensor]) -> tuple[Run | None, str]:
     mask = create_block_mask(lambda b, h, i, j: (i - j).abs() <= 256, None, None, N, N, device="cpu")
     q, k, v = x[:3]
     compiled: Any = torch.compile(flex_attention)
-    start = time.perf_counter()
-    try:
-        with torch.no_grad():
-            out = compiled(q, k, v, block_mask=mask)
-    except Exception as failure:  # no failure of a peer may end the run
-        return None, f"FlexAttention: {type(failure).__name__}: {str(failure).splitlines()[0]}"
-    seconds = time.perf_counter() - start
-    if (out - rb.attention(q, k, v, mask=WINDOW)).abs().max() > 1e-4:
-        return None, "FlexAttention: the result differs"
 
-    def run() -> object:
+    def run() -> torch.Tensor:
         with torch.no_grad():
             return compiled(q, k, v, block_mask=mask)
 
+    try:
+        out, seconds = with_seconds(run)
+    except Exception as failure:  # no failure of a peer may end the run
+        return None, f"FlexAttention: {type(failure).__name__}: {str(failure).splitlines()[0]}"
+    if (out - rb.attention(q, k, v, mask=WINDOW)).abs().max() > 1e-4:
+        return None, "FlexAttention: the result differs"
     return run, f"FlexAttention compiled for {seconds:.0f} s before its first result"
 
 

@@ -1,6 +1,6 @@
 """Measure the shapes at which models call attention, in a loop and after idle time, beside all installed peers.
 
-Usage: python -m benchmarks.cpu.models [--rounds 5] [--only TEXT] [--json PATH] [--figure PATH]
+Usage: python -m benchmarks.cpu.models [--rounds 5] [--only TEXT] [--json PATH] [--figure PATH] [--show]
 
 A cell of the grid is the time of the best peer over redblue's. "loop": the contender's last of several calls in a row.
 "after idle": its second call after 20 ms without one. Contenders take turns; after each, its threads get 20 ms to go to
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -24,12 +23,12 @@ import altair as alt
 import torch  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
-from benchmarks.common.figure import write_svg
-from benchmarks.common.gate import MAX_OURS, MAX_PEER, relative_errors, within
+from benchmarks.common.gate import MAX_OURS, MAX_PEER, relative_errors, unfused, within
 from benchmarks.common.places import RESULTS
-from benchmarks.common.results import Figure, Limit, Row, write
-from benchmarks.common.timing import THREADS, spread
+from benchmarks.common.results import Figure, Limit, Row, read, write
+from benchmarks.common.timing import THREADS, seconds_of, spread
 from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, SHORT, Call, contender, inputs, missing
+from redblue.base import charts
 from redblue.catalogue.detect import detect_cpu
 from redblue.compiled import _core
 from redblue.kernels.cpu.call import isa
@@ -109,17 +108,14 @@ def contenders(call: Call, training: bool) -> Contenders:
 def check(call: Call, training: bool) -> list[str]:
     """The contenders with right results. Raises SystemExit if redblue's are wrong."""
 
-    def unfused(dtype: torch.dtype | None) -> list[torch.Tensor]:
+    def textbook(dtype: torch.dtype | None) -> list[torch.Tensor]:
         x = inputs(call, dtype)
         q, k, v = (array.requires_grad_(training) for array in x[:3])
-        scores = q @ k.mT * call.d**-0.5
-        if call.causal:
-            scores = scores.masked_fill(torch.ones(call.n_q, call.n_k, dtype=torch.bool).triu(1), -math.inf)
-        out = scores.softmax(-1) @ v
+        out = unfused(q, k, v, call.causal)
         return list(torch.autograd.grad(out, (q, k, v), x.dout)) if training else [out]
 
-    exact = unfused(torch.float64)
-    allowed = relative_errors(unfused(None), exact)
+    exact = textbook(torch.float64)
+    allowed = relative_errors(textbook(None), exact)
     right = [
         name
         for name, run in contenders(call, training).items()
@@ -130,19 +126,13 @@ def check(call: Call, training: bool) -> list[str]:
     return right
 
 
-def seconds_of(run: Callable[[], Any]) -> tuple[float, float]:
+def second_and_looped(run: Callable[[], Any]) -> tuple[float, float]:
     """Seconds of the second call after idle time, and of a call in a loop."""
-
-    def timed() -> float:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-
     time.sleep(IDLE_SECONDS)
-    first, second = timed(), timed()
+    first, second = seconds_of(run), seconds_of(run)
     loop = [second]
     while sum(loop) < LOOP_SECONDS and first < LOOP_SECONDS:
-        loop.append(timed())
+        loop.append(seconds_of(run))
     return second, statistics.median(loop[1:] or loop)
 
 
@@ -158,7 +148,7 @@ def measure(name: str, dtype: str, direction: str, rounds: int) -> Row:
     times: dict[str, list[tuple[float, float]]] = {peer: [] for peer in right}
     for _ in range(rounds):
         for peer, run in calls.items():
-            times[peer].append(seconds_of(run))
+            times[peer].append(second_and_looped(run))
     row = Row(f"{SHORT[dtype]} {direction}", name, unit="calls/s")
     for place, when in enumerate(STATES):
         rates = {peer: [1 / pair[place] for pair in pairs] for peer, pairs in times.items()}
@@ -169,7 +159,7 @@ def measure(name: str, dtype: str, direction: str, rounds: int) -> Row:
     return row
 
 
-def draw(rows: list[Row], path: Path) -> None:
+def draw(about: dict[str, Any], rows: list[Row], path: Path) -> None:
     """The grid as a heat map: one row per shape, one column per number type, direction and state of the threads."""
     cells = [
         {"shape": row.case, "column": f"{row.measure}, {when}", "ratio": figure.value.median}
@@ -184,8 +174,9 @@ def draw(rows: list[Row], path: Path) -> None:
     scale = alt.Scale(type="log", domain=[0.5, 1, 4], range=["#c0392b", "#f7f7f7", "#2c7fb8"], clamp=True)
     heat = base.mark_rect().encode(color=alt.Color("ratio:Q", scale=scale, legend=None))
     text = base.mark_text(fontSize=9).encode(text=alt.Text("ratio:Q", format=".2f"))
-    title = f"redblue over the best peer, {isa().name}, {THREADS} threads, {datetime.date.today().isoformat()}"
-    write_svg((heat + text).properties(width=560, height=18 * len(SHAPES), title=title), path)
+    title = f"redblue over the best peer, {about['isa']}, {about['threads']} threads, {about['date'][:10]}"
+    chart = (heat + text).properties(width=560, height=18 * len(SHAPES), title=title)
+    charts.write(chart.to_dict(), path, force=True)
 
 
 def summary(rows: list[Row]) -> str:
@@ -208,7 +199,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measure only shapes whose name holds this text")
     parser.add_argument("--json", type=Path, default=RESULTS / "models.json")
     parser.add_argument("--figure", type=Path, default=RESULTS / "models.svg")
+    parser.add_argument("--show", action="store_true", help="measure nothing; draw the figure of the kept results")
     given = parser.parse_args()
+    if given.show:
+        draw(*read(given.json), given.figure)
+        return
     torch.set_num_threads(THREADS)
     rows: list[Row] = []
     peaks = {dtype: round(_core.multiply_add_rate(dtype, THREADS, 0.5) / 1e9) for dtype in ("float32", "bfloat16")}
@@ -222,7 +217,7 @@ def main() -> None:
                 cells = ", ".join(f"{figure.value.median:.2f} {figure.what}" for figure in row.figures)
                 print(f"{name}, {row.measure}: {cells}", flush=True)
             write(given.json, about, rows)
-            draw(rows, given.figure)
+            draw(about, rows, given.figure)
     print(summary(rows))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import altair as alt
 
-from benchmarks.common.figure import write_svg
 from benchmarks.gpu.calls import CUDNN, EFFICIENT, FFPA, FFPA_UNTUNED, FLASH, FLEX, MATH, PLANNED, TUNED, UNFUSED, Call
+from redblue.base import charts
 from redblue.base.style import LOOKS
 
 CONTENDERS = {
@@ -47,7 +47,7 @@ def draw(
         return
     title = alt.TitleParams(f"{about['device']}, {about['days']}; 1 batch, 32 heads", anchor="start", dy=-8)
     chart = alt.concat(*panels, columns=len(PANELS), spacing=36).properties(title=title)
-    write_svg(chart, path)
+    charts.write(chart.to_dict(), path, force=True)
 
 
 def panel(

@@ -22,13 +22,14 @@ from typing import Annotated, Any, NamedTuple
 import altair as alt
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from redblue import Mask, list_memories, memory
 from redblue.base import charts
 from redblue.base.errors import RedblueError
+from redblue.base.progress import progress_bar
 from redblue.base.style import LOOKS
+from redblue.base.terminal import message
 
 HEAD_DIMENSIONS = (16, 40, 64, 80, 96, 128, 192, 256, 320, 512, 576, 1024, 2048)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -36,7 +37,7 @@ DIRECTIONS = ("forward", "backward")
 # Enough blocks to occupy every card, and n is no multiple of a tile: causal, 2 x 16 heads, n = 4095
 BATCH, HEADS, N, CAUSAL = 2, 16, 4095, {"end": 1}
 SPILLED_BYTES = 1024  # limit per thread: beyond it, the products of every step wait for local memory
-REPORT_EVERY, WIDE = 20, 180  # plans per message, and columns of the table, if the output is no terminal
+WIDE = 180  # columns of the table if the output is no terminal
 # Options in float16: those that change the content of a block, alone and together
 OPTIONS = ("bias", "dropout", "documents", "bias dropout softcap sinks")
 HEAD_DIMENSIONS_WITH_OPTIONS = (64, 128, 256, 512)
@@ -229,17 +230,16 @@ def _end_with(parent: Any) -> None:
 def run(selected: list[Case], jobs: int) -> list[Row]:
     """The row of every case, in order."""
     rows: dict[Case, Row] = {}
-    console = Console(stderr=True)
     with ProcessPoolExecutor(jobs, get_context("spawn"), _worker) as pool:
         waiting = {pool.submit(compiled, case): case for case in selected}
         try:
-            for done in track(as_completed(waiting), "compiling", len(waiting), console=console):
-                case = waiting[done]
-                rows[case] = done.result()
-                for wrong in rows[case]["wrong"]:
-                    console.print(f"{case}: {wrong}", style="red")
-                if not console.is_terminal and len(rows) % REPORT_EVERY == 0:
-                    console.print(f"{len(rows)} of {len(selected)} plans")
+            with progress_bar("compiling", "plans", len(waiting), kept="and the next run continues from there") as move:
+                for done, future in enumerate(as_completed(waiting), 1):
+                    case = waiting[future]
+                    rows[case] = future.result()
+                    for wrong in rows[case]["wrong"]:
+                        message(f"{case}: {wrong}")
+                    move(done, len(waiting))
         except BaseException:  # including Ctrl-C: end now, without the compilations still waiting
             for worker in active_children():
                 worker.terminate()
@@ -305,11 +305,7 @@ def main(
     figure: Annotated[Path | None, typer.Option(help="File for a picture of the planned kernels.")] = None,
 ) -> None:
     """Compile every planned kernel for every architecture."""
-    try:
-        rows = run(list(cases(spread)), jobs)
-    except KeyboardInterrupt:
-        print("stopped; the results so far are kept, and the next run continues from there", file=sys.stderr)
-        sys.exit(130)
+    rows = run(list(cases(spread)), jobs)
     if json_file:
         json_file.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     if figure:

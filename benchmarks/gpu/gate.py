@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch  # pyright: ignore[reportMissingImports]
 from torch import Tensor  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import MAX_OURS, MAX_PEER, Red, relative_errors, within
+from benchmarks.common.gate import MAX_OURS, MAX_PEER, Red, relative_errors, unfused, within
 from benchmarks.gpu.calls import OURS, Call
-from benchmarks.gpu.peers import Refused, unfused
+from benchmarks.gpu.peers import Refused
 
 
 def ends(call: Call, x: Tensor) -> list[Tensor]:

@@ -17,6 +17,7 @@ import torch  # pyright: ignore[reportMissingImports]
 from torch import Tensor  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
+from benchmarks.common.gate import unfused
 from benchmarks.gpu.calls import BLOCK, CUDNN, EFFICIENT, FLASH, FLEX, MATH, OURS, PLANNED, UNFUSED, Call, layout
 from redblue.base.errors import RedblueError
 
@@ -123,16 +124,6 @@ def _backend(name: str, call: Call) -> Callable[..., Tensor]:
             )
 
     return forward
-
-
-def unfused(q: Tensor, k: Tensor, v: Tensor, causal: bool, attends: Tensor | None = None) -> Tensor:
-    """The textbook expression with separate products and softmax, in the type of q."""
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    if causal:
-        attends = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if attends is not None:
-        scores = scores.masked_fill(~attends, float("-inf"))
-    return scores.softmax(-1) @ v
 
 
 def _flex(call: Call) -> Callable[..., Tensor]:

@@ -24,6 +24,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import typer
 
+from benchmarks.common.gate import scores
 from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu.launch import Run, Task
 from redblue.kernels.gpu.planning.by_tma import GRADIENTS, GRADIENTS_EARLY, Choice, Tile
@@ -194,11 +195,9 @@ def runs_of(job: Job, task: Task) -> tuple[list[Run], list[Run]]:
 def exact(job: Job, arrays: dict[str, Any], head: int) -> dict[str, torch.Tensor]:
     """Results in float64, for one head."""
     q, k, v = (arrays[name][0, head].double().requires_grad_() for name in ("q", "k", "v"))
-    scores = q @ k.T / math.sqrt(q.shape[-1])
-    if job.causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
-    out = torch.softmax(scores, -1) @ v
-    results = {"out": out, "lse": torch.logsumexp(scores, -1)}
+    s = scores(q, k, job.causal)
+    out = torch.softmax(s, -1) @ v
+    results = {"out": out, "lse": torch.logsumexp(s, -1)}
     if job.direction == "backward":
         grads = torch.autograd.grad(out, (q, k, v), arrays["dout"][0, head].double())
         results |= dict(zip(("dq", "dk", "dv"), grads, strict=True))

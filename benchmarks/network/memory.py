@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.timing import with_seconds
 from benchmarks.network import local
 
 D = 64
@@ -37,9 +37,8 @@ def measure(n: int, window: int, schedule: str) -> dict[str, float]:
     call(1024, 16)  # libraries are loaded, connections are open
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    begin = time.perf_counter()
-    parts = call(n, window)
-    return {"parts_bytes": parts, "peak_bytes": resident("VmHWM") - before, "seconds": time.perf_counter() - begin}
+    parts, seconds = with_seconds(lambda: call(n, window))
+    return {"parts_bytes": parts, "peak_bytes": resident("VmHWM") - before, "seconds": seconds}
 
 
 def resident(field: str) -> int:

@@ -18,7 +18,6 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -27,6 +26,7 @@ from types import ModuleType
 from typing import Any
 
 import redblue as rb
+from benchmarks.common.timing import seconds_of, with_seconds
 from benchmarks.network import links, local
 from redblue.catalogue.detect import detect_cpu
 
@@ -119,11 +119,9 @@ def timed(calls: dict[str, Any], whole: Any, right: Any, placement: str, rounds:
     for _ in range(rounds):
         for name, call in calls.items():
             dist.barrier()
-            begin = time.perf_counter()
-            out = call(*parts)
-            forward = time.perf_counter() - begin
-            torch.autograd.grad(out, parts, weights)
-            times = torch.tensor([forward, time.perf_counter() - begin])
+            out, forward = with_seconds(partial(call, *parts))
+            backward = seconds_of(partial(torch.autograd.grad, out, parts, weights))
+            times = torch.tensor([forward, forward + backward])
             dist.all_reduce(times, dist.ReduceOp.MAX)
             for kind, value in zip(("forward", "both"), times.tolist(), strict=True):
                 seconds[name][kind].append(value)

@@ -16,6 +16,7 @@ import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 from torch._C._distributed_c10d import FileStore  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
+from benchmarks.common.timing import seconds_of
 from benchmarks.network.links import INTERFACE
 from redblue.distributed import operator
 from redblue.distributed.failures import Failures
@@ -83,9 +84,7 @@ def seconds(layout: Layout, arrays: dict[str, torch.Tensor], kind: type[Process]
     operations = Operations(layout, Options(), dtype, torch.device("cpu"))
     group, operator.Process = group_of(None), kind
     dist.barrier()
-    begin = time.perf_counter()
-    operator.run(layout, operations, group, Failures(group), arrays)
-    own = time.perf_counter() - begin
+    own = seconds_of(lambda: operator.run(layout, operations, group, Failures(group), arrays))
     longest = torch.tensor([own])
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     return float(longest)

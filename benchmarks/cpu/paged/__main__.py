@@ -13,24 +13,23 @@ minutes on two cores. It writes docs/results/paged.json after every row, and pag
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
-import signal
 import sys
 import time
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.common.gate import Red
 from benchmarks.common.kept import changed, repeat_notice
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Row, read, write
-from benchmarks.common.timing import THREADS
+from benchmarks.common.timing import THREADS, with_seconds
 from benchmarks.cpu import attention
 from benchmarks.cpu.measures import Bench
 from benchmarks.cpu.paged.calls import inputs
@@ -41,6 +40,7 @@ from benchmarks.cpu.paged.huge_pages import huge_share
 from benchmarks.cpu.paged.measures import Measure, Settings, checked
 from benchmarks.cpu.paged.others import PYTHONS, VLLM, ZENTORCH, Other
 from benchmarks.cpu.paged.page import draw, tables
+from redblue.base.progress import INTERRUPTED, progress_bar
 from redblue.compiled import _core
 
 KEPT = RESULTS / "paged.json"
@@ -137,21 +137,21 @@ class Journal:
 
 def run(rows: list[Measure], settings: Settings, journal: Journal, most: int = 0) -> None:
     """Measure the rows that the journal lacks, at most `most` of them (0: all). Raises Red if redblue is wrong."""
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     missing = [row for row in rows if row.title not in journal.rows]
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("checked and timed", total=len(rows), completed=len(rows) - len(missing))
-        for row in missing[: most or None]:
-            progress.update(task, description=row.title)
-            start, load = time.perf_counter(), os.getloadavg()[0]
-            measured = named(row, settings)
+    with (
+        progress_bar("checked and timed", "rows", len(rows)) as move,
+        contextlib.suppress(KeyboardInterrupt),  # the journal has the rows so far
+    ):
+        for done, row in enumerate(missing[: most or None], len(rows) - len(missing)):
+            move(done, len(rows), row.title)
+            load = os.getloadavg()[0]
+            measured, seconds = with_seconds(partial(named, row, settings))
             measured.parameters["load_before"] = load
             journal.facts["versions"] |= {
                 other.peer: " on torch ".join(other.versions.values()) for other in settings.others if other.versions
             }
             journal.keep(measured, rows)
-            progress.console.print(f"{row.title}: {time.perf_counter() - start:.0f} s", highlight=False)
-            progress.advance(task)
+            print(f"{row.title}: {seconds:.0f} s", file=sys.stderr)
 
 
 def named(row: Measure, settings: Settings) -> Row:
@@ -232,7 +232,7 @@ def main() -> None:
     if path and rows:
         draw(facts, rows, path.with_suffix(".svg"))
     if not facts["complete"] and not given.most_rows:
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

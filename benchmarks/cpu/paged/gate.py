@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import MAX_OURS, MAX_PEER, Red, relative_errors, within
+from benchmarks.common.gate import MAX_OURS, MAX_PEER, Red, relative_errors, unfused, within
 from benchmarks.cpu.paged.calls import Call, Inputs, attended, sequence
 from benchmarks.cpu.paged.contenders import CONTIGUOUS, REDBLUE
 
@@ -40,14 +40,13 @@ def gate(call: Call, x: Inputs) -> Gate:
 
 
 def _textbook(call: Call, x: Inputs, keys: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Results (B, n_q, heads, d_v) for the queries of these heads of keys; the rows of a product are their queries."""
+    """Results (B, n_q, heads, d_v) for the queries of these heads of keys. The rows of a product are scaled queries."""
     outs = []
     own = x.q.view(call.batch, call.n_q, call.kv_heads, call.group, call.d)[:, :, keys].to(dtype) * call.d**-0.5
     for b, n in enumerate(call.lengths):
         k, v = (sequence(pages[:, :, keys], x, b).to(dtype).transpose(0, 1) for pages in (x.k, x.v))
-        scores = own[b].permute(1, 2, 0, 3).flatten(1, 2) @ k.mT
-        if call.n_q > 1:
-            scores.masked_fill_(~attended(call, n).repeat(call.group, 1), float("-inf"))
-        out = (scores.softmax(-1) @ v).view(len(keys) * call.group, call.n_q, call.width_v)
+        attends = attended(call, n).repeat(call.group, 1) if call.n_q > 1 else None
+        out = unfused(own[b].permute(1, 2, 0, 3).flatten(1, 2), k, v, attends=attends, scale=1.0)
+        out = out.view(len(keys) * call.group, call.n_q, call.width_v)
         outs.append(out.transpose(0, 1))
     return torch.stack(outs)

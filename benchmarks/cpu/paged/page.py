@@ -8,11 +8,11 @@ from typing import Any
 
 import altair as alt
 
-from benchmarks.common.figure import write_svg
 from benchmarks.common.results import Figure, Row
 from benchmarks.common.timing import spread
 from benchmarks.cpu.paged.contenders import GATHERED, READS, REDBLUE, TRANSFORMERS
 from benchmarks.cpu.paged.others import VLLM, ZENTORCH
+from redblue.base import charts
 from redblue.base.style import LOOKS
 
 LIBRARIES = {
@@ -98,4 +98,4 @@ def draw(facts: dict[str, Any], rows: list[Row], path: Path) -> None:
             x=alt.X("share:Q", title="keys and values per second, over measured reads"), y=y, color=colour, shape=shape
         ),
     ).properties(width=WIDTH, height=alt.Step(STEP), title=alt.TitleParams(machine, anchor="start", dy=-8))
-    write_svg(chart, path)
+    charts.write(chart.to_dict(), path, force=True)

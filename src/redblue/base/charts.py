@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from redblue.base.files import check_target
 from redblue.base.style import standalone_config
 
 SUFFIXES = (".svg", ".png", ".html")
+TAG = re.compile(r"<[^>]*>")
+# Attributes that Vega writes at every mark and that do not change the picture, and the attributes that hold coordinates
+NEEDLESS = re.compile(r' (?:aria-[\w-]+|role|class|pointer-events)="[^"]*"| (?:fill-|stroke-)?opacity="1"')
+STROKE_WIDTH = re.compile(r' stroke-width="[^"]*"')
+COORDINATES = re.compile(r' (?:d|transform)="[^"]*"')
+DECIMALS = re.compile(r"\d+\.\d{2,}")
 
 
 def write(spec: dict[str, Any], path: str | os.PathLike[str], force: bool) -> Path:
@@ -27,8 +34,23 @@ def write(spec: dict[str, Any], path: str | os.PathLike[str], force: bool) -> Pa
         if draft.suffix.lower() == ".png":
             draft.write_bytes(vl_convert.vegalite_to_png(styled, scale=2))
         else:
-            svg = draft.suffix.lower() == ".svg"
-            text = vl_convert.vegalite_to_svg(styled) if svg else vl_convert.vegalite_to_html(styled, bundle=True)
+            is_svg = draft.suffix.lower() == ".svg"
+            text = small_svg(styled) if is_svg else vl_convert.vegalite_to_html(styled, bundle=True)
             draft.write_text(text, encoding="utf-8")
 
     return target.write(save)
+
+
+def small_svg(spec: dict[str, Any]) -> str:
+    """The figure as SVG without needless attributes, and with coordinates rounded to a tenth of a pixel."""
+    return TAG.sub(lambda tag: _shortened(tag[0]), vl_convert.vegalite_to_svg(spec))
+
+
+def _shortened(tag: str) -> str:
+    """The tag of an SVG element, drawn alike in fewer characters."""
+    tag = NEEDLESS.sub("", tag)
+    if " stroke=" not in tag:
+        tag = STROKE_WIDTH.sub("", tag)
+    return COORDINATES.sub(
+        lambda found: DECIMALS.sub(lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), found[0]), tag
+    )

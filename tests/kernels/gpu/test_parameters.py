@@ -1,4 +1,4 @@
-"""Triton helpers have few parameters: pointers, strides, accumulators and constants travel in tuples."""
+"""Helpers in Triton and Gluon have few parameters: pointers, strides, accumulators and constants travel in tuples."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from redblue.kernels import gpu
 
 SOURCES = sorted(Path(gpu.__file__).parent.rglob("*.py"))
 MAX_PARAMETERS = 12
+JIT = ("triton.jit", "gluon.jit")
 
 
 def is_jitted(function: ast.FunctionDef) -> bool:
-    """Whether the function is decorated with triton.jit, with or without arguments."""
+    """Whether the function is decorated with triton.jit or gluon.jit, with or without arguments."""
     decorators = (x.func if isinstance(x, ast.Call) else x for x in function.decorator_list)
-    return any(ast.unparse(x) == "triton.jit" for x in decorators)
+    return any(ast.unparse(x) in JIT for x in decorators)
 
 
 def helpers(sources: Iterable[str]) -> Iterator[tuple[str, int]]:
@@ -31,8 +32,9 @@ def helpers(sources: Iterable[str]) -> Iterator[tuple[str, int]]:
 def test_launched_kernels_are_no_helpers():
     kernel = "@triton.jit(do_not_specialize=('x',))\ndef kernel(x, y, z): ..."
     helper = "@triton.jit\ndef helper(x, y: tl.constexpr): ..."
+    in_gluon = "@gluon.jit\ndef in_gluon(x): ..."
     launch = "def launch(x):\n    return Run(kernel, (1,), {}, 4, 1)"
-    assert list(helpers([f"{kernel}\n\n{helper}", launch])) == [("helper", 2)]
+    assert list(helpers([f"{kernel}\n\n{helper}\n\n{in_gluon}", launch])) == [("helper", 2), ("in_gluon", 1)]
 
 
 def test_helpers_have_at_most_12_parameters():

@@ -143,7 +143,9 @@ def figure(rows: list[Row]) -> alt.FacetChart:
     )
     colours = alt.Scale(domain=names, range=list(COLOURS_OF_WAYS[-len(names) :]))
     colour = alt.Color("ways:N", scale=colours, legend=alt.Legend(title="lines of a set", columns=6))
-    assumed = alt.Chart().mark_rule(style="faint", strokeDash=[4, 3]).encode(x=alt.datum(USABLE_SHARE))
+    # Aggregated, so that each panel has one rule, not one for each of its rows
+    once = alt.Chart().transform_aggregate(rows="count()")
+    assumed = once.mark_rule(style="faint", strokeDash=[4, 3]).encode(x=alt.datum(USABLE_SHARE))
     lines = alt.Chart().mark_line(strokeWidth=2, clip=True).encode(x=x, y=y, color=colour)
     chart = alt.LayerChart(layer=[assumed, lines], data=alt.Data(values=values)).properties(width=230, height=150)
     return chart.facet(facet=alt.Facet("facet:N", sort=facets, title=None), columns=3, spacing=18)

@@ -63,9 +63,14 @@ def as_json(result: Result) -> str:
     facts = result.to_dict()
     rows = facts.pop("rows")
     sets = list(dict.fromkeys(tuple(row) for row in rows))
-    lines = (json.dumps([sets.index(tuple(row)), *row.values()], separators=(",", ":")) for row in rows)
+    lines = (json.dumps([sets.index(tuple(row)), *map(_short, row.values())], separators=(",", ":")) for row in rows)
     text = json.dumps(facts | {"columns": sets}, indent=1)[:-2]
     return text + ',\n "rows": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def _short(value: Any) -> Any:
+    """A float without a fraction as an integer, which has fewer characters and is equal."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _decoded(data: dict[str, Any]) -> list[Row]:

@@ -108,16 +108,16 @@ def test_queries_that_attend_nothing_get_0_whatever_the_keys_hold(first, end):
     assert torch.equal(lse, torch.full_like(lse, -math.inf))
 
 
-K_FREE, K_READ = "mbarrier.wait(k_free.index(stage), parity ^ 1)", "mbarrier.arrive(k_free.index(k_stage), count=1)"
+K_FREE, K_READ = "mbarrier.wait(free.k.index(stage), parity ^ 1)", "mbarrier.arrive(free.k.index(k_stage), count=1)"
 S_DONE = "s = warpgroup_mma_wait(1, deps=[s])\n        "
 MUTATIONS = {
     "keys are loaded before they are free": (K_FREE, "pass"),
-    "values are loaded before they are free": ("mbarrier.wait(v_free.index(stage), parity ^ 1)", "pass"),
-    "queries are loaded before they are free": ("mbarrier.wait(q_free.index(c), (turn & 1) ^ 1)", "pass"),
+    "values are loaded before they are free": ("mbarrier.wait(free.v.index(stage), parity ^ 1)", "pass"),
+    "queries are loaded before they are free": ("mbarrier.wait(free.q.index(i), (turn & 1) ^ 1)", "pass"),
     "a wrong phase of keys": (K_FREE, K_FREE.replace(" ^ 1", "")),
-    "values are not waited for": ("mbarrier.wait(v_filled.index(v_stage), v_parity)", "pass"),
+    "values are not waited for": ("mbarrier.wait(filled.v.index(v_stage), v_parity)", "pass"),
     "keys are freed while they are read": (S_DONE + K_READ, K_READ + "\n        " + S_DONE),
-    "turns begin with nobody": ("(uses & 1) ^ (0 if C else 1)", "(uses & 1)"),
+    "turns begin with nobody": ("(uses & 1) ^ (0 if CONSUMER else 1)", "(uses & 1)"),
     "uses are not counted from block to block": ("        uses += high - low\n", "        uses += high - low + 1\n"),
 }
 

@@ -39,6 +39,41 @@ from redblue.kernels.gpu.hopper.key_blocks import (
 )
 
 
+class Constants(NamedTuple):
+    """The numbers and switches that a kernel is compiled for; hopper_backward explains them.
+
+    It is constructed in the call of a helper. If it were in a variable, Triton would make run-time numbers of it.
+    """
+
+    TAIL: Any
+    GROUP: Any
+    ROWS: Any
+    COLS: Any
+    D: Any
+    D_V: Any
+    STAGES: Any
+
+
+class Maps(NamedTuple):
+    """The TMA descriptors of all arrays."""
+
+    q: Any
+    dout: Any
+    stats: Any
+    k: Any
+    v: Any
+    dk: Any
+    dv: Any
+
+
+class Keys(NamedTuple):
+    """The block of keys and values in shared memory, and the barrier that tells when it is full."""
+
+    k: Any
+    v: Any
+    full: Any
+
+
 class Ring(NamedTuple):
     """Tiles that stream by, in shared memory, and barriers that tell when a stage is full and when it is empty."""
 
@@ -63,30 +98,26 @@ class Stay(NamedTuple):
 
 
 @gluon.jit
-def _load(
-    q_desc, dout_desc, stats_desc, k_desc, v_desc, place, k_tile, v_tile, keys_full, ring, padded,
-    GROUP: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, D: gl.constexpr, D_V: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
+def _load(maps, place, keys, ring, padded, c):
     """The warp that asks for tiles."""
-    mbarrier.expect(keys_full, COLS * (D + D_V) * 2)
-    load_tile(k_desc, [place.batch, place.head, place.key, 0], keys_full, k_tile)
-    load_tile(v_desc, [place.batch, place.head, place.key, 0], keys_full, v_tile)
+    mbarrier.expect(keys.full, c.COLS * (c.D + c.D_V) * 2)
+    load_tile(maps.k, [place.batch, place.head, place.key, 0], keys.full, keys.k)
+    load_tile(maps.v, [place.batch, place.head, place.key, 0], keys.full, keys.v)
     count = place.tiles * 0
-    for member in range(GROUP):
-        head = place.head * GROUP + member
+    for member in range(c.GROUP):
+        head = place.head * c.GROUP + member
         for t in range(place.tiles):
-            row = row_of(place, t, ROWS)
-            stage, phase = count % STAGES, (count // STAGES) & 1
+            row = row_of(place, t, c.ROWS)
+            stage, phase = count % c.STAGES, (count // c.STAGES) & 1
             full = ring.q_full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase ^ 1)
-            mbarrier.expect(full, ROWS * D * 2 + 2 * ROWS * 4)
-            load_tile(q_desc, [place.batch, head, row, 0], full, ring.q.index(stage))
-            at = ((place.stream * GROUP + member) * padded + row) * 2
-            load_tile(stats_desc, [at], full, ring.stats.index(stage))
+            mbarrier.expect(full, c.ROWS * c.D * 2 + 2 * c.ROWS * 4)
+            load_tile(maps.q, [place.batch, head, row, 0], full, ring.q.index(stage))
+            at = ((place.stream * c.GROUP + member) * padded + row) * 2
+            load_tile(maps.stats, [at], full, ring.stats.index(stage))
             full = ring.dout_full.index(stage)
-            mbarrier.expect(full, ROWS * D_V * 2)
-            load_tile(dout_desc, [place.batch, head, row, 0], full, ring.dout.index(stage))
+            mbarrier.expect(full, c.ROWS * c.D_V * 2)
+            load_tile(maps.dout, [place.batch, head, row, 0], full, ring.dout.index(stage))
             count += 1
 
 
@@ -107,27 +138,24 @@ def _scores(left, right, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _add(
-    MASKED: gl.constexpr, place, member, begin, stop, count, dk, dv, stay, ring,
-    GROUP: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, D: gl.constexpr, D_V: gl.constexpr,
-    STAGES: gl.constexpr,
-    BY_KEYS: gl.constexpr, BY_ROWS: gl.constexpr, OF_DK: gl.constexpr, OF_DV: gl.constexpr,
-):  # fmt: skip
-    """Add tiles begin .. stop - 1 of one head to dK, dV and the sums of dQ.
-
-    BY_KEYS, BY_ROWS, OF_DK, OF_DV: layouts of scores (keys, rows), of dQ, dK and dV.
-    """
+def _add(begin, stop, member, count, dk, dv, place, stay, ring, c, MASKED: gl.constexpr):
+    """Add tiles begin .. stop - 1 of one head to dK, dV and the sums of dQ."""
+    ROWS: gl.constexpr = c.ROWS
+    COLS: gl.constexpr = c.COLS
+    D: gl.constexpr = c.D
+    BY_KEYS: gl.constexpr = _mma(COLS, ROWS)
+    BY_ROWS: gl.constexpr = _mma(ROWS, D)
     ELEMENT: gl.constexpr = stay.k.dtype
     band = stay.band
-    numbers = (place.stream * GROUP + member) * stay.padded
+    numbers = (place.stream * c.GROUP + member) * stay.padded
     for t in range(begin, stop):
         row = row_of(place, t, ROWS)
-        stage, phase = count % STAGES, (count // STAGES) & 1
+        stage, phase = count % c.STAGES, (count // c.STAGES) & 1
         q = ring.q.index(stage).reshape([ROWS, D])
         mbarrier.wait(ring.q_full.index(stage), phase)
         s = _scores(stay.k, q, BY_KEYS)
         mbarrier.wait(ring.dout_full.index(stage), phase)
-        dout = ring.dout.index(stage).reshape([ROWS, D_V])
+        dout = ring.dout.index(stage).reshape([ROWS, c.D_V])
         dp = _scores(stay.v, dout, BY_KEYS)
         s = warpgroup_mma_wait(1, deps=[s])
         stats = ring.stats.index(stage)
@@ -138,7 +166,7 @@ def _add(
             i_row = row + gl.arange(0, ROWS, layout=gl.SliceLayout(0, BY_KEYS))
             p = masked(p, band, i_key, i_row)
         p16 = p.to(ELEMENT)
-        p_left = gl.convert_layout(p16, gl.DotOperandLayout(0, OF_DV, 2))
+        p_left = gl.convert_layout(p16, gl.DotOperandLayout(0, dv.type.layout, 2))
         dv = warpgroup_mma(p_left, dout, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])
         delta = stats.slice(ROWS, ROWS).load(gl.SliceLayout(0, BY_KEYS))
@@ -147,7 +175,7 @@ def _add(
         fence_async_shared()
         zeros_dq = gl.zeros([ROWS, D], gl.float32, BY_ROWS)
         dq = warpgroup_mma(stay.ds.permute([1, 0]), stay.k, zeros_dq, use_acc=False, is_async=True)
-        ds_left = gl.convert_layout(ds, gl.DotOperandLayout(0, OF_DK, 2))
+        ds_left = gl.convert_layout(ds, gl.DotOperandLayout(0, dk.type.layout, 2))
         dk = warpgroup_mma(ds_left, q, dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
         add_to_sums(stay.sums, numbers + row, dq, ROWS, D)
@@ -159,42 +187,39 @@ def _add(
 
 
 @gluon.jit
-def _multiply(
-    dk_desc, dv_desc, place, k_tile, v_tile, keys_full, stay, ring, dk_scale, TAIL: gl.constexpr,
-    GROUP: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, D: gl.constexpr, D_V: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
+def _multiply(maps, place, keys, stay, ring, dk_scale, c):
     """The warps that multiply."""
-    BY_KEYS: gl.constexpr = _mma(COLS, ROWS)
-    BY_ROWS: gl.constexpr = _mma(ROWS, D)
-    OF_DK: gl.constexpr = _mma(COLS, D)
-    OF_DV: gl.constexpr = _mma(COLS, D_V)
-    mbarrier.wait(keys_full, 0)
-    dk = gl.zeros([COLS, D], gl.float32, OF_DK)
-    dv = gl.zeros([COLS, D_V], gl.float32, OF_DV)
+    mbarrier.wait(keys.full, 0)
+    dk = gl.zeros([c.COLS, c.D], gl.float32, _mma(c.COLS, c.D))
+    dv = gl.zeros([c.COLS, c.D_V], gl.float32, _mma(c.COLS, c.D_V))
     count = place.tiles * 0
-    for member in range(GROUP):
-        if stay.band.end is not None or TAIL:
-            dk, dv, count = _add(
-                True, place, member, 0, place.leading, count, dk, dv, stay, ring,
-                GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
-            )  # fmt: skip
-        dk, dv, count = _add(
-            False, place, member, place.leading, place.leading + place.whole, count, dk, dv, stay, ring,
-            GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
-        )  # fmt: skip
+    for member in range(c.GROUP):
+        stop = place.leading + place.whole
+        if stay.band.end is not None or c.TAIL:
+            dk, dv, count = _add(0, place.leading, member, count, dk, dv, place, stay, ring, c, True)
+        dk, dv, count = _add(place.leading, stop, member, count, dk, dv, place, stay, ring, c, False)
         if stay.band.first is not None:
-            dk, dv, count = _add(
-                True, place, member, place.leading + place.whole, place.tiles, count, dk, dv, stay, ring,
-                GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
-            )  # fmt: skip
+            dk, dv, count = _add(stop, place.tiles, member, count, dk, dv, place, stay, ring, c, True)
     meet()  # until then another warpgroup may read the keys
-    k_tile.reshape([COLS, D]).store((dk * dk_scale).to(stay.k.dtype))
-    v_tile.reshape([COLS, D_V]).store(dv.to(stay.v.dtype))
+    keys.k.reshape([c.COLS, c.D]).store((dk * dk_scale).to(stay.k.dtype))
+    keys.v.reshape([c.COLS, c.D_V]).store(dv.to(stay.v.dtype))
     fence_async_shared()
-    store_tile(dk_desc, [place.batch, place.head, place.key, 0], k_tile)
-    store_tile(dv_desc, [place.batch, place.head, place.key, 0], v_tile)
+    store_tile(maps.dk, [place.batch, place.head, place.key, 0], keys.k)
+    store_tile(maps.dv, [place.batch, place.head, place.key, 0], keys.v)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _specialize_warps(maps, place, keys, stay, ring, scale, c):
+    """Run the warps that multiply and the warp that asks for tiles side by side."""
+    gl.warp_specialize(
+        [
+            (_multiply, (maps, place, keys, stay, ring, scale, c)),
+            (_load, (maps, place, keys, ring, stay.padded, c)),
+        ],
+        [1],
+        [24],
+    )
 
 
 @gluon.jit
@@ -251,17 +276,8 @@ def hopper_backward(
     place = place_of(band, n_q, kv_heads, ROWS, COLS)
     ring = Ring(q_tiles, stats, dout_tiles, q_full, dout_full, empty)
     stay = Stay(k_tile.reshape([COLS, D]), v_tile.reshape([COLS, D_V]), ds, scale * LOG2E, sums, padded, band)
-    gl.warp_specialize(
-        [
-            (_multiply, (
-                dk_desc, dv_desc, place, k_tile, v_tile, keys_full, stay, ring, scale, TAIL,
-                GROUP, ROWS, COLS, D, D_V, STAGES,
-            )),
-            (_load, (
-                q_desc, dout_desc, stats_desc, k_desc, v_desc, place, k_tile, v_tile, keys_full, ring, padded,
-                GROUP, ROWS, COLS, D, D_V, STAGES,
-            )),
-        ],
-        [1],
-        [24],
+    maps = Maps(q_desc, dout_desc, stats_desc, k_desc, v_desc, dk_desc, dv_desc)
+    _specialize_warps(
+        maps, place, Keys(k_tile, v_tile, keys_full), stay, ring, scale,
+        Constants(TAIL, GROUP, ROWS, COLS, D, D_V, STAGES)
     )  # fmt: skip
