@@ -151,6 +151,11 @@ class Options(NamedTuple):
         """The record with this mask. Faster than _replace, which takes a microsecond."""
         return tuple.__new__(Options, (mask, *self[1:]))
 
+    @property
+    def by_position(self) -> bool:
+        """Whether the results depend on the positions of the queries and keys in the whole problem."""
+        return bool(self.dropout) or any(rules.by_position for _, rules, _ in self.present_arrays())
+
     def present_arrays(self) -> list[tuple[str, ArrayOption, Any]]:
         """Name, rules and value of each array that is not None."""
         return [(name, rules, x) for (name, rules), x in zip(ARRAYS.items(), self.arrays, strict=True) if x is not None]
@@ -184,6 +189,7 @@ class ArrayOption(NamedTuple):
     backward: bool = True  # whether the backward kernels read it
     own_type: bool = False  # whether it keeps its type, which may be boolean; else it is converted to the sums' type
     places: bool = False  # whether it is packed positions: int64, and one-dimensional
+    by_position: bool = False  # whether its effect on a pair depends on the positions of both in the whole problem
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape in which kernels read it."""
@@ -256,7 +262,7 @@ TABLE = {
         "Tensor? alibi",
         "slopes, (H,) or any shape that broadcasts to (..., H): -slope |i + n_k - n_q - j| is added to the score of "
         "query i and key j, after softcap; the slopes have no gradient.",
-        ArrayOption(gradient=False),
+        ArrayOption(gradient=False, by_position=True),
     ),
     "positions": Option(
         "Tensor? positions",
