@@ -111,7 +111,7 @@ def scores_of(task: Scored) -> Scores:
         end=task.end,
         bias=None if bias is None else Array(bias, *bias.stride()),
         alibi=None if alibi is None else Alibi(alibi, alibi.stride(0), alibi.stride(1), shift),
-        places=_places(task) if alibi is not None or record.seed is not None else None,
+        places=_places(task) if record.by_position else None,
         sinks=record.sinks,
         seed=record.seed,
         keep_threshold=threshold - 2**32 if threshold >= 2**31 else threshold,
