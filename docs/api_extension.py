@@ -1,6 +1,6 @@
 """An extension of Griffe, which reads the sources for the API pages: signatures as they are when called, and Markdown.
 
-Functions of `**options` show every option (`documented` in kernels/options.py). Docstrings are plain text: a line that
+Functions of `**options` show every option (`documented` in op/signatures.py). Docstrings are plain text: a line that
 begins "name: " explains a parameter, and becomes an item of a list.
 """
 

@@ -1,5 +1,5 @@
-// The options that change scores and probabilities. A new option is a field of the struct with its line in `each`, and
-// its arithmetic: in plain_scores and in both functions finish_scores.
+// The options that change scores and probabilities. A new option is a field of the struct with its line in `each`
+// (and in by_sequence), and its arithmetic: in plain_scores and in both functions finish_scores.
 //
 // The file has two halves. call.h includes the struct, which all instruction sets share. attention/region.h includes
 // the arithmetic, which every instruction set compiles for itself.
@@ -19,6 +19,9 @@ struct Options {
   Array positions;                        // of int64: where the rows and keys lie in a whole problem; see Places
   double dropout = 0;                     // the share of probabilities that become 0; the others grow by 1 / (1 - it)
   std::uint64_t seed = 0;                 // the choice depends on the seed and the places of row and key only
+
+  // Whether a score depends on the sequence of its query, or on the query's position, besides q and k.
+  bool by_sequence() const { return bias.data || alibi.data; }
 
   // Calls visit(name, field) for each option.
   template <class Visit>

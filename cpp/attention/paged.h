@@ -8,7 +8,7 @@ namespace redblue {
 
 // A call for several sequences. `common` holds the fields that they share: number, kv_heads, group, d, d_v, scale,
 // softcap, sinks, the tile (rows, cols) and threads. Its q, out and lse are of all packed queries, k and v of page 0.
-// Its bias and alibi have a leading dimension of sequences.
+// Arrays among its options have a leading dimension of sequences.
 struct PagedCall {
   Call common;
   std::int64_t sequences = 0;

@@ -38,10 +38,10 @@ class Trie {
   const std::int64_t* pages(std::int64_t b) const { return call_.table + b * call_.most; }
   std::int64_t size() const { return call_.common.pages.size; }
 
-  // The number of first pages of a sequence whose keys all queries attend. No bias or alibi is added to their scores.
+  // The number of first pages of a sequence whose keys all queries attend. Their scores do not depend on the sequence.
   std::int64_t shareable_pages(std::int64_t b) const {
     const std::int64_t keys = call_.lengths[b], queries = call_.starts[b + 1] - call_.starts[b];
-    if (!call_.prefix || call_.common.bias.data || call_.common.alibi.data) return 0;
+    if (!call_.prefix || call_.common.by_sequence()) return 0;
     if (call_.left >= 0 && call_.left < keys - 1) return 0;
     std::int64_t limit = keys;
     if (call_.right >= 0) limit = std::min(limit, keys - queries + call_.right + 1);

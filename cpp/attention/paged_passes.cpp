@@ -37,8 +37,10 @@ Call call_of(const PagedCall& paged, std::int64_t b) {
   move(call.q, start * call.q.row, number);
   move(call.out, start * call.out.row, number);
   move(call.lse, start * call.lse.row, sum);
-  move(call.bias, b * call.bias.lead[0], bytes_of(call.bias_number));
-  move(call.alibi, b * call.alibi.lead[0], sum);
+  call.each([&](const char*, auto& option) {
+    if constexpr (std::is_same_v<decltype(option), Array&>)
+      move(option, b * option.lead[0], &option == &call.bias ? bytes_of(call.bias_number) : sum);
+  });
   call.pages.table = paged.table + b * paged.most;
   const std::int64_t offset = call.n_k - call.n_q;
   call.first = paged.left < 0 ? -call.n_q : std::max(-call.n_q, offset - paged.left);

@@ -6,7 +6,16 @@ from typing import get_type_hints
 import pytest
 
 import redblue as rb
-from redblue.kernels.options import ARRAYS, SCHEMA, TABLE, WITH_GRADIENT, Arguments, MaskArgument, Options
+from redblue.kernels.options import (
+    ARRAYS,
+    SCHEMA,
+    TABLE,
+    WITH_GRADIENT,
+    Arguments,
+    CommonArguments,
+    MaskArgument,
+    Options,
+)
 from redblue.kernels.options import PackedArguments as Packed
 
 
@@ -16,6 +25,21 @@ def test_the_lists_of_names_agree():
     assert set(get_type_hints(Packed)) == set(TABLE) - {"bias", "positions"}
     assert SCHEMA.count(",") + 1 == len(Options(MaskArgument()).flat)
     assert (*WITH_GRADIENT, *(name for name in ARRAYS if name not in WITH_GRADIENT)) == Options._fields[-len(ARRAYS) :]
+
+
+@pytest.mark.parametrize("module", ["redblue", "redblue.jax", "redblue.distributed"])
+def test_every_call_shows_the_common_options(module):
+    names = {"redblue": ["attention_paged"], "redblue.jax": ["dot_product_attention"]}.get(module, ["attention"])
+    for name in names:
+        shown = inspect.signature(getattr(pytest.importorskip(module), name)).parameters
+        assert set(get_type_hints(CommonArguments)) <= set(shown)
+
+
+def test_the_op_on_pages_takes_the_common_options():
+    torch = pytest.importorskip("torch")
+    rb.register_ops()
+    taken = {argument.name for argument in torch.ops.redblue.attention_paged.default._schema.arguments}
+    assert set(get_type_hints(CommonArguments)) <= taken
 
 
 def test_flat_arguments_and_parts_give_the_record_back():

@@ -67,12 +67,12 @@ def test_it_means_what_jax_means_everywhere(name, sizes):
     compare_with_jax(options, **{"d_v": sizes.get("d", 8), **sizes})
 
 
-def test_the_signature_begins_as_that_of_jax():
+def test_the_signature_holds_that_of_jax():
     theirs = inspect.signature(jax.nn.dot_product_attention).parameters
     ours = inspect.signature(dot_product_attention).parameters
-    assert [(p.name, p.kind, p.default) for p in theirs.values()] == [
-        (p.name, p.kind, p.default) for p in list(ours.values())[: len(theirs)]
-    ]
+    positional = [p for p in theirs.values() if p.kind is not p.KEYWORD_ONLY]
+    assert list(ours)[: len(positional)] == [p.name for p in positional]
+    assert [(p.kind, p.default) for p in theirs.values()] == [(ours[n].kind, ours[n].default) for n in theirs]
 
 
 @pytest.mark.thorough

@@ -42,8 +42,8 @@ class Block(NamedTuple):
 class Operations:
     """The operations of one layout.
 
-    options: those of the whole; alibi is (batch, heads), and a bias has the rows of this process's queries. dtype: of
-    the inputs. bias_gradient: whether the backward pass adds up dbias, in the type of sums.
+    options: those of the whole; arrays are (batch, heads) or (heads,), and a bias has the rows of this process's
+    queries. dtype: of the inputs. bias_gradient: whether the backward pass adds up dbias, in the type of sums.
     """
 
     def __init__(
@@ -169,16 +169,17 @@ class Operations:
     def _options(self, block: Block, process: int) -> Options:
         """The options of a block."""
         own, p, parts = self.options, self.layout.problem, self.layout.grid.head_parts
-        bias, alibi, positions = own.bias, own.alibi, None
-        if bias is not None:
-            rows, keys = _bias_index(bias, block)
-            bias = bias[..., rows, :][..., keys]
-        if alibi is not None:
-            alibi = alibi.chunk(parts, -1)[self.layout.part(process)]
-        if alibi is not None or own.dropout:
+        changed: dict[str, Any] = {"mask": block.mask}
+        for name, rules, x in own.present_arrays():
+            if rules.pairs:
+                rows, keys = _bias_index(x, block)
+                changed[name] = x[..., rows, :][..., keys]
+            else:
+                changed[name] = x.chunk(parts, -1)[self.layout.part(process)]
+        if own.by_position:
             first = self.layout.part(process) * (p.heads // parts)
-            positions = Positions(block.at_queries, block.at_keys, p.n_q, p.n_k, first, p.heads)
-        return own._replace(mask=block.mask, bias=bias, alibi=alibi, positions=positions)
+            changed["positions"] = Positions(block.at_queries, block.at_keys, p.n_q, p.n_k, first, p.heads)
+        return own._replace(**changed)
 
     def _nothing(self, name: Part, rows: int) -> Tensor:
         """A result without keys."""

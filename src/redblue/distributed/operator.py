@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,18 +18,30 @@ from redblue.distributed.groups import group_of
 from redblue.distributed.operations import Operations
 from redblue.distributed.process import Process
 from redblue.kernels.cpu.mask_form import check_lead
-from redblue.kernels.options import Options, check_array, check_gradients, checked, options_of
+from redblue.kernels.options import (
+    ARRAYS,
+    DistributedArguments,
+    Options,
+    check_array,
+    check_gradients,
+    checked,
+)
 from redblue.masks import Mask
 from redblue.masks.rules.stack import Stack, planes
 from redblue.op import api, checks
 from redblue.op.pytorch import dispatch
+from redblue.op.signatures import documented, options_of
 from redblue.problem import Problem
 from redblue.schedules import network
 from redblue.schedules.network import Layout, Part, Placement, placement_of
 from redblue.schedules.network.layout import WHOLE
 from redblue.schedules.network.placement import LAYOUTS_KEPT
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+@documented(DistributedArguments)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -40,7 +52,7 @@ def attention(
     placement: str | Placement = "contiguous",
     schedule: str = "auto",
     return_lse: bool = False,
-    **options: Any,
+    **options: Unpack[DistributedArguments],
 ) -> Any:
     """Exact attention on sequences of which each process holds some tokens; autograd included.
 
@@ -54,11 +66,10 @@ def attention(
     schedule: "ring", "all_gather", "head_parallel", "ring_heads", "mesh", or "auto": the one by which the busiest
     process moves the fewest words.
     return_lse: also give the log-sum-exp (..., H, own queries); differentiable.
-    Further options are those of `redblue.attention` and mean the same for the whole sequences: scale, softcap, sinks
-    (H,), alibi, dropout and seed (without one, rank 0 draws it), and bias (..., H, own queries, all keys), for which
-    queries must stay: by "ring" or "all_gather". Dropout drops the same probabilities as one process would. The
-    gradients of sinks, and of a bias that is broadcast, are the part of a process's own queries: add them up over the
-    processes.
+    Further options are those of `redblue.attention` and mean the same for the whole sequences. Without a seed, rank 0
+    draws it. A bias is (..., H, own queries, all keys), and needs queries that stay: "ring" or "all_gather". Dropout
+    drops the same probabilities as one process would. The gradients of sinks, and of a bias that is broadcast, are the
+    part of a process's own queries: add them up over the processes.
 
     Every process of the group must call it, with equal options. Returns this process's part of the output, or (out,
     lse). Raises RedblueError in every process if an argument of any process is wrong or differs from that of another
@@ -82,7 +93,7 @@ def attention(
     if layout is None:
         out, lse = api.attention(q, k, v, return_lse=True, sinks=call.options.sinks)  # neither pairs nor words
     else:
-        own_options = call.options._replace(bias=None, sinks=None, seed=shards[0].seed, alibi=call.slopes)
+        own_options = call.options._replace(bias=None, sinks=None, seed=shards[0].seed, **call.by_head)
         arrays = *call.flat, call.flat_bias, call.options.sinks
         out, lse = _Attention.apply(*arrays, layout, own_options, processes, failures)
         out, lse = out.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(q.shape[:-1])
@@ -122,10 +133,14 @@ class Call(NamedTuple):
         return Mask(Stack.of([rules[i] for i in own.ravel()], own.shape))
 
     @property
-    def slopes(self) -> Tensor | None:
-        """alibi, (batch, heads)."""
-        alibi, q = self.options.alibi, self.tensors[0]
-        return None if alibi is None else alibi.detach().expand(q.shape[:-2]).reshape(q.shape[:-3].numel(), -1)
+    def by_head(self) -> dict[str, Tensor]:
+        """The arrays without gradients, such as alibi: (batch, heads), or (heads,) if all batch entries share them."""
+        q, arrays = self.tensors[0], self.options.present_arrays()
+        return {
+            name: x.detach().expand(q.shape[:-2]).reshape(q.shape[:-3].numel(), -1) if rules.lead else x.detach()
+            for name, rules, x in arrays
+            if not rules.gradient
+        }
 
     @property
     def flat_bias(self) -> Tensor | None:
@@ -143,7 +158,6 @@ class Call(NamedTuple):
     def shard(self) -> Shard:
         q, k, v = self.tensors
         own = self.options
-        alibi = own.alibi
         given = {
             "batch": list(q.shape[:-3]),
             "heads": q.shape[-3],
@@ -152,15 +166,10 @@ class Call(NamedTuple):
             "d_v": v.shape[-1],
             "dtype": str(q.dtype).removeprefix("torch."),
             "device": q.device.type,
+            **_facts(own),
             "mask": digest_of_mask(_mask(own)),
             "placement": self.placement if isinstance(self.placement, str) else digest_of_placement(self.placement),
             "schedule": self.schedule,
-            "scale": own.scale,
-            "softcap": own.softcap,
-            "dropout": own.dropout,
-            "sinks": own.sinks is not None,
-            "alibi": None if alibi is None else digest_of_array(alibi.detach().cpu().double().numpy()),
-            "keys of the bias": None if own.bias is None else (1, *own.bias.shape)[-1],
             "whether gradients are required": torch.is_grad_enabled() and any(x.requires_grad for x in self.arrays),
         }
         seed = None
@@ -170,11 +179,22 @@ class Call(NamedTuple):
         return Shard(q.shape[-2], k.shape[-2], seed, given)
 
 
+def _facts(options: Options) -> dict[str, Any]:
+    """The facts about the options that must be the same on all ranks."""
+    facts: dict[str, Any] = dict(zip(Options._fields, options.others, strict=False))
+    for name, rules in ARRAYS.items():
+        x = getattr(options, name)
+        if rules.pairs:
+            facts[f"keys of the {name}"] = None if x is None else (1, *x.shape)[-1]
+        elif rules.gradient:
+            facts[name] = x is not None
+        else:
+            facts[name] = None if x is None else digest_of_array(x.detach().cpu().double().numpy())
+    return facts
+
+
 def _mask(options: Options) -> Mask:
     return Mask.full() if options.mask is None else options.mask
-
-
-REFUSED = ("schedule", "positions")  # options of redblue.attention that have another meaning here, or none
 
 
 def _checked(
@@ -182,7 +202,7 @@ def _checked(
 ) -> Call:
     """The arguments of this process. Raises RedblueError, naming the argument."""
     checks.check_flag("return_lse", return_lse)
-    record = checked(options_of("attention", {"mask": mask, **options}, without=REFUSED))
+    record = checked(options_of("attention", options, DistributedArguments)._replace(mask=mask))
     if schedule != "auto":
         network.get(schedule)
     if not isinstance(placement, Placement):

@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any
 from redblue.base.dtypes import COMPUTED, sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
-from redblue.jax.kernels import Static
+from redblue.jax.kernels import RANKS, Static
 from redblue.jax.masks import name_of
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.cpu.mask_form import check_lead, per_head
-from redblue.kernels.options import Options, check_array, checked
+from redblue.kernels.options import ARRAYS, JaxArguments, Options, check_array, checked
 from redblue.masks import Mask
 from redblue.masks.rules.stack import planes
 from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu
+from redblue.op.signatures import documented, options_of
 
 if TYPE_CHECKING:
     import jax
+    from typing_extensions import Unpack
 
 
+@documented(JaxArguments)
 def dot_product_attention(
     query: Any,
     key: Any,
@@ -28,46 +31,37 @@ def dot_product_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
     is_causal: bool = False,
     query_seq_lengths: Any = None,
     key_value_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
     implementation: str | None = None,
     return_residual: bool = False,
-    softcap: float | None = None,
-    sinks: Any = None,
-    alibi: Any = None,
-    dropout: float = 0.0,
     seed: Any = None,
-    schedule: str = "auto",
     return_lse: bool = False,
+    **options: Unpack[JaxArguments],
 ) -> Any:
     """Exact attention on CPUs, with the signature and the meaning of jax.nn.dot_product_attention.
 
-    It works under jit, grad, vmap, scan, checkpoint and shard_map. No array of size T S is made, except by a bias or a
-    boolean mask, which is one.
+    It works under jit, grad, vmap, scan, checkpoint and shard_map. No array of size n_q n_k is made, except by a bias
+    or a boolean mask, which is one.
 
-    query (B, T, N, H) or (T, N, H); key (B, S, K, H) or (S, K, H); value: as key, or with another last dimension. All
-    have one type: float32, bfloat16, float16 or, with jax_enable_x64, float64. N is a multiple of K; nothing is
-    repeated.
-    bias: added to the scores, any shape that broadcasts to (B, N, T, S), with gradient.
-    mask: a redblue.Mask, which costs only its pairs; or a boolean array that broadcasts to (B, N, T, S), True where a
-    query attends a key.
-    scale: 1 / sqrt(H) if None. is_causal: query t attends keys 0..t.
+    query (B, n_q, H, d) or (n_q, H, d); key (B, n_k, H_kv, d) or (n_k, H_kv, d); value: as key, or with another last
+    dimension. All have one type: float32, bfloat16, float16 or, with jax_enable_x64, float64. H is a multiple of H_kv;
+    nothing is repeated.
+    bias: added to the scores, any shape that broadcasts to (B, H, n_q, n_k), with gradient.
+    mask: a redblue.Mask, which costs only its pairs; or a boolean array that broadcasts to (B, H, n_q, n_k), True where
+    a query attends a key.
+    is_causal: query i attends keys 0..i.
     query_seq_lengths, key_value_seq_lengths: (B,) whole numbers. Padding behind them is not computed and
     changes no result, even if it is NaN.
-    local_window_size: (left, right), or one number for both: query t attends keys t - left .. t + right.
+    local_window_size: (left, right), or one number for both: query i attends keys i - left .. i + right.
     implementation: None or "redblue".
-    return_residual: also return the log-sum-exp of each row's scores (B, T, N), in the type of key, without gradient.
+    return_residual: also return the log-sum-exp of each row's scores (B, n_q, H), in the type of key, without gradient.
 
-    Options that jax.nn does not have:
+    jax.nn has neither seed nor return_lse, and of the options below only scale. Sinks have a gradient.
 
-    softcap: scores x become softcap tanh(x / softcap), before the bias.
-    sinks: (N,), one more score per head, which takes its share of the softmax and has no value; with gradient.
-    alibi: slopes (N,) or (B, N): -slope |t + S - T - s| is added to the score of query t and key s; no gradient.
-    dropout: the share of probabilities that become 0. seed: a key of jax.random, or a whole number; needed by dropout.
-    schedule: see redblue.attention.
+    seed: of dropout, which needs one: a key of jax.random, or a whole number.
     return_lse: as return_residual, but in the type of sums, float32 or float64, and differentiable.
 
     Rows that attend no key give 0 and a log-sum-exp of -inf, where jax.nn gives the mean of all values. float64 is
@@ -90,18 +84,17 @@ def dot_product_attention(
     sizes = _sizes(query, key, value)
     array_mask = None if mask is None or isinstance(mask, Mask) else _boolean_mask(mask, sizes)
     mask = _with_window(mask if isinstance(mask, Mask) else None, is_causal, local_window_size)
-    options = _checked(mask, schedule, scale, softcap, dropout)
-    if options.mask is not None:
-        _check_mask(options.mask, sizes)
+    record = _checked(options_of("dot_product_attention", options, JaxArguments)._replace(mask=mask))
+    if mask is not None:
+        _check_mask(mask, sizes)
     arrays = {
+        **{name: _option(name, x, sizes, query.dtype.name) for name, _, x in record.present_arrays()},
         "bias": _bias(bias, array_mask, sizes, query.dtype.name),
-        "sinks": _option("sinks", sinks, sizes, query.dtype.name),
-        "alibi": _option("alibi", alibi, sizes, query.dtype.name),
-        "seed": _seed(seed, options.dropout),
+        "seed": _seed(seed, record.dropout),
         "query_lengths": _lengths("query_seq_lengths", query_seq_lengths, query.shape[0]),
         "key_lengths": _lengths("key_value_seq_lengths", key_value_seq_lengths, query.shape[0]),
     }
-    out, lse = _call(options, query, key, value, {name: x for name, x in arrays.items() if x is not None})
+    out, lse = _call(record, query, key, value, {name: x for name, x in arrays.items() if x is not None})
     out = out.reshape(*shape[:-1], value.shape[-1])
     if not (return_residual or return_lse):
         return out
@@ -130,10 +123,11 @@ def _jax() -> Any:
 
 
 def _call(options: Options, q: jax.Array, k: jax.Array, v: jax.Array, arrays: dict[str, Any]) -> Any:
+    """Call the kernels. arrays: the options that are arrays, and lengths."""
     from redblue.jax import differentiable
 
     name = "" if options.mask is None else name_of(options.mask)
-    static = Static(name, options.schedule, options.scale, options.softcap, options.dropout)
+    static = Static(Options(name, *options.others[1:]))
     return differentiable.attention(static, *differentiable.varying_alike(q, k, v, arrays))
 
 
@@ -206,15 +200,12 @@ def _bias(bias: Any, mask: jax.Array | None, sizes: Sizes, dtype: str) -> jax.Ar
     return bias if mask is None else _jax().numpy.where(mask, bias, -float("inf"))
 
 
-def _option(name: str, x: Any, sizes: Sizes, dtype: str) -> jax.Array | None:
-    """Sinks or slopes in the type of sums."""
-    if x is None:
-        return None
+def _option(name: str, x: Any, sizes: Sizes, dtype: str) -> jax.Array:
+    """The option with as many dimensions as kernels.RANKS says, in the type that kernels read."""
     x = _array(name, x)
     check_array(name, x.shape, x.dtype.name, sizes, dtype)
-    if name == "alibi":
-        x = x.reshape((1,) * (2 - x.ndim) + x.shape)
-    return x.astype(sum_dtype(dtype))
+    x = x.reshape((1,) * (RANKS[name] - x.ndim) + x.shape)
+    return x.astype(sum_dtype(dtype)) if ARRAYS[name].is_converted else x
 
 
 def _lengths(name: str, lengths: Any, batch: int) -> jax.Array | None:
@@ -283,11 +274,10 @@ def _check_mask(mask: Mask, sizes: Sizes) -> None:
         rule.on(sizes.n_q, sizes.n_k, 1)
 
 
-def _checked(mask: Mask | None, schedule: Any, scale: Any, softcap: Any, dropout: Any) -> Options:
-    """The options that are not arrays. Raises RedblueError for a value that is not allowed, or that varies."""
-    jax = _jax()
-    for name, number in (("scale", scale), ("softcap", softcap), ("dropout", dropout)):
-        if isinstance(number, jax.core.Tracer):
+def _checked(options: Options) -> Options:
+    """The checked options. Raises RedblueError for a value that is not allowed, or for a number that varies."""
+    for name, number in zip(Options._fields, options.others, strict=False):  # the options that are not arrays
+        if isinstance(number, _jax().core.Tracer):
             advice = "multiply query by the factor instead" if name == "scale" else "mark it as a static argument"
             raise RedblueError(f"{name} must be a number that is known when the function is compiled: {advice}")
-    return checked(Options(mask, schedule, scale, softcap, dropout))
+    return checked(options)

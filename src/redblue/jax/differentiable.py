@@ -18,6 +18,7 @@ from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.jax import abi, kernels
 from redblue.jax.kernels import RANKS, Static
+from redblue.kernels.options import WITHOUT_GRADIENT
 
 FORWARD, BACKWARD = "redblue_attention", "redblue_attention_backward"
 TESTED = "0.5.0 to 0.10.2"
@@ -68,8 +69,9 @@ def _forward(static: Static, *inputs: Any) -> tuple[Any, Any]:
     """The outputs, and everything that the backward pass needs. inputs: values that know whether they vary."""
     q, k, v, arrays = jax.tree.map(lambda x: x.value, inputs, is_leaf=_is_primal)
     varies = {name: x.perturbed for name, x in inputs[3].items()}
-    if varies.get("alibi"):
-        raise RedblueError("alibi has no gradient: use jax.lax.stop_gradient on it, or give a bias")
+    for name in WITHOUT_GRADIENT:
+        if varies.get(name):
+            raise RedblueError(f"{name} has no gradient: use jax.lax.stop_gradient on it, or give a bias")
     outputs: Any = _attention(static, q, k, v, arrays)  # differentiable again, so that its gradient can refuse that
     bias_varies = () if varies.get("bias") else None  # a tree, because JAX would turn a bool into an array
     return outputs, (q, k, v, *outputs, arrays, bias_varies)

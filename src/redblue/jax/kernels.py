@@ -15,7 +15,7 @@ import numpy as np
 
 from redblue.jax.abi import Call
 from redblue.jax.masks import mask_named
-from redblue.kernels.options import Options
+from redblue.kernels.options import ARRAYS, Options
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op.api import GradientArrays, NumpyCall, summed_to
@@ -23,9 +23,11 @@ from redblue.op.api import GradientArrays, NumpyCall, summed_to
 Arrays = Mapping[str, np.ndarray]
 
 # The number of dimensions of each array without vmap
-RANKS = dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv", "bias", "dbias"), 4)
+RANKS = dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv", "dbias"), 4)
 RANKS |= dict.fromkeys(("lse", "dlse", "delta"), 3)
-RANKS |= {"alibi": 2, "sinks": 1, "seed": 1, "query_lengths": 1, "key_lengths": 1}
+RANKS |= {name: 4 - rules.missing if rules.lead else 1 for name, rules in ARRAYS.items()}
+RANKS |= {"seed": 1, "query_lengths": 1, "key_lengths": 1}
+WITHOUT_LEAD = "seed", *(name for name, rules in ARRAYS.items() if not rules.lead)
 LENGTHS = "query_lengths", "key_lengths"
 KEPT = 8  # masks with lengths, for both passes and all layers of a model
 
@@ -33,25 +35,21 @@ KEPT = 8  # masks with lengths, for both passes and all layers of a model
 class Static(NamedTuple):
     """All of a call that is known when it is compiled: the options that are not arrays, and the names of the arrays."""
 
-    mask: str = ""  # see redblue.jax.masks
-    schedule: str = "auto"
-    scale: float | None = None
-    softcap: float | None = None
-    dropout: float = 0.0
+    options: Options  # without arrays; `mask` is the mask's name (see redblue.jax.masks)
     arguments: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         """The record as text."""
-        return json.dumps(self)
+        return json.dumps((*self.options.others, self.arguments, self.results))
 
 
 @lru_cache(maxsize=256)
 def _read(text: bytes) -> Static:
     """The record of a text."""
     *others, arguments, results = json.loads(text)
-    return Static(*others, arguments=tuple(arguments), results=tuple(results))
+    return Static(Options(*others), tuple(arguments), tuple(results))
 
 
 def forward(call: Call) -> None:
@@ -77,14 +75,14 @@ def _named(call: Call) -> tuple[Static, Arrays, Arrays]:
 def _calls(static: Static, arguments: Arrays, results: Arrays) -> Iterator[tuple[Arrays, Arrays]]:
     """The calls of the kernels, as arguments and results: one, or one for each entry of vmap.
 
-    Entries need calls of their own if they have sinks or seeds of their own, which have no leading dimensions. Under
-    dropout they always do, because an entry's pattern must not depend on the other entries.
+    Entries need calls of their own if they have options of their own that have no leading dimensions (WITHOUT_LEAD).
+    Under dropout they always do, because an entry's pattern must not depend on the other entries.
     """
     lead = _lead(results)
     if 0 in lead:
         return
-    own = any(name in arguments and arguments[name].size > arguments[name].shape[-1] for name in ("sinks", "seed"))
-    if not lead or not (own or static.dropout):
+    own = any(name in arguments and arguments[name].size > arguments[name].shape[-1] for name in WITHOUT_LEAD)
+    if not lead or not (own or static.options.dropout):
         yield arguments, results
         return
     for index in np.ndindex(lead):
@@ -192,27 +190,21 @@ def _options(
     Entries are cut to their lengths where that changes nothing else: distances of alibi count from the last query and
     key, patterns of dropout depend on the entry, and most masks have sizes of their own.
     """
-    mask = mask_named(static.mask)
-    sinks, seed = arguments.get("sinks"), arguments.get("seed")
-    options = Options(
-        mask,
-        static.schedule,
-        static.scale,
-        static.softcap,
-        static.dropout,
-        None if seed is None else _seed(seed),
-        arguments.get("bias"),
-        None if sinks is None else sinks.reshape(-1),
-        arguments.get("alibi"),
-    )
+    mask, seed = mask_named(static.options.mask), arguments.get("seed")
+    arrays = {
+        name: arguments[name] if rules.lead else arguments[name].reshape(-1)
+        for name, rules in ARRAYS.items()
+        if name in arguments
+    }
+    options = static.options._replace(mask=mask, seed=None if seed is None else _seed(seed), **arrays)
     if not any(name in arguments for name in LENGTHS):
         return options, None
     lead, n_q, n_k = q.shape[:-3], q.shape[-2], k.shape[-2]
     lengths = _lengths(arguments, lead, n_q, n_k)
-    if by_entry and options.alibi is None and not options.dropout and _can_be_cut(mask, n_q, n_k):
+    if by_entry and not options.by_position and _can_be_cut(mask, n_q, n_k):
         return options, lengths
     parts = lengths.queries.tobytes(), lengths.keys.tobytes()
-    return options._replace(mask=_with_lengths(static.mask, *parts, lead, n_q, n_k)), None
+    return options._replace(mask=_with_lengths(static.options.mask, *parts, lead, n_q, n_k)), None
 
 
 def _seed(words: np.ndarray) -> int:
@@ -279,10 +271,11 @@ def _padded(lengths: Lengths) -> Iterator[tuple[tuple[int, ...], int, int]]:
 
 def _cut(options: Options, at: tuple[int, ...], rows: int, keys: int) -> Options:
     """The options for one batch entry, cut to its lengths."""
-    mask, bias = options.mask, options.bias
+    mask = options.mask
     if mask is not None and mask.rule.align != "top-left":  # there are as many queries as keys before the cut
         mask = Mask.sliding_window(mask.rule.left, mask.rule.right)
-    if bias is not None:
-        bias = _entry(bias, at)
-        bias = bias[:, : rows if bias.shape[1] > 1 else 1, : keys if bias.shape[2] > 1 else 1]
-    return options._replace(mask=mask, bias=bias)
+    arrays = {name: _entry(x, at) for name, rules, x in options.present_arrays() if rules.lead}
+    for name, x in arrays.items():
+        if ARRAYS[name].pairs:
+            arrays[name] = x[:, : rows if x.shape[1] > 1 else 1, : keys if x.shape[2] > 1 else 1]
+    return options._replace(mask=mask, **arrays)

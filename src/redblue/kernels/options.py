@@ -1,18 +1,17 @@
 """The options of a call: their names, their checks, and the one record that carries them from users to kernels.
 
-A new option needs one entry in each of `Arguments`, `Options` and `TABLE` below, and its arithmetic in the kernels and
-in redblue.lab.reference. The public signatures, PyTorch's ops, autograd, vmap, autocast and the calls of the kernels
-follow from these three.
+A new option needs one entry in `CommonArguments` (or in the arguments of the calls that take it), one in `Options` and
+one in `TABLE` below, and its arithmetic in the kernels and in redblue.lab.reference. The public signatures, PyTorch's
+ops, autograd, vmap, autocast, paged calls, JAX, calls of several processes and the calls of the kernels follow from
+these three.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
-import textwrap
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypedDict, TypeVar, get_type_hints
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypedDict
 
 from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
@@ -21,17 +20,20 @@ from redblue.kernels.positions import NUMBERS, positions_of
 from redblue.kernels.table import REQUESTABLE
 from redblue.masks import Mask
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 
+class CommonArguments(TypedDict, total=False):
+    """Keyword arguments that every call takes. An option stands here if all calls carry it, else below."""
 
-class PackedArguments(TypedDict, total=False):
-    """Keyword arguments of `attention_varlen`: all options except a bias and positions."""
-
-    mask: Mask | None
     scale: float | None
     softcap: float | None
     sinks: Any
     alibi: Any
+
+
+class PackedArguments(CommonArguments, total=False):
+    """Keyword arguments of `attention_varlen`: all options except a bias and positions."""
+
+    mask: Mask | None
     dropout: float
     seed: int | None
     schedule: str
@@ -42,6 +44,28 @@ class Arguments(PackedArguments, total=False):
 
     bias: Any
     positions: Any
+
+
+class PagedArguments(CommonArguments, total=False):
+    """Keyword arguments of `attention_paged`: the options of generation."""
+
+    mask: Any
+    bias: Any
+
+
+class DistributedArguments(CommonArguments, total=False):
+    """Keyword arguments of `redblue.distributed.attention`, except the mask and the schedule, which it explains."""
+
+    dropout: float
+    seed: int | None
+    bias: Any
+
+
+class JaxArguments(CommonArguments, total=False):
+    """Keyword arguments of `redblue.jax.dot_product_attention`, except a mask, a bias and a seed of JAX's kinds."""
+
+    dropout: float
+    schedule: str
 
 
 class MaskArgument(NamedTuple):
@@ -127,6 +151,11 @@ class Options(NamedTuple):
         """The record with this mask. Faster than _replace, which takes a microsecond."""
         return tuple.__new__(Options, (mask, *self[1:]))
 
+    @property
+    def by_position(self) -> bool:
+        """Whether the results depend on the positions of the queries and keys in the whole problem."""
+        return bool(self.dropout) or any(rules.by_position for _, rules, _ in self.present_arrays())
+
     def present_arrays(self) -> list[tuple[str, ArrayOption, Any]]:
         """Name, rules and value of each array that is not None."""
         return [(name, rules, x) for (name, rules), x in zip(ARRAYS.items(), self.arrays, strict=True) if x is not None]
@@ -160,6 +189,7 @@ class ArrayOption(NamedTuple):
     backward: bool = True  # whether the backward kernels read it
     own_type: bool = False  # whether it keeps its type, which may be boolean; else it is converted to the sums' type
     places: bool = False  # whether it is packed positions: int64, and one-dimensional
+    by_position: bool = False  # whether its effect on a pair depends on the positions of both in the whole problem
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape in which kernels read it."""
@@ -232,7 +262,7 @@ TABLE = {
         "Tensor? alibi",
         "slopes, (H,) or any shape that broadcasts to (..., H): -slope |i + n_k - n_q - j| is added to the score of "
         "query i and key j, after softcap; the slopes have no gradient.",
-        ArrayOption(gradient=False),
+        ArrayOption(gradient=False, by_position=True),
     ),
     "positions": Option(
         "Tensor? positions",
@@ -253,56 +283,10 @@ NO_GRADIENTS = Options(MaskArgument(*[None] * len(MaskArgument._fields)), *[None
 LEAST, MOST = 1e-30, 1e38
 
 _MASK_PARTS = len(MaskArgument._fields)
-_DEFAULTS = Options()
-_NO_DROPOUT = _DEFAULTS.dropout
+_NO_DROPOUT = Options().dropout
 _SEED = Options._fields.index("seed")
 _FIRST_ARRAY = _SEED + 1
 _FIRST_WITHOUT_GRADIENT = _FIRST_ARRAY + len(WITH_GRADIENT)
-
-
-# Public signatures ---------------------------------------------------------------------------------------------------
-
-
-def documented(arguments: type) -> Callable[[Function], Function]:
-    """A decorator for a function of `**options`: help() and inspect.signature show all of `arguments` by name."""
-
-    def decorate(function: Function) -> Function:
-        own = inspect.signature(function)
-        hints = get_type_hints(arguments)
-        names = [name for name in TABLE if name in hints]
-        kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        shown = [
-            inspect.Parameter(name, keyword, default=Options._field_defaults[name], annotation=hints[name])
-            for name in names
-        ]
-        own_keywords = [p for p in kept if p.kind is keyword]
-        positional = [p for p in kept if p.kind is not keyword]
-        function.__signature__ = own.replace(parameters=[*positional, *shown, *own_keywords])  # pyright: ignore
-        function.__annotations__ = {p.name: p.annotation for p in (*positional, *shown, *own_keywords)} | {
-            "return": own.return_annotation
-        }
-        if function.__doc__:  # None under python -OO
-            lines = (textwrap.fill(f"{name}: {TABLE[name].help}", 116) for name in names)
-            function.__doc__ = inspect.cleandoc(function.__doc__) + "\n\nOptions:\n\n" + "\n".join(lines) + "\n"
-        return function
-
-    return decorate
-
-
-def options_of(function: str, arguments: Any, without: Sequence[str] = ()) -> Options:
-    """The record of these keyword arguments. Raises TypeError, as Python does, for an unknown keyword."""
-    if not arguments:
-        return _DEFAULTS
-    try:
-        options = Options(**arguments)
-    except TypeError:
-        unknown = next(name for name in arguments if name not in TABLE)
-        raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}") from None
-    for name in without:
-        if name in arguments:
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-    return options
 
 
 # Checks --------------------------------------------------------------------------------------------------------------

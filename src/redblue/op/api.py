@@ -13,9 +13,10 @@ from redblue.base.errors import RedblueError
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import described, element_strides
 from redblue.kernels.cpu.mask_form import attended, per_head
-from redblue.kernels.options import Arguments, Options, check_array, check_gradients, checked, documented, options_of
+from redblue.kernels.options import Arguments, Options, check_array, check_gradients, checked
 from redblue.kernels.positions import check_places, packed
 from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu
+from redblue.op.signatures import documented, options_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.kernels.options import documented, options_of
+from redblue.kernels.options import PagedArguments
 from redblue.op import api, paged_direct
 from redblue.op.checks import check_dtypes, check_flag
 from redblue.op.paged_call import type_name
+from redblue.op.signatures import documented, options_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-class PagedArguments(TypedDict, total=False):
-    """Keyword arguments of `attention_paged`: the options of generation."""
-
-    mask: Any
-    scale: float | None
-    softcap: float | None
-    bias: Any
-    sinks: Any
-    alibi: Any
-
-
-_OPTIONS = frozenset(PagedArguments.__annotations__)
 
 
 @documented(PagedArguments)
@@ -62,11 +49,8 @@ def attention_paged(
     RedblueError, naming the argument, for a value that it cannot take, and for tensors that require gradients.
     """
     check_flag("return_lse", return_lse)
-    for name in options:
-        if name not in _OPTIONS:
-            raise TypeError(f"attention_paged() got an unexpected keyword argument {name!r}")
     given = q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages
-    record = options_of("attention_paged", options)
+    record = options_of("attention_paged", options, PagedArguments)
     if api.is_torch(q):
         from redblue.op.pytorch import paged_ops
 

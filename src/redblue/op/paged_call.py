@@ -58,8 +58,9 @@ class PagedCall(NamedTuple):
         sequences = known((page_table, lengths_k, cu_seqlens_q), (tuple(q.shape[:-2]), page, pages), sequences_of)
         mask, tree = _mask_and_tree(options.mask, q, sequences.total)
         options = checked(options._replace(mask=mask))
-        if options.bias is not None and len(q.shape) != 4:
-            raise RedblueError("bias needs q of four dimensions, (B, n_q, H, d): packed sequences have none")
+        for name, rules, _ in options.present_arrays():
+            if rules.pairs and len(q.shape) != 4:
+                raise RedblueError(f"{name} needs q of four dimensions, (B, n_q, H, d): packed sequences have none")
         sizes = _sizes(len(sequences), sequences.longest, tuple(q.shape), tuple(k.shape), tuple(v.shape))
         if not getattr(q, "is_cuda", False):
             check_widths_on_cpu(sizes)

@@ -14,6 +14,7 @@ from redblue.op.known_tables import known
 from redblue.op.paged_append import Places
 from redblue.op.paged_call import PagedCall, check_cache, type_name
 from redblue.op.paged_forms import are_hashable, bytes_into_row, distance_within, form_of
+from redblue.op.paged_options import of_sequence
 
 
 def computed(
@@ -100,20 +101,14 @@ def _gathered(call: PagedCall) -> tuple[Any, Any]:
 
             pages, rows = (torch.from_numpy(x).to(call.k.device) for x in (pages, rows))
         k, v = call.k[pages, rows], call.v[pages, rows]
-        own: dict[str, Any] = {"mask": options.mask, "scale": options.scale, "softcap": options.softcap}
-        own["sinks"] = options.sinks
-        if options.alibi is not None:
-            own["alibi"] = options.alibi[b] if len(options.alibi.shape) == 2 else options.alibi
-        if options.bias is not None:
-            bias = options.bias
-            own["bias"] = bias[b, ..., :n_k]
+        own = of_sequence(options, b, n_k)
         if call.tree is not None:
             tree = call.tree[sequences.starts[b] : sequences.starts[b + 1]]
             newest = min(tree.shape[1], n_k)
             dense = np.ones((n_q, n_k), bool)
             dense[:, n_k - newest :] = tree[:, tree.shape[1] - newest :]
-            own["mask"] = Mask.from_dense(dense) if dense.size else Mask.full()
-        out, lse = api.attention(*(x.swapaxes(0, 1)[None] for x in (q, k, v)), return_lse=True, **own)
+            own = own._replace(mask=Mask.from_dense(dense) if dense.size else Mask.full())
+        out, lse = api.attention(*(x.swapaxes(0, 1)[None] for x in (q, k, v)), return_lse=True, **own._asdict())
         outs.append(out[0].swapaxes(0, 1))
         lses.append(lse[0].swapaxes(0, 1))
     if api.is_torch(call.q):

@@ -12,6 +12,8 @@ from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import api
 
+_PLAIN = {type(None), str, float}  # types of options whose equal values mean equal calls
+
 
 def form_of(*arrays: Any) -> tuple[Any, ...] | None:
     """Shapes, strides and types; None unless all are arrays, or all are tensors, that the CPU reads as they are."""
@@ -71,9 +73,7 @@ def are_hashable(prefix_pages: Any, options: Options) -> bool:
     """Whether equal values of these mean equal calls. 1 and True, of which one is refused, are equal, too."""
     if prefix_pages is not None and type(prefix_pages) is not int:
         return False
-    mask, scale, softcap = options.mask, options.scale, options.softcap
-    if options.has_arrays:
-        return False
+    mask, *others = options
     if mask is not None and not (type(mask) is Mask and type(mask.rule) is Window):
         return False
-    return (scale is None or type(scale) is float) and (softcap is None or type(softcap) is float)
+    return _PLAIN.issuperset(map(type, others))

@@ -13,7 +13,7 @@ from redblue.op import api
 
 
 def expanded(options: Options, q: Any, sizes: Sizes) -> Options:
-    """The options with their arrays expanded: bias to (B, H, n_q, longest n_k), alibi to (H,) or (B, H).
+    """The options with their arrays expanded: bias to (B, H, n_q, longest n_k), slopes to (H,) or (B, H).
 
     sizes: those of all sequences as one call, with lead (B,) and the keys of the longest one. The arrays become of q's
     kind. Raises RedblueError, which names the option, for an array that does not fit.
@@ -27,6 +27,17 @@ def expanded(options: Options, q: Any, sizes: Sizes) -> Options:
         check_array(name, x.shape, str(x.dtype).removeprefix("torch."), sizes, dtype)
         full = _full_shape(rules, len(x.shape), sizes)
         changed[name] = x.expand(full) if api.is_torch(x) else np.broadcast_to(x, full)
+    return options._replace(**changed)
+
+
+def of_sequence(options: Options, b: int, n_k: int) -> Options:
+    """The part of expanded options that belongs to sequence b, which has n_k keys."""
+    changed = {}
+    for name, rules, x in options.present_arrays():
+        if rules.pairs:
+            changed[name] = x[b, ..., :n_k]
+        elif rules.lead and len(x.shape) == 2:
+            changed[name] = x[b]
     return options._replace(**changed)
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.kernels.options import PackedArguments, documented, options_of
+from redblue.kernels.options import PackedArguments
 from redblue.masks import Mask
 from redblue.masks.numbers import whole
 from redblue.masks.rules.bands import Window
 from redblue.op import api
 from redblue.op.checks import check_flag
+from redblue.op.signatures import documented, options_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,7 +47,7 @@ def attention_varlen(
     value that it cannot take.
     """
     check_flag("return_lse", return_lse)
-    mask = options_of("attention_varlen", options, without=("bias", "positions")).mask
+    mask = options_of("attention_varlen", options, PackedArguments).mask
     for name, array in (("q", q), ("k", k), ("v", v)):
         if len(getattr(array, "shape", ())) != 3:
             raise RedblueError(f"{name} must be packed as (total, heads, d), got {_shown(array)}")

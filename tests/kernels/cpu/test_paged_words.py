@@ -5,9 +5,9 @@ import pytest
 
 import redblue as rb
 from redblue.kernels.cpu.plan import Tile
-from redblue.kernels.options import options_of
 from redblue.op import paged_cpu
 from redblue.op.paged_call import PagedCall
+from redblue.op.signatures import options_of
 from redblue.schedules import paged
 
 PIECE, FEW = 1024, 256  # kPiece and kFewRows of cpp/attention/paged_passes.cpp

@@ -1,7 +1,8 @@
 """Triton helpers that turn products into scores and scores into probabilities, and the tuple of options they read.
 
-A new option of scores needs a field of `Scores`, its value in `scores_of`, and its arithmetic in `finish`. `is_plain`
-must return False for an option that changes scores, and `row_terms` loads an option that has one value per row.
+A new option of scores needs a field of `Scores`, its value in `scores_of`, and its arithmetic in `finish` and, for keys
+in pages, in `finish_paged`. `is_plain` must return False for an option that changes scores, and `row_terms` loads an
+option that has one value per row.
 
 Scores are in units of log 2, so that the softmax is a power of two: p = exp2(left * s - m). `left` is the factor of
 the scale that the scores have not been multiplied by yet.
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 
 from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.gpu.arrays import INTERPRETED, Array, row_offsets, start
+from redblue.kernels.gpu.arrays import INTERPRETED, Array, index, row_offsets, start
 from redblue.kernels.options import Options
 from redblue.kernels.positions import NUMBERS
 
@@ -111,7 +112,7 @@ def scores_of(task: Scored) -> Scores:
         end=task.end,
         bias=None if bias is None else Array(bias, *bias.stride()),
         alibi=None if alibi is None else Alibi(alibi, alibi.stride(0), alibi.stride(1), shift),
-        places=_places(task) if alibi is not None or record.seed is not None else None,
+        places=_places(task) if record.by_position else None,
         sinks=record.sinks,
         seed=record.seed,
         keep_threshold=threshold - 2**32 if threshold >= 2**31 else threshold,
@@ -198,6 +199,24 @@ def finish(s, scores, batch, head, i_row, i_key, m_row, m_key, b_terms, GROUP: t
             p_bias = start(bias, batch, head * GROUP) + (row_offsets(bias, i_row, GROUP) + i_key * bias.col)
             s = with_bias(s, p_bias, m_row, m_key)
     return s, derivative
+
+
+@triton.jit
+def finish_paged(s, scores, block, i_key, m_row, m_key, WIDE: tl.constexpr, SUMS: tl.constexpr):
+    """As `finish`, for rows of several heads and sequences. block: its rows, a `Rows` of paged/forward.py."""
+    s, _ = capped(s, scores)
+    if scores.alibi is not None:
+        alibi = scores.alibi
+        slopes = alibi.at + block.sequence.to(tl.int64) * alibi.batch + block.head * alibi.head
+        b_slope = tl.load(slopes, mask=m_row, other=0.0).to(SUMS) * constant(LOG2E, SUMS)
+        s -= b_slope[:, None] * tl.abs(block.position[:, None] - i_key).to(SUMS)
+    if scores.bias is not None:
+        bias = scores.bias  # its `batch` is less by the rows of a sequence, because query counts those of all before
+        rows = block.sequence.to(tl.int64) * bias.batch + block.query.to(tl.int64) * bias.row
+        rows += block.head.to(tl.int64) * bias.head
+        p_bias = (bias.at + rows)[:, None] + index(i_key, WIDE) * bias.col
+        s = with_bias(s, p_bias, m_row[:, None], None if m_key is None else m_key[None, :])
+    return s
 
 
 @triton.jit

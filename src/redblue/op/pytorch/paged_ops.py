@@ -15,18 +15,20 @@ from torch.autograd import forward_ad
 
 from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
-from redblue.kernels.options import MaskArgument, Options, checked
+from redblue.kernels.options import TABLE, MaskArgument, Options, PagedArguments, checked
 from redblue.masks import Mask
 from redblue.op import paged_call, paged_direct
 from redblue.op.paged_options import check_no_gradient
 from redblue.op.pytorch.dispatch import is_plain, mask_argument
 from redblue.op.pytorch.ops import library
 
+# The options of the op. Window and tree stand for the mask.
+_OPTIONS = tuple(name for name in TABLE if name in PagedArguments.__optional_keys__ and name != "mask")
+_SCHEMA = ", ".join(TABLE[name].schema for name in _OPTIONS)
 _CACHE = "Tensor page_table, Tensor lengths_k"
 library.define(
     f"attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, {_CACHE}, Tensor? cu_seqlens_q, SymInt? prefix_pages, "
-    "SymInt left, SymInt right, Tensor? tree, float? scale, float? softcap, Tensor? bias, Tensor? sinks, Tensor? alibi)"
-    " -> (Tensor out, Tensor lse)",
+    f"SymInt left, SymInt right, Tensor? tree, {_SCHEMA}) -> (Tensor out, Tensor lse)",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 library.define(
@@ -57,9 +59,9 @@ def attention_paged(
     _check_tensors({"q": q, "k_pages": k_pages, "v_pages": v_pages, **arrays})
     table, lengths = _tensor("page_table", page_table), _tensor("lengths_k", lengths_k)
     starts = None if cu_seqlens_q is None else _tensor("cu_seqlens_q", cu_seqlens_q)
-    numbers = prefix_pages, mask.left, mask.right, tree, options.scale, options.softcap
-    given = options.bias, options.sinks, options.alibi
-    return torch.ops.redblue.attention_paged.default(q, k_pages, v_pages, table, lengths, starts, *numbers, *given)
+    cache = q, k_pages, v_pages, table, lengths, starts, prefix_pages
+    flat = mask.left, mask.right, tree, *(getattr(options, name) for name in _OPTIONS)
+    return torch.ops.redblue.attention_paged.default(*cache, *flat)
 
 
 def append_paged(
@@ -115,9 +117,9 @@ def _window(left: int, right: int) -> Mask:
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor, starts: Any, prefix: Any, *flat: Any
 ) -> tuple[Tensor, Tensor]:
-    left, right, tree, scale, softcap, bias, sinks, alibi = flat
+    left, right, tree, *values = flat
     mask = _window(left, right) if tree is None else tree
-    options = Options(mask, scale=scale, softcap=softcap, bias=bias, sinks=sinks, alibi=alibi)
+    options = Options(mask, **dict(zip(_OPTIONS, values, strict=True)))
     out, lse = paged_direct.computed(q, k, v, table, lengths, starts, prefix, options)
     return out.contiguous(), lse.contiguous()
 

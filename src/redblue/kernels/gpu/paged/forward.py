@@ -17,14 +17,12 @@ from redblue.kernels.gpu.arrays import Array, head_of, index, load, product, sto
 from redblue.kernels.gpu.paged.layout import ITEM, MEMBER, NODE
 from redblue.kernels.gpu.scores import (
     LN2,
-    LOG2E,
     LOWEST,
-    capped,
     constant,
     exp2_below,
     factor_left,
+    finish_paged,
     initial_max_and_sum,
-    with_bias,
 )
 from redblue.kernels.gpu.visits import visit
 
@@ -200,7 +198,7 @@ def _keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lis
                 k1 = load(k, k_offsets, m_key, b_q[0].shape[1], c.D1, c.D)
                 s = product(b_q[1], tl.trans(k1), s, c.PRECISION)
             if not c.PLAIN:
-                s = _finish(s, scores, block, i_key[None, :], m_row, m_key, c.WIDE, SUMS)
+                s = finish_paged(s, scores, block, i_key[None, :], m_row, m_key, c.WIDE, SUMS)
             if TILES == "masked":
                 m_pair = m_key[None, :] & _attends(scores, pages, block, i_key[None, :], m_row, c.TREE)
                 s = tl.where(m_pair, s, float("-inf"))
@@ -232,24 +230,6 @@ def _places(pages, j, i_key, m_key, COLS: tl.constexpr, PAGE: tl.constexpr, WIDE
     i_page = i_page.to(tl.int64 if WIDE else tl.int32)
     i_line = index(i_line, WIDE)
     return i_page * k.batch + i_line * k.row, i_page * v.batch + i_line * v.row
-
-
-@triton.jit
-def _finish(s, scores, block, i_key, m_row, m_key, WIDE: tl.constexpr, SUMS: tl.constexpr):
-    """Scores from products, with all options."""
-    s, _ = capped(s, scores)
-    if scores.alibi is not None:
-        alibi = scores.alibi
-        slopes = alibi.at + block.sequence.to(tl.int64) * alibi.batch + block.head * alibi.head
-        b_slope = tl.load(slopes, mask=m_row, other=0.0).to(SUMS) * constant(LOG2E, SUMS)
-        s -= b_slope[:, None] * tl.abs(block.position[:, None] - i_key).to(SUMS)
-    if scores.bias is not None:
-        bias = scores.bias  # its `batch` is less by the rows of a sequence, because query counts those of all before
-        rows = block.sequence.to(tl.int64) * bias.batch + block.query.to(tl.int64) * bias.row
-        rows += block.head.to(tl.int64) * bias.head
-        p_bias = (bias.at + rows)[:, None] + index(i_key, WIDE) * bias.col
-        s = with_bias(s, p_bias, m_row[:, None], None if m_key is None else m_key[None, :])
-    return s
 
 
 @triton.jit
