@@ -34,7 +34,7 @@ void dropout_tile(const Stream& s, const Places<kGiven>& places, const Rows& row
   constexpr int U = kLanesOf<unsigned>;
   const Call& call = s.call;
   const Sum kept = Sum(1 / (1 - call.dropout));
-  // The least word whose probability is kept.
+  // Probabilities with a smaller random word are dropped.
   const auto least = static_cast<std::uint64_t>(call.dropout * 4294967296.0);
   for (long v = 0; v < rows.lanes; v += U) {
     V<unsigned> low, high, words[4];

@@ -6,13 +6,13 @@ struct Forward : Formats<T, F> {
   using Base::as_units, Base::kLanesAtOnce, Base::kLowest, Base::L, Base::padded, Base::rows_of, Base::S, Base::units,
       Base::up;
 
-  // The log-sum-exp of a row from its maximum and its sum.
+  // The log-sum-exp of a row, from its maximum and its sum.
   static Sum log_sum(const Call& call, Sum top, Sum sum) {
-    return Sum(double(top) * Sum(factor_left(call)) + std::log(double(sum)));  // the factor as backward has it
+    return Sum(double(top) * Sum(factor_left(call)) + std::log(double(sum)));  // rounds the factor as backward does
   }
 
-  // One block of rows of one stream against a range of keys. partial: null if the range holds all keys; otherwise the
-  // unfinished results go there, (maximum, sum, d_v features) per stacked row, for `merge`.
+  // Computes one block of rows of one stream against a range of keys. partial: null if the range holds all keys;
+  // otherwise the memory for unfinished results, (maximum, sum, d_v features) per stacked row, which `merge` combines.
   static Moved run(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena) {
     if (call.few) return run_few(call, stream, piece, partial, arena);
     Block block(call, stream, piece, partial, arena);
@@ -23,26 +23,26 @@ struct Forward : Formats<T, F> {
     return block.moved;
   }
 
-  // A panel of rows: the keys it has not visited yet, whether its queries are packed, whether its results are written.
+  // A panel of rows: the keys not visited yet, whether its queries are packed, whether its results are written.
   struct Panel {
     Walk walk;
     bool begun = false, done = false;
   };
 
-  // The state of `run`. The panels of a block share each window of `cols` keys; a single panel takes its next `cols`
-  // keys wherever they lie.
+  // The state of `run`. The panels of a block share windows of `cols` consecutive keys; a single panel instead collects
+  // its next `cols` attended keys.
   struct Block {
     const Call& call;
     const Stream s;
     const Piece piece;
     void* const partial;
     const long d, d_v, groups, cols, most, end;  // groups: panels; most: rows of a tile of scores
-    const bool paged, windows, k_in_place, v_in_place, v_in_k;  // v_in_k: packed rows of K hold those of V
+    const bool paged, windows, k_in_place, v_in_place, v_in_k;  // v_in_k: packed rows of K contain the rows of V
     const long k_length, v_length;  // of a packed row of K or V, in numbers
     Unit* const q_panels;
     Sum *const out_panels, *const row_max, *const row_sum, *const factors, *const tops;
-    Packed *const k_tile, *const v_tile;  // a window's keys, or copies of a chunk's
-    const T** const addresses;            // of rows of K or V that lie in pages
+    Packed *const k_tile, *const v_tile;  // packed keys of a window or a chunk
+    const T** const addresses;            // of paged rows of K or V
     Sum* const scores;
     Unit* const p_panel;
     Sum* const extra;
@@ -103,8 +103,8 @@ struct Forward : Formats<T, F> {
     }
 
     // Computes all panels against the keys of the window that begins at j0; returns the first key of the next window.
-    // Queries are packed when they are first needed, and results are written as soon as they are complete: the next
-    // panel's queries, and the place of this panel's results, can then be prefetched while products are computed.
+    // Queries are packed on first use, and results are written as soon as they are complete, so that products can
+    // prefetch the next panel's queries and the memory of this panel's results.
     long attend_window(long j0) {
       const long limit = windows ? std::min(j0 + cols, end) : end;
       if (windows) std::fill_n(used, limit - j0, false);
@@ -137,7 +137,7 @@ struct Forward : Formats<T, F> {
       if (!k_in_place) pack_rows<T>(k_row.from(j0), call.k.column, keys, d, k_tile, k_length);
       if (!v_in_place) pack_pairs<F, T>(v_row.from(j0), call.v.column, keys, d_v, v_tile, v_length, pack_scratch);
     }
-    // Packs keys that lie in pages; list(rows, step of a page) lists the addresses of K's or V's rows.
+    // Packs paged keys. list(rows, stride of pages) lists the addresses of rows of K or V.
     template <class List>
     void pack_paged(long keys, List list) {
       list(k_row, call.pages.k_step);
@@ -192,7 +192,7 @@ struct Forward : Formats<T, F> {
       return {{k_tile, k_length, 0, true},
               {v_in_k ? k_tile + call.pages.v_in_k : v_tile, v_in_k ? k_length : v_length, 0, true}};
     }
-    // Words read for a key. Those of a V that is a slice of K are still in the cache.
+    // Words read per key. If V is a slice of K, its words are already in cache.
     long words_of_key() const { return call.pages.v_in_k >= 0 ? d : d + d_v; }
     // Prefetches the keys from `key` on.
     void prefetch_keys(long key) {
@@ -227,10 +227,11 @@ struct Forward : Formats<T, F> {
         Base::add_ahead(ahead, call.q, q_row, rows_of_panel(g + 1).start, rows_of_panel(g + 1).count, d);
     }
 
-    // Panel g against the keys of the chunk: scores, one step of the online softmax, and the weighted sum of V.
+    // Computes panel g against the keys of the chunk: scores, one step of the online softmax, and the weighted sum of
+    // V.
     void attend_chunk(long g, const Rows& rows, const Sides& sides) {
       const long lanes = rows.lanes;
-      // Scores that are final as the product leaves them: it takes their maxima while they are in registers.
+      // If the product yields final scores, it also takes their maxima, while scores are in registers.
       Sum* const known = chunk.whole() && chunk.keys == chunk.rows && Base::finished(s, rows, chunk) ? tops : nullptr;
       std::fill_n(tops, lanes, kLowest);
       Base::each_stretch(chunk, sides.k.by_place, [&](const Stretch& x) {
@@ -272,7 +273,7 @@ struct Forward : Formats<T, F> {
     }
   };
 
-  // Where `run` leaves the unfinished results of row r.
+  // The address of the unfinished results of row r.
   static Sum* partial_row(const Stream& s, void* partial, long r) {
     return static_cast<Sum*>(partial) + (s.index * s.call.stacked() + r) * (s.call.d_v + 2);
   }
@@ -292,9 +293,9 @@ struct Forward : Formats<T, F> {
     }
   }
 
-  // How many rows before its use a row is prefetched.
+  // The prefetch distance in rows.
   static long rows_ahead(long columns) { return std::max<long>(1, kBytesAhead / (columns * long(sizeof(T)))); }
-  // `run` for so few rows that vectors lie along the features: decode.h.
+  // `run` for few rows: vectors lie along the features, as in decode.h.
   static Moved run_few(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena) {
     const Stream s(call, stream);
     const long d = call.d, d_v = call.d_v, cols = std::min(call.cols, call.n_k);
@@ -375,7 +376,7 @@ struct Forward : Formats<T, F> {
     unpack_row(weighted, s.call.d_v, sum == 0 ? Sum(0) : 1 / sum, out, s.call.out.column);
   }
 
-  // Combines unfinished results, in the order of the list, for rows r0 .. of one stream.
+  // Combines unfinished results of rows r0 .. r0 + count - 1 of one stream, in the order of the list.
   static Moved merge(const Call& call, std::int64_t stream, long r0, long count, const Partial* partials, long many,
                      Arena& arena) {
     const Stream s(call, stream);
