@@ -1,15 +1,10 @@
 // The forward pass of the schedule `flash`. Included once inside each target region (vector/region.h).
 template <class T, class F>
-struct Forward : Formats<T, F> {
-  using Base = Formats<T, F>;
+struct Forward : Results<T, F> {
+  using Base = Results<T, F>;
   using typename Base::Packed, typename Base::Side, typename Base::Sum, typename Base::Unit;
   using Base::as_units, Base::kLanesAtOnce, Base::kLowest, Base::L, Base::padded, Base::rows_of, Base::S, Base::units,
-      Base::up;
-
-  // The log-sum-exp of a row, from its maximum and its sum.
-  static Sum log_sum(const Call& call, Sum top, Sum sum) {
-    return Sum(double(top) * Sum(factor_left(call)) + std::log(double(sum)));  // rounds the factor as backward does
-  }
+      Base::up, Base::first_score, Base::log_sum, Base::partial_row, Base::store_results;
 
   // Computes one block of rows of one stream against a range of keys. partial: null if the range holds all keys;
   // otherwise the memory for unfinished results, (maximum, sum, d_v features) per stacked row, which `merge` combines.
@@ -273,17 +268,6 @@ struct Forward : Formats<T, F> {
     }
   };
 
-  // The address of the unfinished results of row r.
-  static Sum* partial_row(const Stream& s, void* partial, long r) {
-    return static_cast<Sum*>(partial) + (s.index * s.call.stacked() + r) * (s.call.d_v + 2);
-  }
-
-  // The initial maximum of a row: the sink of its head, which only the first piece of the keys includes.
-  static Sum first_score(const Stream& s, long r, const Piece& piece) {
-    const bool has = s.call.sinks.data && piece.key == 0;
-    return has ? at<const Sum>(s.call.sinks, 0)[s.kv_head * s.call.group + r % s.call.group] : kLowest;
-  }
-
   static void drop(const Stream& s, const Rows& rows, const Chunk& chunk, Sum* p, Sum* extra) {
     for (long i = 0; i < chunk.parts_count; i++) {
       const Part& part = chunk.parts[i];
@@ -291,6 +275,16 @@ struct Forward : Formats<T, F> {
       dropout_tile<Sum>(s, rows, part.j, part.keys, extra);
       for (long x = 0; x < part.keys * rows.lanes; x += L) store(tile + x, load(tile + x) * load(extra + x));
     }
+  }
+
+  // Copies scores [row][key] into a tile [key][lane], changes the tile and copies it back.
+  template <class Change>
+  static void by_tile(const Rows& rows, long keys, Sum* scores, long length, Sum* tile, Change change) {
+    for (long key = 0; key < keys; key++)
+      for (long r = 0; r < rows.lanes; r++) tile[key * rows.lanes + r] = r < rows.count ? scores[r * length + key] : 0;
+    change();
+    for (long r = 0; r < rows.count; r++)
+      for (long key = 0; key < keys; key++) scores[r * length + key] = tile[key * rows.lanes + r];
   }
 
   // The prefetch distance in rows.
@@ -327,7 +321,7 @@ struct Forward : Formats<T, F> {
       j = chunk.fill(walk, j, end, cols, 1, 0);
       if (!chunk.whole()) {
         chunk.list(list);
-        std::fill_n(list + chunk.rows, 2 * L, list[chunk.rows - 1]);  // rows to prefetch
+        std::fill_n(list + chunk.rows, 2 * L, list[chunk.rows - 1]);  // the prefetcher reads beyond the last row
       }
       const bool whole = chunk.whole();
       const long keys = chunk.rows, length = up(keys, L);
@@ -347,58 +341,8 @@ struct Forward : Formats<T, F> {
     }
     const auto out_row = s.row<T>(call.out);
     for (long r = 0; r < rows.count; r++)
-      finish_few(s, rows.start + r, row_max[r], row_sum[r], out + r * out_length, partial, out_row(rows.start + r));
+      store_results(s, rows.start + r, row_max[r], row_sum[r], out + r * out_length, partial, out_row(rows.start + r));
     moved.writes += rows.count * (d_v + (partial ? 2 : 1));
     return moved;
-  }
-
-  // Writes the results of one row, finished or not.
-  static void finish_few(const Stream& s, long r, Sum top, Sum sum, const Sum* out, void* partial, T* to) {
-    if (!partial) return finish_row(s, r, top, sum, out, to);
-    Sum* const unfinished = partial_row(s, partial, r);
-    unfinished[0] = top;
-    unfinished[1] = sum;
-    std::copy_n(out, s.call.d_v, unfinished + 2);
-  }
-
-  // Copies scores [row][key] into a tile [key][lane], changes the tile and copies it back.
-  template <class Change>
-  static void by_tile(const Rows& rows, long keys, Sum* scores, long length, Sum* tile, Change change) {
-    for (long key = 0; key < keys; key++)
-      for (long r = 0; r < rows.lanes; r++) tile[key * rows.lanes + r] = r < rows.count ? scores[r * length + key] : 0;
-    change();
-    for (long r = 0; r < rows.count; r++)
-      for (long key = 0; key < keys; key++) scores[r * length + key] = tile[key * rows.lanes + r];
-  }
-
-  static void finish_row(const Stream& s, long r, Sum top, Sum sum, const Sum* weighted, T* out) {
-    at<Sum>(s.call.lse, 0)[s.number(r)] = log_sum(s.call, top, sum);
-    unpack_row(weighted, s.call.d_v, sum == 0 ? Sum(0) : 1 / sum, out, s.call.out.column);
-  }
-
-  // Combines unfinished results of rows r0 .. r0 + count - 1 of one stream, in the order of the list.
-  static Moved merge(const Call& call, std::int64_t stream, long r0, long count, const Partial* partials, long many,
-                     Arena& arena) {
-    const Stream s(call, stream);
-    const long width = call.d_v + 2;
-    Sum* const weighted = arena.take<Sum>(call.d_v);
-    const auto out_row = s.row<T>(call.out);
-    for (long r = r0; r < r0 + count; r++) {
-      const auto part_of = [&](long p) {
-        const Partial& partial = partials[p];
-        return static_cast<const Sum*>(partial.data) + (stream * partial.rows + partial.shift + r) * width;
-      };
-      Sum top = kLowest, sum = 0;
-      for (long p = 0; p < many; p++) top = std::max(top, part_of(p)[0]);
-      std::fill_n(weighted, call.d_v, Sum(0));
-      for (long p = 0; p < many; p++) {
-        const Sum* const part = part_of(p);
-        const Sum factor = part[0] == kLowest ? 0 : std::exp((part[0] - top) * Sum(factor_left(call)));
-        sum += part[1] * factor;
-        for (long c = 0; c < call.d_v; c++) weighted[c] += part[2 + c] * factor;
-      }
-      finish_row(s, r, top, sum, weighted, out_row(r));
-    }
-    return {many * count * width, count * (call.d_v + 1)};
   }
 };

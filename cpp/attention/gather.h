@@ -78,8 +78,8 @@ struct Gather : Formats<T, F> {
   }
 
   // to[x] <- 0 if the pair is dropped, otherwise 1 / (1 - dropout); draws the same random words as dropout_tile.
-  template <bool kGiven>
-  __attribute__((noinline)) static void draw(const Pairs& pairs, const Places<kGiven>& places, Sum* to) {
+  template <bool kHasPositions>
+  __attribute__((noinline)) static void draw(const Pairs& pairs, const Places<kHasPositions>& places, Sum* to) {
     constexpr int U = kLanesOf<unsigned>;
     const Call& call = pairs.s.call;
     const Sum kept = Sum(1 / (1 - call.dropout));
@@ -137,7 +137,7 @@ struct Gather : Formats<T, F> {
         }
         std::fill_n(lists.sum_a, up(call.d_v, L), Sum(0));
         add(pairs, v_side, call.v.column, call.d_v, lists.scores, lists.sum_a);
-        Forward<T, F>::finish_row(s, r, top, sum, lists.sum_a, out_row(r));
+        Results<T, F>::finish_row(s, r, top, sum, lists.sum_a, out_row(r));
         moved.reads += call.d + pairs.count * (call.d + call.d_v);
         moved.writes += call.d_v + 1;
       }

@@ -70,6 +70,7 @@ struct Kernels {
 #include "attention/weighted_sum.h"
 #include "attention/walk.h"
 #include "attention/formats.h"
+#include "attention/results.h"
 #include "attention/forward.h"
 #include "attention/paged_few.h"
 #include "attention/gradient_tile.h"
@@ -88,7 +89,7 @@ constexpr Kernels kKernels = {
     Wide<T>::kWhole ? Formats<T, F>::kFew : 0,
     Forward<T, F>::run,
     PagedFew<T, F>::run,
-    Forward<T, F>::merge,
+    Results<T, F>::merge,
     Backward<T, F>::deltas,
     Backward<T, F>::run,
     Queries<T, F>::run,

@@ -80,8 +80,8 @@ inline Sum alibi_slope(const Stream& s, long r) {
 // ALiBi: scores (keys x lanes) <- scores - slope |position of the query - position of the key|. The product is rounded
 // before it is subtracted. Otherwise a compiler could fuse the two operations in only one of the passes, and their
 // scores would differ.
-template <class Sum, bool kGiven>
-void add_alibi(const Stream& s, const Places<kGiven>& places, const Rows& rows, long j, long keys, Sum* scores) {
+template <class Sum, bool kHasPositions>
+void add_alibi(const Stream& s, const Places<kHasPositions>& places, const Rows& rows, long j, long keys, Sum* scores) {
   constexpr int L = kLanesOf<Sum>;
   const std::int64_t first = places.key(j);
   for (long v = 0; v < rows.lanes; v += L) {
@@ -140,8 +140,8 @@ Sum bias_at(const Stream& s, long row, long key) {
 }
 
 // add_alibi for single pairs. Passes by query and by key round scores identically.
-template <class Sum, bool kGiven>
-__attribute__((noinline)) void add_alibi(const Pairs& pairs, const Places<kGiven>& places, Sum* scores) {
+template <class Sum, bool kHasPositions>
+__attribute__((noinline)) void add_alibi(const Pairs& pairs, const Places<kHasPositions>& places, Sum* scores) {
   constexpr int L = kLanesOf<Sum>;
   const V<Sum> slope = splat(alibi_slope<Sum>(pairs.s, pairs.head));
   for (long x = 0; x < pairs.count; x += L) {

@@ -61,7 +61,7 @@ struct PagedFew : Formats<T, F> {
     for (Head& head : all) {
       const auto out_row = head.s.template row<T>(call.out);
       for (long r = 0; r < rows.count; r++)
-        All::finish_few(head.s, rows.start + r, head.row_max[r], head.row_sum[r], head.out + r * out_length, partial,
+        All::store_results(head.s, rows.start + r, head.row_max[r], head.row_sum[r], head.out + r * out_length, partial,
                         out_row(rows.start + r));
     }
     moved.writes += heads * rows.count * (d_v + (partial ? 2 : 1));

@@ -5,8 +5,8 @@
 namespace redblue {
 
 // How products are added to C. kZero: C <- products. kSum: C <- C + products. kScaled: C <- C factors + products, lane
-// by lane. kWeighed: C <- C + products factors.
-enum class Start { kZero, kSum, kScaled, kWeighed };
+// by lane. kWeighted: C <- C + products factors.
+enum class Start { kZero, kSum, kScaled, kWeighted };
 
 // The most units in one chain of additions. Rounding errors grow with the length: at d = 576, a single chain doubled
 // the error of dV.

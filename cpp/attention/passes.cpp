@@ -161,8 +161,8 @@ BlockVisits::BlockVisits(const Pattern& pattern, std::int64_t n_k, std::int64_t 
   });
 }
 
-Moved forward(const Call& given, const Isa& isa) {
-  Call call = given;
+Moved forward(const Call& original, const Isa& isa) {
+  Call call = original;
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_forward(call, kernels);
   if (call.spilled.rows) return spilled_forward(call, isa);
@@ -191,8 +191,8 @@ Moved forward(const Call& given, const Isa& isa) {
   return tally.sum();
 }
 
-Moved backward(const Call& given, const Isa& isa) {
-  Call call = given;
+Moved backward(const Call& original, const Isa& isa) {
+  Call call = original;
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_backward(call, kernels);
   if (call.spilled.rows || call.dq_cols) {

@@ -144,7 +144,7 @@ struct Spilled : Formats<T, F> {
                *const own = stats + 2 * product.groups * lanes;
     const V<Sum> scale = splat(Sum(factor_left(call)) * Base::kLog2E), lowest = splat(kLowest);
     for (long r = 0; r < product.groups * lanes; r++) {
-      const Sum sink = Forward<T, F>::first_score(s, r0 + std::min(r, count - 1), Piece{});
+      const Sum sink = Results<T, F>::first_score(s, r0 + std::min(r, count - 1), Piece{});
       row_max[r] = sink, row_sum[r] = sink == kLowest ? 0 : 1;
     }
     Moved moved{spill.tiles.stays ? count * call.d : 0, count};
@@ -179,7 +179,7 @@ struct Spilled : Formats<T, F> {
       moved.writes += count * (keys + 1);
     }
     for (long r = 0; r < count; r++)
-      at<Sum>(call.lse, 0)[s.number(r0 + r)] = Forward<T, F>::log_sum(call, row_max[r], row_sum[r]);
+      at<Sum>(call.lse, 0)[s.number(r0 + r)] = Results<T, F>::log_sum(call, row_max[r], row_sum[r]);
     return moved;
   }
   static Sum* tops(const Spill& spill, long row, long block) {
@@ -281,7 +281,7 @@ struct Spilled : Formats<T, F> {
           pack_pairs<F, Packed>(ArrayRows<const Packed>{p, lanes, 1, 0}, 1, keys, lanes,
                                 reinterpret_cast<Packed*>(interleaved), lanes, pack_scratch);
         product<F>(width, lanes, units(keys), as_units(from), 1, length, S == 1 ? as_units(p) : interleaved, lanes,
-                   tile + g * width * lanes, lanes, forward ? Start::kWeighed : Start::kSum, weights + g * lanes,
+                   tile + g * width * lanes, lanes, forward ? Start::kWeighted : Start::kSum, weights + g * lanes,
                    nothing_ahead);
         moved.reads += rows_of_group(g) * keys;
       }

@@ -94,34 +94,34 @@ struct Stream {
   }
 };
 
-// Maps the rows and keys of a stream to their positions in the whole problem, of which the call may be a part. kGiven:
-// whether the call has positions; a call without positions is the whole problem. Positions are int64: n_q, n_k and
-// heads of the whole problem, the index of the call's first head, then the position of each query, then the position of
-// each key.
-template <bool kGiven>
+// Maps the rows and keys of a stream to their positions in the whole problem, of which the call may be a part.
+// kHasPositions: whether the call has positions; a call without positions is the whole problem. Positions are int64:
+// n_q, n_k and heads of the whole problem, the index of the call's first head, then the position of each query, then
+// the position of each key.
+template <bool kHasPositions>
 struct Places {
   const Stream& s;
 
-  const std::int64_t* given() const { return reinterpret_cast<const std::int64_t*>(s.call.positions.data); }
+  const std::int64_t* numbers() const { return reinterpret_cast<const std::int64_t*>(s.call.positions.data); }
   std::int64_t query(long i) const {
-    if constexpr (kGiven) return given()[4 + i];
+    if constexpr (kHasPositions) return numbers()[4 + i];
     return i;
   }
   std::int64_t key(long j) const {
-    if constexpr (kGiven) return given()[4 + s.call.n_q + j];
+    if constexpr (kHasPositions) return numbers()[4 + s.call.n_q + j];
     return j;
   }
   // The key at the position of row r's query. The last query and the last key of the whole problem are aligned.
   std::int64_t own_key(long r) const {
-    const std::int64_t n_q = kGiven ? given()[0] : s.call.n_q, n_k = kGiven ? given()[1] : s.call.n_k;
+    const std::int64_t n_q = kHasPositions ? numbers()[0] : s.call.n_q, n_k = kHasPositions ? numbers()[1] : s.call.n_k;
     return query(r / s.call.group) + n_k - n_q;
   }
   // The index of row r among the rows of all heads of all batch entries.
   std::uint64_t number(long r) const {
     const std::int64_t index = s.number(r);
-    if constexpr (!kGiven) return index;
+    if constexpr (!kHasPositions) return index;
     const std::int64_t head = index / s.call.n_q, entry = head / s.call.heads;
-    return (entry * given()[2] + given()[3] + head % s.call.heads) * given()[0] + query(index % s.call.n_q);
+    return (entry * numbers()[2] + numbers()[3] + head % s.call.heads) * numbers()[0] + query(index % s.call.n_q);
   }
 };
 

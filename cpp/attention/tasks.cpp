@@ -118,8 +118,8 @@ std::vector<ListedTask> blocks_of_keys(const Call& call) {
   return tasks;
 }
 
-std::vector<ListedTask> list_tasks(const Call& given, const Isa& isa, bool backward) {
-  Call call = given;
+std::vector<ListedTask> list_tasks(const Call& original, const Isa& isa, bool backward) {
+  Call call = original;
   const Kernels& kernels = kernels_for(call, isa);
   if (!backward) {
     prepare_forward(call, kernels);

@@ -112,7 +112,7 @@ class Ahead {
 
 // Loads a unit that may be unaligned: a pair of bfloat16 may begin at any number.
 template <class Unit>
-inline Unit loose(const Unit* p) {
+inline Unit load_unaligned(const Unit* p) {
   Unit unit;
   __builtin_memcpy(&unit, reinterpret_cast<const char*>(p), sizeof unit);
   return unit;
@@ -131,14 +131,15 @@ inline V<Unit> broadcast(const Unit* p, [[maybe_unused]] V<Sum> sum) {
     asm("ldr %d0, %1" : "=w"(unit) : "m"(*p), "w"(sum));
   return unit;
 #else
-  return splat(loose(p));
+  return splat(load_unaligned(p));
 #endif
 }
 
+// The micro-kernel: computes a register tile of C, MR rows of NR vectors.
 template <class F, int MR, int NR>
-inline void micro(const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk, typename F::Sum* c,
-                  long cm, long length, Start start, const typename F::Sum* factors, Ahead::Trail ahead,
-                  typename F::Sum* tops) {
+inline void micro_kernel(const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk,
+                         typename F::Sum* c, long cm, long length, Start start, const typename F::Sum* factors,
+                         Ahead::Trail ahead, typename F::Sum* tops) {
   using Sum = typename F::Sum;
   constexpr int L = kLanesOf<Sum>;
   V<Sum> sums[MR][NR];
@@ -170,7 +171,7 @@ inline void micro(const typename F::Unit* a, long am, long ak, const typename F:
 #pragma GCC unroll 8
       for (int m = 0; m < MR; m++) sums[m][v] = multiply_add<Sum>(load(c + m * cm + v * L), factor, sums[m][v]);
     }
-  } else if (start == Start::kWeighed) {
+  } else if (start == Start::kWeighted) {
 #pragma GCC unroll 4
     for (int v = 0; v < NR; v++) {
       const V<Sum> factor = load(factors + v * L);
@@ -210,8 +211,8 @@ inline void column(long rows, const typename F::Unit* a, long am, long ak, const
     constexpr int MR = decltype(height)::value;
     for (long k = 0; k == 0 || k < length; k += part) {
       const long units = std::min(part, length - k);
-      micro<F, MR, NR>(a + m * am + k * ak, am, ak, b + k * bk, bk, c + m * cm, cm, units,
-                       k && start != Start::kWeighed ? Start::kSum : start, factors, ahead.follow(units, b),
+      micro_kernel<F, MR, NR>(a + m * am + k * ak, am, ak, b + k * bk, bk, c + m * cm, cm, units,
+                       k && start != Start::kWeighted ? Start::kSum : start, factors, ahead.follow(units, b),
                        k + part < length ? nullptr : tops);
     }
     m += MR;

@@ -141,19 +141,19 @@ class PebbleSearch {
     });
   }
 
-  // Records the game that leads to a finished state. Symmetries renumber the nodes of each state on the path: `given`
-  // maps a node to its number in the given graph.
+  // Records the game that leads to a finished state. Symmetries renumber the nodes of each state on the path;
+  // `original` maps a node to its number in the graph.
   void finish(States& states, std::uint32_t last) {
     std::vector<std::uint32_t> way;
     for (std::uint32_t i = last; i != States::kNone; i = states[i].from) way.push_back(i);
     result_.kinds.clear();
     result_.nodes.clear();
     result_.parents.clear();
-    Renumbering given(rules_.board().n);
-    std::iota(given.begin(), given.end(), std::uint8_t(0));
+    Renumbering original(rules_.board().n);
+    std::iota(original.begin(), original.end(), std::uint8_t(0));
     State now = rules_.first();
-    result_.at.cost = rules_.settle(now, PebbleRecord{result_, given});
-    canonical(now, &given);
+    result_.at.cost = rules_.settle(now, PebbleRecord{result_, original});
+    canonical(now, &original);
     for (std::size_t k = way.size() - 1; k-- > 0;) {
       now = states[way[k + 1]].state;
       std::int64_t least_cost = kNever;
@@ -164,13 +164,13 @@ class PebbleSearch {
         if (cost < least_cost && canonical(to) == states[way[k]].state) best = step, least_cost = cost;
       });
       if (least_cost == kNever) throw std::logic_error("a step of the game cannot be found again");
-      result_.at.cost += rules_.play(now, best, PebbleRecord{result_, given});
-      canonical(now, &given);
+      result_.at.cost += rules_.play(now, best, PebbleRecord{result_, original});
+      canonical(now, &original);
     }
   }
 
-  // Returns the representative of all states to which symmetries map this state. Renumbers `given` accordingly.
-  State canonical(const State& state, Renumbering* given = nullptr) const {
+  // Returns the representative of all states to which symmetries map this state. Renumbers `original` accordingly.
+  State canonical(const State& state, Renumbering* original = nullptr) const {
     State best = state;
     const Renumbering* by = nullptr;
     for (const Renumbering& numbers : symmetries_) {
@@ -178,9 +178,9 @@ class PebbleSearch {
       const State image = rules_.renumber(state, numbers);
       if (image < best) best = image, by = &numbers;
     }
-    if (given && by) {
-      const Renumbering before = *given;
-      for (std::size_t v = 0; v < before.size(); ++v) (*given)[(*by)[v]] = before[v];
+    if (original && by) {
+      const Renumbering before = *original;
+      for (std::size_t v = 0; v < before.size(); ++v) (*original)[(*by)[v]] = before[v];
     }
     return best;
   }

@@ -50,7 +50,7 @@ PebbleResult search_pebbles(const PebbleTask& task, const PebbleLimits& limits);
 // The task's graph and rules over sets of nodes.
 template <class Bits>
 struct PebbleBoardBits {
-  explicit PebbleBoardBits(const PebbleTask& given) : task(given), n(given.nodes()) {
+  explicit PebbleBoardBits(const PebbleTask& source) : task(source), n(source.nodes()) {
     if (n > kWidth<Bits>) throw std::invalid_argument("too many nodes for this search");
     parents.assign(n, 0);
     children.assign(n, 0);
@@ -87,14 +87,14 @@ struct PebbleBoardBits {
 
 using Renumbering = std::vector<std::uint8_t>;  // the new number of each node
 
-// Records a game move by move, in the node numbers of the given graph.
+// Records a game move by move, in the node numbers of the original graph.
 struct PebbleRecord {
   PebbleResult& result;
-  const Renumbering& given;
+  const Renumbering& original;
   void operator()(PebbleMove kind, int node, int parent = -1) const {
     result.kinds.push_back(std::int8_t(kind));
-    result.nodes.push_back(given[node]);
-    result.parents.push_back(parent < 0 ? parent : given[parent]);
+    result.nodes.push_back(original[node]);
+    result.parents.push_back(parent < 0 ? parent : original[parent]);
   }
 };
 

@@ -114,13 +114,13 @@ struct Mask {
   }
   Pattern pattern(Lists& lists, std::int64_t* table, std::int64_t heads, std::int64_t group, std::int64_t panel) {
     list(lists, group, panel);
-    Pattern found;
-    found.starts = lists.starts.data(), found.runs = lists.runs.data(), found.bits = lists.bits.data();
-    found.panel = panel, found.panels = (n_q * group + panel - 1) / panel, found.planes_count = planes;
-    found.scattered = chance(0.3);
-    found.planes.data = reinterpret_cast<char*>(table);
-    found.planes.lead[0] = heads, found.planes.head = 1;
-    return found;
+    Pattern result;
+    result.starts = lists.starts.data(), result.runs = lists.runs.data(), result.bits = lists.bits.data();
+    result.panel = panel, result.panels = (n_q * group + panel - 1) / panel, result.planes_count = planes;
+    result.scattered = chance(0.3);
+    result.planes.data = reinterpret_cast<char*>(table);
+    result.planes.lead[0] = heads, result.planes.head = 1;
+    return result;
   }
 };
 

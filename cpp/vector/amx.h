@@ -33,7 +33,7 @@ inline void pack_tiles(long rows, long units, const unsigned* a, long am, long a
       }
       std::fill_n(to, kTile, 0u);
       for (long x = 0; x < height; x++)
-        for (long y = 0; y < width; y++) to[x * kSide + y] = loose(from + x * am + y * ak);
+        for (long y = 0; y < width; y++) to[x * kSide + y] = load_unaligned(from + x * am + y * ak);
     }
 }
 
@@ -79,18 +79,18 @@ inline void multiply(const TilesOfA& a, bool wide, long units, const unsigned* b
   if (kLanes == 2) tile_store<3>(scratch.c + kSide * kBlock + kSide, 4 * kBlock);
 }
 
-// Adds scratch.c to `rows` rows of one vector of C, as `micro` in attention/tile.h does. tops: the maxima of these
-// lanes, or null.
+// Adds scratch.c to `rows` rows of one vector of C, as `micro_kernel` in attention/tile.h does. tops: the maxima of
+// these lanes, or null.
 inline void add_to(const Scratch& scratch, long at, long rows, float* c, long cm, Start start, const float* factors,
                    float* tops) {
-  const bool takes = start == Start::kScaled || start == Start::kWeighed;
+  const bool takes = start == Start::kScaled || start == Start::kWeighted;
   const V<float> factor = takes ? load(factors) : V<float>{};
   V<float> top = tops ? load(tops) : V<float>{};
   for (long m = 0; m < rows; m++) {
     V<float> sum = load(scratch.c + m * kBlock + at);
     if (start == Start::kSum) sum += load(c + m * cm);
     if (start == Start::kScaled) sum = multiply_add<float>(load(c + m * cm), factor, sum);
-    if (start == Start::kWeighed) sum = multiply_add<float>(sum, factor, load(c + m * cm));
+    if (start == Start::kWeighted) sum = multiply_add<float>(sum, factor, load(c + m * cm));
     top = larger<float>(sum, top);
     store(c + m * cm, sum);
   }
@@ -106,7 +106,7 @@ inline void product_of_tiles(const PairProduct& p) {
   for (long m = 0; m < p.rows; m += kBlock)
     for (long k = 0; k == 0 || k < p.length; k += part) {
       const long rows = std::min(kBlock, p.rows - m), units = std::min(part, p.length - k);
-      const Start start = k && p.start != Start::kWeighed ? Start::kSum : p.start;
+      const Start start = k && p.start != Start::kWeighted ? Start::kSum : p.start;
       float* const tops = k + part < p.length ? nullptr : p.tops;
       const TilesOfA a = tiles_of(rows, units, p.a + m * p.am + k * p.ak, p.am, p.ak, scratch);
       for (long lane = 0; lane < p.lanes; lane += kBlock) {

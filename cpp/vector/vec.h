@@ -18,7 +18,7 @@ constexpr int kVectorBytes = 16, kRegisters = 16;  // SSE2 on x86: no fused mult
 template <class T>
 struct Vector {
   typedef T Held __attribute__((vector_size(kVectorBytes), may_alias));
-  typedef T Loose __attribute__((vector_size(kVectorBytes), may_alias, aligned(alignof(T))));  // in memory, unaligned
+  typedef T Unaligned __attribute__((vector_size(kVectorBytes), may_alias, aligned(alignof(T))));
 };
 template <class T>
 using V = typename Vector<T>::Held;
@@ -27,11 +27,11 @@ constexpr int kLanesOf = kVectorBytes / sizeof(T);
 
 template <class T>
 inline V<T> load(const T* p) {
-  return *reinterpret_cast<const typename Vector<T>::Loose*>(p);
+  return *reinterpret_cast<const typename Vector<T>::Unaligned*>(p);
 }
 template <class T>
 inline void store(T* p, V<T> value) {
-  *reinterpret_cast<typename Vector<T>::Loose*>(p) = value;
+  *reinterpret_cast<typename Vector<T>::Unaligned*>(p) = value;
 }
 template <class T>
 inline V<T> splat(T value) {
