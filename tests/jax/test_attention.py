@@ -1,4 +1,4 @@
-"""redblue.jax.dot_product_attention: outputs and gradients of every option, against float64 and against JAX's own."""
+"""redblue.jax.dot_product_attention: outputs and gradients of every option, against float64 and JAX."""
 
 from functools import partial
 
@@ -176,7 +176,7 @@ def test_the_residual_is_that_of_jax():
     assert not gradient.any()
 
 
-# Against JAX's own implementation ------------------------------------------------------------------------------------
+# Against JAX's implementation ------------------------------------------------------------------------------------
 
 THEIRS = [
     "none",
