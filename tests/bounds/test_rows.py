@@ -34,10 +34,9 @@ def drop_in(direction):
 
 
 def assert_below_counts(problem, words):
-    """Every proved bound lies below the fewest words of any schedule. Bounds that do not hold with P given are compared
-    with schedules without P.
+    """Every proved bound lies below the fewest words of any schedule. Return whether any schedule fits.
 
-    Return whether any schedule fits.
+    Bounds that do not hold with P given are compared with schedules without P.
     """
     names = list_schedules(problem.direction)
     given = [name for name in names if schedules.get(name).takes_p(problem.direction)]
