@@ -32,7 +32,7 @@ struct Backward : Formats<T, F> {
 
   // Processes one block of keys of one stream: keys j0 .. j0 + count - 1 and their gradients stay in cache, queries are
   // streamed. Updates of dQ are added in WavefrontOrder, whichever thread computes them: an update of a row block waits
-  // for the previous key block's update. Key blocks start in the same order, so the oldest running block never waits.
+  // for the previous key block's update. Key blocks start in the same order, so the first unfinished block never waits.
   // If dQ has a separate pass (query_gradient.h), no block waits.
   static Moved run(const Call& call, std::int64_t stream, long j0, long count, Arena& arena) {
     Block block(call, stream, j0, count, arena);

@@ -279,9 +279,9 @@ class RedBlueRules {
     return live;
   }
 
-  // Returns a node to compute at once, or -1. With recomputation: any node that fits, since its pebble can be deleted
-  // for free. Without recomputation: a sink, which costs one store now or later; or the last child that needs the dirty
-  // pebble of a parent, since the child's pebble can replace the parent's pebble in every later move.
+  // Returns a node to compute at once, or -1. With recomputation, any node that fits: its pebble can be deleted for
+  // free. Without recomputation, a sink, which costs one store in any case; or the last node that needs a parent's
+  // dirty pebble: the node's own pebble can replace the parent's in all later moves.
   int free_compute(const State& s, Bits live, Bits computed) const {
     const std::int64_t spare = board_.task.red - board_.words(s.red);
     if (spare <= 0) return -1;

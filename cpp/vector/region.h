@@ -1,6 +1,7 @@
 // The code of each instruction set is compiled in its own target region and namespace, in the translation unit
-// vector/sets/<name>.cpp. The linker then cannot use a function that is built for a newer CPU on an older CPU. Per-file
-// flags (-mavx512f) do not ensure this: the linker keeps one copy of an inline function, from any of the files.
+// vector/sets/<name>.cpp. So the linker cannot put a function that is built for a newer CPU into code that older CPUs
+// execute. Per-file flags (-mavx512f) do not ensure this: the linker keeps one copy of an inline function, from any of
+// the files.
 //
 // Headers that several instruction sets share are included here, before a region opens, so that their functions and the
 // templates of the standard library are built for the oldest CPU. tests/kernels/cpu/test_instruction_sets.py checks the

@@ -14,12 +14,11 @@ from redblue.bounds.closed import Sizes
 from redblue.problem import DIRECTIONS
 from support.examples import examples
 
-# A second implementation of the theorems, in floating point
-# --------------------------------------------------------------------
+# A second implementation of the theorems, in floating point ---------------------------------------
 
 
 def weight_of_o(d, d_v):
-    """A whole number below d (sqrt(d) + sqrt(d_v))^2; Theorem 7 allows any."""
+    """A whole number below d (sqrt(d) + sqrt(d_v))^2; Theorem 7 allows any such weight."""
     return d * (d + d_v + 2 * math.isqrt(d * d_v))
 
 
@@ -95,7 +94,7 @@ def test_phases_are_those_of_the_theorems(kind, direction, evaluate, data):
 
 
 def test_the_first_phase_is_longer_because_the_cache_starts_empty():
-    """p phases charge M + L once and L p - 2 times, and there is at least one more phase."""
+    """Of p phases, the first one charges M + L, the next p - 2 charge L each, and the last one nothing."""
     assert closed.best(100, lambda w: 1) == 0
     assert closed.best(100, lambda w: 5 if w == 200 else 0) == 100 * 4 + 100
     assert closed.best(100, lambda w: 5 if w == 300 else 0, split=True) == 100 * 4 + 100
@@ -212,8 +211,7 @@ def test_no_set_of_words_makes_more_whole_steps_than_theorem_7_says(direction, n
     assert 0.5 < best <= 1 + 1e-9
 
 
-# Limits, and which rows of the table of bounds apply
-# ---------------------------------------------------------------------
+# Limits, and which rows of the table of bounds apply ----------------------------------------------
 
 
 def per_pair(direction, x, d=2048, n=1 << 24, **which):

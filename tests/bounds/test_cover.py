@@ -17,7 +17,7 @@ from support.spaces import plane
 
 
 def by_hand(attends):
-    """kappa over every set of rows and every set of columns."""
+    """kappa, as the maximum over every set of rows and every set of columns."""
     rows, cols = attends.shape
     found = np.zeros((rows + 1, cols + 1), int)
     for r, c in itertools.product(range(rows + 1), range(cols + 1)):

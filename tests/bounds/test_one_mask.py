@@ -88,8 +88,8 @@ def test_exact_covers_say_no_less(data, direction, words):
 def earned(kappa, task, words, pairs):
     """The gain that Theorem 5 (docs/lab/theory.md) allows a phase with this distribution of words, by products.
 
-    words: by array, of a1 Q, b1 K, a2 dO, b2 V, three of outputs; then t1, t2. pairs: the number of pairs whose scores
-    the phase works on.
+    words: the words of Q (a1), K (b1), dO (a2), V (b2) and of three output arrays, then t1 and t2. pairs: the number of
+    pairs whose scores the phase works on.
     """
     d, d_v, w = task.d, task.d_v, task.weights
     a1, b1, a2, b2, x, y, z, t1, t2 = words
@@ -206,7 +206,8 @@ def test_the_family_of_a_dense_mask_is_the_papers():
     ids=repr,
 )
 def test_structured_masks_move_less_than_the_form_of_their_family(mask, words, below):
-    """As its authors concede, their form does not bound a single mask (docs/lab/theory.md, 'Sparse attention')."""
+    """The form bounds a family of masks, not a single mask, as its authors say (docs/lab/theory.md, 'Sparse
+    attention')."""
     problem = Problem(65536, 65536, 64, mask=mask)
     moved = count("flash", problem, words=words).words
     assert moved * below < family(problem).form(words)

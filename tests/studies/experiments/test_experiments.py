@@ -127,7 +127,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", KEPT)
 def test_stored_results_match_this_code(name):
-    """The results in docs/ are of the current points of the experiment, and its page shows the findings.
+    """The results in docs/ have the points of the current experiment, and its page shows the findings.
 
     Some parts of an experiment may have only the points of --quick; its page says which parts.
     """
