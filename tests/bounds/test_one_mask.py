@@ -206,8 +206,7 @@ def test_the_family_of_a_dense_mask_is_the_papers():
     ids=repr,
 )
 def test_structured_masks_move_less_than_the_form_of_their_family(mask, words, below):
-    """The form bounds a family of masks, not a single mask, as its authors say (docs/lab/theory.md, 'Sparse
-    attention')."""
+    """Its authors bound a family of masks, not a single one (docs/lab/theory.md, 'Sparse attention')."""
     problem = Problem(65536, 65536, 64, mask=mask)
     moved = count("flash", problem, words=words).words
     assert moved * below < family(problem).form(words)
