@@ -12,7 +12,7 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*.* cpp/
 SANITIZED := build/sanitize
 SANITIZE := -std=c++17 -O1 -g1 -pthread -Icpp
 
-# Tests start hundreds of processes. Where the environment forbids bytecode, each would compile the package again.
+# Tests start hundreds of processes. If the environment forbids bytecode, each process compiles the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
@@ -39,12 +39,12 @@ test-thorough: setup $(VENV)/peers.stamp ## run the tests that are slow and rare
 test-all: setup $(VENV)/peers.stamp ## run every test, property tests with all their examples
 	$(PYTEST)
 
-# What runs where PyTorch is the only peer. Tests that need more skip themselves.
+# Tests for environments whose only peer is PyTorch. Tests that need other peers skip themselves.
 TORCH_TESTS := tests/op tests/masks/test_torch.py tests/lab/test_reference.py tests/hostile/test_calls.py
 OTHER := .venv-torch-$(VERSION)
 
-# Everything is unpacked in build/arm, nothing is installed. Left out: tests that fork (an assertion of QEMU 7.2 fails), and
-# tests that limit memory (the limit also counts QEMU's own).
+# .ci/arm unpacks everything into build/arm and installs nothing. UNDER_QEMU leaves out tests that fork (an assertion of
+# QEMU 7.2 fails) and tests that limit memory (the limit also counts QEMU's memory).
 ARM_TESTS := tests/kernels/cpu tests/op --ignore tests/op/pytorch
 UNDER_QEMU := $(addprefix --deselect tests/kernels/cpu/test_threads.py::test_,after_a_fork_parent_and_child_both_work \
 	inside_workers affinity_sleep_forks_and_one_cpu memory_that_ends_raises_and_leaves_the_threads_intact \
@@ -56,14 +56,14 @@ test-arm: setup ## run the tests of the CPU kernels on a 64-bit Arm CPU that QEM
 test-amx: setup ## run every test of the CPU kernels on emulated tiles of bfloat16 (needs a CPU with avx512_bf16)
 	REDBLUE_ISA=amx_bf16_emulated $(PYTEST) tests/kernels/cpu tests/op --ignore tests/op/pytorch
 
-test-torch: setup ## run the tests of the PyTorch rooms with another PyTorch: make test-torch VERSION=2.14.1
+test-torch: setup ## run the tests of the PyTorch modules with another PyTorch: make test-torch VERSION=2.14.1
 	@test -n "$(VERSION)" || { echo "name the version of PyTorch: make test-torch VERSION=2.14.1" >&2; exit 2; }
 	$(MAKE) $(OTHER)/torch.stamp
 	$(call install-wheel,$(OTHER),-c $(OTHER)/constraints.txt)
 	$(OTHER)/bin/python -c 'import torch; print("PyTorch", torch.__version__)'
 	$(OTHER)/bin/python -m pytest -n 2 --dist worksteal $(TORCH_TESTS)
 
-# $(1): an environment. $(2): options of pip. The wheel brings its own dependencies and the entry points.
+# Installs a wheel of redblue, with its dependencies and entry points, into the environment $(1). $(2): options of pip.
 define install-wheel
 rm -f $(1)/redblue-*.whl
 $(BIN)/python -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir $(1) .
@@ -195,8 +195,9 @@ $(VENV)/tools.stamp: pyproject.toml constraints.txt $(VENV)/python.stamp
 	$(PIP) scikit-build-core nanobind cmake ninja
 	@touch $@
 
-# Without bytecode, which Python writes at the first import: most modules of these packages are never imported. The
-# dependencies are installed while the C++ core is compiled. (Before Python 3.11, the tools bring tomli.)
+# Installs without bytecode: Python writes it at the first import, and most modules of these packages are never
+# imported. The dependencies are installed while the C++ core is compiled. (Before Python 3.11, the build tools bring
+# tomli.)
 DEPENDENCIES = import sys; toml = __import__("tomllib" if sys.version_info >= (3, 11) else "tomli"); \
 	print(*toml.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
 
@@ -207,7 +208,8 @@ $(VENV)/redblue.stamp: $(SOURCES) $(VENV)/tools.stamp
 	wait $$dependencies && exit $$core
 	@touch $@
 
-# The tools of developers, apart: a first report does not wait for them. The second installation builds nothing.
+# Developers' tools are installed separately, so that a first report does not wait for them. This second installation
+# builds nothing.
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@
@@ -223,8 +225,8 @@ $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
 	$(@D)/bin/python -m pip --quiet install -c $(@D)/constraints.txt torch==$* pytest pytest-xdist hypothesis
 	@touch $@
 
-# An environment with vLLM, which pins a PyTorch for CPUs that only PyTorch's own index has. The torchvision of PyPI is for
-# other builds of PyTorch and fails beside this one; models of text need none.
+# An environment with vLLM, which pins a PyTorch for CPUs that only PyTorch's own index has. PyPI's torchvision is for
+# other builds of PyTorch and fails with this build; text models do not need it.
 $(VLLM)/vllm.stamp:
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip --quiet install --no-deps torch==2.13.0+cpu \
@@ -237,7 +239,7 @@ $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
 	$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
-# A release build in an environment of its own, beside the peers.
+# A release build of redblue, in the environment of the benchmarks' peers.
 $(BENCH)/redblue.stamp: $(SOURCES) $(BENCH)/peers.stamp
 	$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt \
 	-C build-dir=build/bench -C cmake.build-type=Release --editable .
@@ -249,13 +251,14 @@ $(BENCH)/peers.stamp: constraints.txt benchmarks/requirements.txt $(VENV)/python
 	-r benchmarks/requirements.txt torch
 	@touch $@
 
-# A peer that pins a PyTorch: benchmarks/cpu/paged runs it there, and vLLM in the environment of its tests.
+# zentorch pins a PyTorch, so benchmarks/cpu/paged runs it in this environment. (vLLM runs in the environment of its
+# tests.)
 $(ZENTORCH)/peers.stamp: $(VENV)/python.stamp
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check --quiet install zentorch==2.14.0.1 'torch==2.14.*' numpy
 	@touch $@
 
-# The tools of a release need nothing of redblue, so they have an environment of their own.
+# Release tools do not depend on redblue, so they have their own environment.
 $(WHEEL)/tools.stamp: constraints.txt $(VENV)/python.stamp
 	$(PYTHON) -m venv $(WHEEL)
 	$(WHEEL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt \

@@ -1,6 +1,6 @@
 """Checks an installed redblue from outside the repository: make wheel runs this file in an empty environment.
 
-Arguments name the extras that are installed, too; torch is the only one that has checks here.
+Arguments name the installed extras; only torch has checks here.
 """
 
 import json

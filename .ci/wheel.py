@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MAX_WHEEL_BYTES, MAX_SDIST_BYTES = 6_000_000, 1_000_000
 STABLE = (3, 12)  # the first Python whose stable ABI nanobind supports
-NEWEST = 20  # the newest 3.x looked for
-# A compiler's flags from outside may tune the core to this machine's CPU.
+NEWEST = 20  # searches below Python 3.20
+# Compiler flags of the environment, which could tune the core to this machine's CPU.
 FLAGS = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS", "SKBUILD_CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE")
 
 

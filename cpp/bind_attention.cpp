@@ -1,4 +1,4 @@
-// Attention: a call as a struct with named fields, and its two passes.
+// Python bindings of attention: a call as a struct with named fields, and its two passes.
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -37,7 +37,7 @@ struct Tiles {
   SpillTiles spilled;
 };
 
-// An array as Python describes it: its address and its strides, in elements, of (lead..., heads, rows, columns).
+// An array (lead..., heads, rows, columns) as Python describes it: its address, and its strides in elements.
 struct ArrayOf {
   Array array;
   int leads;
@@ -47,7 +47,8 @@ void init_array(ArrayOf* self, Address address, const nb::tuple& strides) {
   const int leads = int(strides.size()) - 3;
   if (leads < 0 || leads >= redblue::kMaxLead)
     throw std::invalid_argument("an array has 3 to " + std::to_string(redblue::kMaxLead + 2) + " strides");
-  // Borrowed items, since an array is built for every argument of every call. The stable ABI has no PyTuple_GET_ITEM.
+  // PyTuple_GetItem borrows its items, which saves time: every array of every call passes here. The stable ABI has no
+  // PyTuple_GET_ITEM.
   const auto stride = [&](int i) { return nb::cast<std::int64_t>(nb::handle(PyTuple_GetItem(strides.ptr(), i))); };
   Array array;
   array.data = reinterpret_cast<char*>(address);
@@ -63,7 +64,7 @@ nb::tuple strides_of(const ArrayOf& self) {
   return nb::tuple(strides);
 }
 
-// Null: not given.
+// Returns an empty array for a null pointer: the argument was not given.
 Array to_array(const ArrayOf* source, int leads) {
   if (!source) return {};
   if (source->leads != leads) throw std::invalid_argument("an array has one stride for each of its dimensions");
@@ -84,7 +85,7 @@ void set_tiles(Call& call, const Tiles& tiles) {
   call.spilled = tiles.spilled;
 }
 
-// The planes of a pattern are the only array whose number of leading dimensions is not known until the call.
+// A pattern as Python describes it. `planes` becomes an Array when the call gives the number of leading dimensions.
 struct PatternOf {
   Pattern pattern;
   std::optional<ArrayOf> planes;
@@ -158,7 +159,8 @@ void bind_mask(nb::module_& m) {
           "query_starts"_a, "keys"_a, "key_starts"_a, "queries"_a);
 }
 
-// Sets the option of a name to a Python value: numbers and arrays; None leaves an array out.
+// Sets the option called `name` to a Python value, a number or an array; a visitor for Options::each. None leaves an
+// array out.
 struct SetOption {
   const char* name;
   nb::handle value;
@@ -240,7 +242,7 @@ void init_paged_call(redblue::PagedCall* self, int number, const Sizes& sizes, c
   set_sizes(call, sizes);
   set_tiles(call, tiles);
   call.threads = threads;
-  set_options(call, options);  // with a leading dimension of sequences
+  set_options(call, options);  // arrays of options have a leading dimension of sequences
   call.leads = 0;
   call.q = to_array(&q, 0), call.out = to_array(&out, 0), call.lse = to_array(&lse, 0);
   call.k = to_array(&k, 1), call.v = to_array(&v, 1);
@@ -294,7 +296,7 @@ void bind_row_copy(nb::module_& m) {
           "source"_a, "cache"_a, "threads"_a);
 }
 
-// The nodes of a call's page tables: (first key, stop key, members) each.
+// The nodes of the trie of a call's page tables, as tuples (first key, stop key, members).
 nb::list nodes_of(const redblue::PagedCall& call) {
   nb::list nodes;
   for (const redblue::Node& node : redblue::shared_nodes(call))
@@ -309,7 +311,7 @@ std::pair<std::int64_t, std::int64_t> run_paged(const Isa& isa, const redblue::P
   return {moved.reads, moved.writes};
 }
 
-// The call again on arrays at other addresses, of the same shapes and strides. lse: 0 if nobody reads it.
+// Runs the call on other arrays of the same shapes and strides, given by their addresses. lse: 0 if it is not needed.
 std::pair<std::int64_t, std::int64_t> run_paged_on(const Isa& isa, const redblue::PagedCall& call, int threads,
                                                    Address q, Address k, Address v, Address out, Address lse) {
   redblue::PagedCall own = call;

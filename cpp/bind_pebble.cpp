@@ -1,4 +1,4 @@
-// The pebble game: its referee, its player, and the search for the cheapest game.
+// Python bindings of the pebble game: its referee, its player, and the search for the cheapest game.
 #include "bindings.h"
 #include "pebble/player.h"
 #include "pebble/referee.h"
@@ -70,7 +70,8 @@ void bind_referee(nb::module_& m) {
       .def_prop_ro("computes", &PebbleReferee::computes);
 }
 
-// Asks Python whether a search may go on; Ctrl-C ends the search, not the program.
+// Returns whether the search may continue, according to the Python function `keep_on`. Ctrl-C ends the search, not the
+// program.
 bool keeps_on(const nb::callable& keep_on, const redblue::PebbleProgress& at) {
   const nb::gil_scoped_acquire python;
   if (PyErr_CheckSignals() != 0) {

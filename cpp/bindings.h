@@ -1,5 +1,4 @@
-// Helpers that the binding files share. Only they and module.cpp include nanobind; types and docstrings are in
-// _core.pyi.
+// Helpers of the files that bind C++ to Python; no other file includes nanobind. Types and docstrings are in _core.pyi.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,5 +1,5 @@
-// The Python face of the compiled core: instruction sets, rates, the meter and the simulated caches. The binding files
-// beside it add attention and the pebble game.
+// Python bindings of the compiled core: instruction sets, rates, the meter and the simulated caches. bind_attention.cpp
+// and bind_pebble.cpp add attention and the pebble game.
 #include "attention/call.h"
 #include "bindings.h"
 #include "meter/meter.h"
@@ -134,8 +134,8 @@ void bind_simulator(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_core, m) {
-  // Objects may outlive the module when the interpreter ends, for one those that PyTorch keeps. The warning about it
-  // would reach users, who can do nothing.
+  // Some objects outlive the module when the interpreter ends, for example objects that PyTorch keeps. Users could not
+  // act on nanobind's warning about them.
   nanobind::set_leak_warnings(false);
   bind_isas(m);
   bind_attention(m);

@@ -26,11 +26,11 @@ class Model:
         shapes |= {"up": (width, 2 * width), "down": (2 * width, width)}
         self.layers = [{name: matrix(*shape) for name, shape in shapes.items()} for _ in range(layers)]
         for weights in self.layers:
-            weights["qkv"] *= 3  # attention then picks few tokens, and the texts differ from prompt to prompt
+            weights["qkv"] *= 3  # so that attention selects few tokens, and the texts depend on the prompts
         self.logits = matrix(width, 256)
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, attend: Attend) -> np.ndarray:
-        """The last hidden states (n, width); attend(layer, q, k, v) takes and returns (n, heads, d)."""
+        """The last hidden states (n, width). attend(layer, q, k, v) takes and returns arrays (n, heads, d)."""
         x = self.embedding[tokens]
         for number, weights in enumerate(self.layers):
             qkv = (normalised(x) @ weights["qkv"]).reshape(len(x), -1, self.d)
@@ -46,7 +46,7 @@ def normalised(x: np.ndarray) -> np.ndarray:
 
 
 def rotated(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Turn the pairs of entries of each head by angles that grow with the position."""
+    """Rotate the pairs of entries of each head by angles that grow with the position."""
     half = x.shape[-1] // 2
     angles = positions[:, None, None] * 100.0 ** -(np.arange(half) / half)
     cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)

@@ -2,8 +2,8 @@
 
     python examples/diffusion_unet.py --size 64 --width 64 --steps 5
 
-The U-Net is small, plain PyTorch, with random weights; it learns to predict the noise of random images. Nothing in it
-knows of redblue. A U-Net of diffusers works the same way: put `with rb.sdpa():` around its calls.
+The U-Net is small, plain PyTorch, with random weights; it learns to predict the noise of random images. Its code does
+not refer to redblue. A U-Net of diffusers works the same way: put `with rb.sdpa():` around its calls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual convolution that sees the time, then self- and cross-attention."""
+    """A residual convolution that depends on the time, then self- and cross-attention."""
 
     def __init__(self, inside: int, width: int, heads: int = 2) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def main() -> None:
     options = parser.parse_args()
 
     sizes = options.size, options.width, options.batch, options.steps
-    train(*sizes[:3], 1)  # PyTorch prepares its convolutions at the first step
+    train(*sizes[:3], 1)  # warm-up: PyTorch prepares its convolutions at the first step
     with rb.sdpa() as used:
         ours = measure(lambda: train(*sizes))
     theirs = measure(lambda: train(*sizes))

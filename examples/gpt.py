@@ -1,11 +1,11 @@
-"""Train a small GPT on text, three times, and see one loss curve: PyTorch's attention, the plain formula, and redblue.
+"""Train a small GPT on text with PyTorch's attention, the plain formula and redblue: the loss curves are the same.
 
     python examples/gpt.py --steps 100
     python examples/gpt.py --text novel.txt --n 2048 --layers 4 --d-model 768 --heads 12
 
 The model reads bytes, so it needs no tokenizer. Without --text it reads the sources of Python's library, which every
-machine has. The one line that differs between the runs is the call of `attend` in `Block.forward`. The experiment
-`redblue experiment training` measures such runs with care; this file shows how one is written.
+machine has. The runs differ only in the function `attend`, which `Block.forward` calls. `redblue experiment training`
+measures such runs with care; this file shows how to write one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ F = torch.nn.functional
 
 
 def formula(q, k, v):
-    """The definition: all n x n scores of every head are in memory, and again in the backward pass."""
+    """The definition. It keeps all n x n scores of every head in memory, also in the backward pass."""
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     return scores.masked_fill(future, float("-inf")).softmax(-1) @ v
@@ -77,7 +77,7 @@ class Gpt(torch.nn.Module):
         return self.logits(self.norm(x))
 
 
-# 3. The text: windows of n + 1 bytes. The model sees n of them and predicts, at each, the next one.
+# 3. The text: windows of n + 1 bytes. The model reads n of them and predicts the next byte at each.
 
 
 def read_text(path: Path | None) -> torch.Tensor:
@@ -91,7 +91,7 @@ def read_text(path: Path | None) -> torch.Tensor:
 
 
 def batch_of(text, size: int, n: int, step: int):
-    """The batch of a step: it depends on the step alone, so every run sees the same batches."""
+    """The batch of a step. It depends only on the step, so all runs train on the same batches."""
     random = torch.Generator().manual_seed(step)
     starts = torch.randint(len(text) - n, (size,), generator=random).tolist()
     windows = torch.stack([text[start : start + n + 1] for start in starts])

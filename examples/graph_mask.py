@@ -99,7 +99,7 @@ def main() -> None:
     torch.manual_seed(1)
     labels = torch.arange(COMMUNITIES).repeat_interleave(n // COMMUNITIES)
     features = torch.nn.functional.one_hot(labels).float() + 2 * torch.randn(n, COMMUNITIES)
-    train(features, labels, lambda q, k, v: rb.attention(q, k, v, mask=mask), 1)  # the first step is slower
+    train(features, labels, lambda q, k, v: rb.attention(q, k, v, mask=mask), 1)  # warm-up: the first step is slower
     ours = measure(lambda: train(features, labels, lambda q, k, v: rb.attention(q, k, v, mask=mask), options.steps))
     losses, model, gradients = ours.result
     with torch.no_grad():

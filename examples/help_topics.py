@@ -2,7 +2,7 @@
 
     python examples/help_topics.py
 
-Every Python contains both data sets. The embeddings are random, so the results have no meaning; the printed sizes do.
+Every Python contains both data sets. The embeddings are random, so only the printed sizes are meaningful.
 """
 
 from __future__ import annotations

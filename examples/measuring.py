@@ -15,7 +15,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Measured(NamedTuple):
-    """The result of some work, its time, and by how much the process's memory grew (None where it cannot be read)."""
+    """The result of some work, its time, and the growth of the process's memory (None if it cannot be read)."""
 
     result: Any
     seconds: float
@@ -23,7 +23,7 @@ class Measured(NamedTuple):
 
 
 def need(package: str, install: str) -> Any:
-    """Import a package; end the program with a line that says how to install it if it is missing."""
+    """Import a package. If it is missing, end the program with a line that says how to install it."""
     try:
         return importlib.import_module(package)
     except ImportError:
@@ -55,7 +55,7 @@ def measure(work: Callable[[], Any]) -> Measured:
 
 
 def _start_of_peak() -> float | None:
-    """Forget the process's peak of memory (Linux only), and return the memory that it holds now."""
+    """Reset the process's peak of memory (Linux only), and return its current memory."""
     try:
         CLEAR.write_text("5")
     except OSError:
@@ -75,7 +75,7 @@ def show(name: str, measured: Measured) -> None:
 
 
 def check_close(what: str, ours: Any, theirs: Any, tolerance: float) -> None:
-    """Print the largest difference of two tensors relative to the largest entry; end the program if it is too large."""
+    """Print the largest difference of two tensors relative to the largest entry. End the program if it is too large."""
     scale = max(float(theirs.abs().max()), 1e-30)
     difference = float((ours - theirs).abs().max()) / scale
     print(f"{what}: largest relative difference {difference:.1e}")

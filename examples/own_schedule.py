@@ -1,9 +1,9 @@
-"""A schedule of one's own, for few keys (a text prompt): all scores of a block of queries stay in the cache.
+"""A user-defined schedule for few keys (a text prompt): all scores of a block of queries stay in the cache.
 
     python examples/own_schedule.py --figure own.svg
     redblue --plugin examples/own_schedule.py count --n-q 4096 --n-k 77 --d 128 --words 2048
 
-The program is written once. Registering it runs it on small problems; a wrong result or a wrong closed form is refused.
+The program is written once. Registering it runs it on small problems, and refuses wrong results or closed forms.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def forward(m, problem, t, q, k, v, out, lse):
 
 
 def cost(p, t):
-    """The closed form; np.minimum and np.maximum, because the search calls it with arrays of edges."""
+    """The closed form. It uses np.minimum and np.maximum because the search calls it with arrays of edges."""
     rows, cols = np.minimum(t.rows, p.n_q), np.minimum(t.cols, p.n_k)
     reads = p.n_q * p.d + -(-p.n_q // rows) * p.n_k * (p.d + p.d_v)
     peak = rows * p.n_k + rows + np.maximum(rows, cols)

@@ -2,8 +2,8 @@
 
     python examples/packed_documents.py --tokens 4096 --steps 20
 
-The documents lie one after another in one row; position_ids start again at each. transformers' default attention then
-builds a mask of tokens x tokens; with attn_implementation="redblue" the documents stay a rule, and pairs across
+The documents lie one after another in one row; position_ids restart with each document. transformers' default attention
+then builds a mask of tokens x tokens; with attn_implementation="redblue", no such mask is built, and pairs across
 documents are not computed. The model is Llama-shaped with random weights, so nothing is downloaded.
 """
 
@@ -71,7 +71,7 @@ def main() -> None:
     print(f"{len(lengths)} documents, {n:,} tokens: {pairs:,} pairs attend, {pairs / n**2:.1%} of a dense mask")
 
     with register():
-        train("redblue", tokens[:, : lengths[0]], lengths[:1], 1)  # the first step of a process is slower
+        train("redblue", tokens[:, : lengths[0]], lengths[:1], 1)  # warm-up: the first step of a process is slower
         ours = measure(lambda: train("redblue", tokens, lengths, options.steps))
     theirs = measure(lambda: train("sdpa", tokens, lengths, options.steps))
     show("redblue", ours)

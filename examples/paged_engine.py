@@ -1,7 +1,7 @@
 """The engine of serve.py: the pages of a model's cache, and the scheduler of its steps.
 
 A request owns a list of pages. A step feeds each running request some of the tokens that are not in its cache yet: a
-chunk of its prompt, or the token that it generated last. So prompts and generation share every call of the operator.
+chunk of its prompt, or the token that it generated last. Prompts and generation thus share every call of the operator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import redblue as rb
 
 
 class Refused(Exception):
-    """A request that is not taken, with the status and the further headers of the HTTP response."""
+    """A rejected request, with the status and additional headers of the HTTP response."""
 
     def __init__(self, status: int, message: str, **headers: object) -> None:
         super().__init__(message)
@@ -28,9 +28,10 @@ class Refused(Exception):
 
 
 class Pages:
-    """The pages of a cache by number: who refers to them, which are free, and the names of full pages.
+    """The pages of a cache by number: reference counts, free pages, and the names of full pages.
 
-    A free page keeps its name and its content until it is taken again, the one unused for longest first.
+    A free page keeps its name and its content until it is taken again. The least recently used free page is taken
+    first.
     """
 
     def __init__(self, count: int) -> None:
@@ -40,7 +41,7 @@ class Pages:
         self.name_of: dict[int, bytes] = {}
 
     def take(self) -> int:
-        """A page for new content. There must be a free one."""
+        """Take a page for new content. There must be a free page."""
         page = next(iter(self.free))
         if page in self.name_of:
             del self.page_of[self.name_of.pop(page)]
@@ -53,18 +54,18 @@ class Pages:
             self.references[page] += 1
 
     def give_back(self, pages: Sequence[int]) -> None:
-        for page in reversed(pages):  # a page is of use only with those before it: the last goes first
+        for page in reversed(pages):  # the last first: a page is useful only with those before it
             self.references[page] -= 1
             if not self.references[page]:
                 self.free[page] = None
 
     def name(self, page: int, name: bytes) -> None:
-        """Let later requests find this page, which is full. The first page of a name keeps it."""
+        """Let later requests find this full page. If several pages have the same name, only the first one is found."""
         if self.page_of.setdefault(name, page) == page:
             self.name_of[page] = name
 
     def found(self, names: Sequence[bytes]) -> list[int]:
-        """The pages of the first names, up to one that no page has."""
+        """The pages with these names, up to the first name that no page has."""
         pages: list[int] = []
         while len(pages) < len(names) and names[len(pages)] in self.page_of:
             pages.append(self.page_of[names[len(pages)]])
@@ -72,7 +73,10 @@ class Pages:
 
 
 class Request:
-    """A prompt and the tokens generated so far. `events` yields each new token, then a word that says why it ended."""
+    """A prompt and the tokens generated so far.
+
+    `events` yields each new token, then the reason why the request ended.
+    """
 
     def __init__(self, prompt: bytes, max_tokens: int) -> None:
         self.prompt, self.max_tokens = prompt, max_tokens
@@ -92,7 +96,7 @@ class Request:
         return self.tokens[len(self.prompt) :]
 
     def names_of(self, pages: int, page: int) -> list[bytes]:
-        """The names of the first pages: the hash of a page's tokens and of the name before."""
+        """The names of the leading pages: hashes of a page's tokens and the previous name."""
         while len(self.names) < pages:
             i = len(self.names) * page
             before = self.names[-1] if self.names else b""
@@ -101,7 +105,7 @@ class Request:
 
 
 class Engine:
-    """Runs requests in batches, oldest first. All but the model's step happens in the event loop.
+    """Runs requests in batches, oldest first. Everything except the model's step happens in the event loop.
 
     pages, page: pages of the cache and tokens that each holds. batch: most requests that run together. chunk: most
     tokens of prompts and generation in a step.
@@ -113,13 +117,13 @@ class Engine:
         self.k_pages, self.v_pages = np.zeros(shape, np.float32)
         self.pages = Pages(pages)
         self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # in order of arrival, as waiting is: no one overtakes
+        self.running: list[Request] = []  # in order of arrival, like `waiting`
         self.counts: Counter[str] = Counter()
         self.stopping = False
         self._wake = asyncio.Event()
 
     def submit(self, prompt: bytes, max_tokens: int) -> Request:
-        """Queue a request. Raises Refused if it can never fit, and while the engine stops."""
+        """Queue a request. Raises Refused if the request can never fit, or if the engine is stopping."""
         most = len(prompt) + max_tokens - 1  # the last token is never fed
         needed, there = self._pages_for(most), len(self.pages.references)
         if needed > there:
@@ -136,19 +140,19 @@ class Engine:
         return request
 
     def end(self, request: Request, why: str) -> None:
-        """End a request. Its pages are freed before the next step, as a running step may still write to them."""
+        """End a request. Its pages are freed before the next step, because a running step may still write to them."""
         if not request.ended:
             request.ended = why
             request.events.put_nowait(why)
             self._wake.set()
 
     def stop(self) -> None:
-        """Let `run` return once all requests have ended."""
+        """Make `run` return once all requests have ended."""
         self.stopping = True
         self._wake.set()
 
     def stats(self) -> dict[str, int]:
-        """What there is now, and counts since the start: of requests by how they ended, of steps, of tokens."""
+        """The current state, and counts since the start: requests by outcome, steps, tokens."""
         now = {"pages": len(self.pages.references), "free_pages": len(self.pages.free)}
         now |= {"waiting": len(self.waiting), "running": len(self.running)}
         names = (
@@ -172,7 +176,7 @@ class Engine:
             while True:
                 batch = self.schedule()
                 if batch:
-                    try:  # in a thread, so that the event loop goes on answering: the kernels release Python's lock
+                    try:  # in a thread, so that the event loop keeps answering; the kernels release Python's lock
                         tokens = await loop.run_in_executor(worker, self.compute, batch)
                     except Exception:
                         traceback.print_exc()
@@ -187,7 +191,7 @@ class Engine:
                     await self._wake.wait()
 
     def schedule(self) -> list[tuple[Request, int]]:
-        """Requests of the next step, each with the number of tokens to feed: none if there is nothing to do."""
+        """The requests of the next step, each with the number of tokens to feed. Empty if there is nothing to do."""
         self._drop_ended()
         self._admit()
         return self._plan()
@@ -214,7 +218,7 @@ class Engine:
         return (hidden[starts[1:] - 1] @ self.model.logits).argmax(1)
 
     def deliver(self, batch: list[tuple[Request, int]], tokens: np.ndarray) -> None:
-        """Note what a step has fed, and the token of each request whose tokens have all been fed."""
+        """Record which tokens a step has fed, and add the new token of each request whose tokens have all been fed."""
         self.counts["steps"] += 1
         for (request, count), token in zip(batch, tokens.tolist(), strict=True):
             self.counts["fed"] += count
@@ -223,7 +227,7 @@ class Engine:
             for page, name in zip(request.pages, request.names_of(full, self.page), strict=False):
                 self.pages.name(page, name)
             if request.pending or request.ended:
-                continue  # more of the prompt follows, or the client has gone
+                continue  # more of the prompt follows, or the client has disconnected
             self.counts["tokens"] += 1
             request.tokens.append(token)
             request.events.put_nowait(token)
@@ -246,10 +250,10 @@ class Engine:
         self.waiting = deque(request for request in self.waiting if not request.ended)
 
     def _admit(self) -> None:
-        """Start the first requests of the queue whose tokens fit into free pages and pages that they can share."""
+        """Start requests from the front of the queue while their tokens fit into free pages and shareable pages."""
         while self.waiting and len(self.running) < self.batch:
             request = self.waiting[0]
-            full = (len(request.tokens) - 1) // self.page  # the last token is fed in any case: its output is needed
+            full = (len(request.tokens) - 1) // self.page  # the last token is always fed, because its output is needed
             shared = self.pages.found(request.names_of(full, self.page))
             own = self._pages_for(len(request.tokens)) - len(shared)
             if own > len(self.pages.free) - sum(page in self.pages.free for page in shared):
@@ -269,7 +273,7 @@ class Engine:
         budget = max(1, self.chunk - sum(request.pending == 1 for request in self.running))
         batch: list[tuple[Request, int]] = []
         i = 0
-        while i < len(self.running):  # the list shortens where requests are preempted
+        while i < len(self.running):  # preemption shortens the list
             request = self.running[i]
             count = 1 if request.pending == 1 else min(request.pending, budget)
             if count and self._reserve(request, request.cached + count):
@@ -279,9 +283,10 @@ class Engine:
         return batch
 
     def _reserve(self, request: Request, tokens: int) -> bool:
-        """Give a request pages for `tokens` tokens. The youngest requests return to the queue while no page is free.
+        """Give a request pages for `tokens` tokens. While no page is free, the youngest request returns to the queue.
 
-        False if the request itself returned. Requests are planned from the oldest on, so none already planned does.
+        Returns False if the request itself had to return. Requests are planned from oldest to youngest, so planned
+        requests stay.
         """
         while len(request.pages) < self._pages_for(tokens):
             if self.pages.free:

@@ -24,7 +24,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read by NumPy: its products are small, and idle threads spin
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for NumPy, whose products are small; its idle threads would spin
 
 from byte_model import Model
 from measuring import at_least
@@ -32,12 +32,12 @@ from paged_engine import Engine, Refused, Request
 
 MAX_HEAD_BYTES, MAX_BODY_BYTES = 16 * 1024, 1024 * 1024
 PATIENCE_SECONDS = 30.0  # for a client to send its request
-LINGER_SECONDS = 1.0  # a refused client may still be sending; closing at once would lose the response
+LINGER_SECONDS = 1.0  # a rejected client may still be sending; closing at once would lose the response
 TYPES = {"prompt": str, "max_tokens": int, "stream": bool}
 
 
 def generation(body: bytes) -> tuple[bytes, int, bool]:
-    """Return the prompt, max_tokens and stream of a body. Raises Refused for anything but such a JSON object."""
+    """Return the prompt, max_tokens and stream of a body. Raises Refused if the body is not such a JSON object."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -47,7 +47,7 @@ def generation(body: bytes) -> tuple[bytes, int, bool]:
     for name, value in fields.items():
         if name not in TYPES:
             raise Refused(400, f"unknown field {name!r}: the fields are {', '.join(TYPES)}")
-        if type(value) is not TYPES[name]:  # isinstance would take true for a number
+        if type(value) is not TYPES[name]:  # isinstance would accept true as a number
             raise Refused(400, f"{name} must be of type {TYPES[name].__name__}, got {type(value).__name__}")
     most = fields.get("max_tokens", 16)
     if most < 1:
@@ -87,7 +87,10 @@ async def read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 def write_head(writer: asyncio.StreamWriter, status: int, **headers: object) -> None:
-    """Begin a response. Each connection serves one request: then the end of what it sends means that it is gone."""
+    """Begin a response.
+
+    Each connection serves one request, so that the end of its input means that the client is gone.
+    """
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "Connection: close"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
@@ -105,16 +108,16 @@ def write_chunk(writer: asyncio.StreamWriter, value: Any) -> None:
 
 
 async def gone(reader: asyncio.StreamReader) -> None:
-    """Return when the client has closed its end. Drop what it sends until then."""
+    """Return when the client has closed its end. Discards its input until then."""
     with contextlib.suppress(ConnectionError):
         while await reader.read(MAX_HEAD_BYTES):
             pass
 
 
 class Server:
-    """HTTP/1.1 for an engine: `async with Server(engine) as server` serves on server.port.
+    """An HTTP/1.1 server for an engine: `async with Server(engine) as server` serves on server.port.
 
-    Leaving takes no new requests and finishes the others.
+    On exit, it accepts no new requests and finishes the others.
     """
 
     def __init__(self, engine: Engine, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -146,7 +149,7 @@ class Server:
         assert task is not None
         self.connections[task] = writer
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # the client has gone
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # the client has disconnected
                 await self._respond(reader, writer)
         finally:
             del self.connections[task]
@@ -181,7 +184,7 @@ class Server:
         try:
             await (self._stream if stream else self._whole)(request, writer)
         finally:
-            watch.cancel()  # and the request with it, if it has not ended
+            watch.cancel()  # which also cancels the request, if it has not ended
 
     async def _whole(self, request: Request, writer: asyncio.StreamWriter) -> None:
         while isinstance(await request.events.get(), int):
@@ -228,7 +231,7 @@ def ask(port: int, prompt: str, max_tokens: int) -> dict[str, Any]:
 
 
 async def demonstrate(options: argparse.Namespace) -> None:
-    """Send the same number of requests from more and more clients at once, and print a table."""
+    """Send the same number of requests from increasing numbers of concurrent clients, and print a table."""
     print(" clients  requests/s  tokens/s  requests/step  prompt shared")
     shared = "You are a small model with random weights. Answer briefly. "
     prompts = [f"{shared}Question {i}: what is {i} times {i}?" for i in range(options.requests)]

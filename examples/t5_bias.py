@@ -2,9 +2,9 @@
 
     python examples/t5_bias.py --n 1024 --steps 10
 
-A T5 encoder layer in plain PyTorch, with random weights. PyTorch's attention on CPUs takes its slow path when a bias
-needs a gradient, and keeps all scores and probabilities; redblue recomputes them, and sums the bias's gradient in its
-backward pass.
+A T5 encoder layer in plain PyTorch, with random weights. If a bias needs a gradient, PyTorch's attention on CPUs takes
+its slow path and keeps all scores and probabilities. redblue recomputes them in its backward pass, which also sums the
+bias's gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BUCKETS, FARTHEST = 32, 128
 
 
 def buckets(n: int):
-    """The bucket of each pair of positions (n, n): one per short distance, then logarithmic, doubled for the sign."""
+    """The bucket of each pair of positions (n, n): one per short distance, then logarithmic, for each sign."""
     distance = torch.arange(n) - torch.arange(n)[:, None]
     half, size = BUCKETS // 2, distance.abs()
     exact = half // 2
@@ -63,7 +63,10 @@ def theirs(q, k, v, bias):
 
 
 def train(attend, n: int, batch: int, steps: int):
-    """Predict the token three places earlier, which only the bias can point at. Return losses and first gradients."""
+    """Predict the token three places earlier, which attention finds only by the bias.
+
+    Return losses and first gradients.
+    """
     torch.manual_seed(0)
     model, losses, first = Encoder(64, 64, 4, 2), [], None
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -86,7 +89,7 @@ def main() -> None:
     options = parser.parse_args()
 
     sizes = options.n, options.batch, options.steps
-    train(ours, *sizes[:2], 1)  # the first step of a process is slower
+    train(ours, *sizes[:2], 1)  # warm-up: the first step of a process is slower
     results = {
         name: measure(lambda attend=attend: train(attend, *sizes))
         for name, attend in (("redblue", ours), ("PyTorch", theirs))

@@ -6,15 +6,13 @@ import os
 import signal
 import sys
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton decides when it is imported: all tests see its interpreter
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)  # idle threads of NumPy's products spin, beside the other test process
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once: products on GPUs where tests are deterministic
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: all tests use its interpreter
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's idle threads would spin and slow the other test process
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once; for deterministic products on GPUs
 
 import pytest
 
-pytest.register_assert_rewrite("support")  # its helpers assert
+pytest.register_assert_rewrite("support")  # its helpers contain assertions
 
 from support.examples import register_profiles
 
@@ -29,22 +27,22 @@ from support.interpreter import fast_interpreter
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection():
-    gc.disable()  # what collection makes stays: every look for garbage among it is in vain
+    gc.disable()  # objects made during collection stay alive, so looking for garbage among them is useless
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
-    gc.freeze()  # a million objects of libraries and tests: looking through them took a tenth of the tests' time
+    gc.freeze()  # excludes a million objects of libraries and tests, which took a tenth of the tests' time
     gc.enable()
 
 
 def pytest_unconfigure():
-    gc.unfreeze()  # as the process ends, Python clears them, and libraries that look for leaks find none
+    gc.unfreeze()  # at exit, Python clears these objects, so that libraries report no leaks
 
 
 @pytest.fixture(scope="session")
 def expected():
-    from redblue.studies import sweep  # here, because it draws: a machine with a GPU may lack what draws
+    from redblue.studies import sweep  # imported here, because a machine with a GPU may lack the drawing libraries
     from support.sweeps import SMALL
 
     return sweep.run(SMALL, jobs=1)
@@ -65,7 +63,7 @@ def interrupted(tmp_path):
 
 @pytest.fixture(params=ROWS)
 def isa(request):
-    """Every instruction set that this CPU can run, each in force for the test; the others show as skipped."""
+    """Runs the test with every instruction set that this CPU can run; the others are skipped."""
     row = _core.choose_isa(request.param)
     with running(row):
         yield row
@@ -73,7 +71,7 @@ def isa(request):
 
 @pytest.fixture
 def log_messages():
-    """The messages of all loggers during the test, as a list. pytest's own plugin for logs slows every test."""
+    """The messages of all loggers during the test, as a list. pytest's logging plugin would slow down every test."""
     messages = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
@@ -84,7 +82,7 @@ def log_messages():
 
 @pytest.fixture
 def own_schedules():
-    """Forget the schedules that the test registers."""
+    """Unregisters the schedules that the test registers."""
     before = set(schedules.SCHEDULES)
     yield
     for name in set(schedules.SCHEDULES) - before:
@@ -93,7 +91,7 @@ def own_schedules():
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C raises KeyboardInterrupt, as it does in a program that a shell does not run in the background."""
+    """Makes Ctrl-C raise KeyboardInterrupt, as in a foreground program of a shell."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -101,7 +99,7 @@ def interruptible():
 
 @pytest.fixture(scope="session", autouse=True)
 def interpreted_fast():
-    """Triton's interpreter in less than half the time, where some test imports Triton."""
+    """Speeds up Triton's interpreter, if some test imports Triton."""
     if "triton" not in sys.modules:
         yield
         return
@@ -111,13 +109,13 @@ def interpreted_fast():
 
 @pytest.fixture(scope="module")
 def bfloat16_to_nearest():
-    """Triton's interpreter rounds float32 to bfloat16 as GPUs do: to nearest even. By itself it cuts bits off."""
+    """Makes Triton's interpreter round float32 to bfloat16 to nearest even, as GPUs do. By default it truncates."""
     import ml_dtypes
     from triton import language
     from triton.runtime import interpreter
 
     convert = getattr(interpreter, "_convert_float", None)
-    if convert is None:  # another Triton's
+    if convert is None:  # another version of Triton
         yield
         return
 

@@ -20,7 +20,7 @@ GUIDES = [
     *sorted(page for page in (ROOT / "docs" / "guide").glob("*.md") if page.name != "transformers.md"),
     ROOT / "docs" / "lab" / "meter.md",
 ]
-BLOCK = re.compile(r"```(\w+(?: \w+)?)\n(.*?)```", flags=re.DOTALL)  # the second word: what the example needs
+BLOCK = re.compile(r"```(\w+(?: \w+)?)\n(.*?)```", flags=re.DOTALL)  # the second word names a required package
 BLOCKS = {page: BLOCK.findall(page.read_text(encoding="utf-8")) for page in GUIDES}
 EXAMPLES = [
     pytest.param(text, language.removeprefix("python").strip(), id=f"{page.stem}-{number}")
@@ -72,7 +72,7 @@ def test_command_examples(command, in_a_copy, own_schedules):
     assert result.exit_code == 0, result.output
 
 
-# Sizes at which an example takes a second or two; a script that lacks them runs as its docstring says.
+# Arguments with which an example takes a second or two; other scripts run as their docstrings say.
 SMALL = {
     "diffusion_unet.py": ["--size", "8", "--width", "8", "--steps", "1"],
     "gpt.py": ["--n", "32", "--steps", "2", "--layers", "1", "--d-model", "32"],

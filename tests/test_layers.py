@@ -126,11 +126,11 @@ def find_exemptions(settings: dict[str, Any]) -> list[str]:
 # Every library that may be missing after `pip install redblue`, with the extra that brings it
 OPTIONAL = {"torch": "torch", "triton": "gpu", "transformers": "transformers", "jax": "jax"}
 OPTIONAL |= {"pyarrow": "parquet", "dask": "dask"}
-HOSTS = {"vllm"}  # they load redblue as a plug-in; no extra brings them, because their builds differ by device
+HOSTS = {"vllm"}  # they load redblue as a plug-in; no extra installs them, because their builds differ by device
 
 
 def test_every_imported_library_is_a_dependency():
-    """What the README shows must work after a plain install, so only the libraries in OPTIONAL may be missing."""
+    """The README's examples must work after a plain install, so only the libraries in OPTIONAL may be missing."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     required = {named(line) for line in project["dependencies"]}
     for library, extra in OPTIONAL.items():
@@ -147,7 +147,7 @@ def named(requirement: str) -> str:
 
 
 def run_time_imports(path: Path) -> set[str]:
-    """Return the top-level names that a file imports, deferred imports included, those for type checking left out."""
+    """Return the top-level names that a file imports, deferred imports included, except for type checking."""
     names, waiting = set(), [ast.parse(path.read_text(encoding="utf-8"))]
     for node in waiting:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":

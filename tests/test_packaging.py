@@ -36,7 +36,7 @@ SUFFIXES = {
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
-    """The files of the sdist: path -> (bytes, text of PKG-INFO alone)."""
+    """The files of the sdist: path -> (bytes, text for PKG-INFO only)."""
     pytest.importorskip("scikit_build_core")
     out = tmp_path_factory.mktemp("sdist")
     build = f"import scikit_build_core.build as b; b.build_sdist({str(out)!r})"
@@ -59,7 +59,7 @@ def test_the_sdist_holds_what_builds_and_nothing_else(sdist):
 
 
 def test_the_sdist_holds_every_source(sdist):
-    """Every file under version control of src and cpp, C++ tests apart."""
+    """It holds every file under version control in src and cpp, except C++ tests."""
     listed = subprocess.run(["git", "ls-files", "src", "cpp"], cwd=ROOT, capture_output=True, text=True)
     tracked = {path for path in listed.stdout.splitlines() if (ROOT / path).exists()}
     if listed.returncode or not tracked:
@@ -84,7 +84,7 @@ def test_metadata(sdist):
 
 
 def test_users_need_no_framework(sdist):
-    """Only extras bring PyTorch, JAX, transformers and what builds redblue."""
+    """Only extras install PyTorch, JAX, transformers and build tools."""
     needs = [Requirement(text) for text in message_from_string(sdist[1]).get_all("Requires-Dist")]
     always = {need.name for need in needs if need.marker is None or "extra" not in str(need.marker)}
     assert "numpy" in always
@@ -103,7 +103,7 @@ def test_extras_are_documented(sdist):
 
 
 def test_the_core_is_built_for_every_cpu():
-    """Flags that tune to the machine of the build, or that give up IEEE arithmetic, stand nowhere in the build."""
+    """The build has no flags that tune to the building machine or that give up IEEE arithmetic."""
     flags = re.compile(r"-march|-mtune|-mcpu|-mavx|-mfma|-ffast-math|-Ofast|-fno-signed-zeros|-fassociative-math")
     assert not flags.findall((ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))
 

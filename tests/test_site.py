@@ -78,7 +78,7 @@ Returns out[0] <at once>."""
 
 
 def build(config, target):
-    """Build the site. Without --quiet, which hides warnings from the strict build, too."""
+    """Build the site, without --quiet, which would also hide warnings from the strict build."""
     command = [sys.executable, "-m", "mkdocs", "build", "-f", str(config), "-d", str(target)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
@@ -97,7 +97,7 @@ def test_the_site_is_built_and_loads_nothing_from_the_network(tmp_path):
             assert fetched not in text, page
     api = (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
     signature = api.split('id="redblue.attention"')[1].split("</pre>")[0]
-    assert "softcap" in signature  # as the decorator made it
+    assert "softcap" in signature  # the signature that the decorator made
     assert "**options" not in signature
 
 

@@ -16,7 +16,7 @@ PATH = re.compile(
     r"(?<![\w./~*<>{}$-])(?:[\w.-]+/)+[\w.-]+\.(?:py|pyi|h|cpp|md|toml|csv|svg|css|js|jinja)\b(?![\w/*{}])"
 )
 MODULE = re.compile(r"\bredblue(?:\.(?!__)[A-Za-z_]\w*)+")
-# Where a path may begin, besides at its own file's folder and the folder above.
+# Folders to which paths may be relative, besides the file's own folder and its parent.
 BASES = ("", "src", "src/redblue", "cpp", "docs", "docs/lab", "tests", "benchmarks")
 OTHERS = (
     "memories.toml",
@@ -77,7 +77,7 @@ def test_modules_in_the_sources_exist():
     stale = {
         f"{path.relative_to(ROOT)}: {name}"
         for path in SOURCES
-        if path.name != "CHANGELOG.md"  # tells of modules that are gone
+        if path.name != "CHANGELOG.md"  # it names former modules
         for name in MODULE.findall(path.read_text(encoding="utf-8"))
         if not is_module_or_attribute(name)
     }

@@ -1,8 +1,8 @@
 """Decide which earlier measurements on a GPU are still valid: those with the same card, compilers and kernels.
 
 A time of redblue depends on the facts that `fingerprint` names. The kernels change more often than the version of
-redblue, so they are identified by a hash of their sources. A failure is final if another run would only repeat it; a
-temporary failure, such as a timeout, is tried again.
+redblue, so a hash of their sources identifies them. A failure is final if another run would only repeat it; a temporary
+failure, such as a timeout, is tried again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import redblue
 from redblue.base.errors import RedblueError
 
 KERNELS = Path(redblue.__file__).parent / "kernels" / "gpu"
-# Error texts for calls that a card or library cannot handle, from compilers, PyTorch, peers and redblue (the last one)
+# Parts of error texts for calls that a card or library cannot handle, from compilers, PyTorch, peers and redblue (last)
 FINAL = (
     "out of resource",
     "shared memory",
@@ -49,12 +49,12 @@ def hashed(folder: Path) -> str:
 
 
 def changed(kept: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Names of the facts that differ from the kept ones."""
+    """The names of the facts that differ from those of the kept measurements."""
     return [name for name, value in facts.items() if kept.get(name) != value]
 
 
 def repeat_notice(count: int, what: str, names: Iterable[str]) -> str:
-    """The message that earlier results are measured again, because the facts of these names have changed."""
+    """The message that earlier results are measured again because these facts have changed."""
     return f"measured again: {count} {what}, because {', '.join(names)} changed"
 
 

@@ -11,7 +11,7 @@ RESULTS = ROOT / "docs" / "results"
 
 
 def can_draw(path: Path) -> bool:
-    """Whether the libraries that draw are installed; if not, says how to draw the file elsewhere."""
+    """Whether the drawing libraries are installed. If not, prints how to draw the file elsewhere."""
     missing = [name for name in ("altair", "vl_convert") if importlib.util.find_spec(name) is None]
     if missing:
         print(f"no {' or '.join(missing)}, so no {path.name}: --show draws it from the JSON file", file=sys.stderr)

@@ -11,7 +11,7 @@ from benchmarks.common.timing import Spread, spread
 
 
 class Limit(NamedTuple):
-    """The requirement (`must`) and the more ambitious aim of a figure; None: there is none."""
+    """The requirement (`must`) and the more ambitious aim of a figure; None if it has none."""
 
     must: float | None = None
     aim: float | None = None
@@ -62,7 +62,7 @@ def write(path: Path, about: dict[str, Any], rows: list[Row]) -> None:
 
 
 def merged(path: Path, rows: list[Row]) -> list[Row]:
-    """The rows of a file, in their order, with `rows` in place of those of the same measure and case, or at the end."""
+    """The rows of a file in their order; `rows` replace rows of the same measure and case, others are appended."""
     new = {(row.measure, row.case): row for row in rows}
     old = read(path)[1] if path.exists() else []
     return [new.pop((row.measure, row.case), row) for row in old] + list(new.values())

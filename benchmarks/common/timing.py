@@ -1,4 +1,4 @@
-"""Time contenders in turns, and report medians and quartiles over the rounds.
+"""Time contenders in alternation, and report medians and quartiles over the rounds.
 
 A busy host slows all contenders that run in the same second, so ratios are computed within each round. All results are
 rates (work per second; more is better).
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 Result = TypeVar("Result")
-THREADS = 2  # that every contender uses
+THREADS = 2  # of every contender
 LONG_SECONDS = 0.5
 LEAST_ROUNDS, LONGEST_SECONDS = 7, 30.0
 
@@ -48,8 +48,8 @@ def seconds_of(call: Callable[[], object]) -> float:
 def rate(call: Callable[[], object], work: float, seconds: float) -> float:
     """Work per second, measured over as many calls as take at least `seconds` in total.
 
-    A warm-up call comes first: while it runs, threads that the previous contender left spinning go to sleep. If the
-    warm-up call takes so long that a few milliseconds of spinning do not matter, it is the measurement.
+    A warm-up call comes first, during which spinning threads of the previous contender go to sleep. If the warm-up call
+    takes so long that a few milliseconds of spinning do not matter, its time is the result.
     """
     elapsed = seconds_of(call)
     if elapsed >= max(seconds, LONG_SECONDS):
@@ -68,8 +68,8 @@ def race(
 ) -> dict[str, list[float]]:
     """The rates of each contender, one per round, after a warm-up round that is not reported.
 
-    Every second round runs in the opposite order, because each contender inherits the caches and the heat of the one
-    before it. The race stops early if `seconds` have passed and at least LEAST_ROUNDS rounds are complete.
+    Every second round runs in the opposite order, because each contender inherits the caches and the heat of the
+    previous one. The race stops early if `seconds` have passed and at least LEAST_ROUNDS rounds are complete.
     """
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     turns = list(contenders.items())
@@ -90,7 +90,7 @@ def ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> Sprea
 
 
 def shown_ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> str:
-    """The median of the ratio as text, and its 95 % interval where the rounds suffice for one."""
+    """The median of the ratio as text, with its 95 % interval if there are enough rounds."""
     values = _ratios(rates, ours, theirs)
     interval = median_interval(values)
     between = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
@@ -102,9 +102,9 @@ def _ratios(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> lis
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of the median, between two of the values; None for fewer than 6, which hold no such interval.
+    """The 95 % interval of the median, between two of the values; None for fewer than 6 values, which are too few.
 
-    A value is above the median as often as a coin shows heads, whatever the distribution.
+    For any distribution, a value lies above the median with probability 1/2.
     """
     n = len(values)
     tails, chance = 0, 0.0

@@ -1,8 +1,8 @@
 """Compare attention on this CPU with its peers and with the measured peak: `make bench`.
 
-Every call is checked against float64 before any call is timed. If redblue is wrong, no number is printed. Then the
-contenders take turns; ratios are medians over the rounds. A whole run takes about twenty minutes on two cores. It
-writes docs/results/operator.json and operator.svg. Ctrl-C ends the run and keeps the results so far.
+Every call is checked against float64 before any call is timed. If redblue is wrong, no number is printed. Then
+contenders are timed in alternation; ratios are medians over the rounds. A whole run takes about twenty minutes on two
+cores. It writes docs/results/operator.json and operator.svg. Ctrl-C ends the run and keeps the results so far.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def arguments(names: Sequence[str]) -> argparse.Namespace:
 
 
 def about(bench: Bench, load: float) -> dict[str, Any]:
-    """When, where and how the run measures."""
+    """The date, machine and settings of the run."""
     versions = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
     versions = {name: versions.get(name, "not installed") for name in PACKAGES}
     return {

@@ -1,11 +1,11 @@
-"""Time the other ways to call redblue beside its own call: at a tiny size, at BERT's and at a large one, on this CPU.
+"""Time the interfaces of other libraries to redblue, compared with its own function, at three sizes on this CPU.
 
 Usage: python -m benchmarks.cpu.doors [--rounds 61] [--only TEXT] [--json PATH]
 
-Every door gets the same numbers in its own layout, and its output is compared with that of the own call before anything
-is timed. Packed sequences are compared with `attention_varlen`, all others with `attention`. Figures are the speed of
-the door over that of the own call, and the microseconds that the door adds. Rows of --json that are not measured again
-stay in it.
+The sizes are tiny, BERT's, and large. Every interface ("door") gets the same numbers in its own layout. Its output is
+compared with the output of redblue's own function before anything is timed. Packed sequences are compared with
+`attention_varlen`, all others with `attention`. Figures are the speed of the door over the speed of redblue's own
+function, and the microseconds that the door adds. Rows of --json that are not measured again are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from redblue.catalogue.detect import detect_cpu
 from redblue.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
 from redblue.kernels.cpu.call import isa
 
-LEAST = 0.97  # of the speed of the own call, at the size of BERT
+LEAST = 0.97  # of the speed of redblue's own function, at the size of BERT
 SECONDS = 0.02  # of each contender in each round: short, because the host changes its speed within a second
 DIRECTIONS = ("forward", "training")
 
@@ -55,17 +55,17 @@ class Shape(NamedTuple):
 
     @property
     def starts(self) -> torch.Tensor:
-        """The cumulative lengths of the sequences, packed."""
+        """The cumulative lengths of the packed sequences."""
         return torch.arange(self.batch + 1, dtype=torch.int32) * self.n
 
 
 SHAPES = {
-    "tiny, n 16": Shape(1, 16, 2, 64, causal=False, limit=None),  # here the doors themselves take most of the time
+    "tiny, n 16": Shape(1, 16, 2, 64, causal=False, limit=None),  # the doors take most of the time
     "BERT, b 8, n 128": Shape(8, 128, 12, 64, causal=False, limit=LEAST),
     "causal, 16 heads, n 2048": Shape(1, 2048, 16, 64, causal=True, limit=None),
 }
 OWN, OWN_VARLEN = "attention", "attention_varlen"
-Call = Callable[..., torch.Tensor]  # of q, k, v (batch, n, heads, d); gives an output of as many numbers, in that order
+Call = Callable[..., torch.Tensor]  # takes q, k, v (batch, n, heads, d) and returns as many numbers in the same order
 
 
 def heads_first(attend: Callable[..., torch.Tensor], **options: Any) -> Call:
@@ -88,7 +88,7 @@ def own_calls(shape: Shape) -> dict[str, Call]:
 
 
 def doors(shape: Shape) -> dict[str, tuple[str, Call]]:
-    """The other calls: by name, the own call that they are compared with, and the call."""
+    """From the name of a door to the name of the own call that it is compared with, and its call."""
     starts, n = shape.starts, shape.n
     block_mask: Any = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, "cpu") if shape.causal else None
     sides = (-1, 0) if shape.causal else (-1, -1)
@@ -113,7 +113,7 @@ def doors(shape: Shape) -> dict[str, tuple[str, Call]]:
 
 @contextmanager
 def opened() -> Iterator[None]:
-    """A context in which PyTorch's own functions lead to redblue."""
+    """A context in which PyTorch's functions call redblue."""
     with rb.sdpa(), rb.flash_ops():
         yield
 

@@ -4,9 +4,9 @@
     python -m benchmarks.cpu.fuzz --seconds 60 --seed 7
     python -m benchmarks.cpu.fuzz --call 7 1234     # one call again, by its seed and number
 
-Every array, including the results, lies in pages of its own: either its last byte is right before a protected page, or
-its first byte right after one. One call in four is on a paged cache, whose unused pages are protected. Calls run in
-worker processes. If a worker dies, the script reports its last call.
+Every array, including the results, lies in its own pages: either it ends right before a protected page, or it begins
+right after one. One call in four is on a paged cache, whose unused pages are protected. Calls run in worker processes.
+If a worker dies, the script reports its last call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from redblue.masks import Mask
 
 
 def listed(rng: np.random.Generator, sizes: cpu.Sizes, lanes: int, bias_gradient: bool) -> cpu.Attended:
-    """A random mask, shared by all batch entries or one for each, in the form of runs of keys or of pairs."""
+    """A random mask, shared by all batch entries or one per entry, as runs of keys or as pairs."""
     shape = (sizes.lead[0], 1) if rng.random() < 0.3 else ()
     mask = Mask.from_dense(rng.random((*shape, sizes.n_q, sizes.n_k)) < rng.choice([0.01, 0.1, 0.6, 1.0]))
     if not bias_gradient and rng.random() < 0.5:

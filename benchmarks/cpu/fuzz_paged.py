@@ -91,13 +91,16 @@ def paged_call(rng: np.random.Generator) -> str:
         tile=tile,
         **options,
     )
-    if total:  # the operator makes no call without queries
+    if total:  # the operator does not call the core without queries
         paged.forward(call, row)
     return f"paged {row.name} {dtype} {sizes} {lengths} {queries} pages of {page}, prefix {prefix} {tile} {options}"
 
 
 def tables(rng: np.random.Generator, lengths: np.ndarray, page: int) -> tuple[np.ndarray, int, int, np.ndarray]:
-    """A random table, its cache's pages, prefix_pages for the core, and lengths. Sequences may share first pages."""
+    """A random table, the number of its pages, the core's prefix_pages, and lengths.
+
+    Sequences may share leading pages.
+    """
     prefix, shared = -1, 0
     if rng.random() < 0.5:
         shared = int(rng.integers(1, 200 // page + 2))

@@ -20,7 +20,10 @@ def by_heads(call: Call, x: Inputs) -> list[torch.Tensor]:
 
 
 def check(call: Call, peers: list[str]) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """(errors of correct contenders and of "unfused", why the others fail). Raises Red if redblue is wrong."""
+    """(errors of the correct contenders and of "unfused", reasons why the others fail).
+
+    Raises Red if redblue is wrong.
+    """
     reference = by_heads(call, inputs(call, torch.float64))
     errors, wrong = {"unfused": relative_errors(by_heads(call, inputs(call)), reference)}, {}
     for peer in peers:

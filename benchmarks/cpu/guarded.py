@@ -16,7 +16,7 @@ BYTES = BYTES_PER_WORD | {"bool": 1}
 
 
 class Memory:
-    """Memory of `size` bytes between two protected pages: right before the second, or right after the first."""
+    """Memory of `size` bytes between two protected pages, either right after the first or right before the second."""
 
     def __init__(self, size: int, at_end: bool = True) -> None:
         pages = -(-size // PAGE) * PAGE
@@ -34,7 +34,7 @@ def protect(address: int, size: int) -> None:
 
 
 def random_numbers(rng: np.random.Generator, dtype: str, count: int) -> np.ndarray:
-    """Normal numbers in the bytes of a type; True or False for "bool"."""
+    """The bytes of normally distributed numbers of a type; of random truth values for "bool"."""
     values = rng.standard_normal(count)
     return {
         "float64": lambda: values,
@@ -113,6 +113,6 @@ class GuardedPages:
         self.described = cpu.Array(start + within, (apart // size, *strides))
 
     def columns(self, first: int) -> cpu.Array:
-        """The cache that begins at a column of this one."""
+        """The same cache from column `first` on."""
         strides = tuple(self.described.strides)
         return cpu.Array(self.described.address + first * strides[-1] * self.bytes, strides)

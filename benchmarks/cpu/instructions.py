@@ -1,10 +1,10 @@
-"""Count the instructions of the kernels' inner loops, in the disassembly: what can be known where nothing can be timed.
+"""Count the instructions of the kernels' inner loops in the disassembly, for CPUs on which nothing can be timed.
 
 Example: python -m benchmarks.cpu.instructions build/arm/core --objdump aarch64-linux-gnu-objdump
 
 The inner loop of a product (cpp/attention/tile.h) computes a full tile of sums: rows x vectors multiply-adds for one
-unit of A and B each. It must also load the vectors of B, of which an instruction of Arm loads two, and a unit of A per
-row: with these, the column `least`. Instructions of the stack are sums that did not fit the registers.
+unit of A and B each. It must also load the vectors of B (Arm loads two per instruction) and a unit of A per row. The
+column `least` counts these instructions. Instructions that access the stack are sums that did not fit in registers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROWS = 6  # kMR
-# By format: its name in mangled functions, and its multiply-add instructions, Arm's or x86's.
+# For each format: its name in mangled functions, and its multiply-add instructions on Arm and x86.
 FORMATS = {
     "Float32": r"fmla\s.*\.4s|vf(n?)madd\w*ps",
     "Float64": r"fmla\s.*\.2d|vf(n?)madd\w*pd",
@@ -58,7 +58,7 @@ def functions(path: Path, objdump: str) -> dict[str, list[tuple[int, str]]]:
 
 
 def innermost_loops(code: list[tuple[int, str]]) -> list[list[str]]:
-    """Return the texts of loops that contain no other loop: from the target of a branch backwards to the branch."""
+    """Return the instructions of each innermost loop, from the target of a backward branch to the branch."""
     places = {address: i for i, (address, _) in enumerate(code)}
     spans = []
     for i, (address, text) in enumerate(code):

@@ -1,9 +1,9 @@
 """Compare redblue.jax with jax.nn.dot_product_attention on this CPU: `make bench`.
 
 Both run under jit, in JAX's layout (batch, rows, heads, features). Every result is checked against float64 before any
-call is timed: redblue's error may be at most twice that of JAX's unfused expression. Then both take turns; ratios are
-medians over the rounds. Ctrl-C ends the run and keeps the results so far. Rows of --json that are not measured again
-stay in it, so that --only makes a run in pieces.
+call is timed: redblue's error may be at most twice that of JAX's unfused expression. Then both are timed in
+alternation; ratios are medians over the rounds. Ctrl-C ends the run and keeps the results so far. Rows of --json that
+are not measured again are kept, so that --only can split a run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Case:
         return [np.asarray(x.astype(jnp.dtype(self.dtype))) for x in drawn]
 
     def attends(self) -> np.ndarray | None:
-        """The pairs that the options leave."""
+        """The pairs that the options allow."""
         rows, keys = np.arange(self.n_q)[:, None], np.arange(self.n_k)
         pairs = np.ones((self.n_q, self.n_k), bool)
         if self.options.get("is_causal"):
@@ -163,8 +163,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     given = arguments()
     load = os.getloadavg()[0]
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])  # before XLA makes its threads, one per CPU
-    torch.set_num_threads(THREADS)  # redblue's number of threads where PyTorch is loaded
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])  # before XLA creates its threads, one per CPU
+    torch.set_num_threads(THREADS)  # redblue uses this number of threads if PyTorch is loaded
     bench = Bench(given.rounds, given.seconds, alone=False)
     rows, complete = [], True
     try:

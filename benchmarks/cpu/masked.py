@@ -1,6 +1,6 @@
 """Measure the cost of masks: compare each masked call with the call without a mask, and with other implementations.
 
-Every pattern is first checked against the textbook expression in float64, at a length where that fits in memory.
+Every pattern is first checked against the textbook expression in float64, at a length that fits in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redblue.kernels.cpu import mask_form
 
 N, D, HEADS = 8192, 64, 4
 CHECKED_N = 1024
-CHECKED_LEAST = 0.02  # density: dQ of a row with one key is 0 but for rounding, so it has no relative error
+CHECKED_LEAST = 0.02  # density; dQ of a row with one key is 0 except for rounding, so its relative error means nothing
 WINDOW = Mask.sliding_window(256, 256)
 DENSITIES = (0.5, 0.2, 0.1, 0.05)
 PAIR_DENSITIES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0)
@@ -183,7 +183,7 @@ def graph() -> Mask:
 
 
 def composition(rows: torch.Tensor, cols: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Graph attention as users of PyTorch write it: gather, softmax by scatter, scatter."""
+    """Graph attention as PyTorch users write it: gather, softmax by scatter, scatter."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (x[0, 0] for x in (q, k, v))
@@ -198,7 +198,7 @@ def composition(rows: torch.Tensor, cols: torch.Tensor) -> Callable[..., torch.T
 
 
 def of_graph(bench: Any) -> Row:
-    """redblue computes all heads at once; the composition runs on one head, which already takes gigabytes."""
+    """Compare redblue on all heads with the composition on one head, which already takes gigabytes."""
     mask, x = graph(), inputs(NODES)
     run = both(partial(rb.attention, mask=mask), x)
     run()  # builds the lists, which later calls reuse
@@ -231,7 +231,7 @@ def free_bytes() -> int:
 
 
 def choice(density: float, bench: Any) -> Row:
-    """Compare the planned form (tiles or pairs) with the faster of the two."""
+    """Compare the planned form, tiles or pairs, with the faster one."""
     n = N // 2
     mask = Mask.from_dense(np.random.default_rng(0).random((n, n)) < density)
     x = inputs(n, 1)

@@ -55,7 +55,7 @@ class Bench:
                 self.errors[call.title], self.wrong[call.title] = gate.check(call, [REDBLUE, *self.peers])
 
     def timed(self, call: Call, peers: tuple[str, ...], work: float | None = None) -> dict[str, Callable[[], float]]:
-        """The contenders that passed the gate, as functions that measure a rate."""
+        """Functions that measure the rates of the contenders that passed the gate."""
         runs = {}
         for peer in (REDBLUE, *(peer for peer in peers if peer in self.peers)):
             run = contender(peer, call) if peer in self.errors[call.title] else None
@@ -170,7 +170,7 @@ def avx2(d: int) -> Measure:
 
 
 def decoding(dtype: str) -> Measure:
-    """One query and a long cache: bytes of K and V per second, compared with a loop that only reads as many bytes."""
+    """One query and a long cache: bytes of K and V per second, compared with a loop that only reads the same bytes."""
     title, bytes_per_word = f"{SHORT[dtype]} decoding", {"float32": 4, "bfloat16": 2}[dtype]
     caches = detect_cpu().caches
     last = caches[-1].capacity_bytes if caches else 32 << 20
@@ -192,7 +192,7 @@ def decoding(dtype: str) -> Measure:
 
 
 def scaling() -> Measure:
-    """One head, backward: the threads can only divide the work within the head."""
+    """Compare thread counts on one head, backward, so that threads can only divide the work within the head."""
     title, call = "scaling to 2 threads", Call(64, "float32", "backward", 4096, 4096, heads=1)
 
     def run(bench: Bench) -> Row:
@@ -263,7 +263,7 @@ NEIGHBOUR = Call(64, n_q=256, n_k=256)
 
 
 def after_us() -> Measure:
-    """Time PyTorch's matmul right after attention: do redblue's idle threads slow it down?"""
+    """Time PyTorch's matmul right after attention, to see whether redblue's idle threads slow it down."""
     title = "PyTorch's matmul after attention"
 
     def run(bench: Bench) -> Row:
@@ -279,7 +279,7 @@ def after_us() -> Measure:
 
 
 def after_them() -> Measure:
-    """Time attention right after PyTorch's matmul, whose threads spin on for a while; no requirement."""
+    """Time attention right after PyTorch's matmul, whose threads keep spinning for a while; without requirement."""
     title = "redblue after PyTorch's matmul"
 
     def run(bench: Bench) -> Row:
@@ -301,7 +301,7 @@ def _matmul() -> Callable[[], object]:
 
 
 def _second(first: Callable[[], object], second: Callable[[], object], seconds: float) -> float:
-    """Calls per second of `second`, each timed alone, right after a call of `first`."""
+    """Calls per second of `second`. Only `second` is timed, right after a call of `first`."""
     elapsed, count, end = 0.0, 0, perf_counter() + seconds
     while perf_counter() < end:
         first()

@@ -1,11 +1,11 @@
-"""Measure the shapes at which models call attention, in a loop and after idle time, beside all installed peers.
+"""Measure attention at the shapes of models, in a loop and after idle time, compared with all installed peers.
 
 Usage: python -m benchmarks.cpu.models [--rounds 5] [--only TEXT] [--json PATH] [--figure PATH] [--show]
 
-A cell of the grid is the time of the best peer over redblue's. "loop": the contender's last of several calls in a row.
-"after idle": its second call after 20 ms without one. Contenders take turns; after each, its threads get 20 ms to go to
-sleep. Results on at most two heads are compared with float64 before anything is timed. The files are written after
-every shape, so an interrupted run keeps what it has measured.
+A cell of the grid is the time of the best peer over redblue's. "loop": the last of several calls in a row. "after
+idle": the second call after 20 ms without calls. Contenders are timed in alternation; after each, its threads get 20 ms
+to go to sleep. Results on at most two heads are compared with float64 before anything is timed. The files are written
+after every shape, so an interrupted run keeps what it has measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from redblue.compiled import _core
 from redblue.kernels.cpu.call import isa
 
 IDLE_SECONDS = 0.02
-LOOP_SECONDS = 0.01  # of calls before the timed one of a loop
+LOOP_SECONDS = 0.01  # of calls in a loop before the timed call
 
 # name: heads of all sequences, n_q, n_k, d, causal
 SHAPES = {
@@ -85,7 +85,10 @@ Contenders = dict[str, Callable[[], Any]]
 
 
 def contenders(call: Call, training: bool) -> Contenders:
-    """Calls of redblue and of the installed peers that support this one. training: forward and backward."""
+    """Functions that make this call with redblue and with each installed peer that supports it.
+
+    training: both passes.
+    """
     if training:
         sdpa = torch.nn.functional.scaled_dot_product_attention
         mask = rb.Mask.causal() if call.causal else None
@@ -106,7 +109,7 @@ def contenders(call: Call, training: bool) -> Contenders:
 
 
 def check(call: Call, training: bool) -> list[str]:
-    """The contenders with right results. Raises SystemExit if redblue's are wrong."""
+    """The contenders with correct results. Raises SystemExit if redblue's results are wrong."""
 
     def textbook(dtype: torch.dtype | None) -> list[torch.Tensor]:
         x = inputs(call, dtype)
@@ -137,7 +140,7 @@ def second_and_looped(run: Callable[[], Any]) -> tuple[float, float]:
 
 
 def measure(name: str, dtype: str, direction: str, rounds: int) -> Row:
-    """Redblue over the best peer in a loop and after idle time, and the median rates behind it, in calls per second."""
+    """redblue over the best peer, in a loop and after idle time, and the median rates in calls per second."""
     heads, n_q, n_k, d, causal = SHAPES[name]
     training = direction == "training"
     call = replace(Call(d, dtype), heads=heads, n_q=n_q, n_k=n_k, causal=causal)
@@ -160,7 +163,7 @@ def measure(name: str, dtype: str, direction: str, rounds: int) -> Row:
 
 
 def draw(about: dict[str, Any], rows: list[Row], path: Path) -> None:
-    """The grid as a heat map: one row per shape, one column per number type, direction and state of the threads."""
+    """Draw the grid as a heat map: a row per shape; a column per number type, direction and state of the threads."""
     cells = [
         {"shape": row.case, "column": f"{row.measure}, {when}", "ratio": figure.value.median}
         for row in rows

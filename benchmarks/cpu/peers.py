@@ -77,7 +77,7 @@ def contender(peer: str, call: Call) -> Run | None:
 
 
 def gradients(forward: Callable[..., torch.Tensor], x: Inputs) -> Run:
-    """A run of the backward pass alone; the graph is recorded once and kept."""
+    """A run of only the backward pass. The graph is recorded once and kept."""
     leaves = [array.requires_grad_() for array in x[:3]]
     out = forward(*leaves)
     return lambda: list(torch.autograd.grad(out, leaves, x.dout, retain_graph=True))
@@ -125,7 +125,7 @@ def _onnx_session(call: Call, arrays: list[torch.Tensor]) -> Run:
     )
     options = SessionOptions()
     options.intra_op_num_threads = THREADS
-    # The threads of ONNX Runtime may spin during a call, but not after it, when another contender runs.
+    # The threads of ONNX Runtime may spin during a call, but not after it, when other contenders run.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     session = InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()

@@ -1,12 +1,12 @@
-"""Measure calls after a pause, beside a busy neighbour, and in turns with PyTorch's products.
+"""Measure calls after a pause, beside a busy process, and alternating with PyTorch's products.
 
 Usage: python -m benchmarks.cpu.threads [--rounds 3] [--json PATH]
 
 A benchmark that calls in a loop keeps all threads awake; a real program pauses between its calls. Each contender has
-processes of its own, because threads that spin after a call slow down the next contender. Every process calls attention
-in a loop, then twice after each pause: the first call wakes the threads, the second one shows whether they stay on
-CPUs of their own. The time of the loop is the unit of all ratios. CPU time over wall time is near the number of threads
-if all of them work.
+its own processes, because threads that spin after a call slow down the next contender. Every process calls attention in
+a loop, then twice after each pause: the first call wakes the threads, the second one shows whether each thread stays on
+its own CPU. The time of the loop is the unit of all ratios. CPU time over wall time is near the number of threads if
+all of them work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONTENDERS = (NUMPY, TORCH, SDPA)
 
 
 def contender(name: str, shape: tuple[int, ...]) -> Callable[[], Any]:
-    """A call of attention on fresh random inputs; redblue's is compared with float64 first."""
+    """A call of attention on new random inputs. redblue's result is compared with float64 first."""
     arrays = [np.random.default_rng(seed).standard_normal(shape, dtype=np.float32) for seed in range(3)]
     if name == NUMPY:
         call = partial(rb.attention, *arrays)
@@ -59,14 +59,14 @@ def contender(name: str, shape: tuple[int, ...]) -> Callable[[], Any]:
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds of one call, and the process's CPU seconds over them."""
+    """Seconds of one call, and the ratio of the process's CPU seconds to them."""
     cpu = time.process_time()
     seconds = seconds_of(call)
     return seconds, (time.process_time() - cpu) / seconds
 
 
 def after_pauses(call: Callable[[], Any]) -> list[dict[str, float]]:
-    """Medians of the first and of the second call after each pause, as ratios over the calls of a loop."""
+    """Medians of the first and of the second call after each pause, as multiples of a call in a loop."""
     for _ in range(3):
         call()
     loop = statistics.median(timed(call)[0] for _ in range(40))
@@ -90,7 +90,8 @@ def after_pauses(call: Callable[[], Any]) -> list[dict[str, float]]:
 
 
 def in_turns(call: Callable[[], Any]) -> dict[str, float]:
-    """Attention after a PyTorch product over attention in a loop, and the product after attention over its loop."""
+    """Times of attention after a PyTorch product and of the product after attention, as multiples of their times in
+    loops."""
     import torch  # pyright: ignore[reportMissingImports]
 
     square = torch.randn(512, 512)
@@ -124,7 +125,7 @@ def neighbour() -> None:
 
 
 def run(name: str, busy: bool) -> dict[str, Any]:
-    """Measure a contender in a process of its own, beside a busy process or alone."""
+    """Measure a contender in a separate process, beside a busy process or alone."""
     beside = multiprocessing.get_context("spawn").Process(target=neighbour, daemon=True)
     if busy:
         beside.start()
@@ -140,7 +141,7 @@ def run(name: str, busy: bool) -> dict[str, Any]:
 
 
 def medians(results: list[Any]) -> Any:
-    """Numbers in the same place of each result, replaced by their median."""
+    """Merge results of equal structure: each number is the median over the results."""
     first = results[0]
     if isinstance(first, dict):
         return {key: medians([result[key] for result in results]) for key in first}

@@ -1,4 +1,4 @@
-"""Compare the planned tile with every tile of a grid: the planner only counts words, but is its tile fast?"""
+"""Compare the speed of the planned tile, which minimises words, with every tile of a grid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redblue.kernels.cpu.call import NUMBERS, Sizes, Tile
 ROWS = (1, 2, 3, 4, 6, 8, 16, 32)  # in kernel panels
 COLS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 22, 43)  # in units of 48 keys; the last covers all 2048 keys
 TRIES = 2  # calls of each tile; the fastest counts
-FINALISTS = 5  # fastest tiles of the sweep, which then race against the plan
+FINALISTS = 5  # the fastest tiles of the sweep, which are then compared with the plan
 
 
 class Kernel:
@@ -58,8 +58,8 @@ def _core_arrays(*groups: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> list
 def sweep(call: Call, rounds: int, seconds: float) -> tuple[dict[str, list[float]], str, str, int]:
     """(FLOP/s of the planned tile and the finalists, the planned tile, the best tile, the number of tiles tried).
 
-    Every tile of the grid runs. The fastest tiles then take turns with the planned one, so that no single lucky run
-    decides. In a tie, the planned tile counts as the best.
+    Every tile of the grid runs. The fastest tiles are then timed in alternation with the planned tile, so that no
+    single lucky run decides. In a tie, the planned tile counts as the best.
     """
     kernel = Kernel(call)
     tiles = list(dict.fromkeys([kernel.plan, *kernel.candidates()]))

@@ -54,7 +54,7 @@ def _results(gpt: Transformer, attention: Callable[..., Any], autocast: bool) ->
 
 
 def check(autocast: bool) -> dict[str, list[float]]:
-    """Errors against the model in float64. Raises Red if those with redblue exceed twice those with PyTorch."""
+    """Errors against the model in float64. Raises Red if redblue's errors exceed twice PyTorch's."""
     exact = _results(made(SHAPE).double(), ATTENTION[PYTORCH], False)
     errors = {
         name: relative_errors(_results(made(SHAPE), attention, autocast), exact)

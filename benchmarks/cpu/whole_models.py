@@ -2,11 +2,11 @@
 
 Usage: python -m benchmarks.cpu.whole_models [--rounds 7] [--seconds 30] [--only TEXT] [--measure TEXT] [--json PATH]
 
-Weights are random, shapes are those of published models (fewer layers where the docstring of a model says so). The
-peer is the attention that transformers chooses by itself. redblue comes through two doors: attn_implementation
-"redblue", and `rb.sdpa()` around the unchanged model. Before a model is timed, outputs and gradients are compared with
-transformers' "eager" attention in float64. The file is written after every model; rows that are not measured again
-stay in it, so that a run can be made in pieces.
+Models have random weights and the shapes of published models; some have fewer layers, as their docstrings say. The peer
+is the attention that transformers chooses by default. redblue is called in two ways ("doors"):
+attn_implementation="redblue", and `rb.sdpa()` around the unchanged model. Before a model is timed, outputs and
+gradients are compared with transformers' "eager" attention in float64. The file is written after every model; rows that
+are not measured again are kept, so that a run can be split.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from redblue.kernels.cpu.call import isa
 
 PEER, ADAPTER, OVERRIDE = "PyTorch", 'attn_implementation="redblue"', "rb.sdpa()"
 DIRECTIONS = ("forward", "training")
-CHECKED = 640  # tokens of a sequence; more than the windows have
+CHECKED = 640  # tokens of a sequence; longer than the windows
 ATTENTION_PRODUCTS = ("bmm", "baddbmm")  # eager attention multiplies batches of matrices; linear layers do not
 
 
@@ -83,7 +83,7 @@ def llama() -> Any:
 
 
 def packed_inputs() -> dict[str, torch.Tensor]:
-    """Sixteen documents of 100 to 412 tokens in one row of 4096, told apart by their positions."""
+    """Sixteen documents of 100 to 412 tokens in one row of 4096, separated by their positions."""
     lengths = [412, 100, 300, 256, 180, 332, 128, 384, 220, 292, 256, 256, 160, 352, 200, 268]
     return {"input_ids": tokens(1, 4096), "position_ids": torch.cat([torch.arange(n) for n in lengths])[None]}
 
@@ -164,7 +164,7 @@ def loss_of(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def step(model: Any, inputs: dict[str, torch.Tensor]) -> None:
-    """Forward and backward through the whole model; the optimizer is the same for all and left out."""
+    """Forward and backward through the whole model, without the optimizer, which is the same for all."""
     model.zero_grad(set_to_none=True)
     loss_of(model, inputs).backward()
 
@@ -176,7 +176,7 @@ def forward(model: Any, inputs: dict[str, torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def through(door: str, model: Any, default: str) -> Iterator[None]:
-    """A context in which the model's attention comes through one door."""
+    """A context in which the model uses the attention of one door."""
     model.set_attn_implementation("redblue" if door == ADAPTER else default)
     with rb.sdpa() if door == OVERRIDE else contextlib.nullcontext():
         yield
@@ -217,7 +217,7 @@ def check(title: str, model: Any, inputs: dict[str, torch.Tensor], default: str,
 
 
 def attention_share(model: Any, inputs: dict[str, torch.Tensor]) -> float:
-    """The share of attention's products in the model's products, all scores counted, whether attended or not."""
+    """The share of attention in the FLOPs of the model's products, including scores of masked pairs."""
     model.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(**inputs)
@@ -267,7 +267,7 @@ def measure(title: str, dtype: torch.dtype, directions: list[str], rounds: int, 
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as Markdown: the median of each ratio, and its 95 % interval where the rounds suffice for one."""
+    """The rows as Markdown: the median of each ratio, and its 95 % interval if there are enough rounds."""
     lines = [
         f"| model | attention's share of the products | | transformers' choice | {ADAPTER} | {OVERRIDE} |",
         "|---|---|---|---|---|---|",

@@ -1,12 +1,12 @@
 """Compile kernels for later calls into Triton's cache on disk, on all cores, without touching the device.
 
-A single process compiles one kernel after the other; on a fresh machine that would take most of a benchmark's time.
-Therefore worker processes make each call with every candidate of its plan, on arrays of the CPU that they never read or
-write, and each launch only compiles its kernel. FFPA's kernels, whose code needs arrays on the device, are compiled the
-same way, with every configuration that its tuning will time.
+A single process compiles kernels one after another, which on a fresh machine takes most of a benchmark's time.
+Therefore worker processes make each call with every candidate of its plan. The arrays are on the CPU and never read or
+written; each launch only compiles its kernel. FFPA's kernels are compiled the same way, with every configuration that
+its tuning will time, but on arrays on the device, which its code needs.
 
-As a script, it does this on a machine without a GPU, for the card of an architecture: `python -m benchmarks.gpu.ahead`.
-The folder TRITON_CACHE_DIR can then be taken to the card; the version of Triton must be the same.
+As a script (`python -m benchmarks.gpu.ahead`), it compiles for an H100 on a machine without a GPU. The folder
+TRITON_CACHE_DIR can then be copied to the machine with the card, which must have the same version of Triton.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rich.console import Console
 from benchmarks.gpu.calls import FFPA, OURS, Call, plan
 from benchmarks.gpu.worker import ignore_interrupts
 
-SPARE_CORES = 2  # for the process that measures, and for the one that leads
+SPARE_CORES = 2  # for the measuring process and the parent process
 SHARES = 4  # processes that divide a call's candidates
-HEADS_OF_PEERS = 16  # heads of a peer's arrays, which do lie on the device; the kernels are those of 32 heads
+HEADS_OF_PEERS = 16  # of a peer's arrays, which take memory on the device; the kernels are the same as for 32 heads
 
 Task = tuple[str, Call, int, int, Any]  # contender, call, its share, shares, card
 
@@ -75,12 +75,15 @@ class Ahead:
 
 
 def side_by_side(make: Callable[[Any], object], todo: Sequence[Any], seconds: float, console: Console) -> int:
-    """Run make(task) in worker processes until time is up, equal tasks once. Returns the number of finished tasks."""
+    """Run make(task) in worker processes until time is up, once for equal tasks.
+
+    Returns the number of finished tasks.
+    """
     todo, start, done = list(dict.fromkeys(todo)), time.monotonic(), 0
     workers = min(max(1, (os.cpu_count() or 1) - SPARE_CORES), len(todo))
     if not workers:
         return 0
-    with multiprocessing.get_context("spawn").Pool(workers, ignore_interrupts) as pool:  # its end is that of all
+    with multiprocessing.get_context("spawn").Pool(workers, ignore_interrupts) as pool:  # its end ends all workers
         results = [pool.apply_async(make, (task,)) for task in todo]
         for result in results:
             result.wait(max(0.0, start + seconds - time.monotonic()))
@@ -100,7 +103,7 @@ def tasks(call: Call, names: Sequence[str], card: Any, workers: int) -> Iterator
 
 
 def compiled(task: Task) -> int:
-    """Compile the kernels of a task; the number of launches. Failures recur, and are reported, in the measurement."""
+    """Compile the kernels of a task; return the number of launches. The measurement will report failures."""
     name, call, share, shares, card = task
     with warm() as launches, contextlib.suppress(Exception):
         if name == FFPA:
@@ -112,7 +115,7 @@ def compiled(task: Task) -> int:
 
 @contextlib.contextmanager
 def warm() -> Iterator[list[str]]:
-    """A context in which launches compile their kernels and do nothing else. Gives the names of those launched."""
+    """A context in which launches only compile their kernels. Yields the list of names of launched kernels."""
     from triton.runtime import jit
 
     launch, launched = jit.JITFunction.run, []
@@ -147,9 +150,9 @@ def _ours(call: Call, share: int, shares: int, card: Any) -> None:
 
 @contextlib.contextmanager
 def candidate(number: int, counts: list[int] | None = None) -> Iterator[None]:
-    """A context in which untuned calls run this candidate of their plan, or the last one.
+    """A context in which untuned calls run the candidate of this number of their plan, or the last candidate.
 
-    counts: takes the number of candidates of each call.
+    counts: a list to which each call appends its number of candidates.
     """
     from redblue.kernels.gpu.planning.plan import candidates
     from redblue.op.pytorch import gpu
@@ -170,7 +173,7 @@ def candidate(number: int, counts: list[int] | None = None) -> Iterator[None]:
 
 
 def _call(call: Call) -> Callable[[], object]:
-    """The call on arrays of the CPU that nobody reads or writes, so that they take no memory."""
+    """The call on CPU arrays that are never read or written, and so take no memory."""
     import redblue as rb
 
     dtype = getattr(torch, call.dtype)

@@ -1,11 +1,11 @@
 """Compare attention on a GPU with its peers and with the measured matmul peak of the card: `make gpu`.
 
 Every contender is checked against float64 before it is timed; a wrong one is recorded and not timed. The contenders of
-a call run in one worker process, in turns; a crash or a hang costs one result. Kernels are compiled in the background,
-for the most important calls first, and each result is written to the JSON file at once. If a run is interrupted or its
-budget is spent, it reports the missing points; the next run on the same device with the same versions continues from
-there, or from the file given as --resume. redblue is measured again if its kernels have changed. Points that failed
-temporarily, for example for lack of memory, are tried again at the end. --list shows the order.
+a call alternate in one worker process; a crash or a hang costs one result. Kernels are compiled in the background, for
+the most important calls first. Each result is written to the JSON file at once. A run that is interrupted or out of
+budget reports the missing points. The next run on the same device with the same versions continues from the file, or
+from the file given as --resume. redblue is measured again if its kernels have changed. Points that failed temporarily,
+for example for lack of memory, are tried again at the end. --list shows the order.
 
 --dry needs no GPU: it makes tiny calls under Triton's interpreter, without peers. Its times are meaningless.
 """
@@ -38,14 +38,14 @@ from benchmarks.gpu.worker import Failed, Here, Lost, Worker
 KEPT = RESULTS / "gpu_attention.json"
 BUDGET_SECONDS = 480.0
 PAGE_WIDTH = 132  # of output that does not go to a terminal
-PATIENCE_SECONDS = 75  # for one call of a contender, since compilers and hangs have no limit of their own
-WAIT_SECONDS = 100.0  # for the kernels of one call, which other processes compile
+PATIENCE_SECONDS = 75  # for one call of a contender, because neither compilers nor hangs have their own limit
+WAIT_SECONDS = 100.0  # for other processes to compile the kernels of one call
 
 
 def left(kept: Kept, given: argparse.Namespace) -> list[tuple[Call, list[str]]]:
     """The points still to be measured, in order, then those that failed temporarily.
 
-    Where redblue is to be measured, so are the peers of the same entry again: they are timed in turns.
+    If redblue is to be measured, the peers of the same entry are measured again, because they alternate with redblue.
     """
     before = {(point.call, point.contender): point.passing for point in kept.points}
     timed = {(point.call, point.contender) for point in kept.points if point.seconds}
@@ -62,23 +62,23 @@ def left(kept: Kept, given: argparse.Namespace) -> list[tuple[Call, list[str]]]:
 
 
 class Bench:
-    """Measures points with a worker until the time is over, and keeps each at once."""
+    """Measures points with a worker until the time is over, and stores each point at once."""
 
     def __init__(self, kept: Kept, path: Path, worker: Worker | Here, end: float, console: Console) -> None:
         self.kept, self.path, self.worker, self.end, self.console = kept, path, worker, end, console
         self.peaks: set[str] = set()  # the types whose peak this run has measured
 
     def ask(self, method: str, *arguments: object) -> object:
-        """The worker's answer, within the patience and the time left. Raises Failed."""
+        """The worker's answer. Raises Failed if it takes longer than PATIENCE_SECONDS or the time left."""
         return self.worker.ask(method, *arguments, seconds=min(PATIENCE_SECONDS, self.end - time.monotonic()))
 
     def rates(self, dry: bool) -> None:
-        """Measure the bandwidth of this card. A failure leaves what an earlier run measured."""
+        """Measure the bandwidth of this card. After a failure, the result of an earlier run remains."""
         with contextlib.suppress(Failed):
             self.kept.copy = self.ask("bandwidth", 1 << 16 if dry else COPY_BYTES)  # pyright: ignore
 
     def measure(self, call: Call, names: list[str]) -> None:
-        """Check the contenders one after the other, then time those that are right in turns."""
+        """Check the contenders one after another, then time the correct ones in alternation."""
         self._peak(call.dtype)
         opened, errors = False, {}
         for name in names:
@@ -89,20 +89,20 @@ class Bench:
                 errors[name] = self.ask("check", name)
             except Failed as failure:
                 opened = opened and not isinstance(failure, Lost)
-                if time.monotonic() < self.end:  # else the budget ended it, not its own fault
+                if time.monotonic() < self.end:  # otherwise the budget ended it
                     self._keep(self._failed(call, name, failure))
         if errors and time.monotonic() < self.end:
             self._time(call, opened, errors)
 
     def _open(self, call: Call, errors: dict[str, list[float]]) -> bool:
-        """Open the race; after a loss, with the contenders that were right before. True."""
+        """Open the race; after the loss of a worker, check the earlier correct contenders again. Returns True."""
         self.ask("open", call)
         for name in errors:
             self.ask("check", name)
         return True
 
     def _time(self, call: Call, opened: bool, errors: dict[str, list[float]]) -> None:
-        """Time all in turns or, if that fails, each alone."""
+        """Time all contenders in alternation or, if that fails, each alone."""
         groups = [[*errors]]
         while groups:
             names = groups.pop(0)

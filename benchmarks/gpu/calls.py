@@ -16,7 +16,7 @@ FLASH, CUDNN, EFFICIENT, MATH = "SDPA flash", "SDPA cuDNN", "SDPA efficient", "S
 FLEX, UNFUSED, FFPA = "FlexAttention", "unfused", "FFPA, tuned"
 FFPA_UNTUNED = "FFPA, untuned"  # measured on 2026-11-23 only
 OURS, SDPA = (PLANNED, TUNED), (FLASH, CUDNN, EFFICIENT, MATH)
-QUICK = (PLANNED, TUNED, *SDPA, FFPA)  # contenders whose first call needs no long compilation, or compiles ahead
+QUICK = (PLANNED, TUNED, *SDPA, FFPA)  # contenders whose first call is fast, or whose kernels are compiled ahead
 LENGTHS = (4096, 16384, 2048, 1024)  # in addition to 8192
 PEERS = (*SDPA, FFPA, FLEX, UNFUSED)
 BOTH = ("forward", "backward")
@@ -31,7 +31,7 @@ class Call:
     d: int
     direction: str = "forward"
     causal: bool = False
-    n: int = 8192  # keys, and queries unless `queries` says otherwise
+    n: int = 8192  # keys, and also queries if `queries` is 0
     d_v: int = 0  # 0 stands for d
     density: float = 1.0
     heads: int = 32
@@ -55,7 +55,7 @@ class Call:
 
     @property
     def decodes(self) -> bool:
-        """Whether each sequence has one query, so that the time is that of reading its keys and values."""
+        """Whether each sequence has one query, so that reading keys and values bounds the time."""
         return self.queries == 1
 
     @property
@@ -74,7 +74,7 @@ class Call:
 
     @property
     def least_bytes(self) -> int:
-        """Bytes of the forward pass's arrays: each is read or written once."""
+        """Bytes of the arrays of the forward pass, each read or written once."""
         rows = self.heads * self.n_q + self.key_heads * self.n
         return self.batch * rows * (self.d + self.values) * getattr(torch, self.dtype).itemsize
 
@@ -97,7 +97,7 @@ class Call:
 
 
 def layout(n: int, density: float) -> np.ndarray:
-    """The blocks that attend: in each row of blocks the one on the diagonal, and random others."""
+    """The attended blocks: in each row of blocks, the diagonal block and random others."""
     side = -(-n // BLOCK)
     rng = np.random.default_rng(0)
     kept = np.eye(side, dtype=bool)
@@ -124,7 +124,7 @@ MUST = (
 
 
 def contenders(call: Call) -> tuple[str, ...]:
-    """The contenders that support the call and are quick to prepare, redblue first."""
+    """The contenders that support the call and can be prepared quickly, redblue first."""
     if call.page:
         return (PLANNED,)
     if call.density < 1:
@@ -138,7 +138,7 @@ def contenders(call: Call) -> tuple[str, ...]:
 def plan(dry: bool = False) -> Iterator[tuple[Call, tuple[str, ...]]]:
     """Calls with their contenders, most important first, since a run may end early. dry: tiny calls of redblue only.
 
-    The contenders of one entry are timed in turns.
+    The contenders of one entry are timed in alternation.
     """
     if dry:
         yield from _tiny()

@@ -1,8 +1,8 @@
-"""Count the bytes of four kernels at both boundaries, and put them beside the closed forms: `.ci/gpu ncu`.
+"""Count the bytes that four kernels move at two memory boundaries, and compare them with closed forms: `.ci/gpu ncu`.
 
 Nsight Compute counts one head of the calls that the benchmark times, with the launches of their plans. Between shared
-memory and L2, the closed form of the schedule says the words; between L2 and DRAM, the lower bound for the capacity of
-L2. --dry needs no GPU: it plans for an H100 and only computes the closed forms.
+memory and L2, the count is compared with the closed form of the schedule; between L2 and DRAM, with the lower bound for
+the capacity of L2. --dry needs no GPU: it plans for an H100 and only computes the closed forms.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from redblue.kernels.gpu.planning.card import Card, card_of
 KEPT = RESULTS / "counters.json"
 COUNTED = (("forward", 128), ("backward", 128), ("forward", 512), ("backward", 512))
 PATIENCE_SECONDS = 60
-ALL_KILOBYTES = 1 << 10  # more than any block has: all that the card has
+ALL_KILOBYTES = 1 << 10  # more than any block has, to use all of the card's memory
 
 
 @dataclass
@@ -50,14 +50,14 @@ class Counted:
     launch: str = ""
     closed_form_bytes: int = 0  # between shared memory and L2
     l1_l2_bytes: int | None = None
-    l2_bound_bytes: int = 0  # between L2 and DRAM: no algorithm moves fewer
+    l2_bound_bytes: int = 0  # between L2 and DRAM, for any algorithm
     l2_dram_bytes: int | None = None
     failure: str = ""
     date: str = ""
 
 
 def predicted(place: Place, card: Card) -> Counted:
-    """The closed forms. Raises RedblueError if nothing fits the card."""
+    """The closed forms. Raises RedblueError if no launch fits the card."""
     from benchmarks.small_cache.device import planned
 
     row = Row(*place)
@@ -69,7 +69,7 @@ def predicted(place: Place, card: Card) -> Counted:
 
 
 def tiles_of(tiles: Any, case: rb.Problem) -> Any:
-    """The tiles as the schedule knows them: those of the kernels for Hopper GPUs have other names."""
+    """The tiles with the schedule's names; tiles of the kernels for Hopper GPUs have other names."""
     if isinstance(tiles, Settings):
         edges = {"rows": EDGE * tiles.consumers, "cols": tiles.cols, "span": case.n_k}
         return schedules.get("flash").make_tiles(case, edges)
@@ -87,7 +87,7 @@ def tiles_of(tiles: Any, case: rb.Problem) -> Any:
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in the block when the time is over."""
+    """A context that raises TimeoutError when the time is over."""
 
     def over(signum: int, frame: object) -> None:
         raise TimeoutError(f"took longer than {seconds:.0f} s")

@@ -53,7 +53,7 @@ def draw(
 def panel(
     title: str, varied: str, times: Mapping[Call, Mapping[str, float]], peaks: Mapping[str, float], names: list[str]
 ) -> alt.LayerChart | alt.FacetChart:
-    """A plot of rates over one size; its upper edge is the peak. names: of the legend."""
+    """A plot of rates over one size; its upper edge is the peak. names: the entries of the legend."""
     roof = max(peaks[call.dtype] for call in times)
     points = [
         {varied: getattr(call, varied), "contender": name, "rate": call.flops / seconds / 1e12}

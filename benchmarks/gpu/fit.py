@@ -1,9 +1,9 @@
 """Compile every planned kernel for every NVIDIA architecture of the catalogue, and check that it fits the card.
 
-This needs no GPU. One card with its shared memory represents each architecture. kernels/gpu/planning/fit.py keeps the
-results, so a run that was stopped continues where it ended. The exit code is 1 if a kernel does not fit its card, needs
-more shared memory than the plan's model predicts, spills more than SPILLED_BYTES, has products that wait for one
-another, or cannot be planned.
+This needs no GPU. One card with its shared memory represents each architecture. kernels/gpu/planning/fit.py stores the
+results, so a stopped run continues where it ended. The exit code is 1 if a kernel cannot be planned, does not fit its
+card, needs more shared memory than the plan's model predicts, spills more than SPILLED_BYTES, or has serialized
+products.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from redblue.base.terminal import message
 HEAD_DIMENSIONS = (16, 40, 64, 80, 96, 128, 192, 256, 320, 512, 576, 1024, 2048)
 DTYPES = ("float16", "bfloat16", "float32")
 DIRECTIONS = ("forward", "backward")
-# Enough blocks to occupy every card, and n is no multiple of a tile: causal, 2 x 16 heads, n = 4095
+# Enough blocks to occupy every card, and an n that is no multiple of a tile
 BATCH, HEADS, N, CAUSAL = 2, 16, 4095, {"end": 1}
-SPILLED_BYTES = 1024  # limit per thread: beyond it, the products of every step wait for local memory
-WIDE = 180  # columns of the table if the output is no terminal
-# Options in float16: those that change the content of a block, alone and together
+SPILLED_BYTES = 1024  # limit per thread; with more, the products of every step wait for local memory
+WIDE = 180  # columns of the table if the output is not a terminal
+# Options, in float16, that change a block's code: alone and together
 OPTIONS = ("bias", "dropout", "documents", "bias dropout softcap sinks")
 HEAD_DIMENSIONS_WITH_OPTIONS = (64, 128, 256, 512)
 # attention_paged in 16 bits: d and d_v, query heads per key head, and stacked rows of a class of nodes
 PAGED = {
     **{f"decode {d}": (d, d, 4, 16) for d in (64, 80, 96, 128, 192, 256, 576)},
     **{f"chunk {d}": (d, d, 4, 128) for d in (64, 128, 192, 256)},
-    "latent decode": (576, 512, 16, 16),  # values are a slice of the keys
+    "latent decode": (576, 512, 16, 16),  # V is a slice of K
     "latent chunk": (576, 512, 128, 128),
     "decode tree softcap": (128, 128, 4, 16),
 }
 PAGE = 16  # keys
-# The cases that tests compile: every kind of architecture and every regime
+# The cases that tests compile; they cover every kind of architecture and every regime
 SPREAD = (
     ("sm_75", 64, "float16", ""),
     ("sm_75", 512, "float16", ""),
@@ -112,7 +112,7 @@ def cases(spread: bool) -> Iterator[Case]:
                 yield from (Case(card, arch, d, dtype, direction, options) for direction in DIRECTIONS)
     for name, (d, *_) in PAGED.items():
         for arch, card in cards().items():
-            if arch == 75 and d > 512:  # no tiles fit: keys and values are gathered
+            if arch == 75 and d > 512:  # no tiles fit, so keys and values are gathered
                 continue
             dtype = "float16" if arch == 75 else "bfloat16"
             if not spread or (f"sm_{arch}", d, dtype, name) in SPREAD:
@@ -164,7 +164,7 @@ def compiled(case: Case) -> Row:
 
 
 def _dense(case: Case, card: Any) -> tuple[Any, Any]:
-    """The launch planned for the case, and a function that gives its runs."""
+    """The launch planned for the case, and a function that returns its runs."""
     from redblue.kernels.cpu.call import Sizes
     from redblue.kernels.gpu.launch import PlanOptions
     from redblue.kernels.gpu.planning import fit, plan

@@ -16,7 +16,7 @@ from benchmarks.gpu.peers import Refused
 
 
 def ends(call: Call, x: Tensor) -> list[Tensor]:
-    """The heads of the first key head of the first sequence, and of the last one of the last; each (1, h, n, d)."""
+    """The heads of the first key head of the first sequence and of the last key head of the last; each (1, h, n, d)."""
     if not x.numel():
         return [x, x]
     heads = x.shape[1] // call.key_heads

@@ -1,8 +1,8 @@
 """Checks and times variants of the Hopper forward kernel: python -m benchmarks.gpu.hopper --out hopper.jsonl
 
-Each variant is first checked against float64 on the GPU, then timed by events, in turns with SDPA's cuDNN backend. A
-worker process takes the rows one by one; if one hangs or crashes, a new worker takes the rest. Results are appended to
-the file as they come. --compile compiles every variant without a GPU and reports registers, spills and serialization.
+Each variant is first checked against float64 on the GPU, then timed by events, alternating with SDPA's cuDNN backend. A
+worker process runs the rows one by one; if it hangs or crashes, a new worker runs the rest. Each result is appended to
+the file at once. --compile compiles every variant without a GPU and reports registers, spills and serialization.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def checked_rows() -> Iterator[dict[str, Any]]:
     yield {"what": "check", "d": 128, "mask": "causal", "n": sizes[0], "rows_outside": True}
     yield {"what": "check", "d": 128, "mask": "causal", "n": sizes[0], "nan": True}
     yield {"what": "check", "d": 128, "mask": "full", "n": sizes[0], "settings": {"persistent": False}}
-    for d in (64, 128, 256):  # longer than a wave of blocks, so that each block takes several
+    for d in (64, 128, 256):  # more tiles than a wave of blocks, so that each block processes several
         yield {"what": "check", "d": d, "mask": "causal", "n": (2100, 2100), "heads": (24, 8), "batch": 2}
         yield {"what": "check", "d": d, "mask": "window", "n": (2100, 2100), "heads": (24, 8), "batch": 2}
 
@@ -124,7 +124,7 @@ def settings_of(row: dict[str, Any]) -> Any:
 
 
 def compiled(row: dict[str, Any], uncached: bool = False) -> dict[str, Any]:
-    """Compile the row's kernel without a GPU; what the assembler reports, if it is not in Triton's cache."""
+    """Compile the row's kernel without a GPU. Returns the assembler's report unless the kernel is in Triton's cache."""
     import re
 
     import torch
@@ -221,7 +221,7 @@ def _number(x: Any) -> float:
 
 
 def times(row: dict[str, Any], q: Any, k: Any, v: Any, launch: Any, scale: float) -> dict[str, Any]:
-    """TFLOP/s of the variant and of SDPA's backends, in turns: medians of rounds of a few calls each."""
+    """TFLOP/s of the variant and of SDPA's backends, in alternation: medians over rounds of a few calls."""
     import statistics
 
     import torch
@@ -269,7 +269,7 @@ def times(row: dict[str, Any], q: Any, k: Any, v: Any, launch: Any, scale: float
 
 
 def work() -> None:
-    """Take rows from standard input, one a line, and answer each with a line."""
+    """Run rows from standard input, one per line, and print one line per result."""
     import torch
 
     torch.zeros(1, device="cuda")
@@ -321,7 +321,7 @@ class Worker:
             self.process.stdin.write(json.dumps(row) + "\n")
             self.process.stdin.flush()
         except OSError:
-            pass  # it has ended: `answer` says so
+            pass  # the process has ended; `answer` reports it
         return self.answer(seconds)
 
     def stop(self) -> None:

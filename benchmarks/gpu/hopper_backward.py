@@ -1,9 +1,10 @@
-"""Check, then time, the backward kernels for Hopper on such a card, beside PyTorch's.
+"""Check and time the backward kernels for Hopper GPUs on such a card, compared with PyTorch's.
 
-Each variant and head dimension runs in a process of its own with a time limit, so that a hang costs one row. A process
+Each variant and head dimension runs in a separate process with a time limit, so that a hang costs one row. A process
 first compares small odd sizes with float64 (full, causal and windowed masks, shared key heads, strides, NaN in keys
-that no query attends), then the first and last head at the size to be timed, then times itself in turns with PyTorch's
-backends. Rows are JSON lines, each written as it comes. `--compile` compiles all variants for sm_90 without a GPU.
+that no query attends), then the first and last head at the timed size. Then it times the variant in alternation with
+PyTorch's backends. Rows are JSON lines, each written at once. `--compile` compiles all variants for sm_90 without a
+GPU.
 
     python -m benchmarks.gpu.hopper_backward --out hopper_backward.jsonl --budget 120
 """
@@ -34,7 +35,7 @@ from redblue.schedules.flash_onepass import BackwardTiles
 LIMIT = 25.0  # seconds of a process
 N, HEADS = 8192, 32
 ROUNDS = 8
-MAX_RATIO = 2.0  # of the error to that of the unfused expression in the same type
+MAX_RATIO = 2.0  # of the error to the error of the unfused expression in the same type
 
 
 class Variant(NamedTuple):
@@ -184,7 +185,7 @@ def peers(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> dict[s
 
 
 def in_turns(calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Milliseconds of each call, by the device's events; the queue is filled before, so that no launch waits."""
+    """Milliseconds of each call, by the device's events. The queue is filled first, so that no launch delays a call."""
     events: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -265,7 +266,7 @@ def process(variant: Variant, d: int, out: str) -> None:
 
 
 def run_all(planned: list[tuple[int, Variant]], out: str, budget: float) -> None:
-    context = multiprocessing.get_context("fork")  # of a parent that has imported everything and not touched the GPU
+    context = multiprocessing.get_context("fork")  # from a parent that has imported everything but not used the GPU
     start = time.monotonic()
     for d, variant in planned:
         left = budget - (time.monotonic() - start)

@@ -1,4 +1,4 @@
-"""What redblue must reach on one NVIDIA H100 (SXM), at bfloat16, 32 heads, n 8192 unless said otherwise."""
+"""The speeds required of redblue on one NVIDIA H100 (SXM), by default for bfloat16, 32 heads and n 8192."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Limit(NamedTuple):
 
 
 def _ours(times: Times, call: Call) -> float | None:
-    """redblue's seconds, tuned or as planned, whichever is less."""
+    """redblue's seconds: the lesser of tuned and as planned."""
     return min((times.get(call, {})[name] for name in OURS if name in times.get(call, {})), default=None)
 
 
@@ -58,7 +58,7 @@ def _sparse(call: Call, must: float) -> Limit:
 
 
 def _bandwidth(call: Call, must: float) -> Limit:
-    """The bytes that decoding must read over its time, as a share of the measured bandwidth."""
+    """The rate of the bytes that decoding must read, as a share of the measured bandwidth."""
 
     def value(times: Times, bandwidth: float) -> float | None:
         seconds = _ours(times, call)

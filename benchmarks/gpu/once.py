@@ -1,8 +1,9 @@
 """Run every kernel once, at d 64 and 512, and compare the first and the last head with float64: `.ci/gpu once`.
 
-Each case runs in a worker process, so that a crash or a hang costs one case. Then all run again under
-compute-sanitizer, if it is installed, which finds accesses outside of arrays. Kernels are compiled before on all cores.
-Sizes are odd, heads share key heads, and memory comes straight from the driver, so that every array has its own bounds.
+Each case runs in a worker process, so that a crash or a hang costs one case. Then all cases run again under
+compute-sanitizer, if it is installed, which detects accesses outside of arrays. Kernels are compiled beforehand on all
+cores. Sizes are odd, heads share key heads, and each array is allocated directly by the driver, so that the sanitizer
+knows its bounds.
 
 --dry needs no GPU: it makes smaller calls under Triton's interpreter.
 """
@@ -42,19 +43,22 @@ from redblue.kernels.gpu.planning.card import card_of, planning_for
 KEPT = RESULTS / "once.json"
 MAX_ERROR = {"float16": 5e-3, "bfloat16": 3e-2}  # relative, in the Frobenius norm
 BUDGET_SECONDS = 90.0
-# A call that occupies the card, as the kernels for Hopper GPUs must
+# A call that occupies the whole card, which the kernels for Hopper GPUs require
 BUSY: dict[str, Any] = {"n_q": 601, "n_k": 777, "heads": 24, "kv_heads": 12}
-CANDIDATES = 3  # of each plan: tuning may choose any
+CANDIDATES = 3  # of each plan that run, because tuning may choose any
 CASE_SECONDS = 20.0
-SILENT_SECONDS = 40  # under the sanitizer, which also starts slowly
+SILENT_SECONDS = 40  # of a silent sanitizer, which also starts slowly
 SANITIZERS = ("/usr/local/cuda/bin/compute-sanitizer", "/usr/local/cuda/compute-sanitizer/compute-sanitizer")
-DRY_WIDTHS = {64: 16, 512: 24}  # what dry calls have in place of d
+DRY_WIDTHS = {64: 16, 512: 24}  # from d to the width of dry calls
 FAULT = re.compile(r"^=+ (Invalid|Misaligned|Program hit|.*[Oo]ut of bounds)")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call of redblue. options: those among `arrays_of`; causal; blocks: a mask that is a list of tiles."""
+    """A call of redblue.
+
+    options: names of arrays in `arrays_of`, "causal", or "blocks" (a mask given as a list of tiles).
+    """
 
     d: int
     schedule: str = "auto"
@@ -66,7 +70,7 @@ class Case:
     kv_heads: int = 3
     page: int = 0  # 0: no pages; else forward only
     dtype: str = "bfloat16"
-    candidate: int = 0  # which of the plan's launches runs; the last one if it has fewer
+    candidate: int = 0  # the index of the plan's launch that runs; the last launch if there are fewer
 
     @property
     def title(self) -> str:
@@ -76,7 +80,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Every kernel, those of the most used calls first."""
+    """Cases for every kernel, most used kernels first."""
     for d in (64, 512):
         for schedule in ("flash", "hybrid", "small_cache"):
             yield Case(d, schedule, ("causal",))
@@ -103,7 +107,7 @@ def cases() -> Iterator[Case]:
 
 @dataclass
 class Outcome:
-    """errors: by result, the larger one of the first and the last head. faults: what the sanitizer said."""
+    """errors: by result, the larger error of the first and the last head. faults: the sanitizer's messages."""
 
     case: Case
     tool: str  # "none" or "memcheck"
@@ -137,7 +141,7 @@ def arrays_of(case: Case, device: str, like: Callable[..., torch.Tensor] = torch
 
 
 def options_of(case: Case, device: str) -> dict[str, Any]:
-    """The options that are no arrays with gradients."""
+    """The options that are not arrays with gradients."""
     found: dict[str, Any] = {}
     if "causal" in case.options:
         found["mask"] = rb.Mask.causal()
@@ -155,7 +159,7 @@ def options_of(case: Case, device: str) -> dict[str, Any]:
 
 
 def attended(case: Case, arrays: dict[str, torch.Tensor], schedule: str, backward: bool) -> dict[str, torch.Tensor]:
-    """The output and, unless there are pages, the gradients of the sum of its products with fixed numbers."""
+    """The output and, unless there are pages, the gradients of its weighted sum with fixed weights."""
     leaves = {name: x.detach().requires_grad_(backward) for name, x in arrays.items()}
     device = arrays["q"].device
     out = rb.attention(**leaves, **options_of(case, str(device)), **({"schedule": schedule} if schedule else {}))
@@ -183,7 +187,7 @@ def paged(case: Case, arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 def worst_error(name: str, found: torch.Tensor, exact: torch.Tensor) -> float:
     """The larger error of the first head of the first sequence and the last head of the last one."""
-    if found.dim() < 4:  # gradients of options: whole
+    if found.dim() < 4:  # gradients of options are compared as a whole
         return relative_errors([found.cpu()], [exact])[0]
     return max(relative_errors([found[i, i].cpu()], [exact[i, i]])[0] for i in (0, -1))
 
@@ -273,7 +277,7 @@ def sanitizer() -> str | None:
 
 
 def sanitized(todo: list[Case], end: float, kept: Kept) -> None:
-    """All cases in one process under the sanitizer; after a crash, those behind it in another one."""
+    """Run all cases in one process under the sanitizer; after a crash, the remaining cases in another process."""
     tool, left = sanitizer(), list(todo)
     if tool is None:
         kept.console.print("no compute-sanitizer, so accesses are not checked", style="yellow")
@@ -286,7 +290,10 @@ def sanitized(todo: list[Case], end: float, kept: Kept) -> None:
 
 
 def _followed(command: list[str], todo: list[Case], end: float, kept: Kept) -> int:
-    """Run the sanitizer on cases and keep their outcomes as they are printed; the number of cases that began."""
+    """Run the sanitizer on cases and store their outcomes as they are printed.
+
+    Returns the number of cases that began.
+    """
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     current: Outcome | None = None
     began, start, last = 0, 0.0, ""
@@ -312,7 +319,10 @@ def _followed(command: list[str], todo: list[Case], end: float, kept: Kept) -> i
 
 
 def _lines(command: list[str], environment: dict[str, str], end: float) -> Iterator[str]:
-    """The lines that a command prints until it ends; it is killed if it is silent, or when the time is over."""
+    """The lines that a command prints until it ends.
+
+    It is killed if it is silent too long, or when the time is over.
+    """
     with (
         subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -377,7 +387,7 @@ def main() -> None:
 
 
 def smaller(case: Case) -> Case:
-    """A call that the interpreter makes fast."""
+    """A smaller call, for the slow interpreter."""
     lengths = {"n_q": min(case.n_q, 9), "n_k": min(case.n_k, 21)}
     return replace(case, d=DRY_WIDTHS[case.d], heads=2, kv_heads=1, **lengths)
 

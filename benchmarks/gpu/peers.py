@@ -24,7 +24,7 @@ from redblue.base.errors import RedblueError
 Run = Callable[[], "list[Tensor]"]
 BACKENDS = {FLASH: "FLASH_ATTENTION", CUDNN: "CUDNN_ATTENTION", EFFICIENT: "EFFICIENT_ATTENTION", MATH: "MATH"}
 TUNE = "REDBLUE_TUNE"  # redblue.kernels.gpu.planning.tune's variable
-FFPA_WIDTHS = range(257, 1025)  # head dimensions that it computes itself; others go to SDPA
+FFPA_WIDTHS = range(257, 1025)  # head dimensions of its own kernels; it passes others to SDPA
 
 
 class Refused(RedblueError):
@@ -32,7 +32,10 @@ class Refused(RedblueError):
 
 
 def contender(name: str, call: Call, inputs: list[Tensor]) -> Run:
-    """A function that runs the call. Raises the contender's exceptions, or Refused if it would call another one."""
+    """A function that runs the call.
+
+    Raises the contender's exceptions, or Refused if it would call another contender.
+    """
     forward = _forward(name, call)
     q, k, v, dout = inputs
     if call.direction == "forward":
@@ -48,7 +51,7 @@ def contender(name: str, call: Call, inputs: list[Tensor]) -> Run:
 
 
 def _set(name: str, run: Run) -> Run:
-    """The run itself; for redblue, the run with tuning turned on or off."""
+    """The run; for redblue, with tuning turned on or off."""
     if name not in OURS:
         return run
 
@@ -84,7 +87,7 @@ def _ours(call: Call) -> Callable[..., Tensor]:
 
 
 def _paged(call: Call) -> Callable[..., Tensor]:
-    """Attention on the keys and values in pages, whose order is random. The first call lays them out."""
+    """Attention on keys and values in pages of random order. The first call builds the pages."""
     each = -(-call.n // call.page)
     table = torch.randperm(call.batch * each, generator=torch.Generator().manual_seed(0)).view(call.batch, each)
     lengths = torch.full((call.batch,), call.n)
@@ -129,7 +132,7 @@ def _backend(name: str, call: Call) -> Callable[..., Tensor]:
 def _flex(call: Call) -> Callable[..., Tensor]:
     flex = importlib.import_module("torch.nn.attention.flex_attention")
     config: Any = importlib.import_module("torch._functorch.config")
-    config.donated_buffer = False  # its backward pass runs more than once here
+    config.donated_buffer = False  # because the backward pass runs more than once
     torch._dynamo.reset()  # without a reset, PyTorch stops compiling after a few sizes
     compiled = torch.compile(flex.flex_attention, dynamic=False)
     mask = None
@@ -145,7 +148,7 @@ def _flex(call: Call) -> Callable[..., Tensor]:
 
 
 def _ffpa(call: Call) -> Callable[..., Tensor]:
-    """FFPA's Triton kernels, tuned as its authors do for Hopper."""
+    """FFPA's Triton kernels, tuned as its authors tune them for Hopper."""
     try:
         module = importlib.import_module("ffpa_attn")
     except ImportError as error:

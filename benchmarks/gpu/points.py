@@ -1,4 +1,4 @@
-"""The results of the GPU benchmark, in a file of JSON."""
+"""The results of the GPU benchmark, in a JSON file."""
 
 from __future__ import annotations
 
@@ -97,9 +97,10 @@ def about(dry: bool) -> dict[str, Any]:
 
 
 def resumed(paths: Iterable[Path], facts: dict[str, Any], console: Console) -> Kept:
-    """The kept results of the first of the files that can be read, as far as they are still valid.
+    """The results that are still valid in the first readable file.
 
-    With equal facts, all are; if only redblue's kernels differ, those of the peers are; otherwise none is.
+    With equal facts, all are valid. If only redblue's kernels differ, the results of the peers are valid. Otherwise
+    none.
     """
     for path in paths:
         try:

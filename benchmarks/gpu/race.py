@@ -11,7 +11,7 @@ from benchmarks.gpu.timing import Device, Dry, copied_bytes_per_second, peak
 
 
 class Races:
-    """The race of one call at a time: `open` it, `check` each contender, `time` those that are right."""
+    """The race of one call at a time: `open` it, `check` each contender, `time` the correct ones."""
 
     def __init__(self, device: Device | Dry) -> None:
         self.device = device
@@ -26,7 +26,7 @@ class Races:
         self.gate = Gate(call, self.arrays)
 
     def check(self, name: str) -> list[float]:
-        """The errors of a contender, which is compiled and tuned now. Raises Red or Refused if they are too large."""
+        """Compile and tune a contender, and return its errors. Raises Red or Refused if they are too large."""
         assert self.call is not None
         assert self.gate is not None
         try:
@@ -38,7 +38,7 @@ class Races:
             self.device.free()
 
     def time(self, names: list[str]) -> dict[str, list[float]]:
-        """The seconds of several repetitions of the checked contenders, measured in turns."""
+        """The seconds of several repetitions of the checked contenders, measured in alternation."""
         return self.device.in_turns({name: self.runs[name] for name in names})
 
     def peak(self, dtype: str, side: int) -> float:

@@ -13,11 +13,11 @@ from benchmarks.gpu.limits import Limit, limits
 from benchmarks.gpu.points import Kept, Point
 from redblue.base.terminal import table
 
-MAX_SHOWN = 72  # characters of a reason in the table; the file has all
+MAX_SHOWN = 72  # characters of a reason in the table; the file has the whole text
 
 
 def amount(point: Point, seconds: float, kept: Kept) -> tuple[str, str]:
-    """The rate of a timed point, and its share of what the card can do."""
+    """The rate of a timed point, and its share of the card's peak."""
     call = point.call
     if call.decodes:
         rate = call.least_bytes / seconds
@@ -73,7 +73,7 @@ def say_left(todo: list[tuple[Call, list[str]]], console: Console) -> None:
 
 
 def draw(kept: Kept, path: Path) -> None:
-    """Draw the figure if what draws is installed; a machine with a GPU may lack it."""
+    """Draw the figure if the drawing libraries are installed; a machine with a GPU may lack them."""
     if can_draw(path):
         from benchmarks.gpu import figure
 

@@ -15,7 +15,7 @@ FLUSH_OVER_L2 = 4
 PEAK_SIDE = 8192
 COPY_BYTES = 4 << 30
 SHORT_SECONDS = 2e-3  # of a call whose launches may take the host longer than the device
-AHEAD_CYCLES = 1_000_000  # about half a millisecond, for which the device waits, so that the host is ahead
+AHEAD_CYCLES = 1_000_000  # the device waits about half a millisecond, so that the host enqueues launches in advance
 
 Call = Callable[[], object]
 
@@ -36,7 +36,7 @@ class Device:
     def in_turns(self, runs: Mapping[str, Call]) -> dict[str, list[float]]:
         """The seconds of several repetitions of each run: A B, B A, A B ..., after two warm-up calls of each.
 
-        So the card's temperature and clock are the same for all.
+        All runs therefore have the same temperature and clock of the card.
         """
         for run in runs.values():
             run()
@@ -71,7 +71,7 @@ class Device:
 
 
 class Dry:
-    """Replaces a GPU in dry runs: measures the interpreter with the clock of the host. Its times are meaningless."""
+    """Replaces the device in dry runs: times the interpreter by the host's clock. Its times are meaningless."""
 
     name = "cpu"
 

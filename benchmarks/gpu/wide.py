@@ -1,8 +1,8 @@
-"""Time wide heads (d of 192 to 1024) on a GPU: each product's tiles, then whole calls, beside the unfused expression.
+"""Time wide heads (d of 192 to 1024) on a GPU: tiles of each product, then whole calls and the unfused expression.
 
-Every variant is checked against float64 before it is timed: at an odd size that has the same compiled kernels, and
-whole calls also at the size that is timed, first and last head. A worker process makes the calls; one that hangs or
-crashes costs one row. Rows are appended to --out as they come. --compile compiles all variants for sm_90 without a GPU.
+Every variant is checked against float64 before it is timed, at an odd size with the same compiled kernels. Whole calls
+are also checked at the timed size, first and last head. A worker process makes the calls; one that hangs or crashes
+costs one row. Each row is appended to --out at once. --compile compiles all variants for sm_90 without a GPU.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from redblue.kernels.gpu.planning.plan import plan
 from redblue.kernels.gpu.spilled.tma import launches
 from redblue.kernels.gpu.table import KERNELS
 
-N, HEADS, SMALL, DTYPE = 8192, 32, 784, "bfloat16"  # SMALL is no multiple of a tile, but of 16, as Triton specializes
-WORST = 0.02  # relative error; bfloat16's products have 0.005 to 0.01
+# SMALL is no multiple of a tile, but a multiple of 16, for which Triton specializes.
+N, HEADS, SMALL, DTYPE = 8192, 32, 784, "bfloat16"
+WORST = 0.02  # relative error; products in bfloat16 have 0.005 to 0.01
 REPEATS, SECONDS_PER_JOB, COMPILERS = 5, 25, 12
 
 
 class Job(NamedTuple):
-    """what: a kernel alone ("p", "ds", "both", "row", "key"), "forward", "backward", or a peer's name."""
+    """what: a single kernel ("p", "ds", "both", "row", "key"), "forward", "backward", or a peer's name."""
 
     what: str
     choice: Choice | None = None
@@ -98,7 +99,7 @@ LENGTHS = (512, 1024, 2048, 4096, 16384)
 
 
 def kernel_jobs() -> Iterator[Job]:
-    """Every kernel alone, with every tile; the most telling first."""
+    """Jobs for every single kernel with every tile, the most informative first."""
     for tile in DS_TILES:
         yield Job("ds", BEST._replace(ds=tile), direction="backward")
     for tile in P_TILES:
@@ -179,7 +180,7 @@ def task_of(job: Job, arrays: dict[str, Any]) -> Task:
 
 
 def runs_of(job: Job, task: Task) -> tuple[list[Run], list[Run]]:
-    """All launches that the job needs, and those that it times."""
+    """All launches that the job needs, and the launches that it times."""
     assert job.choice
     ahead = launches.forward(task, job.choice)
     last = ahead if job.direction == "forward" else launches.backward(task, job.choice)
@@ -282,7 +283,7 @@ def _bmm(job: Job) -> dict[str, Any]:
 
 
 def _planned(job: Job) -> dict[str, Any]:
-    """The other kernels, as planned without timing."""
+    """The launches of the other kernels, as planned without timing."""
     arrays = tensors(job, "cuda", job.n, job.heads)
     task = task_of(job, arrays)
     runs, launch = [], None
@@ -341,7 +342,7 @@ def work(jobs: Connection) -> None:
 
 
 class Worker:
-    """A process that measures; replaced when a job hangs or kills it, or breaks the device's context."""
+    """A process that measures. It is replaced if a job hangs, crashes or breaks the device's context."""
 
     def __init__(self) -> None:
         self.process: Any = None
@@ -376,7 +377,7 @@ class Worker:
 
 
 def compiled(job: Job) -> str:
-    """Compile a job's kernels for sm_90, without a GPU, into Triton's cache; the worst they take."""
+    """Compile a job's kernels for sm_90, without a GPU, into Triton's cache. Returns their largest resources."""
     from redblue.kernels.gpu.planning.fit import standing_in
 
     shared = 0
@@ -387,7 +388,7 @@ def compiled(job: Job) -> str:
                 for run in {(x.kernel.__name__, str(x.arguments.get("KIND")), x.grid): x for x in runs}.values():
                     made = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings)
                     shared = max(shared, made.metadata.shared)
-    except Exception as error:  # recurs, and is reported, when the job is measured
+    except Exception as error:  # the measurement of the job will report it
         return f"{type(error).__name__}: {error}"
     return f"{shared:,} bytes of shared memory" + ("" if shared <= 227 << 10 else ": TOO MUCH")
 
@@ -404,7 +405,7 @@ def compile_all(jobs: list[Job], seconds: float, workers: int) -> None:
 
 
 def best_of(rows: list[tuple[Job, dict[str, Any]]]) -> tuple[Choice, Tile | None]:
-    """The tiles with the most TFLOP/s of each kernel that run; the tile of the kernel for P and dS if it is faster."""
+    """The fastest tiles of each kernel; and the tile of the kernel for both P and dS, if that kernel is faster."""
     best = {}
     for job, row in rows:
         if job.tile and "tflops" in row and row["tflops"] > best.get(job.what, (0.0, None))[0]:

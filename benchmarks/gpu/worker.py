@@ -1,7 +1,7 @@
-"""A process that works on the GPU for another one, which survives its crashes and hangs.
+"""A worker process that uses the GPU, so that its parent survives crashes and hangs.
 
-An illegal access makes every later call of its process fail, and a hang never ends. So the calls run in a process of
-their own, which is ended and replaced after such a failure: it costs one result.
+An illegal access makes every later call of its process fail, and a hang never ends. Calls therefore run in a separate
+process, which is replaced after such a failure. A failure costs one result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.common.gate import Red
 from benchmarks.common.kept import is_final
 from redblue.base.errors import RedblueError
 
-START_SECONDS = 90  # a fresh process imports PyTorch and Triton
+START_SECONDS = 90  # a new process imports PyTorch and Triton
 TOLD = 300  # characters of the reason of a failure
 
 
@@ -32,7 +32,7 @@ class Failed(RedblueError):
 
 
 class Lost(Failed):
-    """The worker crashed, hung, or lost the device; all that it held is gone."""
+    """The worker crashed, hung, or lost the device. All of its state is lost."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, passing=True)
@@ -57,7 +57,7 @@ class Here:
 class Worker:
     """Makes the calls in another process, which starts with the first call and after each loss.
 
-    make: gives the object whose methods are called there; a function of a module, so that it can be sent.
+    make: returns the object whose methods are called there. It must be a module-level function, which can be pickled.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -82,12 +82,12 @@ class Worker:
         return found
 
     def end(self) -> int | None:
-        """End the process, whatever it does. Returns its exit status, which is negative after a signal."""
+        """End the process, even if it hangs. Returns its exit status, which is negative after a signal."""
         process, self.process = self.process, None
         if process is None:
             return None
         self.pipe.close()
-        process.join(1)  # a crashed one has its own status
+        process.join(1)  # a crashed process keeps its own status
         process.kill()
         process.join(10)
         return process.exitcode
@@ -124,11 +124,11 @@ def serve(pipe: Connection, make: Callable[[], Any]) -> None:
             gone = _device_gone() if answer[0] == "failed" else ""
             pipe.send(("lost", f"{answer[1][0]} ({gone})") if gone else answer)
             if gone:
-                os._exit(1)  # leaving in order would call the device again
+                os._exit(1)  # a normal exit would call the device again
 
 
 def ignore_interrupts() -> None:
-    """Leave Ctrl-C to the process that leads, which ends this one."""
+    """Ignore Ctrl-C; the parent process handles it and ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -143,7 +143,7 @@ def _outcome(made: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, A
 
 
 def _device_gone() -> str:
-    """Why the device no longer takes calls of this process; "" if it does, or if there is none."""
+    """The reason why the device no longer accepts calls of this process; "" if it does, or if there is no device."""
     import torch  # pyright: ignore[reportMissingImports]
 
     try:

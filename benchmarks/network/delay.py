@@ -2,9 +2,9 @@
 
 Usage: python -m benchmarks.network.delay MILLISECONDS NAMESPACE...
 
-iptables puts every packet that arrives into a queue (NFQUEUE). This program hears of each packet, never sees its
-payload, and accepts it after the delay. Packets that arrive within a tick are treated together, so delays vary by a
-tick. The program prints "ready" once all queues are bound, and runs until it is stopped.
+iptables puts every incoming packet into a queue (NFQUEUE). This program is notified of each packet, without its
+payload, and accepts the packet after the delay. Packets that arrive within one tick are handled together, so delays
+vary by a tick. The program prints "ready" once all queues are bound, and runs until it is stopped.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from contextlib import suppress
 from benchmarks.network.links import enter
 
 TICK_SECONDS = 0.00025
-DELAY_OF_TICKS = 0.0004  # a tick passes before a packet is seen, and another one before it goes on: half of each
+# On average, half a tick passes before a packet is noticed, and half a tick before it is released.
+DELAY_OF_TICKS = 0.0004
 NETLINK_NETFILTER, NFNL_SUBSYS_QUEUE = 12, 3
 SOL_NETLINK, NETLINK_NO_ENOBUFS, SO_RCVBUFFORCE = 270, 5, 33
 PACKET, CONFIG, VERDICT_BATCH = 0, 2, 3  # messages
 CFG_CMD, CFG_PARAMS, CFG_QUEUE_MAXLEN, CFG_MASK, CFG_FLAGS = range(1, 6)  # attributes of CONFIG
 BIND, COPY_META, FLAG_GSO, NF_ACCEPT, VERDICT_HEADER = 1, 1, 4, 1, 2
-HEADERS = struct.Struct("=IHHIIBBH")  # netlink's header, and nfnetlink's behind it
+HEADERS = struct.Struct("=IHHIIBBH")  # the headers of netlink and of nfnetlink
 PACKET_HEADER_AT = HEADERS.size + 4  # the first attribute of PACKET is its header, which begins with the number
 
 
 class Queue:
-    """The packets that wait in one namespace: (time at which they go on, number of the last packet)."""
+    """The packets that wait in one namespace: (time of release, number of the last packet)."""
 
     def __init__(self, namespace: str) -> None:
         enter(namespace)
@@ -51,7 +52,7 @@ class Queue:
         self.socket.send(HEADERS.pack(HEADERS.size + len(body), kind, 1, 0, 0, socket.AF_INET, 0, 0) + body)
 
     def turn(self, seconds: float) -> None:
-        """Hear of new packets, and let those go on that have waited for so long."""
+        """Receive notices of new packets, and release the packets that have waited for `seconds`."""
         last, now = None, time.monotonic()
         with suppress(BlockingIOError):
             while True:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 HUB = "rb-hub"
-INTERFACE = "rb0"  # of each process
-# A congestion control that every kernel lets a namespace choose.
+INTERFACE = "rb0"  # the interface of each process
+# This congestion control may be chosen in a namespace on every Linux kernel.
 SETTINGS = "net.ipv4.tcp_congestion_control=reno net.ipv4.tcp_slow_start_after_idle=0"
 
 
@@ -53,7 +53,7 @@ def _add(i: int, name: str, gbit: float) -> None:
 
 @contextmanager
 def _delayed(names: list[str], milliseconds: float) -> Iterator[None]:
-    """Let packets that arrive in the namespaces wait."""
+    """A context in which packets that arrive in the namespaces are delayed."""
     for name in names:
         _run(f"ip netns exec {name} iptables -A INPUT -i {INTERFACE} -j NFQUEUE --queue-num 0")
     command = [sys.executable, "-m", "benchmarks.network.delay", str(milliseconds), *names]
@@ -80,7 +80,7 @@ def enter(name: str) -> None:
 
 
 def inside(name: str, command: list[str]) -> list[str]:
-    """The command that runs a command in a namespace."""
+    """Return a command that runs `command` in a namespace."""
     return ["ip", "netns", "exec", name, *command]
 
 

@@ -1,4 +1,4 @@
-"""Run a function in several processes of one computer, which are a group of torch.distributed over gloo."""
+"""Run a function in several processes of one computer that form a torch.distributed group over gloo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.network.links import enter
 def run(function: Callable[..., Any], size: int, *arguments: Any, namespaces: list[str] | None = None) -> list[Any]:
     """The results of function(*arguments) in `size` processes of one thread each, by rank.
 
-    namespaces: the network namespace of each process; None: that of the caller.
+    namespaces: the network namespace of each process; None: the caller's namespace.
     """
     names = namespaces or [None] * size
     with (

@@ -1,9 +1,9 @@
-"""Measure the peak memory of each process of a long attention with a window, as a multiple of its parts.
+"""Measure the peak memory of each process in attention with a window on a long sequence, as a multiple of its parts.
 
 Usage: python -m benchmarks.network.memory [--n 1048576] [--window 4096] [--processes 4] [--schedule auto] [--json PATH]
 
-A process's parts are its rows of q, k, v and out. Its peak is the rise of its resident memory, from before the tensors
-are made to the highest value until the call has returned.
+A process's parts are its rows of q, k, v and out. Its peak is the highest resident memory until the call returns, minus
+the resident memory before the tensors are allocated.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def measure(n: int, window: int, schedule: str) -> dict[str, float]:
         out = distributed.attention(q, k, v, mask=rb.Mask.sliding_window(window), schedule=schedule)
         return sum(x.nbytes for x in (q, k, v, out))
 
-    call(1024, 16)  # libraries are loaded, connections are open
+    call(1024, 16)  # loads libraries and opens connections
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     parts, seconds = with_seconds(lambda: call(n, window))
     return {"parts_bytes": parts, "peak_bytes": resident("VmHWM") - before, "seconds": seconds}
 
 
 def resident(field: str) -> int:
-    """Bytes of resident memory: VmRSS now, VmHWM at most."""
+    """Bytes of resident memory: VmRSS is the current value, VmHWM the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 

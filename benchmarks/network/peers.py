@@ -3,10 +3,10 @@
 Usage: python -m benchmarks.network.peers [--n 8192] [--heads 8] [--processes 4] [--rounds 9] [--gbit 1] [--json PATH]
 
 The packages get redblue as their flash_attn (`redblue.integrations.flash_attn.install`), so that only the distribution
-differs. All contenders take turns in the same processes, over gloo, in bfloat16, with d 64: on one computer or, with
---gbit, over links between network namespaces. Outputs are compared with those of one process before anything is timed,
-gradients with redblue's. Ratios are medians over the rounds. The window is n/16: only the packages' functions whose
-results are right with a window are compared.
+differs. All contenders alternate in the same processes, over gloo, in bfloat16, with d 64: on one computer or, with
+--gbit, over links between network namespaces. Before anything is timed, outputs are compared with a single process, and
+gradients with redblue's. Ratios are medians over the rounds. The window is n/16. Only the packages' functions with
+correct results for a window are compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.network import links, local
 from redblue.catalogue.detect import detect_cpu
 
 D = 64
-TOLERANCE = 2e-2  # of bfloat16 outputs and gradients, relative, in the Euclidean norm
+TOLERANCE = 2e-2  # relative error of bfloat16 outputs and gradients, in the Euclidean norm
 
 
 def measure(n: int, heads: int, rounds: int) -> dict[str, dict[str, dict[str, list[float]]]]:
@@ -55,14 +55,14 @@ def measure(n: int, heads: int, rounds: int) -> dict[str, dict[str, dict[str, li
 
 
 def contenders(name: str, n: int, mask: rb.Mask, placement: str) -> dict[str, Callable[..., Any]]:
-    """Functions of this process's q, k and v, (1, rows, heads, d)."""
+    """The contenders' functions of this process's q, k and v, (1, rows, heads, d)."""
     import torch  # pyright: ignore[reportMissingImports]
     import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
     from redblue import distributed
 
     rank, size = dist.get_rank(), dist.get_world_size()
-    # Its adapter for transformers needs names that transformers 5 lacks.
+    # ring_flash_attn's adapter for transformers needs names that transformers 5 lacks.
     adapters = sys.modules["ring_flash_attn.adapters"] = ModuleType("ring_flash_attn.adapters")
     adapters.substitute_hf_flash_attn = adapters.update_ring_flash_attn_params = None  # pyright: ignore
     rings: Any = importlib.import_module("ring_flash_attn")
@@ -97,7 +97,7 @@ def contenders(name: str, n: int, mask: rb.Mask, placement: str) -> dict[str, Ca
 
 
 def timed(calls: dict[str, Any], whole: Any, right: Any, placement: str, rounds: int) -> dict[str, Any]:
-    """Check each contender's output, then let them take turns."""
+    """Check each contender's output, then time all in alternation."""
     import torch  # pyright: ignore[reportMissingImports]
     import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
@@ -129,7 +129,7 @@ def timed(calls: dict[str, Any], whole: Any, right: Any, placement: str, rounds:
 
 
 def compared(seconds: dict[str, Any]) -> dict[str, Any]:
-    """Medians of each contender, and of the ratios of its times to redblue's (auto) in the same round."""
+    """Medians of each contender's times, and of their ratios to redblue's (auto) in the same round."""
     base, rows = seconds["redblue auto"], {}
     for name, own in seconds.items():
         for kind, times in own.items():

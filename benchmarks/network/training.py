@@ -1,4 +1,4 @@
-"""Train a small GPT on one long sequence in several processes, and compare its losses with those of one process.
+"""Train a small GPT on one long sequence in several processes, and compare its losses with training in one process.
 
 Usage: python -m benchmarks.network.training [--n 32768] [--window 1024] [--steps 20] [--processes 4] [--json PATH]
 
@@ -22,7 +22,7 @@ LAYERS, WIDTH, HEADS = 2, 64, 2
 
 
 def losses(n: int, window: int, steps: int) -> tuple[list[float], float]:
-    """The loss of each step, over all processes, and the seconds."""
+    """The loss of each step over all processes, and the seconds in total."""
     import torch  # pyright: ignore[reportMissingImports]
     import torch.distributed as dist  # pyright: ignore[reportMissingImports]
     from torch.nn import functional  # pyright: ignore[reportMissingImports]

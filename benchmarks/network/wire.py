@@ -3,12 +3,12 @@
 Usage: python -m benchmarks.network.wire [--gbit 1] [--milliseconds 1] [--rounds 9] [--only NAME] [--json PATH]
 
 Processes of one thread each run in network namespaces (Linux, root). `bytes`: the bytes that the kernel counts on each
-process's interface, beside those of the schedule's words, for 2, 3, 4 and 8 processes. `times`: the time of a call of 4
-processes, beside the longer of two times: that of its computing, measured with the same blocks, the same number of
-processes at once and no network, and that of its bytes at the link's bandwidth, for the busiest process. The same
-messages without computing are timed, too, and how long all cores of the computer work for each: where the processes
-and the network's own work share few cores, the sum of both over the cores (`cores_s`) is a third time that no call can
-beat; it means something only while no other program runs.
+process's interface, compared with the bytes of the schedule's words, for 2, 3, 4 and 8 processes. `times`: the time of
+a call of 4 processes, compared with the longer of two times. The first is the time of its computing: the same blocks in
+the same number of processes, without network. The second is the time of its bytes at the link's bandwidth, for the
+busiest process. The same messages are also timed without computing. The busy time of all cores is measured for both: if
+processes and networking share few cores, the sum of both divided by the number of cores (`cores_s`) is a third lower
+bound on the time of a call. It is meaningful only if no other program runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from redblue.catalogue.detect import detect_cpu
 SCHEDULES = ("ring", "all_gather", "head_parallel", "ring_heads", "mesh")
 FULL, CAUSAL = ("full", []), ("causal", [])
 BYTES_MASKS = (FULL, CAUSAL, ("sliding_window", [192]), ("documents", [[400, 736, 400]]))
-SHAPES = (  # n, heads, mask, placement; of the first, the link takes longer than computing
+SHAPES = (  # n, heads, mask, placement; in the first, the link takes longer than computing
     (128, 256, FULL, "contiguous"),
     (512, 64, FULL, "contiguous"),
     (1024, 64, FULL, "contiguous"),
@@ -87,11 +87,11 @@ def about_bytes(result: dict[str, Any], processes: int, gbit: float) -> dict[str
 
 
 def about_times(result: dict[str, Any], processes: int, gbit: float) -> dict[str, Any]:
-    """The medians, the time of the bytes, and the ratios of medians and of the least times."""
+    """The medians, the time of the bytes on the link, and the ratios of the medians and of the least times."""
     seconds = result["seconds"]
     medians = {f"{name}_s": statistics.median(each) for name, each in seconds.items()}
     link = result["most_bytes"] / (gbit * 1e9 / 8)
-    least = min(seconds["call"]) / max(min(seconds["computing"]), link)  # without what other programs took
+    least = min(seconds["call"]) / max(min(seconds["computing"]), link)  # least affected by other programs
     longer = max(medians["computing_s"], link)
     busy = result["busy_core_seconds"]
     cores = (busy["computing"] + busy["transfer"]) / (os.cpu_count() or 1)

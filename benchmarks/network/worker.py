@@ -31,7 +31,7 @@ from redblue.schedules.network.layout import Layout
 
 
 class Alone(Process):
-    """A process that computes the same blocks, with zeros in the place of what others would send."""
+    """A process that computes the same blocks, with zeros instead of received data."""
 
     def exchange(self, messages: Sequence[Message]) -> None:
         for source, target, name, rows in messages:
@@ -41,9 +41,9 @@ class Alone(Process):
 
 
 class Transferring(Process):
-    """A process that sends and receives the same messages, and computes nothing."""
+    """A process that sends and receives the same messages but computes nothing."""
 
-    blocks: ClassVar[dict[Any, torch.Tensor]] = {}  # kept, as memory that is new takes long to write
+    blocks: ClassVar[dict[Any, torch.Tensor]] = {}  # kept, because writing new memory takes long
 
     def apply(
         self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Any, Shape], /, **details: Any
@@ -79,7 +79,7 @@ def inputs(layout: Layout, rank: int) -> dict[str, torch.Tensor]:
 
 
 def seconds(layout: Layout, arrays: dict[str, torch.Tensor], kind: type[Process]) -> float:
-    """The time until the last process has its results, once all have begun."""
+    """The time from the moment when all processes have begun until the last one has its results."""
     dtype = arrays["q"].dtype
     operations = Operations(layout, Options(), dtype, torch.device("cpu"))
     group, operator.Process = group_of(None), kind
@@ -96,20 +96,20 @@ def wire_bytes() -> int:
 
 
 def busy_seconds() -> float:
-    """Seconds that all cores of the computer have worked so far, for any program and for the kernel."""
+    """Seconds that all cores of the computer have worked so far, for all programs and for the kernel."""
     user, nice, system, _, _, interrupts, soft = map(int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8])
     return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(case: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Bytes and times of a case; the bytes of all processes, by rank."""
+    """The bytes of all processes by rank, and the times of a case."""
     rank, size = dist.get_rank(), dist.get_world_size()
     layout = layout_of(case, size)
     arrays = inputs(layout, rank)
-    seconds(layout, arrays, Process)  # connections are open, masks are evaluated
+    seconds(layout, arrays, Process)  # opens connections and evaluates masks
     before = wire_bytes()
     seconds(layout, arrays, Process)
-    time.sleep(0.05)  # the last packets have left
+    time.sleep(0.05)  # until the last packets have left
     sent = wire_bytes() - before
     times, busy = {name: [] for name in KINDS}, dict.fromkeys(KINDS, 0.0)
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Count the bytes of the small-cache experiment with Nsight Compute: the launches that were timed, for one head.
+"""Count the bytes of the small-cache experiment with Nsight Compute, for one head of each timed launch.
 
 `bytes_of` starts one process under ncu for all launches of one head dimension. That process runs this file as a script:
 it compiles each launch before it lets ncu count the kernels.
@@ -38,7 +38,7 @@ def bytes_of(places: Sequence[Place]) -> list[tuple[int, int]]:
 def main(places: list[Place], kernels: Path, profiler: Any = torch.cuda.profiler, device: str = "cuda") -> None:
     """Make each launch twice, the second time between start and stop; write the number of kernels of each launch."""
     from benchmarks.small_cache.crossing import Row, problem
-    from benchmarks.small_cache.device import card_with, planned  # these import this file
+    from benchmarks.small_cache.device import card_with, planned  # that module imports this file
     from redblue.kernels.cpu.call import Sizes
     from redblue.kernels.gpu.table import KERNELS
     from redblue.meter.gpu_calls import task_of

@@ -28,7 +28,7 @@ from redblue.base.terminal import table
 from redblue.schedules import TooFewWords
 
 KEPT = RESULTS / "small_cache.json"
-KILOBYTES = (24, 32, 48, 64, 99, 163, 227)  # of shared memory: from half a T4's to an H100's
+KILOBYTES = (24, 32, 48, 64, 99, 163, 227)  # of shared memory: from less than half of a T4's to an H100's
 WIDTHS = (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024)
 SCHEDULES = ("flash", "hybrid", "small_cache")
 PAIRS = (("flash", "hybrid"), ("hybrid", "small_cache"))  # schedules that follow one another as M shrinks
@@ -97,9 +97,9 @@ def everything() -> list[Row]:
 
 
 def crossing(rows: list[Row], first: str, second: str, what: str) -> float | None:
-    """The d^2 / M beyond which `second` takes fewer words or seconds (`what`) than `first`; rows: of one memory size.
+    """The d^2 / M beyond which `second` takes fewer words or seconds (`what`) than `first`. rows: for one memory size.
 
-    The ratio of both is interpolated linearly between head dimensions. None: the schedules do not cross.
+    The ratio is interpolated linearly between head dimensions. None if the schedules do not cross.
     """
     amounts: dict[int, dict[str, float]] = {}
     for row in rows:
@@ -113,7 +113,7 @@ def crossing(rows: list[Row], first: str, second: str, what: str) -> float | Non
 
 
 def write(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:
-    """Write one line for each row, and only columns that are not empty."""
+    """Write one line per row, with the columns that are not empty."""
     records = [{key: value for key, value in asdict(row).items() if value not in (None, "", {})} for row in rows]
     columns = list(dict.fromkeys(key for record in records for key in record))
     lines = ",\n".join(json.dumps([record.get(key) for key in columns], separators=(",", ":")) for record in records)
@@ -129,7 +129,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
 
 
 def show(facts: dict[str, Any], rows: list[Row], console: Console) -> None:
-    """Print where another schedule takes over for each memory size: by words, and by time if measured."""
+    """Print, for each memory size, where another schedule becomes better in words and, if measured, in time."""
     for what in ("words", "seconds"):
         if not any(getattr(row, what) for row in rows):
             continue
@@ -161,7 +161,7 @@ def crossings(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def draw(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:
-    """Draw the figure if what draws is installed; a machine with a GPU may lack it."""
+    """Draw the figure if the drawing libraries are installed; a machine with a GPU may lack them."""
     if not can_draw(path):
         return
     from benchmarks.small_cache import figure as small_cache_figure

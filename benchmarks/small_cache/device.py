@@ -85,7 +85,7 @@ def _place(row: Row) -> tuple[str, int, int, str]:
 
 
 def _kept(path: Path, facts: dict[str, Any], console: Console) -> dict[tuple[str, int, int, str], Row]:
-    """The kept rows that were measured or finally refused, if their facts and fingerprint are the same."""
+    """The stored rows that were measured or finally refused, if their facts and fingerprint are unchanged."""
     try:
         kept, rows = small_cache.read(path)
     except (OSError, ValueError, TypeError, KeyError):
@@ -113,7 +113,7 @@ class Timer:
             self.gate, self.known = Gate(self.call, self.arrays), dict[Launch, float]()
         assert self.gate is not None
         _time_one(row, self.call, self.arrays, self.gate, card_with(row.kilobytes), self.device, self.known)
-        if not row.launch:  # for the worker to find out whether the device is lost
+        if not row.launch:  # so that the worker finds out whether the device is lost
             raise RuntimeError(row.why)
         return row
 
@@ -178,10 +178,10 @@ def _time_one(
 
 
 def planned(row: Row, card: Card) -> Launch:
-    """The launch of the row's schedule on the card, by kernels that any card with tensor cores has.
+    """The launch of the row's schedule on the card, with kernels for any card with tensor cores.
 
-    The schedule "auto" stands for what runs by default, with the kernels for this card. Raises RedblueError if another
-    schedule would take the place of the row's.
+    The schedule "auto" is the default schedule, with the kernels for this card. Raises RedblueError if another schedule
+    would replace the row's.
     """
     sizes, default = Sizes((1,), HEADS, 1, N, N, row.d, row.d), row.schedule == "auto"
     task = task_of(small_cache.problem(row.direction, row.d), sizes, torch.device("meta"))
@@ -196,7 +196,7 @@ def planned(row: Row, card: Card) -> Launch:
 
 @contextlib.contextmanager
 def pinned(direction: str, launch: Launch) -> Iterator[None]:
-    """A context in which calls of this direction run this launch, whatever is planned."""
+    """A context in which calls of this direction run this launch instead of the planned one."""
     usual = gpu.plan
 
     def one(asked: str, *request: Any) -> Launch:

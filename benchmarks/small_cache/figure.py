@@ -33,7 +33,7 @@ def draw(
     """Write an SVG file.
 
     rows: with direction, d2_over_M, schedule, n, word_bytes, words, tensor_core_words, bound_words, seconds, and bytes.
-    crossings: with direction, what ("words" or "seconds"), schedule (the one that takes over) and d2_over_M.
+    crossings: with direction, what ("words" or "seconds"), schedule (the better one from there on) and d2_over_M.
     """
     rows, crossings = list(rows), list(crossings)
 
@@ -91,7 +91,7 @@ def _per_pair(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
 
 
 def moved(title: str, rows: list[dict[str, Any]], key: str, bound: str) -> alt.LayerChart | alt.FacetChart:
-    """A plot of bytes per pair of each launch, with the bound at its boundary (M of shared memory or of L2)."""
+    """A plot of bytes per pair of each launch, with the bound for its boundary (M: of shared memory or of L2)."""
     points = [
         {"d2_over_M": row["d2_over_M"], "schedule": row["schedule"], "y": row[key] / row["n"] ** 2}
         | {"bound": (row | {"bound_bytes": row["bound_words"] * row["word_bytes"]})[bound] / row["n"] ** 2}
@@ -107,7 +107,7 @@ def moved(title: str, rows: list[dict[str, Any]], key: str, bound: str) -> alt.L
 
 
 def times(title: str, rows: list[dict[str, Any]], crossings: list[dict[str, Any]]) -> alt.LayerChart | alt.FacetChart:
-    """A plot of the time of each schedule over that of flash with the same memory."""
+    """A plot of the time of each schedule over the time of flash with the same memory."""
     flash = {(row["d"], row["kilobytes"]): row["seconds"] for row in rows if row["schedule"] == "flash"}
     points = [
         {"d2_over_M": row["d2_over_M"], "schedule": row["schedule"], "y": row["seconds"] / flash[place]}
@@ -127,7 +127,7 @@ def times(title: str, rows: list[dict[str, Any]], crossings: list[dict[str, Any]
 
 
 def measured(crossings: list[dict[str, Any]]) -> alt.Chart:
-    """Ticks at the foot of a plot, in the colour of the schedule that takes over."""
+    """Ticks at the foot of a plot, in the colour of the schedule that is better from there on."""
     ticks = alt.Chart(alt.Data(values=crossings)).mark_tick(thickness=2, size=12)
     return ticks.encode(x=across(), y=alt.value(HEIGHT - 6), color=coloured())
 

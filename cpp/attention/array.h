@@ -6,7 +6,8 @@ namespace redblue {
 
 enum class Number { kFloat32, kFloat64, kBfloat16, kFloat16, kBool };
 
-constexpr int kMaxLead = 9;  // eight of the caller's and, in unstacked calls, the query heads that share a key head
+// Leading dimensions: eight of the caller and, in unstacked calls, one for the query heads that share a key head.
+constexpr int kMaxLead = 9;
 
 // An array (lead..., heads, rows, columns), read in place through its strides, which count elements.
 struct Array {

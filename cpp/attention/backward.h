@@ -7,7 +7,7 @@ struct Backward : Formats<T, F> {
   using Base::as_units, Base::kLanesAtOnce, Base::L, Base::padded, Base::rows_of, Base::S, Base::units, Base::up;
   using Tile = GradientTile<T, F>;
 
-  // The deltas of a panel; sets dQ to 0 if the panel attends nothing.
+  // Computes the deltas of a panel. Sets its dQ to 0 if the panel attends nothing.
   static Moved deltas(const Call& call, std::int64_t stream, long r0, long count, Arena&) {
     const Stream s(call, stream);
     for (long r = r0; r < r0 + count; r++) Tile::store_delta(s, r);
@@ -30,10 +30,10 @@ struct Backward : Formats<T, F> {
     }
   }
 
-  // One block of keys of one stream: keys j0 .. j0 + count - 1 stay with their gradients, queries stream by. The
-  // updates of dQ are added in WavefrontOrder, whichever thread computes them: a row block waits for the key block
-  // before. Key blocks are started in that order, so the first one started never waits. Nothing waits if dQ has a pass
-  // of its own (query_gradient.h).
+  // Processes one block of keys of one stream: keys j0 .. j0 + count - 1 and their gradients stay in cache, queries are
+  // streamed. Updates of dQ are added in WavefrontOrder, whichever thread computes them: an update of a row block waits
+  // for the previous key block's update. Key blocks start in the same order, so the first unfinished block never waits.
+  // If dQ has a separate pass (query_gradient.h), no block waits.
   static Moved run(const Call& call, std::int64_t stream, long j0, long count, Arena& arena) {
     Block block(call, stream, j0, count, arena);
     block.pack_keys();
@@ -49,7 +49,7 @@ struct Backward : Formats<T, F> {
     const Stream s;
     Arena& arena;
     const long start, count, d, d_v, most;  // start: the first key; most: rows of a tile of scores
-    // Whether the keys of short runs are copied next to each other, so that pairs of keys are neighbours in the copy.
+    // Whether the keys of short runs are copied next to each other. Pairs of keys are then neighbours in the copy.
     const bool copies;
     const bool k_in_place, v_in_place, q_in_place, dout_in_place;
     const long q_length, dout_length, k_length, v_length, pair_length, dk_length, dv_length;  // of a row, in numbers
@@ -61,7 +61,7 @@ struct Backward : Formats<T, F> {
     Chunk chunk;
     const ArrayRows<const T> q_row, dout_row, k_row, v_row;
     Sum lse[kLanesAtOnce], delta[kLanesAtOnce], scales[kLanesAtOnce];
-    // For scattered keys, allocated when first needed: copies of K and V, and the chunk's contributions to dK or dV.
+    // For scattered keys, allocated on first use: copies of K and V, and the chunk's contributions to dK or dV.
     Packed *few_k = nullptr, *few_v = nullptr, *few_pairs = nullptr;
     Sum* shares = nullptr;
     long* list = nullptr;
@@ -127,7 +127,7 @@ struct Backward : Formats<T, F> {
       Base::add_ahead(ahead_dout, call.dout, dout_row, next, coming, d_v);
     }
 
-    // Adds the contributions of one panel of rows to dK and dV and, unless dQ has a pass of its own, updates dQ.
+    // Adds the contributions of one panel of rows to dK and dV and, unless dQ has a separate pass, updates dQ.
     void add_panel(const BlockVisit& visit, const Rows& rows) {
       const PanelRows packed = pack_queries(rows);
       Tile::row_sums(s, rows, lse, delta);
@@ -136,7 +136,7 @@ struct Backward : Formats<T, F> {
       const std::int64_t panels = (call.stacked() + kLanesAtOnce - 1) / kLanesAtOnce,
                          panel = s.index * panels + visit.panel;
       Sum* const dq = call.dq_cols ? nullptr : static_cast<Sum*>(call.dq_panels) + panel * d * kLanesAtOnce;
-      // The first update of dQ overwrites; the last one writes the sum to the caller's array.
+      // The first update overwrites dQ. The last update writes the sum to the caller's array.
       Start dq_start = visit.first ? Start::kZero : Start::kSum;
       bool waits = !visit.first;
       Walk walk(s, rows, start, start + count);
@@ -188,7 +188,7 @@ struct Backward : Formats<T, F> {
       return {{few_k, padded(d), 0, true}, {few_v, padded(d_v), 0, true}, {few_pairs, padded(d), 0, true}};
     }
 
-    // to (dK or dV, a row per key) += weights (P or dS) times the rows `of` (Q or dO) of the panel.
+    // Adds weights (P or dS) times the panel's rows `of` (dO or Q) to `to` (dV or dK, one row per key).
     void add_products(const Rows& rows, bool scattered, const Unit* weights, const Packed* of, long of_length, Sum* to,
                       long length) {
       Base::each_stretch(chunk, scattered, [&](const Stretch& x) {
@@ -199,7 +199,7 @@ struct Backward : Formats<T, F> {
       if (scattered) add_rows(chunk, shares, start, to, length);
     }
 
-    // dq (d x lanes) <- or += the products of K with dS of the chunk.
+    // Sets dq (d x lanes) to the product of K with the chunk's dS, or adds the product to dq, according to dq_start.
     void update_dq(const Rows& rows, const Side& pairs, Sum* dq, Start dq_start) {
       Base::each_stretch(chunk, pairs.by_place, [&](const Stretch& x) {
         product<F>(d, rows.lanes, units(x.keys), as_units(pairs.of(x)), 1, pairs.length,
@@ -219,8 +219,8 @@ struct Backward : Formats<T, F> {
     }
   };
 
-  // Calls use(visit, row, rows) for the panels that attend some of the keys j0 .. j0 + count - 1, in ascending order.
-  // If dQ has a pass of its own, the first panel of a band begins at the first row that attends these keys.
+  // Calls use(visit, row, rows), in ascending order, for each panel that attends any of the keys j0 .. j0 + count - 1.
+  // For a band whose dQ has a separate pass, the first panel begins at the first row that attends these keys.
   template <class Use>
   static void each_visit(const Stream& s, long j0, long count, Use use) {
     const Call& call = s.call;

@@ -1,4 +1,4 @@
-// The gradient of the bias, in a pass of its own. Included once inside each target region (vector/region.h).
+// The gradient of the bias, in a separate pass. Included once inside each target region (vector/region.h).
 template <class T, class F>
 struct BiasGradient : Formats<T, F> {
   using Base = Formats<T, F>;
@@ -6,9 +6,9 @@ struct BiasGradient : Formats<T, F> {
   using Base::kLanesAtOnce, Base::L, Base::padded, Base::rows_of, Base::S, Base::units;
   using Tile = GradientTile<T, F>;
 
-  // One piece of the bias's gradient: queries piece.row .. and keys piece.key .., the sum of dS over the `count`
-  // streams (of an unstacked call) that share it, and over all queries or keys if the bias is broadcast along them. P
-  // and dS are recomputed.
+  // Computes one piece of the gradient: queries from piece.row on and keys from piece.key on. It is the sum of dS over
+  // the `count` streams (of an unstacked call) that share the piece, and over all queries or keys along which the bias
+  // is broadcast. P and dS are recomputed.
   static Moved run(const Call& call, const std::int64_t* streams, long count, Piece piece, Arena& arena) {
     Block block(call, piece, arena);
     for (long i = 0; i < count; i++) block.add_stream(Stream(call, streams[i]));

@@ -1,4 +1,4 @@
-// Attention on the CPU: the struct of a call, and the two passes. Knows neither Python nor PyTorch.
+// Attention on the CPU: the struct of a call, and the two passes. Independent of Python and PyTorch.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -13,14 +13,14 @@
 
 namespace redblue {
 
-// A run of keys that rows of one panel attend. bits: index of the first key's word of row bits, -1 if every row attends
-// every key.
+// Consecutive keys that rows of one panel attend. bits: the index of the first key's word in Pattern::bits (one word
+// per key, one bit per row), or -1 if every row attends every key.
 struct Run {
   std::int64_t start, stop, bits;
 };
 
-// The attending pairs as lists, by query and by key; see redblue.kernels.cpu.mask_form. Each plane has n_q + 1 (n_k +
-// 1) starts into the one array of all lists.
+// The attending pairs of query and key as lists, by query and by key; see redblue.kernels.cpu.mask_form. Each plane has
+// n_q + 1 (by key: n_k + 1) starts. The lists of all planes lie in one array.
 struct Edges {
   const std::int64_t *query_starts = nullptr, *key_starts = nullptr;  // null: the mask is not given as pairs
   const std::int32_t *keys = nullptr, *queries = nullptr;
@@ -41,7 +41,7 @@ struct Edges {
   Lists of_keys(std::int64_t plane) const { return {key_starts + plane * (n_k + 1), queries}; }
 };
 
-// Lists by key, made from lists by query: n_k + 1 starts, and the queries of each key, ascending.
+// The transpose of lists by query: n_k + 1 starts, and the queries of each key in ascending order.
 struct ByKey {
   std::vector<std::int64_t> starts;
   std::vector<std::int32_t> queries;
@@ -49,28 +49,29 @@ struct ByKey {
 ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::int64_t n_q, std::int64_t n_k);
 
 // A mask other than a band: runs of keys for each of `panels` panels of `panel` stacked rows; see
-// redblue.masks.lowered. `planes` (lead..., key/value heads) maps each stream to its lists.
+// redblue.masks.lowered. A stream is one key/value head of one batch entry; `planes` (lead..., key/value heads) maps
+// each stream to its lists.
 struct Pattern {
   const std::int64_t* starts = nullptr;  // null: the mask is a band
   const Run* runs = nullptr;
   const std::uint64_t* bits = nullptr;
   Array planes;  // of int64
   std::int64_t panel = 1, panels = 0, planes_count = 1;
-  bool scattered = false;  // runs of few keys each
+  bool scattered = false;  // the runs are short
 };
 
-// The order in which backward takes the blocks of keys: in wavefronts, blocks 0, fronts, 2 fronts, ..., then 1, fronts
-// + 1, ... Where no panel attends more than `fronts` consecutive blocks, the blocks of one wavefront share no panel,
-// and threads need not wait for each other.
+// The order in which backward processes the blocks of keys. Blocks 0, fronts, 2 fronts, ... are the first wavefront,
+// blocks 1, fronts + 1, ... the second. If no panel attends more than `fronts` consecutive blocks, the blocks of one
+// wavefront share no panel, so threads do not wait for each other.
 struct WavefrontOrder {
   std::int64_t blocks = 1, fronts = 1;
-  // The block at a place of that order.
+  // The block at position `place` of the order.
   std::int64_t at(std::int64_t place) const {
     const std::int64_t size = blocks / fronts, longer = blocks % fronts, head = longer * (size + 1);
     if (place < head) return place / (size + 1) + place % (size + 1) * fronts;
     return longer + (place - head) / size + (place - head) % size * fronts;
   }
-  // The number of blocks from `low` to `high` that are taken before this block.
+  // How many of the blocks low .. high precede `block` in the order.
   std::int64_t before(std::int64_t block, std::int64_t low, std::int64_t high) const {
     if (fronts >= blocks) return block - low;
     std::int64_t count = 0;
@@ -83,14 +84,14 @@ struct WavefrontOrder {
   }
 };
 
-// Backward: one block of keys and a panel of rows that attends some of them. `before` of the panel's blocks come
-// earlier.
+// A step of backward: one block of keys with one panel of rows that attends some of them. before: how many of the
+// panel's blocks come earlier.
 struct BlockVisit {
   std::int64_t panel, before;
-  bool first, last;  // of the panel's blocks
+  bool first, last;  // whether the block is the panel's first or last one
 };
 
-// The visits of each block of `cols` keys, for each plane of a pattern.
+// Lists the visits of each block of `cols` keys, for each plane of a pattern.
 class BlockVisits {
  public:
   BlockVisits(const Pattern& pattern, std::int64_t n_k, std::int64_t cols);
@@ -110,8 +111,8 @@ class BlockVisits {
   std::vector<BlockVisit> list_;
 };
 
-// Number of key blocks already added to each row block's dQ; it orders the updates, so that sums do not depend on
-// threads.
+// Number of key blocks already added to each row block's dQ; it orders the updates, so that results do not depend on
+// the number of threads.
 class Progress {
  public:
   explicit Progress(std::int64_t blocks) : done_(blocks) {}
@@ -119,59 +120,60 @@ class Progress {
   void wait(std::int64_t block, std::int64_t count) const {
     for (int tries = 0; done_[block].load(std::memory_order_acquire) != count; tries = std::min(tries + 1, 64)) {
       if (stopped_.load(std::memory_order_relaxed)) throw Stopped();
-      if (tries == 64) std::this_thread::yield();  // one block of rows of the other thread away: not worth a sleep
+      if (tries == 64) std::this_thread::yield();  // the wait is too short for a sleep
     }
   }
-  void stop() { stopped_ = true; }  // nobody waits for ever
+  void stop() { stopped_ = true; }  // ends all waits
 
  private:
   std::vector<std::atomic<std::int64_t>> done_;
   std::atomic<bool> stopped_{false};
 };
 
-// Tiles of the schedules that write P to memory; see redblue.schedules. out_*: of the output and, backward, of dQ.
+// Tile sizes of the schedules that write P to memory; see redblue.schedules. out_*: tiles of the output and, in
+// backward, of dQ.
 struct SpillTiles {
-  std::int64_t rows = 0, cols = 1, depth = 1, out_rows = 1, out_cols = 1;  // rows 0: nothing is written
+  std::int64_t rows = 0, cols = 1, depth = 1, out_rows = 1, out_cols = 1;  // rows = 0: no P is written
   std::int64_t dk_rows = 1, dk_cols = 1, dv_rows = 1, dv_cols = 1, chunk = 1;
-  bool stays = false;  // the queries, while P is computed: `hybrid`, not `small_cache`
+  bool stays = false;  // whether queries stay in cache while P is computed; true for `hybrid`
 };
 
-// K and V in pages: key j of a stream lies in page table[j / size], in its row j % size. Steps count elements.
+// Paged K and V: key j of a stream is row j % size of page table[j / size]. k_step, v_step: elements from page to page.
 struct Pages {
   const std::int64_t* table = nullptr;  // null: the keys lie in one array
   std::int64_t size = 1, k_step = 0, v_step = 0;
-  std::int64_t v_in_k = -1;  // the column of K at which V begins, if V is a slice of K; else -1
+  std::int64_t v_in_k = -1;  // the column of K where V begins, if V is a slice of K; else -1
 };
 
 // softmax(cap tanh(scale Q K^T / cap) + bias, masked) V for every (lead..., key/value head). The g query heads that
-// share a key/value head are stacked: row r is query r / g of its g heads' r % g-th, so that K and V are read once for
-// all. "Sums" are float64 for float64 arrays, else float32.
+// share a key/value head are stacked: row r is query r / g of head r % g, so that K and V are read once for all g
+// heads. "Sums" are numbers of the accumulation type: float64 for float64 arrays, else float32.
 struct Call : Options {
   Number number = Number::kFloat32;
   int leads = 0;
   std::int64_t lead_sizes[kMaxLead] = {};
   std::int64_t kv_heads = 1, group = 1, n_q = 0, n_k = 0, d = 1, d_v = 1;
-  std::int64_t heads = 1;  // query heads of a batch entry, also where a stream is only one of them
+  std::int64_t heads = 1;  // query heads of a batch entry, even if a stream holds only one of them
 
   Array q, k, v, out;     // forward writes out
   Array lse;              // of sums, (lead..., heads, n_q), contiguous; forward writes, backward reads
   Array dout, dq, dk, dv; // backward reads dout and writes the others
-  Array dlse;             // of sums, the gradient of lse, if there is one
-  Array delta;            // of sums, as lse: backward writes row sums of dout * out, less dlse
+  Array dlse;             // of sums: the gradient of lse, if there is one
+  Array delta;            // of sums, shaped like lse: backward writes row sums of dout * out, minus dlse
 
-  std::int64_t first = 0, end = 0;        // query i attends keys i + first .. i + end - 1, and, of these,
-  Pattern pattern, by_query;              // only the pattern's, if there is one; by_query: the same for a group of 1
-  Edges edges;                            // or only these pairs; their planes are the pattern's
-  Pages pages;                            // forward: of K and V, if they lie in pages
-  Array dbias;                            // of sums; strides 0 where the gradient is summed
+  std::int64_t first = 0, end = 0;        // the band: query i attends keys i + first .. i + end - 1
+  Pattern pattern, by_query;              // if given, only its pairs of the band attend; by_query: with group 1
+  Edges edges;                            // if given, only these pairs attend; `pattern` has their planes
+  Pages pages;                            // forward: the pages of K and V, if they are paged
+  Array dbias;                            // of sums; the stride is 0 along dimensions that are summed over
 
-  // The plan: queries (stacked) and keys of a tile; forward the queries stay, backward the keys.
+  // The plan: stacked queries and keys per tile. In forward the queries stay in cache, in backward the keys.
   std::int64_t rows = 64, cols = 64;
-  std::int64_t dq_cols = 0;      // backward: keys that stream by together if dQ has a pass of its own; 0: it has none
-  std::int64_t pieces = 1;       // forward: that the keys are cut into, where there are too few rows for all cores
+  std::int64_t dq_cols = 0;      // backward: keys per window of the separate pass for dQ; 0: no such pass
+  std::int64_t pieces = 1;       // forward: parts of the keys (split-KV), if there are too few rows for all cores
   int threads = 1;
-  bool few = false;              // few rows: both passes compute scores by decode.h; other products round differently
-  SpillTiles spilled;            // or the tiles of a schedule that writes P
+  bool few = false;              // few rows: both passes compute scores by decode.h, and so round alike
+  SpillTiles spilled;            // the tiles of a schedule that writes P; rows = 0 for others
 
   std::int64_t streams() const {
     std::int64_t count = kv_heads;
@@ -180,28 +182,28 @@ struct Call : Options {
   }
   std::int64_t stacked() const { return n_q * group; }
 
-  // Set by backward: panels of dQ in sums, for each stream, and the progress that orders updates of them.
+  // Set by backward: dQ of each stream as panels of sums, and the progress that orders their updates.
   void* dq_panels = nullptr;
   Progress* progress = nullptr;
-  const BlockVisits* visits = nullptr;  // of a pattern
+  const BlockVisits* visits = nullptr;  // null for a band
   WavefrontOrder order;
 };
 
-// The memory that holds P (or dS) of one chunk of a stream's rows, and its map. See spilled.h.
+// The memory for P (or dS) of one chunk of a stream's rows, and the map of its attended slices. See spilled.h.
 struct Spill {
   const SpillTiles& tiles;
   std::int64_t stream = 0, row = 0, rows = 0;  // the chunk
-  bool last = true;                            // of the stream's chunks
-  std::int64_t lanes = 1, depth = 1;           // rows of a panel, and of a slice of rows or keys
-  std::int64_t keys = 0, slices = 0, blocks = 0;  // of a panel; of depth, and of cols, keys
+  bool last = true;                            // whether it is the stream's last chunk
+  std::int64_t lanes = 1, depth = 1;           // rows of a panel; rows or keys of a slice
+  std::int64_t keys = 0, slices = 0, blocks = 0;  // keys of a panel; its slices; its blocks of `cols` keys
   void* p = nullptr;                 // P, then dS: [panel][key][lane]
-  void* slopes = nullptr;            // of the softcap, alike, of sums
-  void* tops = nullptr;              // forward, maxima: sums [panel][block of keys][lane]
-  std::uint8_t* live = nullptr;      // [slice of rows][slice of keys]: whether a pair attends
-  std::uint8_t* begun = nullptr;     // [slice of keys]: the same of all chunks before
-  void *dk = nullptr, *dv = nullptr; // what chunks so far add up to, in sums; null: in the arrays themselves
+  void* slopes = nullptr;            // derivatives of the softcap, as sums in the same layout
+  void* tops = nullptr;              // forward: maxima, as sums [panel][block of keys][lane]
+  std::uint8_t* live = nullptr;      // [slice of rows][slice of keys]: whether any pair attends
+  std::uint8_t* begun = nullptr;     // [slice of keys]: whether any pair of earlier chunks attends
+  void *dk = nullptr, *dv = nullptr; // sums over the chunks so far; null: the arrays hold them
 
-  // Whether some of these rows attend some of these keys, rounded outwards to slices.
+  // Whether any of these rows attends any of these keys, both rounded outwards to whole slices.
   bool meets(std::int64_t first, std::int64_t count, std::int64_t key, std::int64_t many) const {
     for (std::int64_t r = (first - row) / depth; r * depth < first - row + count; r++)
       for (std::int64_t k = key / depth; k * depth < key + many; k++)
@@ -220,8 +222,8 @@ struct Moved {
   std::int64_t reads = 0, writes = 0;
 };
 
-// A task of a pass: `count` stacked rows (forward) or keys (backward) of a stream from `start` on. Forward may cut the
-// keys into pieces.
+// A task of a pass: `count` stacked rows (forward) or keys (backward) of a stream, beginning with `start`. Forward may
+// split the keys into pieces.
 struct ListedTask {
   std::int64_t stream, start, count, piece;
 };
@@ -229,7 +231,7 @@ struct ListedTask {
 // The tasks of `flash` forward or of `flash_onepass` backward, in the order in which threads take them.
 std::vector<ListedTask> list_tasks(const Call& call, const Isa& isa, bool backward);
 
-// Throw std::bad_alloc where memory ends, std::invalid_argument for a call that no kernel takes.
+// Throw std::bad_alloc if memory runs out, std::invalid_argument for a call that no kernel takes.
 Moved forward(const Call& call, const Isa& isa);
 Moved backward(const Call& call, const Isa& isa);
 

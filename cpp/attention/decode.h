@@ -1,6 +1,6 @@
-// Scores and softmax of few queries (decoding). The time is bound by reading K and V once. weighted_sum.h has the
-// second product. Vectors lie along the features in the products, so that nothing is packed, and along the keys in
-// the softmax. Included once inside each target region (vector/region.h).
+// Scores and softmax of few queries (decoding). Reading K and V once bounds the time. weighted_sum.h has the second
+// product, P V. Vectors lie along the features in the products, so that nothing is packed, and along the keys in the
+// softmax. Included once inside each target region (vector/region.h).
 
 // One step of summing the lanes of L vectors. a and b each hold partial sums of N vectors. After the steps for
 // N = 1, 2, .. L / 2, lane i is the sum of the i-th vector. Steps with small N shuffle lanes within blocks of 16 bytes,
@@ -15,10 +15,10 @@ inline V<T> sums_of_groups(V<T> a, V<T> b) {
 #pragma GCC unroll 16
   for (int lane = 0; lane < L; lane++) {
     const int group = lane % kReach / kSize, base = lane - lane % kReach + lane % kSize;
-    if constexpr (kWithin) {  // the first and the second half of the groups, those of a and b in turns
+    if constexpr (kWithin) {  // the first and the second half of the groups; groups of a and b alternate
       first[lane] = group % 2 * L + base + group / 2 * kSize;
       second[lane] = first[lane] + kHalf * kSize;
-    } else {  // the even and the odd groups, those of a before those of b
+    } else {  // the even and the odd groups; groups of a precede groups of b
       first[lane] = group / kHalf * L + base + group % kHalf * 2 * kSize;
       second[lane] = first[lane] + kSize;
     }
@@ -26,8 +26,8 @@ inline V<T> sums_of_groups(V<T> a, V<T> b) {
   return shuffle(a, b, first) + shuffle(a, b, second);
 }
 
-// q . k[key] for N keys from `key` on; each dot product is spread over L / N lanes of partial sums. Keys are read in
-// memory order, so that the hardware prefetcher follows.
+// Dot products q . k[key] for N keys from `key` on; each result is L / N lanes of partial sums. Keys are read in memory
+// order, which helps the hardware prefetcher.
 template <class T, int N, class Sum, class Row, class Fetched>
 inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const Sum* q, Fetched& ahead) {
   if constexpr (N > 1) {
@@ -55,14 +55,15 @@ inline V<Sum> dots_of(long key, long last, long columns, const Row& k_row, const
   }
 }
 
-// The sums of the lanes of N vectors, in order.
+// Sums the lanes of each of N vectors. The result has L / N partial sums of each; for N = L, lane i is the sum of
+// vector i.
 template <int N, class Sum>
 inline V<Sum> sums_of_each(const V<Sum>* x) {
   if constexpr (N == 1) return *x;
   else return sums_of_groups<Sum, N / 2>(sums_of_each<N / 2, Sum>(x), sums_of_each<N / 2, Sum>(x + N / 2));
 }
 
-// Dot products of K, widened to the type of sums: L numbers in a multiply-add.
+// Dot products with K widened to sums: L numbers per multiply-add.
 template <class T, class Sum>
 struct WideDots {
   using Query = Sum;
@@ -73,7 +74,7 @@ struct WideDots {
   static Sum as_sum(Query number) { return number; }
 };
 #if defined(REDBLUE_BF16_PAIRS)
-// Dot products of pairs of bfloat16: L pairs in a multiply-add.
+// Dot products of pairs of bfloat16: L pairs per multiply-add.
 struct PairDots {
   using Query = bfloat16;
   static constexpr int kNumbers = 2 * kLanesOf<float>;
@@ -86,8 +87,8 @@ struct PairDots {
 };
 #endif
 
-// Adds the products of the last columns, from c on, to the dot products of keys and queries. A function of its own, so
-// that the vectors of dots_of_block stay in registers.
+// Adds the products of the last columns, from c on, to the dot products of keys and queries. Not inlined, so that the
+// vectors of dots_of_block stay in registers.
 template <class D, int K, int L, class T, class Sum>
 __attribute__((noinline)) void add_last_columns(long c, long columns, const T* const* from,
                                                 const typename D::Query* q, long length, Sum* results) {
@@ -136,7 +137,7 @@ inline void dots_of_vector(long key, long last, long columns, const Row& k_row, 
 }
 
 // scores[r][key] = q[r] . k[key]; rows of `q` are `length` numbers apart; rows of `scores` are whole vectors, `cols`
-// apart. The order of a row's sums depends on the number of rows alone, so that both passes round alike.
+// apart. The order of summation depends only on the number of rows, so that both passes round alike.
 template <class T, class Sum, class Row, class Begin>
 __attribute__((noinline)) void dots_of_row(long keys, long columns, const Row& k_row, const Sum* q, Sum* scores,
                                            Begin begin) {
@@ -166,7 +167,7 @@ __attribute__((noinline)) void dots_of_rows(long keys, long count, long columns,
     if (r < count) add(std::integral_constant<int, 1>());
   }
 }
-// The queries of `dots`, at most kMost.
+// At most kMost packed queries, for dot products with keys.
 template <class T, class F>
 class FewQueries {
   using Sum = typename F::Sum;
@@ -210,7 +211,7 @@ class FewQueries {
  private:
   long columns_ = 0, length_ = 0, count_ = 0;
   bool pairs_ = false;
-  Sum* wide_ = nullptr;  // or pairs
+  Sum* wide_ = nullptr;  // the packed queries: widened numbers, or pairs of bfloat16
 };
 
 // One step of the online softmax for one row, as Formats::softmax, but with keys in the lanes. The caller pads the
@@ -224,7 +225,7 @@ inline void softmax_of_row(long keys, Sum factor, Sum* scores, Sum& row_max, Sum
   for (long key = 0; key < keys; key += L) tops = larger<Sum>(load(scores + key), tops);
   const Sum old = row_max;
   row_max = folded(tops, [&](V<Sum> a, V<Sum> b) { return larger<Sum>(a, b); });
-  // 0 for a row that has attended nothing so far: exp(-inf - 0) = 0.
+  // 0 for a row without attended keys so far: exp(-inf - 0) = 0.
   const V<Sum> base = splat(row_max == kLowest ? Sum(0) : row_max);
   for (long key = 0; key < keys; key += L) {
     const V<Sum> weight = exp2<Sum>((load(scores + key) - base) * scale);

@@ -29,12 +29,13 @@ inline void philox(V<unsigned> (&counter)[4], std::uint64_t seed) {
 
 // tile (keys x lanes) <- 0 where the probability is dropped, otherwise 1 / (1 - dropout). The counter is (number of the
 // row, key / 4) in the whole problem, so the result depends on neither tiles nor threads.
-template <class Sum, bool kGiven>
-void dropout_tile(const Stream& s, const Places<kGiven>& places, const Rows& rows, long j, long keys, Sum* tile) {
+template <class Sum, bool kHasPositions>
+void dropout_tile(const Stream& s, const Places<kHasPositions>& places, const Rows& rows, long j, long keys,
+                  Sum* tile) {
   constexpr int U = kLanesOf<unsigned>;
   const Call& call = s.call;
   const Sum kept = Sum(1 / (1 - call.dropout));
-  // The least word whose probability is kept.
+  // Probabilities with a smaller random word are dropped.
   const auto least = static_cast<std::uint64_t>(call.dropout * 4294967296.0);
   for (long v = 0; v < rows.lanes; v += U) {
     V<unsigned> low, high, words[4];

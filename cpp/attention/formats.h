@@ -11,21 +11,23 @@ struct Formats {
   using Unit = typename F::Unit;
   static constexpr int L = kLanesOf<Sum>, S = F::kStep;
   static constexpr long kLanesAtOnce = kNR * L;
-  static constexpr long kFew = FewQueries<T, F>::kMost;  // the most rows for which decode.h is faster
+  static constexpr long kFew = FewQueries<T, F>::kMost;  // up to this many rows, decode.h is faster
   static constexpr Sum kLog2E = Sum(1.4426950408889634);
   static constexpr Sum kLowest = -std::numeric_limits<Sum>::infinity();
 
   static long up(long count, long multiple) { return (count + multiple - 1) / multiple * multiple; }
   static long units(long count) { return (count + S - 1) / S; }
-  // Rows of packed panels start in different cache sets, whatever d is.
+  // The padded length of a packed row. Rows of a multiple of 1024 bytes get extra padding, so that they begin in
+  // different cache sets.
   static long padded(long columns) { return up(columns, S * L) + (columns % (1024 / sizeof(Packed)) ? 0 : S * L); }
   static const Unit* as_units(const Packed* p) { return reinterpret_cast<const Unit*>(p); }
-  // Whether products can read rows of an array in place; pairs: in the layout of pack_pairs.
+  // Whether products can read rows of an array in place; in_place_pairs: as the layout `pairs` of pack.h.
   static bool in_place(const Array& array, long columns) {
     return std::is_same_v<T, Packed> && array.column == 1 && columns % S == 0 && array.row % S == 0;
   }
   static bool in_place_pairs(const Array& array) { return std::is_same_v<T, Packed> && S == 1 && array.column == 1; }
-  // Prefetches rows first .. of an array. row(r): the address of row r; rows must lie at the array's own stride.
+  // Queues rows first .. first + rows - 1 of an array for prefetching. row(r): the address of row r; consecutive rows
+  // must be array.row numbers apart.
   template <class Row>
   static void add_ahead(Ahead& ahead, const Array& array, Row row, long first, long rows, long columns) {
     if (rows > 0 && array.column == 1)
@@ -37,8 +39,8 @@ struct Formats {
   struct Side {
     const Packed* rows;
     long length;
-    long first;     // the key of row 0,
-    bool by_place;  // or, if true, rows are in the order of the tile of scores
+    long first;     // the key of row 0
+    bool by_place;  // rows are in the order of the tile of scores, and `first` is not used
     const Packed* of(const Stretch& x) const { return rows + (by_place ? x.at : x.j - first) * length; }
   };
   // One stretch for all rows of a chunk.
@@ -51,8 +53,8 @@ struct Formats {
     for (long i = 0; i < chunk.stretches_count; i++) use(chunk.stretches[i]);
   }
 
-  // Converts P to the formats of the next products. by_keys: units are neighbours along the keys; by_rows: along the
-  // rows.
+  // Converts P to the formats of the next products. A unit of by_keys is a pair of neighbouring keys, a unit of by_rows
+  // a pair of neighbouring rows.
   static void to_panels(const Sum* p, long keys, long lanes, Unit* by_keys, Packed* by_rows) {
     if constexpr (S == 2) {
 #if defined(REDBLUE_BF16_PAIRS)
@@ -71,7 +73,7 @@ struct Formats {
     }
   }
 
-  // Applies options and mask to scores; rows between parts become -inf.
+  // Applies options and mask to scores; tile rows between parts become -inf.
   static void finish_chunk(const Stream& s, const Rows& rows, const Chunk& chunk, Sum* scores, Sum* slopes, Sum* extra,
                            Sum* bias_scratch) {
     for (long i = 0; i < chunk.parts_count; i++) {
@@ -84,7 +86,7 @@ struct Formats {
     }
     fill_gaps(chunk, rows.lanes, scores, kLowest);
   }
-  // Whether finish_chunk would change nothing in a chunk without gaps.
+  // Whether the products of a chunk without gaps are final scores, so that finish_chunk is not needed.
   static bool finished(const Stream& s, const Rows& rows, const Chunk& chunk) {
     if (!plain_scores(s.call)) return false;
     for (long i = 0; i < chunk.parts_count; i++) {
@@ -98,8 +100,8 @@ struct Formats {
   }
 
   // One step of the online softmax: scores <- e^(factor (score - the new maximum)), updates row_max and row_sum, and
-  // sets `factors` to the scale of earlier sums. The maximum is taken before the factor is applied, so that the largest
-  // weight is exactly 1, however large scores are. tops: the maxima of the scores, if known.
+  // sets `factors` to the scale of earlier sums. The maximum is subtracted before the factor is applied, so that the
+  // largest weight is exactly 1, however large scores are. tops: the maxima of the scores, if known.
   static void softmax(long keys, long lanes, Sum factor, Sum* scores, Sum* row_max, Sum* row_sum, Sum* factors,
                       const Sum* tops = nullptr) {
     if (lanes == kLanesAtOnce) return softmax_of<kNR>(keys, lanes, factor, scores, row_max, row_sum, factors, tops);
@@ -135,7 +137,7 @@ struct Formats {
       V<Sum> top = old;
 #pragma GCC unroll 4
       for (int m = 0; m < M; m++) top = larger<Sum>(tops[m][n], top);
-      base[n] = top == lowest ? V<Sum>{} : top;  // a row that attends nothing so far: exp(-inf - 0) = 0
+      base[n] = top == lowest ? V<Sum>{} : top;  // 0 for a row without attended keys so far: exp(-inf - 0) = 0
       store(row_max + n * L, top);
       store(factors + n * L, exp2<Sum>((old - base[n]) * scale));
     }

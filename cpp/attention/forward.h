@@ -1,18 +1,13 @@
 // The forward pass of the schedule `flash`. Included once inside each target region (vector/region.h).
 template <class T, class F>
-struct Forward : Formats<T, F> {
-  using Base = Formats<T, F>;
+struct Forward : Results<T, F> {
+  using Base = Results<T, F>;
   using typename Base::Packed, typename Base::Side, typename Base::Sum, typename Base::Unit;
   using Base::as_units, Base::kLanesAtOnce, Base::kLowest, Base::L, Base::padded, Base::rows_of, Base::S, Base::units,
-      Base::up;
+      Base::up, Base::first_score, Base::log_sum, Base::partial_row, Base::store_results;
 
-  // The log-sum-exp of a row from its maximum and its sum.
-  static Sum log_sum(const Call& call, Sum top, Sum sum) {
-    return Sum(double(top) * Sum(factor_left(call)) + std::log(double(sum)));  // the factor as backward has it
-  }
-
-  // One block of rows of one stream against a range of keys. partial: null if the range holds all keys; otherwise the
-  // unfinished results go there, (maximum, sum, d_v features) per stacked row, for `merge`.
+  // Computes one block of rows of one stream against a range of keys. partial: null if the range holds all keys;
+  // otherwise the memory for unfinished results, (maximum, sum, d_v features) per stacked row, which `merge` combines.
   static Moved run(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena) {
     if (call.few) return run_few(call, stream, piece, partial, arena);
     Block block(call, stream, piece, partial, arena);
@@ -23,26 +18,26 @@ struct Forward : Formats<T, F> {
     return block.moved;
   }
 
-  // A panel of rows: the keys it has not visited yet, whether its queries are packed, whether its results are written.
+  // A panel of rows: the keys not visited yet, whether its queries are packed, whether its results are written.
   struct Panel {
     Walk walk;
     bool begun = false, done = false;
   };
 
-  // The state of `run`. The panels of a block share each window of `cols` keys; a single panel takes its next `cols`
-  // keys wherever they lie.
+  // The state of `run`. The panels of a block share windows of `cols` consecutive keys; a single panel instead collects
+  // its next `cols` attended keys.
   struct Block {
     const Call& call;
     const Stream s;
     const Piece piece;
     void* const partial;
     const long d, d_v, groups, cols, most, end;  // groups: panels; most: rows of a tile of scores
-    const bool paged, windows, k_in_place, v_in_place, v_in_k;  // v_in_k: packed rows of K hold those of V
+    const bool paged, windows, k_in_place, v_in_place, v_in_k;  // v_in_k: packed rows of K contain the rows of V
     const long k_length, v_length;  // of a packed row of K or V, in numbers
     Unit* const q_panels;
     Sum *const out_panels, *const row_max, *const row_sum, *const factors, *const tops;
-    Packed *const k_tile, *const v_tile;  // a window's keys, or copies of a chunk's
-    const T** const addresses;            // of rows of K or V that lie in pages
+    Packed *const k_tile, *const v_tile;  // packed keys of a window or a chunk
+    const T** const addresses;            // of paged rows of K or V
     Sum* const scores;
     Unit* const p_panel;
     Sum* const extra;
@@ -103,8 +98,8 @@ struct Forward : Formats<T, F> {
     }
 
     // Computes all panels against the keys of the window that begins at j0; returns the first key of the next window.
-    // Queries are packed when they are first needed, and results are written as soon as they are complete: the next
-    // panel's queries, and the place of this panel's results, can then be prefetched while products are computed.
+    // Queries are packed on first use, and results are written as soon as they are complete, so that products can
+    // prefetch the next panel's queries and the memory of this panel's results.
     long attend_window(long j0) {
       const long limit = windows ? std::min(j0 + cols, end) : end;
       if (windows) std::fill_n(used, limit - j0, false);
@@ -137,7 +132,7 @@ struct Forward : Formats<T, F> {
       if (!k_in_place) pack_rows<T>(k_row.from(j0), call.k.column, keys, d, k_tile, k_length);
       if (!v_in_place) pack_pairs<F, T>(v_row.from(j0), call.v.column, keys, d_v, v_tile, v_length, pack_scratch);
     }
-    // Packs keys that lie in pages; list(rows, step of a page) lists the addresses of K's or V's rows.
+    // Packs paged keys. list(rows, stride of pages) lists the addresses of rows of K or V.
     template <class List>
     void pack_paged(long keys, List list) {
       list(k_row, call.pages.k_step);
@@ -192,7 +187,7 @@ struct Forward : Formats<T, F> {
       return {{k_tile, k_length, 0, true},
               {v_in_k ? k_tile + call.pages.v_in_k : v_tile, v_in_k ? k_length : v_length, 0, true}};
     }
-    // Words read for a key. Those of a V that is a slice of K are still in the cache.
+    // Words read per key. If V is a slice of K, its words are already in cache.
     long words_of_key() const { return call.pages.v_in_k >= 0 ? d : d + d_v; }
     // Prefetches the keys from `key` on.
     void prefetch_keys(long key) {
@@ -227,10 +222,11 @@ struct Forward : Formats<T, F> {
         Base::add_ahead(ahead, call.q, q_row, rows_of_panel(g + 1).start, rows_of_panel(g + 1).count, d);
     }
 
-    // Panel g against the keys of the chunk: scores, one step of the online softmax, and the weighted sum of V.
+    // Computes panel g against the keys of the chunk: scores, one step of the online softmax, and the weighted sum of
+    // V.
     void attend_chunk(long g, const Rows& rows, const Sides& sides) {
       const long lanes = rows.lanes;
-      // Scores that are final as the product leaves them: it takes their maxima while they are in registers.
+      // If the product yields final scores, it also takes their maxima, while scores are in registers.
       Sum* const known = chunk.whole() && chunk.keys == chunk.rows && Base::finished(s, rows, chunk) ? tops : nullptr;
       std::fill_n(tops, lanes, kLowest);
       Base::each_stretch(chunk, sides.k.by_place, [&](const Stretch& x) {
@@ -272,17 +268,6 @@ struct Forward : Formats<T, F> {
     }
   };
 
-  // Where `run` leaves the unfinished results of row r.
-  static Sum* partial_row(const Stream& s, void* partial, long r) {
-    return static_cast<Sum*>(partial) + (s.index * s.call.stacked() + r) * (s.call.d_v + 2);
-  }
-
-  // The initial maximum of a row: the sink of its head, which only the first piece of the keys includes.
-  static Sum first_score(const Stream& s, long r, const Piece& piece) {
-    const bool has = s.call.sinks.data && piece.key == 0;
-    return has ? at<const Sum>(s.call.sinks, 0)[s.kv_head * s.call.group + r % s.call.group] : kLowest;
-  }
-
   static void drop(const Stream& s, const Rows& rows, const Chunk& chunk, Sum* p, Sum* extra) {
     for (long i = 0; i < chunk.parts_count; i++) {
       const Part& part = chunk.parts[i];
@@ -292,9 +277,19 @@ struct Forward : Formats<T, F> {
     }
   }
 
-  // How many rows before its use a row is prefetched.
+  // Copies scores [row][key] into a tile [key][lane], changes the tile and copies it back.
+  template <class Change>
+  static void by_tile(const Rows& rows, long keys, Sum* scores, long length, Sum* tile, Change change) {
+    for (long key = 0; key < keys; key++)
+      for (long r = 0; r < rows.lanes; r++) tile[key * rows.lanes + r] = r < rows.count ? scores[r * length + key] : 0;
+    change();
+    for (long r = 0; r < rows.count; r++)
+      for (long key = 0; key < keys; key++) scores[r * length + key] = tile[key * rows.lanes + r];
+  }
+
+  // The prefetch distance in rows.
   static long rows_ahead(long columns) { return std::max<long>(1, kBytesAhead / (columns * long(sizeof(T)))); }
-  // `run` for so few rows that vectors lie along the features: decode.h.
+  // `run` for few rows: vectors lie along the features, as in decode.h.
   static Moved run_few(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena) {
     const Stream s(call, stream);
     const long d = call.d, d_v = call.d_v, cols = std::min(call.cols, call.n_k);
@@ -326,7 +321,7 @@ struct Forward : Formats<T, F> {
       j = chunk.fill(walk, j, end, cols, 1, 0);
       if (!chunk.whole()) {
         chunk.list(list);
-        std::fill_n(list + chunk.rows, 2 * L, list[chunk.rows - 1]);  // rows to prefetch
+        std::fill_n(list + chunk.rows, 2 * L, list[chunk.rows - 1]);  // the prefetcher reads beyond the last row
       }
       const bool whole = chunk.whole();
       const long keys = chunk.rows, length = up(keys, L);
@@ -346,58 +341,8 @@ struct Forward : Formats<T, F> {
     }
     const auto out_row = s.row<T>(call.out);
     for (long r = 0; r < rows.count; r++)
-      finish_few(s, rows.start + r, row_max[r], row_sum[r], out + r * out_length, partial, out_row(rows.start + r));
+      store_results(s, rows.start + r, row_max[r], row_sum[r], out + r * out_length, partial, out_row(rows.start + r));
     moved.writes += rows.count * (d_v + (partial ? 2 : 1));
     return moved;
-  }
-
-  // Writes the results of one row, finished or not.
-  static void finish_few(const Stream& s, long r, Sum top, Sum sum, const Sum* out, void* partial, T* to) {
-    if (!partial) return finish_row(s, r, top, sum, out, to);
-    Sum* const unfinished = partial_row(s, partial, r);
-    unfinished[0] = top;
-    unfinished[1] = sum;
-    std::copy_n(out, s.call.d_v, unfinished + 2);
-  }
-
-  // Copies scores [row][key] into a tile [key][lane], changes the tile and copies it back.
-  template <class Change>
-  static void by_tile(const Rows& rows, long keys, Sum* scores, long length, Sum* tile, Change change) {
-    for (long key = 0; key < keys; key++)
-      for (long r = 0; r < rows.lanes; r++) tile[key * rows.lanes + r] = r < rows.count ? scores[r * length + key] : 0;
-    change();
-    for (long r = 0; r < rows.count; r++)
-      for (long key = 0; key < keys; key++) scores[r * length + key] = tile[key * rows.lanes + r];
-  }
-
-  static void finish_row(const Stream& s, long r, Sum top, Sum sum, const Sum* weighted, T* out) {
-    at<Sum>(s.call.lse, 0)[s.number(r)] = log_sum(s.call, top, sum);
-    unpack_row(weighted, s.call.d_v, sum == 0 ? Sum(0) : 1 / sum, out, s.call.out.column);
-  }
-
-  // Combines unfinished results, in the order of the list, for rows r0 .. of one stream.
-  static Moved merge(const Call& call, std::int64_t stream, long r0, long count, const Partial* partials, long many,
-                     Arena& arena) {
-    const Stream s(call, stream);
-    const long width = call.d_v + 2;
-    Sum* const weighted = arena.take<Sum>(call.d_v);
-    const auto out_row = s.row<T>(call.out);
-    for (long r = r0; r < r0 + count; r++) {
-      const auto part_of = [&](long p) {
-        const Partial& partial = partials[p];
-        return static_cast<const Sum*>(partial.data) + (stream * partial.rows + partial.shift + r) * width;
-      };
-      Sum top = kLowest, sum = 0;
-      for (long p = 0; p < many; p++) top = std::max(top, part_of(p)[0]);
-      std::fill_n(weighted, call.d_v, Sum(0));
-      for (long p = 0; p < many; p++) {
-        const Sum* const part = part_of(p);
-        const Sum factor = part[0] == kLowest ? 0 : std::exp((part[0] - top) * Sum(factor_left(call)));
-        sum += part[1] * factor;
-        for (long c = 0; c < call.d_v; c++) weighted[c] += part[2 + c] * factor;
-      }
-      finish_row(s, r, top, sum, weighted, out_row(r));
-    }
-    return {many * count * width, count * (call.d_v + 1)};
   }
 };

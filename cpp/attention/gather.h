@@ -11,8 +11,8 @@ struct Gather : Formats<T, F> {
   using Base::kLog2E, Base::kLowest, Base::L, Base::up;
   static constexpr long kAhead = 8;  // prefetch distance, in rows
 
-  // The pairs of one row with its keys, or of one key with its rows: `own` is the row or the key, the list its
-  // partners.
+  // Buffers for the pairs of one row with its keys, or of one key with its rows. own_*: the row or key itself; sum_*:
+  // its results; the others have one number per partner.
   struct Lists {
     Sum *scores, *other, *slopes, *extra, *own_a, *own_b, *sum_a, *sum_b;
     Lists(const Call& call, long longest, Arena& arena) {
@@ -32,7 +32,7 @@ struct Gather : Formats<T, F> {
     return {rows.base + head * rows.head, rows.step};
   }
 
-  // The listed rows; reading a row prefetches a later one.
+  // The listed rows. Reading a row prefetches a later row.
   struct Partners {
     Side side;
     const std::int32_t* list;
@@ -43,10 +43,10 @@ struct Gather : Formats<T, F> {
       for (long byte = 0; byte < bytes; byte += 64) __builtin_prefetch(coming + byte, 0, 3);
       return side.base + list[x] * side.step;
     }
-    const T* later(long x) const { return side.base + list[x] * side.step; }  // nothing more to prefetch
+    const T* later(long x) const { return side.base + list[x] * side.step; }  // operator() has prefetched already
   };
-  // to[x] <- own . the x-th listed row. other: for scores, the stride of `own` in its array, otherwise 1. Both strides
-  // choose the path, because scores by queries and by keys must be rounded alike.
+  // to[x] <- own . the x-th listed row. other: for scores, the stride of `own` in its array; otherwise 1. Both strides
+  // select the path, because passes by query and by key must round scores alike.
   __attribute__((noinline)) static void dot(const Pairs& pairs, Side side, long stride, long other, long columns,
                                             const Sum* own, Sum* to) {
     if (stride == 1 && other == 1) {
@@ -78,8 +78,8 @@ struct Gather : Formats<T, F> {
   }
 
   // to[x] <- 0 if the pair is dropped, otherwise 1 / (1 - dropout); draws the same random words as dropout_tile.
-  template <bool kGiven>
-  __attribute__((noinline)) static void draw(const Pairs& pairs, const Places<kGiven>& places, Sum* to) {
+  template <bool kHasPositions>
+  __attribute__((noinline)) static void draw(const Pairs& pairs, const Places<kHasPositions>& places, Sum* to) {
     constexpr int U = kLanesOf<unsigned>;
     const Call& call = pairs.s.call;
     const Sum kept = Sum(1 / (1 - call.dropout));
@@ -137,7 +137,7 @@ struct Gather : Formats<T, F> {
         }
         std::fill_n(lists.sum_a, up(call.d_v, L), Sum(0));
         add(pairs, v_side, call.v.column, call.d_v, lists.scores, lists.sum_a);
-        Forward<T, F>::finish_row(s, r, top, sum, lists.sum_a, out_row(r));
+        Results<T, F>::finish_row(s, r, top, sum, lists.sum_a, out_row(r));
         moved.reads += call.d + pairs.count * (call.d + call.d_v);
         moved.writes += call.d_v + 1;
       }

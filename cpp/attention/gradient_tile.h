@@ -1,7 +1,7 @@
-// A tile of the gradients of scores, for all backward kernels on tiles. Included once inside each target region
+// A tile of the gradients of scores, for all tiled backward kernels. Included once inside each target region
 // (vector/region.h).
 //
-// P and dS of the keys of a chunk and at most kLanesAtOnce rows, in the formats of the next products.
+// Holds P and dS of the keys of a chunk and at most kLanesAtOnce rows, in the formats of the next products.
 template <class T, class F>
 struct GradientTile : Formats<T, F> {
   using Base = Formats<T, F>;
@@ -10,7 +10,7 @@ struct GradientTile : Formats<T, F> {
   static constexpr long kKeysAtOnce = 96;  // rows of a tile of scores; 24 to 144 are equally fast (measured, Zen 5)
 
   Sum *p, *ds, *slopes, *extra, *bias_scratch;
-  Unit *p_rows, *ds_rows, *ds_panel;  // p_rows, ds_rows: units along the rows; ds_panel: along the keys
+  Unit *p_rows, *ds_rows, *ds_panel;  // units: p_rows and ds_rows pair rows, ds_panel pairs keys
   FewQueries<T, F> few;
   Sum* few_scores = nullptr;
 
@@ -57,7 +57,7 @@ struct GradientTile : Formats<T, F> {
     Base::fill_gaps(chunk, lanes, ds, 0);
   }
 
-  // p <- scores, rounded as in forward: exp(score - lse) would magnify a different rounding of large scores.
+  // p <- scores, rounded as in forward. Otherwise exp(score - lse) would magnify rounding differences of large scores.
   void scores_of_few(const Stream& s, const Rows& rows, const Chunk& chunk) {
     const auto q_row = s.row<const T>(s.call.q);
     const auto k_row = s.key<const T>(s.call.k);
@@ -82,11 +82,11 @@ struct GradientTile : Formats<T, F> {
     for (long lane = 0; lane < lanes; lane += L) {
       const V<Sum> base = load(lse + lane), row_delta = load(delta + lane);
       for (long x = lane; x < part.keys * lanes; x += lanes) {
-        // Rounded as for lse, so that a score that outweighs all others has weight 1.
+        // Rounded as in the computation of lse, so that a dominant score has weight exactly 1.
         const V<Sum> weight = exp<Sum>(rounded<Sum>(load(p + from + x) * factor) - base);
         V<Sum> dp = load(ds + from + x), used = weight;
-        if (drops) {  // rounded: whether a compiler fuses the product with the difference depends on how it splits the
-                      // loop
+        if (drops) {
+          // Rounded: whether a compiler fuses the product with the difference depends on how it splits the loop.
           const V<Sum> kept = load(extra + x);
           used *= kept;
           dp = rounded<Sum>(dp * kept);
@@ -117,7 +117,7 @@ struct GradientTile : Formats<T, F> {
     }
   }
 
-  // Stores the delta of row r: the sum of dout * out, less the gradient of lse.
+  // Stores the delta of row r: the sum of dout * out, minus the gradient of lse.
   static void store_delta(const Stream& s, long r) {
     const Call& call = s.call;
     const T *const a = s.row<const T>(call.out)(r), *const b = s.row<const T>(call.dout)(r);

@@ -17,30 +17,30 @@ struct Piece {  // a rectangle of pairs of rows and keys
   long row, rows, key, keys;
 };
 
-// Unfinished results on some keys: `rows` rows for each stream, of (maximum, sum, d_v features) each. Row r of a call
-// is row `shift` + r of its stream.
+// Unfinished results over some of the keys: `rows` rows for each stream, each (maximum, sum, d_v features). Row r of a
+// call is row `shift` + r of its stream.
 struct Partial {
   const void* data;
   std::int64_t rows, shift;
 };
 
-// The phases of the schedules that write P; each starts when all blocks of the one before are done.
+// The phases of the schedules that write P. A phase starts when all blocks of the previous phase are done.
 enum class Phase {
-  kScores,   // forward, blocks of rows: P
-  kOutputs,  // and O
-  kDeltas,   // backward, blocks of rows: row sums of dout * out
-  kWeights,  // P
-  kValues,   // blocks of keys: dV (`small_cache`),
-  kProducts, // then, blocks of rows: dS;
-  kBoth,     // or, blocks of keys: dV and dS (`hybrid`)
-  kQueries,  // blocks of rows: dQ
-  kKeys,     // blocks of keys: dK
+  kScores,   // forward: P, by blocks of rows
+  kOutputs,  // forward: O, by blocks of rows
+  kDeltas,   // backward: row sums of dout * out, by blocks of rows
+  kWeights,  // backward: P, by blocks of rows
+  kValues,   // `small_cache`: dV, by blocks of keys
+  kProducts, // `small_cache`: dS, by blocks of rows
+  kBoth,     // `hybrid`: dV and dS, by blocks of keys
+  kQueries,  // dQ, by blocks of rows
+  kKeys,     // dK, by blocks of keys
 };
 
 // The attention kernels of one number type in one instruction set.
 struct Kernels {
   int packed_bytes;  // of a number in a packed panel
-  long lanes;        // rows of queries that are computed at once
+  long lanes;        // query rows of a panel
   long few;          // up to this many rows, decode.h computes the scores; 0: never
   Moved (*forward)(const Call& call, std::int64_t stream, Piece piece, void* partial, Arena& arena);
   Moved (*paged)(const Call& call, long head, long heads, Piece piece, void* partial, Arena& arena);  // few rows
@@ -70,6 +70,7 @@ struct Kernels {
 #include "attention/weighted_sum.h"
 #include "attention/walk.h"
 #include "attention/formats.h"
+#include "attention/results.h"
 #include "attention/forward.h"
 #include "attention/paged_few.h"
 #include "attention/gradient_tile.h"
@@ -88,7 +89,7 @@ constexpr Kernels kKernels = {
     Wide<T>::kWhole ? Formats<T, F>::kFew : 0,
     Forward<T, F>::run,
     PagedFew<T, F>::run,
-    Forward<T, F>::merge,
+    Results<T, F>::merge,
     Backward<T, F>::deltas,
     Backward<T, F>::run,
     Queries<T, F>::run,

@@ -1,11 +1,11 @@
-// Rows of K and V for the products of few queries (decode.h), and the rows that are prefetched beside them. Included
-// once inside each target region (vector/region.h).
+// Rows of K and V for the products of few queries (decode.h), and their software prefetching. Included once inside each
+// target region (vector/region.h).
 
-// The prefetch distance: a sixth of the L1 cache (4 and 16 KB are as fast or slower; measured, Zen 5).
+// The prefetch distance in bytes: a sixth of the L1 cache (4 and 16 KB are as fast or slower; measured, Zen 5).
 constexpr long kBytesAhead = 8192;
 
 // Rows of K or V for dots and weighted_sum: consecutive rows from `first` on or, if there is a list, the listed rows.
-// later(x): the row to prefetch while row x is read, `ahead` numbers further on.
+// later(x): the address to prefetch while row x is read, `ahead` numbers beyond row x.
 template <class T>
 struct KeyRows {
   const T* base;
@@ -17,7 +17,7 @@ struct KeyRows {
   const T* later(long x) const { return (*this)(x) + ahead; }
 };
 
-// The same for rows that lie in pages: `shift` numbers behind the listed addresses; prefetched otherwise.
+// The same for paged rows: each begins `shift` numbers after its listed address. Stretches prefetches these rows.
 template <class T>
 struct PagedRows {
   const T* const* rows;
@@ -26,9 +26,9 @@ struct PagedRows {
   const T* later(long x) const { return rows[x] + shift; }
 };
 
-// Prefetches the rows later(first), later(first + 1), ... later(last) line by line, in the order of memory. Several
-// passes over the same keys share the lines: if the first fetched them all, it would wait for memory, which would then
-// be idle during the other passes.
+// Prefetches the rows later(first), later(first + 1), ... later(last) line by line, in memory order. The prefetches are
+// spread over all passes over the same keys: if the first pass issued all of them, it would wait for memory, and memory
+// would be idle during the other passes.
 template <class T, class Row>
 class Trail {
  public:
@@ -39,16 +39,16 @@ class Trail {
       __builtin_prefetch(next_, 0, 0);
       next_ += kLine, left_ -= kLine;
       if (left_ > 0) continue;
-      row_ = std::min(row_ + 1, last_);  // passes round their lines up, so that the last one asks for too many
+      row_ = std::min(row_ + 1, last_);  // each pass rounds its number of lines up, so the last pass asks for too many
       next_ = rows_.later(row_), left_ = columns_;
     }
   }
   void fetch_beside(const T*) { fetch(1); }
   template <class X>
-  void after(const X&) {}  // as Stretches::Cursor::after; these rows are near
+  void after(const X&) {}  // same interface as Stretches::Cursor; here a delay is not needed
   static constexpr long kLine = 64 / sizeof(T);
   template <long L>
-  static constexpr long kVectors = kLine / L;  // of L numbers in a line
+  static constexpr long kVectors = kLine / L;  // vectors of L numbers per cache line
 
  private:
   const Row& rows_;
@@ -57,7 +57,7 @@ class Trail {
   long left_;
 };
 
-// Prefetches, beside every vector, a later one, without keeping its line (5 % faster than prefetching into the L2
+// Prefetches one later vector for every vector that is read, non-temporally (5 % faster than prefetching into the L2
 // cache; measured, Zen 5).
 template <class T>
 struct EachVector {
@@ -66,7 +66,7 @@ struct EachVector {
   static constexpr long kVectors = 1;
 };
 
-// Prefetches stretches of memory, one after another.
+// A list of contiguous memory ranges that are prefetched one after another.
 template <class T>
 class Stretches {
  public:
@@ -80,7 +80,8 @@ class Stretches {
     else
       list_[count_++] = {start, start + bytes};
   }
-  // Continues where the cursor before it ended. It is a local variable of a product, so that it lies in registers.
+  // Prefetches the ranges, beginning where the previous cursor ended. A product keeps its cursor in a local variable,
+  // so that the compiler can hold it in registers.
   class Cursor {
    public:
     static constexpr long kLine = 64 / sizeof(T);
@@ -91,15 +92,15 @@ class Stretches {
     ~Cursor() {
       if (step_) all_.list_[all_.at_].start = next_;
     }
-    // Lets the next fetches begin when the vector x is computed. Fetches that wait for nothing run ahead of products
-    // that wait for memory; the core probably drops them when its miss buffers are full. In weighted sums this delay
-    // takes 8 to 14 % off the time of a call in float32 and bfloat16; beside dot products it gains nothing (measured,
-    // Zen 4).
+    // Delays the next prefetches until the vector x is computed. Without the delay, prefetches run ahead of products
+    // that wait for memory, and the CPU probably drops them when its miss buffers are full. In weighted sums the delay
+    // saves 8 to 14 % of the time of a call in float32 and bfloat16; in dot products it gains nothing (measured, Zen
+    // 4).
     template <class X>
     void after([[maybe_unused]] const X& x) {
 #if defined(REDBLUE_AVX512)
       unsigned zero;
-      asm("vmovd %x1, %0\n\tandl $0, %0" : "=r"(zero) : "v"(x) : "cc");  // the processor does not know that it is 0
+      asm("vmovd %x1, %0\n\tandl $0, %0" : "=r"(zero) : "v"(x) : "cc");  // always 0, but the CPU waits for x
       next_ += zero;
 #endif
     }

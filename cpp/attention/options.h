@@ -1,5 +1,5 @@
-// The options that change scores and probabilities. A new option is a field of the struct with its line in `each`
-// (and in by_sequence), and its arithmetic: in plain_scores and in both functions finish_scores.
+// The options that change scores and probabilities. A new option needs a field of the struct, a line in `each` (and in
+// by_sequence), and its arithmetic in plain_scores and in both overloads of finish_scores.
 //
 // The file has two halves. call.h includes the struct, which all instruction sets share. attention/region.h includes
 // the arithmetic, which every instruction set compiles for itself.
@@ -15,10 +15,10 @@ struct Options {
   Array bias;                             // strides 0 where it is broadcast
   Number bias_number = Number::kFloat32;  // kBool: true means attend
   Array sinks;                            // of sums, one per head
-  Array alibi;                            // of sums, a slope per query head; rows and columns share it
-  Array positions;                        // of int64: where the rows and keys lie in a whole problem; see Places
-  double dropout = 0;                     // the share of probabilities that become 0; the others grow by 1 / (1 - it)
-  std::uint64_t seed = 0;                 // the choice depends on the seed and the places of row and key only
+  Array alibi;                            // of sums: one slope per query head; its row and column strides are 0
+  Array positions;                        // of int64: positions of rows and keys in the whole problem; see Places
+  double dropout = 0;                     // the share of probabilities set to 0; the others grow by 1 / (1 - dropout)
+  std::uint64_t seed = 0;                 // dropped pairs depend only on the seed and the positions of row and key
 
   // Whether a score depends on the sequence of its query, or on the query's position, besides q and k.
   bool by_sequence() const { return bias.data || alibi.data; }
@@ -81,9 +81,10 @@ inline Sum alibi_slope(const Stream& s, long r) {
 }
 
 // ALiBi: scores (keys x lanes) <- scores - slope |position of the query - position of the key|. The product is rounded
-// before it is subtracted, so that no compiler's choice of fused operations can make the two passes differ.
-template <class Sum, bool kGiven>
-void add_alibi(const Stream& s, const Places<kGiven>& places, const Rows& rows, long j, long keys, Sum* scores) {
+// before it is subtracted. Otherwise a compiler could fuse the two operations in only one of the passes, and their
+// scores would differ.
+template <class Sum, bool kHasPositions>
+void add_alibi(const Stream& s, const Places<kHasPositions>& places, const Rows& rows, long j, long keys, Sum* scores) {
   constexpr int L = kLanesOf<Sum>;
   const std::int64_t first = places.key(j);
   for (long v = 0; v < rows.lanes; v += L) {
@@ -141,9 +142,9 @@ Sum bias_at(const Stream& s, long row, long key) {
   return 0;
 }
 
-// As add_alibi of a tile; by queries and by keys, scores are rounded alike.
-template <class Sum, bool kGiven>
-__attribute__((noinline)) void add_alibi(const Pairs& pairs, const Places<kGiven>& places, Sum* scores) {
+// add_alibi for single pairs. Passes by query and by key round scores identically.
+template <class Sum, bool kHasPositions>
+__attribute__((noinline)) void add_alibi(const Pairs& pairs, const Places<kHasPositions>& places, Sum* scores) {
   constexpr int L = kLanesOf<Sum>;
   const V<Sum> slope = splat(alibi_slope<Sum>(pairs.s, pairs.head));
   for (long x = 0; x < pairs.count; x += L) {

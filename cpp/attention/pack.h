@@ -5,10 +5,10 @@
 //   pairs    [row / step][column][row % step]    units are neighbours along the rows; the same as `rows` for step 1
 //   panel    [column / step][row][column % step] `rows` transposed, unit by unit: rows lie in lanes
 
-// Loads and stores a vector of numbers, converting to and from the sums' type.
+// Loads a vector of numbers as sums, and stores sums as numbers.
 template <class T>
 struct Wide {
-  static constexpr bool kWhole = false;  // has no vector form here
+  static constexpr bool kWhole = false;  // this instruction set has no vector conversion
 };
 template <>
 struct Wide<float> {
@@ -58,7 +58,7 @@ struct Wide<float16> {
 template <class T, class N>
 inline void pack_row(const T* from, long stride, long columns, N* to, long padded) {
   long c = 0;
-  if constexpr (sizeof(T) == 2 && sizeof(N) == 2) {  // bfloat16 stays
+  if constexpr (sizeof(T) == 2 && sizeof(N) == 2) {  // bfloat16 is copied unchanged
     if (stride == 1) {
       __builtin_memcpy(to, from, columns * sizeof(N));
       c = columns;
@@ -74,15 +74,15 @@ inline void pack_row(const T* from, long stride, long columns, N* to, long padde
   }
 }
 
-// Packs rows; row(r) is the address of the r-th.
+// Packs rows. row(r): the address of row r.
 template <class T, class N, class Row>
 __attribute__((noinline)) void pack_rows(Row row, long stride, long rows, long columns, N* to, long length) {
   for (long r = 0; r < rows; r++) pack_row<T>(row(r), stride, columns, to + r * length, length);
 }
 
-// Each vector exchanges blocks of kReach lanes with the vector kReach places further on; then kReach doubles. A
-// template, so that the order of lanes is a constant: in a loop, GCC computes it again at every step (four times as
-// slow).
+// Transposes L vectors in steps kReach = 1, 2, 4, ..., L / 2: in each step, vectors i and i + kReach exchange blocks of
+// kReach lanes. kReach is a template parameter so that the order of lanes is a constant: in a loop, GCC recomputes it
+// at every step (four times as slow).
 template <class Unit, int kReach>
 inline void exchange(V<Unit>* rows) {
   constexpr int L = kLanesOf<Unit>;

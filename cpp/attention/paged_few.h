@@ -1,4 +1,4 @@
-// The forward pass of few queries on keys that lie in pages. Included once inside each target region (vector/region.h).
+// The forward pass of few queries on paged keys. Included once inside each target region (vector/region.h).
 template <class T, class F>
 struct PagedFew : Formats<T, F> {
   using Base = Formats<T, F>;
@@ -6,9 +6,9 @@ struct PagedFew : Formats<T, F> {
   using typename Base::Sum;
   using Base::kLowest, Base::L, Base::rows_of, Base::up;
 
-  // Forward::run_few for key heads from `first_head` on, a few keys at a time: pages are then read in the order of
-  // memory, whichever of heads and rows lies within the other. The arithmetic of a head does not depend on the others.
-  // partial: as in Forward::run.
+  // Forward::run_few for `heads` key heads from `first_head` on, all heads for a few keys at a time. Pages are then
+  // read in memory order in both layouts, heads within rows and rows within heads. The results of a head do not depend
+  // on other heads. partial: as in Forward::run.
   static Moved run(const Call& call, long first_head, long heads, Piece piece, void* partial, Arena& arena) {
     const long d = call.d, d_v = call.d_v, out_length = up(d_v, L);
     const Rows rows = rows_of(piece.row, piece.rows);
@@ -61,13 +61,13 @@ struct PagedFew : Formats<T, F> {
     for (Head& head : all) {
       const auto out_row = head.s.template row<T>(call.out);
       for (long r = 0; r < rows.count; r++)
-        All::finish_few(head.s, rows.start + r, head.row_max[r], head.row_sum[r], head.out + r * out_length, partial,
+        All::store_results(head.s, rows.start + r, head.row_max[r], head.row_sum[r], head.out + r * out_length, partial,
                         out_row(rows.start + r));
     }
     moved.writes += heads * rows.count * (d_v + (partial ? 2 : 1));
     return moved;
   }
-  // The queries of a key head, its scores, and its results so far.
+  // The state of one key head: its queries, its scores, and its results so far.
   struct Head {
     Stream s;
     FewQueries<T, F> queries;
@@ -87,7 +87,8 @@ struct PagedFew : Formats<T, F> {
     return head;
   }
 
-  // Lists the rows of these keys of `heads` heads in the order of memory. from: the rows of the first head.
+  // Lists, in memory order, the rows of `count` keys of `heads` heads for prefetching. from: the addresses of the rows
+  // of the first head.
   static void announce(Stretches<T>& coming, const T* const* from, long count, const Array& array, long columns,
                        long heads) {
     coming.clear();
@@ -103,14 +104,14 @@ struct PagedFew : Formats<T, F> {
     }
   }
 
-  // Keys whose rows of K of all heads fill a small part of the L2 cache.
+  // The number of keys whose rows of K, over all heads, fill a small part of the L2 cache.
   static long keys_at_once(const Call& call) {
     const long bytes = call.kv_heads * std::max(call.d, call.d_v) * long(sizeof(T));
     return std::clamp<long>(kBytesOfPages / bytes / L * L, L, 256);
   }
   static constexpr long kBytesOfPages = 131072;
 
-  // The addresses of the rows of a chunk's keys.
+  // Lists the addresses of the rows of a chunk's keys.
   static void list_chunk(const Pages& pages, const Chunk& chunk, const ArrayRows<const T>& rows, std::int64_t step,
                          const T** to) {
     for (long i = 0; i < chunk.parts_count; i++)

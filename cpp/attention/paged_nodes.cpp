@@ -1,4 +1,4 @@
-// The trie of page tables: which keys are read once for several sequences.
+// The trie of page tables. It determines which keys are read once for several sequences.
 #include <algorithm>
 #include <numeric>
 
@@ -38,7 +38,7 @@ class Trie {
   const std::int64_t* pages(std::int64_t b) const { return call_.table + b * call_.most; }
   std::int64_t size() const { return call_.common.pages.size; }
 
-  // The number of first pages of a sequence whose keys all queries attend. Their scores do not depend on the sequence.
+  // The number of leading pages whose keys all queries of a sequence attend, if scores do not depend on the sequence.
   std::int64_t shareable_pages(std::int64_t b) const {
     const std::int64_t keys = call_.lengths[b], queries = call_.starts[b + 1] - call_.starts[b];
     if (!call_.prefix || call_.common.by_sequence()) return 0;
@@ -57,13 +57,13 @@ class Trie {
     std::sort(members.begin(), members.end());
     nodes_.push_back({first, stop, std::move(members)});
   }
-  // The keys of one sequence from a page on; a sequence without keys gets an empty node.
+  // Adds a node for the keys of one sequence from a page on. A sequence without keys gets an empty node.
   void rest(std::int64_t b, std::int64_t page) {
     const std::int64_t first = page * size();
     if (first < call_.lengths[b] || !page) add(first, call_.lengths[b], {b});
   }
-  // Add nodes for `members`, which are sorted by their pages and share the pages before `page`. Pages before `begin`
-  // are in nodes already.
+  // Adds nodes for `members`, which are sorted by their pages and share the pages before `page`. Pages before `begin`
+  // are already in nodes.
   void split(const std::vector<std::int64_t>& members, std::int64_t begin, std::int64_t page) {
     for (std::size_t i = 0; i < members.size();) {
       const std::int64_t* const first = pages(members[i]);
@@ -76,7 +76,7 @@ class Trie {
         rest(group[0], begin);
         continue;
       }
-      // Members are ordered, so all share as much as the first and the last do, up to their limits.
+      // Members are sorted, so the pages that the first and the last one share are shared by all, up to their limits.
       const std::int64_t* const last = pages(group.back());
       const std::int64_t most = fewest(group);
       std::int64_t stop = page + 1;

@@ -1,5 +1,6 @@
-// Divides attention on paged keys into tasks and runs them on the pool. Neither the tasks nor the order of sums depend
-// on the threads, on the places of pages or, without shared keys, on the other sequences of the call.
+// Divides attention on paged keys into tasks and runs them on the pool. Tasks and the order of summation do not depend
+// on the number of threads or on page numbers. Without shared keys, they do not depend on the other sequences of the
+// call either.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -11,9 +12,9 @@
 namespace redblue {
 namespace {
 
-constexpr std::int64_t kPiece = 1024;      // keys that few rows walk through in one task
-constexpr std::size_t kKeptBytes = std::size_t(1) << 24;  // of the parts of a call, for the next one of the thread
-constexpr std::int64_t kFewRows = 256;     // more rows are tasks enough: their keys are not cut into pieces
+constexpr std::int64_t kPiece = 1024;      // keys per task, if there are few rows
+constexpr std::size_t kKeptBytes = std::size_t(1) << 24;  // of memory that a thread keeps for its next call
+constexpr std::int64_t kFewRows = 256;     // with more rows than this, keys are not split into pieces
 
 std::size_t bytes_of(Number number) {
   switch (number) {
@@ -48,7 +49,7 @@ Call call_of(const PagedCall& paged, std::int64_t b) {
   return call;
 }
 
-// A tree over the newest keys of a sequence, as runs of keys for panels of rows.
+// The mask of a tree over the newest keys of a sequence, as runs of keys for panels of rows.
 struct Tree {
   std::vector<std::int64_t> starts{0};
   std::vector<Run> runs;
@@ -78,7 +79,7 @@ struct Tree {
   }
 };
 
-// A node's call, and where its unfinished results go.
+// The call of a node, and the memory for its unfinished results.
 struct Part {
   Call call;
   Node node;
@@ -90,8 +91,8 @@ struct Part {
   void* partial(std::int64_t of_piece) const { return partials ? partials + of_piece * partial_bytes : nullptr; }
 };
 
-// The memory of the parts of a call. It is kept for the next call of the thread: fresh memory would cost a page fault
-// for every 4 KB.
+// The memory of the parts of a call. The thread keeps it for its next call, because new memory costs a page fault for
+// every 4 KB.
 class PartsMemory {
  public:
   PartsMemory() = default;
@@ -104,7 +105,7 @@ class PartsMemory {
 };
 thread_local Arena PartsMemory::arena_;
 
-// The queries of several sequences, copied one behind the other.
+// Copies the queries of a node's sequences one after another.
 void stack_queries(const PagedCall& paged, Part& part, PartsMemory& memory) {
   Call& call = part.call;
   const Array& from = paged.common.q;
@@ -147,13 +148,14 @@ Part part_of(const PagedCall& paged, Node node, const Kernels& kernels, PartsMem
   return part;
 }
 
-// One block of rows, one piece of the keys, and `heads` key heads from `head` on.
+// A task: one block of rows, one piece of the keys, and `heads` key heads from `head` on.
 struct Task {
   std::int64_t part, block, piece, head, heads, work;
 };
 
-// All key heads of few rows are one task, in which pages are read in the order of memory, if there are tasks enough for
-// all threads without dividing them. No head's result depends on it.
+// Lists the tasks, longest first. For few rows, one task has all key heads, so that pages are read in memory order;
+// heads are divided among tasks only if there are too few tasks for all threads. Results do not depend on this
+// division.
 std::vector<Task> longest_first(const std::vector<Part>& parts, std::int64_t threads) {
   constexpr std::int64_t kTasksPerThread = 4;
   std::int64_t pieces = 0;
@@ -178,7 +180,7 @@ std::vector<Task> longest_first(const std::vector<Part>& parts, std::int64_t thr
   return tasks;
 }
 
-// The entries of the page table that a block of rows reads for a piece of its keys.
+// The number of page-table entries that a block of rows reads for a piece of its keys.
 std::int64_t entries_read(const Part& part, const Piece& piece) {
   const Call& call = part.call;
   const std::int64_t low = std::max(piece.key + 0L, piece.row / call.group + call.first);

@@ -14,7 +14,7 @@
 namespace redblue {
 namespace {
 
-// The same call with the query heads of a key head as one more leading dimension: a stream is then one query head.
+// Returns the call with the query heads of a key head as another leading dimension, so that a stream is one query head.
 Call unstacked(const Call& stacked) {
   Call call = stacked;
   call.pattern = stacked.by_query;
@@ -35,7 +35,7 @@ Call unstacked(const Call& stacked) {
 
 void bias_gradient(const Call& stacked, const Kernels& kernels) {
   const Call call = unstacked(stacked);
-  std::map<std::int64_t, std::vector<std::int64_t>> sharing;  // streams by the part of dbias that they share
+  std::map<std::int64_t, std::vector<std::int64_t>> sharing;  // from offset in dbias to the streams that share it
   for (std::int64_t stream = 0; stream < call.streams(); stream++)
     sharing[offset_of(call, call.dbias, stream)].push_back(stream);
   std::vector<const std::vector<std::int64_t>*> slices;
@@ -53,11 +53,11 @@ void bias_gradient(const Call& stacked, const Kernels& kernels) {
   });
 }
 
-// Distributes lists (queries with their keys, or keys with their queries) over the threads, in parts of about equally
-// many pairs. The parts depend on the lists alone.
+// Distributes lists (of the keys of each query, or the queries of each key) over the threads, in parts with about
+// equally many pairs. The parts depend only on the lists.
 template <class Work>
 void share_lists(const Call& call, std::int64_t count, bool by_key, Work work) {
-  constexpr std::int64_t kParts = 128, kOwn = 8;  // kOwn: pairs that a list costs besides its own
+  constexpr std::int64_t kParts = 128, kOwn = 8;  // kOwn: the fixed cost of a list, in pairs
   struct Part {
     std::int64_t stream, first, stop;
   };
@@ -97,7 +97,7 @@ Moved gather_backward(const Call& call, const Kernels& kernels) {
   return tally.sum();
 }
 
-// Backward by the schedule `flash`: one pass for dQ, which computes the row sums too, then one for dK and dV.
+// Backward by the schedule `flash`: a pass for deltas and dQ, then a pass for dK and dV.
 Moved two_passes(Call call, const Kernels& kernels) {
   if (call.pattern.starts) call.rows = ceil_div(call.rows, call.pattern.panel) * call.pattern.panel;  // whole panels
   const std::int64_t streams = call.streams(), key_blocks = ceil_div(call.n_k, call.cols);
@@ -132,7 +132,7 @@ ByKey by_key(const std::int64_t* query_starts, const std::int32_t* keys, std::in
 BlockVisits::BlockVisits(const Pattern& pattern, std::int64_t n_k, std::int64_t cols) {
   order.blocks = ceil_div(n_k, cols);
   starts_.resize(pattern.planes_count * order.blocks + 1);
-  // The blocks that each panel meets, ascending: use(plane, panel, blocks).
+  // Calls use(plane, panel) for each panel, with the blocks that it attends, in ascending order, in `met`.
   std::vector<std::int64_t> met;
   const auto each = [&](auto use) {
     for (std::int64_t plane = 0; plane < pattern.planes_count; plane++)
@@ -161,8 +161,8 @@ BlockVisits::BlockVisits(const Pattern& pattern, std::int64_t n_k, std::int64_t 
   });
 }
 
-Moved forward(const Call& given, const Isa& isa) {
-  Call call = given;
+Moved forward(const Call& original, const Isa& isa) {
+  Call call = original;
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_forward(call, kernels);
   if (call.spilled.rows) return spilled_forward(call, isa);
@@ -191,8 +191,8 @@ Moved forward(const Call& given, const Isa& isa) {
   return tally.sum();
 }
 
-Moved backward(const Call& given, const Isa& isa) {
-  Call call = given;
+Moved backward(const Call& original, const Isa& isa) {
+  Call call = original;
   const Kernels& kernels = kernels_for(call, isa);
   if (call.edges.query_starts) return gather_backward(call, kernels);
   if (call.spilled.rows || call.dq_cols) {

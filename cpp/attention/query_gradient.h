@@ -1,12 +1,12 @@
-// The backward pass of the schedule `flash`, dQ: queries stay with their gradient, keys stream by. Included once inside
-// each target region (vector/region.h).
+// dQ of the schedule `flash`: queries and their gradient stay in cache, keys are streamed. Included once inside each
+// target region (vector/region.h).
 template <class T, class F>
 struct Queries : Formats<T, F> {
   using Base = Formats<T, F>;
   using typename Base::Packed, typename Base::Side, typename Base::Sum, typename Base::Unit;
   using Base::as_units, Base::kLanesAtOnce, Base::L, Base::padded, Base::rows_of, Base::S, Base::units, Base::up;
 
-  // dQ and deltas of rows r0 .. r0 + count - 1 of one stream.
+  // Computes dQ and deltas of rows r0 .. r0 + count - 1 of one stream.
   static Moved run(const Call& call, std::int64_t stream, long r0, long count, Arena& arena) {
     const Stream s(call, stream);
     for (long r = r0; r < r0 + count; r++) GradientTile<T, F>::store_delta(s, r);
@@ -73,7 +73,7 @@ struct Queries : Formats<T, F> {
       return first;
     }
 
-    // The rows of K and V that the products of a window read; pairs: K, interleaved along the keys.
+    // The rows of K and V that the products of a window read. pairs: K with neighbouring keys interleaved.
     struct Sides {
       Side k, v, pairs;
     };

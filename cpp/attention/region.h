@@ -7,7 +7,7 @@
 #include "vector/bandwidth.h"
 #include "vector/peak.h"
 
-// A constant: filling it must not run instructions that the CPU may not have.
+// constexpr, because initialising it at run time could execute instructions that the CPU lacks.
 constexpr Isa kRow = {
     kName,
     supported,
@@ -25,7 +25,7 @@ constexpr Isa kRow = {
     for_all<float, exp2<float>>,
     for_all<double, exp2<double>>,
 #if defined(REDBLUE_BF16_PAIRS)
-    // Only products of bfloat16 gain from the pairs; the other kernels are those of avx512 or neon.
+    // Only products of bfloat16 gain from pairs; the other number types use the kernels of avx512 or neon.
     {{}, {}, kKernels<bfloat16, Bfloat16Pairs>, {}},
 #else
     {kKernels<float, Float32>, kKernels<double, Float64>, kKernels<bfloat16, Float32>, kKernels<float16, Float32>},

@@ -1,4 +1,4 @@
-// Copies of new keys or values into the rows of pages. Knows neither number types nor Python.
+// Copies new keys or values into rows of pages, whatever their number type.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace redblue {
 
-// Row i, of `heads` x `width` numbers of `size` bytes, goes to row rows[i] of page pages[i]. Steps are in bytes.
+// Copies row i, `heads` x `width` numbers of `size` bytes each, to row rows[i] of page pages[i]. Strides are in bytes.
 struct RowCopy {
   const std::int64_t *pages = nullptr, *rows = nullptr;
   std::int64_t count = 0, heads = 0, width = 0, size = 0;
@@ -16,7 +16,7 @@ struct RowCopy {
   std::int64_t to_page = 0, to_row = 0, to_head = 0, to_column = 0;
 
   void run(const char* from, char* to, int threads) const {
-    constexpr std::int64_t kBytes = 1 << 18;  // of a task: less is not worth another thread
+    constexpr std::int64_t kBytes = 1 << 18;  // per task; less is not worth another thread
     const std::int64_t each = std::max<std::int64_t>(1, kBytes / std::max<std::int64_t>(1, heads * width * size));
     share_out(ceil_div(count, each), threads, [&](std::int64_t task) {
       for (std::int64_t i = task * each; i < std::min(count, (task + 1) * each); i++)

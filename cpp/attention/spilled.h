@@ -1,10 +1,11 @@
-// The schedules `hybrid` and `small_cache`, which write P to memory tile by tile. Included once inside each target
-// region (vector/region.h); spilled_passes.cpp splits the work into blocks and distributes them.
+// The schedules `hybrid` and `small_cache`, which write P to memory tile by tile: the forward pass, and helpers of both
+// passes. Included once inside each target region (vector/region.h); spilled_passes.cpp splits the work into blocks and
+// distributes them.
 //
-// P of a chunk of rows, and later dS in the same memory, is stored as panels [panel][key][lane]. Products broadcast it
-// along keys (dV, dK) or load it along lanes (O, dQ). Rows and keys are divided into slices of `depth`: if no row of a
-// slice attends a slice of keys, that part of P is neither written nor read. The words moved are therefore those of the
-// schedule for the mask rounded outwards to whole slices.
+// P of a chunk of rows is stored as panels [panel][key][lane]; dS later replaces it in the same memory. Products
+// broadcast single numbers of P (dV, dK) or load vectors of lanes (O, dQ). Rows and keys are divided into slices of
+// `depth`: if no row of a slice attends any key of another, that part of P is neither written nor read. The words moved
+// therefore equal the count of the schedule for the mask rounded outwards to whole slices.
 template <class T, class F>
 struct Spilled : Formats<T, F> {
   using Base = Formats<T, F>;
@@ -26,7 +27,7 @@ struct Spilled : Formats<T, F> {
     for (long x = 0; x < count; x += L) Wide<Packed>::store_narrow(to + x, load(from + x));
   }
 
-  // Records in the map of the spill which slices of keys these rows attend.
+  // Records in spill.live which slices of keys these rows attend.
   static void mark(const Stream& s, const Spill& spill, long r0, long count) {
     const long depth = spill.depth;
     std::uint8_t* const first = spill.live + (r0 - spill.row) / depth * spill.slices;
@@ -42,7 +43,7 @@ struct Spilled : Formats<T, F> {
       }
     }
   }
-  // Calls use(key, keys) for each run of slices between `key` and `stop` that some of these rows attend.
+  // Calls use(key, keys) for each run of slices between `key` and `stop` that any of these rows attends.
   template <class Use>
   static void each_run(const Spill& spill, long row, long rows, long key, long stop, Use use) {
     const auto from = [&](bool live) {
@@ -68,8 +69,8 @@ struct Spilled : Formats<T, F> {
     std::fill_n(tile + (done - j) * rows.lanes, (j + keys - done) * rows.lanes, nothing);
   }
 
-  // Tiles of left right^T, summed over slices of features: rows of `left` in lanes, keys in rows. The left rows are
-  // packed once and stay, or are streamed like the right rows.
+  // Computes tiles of left right^T, summed over slices of features: rows of `left` lie in lanes, keys in rows. `stays`:
+  // the left rows are packed once and stay in cache; otherwise they are streamed like the right rows.
   struct Scores {
     const Stream& s;
     const Array &left, &right;
@@ -94,7 +95,7 @@ struct Spilled : Formats<T, F> {
         pack_panel<F, T>(at.from(row + g * lanes, f * left.column), left.column, std::min(lanes, count - g * lanes),
                          lanes, width, panels + g * units(stays ? features : slice) * lanes, pack_scratch);
     }
-    // tile + g * stride <- the keys x lanes of panel g.
+    // tile + g * stride <- the product (keys x lanes) of panel g.
     void compute(long key, long keys, Sum* tile, long stride) {
       const auto at = s.template key<const T>(right);
       for (long f = 0; f < features; f += slice) {
@@ -115,7 +116,8 @@ struct Spilled : Formats<T, F> {
   // Buffers for finishing a tile of scores.
   struct Extra {
     Sum *tile, *bias, *bias_scratch;
-    // `groups` panels of keys x lanes. Scores are computed in a tile if P is not stored in the sums' type.
+    // For `groups` panels of keys x lanes. If P is not stored as sums, scores are computed in `tile`, otherwise in
+    // place.
     Extra(const Call& call, const Spill& spill, long groups, long keys, Arena& from)
         : tile(S == 1 ? nullptr : from.take<Sum>(groups * keys * spill.lanes)),
           bias(call.bias.data || call.dropout > 0 ? from.take<Sum>(keys * spill.lanes) : nullptr),
@@ -130,7 +132,8 @@ struct Spilled : Formats<T, F> {
     }
   };
 
-  // Forward, rows r0 ..: computes P = exp(scores - the row maxima of their tile), these maxima, and lse.
+  // Forward: computes P = exp(scores - maxima) of rows r0 .. r0 + count - 1, where the maxima are of the row within a
+  // tile. Also stores the maxima and lse.
   static Moved scores(const Call& call, const Spill& spill, long r0, long count, Arena& arena) {
     const Stream s(call, spill.stream);
     const long lanes = spill.lanes, cols = spill.tiles.cols, most = std::min<long>(cols, call.n_k);
@@ -141,7 +144,7 @@ struct Spilled : Formats<T, F> {
                *const own = stats + 2 * product.groups * lanes;
     const V<Sum> scale = splat(Sum(factor_left(call)) * Base::kLog2E), lowest = splat(kLowest);
     for (long r = 0; r < product.groups * lanes; r++) {
-      const Sum sink = Forward<T, F>::first_score(s, r0 + std::min(r, count - 1), Piece{});
+      const Sum sink = Results<T, F>::first_score(s, r0 + std::min(r, count - 1), Piece{});
       row_max[r] = sink, row_sum[r] = sink == kLowest ? 0 : 1;
     }
     Moved moved{spill.tiles.stays ? count * call.d : 0, count};
@@ -176,14 +179,14 @@ struct Spilled : Formats<T, F> {
       moved.writes += count * (keys + 1);
     }
     for (long r = 0; r < count; r++)
-      at<Sum>(call.lse, 0)[s.number(r0 + r)] = Forward<T, F>::log_sum(call, row_max[r], row_sum[r]);
+      at<Sum>(call.lse, 0)[s.number(r0 + r)] = Results<T, F>::log_sum(call, row_max[r], row_sum[r]);
     return moved;
   }
   static Sum* tops(const Spill& spill, long row, long block) {
     return static_cast<Sum*>(spill.tops) + ((row - spill.row) / spill.lanes * spill.blocks + block) * spill.lanes;
   }
 
-  // Rows r0 .. of P V or, backward, of dS K.
+  // Computes rows r0 .. r0 + count - 1 of P V or, in backward, of dS K.
   static Moved by_rows(const Call& call, const Spill& spill, bool forward, long r0, long count, Arena& arena) {
     RowProduct product(call, spill, forward, r0, count, arena);
     for (long f = 0; f < product.features; f += product.most)
@@ -191,7 +194,7 @@ struct Spilled : Formats<T, F> {
     return product.moved;
   }
 
-  // The state of `by_rows`. Forward, each tile of P is weighted by e^(its row maximum - the row's lse).
+  // The state of `by_rows`. In forward, each row of a tile of P is weighted by e^(its maximum - lse).
   struct RowProduct {
     const Call& call;
     const Spill& spill;
@@ -199,7 +202,7 @@ struct Spilled : Formats<T, F> {
     const bool forward;
     const Array &other, &result;  // V and O, or K and dQ
     const long row, count, lanes, groups, depth, features;
-    const long most, keys_each;  // most: features at a time; keys_each: of one weight
+    const long most, keys_each;  // most: features at a time; keys_each: keys that share a weight
     const bool in_place;
     Sum *const tile, *const lse, *const weights;
     Packed *const packed, *const pack_scratch;
@@ -219,7 +222,7 @@ struct Spilled : Formats<T, F> {
           interleaved(S == 1 ? nullptr : arena.take<Unit>(units(depth) * lanes)) {
       for (long r = 0; forward && r < groups * lanes; r++) {
         const Sum of_row = at<const Sum>(call.lse, 0)[s.number(row + std::min(r, count - 1))];
-        lse[r] = of_row == kLowest ? -kLowest : of_row;  // a row that attends nothing has weight 0
+        lse[r] = of_row == kLowest ? -kLowest : of_row;  // rows without attended keys have weight 0
       }
       std::fill_n(weights, groups * lanes, Sum(1));
     }
@@ -278,7 +281,7 @@ struct Spilled : Formats<T, F> {
           pack_pairs<F, Packed>(ArrayRows<const Packed>{p, lanes, 1, 0}, 1, keys, lanes,
                                 reinterpret_cast<Packed*>(interleaved), lanes, pack_scratch);
         product<F>(width, lanes, units(keys), as_units(from), 1, length, S == 1 ? as_units(p) : interleaved, lanes,
-                   tile + g * width * lanes, lanes, forward ? Start::kWeighed : Start::kSum, weights + g * lanes,
+                   tile + g * width * lanes, lanes, forward ? Start::kWeighted : Start::kSum, weights + g * lanes,
                    nothing_ahead);
         moved.reads += rows_of_group(g) * keys;
       }

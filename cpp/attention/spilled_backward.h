@@ -6,7 +6,7 @@ struct SpilledBackward : Spilled<T, F> {
   using typename Base::Extra, typename Base::Packed, typename Base::Scores, typename Base::Sum, typename Base::Unit;
   using Base::as_units, Base::keep, Base::L, Base::padded, Base::panel, Base::rows_at, Base::S, Base::units, Base::up;
 
-  // One block of a phase: rows or keys first .. first + count - 1.
+  // Runs one block of a phase: rows or keys first .. first + count - 1.
   static Moved phase(const Call& call, const Spill& spill, Phase phase, long first, long count, Arena& arena) {
     const SpillTiles& t = spill.tiles;
     switch (phase) {
@@ -35,14 +35,14 @@ struct SpilledBackward : Spilled<T, F> {
     return {2 * count * call.d_v, count};
   }
 
-  // Rows r0 ..: computes P, before dropout.
+  // Computes P of rows r0 .. r0 + count - 1, before dropout.
   static Moved weights(const Call& call, const Spill& spill, long r0, long count, Arena& arena) {
     const Stream s(call, spill.stream);
     const bool stays = spill.tiles.stays;
     const long lanes = spill.lanes, cols = stays ? spill.depth : long(spill.tiles.cols),
                most = std::min<long>(cols, call.n_k);
-    // Sums over the same slices as in forward: other slices would round differently, and exp(score - lse) magnifies the
-    // difference for large scores.
+    // Scores are summed over the same slices as in forward. Other slices would round differently, and exp(score - lse)
+    // magnifies the difference for large scores.
     Scores product(s, spill, call.q, call.k, call.d, spill.depth, r0, count, most, stays, arena);
     const Extra extra(call, spill, product.groups, most, arena);
     Sum *const lse = arena.take<Sum>(product.groups * lanes), *const delta = arena.take<Sum>(lanes);
@@ -62,7 +62,7 @@ struct SpilledBackward : Spilled<T, F> {
         extra.finish(s, rows, j, keys, p, Base::slopes_at(spill, rows.start, j));
         for (long v = 0; v < lanes; v += L) {
           const V<Sum> base = load(lse + g * lanes + v);
-          // Rounded as for lse, so that a score that outweighs all others has weight 1.
+          // Rounded as in the computation of lse, so that a dominant score has weight exactly 1.
           for (long x = v; x < keys * lanes; x += lanes)
             store(p + x, exp<Sum>(rounded<Sum>(load(p + x) * factor) - base));
         }
@@ -96,7 +96,7 @@ struct SpilledBackward : Spilled<T, F> {
     keep(tile, p, keys * rows.lanes);
   }
 
-  // Rows r0 ..: replaces P by dS.
+  // Replaces P by dS in rows r0 .. r0 + count - 1.
   static Moved products(const Call& call, const Spill& spill, long r0, long count, Arena& arena) {
     const Stream s(call, spill.stream);
     const long lanes = spill.lanes, cols = spill.tiles.cols, most = std::min<long>(cols, call.n_k);
@@ -122,14 +122,14 @@ struct SpilledBackward : Spilled<T, F> {
     return moved;
   }
 
-  // A gradient of keys (dK or dV) that every chunk of rows adds to.
+  // dK or dV, to which every chunk of rows adds.
   struct Gradient {
     const Array &other, &to;  // the other factor of the product (Q or dO), and the gradient's array
-    void* kept;               // the sums of earlier chunks, rows of `features`; null: they are in `to`
+    void* kept;               // sums of earlier chunks, in rows of `features`; null: `to` holds them
     long features, cols;
     bool drops;  // whether dropout applies to the first factor, P
 
-    // Loads the sums of keys key .. and features f .. into a tile (keys x length).
+    // Loads the sums of `keys` keys and `width` features, from `key` and `f` on, into a tile (keys x length).
     void fetch(const Stream& s, long key, long keys, long f, long width, Sum* tile, long length) const {
       const Sum* const sums = static_cast<const Sum*>(kept);
       const auto row = s.template key<const T>(to);
@@ -146,7 +146,7 @@ struct SpilledBackward : Spilled<T, F> {
         else
           unpack_row(tile + r * length, width, Sum(1), row(key + r) + f * to.column, to.column);
     }
-    // Keys that this chunk adds nothing to: the last chunk writes their sums, or zeros, to the array.
+    // Handles keys to which this chunk adds nothing: the last chunk writes their sums, or zeros, to the array.
     Moved rest(const Stream& s, const Spill& spill, long key, long keys, Arena& arena) const {
       if (!spill.last) return {};
       const bool begun = spill.has_begun(key, keys);
@@ -164,7 +164,7 @@ struct SpilledBackward : Spilled<T, F> {
     }
   };
 
-  // Rows of the other factor: read in place, or packed.
+  // The rows of the other factor, read in place or packed.
   struct Streamed {
     const Array& array;
     const bool in_place;
@@ -175,7 +175,7 @@ struct SpilledBackward : Spilled<T, F> {
         : array(a), in_place(call.group == 1 && Base::in_place_pairs(a) && cols % L == 0 && features % L == 0),
           most(up(cols, L)), packed(in_place ? nullptr : from.take<Packed>(up(depth, S) * most)),
           scratch(from.take<Packed>(2 * most)) {}
-    // Rows first .. first + rows - 1, features f ..; sets `length` to the length of a row in units.
+    // Returns rows first .. first + rows - 1 from feature f on. Sets `length` to the length of a row in units.
     const Packed* take(const Stream& s, long first, long rows, long f, long width, long& length) const {
       const auto row = s.template row<const T>(array);
       length = in_place ? array.row : up(width, L);
@@ -194,7 +194,7 @@ struct SpilledBackward : Spilled<T, F> {
     return copy;
   }
 
-  // Keys j0 .. of P^T dO or dS^T Q.
+  // Computes keys j0 .. j0 + count - 1 of P^T dO or dS^T Q.
   static Moved by_keys(const Call& call, const Spill& spill, const Gradient& gradient, long j0, long count,
                        Arena& arena) {
     const Stream s(call, spill.stream);
@@ -239,13 +239,14 @@ struct SpilledBackward : Spilled<T, F> {
     return moved;
   }
 
-  // Keys j0 .. stay with their dV, rows stream by: computes dV, and dS in the place of P.
+  // Computes dV of keys j0 .. j0 + count - 1, and replaces P by dS. The keys and their dV stay in cache, rows are
+  // streamed.
   static Moved both(const Call& call, const Spill& spill, long j0, long count, Arena& arena) {
     const Stream s(call, spill.stream);
     const Gradient gradient{call.dout, call.dv, spill.dv, long(call.d_v), long(call.d_v), call.dropout > 0};
     if (!spill.meets(spill.row, spill.rows, j0, count)) {
       Moved moved = gradient.rest(s, spill, j0, count, arena);
-      moved.reads += moved.writes;  // the schedule reads V before it knows that no row attends these keys
+      moved.reads += moved.writes;  // the schedule reads V before it checks whether any row attends these keys
       return moved;
     }
     KeyBlock block(s, spill, gradient, j0, count, arena);
@@ -319,7 +320,8 @@ struct SpilledBackward : Spilled<T, F> {
       });
     }
 
-    // The same for a run of keys and one panel, which begins at row r of the slice. dout: the panel's rows of dO.
+    // Adds the contributions of a run of keys and one panel, which begins at row r of the slice. dout: the panel's rows
+    // of dO.
     void add_run(const Rows& rows, long key, long keys, const Unit* dout, long dout_length, long r) {
       Packed* const p = panel(spill, rows.start, key);
       const Packed* const weights = gradient.drops ? dropped(s, rows, key, keys, p, copy, kept) : p;

@@ -10,13 +10,13 @@
 namespace redblue {
 namespace {
 
-// Bytes of P: streams are processed together up to this size, so that threads wait less often.
+// Streams are processed together up to this many bytes of P, so that threads wait less often.
 constexpr std::int64_t kTogether = 32 << 20;
 
 std::int64_t up(std::int64_t count, std::int64_t multiple) { return ceil_div(count, multiple) * multiple; }
 
-// Keys of a panel of P, with padding: panels whose addresses differ by a power of two would share few sets of the
-// cache.
+// The padded number of keys of a panel of P. Without padding, panels whose addresses differ by a power of two would
+// share few sets of the cache.
 std::int64_t padded(std::int64_t keys, std::int64_t bytes_of_key, std::int64_t slice) {
   constexpr std::int64_t kApart = 2048;  // half of one way of an L1 cache
   return keys * bytes_of_key % kApart ? keys : keys + slice;
@@ -85,7 +85,7 @@ class Spilling {
     pieces_.allocate(at_once_);
   }
 
-  // Calls each(row, rows) for every chunk of rows, with as many streams at a time as fit in memory.
+  // Calls each(row, rows) for every chunk of rows, for at_once_ streams at a time.
   template <class Each>
   void each_chunk(Each each) {
     const std::int64_t rows = call_.stacked(), streams = call_.streams();
@@ -106,7 +106,7 @@ class Spilling {
       }
     }
   }
-  // Runs one phase of the chunk in blocks of `edge` rows or keys, from `first` on.
+  // Runs one phase on `count` rows or keys of the chunk, from `first` on, in blocks of `edge`.
   void phase(Phase phase, std::int64_t first, std::int64_t count, std::int64_t edge) {
     const std::int64_t blocks = ceil_div(count, edge), streams = spills_.size();
     share_out(blocks * streams, call_.threads, [&](std::int64_t task) {

@@ -1,10 +1,10 @@
 // One stream of a call: the addresses of its rows, and the keys that each row attends. Included once inside each target
 // region (vector/region.h).
 //
-// A tile of scores holds keys in rows and queries in lanes, so that maximum, sum and log-sum-exp of L rows are one
-// vector: nothing is summed across lanes. (For few rows it is the other way round: decode.h.)
+// A tile of scores holds keys in rows and queries in lanes, so that the maxima, sums and log-sum-exps of L queries are
+// vectors, and nothing is summed across lanes. (decode.h holds few queries in rows and keys in lanes.)
 
-// Rows r0 .. r0 + count - 1 of one stream (stacked: row r is query r / group of head r % group) against keys.
+// Rows start .. start + count - 1 of one stream. Rows are stacked: row r is query r / group of head r % group.
 struct Rows {
   long start, count, lanes;  // lanes: count, rounded up to whole vectors
 };
@@ -14,8 +14,8 @@ inline T* at(const Array& array, std::int64_t offset) {
   return reinterpret_cast<T*>(array.data) + offset;
 }
 
-// The address of each row of one stream of an array. Rows of query heads are stacked: row r is query r / group of head
-// r % group. One type for all arrays of a number type, so that packing is compiled once for each number type.
+// The address of each row of one stream of an array. Rows of query heads are stacked. All arrays of a number type share
+// this type, so that packing is compiled once for each number type.
 template <class T>
 struct ArrayRows {
   T* base;
@@ -26,7 +26,7 @@ struct ArrayRows {
     r += first;
     return group == 1 ? base + r * step : base + r / group * step + r % group * head;
   }
-  // The same rows from `row` on, and `numbers` further on in each of them.
+  // The same rows from `row` on, each from its number `numbers` on.
   ArrayRows from(long row, std::int64_t numbers = 0) const { return {base + numbers, step, group, head, first + row}; }
 };
 
@@ -45,7 +45,7 @@ struct ListedRows {
   T* operator()(long r) const { return rows(list[r]); }
 };
 
-// One stream of a call: finds its part of each array.
+// One stream of a call. Locates its part of each array.
 struct Stream {
   const Call& call;
   std::int64_t index, lead[kMaxLead], kv_head;
@@ -63,12 +63,12 @@ struct Stream {
     for (int l = 0; l < call.leads; l++) sum += lead[l] * array.lead[l];
     return sum;
   }
-  // Row r of an array with query heads: q, out, dout, dq, bias.
+  // The rows of an array with query heads: q, out, dout, dq, bias.
   template <class T>
   ArrayRows<T> row(const Array& array) const {
     return {at<T>(array, offset(array) + kv_head * call.group * array.head), array.row, call.group, array.head};
   }
-  // Row r of an array with key/value heads: k, v, dk, dv.
+  // The rows of an array with key/value heads: k, v, dk, dv.
   template <class T>
   ArrayRows<T> key(const Array& array) const {
     return {at<T>(array, offset(array) + kv_head * array.head), array.row, 1, 0};
@@ -82,55 +82,56 @@ struct Stream {
     const Array& planes = call.pattern.planes;
     return planes.data ? *at<const std::int64_t>(planes, offset(planes) + kv_head * planes.head) : 0;
   }
-  // The keys that rows r .. r + count - 1 attend by the band alone, as a range that may be empty.
+  // The keys that the band allows for any of the rows r .. r + count - 1, as a range that may be empty.
   std::pair<long, long> keys_of(long r, long count) const {
     const std::int64_t low = r / call.group + call.first, high = (r + count - 1) / call.group + call.end;
     const std::int64_t start = std::max<std::int64_t>(0, low), stop = std::min(call.n_k, high);
     return {start, std::max(start, stop)};
   }
-  // Whether all of these rows attend all of the keys j .. j + keys - 1 by the band.
+  // Whether the band allows all keys j .. j + keys - 1 for all of these rows.
   bool holds(long r, long rows, long j, long keys) const {
     return (r + rows - 1) / call.group + call.first <= j && j + keys <= r / call.group + call.end;
   }
 };
 
-// Where the rows and keys of a stream lie in the whole problem that the call is a part of. kGiven: whether the call has
-// positions; if not, it is the whole. Positions are int64: the whole's n_q, n_k and heads, the index of the call's
-// first head among them, then the place of each query, then that of each key.
-template <bool kGiven>
+// Maps the rows and keys of a stream to their positions in the whole problem, of which the call may be a part.
+// kHasPositions: whether the call has positions; a call without positions is the whole problem. Positions are int64:
+// n_q, n_k and heads of the whole problem, the index of the call's first head, then the position of each query, then
+// the position of each key.
+template <bool kHasPositions>
 struct Places {
   const Stream& s;
 
-  const std::int64_t* given() const { return reinterpret_cast<const std::int64_t*>(s.call.positions.data); }
+  const std::int64_t* numbers() const { return reinterpret_cast<const std::int64_t*>(s.call.positions.data); }
   std::int64_t query(long i) const {
-    if constexpr (kGiven) return given()[4 + i];
+    if constexpr (kHasPositions) return numbers()[4 + i];
     return i;
   }
   std::int64_t key(long j) const {
-    if constexpr (kGiven) return given()[4 + s.call.n_q + j];
+    if constexpr (kHasPositions) return numbers()[4 + s.call.n_q + j];
     return j;
   }
-  // The key that lies at the position of row r's query; the last query and the last key of the whole are aligned.
+  // The key at the position of row r's query. The last query and the last key of the whole problem are aligned.
   std::int64_t own_key(long r) const {
-    const std::int64_t n_q = kGiven ? given()[0] : s.call.n_q, n_k = kGiven ? given()[1] : s.call.n_k;
+    const std::int64_t n_q = kHasPositions ? numbers()[0] : s.call.n_q, n_k = kHasPositions ? numbers()[1] : s.call.n_k;
     return query(r / s.call.group) + n_k - n_q;
   }
   // The index of row r among the rows of all heads of all batch entries.
   std::uint64_t number(long r) const {
     const std::int64_t index = s.number(r);
-    if constexpr (!kGiven) return index;
+    if constexpr (!kHasPositions) return index;
     const std::int64_t head = index / s.call.n_q, entry = head / s.call.heads;
-    return (entry * given()[2] + given()[3] + head % s.call.heads) * given()[0] + query(index % s.call.n_q);
+    return (entry * numbers()[2] + numbers()[3] + head % s.call.heads) * numbers()[0] + query(index % s.call.n_q);
   }
 };
 
-// Calls use(places): the check for positions is outside the loops of `use`.
+// Calls use(places), so that loops in `use` need not check for positions.
 template <class Use>
 void with_places(const Stream& s, Use&& use) {
   s.call.positions.data ? use(Places<true>{s}) : use(Places<false>{s});
 }
 
-// The addresses of consecutive keys `first` .. of K or V that lie in pages.
+// Lists the addresses of `count` consecutive paged rows of K or V, from key `first` on.
 template <class T>
 void list_paged_rows(const Pages& pages, const ArrayRows<T>& rows, std::int64_t page_step, long first, long count,
                      T** to) {
@@ -142,19 +143,19 @@ void list_paged_rows(const Pages& pages, const ArrayRows<T>& rows, std::int64_t 
   }
 }
 
-// Pairs of one query with listed keys or, if by_key, of one key with listed queries.
+// Pairs of one query with listed keys, or, if by_key, of one key with listed queries.
 struct Pairs {
   const Stream& s;
   long own;
   bool by_key;
-  const std::int32_t* list;  // keys, or queries
-  long count, head;          // head: of the rows, among the query heads that share a key head
+  const std::int32_t* list;  // of keys or queries
+  long count, head;          // head: the rows' head among the query heads that share a key head
 
   long row(long x) const { return (by_key ? list[x] : own) * s.call.group + head; }
   long key(long x) const { return by_key ? own : list[x]; }
 };
 
-// Gives each lane the range of keys that its row attends, counted from key j. The ranges mask partial tiles.
+// The range of keys that each lane's row attends, counted from key j. The ranges mask partial tiles.
 template <class Sum>
 struct Band {
   Sum low[kNR * kLanesOf<Sum>], high[kNR * kLanesOf<Sum>];

@@ -1,4 +1,4 @@
-// The tasks of `flash` forward and of `flash_onepass` backward: which block of which stream, in which order.
+// The tasks of `flash` forward and of `flash_onepass` backward, and their order.
 #include <algorithm>
 
 #include "attention/tasks.h"
@@ -6,7 +6,7 @@
 namespace redblue {
 namespace {
 
-// The work of each block of rows, by plane and block: pairs of a row (or of a pattern's panel) and a key.
+// The work of each block of rows of each plane, as its number of pairs of a row (or a pattern's panel) and a key.
 std::vector<std::int64_t> work_of_blocks(const Call& call, std::int64_t blocks) {
   const Pattern& pattern = call.pattern;
   if (!pattern.starts) {
@@ -67,7 +67,7 @@ void prepare_backward(Call& call, const Kernels& kernels, const std::optional<Bl
     call.order = visits->order;
     return;
   }
-  // `width` keys: the most that a panel attends. They lie in at most width / cols + 2 consecutive blocks.
+  // width: the most keys that a panel attends. They lie in at most width / cols + 2 consecutive blocks.
   const std::int64_t width =
       std::clamp<std::int64_t>(call.end - call.first, 0, call.n_k) + ceil_div(kernels.lanes, call.group);
   const std::int64_t key_blocks = ceil_div(call.n_k, call.cols);
@@ -78,7 +78,7 @@ std::int64_t pieces_of(const Call& call) {
   return std::clamp<std::int64_t>(call.pieces, 1, std::max<std::int64_t>(1, call.n_k));
 }
 
-// Equal tasks of one stream, which share its keys, stay together (1 % faster than interleaving streams; measured,
+// Tasks of equal work that share the keys of one stream stay together (1 % faster than interleaving streams; measured,
 // Zen 5).
 std::vector<ListedTask> blocks_of_rows(const Call& call, std::int64_t pieces) {
   const std::int64_t rows = call.stacked(), blocks = ceil_div(rows, call.rows), streams = call.streams();
@@ -102,8 +102,8 @@ std::vector<ListedTask> blocks_of_rows(const Call& call, std::int64_t pieces) {
   return tasks;
 }
 
-// As many streams at a time as there are threads: with enough streams, no thread waits for another's update of dQ. The
-// grouping changes no sum.
+// Tasks of as many streams as there are threads are interleaved: with enough streams, no thread waits for another
+// thread's update of dQ. The grouping does not change results.
 std::vector<ListedTask> blocks_of_keys(const Call& call) {
   const std::int64_t streams = call.streams(), key_blocks = ceil_div(call.n_k, call.cols);
   const std::int64_t wave = std::max<std::int64_t>(1, std::min<std::int64_t>(call.threads, streams));
@@ -118,8 +118,8 @@ std::vector<ListedTask> blocks_of_keys(const Call& call) {
   return tasks;
 }
 
-std::vector<ListedTask> list_tasks(const Call& given, const Isa& isa, bool backward) {
-  Call call = given;
+std::vector<ListedTask> list_tasks(const Call& original, const Isa& isa, bool backward) {
+  Call call = original;
   const Kernels& kernels = kernels_for(call, isa);
   if (!backward) {
     prepare_forward(call, kernels);

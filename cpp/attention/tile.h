@@ -4,7 +4,7 @@
 //
 //     C[m][lane] (+)= sum over k of A[m, k] B[k][lane]
 //
-// B: a panel, k-th row at b + k * bk, loaded as whole vectors. A: single units, broadcast; at a + m * am + k * ak. C:
+// B: a panel, k-th row at b + k * bk, loaded as whole vectors. A: single units, at a + m * am + k * ak, broadcast. C:
 // sums, m-th row at c + m * cm, whole vectors. A unit is the operand of one multiply-add per lane: a float, a double,
 // or a pair of bfloat16 that are neighbours along k (k then counts units: half the length).
 //
@@ -15,7 +15,8 @@
 constexpr int kNR = kRegisters == 32 ? 4 : 2;
 constexpr int kMR = 6;
 
-// The formats of numbers in a packed panel. multiply_add_unit: b times a unit, broadcast by `broadcast`, plus c.
+// The formats of numbers in a packed panel. multiply_add_unit(b, a, c) is b times a plus c, where a comes from
+// `broadcast`.
 struct Float32 {
   using Number = float;  // as packed
   using Unit = float;
@@ -58,12 +59,12 @@ struct Bfloat16Pairs {
 };
 #endif
 
-// Rows of arrays that will be needed soon, prefetched while products are computed: otherwise their first access waits
-// for memory (10 % of the time at d = 512). The rows added last are prefetched first.
+// A queue of array rows to prefetch while products are computed. Without it, the first access to a row waits for memory
+// (10 % of the time at d = 512). The rows added last are prefetched first.
 //
 // A product prefetches one line per kUnitsPerLine of its units. Many prefetches at once would also delay the product's
-// own loads from the L2 cache (1 to 3 % of the time; measured, Zen 5). Only rows that are too short for this, and not
-// contiguous, are prefetched whole.
+// own loads from the L2 cache (1 to 3 % of the time; measured, Zen 5). Rows that are too short for this and not
+// contiguous are prefetched all at once.
 class Ahead {
  public:
   // `count` rows of `bytes` bytes each, `stride` bytes apart.
@@ -74,7 +75,8 @@ class Ahead {
   }
   void clear() { waiting_ = 0; }
 
-  // The address to prefetch during the first unit of a product, and the step in bytes to that of the next unit.
+  // The addresses that a product prefetches: `from` with its first unit, and `step` bytes further with each following
+  // unit.
   struct Trail {
     const char* from;
     long step;
@@ -98,7 +100,7 @@ class Ahead {
   }
 
  private:
-  static constexpr int kMax = 32;  // blocks: K and V of a window that lies in pages of 16 keys
+  static constexpr int kMax = 32;  // blocks; enough for K and V of a window in pages of 16 keys
   static constexpr long kLine = 64, kUnitsPerLine = 8, kStep = kLine / kUnitsPerLine;
   struct Block {
     const char* row;
@@ -110,15 +112,15 @@ class Ahead {
 
 // Loads a unit that may be unaligned: a pair of bfloat16 may begin at any number.
 template <class Unit>
-inline Unit loose(const Unit* p) {
+inline Unit load_unaligned(const Unit* p) {
   Unit unit;
   __builtin_memcpy(&unit, reinterpret_cast<const char*>(p), sizeof unit);
   return unit;
 }
 
-// Returns a vector of one unit. With NEON only lane 0 has it, from which multiply_add_unit takes it, and it is loaded
-// after the computation of `sum`: otherwise the compiler loads the units of all rows first, for which there are not
-// enough registers.
+// Broadcasts one unit to a vector. With NEON only lane 0 holds the unit, and multiply_add_unit multiplies by that lane.
+// The operand `sum` delays the load until `sum` is computed: otherwise the compiler loads the units of all rows first,
+// and registers run out.
 template <class Unit, class Sum>
 inline V<Unit> broadcast(const Unit* p, [[maybe_unused]] V<Sum> sum) {
 #if defined(REDBLUE_NEON)
@@ -129,14 +131,15 @@ inline V<Unit> broadcast(const Unit* p, [[maybe_unused]] V<Sum> sum) {
     asm("ldr %d0, %1" : "=w"(unit) : "m"(*p), "w"(sum));
   return unit;
 #else
-  return splat(loose(p));
+  return splat(load_unaligned(p));
 #endif
 }
 
+// The micro-kernel: computes a register tile of C, MR rows of NR vectors.
 template <class F, int MR, int NR>
-inline void micro(const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk, typename F::Sum* c,
-                  long cm, long length, Start start, const typename F::Sum* factors, Ahead::Trail ahead,
-                  typename F::Sum* tops) {
+inline void micro_kernel(const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk,
+                         typename F::Sum* c, long cm, long length, Start start, const typename F::Sum* factors,
+                         Ahead::Trail ahead, typename F::Sum* tops) {
   using Sum = typename F::Sum;
   constexpr int L = kLanesOf<Sum>;
   V<Sum> sums[MR][NR];
@@ -159,7 +162,8 @@ inline void micro(const typename F::Unit* a, long am, long ak, const typename F:
     a += ak;
     b += bk;
   }
-  // The old C is added at the end: a sum over thousands of keys is then a sum of tiles' sums, whose error hardly grows.
+  // The old C is added at the end. A sum over thousands of keys is then a sum of sums over tiles, and its rounding
+  // error hardly grows.
   if (start == Start::kScaled) {
 #pragma GCC unroll 4
     for (int v = 0; v < NR; v++) {
@@ -167,7 +171,7 @@ inline void micro(const typename F::Unit* a, long am, long ak, const typename F:
 #pragma GCC unroll 8
       for (int m = 0; m < MR; m++) sums[m][v] = multiply_add<Sum>(load(c + m * cm + v * L), factor, sums[m][v]);
     }
-  } else if (start == Start::kWeighed) {
+  } else if (start == Start::kWeighted) {
 #pragma GCC unroll 4
     for (int v = 0; v < NR; v++) {
       const V<Sum> factor = load(factors + v * L);
@@ -194,8 +198,8 @@ inline void micro(const typename F::Unit* a, long am, long ak, const typename F:
     for (int v = 0; v < NR; v++) store(c + m * cm + v * L, sums[m][v]);
 }
 
-// The loop over m for NR vectors of lanes. The remainder of MR is distributed evenly over the last two steps, since a
-// step of one or two rows would wait for its own sums.
+// Computes NR vectors of lanes of all rows of C. The last two register tiles share the remaining rows evenly, because a
+// register tile of one or two rows waits for its own sums.
 template <class F, int NR>
 inline void column(long rows, const typename F::Unit* a, long am, long ak, const typename F::Unit* b, long bk,
                    typename F::Sum* c, long cm, long length, Start start, const typename F::Sum* factors, Ahead& ahead,
@@ -207,8 +211,8 @@ inline void column(long rows, const typename F::Unit* a, long am, long ak, const
     constexpr int MR = decltype(height)::value;
     for (long k = 0; k == 0 || k < length; k += part) {
       const long units = std::min(part, length - k);
-      micro<F, MR, NR>(a + m * am + k * ak, am, ak, b + k * bk, bk, c + m * cm, cm, units,
-                       k && start != Start::kWeighed ? Start::kSum : start, factors, ahead.follow(units, b),
+      micro_kernel<F, MR, NR>(a + m * am + k * ak, am, ak, b + k * bk, bk, c + m * cm, cm, units,
+                       k && start != Start::kWeighted ? Start::kSum : start, factors, ahead.follow(units, b),
                        k + part < length ? nullptr : tops);
     }
     m += MR;
@@ -224,9 +228,9 @@ inline void column(long rows, const typename F::Unit* a, long am, long ak, const
   }
 }
 
-// C (rows x lanes) as above; lanes is a multiple of the vector's. tops, if not null, are raised to the maximum of each
-// lane while C is in registers. A panel of B that exceeds the L1 cache streams from the L2 cache at no cost: parts of
-// 128 or 256 units were no faster (measured, Zen 5, d = 512).
+// Computes C (rows x lanes) as above; lanes must be whole vectors. tops: if not null, the maximum of each lane so far,
+// updated while C is in registers. A panel of B larger than the L1 cache streams from the L2 cache without loss:
+// splitting it into parts of 128 or 256 units was not faster (measured, Zen 5, d = 512).
 template <class F>
 inline void product(long rows, long lanes, long length, const typename F::Unit* a, long am, long ak,
                     const typename F::Unit* b, long bk, typename F::Sum* c, long cm, Start start,

@@ -1,15 +1,15 @@
 // The keys that a panel of rows attends, for bands and for listed runs. Included once inside each target region
 // (vector/region.h).
 
-struct Part {  // keys j .. j + keys - 1 in rows `at` .. of a tile
+struct Part {  // keys j .. j + keys - 1, in a tile from row `at` on
   long at, j, keys;
   const std::uint64_t* bits;  // for listed runs: which rows attend, one word per key; null if all do
 };
-struct Stretch {  // neighbouring parts, computed by one product
+struct Stretch {  // contiguous parts, computed by one product
   long at, j, keys;
 };
 
-// Iterates over the keys from .. end - 1 that some row of a panel attends, in ascending order.
+// Iterates, in ascending order, over the keys from .. end - 1 that any row of a panel attends.
 class Walk {
  public:
   Walk(const Stream& s, const Rows& rows, long from, long end) : listed_(s.call.pattern.starts) {
@@ -58,9 +58,9 @@ struct Chunk {
   // most: the largest number of keys.
   Chunk(Arena& arena, long most) : parts(arena.take<Part>(most + 1)), stretches(arena.take<Stretch>(most + 1)) {}
 
-  // Takes keys from `key` (the next one of the walk) up to `limit`, at most `most` rows. A stretch begins at a whole
-  // unit (`unit` keys), both in the tile and in the keys counted from `base`, so an unattended key may precede it.
-  // Returns the next key.
+  // Fills the chunk with keys of the walk, from its next key `key` on and below `limit`, in at most `most` rows. A
+  // stretch begins at a multiple of `unit`, both as a row of the tile and as a key counted from `base`, so its first
+  // keys may be unattended. Returns the next key of the walk.
   long fill(Walk& walk, long key, long limit, long most, long unit, long base) {
     parts_count = stretches_count = rows = keys = 0;
     while (key < limit) {

@@ -1,8 +1,8 @@
-// Sums of rows of V times the weights of few queries (decoding). Vectors lie along the features. Included once inside
-// each target region (vector/region.h).
+// Weighted sums of rows of V for few queries (decoding). Vectors lie along the features. Included once inside each
+// target region (vector/region.h).
 
-// The share of R rows in weighted_sum: a block of keys, first .. stop - 1, times their weights.
-// lines: fetched for each key and pass over columns; 0: each vector fetches a later one, as dots_of does.
+// Adds rows first .. stop - 1 of V, times their weights, to R rows of output. lines: cache lines to prefetch per key
+// and pass over the columns. ahead: null if each vector prefetches a later one, as in dots_of.
 template <class T, int R, class Sum, class Row, class Fetched>
 struct WeightedRows {
   static constexpr int L = kLanesOf<Sum>;
@@ -76,7 +76,7 @@ struct WeightedRows {
 };
 
 #if defined(REDBLUE_BF16_PAIRS)
-// The same with products of pairs: of two keys at a time, and of weights as bfloat16.
+// The same with products of bfloat16 pairs: two keys at a time, with weights rounded to bfloat16.
 template <int R, class Row, class Fetched>
 struct WeightedPairs {
   static constexpr int L = kLanesOf<float>;
@@ -152,14 +152,15 @@ struct WeightedPairs {
     add<1>(c);
   }
 };
-// Rounds weights to bfloat16, each row in the first half of its memory. Rows are `cols` apart, of whole vectors.
+// Rounds weights to bfloat16 in place: the result fills the first half of each row. Rows are whole vectors, `cols`
+// numbers apart.
 inline void round_weights(long keys, long count, float* p, long cols) {
   for (long r = 0; r < count; r++)
     for (long key = 0; key < keys; key += kLanesOf<float>)
       Wide<bfloat16>::store_narrow(reinterpret_cast<bfloat16*>(p + r * cols) + key, load(p + r * cols + key));
 }
 #endif
-// Whether weighted sums of these columns are products of pairs.
+// Whether weighted sums of this many columns use products of bfloat16 pairs.
 template <class T>
 constexpr bool takes_pairs([[maybe_unused]] long columns) {
 #if defined(REDBLUE_BF16_PAIRS)
@@ -169,14 +170,14 @@ constexpr bool takes_pairs([[maybe_unused]] long columns) {
 #endif
 }
 
-// out[r] = out[r] factors[r] + sum over keys of p[r][key] v[key]. Keys are taken in blocks whose rows of V fit the L1
-// cache; a block serves all rows and columns before the next one is read.
+// out[r] = out[r] factors[r] + sum over keys of p[r][key] v[key]. Keys are processed in blocks whose rows of V fit in
+// the L1 cache: all rows and columns of one block before the next block.
 template <class T, class Sum, class Row>
 __attribute__((noinline)) void weighted_sum_of_row(long keys, long columns, const Row& v_row, const Sum* p,
                                                    const Sum* factors, Sum* out) {
   constexpr int L = kLanesOf<Sum>;
-  // One query that takes all columns at once needs no blocks. Otherwise it is fastest with larger blocks, and several
-  // queries with smaller ones (by 5 and 10 %; measured, Zen 5).
+  // One query needs no blocks if it processes all columns in one pass. Otherwise one query is faster with blocks of
+  // this size (by 5 %), and several queries with half of it (by 10 %; measured, Zen 5).
   const bool one_pass = columns == 8 * L || columns == 4 * L || columns == L;
   const long block = one_pass ? keys : std::max<long>(1, 2 * kBytesAhead / (columns * long(sizeof(T))));
   for (long first = 0; first < keys; first += block) {

@@ -1,4 +1,4 @@
-// Working memory of one thread: aligned pieces, allocated one after the other and freed all at once.
+// Working memory of one thread: aligned pieces that are allocated one after another and freed together.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -33,7 +33,7 @@ class Arena {
     used_ = taken_ = 0;
   }
 
-  // Frees all pieces; keeps no block of more bytes than these.
+  // Frees all pieces. Keeps the block only if it has at most `most` bytes.
   void clear_and_keep(std::size_t most) {
     clear();
     if (wanted_ > most) wanted_ = 0;

@@ -20,13 +20,14 @@ namespace redblue {
 #if defined(__linux__)
 namespace {
 
-// A thread that has ended may have left its number to another process, whose affinity is not ours to change.
-bool is_ours(ThreadId thread) { return thread && !syscall(SYS_tgkill, getpid(), thread, 0); }  // signal 0: only asks
+// Whether the number still belongs to a thread of this process. The system may give the number of an ended thread to
+// another process, whose affinity must not change.
+bool is_ours(ThreadId thread) { return thread && !syscall(SYS_tgkill, getpid(), thread, 0); }  // signal 0 only checks
 
-// Gives a thread the CPUs that `narrow` leaves of its affinity, if any, and then its affinity again.
+// Narrows a thread's affinity by `narrow`, if that leaves any CPU, and then restores it.
 template <class Narrow>
 void move(ThreadId thread, Narrow narrow) {
-  static std::mutex moving;  // two moves of one thread at the same time could leave the narrow affinity behind
+  static std::mutex moving;  // two concurrent moves of one thread could leave its affinity narrow
   const std::unique_lock<std::mutex> lock(moving, std::try_to_lock);
   cpu_set_t all;
   if (!lock || !is_ours(thread) || sched_getaffinity(thread, sizeof all, &all)) return;
@@ -46,7 +47,7 @@ ThreadId this_thread() {
 }
 
 int thread_count() {
-  struct stat folder;  // its links: its own two, and one for the subfolder of each thread
+  struct stat folder;  // it has two links of its own and one per subfolder; each thread has a subfolder
   return stat("/proc/self/task", &folder) ? 0 : static_cast<int>(folder.st_nlink) - 2;
 }
 
@@ -64,7 +65,8 @@ void move_to(ThreadId thread, int cpu) {
 
 CpuTime cpu_time(ThreadId thread) {
   timespec time{};
-  const auto clock = static_cast<clockid_t>(~static_cast<unsigned>(thread) << 3 | 6);  // Linux: CPU time of a thread
+  // Linux's clock of a thread's CPU time.
+  const auto clock = static_cast<clockid_t>(~static_cast<unsigned>(thread) << 3 | 6);
   return clock_gettime(clock, &time) ? 0 : time.tv_sec * CpuTime{1'000'000'000} + time.tv_nsec;
 }
 
@@ -75,7 +77,8 @@ Place place_of(ThreadId thread) {
   const ssize_t size = file < 0 ? 0 : read(file, text, sizeof text - 1);
   if (file >= 0) close(file);
   text[std::max<ssize_t>(0, size)] = 0;
-  const char* at = std::strrchr(text, ')');  // the end of the thread's name; proc(5): the state, 36 fields, the CPU
+  // proc(5): the end of the thread's name in parentheses, then the state, 36 fields, and the CPU.
+  const char* at = std::strrchr(text, ')');
   if (!at || at[1] != ' ') return {false, -1};
   at += 2;
   const bool awake = *at == 'R';

@@ -21,7 +21,8 @@ void Job::finish() {
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait_for(lock, kSpin, [this] { return all_done(); });
   }
-  // The caller must not return with a narrow affinity: it could create a thread, or count its CPUs.
+  // The caller must not return with a narrow affinity: threads that it creates would inherit it, and CPU counts would
+  // be wrong.
   while (moving_) std::this_thread::yield();
 }
 
@@ -31,7 +32,8 @@ void Job::rethrow() const {
 
 void Job::take_tasks() {
   const int seat = seats_.fetch_add(1);
-  working_.fetch_add(1);  // before it takes a task: a caller that finds no task left also finds this thread counted
+  // Counted before it takes a task: a caller that finds no task left then also finds this thread counted.
+  working_.fetch_add(1);
   if (seat < kSeats) seated_[seat] = this_thread();
   for (std::int64_t task; (task = next_.fetch_add(1)) < tasks_;) try {
       work_(task);
@@ -58,7 +60,8 @@ bool Job::help_stalled() {
   for (int seat = 0, seats = std::min<int>(seats_, kSeats); seat < seats && count < kMaxMoves; seat++)
     if (const ThreadId thread = seated_[seat]) others[count++] = {seat, thread, cpu_time(thread)};
   if (spin([this] { return all_done(); })) return true;
-  moving_.fetch_add(1);  // before it reads the seats: a caller still seated here will see the move and wait for its end
+  // Counted before it reads the seats: a caller that is still seated then sees the move and waits for its end.
+  moving_.fetch_add(1);
   for (int i = 0; i < count; i++) {
     const auto& [seat, thread, used] = others[i];
     if (seated_[seat] && cpu_time(thread) == used) move_to(thread, current_cpu());

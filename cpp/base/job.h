@@ -1,4 +1,4 @@
-// The tasks of one call, which the caller and its workers take in order.
+// The tasks of one call. The caller and its workers take them in order.
 #pragma once
 #include <array>
 #include <atomic>
@@ -14,20 +14,21 @@ namespace redblue {
 
 class Job {
  public:
-  // Made by the caller. work must live until `finish` returns.
+  // Constructed by the caller. `work` must live until `finish` returns.
   Job(std::int64_t tasks, const std::function<void(std::int64_t)>& work) : tasks_(tasks), work_(work) {}
 
-  // On the caller: takes tasks until none is left.
+  // Called on the caller: takes tasks until none is left.
   void run();
 
-  // The same on a worker, which may arrive after the last task. A worker on the caller's CPU moves to another first.
+  // The same on a worker, which may arrive after the last task. A worker on the caller's CPU first moves to another
+  // CPU.
   void run_on_worker();
 
-  // On the caller, after `run`: waits until no worker is in a task.
+  // Called on the caller after `run`: waits until no worker is in a task.
   void finish();
 
-  // Waits until no thread is in a task, but at most for kSpin; returns whether all have finished. If not, moves the
-  // threads that used no CPU time in the meantime to this CPU: they wait behind another program or thread.
+  // Waits up to kSpin until no thread is in a task; returns whether that is so. If not, moves the threads that used no
+  // CPU time in the meantime to this CPU, because they wait behind another program or thread.
   bool help_stalled();
 
   // Throws the first exception of a task, after `finish`.

@@ -13,7 +13,7 @@ struct float16 {
   std::uint16_t bits;
 };
 
-struct Boolean {  // of a mask: whether to attend, so what it adds to a score is 0 or -inf
+struct Boolean {  // of a mask: whether to attend; adds 0 or -inf to a score
   std::uint8_t value;
 };
 
@@ -28,16 +28,16 @@ inline float float_of(std::uint32_t bits) {
   return value;
 }
 
-inline std::uint16_t to_bfloat16(float value) {  // to nearest, ties to even; NaN stays NaN
+inline std::uint16_t to_bfloat16(float value) {  // rounds to nearest, ties to even; NaN stays NaN
   const std::uint32_t bits = bits_of(value);
   if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
   return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-inline std::uint16_t to_float16(float value) {  // the same
+inline std::uint16_t to_float16(float value) {  // rounds as to_bfloat16
   const std::uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
   if (size > 0x7f800000) return static_cast<std::uint16_t>(sign | 0x7e00 | (size >> 13 & 0x3ff));
-  if (size >= 0x477ff000) return static_cast<std::uint16_t>(sign | 0x7c00);  // rounds to 65536 or more
+  if (size >= 0x477ff000) return static_cast<std::uint16_t>(sign | 0x7c00);  // it rounds to 65536 or more
   if (size >= 0x38800000) {                                                  // a normal float16
     const std::uint32_t half = size - 0x38000000;
     return static_cast<std::uint16_t>(sign | (half + 0xfff + (half >> 13 & 1)) >> 13);

@@ -18,7 +18,7 @@ namespace redblue {
 #if defined(__linux__)
 namespace {
 
-// The entry points of GNU's runtime. Intel's and LLVM's runtimes export them too, for programs compiled by GCC.
+// The entry points of GNU's OpenMP runtime. Intel's and LLVM's runtimes export them too, for programs compiled by GCC.
 struct Runtime {
   void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
   int (*thread)();
@@ -31,15 +31,15 @@ std::atomic<bool> in_use{false};
 
 constexpr int kMaxTeam = 256;
 
-// The threads of the caller's team, recorded in its last region here.
+// The threads of the caller's OpenMP team, recorded in its last parallel region of redblue.
 struct Team {
   int threads = 0;
   std::array<std::atomic<ThreadId>, kMaxTeam> ids{};  // index: the number in the team; 0, the caller, is unused
   std::array<CpuTime, kMaxMoves> used{};              // CPU time of the first workers at the last call of is_awake
 
-  // Whether the workers would come at once: they run on other CPUs, or wait for the caller's, from which they can be
-  // moved. An unknown team is met in a region if its threads can exist. They cannot in the child of a fork, where a
-  // region would wait for the parent's threads forever.
+  // Whether the workers would start at once: they run on other CPUs, or wait for the caller's CPU, from which they can
+  // be moved. For an unknown team, returns whether its threads can exist. In the child of a fork they cannot, and a
+  // parallel region would wait forever for the parent's threads.
   bool is_awake(int size) {
     if (threads != size) return thread_count() - Pool::of_this_process().workers() >= size;
     const int count = std::min(size - 1, kMaxMoves);
@@ -53,8 +53,8 @@ struct Team {
       used[i] = now;
     }
     for (int i = 0; i < count; i++) {
-      if (cpu_time(ids[i + 1]) > used[i]) continue;  // runs
-      if (used[i] == before[i]) return false;        // sleeps since the last look
+      if (cpu_time(ids[i + 1]) > used[i]) continue;  // it runs
+      if (used[i] == before[i]) return false;        // it has slept since the last call
       const Place place = place_of(ids[i + 1]);
       if (!place.awake || place.cpu != current_cpu()) return false;
     }
@@ -76,11 +76,11 @@ struct Region {
 
   void caller() {
     const int size = openmp.threads();
-    all_present(size, kPrompt);  // threads that spin come at once
+    all_present(size, kPrompt);  // spinning threads arrive at once
     move_late(size, [&](ThreadId id) { move_away(id, job.caller_cpu()); });
     job.run();
     job.finish();
-    // The region ends when all threads have been here. One that still waits for a CPU may have this one.
+    // The region ends when all threads have arrived. Threads that still wait for a CPU may use this one.
     while (!all_present(size, kLate)) move_late(size, [&](ThreadId id) { move_to(id, current_cpu()); });
   }
 
@@ -89,7 +89,7 @@ struct Region {
 
   bool is_late(int number) const { return !present[number].load(std::memory_order_relaxed); }
 
-  // Waits for all threads; returns whether they came.
+  // Waits for all threads up to `limit`; returns whether all have arrived.
   bool all_present(int size, std::chrono::microseconds limit) const {
     int number = 1;
     return spin([&] {
@@ -120,8 +120,9 @@ bool find_openmp(const std::string& path) {
   if (path.empty()) return false;
   void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (!library) return false;
-  // As the loader bound the library's calls: a preloaded runtime comes first, else the library and its dependencies are
-  // searched. A runtime that the library does not use would start a second team of threads. The library is never closed
+  // Searches in the order in which the loader bound the library's calls: a preloaded runtime first, then the library
+  // and its dependencies. A runtime that the library does not use would start a second team of threads. The library is
+  // never closed.
   const auto symbol = [&](const char* name) {
     void* const found = dlsym(RTLD_DEFAULT, name);
     return found ? found : dlsym(library, name);

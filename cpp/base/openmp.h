@@ -1,8 +1,8 @@
-// The OpenMP threads of another library in this process, PyTorch's in general.
+// Runs jobs on the OpenMP threads of another library in this process, usually PyTorch.
 //
-// OpenMP's threads spin for milliseconds after each parallel region; threads of our own would share the CPUs with
-// them. So while they spin, they do our work. When they sleep, our own threads are better: they wake on CPUs of their
-// own, and a call need not wait for a thread that finds no CPU, as OpenMP's regions do.
+// OpenMP's threads spin for milliseconds after each parallel region and would compete with redblue's own threads for
+// the CPUs. While they spin, they therefore do redblue's tasks. When they sleep, redblue's own threads are better: each
+// wakes on its own CPU, and a call does not wait for a thread without a CPU, as an OpenMP region does.
 #pragma once
 #include <string>
 
@@ -10,12 +10,12 @@
 
 namespace redblue {
 
-// Finds the OpenMP runtime that a loaded library uses; an empty path forgets it. Returns whether there is one.
+// Finds the OpenMP runtime that a loaded library uses. An empty path forgets the runtime. Returns whether there is one.
 bool find_openmp(const std::string& path);
 
-// Does a job on the caller's OpenMP team of `threads` threads. Returns false, and does nothing, if the team sleeps or
-// does not exist yet, if no runtime has been found, if this process was forked since (OpenMP's threads are not in the
-// child), or if another thread is in here.
+// Runs a job on the caller's OpenMP team of `threads` threads. Does nothing and returns false if the team sleeps or
+// does not exist yet, if there is no runtime, if the process was forked in the meantime (the child has no OpenMP
+// threads), or if another thread is in this function.
 bool run_on_openmp(Job& job, int threads);
 
 }  // namespace redblue

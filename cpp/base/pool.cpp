@@ -24,7 +24,7 @@ void Pool::run(const std::shared_ptr<Job>& job, int helpers) {
   try {
     post(job, helpers);
   } catch (const std::bad_alloc&) {
-    // Fewer workers then learn of the job. `withdraw` removes the places that were posted.
+    // Fewer workers then get the job. `withdraw` removes the entries that were posted.
   }
   job->run();
   withdraw(job);
@@ -38,14 +38,14 @@ int Pool::workers() {
 
 void Pool::post(const std::shared_ptr<Job>& job, int helpers) {
   std::vector<Worker*> woken;
-  woken.reserve(helpers);  // a failure between a worker's change of state and its wake-up would lose the worker
+  woken.reserve(helpers);  // no allocation may fail between a worker's change of state and its wake-up
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     create_workers(helpers);
     helpers = std::min<int>(helpers, static_cast<int>(workers_.size()));
     for (int i = 0; i < helpers; i++) jobs_.push_back(job);
     posts_.fetch_add(1);
-    // Other callers' places count as well: a looking worker takes only one.
+    // Entries of other callers count as well, because a looking worker takes only one entry.
     std::size_t looking = std::count_if(workers_.begin(), workers_.end(),
                                         [](const auto& worker) { return worker->state == State::kLooking; });
     for (const auto& worker : workers_) {
@@ -60,10 +60,10 @@ void Pool::post(const std::shared_ptr<Job>& job, int helpers) {
   for (std::size_t i = 0; i < woken.size() && i < kMaxMoves; i++) move_away(woken[i]->id, job->caller_cpu());
 }
 
-// Creates workers until there are `count`. The system may refuse threads or memory; fewer then do the same work.
+// Creates workers until there are `count`. If the system refuses threads or memory, fewer workers do the same work.
 void Pool::create_workers(int count) {
   try {
-    workers_.reserve(count);  // a worker that runs must be kept, so nothing may fail after its thread has started
+    workers_.reserve(count);  // a running worker must be kept, so nothing may fail after its thread has started
     while (static_cast<int>(workers_.size()) < count) {
       auto worker = std::make_unique<Worker>();
       std::thread([this, mine = worker.get()] { serve(*mine); }).detach();
@@ -73,7 +73,7 @@ void Pool::create_workers(int count) {
   }
 }
 
-// Withdraws the places that no worker has taken.
+// Removes the job's entries that no worker has taken.
 void Pool::withdraw(const std::shared_ptr<Job>& job) {
   const std::lock_guard<std::mutex> lock(mutex_);
   jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), job), jobs_.end());

@@ -14,15 +14,16 @@ namespace redblue {
 
 class Pool {
  public:
-  // The pool of this process. A forked child has none of its parent's threads, so it gets a pool of its own, and does
-  // not touch its parent's, which may be in any state. Never destroyed: workers sleep in it until the process ends.
+  // The pool of this process. A forked child has none of its parent's threads, so it gets its own pool. It does not
+  // touch the parent's pool, which may be in any state. Pools are never destroyed, because workers sleep in them until
+  // the process ends.
   static Pool& of_this_process();
 
-  // Does a job on the caller and up to `helpers` workers, or fewer where the system refuses threads or memory. Workers
-  // hold the job by shared_ptr, because one may still look for a task when the caller has left.
+  // Runs a job on the caller and up to `helpers` workers; on fewer if the system refuses threads or memory. Workers
+  // hold the job by shared_ptr, because a worker may still look for a task after the caller has returned.
   void run(const std::shared_ptr<Job>& job, int helpers);
 
-  int workers();  // that it has created
+  int workers();  // number of workers created so far
 
  private:
   enum class State { kLooking, kBusy, kAsleep };  // a looking worker takes the next job without being woken
@@ -41,9 +42,9 @@ class Pool {
 
   const long process_;                     // the process that the workers belong to
   std::mutex mutex_;                       // guards all below, and Worker::state
-  std::deque<std::shared_ptr<Job>> jobs_;  // a job stands here once for each worker that it still wants
+  std::deque<std::shared_ptr<Job>> jobs_;  // one entry per worker that a job still wants
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::atomic<std::uint64_t> posts_{0};  // changes with every post, for workers that look without the mutex
+  std::atomic<std::uint64_t> posts_{0};  // grows with every post; spinning workers watch it without the mutex
 };
 
 }  // namespace redblue

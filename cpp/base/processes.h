@@ -1,4 +1,4 @@
-// The number of this process, by which a forked child knows that its threads are gone.
+// The number of this process. A forked child recognises by it that its parent's threads are gone.
 #pragma once
 #if defined(__unix__) || defined(__APPLE__)
 #include <unistd.h>

@@ -14,7 +14,7 @@ void share_out(std::int64_t tasks, int threads, const std::function<void(std::in
     return;
   }
   const auto job = std::make_shared<Job>(tasks, work);
-  // OpenMP gets all threads even for fewer tasks: a team that changes its size ends threads and starts new ones.
+  // OpenMP gets all threads even for fewer tasks, because a change of the team's size ends threads and starts new ones.
   if (!run_on_openmp(*job, threads))
     Pool::of_this_process().run(job, static_cast<int>(std::min<std::int64_t>(tasks, threads)) - 1);
   job->rethrow();

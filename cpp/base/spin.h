@@ -1,4 +1,4 @@
-// Waiting without sleep.
+// Waits without sleeping.
 #pragma once
 #include <chrono>
 #include <thread>
@@ -8,7 +8,7 @@ namespace redblue {
 // How long a thread spins before it sleeps: a little longer than a sleeping thread takes to wake up.
 constexpr std::chrono::microseconds kSpin{100};
 
-// Waits until `done()`, for `limit` at most; returns whether it is done. Other threads that want this CPU get it.
+// Waits until `done()`, at most for `limit`; returns whether it is done. Yields the CPU to other threads that want it.
 template <class Done>
 bool spin(Done done, std::chrono::microseconds limit = kSpin) {
   const auto start = std::chrono::steady_clock::now();

@@ -6,10 +6,10 @@
 namespace redblue {
 namespace {
 
-constexpr std::int64_t CHUNK = 8;  // keys, one byte each, that one load reads
+constexpr std::int64_t CHUNK = 8;  // keys per load, one byte each
 constexpr std::uint64_t ONES = 0x0101010101010101;
 
-// Some stacked rows of one panel: those of one query.
+// The stacked rows of one query in a panel, and their bits.
 struct QueryBits {
   const std::uint8_t* attends;
   std::uint64_t bits;
@@ -27,7 +27,7 @@ std::uint64_t word_of(const std::vector<QueryBits>& queries, std::int64_t key) {
   return word;
 }
 
-// Write the word of every key: bit b says that row b of the panel attends it.
+// Writes the word of every key. Bit b is set if row b of the panel attends the key.
 void fill_words(const std::vector<QueryBits>& queries, std::uint64_t all, std::int64_t n_k, std::uint64_t* words) {
   std::int64_t key = 0;
   for (; key + CHUNK <= n_k; key += CHUNK) {
@@ -49,14 +49,14 @@ void fill_words(const std::vector<QueryBits>& queries, std::uint64_t all, std::i
   for (; key < n_k; key++) words[key] = word_of(queries, key);
 }
 
-// Append the runs of one panel, whose keys have `words`. Returns their number.
+// Appends the runs of one panel, given the words of its keys. Returns the number of runs.
 std::int64_t append_runs(const std::vector<std::uint64_t>& words, std::uint64_t all, std::int64_t least,
                          LoweredArray& into) {
   const std::int64_t n_k = std::int64_t(words.size());
   const auto is_partial = [&](std::int64_t key) {
     return key >= 0 && key < n_k && words[key] != 0 && words[key] != all;
   };
-  std::int64_t count = 0, open_until = -1;  // the key after the last run with words
+  std::int64_t count = 0, open_until = -1;  // the end of the last run with words
   for (std::int64_t key = 0; key < n_k;) {
     if (words[key] == 0) {
       key++;

@@ -6,9 +6,9 @@
 namespace redblue {
 namespace {
 
-// A client request, by valgrind's documented protocol (its manual, "The Client Request mechanism"; valgrind.h):
-// rotations that add up to nothing and an exchange of a register with itself, which only valgrind understands.
-// Elsewhere: 0.
+// Makes a client request by valgrind's documented protocol (its manual, "The Client Request mechanism"; valgrind.h):
+// rotations that cancel out and an exchange of a register with itself, which valgrind recognises. Returns 0 outside
+// valgrind.
 std::uint64_t request(std::uint64_t code, std::uint64_t argument = 0) {
   volatile std::uint64_t arguments[6] = {code, argument, 0, 0, 0, 0};
   std::uint64_t result = 0;
@@ -48,12 +48,12 @@ void Meter::arm(std::vector<Output> outputs, std::size_t line_bytes) {
 
 void Meter::start() { request(kStart); }  // callgrind empties its caches
 
-// The counts so far are one dump. Touching every line of the outputs makes a second dump, whose misses are the lines
-// that the cache no longer held. All outputs are touched from both ends at once: the lines written last lie at an end,
-// and must be touched before missing lines evict them.
+// Dumps the counts so far, then touches every line of the outputs and dumps again: the misses of the second dump are
+// the lines that the cache no longer held. All outputs are touched from both ends at once, because the lines written
+// last lie at one end and must be touched before missing lines evict them.
 void Meter::stop() {
   dump("kernel");
-  unsigned sum = 0;  // valgrind leaves out loads that nothing uses
+  unsigned sum = 0;  // valgrind omits loads whose value is not used
   bool more = true;
   for (std::uintptr_t i = 0; more; i++) {
     more = false;

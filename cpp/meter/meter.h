@@ -6,7 +6,7 @@
 
 namespace redblue {
 
-// Memory whose lines, if the cache still holds them at the end, are written back later.
+// Output memory. Lines that the cache still holds at the end will be written back later.
 struct Output {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
@@ -14,7 +14,7 @@ struct Output {
 
 class Meter {
  public:
-  // The next Measured measures. line_bytes: the cache's.
+  // Makes the next Measured measure. line_bytes: of a cache line.
   void arm(std::vector<Output> outputs, std::size_t line_bytes);
   void start();
   void stop();
@@ -46,7 +46,7 @@ class Measured {
 // Whether valgrind runs this process.
 bool under_valgrind();
 
-// Loops whose traffic is known, to test meters on. Arrays of doubles.
+// Loops over arrays of doubles with known memory traffic, for tests of meters.
 void copy_loop(double* to, const double* from, std::size_t count);
 double strided_loop(const double* from, std::size_t count, std::size_t stride, int times);
 // C += A B, all n x n, in tiles of `tile` x `tile`.

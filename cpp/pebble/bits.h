@@ -1,4 +1,4 @@
-// Sets of nodes as bits of one number, of 64 or 128 bits.
+// Sets of nodes, as integers of 64 or 128 bits.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ inline int count(Bits128 set) { return count(Bits64(set)) + count(Bits64(set >> 
 inline int least(Bits64 set) { return __builtin_ctzll(set); }
 inline int least(Bits128 set) { return Bits64(set) ? least(Bits64(set)) : 64 + least(Bits64(set >> 64)); }
 
-// visit(i) for every element, ascending.
+// Calls visit(i) for every element, in ascending order.
 template <class Bits, class Visit>
 void each(Bits set, Visit&& visit) {
   for (; set; set &= set - 1) visit(least(set));

@@ -1,12 +1,12 @@
-// Enumerates the evictions that make room for a number of words: every minimal set of red pebbles, and the stores of
-// each.
+// Enumerates the evictions that make room for a number of words: every minimal set of red pebbles, and every choice of
+// pebbles to store first.
 #pragma once
 #include "pebble/task.h"
 
 namespace redblue {
 
-// The pebbles that may be evicted, and the cost: a word evicted costs at least `taken` in the rest of the game, a word
-// stored before its eviction costs `stored`; the total may not exceed `budget`.
+// The pebbles that may be evicted, and their cost per word: `taken` is the least cost of an eviction in the rest of the
+// game, `stored` the cost of a store before the eviction. The total may not exceed `budget`.
 template <class Bits>
 struct PebbleOffer {
   Bits drop, store;  // pebbles that may be evicted without a store; after a store

@@ -1,5 +1,5 @@
-// The rules of partial computation (PRBP) for the search. One step marks one edge: missing nodes of the edge are loaded
-// just before, and pebbles are evicted (dark ones stored first) only to make room. See pebble/red_blue.h.
+// The rules of partial computation (PRBP) for the search. One step marks one edge. Missing nodes of the edge are loaded
+// just before. Pebbles are evicted only to make room; dark pebbles are stored first. See pebble/red_blue.h.
 #pragma once
 #include <algorithm>
 #include <tuple>
@@ -9,7 +9,7 @@
 
 namespace redblue {
 
-// A set of edges, numbered as in the graph's compressed rows; twice as many as nodes at most.
+// A set of edges, numbered as in the graph's compressed rows; it has room for twice as many edges as nodes.
 template <class Bits>
 struct EdgeSet {
   Bits low = 0, high = 0;
@@ -29,7 +29,7 @@ struct EdgeSet {
   }
 };
 
-// Every begun node that is still needed has a pebble; a pebble that is red and not blue is dark.
+// Every begun node that is still needed has a pebble. A pebble that is red and not blue is dark.
 template <class Bits>
 struct PartialState {
   Bits red = 0, blue = 0;
@@ -49,7 +49,7 @@ class PartialRules {
  public:
   using State = PartialState<Bits>;
 
-  // Mark the edge from `parent` to `node`, or compute a node without parents (-1).
+  // Marks the edge from `parent` to `node`; parent -1: computes a node without parents.
   struct Step {
     int node, parent;
     Bits evicted, stored;
@@ -177,7 +177,7 @@ class PartialRules {
   void mark(State& s, int node, int e, Record&& record) const {
     record(kCompute, node, int(board_.task.parents[e]));
     s.marked.add(Edges::one(e));
-    s.blue &= ~bit<Bits>(node);  // what slow memory holds is out of date
+    s.blue &= ~bit<Bits>(node);  // the copy in slow memory is out of date
   }
 
   template <class Visit>
@@ -190,8 +190,8 @@ class PartialRules {
     PebbleEviction<Bits, decltype(choice)>(board_, offer, choice).evict(board_.words(s.red | pair) - board_.task.red);
   }
 
-  // An edge that can be marked at once, or -1: its head is already dark, or it is the last edge out of a dark node
-  // whose pebble the head, not yet begun, replaces.
+  // Returns an edge that can be marked at once, or -1. Either the edge's head is already dark, or the edge is the last
+  // edge out of a dark node and its head, not yet begun, can replace that node's pebble.
   int free_mark(const State& s, Bits ready) const {
     const Bits dark = s.red & ~s.blue;
     const std::int64_t spare = board_.task.red - board_.words(s.red);

@@ -1,4 +1,4 @@
-// Plays the pebble game in a given order of computations: the order determines the loads, a policy chooses the
+// Plays the pebble game in a given order of computations. The order determines the loads; a policy chooses the
 // evictions.
 #pragma once
 #include <algorithm>
@@ -14,9 +14,9 @@
 
 namespace redblue {
 
-// Chooses the victim: the pebble that is needed last (Belady) or, if `recent`, the least recently used one. A dirty
-// pebble, which slow memory does not hold, costs a store: it is evicted only if its distance exceeds `ratio` times that
-// of the best clean one.
+// Chooses the victim: the pebble that is needed last (Belady) or, if `recent`, the least recently used one. Evicting a
+// dirty pebble, which slow memory does not hold, costs a store. A dirty pebble is evicted only if its distance exceeds
+// `ratio` times the distance of the best clean pebble.
 struct PebblePolicy {
   bool recent = false;
   double ratio = 1;
@@ -29,7 +29,7 @@ struct PebbleMoves {
 
 class PebblePlayer {
  public:
-  // recomputes: whether a load may be replaced by a computation whose parents are red.
+  // recomputes: whether a computation may replace a load if all parents are red.
   PebblePlayer(const PebbleBoard& board, PebblePolicy policy, bool recomputes)
       : board_(board), policy_(policy), recomputes_(recomputes && !board.once && !board.partial) {
     const std::size_t n = board.words.size();
@@ -43,7 +43,7 @@ class PebblePlayer {
     for (const std::int64_t parent : board.parents) sink_[parent] = 0;
   }
 
-  // order: every node that has parents or that must be computed, once each, parents first.
+  // order: every node that has parents or must be computed, once each, parents before children.
   PebbleMoves play(const std::int64_t* order, std::size_t count) {
     find_uses(order, count);
     for (now_ = 0; now_ < std::int64_t(count); ++now_) {
@@ -119,7 +119,7 @@ class PebblePlayer {
 
   using Heap = std::priority_queue<std::pair<std::int64_t, std::int64_t>>;
 
-  // The best victim of a heap, or -1. Moves pinned nodes to `aside`; the caller puts them back.
+  // Returns the best victim of a heap, or -1. Moves pinned nodes to `aside`, from which the caller puts them back.
   std::int64_t top(Heap& heap, bool are_clean, std::vector<std::int64_t>& aside) {
     for (; !heap.empty(); heap.pop()) {
       const auto [key, v] = heap.top();
@@ -190,7 +190,8 @@ class PebblePlayer {
     each_parent(v, [&](std::int64_t p) { used(p); });
   }
 
-  // Slides a parent's pebble to v: among parents that free enough words, the one whose loss costs least.
+  // Slides a parent's pebble to v. Chooses, among the parents that free enough words, the parent whose loss costs
+  // least.
   void slide(std::int64_t v) {
     std::int64_t best = -1;
     const auto last = [&](std::int64_t p) { return use_[p] + 1 == use_starts_[p + 1]; };
@@ -224,7 +225,7 @@ class PebblePlayer {
     pinned_[v] = 0;
   }
 
-  // Drops stores that are of no use, going backwards: a store is useful only for a sink or a node that is loaded later.
+  // Drops useless stores, from the end backwards. A store is useful only for a sink or for a node that is loaded later.
   void drop_useless_stores() {
     std::vector<std::uint8_t> want = sink_;
     std::size_t kept = moves_.kinds.size();

@@ -1,9 +1,9 @@
 // The rules of the red-blue game for the search, with or without recomputation. They reduce the number of states
 // without excluding any optimal cost.
 //
-// One step computes one node. Pebbles are evicted only to make room for it, stored only when they are evicted, and
+// One step computes one node. Pebbles are evicted only to make room for the node and stored only when they are evicted;
 // parents are loaded just before. Every game can be reordered this way at no cost. Between steps a state is settled:
-// moves that are free and never wrong are made at once.
+// free moves that are never wrong are made at once.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -29,8 +29,8 @@ class RedBlueRules {
  public:
   using State = RedBlueState<Bits>;
 
-  // Stores `stored`, evicts `evicted`, loads the missing parents of `node` and computes it, sliding from `slides` if >=
-  // 0.
+  // Stores `stored`, evicts `evicted`, loads the missing parents of `node` and computes `node`. If slides >= 0, the
+  // pebble slides from that parent.
   struct Step {
     int node, slides;
     Bits evicted, stored;
@@ -60,7 +60,7 @@ class RedBlueRules {
            board_.task.compute + settle(s, record);
   }
 
-  // Makes all moves that are free and never wrong; returns the cost of storing sinks.
+  // Makes all free moves that are never wrong; returns the cost of storing sinks.
   template <class Record>
   std::int64_t settle(State& s, Record&& record) const {
     std::int64_t cost = 0;
@@ -83,8 +83,8 @@ class RedBlueRules {
     }
   }
 
-  // Calls visit(step) for every useful step that may lead to a game of at most `slack` more than the estimate of this
-  // state.
+  // Calls visit(step) for every useful step that may lead to a game that costs at most `slack` more than the estimate
+  // of this state.
   template <class Visit>
   void expand(const State& s, std::int64_t slack, Visit&& visit) const {
     const Bits computed = once_ ? computed_in(s) : 0;
@@ -129,7 +129,7 @@ class RedBlueRules {
     return either ? cost + Cut(board_, s.blue, s.red | forced).flow(either) : cost;
   }
 
-  // Nodes still to be computed, at least.
+  // A lower bound on the number of nodes still to be computed.
   int left(const State& s) const { return once_ ? count(board_.all & ~computed_in(s)) : count(ahead(s).first); }
 
   State renumber(const State& s, const Renumbering& numbers) const {
@@ -139,8 +139,8 @@ class RedBlueRules {
  private:
   static constexpr std::int64_t kMuch = std::int64_t(1) << 30;  // a slack that excludes nothing
 
-  // The fewest words to load so that every node of a set is loaded or computable from loaded nodes: a minimum cut, by
-  // flow.
+  // Computes, as a minimum cut by maximum flow, the least cost of loads after which every node of a set is loaded or
+  // computable from loaded nodes.
   class Cut {
    public:
     Cut(const PebbleBoardBits<Bits>& board, Bits blue, Bits had) : board_(board), blue_(blue), had_(had) {
@@ -165,7 +165,8 @@ class RedBlueRules {
       return enter(v, capacity(v));
     }
 
-    // More flow from node v's upper side, of at most `most`, through v or back to where flow came from.
+    // Pushes at most `most` units of flow from the upper side of node v, through v or back along incoming flow. Returns
+    // the units pushed.
     std::int64_t enter(int v, std::int64_t most) {
       if (entered_ >> v & 1 || most <= 0) return 0;
       entered_ |= bit<Bits>(v);
@@ -184,7 +185,7 @@ class RedBlueRules {
       return 0;
     }
 
-    // The same from its lower side, to its parents.
+    // The same from the lower side of v, to its parents.
     std::int64_t leave(int v, std::int64_t most) {
       if (left_ >> v & 1 || most <= 0) return 0;
       left_ |= bit<Bits>(v);
@@ -207,12 +208,12 @@ class RedBlueRules {
     const PebbleBoardBits<Bits>& board_;
     Bits blue_, had_, entered_ = 0, left_ = 0;
     std::array<std::int64_t, kWidth<Bits>> through_;
-    // Per node the children that flow comes from; the other entries of along_ are void.
+    // Per node, the children from which flow comes; only their entries of along_ are valid.
     std::array<Bits, kWidth<Bits>> carried_{};
     std::array<std::array<std::int64_t, kWidth<Bits>>, kWidth<Bits>> along_;
   };
 
-  // With recomputation: the nodes that must be computed, and all their parents.
+  // With recomputation: returns the nodes that must be computed, and all their parents.
   std::pair<Bits, Bits> ahead(const State& s) const {
     const Bits had = s.red | s.blue;
     Bits todo = lacking(s) & ~s.red, computes = todo, used = 0;
@@ -254,8 +255,8 @@ class RedBlueRules {
     return board_.sinks & ~(board_.task.sinks_end_blue ? s.blue : s.red | s.blue);
   }
 
-  // Without recomputation: the nodes computed so far, and the inputs. A needed value has a pebble; a node whose
-  // children are all computed was computed itself.
+  // Without recomputation: the nodes computed so far, and the inputs. Every needed value has a pebble, and a node whose
+  // children are all computed was itself computed.
   Bits computed_in(const State& s) const {
     Bits computed = s.red | s.blue;
     for (int v = n_ - 1; v >= 0; --v)
@@ -278,9 +279,9 @@ class RedBlueRules {
     return live;
   }
 
-  // A node to compute at once, or -1. With recomputation: any node that fits, since its pebble can be deleted for free.
-  // Without recomputation: a sink, which costs one store now or later; or a node that alone needs the dirty pebble of a
-  // parent, since the new pebble can replace the parent's in every later move.
+  // Returns a node to compute at once, or -1. With recomputation, any node that fits: its pebble can be deleted for
+  // free. Without recomputation, a sink, which costs one store in any case; or the last node that needs a parent's
+  // dirty pebble: the node's own pebble can replace the parent's in all later moves.
   int free_compute(const State& s, Bits live, Bits computed) const {
     const std::int64_t spare = board_.task.red - board_.words(s.red);
     if (spare <= 0) return -1;

@@ -1,4 +1,5 @@
-// The referee of the pebble game: plays moves one by one and stops at the first illegal move. docs/lab/pebble.md
+// The referee of the pebble game: plays moves one by one and stops at the first illegal move. The rules are in
+// docs/lab/pebble.md.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -18,21 +19,21 @@ enum class Broken : int {
   kLevel,       // no such level
   kNothing,     // no pebble to load, store or delete
   kCapacity,    // more words than the level holds
-  kInput,       // an input computed
-  kParents,     // a parent that is not red
-  kTwice,       // computed, or an edge marked, a second time where once is allowed
-  kNoParent,    // the named parent is none of the node's
-  kSliding,     // slid where sliding is not allowed
-  kIncomplete,  // partial: the parent is itself not yet aggregated
-  kNotLoaded,   // partial: the node's aggregate lies in slow memory alone
-  kDark,        // partial: a dark red pebble taken off while it is needed
+  kInput,       // an input is computed
+  kParents,     // a parent is not red
+  kTwice,       // a second computation of a node, or marking of an edge, where only one is allowed
+  kNoParent,    // the named node is not a parent
+  kSliding,     // a slide where sliding is not allowed
+  kIncomplete,  // partial: the parent is not fully aggregated
+  kNotLoaded,   // partial: only slow memory holds the node's aggregate
+  kDark,        // partial: a dark red pebble is deleted while it is needed
 };
 
 // The graph in compressed rows, and the rules of redblue.pebble.rules.
 struct PebbleBoard {
   std::vector<std::int64_t> starts, parents, words;
-  std::vector<std::int64_t> capacities;   // of each level but slow memory, nearest first
-  std::vector<std::uint8_t> blue, free;   // per node: whether it starts in slow memory, is computed from nothing
+  std::vector<std::int64_t> capacities;   // of each level except slow memory, nearest first
+  std::vector<std::uint8_t> blue, free;   // per node: starts in slow memory; is computed from nothing
   bool once = false, partial = false, sliding = false;
   bool keeps_sinks = true;                // partial: a sink's dark red pebble stays until it is stored
 
@@ -83,9 +84,9 @@ class PebbleReferee {
   Broken broken() const { return broken_; }
   const std::vector<std::uint8_t>& have() const { return have_; }          // bit l: a pebble of level l
   const std::vector<std::int64_t>& marked_in() const { return marked_in_; }  // partial: marked edges into each node
-  const std::vector<std::int64_t>& held() const { return held_; }          // words per level, now and at most
+  const std::vector<std::int64_t>& held() const { return held_; }          // words per level now; peak: the maximum
   const std::vector<std::int64_t>& peak() const { return peak_; }
-  const std::vector<std::int64_t>& loaded() const { return loaded_; }      // words per boundary
+  const std::vector<std::int64_t>& loaded() const { return loaded_; }      // words per boundary of levels
   const std::vector<std::int64_t>& stored() const { return stored_; }
   std::int64_t computes() const { return computes_; }
 
@@ -179,7 +180,7 @@ class PebbleReferee {
     if (!has(parent, 0)) return Broken::kParents;
     if (have_[node] && !has(node, 0)) return Broken::kNotLoaded;
     if (!put(node, 0)) return Broken::kCapacity;
-    if (has(node, slow_)) take(node, slow_);  // what slow memory holds is out of date
+    if (has(node, slow_)) take(node, slow_);  // the copy in slow memory is out of date
     dark_[node] = 1;
     marked_[at] = 1;
     ++marked_in_[node];

@@ -7,7 +7,7 @@ namespace {
 template <class Bits>
 PebbleResult search(const PebbleTask& task, const PebbleLimits& limits) {
   if (task.partial) return PebbleSearch<PartialRules<Bits>>(task, limits).run();
-  // A game that computes each node once is also a game with recomputation, and is found sooner.
+  // A game that computes each node once is also legal with recomputation, and is found sooner.
   PebbleTask once = task;
   once.once = true;
   PebbleResult known;

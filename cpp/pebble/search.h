@@ -14,8 +14,8 @@
 namespace redblue {
 
 // A* (Hart, Nilsson, Raphael 1968): expands states in the order of cost so far plus `estimate`, a lower bound. States
-// that a symmetry of the graph maps to each other count as one. States that cannot beat the best known game are not
-// kept.
+// that a symmetry of the graph maps to each other count as one. States that cannot beat the best known game are
+// dropped.
 template <class Rules>
 class PebbleSearch {
  public:
@@ -27,7 +27,7 @@ class PebbleSearch {
         step_(std::max<std::int64_t>(1, std::min(task.load, task.store))),
         symmetries_(PebbleSymmetries(rules_.board(), std::size_t(limits.symmetries)).list()) {}
 
-  // A good game, if the limits allow one to be found; `known`: a game to beat, legal by these rules.
+  // Finds a good game, if the limits allow it. known: a game to beat, legal by these rules.
   PebbleResult first_game(PebbleResult known = {}) {
     result_ = std::move(known);
     stopped_ = result_.stopped;
@@ -58,8 +58,8 @@ class PebbleSearch {
     return first;
   }
 
-  // Finds a game without a proof: sweeps over the states from those with most left to do to those with least; a sweep
-  // expands the best `beam` states of each level of work left.
+  // Finds a game without a proof by beam search. A sweep visits the levels of remaining work from most to least and
+  // expands the best `beam` states of each level.
   void sweep(const State& first, int beam) {
     using Ranked = std::pair<std::int64_t, std::uint32_t>;
     std::map<int, std::priority_queue<Ranked, std::vector<Ranked>, std::greater<>>, std::greater<>> levels;
@@ -79,14 +79,14 @@ class PebbleSearch {
         }
   }
 
-  // Expands a state when its total cost is due, but only to states of that total cost; it is expanded again for larger
-  // totals.
+  // Expands a state when the search reaches its total cost, but only to states of that total cost. It is expanded again
+  // for larger totals.
   void best_first(const State& first) {
     States states;
     std::map<std::int64_t, std::vector<std::uint32_t>> open;
     const std::int64_t least_total = begin_cost_ + rules_.estimate(first);
     const std::uint32_t root = states.add(first, States::kNone, begin_cost_, least_total);
-    if (rules_.finished(first)) {  // grow() tests the states that it reaches, never the first one
+    if (rules_.finished(first)) {  // grow() tests only the states that it reaches, not the first state
       if (begin_cost_ < upper()) finish(states, root);
       result_.proved = true;
       return;
@@ -111,8 +111,8 @@ class PebbleSearch {
     result_.proved = result_.at.cost >= 0;
   }
 
-  // Calls visit(number, total) for every state that one step from state i reaches more cheaply than before. total: a
-  // lower bound on the cost of a game through that state; states above `most` are skipped.
+  // Expands state i: calls visit(number, total) for every state that a step from it reaches more cheaply than before.
+  // total: a lower bound on the cost of a game through that state; states with a larger total than `most` are skipped.
   template <class Visit>
   void grow(States& states, std::uint32_t i, std::int64_t most, Visit&& visit) {
     const State from = states[i].state;
@@ -141,19 +141,19 @@ class PebbleSearch {
     });
   }
 
-  // Records the game that leads to a finished state. Symmetries renumber the nodes of each state on the path: `given`
-  // maps a node to its number in the given graph.
+  // Records the game that leads to a finished state. Symmetries renumber the nodes of each state on the path;
+  // `original` maps a node to its number in the graph.
   void finish(States& states, std::uint32_t last) {
     std::vector<std::uint32_t> way;
     for (std::uint32_t i = last; i != States::kNone; i = states[i].from) way.push_back(i);
     result_.kinds.clear();
     result_.nodes.clear();
     result_.parents.clear();
-    Renumbering given(rules_.board().n);
-    std::iota(given.begin(), given.end(), std::uint8_t(0));
+    Renumbering original(rules_.board().n);
+    std::iota(original.begin(), original.end(), std::uint8_t(0));
     State now = rules_.first();
-    result_.at.cost = rules_.settle(now, PebbleRecord{result_, given});
-    canonical(now, &given);
+    result_.at.cost = rules_.settle(now, PebbleRecord{result_, original});
+    canonical(now, &original);
     for (std::size_t k = way.size() - 1; k-- > 0;) {
       now = states[way[k + 1]].state;
       std::int64_t least_cost = kNever;
@@ -164,13 +164,13 @@ class PebbleSearch {
         if (cost < least_cost && canonical(to) == states[way[k]].state) best = step, least_cost = cost;
       });
       if (least_cost == kNever) throw std::logic_error("a step of the game cannot be found again");
-      result_.at.cost += rules_.play(now, best, PebbleRecord{result_, given});
-      canonical(now, &given);
+      result_.at.cost += rules_.play(now, best, PebbleRecord{result_, original});
+      canonical(now, &original);
     }
   }
 
-  // The representative of all states that symmetries map this state to; renumbers `given` accordingly.
-  State canonical(const State& state, Renumbering* given = nullptr) const {
+  // Returns the representative of all states to which symmetries map this state. Renumbers `original` accordingly.
+  State canonical(const State& state, Renumbering* original = nullptr) const {
     State best = state;
     const Renumbering* by = nullptr;
     for (const Renumbering& numbers : symmetries_) {
@@ -178,9 +178,9 @@ class PebbleSearch {
       const State image = rules_.renumber(state, numbers);
       if (image < best) best = image, by = &numbers;
     }
-    if (given && by) {
-      const Renumbering before = *given;
-      for (std::size_t v = 0; v < before.size(); ++v) (*given)[(*by)[v]] = before[v];
+    if (original && by) {
+      const Renumbering before = *original;
+      for (std::size_t v = 0; v < before.size(); ++v) (*original)[(*by)[v]] = before[v];
     }
     return best;
   }
@@ -189,7 +189,7 @@ class PebbleSearch {
 
   bool fits(const States& states) const { return states.bytes() <= limits_.bytes; }
 
-  // Whether the search may go on; asks `keep_on` from time to time.
+  // Returns whether the search may continue. Calls `keep_on` from time to time.
   bool goes_on(const States& states) {
     result_.at.stored = states.size();
     if (result_.at.expanded % 64 == 0) {
@@ -206,7 +206,7 @@ class PebbleSearch {
   Rules rules_;
   PebbleLimits limits_;
   Clock::time_point started_;
-  std::int64_t step_;  // between the totals at which a state is expanded again
+  std::int64_t step_;  // the difference between totals at which a state is expanded again
   std::vector<Renumbering> symmetries_;
   double asked_ = 0;  // seconds
   std::int64_t begin_cost_ = 0;

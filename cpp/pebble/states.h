@@ -15,7 +15,7 @@ class PebbleStates {
 
   struct Met {
     State state;
-    std::uint32_t from;  // the state before it on the cheapest known path
+    std::uint32_t from;  // the previous state on the cheapest known path
     std::int32_t cost;   // of that path
     std::int32_t due;    // the total cost at which it is expanded next
   };
@@ -25,7 +25,7 @@ class PebbleStates {
   std::uint32_t size() const { return size_; }
   Met& operator[](std::uint32_t i) { return (*chunks_[i >> kChunkBits])[i & (kChunk - 1)]; }
 
-  // Bytes in use, including the next growth of the table of slots.
+  // Bytes in use, including a growth of the table of slots.
   std::int64_t bytes() const { return std::int64_t(chunks_.size()) * sizeof(Chunk) + std::int64_t(slots_.size()) * 12; }
 
   // The state's number, or kNone.

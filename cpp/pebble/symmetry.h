@@ -10,8 +10,8 @@
 
 namespace redblue {
 
-// A group of at most `most` symmetries: all symmetries of the graph if there are no more, otherwise those that fix the
-// first few nodes, with as few fixed nodes as possible.
+// A group of at most `most` symmetries of the graph. If the graph has more, the group contains the symmetries that fix
+// the first few nodes, with as few fixed nodes as possible.
 template <class Bits>
 class PebbleSymmetries {
  public:
@@ -29,8 +29,8 @@ class PebbleSymmetries {
   const std::vector<Renumbering>& list() const { return symmetries_; }
 
  private:
-  // Colour refinement: nodes of different colours cannot be exchanged. Colours are split by the colours of parents and
-  // children until nothing changes.
+  // Colour refinement: splits colours by the colours of parents and children until nothing changes. No symmetry
+  // exchanges nodes of different colours.
   void refine() {
     colour_.assign(n_, 0);
     for (std::size_t colours = 0;;) {
@@ -53,7 +53,7 @@ class PebbleSymmetries {
     }
   }
 
-  // Extends a symmetry whose images of nodes 0 .. v - 1 are `taken`; returns false if there are too many symmetries or
+  // Extends a partial symmetry that maps nodes 0 .. v - 1 to `taken`. Returns false if there are too many symmetries or
   // attempts.
   bool extend(int v, Bits taken) {
     if (v == n_) {

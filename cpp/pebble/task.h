@@ -14,16 +14,16 @@ namespace redblue {
 struct PebbleTask {
   std::vector<std::int64_t> starts, parents;  // the graph in compressed rows
   std::vector<std::int64_t> words;            // of each node
-  std::vector<std::uint8_t> blue;             // per node: whether it starts in slow memory, and is never computed
+  std::vector<std::uint8_t> blue;             // per node: whether it starts in slow memory, as an input
   std::int64_t red = 0;                       // words
   std::int64_t load = 1, store = 1;           // cost of a word
-  std::int64_t compute = 0;                   // cost of a node, or of an edge
+  std::int64_t compute = 0;                   // cost of a computation; with partial computation, of an edge
   bool once = false, partial = false, sliding = false, sinks_end_blue = true;
 
   int nodes() const { return int(words.size()); }
 };
 
-// The state of a search. A cost of -1: no game yet.
+// The progress of a search. cost is -1 until a game is found.
 struct PebbleProgress {
   std::int64_t cost = -1, lower_bound = 0, expanded = 0, stored = 0;
 };
@@ -39,18 +39,18 @@ struct PebbleLimits {
   double seconds = 0;          // 0: none
   std::int64_t bytes = 0;      // of memory
   int beam = 1000;             // states per level of the beam search for a first game
-  int symmetries = 0;          // of the graph, used at most
+  int symmetries = 0;          // the most symmetries of the graph to use
   std::function<bool(const PebbleProgress&)> keep_on;  // called from time to time; false stops the search
 };
 
-// The cheapest game of up to 128 nodes; with partial computation, of up to twice as many edges as 64 or 128 nodes.
-// Throws std::invalid_argument for more, and for arrays that do not fit together.
+// Finds the cheapest game of at most 128 nodes and, with partial computation, at most 256 edges. Throws
+// std::invalid_argument for larger graphs and for arrays of inconsistent lengths.
 PebbleResult search_pebbles(const PebbleTask& task, const PebbleLimits& limits);
 
 // The task's graph and rules over sets of nodes.
 template <class Bits>
 struct PebbleBoardBits {
-  explicit PebbleBoardBits(const PebbleTask& given) : task(given), n(given.nodes()) {
+  explicit PebbleBoardBits(const PebbleTask& source) : task(source), n(source.nodes()) {
     if (n > kWidth<Bits>) throw std::invalid_argument("too many nodes for this search");
     parents.assign(n, 0);
     children.assign(n, 0);
@@ -74,7 +74,7 @@ struct PebbleBoardBits {
     return sum;
   }
 
-  // The least later cost of a word of an evicted pebble without recomputation: a load, unless the node may be a sink,
+  // Without recomputation: the least later cost of each evicted word. It is a load, unless the node may be a sink,
   // which need not be loaded again.
   std::int64_t reload() const { return task.sinks_end_blue ? task.load : 0; }
 
@@ -87,14 +87,14 @@ struct PebbleBoardBits {
 
 using Renumbering = std::vector<std::uint8_t>;  // the new number of each node
 
-// Records a game move by move, in the node numbers of the given graph.
+// Records a game move by move, in the node numbers of the original graph.
 struct PebbleRecord {
   PebbleResult& result;
-  const Renumbering& given;
+  const Renumbering& original;
   void operator()(PebbleMove kind, int node, int parent = -1) const {
     result.kinds.push_back(std::int8_t(kind));
-    result.nodes.push_back(given[node]);
-    result.parents.push_back(parent < 0 ? parent : given[parent]);
+    result.nodes.push_back(original[node]);
+    result.parents.push_back(parent < 0 ? parent : original[parent]);
   }
 };
 

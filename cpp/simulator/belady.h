@@ -1,4 +1,4 @@
-// Belady's MIN: the optimal replacement, which knows the future and has the fewest fills.
+// Belady's MIN: the optimal replacement policy, which knows future accesses and has the fewest fills.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace redblue {
 
-// Returns, for each access, the index of the next access that needs the content of the same line; `accesses` if there
-// is none. most: the largest line number.
+// Returns, for each access, the index of the next access that needs the content of the same line, or `accesses` if
+// there is none. most: the largest line number.
 inline std::vector<std::int64_t> next_needs(const std::int64_t* lines, const std::int8_t* kinds, std::size_t accesses,
                                             std::int64_t most, bool fetch_on_write) {
   const std::int64_t never = std::int64_t(accesses);
@@ -29,8 +29,8 @@ inline std::vector<std::int64_t> next_needs(const std::int64_t* lines, const std
 
 // Simulates one fully associative level of `capacity` lines, empty at first and flushed at the end. Evicts the line
 // whose content is needed last. Content that is overwritten before it is read is not needed. A discard is not an access
-// and does not change which content is needed: a line that is read or partly written after the discard is filled unless
-// it is held.
+// and does not change which content is needed: if a line is read or partly written after its discard, it is filled,
+// unless the cache still holds it.
 inline LineCounts belady(const std::int64_t* lines, const std::int8_t* kinds, std::size_t accesses,
                          std::int64_t capacity, bool fetch_on_write) {
   if (capacity < 1) throw std::invalid_argument("a cache must hold at least 1 line");
@@ -44,7 +44,7 @@ inline LineCounts belady(const std::int64_t* lines, const std::int8_t* kinds, st
   LineCounts counts;
   Discarded discarded;
   std::vector<bool> held(most + 1), dirty(most + 1);
-  std::vector<std::int64_t> due(most + 1, never);               // when a held line's content is needed next
+  std::vector<std::int64_t> due(most + 1, never);               // the next access that needs a held line's content
   std::priority_queue<std::pair<std::int64_t, std::int64_t>> queue;  // (due, line); stale entries are skipped
   std::int64_t used = 0;
   const auto write_back = [&](std::int64_t line) {

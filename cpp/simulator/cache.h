@@ -1,4 +1,4 @@
-// Caches that hold lines, several levels deep: least recently used, write-back, write-allocate.
+// Simulates a hierarchy of caches of lines: least recently used, write-back, write-allocate.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace redblue {
 
-// Overwrite: every word of the line is written, so its old content is not needed. Discard is not an access: it declares
-// that nothing reads the line until it is written again.
+// An overwrite writes every word of the line, so the old content is not needed. A discard is not an access: it declares
+// that the line is not read until it is written again.
 enum Kind : std::int8_t { kRead = 0, kWrite = 1, kOverwrite = 2, kDiscard = 3 };
 
 constexpr std::int64_t kMaxLines = std::int64_t{1} << 28;  // the tables below take a few bytes per line
@@ -19,7 +19,7 @@ struct LineCounts {
   std::int64_t hits = 0, misses = 0;
   std::int64_t fills = 0;             // lines read from the next level
   std::int64_t write_backs = 0;       // dirty lines written to the next level
-  std::int64_t dead_write_backs = 0;  // of those: discarded ones
+  std::int64_t dead_write_backs = 0;  // write-backs of discarded lines
 };
 
 inline void check_line(std::int64_t line) {
@@ -47,7 +47,8 @@ class Discarded {
   std::vector<bool> flags_;
 };
 
-// One level: `sets` sets of `ways` lines each; line l belongs to set l modulo sets. Each set is a list, newest first.
+// One level: `sets` sets of `ways` lines each; line l belongs to set l modulo sets. Each set is a linked list, newest
+// line first.
 class LruLevel {
  public:
   LruLevel(std::int64_t sets, std::int64_t ways) : sets_(sets), ways_(ways), slots_(sets * ways), lists_(sets) {}
@@ -93,7 +94,7 @@ class LruLevel {
     return evicted;
   }
 
-  // Marks every line clean. Returns those that were dirty, set by set, oldest first.
+  // Marks every line clean. Returns the lines that were dirty, set by set, oldest first.
   std::vector<std::int64_t> clean() {
     std::vector<std::int64_t> dirty;
     for (const List& list : lists_)
@@ -130,10 +131,10 @@ class LruLevel {
   std::int64_t sets_, ways_;
   std::vector<Slot> slots_;
   std::vector<List> lists_;
-  std::vector<std::int32_t> slot_of_;  // by line; -1: not here
+  std::vector<std::int32_t> slot_of_;  // by line; -1: the level does not hold it
 };
 
-// Levels of caches, nearest first. A level sees only the misses and write-backs of the level before it, and may have
+// Levels of caches, nearest first. A level sees only the misses and write-backs of the next nearer level, and may have
 // evicted lines that the nearer level holds (neither inclusive nor exclusive). On a miss, the line is read from the
 // next level before the victim is written back.
 class CacheHierarchy {

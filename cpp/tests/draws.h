@@ -37,7 +37,8 @@ int bytes_of(Number number) {
   }
 }
 
-// A (lead, heads, rows, columns) array in a heap block that ends with its last number.
+// An array (lead, heads, rows, columns) in a heap block that ends with its last number, so that sanitizers detect
+// overruns.
 struct Buffer {
   Number number;
   std::int64_t size[4], stride[4], extent = 1;  // extent: numbers from the first to the last

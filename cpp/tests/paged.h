@@ -1,4 +1,4 @@
-// Random calls on paged keys, on pages of exactly the size they need, against a plain loop.
+// Compares random calls on paged keys, in pages of exactly the required size, with a plain loop.
 #pragma once
 #include <vector>
 
@@ -10,17 +10,17 @@ namespace {
 
 std::int64_t width() { return chance(0.2) ? 32 * pick(1, 4) : pick(1, 70); }
 
-// Members are in the order in which they are drawn.
+// A random call on paged keys. Members are declared in the order in which they are drawn.
 struct PagedCase {
   const Isa& isa;
   const Number number = Number(pick(0, 3)), sums = number == Number::kFloat64 ? Number::kFloat64 : Number::kFloat32;
   const std::int64_t sequences = pick(1, 5), kv_heads = pick(1, 3), group = chance(0.2) ? pick(5, 40) : pick(1, 4);
   const std::int64_t heads = kv_heads * group, page = chance(0.5) ? pick(1, 5) : 16;
-  const bool aliased = chance(0.25);  // values are columns of keys, from `column` on
+  const bool aliased = chance(0.25);  // V is a slice of K, from column `column` on
   const std::int64_t d = width(), d_v = aliased ? pick(1, d) : width(), column = aliased ? pick(0, d - d_v) : 0;
   const std::int64_t prefix = chance(0.2) ? pick(1, 80 / page) : 0;  // pages that all sequences share
   std::vector<std::int64_t> starts{0}, lengths;
-  const bool long_one = chance(0.1);  // of several pieces
+  const bool long_one = chance(0.1);  // one sequence is long enough for several pieces
   std::int64_t most = 0, pages = 0, most_queries = 0, longest = 0;
   std::vector<std::int64_t> table;
   const bool drawn = draw_table();
@@ -60,8 +60,8 @@ struct PagedCase {
   }
   PagedCase(const PagedCase&) = delete;
 
-  // All sequences begin with the pages of the prefix, and some with more pages of an earlier one. Entries beyond a
-  // sequence's keys name no page.
+  // All sequences begin with the pages of the prefix; some share more pages with an earlier sequence. Entries beyond a
+  // sequence's keys are invalid.
   bool draw_table() {
     for (std::int64_t b = 0; b < sequences; b++) {
       starts.push_back(starts.back() + (chance(0.6) ? 1 : pick(0, 6)));
@@ -127,7 +127,7 @@ void one_paged_call(const Isa& isa) {
       for (std::int64_t i = 0; i < random.starts[b + 1] - random.starts[b]; i++) random.compare_row(b, h, i);
 }
 
-// Rows of bytes, written into pages of exactly their size, heads within rows or around them.
+// Copies rows of bytes into pages of exactly the required size. Heads lie within rows or around them.
 void one_row_copy() {
   const std::int64_t heads = pick(1, 3), width = pick(1, 40), page = pick(1, 16), pages = pick(1, 2000);
   const std::int64_t row = heads * width, count = pick(0, pages * page);

@@ -1,6 +1,5 @@
-// Tests random small pebble games: random moves for the referee; played orders and optimal games, which the referee
-// must accept. For builds with sanitizers (make sanitize). Usage: pebbles [games] [seed]; prints the number of a game
-// that fails.
+// Tests random small pebble games, in builds with sanitizers (make sanitize). The referee gets random moves, and must
+// accept the games of the player and of the search. Usage: pebbles [games] [seed]; prints the number of a failing game.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -46,7 +45,7 @@ PebbleBoard random_board() {
   return board;
 }
 
-// The referee's judgement: the words moved, or -1 if a move is illegal or a sink is not blue at the end.
+// Returns the words that the referee counts, or -1 if a move is illegal or a sink is not blue at the end.
 std::int64_t judged(const PebbleBoard& board, const PebbleMoves& moves) {
   PebbleReferee referee(board);
   const std::vector<std::int8_t> levels(moves.kinds.size(), 0);
@@ -69,7 +68,7 @@ bool one_game() {
     wild.nodes.push_back(pick(-1, n));
     wild.parents.push_back(pick(-2, n));
   }
-  judged(board, wild);  // must not access memory out of bounds, whether legal or not
+  judged(board, wild);  // legal or not, the moves must not access memory out of bounds
 
   std::vector<std::int64_t> order;
   for (std::int64_t v = 0; v < n; ++v)

@@ -1,5 +1,5 @@
-// Tests random small calls, on buffers of exactly the size they need, against a plain loop. For builds with sanitizers
-// (make sanitize). Usage: sanitize [calls] [seed]; prints the seed and number of a call that fails.
+// Compares random small calls, on buffers of exactly the required size, with a plain loop. For builds with sanitizers
+// (make sanitize). Usage: sanitize [calls] [seed]; prints the seed and number of a failing call.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -21,7 +21,7 @@
 
 using namespace redblue;
 
-// Allocations of this thread before one fails; negative: none fails.
+// The number of allocations of this thread until one fails; negative: none fails.
 static thread_local int allocations_left = -1;
 
 void* operator new(std::size_t bytes) {
@@ -51,7 +51,7 @@ struct Mask {
 
   Mask(std::int64_t p, std::int64_t q, std::int64_t k) : planes(p), n_q(q), n_k(k), dense(p * q * k) {
     const double share = chance(0.3) ? 1 : chance(0.5) ? 0.5 : 0.05;
-    const std::int64_t edge = chance(0.5) ? 1 : pick(1, 40);  // of the blocks of the mask
+    const std::int64_t edge = chance(0.5) ? 1 : pick(1, 40);  // of a block of the mask
     for (std::int64_t plane = 0; plane < planes; plane++)
       for (std::int64_t i = 0; i < n_q; i += edge)
         for (std::int64_t j = 0; j < n_k; j += edge) {
@@ -114,20 +114,20 @@ struct Mask {
   }
   Pattern pattern(Lists& lists, std::int64_t* table, std::int64_t heads, std::int64_t group, std::int64_t panel) {
     list(lists, group, panel);
-    Pattern found;
-    found.starts = lists.starts.data(), found.runs = lists.runs.data(), found.bits = lists.bits.data();
-    found.panel = panel, found.panels = (n_q * group + panel - 1) / panel, found.planes_count = planes;
-    found.scattered = chance(0.3);
-    found.planes.data = reinterpret_cast<char*>(table);
-    found.planes.lead[0] = heads, found.planes.head = 1;
-    return found;
+    Pattern result;
+    result.starts = lists.starts.data(), result.runs = lists.runs.data(), result.bits = lists.bits.data();
+    result.panel = panel, result.panels = (n_q * group + panel - 1) / panel, result.planes_count = planes;
+    result.scattered = chance(0.3);
+    result.planes.data = reinterpret_cast<char*>(table);
+    result.planes.lead[0] = heads, result.planes.head = 1;
+    return result;
   }
 };
 
 std::int64_t random_length() { return chance(0.1) ? 0 : chance(0.5) ? pick(1, 9) : pick(10, 140); }
 std::int64_t random_width() { return chance(0.5) ? pick(1, 9) : pick(10, 70); }
 
-// A random call: sizes, options and buffers. Members are in the order in which they are drawn.
+// A random call: sizes, options and buffers. Members are declared in the order in which they are drawn.
 struct Case {
   const Isa& isa;
   const Number number = Number(pick(0, 3)), sums = number == Number::kFloat64 ? Number::kFloat64 : Number::kFloat32;
@@ -206,10 +206,10 @@ struct Case {
   }
 };
 
-// The plain loop: attention of one row after the other, in double precision, compared with the results of the call.
+// The reference: computes attention row by row in double precision and compares it with the results of the call.
 struct Reference {
   const Case& of;
-  std::vector<double> dk, dv, dbias, s, slope, p, dp;  // the first three: sums over all rows; the others: one row's
+  std::vector<double> dk, dv, dbias, s, slope, p, dp;  // dk, dv, dbias: sums over all rows; others: of one row
   double lse = 0;
 
   explicit Reference(const Case& c)
@@ -249,7 +249,7 @@ struct Reference {
     lse = base + std::log(total);
   }
 
-  // Compares lse, out and dq of a row, and adds its part of the other gradients.
+  // Compares lse, out and dq of a row, and adds its contributions to the other gradients.
   void row(std::int64_t b, std::int64_t h, std::int64_t i) {
     const std::int64_t kv = h / of.group, plane = b * of.kv_heads + kv;
     softmax(b, h, i);
@@ -314,7 +314,7 @@ void one_call(const Isa& isa) {
   if (random.bias_learns && exact) reference.compare_bias();
 }
 
-// Callers side by side share the workers; a task that throws leaves them intact.
+// Concurrent callers share the workers, and a task that throws leaves the workers intact.
 void many_callers() {
   std::vector<std::thread> callers;
   std::atomic<int> wrong{0};
@@ -338,8 +338,8 @@ void many_callers() {
   if (wrong) throw Failure("share_out: a task was not done once, or an exception was lost");
 }
 
-// The caller's memory ends somewhere in a call, which also creates workers: the call fails before its first task,
-// or it does every task. The workers do no task of a call that has ended, and work for the next one.
+// The caller runs out of memory at some point in a call that also creates workers. The call either fails before its
+// first task or does every task. Afterwards, workers do no task of the ended call, and they work for the next call.
 void little_memory() {
   for (int allowed = 0; allowed < 30; allowed++) {
     const int threads = 4 + allowed;
@@ -353,7 +353,7 @@ void little_memory() {
       failed = true;
     }
     allocations_left = -1;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // for a worker that would do a task too late
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // in case a worker does a task too late
     if (done != std::vector<int>(threads, failed ? 0 : 1)) throw Failure("share_out: a call without memory left tasks");
   }
 }

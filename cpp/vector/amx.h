@@ -1,26 +1,26 @@
-// The row of an instruction set with tiles: its products of bfloat16 pairs are tile instructions, its other kernels are
-// those of avx512_bf16. Included once inside each target region (vector/region.h), after the functions of the tile
-// instructions: tile_configure, tile_release, tile_zero<C>, tile_load<T>, tile_store<T> and tile_dot<C, A, B>.
+// The row of an instruction set with tiles. Its products of bfloat16 pairs use tile instructions; its other kernels are
+// the kernels of avx512_bf16. Included once inside each target region (vector/region.h), after the functions of the
+// tile instructions: tile_configure, tile_release, tile_zero<C>, tile_load<T>, tile_store<T> and tile_dot<C, A, B>.
 //
-// There are 8 tile registers of 16 rows of 64 bytes. A product has four of them for C, 32 rows of 32 lanes, and two
+// There are 8 tile registers of 16 rows of 64 bytes. A product uses four of them for C (32 rows of 32 lanes) and two
 // each for A and B. tile_dot<C, A, B> adds to C[m][n] the sum over k of A[m][k] B[k][n]; units of A and B are pairs of
 // bfloat16.
 //
-// Its sums are rounded differently from those of avx512_bf16. tdpbf16ps adds up the even and the odd numbers of 16
-// pairs apart, from 0, then both sums, then C; vdpbf16ps adds each product to C. Both round to nearest, ties to even,
-// in float32 after each step, and flush denormals to 0.
-constexpr long kSide = 16;          // rows of a tile, and its lanes
-constexpr long kBlock = 2 * kSide;  // rows, and lanes, of C at once
+// Sums are rounded differently than in avx512_bf16. tdpbf16ps sums the products of the even and of the odd numbers of
+// 16 pairs separately, then adds both sums, then C; vdpbf16ps adds each product to C. Both round to nearest, ties to
+// even, in float32 after each step, and flush denormals to 0.
+constexpr long kSide = 16;          // rows and lanes of a tile
+constexpr long kBlock = 2 * kSide;  // rows and lanes of a block of C
 constexpr long kTile = kSide * kSide;
 
-// Memory for a task, besides its tile registers.
+// The working memory of a task, besides its tile registers.
 struct Scratch {
-  alignas(64) unsigned a[2 * kSide * kLongest];  // tiles of A, of 32 rows
+  alignas(64) unsigned a[2 * kSide * kLongest];  // tiles of 32 rows of A
   alignas(64) unsigned b[2 * kTile];             // the last rows of B, and zeros
   alignas(64) float c[kBlock * kBlock];
 };
 
-// Tiles of `rows` rows of A, one after another: [tile along k][tile along m][m][k], with zeros beyond its edges.
+// Packs `rows` rows of A into tiles [tile along k][tile along m][m][k], with zeros beyond the edges of A.
 inline void pack_tiles(long rows, long units, const unsigned* a, long am, long ak, unsigned* to) {
   for (long k = 0; k < units; k += kSide)
     for (long m = 0; m < kBlock; m += kSide, to += kTile) {
@@ -33,14 +33,14 @@ inline void pack_tiles(long rows, long units, const unsigned* a, long am, long a
       }
       std::fill_n(to, kTile, 0u);
       for (long x = 0; x < height; x++)
-        for (long y = 0; y < width; y++) to[x * kSide + y] = loose(from + x * am + y * ak);
+        for (long y = 0; y < width; y++) to[x * kSide + y] = load_unaligned(from + x * am + y * ak);
     }
 }
 
 // The tiles of A, packed or in place.
 struct TilesOfA {
   const unsigned* from;
-  long step_k, step_m, stride;  // units from tile to tile along k and along m, and from row to row
+  long step_k, step_m, stride;  // strides in units: between tiles along k and along m, and between rows
 };
 inline TilesOfA tiles_of(long rows, long units, const unsigned* a, long am, long ak, Scratch& scratch) {
   const bool whole = units % kSide == 0 && (rows == kSide || rows == kBlock);
@@ -49,7 +49,7 @@ inline TilesOfA tiles_of(long rows, long units, const unsigned* a, long am, long
   return {scratch.a, 2 * kTile, kTile, kSide};
 }
 
-// scratch.c <- the products of at most 32 rows of A with 16 kLanes lanes of B; `wide`: there are more than 16 rows.
+// scratch.c <- the product of at most 32 rows of A with 16 kLanes lanes of B. wide: A has more than 16 rows.
 template <int kLanes>
 inline void multiply(const TilesOfA& a, bool wide, long units, const unsigned* b, long bk, Scratch& scratch) {
   tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
@@ -79,17 +79,18 @@ inline void multiply(const TilesOfA& a, bool wide, long units, const unsigned* b
   if (kLanes == 2) tile_store<3>(scratch.c + kSide * kBlock + kSide, 4 * kBlock);
 }
 
-// Adds scratch.c to `rows` rows of one vector of C, as `micro` of attention/tile.h does. tops: of these lanes, or null.
+// Adds scratch.c to `rows` rows of one vector of C, as `micro_kernel` in attention/tile.h does. tops: the maxima of
+// these lanes, or null.
 inline void add_to(const Scratch& scratch, long at, long rows, float* c, long cm, Start start, const float* factors,
                    float* tops) {
-  const bool takes = start == Start::kScaled || start == Start::kWeighed;
+  const bool takes = start == Start::kScaled || start == Start::kWeighted;
   const V<float> factor = takes ? load(factors) : V<float>{};
   V<float> top = tops ? load(tops) : V<float>{};
   for (long m = 0; m < rows; m++) {
     V<float> sum = load(scratch.c + m * kBlock + at);
     if (start == Start::kSum) sum += load(c + m * cm);
     if (start == Start::kScaled) sum = multiply_add<float>(load(c + m * cm), factor, sum);
-    if (start == Start::kWeighed) sum = multiply_add<float>(sum, factor, load(c + m * cm));
+    if (start == Start::kWeighted) sum = multiply_add<float>(sum, factor, load(c + m * cm));
     top = larger<float>(sum, top);
     store(c + m * cm, sum);
   }
@@ -105,7 +106,7 @@ inline void product_of_tiles(const PairProduct& p) {
   for (long m = 0; m < p.rows; m += kBlock)
     for (long k = 0; k == 0 || k < p.length; k += part) {
       const long rows = std::min(kBlock, p.rows - m), units = std::min(part, p.length - k);
-      const Start start = k && p.start != Start::kWeighed ? Start::kSum : p.start;
+      const Start start = k && p.start != Start::kWeighted ? Start::kSum : p.start;
       float* const tops = k + part < p.length ? nullptr : p.tops;
       const TilesOfA a = tiles_of(rows, units, p.a + m * p.am + k * p.ak, p.am, p.ak, scratch);
       for (long lane = 0; lane < p.lanes; lane += kBlock) {
@@ -120,7 +121,8 @@ inline void product_of_tiles(const PairProduct& p) {
     }
 }
 
-// While it exists, products of this thread use the tiles, which are released even if a kernel throws.
+// While a WithTiles exists, products of this thread use tiles. Its destructor releases the tiles even if a kernel
+// throws.
 struct WithTiles {
   Scratch scratch;
   TileRegisters registers_of_task;
@@ -136,7 +138,7 @@ struct WithTiles {
   WithTiles(const WithTiles&) = delete;
 };
 
-// A kernel of avx512_bf16, with tiles.
+// Runs a kernel of avx512_bf16 with tiles.
 template <auto kKernel, class Pointer = decltype(kKernel)>
 struct Tiled;
 template <auto kKernel, class... Arguments>
@@ -147,7 +149,7 @@ struct Tiled<kKernel, Moved (*Kernels::*)(Arguments...)> {
   }
 };
 
-// Whether a product of whole numbers, which every order of summation gives exactly, equals that of a plain loop.
+// Whether a product of whole numbers equals the result of a plain loop. Such sums are exact in every order.
 inline bool agrees_with_a_plain_loop(long rows, long lanes, long length, bool by_rows) {
   const auto number = [](long x, long y) { return (7 * x + 5 * y + x * y) % 9 - 4; };
   const auto pair = [&](long x, long k) {
@@ -171,7 +173,8 @@ inline bool agrees_with_a_plain_loop(long rows, long lanes, long length, bool by
     }
   return true;
 }
-// The same with A in place, by rows and by columns, beyond all edges of tiles and in two parts; says so if it does not.
+// Checks products with A in place and packed, by rows and by columns, with partial tiles and in two parts. Prints a
+// message if one is wrong.
 inline bool known_products_agree() {
   if (agrees_with_a_plain_loop(64, 64, 32, true) && agrees_with_a_plain_loop(37, 48, kLongest + 21, true) &&
       agrees_with_a_plain_loop(37, 48, kLongest + 21, false))
@@ -181,7 +184,7 @@ inline bool known_products_agree() {
   return false;
 }
 
-// Products of tiles, for the peak rate: four that do not wait for each other.
+// Four independent chains of tile products, for the peak rate.
 inline float chains_of_tiles(long steps, float x, float y) {
   WithTiles tiles;
   const auto filled = [&](float value) {
@@ -200,7 +203,8 @@ inline float chains_of_tiles(long steps, float x, float y) {
   return tiles.scratch.c[0] + tiles.scratch.c[kSide] + tiles.scratch.c[kSide * kBlock];
 }
 
-// A constant: filling it must not run instructions that the CPU may not have. Null: the kernel of avx512_bf16.
+// constexpr, because initialising it at run time could execute instructions that the CPU lacks. Null: the kernel of
+// avx512_bf16.
 constexpr Kernels kTiled = {
     0,
     0,

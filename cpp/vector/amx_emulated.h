@@ -5,7 +5,7 @@ struct TileRegisters {
 };
 static __thread TileRegisters* registers;  // of this thread; null: not configured
 
-// For tests/kernels/cpu/test_amx.py: every product has a wrong sum.
+// For tests/kernels/cpu/test_amx.py: makes one sum of every product wrong.
 inline bool wrong_on_purpose() {
   static const bool result = std::getenv("REDBLUE_WRONG_TILES");
   return result;
@@ -27,7 +27,7 @@ template <int kT>
 inline void tile_store(void* rows, long bytes_apart) {
   for (long m = 0; m < 16; m++) std::memcpy(static_cast<char*>(rows) + m * bytes_apart, rows_of(kT)[m], 64);
 }
-// Denormals become 0 and keep their sign, of arguments and of results.
+// Denormal arguments and results become 0 and keep their sign.
 inline V<float> flushed(V<float> x) {
   const V<unsigned> number = bits<V<unsigned>>(x);
   return bits<V<float>>((number & 0x7f800000) == V<unsigned>{} ? number & 0x80000000 : number);

@@ -1,13 +1,13 @@
 // The tile instructions of AMX. Included once inside the target region of amx_bf16 (vector/region.h).
 //
-// In assembly: the compiler needs no option for them, and the numbers of registers may be template arguments.
-// The memory operand of ldtilecfg.
+// They are written in assembly, so that the compiler needs no option for them and register numbers can be template
+// arguments. The memory operand of ldtilecfg.
 struct TileConfig {
   std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
   std::uint16_t bytes_of_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
-struct TileRegisters {};  // they are the CPU's
+struct TileRegisters {};  // the CPU holds them
 inline void tile_configure(TileRegisters&) {
   static constexpr TileConfig config;
   static_assert(sizeof config == 64, "ldtilecfg reads 64 bytes");

@@ -1,7 +1,7 @@
 // A streaming read, for the bandwidth of each cache level. Included once inside each target region (vector/region.h).
 //
-// Eight independent accumulators and plain vector loads: at least two loads start per cycle, and exclusive-or costs
-// nothing beside them, whatever the bits are.
+// With eight independent accumulators and plain vector loads, at least two loads start per cycle. The exclusive-ors
+// cost no extra time, whatever the bits are.
 inline long long read(const void* data, std::size_t bytes) {
   typedef long long Bits __attribute__((vector_size(kVectorBytes), may_alias));
   constexpr int kStreams = 8;

@@ -1,10 +1,10 @@
 // Exponential and hyperbolic tangent of whole vectors. Included once inside each target region (vector/region.h).
 //
-// exp: x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by a polynomial fitted to the least relative error (float: degree
-// 5, 1.05e-7 before rounding; double: Taylor's, degree 13). Promise, tested over the whole range: relative error at
-// most 4e-7 (float) and 4e-16 (double) for results that are normal numbers, an absolute one of the least normal number
-// below; exp(-inf) = 0, NaN stays. Nothing is promised from 88 on: neither score - row maximum nor score - log-sum-exp
-// becomes that large, because both passes round scores alike.
+// exp splits x = n ln 2 + r with |r| <= ln 2 / 2, and computes e^r by a polynomial of least relative error (float:
+// degree 5, 1.05e-7 before rounding) or Taylor's polynomial (double: degree 13). Tested over the whole range: the
+// relative error of normal results is at most 4e-7 (float) and 4e-16 (double); the absolute error of smaller results is
+// at most the least normal number; exp(-inf) = 0; NaN stays NaN. Arguments from 88 on are not supported: score - row
+// maximum and score - log-sum-exp stay below, because both passes round scores alike.
 
 template <class T>
 struct ExpOf;
@@ -12,7 +12,7 @@ struct ExpOf;
 template <>
 struct ExpOf<float> {
   using Int = int;
-  static constexpr float kLeast = -88.0f, kLeast2 = -127.0f;  // they round to 2^-127, of which power_of makes 0
+  static constexpr float kLeast = -88.0f, kLeast2 = -127.0f;  // these give n = -127, for which power_of returns 0
   static constexpr float kMagic = 12582912.0f + 127.0f;       // 1.5 x 2^23, and the exponent's bias
   static constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.428606765330187e-6f;
   static constexpr float kTerms2[] = {0.0013264658628031611f, 0.00967156607657671f, 0.055507343262434006f,
@@ -34,8 +34,8 @@ struct ExpOf<double> {
                                       1.0 / 6,          0.5,             1.0,            1.0};
 };
 
-// 2^n for whole n from that of the least normal number on, 0 below; shifted: n + kMagic, whose low bits are the
-// exponent's.
+// 2^n for whole n, or 0 if 2^n is below the least normal number. shifted: n + kMagic, whose low bits are the biased
+// exponent.
 template <class T>
 inline V<T> power_of(V<T> shifted) {
   using E = ExpOf<T>;
@@ -45,7 +45,7 @@ inline V<T> power_of(V<T> shifted) {
 template <class T>
 inline V<T> exp(V<T> x) {
   using E = ExpOf<T>;
-  constexpr bool kScales = kVectorBytes == 64 && sizeof(T) == 4;  // there is an instruction that multiplies by 2^n
+  constexpr bool kScales = kVectorBytes == 64 && sizeof(T) == 4;  // one instruction multiplies by 2^n
   const V<T> clamped = larger<T>(splat(kScales ? T(-110) : E::kLeast), x);  // NaN stays
   const V<T> shifted = multiply_add<T>(clamped, splat(T(1.4426950408889634)), splat(E::kMagic));
   const V<T> n = shifted - splat(E::kMagic);
@@ -55,7 +55,7 @@ inline V<T> exp(V<T> x) {
 #pragma GCC unroll 16
   for (unsigned i = 1; i < sizeof(E::kTerms) / sizeof(T); i++) power = multiply_add<T>(power, r, splat(E::kTerms[i]));
 #if defined(REDBLUE_AVX512)
-  if constexpr (kScales) return _mm512_scalef_ps(power, n);  // to denormals and to 0, which e^-110 is
+  if constexpr (kScales) return _mm512_scalef_ps(power, n);  // handles denormals and 0, such as e^-110
 #endif
   return power * power_of<T>(shifted);
 }
@@ -78,7 +78,7 @@ inline V<T> power_of_fraction(V<T> r) {
   }
 }
 
-// 2^x, with the same promise. Cheaper than exp: x - n is exact.
+// 2^x, with the same error bounds. Cheaper than exp, because x - n is exact.
 template <class T>
 inline V<T> exp2(V<T> x) {
   using E = ExpOf<T>;
@@ -118,8 +118,8 @@ inline V<T> magnitude(V<T> x) {
   return x < V<T>{} ? -x : x;
 }
 
-// tanh; relative error at most 4e-7 (float) and 4e-15 (double). Small arguments by Lambert's continued fraction
-// x / (1 + x^2 / (3 + x^2 / (5 + ...))), the others by e^(-2|x|).
+// tanh, with a relative error of at most 4e-7 (float) and 4e-15 (double). Small arguments use Lambert's continued
+// fraction x / (1 + x^2 / (3 + x^2 / (5 + ...))), others e^(-2|x|).
 template <class T>
 inline V<T> tanh(V<T> x) {
   constexpr int kLast = sizeof(T) == 4 ? 9 : 17;

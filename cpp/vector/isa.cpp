@@ -1,5 +1,5 @@
-// The table of instruction sets. A new one is a translation unit like vector/sets/avx2.cpp, its vectors in
-// vector/vec.h, and a line here.
+// The table of instruction sets. A new instruction set needs a translation unit like vector/sets/avx2.cpp, its vectors
+// in vector/vec.h, and a line here.
 #include "vector/isa.h"
 
 #include <cstdlib>
@@ -25,7 +25,7 @@ namespace portable { extern const Isa kRowOfTable; }
 
 const std::vector<const Isa*>& list_isas() {
   static const std::vector<const Isa*> rows = {
-#if defined(REDBLUE_PORTABLE_ONLY)  // a sanitizer's build: a quarter of the time to compile
+#if defined(REDBLUE_PORTABLE_ONLY)  // for builds with sanitizers: compiles in a quarter of the time
 #elif defined(__x86_64__)
       &amx_bf16::row_of_table(), &avx512_bf16::kRowOfTable, &avx512::kRowOfTable, &avx2::kRowOfTable,
 #elif defined(__aarch64__)

@@ -1,8 +1,9 @@
 // Multiply-add chains, for the peak arithmetic rate. Included once inside each target region (vector/region.h).
 //
-// A chain waits for its own last result, so the peak needs (latency x units) independent chains: 4 cycles x 2 units on
-// current x86, 4 x 4 on Apple's cores. Three quarters of the registers hold chains: 12 of 16, or 24 of 32. Loops over
-// the chains must be unrolled, or the chains live in memory and half the rate is lost (measured, GCC 12).
+// Each multiply-add of a chain waits for the previous one, so the peak needs latency x units independent chains: 4
+// cycles x 2 units on current x86, 4 x 4 on Apple's cores. Three quarters of the registers hold chains: 12 of 16, or 24
+// of 32. Loops over the chains must be unrolled: otherwise the chains lie in memory and the rate halves (measured, GCC
+// 12).
 constexpr int kChains = kRegisters * 3 / 4;
 
 inline float sum_of_chains(const V<float>* chains) {

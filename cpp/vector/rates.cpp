@@ -22,7 +22,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// All threads wait here until the last one has come.
+// Threads wait here until all have arrived.
 class Barrier {
  public:
   explicit Barrier(int threads) : threads_(threads) {}
@@ -58,9 +58,9 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-// Each thread calls prepare(thread), then all call work(thread, passes) at the same moment, again and again. Returns
-// the median rate of passes per second, summed over the threads: the best would trust a clock that jumps. Short
-// repetitions only find the number of passes.
+// Each thread calls prepare(thread) once; then all threads repeatedly call work(thread, passes) at the same moment.
+// Returns the median rate of passes per second, summed over the threads; a jump of the clock would spoil the maximum.
+// The first, short repetitions only determine the number of passes.
 double median_rate(int threads, double seconds, const std::function<void(int)>& prepare,
                  const std::function<void(int, long)>& work) {
   Barrier barrier(threads);
@@ -75,7 +75,7 @@ double median_rate(int threads, double seconds, const std::function<void(int)>& 
       work(thread, passes);
       ends[thread] = now();
       barrier.wait();
-      // Every thread reads the same times and so takes the same decision; the next barrier keeps them unchanged.
+      // All threads read the same times and so decide alike; the next barrier keeps the times unchanged.
       const double elapsed =
           *std::max_element(ends.begin(), ends.end()) - *std::min_element(starts.begin(), starts.end());
       const double wanted = seconds / kRepetitions;
@@ -101,7 +101,7 @@ struct Free {
 };
 using Buffer = std::unique_ptr<char, Free>;
 
-// In large pages where the system has them, so that the measure is of the memory and not of address translation.
+// Uses large pages if the system has them, so that address translation does not slow down the reads.
 Buffer make_buffer(std::size_t bytes) {
   Buffer buffer(static_cast<char*>(::operator new(bytes, std::align_val_t(kPage))));
 #if defined(__linux__)
@@ -110,7 +110,8 @@ Buffer make_buffer(std::size_t bytes) {
   return buffer;
 }
 
-// Whether dtype is "bfloat16" rather than "float32", and the instruction set has it.
+// Whether dtype is "bfloat16" rather than "float32". Throws for other dtypes, and if the instruction set lacks
+// bfloat16.
 bool is_bfloat16(const std::string& dtype, const Isa& isa) {
   if (dtype == "float32") return false;
   if (dtype != "bfloat16")
@@ -122,7 +123,7 @@ bool is_bfloat16(const std::string& dtype, const Isa& isa) {
 
 }  // namespace
 
-// The work goes through the row's function pointers, so the compiler can neither merge nor drop it.
+// The functions below call the row's function pointers, so the compiler can neither merge nor drop the work.
 
 double multiply_add_rate(const std::string& dtype, int threads, double seconds, const Isa& isa) {
   check(threads, seconds);
@@ -145,7 +146,7 @@ double read_rate(std::size_t bytes_per_thread, int threads, double seconds, cons
   for (int thread = 0; thread < threads; thread++) buffers.push_back(make_buffer(bytes));
   const double passes = median_rate(
       threads, seconds,
-      // First touched by the thread that will read it, so that its pages lie near that thread.
+      // The thread that will read a buffer touches it first, so that its pages lie near that thread (NUMA).
       [&](int thread) { std::memset(buffers[thread].get(), 1, bytes); },
       [&](int thread, long count) {
         for (long pass = 0; pass < count; pass++) isa.read(buffers[thread].get(), bytes);

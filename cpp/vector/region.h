@@ -1,10 +1,10 @@
-// How the code of one instruction set is compiled: in a target region and a namespace of its own, in the translation
-// unit vector/sets/<name>.cpp. No function that is built for a newer CPU can then be linked into the path of an older
-// one. Per-file flags (-mavx512f) cannot promise that: the linker keeps one copy of an inline function, whichever file
-// it comes from.
+// The code of each instruction set is compiled in its own target region and namespace, in the translation unit
+// vector/sets/<name>.cpp. So the linker cannot put a function that is built for a newer CPU into code that older CPUs
+// execute. Per-file flags (-mavx512f) do not ensure this: the linker keeps one copy of an inline function, from any of
+// the files.
 //
-// Every header that several instruction sets share is included here, before a region opens, so that its functions, and
-// the standard library's templates, are built for the oldest CPU. tests/kernels/cpu/test_instruction_sets.py checks the
+// Headers that several instruction sets share are included here, before a region opens, so that their functions and the
+// templates of the standard library are built for the oldest CPU. tests/kernels/cpu/test_instruction_sets.py checks the
 // object files.
 #pragma once
 #include <algorithm>

@@ -2,9 +2,9 @@
 // each target region (vector/region.h), so it has neither an include guard nor an #include.
 // The macros REDBLUE_AVX512 and the like are defined by the translation unit of the instruction set (vector/sets).
 //
-// V<T> is the compiler's own vector type, so + - * / < and ?: work on whole vectors; only operations that it compiles
-// badly are written per instruction set. The compiler contracts sums of products to fused multiply-adds where these
-// exist.
+// V<T> is the compiler's vector type, so + - * / < and ?: work on whole vectors. Only operations that compile to slow
+// code are written per instruction set. The compiler contracts sums of products to fused multiply-adds, if the CPU has
+// them.
 #if defined(REDBLUE_AVX512)
 constexpr int kVectorBytes = 64, kRegisters = 32;
 #elif defined(REDBLUE_AVX2)
@@ -18,7 +18,7 @@ constexpr int kVectorBytes = 16, kRegisters = 16;  // SSE2 on x86: no fused mult
 template <class T>
 struct Vector {
   typedef T Held __attribute__((vector_size(kVectorBytes), may_alias));
-  typedef T Loose __attribute__((vector_size(kVectorBytes), may_alias, aligned(alignof(T))));  // in memory, anywhere
+  typedef T Unaligned __attribute__((vector_size(kVectorBytes), may_alias, aligned(alignof(T))));
 };
 template <class T>
 using V = typename Vector<T>::Held;
@@ -27,18 +27,18 @@ constexpr int kLanesOf = kVectorBytes / sizeof(T);
 
 template <class T>
 inline V<T> load(const T* p) {
-  return *reinterpret_cast<const typename Vector<T>::Loose*>(p);
+  return *reinterpret_cast<const typename Vector<T>::Unaligned*>(p);
 }
 template <class T>
 inline void store(T* p, V<T> value) {
-  *reinterpret_cast<typename Vector<T>::Loose*>(p) = value;
+  *reinterpret_cast<typename Vector<T>::Unaligned*>(p) = value;
 }
 template <class T>
 inline V<T> splat(T value) {
   return value - V<T>{};  // keeps -0
 }
 template <class To, class From>
-inline To bits(From value) {  // the same bits as another type
+inline To bits(From value) {  // reinterprets the bits as another type
   static_assert(sizeof(To) == sizeof(From), "bits() changes no size");
   To to;
   __builtin_memcpy(&to, &value, sizeof to);
@@ -49,7 +49,7 @@ template <class T>
 inline V<T> multiply_add(V<T> a, V<T> b, V<T> c) {
   return a * b + c;
 }
-// The larger of both; b if either is NaN.
+// The larger of a and b; b if either is NaN.
 template <class T>
 inline V<T> larger(V<T> a, V<T> b) {
   return a > b ? a : b;
@@ -70,7 +70,7 @@ template <>
 inline V<float> larger<float>(V<float> a, V<float> b) { return _mm256_max_ps(a, b); }
 #endif
 
-// 16-bit numbers, as many as a vector has fp32 lanes, each of which becomes the low half of a lane.
+// A vector of 16-bit numbers, one per fp32 lane. low_halves puts each in the low half of its lane.
 typedef std::uint16_t Halves __attribute__((vector_size(kVectorBytes / 2), may_alias));
 template <class Number>
 inline Halves load_halves(const Number* p) {
@@ -113,8 +113,8 @@ inline Halves bfloat16_halves(V<float> value) {
 }
 
 #if defined(REDBLUE_BF16_PAIRS)
-// Two bfloat16 per fp32 lane: the even one in the low half. Each fp32 lane of c gains both products. Arm's instruction
-// rounds to odd, x86's to nearest; both flush denormals to 0.
+// Each fp32 lane of a and b holds two bfloat16, the even one in the low half. Both products are added to the lane of c.
+// Arm's instruction rounds to odd, x86's to nearest; both flush denormals to 0.
 inline V<float> multiply_add_pairs(V<unsigned> a, V<unsigned> b, V<float> c) {
 #if defined(REDBLUE_NEON)
   return vbfdotq_f32(c, bits<bfloat16x8_t>(a), bits<bfloat16x8_t>(b));
@@ -122,14 +122,14 @@ inline V<float> multiply_add_pairs(V<unsigned> a, V<unsigned> b, V<float> c) {
   return _mm512_dpbf16_ps(c, bits<__m512bh>(a), bits<__m512bh>(b));
 #endif
 }
-// The pairs of neighbours of a row.
+// Loads pairs of neighbouring numbers of a row.
 inline V<unsigned> load_pairs(const bfloat16* p) {
   V<unsigned> pairs;
   __builtin_memcpy(&pairs, reinterpret_cast<const char*>(p), sizeof pairs);
   return pairs;
 }
-// Pairs of the numbers in the same columns of two rows, a's in the low half: within each 16 bytes, those of the lower
-// columns, or of the upper ones.
+// Interleave the numbers of two rows to pairs of the same column, a in the low half: lower_columns takes the lower
+// columns of each 16 bytes, upper_columns the upper columns.
 inline V<unsigned> lower_columns(V<unsigned> a, V<unsigned> b) {
 #if defined(REDBLUE_NEON)
   return bits<V<unsigned>>(vzip1q_u16(bits<uint16x8_t>(a), bits<uint16x8_t>(b)));
@@ -146,7 +146,7 @@ inline V<unsigned> upper_columns(V<unsigned> a, V<unsigned> b) {
 }
 #endif
 
-// Returns the value rounded: keeps the compiler from contracting a product with the next operation.
+// Returns the value, rounded: the compiler cannot contract a product with the next operation.
 template <class T>
 inline V<T> rounded(V<T> value) {
 #if defined(REDBLUE_AVX512)
@@ -159,8 +159,9 @@ inline V<T> rounded(V<T> value) {
   return value;
 }
 
-// Returns a sum that a scalar loop carries on: keeps the compiler from vectorising the loop for some strides only. A
-// vectorised loop rounds each product, the scalar one fuses product and sum (GCC 12 for NEON), and the passes disagree.
+// Returns the running sum of a scalar loop, and keeps the compiler from vectorising the loop. Otherwise it vectorises
+// only some strides: a vectorised loop rounds each product, a scalar loop fuses product and sum (GCC 12 for NEON), and
+// the passes would disagree.
 template <class T>
 inline T in_order(T sum) {
 #if defined(__x86_64__)
@@ -185,7 +186,7 @@ inline U shuffle(U a, U b, Index index) {
   return __builtin_shuffle(a, b, index);
 #endif
 }
-// The lanes of a vector, combined two by two.
+// Reduces the lanes of a vector by the function `two`.
 template <class U, class Two>
 inline auto folded(U value, Two two) {
   constexpr int kLanes = sizeof value / sizeof value[0];
@@ -203,7 +204,7 @@ inline T sum_of_lanes(V<T> value) {
   return folded(value, [&](V<T> a, V<T> b) { return a + b; });
 }
 
-// Pairs of 16-bit numbers: even[c] in the low half, odd[c] in the high one.
+// Pairs of 16-bit numbers: even[c] in the low half, odd[c] in the high half.
 inline V<unsigned> interleave(const std::uint16_t* even, const std::uint16_t* odd) {
   return low_halves(load_halves(odd)) << 16 | low_halves(load_halves(even));
 }

@@ -1,4 +1,4 @@
-"""Estimates before work: the memory that a process may take, and the refusal of work that needs more."""
+"""Estimates of memory before work starts: the memory that a process may use, and refusals of larger work."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The one rule of written files, held against every function and every command that writes one."""
+"""Every function and command that writes files follows the same rule for existing files and devices."""
 
 import os
 import stat
@@ -18,7 +18,7 @@ GRAPH = pebble.chain_graph(3)
 MOVES = [(0, 0), (2, 1), (3, 0), (2, 2), (1, 2)]
 FIGURE = {"data": {"values": [{"x": 1}]}, "mark": "point", "encoding": {"x": {"field": "x", "type": "quantitative"}}}
 
-# How each function writes a file: (suffix, whether it knows its own files, write(path, force)).
+# How each function writes a file: (suffix, whether it recognises its own files, write(path, force)).
 WRITERS = {
     "save_game": (".jsonl", True, lambda path, force=False: pebble.save_game(path, GRAPH, MOVES, 2, force=force)),
     "page": (".html", True, lambda path, force=False: pebble.write_game(path, GRAPH, MOVES, 2, force=force)),
@@ -87,7 +87,7 @@ def test_a_fifo_is_written_to(tmp_path):
     path = tmp_path / "f.jsonl"
     os.mkfifo(path)
     with pytest.raises(RedblueError, match="cannot write"):
-        pebble.save_game(path, GRAPH, MOVES, 2)  # nobody reads it: this must not wait
+        pebble.save_game(path, GRAPH, MOVES, 2)  # the pipe has no reader, but this must not block
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     pebble.save_game(path, GRAPH, MOVES, 2)
     with open(reader, "rb") as file:

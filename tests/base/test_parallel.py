@@ -1,4 +1,4 @@
-"""Parallel points: never more processes than help, and none that outlives its parent."""
+"""Parallel points: no more processes than are useful, and none that outlives its parent."""
 
 import os
 import signal
@@ -73,7 +73,7 @@ def test_workers_end_with_their_parent(how, tmp_path):
             time.sleep(0.02)
         process.send_signal(how)
         process.wait()
-        while any(map(alive, workers)):  # a hang fails by the runner's own limit, not by a clock here
+        while any(map(alive, workers)):  # if this hangs, the test runner's time limit fails the test
             time.sleep(0.02)
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""The progress bar: what Ctrl-C says and returns."""
+"""The progress bar: its lines, and the message and result after Ctrl-C."""
 
 import sys
 import threading
@@ -48,7 +48,7 @@ def test_other_errors_pass_through(capsys):
     assert capsys.readouterr().err == ""
 
 
-# Lines of progress, where standard error is no terminal
+# Lines of progress if standard error is not a terminal
 
 
 def printed_lines(capsys, monkeypatch, waits, text):
@@ -106,7 +106,7 @@ def test_work_without_steps(told):
 
 
 def test_lines_end_with_the_work(capsys):
-    """The thread that prints is over when the block is, also after an error."""
+    """The printing thread ends with the block, also after an error."""
     with pytest.raises(ZeroDivisionError), working("dividing"):
         raise ZeroDivisionError
     assert not [thread for thread in threading.enumerate() if thread.name == progress.THREAD]

@@ -67,7 +67,10 @@ def test_a_wide_table():
 
 
 def test_a_narrow_table_stacks_its_rows():
-    """A heading of two lines labels two lines; above cells of one line it is one label. Empty cells take no line."""
+    """A heading of two lines labels two lines; above cells of one line it is a single label.
+
+    Empty cells take no line.
+    """
     assert printed(example(), 32) == [
         "A [title]",
         "",

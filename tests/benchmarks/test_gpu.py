@@ -1,4 +1,4 @@
-"""The GPU benchmark's script from end to end, without a GPU: tiny calls, interpreted, no times worth reading."""
+"""The GPU benchmark's script from end to end without a GPU: tiny, interpreted calls, whose times mean nothing."""
 
 import contextlib
 import importlib
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(script, *options):
-    """Run a benchmark with these options in this process, which runs the fast interpreter, and return its output."""
+    """Run a benchmark with these options in this process, which has the fast interpreter, and return its output."""
     module = importlib.import_module(f"benchmarks.{script}")
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), contextlib.redirect_stdout(printed):
@@ -38,7 +38,7 @@ def run(script, *options):
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory):
-    """A whole run, and where it is kept."""
+    """A whole run, and the folder of its results."""
     path = tmp_path_factory.mktemp("gpu") / "gpu.json"
     return path, run("gpu.attention", "--dry", "--json", path)
 
@@ -75,7 +75,7 @@ def test_what_is_kept_is_not_measured_again(dry):
 
 def test_without_a_gpu_it_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="no GPU that PyTorch sees"):  # the interpreter prints it and exits with 1
+    with pytest.raises(SystemExit, match="no GPU that PyTorch sees"):  # Python prints the message and exits with 1
         run("gpu.attention")
 
 
@@ -133,7 +133,7 @@ def test_the_most_important_calls_come_first_and_none_twice(modules):
     assert len(pairs) == len(set(pairs))
     assert planned[0][0] == calls.Call(128)
     assert tuple(call for call, _ in planned[: len(calls.MUST)]) == calls.MUST
-    for call, names in planned[: len(calls.MUST)]:  # planned and tuned beside the peers
+    for call, names in planned[: len(calls.MUST)]:  # planned and tuned redblue, and the peers
         assert calls.PLANNED in names
         assert calls.TUNED in names or call.page
         assert (calls.FFPA in names) == (256 < call.d < 1024 and call.density == 1)
@@ -160,7 +160,7 @@ def test_what_must_be_reached_needs_nothing_but_the_first_calls(modules):
 
 
 class Scripted:
-    """Stands for the worker: answers from a script of failures by (method, contender), and records its requests."""
+    """Replaces the worker: answers from a script of failures by (method, contender), and records its requests."""
 
     def __init__(self, **failures):
         self.failures, self.asked = failures, []
@@ -240,7 +240,7 @@ def test_a_worker_is_replaced_after_a_crash_or_a_hang():
 
 @pytest.fixture
 def asked():
-    """Everything, as the command line asks for it."""
+    """The default arguments of the command line, which request everything."""
     return SimpleNamespace(dry=False, alone=False, only=None)
 
 
@@ -454,7 +454,7 @@ def once():
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_kernel_is_among_the_cases_that_run_once(once):
-    """Those that the two flash widths, spilling, pages and options need."""
+    """The kernels for both widths of flash, for spilling, pages and options."""
     from redblue.kernels.gpu.launch import Run
 
     launched, launch = set(), Run.__call__
@@ -481,7 +481,7 @@ def test_a_wrong_head_and_a_wrong_gradient_are_found(once):
 
 
 def test_faults_that_the_sanitizer_prints_belong_to_their_case(once, monkeypatch, tmp_path):
-    """A script prints as the watched process does, with a fault in the second case and a crash in the third."""
+    """A script imitates the sanitizer's output, with a fault in the second case and a crash in the third."""
     todo = list(once.cases())[:4]
     script = tmp_path / "watched.py"
     script.write_text(
@@ -502,7 +502,7 @@ def test_faults_that_the_sanitizer_prints_belong_to_their_case(once, monkeypatch
     assert kept.outcomes[2].failure == "the process ended: dying"
     silent = ["sh", "-c", "echo CASE 3; exec sleep 60"]
     assert once._followed(silent, todo, time.monotonic() + 1, kept) == 1
-    assert len(kept.outcomes) == 3  # unfinished is not wrong
+    assert len(kept.outcomes) == 3  # an unfinished case is not wrong
     monkeypatch.setattr(once, "SILENT_SECONDS", 0.5)
     assert once._followed(silent, todo, time.monotonic() + 60, kept) == 1
     assert kept.outcomes[-1].failure == "silent for 0.5 s"
@@ -511,7 +511,7 @@ def test_faults_that_the_sanitizer_prints_belong_to_their_case(once, monkeypatch
 
 @pytest.mark.thorough
 def test_kernels_are_compiled_ahead_in_other_processes(tmp_path):
-    """For an H100, without one: into Triton's cache, every candidate of the plan."""
+    """Every candidate of the plan is compiled for an H100, without such a GPU, into Triton's cache."""
     command = [sys.executable, "-m", "benchmarks.gpu.ahead", "--jobs", "1", "--only", "B 16, n_q 1"]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),

@@ -1,4 +1,4 @@
-"""The benchmark of paged caches on tiny calls: what it counts, checks and prints. No times worth reading."""
+"""The benchmark of paged caches on tiny calls: its counts, checks and output. Its times mean nothing."""
 
 import re
 from dataclasses import replace

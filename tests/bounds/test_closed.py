@@ -1,4 +1,4 @@
-"""The closed forms: written again from their theorems, against sets of words, and their limits."""
+"""The closed forms of bounds, compared with a second implementation, with sets of words, and in limits."""
 
 import math
 from itertools import product
@@ -14,16 +14,16 @@ from redblue.bounds.closed import Sizes
 from redblue.problem import DIRECTIONS
 from support.examples import examples
 
-# The theorems again, in floats --------------------------------------------------------------------
+# A second implementation of the theorems, in floating point ---------------------------------------
 
 
 def weight_of_o(d, d_v):
-    """A whole number below d (sqrt(d) + sqrt(d_v))^2; Theorem 7 allows any."""
+    """A whole number below d (sqrt(d) + sqrt(d_v))^2; Theorem 7 allows any such weight."""
     return d * (d + d_v + 2 * math.isqrt(d * d_v))
 
 
 def gain(direction, d, d_v, w):
-    """Whole and crossing pairs of a phase of w words: Theorem 7, maximised over t on a fine grid."""
+    """The whole and crossing pairs of a phase of w words by Theorem 7, maximised over t on a fine grid."""
     t = np.linspace(0, w, 2001)
     if direction == "backward":
         weight = 1 if d_v <= d else 2 * d / (d + d_v)  # of a step of dV
@@ -40,7 +40,7 @@ def gain(direction, d, d_v, w):
 
 
 def phases(kind, direction, s, w):
-    """The number of phases, not rounded."""
+    """The number of phases, without rounding."""
     d, d_v, z = s.d, s.d_v, s.pairs
     if kind == "large":
         if direction == "forward":
@@ -79,7 +79,10 @@ EVALUATED = [
 @examples(60)
 @given(data=st.data())
 def test_phases_are_those_of_the_theorems(kind, direction, evaluate, data):
-    """Never more than the exact number, rounded up; the grid over t costs a few per cent, and more for a few words."""
+    """Never more than the exact number, rounded up.
+
+    The grid over t loses a few per cent, and more for very few words.
+    """
     d, d_v = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 300))
     rows, keys = data.draw(st.integers(1, 10**5)), data.draw(st.integers(1, 10**5))
     s = Sizes(d, d_v, rows * keys // data.draw(st.integers(1, 3)), rows, keys)
@@ -91,7 +94,7 @@ def test_phases_are_those_of_the_theorems(kind, direction, evaluate, data):
 
 
 def test_the_first_phase_is_longer_because_the_cache_starts_empty():
-    """p phases: M + L charges, p - 2 times L, and at least one more phase."""
+    """Of p phases, the first one charges M + L, the next p - 2 charge L each, and the last one nothing."""
     assert closed.best(100, lambda w: 1) == 0
     assert closed.best(100, lambda w: 5 if w == 200 else 0) == 100 * 4 + 100
     assert closed.best(100, lambda w: 5 if w == 300 else 0, split=True) == 100 * 4 + 100
@@ -102,7 +105,7 @@ def test_the_first_phase_is_longer_because_the_cache_starts_empty():
 
 
 def steps_of_a_phase(direction, sets):
-    """Count the products that fit to sets of words, each as Theorem 6 names them.
+    """Count the products that sets of words allow, named as in Theorem 6.
 
     sets: boolean arrays, q, k, dout, v, rows x or keys x features; g: dQ or G; dk, o: O or dV; s, p: pairs that begin
     or cross on the side of the scores, and of dP.
@@ -132,7 +135,7 @@ def weighted(direction, found):
 @pytest.mark.parametrize("direction", ["backward", "not given", "gradient_x"])
 @pytest.mark.parametrize(("n", "d", "d_v"), [(3, 8, 8), (4, 9, 6), (3, 6, 9), (2, 20, 20), (3, 4, 4)])
 def test_no_set_of_words_makes_more_products_than_theorem_6_says(direction, n, d, d_v):
-    """Random sets of words, climbing towards the largest share of the bound."""
+    """Hill climbing from random sets of words, towards the largest share of the bound."""
     rng, sizes = np.random.default_rng(7), {"q": d, "k": d, "c": d_v, "v": d_v, "g": d, "s": n, "p": n}
     sizes |= {"o": d_v} | ({} if direction == "gradient_x" else {"dk": d})
     if direction == "gradient_x" and d_v > d:
@@ -161,7 +164,7 @@ def test_no_set_of_words_makes_more_products_than_theorem_6_says(direction, n, d
 
 
 def whole_steps(direction, sets, d, d_v):
-    """Return the weighted steps of whole pairs over the most that Theorem 7 allows for these words. No pair crosses."""
+    """Return the weighted steps of whole pairs as a share of Theorem 7's maximum for these words. No pair crosses."""
     q, k, c, v = (sets[name] for name in ("q", "k", "c", "v"))
     rows_s, keys_s = q.all(axis=1), k.all(axis=1)
     rows, keys = rows_s & c.all(axis=1), keys_s & v.all(axis=1)
@@ -173,7 +176,7 @@ def whole_steps(direction, sets, d, d_v):
         dv = (scores * (c.astype(int) @ sets["o"].astype(int).T)).sum()
         weight = 1 if d_v <= d else 2 * d / (d + d_v)
         return (g + dk + weight * dv) * 8 * (d + d_v) / max(1, words) ** 2
-    unfinished = scores & ~rows[:, None]  # a row with whole dS has finished its words of O before
+    unfinished = scores & ~rows[:, None]  # rows with whole dS have already finished their words of O
     o = (unfinished * (sets["o"].astype(int) @ v.astype(int).T)).sum()
     a, b = (d + d_v) ** 2, (d + d_v) * (2 * d + d_v)
     return (a / d_v * o + b / d * g) * 4 / max(1, words) ** 2
@@ -187,7 +190,7 @@ def test_no_set_of_words_makes_more_whole_steps_than_theorem_7_says(direction, n
     rng, sizes, best = np.random.default_rng(3), {"q": d, "k": d, "c": d_v, "v": d_v, "g": d, "o": d_v}, 0.0
     sizes |= {"dk": d} if direction == "backward" else {}
     for _ in range(25):
-        full = {name: rng.random() < 0.8 for name in sizes}  # whole rows and keys: single words never get there
+        full = {name: rng.random() < 0.8 for name in sizes}  # whole rows and keys, which single words never complete
         rows, keys = rng.random(n) < rng.random(), rng.random(n) < rng.random()
         side = {
             name: keys if name in ("k", "v", "dk") or (name, direction) == ("o", "backward") else rows for name in sizes
@@ -208,7 +211,7 @@ def test_no_set_of_words_makes_more_whole_steps_than_theorem_7_says(direction, n
     assert 0.5 < best <= 1 + 1e-9
 
 
-# Limits, and which rows apply ---------------------------------------------------------------------
+# Limits, and which rows of the table of bounds apply ----------------------------------------------
 
 
 def per_pair(direction, x, d=2048, n=1 << 24, **which):
@@ -222,7 +225,7 @@ def test_large_cache_limits():
 
 
 def test_small_cache_limits():
-    """4 x - 1, (4 + 3 sqrt 3) x - 2 or with P given 8 x - 1, and 8 x - 2 words per pair as x -> oo."""
+    """As x -> oo: 4 x - 1, (4 + 3 sqrt 3) x - 2 (with P given: 8 x - 1), and 8 x - 2 words per pair."""
     x, d = 60, 1 << 14
     slack = 1 + 3 / 4 / x**2
     for direction, form, which in (
@@ -235,7 +238,7 @@ def test_small_cache_limits():
 
 
 def test_sums_in_any_order_have_bounds_of_their_own():
-    """2 x^2 for large caches and 2 sqrt 2 x for small ones, forward: half, and 0.7 times, those of chains."""
+    """Forward: 2 x^2 for large caches and 2 sqrt 2 x for small ones, 0.5 and 0.7 times the bounds for chains."""
     assert per_pair("forward", 0.05, split_sums=True) / 0.05**2 == pytest.approx(2, rel=0.01)
     assert per_pair("forward", 60, 1 << 14, split_sums=True) / 60 == pytest.approx(2 * 2**0.5, rel=0.01)
     decoding = Problem(1, 4096, 64, heads=32, kv_heads=8)
@@ -267,7 +270,7 @@ def test_nothing_to_do_has_bound_0(direction):
 
 @pytest.mark.parametrize(("prime", "rows", "keys", "d"), [(5, 3, 3, 1), (7, 3, 2, 1), (5, 2, 2, 2)])
 def test_products_take_more_values_than_fewer_words_than_theorem_4_requires(prime, rows, keys, d):
-    """Over all Q and K, z scores take more values than W - 1 words, where W is the least with N(W) >= z."""
+    """Over all Q and K, z scores take more values than W - 1 words can, where W is the least number with N(W) >= z."""
     words = np.array([*product(range(prime), repeat=(rows + keys) * d)])
     q, k = words[:, : rows * d].reshape(-1, rows, d), words[:, rows * d :].reshape(-1, keys, d)
     scores = (q @ k.transpose(0, 2, 1) % prime).reshape(len(words), -1)

@@ -1,4 +1,4 @@
-"""What a few rows and columns of a mask can cover: exactly by trying, and the bounds that are quick to know."""
+"""The most pairs that a few rows and columns of a mask cover: exactly, by exhaustive search, and by quick bounds."""
 
 import itertools
 
@@ -17,7 +17,7 @@ from support.spaces import plane
 
 
 def by_hand(attends):
-    """kappa over every set of rows and every set of columns."""
+    """kappa, as the maximum over every set of rows and every set of columns."""
     rows, cols = attends.shape
     found = np.zeros((rows + 1, cols + 1), int)
     for r, c in itertools.product(range(rows + 1), range(cols + 1)):
@@ -58,7 +58,7 @@ def test_what_is_quick_to_know_is_never_less_than_exact(data, n_q, n_k, group):
         starts, cols = entries(laid)
         rows = np.repeat(np.arange(len(dense)), np.diff(starts))
         assert np.array_equal(np.argwhere(dense), np.stack([rows, cols], axis=1))
-    kappa = exact(attends)  # of the first ten rows: no more than of all
+    kappa = exact(attends)  # of the first ten rows, so at most that of all rows
     r, c = (np.arange(length) for length in kappa.shape)
     assert (kappa <= kappas(pairs)(r[:, None], c[None])).all()
     quick, known = upper(pairs), steps_of(kappa)
@@ -68,7 +68,7 @@ def test_what_is_quick_to_know_is_never_less_than_exact(data, n_q, n_k, group):
 
 
 def test_a_band_covers_less_than_its_degrees_say():
-    """A square that the diagonal crosses keeps 3/4 of what its rows and columns could have, each for itself."""
+    """A square crossed by the diagonal covers 3/4 of the pairs that the degrees of its rows and columns allow."""
     pairs = Mask.sliding_window(4, 4).on(400, 400)
     tall = Mask.sliding_window(2, 3).on(10, 10)
     for laid in (pairs, tall):

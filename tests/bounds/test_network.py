@@ -1,4 +1,4 @@
-"""Bounds over the network against every distribution of the pairs of small problems, and at their constants."""
+"""Network bounds: compared with every distribution of the pairs of small problems, and their leading constants."""
 
 import itertools
 import math
@@ -25,13 +25,13 @@ SIZES = [(2, 2, 1, 1), (3, 2, 2, 1), (2, 3, 1, 3), (3, 3, 2, 1)]
 
 
 def costs(problem):
-    """Words of a row and of a key, written out: forward q, o and k, v; backward q, dO, dQ and k, v, dK, dV."""
+    """Words of a row and of a key: forward q, o and k, v; backward q, dO, dQ and k, v, dK, dV."""
     d, d_v = problem.d, problem.d_v
     return (d + d_v, d + d_v) if problem.direction == "forward" else (2 * d + d_v, 2 * d + 2 * d_v)
 
 
 def every_distribution(pairs, world):
-    """Every way to give each pair to a process, a chunk at a time: bool arrays (ways, world, pairs)."""
+    """Yield every assignment of pairs to processes, in chunks: boolean arrays (ways, world, pairs)."""
     ways = np.arange(world**pairs)
     owner = ways[:, None] // world ** np.arange(pairs) % world
     return np.stack([owner == rank for rank in range(world)], axis=1)
@@ -52,9 +52,9 @@ def tokens_of(n, world, kind):
 
 
 def least_over(lacking, world):
-    """The least words of the busiest process, and of all, given what each process lacks in each way: (ways, world).
+    """The least words of the busiest process, and of all. lacking: words that each process lacks, (ways, world).
 
-    A process at least receives or sends what it lacks, and on average each word that crosses is counted twice.
+    A process at least receives or sends the words that it lacks. The mean counts each transferred word twice.
     """
     crossing = lacking.sum(axis=1)
     return np.maximum(lacking.max(axis=1), -(-2 * crossing // world)), 2 * crossing
@@ -65,7 +65,7 @@ def least_over(lacking, world):
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("n", [2, 3, thorough(4)])
 def test_no_distribution_of_pairs_beats_a_bound(n, mask, direction, world):
-    """All distributions, with tokens at home in contiguous and in striped places, and with any homes of words."""
+    """All distributions of pairs, with contiguous and striped placements of tokens, and with any placement of words."""
     if mask == "documents" and n != 4:
         pytest.skip("the documents take 4 tokens")
     problem = Problem(n, n, 3, 2, mask=MASKS[mask], direction=direction)
@@ -92,7 +92,7 @@ def test_no_distribution_of_pairs_beats_a_bound(n, mask, direction, world):
             for bound in network_bounds(problem, world, work=share[way].tolist()):
                 assert bound.both_words <= most[way], (bound, share[way])
                 assert 2 * bound.words <= total[way], (bound, share[way])
-    crossing = a * (rows.sum(axis=1) - rows.any(axis=1)).sum(axis=-1)  # each word is at home where it is used
+    crossing = a * (rows.sum(axis=1) - rows.any(axis=1)).sum(axis=-1)  # each word's home is a process that uses it
     crossing += b * (keys.sum(axis=1) - keys.any(axis=1)).sum(axis=-1)
     for bound in network_bounds(problem, world, work="balanced", shares="any"):
         assert bound.words <= crossing[balanced].min()
@@ -101,7 +101,7 @@ def test_no_distribution_of_pairs_beats_a_bound(n, mask, direction, world):
 
 @pytest.mark.parametrize(("n_q", "n_k", "heads", "kv_heads"), SIZES)
 def test_no_distribution_of_heads_rows_and_keys_beats_a_bound(n_q, n_k, heads, kv_heads):
-    """Several heads: grouped ones share keys. Every distribution of the pairs of all heads (or a sample of them)."""
+    """Several heads, which share keys in groups: every distribution of the pairs of all heads, or a sample of them."""
     if heads % kv_heads:
         heads = kv_heads
     problem = Problem(n_q, n_k, 2, 2, heads=heads, kv_heads=kv_heads)
@@ -110,7 +110,7 @@ def test_no_distribution_of_heads_rows_and_keys_beats_a_bound(n_q, n_k, heads, k
     work = every_distribution(pairs, world) if pairs <= 12 else None
     if work is None:
         owner = rng.integers(0, world, (40_000, heads, n_q, n_k))
-        whole = np.arange(40_000) % 3  # a third gives whole heads, a third whole rows
+        whole = np.arange(40_000) % 3  # a third of the samples assigns whole heads, a third whole rows
         owner[whole == 0] = owner[whole == 0][:, :, :1, :1]
         owner[whole == 1] = owner[whole == 1][:, :, :, :1]
         work = np.stack([owner.reshape(len(owner), -1) == rank for rank in range(world)], axis=1)
@@ -128,7 +128,7 @@ def test_no_distribution_of_heads_rows_and_keys_beats_a_bound(n_q, n_k, heads, k
 
 
 def test_balanced_shares_hold_for_every_choice_of_homes():
-    """n = 2, P = 2: every distribution of pairs, and every home of every row and key with at most half of the words."""
+    """n = 2, P = 2: every distribution of pairs, and every placement with at most half of the words each."""
     problem, world = Problem(2, 2, 1, 1), 2
     a, b = costs(problem)
     work = every_distribution(4, world)
@@ -183,17 +183,17 @@ def test_whole_heads_are_within_a_factor_of_the_bound(world):
 def test_a_window_costs_no_more_than_its_halo_and_at_least_half():
     n, d, world, window = 65_536, 64, 8, 1024
     problem = Problem(n, n, d, mask=Mask.sliding_window(window - 1, 0))
-    halo = 2 * d * (window - 1) * (world - 1)  # every process but the first receives them
+    halo = 2 * d * (window - 1) * (world - 1)  # every process except the first receives them
     bound = network_bound(problem, world, work="balanced")
     assert bound.name == "band"
     assert halo / 2.5 < bound.words <= halo
 
 
 def test_unbalanced_work_moves_fewer_words_in_all_but_more_on_one_process():
-    """One process that gathers everything: below the bound on the sum for balanced work, above that for any work."""
+    """A process that gathers everything moves fewer words in all than the bound for balanced work."""
     n, d, world = 4096, 64, 64
     problem = Problem(n, n, d)
-    gathered = 4 * n * d * (world - 1) // world  # the process receives q, k and v, and sends o
+    gathered = 4 * n * d * (world - 1) // world  # this process receives q, k and v, and sends o
     balanced, unbalanced = (network_bound(problem, world, work=work) for work in ("balanced", "any"))
     assert unbalanced.words <= gathered < balanced.words
     assert unbalanced.both_words < balanced.both_words
@@ -207,7 +207,7 @@ def test_phases_bind_where_memory_is_small():
     small, large = (network_bounds(problem, world, words) for words in (share, 64 * share))
     assert small[0].name == "phases"
     assert large[0].name != "phases"
-    # 4 x^2 words per pair, less lower-order terms
+    # 4 x^2 words per pair, minus lower-order terms
     assert 0.8 < small[0].both_words / (4 * d**2 / share * n**2 / world) <= 1
 
 
@@ -225,7 +225,7 @@ def test_weaker_assumptions_give_weaker_bounds(problem, world, shares):
 
 
 def test_a_curve_is_below_every_mixture_of_its_points():
-    """mean_words: the convex function below `words`, against all mixtures of two numbers of pairs."""
+    """mean_words, a convex function below `words`, is compared with all mixtures of two numbers of pairs."""
     curve = Curve(lambda z: 3 * math.sqrt(z - 4) if z > 4 else 0.0, free=4, pairs=40, streams=3, less=5)
     grid = np.linspace(0, 90, 91)
     for low, high in itertools.combinations(grid, 2):

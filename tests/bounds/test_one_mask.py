@@ -1,4 +1,4 @@
-"""The bound of one mask: below every count, above what its phases can do, and where it says more than others."""
+"""The bound of one mask: below every count, above the gains of its phases, and sometimes better than other bounds."""
 
 import contextlib
 import math
@@ -62,7 +62,7 @@ def test_the_bound_lies_below_every_count_of_larger_masks(direction):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_cover_that_is_too_small_is_found(direction):
-    """With an eighth of the pairs that rows and columns really cover, the bound rises above what schedules move."""
+    """With an eighth of the pairs that rows and columns really cover, the bound rises above the counts of schedules."""
     problem, words = Problem(49, 49, 2, mask=plane(7), direction=direction), 200
     pairs = problem.mask.on(49, 49)
     real = cover(pairs)
@@ -74,7 +74,7 @@ def test_a_cover_that_is_too_small_is_found(direction):
 @examples(60)
 @given(st.data(), st.sampled_from(DIRECTIONS), st.integers(4, 200))
 def test_exact_covers_say_no_less(data, direction, words):
-    """The quick cover is the larger, so its bound is the smaller, up to the tolerance of both."""
+    """The quick cover is larger, so its bound is smaller, up to the tolerance of both."""
     n_q, n_k = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 14))
     mask, attends = data.draw(compositions(n_q, n_k))
     if not attends.any():
@@ -86,15 +86,16 @@ def test_exact_covers_say_no_less(data, direction, words):
 
 
 def earned(kappa, task, words, pairs):
-    """What docs/lab/theory.md, Theorem 5 lets a phase earn whose words are spent like this, product by product.
+    """The gain that Theorem 5 (docs/lab/theory.md) allows a phase with this distribution of words, by products.
 
-    words: by array, of a1 Q, b1 K, a2 dO, b2 V, three of outputs; then t1, t2. pairs: whose scores are worked on.
+    words: the words of Q (a1), K (b1), dO (a2), V (b2) and of three output arrays, then t1 and t2. pairs: the number of
+    pairs whose scores the phase works on.
     """
     d, d_v, w = task.d, task.d_v, task.weights
     a1, b1, a2, b2, x, y, z, t1, t2 = words
 
     def products(r, c, e, size):
-        """The most with factors of r and c words, feature by feature alike, in e pairs."""
+        """The most products with factors of r and c words, equal for all features, in e pairs."""
         r, c = min(int(r / size), kappa.shape[0] - 1), min(int(c / size), kappa.shape[1] - 1)
         return min(e, kappa[r, c])
 
@@ -128,7 +129,7 @@ def test_no_phase_earns_more_than_is_proved(data, direction, words):
     [("forward", 0.2, 1.07), ("forward", 1, 1.07), ("forward", 3, 1.07), ("backward", 0.2, 1.8), ("backward", 3, 1.35)],
 )
 def test_without_a_mask_it_is_the_phase_problem(direction, xi, ratio):
-    """K(u) = u^2 / 4: as much as the certified table allows, forward up to the tolerances of both."""
+    """With K(u) = u^2 / 4, the bound equals that of the certified table; forward up to the tolerances of both."""
     u = np.unique(np.geomspace(1, 1 << 14, 4000).astype(int))
     dense = Cover(u, u**2 // 4.0)
     alike = [row for row in rows(direction) if row["xi"] == row["xi_v"]]
@@ -148,7 +149,7 @@ def test_weights_are_one_pair_in_all():
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("total", [0.5, 4])
 def test_a_pair_earns_the_total_of_its_weights(direction, total, monkeypatch):
-    """All weights times 4 are the same weights: a bound that counts each pair as 1 would be off by 4."""
+    """Scaling all weights by 4 changes nothing. A bound that counts each pair as 1 would be off by a factor of 4."""
     pairs = plane(7).on(49, 49)
     expected = loads(cover(pairs), direction, 3, 2, 100, pairs.nnz)
     scaled = {row: [Weights(*(total * w for w in weights)) for weights in candidates(direction, 3, 2, row)]
@@ -159,7 +160,10 @@ def test_a_pair_earns_the_total_of_its_weights(direction, total, monkeypatch):
 
 
 def test_rounded_weights_of_the_table_do_not_raise_the_bound():
-    """For phases of 16 M the weights add up to 0.999966: the bound was 188,400,640 when they counted as 1."""
+    """For phases of 16 M the weights add up to 0.999966.
+
+    The bound was too large (188,400,640) when their sum counted as 1.
+    """
     problem = Problem(10**6, 10**6, 36, 32, mask=Mask.sliding_window(4, 4), direction="backward")
     pairs = problem.mask.on(10**6, 10**6)
     assert loads(cover(pairs), "backward", 36, 32, 1024, pairs.nnz) <= 188_384_256
@@ -167,7 +171,7 @@ def test_rounded_weights_of_the_table_do_not_raise_the_bound():
 
 @pytest.mark.parametrize(("d", "words", "factor"), [(64, 256, 1.75), (64, 1024, 2.1), (16, 256, 1.9)])
 def test_scattered_masks_need_more_than_their_pairs_and_inputs_say(d, words, factor):
-    """Lines and points of a plane: two rows share one key, so no tile is worth much."""
+    """Lines and points of a plane: two rows share at most one key, so tiles save little."""
     for direction in DIRECTIONS:
         found = proved(Problem(31 * 31, 31 * 31, d, mask=plane(31), direction=direction), words)
         others = max(bound for name, bound in found.items() if name != "one mask")
@@ -184,7 +188,7 @@ def test_dense_and_full_masks_have_no_bound_of_their_own():
 
 
 def test_the_family_of_a_dense_mask_is_the_papers():
-    """Z_input^2 / Z_QK is d^2, up to the constant that counts Q, K and V."""
+    """Z_input^2 / Z_QK is d^2, up to a constant for counting Q, K and V."""
     found = family(Problem(512, 512, 16, heads=4, batch=2))
     assert (found.z_input, found.z_qk) == (3 * 512 * 16, 512**2)
     assert found.dividing_words == 9 * 16**2
@@ -202,7 +206,7 @@ def test_the_family_of_a_dense_mask_is_the_papers():
     ids=repr,
 )
 def test_structured_masks_move_less_than_the_form_of_their_family(mask, words, below):
-    """As its authors concede: it is no bound of one mask (docs/lab/theory.md, 'Sparse attention')."""
+    """Its authors bound a family of masks, not a single one (docs/lab/theory.md, 'Sparse attention')."""
     problem = Problem(65536, 65536, 64, mask=mask)
     moved = count("flash", problem, words=words).words
     assert moved * below < family(problem).form(words)

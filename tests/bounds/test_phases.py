@@ -1,4 +1,4 @@
-"""The certificate against the problem it bounds, with no duality in between."""
+"""The certified bounds on phases, compared with the original (primal) problem."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ WEIGHTS = {
 
 
 def earned(direction, xi, xi_v, w, words, started):
-    """What docs/lab/theory.md, Theorem 3 lets a phase earn whose words (shares of W, arrays) are spent like this."""
+    """The gain that Theorem 3 (docs/lab/theory.md) allows a phase with these words (arrays of shares of W)."""
     t1, t2, a1, b1, a2, b2, y, z, more1, more2 = words
     whole, whole_dp = a1 * b1 / xi**2, a2 * b2 / xi_v**2
     from_p, from_ds = whole + t1, np.minimum(whole + t1, whole_dp) + t2
@@ -44,7 +44,7 @@ def ways_to_spend(direction, rng, count):
 
 
 def most_earned(direction, xi, xi_v, w):
-    """By random ways to spend a phase, and climbing from the best of them."""
+    """The largest gain found by random distributions of words, and hill climbing from the best of them."""
     rng, best = np.random.default_rng(3), 0.0
     words, started = ways_to_spend(direction, rng, 20000), (1 / xi**2) ** rng.uniform(-2, 1, (2, 20000))
     for scale in np.geomspace(1, 1e-3, 40):
@@ -77,7 +77,7 @@ def test_nothing_earns_more_than_the_table_says(direction):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_table_is_what_certify_says(direction):
-    """Rows taken at random, certified again; `make certify` does all."""
+    """Random rows are certified again; `make certify` certifies all rows."""
     rows = table.rows(direction)
     for row in np.random.default_rng(5).choice(len(rows), 4, replace=False):
         weights = Weights(*(rows[row][name] for name in Weights._fields))
@@ -89,14 +89,14 @@ def test_the_table_is_what_certify_says(direction):
 
 
 def test_a_phase_of_the_large_cache_by_hand():
-    """W^2 / 16 d^2 pairs at d = d_v, W >= 8 d^2: Theorem 1, found by branch and bound."""
+    """Branch and bound finds Theorem 1's W^2 / 16 d^2 pairs at d = d_v, W >= 8 d^2."""
     found = certify(PhaseProblem("forward", 0.25, 0.25, Weights(0, 0, 0, 0, 0, 1)), gap=0.001)
     assert found.reached <= 1 <= found.gain <= 1.01
     assert found.gain == pytest.approx(1 / (16 * 0.25**2), rel=0.01)
 
 
 def test_boxes_are_bounded_everywhere_not_only_in_their_corners():
-    """Both upper bounds of a box lie above the value at random points inside it."""
+    """Both upper bounds of a box lie above the values at random points inside the box."""
     rng = np.random.default_rng(0)
     for direction in DIRECTIONS:
         problem = PhaseProblem(direction, 0.6, 0.45, WEIGHTS[direction])

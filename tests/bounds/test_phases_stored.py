@@ -1,4 +1,4 @@
-"""Theorem 10, in which stores count: its table against phases drawn word by word, its bounds against counts."""
+"""Theorem 10, which counts stores: its table compared with phases drawn word by word, its bounds with counts."""
 
 import contextlib
 
@@ -14,10 +14,10 @@ KINDS = tuple(name for name in CONSUMERS if name != "backward")
 
 
 def spent(direction, xi, xi_v, kept, words, shares, w):
-    """Return the words that a phase takes, its stores included, and its gain.
+    """Return the words that a phase moves, including stores, and its gain.
 
-    words: of both sides' pairs, of Q, K, dO, V and of the arrays of results. shares: of the crossing pairs whose scores
-    (dP) are continued; of the possible products with P and with dS that are made; pairs begun.
+    words: of the pairs of both sides, of Q, K, dO, V and of the result arrays. shares: of crossing pairs whose scores
+    (or dP) the phase continues; of the possible products with P and with dS that it computes; of pairs that it begins.
     """
     t1, t2, a1, b1, a2, b2, y, z, more = words
     continued1, continued2, made_p, made_ds, begun1, begun2 = shares
@@ -45,7 +45,7 @@ def spent(direction, xi, xi_v, kept, words, shares, w):
 
 
 def most_gained(direction, xi, xi_v, kept, w):
-    """The largest gain of phases drawn at random, and of others near the best of them."""
+    """The largest gain of random phases, and of phases near the best of them."""
     rng = np.random.default_rng(7)
     used = np.ones((9, 1))
     used[list({"forward": (1, 4, 5, 8), "recomputed": (), "gradient_x": (6,)}[direction])] = 0
@@ -96,7 +96,7 @@ def test_stores_that_count_only_lower_a_gain():
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_bounds_lie_below_every_count(direction):
-    """Random sizes and capacities; the bound is the largest one of some of them."""
+    """Random sizes and capacities. The stores bound is the best bound in some of these cases."""
     rng, compared, largest = np.random.default_rng(11), 0, 0
     names = [name for name in list_schedules(direction) if not schedules.get(name).takes_p(direction)]
     for _ in range(120):

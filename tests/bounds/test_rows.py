@@ -26,7 +26,7 @@ from support.spaces import problems
 MASKS = [Mask.full(), Mask.causal(), Mask.sliding_window(3, 2, align="bottom-right"), thorough(Mask.sliding_window(16))]
 
 
-GAPS = {"forward": 2.35, "backward": 1.85, "gradient_x": 4.4}  # tiny caches are the worst: a tile of side 2 or 3
+GAPS = {"forward": 2.35, "backward": 1.85, "gradient_x": 4.4}  # tiny caches have the largest gaps
 
 
 def drop_in(direction):
@@ -34,9 +34,9 @@ def drop_in(direction):
 
 
 def assert_below_counts(problem, words):
-    """Every proved bound lies below the fewest words; those that do not hold with P given, of schedules without P.
+    """Every proved bound lies below the fewest words of any schedule. Return whether any schedule fits.
 
-    Return whether any schedule fits.
+    Bounds that do not hold with P given are compared with schedules without P.
     """
     names = list_schedules(problem.direction)
     given = [name for name in names if schedules.get(name).takes_p(problem.direction)]
@@ -79,7 +79,7 @@ def test_every_bound_lies_below_every_count_on_any_mask(problem, words):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_gap_stays_small(direction):
-    """Best count over best bound, n = 16 d, over x = d / sqrt(M): the scoreboard that later bounds must lower."""
+    """The ratio of the best count to the best bound for n = 16 d, over x = d / sqrt(M). Better bounds must lower it."""
     for d in (32, 128, 1024):
         for x in (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 5, 7, 10):
             problem, words = Problem(16 * d, 16 * d, d, direction=direction), int((d / x) ** 2)
@@ -100,7 +100,7 @@ def per_pair(direction, x, d=256, n=1 << 22):
 
 
 def test_forward_is_tight_at_both_ends():
-    """4 x^2 for x <= 1/2, where flash moves as much; 4 x - 1 - o(1) for x -> oo, where small_cache moves 4 x + 1."""
+    """4 x^2 for x <= 1/2, as flash moves; 4 x - 1 - o(1) for x -> oo, where small_cache moves 4 x + 1."""
     for x in (0.1, 0.25, 0.5):
         assert 0.99 * 4 * x**2 < per_pair("forward", x) <= 4 * x**2 * (1 + 2 / 256)
     for x in (4, 8, 16):
@@ -109,7 +109,7 @@ def test_forward_is_tight_at_both_ends():
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_constants_between_stay_near_the_best_schedules(direction):
-    """At leading order, n >> d, large tiles: the aim is 1 at both ends and less than 3 between."""
+    """The ratio at leading order (n >> d, large tiles) is to be 1 at both ends and less than 3 between."""
     best = {
         "forward": lambda x: min(4 * x**2, (1 + x) ** 2, 4 * x + 1) if x > 1 else 4 * x**2,
         "backward": lambda x: (
@@ -128,7 +128,7 @@ def test_closed_forms_are_as_strong_as_the_certified_one_at_the_ends(words, name
 
 
 def test_values_that_are_computed_count_by_their_inputs():
-    """By X, d words of A3 stand for d_v words of V: where d_v > d, the table is asked for sqrt(d d_v)."""
+    """In the gradient of X, d words of A3 replace d_v words of V. If d_v > d, the table is read at sqrt(d d_v)."""
     best = 0
     for xi, xi_v, gain in zip(*table.certified("gradient_x"), strict=True):
         reach = math.floor(min((16 / xi) ** 2, (32 / xi_v) ** 2))
@@ -141,7 +141,7 @@ def test_values_that_are_computed_count_by_their_inputs():
 
 
 def test_larger_dimensions_and_more_pairs_never_lower_a_bound():
-    """What the look-up in the table of certificates relies on."""
+    """The look-up in the table of certificates relies on this."""
     for direction in DIRECTIONS:
         found = [
             lower_bound(Problem(4096, 4096, d, d_v, direction=direction), 2000).words
@@ -151,7 +151,7 @@ def test_larger_dimensions_and_more_pairs_never_lower_a_bound():
 
 
 def test_fast_arithmetic_has_a_bound_of_its_own():
-    """min(x^2, 1) / 4 words per pair, and the papers' forms beside it, with their conditions."""
+    """min(x^2, 1) / 4 words per pair, compared with the papers' forms and their conditions."""
     n = 1 << 19
     for x in (0.25, 4):
         rows = {b.name: b for b in lower_bounds(Problem(n, n, 256), int((256 / x) ** 2))}

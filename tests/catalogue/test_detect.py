@@ -43,7 +43,7 @@ LINUX = {
         4,
         (Cache(1, 64 * KIB, 4, 64, 4), Cache(2, 512 * KIB, 4, 64, 8), Cache(3, 2 * MIB, 1, 64, 16)),
     ),
-    "rk3588-big-little": (  # the four Cortex-A76 only
+    "rk3588-big-little": (  # only the four Cortex-A76
         "Arm CPU, implementer 0x41, part 0xd05",
         4,
         (Cache(1, 64 * KIB, 4, 64, 4), Cache(2, 512 * KIB, 4, 64, 8), Cache(3, 3 * MIB, 1, 64, 12)),
@@ -106,12 +106,12 @@ def test_this_machine():
     assert isinstance(detect_cuda(), tuple)
 
 
-# By the numbers of the CUDA driver API.
+# Keys are attribute numbers of the CUDA driver API.
 H100_ATTRIBUTES = {16: 132, 36: 2619000, 37: 5120, 38: 50 * MIB, 75: 9, 76: 0, 8: 48 * KIB, 97: 227 * KIB}
 
 
 class Driver:
-    """Answers like libcuda on a machine with one H100."""
+    """Imitates libcuda on a machine with one H100."""
 
     def __init__(self, init: int = 0) -> None:
         self.init = init

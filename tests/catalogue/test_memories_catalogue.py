@@ -1,4 +1,4 @@
-"""The catalogue of machines against itself: each figure must fit the others, and every one says where it is from."""
+"""The catalogue of machines: its figures are consistent with each other, and each has a source."""
 
 import re
 from collections.abc import Callable
@@ -14,19 +14,22 @@ TABLES = tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))
 MACHINES = [rb.memory(name) for name in rb.list_memories()]
 GPUS = [machine for machine in MACHINES if machine.kind == "gpu"]
 
-# What nobody could look up: a source without a name, or one that repeats another that was not read.
+# Sources that cannot be looked up: without a name, or quoted from another source that was not read.
 VAGUE = re.compile(
     r"\b(public|lab|profiling|other) (code|issue|logs|notes|tables?|sizing)|as quoted|mailing list|a server"
     r"|a vendor|magazine|TODO|\?",
     re.IGNORECASE,
 )
 
-CHECKS: list[Callable[[Memory], None]] = []  # of any machine
+CHECKS: list[Callable[[Memory], None]] = []  # the checks of every machine
 GPU_CHECKS: list[Callable[[Memory], None]] = []
 
 
 def every(check):
-    """Let `test_every_machine` run the check: one test of a machine costs less than ten."""
+    """Register a check of machines.
+
+    `test_every_machine` runs all checks, because one test per machine is faster than ten.
+    """
     CHECKS.append(check)
     return check
 
@@ -112,8 +115,7 @@ def check_sources_reach_the_user(machine):
 
 @every
 def check_levels_grow_and_thin_out(machine):
-    """One instance of each level is larger than one of the level before, there are no more of them, and each is shared
-    by equally many."""
+    """From level to level, instances grow, do not become more, and are shared by equal numbers of cores."""
     for fast, slow in pairwise(machine.levels):
         assert fast.capacity_bytes is not None
         assert slow.capacity_bytes is None or fast.capacity_bytes < slow.capacity_bytes, (fast.name, slow.name)
@@ -142,7 +144,7 @@ def check_every_machine_can_be_planned(machine):
 
 @every_gpu
 def check_shared_memory_is_cut_from_the_unified_l1(machine):
-    """What one block may take <= what an SM has <= what L1 cache and shared memory have together."""
+    """Shared memory of a block <= shared memory of an SM <= L1 cache and shared memory together."""
     known = (
         machine.levels[0].capacity_bytes,
         *(machine.facts.get(f"{x}_bytes") for x in ("shared_memory", "unified_l1")),
@@ -158,11 +160,11 @@ def check_cores_times_lanes_are_shaders(machine):
     if {"lanes_per_core", "shaders"} <= set(machine.facts):
         assert machine.levels[0].count * machine.facts["lanes_per_core"] == machine.facts["shaders"]
     else:
-        # Not read anywhere: shaders of the MI300A and of Apple's GPUs, lanes of RDNA 4.
+        # No source: shaders of the MI300A and of Apple's GPUs, lanes of RDNA 4.
         assert machine.name in ("mi300a", "rx-9070-xt", "apple-m1-gpu", "apple-m1-max-gpu")
 
 
-# float32 multiply-adds per clock and lane, where that is not 1: matrix cores (CDNA), two at once (RDNA 3 and 4).
+# float32 multiply-adds per clock and lane, if not 1: matrix cores (CDNA), dual issue (RDNA 3 and 4).
 PER_LANE = {"CDNA": 2, "CDNA 2": 2, "CDNA 3": 2, "RDNA 3": 2, "RDNA 4": 2}
 
 
@@ -179,8 +181,8 @@ def check_float32_is_lanes_times_clock(machine):
 
 
 # Dense float16 multiply-adds with sums in fp32, per clock and core. AMD: half the FLOP of ROCm's gpu-arch pages and of
-# gpuopen.com on RDNA 4. NVIDIA: the powers of two that the data sheets of V100, T4, A10, A100, L4, H100 and B200 come
-# to; a GeForce has half. With sparsity it would be twice that.
+# gpuopen.com on RDNA 4. NVIDIA: the powers of two that follow from the data sheets of V100, T4, A10, A100, L4, H100 and
+# B200; a GeForce has half. With sparsity it would be twice that.
 RATE = {
     **{"Volta": 512, "Turing": 512, "Ampere": 512, "GA100": 1024, "Ada": 512, "Hopper": 2048, "Blackwell": 4096},
     **{"CDNA": 512, "CDNA 2": 512, "CDNA 3": 1024, "CDNA 4": 2048, "RDNA 3": 256, "RDNA 4": 512},
@@ -190,7 +192,10 @@ GEFORCE_RATE = {"Ampere": 256, "Ada": 256, "Blackwell": 256}
 
 @every_gpu
 def check_float16_is_the_dense_rate(machine):
-    """Peak / (cores x clock) is the dense rate, never twice that; a bit less where the data sheet's clock is lower."""
+    """Peak / (cores x clock) is the dense rate, not twice that (sparse).
+
+    It is a bit less if the data sheet's clock is lower.
+    """
     if "float16" not in machine.peak_flops_per_second:
         return
     chip = "GA100" if machine.name.startswith("a100") else machine.architecture
@@ -199,7 +204,7 @@ def check_float16_is_the_dense_rate(machine):
     assert 0.92 <= machine.peak_flops_per_second["float16"] / dense <= 1.01
 
 
-# What is advertised with structured sparsity (twice the dense rate but for Trainium, which skips more), in TFLOP/s.
+# Advertised rates with structured sparsity, in TFLOP/s: twice the dense rate, except for Trainium, which skips more.
 SPARSE = {
     **{"a100-sxm": {"float16": 624}, "a100-pcie": {"float16": 624}, "a10": {"float16": 250}, "l4": {"float16": 242}},
     **{"l40s": {"float16": 733, "float8": 1466}, "rtx-4090": {"float16": 330.3}, "rtx-3090": {"float16": 142}},
@@ -224,7 +229,8 @@ def test_trainium_is_not_sparse():
 
 @every
 def check_peaks_of_narrow_types(machine):
-    """bfloat16: as float16, but half on CDNA, and none before Ampere. float8 on a GPU: twice float16. float32: less."""
+    """bfloat16 has the rate of float16, half of it on CDNA, and none before Ampere. float8 on a GPU: twice. float32:
+    less."""
     peaks = machine.peak_flops_per_second
     if "float16" in peaks and "bfloat16" in peaks:
         assert peaks["bfloat16"] / peaks["float16"] == pytest.approx(
@@ -241,7 +247,7 @@ def check_peaks_of_narrow_types(machine):
 
 
 def segment(machine: Memory) -> tuple[str, str, bool]:
-    """What may be compared: one maker's design, cards for players apart from those for servers."""
+    """The group of comparable machines: a maker's design, with cards for games and for servers apart."""
     return machine.vendor, machine.architecture, "GeForce" in machine.title or "Radeon" in machine.title
 
 
@@ -257,8 +263,7 @@ BY_GENERATION = [list(group) for _, group in groupby(sorted(GPUS, key=segment), 
     "machines", [group for group in BY_GENERATION if len(group) > 1], ids=lambda group: group[0].name
 )
 def test_bandwidth_is_monotone_within_a_generation(machines):
-    """A part with more cores, or as many cores and more memory, reads its memory at least as fast: makers sell as many
-    cores as the memory can feed."""
+    """A part with more cores, or with more memory and as many cores, reads memory at least as fast."""
     assert len({size(machine) for machine in machines}) > 1
     for small, large in pairwise(sorted(machines, key=lambda machine: (*size(machine), bandwidth(machine)))):
         assert bandwidth(small) <= bandwidth(large), (small.name, large.name)
@@ -290,7 +295,7 @@ def check_gpus_are_plausible(machine):
     assert 32 * 1024 <= (first.capacity_bytes or 0) <= 227 * 1024
     assert 8 <= first.count <= 304
     assert 50e9 < bandwidth(machine) < 10e12
-    # At least 10 operations for every byte from slow memory, or nobody would call it a GPU.
+    # A GPU has at least 10 operations per byte from slow memory.
     assert max(machine.peak_flops_per_second.values()) > 10 * bandwidth(machine)
     assert machine.tile_multiple in (1, 16)
     assert machine.tile_multiple == 16 or "float16" not in machine.peak_flops_per_second

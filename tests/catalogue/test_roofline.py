@@ -1,4 +1,4 @@
-"""The measured roofline: the compiled core's rates, and how they are kept."""
+"""The measured roofline: the compiled core's rates, and their storage."""
 
 import json
 
@@ -70,7 +70,7 @@ def test_measure():
     found = roofline.measure(cpu, _core.choose_isa(), seconds_per_rate=0.02)
     peaks, reads = found.peak_flops_per_second, found.read_bandwidth_bytes_per_second
     assert set(reads) == {*(cache.name for cache in cpu.caches), "DRAM"}
-    least = 1e8 if found.cpu_share > MIN_CPU_SHARE else 0  # other work keeps this machine's cores busy
+    least = 1e8 if found.cpu_share > MIN_CPU_SHARE else 0  # unless other work keeps this machine's cores busy
     assert all(rate > least for rates in (*peaks.values(), *reads.values()) for rate in rates.values())
     assert 0 < found.cpu_share < 1.1
 
@@ -118,7 +118,7 @@ KEPT = Roofline(
 
 
 class Measurement:
-    """Stands in for `measure`: takes no time, and counts."""
+    """Replaces `measure`: takes no time, and counts its calls."""
 
     def __init__(self, result: Roofline) -> None:
         self.calls, self.result = 0, result

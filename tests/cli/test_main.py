@@ -28,7 +28,7 @@ def run_json(*arguments):
 
 
 def refusal(capsys, monkeypatch, *arguments):
-    """What the entry point prints on stderr, having exited with 2."""
+    """The text on standard error of the entry point, which must exit with 2."""
     monkeypatch.setattr(sys, "argv", ["redblue", *arguments])
     with pytest.raises(SystemExit) as stopped:
         main()
@@ -141,7 +141,7 @@ def test_every_command_has_help_with_an_example_and_json(command):
     ("arguments", "says"),
     [
         (["count", "flahs", *SMALL, "--words", "99"], "unknown schedule 'flahs'; nearest: flash"),
-        (["count", "nosuch"], "unknown schedule 'nosuch'; known: flash"),  # before the missing sizes
+        (["count", "nosuch"], "unknown schedule 'nosuch'; known: flash"),  # reported before the missing sizes
         (["measure", "--schedule", "flash3"], "unknown schedule 'flash3'; nearest: flash"),
         (["pebble", "trace", "hybird"], "unknown schedule 'hybird'; nearest: hybrid"),
         (["schedules", "FLASH"], "unknown schedule 'FLASH'; nearest: flash"),

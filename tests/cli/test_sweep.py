@@ -1,4 +1,4 @@
-"""`redblue sweep`: what it prints and writes, what it refuses, and its guide's examples."""
+"""`redblue sweep`: its output and files, its refusals, and its guide's examples."""
 
 import importlib.util
 import json
@@ -112,7 +112,7 @@ def test_output_and_picture_are_written_and_then_kept(tmp_path, capsys, monkeypa
 
 
 def test_rows_are_said_to_be_written_where_nothing_can_be_drawn(tmp_path, capsys, monkeypatch):
-    """Which only counting shows: no schedule fits."""
+    """No schedule fits, which only counting shows."""
     monkeypatch.chdir(tmp_path)
     arguments = ["--n", "64,65", "--d", "8", "--words", "1", "-o", "r.csv", "--picture", "p.svg", "--jobs", "1"]
     code, out, said = through_main(capsys, monkeypatch, *arguments)
@@ -133,7 +133,7 @@ def test_boundaries_that_a_picture_lacks_are_named(tmp_path, monkeypatch):
 
 
 def test_what_standard_is_given_is_said(tmp_path):
-    """As count says it: backward, standard has more to start from than the others."""
+    """As `count` says: backward, `standard` starts with more given than the others."""
     arguments = ["--n", "64,65", "--d", "8", "--words", "500", "--jobs", "1"]
     for more, remarked in (
         (["--direction", "backward"], True),
@@ -147,7 +147,7 @@ def test_what_standard_is_given_is_said(tmp_path):
 
 
 def interrupt_after(points, monkeypatch):
-    """Ctrl-C while a point is counted."""
+    """Press Ctrl-C while a point is counted."""
     real, done = runner.evaluate, []
 
     def evaluate(point):
@@ -174,7 +174,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
 
 
 def test_ctrl_c_repeats_a_range_as_it_was_given(tmp_path, capsys, monkeypatch):
-    """Rich takes ":100:" for an emoji."""
+    """Rich would read ":100:" as an emoji."""
     monkeypatch.chdir(tmp_path)
     interrupt_after(2, monkeypatch)
     options = ["--n", "10:100:x2", "--d", "8", "--words", "500", "-o", "r.csv", "--jobs", "1"]
@@ -280,8 +280,8 @@ def test_the_python_example_of_the_guide(tmp_path, monkeypatch, capsys):
     reason="the Dask cluster is NOT tested: pip install 'redblue[dask]'",
 )
 def test_a_dask_cluster_takes_the_sweep_over(tmp_path):
-    """The guide's example as a script of its own: its two worker processes, and not itself, count every point."""
-    # Workers import the script, as multiprocessing's do, so that they too note who counts.
+    """The guide's example as a script: its two worker processes, not the script itself, count every point."""
+    # Workers import the script, as in multiprocessing, so that they also record who counts.
     noting = (
         "import os; import redblue.studies.sweep.runner as r; real = r.evaluate\n"
         "def evaluate(point):\n    open(f'{point.index}-by-{os.getpid()}', 'w').close(); return real(point)\n"

@@ -1,4 +1,4 @@
-"""What commands print at every width and in every encoding: no cell is lost, and no stream is a reason to fail."""
+"""Commands at every width and in every encoding: no cell is lost, and no stream makes them fail."""
 
 import functools
 import io
@@ -22,7 +22,7 @@ from support.examples import thorough
 
 WIDTHS = (20, 40, 60, 80, 120)
 SIZES = ("--n", "256", "--d", "32")
-TABLES = {  # arguments of each command, so that it prints its tables
+TABLES = {  # arguments with which each command prints its tables
     "report": ("report", "gpt2", "-m", "t4", "--n", "64", "-o", "page.html"),
     "plan": ("plan", *SIZES, "-m", "h100-sxm"),
     "count": ("count", *SIZES, "--words", "2000", "--index", "csr", "--mask", "causal"),
@@ -66,7 +66,7 @@ NAMES = [thorough(name) if name == "report" else name for name in TABLES]  # a r
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """A function that returns what a command gives to the console, by its name in TABLES."""
+    """A function that returns the objects that a command prints, by its name in TABLES."""
 
     @functools.cache
     def result(name):
@@ -86,7 +86,7 @@ def shown(tmp_path_factory):
 
 
 def tables_in(renderable):
-    """Every table in what a command prints."""
+    """Every table in a printed object."""
     if isinstance(renderable, StackingTable):
         return [renderable]
     parts = renderable.renderables if isinstance(renderable, Group) else []
@@ -96,7 +96,7 @@ def tables_in(renderable):
 
 
 def rendered(renderable, width, encoding="utf-8"):
-    """The text that a stream of this encoding takes."""
+    """The text that is written to a stream of this encoding."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=terminal.PLAIN, newline="\n")
     terminal.console(file=stream, width=width).print(renderable)
     stream.flush()
@@ -104,7 +104,7 @@ def rendered(renderable, width, encoding="utf-8"):
 
 
 def words_of(table):
-    """How often each word of a table's cells must be printed. Longer words than LONG_WORD may be broken."""
+    """How often each word of a table's cells must be printed. Words longer than LONG_WORD may be broken."""
     cells = [cell.plain for column in table.columns for cell in column.cells]
     return Counter(word for cell in cells for word in cell.split() if len(word) <= LONG_WORD)
 
@@ -127,7 +127,7 @@ def test_no_cell_is_lost_at_any_width(shown, name):
         letters = Counter("".join(expected.elements())) - Counter(text)
         assert not letters, (width, letters)
         assert max(map(cell_len, text.splitlines())) <= width
-        assert "\N{HORIZONTAL ELLIPSIS}" not in text  # Rich's mark of a cut
+        assert "\N{HORIZONTAL ELLIPSIS}" not in text  # Rich marks cut text with it
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -169,7 +169,7 @@ def test_a_plan_as_it_is_printed(shown, width, snapshot):
 
 
 def run(*arguments, **environment):
-    """Run `python -m redblue` in a process of its own."""
+    """Run `python -m redblue` in a separate process."""
     inherited = {
         name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
     }
@@ -224,7 +224,7 @@ def test_a_reader_that_stops_is_no_error():
 
 
 def test_progress_lines_stay_out_of_the_result(monkeypatch, tmp_path):
-    """Standard error is no terminal here: a line of progress goes there, and --json's output stays JSON."""
+    """If standard error is not a terminal, a progress line goes there, and the output of --json stays JSON."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(progress, "_print_lines", lambda text, over: progress.message(text()))
     for arguments in (("sweep", *SIZES, "--words", "2000"), TABLES["measure"], TABLES["plan"]):

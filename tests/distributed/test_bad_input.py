@@ -1,4 +1,4 @@
-"""If arguments are wrong or differ, every process raises an error that names the fault. No process hangs."""
+"""If arguments are wrong or differ between processes, every process raises an error that names the fault."""
 
 from __future__ import annotations
 

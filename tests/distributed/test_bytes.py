@@ -1,4 +1,4 @@
-"""The bytes that processes hand to torch.distributed are those of the schedule's count."""
+"""The bytes that processes pass to torch.distributed equal the schedule's count."""
 
 from __future__ import annotations
 

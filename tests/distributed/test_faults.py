@@ -20,7 +20,7 @@ SLACK_SECONDS = 30.0  # of a busy computer
 
 @contextmanager
 def group(size=4, store="file", timeout_seconds=TIMEOUT_SECONDS):
-    """Processes that are connected; at the end all of them must be gone."""
+    """Connected processes, all of which must be gone at the end."""
     processes = Processes(size, timeout_seconds, store)
     try:
         processes.run(faults.call)

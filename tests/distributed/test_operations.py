@@ -1,4 +1,4 @@
-"""The operations of all processes, run in one: any grid, sizes below the number of processes, rows without keys."""
+"""The operations of all processes, run in one process: any grid, fewer tokens than processes, rows without keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of examples/serve.py, step by step: pages are never lost, every text is the model's, whatever happens."""
+"""The engine of examples/serve.py, step by step: pages are never lost, and every text equals the model's."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ MODEL = Model(seed=5, width=32)
 
 
 def check_pages(engine):
-    """Assert that the pages that requests hold are exactly those not free, with as many references as holders."""
+    """Assert that requests hold exactly the pages that are not free, with one reference per holder."""
     held = Counter(page for request in engine.running for page in request.pages)
     assert engine.pages.references == [held[page] for page in range(len(engine.pages.references))]
     assert set(engine.pages.free) == set(range(len(engine.pages.references))) - set(held)
@@ -98,7 +98,7 @@ def test_the_youngest_request_makes_room_and_starts_again_from_its_kept_pages():
     old, young = engine.submit(b"eight by", 9), engine.submit(b"eight bY", 5)
     run(engine)
     assert engine.stats()["preempted"] > 0
-    assert engine.stats()["reused"] >= 4  # pages that no one took meanwhile
+    assert engine.stats()["reused"] >= 4  # pages that were not taken in the meantime
     for request in (old, young):
         check_greedy(MODEL, request.prompt, request.max_tokens, request.generated)
 
@@ -112,7 +112,7 @@ def test_a_repeated_prompt_feeds_its_last_tokens_only():
     engine.submit(prompt, 2)
     run(engine)
     after = engine.stats()
-    assert after["reused"] - before["reused"] == 12  # the last page is fed again: its output is needed
+    assert after["reused"] - before["reused"] == 12  # the last page is fed again, because its output is needed
     assert after["fed"] - before["fed"] == 4 + 1
 
 

@@ -32,7 +32,7 @@ def check_answer(server, prompt, max_tokens, answer):
 
 
 def check_all(server, calls, clients):
-    """Send all requests from so many threads, and check every answer."""
+    """Send all requests from `clients` threads, and check every answer."""
     with ThreadPoolExecutor(clients) as pool:
         answers = list(pool.map(lambda call: server.generate(*call), calls))
     assert len(answers) == len(calls)
@@ -307,7 +307,7 @@ def test_a_stopping_server_finishes_its_requests_and_takes_no_others():
                 result = json.loads(response.read().split(b"\r\n\r\n")[1])
             check_answer(server, "last", 6, (200, result))
             server.thread.join(SECONDS)
-            assert not server.thread.is_alive()  # the silent client does not hold it
+            assert not server.thread.is_alive()  # the silent client does not keep it running
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,4 +1,4 @@
-"""Every argument of every public function takes a right value or raises RedblueError, in bounded time."""
+"""Every public function accepts a value for each argument or raises RedblueError, in bounded time."""
 
 import inspect
 import math
@@ -16,7 +16,7 @@ from redblue.lab import counts
 from redblue.schedules.network.balance import balance, best_placement
 from redblue.studies import sweep
 
-SECONDS = 20  # far more than any of these calls takes: a call that exceeds it hangs
+SECONDS = 20  # far more than any of these calls takes
 
 WRONG = {
     "None": None,
@@ -31,7 +31,7 @@ WRONG = {
     "0": 0,
     "True": True,
     "2^70": 2**70,
-    "10^4000": 10**4000,  # Python itself prints at most 4300 digits
+    "10^4000": 10**4000,  # Python prints at most 4300 digits
     "a list": [],
     "a nested list": [[[]]],
     "a tuple": (),
@@ -66,12 +66,12 @@ PAGED = {"k_pages": PAGES, "v_pages": PAGES.copy(), "page_table": [[0, 1], [2, 3
 
 
 def with_positions(queries, keys, n_q=None, n_k=None, first_head=0, heads=None):
-    """A call at these positions, which are checked there."""
+    """A call with these positions, which the call checks."""
     return rb.attention(Q, Q, Q, positions=rb.Positions(queries, keys, n_q, n_k, first_head, heads))
 
 
 def calls():
-    """Return the calls by name. Files are left out where a wrong name would be a right one."""
+    """Return the calls by name. Arguments that are file names are left out if any text is a valid name."""
     yield "Problem", Call(rb.Problem, {"n_q": 8, "n_k": 8, "d": 4})
     yield "PagedProblem", Call(rb.PagedProblem, {"queries": [1, 2], "keys": [5, 8], "page": 4, "d": 4})
     yield "PagedProblem.of", Call(rb.PagedProblem.of, {"problem": PROBLEM, "page": 4})
@@ -142,8 +142,8 @@ def calls():
 
 
 CALLS = dict(calls())
-# Public names that are results, errors or constants; or whose arguments are only files, callables or masks, which have
-# hostile tests of their own
+# Public names that are results, errors or constants, or that take only files, callables or masks; these have their own
+# hostile tests
 ELSEWHERE = {
     *("Mask", "Bound", "Count", "Measurement", "Memory", "Model", "Plan", "Simulation", "Traced", "pebble"),
     *("enable_flash_ops", "enable_sdpa", "flash_ops", "sdpa", "register_ops"),
@@ -156,7 +156,7 @@ ELSEWHERE = {
 
 @contextmanager
 def limit(seconds):
-    """Raise TimeoutError inside the block when it takes longer."""
+    """Raise TimeoutError inside the block after this time."""
 
     def stop(signum, frame):
         raise TimeoutError(f"the call takes more than {seconds} s")

@@ -1,6 +1,6 @@
-"""Drawn hostile calls of the operator: each equals the float64 reference, or is refused by a RedblueError.
+"""Random hostile calls of the operator: each equals the float64 reference or raises RedblueError.
 
-With tensors, a TypeError or ValueError of PyTorch's own is a refusal, too. Every call is drawn from a seed.
+With tensors, a TypeError or ValueError of PyTorch is allowed, too. Every call is drawn from a seed.
 """
 
 import math
@@ -45,7 +45,7 @@ def laid_out(rng, x):
         x.flags.writeable = False
     elif kind == 4:
         x = x.view(Subclass)
-    elif kind == 5 and x.ndim > 1:  # every row is the same memory
+    elif kind == 5 and x.ndim > 1:  # all rows share the same memory
         x = np.broadcast_to(x[..., :1, :], x.shape) if x.shape[-2] else x
     elif kind == 6 and x.ndim > 1:  # rows overlap each other
         row = np.ascontiguousarray(x).ravel()
@@ -61,7 +61,7 @@ def laid_out(rng, x):
 
 
 def array(rng, shape, dtype):
-    """Draw an array, sometimes with numbers or of a type that nobody expects."""
+    """Draw an array, sometimes with unusual numbers or of an unusual type."""
     x = np.asarray(rng.standard_normal(shape)).astype(dtype)
     if x.size and rng.random() < 0.15:
         x.flat[int(rng.integers(x.size))] = rng.choice([np.nan, np.inf, -np.inf, 1e4, 5e-324])
@@ -104,7 +104,7 @@ def drawn(rng):
 
 
 def expected(q, k, v, options):
-    """Return the reference's output in float64, head by head; None where dropout makes it random."""
+    """Return the reference's output in float64, head by head; None if dropout makes it random."""
     if options.get("dropout"):
         return None
     wide = [np.asarray(x, np.float64) for x in (q, k, v)]
@@ -139,7 +139,10 @@ def expected(q, k, v, options):
 
 
 def softmax(s, sink):
-    """Return the probabilities of each row; a row without a score has none. sink: one more score, without a value."""
+    """Return the probabilities of each row; zeros for a row without scores.
+
+    sink: an additional score without a value.
+    """
     if not s.size:
         return s
     top = s.max(-1, keepdims=True) if sink is None else np.maximum(s.max(-1, keepdims=True), sink)
@@ -150,7 +153,10 @@ def softmax(s, sink):
 
 
 def is_right(out, q, k, v, options):
-    """Whether the output is the reference's. Rows with a NaN or an infinity on either side need only have one here."""
+    """Whether the output equals the reference.
+
+    A row with NaN or infinity in either needs only to have one in the output.
+    """
     wanted = expected(q, k, v, options)
     if wanted is None:
         return True
@@ -170,7 +176,7 @@ def is_right(out, q, k, v, options):
 
 
 def attempt(attention, q, k, v, options, refusals):
-    """Return the output, or None if the call is refused as it may be."""
+    """Return the output, or None if the call raises an allowed error."""
     try:
         return attention(q, k, v, **options)
     except refusals:

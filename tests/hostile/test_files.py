@@ -1,4 +1,4 @@
-"""Files that people or accidents made: a valid result or a RedblueError, never another exception."""
+"""Damaged and wrong files: a valid result or a RedblueError, never another exception."""
 
 import copy
 import json
@@ -65,7 +65,7 @@ bandwidth = { gb_per_second = 100, source = "datasheet" }
 
 
 def tried(attempt, *arguments):
-    """1 if the attempt gives a result, 0 if it raises RedblueError; any other exception is a failure."""
+    """Return 1 if the attempt succeeds, 0 if it raises RedblueError. Any other exception fails the test."""
     try:
         attempt(*arguments)
     except RedblueError:

@@ -1,4 +1,4 @@
-"""Damaged journals of sweeps and experiments: never a wrong row, never a lost point that counts as finished."""
+"""Damaged journals of sweeps and experiments never give wrong rows, and never count a lost point as finished."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ def opened(path):
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    """The journal of three of four points. Thousands are opened here, so nothing waits for the disk."""
+    """A journal with three of four points. Tests open thousands of journals, so writes do not wait for the disk."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     path = tmp_path / "r.csv.partial.jsonl"
     with opened(path) as file:
@@ -33,7 +33,7 @@ def path(tmp_path, monkeypatch):
 
 
 def outcome(path, content):
-    """Open a journal of this content: the points that it gives, or the error."""
+    """Open a journal of this content. Returns its points, or the error."""
     with path.open("r+b", buffering=0) as file:  # faster than a new file
         file.truncate(file.write(content))
     try:
@@ -45,7 +45,10 @@ def outcome(path, content):
 
 
 def test_every_single_bit_flip(path):
-    """A flip is refused, naming the line; only in the last line break may the last point be computed again."""
+    """The error names the damaged line.
+
+    If the last line break is damaged, the last point may instead be computed again.
+    """
     content = path.read_bytes()
     lines, tried, refused = content.count(b"\n"), 0, 0
     for position, bit in itertools.product(range(len(content)), range(8)):
@@ -67,7 +70,7 @@ def test_every_single_bit_flip(path):
 
 
 def test_every_cut_resumes(path):
-    """A run that was cut off at any byte goes on from the points that are whole."""
+    """A run that was cut off at any byte continues after the complete points."""
     content = path.read_bytes()
     ends = list(itertools.accumulate(map(len, content.splitlines(keepends=True))))
     for size in range(len(content) + 1):
@@ -79,7 +82,7 @@ def test_every_cut_resumes(path):
 
 
 def test_lines_of_others_are_refused(path):
-    """Lines that look like points: without a checksum, with a wrong one, out of range, of other columns."""
+    """Lines that look like points, but without or with a wrong checksum, out of range, or with other columns."""
     content, tried = path.read_bytes(), 0
 
     def signed(text):
@@ -108,7 +111,7 @@ def test_lines_of_others_are_refused(path):
 
 
 def test_random_damage(path):
-    """Bytes overwritten, removed, inserted, and lines swapped or doubled: right rows or an error."""
+    """With bytes overwritten, removed or inserted and lines swapped or doubled: correct rows or an error."""
     content, draw, accepted = path.read_bytes(), random.Random(26), 0
     for _ in range(1500):
         damaged = bytearray(content)
@@ -143,7 +146,7 @@ def test_a_sweep_names_the_damaged_line(interrupted):
 
 
 def test_a_journal_is_closed_before_it_is_deleted(path, monkeypatch):
-    """Windows deletes no open file."""
+    """Windows does not delete open files."""
     file, unlink = opened(path), type(path).unlink
 
     def closed_first(self, **options):

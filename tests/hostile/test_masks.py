@@ -1,4 +1,4 @@
-"""Hostile masks: drawn masks and damaged texts, names made of garbage, damaged files, and thousands of terms."""
+"""Hostile masks: damaged texts of random masks, garbage as names, damaged files, and thousands of terms."""
 
 import contextlib
 import copy
@@ -199,7 +199,7 @@ def chain(leaves):
 @pytest.mark.parametrize("build", [flat, chain])
 @pytest.mark.parametrize("count", [2000, thorough(TERMS)])
 def test_thousands_of_terms(build, count):
-    """The old algebra took cubic time, and recursion ended it at 100 to 200 levels."""
+    """A former algebra took cubic time, and failed by recursion at 100 to 200 levels."""
     leaves = terms(count)
     mask, same = build(leaves), build(terms(count))
     assert mask == same
@@ -221,12 +221,12 @@ def test_thousands_of_terms(build, count):
 
 
 def test_terms_at_sizes_that_are_evaluated_by_runs(monkeypatch):
-    """Many parts on few pairs are tested pair by pair; the other way must agree."""
+    """Masks of many parts on few pairs are evaluated pair by pair; evaluation by runs must agree."""
     from redblue.masks.rules import composed
 
     mask = chain(terms(250)[:150]) | ~flat(terms(250)[150:])
     expected = mask.to_dense(64, 64)
     monkeypatch.setattr(composed, "FEW_PAIRS", 0)
-    copied = mask & Mask.prefix(64)  # keeps every pair, and is in no cache
+    copied = mask & Mask.prefix(64)  # equals the mask, but is not in any cache
     assert np.array_equal(copied.to_dense(64, 64), expected)
     assert copied.nnz(64, 64) == expected.sum()

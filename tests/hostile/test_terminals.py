@@ -1,4 +1,4 @@
-"""Hostile names at every place where a command takes one: status 0 or 2, no traceback, no control character printed."""
+"""Hostile names in every argument that takes a name: status 0 or 2, no traceback, no control characters printed."""
 
 import io
 import json
@@ -81,7 +81,7 @@ tried = []
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An empty working folder; the commands may write into it."""
+    """An empty working folder into which commands may write."""
     return tmp_path_factory.mktemp("hostile")
 
 
@@ -176,7 +176,7 @@ def test_labels_of_graphs(folder):
     [(["sweep", *SIZES, *WORDS], "csv"), thorough(["report", "gpt2", "-m", "t4", "--n", "64"], "html")],
 )
 def test_markup_in_the_path_of_an_output(folder, command, suffix):
-    """Formerly the report was written, and printing its path then raised MarkupError."""
+    """Formerly, printing the path of the written report raised MarkupError."""
     file = Path("d[", "b]", f"x.{suffix}")
     (folder / file).parent.mkdir(parents=True, exist_ok=True)
     _, said = check(folder, [*command, "-o", os.fspath(file)])

@@ -16,7 +16,7 @@ REPOSITORY = "redblue/flash-attn"
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """The repository, which `kernels` takes from disk instead of from the hub."""
+    """The repository, which `kernels` loads from disk instead of from the hub."""
     folder = hub_kernel.write(tmp_path / "hub")
     monkeypatch.setenv("LOCAL_KERNELS", f"{REPOSITORY}={folder}")
     return folder
@@ -104,7 +104,7 @@ def test_builds_of_pytorch_with_cuda_take_the_universal_variant(repository, monk
 
 @pytest.fixture
 def hub(repository, monkeypatch):
-    """The repository in transformers, which checks the version of `kernels` before it uses its functions."""
+    """The repository for transformers, which checks the version of `kernels` before it uses its functions."""
     kernels = pytest.importorskip("kernels")
     pytest.importorskip("transformers")
     from transformers import modeling_flash_attention_utils as utils
@@ -128,7 +128,7 @@ def models(name, monkeypatch):
     transformers = pytest.importorskip("transformers")
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssPreTrainedModel
 
-    # transformers lists the kernels for this model: without a place in the list, it would take another one
+    # transformers lists the kernels for this model, and would replace a kernel that is not in the list
     monkeypatch.setattr(GptOssPreTrainedModel, "_compatible_flash_implementations", [REPOSITORY])
     torch.manual_seed(0)
     both = []

@@ -76,7 +76,7 @@ def test_the_version_is_read_from_the_header():
 
 
 class FakeXla:
-    """A call frame in memory, and the errors that a handler has made."""
+    """A call frame in memory, and the errors that a handler has created."""
 
     def __init__(self, *arrays, stage=abi.EXECUTE):
         self.errors = []
@@ -168,7 +168,7 @@ def test_structs_of_another_form_are_refused(apply, message):
 @pytest.mark.parametrize(
     ("api", "version", "expected"),
     [
-        ((0, 3), (0, 1), (0, 3)),  # XLA's own statement counts
+        ((0, 3), (0, 1), (0, 3)),  # XLA's value is used
         ((0, 9), (0, 1), (0, 9)),
         (None, (0, 1), (0, 1)),
         ((1, 0), (1, 0), (-1, -1)),

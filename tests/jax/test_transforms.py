@@ -29,7 +29,7 @@ Q, K, V, DOUT = (jnp.asarray(x) for x in arrays())
 
 
 def value_and_gradients(attend):
-    """A function that gives the output and the gradients of all its floating arguments."""
+    """A function that returns the output and the gradients of all floating-point arguments."""
 
     def run(*arguments):
         floating = [i for i, x in enumerate(arguments) if jnp.issubdtype(x.dtype, jnp.floating)]

@@ -1,4 +1,4 @@
-"""The compression protocol: Bob decodes what the phase computed, from W words, and from no fewer."""
+"""The compression protocol: from W words, and not from fewer, Bob decodes the results of the phase."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def check(run: Compression, seed=7, phases=6):
     assert all(a.end == b.begin for a, b in zip(run.phases, run.phases[1:], strict=False))
     pairs = {int(pair) for phase in run.phases for pair in phase.pairs}
     attends = run.problem.mask.to_dense(run.problem.n_q, run.problem.n_k)
-    assert pairs >= set(np.flatnonzero(attends.reshape(-1)).tolist())  # every product is in the cache at some time
+    assert pairs >= set(np.flatnonzero(attends.reshape(-1)).tolist())  # at some time in the cache
     assert all(len(phase.pairs) <= limit for phase in run.phases)
     for phase in run.phases[:: max(1, len(run.phases) // phases)]:
         message = run.encode(arrays, phase)
@@ -66,7 +66,7 @@ def test_bob_decodes_the_phases_of_a_fast_multiplication(levels, prime):
 
 
 def test_a_broken_message_fails():
-    """Each word that a score depends on matters, and so does the number of words."""
+    """A message fails if any word on which a score depends is changed, or if words are missing."""
     run = protocol("small_cache", Problem(16, 16, 6), 60)
     arrays = run.draw(3)
     truth = run.products(arrays).reshape(-1)
@@ -86,7 +86,7 @@ def test_a_broken_message_fails():
 
 
 def test_the_message_holds_what_the_cache_held():
-    """A phase within one row block of flash begins with its queries, output and statistics in the cache."""
+    """A phase within one row block of flash starts with the block's queries, output and statistics in the cache."""
     problem, words = Problem(8, 40, 4), 60
     run = protocol("flash", problem, words, loads=50)
     assert [phase.end - phase.begin for phase in run.phases[:-1]] == [words + 50, *[50] * (len(run.phases) - 2)]
@@ -97,7 +97,7 @@ def test_the_message_holds_what_the_cache_held():
 
 
 def test_bob_needs_no_input():
-    """Bob's answer depends on the message alone: Bob runs on zeros, and never reads the arrays."""
+    """Bob's answer depends only on the message: Bob runs on zeros and never reads the arrays."""
     run = protocol("flash", Problem(12, 12, 4), 60)
     arrays = run.draw(5)
     phase = run.phases[1]

@@ -1,4 +1,4 @@
-"""What a count says beyond a schedule's own cost: streams side by side under one capacity."""
+"""Counts of several streams that share one capacity."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_heads_at_once_share_the_cache():
     ],
 )
 def test_which_constants_change(schedule, direction, x, constant):
-    """With H heads at once x becomes sqrt(H) x: 4 H x^2, (1 + sqrt(H) x)^2, 4 sqrt(H) x + 1 ..."""
+    """With H heads at once, sqrt(H) x replaces x: 4 H x^2, (1 + sqrt(H) x)^2, 4 sqrt(H) x + 1 ..."""
     n, d, heads = 1 << 20, 1024, 4
     problem = Problem(n, n, d, heads=heads, direction=direction)
     found = count(schedule, problem, words=int((d / x) ** 2), at_once=heads)

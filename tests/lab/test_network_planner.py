@@ -1,4 +1,4 @@
-"""Plans on clusters: the choice against every layout, and the levels of the busiest process."""
+"""Plans on clusters: the chosen layout compared with every layout, and the memory levels of the busiest process."""
 
 import json
 

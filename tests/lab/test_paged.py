@@ -51,7 +51,7 @@ def test_the_bound_lies_below_every_plan(problem, words):
 
 
 def test_the_schedule_meets_the_bound_with_one_head_and_room_for_all_rows():
-    """Nothing is shared, and each sequence has one block of rows: every word moves once."""
+    """If nothing is shared and each sequence has one block of rows, every word moves once."""
     problem = PagedProblem([1, 3, 2], [40, 17, 80], 16, 8, heads=4, kv_heads=1)
     assert rb.count("paged", problem, words=10**4).words == lower_bound(problem, 10**4).words
 

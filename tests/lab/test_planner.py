@@ -7,7 +7,7 @@ from redblue.lab import planner
 
 
 def two_level(words: int, step: int = 1) -> Memory:
-    """A machine whose software fills a memory of so many 16-bit words."""
+    """A machine with a software-managed memory of `words` 16-bit words."""
     near = Level("scratchpad", 2 * words, 1, 1e12)
     return Memory("toy", "toy", "cpu", (near, Level("DRAM", None, 1, 1e9)), {"float16": 1e12}, step)
 
@@ -57,7 +57,7 @@ def test_dividing_points():
     ],
 )
 def test_largest_head_dimension(name, bytes_per_word, d_star):
-    """floor(sqrt(M)), M one instance of the fastest memory that the catalogue has, for fp32, 16-bit and 8-bit words."""
+    """floor(sqrt(M)), where M is one instance of the fastest memory, in fp32, 16-bit and 8-bit words."""
     level = rb.memory(name).levels[0]
     assert planner.largest_head_dimension(level, bytes_per_word) == d_star
 
@@ -97,7 +97,7 @@ def test_every_level_fits_and_nests(name, direction, d):
 
 
 def test_nesting_never_changes_the_schedule():
-    """Tiles of the inner levels fit L2 badly here; the regime's schedule is chosen all the same."""
+    """Tiles of the inner levels use L2 badly here, but the regime's schedule is chosen all the same."""
     level = next(x for x in rb.plan(rb.Problem(4096, 4096, 512), "zen5-server").levels if x.boundary == "L2/L3")
     assert level.schedule == "flash"
     assert level.words > level.free_words
@@ -106,7 +106,7 @@ def test_nesting_never_changes_the_schedule():
 @pytest.mark.parametrize(("name", "share"), [("L1d", 0.75), ("L2", 0.75), ("Infinity Cache", 0.75), ("SLC", 0.75),
                                              ("VMEM", 1), ("shared memory", 1), ("registers", 1)])  # fmt: skip
 def test_tiles_leave_room_in_a_cache_that_hardware_fills(name, share):
-    """docs/results/real-caches.md; what software fills is filled."""
+    """The shares are in docs/results/real-caches.md. Software-managed memory is filled completely."""
     machine = Memory("toy", "toy", "cpu", (Level(name, 1 << 16), Level("DRAM", None)))
     level = rb.plan(rb.Problem(4096, 4096, 64), machine).levels[0]
     assert (level.capacity_words, level.usable_words) == (1 << 15, share * (1 << 15))

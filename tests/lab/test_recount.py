@@ -1,4 +1,4 @@
-"""The paper's figures: every line count exactly, its Figure 2 as far as its algorithms explain it."""
+"""The paper's figures: every line count exactly, and Figure 2 as far as its algorithms explain it."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_every_line_count_is_what_the_algorithms_move():
 
 
 def test_the_traffic_of_figure_2():
-    """25.2 GB standard (42.4 with mask and dropout apart) and 4.61 GB, where 40.3 (or 35.3) and 4.4 are printed."""
+    """Standard: 25.2 GB (42.4 with separate mask and dropout); flash: 4.61 GB. Printed: 40.3 (or 35.3) and 4.4."""
     found = [(r.schedule, r.expected, round(r.counted, 2)) for r in recount() if r.unit == "GB"]
     assert found == [
         ("standard", 40.3, 25.23),

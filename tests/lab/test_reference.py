@@ -1,4 +1,4 @@
-"""The one reference, held against hand-computed values and finite differences (and PyTorch, where installed)."""
+"""The float64 reference, compared with hand-computed values, finite differences and, if installed, PyTorch."""
 
 import numpy as np
 import pytest

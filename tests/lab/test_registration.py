@@ -1,4 +1,4 @@
-"""Schedules of users: registered, they work wherever a built-in one does; a wrong one is refused by name."""
+"""Users' schedules: registered ones work wherever built-in ones do; wrong ones are refused by name."""
 
 import types
 from dataclasses import replace
@@ -84,7 +84,7 @@ def test_worker_processes_and_journals_know_it(registered, tmp_path):
 
 
 def test_the_identity_of_a_sweep_changes_with_the_program():
-    """So that a journal of an older version is not continued."""
+    """A journal of an older version of the program is then not continued."""
     programs = []
     for factor in ("0.5", "0.25"):
         names = {}
@@ -126,7 +126,7 @@ def test_several_have_looks_of_their_own():
             rb.register_schedule(own(name))
         looks = [LOOKS[name] for name in names]
         assert len(set(looks[:3])) == 3
-        assert looks[3] == looks[4]  # no more are left
+        assert looks[3] == looks[4]  # no more examples are left
     finally:
         for name in names:
             rb.unregister_schedule(name)
@@ -136,7 +136,7 @@ def test_several_have_looks_of_their_own():
 
 
 def program(**replaced):
-    """The program with other helpers, which must be named as they are in it."""
+    """The program with other helpers, which replace helpers of the same names."""
     return types.FunctionType(forward.__code__, {**forward.__globals__, **replaced}, "forward")
 
 
@@ -192,7 +192,7 @@ def unmasked_program(m, problem, t, q, k, v, out, lse):
 
 
 def honest_on_small_problems(p, t):
-    """A closed form that understates the reads of problems which are larger than those that run with numbers."""
+    """A closed form that understates the reads of problems larger than the problems that run with numbers."""
     return replace(cost(p, t), reads=np.where(p.n_q > 100, cost(p, t).reads // 4, cost(p, t).reads)[()])
 
 

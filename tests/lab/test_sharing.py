@@ -1,4 +1,4 @@
-"""The model of threads that share tasks, against what can be worked out by hand, and against each other."""
+"""The model of threads that share tasks, compared with results by hand and with bounds."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_an_update_that_nobody_makes_first():
 
 @st.composite
 def task_lists(draw):
-    """Tasks whose updates are in turn in the order of the list."""
+    """Tasks whose updates are ordered as the list."""
     turns = [0] * 3
     tasks = []
     for _ in range(draw(st.integers(0, 9))):

@@ -1,4 +1,4 @@
-"""The cached machine: what it touches, and what it refuses."""
+"""The cached machine: the lines that it touches, and its refusals."""
 
 import itertools
 
@@ -35,9 +35,10 @@ def test_a_small_program_by_hand():
         trace.kinds.tolist()
         == [READ] * 2 + [OVERWRITE] * 2 + [READ] * 2 + [OVERWRITE] * 2 + [READ] * 2 + [OVERWRITE] * 2 + [DISCARD] * 2
     )
-    # Three lines: x 0, x 1, b 0*. b 1* evicts x 0. y 0* evicts x 1; from then on, too, what is oldest leaves:
-    # y 1* evicts b 0*; b 0 is filled and evicts b 1*; b 1 is filled and evicts y 0*; y 2* evicts y 1*; y 3* evicts b 0.
-    # At the end b 1 is clean, y 2* and y 3* are written back: in all x's 2 and b's 2 fills, 4 + 2 write-backs.
+    # Three lines (*: dirty): x 0, x 1, b 0*. b 1* evicts x 0. y 0* evicts x 1; further accesses also evict the oldest
+    # line: y 1* evicts b 0*; b 0 is filled and evicts b 1*; b 1 is filled and evicts y 0*; y 2* evicts y 1*; y 3*
+    # evicts b 0. At the end b 1 is clean, and y 2* and y 3* are written back. In all, 2 fills of x and 2 of b, and 4 +
+    # 2 write-backs.
     assert figures(machine.traffic[0]) == (2, 10, 4, 6, 0)
 
 

@@ -1,4 +1,4 @@
-"""What schedules cost on caches against what the model counts."""
+"""The costs of schedules on caches, compared with the counts of the model."""
 
 import math
 
@@ -21,9 +21,9 @@ def on_lru(name, problem, tiles, words):
 
 
 def flash_forward_words(r, c, d, d_v):
-    """All that one round touches: what stays, and the slices of K and V, finished with or not.
+    """All words that one round touches: the resident words, and the slices of K and V, used up or not.
 
-    And, at the end of a block, O, the row statistics, and where O and lse go.
+    At the end of a block, also O, the row statistics, and the memory of O and lse.
     """
     return r * (d + d_v + 2) + r * c + r + c * (d + d_v), r * (2 * d_v + 3)
 
@@ -49,7 +49,10 @@ def test_besides_its_counted_words_flash_moves_only_dead_tiles(r, c):
 
 @pytest.mark.parametrize(("schedule", "direction"), PASSES)
 def test_with_twice_the_peak_every_pass_costs_no_more_than_its_counted_words(schedule, direction):
-    """Dead tiles that are written back aside; and less where what the model loads again is still there."""
+    """Write-backs of dead tiles do not count.
+
+    Costs are lower if lines that the model reloads are still in the cache.
+    """
     problem = Problem(96, 96, 48, 32, direction=direction)
     tiles = dict.fromkeys(schedule.direction(problem).edges, 2 * LINE)
     words = 2 * counts.count(schedule.name, problem, tiles=tiles).peak
@@ -60,7 +63,7 @@ def test_with_twice_the_peak_every_pass_costs_no_more_than_its_counted_words(sch
 
 
 def flash_backward_words(t, d, d_v):
-    """dQ: a round, and O, which is finished with; dK and dV: a round, and the next slices of Q and dO."""
+    """dQ: a round and the used-up O. dK and dV: a round and the next slices of Q and dO."""
     r, c, R, C = t["rows"], t["cols"], t["dkv_rows"], t["dkv_cols"]
     dq = r * (2 * d + d_v + 2) + r * c + c * (d + d_v) + r * (d_v + 2)
     return max(dq, C * (2 * d + 2 * d_v) + R * C + 2 * R * (d + d_v + 2))
@@ -77,16 +80,16 @@ def test_flash_backward_costs_its_counted_words(t, d, d_v):
 
 @pytest.mark.parametrize(("r", "c", "d"), [(32, 16, 64), (48, 16, 96), (64, 32, 64)])
 def test_hybrid_backward_costs_its_counted_words(r, c, d):
-    w = LINE  # depth: keys or queries that stream by together
+    w = LINE  # depth: keys or queries that are streamed together
     tiles = {"rows": r, "cols": c, "depth": w, "dq_rows": r, "dk_rows": r, "dq_cols": 32, "dk_cols": 32}
-    # While P is written: a round, and where P goes. While dS is: dO twice, V, dV, and tiles of P: in place, made dS of,
-    # where dS goes, and the next.
+    # Writing P touches a round and the memory of P. Writing dS touches dO twice, V, dV, and four tiles: P in place, its
+    # copy that becomes dS, the memory of dS, and the next tile.
     words = max(r * (d + 1) + w * d + 2 * r * w, 2 * c * d + 2 * w * d + 4 * w * c + w)
     found, counted = on_lru("hybrid", Problem(192, 192, d, direction="backward"), tiles, words)
     assert found == counted
 
 
-# P's row maxima lie in columns, one word per line; row statistics rest while a score tile is summed.
+# P's row maxima lie in columns, one word per line. Row statistics are not accessed while a score tile is summed.
 @pytest.mark.parametrize(
     ("name", "direction", "excess"),
     [("hybrid", "forward", 0.05), ("small_cache", "forward", 0.05), ("small_cache", "backward", 0.01)],
@@ -98,7 +101,7 @@ def test_other_passes_cost_little_more_than_their_counted_words(name, direction,
     problem = Problem(384, 384, d, direction=direction)
     schedule = schedules.get(name)
     tiles = {edge: tiles[edge] for edge in schedule.direction(problem).edges if edge in tiles}
-    tile = 2 * 32 * 32 + 3 * 16 * 32  # of an output: itself, slices of P and its scaled copy, the column of maxima
+    tile = 2 * 32 * 32 + 3 * 16 * 32  # an output tile, slices of P and of its scaled copy, and the column of maxima
     if name == "hybrid":
         words = r * d + 3 * r * c + 2 * c * d + 3 * r * LINE
     else:

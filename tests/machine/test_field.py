@@ -1,4 +1,4 @@
-"""The field machine: arithmetic modulo a prime, and the words that stand for plain numbers."""
+"""The field machine: arithmetic modulo a prime, and the words that represent plain numbers."""
 
 import numpy as np
 import pytest

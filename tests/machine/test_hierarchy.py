@@ -1,4 +1,4 @@
-"""Caches: against an independent simulator, against all choices there are, and by hand."""
+"""Caches, compared with an independent simulator, with exhaustive search, and with results by hand."""
 
 import itertools
 import warnings
@@ -21,14 +21,14 @@ from support.lines import figures, level
 @pytest.fixture(scope="module")
 def libcachesim():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its dependencies' own
+        warnings.simplefilter("ignore")  # warnings of its dependencies
         return pytest.importorskip(
             "libcachesim", reason="NOT COMPARED with an independent simulator: pip install libcachesim"
         )
 
 
 def hits_of(libcachesim, policy, lines, capacity):
-    """Hits of objects of size 1 in libcachesim's cache of that policy."""
+    """The hits of objects of size 1 in libcachesim's cache with this policy."""
     never = 2**62
     nearest, following = {}, [never] * len(lines)
     for i in reversed(range(len(lines))):
@@ -44,7 +44,7 @@ def hits_of(libcachesim, policy, lines, capacity):
 
 
 def random_lines(seed, n=4000):
-    """A mixture that has locality: uniform, skewed and scanning."""
+    """A mixture of uniform, skewed and scanning accesses."""
     rng = np.random.default_rng(seed)
     parts = rng.integers(0, 60, n), np.minimum(rng.zipf(1.3, n), 200), np.arange(n) % 45
     return np.choose(rng.integers(0, 3, n), parts)
@@ -73,16 +73,16 @@ def test_belady_equals_libcachesim(libcachesim, seed, capacity):
     assert belady(Trace.of(lines), capacity).hits == hits_of(libcachesim, "Belady", lines.tolist(), capacity)
 
 
-# By hand, and by trying everything -------------------------------------------------------------
+# By hand, and by exhaustive search -------------------------------------------------------------
 def test_two_levels_by_hand():
-    # Level 1 holds two lines, level 2 three. Line 0 is overwritten, so level 1 takes it without a fill.
+    # Level 1 holds two lines, level 2 three (*: dirty). Line 0 is overwritten, so level 1 holds it without a fill.
     trace = Trace.of([0, 1, 2, 0, 3, 1], [OVERWRITE, READ, READ, READ, READ, WRITE])
     first, second = play(trace, [level(2), level(3, name="L2")])
-    # 0: taken, dirty. 1: filled. 2: filled (level 2: 1, 2), evicts 0, written back (level 2: 1, 2, 0*).
-    # 0: filled from level 2 (hit: 1, 2, 0*), evicts 1, clean. 3: filled (level 2 evicts 1: 2, 0*, 3), evicts 2.
-    # 1: filled to be changed in part (level 2 evicts 2: 0*, 3, 1), evicts 0, clean here. End: 1 is written back.
+    # 0: held without a fill, dirty. 1: filled. 2: filled (level 2: 1, 2), evicts 0, written back (level 2: 1, 2, 0*).
+    # 0: filled from level 2 (hit: 1, 2, 0*), evicts 1, clean. 3: filled (level 2 evicts 1: 2, 0*, 3), evicts 2. 1:
+    # filled to be changed in part (level 2 evicts 2: 0*, 3, 1), evicts 0, clean here. End: 1 is written back.
     assert figures(first) == (0, 6, 5, 2, 0)
-    # Level 2 sees the reads 1, 2, 0, 3, 1 and the write-backs 0 (no fill) and, at the end, 1: both are here or taken.
+    # Level 2 sees the reads 1, 2, 0, 3, 1 and the write-backs 0 and, at the end, 1. Write-backs need no fill.
     assert figures(second) == (2, 5, 4, 2, 0)
     assert (first.words, second.words, first.line_words) == (7, 6, 1)
 
@@ -100,10 +100,10 @@ def test_write_back_by_hand():
 
 
 def least_fills(accesses, capacity):
-    """The fewest fills of any choice of victims, where every line that is accessed must be taken in."""
+    """The fewest fills over all choices of victims, if every accessed line must enter the cache."""
     states = {frozenset(): 0}
     for line, kind in accesses:
-        if kind == DISCARD:  # no access: it takes nothing in
+        if kind == DISCARD:  # not an access
             continue
         after = {}
         for held, fills in states.items():
@@ -170,7 +170,7 @@ def test_each_level_sees_the_misses_and_the_write_backs_before_it(trace, sets, w
     found = play(trace, levels)
     for near, far in itertools.pairwise(found):
         assert far.accesses == near.fills + near.write_backs
-    assert figures(found[0]) == figures(play(trace, levels[:1])[0])  # what is behind it does not change a level
+    assert figures(found[0]) == figures(play(trace, levels[:1])[0])  # farther levels do not change a level
 
 
 # Geometries, refusals ----------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_caches_of_the_catalogue():
     assert [x.name for x in found.levels] == ["L1d"]
     hole = (*levels[:2], Level("L2", 2**18, line_bytes=64), Level("L3", 2**20, line_bytes=64, ways=16))
     beyond = Memory("hole", "its L2 is not known", "cpu", (*hole, Level("DRAM", None)))
-    assert caches_of(beyond) == (CacheLevel("L1d", 2**15, 64, 8),)  # what reaches L3 is not known
+    assert caches_of(beyond) == (CacheLevel("L1d", 2**15, 64, 8),)  # the accesses that reach L3 are not known
     assert [x.name for x in caches_of(memory("graviton2"))] == ["L1d", "L2"]
     with_ways = [m for m in map(memory, list_memories()) if any(level.ways for level in m.levels)]
     assert with_ways

@@ -1,4 +1,4 @@
-"""The rules, and the cheats that a machine must refuse by name."""
+"""The rules of machines, and violations that a machine must refuse by name."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The machine of several processes: what it counts, and what it refuses."""
+"""The machine of several processes: its counts and its refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_counts_words_bytes_messages_and_peaks():
     net.exchange([Message(1, 0, "y", ROWS[:1]), Message(1, 0, "x", ROWS[:0])])
     assert net.traffic.sent.tolist() == [6, 5]
     assert net.traffic.received.tolist() == [5, 6]
-    assert net.traffic.messages.tolist() == [1, 1]  # a message without rows is none
+    assert net.traffic.messages.tolist() == [1, 1]  # a message without rows does not count
     assert net.bytes_sent.tolist() == [12, 20]
     assert net.traffic.peak.tolist() == [18 + 5, 6 + 5]
     assert (net.traffic.words, net.traffic.most_words) == (11, 6)

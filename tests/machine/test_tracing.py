@@ -90,7 +90,7 @@ def test_what_adds_nothing_leaves_words_as_they_are():
     machine = Tracing()
     x, y = machine.input("x", (2,)), machine.output("y", (4,))
     a = machine.load(x[range(2)])
-    copy = machine.new("copy", a * 1 + 0)  # words of a, no nodes
+    copy = machine.new("copy", a * 1 + 0)  # words of a, not new nodes
     machine.store(y[range(2)], copy)
     machine.store(y[range(2, 3)], machine.new("double", a[:1] * 2 + 0))
     machine.store(y[range(3, 4)], machine.new("double", 0 + a[:1] * 2))
@@ -115,7 +115,7 @@ def test_constants_are_stored_without_being_loaded_or_computed():
 
 @pytest.mark.parametrize("change", [lambda x: x - x[:1], lambda x: x * x.sum(axis=0)], ids=["word", "sum"])
 def test_words_that_are_overwritten_too_early_are_refused(change):
-    """In NumPy this would be right, with a copy that no tile holds."""
+    """NumPy would give a right result, but only by a copy that is in no tile."""
     machine = Tracing()
     tile = machine.load(machine.input("x", (2,))[range(2)])
     with pytest.raises(MachineError, match=r"put the value into a tile of its own with new\(\)"):

@@ -108,7 +108,7 @@ def test_a_layout_of_all_true_counts_like_the_full_mask():
         for direction in schedule.passes.keys() & DIRECTIONS:
             full = Problem(13, 15, 6, direction=direction)
             blocks = dataclasses.replace(full, mask=everything)
-            words = 300 if schedule.name == "gradient_x_once" else 150  # it holds all keys
+            words = 300 if schedule.name == "gradient_x_once" else 150  # so that it holds all keys
             a, b = (count(schedule.name, each, words=words) for each in (full, blocks))
             assert (a.words, a.peak, a.tiles) == (b.words, b.peak, b.tiles)
 
@@ -118,8 +118,8 @@ def test_a_layout_of_all_true_counts_like_the_full_mask():
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
 def test_flash_moves_n_d_and_s_n_squared_d_squared_over_m(share):
-    """n d + n (d + 1), and 4 s n^2 d^2 / M within 5 %: Proposition 4 with the constant of FlashAttention-2's order."""
-    n, d, words = 16384, 64, 68000  # room for 512 rows, the edge of a block
+    """n d + n (d + 1) + 4 s n^2 d^2 / M words, within 5 %: Proposition 4, with FlashAttention-2's constant."""
+    n, d, words = 16384, 64, 68000  # enough for 512 rows, the edge of a block
     mask = random_layout(n, 512, share)
     moved = count("flash", Problem(n, n, d, mask=mask), words=words)
     assert moved.tiles["rows"] == 512
@@ -153,7 +153,7 @@ def test_the_search_knows_the_edges_of_the_blocks():
 def test_the_search_knows_the_edges_of_the_blocks_where_it_tries_few_edges():
     rng = np.random.default_rng(0)
     problem = Problem(65000, 65000, 64, mask=Mask.blocks(rng.random((109, 109)) < 0.1, block=600))
-    for rows in (600, 1200):  # neither is the shortest edge for its number of tiles
+    for rows in (600, 1200):  # neither is the smallest edge for its number of tiles
         aligned = count("flash", problem, tiles={"rows": rows})
         assert count("flash", problem, words=aligned.peak).words <= aligned.words
 
@@ -188,7 +188,7 @@ def test_every_bound_lies_below_every_count(data, direction, words):
 def test_equal_layouts_are_equal_masks():
     array = np.array(DIAGONAL)
     mask = Mask.blocks(array, block=(2, 3))
-    array[0, 0] = False  # a copy was taken
+    array[0, 0] = False  # the mask has its own copy
     assert mask == Mask.blocks(DIAGONAL, (np.int64(2), 3))
     assert hash(mask) == hash(Mask.blocks(DIAGONAL, [2, 3]))
     assert mask != Mask.blocks(DIAGONAL, (3, 2))

@@ -67,7 +67,7 @@ def test_random_compositions(data, n_q, n_k, group, panel):
 
 
 def test_a_million_tokens():
-    """Documents of uneven length and a window, 1.6e8 of 1e12 pairs: the cost grows with the tiles, not the pairs."""
+    """Documents of uneven length and a window, 1.6e8 of 1e12 pairs. The cost grows with the tiles, not the pairs."""
     n, lengths = 1_000_000, np.tile([100, 300, 1600], 500)
     mask = Mask.documents(lengths) & Mask.sliding_window(200, 50)
     low = lowered(mask, n, n, 1, 16)

@@ -242,7 +242,7 @@ def test_edges_of_large_tiles_are_even(edge, even):
 
 
 def test_a_picture_at_ten_million_queries_cuts_no_block(monkeypatch):
-    """Pair by pair, the blocks that unaligned tiles cut took minutes and 6 GB."""
+    """Evaluating cut blocks pair by pair took minutes and 6 GB."""
     from redblue.masks.patterns import tiling
 
     monkeypatch.setattr(tiling, "MAX_WORDS", 0)

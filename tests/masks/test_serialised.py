@@ -1,4 +1,4 @@
-"""Masks as text: every kind of rule comes back as it was, and a text that is not a mask's is refused."""
+"""Masks as text: every kind of rule survives the round trip, and texts that are not of masks are refused."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_every_kind_of_rule_has_a_name():
     def kinds(rule):
         return {rule}.union(*map(kinds, rule.__subclasses__()))
 
-    composed = kinds(Combined) | {Not, Stack, Selected}  # a part of a mask lives within a call
+    composed = kinds(Combined) | {Not, Stack, Selected}  # a Selected mask exists only within a call
     assert {rule for rule, _ in serialised.SIMPLE.values()} == kinds(Rule) - {Rule} - composed
 
 

@@ -1,4 +1,7 @@
-"""The index of a stored mask: closed form, counting run and numeric run agree; the last reads the mask from memory."""
+"""The index of a stored mask: closed form, counting run and numeric run agree.
+
+Numeric runs load the mask from memory.
+"""
 
 import dataclasses
 
@@ -102,7 +105,7 @@ def test_attended_pairs_follow_the_loaded_index():
     problem = Problem(8, 8, 3, mask=Mask.causal())
     for schedule in ("flash", "gather", "standard", "hybrid"):
         assert counts.check(schedule, problem, words=99, index=Bits()).error < 1e-10
-        if schedule != "hybrid":  # which would detect slices of P that were never stored
+        if schedule != "hybrid":  # `hybrid` would detect slices of P that were never stored
             assert counts.check(schedule, problem, words=99, index=OneBitWrong()).error > 1e-3
 
 
@@ -133,7 +136,7 @@ def test_heads_of_a_group_read_the_index_together():
 
 
 def test_every_sweep_is_declared():
-    """A pass that read more blocks than it declares would move more words than its closed form."""
+    """If a pass read more blocks than it declares, it would move more words than its closed form."""
     problem = Problem(9, 9, 3, mask=Mask.causal(), direction="backward")
     for schedule in schedules.SCHEDULES.values():
         if "backward" in schedule.passes and schedule.name != "standard":  # its input P includes the zeros

@@ -58,7 +58,7 @@ def test_laws_of_the_algebra(data, n_q, n_k):
 
 
 def test_simple_compositions_stay_simple():
-    """Then closed forms remain available, and kernels recognise bands."""
+    """Closed forms then remain available, and kernels recognise bands."""
     causal, window = Mask.causal(), Mask.sliding_window(5, 3)
     assert causal & window == Mask.sliding_window(5, 0)
     assert Mask.sliding_window(2, 7) | window == Mask.sliding_window(5, 7)
@@ -120,7 +120,7 @@ def test_equal_arrays_are_equal_masks():
     assert Mask.global_tokens([3, 1, 3]) == Mask.global_tokens([1, 3])
     array = TWO.copy()
     mask = Mask.from_dense(array)
-    array[0, 0] = False  # a copy was taken
+    array[0, 0] = False  # the mask has its own copy
     assert mask == Mask.from_dense(TWO)
 
 

@@ -1,4 +1,4 @@
-"""Cachegrind against loops of known lines and the exact simulator, and where valgrind is not as it should be."""
+"""Cachegrind against loops with known lines and the exact simulator, and errors if valgrind is missing or broken."""
 
 import itertools
 import os
@@ -35,7 +35,7 @@ def loop(name, regions, count, step, outputs=(0,), level=None, inner=None):
 
 
 def near(found, expected):
-    """Within 2 %, and the few lines of the stack."""
+    """Equal within 2 %, plus a few lines of the stack."""
     return abs(found - expected) <= 0.02 * expected + 12
 
 
@@ -48,7 +48,7 @@ def test_a_copy_reads_its_lines_and_writes_them(line):
     assert near(found["read_miss_lines"], lines)
     assert near(found["write_allocate_lines"], lines)
     assert near(found["written_back_lines"] + found["outputs_left_lines"], lines)
-    assert 12 <= found["outputs_left_lines"] <= 32  # every other line of 64; looking for them evicts some
+    assert 12 <= found["outputs_left_lines"] <= 32  # every other line of 64; the check itself evicts some lines
 
 
 @needs_valgrind
@@ -77,7 +77,7 @@ def test_a_tiled_product_moves_what_the_exact_simulator_says(n, tile, lines, way
 
 
 def product_trace(n, tile):
-    """Lines that the loop touches, in order: c, a and b one behind the other."""
+    """The lines that the loop touches, in order. c, a and b lie one after another."""
     lines, kinds, size = [], [], n * n * 8
     for i0, j0, k0 in itertools.product(range(0, n, tile), repeat=3):
         for i, k in itertools.product(range(i0, i0 + tile), range(k0, k0 + tile)):
@@ -94,10 +94,10 @@ def product_trace(n, tile):
 @needs_valgrind
 def test_behind_a_nearer_cache_less_arrives():
     found = loop("strided", (8, 8 * 2048), 2048, 8, outputs=(), level=cache(64), inner=cache(512, 8))
-    assert near(found["read_miss_lines"], 256)  # the nearer one holds them all
+    assert near(found["read_miss_lines"], 256)  # the nearer cache holds all of them
     assert near(found["inner_miss_lines"], 256)
     smaller = loop("strided", (8, 8 * 2048), 2048, 8, outputs=(), level=cache(512), inner=cache(64, 8))
-    assert near(smaller["inner_miss_lines"], 512)  # of both passes
+    assert near(smaller["inner_miss_lines"], 512)  # the misses of both passes
     assert near(smaller["read_miss_lines"], 256)
     assert "inner_miss_lines" not in loop("strided", (8, 8 * 64), 64, 8, outputs=())
     assert near(loop("strided", (8, 8 * 2048), 2048, 8, outputs=())["read_miss_lines"], 512)
@@ -109,7 +109,7 @@ def test_attention_moves_its_arrays_once_where_they_fit():
     found = measure(problem, words=1 << 15, using="cachegrind", tiles={"rows": 16, "cols": 6})
     arrays = 4 * 2 * (40 * 24 + 70 * 24 + 70 * 8 + 40 * 8 + 40)
     assert 0.98 * arrays <= found.bytes_read + found.bytes_written  # out and lse are read before they are written
-    # But for a line or two, by where code and stack happen to lie
+    # Except for a line or two, depending on the addresses of code and stack
     assert found.parts["outputs_left_lines"] >= 4 * 2 * (40 * 8 + 40) // 64 - 2
     assert found.parts["written_back_lines"] == 0
     assert found.bytes_read < 2.2 * arrays
@@ -125,7 +125,7 @@ def test_outputs_whose_first_rows_are_written_last_are_found_in_the_cache():
     problem = rb.Problem(128, 32, 64, dtype="float32")
     found = measure(problem, words=8192, using="cachegrind", tiles={"rows": 16, "cols": 6})
     rows_lines = 4 * 64 // 64
-    # The last block's, but for what the end of the pass pushes out: a line or so, by where code and stack happen to lie
+    # The lines of the last block, except those that the end of the pass evicts, about one line
     assert 15 * rows_lines <= found.parts["outputs_left_lines"] < 128 * rows_lines
 
 
@@ -177,7 +177,7 @@ def test_what_callgrind_writes():
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Puts a script of that content on PATH, alone, as valgrind."""
+    """Puts a script of that content on PATH as valgrind, without anything else."""
 
     def put(script):
         path = tmp_path / "valgrind"
@@ -232,7 +232,7 @@ def test_an_interrupt_ends_the_child(fake):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     def waits():
-        """Whether this test's thread has started the child, and waits for what it says."""
+        """Whether this test's thread has started the child and waits for its output."""
         frame = sys._current_frames()[threading.main_thread().ident]
         return any(each.f_code.co_name == "communicate" for each, _ in traceback.walk_stack(frame))
 

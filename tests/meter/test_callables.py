@@ -1,4 +1,4 @@
-"""Functions of anybody's, measured; and the command."""
+"""Measurements of arbitrary functions, and the command."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def script(tmp_path):
 def test_a_copy_by_somebody_else(script):
     found = rb.measure_callable(f"{script}:copy", 2, offset=64, using="cachegrind", words=2048, bytes_per_word=8)
     moved = 2 * ((1 << 20) - 64)
-    assert moved <= found.bytes_read / 2 <= 1.02 * moved  # read, and read to be written
+    assert moved <= found.bytes_read / 2 <= 1.02 * moved  # read, and read before being written
     assert 0.99 * moved <= found.bytes_written <= 1.02 * moved
     assert found.unit == "words of 8 bytes"
     assert found.kernel.endswith("script.py:copy")

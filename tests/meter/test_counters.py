@@ -1,4 +1,4 @@
-"""Counters: which events mean which boundary, perf's output as recorded, and a perf that may not, or cannot, count."""
+"""Counters: the events of each boundary, perf's output, and a perf that may not or cannot count."""
 
 import os
 import signal
@@ -12,7 +12,8 @@ from redblue.catalogue.detect import Cache, Cpu
 from redblue.meter import counters
 from redblue.meter.counters import Formula, formulas
 
-# perf stat -x; after the documentation of perf 6.1 (its columns: value, unit, event, time, share); none is recorded.
+# Output of perf stat -x, written by the documentation of perf 6.1 (columns: value, unit, event, time, share), not
+# recorded.
 REFUSED = """# started on Sun Nov 22 01:00:00 2026
 
 <not supported>;;l1d.replacement;0;100.00;;
@@ -70,7 +71,7 @@ def test_the_boundary_of_the_smallest_cache_that_holds_it(monkeypatch):
     assert names == ["L1d/L2", "L1d/L2", "L2/L3", "L2/L3", "L3/DRAM"]
 
 
-# Follows the orders that `perf stat --control` documents, and writes what it is told to when it is interrupted.
+# Follows the commands of `perf stat --control`, and writes the given text when it is interrupted.
 FAKE = """#!{python}
 import os, re, signal, sys, time
 if sys.argv[1:] == ["--version"]:
@@ -92,7 +93,7 @@ with open(orders) as asked, open(answers, "w") as answer:
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """A perf on PATH that writes `written`, or says `said` and fails; and a machine with Intel's counters."""
+    """A perf on PATH that writes `written`, or prints `said` and fails; and a machine with Intel's counters."""
 
     def put(written=WRITTEN, said=""):
         path = tmp_path / "perf"

@@ -82,7 +82,7 @@ def test_views_of_one_array_are_told_apart():
     x, out = both[:, :3], both[:, 3:]
     with counting() as tally:
         gather_rows[(1,)](x, torch.arange(4, dtype=torch.int32), out, 4, 3, 8, ROWS=4, COLS=4)
-    # `out` is written as if its rows were dense: 12 words from column 3 of row 0 on, of which some lie in x
+    # `out` is written as if its rows were dense: 12 words from column 3 of row 0 on, some of which belong to x
     strays = np.count_nonzero(np.arange(3, 15) % 8 < 3)
     assert strays == 3
     assert tally.tensors["x"] == Traffic(12, strays, 4 * 12, 4 * strays)

@@ -1,4 +1,4 @@
-"""ncu's CSV, written after its documented format (none was recorded on a device), and how it refuses."""
+"""ncu's CSV, written by its documented format (not recorded on a device), and refusals."""
 
 import pytest
 
@@ -76,7 +76,7 @@ def test_each_of_several_calls():
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """An ncu on PATH that answers so, and runs nothing."""
+    """An ncu on PATH that prints this answer and runs nothing."""
 
     def put(output, status=0):
         (tmp_path / "output").write_text(output + "\n")

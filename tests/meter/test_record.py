@@ -1,4 +1,4 @@
-"""The record: what is the same boundary and unit divides, what is not is refused by name."""
+"""The record: quantities of the same boundary and unit can be divided; others are refused by name."""
 
 import dataclasses
 import operator

@@ -1,4 +1,4 @@
-"""ALiBi on NumPy arrays against float64: every type, schedule and kind of mask, with each other option."""
+"""ALiBi on NumPy arrays against float64: every type, schedule and kind of mask, combined with each other option."""
 
 from itertools import pairwise
 
@@ -122,7 +122,7 @@ def packed(lengths, key_lengths):
         ((5, 9, 2), (30, 9, 2)),
         ((5, 9, 3, 0), (5, 9, 0, 3)),
         ((4,), (9,)),
-        ((5, 9, 2), (5, 9, 4)),  # not aligned: one call for every group that is
+        ((5, 9, 2), (5, 9, 4)),  # not aligned as a whole: one call per aligned group
         ((1, 3, 0, 4, 2, 0, 5), (6, 3, 2, 0, 2, 7, 1)),
     ],
 )

@@ -1,4 +1,4 @@
-"""append_paged against a cache that is written key by key; what it refuses leaves the cache as it was."""
+"""append_paged against a cache that is written key by key. A refused call leaves the cache unchanged."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from support.paged import GARBAGE, LAYOUTS, PAGE_SIZES, bits, caches, tensor
 
 @st.composite
 def appends(draw):
-    """Draw the arguments of append_paged: each sequence has pages of its own, after first pages that all may share."""
+    """Draw the arguments of append_paged: sequences may share leading pages, and then have their own pages."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     dtype, page = DTYPES[draw(st.sampled_from(list(DTYPES)))], draw(PAGE_SIZES)
     batch, heads, d, d_v = (draw(x) for x in (st.sampled_from([2, 3, 0]), st.integers(1, 3), *[st.integers(1, 9)] * 2))
@@ -72,7 +72,7 @@ def test_as_if_written_key_by_key(library, arguments):
 
 
 def test_keys_that_lie_in_the_cache_itself():
-    """All new keys are read before any is written over one."""
+    """All new keys are read before any of them is overwritten."""
     cache = np.arange(24.0).reshape(6, 2, 1, 2)
     expected = cache[:3].copy()
     view = cache[:3].reshape(1, 6, 1, 2)
@@ -145,7 +145,7 @@ def test_what_is_refused_leaves_the_cache_as_it_was(change, message):
 
 
 def test_a_page_that_another_sequence_holds_up_to_the_new_row_is_free():
-    """Sequences that share their last page may differ in length: a row that no sequence holds yet is written."""
+    """Sequences that share their last page may differ in length. A row may be written if no sequence holds it yet."""
     arguments = small(k=lambda k: k[:1, 0], v=lambda v: v[:1, 0], cu_seqlens=[0, 1, 1], lengths_k=[3, 3])
     arguments["page_table"] = [[0, 1], [2, 1]]
     assert rb.append_paged(**arguments).tolist() == [4, 3]
@@ -169,12 +169,12 @@ def test_values_that_are_columns_of_keys_must_be_these_columns(library):
         with pytest.raises(rb.RedblueError, match=message):
             rb.append_paged(**arguments | {"v": v, "v_pages": v_pages})
     assert bits((np.asarray(cache),)) == before
-    k[0, 0, 0, 0] = float("nan")  # equal to itself here
+    k[0, 0, 0, 0] = float("nan")  # compared as equal to itself here
     assert rb.append_paged(**arguments | {"v": k[..., :2], "v_pages": cache[..., :2]}).tolist() == [4, 3, 5]
 
 
 def append_ones(library, k_pages, v_pages):
-    """Append one key to each of two sequences without keys. Each tensor has a storage of its own."""
+    """Append one key to each of two sequences without keys. Each tensor has its own storage."""
     if library == "PyTorch":
         pytest.importorskip("torch")
     of = tensor if library == "PyTorch" else lambda x: x
@@ -239,7 +239,7 @@ def test_held_keys_and_values_are_not_overwritten(name, layout):
 
 
 def test_columns_of_keys_are_found_in_tensors_of_arrays():
-    """Each tensor made from an array has a storage of its own, which begins where the array does."""
+    """Each tensor made from an array has its own storage, which begins at the array."""
     pytest.importorskip("torch")
     cache = np.zeros((4, 2, 1, 4), np.float32)
     k, table = np.arange(4, dtype=np.float32).reshape(1, 1, 1, 4), np.zeros((1, 1), int)

@@ -1,4 +1,4 @@
-"""Checked tables are kept between calls, and serve a call only while their bytes are those that were checked."""
+"""Checks of tables are reused by later calls only while the tables' bytes are unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nothing_kept(monkeypatch):
 
 @pytest.fixture
 def checks(monkeypatch) -> list[Any]:
-    """One entry for each table that is checked."""
+    """A list with one entry for each checked table."""
     made: list[Any] = []
     table_of = pages.table_of
 
@@ -49,7 +49,7 @@ def arrays(rng: np.random.Generator, batch: int) -> tuple[Any, ...]:
 
 
 def afresh(*arguments: Any) -> Any:
-    """The result of a call for which nothing is kept."""
+    """The result of a call without reused checks."""
     known_tables._kept = ()
     call: Any = rb.attention_paged
     return call(*(x.clone() for x in arguments))
@@ -145,7 +145,7 @@ def test_few_tables_are_kept(checks):
     assert len(known_tables._kept) == known_tables.MOST
     rb.attention_paged(q, k, v, table, lengths)
     assert len(checks) == PAGES
-    table[:] = 0  # the oldest one
+    table[:] = 0  # the oldest table
     rb.attention_paged(q, k, v, table, lengths)
     assert len(checks) == PAGES + 1
 

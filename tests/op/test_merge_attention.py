@@ -22,7 +22,7 @@ def merged(library, *arrays):
 
 
 def parts(seed, sizes, dtype="float64"):
-    """The results of attention on parts of the keys, (out, lse) each, and those on all keys."""
+    """The results (out, lse) of attention on each part of the keys, and on all keys."""
     rng = np.random.default_rng(seed)
     q = rng.standard_normal((2, 3, 5, 8)).astype(DTYPES[dtype])
     k, v = (rng.standard_normal((2, 3, sum(sizes), width)).astype(DTYPES[dtype]) for width in (8, 4))

@@ -83,7 +83,7 @@ def test_numbers_out_of_range_are_refused(tensors, options, message):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("size", [1e-9, 1e-3, 0.03, 0.069, 0.071, 0.3])
 def test_tanh_near_0_in_float64_on_gpus(size):
-    """A large softcap makes small arguments, whose relative error is that of the scores."""
+    """With a large softcap, arguments of tanh are small, and their relative error is that of the scores."""
     q, k, v = torch.randn(3, 1, 16, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     k, softcap = k / (q @ k.mT).abs().max() * 2, 1 / size
     got, expected = interpreted.attention(q, k, v, softcap=softcap), textbook(q, k, v, softcap=softcap)

@@ -1,4 +1,4 @@
-"""attention_paged against float64 on random caches; its bits do not depend on threads, places or the batch."""
+"""attention_paged against float64 on random caches. Its bits do not depend on threads, page numbers or the batch."""
 
 from dataclasses import replace
 
@@ -74,7 +74,7 @@ def long_case(dtype="float32", n_q=1, kv_heads=2, group=4, lengths=(1500, 3, 0, 
 
 
 def nested(case):
-    """Let sequences 1 to 3 share their first 10 pages with sequence 0, and 2 and 3 have 8 more in common."""
+    """Let sequences 1 to 3 share their first 10 pages with sequence 0, and 2 and 3 share 8 more pages."""
     case.page_table[1:, :10] = case.page_table[0, :10]
     case.page_table[3, 10:18] = case.page_table[2, 10:18]
     return case

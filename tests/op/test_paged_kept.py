@@ -1,4 +1,4 @@
-"""Calls and writes that were checked before: what differs from the earlier one is seen, whatever is kept."""
+"""Reused checks of paged calls and writes: every difference from the earlier call is noticed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_layers_share_what_is_known_of_one_table(library, monkeypatch):
     monkeypatch.setattr(paged_cpu, "ready", lambda *given: made.append(given) or ready(*given))
     for layer in range(3):
         same_as_afresh(*of(library, *call(10 * layer), TABLE, LENGTHS))
-    assert len(made) == 1 + 3  # once for the layers, and three times afresh
+    assert len(made) == 1 + 3  # once for the layers, and three times without reuse
 
 
 @LIBRARIES
@@ -69,7 +69,7 @@ def test_other_strides_places_and_options_are_other_calls(library):
         ((q, k.transpose(1, 2).contiguous().transpose(1, 2), v), {}),
         ((wide[:, 1:2], k, v), {}),
         ((wide[:, :2], k, v), {}),
-        ((wide[:, ::2], k, v), {}),  # q is copied: its rows are no multiple of one step apart
+        ((wide[:, ::2], k, v), {}),  # q is copied, because its rows have no common stride
         ((q, k, v), {"scale": 0.5}),
         ((q, k, v), {"softcap": 2.0}),
         ((q, k, v), {"mask": rb.Mask.sliding_window(2, 0, align="bottom-right")}),
@@ -119,7 +119,7 @@ def test_layers_share_what_is_known_of_one_write(library, monkeypatch):
             wanted[TABLE[b, at // PAGE], at % PAGE] = new[b, i]
         ends = rb.append_paged(*of(library, new, -new, k_pages, v_pages, TABLE, LENGTHS))
         assert ends.tolist() == [8, 5]
-        ends[:] = -1  # the caller's own
+        ends[:] = -1  # the caller's array
         assert torch.equal(k_pages, wanted)
         assert int((v_pages != call(layer)[2]).sum()) == new.numel()
     assert len(made) == 2
@@ -139,7 +139,7 @@ def test_a_kept_write_compares_columns_of_keys_each_time():
 def test_a_kept_write_copies_keys_that_lie_in_the_cache():
     _, k_pages, v_pages = call(0)
     rb.append_paged(normal(1, 2, 1, H_KV, D), normal(2, 2, 1, H_KV, D), k_pages, v_pages, TABLE, LENGTHS)
-    inside = k_pages.view(-1, 1, H_KV, D)[5 * PAGE + 2 : 5 * PAGE + 4]  # its first row is that of the first new key
+    inside = k_pages.view(-1, 1, H_KV, D)[5 * PAGE + 2 : 5 * PAGE + 4]  # its first row is the row of the first new key
     wanted = inside.clone()
     rb.append_paged(inside, inside, k_pages, v_pages, TABLE, LENGTHS)
     assert torch.equal(k_pages[5, 2], wanted[0, 0])

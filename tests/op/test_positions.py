@@ -1,4 +1,4 @@
-"""Positions on NumPy arrays: blocks have the whole's distances of alibi and the whole's pattern of dropout."""
+"""Positions on NumPy arrays: blocks have the alibi distances and the dropout pattern of the whole problem."""
 
 from itertools import product
 
@@ -101,7 +101,7 @@ def test_heads_of_later_batch_entries():
 
 
 def test_positions_beyond_32_bits_of_rows_and_at_the_end_of_the_largest_whole():
-    """Rows of neighbouring heads do not share a pattern, and the reference is that of fewer rows where it can be."""
+    """Rows of neighbouring heads do not share a pattern. Where possible, the reference is a call with fewer rows."""
     n = 2**31
     positions = Positions(np.arange(n - 5, n), np.arange(n - 9, n), n, n, heads=4)
     q, k = np.zeros((4, 5, 1), np.float32), np.zeros((4, 9, 1), np.float32)

@@ -51,7 +51,7 @@ def test_every_bound_lies_below_the_optimum(graph, red, rules):
     found = solve(graph, red, rules)
     assert found.optimal
     bounds = lower_bounds(graph, red, rules)
-    # The relaxation is left out where it would take long.
+    # The relaxation is left out if it would take long.
     assert METHODS[rules] - {"relaxation"} <= {bound.method for bound in bounds} <= METHODS[rules]
     assert all(0 <= bound.words <= found.cost for bound in bounds), (bounds, found.cost)
     assert lower_bound(graph, red, rules) == bounds[0]
@@ -80,7 +80,7 @@ def test_some_bounds_beat_the_compulsory_one():
 
 
 def test_the_spectral_bound_sees_an_expander():
-    """Edges of a random graph that lead anywhere cross every cut into phases."""
+    """Many edges of a random graph cross every cut into phases."""
     assert spectral(random_graph(1, nodes=1400, sources=20, in_degree=8), 9, Rules("one-shot"))[0] >= 15
 
 

@@ -1,4 +1,4 @@
-"""Games as files: what is written is read, and what is damaged is said with its line."""
+"""Games as files: round trips, and errors that name the damaged line."""
 
 import json
 

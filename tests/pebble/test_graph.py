@@ -1,4 +1,4 @@
-"""Graphs of the pebble game: what the constructors say they build, and what is no graph."""
+"""Graphs of the pebble game: the graphs that constructors build, and arguments that are no graph."""
 
 import numpy as np
 import pytest
@@ -52,13 +52,13 @@ def test_a_masked_graph_has_only_attended_pairs():
     graph = pebble.attention_graph(4, 1, mask=Mask.sliding_window(left=1, right=0))
     assert "p[2,1]" in graph.labels
     assert "p[2,0]" not in graph.labels
-    assert parents(graph, "o[0,0]") == {"o[0,0]+1", "p[0,0]"}  # the sum of one is itself
+    assert parents(graph, "o[0,0]") == {"o[0,0]+1", "p[0,0]"}  # a sum of one term is the term itself
     nobody = pebble.attention_graph(2, 1, mask=Mask.blocks(np.array([[1, 0], [0, 0]], bool), 1))
     assert [label for label in nobody.labels if label.startswith("o[1")] == []
 
 
 def test_the_backward_graph_is_the_gradient():
-    """Each node's value from its parents', against the float64 reference, is more than labels: here its shape."""
+    """The parents of a few nodes, and the sinks, are those of the gradient's formulas."""
     graph = pebble.attention_backward_graph(2, 2)
     assert parents(graph, "ds[0,1]") == {"p[0,1]", "dp[0,1]", "delta[0]"}
     assert parents(graph, "p[0,1]") == {"s[0,1]+1", "q[0,1]", "k[1,1]", "lse[0]"}

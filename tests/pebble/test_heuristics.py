@@ -30,7 +30,8 @@ def test_never_dearer_than_the_naive_game(graph, more):
     assert heuristic(graph, red, tries=0).cost <= check(graph, naive_game(graph), red).cost
 
 
-OPTIMA = [  # docs/lab/theory.md and arXiv 2506.10854: graph, rules, and the cost for each red from the least on
+# From docs/lab/theory.md and arXiv 2506.10854: graph, rules, and the costs for increasing numbers of red pebbles.
+OPTIMA = [
     (pebble.fft_graph(4), "red-blue", [14, 11, 9, 8]),
     (pebble.fft_graph(4), "partial", [19, 12, 10]),
     (pebble.tree_graph(2, 2), "red-blue", [7, 5]),
@@ -57,7 +58,7 @@ def test_orders_hold_every_node_once_after_its_parents(graph):
 
 
 def test_a_product_is_tiled():
-    """2 m n k / sqrt(M) words at best, and what the small tiles that fit beside their operands lose."""
+    """2 m n k / sqrt(M) words at best; small tiles, which must leave space for their operands, move more."""
     found = heuristic(pebble.matmul_graph(12, 12, 12), red=60, tries=0)
     assert found.order.startswith("tiles of 6 x 6")
     assert found.cost < 1.15 * (2 * 12**3 / 6 + 144)
@@ -73,7 +74,7 @@ def test_attention_is_scheduled_as_the_schedules_do_it():
 
 def test_large_graphs():
     graph = pebble.fft_graph(256)
-    found = heuristic(graph, 18)  # 16 points, and the two of a butterfly
+    found = heuristic(graph, 18)  # 16 points, and two for a butterfly
     assert found.order.startswith("bands of 4 levels, by what they load")
     assert found.cost <= 2 * 2 * 256  # two bands, each of which reads and writes everything
 

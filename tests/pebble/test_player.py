@@ -1,4 +1,4 @@
-"""The page that plays a game: it holds the game, nothing that it needs is elsewhere, and its picture is drawn apart."""
+"""The page that plays a game: it contains the game and everything else that it needs; its picture is separate."""
 
 import json
 import re
@@ -94,7 +94,7 @@ def test_a_strip_shows_the_game_from_its_first_words_to_its_end():
 
 
 def test_states_are_those_of_the_rules():
-    """After all moves: inputs and outputs blue, nothing red; slid pebbles and out-of-date words gone."""
+    """After all moves, inputs and outputs are blue, nothing is red, and slid pebbles and outdated words are gone."""
     last = _states(GRAPH, FOUND.moves, Rules(), [len(FOUND.moves)])[0]
     assert [v for v, have in enumerate(last) if have == 2] == sorted([*GRAPH.sources.tolist(), *GRAPH.sinks.tolist()])
     slid = [(0, 0), (2, 1, 0)]

@@ -1,4 +1,4 @@
-"""The referee: the papers' rules, move by move, and the name of each rule that is broken."""
+"""The referee: the papers' rules, move by move, and the name of each broken rule."""
 
 import time
 
@@ -45,7 +45,7 @@ def test_costs_and_weights():
 @examples(100)
 @given(data=st.data())
 def test_the_referee_is_the_rules(data):
-    """Random games of mostly legal moves: both stop at the same move, or agree on the end and the cost."""
+    """In random, mostly legal games, both implementations stop at the same move, or agree on end and cost."""
     graph = data.draw(graphs(most=7))
     rules = data.draw(rule_sets(graph))
     red = pebble.least_red(graph, rules) + data.draw(st.integers(0, 2))
@@ -95,7 +95,7 @@ def test_partial_computation_aggregates_parents_one_by_one():
     assert check(graph, moves, red, rules).cost == 3
 
 
-THREE = Rules(further=(Further(1),))  # levels, of which the middle one holds one word
+THREE = Rules(further=(Further(1),))  # three levels; the middle one holds one word
 BROKEN = [
     ("pebble", r"move 0 \(load x\[1\]\) .* x\[1\] has no blue pebble to load", (CHAIN, [(LOAD, 1)], 2)),
     ("pebble", "has no red pebble to store", (CHAIN, [(STORE, 0)], 2)),

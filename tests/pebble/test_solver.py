@@ -29,7 +29,7 @@ NAMES = ("red-blue", "one-shot", "partial")
 
 
 def optimum(graph, red, rules="red-blue"):
-    """The cost of a solution that is proved, and that the referee accepts at that cost."""
+    """The cost of a proved solution, which the referee must accept at that cost."""
     found = solve(graph, red, rules)
     assert found.optimal
     assert found.lower_bound == found.cost

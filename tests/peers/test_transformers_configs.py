@@ -1,7 +1,7 @@
-"""Against transformers: its own classes read the fixtures, and redblue reads its classes' defaults.
+"""redblue's reader of configs against transformers: on the recorded configs, and on the defaults of its classes.
 
-transformers is right about a config.json almost always; where its attributes do not say what its layers do, DEVIATIONS
-says why. It needs no torch to build a config.
+transformers is nearly always right about a config.json. DEVIATIONS lists, with reasons, the configs whose attributes do
+not describe their layers. Building a config does not need PyTorch.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from redblue.catalogue.models.kinds import KINDS, NO_SHAPE
 from redblue.masks import Mask
 from support.configs import CONFIGS, GOOD, fields_of
 
-PIN = "5.23.0"  # the version that the lists here and in redblue/catalogue/models/defaults.py were taken from
+PIN = "5.23.0"  # the version from which the lists here and in redblue/catalogue/models/defaults.py were taken
 if importlib.util.find_spec("transformers") is None:
     reason = f"CONFIGS ARE NOT CHECKED AGAINST TRANSFORMERS: pip install transformers=={PIN}"
     pytest.skip(reason, allow_module_level=True)
@@ -57,7 +57,7 @@ DEVIATIONS = {
     "sam3_geometry_encoder": "its layers are num_layers, which num_hidden_layers does not stand for",
     "sam3_lite_text_geometry_encoder": "its layers are num_layers, which num_hidden_layers does not stand for",
 }
-# Fixtures with a field of the model's own code that transformers' class drops or refuses.
+# Fixtures with a field of the model's own code that transformers' class drops or rejects.
 FIXTURE_DEVIATIONS = {
     "mimo_hybrid_pattern": "the class drops swa_num_key_value_heads: 8, not 4, in the sliding layers",
     "mpt_attn_config": "the class refuses grouped_query_attention",
@@ -67,7 +67,7 @@ FIXTURE_DEVIATIONS = {
 
 
 def theirs(config: Any) -> Counter:
-    """How many layers attend with which (heads, KV heads, head dimension, window), by the class's attributes."""
+    """The number of layers for each (heads, KV heads, head dimension, window), by the class's attributes."""
     found = Counter()
     count = getattr(config, "num_hidden_layers", 1)
     heads_of = getattr(config, "num_attention_heads_per_layer", None)
@@ -86,14 +86,14 @@ def theirs(config: Any) -> Counter:
 
 @cache
 def seen(mask: Mask) -> tuple[int | None, bool]:
-    """How many keys a query sees up to its own, None for all, and whether it sees later ones."""
+    """The number of keys up to its own that a query attends (None: all), and whether it attends later keys."""
     many = 200_000
     keys = int(mask.to_dense(many, 1).sum())
     return None if keys == many else keys, bool(mask.to_dense(1, many).sum() > 1)
 
 
 def ours(found: Model, stack: str = "") -> Counter:
-    """The same of what redblue read, for one of the stacks; each layer once."""
+    """The same counter for the model that redblue read, for one of the stacks, with each layer counted once."""
     layers = Counter()
     for entry in found:
         p = entry.problem
@@ -143,8 +143,8 @@ def test_the_version_is_the_one_that_the_lists_are_from():
 
 
 KNOWN = [name for name in GOOD if fields_of(name).get("model_type") in CONFIG_MAPPING_NAMES]
-AGREE_ALL_THE_SAME = {"falcon_no_groups"}  # of a model type in DEVIATIONS, in a layout that its reason is not about
-STACKS = {  # encoder-decoders: what get_text_config gives of each side
+AGREE_ALL_THE_SAME = {"falcon_no_groups"}  # configs of a model type in DEVIATIONS whose layout is not affected
+STACKS = {  # encoder-decoders: the stacks that get_text_config describes
     "bart": ("encoder", "decoder"),
     "encoder_and_decoder": ("decoder",),
     "moonshine_sides": ("encoder", "decoder"),
@@ -155,7 +155,7 @@ STACKS = {  # encoder-decoders: what get_text_config gives of each side
 
 
 def test_the_kinds_of_layers_are_those_of_transformers():
-    """An unknown kind is refused, so none that transformers allows or remaps may be missing."""
+    """redblue refuses unknown kinds, so no kind that transformers allows or remaps may be missing."""
     theirs = {*configuration_utils.ALLOWED_LAYER_TYPES, *configuration_utils._LEGACY_LAYER_TYPE_REMAP}
     assert theirs <= {*KINDS, *NO_SHAPE}
 
@@ -185,7 +185,7 @@ def test_fixtures_that_deviate_do(name):
     fields = fields_of(name)
     try:
         config = CONFIG_MAPPING[fields["model_type"]](**fields)
-    except Exception:  # "refuses"
+    except Exception:  # the class rejects it
         return
     assert ours(model(CONFIGS / f"{name}.json")) != theirs(config)
 
@@ -193,7 +193,7 @@ def test_fixtures_that_deviate_do(name):
 def test_class_defaults_agree_or_are_refused_by_name(defaults, read_defaults):
     counts = Counter(type(found).__name__ for found in read_defaults.values())
     assert counts["Model"] > 450
-    assert counts["Model"] + counts["RedblueError"] == len(defaults)  # nothing else was raised
+    assert counts["Model"] + counts["RedblueError"] == len(defaults)  # no other exception was raised
     wrong = []
     for kind, found in read_defaults.items():
         config = defaults[kind]
@@ -217,7 +217,7 @@ def test_latent_attention_has_both_parts_of_the_head(defaults, read_defaults):
         assert dims == {layer.qk_nope_head_dim + layer.qk_rope_head_dim}, kind
 
 
-# In transformers' list of causal language models, but one only if told so.
+# In transformers' list of causal language models, but causal only if the config says so.
 NOT_CAUSAL = {"bert-generation"}
 
 
@@ -238,7 +238,7 @@ def test_class_defaults_see_later_tokens_or_not(defaults, read_defaults):
 
 
 def test_a_field_left_out_is_taken_as_transformers_takes_it_or_asked_for(defaults, read_defaults, tmp_path):
-    """LEFT_OUT holds what a class fills in otherwise than redblue would."""
+    """LEFT_OUT lists fields that a class fills in differently than redblue would."""
     compared, wrong = 0, []
     for kind, found in read_defaults.items():
         fields = defaults[kind].to_dict()
@@ -251,7 +251,7 @@ def test_a_field_left_out_is_taken_as_transformers_takes_it_or_asked_for(default
                 continue
             try:
                 filled = type(defaults[kind]).from_dict(less).to_dict()
-            except Exception:  # transformers asks for it, too
+            except Exception:  # transformers requires it, too
                 continue
             whole = read(tmp_path, "filled", filled)
             if isinstance(whole, RedblueError) or ours(short) != ours(whole):

@@ -1,4 +1,4 @@
-"""Gathering: what it moves, where it is best, and that it is `flash` with one row at a time."""
+"""Gathering: its words, the masks for which it is best, and its equality with `flash` on single rows."""
 
 import numpy as np
 import pytest
@@ -11,12 +11,12 @@ MASK = Mask.sliding_window(3, 2) | Mask.global_tokens([4])
 
 
 def test_words_are_those_of_the_pairs():
-    """Forward q, o and lse once, k_j and v_j for each pair; backward each pass loads the other side for each pair."""
+    """Forward moves q, o and lse once, and k_j and v_j per pair. Backward, each pass loads the other side per pair."""
     n_q, n_k, d, d_v = 20, 17, 5, 3
     pairs = MASK.nnz(n_q, n_k)
     forward = count("gather", Problem(n_q, n_k, d, d_v, mask=MASK), words=100)
     assert (forward.reads, forward.writes) == (n_q * d + pairs * (d + d_v), n_q * (d_v + 1))
-    assert forward.flops == 2 * (d + d_v) * pairs  # no pair that does not attend
+    assert forward.flops == 2 * (d + d_v) * pairs  # attended pairs only
     backward = count("gather", Problem(n_q, n_k, d, d_v, mask=MASK, direction="backward"), words=100)
     rows = n_q * (d + 2 * d_v + 1) + pairs * (d + d_v)
     cols = n_k * (d + d_v) + pairs * (d + d_v + 2)

@@ -59,7 +59,7 @@ def test_the_reference_is_the_derivative_of_the_loss(mask):
 
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
 def test_the_reference_is_what_autograd_computes(mask):
-    """From the paper's own formula: D^-1 exp(A1 X A2^T / d) A3 Y, with 0 for a row that attends nothing."""
+    """Autograd of the paper's formula D^-1 exp(A1 X A2^T / d) A3 Y, with 0 for rows that attend nothing."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: the cross-check is left out")
     arrays, attends = sample(), mask.to_dense(7, 5)
     t = {name: torch.tensor(array, requires_grad=name == "x") for name, array in arrays.items()}
@@ -110,9 +110,9 @@ def test_which_schedule_is_best(x, name):
 
 
 def per_row(name, d, words):
-    """What grows with n alone, per row: for n that every edge divides, words are a n^2 + b n + c. This is b.
+    """The coefficient b if words are a n^2 + b n + c, which holds for every n that all edges divide.
 
-    The edges are those that fill a cache of so many words on a long problem.
+    The edges are chosen for a cache of `words` words and a long problem.
     """
     schedule = schedules.get(name)
     tiles = schedule.tiles(problem_of(1 << 22, d), words)
@@ -131,16 +131,16 @@ def per_row(name, d, words):
 
 @pytest.mark.parametrize(("blocks", "expected"), [(0.06, 6), (0.25, 6), (1, 6), (2, 8), (4, 8)])
 def test_the_term_n_d_cubed_over_m(blocks, expected):
-    """Per row 6 d^3 / M + 10 d + 2 words while X and Y fit, 8 d^3 / M + 8 d + 2 where they come in column blocks."""
+    """Per row 6 d^3 / M + 10 d + 2 words if X and Y fit; 8 d^3 / M + 8 d + 2 if they are loaded in column blocks."""
     d = 2048
-    words = int(d * d / blocks) + d + d // max(1, blocks)  # so many columns, one row of A1, its results
+    words = int(d * d / blocks) + d + d // max(1, blocks)  # a block of columns, one row of A1, its results
     rest = (10 if expected == 6 else 8) * d + 2
     assert (per_row(LARGE, d, words) - rest) * words / d**3 == pytest.approx(expected, rel=0.04)
 
 
 @pytest.mark.parametrize("x", [1, 2, 6])
 def test_the_term_n_d_squared_over_sqrt_m(x):
-    """Per row 6 d^2 / sqrt(M) + 7 d + 5 words, where tiles of side sqrt(M) divide d."""
+    """Per row 6 d^2 / sqrt(M) + 7 d + 5 words, if tiles of side sqrt(M) divide d."""
     d = 6144
     words = (d // x + 1) ** 2  # a square tile of that side, with its slices
     assert (per_row(SMALL, d, words) - 7 * d - 5) * math.sqrt(words) / d**2 == pytest.approx(6, rel=0.01)

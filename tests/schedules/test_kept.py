@@ -1,4 +1,4 @@
-"""Tiles that stay for the next block: counts by hand, each word once where all fits, and what plans gain."""
+"""Tiles that stay for the next block: counts by hand, compulsory traffic if all fits, and the gain of plans."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ bands = st.builds(
 
 
 def loaded(pairs, rows, cols, keep):
-    """Columns that are loaded, with the blocks of the last row block in a plain list."""
+    """The columns that are loaded, computed with a plain list of the last row block's column blocks."""
     attends, kept, total = pairs.dense(range(pairs.n_rows), range(pairs.n_cols)), set(), 0
     limit, blocks = -(-keep // cols), -(-pairs.n_cols // cols)
     for start in range(0, pairs.n_rows, rows):
@@ -40,7 +40,7 @@ def test_columns_loaded_under_a_band_are_those_of_a_list(pairs, rows, cols, keep
     pairs = pairs.T if flip else pairs
     expected = loaded(pairs, rows, cols, keep)
     assert loaded_cols(pairs, rows, cols, keep) == expected
-    edges = np.array([1, rows, 2 * rows]), np.array([keep, 1, cols])  # the search gives arrays
+    edges = np.array([1, rows, 2 * rows]), np.array([keep, 1, cols])  # the search passes arrays
     assert loaded_cols(pairs, edges[0], cols, edges[1])[0] == loaded(pairs, 1, cols, keep)
     assert loaded_cols(pairs, edges[0], cols, edges[1])[2] == loaded(pairs, 2 * rows, cols, cols)
 
@@ -69,7 +69,7 @@ def test_a_list_of_too_many_blocks_is_refused():
 @pytest.mark.parametrize(("n_q", "n_k", "d", "d_v"), [(300, 40, 8, 8), (40, 300, 8, 8), (97, 61, 5, 9)])
 @pytest.mark.parametrize("mask", [Mask.full(), Mask.causal("bottom-right")], ids=repr)
 def test_a_cache_that_holds_all_keys_moves_each_word_once(n_q, n_k, d, d_v, mask):
-    """Theorem 0 is reached: backward exactly, forward apart from the log-sum-exp, which is stored."""
+    """The counts reach the bound of Theorem 0: backward exactly, forward except for storing the log-sum-exp."""
     everything = {"rows": 1, "cols": 1, "keep": n_k}
     forward = Problem(n_q, n_k, d, d_v, mask=mask)
     assert count("flash_kept", forward, tiles=everything).words == n_q * (d + d_v + 1) + n_k * (d + d_v)
@@ -91,13 +91,13 @@ def test_under_a_window_each_key_is_loaded_once_if_a_block_and_its_window_fit():
 
 @pytest.mark.parametrize(("words", "times"), [(524_417, 1.19), (540_149, 1.49)])
 def test_two_blocks_move_fewer_words(words, times):
-    """All keys fit, but for the words of one row; with 3 % more words they do."""
+    """All keys fit, except for the words of one row; with 3 % more words, these fit as well."""
     problem = Problem(4096, 4096, 64)
     assert count("flash", problem, words=words).words >= times * count("flash_kept", problem, words=words).words
 
 
 def two_level(words):
-    """A machine whose software fills a memory of so many 16-bit words."""
+    """A machine with a software-managed memory of `words` 16-bit words."""
     levels = Level("scratchpad", 2 * words, 1, 1e12), Level("DRAM", None, 1, 1e9)
     return Memory("toy", "toy", "cpu", levels, {"float16": 1e12}, 1)
 

@@ -1,4 +1,4 @@
-"""Schedules, counts and bounds take every mask: closed form = count, results = float64, no bound above a count."""
+"""Schedules, counts and bounds on every mask: closed form = count, results = float64, no bound above a count."""
 
 import contextlib
 
@@ -55,7 +55,7 @@ def test_planned_tiles_fit_and_no_bound_lies_above(schedule, direction, data):
 
 
 def test_masks_that_say_the_same_count_the_same():
-    """A window and documents, by rule, as a graph and as a dense array."""
+    """A window and documents as a rule, as a graph and as a dense array."""
     mask = Mask.sliding_window(9, 3) & Mask.documents([20, 0, 13, 31])
     graph, dense = Mask.from_csr(*mask.to_csr(), n_k=64), Mask.from_dense(mask.to_dense())
     for name in ("flash", "small_cache", "hybrid"):

@@ -1,4 +1,4 @@
-"""Network schedules: real results on arrays, counts equal to closed forms, only needed rows on their way."""
+"""Network schedules: correct results, counts equal to closed forms, and transfers of needed rows only."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_closed_forms_equal_counts(processes, placement):
 
 
 def test_leading_terms():
-    """A process's words, by the formulas of the papers: ring (P - 1) / P n (d + d_v), mesh about 4 n d / sqrt P."""
+    """Words per process by the papers' formulas: ring (P - 1) / P n (d + d_v), mesh about 4 n d / sqrt(P)."""
     n, d, processes = 1 << 12, 64, 16
     large = Problem(n_q=n, n_k=n, d=d)
     ring, gathered = (network.layouts(name, large, processes)[0] for name in ("ring", "all_gather"))
@@ -97,7 +97,7 @@ def test_leading_terms():
 
 
 def test_only_needed_keys_are_sent():
-    """With a window, a contiguous process needs the keys just before its own; a ring passes others past it."""
+    """With a window and contiguous parts, a process needs only the keys just before its own; a ring sends more."""
     window = problem(Mask.sliding_window(2), n_q=40, n_k=40, heads=1, kv_heads=1, batch=1)
     gathered, ring = (network.layouts(name, window, 4)[0] for name in ("all_gather", "ring"))
     assert network.count(gathered).traffic.received.tolist() == [0, *[2 * (3 + 2)] * 3]

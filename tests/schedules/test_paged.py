@@ -1,4 +1,4 @@
-"""Paged attention as a schedule: its nodes, its numbers against float64, and its words by run, closed form and hand."""
+"""Paged attention as a schedule: nodes, results against float64, and words by run, by closed form and by hand."""
 
 import itertools
 import re
@@ -31,7 +31,7 @@ def figures(c):
 
 
 def common_keys(problem, a, b):
-    """The keys from the start that both sequences read from the same pages, in full pages, and attend fully."""
+    """The number of leading keys in full pages that both sequences read from the same pages and attend fully."""
     both = []
     for pages in itertools.count(1):
         keys = pages * problem.page
@@ -85,7 +85,7 @@ def test_prefixes_nest():
 def test_queries_and_windows_limit_what_is_shared():
     pages = [[0, 1, 2, 3, 4]] * 2
     chunk = PagedProblem([1, 20], [80, 80], 16, 8, table=pages)
-    assert shared_nodes(chunk, 16)[0] == Node(0, 48, (0, 1))  # the first query of the chunk stands at key 60
+    assert shared_nodes(chunk, 16)[0] == Node(0, 48, (0, 1))  # the first query of the chunk is at key 60
     last = PagedProblem([1, 1], [80, 80], 16, 8, table=pages)
     assert shared_nodes(last) == (Node(0, 80, (0, 1)),)
     for left, shared in ((79, True), (78, False)):
@@ -171,7 +171,10 @@ def test_one_word_less_than_the_peak_is_refused():
 
 
 def test_keys_are_found_through_the_loaded_table_alone():
-    """With pages moved and the loaded table changed alike, results are the same; with the table alone, they are not."""
+    """If pages move and the loaded table changes accordingly, results stay the same.
+
+    If only the table changes, they differ.
+    """
     problem = PagedProblem.of(Problem(2, 30, 4, 3, batch=3, heads=2, kv_heads=1), 4, 20).one_stream()
     arrays, expected = counts.example(problem)
     tiles = paged.schedule.make_tiles(problem, {"rows": 3, "cols": 5, "shared": 8, "piece": 9})
@@ -209,7 +212,7 @@ def test_a_run_is_a_pebble_game(v_in_k):
 
 
 def test_a_cache_that_holds_everything_reads_what_is_compulsory():
-    """A line is a word here. The entries of tables that are read are those of the first member of each node."""
+    """A line is a word here. Of the tables, only the entries of each node's first member are read."""
     problem = PagedProblem(
         [1, 1, 2], [11, 12, 9], 2, 3, 2, dtype="float64", table=[range(6), [0, 1, 2, 7, 8, 9], range(5)]
     )
@@ -236,7 +239,7 @@ def test_sharing_divides_the_words_of_a_prefix():
 
 
 def test_sharing_saves_nothing_if_a_block_holds_the_rows_of_one_sequence_only():
-    """128 query heads on one key head (MLA): in a small cache the plan shares nothing, in a large one it does."""
+    """With 128 query heads on one key head (MLA), the plan shares nothing in a small cache, but does in a large one."""
     latent = Problem(1, 8192, 576, 512, batch=16, heads=128, kv_heads=1, dtype="bfloat16")
     problem = PagedProblem.of(latent, 16, 4096, v_in_k=True)
     small, large = (count("paged", problem, words=words) for words in (48 * 1024, 10**6))

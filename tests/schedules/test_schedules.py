@@ -55,7 +55,7 @@ def test_planned_tiles_run_within_their_capacity(schedule, direction, data):
     except TooFewWords:
         return
     assert closed.peak <= words
-    ran = counts.run(schedule.name, problem, words=words)  # a run without CapacityError is the proof
+    ran = counts.run(schedule.name, problem, words=words)  # the run proves the count unless it raises CapacityError
     assert figures(ran) == figures(closed)
     assert counts.check(schedule.name, problem, words=words).error < 1e-10
 
@@ -83,7 +83,7 @@ def test_one_word_less_than_the_peak_is_refused(schedule, direction):
 
 @EVERY_PASS
 def test_what_drops_in_takes_and_gives_what_the_operator_does(schedule, direction):
-    """So whichever forward pass a plan chooses, any backward pass can follow."""
+    """Any backward pass can therefore follow any forward pass."""
     arrays = set(schedule.passes[direction].arrays)
     assert schedule.drop_in == (arrays == OPERATOR[direction])
 
@@ -101,7 +101,7 @@ def test_a_direction_without_a_pass_and_a_mask_that_is_not_taken_are_refused():
 
 
 def run_on(schedule, direction, magnitude):
-    """Outputs and expectations at tiles of 2, with the two factors of the scores scaled up."""
+    """Outputs and expected outputs with tiles of 2 and both factors of the scores scaled up."""
     mask = Mask.full() if schedule.full_only else Mask.causal()
     problem = Problem(6, 8, 4, 3, dtype="float64", mask=mask, direction=direction)
     arrays, _ = counts.example(problem, seed=1)
@@ -130,7 +130,7 @@ def test_scores_that_overflow_a_naive_exponential(schedule, direction):
 
 @SAFE_PASSES
 def test_any_finite_scores_give_finite_results(schedule, direction):
-    """Scores of 1e200, whose rounding alone is far beyond what exp can take."""
+    """Scores of 1e200, whose rounding errors alone exceed the range of exp."""
     outputs, _ = run_on(schedule, direction, magnitude=1e100)
     assert all(np.isfinite(got).all() for got in outputs.values())
 
@@ -144,7 +144,7 @@ def test_the_comparison_helper_can_fail():
 
 
 def test_a_broken_schedule_is_found():
-    """A schedule that frees its values too early, or forgets to rescale, does not pass."""
+    """A schedule that frees its values too early or does not rescale is refused."""
     flash = schedules.get("flash")
 
     def with_forward(run):
@@ -219,7 +219,7 @@ def test_runs_that_would_not_end_are_refused(monkeypatch):
     [("flash", "backward", ("rows", "cols")), ("gradient_x", "gradient_x", ("rows", "cols"))],
 )
 def test_runs_are_given_up_whichever_phase_takes_the_moves(schedule, direction, large, monkeypatch):
-    """Tiles of scores are few here; those of dK and dV, or of the gradient, are not."""
+    """There are few tiles of scores here, but many of dK and dV, or of the gradient."""
     problem, tiles = Problem(64, 64, 8, direction=direction), dict.fromkeys(large, 64)
     monkeypatch.setattr(counts, "MAX_MOVES", 10_000)
     with pytest.raises(RedblueError, match=r"more than 10,000 moves.* closed form counts the same at once"):

@@ -9,12 +9,12 @@ from redblue.lab.sweep_family import TABLE, fewest, pairs_read
 from redblue.machine import Numeric
 from redblue.schedules.flash1 import printed_tiles
 
-LARGE = 1 << 23  # n and d at which the leading order is nearly all there is
+LARGE = 1 << 23  # n and d so large that lower-order terms are negligible
 WIDE = 2048
 
 
 def per_pair(schedule, x, direction="forward", n=LARGE, d=WIDE, **edges):
-    """Words per pair at d / sqrt(M) = x: with the best tiles, or with those given."""
+    """Words per pair at d / sqrt(M) = x, with the best tiles or with given edges."""
     problem, words = Problem(n, n, d, direction=direction), int((d / x) ** 2)
     return count(schedule, problem, **({"tiles": edges} if edges else {"words": words})).words / n**2
 
@@ -29,7 +29,7 @@ def test_flash_forward_line_count(rows, words):
 
 
 def test_standard_line_counts():
-    """4 n d + 4 n^2 forward, 8 n d + 7 n^2 backward, where every operand is read once."""
+    """4 n d + 4 n^2 forward, 8 n d + 7 n^2 backward, if every operand is read once."""
     assert count("standard", Problem(32, 32, 4), words=10**5).words == 4608
     assert count("standard", Problem(32, 32, 4, direction="backward"), words=10**5).words == 8 * 128 + 7 * 1024
 
@@ -50,13 +50,13 @@ def test_flash1_line_counts_at_any_size(n, d, cols):
 
 @pytest.mark.parametrize(("side", "n", "d"), [(4, 32, 8), (3, 9, 3), (5, 35, 20), (1, 6, 2)])
 def test_saha_ye_line_count(side, n, d):
-    """8 n^2 d / sqrt(M) + n^2 + n d + 2 n for M = 4 B^2, exactly where B divides n and d."""
+    """8 n^2 d / sqrt(M) + n^2 + n d + 2 n for M = 4 B^2, exact if B divides n and d."""
     words = count("saha_ye", Problem(n, n, d), words=4 * side**2).words
     assert words == 8 * n * n * d // (2 * side) + n * n + n * d + 2 * n
 
 
 def test_saha_ye_reads_a_whole_times_where_its_side_does_not_divide_d():
-    """The printed count has A read d / B times; it is read once for each of the ceil(d / B) column blocks of O."""
+    """In the printed count, A is read d / B times; in fact, once for each of the ceil(d / B) column blocks of O."""
     n, d, side = 32, 6, 4
     words = count("saha_ye", Problem(n, n, d), tiles={"side": side}).words
     assert words == 3 * n * n * d // side + n * n * 2 + n * n + n * d + 2 * n
@@ -65,8 +65,8 @@ def test_saha_ye_reads_a_whole_times_where_its_side_does_not_divide_d():
 def test_published_totals_of_gpt2_medium():
     """Forward and backward of one layer in 16 bit (n 1024, d 64, 16 heads, batch 64), line by line.
 
-    25.2 GB standard (where every operand is read once) and 4.61 GB FlashAttention-1 with B_c = 384; the paper prints
-    40.3 and 4.4 GB as measured.
+    25.2 GB for standard (every operand read once) and 4.61 GB for FlashAttention-1 with B_c = 384. The paper's measured
+    values are 40.3 and 4.4 GB.
     """
     layer = [Problem(1024, 1024, 64, heads=16, batch=64, direction=x) for x in ("forward", "backward")]
     standard = sum(count("standard", p, words=2**22).words * p.bytes_per_word for p in layer)
@@ -96,7 +96,7 @@ def test_large_cache_constants(name, x):
 @pytest.mark.parametrize("mask", [Mask.full(), Mask.causal()], ids=str)
 @pytest.mark.parametrize(("cluster", "rows"), [(2, 16), (4, 8), (3, 7)])
 def test_a_cluster_moves_the_words_of_one_block_with_all_its_rows(mask, cluster, rows):
-    """The copies take memory: c max(d, d_v) words for each block but the first."""
+    """Copies take memory: c max(d, d_v) words for each block except the first."""
     problem, cols = Problem(200, 90, 8, 12, mask=mask), 5
     shared = count("flash_cluster", problem, tiles={"rows": rows, "cols": cols, "cluster": cluster})
     one = count("flash", problem, tiles={"rows": rows * cluster, "cols": cols})
@@ -106,7 +106,7 @@ def test_a_cluster_moves_the_words_of_one_block_with_all_its_rows(mask, cluster,
 
 @pytest.mark.parametrize("x", [0.1, 0.5, 1, 2])
 def test_flash1_constants_with_the_printed_sizes(x):
-    """12 x^2 and 20 x^2, in more words than M: the printed sizes leave no room for the score tile."""
+    """12 x^2 and 20 x^2, with more words than M, because the printed sizes leave no space for the tile of scores."""
     words = int((WIDE / x) ** 2)
     for direction, constant in (("forward", 12), ("backward", 20)):
         problem = Problem(LARGE, LARGE, WIDE, direction=direction)
@@ -118,14 +118,14 @@ def test_flash1_constants_with_the_printed_sizes(x):
 
 @pytest.mark.parametrize("x", [0.1, 0.2, 0.3])
 def test_flash1_constants_with_sizes_that_fit(x):
-    """Forward the printed sizes fit after all where M > 8 d^2; backward B_c must shrink to (M - 4 d^2) / 5 d."""
+    """Forward, the printed sizes do fit if M > 8 d^2. Backward, B_c must shrink to (M - 4 d^2) / 5 d."""
     assert per_pair("flash1", x) == pytest.approx(12 * x**2, rel=0.02)
     assert per_pair("flash1", x, "backward") == pytest.approx(25 * x**2 / (1 - 4 * x**2), rel=0.02)
 
 
 @pytest.mark.parametrize("x", [0.5, 1, 2, 4])
 def test_saha_ye_moves_twice_what_small_cache_does(x):
-    assert per_pair("saha_ye", x) == pytest.approx(8 * x + 1, rel=0.01)  # where M / 4 is the square of a divisor of d
+    assert per_pair("saha_ye", x) == pytest.approx(8 * x + 1, rel=0.01)  # if M / 4 is the square of a divisor of d
 
 
 FORWARD, BACKWARD = TABLE["forward"], TABLE["backward"]
@@ -140,7 +140,7 @@ def test_every_constant_of_the_table(x):
 
 
 def test_a_product_over_pairs_reads_them_a_whole_number_of_times():
-    """At x = sqrt(2) that is 3 words per pair, not 2 x = 2.83: hybrid moves 6 words, and 15 backward."""
+    """At x = sqrt(2) these are 3 words per pair, not 2 x = 2.83. hybrid moves 6 words forward and 15 backward."""
     assert pairs_read(2**0.5) == pytest.approx(3)
     for name, direction, words in (
         ("hybrid", "forward", 6),
@@ -160,7 +160,7 @@ def test_flash_keeps_four_more_words_per_row_than_its_queries_and_outputs(d):
 
 @pytest.mark.parametrize("x", [*np.geomspace(0.05, 6, 40), 2**0.5, 1.5**0.5, 1, 2])
 def test_no_schedule_of_the_family_moves_fewer_words(x):
-    """Every order of sweeps in which rows, keys, tiles of pairs or tiles of outputs stay."""
+    """The family has every order of sweeps in which rows, keys, tiles of pairs or tiles of outputs stay."""
     for direction, forms in TABLE.items():
         words, _ = fewest(direction, x)
         assert words == pytest.approx(min(form(x) for form in forms.values()), rel=1e-9), direction
@@ -221,7 +221,7 @@ def test_causal_halves_every_leading_constant():
 
 @pytest.mark.parametrize(("chunk", "more"), [(64, 0), (100, 0), (32, 1), (16, 3), (24, 2)])
 def test_chunks_of_queries_cost_their_accumulated_gradients(chunk, more):
-    """Each chunk but the first reads and writes dK and dV once more; `hybrid` reads V again, too."""
+    """Each chunk except the first reads and writes dK and dV once more; `hybrid` also reads V again."""
     problem, tiles = Problem(64, 40, 7, 5, direction="backward"), {"rows": 8, "cols": 16, "dq_rows": 4, "dk_rows": 9}
     for name, words in (("small_cache", 2 * 40 * (7 + 5)), ("hybrid", 2 * 40 * (7 + 5) + 40 * 5)):
         whole, cut = (count(name, problem, tiles=tiles | given) for given in ({}, {"chunk": chunk}))
@@ -232,7 +232,10 @@ def test_chunks_of_queries_cost_their_accumulated_gradients(chunk, more):
     ("mask", "walked"), [(Mask.full(), 4 * 64), (Mask.causal(), 8 * (1 + 1 + 2 + 2 + 3 + 3 + 4 + 4))]
 )
 def test_walks_of_spans_of_keys_cost_what_is_kept_for_each_row(mask, walked):
-    """Rows of all walks, 16 of 64 keys each: a row's log-sum-exp is written and read, or read; hybrid reads Q again."""
+    """There are 16 walks of 64 keys each.
+
+    Per walk and row, the log-sum-exp is written and read, or only read; hybrid reads Q again.
+    """
     forward, backward = (Problem(64, 64, 7, 5, mask=mask, direction=way) for way in ("forward", "backward"))
     edges = {"rows": 8, "cols": 8, "span": 16}
     for name, q in (("small_cache", 0), ("hybrid", 7)):
@@ -262,7 +265,7 @@ def test_heads_add_up_and_groups_share_their_keys():
 
 @pytest.mark.parametrize(("score", "correct"), [(0, True), (-700, True), (700, True), (709.9, False), (-760, False)])
 def test_saha_ye_overflows_as_its_docstring_says(score, correct):
-    """All scores alike: exp(709.78) is the largest float64 has, and exp(-746) is 0."""
+    """All scores are equal. exp(709.78) is the largest finite float64, and exp(-746) is 0."""
     problem = Problem(3, 4, 4, 2, dtype="float64")
     arrays, _ = counts.example(problem)
     arrays["q"], arrays["k"] = np.full((3, 4), float(score)), np.full((4, 4), 0.5)  # 4 products, halved by 1 / sqrt(4)
@@ -280,7 +283,7 @@ def test_the_scores_beyond_which_an_exponential_overflows(dtype, limit):
 
 @pytest.mark.parametrize(("mask", "walked"), [(Mask.full(), 4 * 64), (Mask.causal(), 16 + 32 + 48 + 64)])
 def test_spans_of_flash_cost_queries_and_partial_results(mask, walked):
-    """Each walk reads its queries, and writes an output and a log-sum-exp that are read once more."""
+    """Each walk reads its queries, and writes an output and a log-sum-exp, which are read once."""
     problem, edges = Problem(64, 64, 8, 12, mask=mask), {"rows": 16, "cols": 8}
     whole, cut = (count("flash", problem, tiles=edges | {"span": span}) for span in (64, 16))
     assert cut.reads - whole.reads == (walked - 64) * 8 + walked * 13

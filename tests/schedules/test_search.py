@@ -1,4 +1,4 @@
-"""The search finds the fewest words: held against trying every tile."""
+"""The search finds the fewest words: compared with trying every tile."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from redblue.base.integers import ceil_div
 from support.examples import examples, thorough
 from support.spaces import PASSES, covered
 
-PRINTED = ("flash1", "saha_ye")  # their papers say which tiles, not which are best
+PRINTED = ("flash1", "saha_ye")  # tiles are fixed by their papers, not searched
 ATTENTION = [p for p in PASSES if p.values[1] != "gradient_x"]
 EVERY_PASS = pytest.mark.parametrize(("schedule", "direction"), ATTENTION)
 SEARCHED = pytest.mark.parametrize(("schedule", "direction"), [p for p in ATTENTION if p.values[0].name not in PRINTED])
@@ -20,7 +20,7 @@ SEARCHED = pytest.mark.parametrize(("schedule", "direction"), [p for p in ATTENT
 def phases(schedule, edges):
     """Groups of edges whose words add up independently of the other groups'."""
     if schedule.name in ("hybrid", "small_cache") and "out_rows" in edges:
-        return [[e for e in edges if e not in ("depth", "span")]]  # one phase reads what depends on the other's tile
+        return [[e for e in edges if e not in ("depth", "span")]]  # phases depend on each other's tiles
     if "keep" in edges:
         return [edges]
     pairs = [("rows", "cols"), ("out_rows", "out_cols"), ("dkv_rows", "dkv_cols"), ("softmax_cols",)]
@@ -136,7 +136,7 @@ def test_more_cache_never_costs_more_words(schedule, direction, mask):
 @pytest.mark.parametrize("mask", [Mask.full(), Mask.causal(), Mask.sliding_window(1000)], ids=repr)
 @pytest.mark.parametrize("n", [10**9, 2**50])
 def test_any_length_is_searched_and_counted(schedule, direction, mask, n):
-    """Words per attended pair do not depend on the length, but for its ends."""
+    """Words per attended pair do not depend on the length, except for effects of the ends."""
     if not mask.is_full and (schedule.full_only or schedule.name == "standard"):
         return  # `standard` moves all n^2 probabilities, whatever the window
     short, long = (Problem(x, x, 64, heads=2, kv_heads=1, mask=mask, direction=direction) for x in (2**21, n))

@@ -1,4 +1,4 @@
-"""Approximate attention by Taylor features: its definition, its closed form, its error, and that nothing takes it."""
+"""Approximate attention by Taylor features: definition, closed form, error, and that plans never choose it."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_a_run_equals_the_definition_and_the_closed_form(degree, sizes, edges):
 
 
 def test_words_are_linear_in_n_where_the_sums_fit():
-    """Then every word is moved once: the bound for approximations, and the log-sum-exps."""
+    """Every word is then moved once: the bound for approximations, plus the log-sum-exps."""
     for n in (1 << 10, 1 << 20):
         problem = rb.Problem(n, n, 8)
         moved = rb.count("taylor_2", problem, words=4096)
@@ -50,7 +50,7 @@ def test_words_are_linear_in_n_where_the_sums_fit():
 
 
 def test_beyond_the_cache_features_cost_what_keys_cost():
-    """4 n r d^2 / M words at leading order: as flash on r keys."""
+    """4 n r d^2 / M words at leading order, as for flash on r keys."""
     n, d, words = 1 << 22, 64, 1 << 18
     moved = rb.count("taylor_4", rb.Problem(n, n, d), words=words).words
     assert moved == pytest.approx(4 * n * rank(d, 4) * d**2 / words, rel=0.05)

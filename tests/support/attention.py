@@ -33,12 +33,12 @@ DTYPES = {
 
 
 def keys_seen(mask: rb.Mask | None, n_q: int, n_k: int) -> int:
-    """Count the keys up to the last attended one: a spilling GPU kernel gets only these keys of a band."""
+    """Count the keys up to the last attended key: a spilling GPU kernel gets only these keys of a band."""
     return n_k if mask is None else 1 + int(np.flatnonzero(mask.to_dense(n_q, n_k).any(0))[-1])
 
 
-# Names instead of rows: nanobind reports a row that outlives the interpreter as a leak. REDBLUE_ISA names one row
-# for all tests, which may be an emulated one.
+# Names instead of rows, because nanobind reports a row that outlives the interpreter as a leak. REDBLUE_ISA selects one
+# row for all tests, possibly an emulated one.
 ONLY = os.environ.get("REDBLUE_ISA")
 ROWS = [
     pytest.param(
@@ -62,7 +62,7 @@ LAYOUTS = (
 def drawn(count: int = 100) -> Any:
     """Return `examples` for tests with the fixture `isa`, which stays the same for all of a test's examples.
 
-    A function, since conftest.py imports this module before pytest loads the profile that --hypothesis-profile names.
+    A function, because conftest.py imports this module before pytest loads the profile of --hypothesis-profile.
     """
     return examples(count, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -218,7 +218,7 @@ def unfused(case: Case, dlse: np.ndarray | None = None) -> dict[str, np.ndarray]
 
 
 def floors(case: Case, dlse: np.ndarray | None = None) -> dict[str, float]:
-    """Bound the errors that a correct kernel may have where the unfused expression happens to be exact.
+    """Bound the errors that a correct kernel may have even if the unfused expression happens to be exact.
 
     A result is a sum of products. Each product has a rounding error of the type (in 16 bits, P and dS are rounded too)
     and the error of an exponential, which is the error of its argument: the largest score times the epsilon of sums.

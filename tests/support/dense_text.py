@@ -1,4 +1,4 @@
-"""The texts of examples/byte_model.py, from dense attention in float64: one pass over all positions, no cache."""
+"""The texts of examples/byte_model.py, computed by dense attention in float64, without cache."""
 
 import copy
 
@@ -8,7 +8,7 @@ TOLERANCE = 1e-3  # of a logit; their standard deviation is about 1
 
 
 def dense_attention(_layer, q, k, v):
-    """Causal attention of (n, heads, d), in NumPy alone."""
+    """Causal attention of (n, heads, d), with NumPy only."""
     n, heads, d = q.shape
     k, v = (np.repeat(x, heads // x.shape[1], axis=1) for x in (k, v))
     scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(d)

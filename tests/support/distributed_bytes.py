@@ -1,4 +1,4 @@
-"""What a process of a network schedule hands to torch.distributed, counted there, for tests."""
+"""Counts the bytes that a process of a network schedule passes to torch.distributed, for tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MASKS = {
 
 @contextmanager
 def counted():
-    """Count bytes and words that are handed to torch.distributed: {"isend" | "irecv": [bytes, words]}."""
+    """Count the bytes and words that are passed to torch.distributed: {"isend" | "irecv": [bytes, words]}."""
     right, found = dist.batch_isend_irecv, {"isend": [0, 0], "irecv": [0, 0]}
 
     def counting(operations):
@@ -46,7 +46,7 @@ def counted():
 
 
 def check(schedule, mask_name, kv_heads, placement):
-    """On each grid of a schedule, forward and backward: what this process sends and receives is what was counted."""
+    """On each grid of a schedule, in both passes, this process sends and receives the counted bytes."""
     size, rank = dist.get_world_size(), dist.get_rank()
     problem = Problem(
         n_q=N, n_k=N, d=D, d_v=D_V, heads=HEADS, kv_heads=kv_heads, dtype="bfloat16", mask=MASKS[mask_name]

@@ -30,7 +30,7 @@ def whole(kv_heads, dtype=torch.float64, n=N):
 
 
 def options_named(names, placement):
-    """Two sets of options: those of one process, and those of this process of several."""
+    """Two sets of options: for a single process, and for this process of several."""
     generator = torch.Generator().manual_seed(1)
     values = {
         "scale": 0.3,
@@ -71,7 +71,7 @@ def compare(schedule, placement, mask_name, kv_heads=HEADS, names=(), dtype=torc
     expected = [part(x) for x in (right[0], *right_gradients[:3])]
     if "bias" in names:
         expected.append(part(right_gradients[3]))
-    if "sinks" in names:  # each process has the part of its queries
+    if "sinks" in names:  # each process has the contribution of its queries
         gradients = (*gradients[:-1], all_sum(gradients[-1]))
         expected.append(right_gradients[-1])
     for got, wanted in zip((lse, out, *gradients), (part(right[1], -1), *expected), strict=True):
@@ -143,7 +143,7 @@ def dtensors():
 
 
 def drawn_seed():
-    """Without a seed, all processes use that of rank 0, and each call another one."""
+    """Without a seed, all processes use rank 0's seed, and each call a new one."""
     q, k, v, _, _ = whole(2)
     parts = [distributed.shard(x) for x in (q, k, v)]
     torch.manual_seed(dist.get_rank())
@@ -168,7 +168,7 @@ def repeated():
 
 
 def refusals():
-    """What is wrong in one process is an error in all of them, before anything moves."""
+    """A wrong argument in one process raises an error in all processes before anything is sent."""
     rank = dist.get_rank()
     q, k, v = (distributed.shard(x) for x in whole(2)[:3])
 
@@ -188,7 +188,7 @@ def refusals():
 
 
 def unusual_arguments():
-    """Two batch dimensions of masks, biases of fewer dimensions, more heads than key heads with masks of their own."""
+    """Two batch dimensions of masks, biases of fewer dimensions, and grouped heads with separate masks."""
     q, k, v, _, _ = whole(2)
     generator = np.random.default_rng(0)
     planes, of_heads = (rb.Mask.from_dense(generator.random((*lead, N, N)) < 0.3) for lead in ((2, 1), (HEADS,)))
@@ -214,7 +214,7 @@ def unusual_arguments():
 
 
 def autocast():
-    """Under autocast, outputs have its type, and gradients those of the inputs."""
+    """Under autocast, outputs have its type, and gradients the types of the inputs."""
     q, k, v = (distributed.shard(x).float().requires_grad_() for x in whole(2)[:3])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = distributed.attention(q, k, v)

@@ -72,7 +72,7 @@ def fail(victim, how, when, schedule="ring"):
                 call(backward=when == "backward", schedule=schedule)
         else:
             call(backward=when == "backward", schedule=schedule)
-            call()  # the first call is complete where it needs nothing from the process that failed
+            call()  # the first call is complete if it needs nothing from the failed process
     except distributed.ProcessFailed as error:
         return time.monotonic() - begin, error.rank
     return time.monotonic() - begin, None
@@ -147,7 +147,7 @@ def refusal(wrong):
 
 
 def few_tokens(n):
-    """Outputs and gradients of n tokens, of which some processes hold none, are those of one process."""
+    """Outputs and gradients of n tokens, of which some processes hold none, equal those of a single process."""
     generator = torch.Generator().manual_seed(0)
     whole = [torch.randn(2, 3, n, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)]
     right = rb.attention(*whole, mask=rb.Mask.causal())

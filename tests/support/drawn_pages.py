@@ -1,4 +1,4 @@
-"""Drawn calls on paged caches, and their results in float64, sequence by sequence."""
+"""Random calls on paged caches, and their results in float64, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOLE = 2**20  # an entry of a page table that must not be read
 
 @dataclass
 class Paged:
-    """A call: its tensors, its options, and where its keys lie."""
+    """A call: its tensors, its options, and the places of its keys."""
 
     q: torch.Tensor  # packed
     k: torch.Tensor
@@ -98,8 +98,11 @@ def draw(
     seed, lengths, queries, *, page=4, heads=(4, 2), widths=(24, 20), dtype=torch.float64, device="cpu", kind="normal",
     shared=0, options=()
 ):  # fmt: skip
-    """Draw a call. heads: of q, and of keys. widths: d and d_v. kind: the layout of the caches; "alias": v is a slice
-    of k. shared: pages that all sequences have in common. options: names of those to draw."""
+    """Draw a call. heads: of q, and of keys. widths: d and d_v.
+
+    kind: the layout of the caches; "alias": v is a slice of k. shared: pages that all sequences share. options: names
+    of the options to draw.
+    """
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     (n_heads, kv_heads), (d, d_v) = heads, widths

@@ -1,6 +1,6 @@
 """Extent of the tests: the number of examples of property tests, and the parameters left to `make test-thorough`.
 
-Every run but `make fuzz` draws the same examples. `make test` draws a third of those of the other runs.
+Every run except `make fuzz` draws the same examples. `make test` draws a third of them.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-EXAMPLES = 100  # of a property test that names no number
-# The profiles: how many examples each draws for those that a test names. pytest takes --hypothesis-profile=NAME.
+EXAMPLES = 100  # of a property test without a number of its own
+# The profiles, and the factor of each on a test's number of examples. pytest's option is --hypothesis-profile=NAME.
 TIMES = {"quick": 1 / 3, "repeatable": 1, "fuzz": 5}
 
 
 def register_profiles() -> None:
-    """Register the profiles `quick`, `repeatable` and `fuzz`; `repeatable` is in force unless pytest is told another.
+    """Register the profiles `quick`, `repeatable` and `fuzz`; `repeatable` is the default.
 
-    quick, repeatable: the examples follow from the test's source alone, so every machine draws the same ones.
-    fuzz: fresh examples in every run; a failure prints the line that repeats it.
+    quick, repeatable: the examples follow from the test's source alone, so every machine draws the same ones. fuzz: new
+    examples in every run; a failure prints the line that repeats it.
     """
     for name, times in TIMES.items():
-        fresh = name == "fuzz"  # said for each: CI derandomizes by default
+        fresh = name == "fuzz"  # set in each profile, because hypothesis derandomizes in CI by default
         count = round(times * EXAMPLES)
         settings.register_profile(name, max_examples=count, derandomize=not fresh, deadline=None, print_blob=fresh)
     settings.load_profile("repeatable")
@@ -30,7 +30,7 @@ def register_profiles() -> None:
 
 def examples(count: int, **more: Any) -> settings:
     """Return settings of a property test with `count` examples, times the factor of the profile in force."""
-    times = TIMES.get(settings.get_current_profile_name(), 1)  # hypothesis' own profile: in a process without conftest
+    times = TIMES.get(settings.get_current_profile_name(), 1)  # a process without conftest has hypothesis' own profile
     return settings(max_examples=max(2, round(times * count)), **more)
 
 

@@ -37,7 +37,7 @@ def tensors(
 
 
 def eager(q: Any, k: Any, v: Any, score_mod: Any = None, block_mask: Any = None, **options: Any) -> tuple[Any, Any]:
-    """PyTorch's own eager flex_attention, without gradients, where _FLEX_ATTENTION_DISABLE_COMPILE_DEBUG is set."""
+    """PyTorch's eager flex_attention, without gradients; it requires _FLEX_ATTENTION_DISABLE_COMPILE_DEBUG."""
     with torch.no_grad():
         q, k, v = (x.detach() for x in (q, k, v))
         aux = flex.AuxRequest(lse=True)
@@ -48,7 +48,7 @@ def eager(q: Any, k: Any, v: Any, score_mod: Any = None, block_mask: Any = None,
 def dense(
     q: Any, k: Any, v: Any, score_mod: Any = None, keeps: Any = None, scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output and the log-sum-exp by whole matrices of float64, with gradients. keeps: booleans per score."""
+    """The output and the log-sum-exp with gradients, by whole matrices in float64. keeps: a boolean per score."""
     q, k, v = (x.double() for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)

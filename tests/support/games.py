@@ -1,4 +1,4 @@
-"""A second, slow implementation of the pebble game's rules: move by move on sets, as the papers state them."""
+"""A second, slow implementation of the pebble game's rules, on sets of pebbles, as the papers state them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """A model of the Gluon operations that the Hopper kernel uses: it runs the kernel's own source on the CPU.
 
-Each partition of the warps is a thread; only one runs at a time. Whenever one meets a barrier, a copy or a product,
-the next is drawn at random. Copies by TMA arrive at random times. Products in flight read their operands when they are
-waited for. The model raises ModelError if all partitions wait for each other, if a copy overwrites a tile that products
-in flight read, or if a barrier gets more arrivals than it counts. Shared memory starts as NaN, so that the results show
-tiles that were read too early.
+Each partition of the warps is a thread; only one runs at a time. Whenever a partition reaches a barrier, a copy or a
+product, the next partition to run is drawn at random. Copies by TMA arrive at random times. A product in flight reads
+its operands when the kernel waits for it. The model raises ModelError if all partitions wait for each other, if a copy
+overwrites a tile that a product in flight reads, or if a barrier gets more arrivals than it expects. Shared memory
+starts as NaN, so that tiles that are read too early show in the results.
 """
 
 import ast
@@ -183,7 +183,7 @@ class Block:
             self._choose()
 
     def step(self, ready=lambda: True):
-        """Let others run, until this partition is drawn again and `ready` holds."""
+        """Let other partitions run until this partition is drawn again and `ready` holds."""
         with self.turn:
             me = self.running
             self.waiting[me] = ready
@@ -409,7 +409,7 @@ def run_kernel(source, name, grid, arguments, seed=0):
     tree.body.insert(0, ast.fix_missing_locations(future))
     code = compile(tree, name, "exec")
     grid = grid if isinstance(grid, tuple) else (grid,)
-    # One after the other, so that later ones find all work begun if it is shared out
+    # One block after another; if blocks share work dynamically, later blocks find that all work has begun
     for number, program in enumerate(itertools.product(*map(range, grid))):
         block = Block(program, grid, seed * math.prod(grid) + number)
         namespace = _namespace(block)

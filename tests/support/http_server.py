@@ -12,7 +12,7 @@ from byte_model import Model
 from paged_engine import Engine
 from serve import Server
 
-SECONDS = 60  # a limit against hanging, far above what anything takes
+SECONDS = 60  # a limit against hanging, far longer than any request takes
 
 
 class Running:
@@ -46,7 +46,7 @@ class Running:
             await self.leave.wait()
 
     def stop(self):
-        """Begin to stop; `thread` ends when the requests have."""
+        """Begin to stop; `thread` ends after all requests have ended."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self.loop.call_soon_threadsafe(self.leave.set)
 
@@ -55,11 +55,11 @@ class Running:
         assert self.begun.acquire(timeout=SECONDS)
 
     def let_one_go(self):
-        """End the step that is held; the next one is held."""
+        """End the held step; the next step is held."""
         self.permits.release()
 
     def let_go(self):
-        """End the step that is held, and hold no more."""
+        """End the held step, and hold no further steps."""
         self.held = False
         self.permits.release()
 
@@ -67,7 +67,7 @@ class Running:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
 
     def call(self, method, path, body=None):
-        """The status and the object of a response."""
+        """Send a request. Returns the status and the object of the response."""
         with contextlib.closing(self.connect()) as connection:
             connection.request(method, path, body)
             response = connection.getresponse()
@@ -89,12 +89,12 @@ class Running:
         return stats
 
     def wait_for(self, **wanted):
-        """The stats, once these entries have these values."""
+        """Wait until the stats have these values, and return them."""
         wait_until(lambda: wanted.items() <= self.stats().items())
         return self.stats()
 
     def wait_until_free(self):
-        """The stats, once no request is left; all pages must be free then."""
+        """Wait until no request is left, and return the stats. All pages must then be free."""
         stats = self.wait_for(running=0, waiting=0)
         assert stats["free_pages"] == stats["pages"]
         assert not any(self.engine.pages.references)

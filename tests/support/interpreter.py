@@ -2,7 +2,7 @@
 
 Triton replaces the functions of triton.language by interpreted ones before a launch, and again, without effect, before
 every call of one jitted function by another. Here each launch replaces them once. Triton also checks sums and products
-of whole numbers for overflow, but uses the result in debug mode only. Here it checks them in debug mode only.
+of whole numbers for overflow, but uses the result only in debug mode. Here it checks only in debug mode.
 """
 
 from __future__ import annotations

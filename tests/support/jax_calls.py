@@ -45,7 +45,7 @@ def with_gradients(inputs, dlse, options: dict[str, Any]) -> dict[str, Any]:
 def check(inputs, options: dict[str, Any], attends: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """Compare outputs and gradients with the float64 reference; return them as NumPy arrays, heads before rows.
 
-    attends: what the options that mask mean together, (batch, heads, queries, keys) or a shape that broadcasts to it.
+    attends: the pairs that all masking options together allow, in a shape that broadcasts to (batch, heads, n_q, n_k).
     """
     case = case_of(inputs, options, attends)
     sums = np.float64 if case.q.dtype == np.float64 else np.float32

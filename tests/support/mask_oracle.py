@@ -125,7 +125,7 @@ def dense(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
 
 @st.composite
 def drawn(draw: st.DrawFn, n_q: int, n_k: int) -> MaskAndDense:
-    """Random patterns. The dense array is the mask's own, so tests compare its tiles with its pairs."""
+    """Random patterns. The mask itself gives the dense array, so tests only compare its tiles with its pairs."""
     block, seed = (draw(st.integers(1, 5)), draw(st.integers(1, 5))), draw(st.integers(0, 9))
     numbers = draw(st.integers(0, 2)), draw(st.integers(0, 3))
     mask = draw(st.sampled_from([Mask.random_blocks(0.4, seed, block), Mask.bigbird(block, 3, *numbers, seed)]))

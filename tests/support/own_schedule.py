@@ -1,4 +1,4 @@
-"""A user's schedule for tests, small enough to break in every way: FlashAttention without its running maximum."""
+"""A user's schedule for tests, FlashAttention without its running maximum, which tests break in many ways."""
 
 from typing import Any, NamedTuple
 

@@ -12,7 +12,7 @@ import redblue as rb
 from redblue.lab import reference
 from support.attention import DTYPES, Case, check_close, floors, in_sums, laid, unfused
 
-GARBAGE = np.array([-1, -(2**31), 2**31 - 1, 10**9, 7])  # what tables may hold beyond the pages of a sequence
+GARBAGE = np.array([-1, -(2**31), 2**31 - 1, 10**9, 7])  # entries of tables beyond the pages of a sequence
 
 
 @dataclass
@@ -90,7 +90,7 @@ def bits(results: tuple[np.ndarray, ...]) -> list[bytes]:
 
 
 def walked(case: PagedCase, pages: np.ndarray, sequence: int) -> np.ndarray:
-    """The rows of a cache that a sequence's keys name, (H_kv, n_k, width), one key after another."""
+    """The rows of a cache for the keys of a sequence, (H_kv, n_k, width), looked up key by key."""
     page = pages.shape[1]
     rows = [pages[case.page_table[sequence, j // page], j % page] for j in range(case.lengths_k[sequence])]
     return np.stack(rows, 1) if rows else np.zeros((pages.shape[2], 0, pages.shape[3]), pages.dtype)
@@ -154,8 +154,8 @@ LAYOUTS = ("plain", "plain", "heads outside", "packed", "columns apart", "rows a
 def table_of(rng: np.random.Generator, lengths: np.ndarray, page: int, kind: str) -> tuple[np.ndarray, int]:
     """A table for these lengths, and the number of pages of its cache, some of which no sequence uses.
 
-    kind: "distinct"; "repeated": pages may occur several times; "shared": sequences share first pages, nested;
-    "common": all share some first pages.
+    kind: "distinct"; "repeated": pages may occur several times; "shared": sequences share leading pages, nested;
+    "common": all share some leading pages.
     """
     needed = -(-lengths // page)
     total = int(needed.sum())
@@ -170,7 +170,7 @@ def table_of(rng: np.random.Generator, lengths: np.ndarray, page: int, kind: str
         again = used & (rng.random(table.shape) < 0.3)
         table[again] = rng.choice(table[used], again.sum())
     if kind == "shared":
-        for b in range(1, len(lengths)):  # nested: each shares with some sequence before it
+        for b in range(1, len(lengths)):  # nested: each sequence shares pages with an earlier one
             other = int(rng.integers(b))
             most = int(min(lengths[b], lengths[other])) // page  # full pages
             shared = int(rng.integers(most + 1))
@@ -203,7 +203,7 @@ def caches(shape: tuple[int, ...], d_v: int, dtype: np.dtype, layout: str) -> tu
 
 
 def places(case: PagedCase) -> np.ndarray:
-    """Which rows of pages hold keys: (pages, page)."""
+    """Whether each row of each page holds a key: (pages, page)."""
     held = np.zeros(case.k_pages.shape[:2], bool)
     page = case.k_pages.shape[1]
     for b, length in enumerate(case.lengths_k):
@@ -247,7 +247,7 @@ def paged_cases(draw: st.DrawFn, most_keys: int = 100) -> PagedCase:
     starts = np.append(0, np.cumsum(counts)) if packed else None
     case = PagedCase(q, k_pages, v_pages, table, lengths, starts, layout=layout)
     held = places(case)
-    for cache in (k_pages, v_pages):  # an alias gets its values twice
+    for cache in (k_pages, v_pages):  # aliased values are written twice
         cache[held] = values(int(held.sum()), *cache.shape[2:])
     case.options = options = {}
     options["scale"] = draw(st.sampled_from([None, None, 0.3, -0.4]))
@@ -298,7 +298,7 @@ def drawn_bias(draw: st.DrawFn, rng: np.random.Generator, case: PagedCase, full:
 
 
 def common_pages(case: PagedCase) -> int:
-    """The number of full first pages that all sequences share."""
+    """The number of full leading pages that all sequences share."""
     if not len(case.lengths_k):
         return 0
     most = int(case.lengths_k.min()) // case.k_pages.shape[1]

@@ -1,4 +1,4 @@
-"""Random paged problems, and the words of paged attention by its rules, without the schedule's code."""
+"""Random paged problems, and the words of paged attention, counted without the schedule's code."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def attended(problem: PagedProblem, b: int, query: int) -> set[int]:
 def words_by_hand(problem: PagedProblem, nodes, rows: int, piece: int, few: int) -> tuple[int, int]:
     """Return the words read and written for these nodes, key by key.
 
-    For each node, key/value head, piece and block of rows: its queries, the keys that some of its rows attends, an
-    entry of the table for each page of these keys, and d_v + 1 or d_v + 2 words per row. A merge reads what was left
-    unfinished, and writes d_v + 1 words per row.
+    Each node, key/value head, piece and block of rows moves its queries, the keys that any of its rows attends, a table
+    entry per page of these keys, and d_v + 1 or d_v + 2 words per row. A merge reads unfinished results and writes d_v
+    + 1 words per row.
     """
     group, d_v = problem.heads // problem.kv_heads, problem.d_v
     per_key = problem.d + (0 if problem.v_in_k else d_v)

@@ -48,16 +48,19 @@ class Block(NamedTuple):
 
     @property
     def pattern(self) -> np.ndarray:
-        """Which probabilities the whole's dropout keeps."""
+        """Which probabilities the dropout of the whole problem keeps."""
         return kept((*LEAD, HEADS, N_Q, N_K), SHARE, SEED)[:, self.heads][:, :, self.queries[:, None], self.keys]
 
     @property
     def distances(self) -> np.ndarray:
-        """Alibi's distances in the whole."""
+        """The alibi distances in the whole problem."""
         return np.abs(np.arange(N_Q)[:, None] + N_K - N_Q - np.arange(N_K))[self.queries[:, None], self.keys]
 
     def expected(self, attends: np.ndarray | None = None, **more: Any) -> dict[str, np.ndarray]:
-        """Results and gradients in float64. The whole's pattern of dropout comes from a call without positions."""
+        """Results and gradients in float64.
+
+        The dropout pattern of the whole problem comes from a call without positions.
+        """
         *inputs, dout = self.arrays
         arguments = {
             "alibi": self.options["alibi"],

@@ -1,6 +1,6 @@
 """Processes of torch.distributed over gloo that run functions of test modules.
 
-One server imports what all of them need, once in a test session, and forks them.
+One server per test session imports all needed modules and forks the processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 
 def serve(rank: int, size: int, folder: str, store: str, timeout_seconds: float) -> None:
-    """The life of one process: run what comes, until None comes. store: a file's path, or a TCP port of rank 0."""
+    """The main loop of a process: run functions until None arrives. store: a file's path, or a TCP port of rank 0."""
     import torch
     import torch.distributed as dist
 
@@ -50,10 +50,10 @@ def serve(rank: int, size: int, folder: str, store: str, timeout_seconds: float)
 
 
 def fork_all() -> None:
-    """The life of the server: fork one process for each line, which holds the arguments of `serve`."""
+    """The main loop of the server: fork one process per input line, which holds the arguments of `serve`."""
     from support import distributed_calls  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that none becomes a zombie
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that no child becomes a zombie
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -100,7 +100,7 @@ class Processes:
     def finish(self, wait_seconds: float = 120.0, connections: Sequence[Any] | None = None) -> list[Any]:
         """(whether it succeeded, the result or (error type, message, traceback)) of each process; None: it died.
 
-        connections: of the processes that are waited for; None: of all.
+        connections: of the processes to wait for; None: all.
         """
         running = list(self.connections if connections is None else connections)
         results: dict[Any, Any] = dict.fromkeys(running, (False, ("Hung", "", "")))
@@ -115,7 +115,7 @@ class Processes:
         return list(results.values())
 
     def outcomes(self, function: Any, *arguments: Any, wait_seconds: float = 120.0) -> list[Any]:
-        """What `finish` returns for function(*arguments)."""
+        """Run function(*arguments), and return the result of `finish`."""
         self.start(function, *arguments)
         return self.finish(wait_seconds)
 
@@ -132,7 +132,7 @@ class Processes:
         return [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]
 
     def close(self) -> None:
-        """End all processes, those that are stopped too. Raises AssertionError if some do not end."""
+        """End all processes, also stopped ones. Raises AssertionError if some do not end."""
         for connection in self.connections:
             with suppress(OSError):  # its process died
                 connection.send(None)

@@ -1,12 +1,13 @@
 """One process of ring-flash-attn's and yunchang's attention over gloo on CPUs, checked against one process' attention.
 
-`python ring_worker.py RANK PROCESSES FILE CASE...` runs the cases named; FILE is where the processes meet. Each process
-computes the whole attention in float64, runs a package's function on its own part, and compares its part. The packages
-are not changed; where they need something that a CPU or a newer library lacks, a comment says what replaces it.
+`python ring_worker.py RANK PROCESSES FILE CASE...` runs the named cases; the processes find each other by FILE. Each
+process computes the whole attention in float64, runs a package's function on its own part, and compares its part. The
+packages are not changed; where they need something that a CPU or a newer library lacks, a comment says what replaces
+it.
 
 Inputs are float16 or bfloat16, the only types of flash-attn. With others, the packages' own gradients are wrong: in
-float32, `buffer.to(torch.float32)`, which they take for a copy, is the buffer itself, and the next step overwrites it;
-in float64, processes send each other different types. So the installed backward passes refuse these types.
+float32, they treat `buffer.to(torch.float32)` as a copy, but it is the buffer itself, which the next step overwrites;
+in float64, processes send each other different types. The installed backward passes therefore refuse these types.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def usp(kind: str):
         local = lambda x, d=degree, u=ulysses: yunchang.EXTRACT_FUNC_DICT[kind](  # noqa: E731
             x, *here(), rd=d, ud=u
         )
-        # with a ring, the basic kind rounds dQ to bfloat16
+        # in a ring, the kind "basic" rounds dQ to bfloat16
         dq = torch.bfloat16 if kind == "basic" else None
         for options in ({"causal": True}, {"causal": True, "softcap": 3.0}):
             run = lambda *x, run=layer, o=options: run(*x, **o)  # noqa: E731

@@ -14,7 +14,7 @@ from redblue.problem import DIRECTIONS
 from redblue.schedules import SCHEDULES
 from redblue.schedules.schedule import Schedule
 
-# Every schedule with each of its directions. Paged caches have problems of their own (tests/support/paged_problems.py).
+# Every schedule with each of its directions. Problems of paged caches are in tests/support/paged_problems.py.
 PASSES = [
     pytest.param(schedule, direction, id=f"{schedule.name}-{direction}")
     for schedule in SCHEDULES.values()

@@ -1,4 +1,4 @@
-"""Profiles of hypothesis: all but `fuzz` repeat their examples; it draws more, new ones and prints how to repeat."""
+"""Profiles of hypothesis: `fuzz` draws more, new examples and prints how to repeat them; others repeat theirs."""
 
 import pytest
 from hypothesis import settings

@@ -1,5 +1,4 @@
-"""What a worker process of the GPU benchmarks makes calls of, in a module that imports no PyTorch: such processes start
-quickly."""
+"""Functions that worker processes of the GPU benchmarks call, without PyTorch, so that processes start quickly."""
 
 import os
 import time
@@ -8,7 +7,7 @@ import redblue as rb
 
 
 class Made:
-    """Calls that end well, with a refusal, with a crash, and never."""
+    """Calls that succeed, are refused, crash, or never end."""
 
     def right(self, x):
         return x + 1

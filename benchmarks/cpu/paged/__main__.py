@@ -2,12 +2,12 @@
 
 Usage: python -m benchmarks.cpu.paged [--quick] [--only TEXT] [--check]
 
-Every row makes its caches once, compares all contenders with float64, and times them in turns; ratios are medians over
-the rounds. If redblue is wrong, no number is printed. The peers are transformers' paged|sdpa, a gather with PyTorch's
-SDPA, and, in processes of their own, vLLM's CPU op and zentorch's SDPA. All of them, and the measured reads, are on
-huge pages of the system (THP_MEM_ALLOC_ENABLE=0 leaves the caches on small ones). A whole run takes about twelve
-minutes on two cores. It writes docs/results/paged.json after every row, and paged.svg at the end. Ctrl-C ends the run;
---resume continues it, and keeps the rows that the same core measured on this machine.
+Every row makes its caches once, compares all contenders with float64, and times them in alternation; ratios are medians
+over the rounds. If redblue is wrong, no number is printed. The peers are transformers' paged|sdpa, a gather with
+PyTorch's SDPA, and, in separate processes, vLLM's CPU op and zentorch's SDPA. All contenders and the measured reads use
+huge pages of the system; with THP_MEM_ALLOC_ENABLE=0, caches use small pages. A whole run takes about twelve minutes on
+two cores. It writes docs/results/paged.json after every row, and paged.svg at the end. Ctrl-C ends the run; --resume
+continues it, and keeps the rows that the same core measured on this machine.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FINGERPRINT = (
 
 
 def core() -> str:
-    """A hash of the compiled core, whose times these are."""
+    """A hash of the compiled core, which identifies the code that is timed."""
     return hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()[:16]
 
 
@@ -96,7 +96,7 @@ def arguments() -> argparse.Namespace:
 
 
 def settings_of(given: argparse.Namespace) -> Settings:
-    """The settings, with the peers that have an environment; the reason is printed for those that have none."""
+    """The settings, with the peers that have an environment. Prints the reason why a peer has none."""
     settings = Settings(given.rounds, given.seconds, given.alone)
     pythons = {VLLM: given.vllm_python, ZENTORCH: given.zentorch_python}
     for peer, python in pythons.items() if not given.alone else ():
@@ -111,7 +111,7 @@ def settings_of(given: argparse.Namespace) -> Settings:
 class Journal:
     """The rows of one run, in the order of the grid, in a file that is written after every row.
 
-    path: None keeps no file. facts: of the run; rows of the file are kept if they agree on FINGERPRINT.
+    path: None keeps no file. facts: of the run; the file's rows are kept if its facts agree on FINGERPRINT.
     """
 
     def __init__(self, path: Path | None, facts: dict[str, Any], resume: bool) -> None:

@@ -1,4 +1,7 @@
-"""Calls of attention on paged caches, and their inputs. Without redblue: other environments import this module, too."""
+"""Calls of attention on paged caches, and their inputs.
+
+Does not import redblue, because other environments import this module, too.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 ROWS_OUTSIDE, HEADS_OUTSIDE = (
     "rows outside",
     "heads outside",
-)  # (pages, page, H_kv, d) as it is; or (pages, H_kv, page, d)
+)  # the layouts (pages, page, H_kv, d) and (pages, H_kv, page, d)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call: n_q queries of every sequence on the keys of that sequence.
+    """One call: n_q queries of every sequence attend to the keys of that sequence.
 
-    d_v: None for values of their own, of width d; otherwise the values are the first d_v columns of the keys (MLA).
-    tree: the queries are a binary tree; otherwise they are causal. shared: first keys, whole pages of them, that all
-    sequences have in common.
+    d_v: None for separate values of width d; otherwise the values are the first d_v columns of the keys (MLA). tree:
+    the queries are a binary tree; otherwise they are causal. shared: the number of leading keys, in whole pages, that
+    all sequences share.
     """
 
     lengths: tuple[int, ...]
@@ -68,13 +71,13 @@ class Call:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the distinct keys and values: what a call must read."""
+        """Bytes of the distinct keys and values, which a call must read."""
         keys = sum(self.lengths) - self.shared * (self.batch - 1)
         return keys * self.kv_heads * (self.d if self.d_v else 2 * self.d) * self.torch_dtype.itemsize
 
     @property
     def flops(self) -> int:
-        """FLOPs of both products over the pairs that the mask leaves."""
+        """FLOPs of both products over the attended pairs."""
         masked = 0 if self.n_q == 1 else int((~newest(self)).sum())
         pairs = sum(self.n_q * n - masked for n in self.lengths)
         return 2 * self.heads * (self.d + self.width_v) * pairs
@@ -104,7 +107,7 @@ class Inputs(NamedTuple):
 
 
 def inputs(call: Call) -> Inputs:
-    """Normally distributed numbers in pages that lie in no order; equal for equal calls."""
+    """Normally distributed numbers in pages of random order; equal for equal calls."""
     generator = torch.Generator().manual_seed(call.d)
     table, pages = _table(call, generator)
 
@@ -123,7 +126,7 @@ def inputs(call: Call) -> Inputs:
 
 
 def _table(call: Call, generator: torch.Generator) -> tuple[torch.Tensor, int]:
-    """The page table, and the number of pages: a shared prefix, then pages of its own for each sequence."""
+    """The page table, and the number of pages. Sequences have a shared prefix, then their own pages."""
     needed = [-(-n // call.page) for n in call.lengths]
     prefix = call.shared // call.page
     pages = prefix + sum(n - prefix for n in needed)
@@ -145,7 +148,7 @@ def sequence(pages: torch.Tensor, x: Inputs, b: int) -> torch.Tensor:
 
 
 def newest(call: Call) -> torch.Tensor:
-    """Which of the n_q newest keys each query attends, (n_q, n_q): its ancestors in the tree, or the keys before it."""
+    """Which of the n_q newest keys each query attends, (n_q, n_q): its ancestors in the tree, or the earlier keys."""
     if not call.tree:
         return torch.ones(call.n_q, call.n_q, dtype=torch.bool).tril()
     attends = torch.eye(call.n_q, dtype=torch.bool)

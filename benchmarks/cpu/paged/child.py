@@ -1,4 +1,4 @@
-"""Measure one peer that needs a Python of its own: a process that answers lines of JSON.
+"""Measure one peer that needs its own Python, in a process that answers requests in lines of JSON.
 
 Usage: PYTHON -m benchmarks.cpu.paged.child PEER, with a Python that has PyTorch and the peer; redblue is not needed.
 It first prints the peer's versions. Then it answers {"do": "load", "call": ..., "out": PATH} (it writes the results of
@@ -20,7 +20,7 @@ from benchmarks.common.timing import THREADS, rate
 from benchmarks.cpu.paged.calls import Call, Inputs, inputs, sequence
 from benchmarks.cpu.paged.gathered import Run, gathered
 
-BLOCK = 32  # keys of vLLM's pages: its CPU backend wants a multiple of 32
+BLOCK = 32  # keys of vLLM's pages; its CPU backend requires a multiple of 32
 
 
 class Refused(Exception):
@@ -28,7 +28,7 @@ class Refused(Exception):
 
 
 def zentorch(call: Call, x: Inputs) -> Run:
-    """zentorch has no paged attention: gather, and its own SDPA."""
+    """Gather, then zentorch's SDPA; zentorch has no paged attention."""
     importlib.import_module("zentorch")
     if call.d_v:
         raise Refused("its SDPA wants keys and values of one width")
@@ -40,7 +40,7 @@ def zentorch(call: Call, x: Inputs) -> Run:
 
 
 def vllm(call: Call, x: Inputs) -> Run:
-    """The op of vLLM's CPU_ATTN, on its own layout; its schedule, made once for all layers, is not timed."""
+    """The op of vLLM's CPU_ATTN, on its own layout. vLLM makes its schedule once for all layers, so it is not timed."""
     if call.tree:
         raise Refused("its op has no tree masks")
     if call.d_v:
@@ -144,7 +144,7 @@ class Server:
                 torch.save(self.run().clone(), asked["out"])
             except Refused as refused:
                 return {"refused": str(refused)}
-            except Exception as failure:  # what the peer raises is a reason to omit it
+            except Exception as failure:  # the peer is omitted, with its exception as the reason
                 self.run = None
                 return {"refused": f"{type(failure).__name__}: {str(failure).strip().splitlines()[0]}"}
         return {}
@@ -153,7 +153,7 @@ class Server:
 @torch.no_grad()
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints does not come between the answers
+    os.dup2(2, 1)  # so that output of libraries does not mix with the answers
     peer = sys.argv[1]
     torch.set_num_threads(THREADS)
     server = Server(peer)

@@ -1,4 +1,4 @@
-"""The contenders of this process: redblue, transformers, PyTorch; and the two roofs, reads and multiply-adds."""
+"""The contenders of this process: redblue, transformers and PyTorch, and the two rooflines, reads and multiply-adds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from redblue.compiled import _core
 REDBLUE, CONTIGUOUS = "redblue", "contiguous"  # the latter is rb.attention
 TRANSFORMERS, GATHERED = "transformers", "gather + SDPA"
 READS, PRODUCTS = "measured reads", "measured multiply-adds"
-MOST_BYTES, MOST_FLOPS = 2 << 30, 3e11  # of one call of transformers: more is not waited for
+MOST_BYTES, MOST_FLOPS = 2 << 30, 3e11  # of one call of transformers; larger calls are skipped
 OVER_LAST_CACHE = 4  # size over the last cache, so that the cache holds only a small part
 CAUSAL = rb.Mask.causal(align="bottom-right")
 
 
 class Refused(Exception):
-    """This contender does not run this call; the text says why."""
+    """This contender does not run this call; the text is the reason."""
 
 
 def redblue(call: Call, x: Inputs, prefix_pages: int | None = None) -> Run:
@@ -52,7 +52,7 @@ def contiguous(call: Call, x: Inputs) -> Run:
 
 
 def transformers(call: Call, x: Inputs) -> Run:
-    """What generate_batch does in a layer: all sequences in one row, whose keys and values are copied for every call.
+    """The attention of a layer in generate_batch: all sequences in one row, whose keys and values are copied per call.
 
     The mask is additive and dense; transformers makes it once for all layers, so it is not timed.
     """
@@ -105,14 +105,14 @@ def last_cache() -> int:
 
 
 def reads(size: int, work: float, seconds: float, threads: int = THREADS) -> Callable[[], float]:
-    """A function that measures the rate of a call that only reads `size` bytes, over and over."""
+    """A function that measures the rate of repeatedly reading `size` bytes."""
     most = 2 * OVER_LAST_CACHE * last_cache()
     per_thread = min(size, most) // threads
     return lambda: _core.read_rate(per_thread, threads, seconds) / size * work
 
 
 def multiply_adds(call: Call, work: float, seconds: float) -> Callable[[], float]:
-    """A function that measures the rate of a call that only multiplies and adds, in the type of the products."""
+    """A function that measures the rate of multiply-adds alone, in the type of the products."""
     bf16 = call.dtype == "bfloat16" and _core.choose_isa().has_bfloat16
     rate = partial(_core.multiply_add_rate, "bfloat16" if bf16 else "float32", THREADS, seconds)
     return lambda: rate() / call.flops * work

@@ -21,7 +21,7 @@ class Gate(NamedTuple):
     allowed: float
 
     def check(self, name: str, result: torch.Tensor) -> str:
-        """Why a peer's result is wrong; "" if it is right. Raises Red if a result of redblue is."""
+        """The reason why a peer's result is wrong, or "" if it is right. Raises Red if a result of redblue is wrong."""
         (error,) = relative_errors([result[:, :, self.heads]], [self.exact])
         if within([error], [self.allowed], MAX_OURS if name.startswith(OURS) else MAX_PEER):
             return ""
@@ -40,7 +40,7 @@ def gate(call: Call, x: Inputs) -> Gate:
 
 
 def _textbook(call: Call, x: Inputs, keys: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Results (B, n_q, heads, d_v) for the queries of these heads of keys. The rows of a product are scaled queries."""
+    """Results (B, n_q, heads, d_v) for the queries of these key heads, computed by the textbook expression."""
     outs = []
     own = x.q.view(call.batch, call.n_q, call.kv_heads, call.group, call.d)[:, :, keys].to(dtype) * call.d**-0.5
     for b, n in enumerate(call.lengths):

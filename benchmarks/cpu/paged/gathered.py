@@ -1,4 +1,4 @@
-"""PyTorch's way with a paged cache: copy keys and values out of their pages, then attend. Needs PyTorch alone."""
+"""Paged attention in PyTorch: copy keys and values out of their pages, then attend. Imports only PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812  # pyright: ignore[reportMissingIm
 from benchmarks.common.timing import fastest
 from benchmarks.cpu.paged.calls import Call, Inputs, attended, sequence
 
-MOST_BYTES = 1 << 30  # of the keys and values that a peer copies for a call
+MOST_BYTES = 1 << 30  # of keys and values that a peer copies for a call
 Run = Callable[[], torch.Tensor]
 Sdpa = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]  # (q, k, v, mask or None)
 
@@ -22,7 +22,7 @@ def pytorch_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -
 
 
 def products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
-    """Two products and a softmax: what SDPA does where keys and values differ in width, without its copies."""
+    """Two products and a softmax, as in SDPA for keys and values of different widths, but without its copies."""
     scores = (q * q.shape[-1] ** -0.5) @ k.mT
     return (scores if mask is None else scores + mask).softmax(-1) @ v
 
@@ -30,11 +30,11 @@ def products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> to
 def gathered(call: Call, x: Inputs, sdpa: Sdpa = pytorch_sdpa) -> Run:
     """The fastest way to copy and attend; all results are (B, n_q, H, d_v).
 
-    Sequences of one length are copied and attended together, others one by one. The heads that share keys are given
-    to SDPA as heads, or as more queries of one head.
+    Sequences of equal lengths are copied and attended together, others one by one. SDPA gets query heads that share
+    keys as heads, or as more queries of one head.
     """
     copied = 2 * sum(call.lengths) * call.heads * call.d * call.torch_dtype.itemsize
-    unfolded = call.group == 1 or copied <= MOST_BYTES  # SDPA copies shared keys and values for each head of queries
+    unfolded = call.group == 1 or copied <= MOST_BYTES  # SDPA copies shared keys and values for each query head
     ways = [partial(_run, call, x, sdpa, folded) for folded in ((False, True) if unfolded else (True,))]
     if call.d_v and sdpa is pytorch_sdpa:
         ways.append(partial(_run, call, x, products, True))
@@ -80,7 +80,7 @@ def _fold(call: Call, q: torch.Tensor) -> torch.Tensor:
 
 
 def _mask(call: Call, n: int, folded: bool) -> torch.Tensor | None:
-    """0 where a query attends, -inf elsewhere, of four dimensions; None if it attends all keys."""
+    """A mask of four dimensions: 0 for attended pairs, -inf for others. None if queries attend all keys."""
     if call.n_q == 1:
         return None
     mask = torch.zeros(call.n_q, n, dtype=call.torch_dtype).masked_fill_(~attended(call, n), float("-inf"))

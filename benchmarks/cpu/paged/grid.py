@@ -1,4 +1,4 @@
-"""The grid: a covering subset of batch 1 to 64, 512 to 65,536 keys, GQA, MHA, MQA, three widths, types and n_q."""
+"""The cases: batches of 1 to 64, 512 to 65,536 keys, GQA, MHA, MQA, three widths, and several types and n_q."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FP32, BF16, FP16 = "float32", "bfloat16", "float16"
 MHA: dict[str, Any] = {"kv_heads": 32}
 MLA: dict[str, Any] = {"heads": 128, "kv_heads": 1, "d": 576, "d_v": 512}
 HEADS: dict[str, Any] = {"layout": HEADS_OUTSIDE}
-LONG, SHORT_ONES = 57_376, 544  # keys of 16 sequences: as many as 16 x 4096
-PREFIX, OWN = 4096, 64  # keys that 16 sequences share, and keys of their own
+LONG, SHORT_ONES = 57_376, 544  # keys of one long and 15 short sequences: 16 x 4096 in all
+PREFIX, OWN = 4096, 64  # keys that 16 sequences share, and each one's own keys
 
 
 def equal(batch: int, n_k: int, dtype: str, page: int, **rest: Any) -> Call:
@@ -33,7 +33,7 @@ def equal(batch: int, n_k: int, dtype: str, page: int, **rest: Any) -> Call:
 
 SKEWED = (LONG, *(SHORT_ONES,) * 15)
 
-DECODING = (  # first those that the last cache holds
+DECODING = (  # cases that fit in the last cache come first
     equal(1, 512, FP32, 16),
     equal(8, 512, FP32, 32, d=64),
     equal(4, 1024, BF16, 16, **HEADS),

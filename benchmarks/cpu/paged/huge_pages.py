@@ -1,4 +1,4 @@
-"""How much of PyTorch's memory the system really holds on huge pages."""
+"""Measure how much of PyTorch's memory lies on huge pages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ PROBE_BYTES = 64 << 20
 
 
 def huge_share() -> float:
-    """The share of a new tensor's memory that lies on huge pages; 0 where the system does not say.
+    """The share of a new tensor's memory that lies on huge pages; 0 if the system does not report it.
 
-    The tensor is as large as a cache, and allocated as one: the share holds for caches that are made next.
+    The tensor has the size of a cache and is allocated like one, so the share is valid for caches allocated next.
     """
     probe = torch.ones(PROBE_BYTES, dtype=torch.uint8)
     try:

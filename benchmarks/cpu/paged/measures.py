@@ -35,7 +35,7 @@ READ_SHARE = Limit(0.85)
 CONTIGUOUS_SHARE = Limit(0.95)
 OVER_GATHER, OVER_GATHER_MLA, OVER_OTHERS = Limit(2), Limit(3), Limit(1.2)
 SKEW, SCALING, SHARING, MLA_ROOF = Limit(1.15), Limit(1.9), Limit(6), Limit(1.3)
-MOST_FLOPS_PER_BYTE = 4  # of calls whose time the reads decide
+MOST_FLOPS_PER_BYTE = 4  # of calls that are bound by reads
 OVER_ROOF = "time / max(read, multiply-add)"
 
 Contenders = dict[str, Callable[[], float]]
@@ -43,7 +43,7 @@ Contenders = dict[str, Callable[[], float]]
 
 @dataclass
 class Settings:
-    """How to measure. others: peers in processes of their own. absent: why peers are missing from all rows."""
+    """How to measure. others: peers in separate processes. absent: the reasons why peers are missing from all rows."""
 
     rounds: int = 7
     seconds: float = 0.05  # of each contender in each round
@@ -76,7 +76,7 @@ class Measure:
 
 
 def work_of(call: Call) -> tuple[float, str]:
-    """The work of a call, and the unit of its rate: bytes where reads decide, FLOPs elsewhere."""
+    """The work of a call, and the unit of its rate: bytes if reads bound the time, otherwise FLOPs."""
     return (call.bytes / 1e9, "GB/s") if read_bound(call) else (call.flops / 1e9, "GFLOP/s")
 
 
@@ -85,7 +85,7 @@ def read_bound(call: Call) -> bool:
 
 
 def checked(run: Run, known: Gate) -> Run:
-    """The run. Raises Red if its result, which is redblue's, is wrong."""
+    """Return a run of redblue after a check. Raises Red if its result is wrong."""
     known.check(REDBLUE, run())
     return run
 
@@ -95,7 +95,7 @@ def timed(run: Run, work: float, settings: Settings) -> Callable[[], float]:
 
 
 def compared(measure: Measure, settings: Settings) -> Row:
-    """redblue, all peers and both roofs in turns."""
+    """Time redblue, all peers and both rooflines in alternation."""
     call, (work, unit) = measure.call, work_of(measure.call)
     x = inputs(call)
     known = gate(call, x)
@@ -113,7 +113,7 @@ def compared(measure: Measure, settings: Settings) -> Row:
 
 
 def _peers(call: Call, x: Inputs, known: Gate, settings: Settings, notes: dict[str, str]) -> Contenders:
-    """The peers whose results are right; notes say why the others are missing."""
+    """The peers with correct results. Adds the reasons why others are missing to `notes`."""
     work, _ = work_of(call)
     by_rows = x
     if call.layout == HEADS_OUTSIDE:  # the peers gather from the layout that suits them
@@ -142,7 +142,7 @@ def _peers(call: Call, x: Inputs, known: Gate, settings: Settings, notes: dict[s
 
 
 def _raced(contenders: Contenders, settings: Settings, notes: dict[str, str]) -> dict[str, list[float]]:
-    """The rates; a peer whose process fails leaves the race, which starts again."""
+    """The rates. If a peer's process fails, the race starts again without that peer."""
     try:
         return race(contenders, settings.rounds)
     except PeerFailed as failure:
@@ -152,7 +152,7 @@ def _raced(contenders: Contenders, settings: Settings, notes: dict[str, str]) ->
 
 
 def roof_figures(call: Call, rates: dict[str, list[float]], limits: Mapping[str, Limit]) -> list[Figure]:
-    """The share of the measured reads where they decide; elsewhere the time over that of the slower roof."""
+    """The share of the read rate if reads bound the time; otherwise the time over the slower roofline's time."""
     if read_bound(call):
         level = "DRAM" if call.bytes >= OVER_LAST_CACHE * last_cache() else "cache"
         bar = READ_SHARE if call.dtype != "float16" else Limit()
@@ -163,7 +163,7 @@ def roof_figures(call: Call, rates: dict[str, list[float]], limits: Mapping[str,
 
 
 def peer_figures(rates: dict[str, list[float]], limits: Mapping[str, Limit]) -> list[Figure]:
-    """redblue over each peer. The bar of the peers that gather is that of the faster one."""
+    """redblue over each peer. The limit for the peers that gather applies to the faster one."""
     gathering = [name for name in (TRANSFORMERS, GATHERED) if name in rates]
     faster = max(gathering, key=lambda name: spread(rates[name]).median, default="")
     bars = {faster: limits.get(GATHERED, OVER_GATHER), CONTIGUOUS: CONTIGUOUS_SHARE}
@@ -178,7 +178,7 @@ def peer_figures(rates: dict[str, list[float]], limits: Mapping[str, Limit]) -> 
 
 
 def skewed(measure: Measure, settings: Settings) -> Row:
-    """Two calls of as many bytes: sequences of one length, and one long sequence among short ones."""
+    """Compare two calls on the same bytes: sequences of equal lengths, and one long sequence among short ones."""
     contenders: Contenders = {}
     for name, call in measure.calls.items():
         x = inputs(call)
@@ -190,7 +190,7 @@ def skewed(measure: Measure, settings: Settings) -> Row:
 
 
 def scaling(measure: Measure, settings: Settings) -> Row:
-    """One thread and all threads; the reads show what the memory allows."""
+    """Compare one thread with all threads; the read rates show what the memory allows."""
     call = measure.call
     x, work = inputs(call), call.bytes / 1e9
     run = checked(redblue(call, x), gate(call, x))
@@ -215,7 +215,7 @@ def _on_threads(threads: int, measured: Callable[[], float]) -> float:
 
 
 def sharing(measure: Measure, settings: Settings) -> Row:
-    """A prefix that all sequences share: found, or not used."""
+    """Compare calls that find and use a shared prefix with calls that do not."""
     call = measure.call
     x, work = inputs(call), call.flops / 1e9
     known = gate(call, x)
@@ -235,7 +235,7 @@ def sharing(measure: Measure, settings: Settings) -> Row:
 
 
 def layouts(measure: Measure, settings: Settings) -> Row:
-    """The same call on both layouts of pages."""
+    """Compare a call on both layouts of pages."""
     contenders: Contenders = {}
     for name, call in measure.calls.items():
         x = inputs(call)

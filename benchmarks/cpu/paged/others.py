@@ -1,4 +1,4 @@
-"""Peers in processes of their own, each with another Python, timed in turns with the contenders of this process."""
+"""Peers in separate processes, each with its own Python, timed in alternation with the contenders of this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.cpu.paged.calls import Call
 
 VLLM, ZENTORCH = "vLLM", "zentorch"
 PYTHONS = {VLLM: ROOT / ".venv-vllm/bin/python", ZENTORCH: ROOT / ".venv-zentorch/bin/python"}
-LONGEST_SECONDS = 240  # that an answer may take
+LONGEST_SECONDS = 240  # for an answer
 
 
 class PeerFailed(Exception):
@@ -30,16 +30,16 @@ class PeerFailed(Exception):
 
 
 class Other:
-    """A peer in a process of its own, which starts at the first question, and again after it has failed."""
+    """A peer in a separate process, which starts with the first request and again after a failure."""
 
     def __init__(self, peer: str, python: Path) -> None:
         self.peer, self.python = peer, python
         self.process: subprocess.Popen[bytes] | None = None
-        self.errors: IO[bytes] | None = None  # what the process says besides its answers
+        self.errors: IO[bytes] | None = None  # the standard error of the process
         self.versions: dict[str, str] = {}
 
     def load(self, call: Call) -> torch.Tensor | str:
-        """Make the call ready to be timed: its result, or the reason why the peer does not run it."""
+        """Prepare the call for timing. Returns its result, or the reason why the peer does not run it."""
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/out.pt"
             try:
@@ -73,7 +73,7 @@ class Other:
         return self._answer()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """A new process, whose libraries find THREADS threads. Its first line names the versions."""
+        """Start a process whose libraries use THREADS threads. Its first line of output names the versions."""
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self.process = subprocess.Popen(
@@ -83,7 +83,7 @@ class Other:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
-            bufsize=0,  # `select` sees every line that is not read yet
+            bufsize=0,  # so that `select` sees every unread line
         )
         self.versions = self._answer()
         return self.process

@@ -26,7 +26,7 @@ WIDTH, STEP = 420, 22
 
 
 def tables(rows: Iterable[Row]) -> str:
-    """One table for each measure; a column for each figure, and the limit where it misses it."""
+    """One table per measure and one column per figure. A cell that misses its limit shows the limit."""
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row.measure.split(",")[0], []).append(row)
@@ -47,7 +47,7 @@ def table(name: str, rows: list[Row]) -> str:
 
 
 def heading(what: str) -> str:
-    """The column of a figure: the memory level goes into the cell."""
+    """The column heading of a figure. The memory level is shown in the cell instead."""
     return f"of {READS}" if what.startswith(f"of {READS}, ") else what
 
 
@@ -66,12 +66,15 @@ def _limit(figure: Figure) -> str:
 
 
 def _ours(row: Row) -> list[float] | None:
-    """The rates of redblue, or of the first contender where all are redblue's."""
+    """The rates of redblue, or of the first contender if all contenders are redblue's."""
     return row.rates.get(REDBLUE) or next(iter(row.rates.values()), None)
 
 
 def draw(facts: dict[str, Any], rows: list[Row], path: Path) -> None:
-    """Decoding as a share of the measured reads, one line for each case; write nothing if nothing was decoded."""
+    """Draw decoding as a share of the measured read rate, one line per case.
+
+    Write nothing if there are no such rows.
+    """
     rows = [row for row in rows if row.measure.startswith("decoding")]
     points = [
         {"case": f"{row.measure.split(', ')[1]}, {row.case}", "library": name, "share": a / b, "low": low, "high": high}

@@ -1,7 +1,8 @@
-// Tiles of bfloat16 (AMX): Intel since Sapphire Rapids (2023). On Linux, where a process asks for the tiles' registers.
+// Tiles of bfloat16 (AMX): Intel since Sapphire Rapids (2023). Only on Linux, where a process requests the tile
+// registers.
 //
-// The same row with emulated instructions is for tests: any CPU with avx512_bf16 runs it, if it is named. Both rows are
-// in one file, since reading the headers takes half of its time to compile.
+// A second row with emulated instructions is for tests: any CPU with avx512_bf16 can run it, if it is chosen by name.
+// Both rows share one file, because parsing the headers takes half of the compile time.
 #if defined(__x86_64__)
 #define REDBLUE_AVX512
 #include "vector/region.h"
@@ -18,7 +19,7 @@
 namespace redblue {
 namespace avx512_bf16 { extern const Isa kRowOfTable; }
 
-// Whether CPU and system have the tiles, and the system lets this process use their registers.
+// Whether CPU and system support tiles, and the system lets this process use the tile registers.
 static bool permitted() {
 #if defined(__linux__)
   constexpr unsigned kTiles = 1 << 24, kBfloat16 = 1 << 22, kSavedBySystem = 1 << 27;
@@ -32,7 +33,8 @@ static bool permitted() {
   return false;
 #endif
 }
-// The row of avx512_bf16 with these kernels and this peak. Any CPU runs this function, so it is in no region.
+// Returns the row of avx512_bf16 with these kernels and chains. Outside of the regions, because every CPU executes this
+// function.
 static Isa row_of(const char* name, bool (*supported)(), float (*chains)(long, float, float), long flops_per_step,
                   const Kernels& tiled) {
   Isa row = avx512_bf16::kRowOfTable;

@@ -18,6 +18,7 @@ REDBLUE_BEGIN_REGION("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf1
 #include "attention/region.h"
 REDBLUE_END_REGION
 extern const Isa kRowOfTable;
-const Isa kRowOfTable = with_kernels_of(kRow, avx512::kRowOfTable);  // which is a constant, so it is there by now
+// avx512::kRowOfTable is constant-initialised, so it exists before this row.
+const Isa kRowOfTable = with_kernels_of(kRow, avx512::kRowOfTable);
 }  // namespace redblue::avx512_bf16
 #endif

@@ -1,4 +1,4 @@
-// Every 64-bit Arm CPU has NEON: no region to open.
+// Every 64-bit Arm CPU has NEON, so no region is needed.
 #if defined(__aarch64__)
 #define REDBLUE_NEON
 #include "vector/region.h"

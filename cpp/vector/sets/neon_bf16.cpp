@@ -29,6 +29,7 @@ REDBLUE_BEGIN_REGION("arch=armv8.2-a+bf16")
 #include "attention/region.h"
 REDBLUE_END_REGION
 extern const Isa kRowOfTable;
-const Isa kRowOfTable = with_kernels_of(kRow, neon::kRowOfTable);  // which is a constant, so it is there by now
+// neon::kRowOfTable is constant-initialised, so it exists before this row.
+const Isa kRowOfTable = with_kernels_of(kRow, neon::kRowOfTable);
 }  // namespace redblue::neon_bf16
 #endif

@@ -1,4 +1,4 @@
-// Any CPU of this architecture: no region to open.
+// For any CPU of this architecture, so no region is needed.
 #include "vector/region.h"
 
 namespace redblue::portable {

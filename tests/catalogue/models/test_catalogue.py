@@ -1,4 +1,4 @@
-"""The catalogue: its entries say what they are and give problems for any n."""
+"""The catalogue of models: its entries have sources and give problems for any n."""
 
 import pytest
 from hypothesis import given

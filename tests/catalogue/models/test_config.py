@@ -1,4 +1,4 @@
-"""Config files: what is read, what is noted, what is assumed, and what is refused by name."""
+"""Config files: fields that are read, noted or assumed, and fields that are refused by name."""
 
 import json
 
@@ -255,5 +255,5 @@ def test_a_wrong_value_is_refused_or_read_never_a_crash(tmp_path_factory, name, 
     try:
         layers = len(model(path))
     except RedblueError as error:
-        layers = str(path) in str(error)  # it names the file
+        layers = str(path) in str(error)  # then the error names the file
     assert layers

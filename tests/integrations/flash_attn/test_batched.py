@@ -52,7 +52,7 @@ def test_rows_without_keys_give_0_and_minus_infinity():
 
 def test_tensors_of_any_strides():
     q, k, v = case(12, 12)
-    wide = torch.stack([q, q], -1)[..., 0]  # a last dimension with a step
+    wide = torch.stack([q, q], -1)[..., 0]  # with a stride in the last dimension
     turned = k.transpose(1, 2).contiguous().transpose(1, 2)
     assert not wide.is_contiguous()
     check_close(flash_attn_func(wide, turned, v), flash_attn_func(q, k, v), torch.float64)
@@ -145,7 +145,7 @@ def test_sinks_are_redblues():
     sinks = torch.tensor([0.5, 2.0, -1.0, 0.0], requires_grad=True)
     out = flash_attn_func(q, k, v, causal=True, s_aux=sinks)
     plain, lse = reference(q, k, v, causal=True)
-    expected = plain * (lse - sinks[:, None]).sigmoid().transpose(1, 2)[..., None]  # what the sink leaves
+    expected = plain * (lse - sinks[:, None]).sigmoid().transpose(1, 2)[..., None]  # the share that the sink leaves
     check_close(out, expected, torch.float32)
     for got, right in zip(gradients(out, [q, sinks]), gradients(expected, [q, sinks]), strict=True):
         check_close(got, right, torch.float32)

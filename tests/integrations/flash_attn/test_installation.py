@@ -1,4 +1,4 @@
-"""`install()`: the module flash_attn, and what other libraries see of it."""
+"""`install()`: the module flash_attn, and its use by other libraries."""
 
 import importlib
 import importlib.metadata
@@ -55,7 +55,7 @@ def _without_flash_attn(monkeypatch):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_signatures_are_those_of_flash_attn(name):
     parameters = dict(inspect.signature(getattr(ours, name)).parameters)
-    if (sinks := parameters.pop("s_aux", None)) is not None:  # redblue's addition, the last one
+    if (sinks := parameters.pop("s_aux", None)) is not None:  # redblue's additional last parameter
         assert sinks.default is None
     assert list(parameters) == PARAMETERS[name].split()
     for parameter in parameters.values():
@@ -89,7 +89,7 @@ def test_the_version_says_whose_it_is_and_is_new_enough():
     version = packaging.parse(ours.FLASH_ATTN_VERSION)
     assert packaging.parse("2.8.3") < version < packaging.parse("2.8.4")
     assert version.local.startswith("redblue")
-    assert ours.FLASH_ATTN_VERSION > "2.6.3"  # yunchang compares texts
+    assert ours.FLASH_ATTN_VERSION > "2.6.3"  # yunchang compares version strings
     with ours.install(), pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("flash_attn")  # no package was installed
 

@@ -40,7 +40,7 @@ def expected_outputs(q, k_cache, v_cache, ends, **options):
 
 
 def appended(cache, x, filled, rows=None):
-    """Return a copy of the cache with x behind the filled positions."""
+    """Return a copy of the cache with x written after the filled positions."""
     cache = cache.clone()
     for b in range(len(x)):
         row = b if rows is None else int(rows[b])

@@ -1,4 +1,4 @@
-"""Every argument of every function takes a right value or raises RedblueError."""
+"""Every function accepts a value for each argument or raises RedblueError."""
 
 import inspect
 import math
@@ -86,7 +86,7 @@ def test_wrong_values_are_refused_by_name(function):
 
 
 def refused(function, name, label):
-    """Return whether the wrong value is refused. Any error but RedblueError fails the test."""
+    """Return whether the wrong value is refused. Errors other than RedblueError fail the test."""
     try:
         function(**CALLS[function] | {name: WRONG[label]})
     except RedblueError:

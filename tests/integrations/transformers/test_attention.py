@@ -1,4 +1,4 @@
-"""The attention function for transformers, against the expression that eager models compute, in float64."""
+"""The attention function for transformers against the expression of eager models in float64."""
 
 import math
 import re
@@ -21,13 +21,13 @@ B, H, HKV, NQ, NK, D, DV = 2, 4, 2, 7, 11, 6, 5
 
 
 class Layer(torch.nn.Module):
-    """A layer of an attention module, as far as attention functions look at it."""
+    """An attention module with the attributes that attention functions read."""
 
     is_causal = True
 
 
 def tensors(n_q=NQ, n_k=NK, batch=B, **shapes):
-    """q, k, v as models give them, transposed, and further tensors; all of them need gradients."""
+    """Transposed q, k, v, as models pass them, and further tensors. All require gradients."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"query": (batch, n_q, H, D), "key": (batch, n_k, HKV, D), "value": (batch, n_k, HKV, DV)} | shapes
     made = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
@@ -51,7 +51,7 @@ def eager(query, key, value, *, allowed=None, bias=None, scaling=None, softcap=N
 
 
 def check(given, mask, reference, layer=None, **keywords):
-    """Compare outputs and the gradients of all tensors with the reference's, a function of the same tensors."""
+    """Compare outputs and the gradients of all tensors with those of a reference function."""
     layer = Layer() if layer is None else layer
     out, weights = attention_forward(layer, given["query"], given["key"], given["value"], mask, **keywords)
     assert weights is None

@@ -1,4 +1,4 @@
-"""`generate_batch` of transformers on redblue: tokens, every layer's output, and what is not built on the way."""
+"""`generate_batch` of transformers on redblue: its tokens, every layer's output, and that no mask or copy is made."""
 
 import random
 import time
@@ -66,7 +66,7 @@ SMALL: dict[str, Any] = {"page_size": 4, "num_blocks": 80, "max_batch_tokens": 2
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    """redblue is registered, transformers' messages are off, and managers do not collect garbage, which takes long."""
+    """Registers redblue, turns off transformers' messages, and turns off managers' slow garbage collection."""
     from transformers.utils import logging
 
     monkeypatch.setattr(continuous_api, "gc", SimpleNamespace(collect=int))
@@ -166,7 +166,7 @@ def dense(module, query, keys, values, scaling, softcap, s_aux, bounds, key_boun
 
 
 class Comparison:
-    """Each call of `paged_forward` beside float64 attention on what transformers' own cache returns."""
+    """Compares each call of `paged_forward` with float64 attention on the keys that transformers' own cache returns."""
 
     def __init__(self, monkeypatch, window=None):
         self.window = window
@@ -228,7 +228,7 @@ def test_every_layer_is_exact(name, arguments, config, monkeypatch):
 
 
 def test_padded_inputs(monkeypatch):
-    """Compiled models get padding behind the tokens, the places, and the sequences."""
+    """Compiled models get padding after the tokens, the positions and the sequences."""
     comparison = Comparison(monkeypatch)
     make = model_runner.ModelRunner.__init__
 
@@ -244,7 +244,7 @@ def test_padded_inputs(monkeypatch):
 
 
 def test_block_tables(monkeypatch):
-    """transformers gives block tables to flash-attn on GPUs only. Here it gives them to redblue."""
+    """transformers passes block tables only to flash-attn on GPUs. Here it passes them to redblue."""
     monkeypatch.setattr(initialization, "ensure_decode_fast_path_is_available", lambda *args: None)
     used = []
     append = paged.append_paged
@@ -259,7 +259,7 @@ def refuse(*args, **kwargs):
 
 
 def test_nothing_is_gathered_and_no_mask_is_built(monkeypatch):
-    """The operator reads the cache's own memory; sequences with a common prefix have common pages."""
+    """The operator reads the cache's own memory; sequences with a common prefix share pages."""
     monkeypatch.setattr(PagedAttentionCache, "update", refuse)
     monkeypatch.setattr(input_outputs, "build_attention_mask", refuse)
     attend, read = paged.attention_paged, []
@@ -335,7 +335,7 @@ def test_arguments_that_do_not_fit_a_ring_are_refused():
 
 
 def test_a_layer_with_a_window_on_a_cache_of_all_keys(monkeypatch):
-    """The window of the layer counts, as in transformers' flash route."""
+    """The layer's window applies, as in transformers' path for flash-attn."""
     comparison = Comparison(monkeypatch, window=6)
     model = made("llama")
     for layer in model.model.layers:
@@ -345,7 +345,7 @@ def test_a_layer_with_a_window_on_a_cache_of_all_keys(monkeypatch):
 
 
 def test_a_model_that_was_left_on_the_route_serves_again():
-    """As after a failure to make the cache."""
+    """This happens if the cache cannot be allocated."""
     model, given = made("llama"), requests(3)
     model.config._attn_implementation = ROUTED
     with pytest.raises(RedblueError, match='set_attn_implementation\\("redblue"\\)'):

@@ -1,4 +1,4 @@
-"""Mask functions of transformers as redblue's masks: the same entries, and rules where rules are known."""
+"""Mask functions of transformers as redblue's masks: the same entries, and rules for known functions."""
 
 import pytest
 
@@ -51,7 +51,7 @@ FUNCTIONS = {
 
 @pytest.fixture
 def rules(monkeypatch):
-    """Rules are made for small masks, too, and no mask is lowered by tiles."""
+    """Makes small masks rules, too, and lowers no mask by tiles."""
     monkeypatch.setattr(mask_function, "SMALL", 0)
 
     def refuse(*arguments):
@@ -81,7 +81,7 @@ def test_entries_and_rules(name, padding, rules):
 @pytest.mark.parametrize("name", ["causal", "window", "chunked", "bidirectional"])
 @pytest.mark.parametrize("place", [(5, 23, 18, 0), (4, 20, 6, 0), (4, 9, 16, 11), (9, 23, 0, 0)], ids=str)
 def test_caches(name, place, rules):
-    """Queries that stand behind cached keys, in front of unused keys of a fixed cache, or in a sliding cache."""
+    """Queries after cached keys, before the unused keys of a static cache, or in a sliding cache."""
     q_length, kv_length, q_offset, kv_offset = place
     mask, expected = both(FUNCTIONS[name], PADDING["left"], q_length, kv_length, q_offset, kv_offset)
     assert torch.equal(mask.dense(), expected)
@@ -100,7 +100,10 @@ def test_simple_masks_stay_simple(rules):
 
 
 def test_a_mask_that_excludes_nothing_is_none_where_models_expect_it(rules):
-    """As for sdpa. Informer's encoder halves its keys from layer to layer and checks the shape of a mask."""
+    """As transformers does for sdpa.
+
+    Informer's encoder halves its keys from layer to layer and checks a mask's shape.
+    """
     arguments = {"batch_size": 2, "q_length": N, "kv_length": N, "mask_function": hf.bidirectional_mask_function}
     for padding, is_none in ((None, True), (PADDING["all"], True), (PADDING["left"], False)):
         mask = redblue_mask(attention_mask=padding, allow_is_bidirectional_skip=True, **arguments)
@@ -142,7 +145,7 @@ def test_labels_that_recur_are_lowered_by_tiles(monkeypatch):
 
 
 def test_plain_tensors():
-    """A step of generation, and small masks other than windows, are plain booleans."""
+    """Masks of a generation step, and small masks other than windows, are plain boolean tensors."""
     assert redblue_mask(2, 1, 9, q_offset=8) is None
     step = redblue_mask(2, 1, N, q_offset=N - 1, attention_mask=PADDING["left"])
     assert type(step) is torch.Tensor
@@ -199,7 +202,7 @@ def test_operations_see_the_entries(rules):
 
 @pytest.mark.parametrize("small", [0, mask_function.SMALL])
 def test_a_mask_that_leaves_out_no_key_is_none_where_the_model_allows_it(small, monkeypatch):
-    """Layers that add keys to those of the mask depend on it, such as the drafts of a speculating assistant."""
+    """Layers that add keys after the mask is made depend on it, for example drafts in speculative decoding."""
     monkeypatch.setattr(mask_function, "SMALL", small)
     allowed = {"allow_is_bidirectional_skip": True}
     assert redblue_mask(2, N, N, mask_function=hf.bidirectional_mask_function, **allowed) is None

@@ -1,6 +1,6 @@
-"""Whole models of transformers on redblue: outputs, gradients of all parameters, generation, against eager.
+"""Whole models of transformers on redblue: outputs, gradients of all parameters and generation, compared with eager.
 
-`make transformers-table` compares every model class; these are a spread of them.
+These are a sample; `make transformers-table` compares every model class.
 """
 
 import copy
@@ -33,7 +33,7 @@ THOROUGH += ["Qwen3ForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "DistilBe
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    """redblue is registered, tiny masks become rules, too, and transformers' messages are off."""
+    """Registers redblue, makes tiny masks rules, too, and turns off transformers' messages."""
     from transformers.utils import logging
 
     monkeypatch.setattr(mask_function, "SMALL", 0)
@@ -147,7 +147,7 @@ def test_compiled_models(name, padded):
 
 @pytest.mark.thorough
 def test_a_compiled_forward_takes_masks_from_generate():
-    """generate makes the masks for a static cache outside of the compiled graph."""
+    """`generate` makes the masks for a static cache outside of the compiled graph."""
     model = tiny_model("MistralForCausalLM")
     settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "attention_mask": padding(left=True)}
     expected = model.generate(IDS, **settings)

@@ -1,6 +1,6 @@
 """Runs tiny random models in vLLM, and writes tokens and log-probabilities: generate.py FOLDER OUT MODEL...
 
-A process of its own: vLLM loads its plug-ins once per process.
+It is a separate process because vLLM loads its plug-ins once per process.
 """
 
 import gc
@@ -31,7 +31,7 @@ TINY = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
-    "initializer_range": 0.2,  # large weights: attention that is wrong changes tokens
+    "initializer_range": 0.2,  # large weights, so that wrong attention changes tokens
 }
 MODELS = {
     "grouped": ("Llama", TINY, {}),
@@ -46,7 +46,7 @@ GENERATED = SamplingParams(temperature=0, max_tokens=24, logprobs=3, ignore_eos=
 
 
 def saved(name, folder):
-    """A random model on disk, with a tokenizer that vLLM asks for: prompts are numbers."""
+    """A random model on disk, with a tokenizer, which vLLM requires although prompts are token numbers."""
     kind, config, _ = MODELS.get(name, ("Bert", ENCODER, {}))
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind}{'Model' if kind == 'Bert' else 'ForCausalLM'}")
@@ -61,7 +61,7 @@ def ran(name, folder):
     """The results of a model: tokens and log-probabilities of each prompt, or an encoder's embeddings."""
     options = {"dtype": "float32"} | MODELS.get(name, ("", {}, {}))[2]
     options |= {"runner": "pooling"} if name == "encoder" else {}
-    # Few tokens at a time: long prompts are computed in chunks, beside requests that generate already.
+    # Few tokens per step, so that long prompts are computed in chunks while other requests already generate.
     model = LLM(
         saved(name, folder),
         enforce_eager=True,

@@ -12,7 +12,7 @@ from redblue.integrations.vllm.cache import pages_of, write
 def test_pages_are_views(d, d_v):
     """The keys of a head in a block lie before its values, each contiguous; other layers' memory may lie between."""
     memory = torch.arange(5 * 2 * 3 * 7 * (d + d_v)).view(5, 2, 3, 7, d + d_v)
-    cache = memory[:, 1]  # of one of two layers
+    cache = memory[:, 1]  # the cache of one of two layers
     k, v = pages_of(cache, d)
     assert (tuple(k.shape), tuple(v.shape)) == ((5, 7, 3, d), (5, 7, 3, d_v))
     flat = cache.reshape(5, 3, -1)

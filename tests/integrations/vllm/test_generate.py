@@ -1,4 +1,4 @@
-"""Whole models in vLLM, on disk and offline: with redblue's plug-in they compute what they compute without it."""
+"""Whole models in vLLM, from disk and offline: results with redblue's plug-in equal the results without it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def test_the_plug_in_is_used_only_when_asked_for(results):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens(name, results):
-    """Equal tokens in float32. In bfloat16, tokens whose log-probabilities are as close as the rounding may differ."""
+    """Tokens are equal in float32.
+
+    In bfloat16, tokens may differ if their log-probabilities differ by rounding only.
+    """
     theirs, ours = (result[name] for result in results)
     assert len(theirs) == len(ours) == 6
     limit = TOLERANCE.get(name, 1e-4)
@@ -56,7 +59,7 @@ def test_greedy_tokens(name, results):
             for token in a.keys() & b.keys():
                 assert abs(a[token] - b[token]) < limit
                 compared += 1
-            if expected["tokens"][i] != got["tokens"][i]:  # from here on, the models read other tokens
+            if expected["tokens"][i] != got["tokens"][i]:  # from here on, the models read different tokens
                 chosen = str(got["tokens"][i])
                 assert a[str(expected["tokens"][i])] - a[chosen] < limit
                 break

@@ -1,4 +1,4 @@
-"""redblue's layers beside vLLM's own kernel for CPUs, on the same batches."""
+"""redblue's layers compared with vLLM's kernel for CPUs on the same batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # vLLM's own
+    warnings.simplefilter("ignore")  # vLLM's warnings
     pytest.importorskip("vllm")
     from vllm import _custom_ops as ops
     from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
@@ -65,7 +65,7 @@ def built(batch):
 
 
 def by_vllm(query, key, value, cache, batch, options):
-    """What vLLM's own kernel computes, which also writes the new keys and values into its cache."""
+    """The output of vLLM's kernel, which also writes the new keys and values into its cache."""
     heads, d = query.shape[1:]
     isa = _get_attn_isa(query.dtype, BLOCK, d)
     k, v = cache.view(len(cache), cache.shape[1], 2 * BLOCK, d).chunk(2, dim=2)
@@ -161,7 +161,7 @@ def test_options(options):
 
 
 def test_other_widths_and_blocks():
-    """Head sizes, block sizes and widths of values that vLLM's own kernel does not take."""
+    """Head sizes, block sizes and widths of values that vLLM's kernel does not support."""
     torch.manual_seed(0)
     heads, d, d_v, block, n = 3, 5, 7, 3, 8
     key, value = torch.randn(n, 1, d), torch.randn(n, 1, d_v)
@@ -181,7 +181,7 @@ def test_other_widths_and_blocks():
 
 @pytest.mark.parametrize("window", [None, 1, 6])
 def test_encoder_only_models_have_no_cache(window):
-    """The same packed tokens as requests of a cache that holds nothing else, two-sided."""
+    """Compared with the same packed tokens as requests on an empty cache, with a two-sided mask."""
     lengths, heads, d = [1, 9, 33], 4, 64
     query, key, value = torch.randn(3, sum(lengths), heads, d).unbind()
     batch = batch_of(lengths, [0] * 3, causal=False)

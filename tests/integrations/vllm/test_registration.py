@@ -1,4 +1,4 @@
-"""The plug-in's entry point: it acts only when asked to."""
+"""The plug-in's entry point: it acts only if REDBLUE_VLLM requests it."""
 
 import os
 import subprocess
@@ -50,12 +50,12 @@ def test_a_missing_or_other_vllm_is_named(monkeypatch):
 def test_the_entry_point_leads_here():
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     assert project["entry-points"]["vllm.general_plugins"] == {"redblue": "redblue.integrations.vllm:register"}
-    for entry in entry_points(group="vllm.general_plugins", name="redblue"):  # none before a new installation
+    for entry in entry_points(group="vllm.general_plugins", name="redblue"):  # an older installation has none
         assert entry.load() is register
 
 
 def test_importing_the_plug_in_is_light():
-    """vLLM imports it in every process, whether it is wanted or not."""
+    """vLLM imports it in every process, even if it is not used."""
     program = "import sys, redblue.integrations.vllm; print(sorted({'vllm', 'torch'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 

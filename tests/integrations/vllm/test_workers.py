@@ -1,4 +1,4 @@
-"""redblue's threads where OpenMP pins the main thread to one CPU, as in vLLM's worker processes."""
+"""redblue's threads if OpenMP pins the main thread to one CPU, as in vLLM's worker processes."""
 
 import ast
 import os
@@ -53,7 +53,7 @@ def test_workers_may_use_all_cpus_of_the_pinned_threads():
         pytest.skip("this PyTorch's OpenMP does not read GOMP_CPU_AFFINITY")
     assert pinned == [first, second]
     assert before == after == [first]
-    assert new  # among them the starter, if it has not ended yet
+    assert new  # including the starting thread, if it has not ended yet
     assert all(cpus == [first, second] for cpus in new)
     assert again <= 0
 
@@ -67,7 +67,7 @@ def test_nothing_is_started_where_no_thread_is_pinned():
 
 @pytest.mark.skipif(not INTEL.exists() or len(os.sched_getaffinity(0)) < 2, reason="needs libiomp5.so and two CPUs")
 def test_a_preloaded_openmp_is_the_one_that_redblue_uses():
-    """PyTorch's own libgomp, which PyTorch then does not use, would start a second team, pinned to the caller's CPU."""
+    """PyTorch then does not use its own libgomp, which would start a second team, pinned to the caller's CPU."""
     cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
     pinned = {"KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{cpus}]", "OMP_NUM_THREADS": "2"}
     assert not any(ran(PROGRAM + AFTER, LD_PRELOAD=str(INTEL), **pinned))

@@ -91,7 +91,7 @@ def test_alibi_in_16_bits_is_as_float64_says(isa, dtype, schedule):
 
 
 def test_where_slopes_are_steep_each_query_has_its_own_key_and_its_whole_gradient(isa):
-    """Rounding scores of thousands changes their exponentials noticeably, so both passes must round them alike."""
+    """Rounding errors of scores in the thousands change exponentials noticeably: both passes must round alike."""
     n = 70
     rng, sizes = np.random.default_rng(1), cpu.Sizes((1,), 1, 1, n, n, 8, n)
     q, k = (1000 * rng.standard_normal((1, 1, n, 8)).astype(np.float32) for _ in range(2))

@@ -58,7 +58,7 @@ def test_both_passes_are_as_close_to_float64_as_the_unfused_expression(sizes, ti
 
 @emulates
 def test_the_products_are_those_of_tiles():
-    """Sums of tiles round otherwise than those of avx512_bf16, so equal results would mean that no tile was used."""
+    """Tiles round sums differently than avx512_bf16, so equal results would mean that no tile was used."""
     results = []
     for name in (EMULATED, "avx512_bf16"):
         with running(_core.choose_isa(name)):
@@ -123,7 +123,7 @@ def test_products_are_tile_instructions_and_every_task_releases_the_tiles():
     assert len(tasks) == 5
     for name, code in tasks.items():
         assert code.count("ldtilecfg") == 1, name
-        assert code.count("tilerelease") == 2, name  # after the kernel, and where it throws
+        assert code.count("tilerelease") == 2, name  # after the kernel, and if it throws
     emulated = "\n".join("\n".join(code) for name, code in by_name.items() if "amx_bf16_emulated" in name)
     assert emulated
     assert "tmm" not in emulated

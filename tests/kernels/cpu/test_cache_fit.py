@@ -1,4 +1,4 @@
-"""Tiles of CPU kernels for a cache of given words, and the errors where no tiles fit."""
+"""Tiles of CPU kernels for a cache of `words` words, and the errors if no tiles fit."""
 
 import pytest
 from hypothesis import given

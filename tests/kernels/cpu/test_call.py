@@ -1,4 +1,4 @@
-"""The call that Python makes and the structs that the core reads are the same."""
+"""The call that Python makes equals the structs that the core reads."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_number_types_have_the_codes_of_the_core():
 
 @pytest.mark.parametrize("dtype", COMPUTED)
 def test_the_core_knows_the_bytes_of_each_number_type(dtype):
-    """A packed number is of the type itself or, where an instruction set does not multiply it, of the sums' type."""
+    """A packed number has its array's type, or the sums' type if the instruction set cannot multiply that type."""
     allowed = {BYTES_PER_WORD[dtype], BYTES_PER_WORD[sum_dtype(dtype)]}
     assert {row.packed_bytes(cpu.NUMBERS[dtype]) for row in _core.list_isas()} <= allowed
 

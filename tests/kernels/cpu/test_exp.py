@@ -1,4 +1,4 @@
-"""The kernels' exponential over its whole range, and 16-bit numbers in and out, on every instruction set."""
+"""The kernels' exponential over its whole range, and conversions of 16-bit numbers, on every instruction set."""
 
 import numpy as np
 import pytest
@@ -102,8 +102,8 @@ def test_every_16_bit_number_passes_unchanged(isa, name, width):
 def test_results_are_rounded_to_nearest_even(isa, name, width):
     # Two keys of equal weight give half the sum of two neighbouring numbers, which lies halfway between them.
     dtype = DTYPES[name]
-    top = {"bfloat16": 0x7E7F, "float16": 0x7BFF}[name]  # a sum of two fits float32
-    low = np.arange(0x80 if name == "bfloat16" else 0, top, dtype=np.uint16)  # of bfloat16, the normal numbers
+    top = {"bfloat16": 0x7E7F, "float16": 0x7BFF}[name]  # the sum of two such numbers fits float32
+    low = np.arange(0x80 if name == "bfloat16" else 0, top, dtype=np.uint16)  # for bfloat16, only normal numbers
     low = np.resize(low, (-(-len(low) // width), width))
     v = np.stack([low.view(dtype), (low + 1).view(dtype)], axis=1)
     ones = np.ones((len(v), 2, 1), dtype)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# Registers that only newer instruction sets have. Outside its namespace no function may name one.
+# Registers that only newer instruction sets have. No function outside of the set's namespace may use them.
 NEWER = {"avx512": re.compile(r"%zmm|%k[1-7]|%[xy]mm(1[6-9]|2\d|3[01])"), "avx2": re.compile(r"%ymm")}
 
 
@@ -25,7 +25,7 @@ def namespace(mangled):
 def violations(listing):
     """List functions of a disassembly that use newer registers outside the namespace of a newer instruction set.
 
-    The namespace is that of the function itself, mangled: a std:: template on a newer set's type is built for all CPUs.
+    The mangled name's own namespace counts: a std:: template on a newer set's type is built for all CPUs.
     """
     functions, name = set(), ""
     for line in listing.splitlines():

@@ -178,7 +178,7 @@ def test_one_key_has_the_whole_gradient_with_transposed_arrays(isa, transposed, 
 
 
 def test_backward_keeps_the_form_of_forward_if_scores_are_large(isa):
-    """With large scores, backward takes the form of forward; otherwise each direction takes the cheaper form."""
+    """With large scores, backward uses forward's form of the mask; otherwise each direction uses the cheaper form."""
     mask = Mask.global_tokens([0]) | Mask.sliding_window(3, 5)
     case = example((4, 9, 257), (1, 300, 257), times=1000.0, mask=mask)
     sizes = cpu.Sizes((), 1, 4, 9, 300, 257, 257)
@@ -252,7 +252,7 @@ def test_gradients_of_bias_sinks_and_lse(isa, data):
         tile=case.tile,
     )
     exact = reference.backward(case.q, case.k, case.v, case.dout, dlse=dlse, **case.arguments())
-    # dS is computed from 16-bit values, whose products are exact, and summed in float32; P and dS round nowhere here.
+    # dS is computed from 16-bit values, whose products are exact, and summed in float32; P and dS are not rounded here.
     terms = np.abs(case.dout.astype(float)).sum(-1).max(initial=0) * np.abs(case.v.astype(float)).max(initial=0)
     size = 1 + np.abs(case.q.astype(float)).sum(-1).max(initial=0) * np.abs(case.k.astype(float)).max(initial=0)
     many = np.prod(case.full) / max(1, np.prod(shape))
@@ -304,7 +304,7 @@ def test_the_kept_share_is_what_was_asked_for(isa, dropout):
     count, share = is_kept.size, 1 - dropout
     sigma = np.sqrt(share * dropout / count)
     assert abs(is_kept.mean() - share) < 5 * sigma
-    for axis in range(4):  # the share is the same for every head, row and key
+    for axis in range(4):  # the share is about the same for every head, row and key
         others = tuple(i for i in range(4) if i != axis)
         means = is_kept.mean(axis=others)
         assert np.abs(means - share).max() < 6 * np.sqrt(share * dropout * len(means) / count)

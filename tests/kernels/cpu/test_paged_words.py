@@ -1,4 +1,4 @@
-"""The words that the kernel counts on paged keys are those of the schedule `paged`."""
+"""The words that the kernel counts on paged keys equal the words of the schedule `paged`."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def drawn(seed):
     table = []
     for length in keys:
         needed, begin = -(-length // page), []
-        if table and rng.random() < 0.8:  # begins as another sequence does
+        if table and rng.random() < 0.8:  # it shares a prefix with another sequence
             begin = pick(*table)[: rng.integers(0, needed + 1)]
         table.append([*begin, *rng.integers(0, PAGES, needed - len(begin)).tolist()])
     left, right = pick(None, None, int(rng.integers(0, 200))), pick(0, 0, None, 3)

@@ -31,7 +31,7 @@ def test_every_row_and_key_is_in_one_task(direction, mask, threads):
 
 def test_the_longest_tasks_come_first():
     tasks = list_tasks(problem("forward", rb.Mask.causal(), n_q=2048, n_k=2048), 2)
-    ends = tasks.start + tasks.size  # of causal rows: the work grows with them
+    ends = tasks.start + tasks.size  # the work of causal rows grows with their end
     assert (np.diff(ends // tasks.tile.rows) <= 0).all()
 
 

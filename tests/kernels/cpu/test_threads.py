@@ -82,7 +82,7 @@ def test_after_a_fork_parent_and_child_both_work():
         warnings.simplefilter("ignore", DeprecationWarning)  # the test forks a process with threads on purpose
         child = os.fork()
     if child == 0:
-        signal.alarm(30)  # a child that hangs dies, and the parent sees it
+        signal.alarm(30)  # kills a child that hangs, which the parent notices
         os._exit(0 if results(case) == expected else 1)
     assert results(case) == expected
     _, status = os.waitpid(child, 0)
@@ -100,7 +100,7 @@ def test_inside_workers(method):
             assert result == expected[1]
 
 
-# What each script below starts with: a call and its results on one thread.
+# The beginning of each script below: a call and its results on one thread.
 PREAMBLE = """
 import os, resource, runpy, sys, threading, time
 import numpy as np
@@ -124,7 +124,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinit
 
 
 def run_script(script, team="redblue's"):
-    """Run a script in a process of its own, on redblue's threads or on PyTorch's, and return the lines it prints."""
+    """Run a script in a separate process, on redblue's or PyTorch's threads, and return the lines that it prints."""
     if team == "PyTorch's":
         pytest.importorskip("torch")
     done = subprocess.run(
@@ -165,7 +165,7 @@ def test_memory_that_ends_raises_and_leaves_the_threads_intact(team):
     assert run_script(LITTLE_MEMORY, team) == [f"{n} raised, and then gave the right results" for n in (1, 3)]
 
 
-# What one process does after another: its start takes longer than they do. Each ends with a line that names it.
+# Scripts that one process runs one after another, because starting a process takes longer. Each prints its name last.
 IN_ONE_PROCESS = """
 allowed = os.sched_getaffinity(0)
 for pause in (0, 0, 0.001, 0.03, 0, 0.03):
@@ -238,7 +238,7 @@ q = torch.sin(torch.arange(8.0 * 200 * 32)).reshape(1, 8, 200, 32)
 expected = torch.softmax(q @ q.mT / 32**0.5, -1) @ q
 child = os.fork()
 if child == 0:
-    signal.alarm(60)  # a child that hangs dies, and the parent sees it
+    signal.alarm(60)  # kills a child that hangs, which the parent notices
     import redblue
     for _ in range(3):
         out = redblue.attention(q, q, q)

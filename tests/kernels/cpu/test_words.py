@@ -51,7 +51,7 @@ def moved(row, problem, tile, gathers=False):
     return cpu.backward(sizes, p.dtype, *(described(x) for x in (q, k, v, out, lse, dout, *written)), **common)
 
 
-DRAWN_LESS = drawn(25)  # of the slow ones
+DRAWN_LESS = drawn(25)  # fewer examples for slow tests
 
 
 def expected(schedule, problem, rows, cols):
@@ -63,7 +63,7 @@ def expected(schedule, problem, rows, cols):
 @given(problem=problems("forward"), rows=st.integers(1, 150), cols=st.integers(1, 150))
 def test_forward_moves_what_flash_moves(isa, problem, rows, cols):
     measured = moved(isa, problem, cpu.Tile(rows, cols))
-    if not isinstance(problem.mask.rule, Window):  # whole panels
+    if not isinstance(problem.mask.rule, Window):  # widen to whole panels
         lanes = isa.lanes(cpu.NUMBERS[problem.dtype])
         rows = -(-rows // lanes) * lanes
     assert measured == expected("flash", problem, rows, cols)

@@ -1,6 +1,6 @@
 """Mark variants of tests as thorough: the interpreter is slow, and most variants only recombine values of others.
 
-On a GPU, replace a test process that an illegal access has cut off from the device.
+On a GPU, replace a test process that has lost the device after an illegal access.
 """
 
 import os
@@ -20,9 +20,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_logfinish():
-    """End this process of pytest-xdist, which starts another one, if the device refuses all its calls from now on."""
+    """If the device refuses all further calls of this process, end it; pytest-xdist then starts another one."""
     if "PYTEST_XDIST_WORKER" in os.environ and _device_is_lost():
-        time.sleep(1)  # the report of the test is on its way
+        time.sleep(1)  # so that the report of the test is sent
         os._exit(1)
 
 

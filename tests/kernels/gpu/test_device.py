@@ -157,7 +157,10 @@ def test_output_gradients_with_strides_of_0(d):
 @pytest.mark.parametrize("schedule", ["flash", "hybrid", "small_cache"])
 @pytest.mark.parametrize("scale", [1e20, -1e30])
 def test_a_dominant_score_gets_weight_1(scale, schedule):
-    """Even if the compiler fuses products and sums. Only dV is checked, because dQ and dK are mere rounding errors."""
+    """This holds even if the compiler fuses products and sums.
+
+    Only dV is checked; dQ and dK are only rounding errors.
+    """
     q, k, v = (normal(1, 2, n, 64, dtype=torch.float32) for n in (N_Q, N_K, N_K))
     out = rb.attention(q, k, v, scale=scale, mask=MASKS["blocks"], schedule=schedule)
     doubles = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
@@ -191,9 +194,7 @@ def max_allocated_bytes(n, d, card):
     spilled = []
     for direction in ("forward", "backward"):
         launch = plan(direction, Sizes((1,), 1, 1, n, n, d, d), "float16", card)
-        tiles = ceil_div(
-            n, launch.tiles.cols
-        )  # of a row; each has a float32 maximum, as has each span, of which there are fewer
+        tiles = ceil_div(n, launch.tiles.cols)  # per row; each has a float32 maximum, as has each of the fewer spans
         spilled.append(launch.chunk * (n * 2 * KERNELS[launch.kernel, direction].spilled + 2 * 4 * tiles))
     results = n * d * (2 * 6 + 4 * 2)  # out, dout, dq, dk, dv and a copy of one; sums of dK and dV
     return max(spilled) + results + n * 4 * 4

@@ -1,4 +1,4 @@
-"""The cache of mask lists on the device: which lists it keeps, and which it drops first."""
+"""The cache of mask lists on the device: the lists that it keeps, and the order of eviction."""
 
 import numpy as np
 import pytest

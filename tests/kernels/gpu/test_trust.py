@@ -119,7 +119,7 @@ def test_no_keys_and_a_bias_with_a_gradient(mask, shape):
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0])], ids=["", "sinks"])
 @pytest.mark.parametrize("right", [0, 3])
 def test_rows_beyond_the_last_key_of_a_window(right, sinks):
-    """Whole blocks of rows have no key. Merging the spans of keys must not read what those blocks never wrote."""
+    """Whole blocks of rows have no key. Merging the spans of keys must not read their unwritten results."""
     sinks = None if sinks is None else sinks.to(DEVICE)
     mask = rb.Mask.sliding_window(2, right)
     check(normal(1, 2, 90, 5), normal(1, 1, 40, 5), normal(1, 1, 40, 4), mask=mask, sinks=sinks)

@@ -44,7 +44,7 @@ SHAPES = {  # batch, key heads, group, n_q, n_k, d, d_v
     "groups": (1, 2, 3, 13, 48, 16, 32),
     "one row": (1, 2, 2, 1, 35, 16, 16),
 }
-CASES = [  # shape, mask, edge of the tiles that stay, edge of the tiles that stream by
+CASES = [  # shape, mask, edge of the tiles that stay, edge of the streamed tiles
     *(("plain", mask, 16, 16) for mask in MASKS),
     *(("groups", mask, 32, 16) for mask in ("full", "window", "n of m")),
     *(("odd", mask, 16, 64) for mask in ("full", "causal", "dilated")),

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def fresh_compiler():
-    """Use no cache on disk, which another version of this project may have written."""
+    """Use no cache on disk, because another version of this project may have written it."""
     import torch._functorch.config
     import torch._inductor.config
 

@@ -1,4 +1,4 @@
-"""Boolean biases that become masks, so that kernels skip what nobody attends."""
+"""Boolean biases that become masks, so that kernels skip unattended tiles."""
 
 import numpy as np
 import pytest

@@ -76,7 +76,7 @@ def test_dynamic_shapes_bias_sinks_groups_and_broadcasting():
         for x, y in zip(*(torch.autograd.grad(loss, inputs) for loss in (got, expected)), strict=True):
             assert close(x, y)
         graphs.append(counter.frame_count)
-    assert graphs[0] == graphs[-1]  # the first call may trace twice, the others not at all
+    assert graphs[0] == graphs[-1]  # the first call may trace twice, the others must not trace
 
 
 def test_two_dimensions_and_scaled_dot_product_attention():

@@ -232,7 +232,7 @@ def call(*, d=64, d_v=None, dtype=torch.float16, other=None, attn_mask=None, ena
 
 
 def shape_of_pytorchs(**options):
-    """The shape of PyTorch's own result; None where PyTorch asks for a driver, as CUDA builds do from 2.15 on."""
+    """The shape of PyTorch's own result; None if PyTorch requires a driver, as CUDA builds do from 2.15 on."""
     try:
         return call(**options).shape
     except getattr(torch, "AcceleratorError", ()):
@@ -355,7 +355,7 @@ def test_plans_can_be_made_for_another_card():
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_fastest_candidate_runs(monkeypatch):
-    """As on a GPU, each candidate runs once on the arrays of the call, then the chosen one runs."""
+    """As on a GPU, each candidate runs once on the arrays of the call; then the chosen one runs."""
     pytest.importorskip("triton")
     from redblue.kernels.gpu.planning import tune
     from redblue.op.pytorch import gpu, interpreted

@@ -1,4 +1,4 @@
-"""The override reaches PyTorch's modules in eval mode: their fast path, which bypasses it, is off meanwhile."""
+"""The override reaches PyTorch's modules in eval mode, because it turns off their fast path, which bypasses it."""
 
 import threading
 
@@ -38,7 +38,7 @@ def test_attention_module():
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore:.*nested tensors")  # PyTorch's fast path makes one
+@pytest.mark.filterwarnings("ignore:.*nested tensors")  # PyTorch's fast path makes a nested tensor
 @pytest.mark.parametrize("padding", [None, PADDING], ids=["whole", "padded"])
 def test_encoder(padding):
     model, x = encoder(), torch.randn(2, 5, 16)

@@ -1,4 +1,4 @@
-"""PyTorch's flash-attention ops on the CPU, with redblue's kernels at their empty keys."""
+"""PyTorch's flash-attention ops on the CPU, for which redblue registers kernels."""
 
 import threading
 
@@ -21,7 +21,8 @@ OPS = (
 SCHEMA = str(aten._flash_attention_forward.default._schema)
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 4e-2, torch.float16: 6e-3}  # numbers of about 1
 
-STARTS, KEY_STARTS = [0, 5, 5, 12, 20, 21], [0, 7, 9, 12, 30, 30]  # an empty sequence, one without keys, more queries
+# An empty sequence, one without keys, and one with more queries than keys.
+STARTS, KEY_STARTS = [0, 5, 5, 12, 20, 21], [0, 7, 9, 12, 30, 30]
 
 
 def needs(option):
@@ -107,7 +108,7 @@ def test_packed(options, meaning, dtype):
 @pytest.mark.parametrize("sdpa", [False, True], ids=["flash", "sdpa"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_padded(causal, sdpa):
-    """Both layouts. Strides are of any kind, and a batch entry is a sequence."""
+    """Padded batches in both layouts, with any strides; each batch entry is a sequence."""
     inputs = padded()
     dout = randn(2, 9, 4, 16, seed=5).detach()
     with rb.flash_ops():
@@ -131,7 +132,7 @@ def test_padded(causal, sdpa):
 
 
 def test_strides_are_those_that_compiled_graphs_expect():
-    """Inputs that are parts of one projection, of which empty_like is dense."""
+    """Inputs are parts of one projection, for which empty_like is dense."""
     whole = torch.randn(2, 4, 9, 3, 16).permute(0, 2, 3, 1, 4)  # (batch, n, 3, heads, d), heads outside
     q, k, v = whole.unbind(2)
     with rb.flash_ops():
@@ -144,7 +145,7 @@ def test_strides_are_those_that_compiled_graphs_expect():
 
 
 def test_values_of_another_width():
-    """PyTorch 2.15 and later say that the output has the width of the values. Earlier ones do not."""
+    """In PyTorch 2.15 and later, the output is declared with the width of the values."""
     q, k, _ = packed()
     v = randn(30, 2, 10)
     dout = randn(21, 4, 10, seed=3).detach()
@@ -198,7 +199,7 @@ def test_a_block_of_keys_of_a_ring():
 
 @pytest.mark.parametrize("layout", ["packed", "padded", "sdpa"])
 def test_dropout(layout):
-    """The backward op drops what the forward op dropped: out is linear in v, so v's gradient gives out again."""
+    """The backward op drops the same pairs as the forward op: out is linear in v, so v's gradient yields out again."""
 
     def run(q, k, v):
         if layout == "packed":
@@ -406,7 +407,7 @@ def test_transforms():
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore")  # PyTorch's compiler raises warnings about itself
+@pytest.mark.filterwarnings("ignore")  # warnings of PyTorch's compiler
 def test_compiled():
     q, k, v = padded()
 

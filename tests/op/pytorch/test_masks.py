@@ -1,4 +1,4 @@
-"""Masks other than bands, on PyTorch tensors: gradients, compiling, names, and heads with masks of their own."""
+"""Masks other than bands, on PyTorch tensors: gradients, compiling, names, and separate masks per head."""
 
 import gc
 

@@ -65,7 +65,7 @@ def test_outputs_and_gradients_in_every_type(dtype):
     ],
 )
 def test_shapes(q, k, v):
-    if 0 in q or 0 in k:  # the textbook has no maximum of an empty row
+    if 0 in q or 0 in k:  # the textbook cannot take the maximum of an empty row
         q, k, v = normal(*q), normal(*k), normal(*v)
         out, lse = rb.attention(q, k, v, return_lse=True)
         assert out.shape == (*q.shape[:-1], v.shape[-1])
@@ -156,7 +156,7 @@ def test_requested_schedules(schedule):
 
 
 def test_a_bias_with_heads_last_in_memory():
-    """T5 makes its bias so; kernels that read it more than once get a copy with dense rows."""
+    """T5's bias has this layout. Kernels that read a bias more than once get a copy with dense rows."""
     q, k, v, memory = normal(3, 2, 5, 3), normal(3, 2, 7, 3), normal(3, 2, 7, 3), normal(5, 7, 2)
     for bias in (memory.permute(2, 0, 1)[None], memory.permute(2, 0, 1)[None].expand(3, 2, 5, 7)):
         check(q, k, v, memory, bias=bias)

@@ -1,4 +1,4 @@
-"""Paged caches in graphs of PyTorch: torch.compile, export and fake tensors; eager calls do without the ops."""
+"""Paged caches in graphs of PyTorch: torch.compile, export and fake tensors. Eager calls bypass the ops."""
 
 import pytest
 
@@ -47,11 +47,11 @@ def test_a_step_of_generation_compiles_into_one_graph_for_all_sizes(backend):
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)
     graphs, table, lengths = [], torch.tensor([[0, 1, 2], [3, 4, 5], [7, 8, 6]]), torch.tensor([0, 1, 2])
-    for n in (6, 7, 10):  # none equals another size: PyTorch would suppose that they are always equal
+    for n in (6, 7, 10):  # none equals another size, because PyTorch would assume that they are always equal
         q, k, v = torch.randn(3, n, 4, 8), torch.randn(3, n, 2, 8), torch.randn(3, n, 2, 5)
         assert same_steps(compiled, (q, k, v, *cache(), table, lengths))
         graphs.append(counter.frame_count)
-    assert graphs[0] == graphs[-1]  # PyTorch may trace the first call twice, the others not at all
+    assert graphs[0] == graphs[-1]  # PyTorch may trace the first call twice, but must not trace the others
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", thorough("inductor")])

@@ -1,4 +1,4 @@
-"""Positions on PyTorch tensors: against float64 and the whole's dropout, and under PyTorch's transforms."""
+"""Positions on PyTorch tensors: against float64 and the whole problem's dropout, and under PyTorch's transforms."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_outputs_and_gradients(dtype, schedule):
 
 
 def test_positions_of_every_kind():
-    """Tensors of any whole type, arrays, lists and ranges mean the same."""
+    """Tensors of any integer type, arrays, lists and ranges mean the same."""
     arrays, options = tensors(block("strided", "strided"))
     of = options["positions"]
     expected = rb.attention(*arrays[:3], **options)
@@ -59,7 +59,7 @@ def test_positions_of_every_kind():
 
 
 def test_the_backward_function_for_parts_of_the_keys():
-    """Blocks of keys whose outputs are merged have, together, the gradients of the whole."""
+    """The gradients of blocks of keys, whose outputs are merged, add up to the gradient of the whole problem."""
     cut = block("whole", "whole")
     (q, k, v, dout), options = tensors(cut)
     out, lse = rb.attention(q, k, v, return_lse=True, **options | {"positions": None})

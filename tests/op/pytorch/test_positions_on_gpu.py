@@ -28,7 +28,7 @@ def seeded():
 
 
 def check(cut, dtype=torch.float64, mask=None, **more):
-    """Check results and gradients, of a bias too, against float64 and the whole's dropout."""
+    """Check results and gradients, also of a bias, against float64 and the whole problem's dropout."""
     q, k, v, dout = (torch.tensor(x.astype(np.float64), device=DEVICE).to(dtype) for x in cut.arrays)
     n_q, n_k = q.shape[-2], k.shape[-2]
     bias = torch.randn(n_q, n_k, dtype=torch.float64, device=DEVICE).to(dtype)

@@ -171,7 +171,7 @@ def test_dropout_is_reproducible(q, calls):
     assert not torch.equal(a, attend(q))
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's kernel has no batching rule
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's kernel lacks a batching rule
 def test_unsupported_calls_stay_with_pytorch(q, calls):
     wide, meta = torch.randn(1, 1, 2, 4100), torch.empty(2, 3, 6, 8, device="meta")
     with warnings.catch_warnings():  # PyTorch warns once per process that nested tensors are a prototype

@@ -27,7 +27,7 @@ from redblue.op.pytorch.usage import Usage
 
 @contextmanager
 def mesh_of(rank, world, meeting):
-    """A mesh of this process among `world`; `meeting` is a new file through which the processes meet."""
+    """A mesh of `world` processes, including this one. meeting: a new file by which the processes find each other."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     try:
         yield init_device_mesh("cpu", (world,))
@@ -50,7 +50,7 @@ PLACEMENTS = [Replicate(), Shard(0), Shard(1), Shard(2)]
 
 
 def check_calls(mesh, placements):
-    """Compare calls on DTensors with PyTorch's on whole tensors, outputs and gradients."""
+    """Compare outputs and gradients on DTensors with PyTorch's on whole tensors."""
     for placement in placements:
         for kv_heads, options in CALLS.values():
             torch.manual_seed(0)
@@ -106,7 +106,7 @@ def check_options(mesh):
 
 
 def check_flash_ops(mesh):
-    """PyTorch has sharding rules of its own for the flash ops."""
+    """The flash ops use PyTorch's own sharding rules."""
     torch.manual_seed(0)
     whole = [torch.randn(2, 4, 5, 8, requires_grad=True) for _ in range(3)]
     for placement in (Shard(0), Shard(1)):
@@ -122,7 +122,7 @@ def check_flash_ops(mesh):
             assert (x - y.full_tensor()).abs().max() < 5e-6
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch's, about its own process groups
+@pytest.mark.filterwarnings("ignore")  # PyTorch's warnings about its own process groups
 def test_one_process(tmp_path):
     q = torch.randn(1, 2, 4, 8)
     with mesh_of(0, 1, tmp_path / "meeting") as mesh:
@@ -185,7 +185,7 @@ def test_rules_of_masks():
 
 
 def test_rules_of_arrays():
-    """An array is sharded with q along the dimensions that it has; its gradient is a part of the sum along others."""
+    """An array is sharded like q along dimensions that it has. Along others, its gradient is a partial sum."""
     q, lse = spec(3, 4, 5, 8), spec(3, 4, 5)
     flat = Options(bias=spec(4, 5, 5), sinks=spec(4), alibi=spec(3, 1), positions=spec(14)).flat
     _, batch, heads = forward_placements(q, q, q, *flat)

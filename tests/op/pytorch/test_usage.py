@@ -57,7 +57,7 @@ def test_a_choice_by_switch_wins(q):
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
 def test_double_backward_under_the_math_kernel(q, inside):
-    """redblue has no second derivative, PyTorch's math kernel has one."""
+    """redblue has no second derivatives; PyTorch's math kernel has."""
 
     def second():
         (gradient,) = torch.autograd.grad(attend(q).sin().sum(), q, create_graph=True)
@@ -100,7 +100,7 @@ def test_no_call_is_lost_or_refused_twice(q):
     def work(calls):
         with rb.sdpa():
             for options in calls:
-                with suppress(RuntimeError):  # PyTorch's, for the mask of integers
+                with suppress(RuntimeError):  # PyTorch's error for a mask of integers
                     attend(x, **options)
 
     with rb.sdpa() as used:

@@ -39,7 +39,7 @@ def same(got, wanted, tensors):
 
 
 def causal(left=None):
-    """The option that makes varlen_attn causal, which was is_causal before it was window_size."""
+    """The option that makes varlen_attn causal: is_causal in older versions, window_size in newer ones."""
     if "window_size" in PARAMETERS:
         return {"window_size": (-1 if left is None else left, 0)}
     return {"is_causal": True}
@@ -109,7 +109,7 @@ def test_into_a_given_output():
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore")  # PyTorch's compiler raises warnings about itself
+@pytest.mark.filterwarnings("ignore")  # warnings of PyTorch's compiler
 def test_compiled():
     q, k, v = inputs()
 
@@ -122,7 +122,7 @@ def test_compiled():
 
 @pytest.mark.thorough
 def test_checkpointed_and_bfloat16():
-    """As torchtitan's varlen backend calls it: bfloat16, and recomputed in the backward pass."""
+    """The call of torchtitan's varlen backend: bfloat16, and recomputed in the backward pass."""
     q, k, v = (x.detach().bfloat16().requires_grad_() for x in inputs())
     run = lambda q, k, v: attend(q, k, v, **causal())  # noqa: E731
     with rb.flash_ops():

@@ -1,4 +1,4 @@
-"""The experiment on many cores: its blocks are the kernel's, its quick run, and the facts that its page states."""
+"""The experiment on many cores: its blocks equal the kernel's, its quick run, and the facts on its page."""
 
 import numpy as np
 import pytest

@@ -127,9 +127,9 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", KEPT)
 def test_stored_results_match_this_code(name):
-    """The results in docs/ are of the current points of the experiment, and its page shows the findings.
+    """The results in docs/ have the points of the current experiment, and its page shows the findings.
 
-    An experiment with parts may have the few points of --quick for some; its page says which.
+    Some parts of an experiment may have only the points of --quick; its page says which parts.
     """
     result = experiments.read(RESULTS, name)
     page = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
@@ -189,7 +189,7 @@ def test_the_gpu_experiment_needs_one_and_says_so(tmp_path, monkeypatch):
 
 
 def test_the_gpu_experiments_requests_and_figure(tmp_path, monkeypatch):
-    """Use a meter that returns twice the counted bytes, and too little shared memory for one schedule."""
+    """With a meter that returns twice the counted bytes, and too little shared memory for one schedule."""
 
     def measured(problem, using, plan_words, schedule, boundary):
         assert using == "ncu"
@@ -243,7 +243,7 @@ def test_the_planner_assumes_a_nearly_optimal_share():
 
 
 def test_gaps_are_of_plans_and_none_is_below_its_bound():
-    """Rows are weighted by the plans that they stand for: 12 for each direction of the quick run."""
+    """Rows are weighted by the number of plans that they represent: 12 for each direction of the quick run."""
     rows = [row for point in gaps.points(True) for row in gaps.measure(point)]
     for direction in gaps.HUES:
         own = gaps.fitting(rows, direction)
@@ -263,6 +263,6 @@ def test_the_search_finds_nothing_below_the_tables_and_no_optimum_below_its_boun
     assert all(row["proved"] and row["words"] >= row["bound"] for row in search.games(rows))
     assert [row["words"] for row in search.games(rows)] == [16, 11, 10, 9, 8]
     assert search.findings(rows)[0].startswith("At 0 of ")
-    monkeypatch.setitem(TABLE, "forward", {"flash": lambda x: 5 * x**2})  # a worse table is found
+    monkeypatch.setitem(TABLE, "forward", {"flash": lambda x: 5 * x**2})  # the check detects a worse table
     worse = [row for point in search.points(True)[:1] for row in search.measure(point)]
     assert search.findings(worse + search.games(rows))[0].startswith("At 1 of 1 ")

@@ -59,7 +59,7 @@ def test_measured_words_are_above_the_bound_and_near_the_count(name, tmp_path):
         assert row["measured_words"] >= row["bound_words"]
         assert (
             0.9 <= row["measured_words"] / row["counted_words"] <= 3
-        )  # packing dominates the words of so short an array
+        )  # packing dominates the words of such short arrays
     assert (tmp_path / f"{name}.svg").exists()
 
 

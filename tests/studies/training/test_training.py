@@ -1,4 +1,4 @@
-"""Training runs: interrupted and continued, with a full disk, and with redblue and PyTorch along one curve."""
+"""Training runs: interrupted and continued, with a full disk, and with equal curves of redblue and PyTorch."""
 
 import json
 import os
@@ -27,7 +27,7 @@ TEXT = np.frombuffer(bytes(np.random.default_rng(0).integers(256, size=4000, dty
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
-    """Models so small are fastest on one thread; the number that a part sets must not outlive the test."""
+    """Such small models are fastest on one thread. A test's number of threads must not outlive the test."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for module in (curves, steps, bert, tasks, context, graph):
@@ -57,7 +57,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(stop, dtype, tmp_path):
     for _ in range(stop):
         first.step()
     first.save()
-    first.step()  # after the checkpoint: lost
+    first.step()  # after the checkpoint, so it is lost
     torch.manual_seed(99)
     again = run_of(REDBLUE, tmp_path / "run.pt", dtype=dtype)
     assert len(again.losses) == stop
@@ -174,7 +174,7 @@ def fake_rows(quick):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Let `training.measure` answer at once; record the points that it is asked for."""
+    """Make `training.measure` return at once, and record the requested points."""
     known = {}
     for quick in (True, False):
         known |= {json.dumps(point): row for point, row in zip(training.points(quick), fake_rows(quick), strict=True)}

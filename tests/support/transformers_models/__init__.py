@@ -1,1 +1,1 @@
-"""Every model class of transformers that dispatches attention, at tiny size, on redblue beside transformers' eager."""
+"""Compares every model class of transformers that dispatches attention, at tiny size, on redblue with eager."""

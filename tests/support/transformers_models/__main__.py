@@ -1,4 +1,4 @@
-"""The sweep over all model classes (`make transformers-table`). It can be stopped, and goes on where it was."""
+"""The sweep over all model classes (`make transformers-table`). A stopped sweep continues where it ended."""
 
 import argparse
 import glob

@@ -13,7 +13,8 @@ from support.transformers_models import inputs, parts, tiny
 from support.transformers_models.fixes import CLASSES, CONFIGS
 from support.transformers_models.known_inputs import INPUTS
 
-TOLERANCE = 1e-4  # of the largest number in an output, or in all gradients: float32, random weights, some layers
+# Relative to the largest number in an output, or in all gradients; for float32, random weights and a few layers.
+TOLERANCE = 1e-4
 MOST_PARAMETERS = 3e7
 NEW_TOKENS = 5
 OWN_CODE = "its attention does not go through transformers' registry"
@@ -21,7 +22,7 @@ NO_ATTENTION = "it has no attention"
 
 
 class Outcome(dict):
-    """What happened: `status` of redblue, its `reason`, `sdpa`, the largest relative errors, and what was compared."""
+    """The outcome: redblue's `status` and `reason`, `sdpa`, the largest relative errors, and what was compared."""
 
 
 def compare(cls: type, sdpa: bool = True) -> Outcome:
@@ -61,7 +62,7 @@ def _compared_part(model: Any, arguments: dict[str, Any], whole: str) -> Outcome
 
 
 class Refused(Exception):
-    """The eager model takes none of the guessed inputs; the text is the first error."""
+    """The eager model accepts none of the guessed inputs; the text is the first error."""
 
 
 def _reference(cls: type) -> tuple[Any, Any]:
@@ -71,7 +72,7 @@ def _reference(cls: type) -> tuple[Any, Any]:
 
 
 def _inputs(cls: type, reference: Any) -> tuple[dict[str, Any], Any]:
-    """The first guess that the eager model takes, and its results. Raises Refused."""
+    """The first guess that the eager model accepts, and its results. Raises Refused."""
     trials = []
     for arguments in inputs.guesses(reference, INPUTS.get(cls.__name__, {})):
         try:
@@ -101,7 +102,7 @@ def _compared(
 def _against(
     make: Callable[[str], Any], implementation: str, reference: Any, arguments: Any, expected: Any
 ) -> tuple[dict[str, Any], Any]:
-    """Compare one implementation with eager; also give its numbers."""
+    """Compare one implementation with eager; also return its results."""
     try:
         model = make(implementation)
         with Calls() as calls:
@@ -159,7 +160,7 @@ def _text(error: BaseException) -> str:
 
 
 def _model(cls: type, config: Any, implementation: str, states: Any) -> Any:
-    """The model with its weights drawn at random, or with these."""
+    """The model with random weights, or with the given ones."""
     config = copy.deepcopy(config)
     config._attn_implementation = implementation
     config._experts_implementation = "eager"
@@ -210,7 +211,7 @@ def _run(model: Any, arguments: dict[str, Any]) -> tuple[list[torch.Tensor], dic
 
 
 def _without_padding(x: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """An output with zeros for padded tokens: under a window, these may attend nothing, and eager averages all keys."""
+    """Zero the outputs of padded tokens: under a window they may attend nothing, and eager then averages all keys."""
     if attention_mask is None or x.shape[:2] != attention_mask.shape:
         return x
     return x.masked_fill(attention_mask.view(*x.shape[:2], *[1] * (x.dim() - 2)) == 0, 0.0)

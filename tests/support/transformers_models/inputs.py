@@ -1,4 +1,4 @@
-"""Inputs of tiny models: several guesses, of which the first one that the eager model takes is used."""
+"""Inputs of tiny models: several guesses; the first that the eager model accepts is used."""
 
 import inspect
 import itertools
@@ -77,7 +77,7 @@ def _required(name: str, config: Any, generator: torch.Generator) -> list[Any]:
 
 
 def _images(model: Any, names: Any, generator: torch.Generator) -> Iterator[dict[str, Any]]:
-    """Patches of two images, packed one behind the other."""
+    """Patches of two images, packed one after the other."""
     from support.transformers_models.known_inputs import GRID, patches
 
     rows = patches(model, generator)

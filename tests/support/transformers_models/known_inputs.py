@@ -28,7 +28,7 @@ def _observed(model: Any, generator: torch.Generator) -> torch.Tensor:
 
 
 def _patch_rows(width: int) -> Callable[[Any, torch.Generator], torch.Tensor]:
-    """Patches as rows, each behind the numbers of its row and column, which count from 1."""
+    """Patches as rows; each begins with its row and column numbers, counted from 1."""
 
     def draw(model: Any, generator: torch.Generator) -> torch.Tensor:
         places = torch.cartesian_prod(torch.arange(1, 5), torch.arange(1, 5)).float().expand(2, 16, 2)
@@ -54,7 +54,7 @@ def _with_images(count: int) -> Callable[[Any, torch.Generator], torch.Tensor]:
 
 
 def _ended(model: Any, generator: torch.Generator) -> torch.Tensor:
-    """Tokens of which the last one ends the sentence."""
+    """Tokens that end with the end of the sentence."""
     ids = torch.randint(5, 90, (2, 14), generator=generator)
     ids[:, -1] = model.config.eos_token_id
     return ids

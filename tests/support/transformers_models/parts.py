@@ -1,4 +1,4 @@
-"""Classes that are parts of other models: a part gets the inputs that it gets inside a model of the same module."""
+"""Classes that are parts of other models. A part gets the inputs that a model of the same module passes to it."""
 
 import copy
 import inspect
@@ -51,7 +51,7 @@ def with_implementation(model: Any, implementation: str) -> Any:
 
 
 def _detached(value: Any) -> Any:
-    """A copy of the arguments that no graph and no later change reaches."""
+    """A copy of the arguments, detached from graphs and later changes."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict) and type(value) is dict:

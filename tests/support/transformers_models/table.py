@@ -17,7 +17,7 @@ STATUSES = {
     "not buildable": "no tiny config is known, or a package is missing",
 }
 
-# Why a class was not compared, in plain words: the first pattern that occurs in its name and recorded reason
+# Reasons why a class was not compared, in plain words, by the first pattern that its name and recorded reason contain
 REASONS = {
     "requires the timm library": "its backbone needs the package timm, which the comparison does not install",
     "'inference_session'": "its forward pass takes a session of a video, not tensors",
@@ -30,7 +30,7 @@ REASONS = {
 
 
 def _plain(record: dict[str, Any]) -> str:
-    """Why a class was not compared, in plain words where they are known."""
+    """The reason why a class was not compared, in plain words if known."""
     text = f"{record['class']} {record.get('reason', '')}"
     known = next((words for pattern, words in REASONS.items() if re.search(pattern, text)), None)
     return known or record.get("reason", "")[:80].replace("|", "\\|")
@@ -48,7 +48,7 @@ def write(records: list[dict[str, Any]], json_path: Path, page: Path) -> None:
 
 
 def _short(record: dict[str, Any]) -> str | dict[str, str]:
-    """A class's outcome: "same" if sdpa takes it, too; else the details."""
+    """A class's outcome: "same" if sdpa supports it, too; otherwise the details."""
     if record["status"] == record.get("sdpa") == "same":
         return "same"
     fields: dict[str, Any] = {

@@ -112,7 +112,7 @@ class Unbuildable(Exception):
 
 
 def tiny(cls: type, fixes: dict[str, dict[str, Any]], **fields: Any) -> Any:
-    """A tiny config of a config class. fixes: fields by the name of a config class, which win over the tables here."""
+    """A tiny config of a config class. fixes: fields by the name of a config class, which override the tables here."""
     try:
         default = cls()
     except Exception as error:
@@ -191,7 +191,7 @@ def _key_heads(chosen: dict[str, Any], default: Any) -> None:
 
 
 def _global(config: Any, name: str) -> Any:
-    """A field of a config; None if it has none, or one for each layer."""
+    """A field of a config; None if it has no such field, or one per layer."""
     try:
         return getattr(config, name, None)
     except Exception:  # transformers' AmbiguousGlobalPerLayerAttributeError

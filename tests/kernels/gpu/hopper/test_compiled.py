@@ -58,11 +58,11 @@ def compiled(d, first, end):
 def test_products_run_beside_exponentials(d, first, end):
     fit, planned_bytes, sass = compiled(d, first, end)
     assert fit["shared_bytes"] <= planned_bytes
-    assert fit["spilled_bytes"] <= 512  # between loops: at most 12 bytes with Triton 3.6, 328 with 3.9
+    assert fit["spilled_bytes"] <= 512  # outside of loops: at most 12 bytes with Triton 3.6, 328 with 3.9
     assert not fit["serialized"]
     assert {"HGMMA", "USETMAXREG", "UTMALDG"} <= set(sass)
     assert "HMMA" not in sass
-    # In each loop a wait leaves the output's product running, a tile's exponentials follow, then the wait for it
+    # In each loop, exponentials of a tile come between a wait that leaves the output's product running and its own wait
     between, exponentials = [], 0
     for name in sass:
         if name == "MUFU.EX2":
@@ -71,5 +71,5 @@ def test_products_run_beside_exponentials(d, first, end):
             between.append(exponentials)
             exponentials = 0
     consumers, loops = (3 if d == 64 and end is None else 2), 1 + (end is not None) + (first is not None)
-    tile = 64 * (64 if d == 256 else 128) // 128  # exponentials of a thread
+    tile = 64 * (64 if d == 256 else 128) // 128  # exponentials per thread
     assert sum(count >= tile for count in between) >= consumers * (loops + 1), between  # and the first tile's

@@ -1,4 +1,4 @@
-"""flash_onepass on Hopper: when it is planned, what its kernels take, and its results (on such a GPU)."""
+"""flash_onepass on Hopper: its plan, the calls that its kernels support, and its results (on such a GPU)."""
 
 import math
 import os
@@ -28,7 +28,7 @@ FULL, BAND = (PlanOptions(by_gluon=mask, any_order=True) for mask in ("full", "b
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Plan as where Triton does not interpret."""
+    """Plan as if Triton did not interpret."""
     monkeypatch.setattr(hopper, "available", lambda: True)
     _for_hopper.cache_clear()
     yield

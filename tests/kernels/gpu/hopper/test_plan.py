@@ -1,4 +1,4 @@
-"""Which calls the Hopper kernel takes, and that it is one of the kernels of the operator."""
+"""The calls that the Hopper kernel supports, and its use by the operator."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ PLAIN = PlanOptions(by_gluon="full")
 
 @pytest.fixture
 def gluon(monkeypatch):
-    """As if kernels were compiled, by a Triton that has Gluon."""
+    """Plan as if kernels were compiled by a Triton that has Gluon."""
     monkeypatch.setattr(planning_hopper, "available", lambda: True)
     _for_hopper.cache_clear()
     yield
@@ -36,7 +36,7 @@ def gluon(monkeypatch):
 
 @pytest.fixture
 def modelled(gluon, monkeypatch):
-    """Run the kernel's source by the model. Returns the list of the settings it ran with, which grows."""
+    """Run the kernel's source by the model. Returns a list to which each run appends its settings."""
     ran = []
 
     class Modelled(Run):
@@ -102,7 +102,7 @@ def test_kernels_in_gluon_are_not_interpreted():
 def test_planned_shared_memory_fits(gluon, d, d_v):
     sizes = Sizes((4,), 32, 1, 4096, 4096, d, d_v)
     for mask in ("full", "band"):
-        assert choices("forward", sizes, "float16", Card(), mask) == settings(d, d_v, mask)  # all fit
+        assert choices("forward", sizes, "float16", Card(), mask) == settings(d, d_v, mask)  # all choices fit
         assert all(x.shared_bytes(d, d_v) <= Card().shared_bytes for x in settings(d, d_v, mask))
 
 
@@ -177,4 +177,4 @@ def test_sections_of_heads_fit_the_cache():
     arguments = hopper.prepare(
         q, q, q, torch.empty_like(q), torch.empty(1, 8, 256), 1.0, None, 1, Settings(l2_bytes=4 * q[:, 0].nbytes * 2)
     ).arguments
-    assert arguments["section"] == 2  # of two heads, keys and values take half
+    assert arguments["section"] == 2  # with two heads, keys and values take half of it

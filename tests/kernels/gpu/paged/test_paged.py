@@ -97,7 +97,7 @@ def test_values_that_are_a_slice_of_the_keys(widths):
 
 @pytest.mark.parametrize("mask", ["full", "window", "both sides", "tree"])
 def test_masks(mask):
-    """Also with more queries than keys, and with a tree of more keys than a sequence has."""
+    """Masks, also with more queries than keys, and with a tree of more keys than a sequence has."""
     check(draw(5, [40, 3, 45], [3, 5, 18], heads=(2, 1), device=DEVICE, options=[mask]))
 
 

@@ -118,7 +118,7 @@ for d in 64, 128:
 
 @pytest.mark.thorough
 def test_candidates_for_hopper_compile_as_planned():
-    """Within the model's shared memory, with few spills, and without products that wait for one another."""
+    """They fit in the model's shared memory, spill little, and have no serialized products."""
     code = [sys.executable, "-W", "ignore", "-c", CANDIDATES_OF_HOPPER]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     run = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
@@ -153,7 +153,7 @@ def test_rows_of_an_odd_multiple_of_8_numbers_are_copied_ahead(direction, kernel
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     code = [sys.executable, "-W", "ignore", "-c", LOADS_OF_ROWS_OF_40, direction]
     run = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
-    lines = [line for line in run.stdout.splitlines() if line.startswith("flash_")]  # the assembler reports, too
+    lines = [line for line in run.stdout.splitlines() if line.startswith("flash_")]  # skips the assembler's lines
     assert lines == [f"{name} True False" for name in kernels]
 
 
@@ -165,7 +165,7 @@ def test_rows_of_an_odd_multiple_of_8_numbers_are_copied_ahead(direction, kernel
         ((2, 3, 5, 7), None, 1),
         ((2, 3, 5, 36), None, 4),
         ((2, 3, 5, 64), (1024, 0, 66, 1), 2),
-        ((1, 1, 5, 64), (3, 7, 64, 1), 16),  # strides that lead nowhere do not count
+        ((1, 1, 5, 64), (3, 7, 64, 1), 16),  # strides of dimensions of size 1 do not count
         ((0, 3, 1, 64), (3, 64, 7, 1), 16),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_schedule_that_does_not_fit_is_replaced_with_a_warning():
     with warnings.catch_warnings():  # the warning comes once
         warnings.simplefilter("error")
         assert plan("forward", sizes, "float16", card, schedule="flash") == planned
-        # The shared memory that the message names is enough
+        # The amount of shared memory in the message is enough
         need_bytes = int(str(caught[0].message).split(" bytes")[0].split()[-1].replace(",", ""))
         enough = card._replace(shared_bytes=need_bytes)
         assert plan("forward", sizes, "float16", enough, schedule="flash").kernel == "flash"
@@ -239,7 +239,7 @@ def test_hopper_gets_whole_rows_per_warp_and_each_kernel_its_own_settings():
     assert (*first, launch.parts) == (128, 64, 64, 128, ((8, 3), (8, 3)))
     assert any(edges[2:] == [64, 64] and launch.parts == ((8, 3), (4, 2)) for *edges, launch in others)
     (*first, launch), *_ = tiles(128, "backward", listed=True)
-    assert (first[2:], launch.settings(1)) == ([32, 128], (8, 3))  # bits of lists take registers
+    assert (first[2:], launch.settings(1)) == ([32, 128], (8, 3))  # the bits of mask lists take registers
 
 
 def test_settings_of_one_kernel_serve_all_unless_they_have_their_own():

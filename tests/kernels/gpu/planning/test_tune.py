@@ -75,7 +75,7 @@ def test_the_fastest_is_chosen_timed_once_and_stored(clock, cache_folder):
     stored = json.loads(file.read_text())
     assert stored["launch"] == repr(CANDIDATES[2])
     assert list(stored["milliseconds"].values()) == [3.0, 2.0, 1.0]
-    tune.forget()  # as in a new process
+    tune.forget()  # simulates a new process
     assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
     assert clock.timed == 3
 
@@ -195,7 +195,7 @@ def test_nothing_is_timed_while_a_graph_is_captured_or_traced(clock, monkeypatch
         assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[0]
         assert not clock.ran
     assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
-    with monkeypatch.context() as patch:  # a choice made before is used
+    with monkeypatch.context() as patch:  # uses the earlier choice
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         assert tune.chosen(kind(), CANDIDATES, clock.run) == CANDIDATES[2]
 
@@ -267,7 +267,7 @@ def test_the_device_clears_memory_for_as_long_as_python_queues_a_call(monkeypatc
         synchronize = record
 
         def elapsed_time(self, end):
-            return 0.1  # milliseconds of a clearing
+            return 0.1  # milliseconds to clear memory once
 
     monkeypatch.setattr(torch, "empty", lambda *size, **options: Memory())
     monkeypatch.setattr(torch.cuda, "Event", Event)

@@ -112,7 +112,7 @@ def test_listed_masks(launch, kernel, mask):
     n = 48 if mask is SPARSE["blocks"] else 37
     check_forward(
         normal(1, 6, n, 5), normal(1, 2, n, 5), normal(1, 2, n, 4), mask=mask
-    )  # a block holds rows of three heads
+    )  # so that a block holds rows of three heads
 
 
 @pytest.mark.parametrize("span", [128, 384])

@@ -1,4 +1,4 @@
-"""BlockMasks in calls: exactness, what is refused, and that a training loop converts one only once."""
+"""BlockMasks in calls: exactness, refusals, and a single conversion per training loop."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_another_mask_mod_is_seen():
     rb.flex_attention(*call, block_mask=block_mask)
     block_mask.mask_mod = MASK_MODS["causal"]
     with_other_mod = rb.flex_attention(*call, block_mask=block_mask)
-    # The blocks stay, and partial ones ask the new mask_mod
+    # The blocks stay, and partial blocks evaluate the new mask_mod
     documents = DOCUMENT[:, None] == DOCUMENT[None]
     blocks = torch.nn.functional.pad(documents, (0, 12, 0, 12)).view(7, 16, 7, 16).permute(0, 2, 1, 3)
     expected = blocks.clone()
@@ -223,7 +223,7 @@ def place_of_a_width(kind):
 
         def change(new):
             nonlocal width
-            width = None  # frees the number, whose place in memory the next one may get
+            width = None  # frees the number, whose address the next number may get
             width = np.int64(new)
 
         return lambda b, h, i, j: (i - j).abs() <= int(width), change
@@ -277,7 +277,7 @@ def test_only_what_mask_mod_reads_matters():
         lambda b, h, i, j: model.same(i, j), None, None, 100, 100, device="cpu", BLOCK_SIZE=16
     )
     first = block_masks.converted(block_mask, 100, 100, torch.device("cpu"))
-    model.unread += 1  # as an optimiser changes parameters
+    model.unread += 1  # in place, as an optimiser changes parameters
     assert block_masks.converted(block_mask, 100, 100, torch.device("cpu")) is first
     model.document[0] = 3
     assert block_masks.converted(block_mask, 100, 100, torch.device("cpu")) is not first

@@ -1,4 +1,4 @@
-"""flex_attention's other arguments, types, sizes and surroundings; and everything that is refused, by name."""
+"""flex_attention's other arguments, types, sizes and transforms, and its refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLE = torch.nn.Parameter(torch.randn(4, 60, dtype=torch.float64, generator=tor
 
 
 def mixed(s, b, h, i, j):
-    """Every part of the order: factor, softcap, bias, alibi, mask."""
+    """Every supported operation in order: factor, softcap, bias, alibi, mask."""
     added = 2 * torch.tanh(s * TABLE[h, i] / 2) + TABLE[h, i - j + 30] - 0.25 * (i - j).abs()
     return torch.where(((i - j).abs() < 9) & (j % 5 != 2), added, -INFINITY)
 
@@ -103,7 +103,7 @@ def test_kernel_options():
     assert torch.equal(rb.flex_attention(q, k, v, kernel_options=options), rb.flex_attention(q, k, v))
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile hides it, but not where it is an error
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile hides it, unless warnings are errors
 def test_in_compiled_functions():
     call = tensors(9, 9)
     block_mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, 9, 9, device="cpu")

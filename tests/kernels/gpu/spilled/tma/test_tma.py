@@ -1,4 +1,4 @@
-"""The kernels that load by TMA (spilled/tma) against float64, their plan, and calls that they do not take.
+"""The kernels that load by TMA (spilled/tma) against float64, their plan, and calls that they do not support.
 
 They run under Triton's interpreter, or, with TRITON_INTERPRET=0, on a GPU.
 """
@@ -52,7 +52,7 @@ BANDS = [rb.Mask.full(), rb.Mask.causal(), rb.Mask.causal(align="bottom-right"),
 
 @pytest.fixture(autouse=True)
 def nan_in_new_memory():
-    """Fill new memory with NaN, which shows in every element that a kernel reads and none has written."""
+    """Fill new memory with NaN, which reveals reads of unwritten elements."""
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
     yield
@@ -123,7 +123,7 @@ def test_heads_that_share_a_key_head(launch, choice, group):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("steep", [1.0, 40.0, 3000.0])
 def test_scores_far_above_the_first_keys(launch, dtype, steep):
-    """P overflows where a row's largest score is far above that of its first keys; such rows are computed anew."""
+    """P overflows if a row's largest score is far above the scores of its first keys; such rows are recomputed."""
     launch(SMALL)
     q, k, v = normal(1, 70, 64, dtype=dtype), normal(1, 200, 64, dtype=dtype), normal(1, 200, 64, dtype=dtype)
     with torch.no_grad():
@@ -205,7 +205,7 @@ def test_forward_moves_the_words_of_its_schedule_and_those_of_the_references():
     tally, cost = words("forward")
     blocks = ceil_div(N_Q, 32)
     first_scores = N_Q * D + blocks * launches.FIRST_KEYS * D
-    instead = N_Q * (ceil_div(N_K, 64) + 1) - N_Q * ceil_div(D_V, 32)  # references where the schedule loads lse
+    instead = N_Q * (ceil_div(N_K, 64) + 1) - N_Q * ceil_div(D_V, 32)  # reference scores, where the schedule loads lse
     flags = blocks * ceil_div(D_V, 128)
     assert tally.total().reads == cost.reads + HEADS * (first_scores + instead + flags)
     assert tally.total().writes == cost.writes + HEADS * (N_Q + blocks)
@@ -234,7 +234,7 @@ print(json.dumps(rows))
 """
 
 
-SPILLED_BYTES = 128  # of a thread, once for each tile
+SPILLED_BYTES = 128  # per thread, once per tile
 
 
 @pytest.mark.thorough
@@ -264,7 +264,7 @@ def planned(direction="forward", d=512, n=8192, dtype="bfloat16", card=None, opt
 def test_wide_heads_are_planned_by_tma_first():
     assert isinstance(planned()[0], Choice)
     assert isinstance(planned("backward")[0], Choice)
-    assert not isinstance(planned()[-1], Choice)  # tuning may find the other kernels faster
+    assert not isinstance(planned()[-1], Choice)  # tuning may choose the other kernels
 
 
 @pytest.mark.parametrize(
