@@ -260,12 +260,13 @@ model.
 
 **Least recently used.** A tile stays in the cache only if it is touched again before everything else in the cache has
 been touched. Between two uses of a tile, a `flash` forward pass touches all tiles that it keeps, *and* the slices of K
-and V that are no longer needed: LRU cannot know that they are dead. With r rows and c columns it needs
+and V that are no longer needed, because LRU cannot know that they are dead. With r rows and c columns, the pass needs
 
-    r (d + d_v + 2) + r c + r + c (d + d_v) words (or r (2 d_v + 3), if that is more: O and its target)
+    r (d + d_v + 2) + r c + r + c (d + d_v) words
 
-where the model needs the larger of c d, c d_v and r instead of the last two terms. With whole lines and one set, this
-capacity moves exactly the counted words and the dead tiles that LRU writes back (`tests/machine/test_cached_costs.py`).
+or, while O is stored, r (2 d_v + 3) words, if these are more. In the model, the larger of c d, c d_v and r takes the
+place of the last two terms. With whole lines and one set, a cache of this capacity moves exactly the counted words and
+the dead tiles that LRU writes back (`tests/machine/test_cached_costs.py`).
 With one line less, LRU evicts each line just before its next use, so the traffic jumps instead of growing slowly. For
 this reason, tiles for a full cache can move several times the counted words, while tiles for a part of the cache move
 only the counted words. `hybrid` loses the largest part of the cache: it keeps rows of Q and uses one slice of their
