@@ -153,7 +153,8 @@ def measure(title: str, direction: str, rounds: int) -> list[Row]:
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    lines = ["| size, door | | own call | door over own call, 95 % interval | added |", "|---|---|---|---|---|"]
+    head = "| size, door | | own function | speed of the door over own function, 95 % interval | added time |"
+    lines = [head, "|---|---|---|---|---|"]
     for row in rows:
         added = row.figures[1].value
         own, door = row.rates

@@ -183,7 +183,7 @@ def tables(rows: list[Row]) -> list[Table]:
         )
         for name in dict.fromkeys(row["scores"] for row in errors)
     ]
-    columns = ("scores", "deviation", "largest", *(f"degree {degree}" for degree in shown), "for 0.1", "for 2⁻⁸")
+    columns = ("scores", "deviation", "largest score", *(f"degree {degree}" for degree in shown), "for 0.1", "for 2⁻⁸")
     second = [
         (
             str(d),
@@ -197,9 +197,9 @@ def tables(rows: list[Row]) -> list[Table]:
         if (found := [row["length"] for row in lengths if (row["d"], row["degree"]) == (d, degree) and row["length"]])
     ]
     return [
-        Table(f"Error over max |V|, d = {D}, and the degree for errors of 0.1 and 2⁻⁸", columns, first),
+        Table(f"Error / max |V| for d = {D}, and the degree for errors of at most 0.1 and 2⁻⁸", columns, first),
         Table(
-            "Tokens from which it moves fewer words than every exact schedule, over the boundaries of all machines",
+            "The length in tokens from which on Taylor features move fewer words than every exact schedule",
             ("d", "degree", "rank r", "boundaries", "least", "median", "most"),
             second,
             0,
@@ -214,15 +214,15 @@ def findings(rows: list[Row]) -> list[str]:
         found = [row["length"] / row["rank"] for row in same]
         lines.append(
             f"With d = {d} and degree {degree}, r = {rank(d, degree):,} features replace the keys. They move fewer "
-            f"words than exact attention from {min(found):.2f} r to {max(found):.2f} r tokens on, {median(found):.2f} "
-            f"r in the median of {len(found)} boundaries."
+            f"words than exact attention from a length of {median(found):.2f} r tokens on in the median of "
+            f"{len(found)} boundaries; this length is {min(found):.2f} r at least and {max(found):.2f} r at most."
         )
     reached = needed(rows, TOLERANCES[1])
     for name in ("uniform, entries up to 1/2", "Gaussian", "transformer, trained"):
         if name in reached:
             row = reached[name]
             takes = f"degree {row['degree']}, r = {row['rank']:.1e}" if row else f"more than degree {DEGREES[-1]}"
-            lines.append(f"An error of at most 2⁻⁸ of max |V| takes, for the scores `{name}` and d = {D}, {takes}.")
+            lines.append(f"For the scores `{name}` and d = {D}, an error of at most 2⁻⁸ max |V| takes {takes}.")
     return lines
 
 
@@ -233,28 +233,32 @@ def missing() -> str:
 EXPERIMENT = Experiment(
     name="approximate",
     title="Approximate attention: error and words",
-    question="How large is the error of Taylor features, and from which length on do they move fewer words?",
+    question="How large is the error of Taylor features, and from which sequence length on do they move fewer words?",
     points=points,
     measure=measure,
     figure=figure,
     tables=tables,
     findings=findings,
     method=f"""
-`taylor_2`, `taylor_4` and `taylor_6` are a *reconstruction* of the polynomial method of Alman & Song (arXiv 2302.13214)
-as schedules ([theory](../lab/theory.md), "Approximate attention"). They are not the algorithms of Papp, Sobczyk &
-Zouzias (arXiv 2605.23751), whose text was not at hand, and which may need fewer features or fewer words.
+The schedules `taylor_2`, `taylor_4` and `taylor_6` are a *reconstruction* of the polynomial method of Alman & Song
+(arXiv 2302.13214); [theory](../lab/theory.md), "Approximate attention", describes them. They are not the algorithms of
+Papp, Sobczyk & Zouzias (arXiv 2605.23751). The text of that paper was not at hand, and its algorithms may need fewer
+features or fewer words.
 
-**Error.** exp is replaced by its Taylor polynomial, in float64, n = {N}, d = {D}. Entries of Q and K are uniform within
-a bound, or standard normal, or those of a causal transformer of {small_transformer.LAYERS} layers and
-{small_transformer.HEADS} heads on bytes, before and after {STEPS} steps of training on Python source (the worst head
-counts; the schedules themselves take no mask). The error is the largest difference of an output word, over the largest
-|V|. *Deviation* and *largest* are those of the scores q·k/√d.
+**Error.** A Taylor polynomial replaces exp, in float64, with n = {N} and d = {D}. The entries of Q and K are uniform
+within a bound, or standard normal, or they come from a causal transformer of {small_transformer.LAYERS} layers and
+{small_transformer.HEADS} heads on bytes, before and after {STEPS} steps of training on Python source. Of the
+transformer's heads, the one with the largest error is shown. The transformer's mask applies to the error only: the
+schedules take no mask. The error is the largest error of an output word, divided by the largest |V|. *Deviation* and
+*largest score* are the standard deviation and the largest absolute value of the scores q·k/√d.
 
-**Words.** One head, full mask, n queries and n keys, words of 16 bits, every boundary of every machine of the catalogue
-whose capacity is known; closed forms with the best tiles, against the fewest words of `flash`, `hybrid` and
-`small_cache`. Lengths are within 1 %. Where the sums F fit in the cache, every input is read once, and the
-approximation pays as soon as exact attention reads anything twice. Where they do not, r features cost what r keys cost,
-so it pays from about n = r on. Arithmetic is not counted: 4 n r d operations and the features, in place of 4 n² d.
+**Words.** One head, full mask, n queries and n keys, words of 16 bits, at every boundary of known capacity of every
+machine of the catalogue. The closed forms of the Taylor schedules with their best tiles are compared with the fewest
+words of `flash`, `hybrid` and `small_cache`. Lengths are accurate to 1 %. Where the features' sums over keys fit in the
+cache, every input is read once, and Taylor features move fewer words as soon as exact attention reads anything twice.
+Where the sums do not fit, r features cost as many words as r keys, so Taylor features move fewer words from about n = r
+on. Arithmetic is not counted: Taylor features take 4 n r d operations and the computation of the features, exact
+attention 4 n² d.
 """,
     missing=missing,
 )

@@ -30,7 +30,7 @@ def points(quick: bool) -> list[Point]:
 EXPERIMENT = Experiment(
     name="backward",
     title="The crossing, backward",
-    question="For dQ, dK and dV: where are one pass, two kernels, or P and dS written once the best?",
+    question="At which cache sizes is one pass for dQ, dK and dV best, or two kernels, or writing P and dS to memory?",
     points=points,
     measure=metered.measure,
     figure=BACKWARD.figure,

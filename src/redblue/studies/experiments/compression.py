@@ -134,7 +134,7 @@ def figure(rows: list[Row]) -> alt.LayerChart:
 def tables(rows: list[Row]) -> list[Table]:
     runs, large = split(rows)
     columns = (
-        *("schedule", "direction", "M", "loads", "phases", "decoded exactly", "words of a message, of 2M"),
+        *("schedule", "direction", "M", "loads", "phases", "decoded exactly", "longest message, of 2M words"),
         *("most products of a phase", "limit", "determined", "loads / bound"),
     )
     lines = [
@@ -163,12 +163,11 @@ def tables(rows: list[Row]) -> list[Table]:
         )
         for row in large
     ]
-    over = ("d / √M", "d", "`small_cache`", *(f"{levels}" for levels in LEVELS[1:]), "any arithmetic")
+    over = ("d / √M", "d", "`small_cache`", *(f"Strassen, levels: {each}" for each in LEVELS[1:]))
+    over += ("bound for any arithmetic",)
     return [
         Table("Phases, compressed", columns, lines, 2),
-        Table(
-            "Words over the bound for standard products: one to three levels of Strassen, and the bound", over, fast, 0
-        ),
+        Table("Words, relative to the bound for standard products", over, fast, 0),
     ]
 
 
@@ -184,17 +183,18 @@ def findings(rows: list[Row]) -> list[str]:
     above = sum(min(row["words"]) > row["any_bound"] for row in large)
     return [
         f"Bob decoded every product exactly in {exact} of {decoded} phases, from at most 2M words. In {within} of "
-        f"{len(runs)} runs no phase has more products than the limit of Theorem 4; `{fullest['schedule']}` at M = "
-        f"{fullest['M']} comes nearest, with {fullest['most_products'] / fullest['limit']:.0%} of it.",
-        f"The messages are not wasteful: one phase of `{tightest['schedule']}` computes products that take "
-        f"{tightest['determined_share']:.0%} of the words of its message to tell apart.",
-        f"Of the runs, `{nearest['schedule']}` at M = {nearest['M']} is nearest to the bound for any arithmetic: it "
-        f"loads {nearest['loads'] / nearest['bound_loads']:.0f} times as many words.",
-        f"Strassen's attention moves fewer words than standard products must (Theorems 1 to 3) from d = "
-        f"{min(row['d'] / row['M'] ** 0.5 for row in below):.0f} √M on, with n = 4 d; at d = "
-        f"{lowest['d'] / lowest['M'] ** 0.5:.0f} √M, {min(lowest['words']) / lowest['standard_bound']:.0%} of them. "
-        f"The bound for any arithmetic holds for {above} of {len(large)} counts; the lowest count is "
-        f"{min(lowest['words']) / lowest['any_bound']:,.0f} times this bound.",
+        f"{len(runs)} runs, no phase has more products than the limit of Theorem 4. `{fullest['schedule']}` at M = "
+        f"{fullest['M']} comes nearest to the limit, with {fullest['most_products'] / fullest['limit']:.0%} of it.",
+        f"The messages are hardly longer than necessary: the products of one phase of `{tightest['schedule']}` cannot "
+        f"be told apart by fewer than {tightest['determined_share']:.0%} of the words of its message.",
+        f"The run nearest to the bound for any arithmetic is `{nearest['schedule']}` at M = {nearest['M']}: it loads "
+        f"{nearest['loads'] / nearest['bound_loads']:.0f} times as many words as the bound.",
+        f"With n = 4 d, Strassen's attention moves fewer words than the bound for standard products (Theorems 1 to 3) "
+        f"from d = {min(row['d'] / row['M'] ** 0.5 for row in below):.0f} √M on; at d = "
+        f"{lowest['d'] / lowest['M'] ** 0.5:.0f} √M, it moves "
+        f"{min(lowest['words']) / lowest['standard_bound']:.0%} of that bound. The bound for any arithmetic holds for "
+        f"{above} of {len(large)} counts; the lowest count is {min(lowest['words']) / lowest['any_bound']:,.0f} times "
+        f"this bound.",
     ]
 
 
@@ -208,23 +208,25 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method=f"""
-**The protocol.** Each schedule runs on random words of F_q, q = 2³¹ - 1, with n = {N} and d = {D}. Its run is cut into
-phases of M loads (the first has 2M). Alice sends the words that the cache holds when a phase begins and the words that
-the phase loads. Bob knows the schedule and no input: a machine that runs the same schedule on zeros, until the phase
-begins, and then on the words of the message. He reads off every score that the phase computes (backward: every dP_ij).
-Which computed words are scores does not depend on the data; two runs on random inputs show it. *Decoded exactly*: all
-products of a phase equal Q Kᵀ computed directly. At most {DECODED} phases of a run are decoded, spread evenly; products
-are counted in all.
+**The protocol.** Each schedule runs on random words of the finite field F_q, q = 2³¹ - 1, with n = {N} and d = {D}. Its
+run is cut into phases of M loads (the first has 2M). Alice sends the words that the cache holds when a phase begins and
+the words that the phase loads. Bob knows the schedule but no input. His machine runs the same schedule, on zeros until
+the phase begins, and then on the words of the message. He reads off every score that the phase computes (backward:
+every dP_ij). The positions of scores among the computed words do not depend on the data; two runs on random inputs show
+it. *Decoded exactly*: all products of a phase equal Q Kᵀ computed directly. At most {DECODED} phases of a run are
+decoded, spread evenly; products are counted in all phases.
 
 *Limit*: W = 2M words determine at most (W + d²)²/4d² scores, or W if W < d² ([theory](../lab/theory.md), Theorem 4).
-*Determined*: the scores of a phase cannot be told apart by fewer than D words, where the d keys with the most of these
-scores count all of them and every other key at most d (or the same for rows); the column shows the largest D over the
-length of the message, among the phases decoded. *Bound*: Theorem 4 with its best phases, which are longer than M.
+*Determined*: the scores of a phase cannot be told apart by fewer than D words. D is a sum over keys: each of the d keys
+with the most of these scores adds all of its scores, and every other key at most d (or the same for rows). The column
+shows the largest D over the length of the message, among the phases decoded. *Bound*: Theorem 4 with its best phases,
+which are longer than M.
 
 **The fast multiplication.** Strassen's attention (Winograd's form, 7 products and 15 sums) computes Q Kᵀ and P V with
-the given levels of recursion over output-stationary tiles; the softmax between them reads S twice and writes P. M =
-{LARGE_M:,}, n = 4d. Words are those of its closed form, which equals a run in the tests; its phases above are runs. The
-bounds for standard products do not cover it. Each level saves an eighth of the products' words and adds sums that cost
-a fixed number of words per pair, so it pays only where d is many times √M, far beyond any head dimension in use.
+the given levels of recursion over output-stationary tiles; the softmax between them reads S twice and writes P. Here
+M = {LARGE_M:,} and n = 4d. The words are those of its closed form, which equals a run in the tests; the phases above
+are from runs. The bounds for standard products do not cover this algorithm. Each level of recursion saves an eighth of
+the products' words and adds sums, which cost a fixed number of words per pair. So a level saves words only where d is
+many times √M, far beyond any head dimension in use.
 """,
 )

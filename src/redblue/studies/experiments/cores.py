@@ -1,4 +1,4 @@
-"""Many cores: how the tasks of the CPU kernels are shared out to up to 192 threads, simulated, and checked here."""
+"""Many cores: how the tasks of the CPU kernels are distributed over up to 192 threads, simulated, and checked here."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def tables(rows: list[Row]) -> list[Table]:
     ]
     check = ("call", "direction", "cores", "speed-up simulated", "speed-up measured")
     tables = [Table("Shares of the time of all cores, simulated", columns, simulated_lines, 2)]
-    return [*tables, Table("This machine", check, measured_lines, 2)] if measured_lines else tables
+    return [*tables, Table("Speed-ups on this machine", check, measured_lines, 2)] if measured_lines else tables
 
 
 def findings(rows: list[Row]) -> list[str]:
@@ -201,24 +201,25 @@ def findings(rows: list[Row]) -> list[str]:
     worst = min(at_most, key=lambda row: row["used"])
     waits = max(found, key=lambda row: row["waited"])
     lines = [
-        f"On {most} cores, the calls compute in {min(row['used'] for row in at_most):.0%} to "
-        f"{max(row['used'] for row in at_most):.0%} of all cores' time. The least is {worst['case']}, "
-        f"{worst['direction']}, with {worst['tasks']:,} tasks.",
-        f"Backward tasks wait for one another's updates of dQ in at most {waits['waited']:.0%} of the time "
+        f"On {most} cores, the calls compute during {min(row['used'] for row in at_most):.0%} to "
+        f"{max(row['used'] for row in at_most):.0%} of all cores' time. The smallest share is that of the call "
+        f"{worst['case']}, {worst['direction']}, with {worst['tasks']:,} tasks.",
+        f"Backward tasks wait for one another's updates of dQ during at most {waits['waited']:.0%} of the time "
         f"({waits['case']}, {waits['cores']} cores).",
     ]
     sockets = [row for row in found if row["sockets"] > 1]
     if sockets:
         read = sum(row["sockets_per_stream"] for row in sockets) / len(sockets)
         lines.append(
-            f"With two sockets, {read:.2f} of them read a stream's keys (forward) or queries (backward), on average: "
-            f"threads take tasks wherever they run."
+            f"On machines with two sockets, {read:.2f} sockets on average read the keys (forward) or queries "
+            f"(backward) of one stream, because the order of tasks does not depend on the socket."
         )
     checked = of(rows, MEASURED)
     if checked:
         errors = [row["speed_up"] / row["expected"] for row in checked]
         lines.append(
-            f"On this machine, measured speed-ups are {min(errors):.2f} to {max(errors):.2f} of the simulated ones."
+            f"On this machine, the measured speed-ups are {min(errors):.2f} to {max(errors):.2f} times the simulated "
+            f"speed-ups."
         )
     return lines
 
@@ -226,22 +227,22 @@ def findings(rows: list[Row]) -> list[str]:
 EXPERIMENT = Experiment(
     name="cores",
     title="Many cores",
-    question="How well are the tasks of a call shared out to many cores, and how long do threads wait for each other?",
+    question="How evenly are the tasks of a call distributed over many cores, and how long do threads wait?",
     points=points,
     measure=measure,
     figure=figure,
     tables=tables,
     findings=findings,
     method=f"""
-Simulated, not measured: no machine with many cores was at hand. The tasks, and their order, are those of the compiled
-core, which lists them for so many threads; their tiles are planned for so many cores, each with the caches of this
-machine. Threads take tasks in that order. A task lasts as long as it has pairs of a query and a key, in whole panels.
-Backward, a panel's update of dQ takes {UPDATE:.0%} of its time, and waits for the update before it. All threads start
-at once, every core is equally fast, and memory is never the limit. From {MANY} cores on, the machine has two sockets,
-and each half of the threads runs on one.
+Simulated, not measured: no machine with many cores was at hand. The compiled core lists the tasks, in their order, for
+the given number of threads. Their tiles are planned for the given number of cores, each with the caches of this
+machine. Threads take tasks in that order. A task takes time in proportion to its pairs of a query and a key, in whole
+panels. In the backward pass, a panel's update of dQ takes {UPDATE:.0%} of the panel's time, and waits for the update
+before it. All threads start at once, every core is equally fast, and memory is never the limit. From {MANY} cores on,
+the machine has two sockets, and each socket runs half of the threads.
 
-"This machine" times the same calls with one thread and with one for each core, in float32, and puts the speed-up beside
-the simulated one.
+"Speed-ups on this machine" times the same calls in float32, with one thread and with one thread for each core, and
+shows the measured speed-up beside the simulated one.
 """,
     alone=True,
 )

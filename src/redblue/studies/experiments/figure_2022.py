@@ -108,7 +108,7 @@ def tables(rows: list[Row]) -> list[Table]:
         if bar != "bound"
     ]
     lines.append((f"proved bound, M = {M_WORDS:,} words", "-", f"{total['bound']:.2f} GB", "-"))
-    return [Table("Printed and counted", ("what", "printed", "counted", "counted / printed"), lines)]
+    return [Table("Printed and counted", ("algorithm", "printed", "counted", "counted / printed"), lines)]
 
 
 def _cell(value: float | None) -> str:
@@ -121,29 +121,30 @@ def findings(rows: list[Row]) -> list[str]:
     return [
         f"The printed 4.4 GB of FlashAttention follow from its algorithms. Their lines move {total[FLASH1]:.2f} GB "
         f"with blocks of 384 keys, which is M / 4d for an A100's 192 KiB.",
-        f"The printed 40.3 GB of standard attention do not. Its lines move {total[STANDARD]:.1f} GB. Mask and dropout "
-        f"as separate passes, each reading and writing a matrix, forward and backward, add {passes:.1f} GB, which "
-        f"makes {total[WITH_PASSES]:.1f}. The paper does not say whether they were separate.",
+        f"The printed 40.3 GB of standard attention do not follow from its algorithm, whose lines move "
+        f"{total[STANDARD]:.1f} GB. If mask and dropout are separate passes, forward and backward, and each pass reads "
+        f"and writes a matrix, they add {passes:.1f} GB; the total is then {total[WITH_PASSES]:.1f} GB. The paper does "
+        f"not say whether they were separate.",
         f"With the same M, FlashAttention-2's order and tiles that fill the cache move {total[FLASH2]:.2f} GB; no "
-        f"schedule moves less than {total['bound']:.2f}.",
+        f"schedule moves less than {total['bound']:.2f} GB.",
     ]
 
 
 EXPERIMENT = Experiment(
     name="figure-2022",
     title="The figure of 2022, recounted",
-    question="What do the 40.3 and 4.4 GB of the FlashAttention paper's Figure 2 consist of?",
+    question="Which traffic makes up the 40.3 and 4.4 GB in Figure 2 of the FlashAttention paper?",
     points=points,
     measure=measure,
     figure=figure,
     tables=tables,
     findings=findings,
     method="""
-Counted, not measured: every algorithm is run, or its closed form is evaluated, which equals a run (`redblue recount`
-lists every line). One attention layer of GPT-2 medium as the paper's Figure 2 has it: n = 1024, d = 64, 16 heads,
-batch 64, 16-bit, forward and backward (Dao et al., NeurIPS 2022, arXiv 2205.14135). Standard attention: 4 n d + 4 n²
-words forward and 8 n d + 7 n² backward, per head; FlashAttention, its Algorithms 1 and 4: 3 n d + 2 n + T_c (3 n d +
-4 n) and 7 n d + T_c (5 n d + 2 n) with T_c = n / B_c.
+Counted, not measured: every algorithm is run, or its closed form, which equals a run, is evaluated (`redblue recount`
+lists every line). The problem is one attention layer of GPT-2 medium as in the paper's Figure 2: n = 1024, d = 64, 16
+heads, batch 64, 16-bit, forward and backward (Dao et al., NeurIPS 2022, arXiv 2205.14135). Per head, standard attention
+moves 4 n d + 4 n² words forward and 8 n d + 7 n² backward. With T_c = n / B_c, FlashAttention (Algorithms 1 and 4)
+moves 3 n d + 2 n + T_c (3 n d + 4 n) words forward and 7 n d + T_c (5 n d + 2 n) backward.
 
 The paper's measured figure may include traffic that no line of the algorithms shows: cached lines that are read again,
 intermediate copies of the framework, or 4-byte numbers in the softmax. Nothing here measures an A100.

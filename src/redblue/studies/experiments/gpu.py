@@ -144,15 +144,15 @@ def tools() -> dict[str, str]:
 EXPERIMENT = Experiment(
     name="gpu",
     title="A GPU's boundaries over its shared memory",
-    question="How many bytes cross to L2, and to DRAM, as a block is given more shared memory?",
+    question="How many bytes move to and from L2 and DRAM if a block has more shared memory?",
     points=points,
     measure=measure,
     figure=figure,
     tables=tables,
     findings=findings,
     method=f"""
-The Triton kernels, forward, {HEADS} heads, n = {N:,}, full mask, {DTYPE}, with tiles planned for the given shared
-memory of a block. Nsight Compute (ncu) counts the bytes; it empties the caches before each kernel. The benchmark
+The Triton kernels, forward, {HEADS} heads, n = {N:,}, full mask, {DTYPE}, with tiles planned for the shared memory
+of a block. Nsight Compute (ncu) counts the bytes; it empties the caches before each kernel. The benchmark
 `benchmarks/small_cache/crossing.py` measures the time on cards with little shared memory.
 """,
     missing=missing,

@@ -104,10 +104,10 @@ def tables(rows: list[Row]) -> list[Table]:
         "d",
         "best schedule",
         "H",
-        "M of each",
+        "M per head",
         "d/√M",
         "words of a head",
-        "/ one alone",
+        "/ head alone",
         "/ bound",
     )
     lines = [
@@ -130,25 +130,25 @@ def findings(rows: list[Row]) -> list[str]:
     low, high = min(DIMENSIONS), max(DIMENSIONS)
     most = {d: max(growth(rows, d).items()) for d in (low, high)}
     changes = [
-        f"d = {d} from {before['regime']} to {after['regime']} at {after['heads']}"
+        f"d = {d} from {before['regime']} to {after['regime']} at H = {after['heads']}"
         for d in dict.fromkeys(row["d"] for row in rows)
         for before, after in pairwise([row for row in fitting(rows) if row["d"] == d])
         if before["regime"] != after["regime"]
     ]
     return [
-        f"With {most[low][0]} heads at once, a head of d = {low} moves {most[low][1]:.1f} times the words that it "
-        f"moves alone; with {most[high][0]}, a head of d = {high} moves {most[high][1]:.1f} times as many. The factor "
-        f"is up to H in a large cache, and √H in a small one.",
+        f"Compared with running alone, a head of d = {low} moves {most[low][1]:.1f} times the words if "
+        f"{most[low][0]} heads run at once, and a head of d = {high} moves {most[high][1]:.1f} times the words if "
+        f"{most[high][0]} heads run at once. The factor is up to H in a large cache, and √H in a small cache.",
         "Each of H heads has M / H words, so regimes change with H: " + "; ".join(changes) + ".",
-        "The bound does not change: heads that run one after the other lose nothing. Query heads that share K and V "
-        "are one stream of more rows, so they should run together.",
+        "The bound per head does not depend on H, and heads that run one after the other move no more words than one "
+        "alone. Query heads that share K and V are one stream with more rows, so they should run together.",
     ]
 
 
 EXPERIMENT = Experiment(
     name="heads",
     title="Many heads at once",
-    question="What does it cost to run H heads at once under one capacity instead of one after the other?",
+    question="How many more words move if H heads run at once in one fast memory, instead of one after the other?",
     points=points,
     measure=measure,
     figure=figure,
@@ -157,7 +157,8 @@ EXPERIMENT = Experiment(
     method=f"""
 Counted (`count(..., at_once=H)`), not measured. Forward, full mask, n = {N:,}, M = {M_WORDS:,} words: 227 KiB of
 16-bit words, an H100 multiprocessor's shared memory. H heads that share nothing run at once, each in M / H words.
-Every schedule that the planner may choose is counted with its best tiles. x = d / √M becomes √H x, so 4 x² becomes
-4 H x², and 4 x + 1 becomes 4 √H x + 1 ([theory](../lab/theory.md), "Several heads at once").
+Every schedule that the planner may choose is counted with its best tiles. x = d / √M becomes √H x. So the 4 x² words
+per pair of `flash` become 4 H x², and the 4 x + 1 words per pair of `small_cache` become 4 √H x + 1
+([theory](../lab/theory.md), "Several heads at once").
 """,
 )

@@ -161,8 +161,8 @@ def tables(rows: list[Row]) -> list[Table]:
 
 def findings(rows: list[Row]) -> list[str]:
     return [
-        f"d = {d}, {BOUNDARIES[level]} (M = {row['M']:,}, {row['regime']}): fewest words with `{row['schedule']}` in "
-        f"tiles for {row['planned_for']}, {_per_pair(row, 'measured_words'):.2f} per pair, "
+        f"At d = {d} and {BOUNDARIES[level]} (M = {row['M']:,}, {row['regime']}), `{row['schedule']}` in tiles for "
+        f"{row['planned_for']} moves the fewest words: {_per_pair(row, 'measured_words'):.2f} per pair, "
         f"{row['measured_words'] / row['bound_words']:.2f} times the bound."
         for (d, level), row in sorted(best(rows).items())
     ]
@@ -171,27 +171,27 @@ def findings(rows: list[Row]) -> list[str]:
 EXPERIMENT = Experiment(
     name="nesting",
     title="Two boundaries of one run",
-    question="Is each boundary of a hierarchy in a regime of its own, when L1 and L2 are measured together?",
+    question="Is each boundary of a memory hierarchy in its own regime, if L1 and L2 are measured in one run?",
     points=points,
     measure=measure,
     figure=figure,
     tables=tables,
     findings=findings,
     method=f"""
-The compiled CPU kernels (AVX2), one head, full mask, float32, run under valgrind's callgrind. It simulates every access
-to L1 ({CACHES["L1"].capacity_bytes >> 10} KiB, 8 ways), and the misses of L1 in L2
+The compiled CPU kernels (AVX2) run under valgrind's callgrind, with one head, full mask and float32. Callgrind
+simulates every access to L1 ({CACHES["L1"].capacity_bytes >> 10} KiB, 8 ways), and the misses of L1 in L2
 ({CACHES["L2"].capacity_bytes >> 10} KiB, 8 ways), with lines of 64 bytes that are replaced least recently used first.
-These are a Zen 3 core's caches. Each kernel runs twice: with tiles for L1, and with tiles for L2 (for three quarters of
-the cache: [real-caches](real-caches.md)). Bars: measured. Ticks: the schedule's count for these tiles, at the boundary
-that they are for. Dashed lines: the lower bound of that boundary.
+These are the caches of a Zen 3 core. Each kernel runs twice: with tiles for L1, and with tiles for L2. The tiles are
+planned for three quarters of the cache ([real-caches](real-caches.md)). Bars: measured words. Ticks: the schedule's
+count for these tiles, at the boundary that they are planned for. Dashed lines: the lower bound of the boundary.
 
-A kernel whose tiles do not fit L1 has no bar for L1. `small_cache` moves far more than its count where the rows of K,
-which it reads in place, lie a power of two apart and share few sets ([crossing](crossing.md)).
+A kernel without tiles that fit in L1 has no bar "for L1". `small_cache` reads rows of K in place. It moves far more
+than its count where these rows lie a power of two apart and so share few sets ([crossing](crossing.md)).
 
-At L1/L2 only reads are measured, because callgrind's L1 writes through. The count at L1/L2 holds reads, too; the bound
-holds both directions, and reads are nearly all of it. The kernels have tiles for one boundary only; the traffic at the
-other boundary follows from these tiles. Plans for two boundaries (`redblue plan`) nest; a kernel that follows both
-would need both sets of loops.
+At L1/L2, only reads are measured, because callgrind's L1 writes through, and only reads are counted. The bound is for
+both directions, but nearly all of it is reads. A kernel has tiles for one boundary only; the traffic at the other
+boundary follows from these tiles. `redblue plan` nests tiles for both boundaries. A kernel that follows such a plan
+would need loops for both sets of tiles.
 """,
     missing=metered.missing,
     tools=metered.tools,

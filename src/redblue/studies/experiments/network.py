@@ -153,7 +153,8 @@ def tables(rows: list[Row]) -> list[Table]:
         for row in rows
         if row["panel"] != "sizes"
     ]
-    columns = ("problem", "P", "schedule", "grid", "words", "bound, balanced work", "/ bound", "/ bound, any work")
+    columns = ("problem", "P", "schedule", "grid", "words", "bound for balanced work", "/ bound")
+    columns += ("/ bound for any work",)
     sized = [
         (
             f"{row['n']:,}",
@@ -169,7 +170,7 @@ def tables(rows: list[Row]) -> list[Table]:
         if row["panel"] == "sizes"
     ]
     found = [Table("Words of the busiest process, in one direction", columns, lines, 4)]
-    columns = ("n", "d", "P", "schedule", "words", "/ bound", "M: most words held", "/ bound by phases of M")
+    columns = ("n", "d", "P", "schedule", "words", "/ bound", "M: most words held", "/ bound by phases over M")
     return [*found, Table("Sizes and memory: one head, full mask", columns, sized, 0)] if sized else found
 
 
@@ -186,14 +187,14 @@ def findings(rows: list[Row]) -> list[str]:
                 low, high = min(gaps), max(gaps)
                 more = f" to {gaps[high]:.2f} (P = {high})" if high > low else ""
                 texts.append(f"`{name}` {gaps[low]:.2f} (P = {low}){more}")
-        found.append(f"Words over the bound, {panel}: {', '.join(texts)}.")
+        found.append(f"Words over the bound for {panel}: {', '.join(texts)}.")
     return found
 
 
 EXPERIMENT = Experiment(
     name="network",
     title="Attention over a network",
-    question="How far are the schedules over several processes from the least words that any schedule can move?",
+    question="How many times the lower bound do the schedules over several processes move?",
     points=points,
     measure=measure,
     figure=figure,
@@ -201,11 +202,12 @@ EXPERIMENT = Experiment(
     findings=findings,
     method=f"""
 Counted, not measured. n = {COMMON["n"]:,} ({PANELS["one head, causal, zigzag"]["n"]:,} causal), d = {COMMON["d"]}.
-Words are those that the busiest process sends, or receives, whichever are more; each schedule is on the grid with the
-fewest such words. The bound is the largest of [the bounds over a network](../lab/network.md) for balanced work, where
-each process holds the same share of the tokens of all heads. The words of schedules include row statistics, which the
-bound does not count: a word or two per row. A square mesh meets the bound for one head; backward, its rows and columns
-should be as 7 to 8, which no square grid is. With a causal mask, the bound lets a process compute the pairs among its
-own tokens and any rectangle of attended pairs; no known schedule divides the triangle in this way.
+The words are those that the busiest process sends, or those that it receives, whichever are more. Each schedule runs on
+the grid with the fewest such words. The bound is the largest of [the bounds over a network](../lab/network.md) for
+balanced work, where each process holds the same share of the tokens of all heads. The words of schedules include row
+statistics, a word or two per row, which the bound does not count. A square mesh meets the bound for one head in the
+forward pass. In the backward pass, the best ratio of rows to columns is 7 to 8, which a square mesh does not have. With
+a causal mask, the bound lets a process compute the pairs among its own tokens and any rectangle of attended pairs; no
+known schedule divides the triangle in this way.
 """,
 )

@@ -81,10 +81,12 @@ class Over:
             texts = []
             for kind, values in zip((COUNTED, MEASURED), zip(*places, strict=True), strict=True):
                 positions = [each for each in values if each]
-                texts += [f"{kind} {min(positions):.2f} to {max(positions):.2f} d²"] if positions else []
+                texts += [f"at {min(positions):.2f} to {max(positions):.2f} d² as {kind}"] if positions else []
             if texts:
-                where = f"M = {change.label} at leading order"
-                sentences.append(f"From `{change.small}` to `{change.large}`, {where}: {', '.join(texts)}.")
+                where = f"at M = {change.label} at leading order"
+                sentences.append(
+                    f"The best schedule changes from `{change.small}` to `{change.large}` {where}, {', '.join(texts)}."
+                )
         return [*sentences, *ratio_findings(rows)]
 
 
@@ -116,17 +118,18 @@ def ratio_findings(rows: Sequence[Row]) -> list[str]:
         inside = [sum(ratio(row) <= limit for row in measurements) for ratio in (over_counted, without_allocation)]
         where = "a fully associative cache" if cache == FULL else "an L1d of 48 KiB and 12 ways"
         sentences.append(
-            f"In {where}, measured over counted words of the same tiles: {over_counted(low):.2f} to "
-            f"{over_counted(worst):.2f}, {over_counted(middle):.2f} in the median; {inside[0]} of {len(measurements)} "
-            f"are at most {limit}, {inside[1]} without the lines that stores read before they write. The largest: "
-            f"`{worst['schedule']}`, d = {worst['d']}, M = {worst['M']:,}."
+            f"In {where}, kernels move {over_counted(low):.2f} to {over_counted(worst):.2f} times the words counted "
+            f"for their tiles, {over_counted(middle):.2f} times in the median. The ratio is at most {limit} in "
+            f"{inside[0]} of {len(measurements)} measurements, and in {inside[1]} without the lines that stores read "
+            f"before they write. It is largest for `{worst['schedule']}` at d = {worst['d']} and M = {worst['M']:,}."
         )
     return sentences
 
 
 def measured_table(rows: Sequence[Row]) -> Table:
     """A table of every measurement."""
-    columns = ("schedule", "cache", "d", "n", "M", "tiles", "measured", "/ counted", "no allocation", "/ bound")
+    columns = ("schedule", "cache", "d", "n", "M", "tiles", "measured", "/ counted")
+    columns += ("/ counted, without write allocation", "/ bound")
     lines = [
         (
             f"`{row['schedule']}`",
@@ -146,26 +149,30 @@ def measured_table(rows: Sequence[Row]) -> Table:
 
 
 METHOD = """
-The compiled CPU kernel (AVX2, because valgrind does not decode AVX-512), one head, full mask, float32, runs under
-valgrind's callgrind. It simulates every access in a write-back cache of 64-byte lines that are replaced least recently
-used first. *Measured words*: the lines of all read and write misses, the lines written back, and the output lines that
-the cache still holds at the end; each line is 16 words. Nothing that ran before the kernel is included. *Counted
-words*: the schedule's closed form for the tiles that the kernel ran with.
+The compiled CPU kernel (AVX2, because valgrind does not decode AVX-512) runs under valgrind's callgrind, with one head,
+full mask and float32. Callgrind simulates every access to a write-back cache with lines of 64 bytes, which replaces the
+least recently used line. *Measured words*: the lines of all read and write misses, the lines written back, and the
+output lines that the cache still holds at the end; each line is 16 words. Nothing that ran before the kernel is
+included. *Counted words*: the schedule's closed form for the tiles that the kernel ran with.
 
-The lines of the figure are the schedule's best tiles in the model, in which the schedule decides what the cache holds
-and all of M is usable. The kernel's tiles are multiples of its vectors. In a fully associative cache they are planned
-for all of it (minus room for dead tiles that LRU still holds, and for code); in a cache with sets, for three quarters
-of it ([real-caches](real-caches.md)). So marks lie above lines for two reasons: the tiles are smaller, and more is
-moved than these tiles' count. The table shows the second effect alone.
+The lines of the figure show the schedule's best tiles in the model, where the schedule decides what the cache holds and
+can use all of M. The kernel's tiles are multiples of its vectors. For a fully associative cache, they are planned for
+the whole cache, minus room for code and for dead tiles that LRU still holds. For a cache with sets, they are planned
+for three quarters of it ([real-caches](real-caches.md)). So the marks lie above the lines for two reasons: the tiles
+are smaller, and the kernel moves more words than are counted for its tiles. The table shows only the second effect.
 
-More is moved than counted for these reasons. *Stores*: an ordinary store reads a line before it changes it. P, written
-once and read once, therefore crosses the boundary three times, not twice; so do outputs and copies. The column "no
-allocation" leaves these lines out, as streaming stores would. *Copies*: the kernel copies Q and other packed operands
-to memory of its own. The schedules do not count these O(n d) words, which matter where n is small. *Lines*: rows of
-fewer than 16 words, row statistics and the stack still take whole lines. *Code*: 430 to 550 lines of code pass through
-the simulated cache, as they do through a real L2; they are a large part of a cache of 1k or 2k words. *Sets*: rows of K
-lie d words apart, as users store them. If d is a power of two, they share few sets of an L1d; `small_cache`, which
-reads slices of K in place, pays for that from d = 128 on. Panels of P shared few sets, too, until one slice of padding
-separated them: at d = 32 and n = 512, `hybrid` moved 2.9 times its count in this L1d without the padding, and moves 1.5
-times with it.
+The kernel moves more words than counted for these reasons:
+
+- *Stores*: an ordinary store reads a line before it changes it (write allocation). P is written once and read once, and
+  so crosses the boundary three times instead of twice. Outputs and copies are read before they are written, too. The
+  column "without write allocation" leaves these lines out, as streaming stores would.
+- *Copies*: the kernel copies Q and other operands into packed buffers. The schedules do not count these O(n d) words,
+  which matter where n is small.
+- *Lines*: rows of fewer than 16 words, row statistics and the stack still take whole lines.
+- *Code*: 430 to 550 lines of code pass through the simulated cache, as they do through a real L2. They are a large part
+  of a cache of 1k or 2k words.
+- *Sets*: rows of K lie d words apart, as users store them. If d is a power of two, these rows share few sets of an L1d.
+  This costs `small_cache`, which reads slices of K in place, many words from d = 128 on. Panels of P also shared few
+  sets until one slice of padding separated them: at d = 32 and n = 512, `hybrid` moved 2.9 times its count in this L1d
+  without the padding, and moves 1.5 times its count with it.
 """

@@ -29,8 +29,8 @@ COLOURS_OF_WAYS = ("#c8ced4", "#9db9cc", "#6ba3c8", "#3f86b5", "#0068a8", "#cf5a
 LAYOUTS = {
     "dense": "rows lie side by side: q is n x d words without a gap",
     "power of two": f"{PITCH_WORDS} words from row to row of q, k, v and out",
-    "padded": f"{PITCH_WORDS} + d words from row to row, and {LINE_WORDS} more than n in the spilled P",
-    "packed": "power of two, and every tile that is loaded is copied to memory of its own first",
+    "padded": f"{PITCH_WORDS} + d words from row to row of q, k, v and out, and n + {LINE_WORDS} in the spilled P",
+    "packed": 'as "power of two", but every tile is first copied to a buffer of its own',
 }
 L1 = (("flash", 256, 64), ("hybrid", 256, 128), ("small_cache", 256, 256))
 L2 = (("flash", 1024, 256), ("hybrid", 1024, 512))
@@ -206,19 +206,19 @@ def findings(rows: list[Row]) -> list[str]:
     full = [usable(case, LIMITS[0]) for (*_, ways, _, _, _, _), case in cases(rows).items() if ways is None]
     shares = [share for share in full if share]
     sentences = [
-        f"Even in a fully associative cache a schedule can use only {min(shares):.0%} to {max(shares):.0%} of the "
-        f"capacity if at most 5 % more words than counted may move: LRU keeps dead tiles."
+        f"Even in a fully associative cache, a schedule can use only {min(shares):.0%} to {max(shares):.0%} of the "
+        f"capacity if it may move at most 5 % more words than counted, because LRU keeps dead tiles."
     ] * bool(shares)
     if by_share:
         best, planned = best_share(rows), min(by_share, key=lambda share: abs(share - USABLE_SHARE))
         sentences.append(
-            f"The best single rule is to choose tiles for {best:.0%} of a CPU's cache: in the mean they move "
-            f"{_mean(by_share[best])} times the words of the best share of each case, and tiles for the whole cache "
-            f"{_mean(by_share[max(by_share)])} times."
+            f"The best single rule is to choose tiles for {best:.0%} of a CPU's cache. In the mean, these tiles move "
+            f"{_mean(by_share[best])} times the words of the best share of each case, while tiles for the whole cache "
+            f"move {_mean(by_share[max(by_share)])} times these words."
         )
         sentences.append(
-            f"The planner, and the CPU kernels' plan, choose tiles for {USABLE_SHARE:.0%} of a cache that hardware "
-            f"fills ({_mean(by_share[planned])} in the mean), and for all of a memory that software fills."
+            f"The planner and the CPU kernels choose tiles for {USABLE_SHARE:.0%} of a cache that hardware manages "
+            f"({_mean(by_share[planned])} times in the mean), and for all of a memory that software manages."
         )
     return sentences
 
@@ -230,7 +230,7 @@ def _mean(values: list[float]) -> str:
 EXPERIMENT = Experiment(
     name="real-caches",
     title="How much of a cache a schedule can use",
-    question="How much of M is usable in a cache that replaces the least recently used line of a set, by its ways?",
+    question="How much of M can a schedule use in a set-associative LRU cache, depending on the number of ways?",
     points=points,
     measure=measure,
     figure=figure,
@@ -239,7 +239,7 @@ EXPERIMENT = Experiment(
     method=f"""
 In the model, the schedule decides what the cache holds. A CPU's cache holds the lines that were touched last, each in
 one set only. So tiles that fill all of *M* in the model do not stay in a real cache of *M* words, and tiles should be
-chosen for a part of it. This experiment finds the part. Simulated (`redblue.machine.Cached`), not measured.
+chosen for a part of it. This experiment determines that part. Simulated (`redblue.machine.Cached`), not measured.
 
 Forward, full mask, one head, float32, one level of write-back LRU with lines of 64 bytes; overwriting a whole line does
 not read it first. Tile edges are multiples of {LINE_WORDS} words, except the rows of `flash`. All traffic between the
@@ -248,33 +248,38 @@ cache and the next level is counted, including dead tiles that are written back.
 - **{FULL}**: the same capacity and lines in one set; rows lie side by side
 {chr(10).join(f"- **{name}**: {text}" for name, text in LAYOUTS.items())}
 
-The figure shows the cache of 32 KiB. Ratios above 6 are not drawn, and the dashed line is the planner's assumption.
+The figure shows the cache of 32 KiB. Ratios above 6 are not drawn, and the dashed line is the share that the planner
+assumes.
 
-*Usable share*: the largest part of the capacity that tiles hold in the model while the cache moves at most 1.05 / 1.25
-times the words counted for these tiles. Tiles are chosen for 2/{SHARES}, 3/{SHARES} ... of the capacity; the share is
-the part that they then hold. *The best choice*: the share whose tiles move the fewest words, and these words over those
-that the model counts for tiles chosen for the whole cache. This ratio is the cost of a real cache. *Which share to plan
-for*: the words moved over those of the best share of each case, over the caches of real hardware (8, 12, 16 ways) and
-all layouts except the power of two.
+Tiles are chosen for 2/{SHARES}, 3/{SHARES} ... of the capacity; a share is the part that these tiles then hold in the
+model.
+
+- *Usable share*: the largest share at which the cache moves at most 1.05 / 1.25 times the words counted for its tiles.
+- *The best choice*: the share whose tiles move the fewest words, and the ratio of these words to the words that the
+  model counts for tiles of the whole cache. This ratio is the cost of a real cache.
+- *Which share to plan for*: the words moved, relative to the best share of each case, over the caches of real hardware
+  (8, 12, 16 ways) and all layouts except the power of two.
 
 **Least recently used.** A tile stays in the cache only if it is touched again before everything else in the cache has
 been touched. Between two uses of a tile, a `flash` forward pass touches all tiles that it keeps, *and* the slices of K
-and V that are no longer needed: LRU cannot know that they are dead. With r rows and c columns it needs
+and V that are no longer needed, because LRU cannot know that they are dead. With r rows and c columns, the pass needs
 
-    r (d + d_v + 2) + r c + r + c (d + d_v) words (or r (2 d_v + 3), if that is more: O, and where it is stored)
+    r (d + d_v + 2) + r c + r + c (d + d_v) words
 
-where the model needs the larger of c d, c d_v and r instead of the last two terms. With whole lines and one set, this
-capacity moves exactly the counted words and the dead tiles that LRU writes back (`tests/machine/test_cached_costs.py`).
-With one line less, LRU evicts each line just before its next use, so the traffic jumps instead of growing slowly. That
-is why tiles for a full cache can cost a multiple, and tiles for a part of it nothing. `hybrid` needs the most slack: it
-keeps rows of Q and uses one slice of their features at a time, so a whole score tile, its spilled P and c rows of K
-pass through the cache between two uses of a row. Its row maxima are stored as columns, which takes a line per word.
+or, while O is stored, r (2 d_v + 3) words, if these are more. In the model, the larger of c d, c d_v and r takes the
+place of the last two terms. With whole lines and one set, a cache of this capacity moves exactly the counted words and
+the dead tiles that LRU writes back (`tests/machine/test_cached_costs.py`).
+With one line less, LRU evicts each line just before its next use, so the traffic jumps instead of growing slowly. For
+this reason, tiles for a full cache can move several times the counted words, while tiles for a part of the cache move
+only the counted words. `hybrid` loses the largest part of the cache: it keeps rows of Q and uses one slice of their
+features at a time. So a whole score tile, its spilled P and c rows of K pass through the cache between two uses of a
+row. It stores its row maxima as columns, which takes a line per word.
 
 **Sets.** Rows that lie a power of two apart fall into few sets. With {PITCH_WORDS} words between rows, all rows of q
 begin in the same set of an L1d, and a tile with more rows than the cache has ways cannot stay. Padding each row, or
-copying tiles to memory of their own, spreads them over the sets. The copy passes through the cache as well, and its
-source still lies in few sets. Rows without gaps are a power of two apart, too, if d (for P: n) is a power of two, as it
-is here; padding helps these cases, as the last rows show. The CPU kernels copy the panels that stay to memory of their
-own.
+copying tiles to buffers of their own, spreads the rows over the sets. The copy passes through the cache as well, and
+its source still lies in few sets. Rows without gaps also lie a power of two apart if d (for P: n) is a power of two, as
+it is here. Padding helps in these cases, as the last rows show. The CPU kernels copy the panels that stay in the cache
+to buffers of their own.
 """,
 )

@@ -141,17 +141,17 @@ def findings(rows: list[Row]) -> list[str]:
     }
     pairs = {(row["machine"], row["d"]) for row in rows}
     return [
-        f"The boundaries of one machine are in different regimes at {len(mixed)} of {len(pairs)} pairs of machine and "
-        f"head dimension. A cache is large or small only with respect to one boundary, not to a machine.",
-        f"With d of 512 or more, M < d² at a machine's nearest memory in {len(small)} of {len(wide)} pairs. There Saha "
-        f"& Ye's theorem for small caches applies, and FlashAttention is not the best schedule.",
+        f"For {len(mixed)} of {len(pairs)} pairs of a machine and a head dimension, the boundaries of the machine are "
+        f"in different regimes. So a regime belongs to one boundary, not to a machine.",
+        f"For d of 512 or more, M < d² at the memory nearest to the arithmetic units in {len(small)} of {len(wide)} "
+        f"pairs. There, Saha & Ye's theorem for small caches applies, and FlashAttention is not the best schedule.",
     ]
 
 
 EXPERIMENT = Experiment(
     name="regimes",
     title="Which statement applies where",
-    question="At each boundary of hardware and each head dimension: which regime, which theorem?",
+    question="Which regime and which theorem apply at each boundary of real hardware, for each head dimension?",
     points=points,
     measure=measure,
     figure=figure,
@@ -159,14 +159,16 @@ EXPERIMENT = Experiment(
     findings=findings,
     method=f"""
 Computed by the planner from the catalogue of machines (`redblue memories`), not measured. Forward, one head at a time,
-full mask, n = {N:,}; words of 16 bits, on CPUs of 32. M is the capacity of one instance of the nearer memory, such as
-one multiprocessor's shared memory or one core's L1d. Each boundary is a two-level model of its own, so the papers'
-theorems apply to each boundary with its own M. The text in a cell is the schedule of the plan. The plan compares exact
-words, so near a dividing point it can choose the schedule of the neighbouring regime.
+full mask, n = {N:,}; words of 16 bits on accelerators, and of 32 bits on CPUs. M is the capacity of one instance of
+the nearer memory, such as one multiprocessor's shared memory or one core's L1d. Each boundary is a two-level model of
+its own, so the papers' theorems apply to each boundary with its own M. The text in a cell of the figure is the schedule
+of the plan. The plan compares exact words, so near the capacity that divides two regimes it can choose the schedule of
+the neighbouring regime.
 
-*Each word once*: the plan moves at most 5 % more words than it takes to read every input and write every output once.
-The theorems' formulas give less than that traffic (FlashAttention's holds for d ≤ M ≤ n d), so no theorem applies.
+*Each word once*: the plan moves at most 5 % more words than are needed to read every input and write every output once.
+The theorems' formulas give less than this traffic (FlashAttention's formula holds for d ≤ M ≤ n d), so no theorem
+applies.
 
-*Many heads*: [heads](heads.md).
+[heads](heads.md) compares the regimes of several heads at once.
 """,
 )

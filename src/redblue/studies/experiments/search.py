@@ -139,8 +139,9 @@ def findings(rows: list[Row]) -> list[str]:
     tight = sum(row["words"] == row["bound"] for row in proved)
     under = sum(row["words"] < row["bound"] for row in proved)
     return [
-        f"At {len(below)} of {len(found)} points the family has a sequence of sweeps that moves fewer words than the "
-        f"best schedule of the table; the largest ratio of the table to the family is {ratio:.4f}.",
+        f"At {len(below)} of {len(found)} points, a sequence of sweeps of the family moves fewer words than the best "
+        f"schedule of the table. The best schedule of the table moves at most {ratio:.4f} times the words of the best "
+        f"sequence of sweeps.",
         f"The solver proves {len(proved)} of {len(solved)} optima of the smallest games. {tight} of them equal the "
         f"lower bound, and {under} lie below it.",
     ]
@@ -156,16 +157,16 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method="""
-Searched, not measured; the family's words are those at leading order, for d = d_v and n and M large. A schedule of the
-family is a sequence of sweeps over all pairs. A sweep computes, recomputes or reads arrays of pairs (P, dP, dS), writes
-some of them, and adds to outputs (`o`; `dq`, `dk`, `dv`; by X `o` and `g` = dS A2). In each sweep, rows, keys, tiles of
-pairs or tiles of an output stay, whichever moves the fewest words; all else streams. All sets of arrays and all orders
-of sweeps are tried, by a shortest path (`redblue.lab.sweep_family`). The search says nothing of schedules outside the
-family: no lower bound follows from it.
+Searched, not measured. The words of the family are those at leading order, for d = d_v and large n and M. A schedule of
+the family is a sequence of sweeps over all pairs. A sweep computes, recomputes or reads arrays of pairs (P, dP, dS),
+writes some of them, and adds to outputs: `o` in the forward pass, `dq`, `dk` and `dv` in the backward pass, `o` and `g`
+= dS A2 for the gradient by X. In each sweep, rows, keys, tiles of pairs or tiles of an output stay in the cache,
+whichever moves the fewest words; all other data stream. A search for a shortest path (`redblue.lab.sweep_family`) tries
+all sets of arrays and all orders of sweeps. The search does not cover schedules outside the family, so no lower bound
+follows from it.
 
-The games are those of the pebble solver, which searches all of them ([pebble](../lab/pebble.md)): an optimum is
-proved. A schedule moves more words than the optimum, because it also stores the log-sum-exp, and because its row
-statistics and tiles of scores take words of the cache: at these sizes, as many as the data. The bound is that of
-`lower_bound`.
+For the optima, the pebble solver searches all games ([pebble](../lab/pebble.md)), so an optimum is proved. A schedule
+moves more words than the optimum for two reasons. It also stores the log-sum-exp, and its row statistics and tiles of
+scores take words of the cache: at these sizes, as many as the data. The bound is that of `lower_bound`.
 """,
 )

