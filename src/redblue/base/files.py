@@ -146,8 +146,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _open_file(path: Path) -> int | None:
-    """Return the number of this process's open file that `path` stands for, such as 1 for "-"; None if it stands for
-    none."""
+    """Return the file descriptor of this process that `path` names, such as 1 for "-"; None if it names none."""
     if str(path) == "-":
         return STANDARD_OUTPUT
     for _ in range(40):  # links in a row, as many as Linux follows

@@ -107,7 +107,7 @@ def floor_sum(n: Any, m: Any, a: Any, b: Any) -> Any:
 
 
 def _floor_sums(n: np.ndarray, m: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return `floor_sum` of each element. Steps are taken for the sums that are not complete yet only."""
+    """Return `floor_sum` of each element. Each step covers only the sums that are not complete yet."""
     shape = n.shape
     n, m, a, b = (x.ravel() for x in (n, m, a, b))
     total, active = np.zeros_like(n), np.flatnonzero(n > 0)

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 MIN_WIDTH, MAX_WIDTH = 20, 1000  # columns; COLUMNS may hold any number
-READABLE, LONG_WORD = 12, 20  # columns: the least that a cell wraps in, and the longest word that is kept whole
+READABLE, LONG_WORD = 12, 20  # columns: the least width of a cell that wraps, and the longest word that is kept whole
 # Characters that could move a terminal's cursor, change its state or reorder its text, and unpaired surrogates
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 PLAIN_FORMS = {

@@ -25,7 +25,7 @@ BISECTIONS = 80  # of a range of numbers of pairs, of at most 2^200
 
 
 class Sizes(NamedTuple):
-    """One stream of a problem, as far as the network is concerned.
+    """The sizes of one stream of a problem that bounds on network words depend on.
 
     pairs: attended pairs. row_words, key_words: words of a row and of a key that some attended pair needs: forward of
     q and o, and of k and v; backward of q, dO and dQ, and of k, v, dK and dV. rows, keys: those with an attended pair.
@@ -84,7 +84,7 @@ class Curve:
     less: float = 0.0
 
     def words(self, pairs: float) -> float:
-        """The fewest words for `pairs` pairs: streams are taken whole, but for one of them."""
+        """The fewest words for `pairs` pairs: all streams but one are used whole or not at all."""
         return max(0.0, self._needed(pairs) - self.less)
 
     def _needed(self, pairs: float) -> float:
@@ -97,8 +97,8 @@ class Curve:
     def mean_words(self, mean: float, most: float) -> float:
         """The fewest words of a process on average, if processes work on `mean` pairs on average and at most `most`.
 
-        The value of the largest convex function below `words` on 0 .. most: a line through the ends of whole streams
-        is below every concave piece, and the last line rises to the point of `most`.
+        This is the value of the largest convex function below `words` on 0 .. most. A line through the ends of whole
+        streams is below every concave piece, and the last line ends at the point of `most`.
         """
         start, span = min(most, self._start), self.pairs - self.free
         if mean <= start or span <= 0:

@@ -3,8 +3,8 @@
 docs/lab/theory.md, Theorem 3, cuts any computation into phases. A phase touches at most W = M + L words that were not
 computed in it. The work of a phase is limited by a small optimisation problem over the use of these words. From its
 value G follows the lower bound of L (Z / G - 1) words. This module bounds G from above by branch and bound.
-`phases.csv` holds the certified values, so that evaluating a lower bound is a look-up. `phases_stored.csv` holds those
-of Theorem 10, in which stores count as well.
+`phases.csv` holds the certified values, so that evaluating a lower bound is a look-up. `phases_stored.csv` holds
+the values of Theorem 10, in which stores count as well.
 
 All quantities are in units of W words. Four branching variables in [0, 1] are the shares of the W words that are
 
@@ -77,8 +77,8 @@ class Pairs(NamedTuple):
 class PhaseProblem:
     """One problem at xi = d / sqrt(W) and xi_v = d_v / sqrt(W).
 
-    direction: "recomputed" is backward with P not given; "backward" holds with P given, too. kept: M / W. Below 1,
-    stores count: sums and words of pairs that are loaded need stores of their own (Theorem 10). At 1 they do not.
+    direction: "recomputed" is backward with P not given; "backward" holds with P given, too. kept: M / W. If it is
+    below 1, stores count: sums and words of pairs that are loaded need stores of their own (Theorem 10).
     """
 
     direction: str

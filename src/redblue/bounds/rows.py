@@ -37,7 +37,7 @@ class Bound:
     words: over all streams; for order-only rows, the value of the form. In `formula`, Z is the number of attended
     pairs, and R and C are the numbers of rows and keys with an attended pair. On a paged cache, C counts rows of pages,
     each once however many sequences share it, n_q the rows of all sequences, and E the pages that are used. All bounds
-    are for algorithms that form every product of every attended pair (docs/lab/theory.md).
+    hold for algorithms that form every product of every attended pair (docs/lab/theory.md).
     """
 
     name: str

@@ -60,7 +60,8 @@ def phase_loads(direction: str, d: int, d_v: int, words: int, pairs: int) -> int
 def stored_charges(direction: str, d: int, d_v: int, words: int, pairs: int) -> int:
     """Return a lower bound of loads, sums begun (counted twice), and stores that loads make necessary (Theorem 10).
 
-    As phase_loads, but a row also needs M <= kept W, and a phase takes up to OVERSHOOT charges more than L.
+    Like phase_loads, except that a row also requires M <= kept W, and a phase takes up to OVERSHOOT more charges than
+    L.
     """
     values = d * d_v if direction == "gradient_x" and d_v > d else d_v**2
     best = 0

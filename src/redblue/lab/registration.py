@@ -1,4 +1,4 @@
-"""Register schedules of users, which are then counted, planned, listed, traced and drawn as built-in ones are."""
+"""Register schedules of users, which are then counted, planned, listed, traced and drawn like built-in schedules."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ FLAGS = ("drop_in", "spills", "safe", "full_only", "scattered", "variant")
 def register_schedule(schedule: Schedule, *, replace: bool = False) -> Schedule:
     """Register a schedule of your own, and return it; its name then works wherever a built-in schedule's name does.
 
-    `count`, `plan`, `trace`, `simulate`, `list_schedules`, sweeps, reports and figures take it; plans and lists mark it
-    as the user's. It has no kernel, so the operator never runs it.
+    `count`, `plan`, `trace`, `simulate`, `list_schedules`, sweeps, reports and figures accept it; plans and lists mark
+    it as the user's. It has no kernel, so the operator never runs it.
 
-    schedule: made as the built-in ones are (redblue.schedules.Schedule and Pass; docs/guide/own-schedule.md).
+    schedule: a redblue.schedules.Schedule with its Pass objects (docs/guide/own-schedule.md).
     replace: a schedule that a user registered under the same name may be replaced.
 
     Before it is registered, every pass runs on small problems, full and masked, with several tiles, on the numeric

@@ -57,7 +57,7 @@ def _problems(schedule: Schedule, direction: str) -> Iterator[Problem]:
 
 
 def _tiles(schedule: Schedule, one_pass: Pass, problem: Problem, edge: int) -> Any:
-    """Return tiles whose edges all are `edge`, apart from those that span their axis by default."""
+    """Return tiles whose edges are all `edge`, except for edges that span their axis by default."""
     edges = {name: edge for name in one_pass.edges if name not in WHOLE}
     return _calling(schedule, problem, edges, "tile_type", lambda: schedule.make_tiles(problem, edges))
 
@@ -93,7 +93,7 @@ def _compare(where: str, closed: Cost, machine: Machine, fields: tuple[str, ...]
 
 
 def _verify_larger(schedule: Schedule, one_pass: Pass, problem: Problem) -> None:
-    """Count a larger problem, and hold its words against the lower bound."""
+    """Count a larger problem, and compare its words with the lower bound."""
     tiles = _tiles(schedule, one_pass, problem, EDGES[-1])
     where, closed = _where(schedule, problem, tiles), _cost(schedule, one_pass, problem, tiles)
     machine, _ = _run(schedule, problem, tiles, Counting(closed.peak, counts.MAX_MOVES), {})
@@ -110,7 +110,7 @@ def _verify_search(schedule: Schedule, one_pass: Pass, problem: Problem, tiles: 
         best = _calling(schedule, problem, tiles, "search", lambda: schedule.tiles(problem, int(closed.peak)))
     except TooFewWords as error:
         raise RedblueError(
-            f"{_where(schedule, problem, tiles)}: these tiles fit, but the search says: {error}"
+            f"{_where(schedule, problem, tiles)}: these tiles fit, but the search fails: {error}"
         ) from None
     least = _cost(schedule, one_pass, problem, best)
     if least.peak > closed.peak:
@@ -133,7 +133,7 @@ def _verify_index(schedule: Schedule, one_pass: Pass, problem: Problem, tiles: A
             f"{where}: the sweeps state {stated} words of a CSR index, and the run reads {machine.index.words}"
         )
     if any(counts.relative_error(outputs[name], expected[name]) > LARGEST_ERROR for name in outputs):
-        raise RedblueError(f"{where}: the result is wrong with a stored mask: ask the machine for its entries")
+        raise RedblueError(f"{where}: the result is wrong with a stored mask: read its entries through the machine")
 
 
 def _verify_large_scores(schedule: Schedule, problem: Problem) -> None:

@@ -96,7 +96,7 @@ class Cached(Counting):
     def _place(self, name: str, shape: tuple[int, ...]) -> Any:
         """Give an array of slow memory its addresses."""
         if not 1 <= len(shape) <= 2:
-            raise MachineError(f"{name} has shape {shape}: arrays of one or two axes can be laid out")
+            raise MachineError(f"{name} has shape {shape}: only arrays of one or two axes have addresses here")
         leading = whole_number(f"leading of {name}", self.leading.get(name, shape[-1]), shape[-1])
         first = self._next_line
         self._next_line += ceil_div(leading * (shape[0] if len(shape) == 2 else 1), self.line_words)

@@ -110,7 +110,7 @@ class LevelTraffic:
 
     @property
     def dead_writes(self) -> int:
-        """Those of `writes` that will never be read."""
+        """Words of `writes` that will never be read."""
         return self.dead_write_backs * self.line_words
 
     @property

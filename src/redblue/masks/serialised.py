@@ -146,7 +146,7 @@ def _listed(mask: Mask) -> list[Any]:
 
 
 def _node(rule: Rule, places: list[int]) -> list[Any]:
-    """One rule as JSON. places: where its parts stand in the list."""
+    """One rule as JSON. places: the places of its parts in the list."""
     if isinstance(rule, algebra.Not):
         return ["not", places]
     if isinstance(rule, algebra.Combined):

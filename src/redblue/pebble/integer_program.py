@@ -25,7 +25,7 @@ class Program:
     size: int = 0
 
     def block(self, name: str, *shape: int, cost: Any = 0.0) -> np.ndarray:
-        """Add variables, and return the array of their numbers. cost: of all, or of each index on the first axis."""
+        """Add variables, and return the array of their numbers. cost: one, or one per index of the first axis."""
         block = self.size + np.arange(int(np.prod(shape))).reshape(shape)
         self.size += block.size
         prices = np.asarray(cost, float).reshape(-1, *[1] * (len(shape) - 1))

@@ -18,9 +18,9 @@ def orders(graph: Graph, needed: np.ndarray, red: int) -> Iterator[tuple[str, np
 
     needed (n,): whether a node must be computed.
     Orders by tiles have up to `red` outputs per tile. Within a tile, nodes are computed as late as possible: nodes at
-    the same distance from an output come together. "Chain by chain", a chain of nodes that leads to a value with
-    several uses is computed in one go. In orders of two stages, the nodes that do not depend on a value with several
-    uses come first, in tiles of their own, as P does in attention that spills P.
+    the same distance from an output come together. In orders "chain by chain", a chain of nodes that leads to a
+    value with several uses is computed without interruption. In orders of two stages, the nodes that do not depend on a
+    value with several uses come first, in tiles of their own, as P does in attention that spills P.
     """
     yield "as given", np.flatnonzero(needed)
     yield "depth first", depth_first(graph, needed)

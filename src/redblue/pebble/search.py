@@ -10,8 +10,8 @@ optimum:
 - The lower bound on the remaining cost is, with recomputation, a minimum cut: the words to load and store if red
   pebbles were unlimited from here on. Without recomputation, each value that is still needed and not red is loaded, and
   each sink stored.
-- A successor is generated only when its total cost is due (partial expansion A*; Yoshizumi, Miura, Ishida, AAAI 2000),
-  and a pebble is not deleted if the total cost would then exceed the cost that is due.
+- A successor is generated only when the search reaches its total cost (partial expansion A*; Yoshizumi, Miura, Ishida,
+  AAAI 2000), and a pebble is not deleted if the total cost would then exceed the cost that the search has reached.
 
 A beam search finds a first game before A* starts.
 """

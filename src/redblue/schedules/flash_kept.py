@@ -198,7 +198,7 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
     reads = p.n_k * words + loaded * words + (loaded - live) * d
     reads = reads + several * (loaded + live * d_v + (loaded - live))
     writes = p.n_k * words + loaded * d + (p.n_q - live) * d + several * live
-    flops = 2 * (3 * d + (3 - several) * d_v) * pairs.sums(t.rows, t.cols).area  # at once, O is computed, too
+    flops = 2 * (3 * d + (3 - several) * d_v) * pairs.sums(t.rows, t.cols).area  # if all keys stay, O is computed, too
     return Cost(reads, writes, _backward_peak(p, t), flops)
 
 

@@ -1,7 +1,7 @@
 """The block of rows, or of keys, that a program of a kernel owns.
 
-A stream is one key head of one batch entry. A chunk is a run of streams, with the same rows of each: all rows of all
-streams, except in the kernels that spill (spilled/chunks.py).
+A stream is one key head of one batch entry. A chunk is the same rows of consecutive streams. Except in the kernels that
+spill (spilled/chunks.py), the only chunk holds all rows of all streams.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -50,7 +50,7 @@ def row_block(
 ):  # fmt: skip
     """The block of ROWS rows that program number `program` owns.
 
-    chunk: its first stream, its first row, and its number of rows of each stream. LAST_FIRST: whether the last block
+    chunk: its first stream, its first row, and its number of rows per stream. LAST_FIRST: whether the last block
     of a stream comes first, because it attends the most keys under a causal mask.
     """
     stream, row, rows = chunk

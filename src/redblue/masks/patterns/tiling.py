@@ -66,7 +66,7 @@ def tiling(pattern: Pattern, first: np.ndarray, stop: np.ndarray, group: int) ->
 
 
 def _announce(pattern: Pattern, first: np.ndarray, stop: np.ndarray) -> None:
-    """Say what the runs of very many ranges cost, judged by a sample of the ranges; refuse what does not fit."""
+    """Announce the cost of listing very many ranges, estimated from a sample; refuse a list that exceeds memory."""
     if len(first) <= MAX_UNSAID:
         return
     some = np.linspace(0, len(first) - 1, SAMPLE).astype(np.int64)

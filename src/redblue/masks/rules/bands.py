@@ -21,8 +21,8 @@ class Window(Rule):
     """Query i attends the keys i - left .. i + right.
 
     left, right: number of keys before and after the query's own position; None stands for all keys on that side.
-    align: the corner through which the diagonal runs if n_q != n_k. "top-left": query 0 stands at key 0;
-        "bottom-right": the last query stands at the last key.
+    align: the corner through which the diagonal runs if n_q != n_k. "top-left": query 0 has position 0
+        among the keys; "bottom-right": the last query has the position of the last key.
     """
 
     left: int | None = None

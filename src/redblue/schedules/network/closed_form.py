@@ -46,7 +46,7 @@ def words(c: Layout) -> Words:
 
     sent = own * row_makers * asked_width + (queries - own) * result_width
     received = (queries - own) * asked_width + own * row_makers * result_width
-    # Keys reach every other process of the column once; the gradients of the keys go the same ways backwards.
+    # Keys reach every other process of the column once; the gradients of the keys take the same routes in reverse.
     by_ring = own_keys * (grid.head_parts - 1) + (keys - after if grid.rows > 1 else 0)
     sent = sent + (by_ring if ring else own_keys * col_makers) * key_width
     received = received + (keys - own_keys) * key_width

@@ -1,9 +1,9 @@
 """The backward pass of `flash_onepass` on Hopper: one kernel of five products, written in Gluon.
 
 A block of 128 keys and values stays in shared memory while tiles of queries of all heads that share them stream by.
-One warp asks for the tiles (TMA); two warpgroups multiply. Scores are tiles (keys, rows), so that probabilities and dS
-are left operands of dV and dK in registers; dS also goes through shared memory to give a part of dQ, which is added to
-float32 sums in global memory. Each product runs while the arithmetic on another one's result is done:
+One warp loads the tiles by TMA; two warpgroups multiply. Scores are tiles (keys, rows), so that probabilities and dS
+are left operands of dV and dK in registers. dS also goes through shared memory to give a part of dQ, which is added to
+float32 sums in global memory. Each product overlaps with the arithmetic on the result of another product:
 
     products    S | dP            | dV                   | dQ | dK
     arithmetic    | probabilities | dS, to shared memory |    | dQ to the sums
@@ -40,7 +40,7 @@ from redblue.kernels.gpu.hopper.key_blocks import (
 
 
 class Ring(NamedTuple):
-    """Tiles that stream by, in shared memory, and barriers that tell when a stage is full and when it is empty."""
+    """Tiles that stream by, in shared memory, and barriers that signal when a stage is full and when it is empty."""
 
     q: Any
     stats: Any
@@ -51,7 +51,7 @@ class Ring(NamedTuple):
 
 
 class Stay(NamedTuple):
-    """What the multiplying warps hold for all tiles."""
+    """Operands that the multiplying warps hold for all tiles."""
 
     k: Any
     v: Any
@@ -68,7 +68,7 @@ def _load(
     GROUP: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, D: gl.constexpr, D_V: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The warp that asks for tiles."""
+    """The loop of the warp that loads tiles."""
     mbarrier.expect(keys_full, COLS * (D + D_V) * 2)
     load_tile(k_desc, [place.batch, place.head, place.key, 0], keys_full, k_tile)
     load_tile(v_desc, [place.batch, place.head, place.key, 0], keys_full, v_tile)
@@ -92,14 +92,14 @@ def _load(
 
 @gluon.constexpr_function
 def _mma(lines, columns):
-    """The layout of a product by eight warps: two warpgroups side by side if there are only 64 lines."""
+    """The layout of a product by eight warps: two warpgroups side by side if there are only 64 rows."""
     down = min(8, lines // 16)
     return gl.NVMMADistributedLayout([3, 0], [down, 8 // down], [16, columns * down // 8, 16])
 
 
 @gluon.jit
 def _scores(left, right, LAYOUT: gl.constexpr):
-    """The product of a block of keys, or values, and a tile of rows, under way."""
+    """Start the asynchronous product of a block of keys, or values, and a tile of rows."""
     LINES: gl.constexpr = left.shape[0]
     COLUMNS: gl.constexpr = right.shape[0]
     zeros = gl.zeros([LINES, COLUMNS], gl.float32, LAYOUT)
@@ -164,7 +164,7 @@ def _multiply(
     GROUP: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, D: gl.constexpr, D_V: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The warps that multiply."""
+    """The loop of the warps that multiply."""
     BY_KEYS: gl.constexpr = _mma(COLS, ROWS)
     BY_ROWS: gl.constexpr = _mma(ROWS, D)
     OF_DK: gl.constexpr = _mma(COLS, D)
@@ -188,7 +188,7 @@ def _multiply(
                 True, place, member, place.leading + place.whole, place.tiles, count, dk, dv, stay, ring,
                 GROUP, ROWS, COLS, D, D_V, STAGES, BY_KEYS, BY_ROWS, OF_DK, OF_DV
             )  # fmt: skip
-    meet()  # until then another warpgroup may read the keys
+    meet()  # before this, another warpgroup may still read the keys
     k_tile.reshape([COLS, D]).store((dk * dk_scale).to(stay.k.dtype))
     v_tile.reshape([COLS, D_V]).store(dv.to(stay.v.dtype))
     fence_async_shared()
@@ -225,8 +225,8 @@ def hopper_backward(
     """dK and dV of a block of COLS keys, and its part of dQ, added to the sums.
 
     Descriptors: of arrays (batch, heads, rows, features), and of the stats (sums.py). Query i attends keys i + first ..
-    i + end - 1 below `keys`; None: without limit. TAIL: whether some block has keys that do not exist, or are not below
-    `keys`. STAGES: tiles of queries, and of dout, in shared memory at once.
+    i + end - 1 below `keys`; None: without limit. TAIL: whether some block contains keys at or beyond `keys`, or beyond
+    the last key. STAGES: tiles of queries, and of dout, in shared memory at once.
     """
     ELEMENT: gl.constexpr = q_desc.dtype
     k_tile = gl.allocate_shared_memory(ELEMENT, k_desc.block_shape, k_desc.layout)

@@ -1,11 +1,11 @@
 """The forward kernel for Hopper GPUs, in Gluon: one warp loads tiles, warpgroups multiply them and apply the softmax.
 
 A block owns CONSUMERS * 64 rows. Its loader copies keys and values by TMA into two rings of STAGES tiles each. Each
-consumer, a warpgroup of 64 rows, multiplies them: it issues the scores of the next tile of keys and the output's
-product of this one, then computes the softmax of the next tile while the tensor cores work. With PING_PONG consumers
-take turns at issuing products, so that one computes its softmax while the other's products run.
+consumer, a warpgroup of 64 rows, multiplies them: it issues the product for the scores of the next tile of keys and the
+product P V of this tile, then computes the softmax of the next tile while the tensor cores work. With PING_PONG,
+consumers take turns at issuing products, so that one computes its softmax while the other's products run.
 
-Every barrier completes one phase per use of what it guards. Waiting for parity p returns once the phase of that
+Every barrier completes one phase per use of the tile that it guards. A wait for parity p returns once the phase of that
 parity has completed; a barrier that was never used counts as having completed parity 1. So use number i of a ring
 waits for parity (i // STAGES) & 1 of `filled` and the opposite parity of `free` (tests/support/gluon_model.py).
 """
@@ -57,10 +57,10 @@ def key_tiles(
 
 @gluon.jit
 def block_of(work, blocks, heads, section, LAST_FIRST: gl.constexpr):
-    """The batch entry times heads plus the head, and the block of rows, that are number `work`.
+    """Return batch entry * heads + head, and the block of rows, of work item number `work`.
 
-    Heads come in sections whose keys and values stay in the L2 cache; within one the blocks that attend the most keys
-    come first.
+    Heads come in sections whose keys and values stay in the L2 cache. Within a section, the blocks that attend the most
+    keys come first.
     """
     per_section = section * blocks
     here = work // per_section * section
@@ -96,7 +96,7 @@ def load_tiles(
             mbarrier.expect(q_filled.index(c), q_map.block_type.nbytes)
             copy_tile(q_map, [batch, (row + c * EDGE) // PACK, head * PACK, 0], q_filled.index(c), q_tile.index(c))
         for i in range(high - low + 1):
-            if i < high - low:  # keys are one tile ahead of values, as they are multiplied
+            if i < high - low:  # keys are loaded one tile ahead of values, in the order in which they are multiplied
                 use = uses + i
                 stage, parity = use % STAGES, (use // STAGES) & 1
                 mbarrier.wait(k_free.index(stage), parity ^ 1)
@@ -116,7 +116,7 @@ def load_tiles(
 
 @gluon.jit
 def softmax_tile(s, row_max, row_sum, scale, tile, row_low, row_high, COLS: gl.constexpr, MASKED: gl.constexpr):
-    """The probabilities of a tile's scores, unnormalised, the new maximum and sum of each row, and the old's factor."""
+    """Return unnormalised probabilities of a tile's scores, new row maxima and sums, and the factor of old results."""
     if MASKED:
         i_key = tile * COLS + gl.arange(0, COLS, gl.SliceLayout(0, s.type.layout))
         s = gl.where(i_key[None, :] < row_high[:, None], s, float("-inf"))
@@ -158,7 +158,7 @@ def add_tiles(
     COLS: gl.constexpr, STAGES: gl.constexpr, PING_PONG: gl.constexpr, ORDERED: gl.constexpr, CONSUMERS: gl.constexpr,
     C: gl.constexpr, MASKED: gl.constexpr
 ):  # fmt: skip
-    """Add tiles stop - 1 .. begin: multiply the probabilities at hand by their values while the next ones are made."""
+    """Add tiles stop - 1 .. begin: multiply a tile's probabilities by its values while the next tile's are computed."""
     acc, p, row_max, row_sum = state
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
@@ -225,7 +225,7 @@ def consume_tiles(
         if FIRST:
             row_low = i_row // PACK + first
 
-        # The scores of the last tile, with nothing to overlap
+        # The scores of the last tile overlap with no other work
         my_q = q_tile.index(C)
         stage, parity = uses % STAGES, (uses // STAGES) & 1
         mbarrier.wait(q_filled.index(C), turn & 1)
@@ -283,12 +283,12 @@ def consume_tiles(
         at_row = (batch.to(gl.int64) * heads * PACK + head * PACK + i_row % PACK) * n_q + i_row // PACK
         gl.store(lse + at_row, b_lse, mask=i_row < n_q * PACK)
         factor = gl.convert_layout(gl.where(attends, 1.0 / total, 0.0), gl.SliceLayout(1, O_LAYOUT))[:, None]
-        acc = gl.where(factor != 0, acc * factor, 0.0)  # keys that no query attends may be NaN, loaded all the same
+        acc = gl.where(factor != 0, acc * factor, 0.0)  # unattended keys in loaded tiles may be NaN
         o_row = row + C * EDGE + gl.arange(0, EDGE, gl.SliceLayout(1, O_LAYOUT))
         i_col = gl.arange(0, V_WIDTH, gl.SliceLayout(0, O_LAYOUT))
         p_out = out + batch.to(gl.int64) * out_batch + (head * PACK + o_row % PACK).to(gl.int64) * out_head
         p_out += (o_row // PACK).to(gl.int64) * out_row
-        p_out = gl.multiple_of(p_out, 16)  # bytes: the launch is refused otherwise
+        p_out = gl.multiple_of(p_out, 16)  # bytes; the plan guarantees this alignment
         m_out = (o_row < n_q * PACK)[:, None]
         if V_WIDTH > D_V:
             m_out = m_out & (i_col < D_V)[None, :]

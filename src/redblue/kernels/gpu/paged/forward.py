@@ -1,7 +1,7 @@
 """Attention on keys and values in pages: the schedule `flash`, with the keys of each program cut to a piece of a node.
 
 A program owns a block of stacked rows of one node and key head, and walks one piece of the node's keys. The page table
-says where each key lies. Where a query has results of several pieces, merge.py merges them.
+locates each key. If a query has results of several pieces, merge.py merges them.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -35,18 +35,18 @@ FAR = tl.constexpr(1 << 30)  # beyond every position
 class Rows(NamedTuple):
     """The stacked rows of a block, (rows,) each."""
 
-    query: Any  # packed
-    head: Any  # of q
+    query: Any  # index among the packed queries
+    head: Any  # query head
     sequence: Any
-    position: Any  # of the query among its sequence's keys
-    keys: Any  # of its sequence
+    position: Any  # position of the query among its sequence's keys
+    keys: Any  # number of keys of its sequence
 
 
 class Pages(NamedTuple):
     """The pages of the keys that a block attends: the row of the page table, and the caches at the key head."""
 
     table: Any
-    step: Any  # from one entry of the table to the next
+    step: Any  # stride between entries of the table
     k: Any
     v: Any
     tree: Any  # of all queries
@@ -99,14 +99,14 @@ def paged_forward(
     PAGE: tl.constexpr,  # keys
     ALIASED: tl.constexpr,  # whether values are the first features of the keys
     TREE: tl.constexpr,
-    UNALIGNED: tl.constexpr,  # whether the first key may be no multiple of COLS
+    UNALIGNED: tl.constexpr,  # whether the first key need not be a multiple of COLS
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     PLAIN: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The result of a block of rows over a piece of a node's keys: final, or a partial one."""
+    """Write the final or partial result of a block of rows over a piece of a node's keys."""
     SUMS: tl.constexpr = lse.dtype.element_ty
     item = items + wide(tl.program_id(0)) * ITEM_FIELDS
     node = nodes + wide(tl.load(item)) * NODE_FIELDS
@@ -220,7 +220,7 @@ def _keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lis
 
 @triton.jit
 def _places(pages, j, i_key, m_key, COLS: tl.constexpr, PAGE: tl.constexpr, WIDE: tl.constexpr):
-    """Offsets of keys j .. and of their values, from the key head's first row of page 0."""
+    """Offsets of the keys from j on and of their values, relative to the key head's first row of page 0."""
     k, v = pages.k, pages.v
     if PAGE % COLS == 0:  # all lie in one page
         i_page = tl.load(pages.table + wide(j // PAGE) * pages.step)
@@ -244,7 +244,7 @@ def _finish(s, scores, block, i_key, m_row, m_key, WIDE: tl.constexpr, SUMS: tl.
         b_slope = tl.load(slopes, mask=m_row, other=0.0).to(SUMS) * constant(LOG2E, SUMS)
         s -= b_slope[:, None] * tl.abs(block.position[:, None] - i_key).to(SUMS)
     if scores.bias is not None:
-        bias = scores.bias  # its `batch` is less by the rows of a sequence, because query counts those of all before
+        bias = scores.bias  # its stride `batch` is reduced, because `query` also counts earlier sequences (task.py)
         rows = block.sequence.to(tl.int64) * bias.batch + block.query.to(tl.int64) * bias.row
         rows += block.head.to(tl.int64) * bias.head
         p_bias = (bias.at + rows)[:, None] + index(i_key, WIDE) * bias.col
