@@ -17,7 +17,7 @@ from redblue.op.pages import Sequences, lengths_of, table_of
 
 
 class _Target(NamedTuple):
-    """One cache. packed: the shape of its new rows. copy: the core's copy task; None for a cache that is not on the CPU.
+    """One cache. packed: the shape of its new rows. copy: the core's copy task; None if the cache is not on the CPU.
 
     Like `Ready` of redblue.op.paged_cpu, it is valid for all arrays with the shapes, strides and types of its own.
     """

@@ -129,7 +129,7 @@ def check_heads(q: Any, k_pages: Any) -> None:
     """Raise RedblueError unless the heads of q and of the keys fit together."""
     (heads, d), (kv_heads, width) = q.shape[-2:], k_pages.shape[-2:]
     if d != width:
-        raise RedblueError(f"head dimension of k_pages ({width}) must equal the head dimension of q ({d})")
+        raise RedblueError(f"head dimension of k_pages ({width}) must equal that of q ({d})")
     if heads and (not kv_heads or heads % kv_heads):
         raise RedblueError(f"heads of q ({heads}) must be a multiple of the heads of k_pages ({kv_heads})")
 

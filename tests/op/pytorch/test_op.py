@@ -442,7 +442,7 @@ X = torch.zeros(2, 4, 5, 8)
 REFUSED = {
     "d": ((X, X[..., :7], X), {}, r"head dimension of k \(7\) must equal that of q \(8\)"),
     "keys": ((X, X, X[:, :, :4]), {}, r"v must have as many keys as k \(5\), got 4"),
-    "heads": ((X, X[:, :3], X[:, :3]), {}, r"heads of q \(4\) must be a multiple of those of k and v \(3\)"),
+    "heads": ((X, X[:, :3], X[:, :3]), {}, r"heads of q \(4\) must be a multiple of the heads of k and v \(3\)"),
     "leading": ((X, X[:1].expand(3, -1, -1, -1), X), {}, "leading dimensions must broadcast"),
     "dimensions": ((X, X[0, 0, 0], X), {}, "k must have at least 2 dimensions"),
     "type": ((X, X.double(), X), {}, "q, k, v must be of one type, got float32 and, for k, float64"),

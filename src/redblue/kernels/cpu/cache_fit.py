@@ -81,7 +81,8 @@ def tiles_for(schedule: str, problem: Problem, words: int, row: Row) -> Tile | S
     known = tiled_kernels("cpu", problem.direction)
     if schedule not in known:
         raise RedblueError(
-            f"no compiled kernel runs {schedule} {problem.direction}; schedules with a kernel: {', '.join(known) or 'none'}"
+            f"no compiled kernel runs {schedule} {problem.direction}; schedules with a kernel: "
+            f"{', '.join(known) or 'none'}"
         )
     definition, ways = schedules.get(schedule), list(_ways(schedule, problem, row))
     least = [

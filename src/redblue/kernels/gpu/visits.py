@@ -28,7 +28,7 @@ def visit(
     ADD: tl.constexpr, borders, at, LEADING: tl.constexpr, TRAILING: tl.constexpr,
     state, operands, block, m_block, scores, lists, c
 ):  # fmt: skip
-    """The state after all tiles of c.LENGTH keys (or rows): "whole" and "masked" tiles of a band, or tiles of list `at`.
+    """The state after all tiles of c.LENGTH keys (or rows): "whole" and "masked" tiles of a band, or list `at`.
 
     borders: low, high, full_low, full_high, from key_range or row_range. LEADING, TRAILING: whether the band may have
     masked tiles before, and after, the whole tiles.

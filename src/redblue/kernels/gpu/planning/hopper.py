@@ -15,7 +15,7 @@ KERNELS = ("redblue.kernels.gpu.hopper.kernel", "redblue.kernels.gpu.hopper.back
 
 @cache
 def available() -> bool:
-    """Whether this Triton compiles these kernels. Its interpreter does not run Gluon, and Gluon's names still change."""
+    """Whether this Triton compiles these kernels. Its interpreter does not run Gluon, and Gluon's names may change."""
     if INTERPRETED.value or not has_descriptors():
         return False
     try:

@@ -62,9 +62,7 @@ class Footprint(NamedTuple):
     transposed: int = 0  # streaming tiles with an edge below 64 that are multiplied both as stored and transposed
     waiting: int = 0  # operands that wait in registers, on architectures whose products read operands from registers
     all_at_once: bool = False  # whether all streaming tiles are held at once even where nothing is prefetched
-    tall: int = (
-        0  # rows of results that become operands within their warp, on sm_90; 0: they may have to move between warps
-    )
+    tall: int = 0  # rows of results that become operands within their warp, on sm_90; 0: they may change warps
 
 
 class Resources(NamedTuple):
@@ -97,9 +95,7 @@ def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: 
     elif footprint.all_at_once:
         streaming = max(streaming, sum(footprint.stream) - exchanged // 2)
     if family == 10:
-        exchanged = (
-            max(exchanged, footprint.transposed) + footprint.added
-        )  # one exchange more than on other architectures
+        exchanged = max(exchanged, footprint.transposed) + footprint.added  # one exchange more than elsewhere
     slack = SLACK * (2 if family == 10 or within_warps else 1)
     shared = word * max(footprint.stay + streaming + exchanged + footprint.added, footprint.stored) + slack
     return Resources(shared, per_number * takes / registers)

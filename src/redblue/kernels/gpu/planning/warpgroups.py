@@ -87,9 +87,7 @@ def ranked(
         if needed.shared_bytes > card.shared_bytes:
             continue
         pressure = needed.pressure
-        if (
-            options.listed or options.softcap
-        ):  # registers also hold bits, or a derivative, so the stricter model applies
+        if options.listed or options.softcap:  # registers also hold bits or a derivative: use the stricter model
             footprint = part.footprint(t, sizes, options)._replace(tall=0)
             pressure = resources(footprint, dtype, card, warps, stages).pressure
         idle = max(0.0, 1 - part.blocks(t, sizes) / (BUSY * card.multiprocessors))

@@ -23,7 +23,7 @@ class Panel(NamedTuple):
 
 
 class SliceConstants(NamedTuple):
-    """Numbers known at compile time that score_tile needs. Construct it in the call of a loop, like flash's Constants."""
+    """Numbers known at compile time that score_tile needs. Construct it in a loop's call, like flash's Constants."""
 
     SLICES: Any  # slices of the left rows that are held; 0: they stream
     DEPTH: Any  # features of a slice
