@@ -130,7 +130,7 @@ REFUSED = [
     ({"v_pages": locked}, r"v_pages must be writable, got a read-only array"),
     (
         {"k_pages": lambda k: overlapping(k)},
-        r"k_pages must have memory of its own for each entry, but strides .* overlap",
+        r"k_pages must have separate memory for each entry, but strides .* overlap",
     ),
 ]
 
@@ -204,7 +204,7 @@ APART = {
 @pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
 @pytest.mark.parametrize("name", OVERLAPPING)
 def test_caches_that_share_memory_otherwise_are_refused(library, name):
-    with pytest.raises(rb.RedblueError, match="v_pages must be columns of k_pages or be apart"):
+    with pytest.raises(rb.RedblueError, match="v_pages must be columns of k_pages or have separate memory"):
         append_ones(library, *OVERLAPPING[name])
     assert not MEMORY.any()
 
@@ -256,7 +256,7 @@ def test_tensors_without_values_memory_or_with_gradients_are_refused():
     arguments = {name: tensor(x) for name, x in small().items()}
     wrong = (
         ({"k": arguments["k"].requires_grad_()}, "k requires a gradient, but a paged cache has no backward pass"),
-        ({"k_pages": arguments["k_pages"][:1].expand(8, 2, 1, 4)}, "k_pages must have memory of its own"),
+        ({"k_pages": arguments["k_pages"][:1].expand(8, 2, 1, 4)}, "k_pages must have separate memory"),
         ({"k_pages": arguments["k_pages"].numpy()}, "must all be PyTorch tensors, or all be arrays"),
         ({"v_pages": arguments["v_pages"].to_sparse()}, "v_pages must be dense"),
         ({"page_table": torch.zeros(3, 3, device="meta", dtype=torch.int32)}, "page_table must be .* got meta device"),

@@ -139,7 +139,7 @@ def dtensors():
             torch.testing.assert_close(got.full_tensor(), wanted, atol=1e-12, rtol=1e-12)
     copies = [distribute_tensor(x.detach(), mesh, [Replicate()]) for x in arrays]
     refused(lambda: distributed.attention(*copies), "q must be sharded along its tokens, Shard(2)")
-    refused(lambda: distributed.attention(placed[0], *arrays[1:]), "k must be a DTensor, as q, k and v all are")
+    refused(lambda: distributed.attention(placed[0], *arrays[1:]), "k must be a DTensor, because q, k and v must")
 
 
 def drawn_seed():

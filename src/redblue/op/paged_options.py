@@ -31,17 +31,17 @@ def expanded(options: Options, q: Any, sizes: Sizes) -> Options:
 
 
 def _full_shape(rules: ArrayOption, dimensions: int, sizes: Sizes) -> tuple[int, ...]:
-    """The shape to which the array is expanded. Slopes stay without a dimension of sequences if they have none."""
+    """The shape to which the array is expanded. Slopes without a dimension of sequences do not get one."""
     full = rules.shape(sizes)
     return full if rules.pairs else full[-max(1, dimensions) :]
 
 
 def _of_kind(name: str, x: Any, q: Any) -> Any:
-    """The array, which must be a tensor on q's device if q is one."""
+    """The array. Raises RedblueError if q is a tensor and the array is not a tensor on q's device."""
     if not api.is_torch(q):
         return api.as_numpy(name, x)
     if not api.is_torch(x):
-        raise RedblueError(f"{name} must be a PyTorch tensor as q is, got {type(x).__name__}")
+        raise RedblueError(f"{name} must be a PyTorch tensor like q, got {type(x).__name__}")
     if x.device != q.device:
         raise RedblueError(f"{name} must be on the device of q ({q.device}), got {x.device}")
     check_no_gradient(name, x)

@@ -450,7 +450,7 @@ REFUSED = {
     "complex": ((X, X, X.to(torch.complex64)), {}, "v must be of type .*, got complex64"),
     "device": ((X, X.to("meta"), X), {}, r"k must be on the device of q \(cpu\), got meta"),
     "sparse": ((X, X, X.to_sparse()), {}, "v must be dense, got a tensor of layout torch.sparse_coo"),
-    "array": ((X, X.numpy(), X), {}, "k must be a PyTorch tensor as the others are, got ndarray"),
+    "array": ((X, X.numpy(), X), {}, "k must be a PyTorch tensor like the others, got ndarray"),
     "wide": ((torch.zeros(1, 1, 2, 4097),) * 3, {}, "must be 1 to 4096 on the CPU, got 4097"),
     "no d": ((X[..., :0],) * 3, {}, "must be at least 1, got 0"),
     "ranks": ((torch.zeros([1] * 12),) * 3, {}, "q may have at most 11 dimensions"),

@@ -94,7 +94,7 @@ def paged_runs(
     """The launches of `attention_paged` for contiguous caches of pages of `page` keys.
 
     sizes: lead, heads, d and d_v matter. aliased: whether values are a slice of the keys. tree: whether a boolean mask
-    says which of the newest keys queries attend. options: those of Options.
+    selects the newest keys that queries attend. options: fields of Options.
     """
     number, (batch,) = getattr(torch, dtype), sizes.lead
     sums = getattr(torch, sum_dtype(dtype))
