@@ -1,4 +1,4 @@
-"""Write files by one rule: nothing of the user's is lost, and a file is written whole or not at all.
+"""Write files by one rule: no file of the user is lost, and a file is written completely or not at all.
 
 - A new file is written. An existing file is replaced only if the caller says so (--force, force=True), or if it begins
   with the mark that redblue writes at the start of its own files of that kind.

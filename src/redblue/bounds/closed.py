@@ -101,7 +101,7 @@ def small_recomputed(s: Sizes, reach: int) -> int:
 
 
 def small_gradient_x(s: Sizes, reach: int) -> int:
-    """Theorem 6: the products S, O, dP and G. If d_v > d, those with V count sqrt(d / d_v), since V is computed."""
+    """Theorem 6: the products S, O, dP and G. If d_v > d, products with V count sqrt(d / d_v), since V is computed."""
     values = math.isqrt(s.d * s.d_v * SCALE**2) if s.d_v > s.d else s.d_v * SCALE
     return _products((2 * s.pairs * (s.d * SCALE + values), SCALE), min(s.d, s.d_v), reach)
 

@@ -219,7 +219,7 @@ def _memory(words: int, case: Case) -> int:
 
 
 def _least(curve: Curve, case: Case, work: str | list[int]) -> tuple[float, float]:
-    """Return the least words that cross the network, and those that the busiest process sends and receives.
+    """Return the least words that cross the network, and the least words of the busiest process, sent and received.
 
     A word that a process lacks crosses the network for this process alone, and is then both sent and received.
     """

@@ -1,9 +1,9 @@
 """The words that a process of a network lacks for its share of the pairs: curves over the number of pairs.
 
 Proofs: docs/lab/network.md. A process that works on z pairs of one stream needs words of rows and of keys. The words
-that it neither holds at the start nor keeps at the end must cross the network. For one stream these words are 0 up to a
-number of pairs that cost nothing, and concave from there on. Over the streams of a problem and over the processes, such
-functions are least at extreme points, so the minimum over all distributions of work has a closed form.
+that it neither holds at the start nor keeps at the end must cross the network. For one stream, the number of these
+words is 0 up to some number of pairs, and concave from there on. Over the streams of a problem and over the processes,
+such functions have their minimum at extreme points, so the minimum over all distributions of work has a closed form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Sizes(NamedTuple):
     """The sizes of one stream of a problem that bounds on network words depend on.
 
     pairs: attended pairs. row_words, key_words: words of a row and of a key that some attended pair needs: forward of
-    q and o, and of k and v; backward of q, dO and dQ, and of k, v, dK and dV. rows, keys: those with an attended pair.
+    q and o, and of k and v; backward of q, dO and dQ, and of k, v, dK and dV. rows, keys: rows and keys with an
+    attended pair.
     held_rows, held_keys: the most that one process holds, with shares "tokens". group: rows of a query.
     """
 

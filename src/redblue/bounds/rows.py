@@ -55,7 +55,7 @@ class Row:
 
     evaluate(stream, M): words of one stream of the problem in a cache of M words. applies(stream, M): whether the bound
     is valid. once(problem): words that all streams may share, counted once. any_order: also holds if sums are split and
-    merged. needs_scores: does not hold if P is given. The other fields are those of Bound.
+    merged. needs_scores: does not hold if P is given. The other fields are as in Bound.
     """
 
     name: str

@@ -22,8 +22,8 @@ class Positions(NamedTuple):
     """The position of a block of attention in a whole problem, on which alibi and dropout depend.
 
     queries, keys: whole numbers (n_q,) and (n_k,), arrays or tensors: the index of each query of the call among the
-    whole's queries, and of each key among the whole's keys, in any order. Positions on a GPU, and those of a compiled
-    graph for a GPU, are not checked, because this would wait for the GPU.
+    whole's queries, and of each key among the whole's keys, in any order. Positions on a GPU, and positions in a
+    compiled graph for a GPU, are not checked, because this would wait for the GPU.
     n_q, n_k: the numbers of queries and keys of the whole; alibi aligns the last query with the last key. If only one
     is given, the other is equal to it; if neither is given, alibi's distances are |queries - keys|, and dropout is not
     possible.

@@ -218,7 +218,7 @@ class _Watched(Field):
 
 
 class _Finder(_Watched):
-    """Finds the computed words that equal a score, among all words or among those found before."""
+    """Finds the computed words that equal a score, among all words or among the words of an earlier search."""
 
     def __init__(
         self, protocol: Compression, arrays: dict[str, np.ndarray], known: dict[int, Place] | None = None

@@ -111,7 +111,7 @@ def run(
 ) -> Count:
     """Count the same words by running the schedule on a counting machine, which proves the closed form by execution.
 
-    The arguments are those of `count`. One stream runs, in its share of the cache; the others would do the same.
+    The arguments are the same as for `count`. Only one stream runs, in its share of the cache: all streams are alike.
     Raises the errors of `count`, and RedblueError for a run of more than MAX_MOVES moves.
     """
     algorithm, edges, share, stored = _choose(schedule, problem, words, tiles, at_once, index)
@@ -169,7 +169,7 @@ def check(
 ) -> Check:
     """Run one stream of the schedule on standard normal inputs, and compare every output with the float64 reference.
 
-    The arguments and errors are those of `count`; seed: of the inputs.
+    The arguments and errors are the same as for `count`. seed: the seed of the inputs.
     """
     whole_number("seed", seed, least=0)
     algorithm, edges, _, stored = _choose(schedule, problem, words, tiles, index=index)

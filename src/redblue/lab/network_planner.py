@@ -68,7 +68,7 @@ class Candidate:
 
     @property
     def bytes(self) -> int:
-        """Bytes that some process sends, or that some process receives, whichever are more."""
+        """The most bytes that a process sends or receives."""
         return int(max(self.counted.bytes_sent.max(), self.counted.bytes_received.max()))
 
     @property

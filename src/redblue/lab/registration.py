@@ -33,7 +33,7 @@ def register_schedule(schedule: Schedule, *, replace: bool = False) -> Schedule:
     replace: a schedule that a user registered under the same name may be replaced.
 
     Before it is registered, every pass runs on small problems, full and masked, with several tiles, on the numeric
-    machine; a larger problem is counted. Raises RedblueError, which names what is wrong: an output that differs from
+    machine; a larger problem is counted. Raises RedblueError, which names the fault: an output that differs from
     the float64 reference, a closed form that differs from the words counted, a run that exceeds the stated peak
     (CapacityError) or breaks another rule of the machine (MachineError), a wrong field, or a name that is taken.
     """

@@ -85,7 +85,7 @@ def _verify_run(schedule: Schedule, one_pass: Pass, problem: Problem, tiles: Any
 
 
 def _compare(where: str, closed: Cost, machine: Machine, fields: tuple[str, ...]) -> None:
-    """Raise RedblueError unless the closed form states what the machine has counted."""
+    """Raise RedblueError unless the closed form equals the machine's counts."""
     for field in fields:
         stated, counted = int(getattr(closed, field)), getattr(machine, field)
         if stated != counted:

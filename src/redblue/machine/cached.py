@@ -46,7 +46,7 @@ class Cached(Counting):
     packed: whether `load` copies the region. leading: words from row to row, by array name; default: the row length.
     fetch_on_write: see machine/hierarchy.py. records: whether accesses are recorded for `trace`.
     max_accesses: a run that makes more accesses stops with TooLong.
-    `traffic` has the counts of each level; reads, writes and peak are those of the schedule, as on `Counting`.
+    `traffic` has the counts of each level; reads, writes and peak count the schedule's words, as on `Counting`.
     """
 
     def __init__(

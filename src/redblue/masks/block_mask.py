@@ -27,7 +27,7 @@ MAX_PAIRS = 1 << 22  # pairs in one call of mask_mod
 
 
 def read(mask: Any, sizes: tuple[int, int] | None = None) -> Rule:
-    """Convert a BlockMask to a rule. sizes: n_q and n_k; those of the BlockMask if None.
+    """Convert a BlockMask to a rule. sizes: n_q and n_k; if None, the BlockMask's sizes.
 
     Raises RedblueError for another object, and for a mask_mod that cannot be mapped over pairs.
     """

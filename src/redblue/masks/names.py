@@ -49,7 +49,7 @@ FORMS_TEXT = f"{', '.join(FORMS)}, such as window:1024,0 or blocks:layout.npy,12
 
 
 def parse(text: str) -> Mask:
-    """Make the mask that a text such as "causal & documents:512,1536" stands for.
+    """Make the mask of a text such as "causal & documents:512,1536".
 
     ~ binds more tightly than &, and & more tightly than |; parentheses group. A file's name may contain these
     characters only if the file is the whole text. Raises RedblueError, which lists the forms.

@@ -37,8 +37,8 @@ def measure_callable(
     "module:function" or "path/to/script.py:function", and the arguments must be plain data, which is sent as JSON. fn
     is called once before the measurement, except with interpreter.
     using: the meter:
-    - "cachegrind": lines through a simulated cache of `words` words (line_bytes, ways: as in `measure`), minus those of
-      an empty Python call; single-threaded.
+    - "cachegrind": lines through a simulated cache of `words` words (line_bytes, ways: as in `measure`), minus the
+      lines of an empty Python call; single-threaded.
     - "interpreter": words of the Triton kernels that fn launches, which Triton must interpret.
     - "counters": lines at a boundary of this CPU.
     - "ncu": bytes of its GPU kernels at a boundary of the GPU.

@@ -45,7 +45,7 @@ class Program:
     def solve(self, whole: bool, **options: float | None) -> Any:
         """Minimize the cost, and return the result of scipy.optimize.milp.
 
-        whole: variables are 0 or 1; else anything between. options: of milp; an option of None is left out.
+        whole: whether variables are 0 or 1, not between. options: options of milp; None leaves an option out.
         """
         from scipy.optimize import Bounds, LinearConstraint, milp  # here, so that `import redblue` stays light
         from scipy.sparse import csr_matrix

@@ -27,7 +27,7 @@ def orders(graph: Graph, needed: np.ndarray, red: int) -> Iterator[tuple[str, np
     late = lateness(graph, needed)
     for levels in range(1, min(red.bit_length() + 1, int(-late.min())) + 1):
         yield f"bands of {levels} levels", in_bands(graph, needed, late, levels, False)
-        yield f"bands of {levels} levels, by what they load", in_bands(graph, needed, late, levels, True)
+        yield f"bands of {levels} levels, by their loads", in_bands(graph, needed, late, levels, True)
     early = needed & ~below_hubs(graph)
     stages = [("", [needed])] + ([("two stages, ", [early, needed & ~early])] if (needed & ~early).any() else [])
     for name, parts in stages:

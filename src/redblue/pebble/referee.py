@@ -40,7 +40,7 @@ BROKEN = {
 class IllegalMove(RedblueError):
     """A move breaks a rule.
 
-    number: index of the move, from 0. move: the move. rule: name of the broken rule, one of those in BROKEN.
+    number: index of the move, from 0. move: the move. rule: name of the broken rule, from BROKEN.
     node: label of the move's node. missing: labels of the parents that the move needs red and that are not red.
     """
 

@@ -34,14 +34,16 @@ MODULES = (
     *(gradient_x, gradient_x_dp, gradient_x_hybrid, gradient_x_small, gradient_x_once, paged),
 )
 BUILT_IN = tuple(module.schedule.name for module in MODULES)
-SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}  # and those that users register
+SCHEDULES = {
+    module.schedule.name: module.schedule for module in MODULES
+}  # built-in schedules, and schedules that users register
 
 APPROXIMATE = taylor.SCHEDULES  # only `get` returns them; lists, plans and the operator leave them out
 
 
 @checked_arguments
 def list_schedules(direction: str | None = None) -> list[str]:
-    """Return the names of all schedules, or of those with a pass in the given direction."""
+    """Return the names of all schedules, or of the schedules with a pass in `direction`."""
     return [name for name, schedule in SCHEDULES.items() if direction is None or direction in schedule.passes]
 
 

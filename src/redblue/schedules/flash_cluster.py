@@ -36,7 +36,7 @@ ForwardTiles.SMALLEST = {"cluster": BLOCKS}  # type: ignore[attr-defined]
 def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: Slow, out: Slow, lse: Slow) -> None:
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     for i in blocks(problem.n_q, t.rows * t.cluster):
-        parts = [within(part, i) for part in blocks(i, t.rows)]  # each block's rows among those of the cluster
+        parts = [within(part, i) for part in blocks(i, t.rows)]  # each block's rows among the cluster's rows
         q_i, out_i = m.load(q[i]), m.zeros("out_i", len(i), problem.d_v)
         row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
         for j in blocks(m.cols_of(pairs, i), t.cols):

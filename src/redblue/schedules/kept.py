@@ -44,7 +44,7 @@ class Kept(Generic[T]):
         self.release = release
 
     def visit(self, attended: list[range], load: Callable[[range], T], final: bool) -> Iterator[tuple[range, T]]:
-        """Yield the blocks that a block of rows attends with their tiles, those in the cache first.
+        """Yield the blocks that a block of rows attends, with their tiles; blocks in the cache come first.
 
         A tile stays or is released after its visit. load(block): loads its tiles. final: no block of rows follows.
         """
@@ -191,7 +191,9 @@ def kept_peak(pairs: Pairs, sizes: tuple[Any, int, Any], stays: Callable[[Any], 
     r, c, total = smaller(rows, pairs.n_rows), min(cols, pairs.n_cols), ceil_div(pairs.n_cols, cols)
     count = smaller(ceil_div(keep, cols), total)
     short = pairs.n_cols - (total - 1) * c if pairs.is_full else c  # the last block may be shorter
-    later = smaller(r, pairs.n_rows - r)  # rows of the second block: 0 if there is none, and then nothing is kept
+    later = smaller(
+        r, pairs.n_rows - r
+    )  # rows of the second block; 0 if there is only one block, so that no tile is kept
     if not pairs.is_full:
         later = r * (later > 0)
 

@@ -71,7 +71,7 @@ class Cost:
     """Words read, words written, peak of words in the cache, and floating-point operations of one stream.
 
     The fields are numbers, or arrays over candidate tiles. `a + b` is the cost of a followed by b.
-    Reads, writes and flops of a closed form equal those of a run. On a full mask the peak does too. On other masks it
+    Reads, writes and flops of a closed form equal a run's. On a full mask, so does the peak. On other masks, the peak
     is an upper bound, because it assumes whole tiles. Tiles that fit by the closed form therefore always run.
     """
 

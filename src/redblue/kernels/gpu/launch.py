@@ -165,7 +165,7 @@ def array(x: Tensor | None) -> Array:
 
 
 def alignment(arguments: dict[str, Any]) -> int:
-    """The largest power of two up to 16 that divides the strides of all arrays, except those of columns."""
+    """The largest power of two up to 16 that divides the strides of all arrays, except column strides."""
     strides = (
         stride
         for x in arguments.values()

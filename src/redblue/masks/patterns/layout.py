@@ -130,7 +130,7 @@ class Layout:
         counts = self.before[below] - self.before[above]
         live = (counts[:, right] > counts[:, left]).astype(self._sum_type)
 
-        # table[w, e, j] sums weight w over those row intervals of edge r[e] that are live in column interval j.
+        # table[w, e, j] sums weight w over the row intervals of edge r[e] that are live in column interval j.
         # (einsum instead of @: NumPy's threads for large products are slow on a busy machine.)
         table = np.empty((2, len(r), live.shape[1]), self._sum_type)
         stops = np.cumsum(np.bincount(row.edge))

@@ -73,7 +73,7 @@ Form = tuple[Any, torch.dtype]  # shape and type of an option that is an array
 
 
 def forms(options: Options) -> tuple[Form | None, ...]:
-    """Shape and type of all options that are arrays, None for those not given; () if none is given."""
+    """Shape and type of all options that are arrays, None for an option that is not given; () if none is given."""
     arrays = options.arrays
     for x in arrays:
         if x is not None:

@@ -65,7 +65,7 @@ def verdict(report: Report) -> str:
 
 
 def _measured(report: Report) -> Iterator[RenderableType]:
-    """A table of the runs on this machine, a row for each shape, and their verdict. Rows without a run have a reason."""
+    """A table of the runs on this machine, and their verdict. The row of a shape without a run has a reason."""
     if not report.measured:
         return
     lines = table(("shape\nwhat was run",), ("time\nof peak", "plan", "PyTorch", "words\nbound"), title=MEASURED)

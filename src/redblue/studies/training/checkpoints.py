@@ -17,7 +17,7 @@ from redblue.base.version import VERSION
 
 
 def path_for(folder: Path, point: dict[str, Any], text: str = "") -> Path:
-    """The checkpoint of one measurement. Its name depends on all that decides the weights. text: the corpus's digest."""
+    """The checkpoint of one measurement. Its name depends on all that decides the weights. text: the text's digest."""
     facts = {
         "point": point,
         "text": text,
