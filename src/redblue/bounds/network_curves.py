@@ -21,7 +21,7 @@ from redblue.masks import Mask
 from redblue.masks.patterns.band import Band
 from redblue.problem import Problem
 
-BISECTIONS = 80  # of a range of numbers of pairs, of at most 2^200
+BISECTIONS = 80  # steps of a bisection over numbers of pairs up to 2^200
 
 
 class Sizes(NamedTuple):
@@ -96,7 +96,7 @@ class Curve:
         return whole * self.lack(self.pairs) + self.lack(self.free + rest)
 
     def mean_words(self, mean: float, most: float) -> float:
-        """The fewest words of a process on average, if processes work on `mean` pairs on average and at most `most`.
+        """The least average of words per process, if processes work on `mean` pairs on average and at most on `most`.
 
         This is the value of the largest convex function below `words` on 0 .. most. A line through the ends of whole
         streams is below every concave piece, and the last line ends at the point of `most`.
@@ -181,7 +181,7 @@ def _triangle(tokens: int, reach: int) -> int:
 
 
 def pairs_of_tokens(problem: Problem) -> tuple[Band | None, bool]:
-    """Return the band of a windowed mask (else None), and whether no query attends a later key of as many tokens."""
+    """Return the band of a windowed mask (else None), and whether n_q = n_k and no query attends a later key."""
     pairs = problem.mask.on(problem.n_q, problem.n_k)
     if isinstance(pairs, Band):
         narrow = pairs.first <= 0 < pairs.end and pairs.end - pairs.first < problem.n_k
@@ -207,7 +207,8 @@ def any_algorithm(problem: Problem) -> list[Callable[[float], float]]:
     xi, xi_v, gains = certified(problem.direction)
     reach = np.minimum((d / xi) ** 2, (d_v / xi_v) ** 2)
     order = np.lexsort((gains, -reach))
-    useful = order[gains[order] <= np.minimum.accumulate(gains[order])]  # no row reaches further with a smaller gain
+    # Drop rows for which a row of larger reach has a smaller gain
+    useful = order[gains[order] <= np.minimum.accumulate(gains[order])]
     return [
         lambda pairs, gain=gain, most=most: min(most, pairs / gain)
         for gain, most in zip(gains[useful].tolist(), reach[useful].tolist(), strict=True)

@@ -47,7 +47,7 @@ class Arguments(PackedArguments, total=False):
 class MaskArgument(NamedTuple):
     """The mask argument of PyTorch's ops: the sides of a band, or the name of a mask that is not a band.
 
-    The sides are numbers, so that a compiled graph holds for every sequence length.
+    The sides are numbers, so that a compiled graph is valid for every sequence length.
     """
 
     left: int = -1  # number of keys before its own key that a query attends; -1: all
@@ -237,8 +237,8 @@ TABLE = {
     "positions": Option(
         "Tensor? positions",
         "for a block of a whole problem: a pair (queries, keys) of whole numbers (n_q,) and (n_k,), or a "
-        "redblue.Positions, which says more of the whole. alibi and dropout use these positions in the whole; the mask "
-        "is the block's own. None: the call is the whole problem.",
+        "redblue.Positions, which also holds the whole problem's sizes. alibi and dropout use these positions; the "
+        "mask is the block's own. None: the call is the whole problem.",
         ArrayOption(lead=False, gradient=False, places=True),
     ),
 }
@@ -363,7 +363,7 @@ def _number(name: str, value: Any) -> float:
 def check_size(name: str, number: float) -> None:
     """Raise RedblueError for a number that is not 0 and is outside the range that every kernel supports."""
     if number and not LEAST <= abs(number) <= MOST:
-        zero, advice = "0, or ", "multiply q by the rest beforehand"
+        zero, advice = "0, or ", "multiply q by the remaining factor beforehand"
         if name == "softcap":  # 0 means no softcap, and a factor of q cannot replace a softcap
             zero, advice = "", "give a softcap nearer to the scores, or None for no softcap"
         raise RedblueError(f"{name} must be {zero}{LEAST:g} to {MOST:g} in size, got {number:g}: {advice}")
@@ -402,7 +402,7 @@ def check_array(name: str, shape: Sequence[int], dtype: str, sizes: Sizes, call_
     full = rules.shape(sizes)
     if not rules.lead:
         if tuple(shape) != full:
-            each = "the whole's numbers, then one per query and key" if rules.places else "one per head of q"
+            each = "four sizes, then one position per query and key" if rules.places else "one per head of q"
             raise RedblueError(f"{name} must have shape {full}, {each}, got {tuple(shape)}")
     else:
         padded = (1,) * (len(full) - len(shape)) + tuple(shape)

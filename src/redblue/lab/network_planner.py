@@ -188,7 +188,7 @@ def best_candidate(problem: AnyProblem, cluster: Cluster) -> tuple[Candidate, di
 
 
 class Trial(NamedTuple):
-    """A candidate at the size that is tried, and its estimated seconds. placement: by name."""
+    """A candidate for the reduced problem, and its estimated seconds. placement: the name of its placement."""
 
     placement: str
     candidate: Candidate

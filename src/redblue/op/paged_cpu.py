@@ -128,8 +128,7 @@ def v_in_k(pages: Any, k: Memory, v: Memory, sizes: Sizes) -> int:
     return column if column >= 0 and column + sizes.d_v <= sizes.d else -1
 
 
-# Helpers for both arrays and tensors
-# ---------------------------------------------------------------------------------------------
+# Helpers for both arrays and tensors ----------------------------------------------------------------------------------
 
 
 class _Library(NamedTuple):

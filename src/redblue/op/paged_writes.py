@@ -74,7 +74,7 @@ def _memory(x: Any) -> np.ndarray:
 
 
 def _shared_column(k_pages: Any, v_pages: Any) -> int | None:
-    """The column of k_pages in which v_pages would begin, if both have the strides of one array; else None."""
+    """The column of k_pages at v_pages' address, if both have strides as in one array; else None."""
     k, v = _memory(k_pages), _memory(v_pages)
     between, step = v.ctypes.data - k.ctypes.data, k.strides[-1]
     return None if k.strides != v.strides or not step or between % step else between // step
@@ -83,7 +83,7 @@ def _shared_column(k_pages: Any, v_pages: Any) -> int | None:
 def check_apart(
     k_pages: Any, v_pages: Any, pages: np.ndarray, rows: np.ndarray, sequences: Sequences, lengths: np.ndarray
 ) -> None:
-    """Raise RedblueError if new keys, at these pages and rows, would share memory with values, or new values with keys.
+    """Raise RedblueError if writing new keys would overwrite values, or writing new values would overwrite keys.
 
     Caches that overlap elsewhere are accepted: an engine may keep keys and values in alternate pages of one array.
     lengths: the keys of each sequence before the write.

@@ -148,8 +148,7 @@ def _rows(tensor: Any, batch: int) -> np.ndarray:
     return np.broadcast_to(array, (batch, array.shape[-1]))
 
 
-# The readers, which convert a closure's parameters to a mask
-# ------------------------------------------------------------------
+# The readers: functions of a closure's parameters that return a mask --------------------------------------------------
 
 
 def _all_of(held: dict[str, Any], place: Place) -> Mask:

@@ -55,7 +55,7 @@ class Read(NamedTuple):
 class Call(NamedTuple):
     """The facts about a call that follow from its shapes and types.
 
-    q, k, v, out: the two dense layouts that the tensor or its gradient may get; `inside` is the index.
+    q, k, v, out: the two dense layouts that the tensor or its gradient may get; `inside` returns the index of one.
     """
 
     sizes: Sizes

@@ -1,7 +1,7 @@
 """The PyTorch ops redblue::attention_paged and redblue::append_paged, for graphs: torch.compile, export, fake tensors.
 
-Eager calls do not use them. The ops have no derivatives. They check tables and lengths when they run, because a graph
-has no values before.
+Eager calls do not use them. The ops have no derivatives. They check tables and lengths at run time, because a graph
+has no values before that.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def forward_placements(q: Any, k: Any, v: Any, *flat: Any) -> list[Placements]:
 def backward_placements(
     dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *flat: Any
 ) -> list[Placements]:
-    """The placements that redblue::attention_backward supports. A broadcast bias gets a part of its gradient's sum."""
+    """The placements that redblue::attention_backward supports. The gradient of a broadcast bias is a partial sum."""
     from torch.distributed.tensor import Partial, Replicate
 
     options, bias_grad = Options.unflatten(flat[:-1]), flat[-1]

@@ -21,7 +21,7 @@ from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
 from redblue.problem import Problem
 
 # The largest allowed error of the checked rows against float64, relative in the Frobenius norm. Results of 16 bits are
-# rounded once; with bfloat16, P and dS are rounded before. PyTorch's result may differ from ours by
+# rounded once; with bfloat16, P and dS are rounded, too. PyTorch's result may differ from ours by
 # PYTORCH_TOLERANCE times as much.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 PYTORCH_TOLERANCE = 4

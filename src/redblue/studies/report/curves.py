@@ -63,7 +63,7 @@ class Curve:
 
 
 def curve_key(problem: Problem) -> Problem:
-    """Return a key that problems with the same curve share: one stream, and words of the same size."""
+    """Return one stream of the problem, in a number type of the same size: problems with equal keys share a curve."""
     return replace(problem.one_stream(), dtype={2: "float16"}.get(problem.bytes_per_word, problem.dtype))
 
 
