@@ -216,7 +216,7 @@ def _solve(problem: PhaseProblem, x: Point, pairs: Pairs, rounds: int) -> Dual:
         left, right = high - golden * (high - low), low + golden * (high - low)
         falls = gain(at(left)) < gain(at(right))
         low, high = np.where(falls, low, left), np.where(falls, right, high)
-    # The minimum may lie in a kink: at a price for which a share reaches 1, or at price 0.
+    # The minimum may lie at a kink: a price for which a share reaches 1, or price 0.
     best = at((low + high) / 2)
     for price in (q, v, 0 * q):
         best = _better(best, at(price), gain(best) <= gain(at(price)))
@@ -251,7 +251,7 @@ def _upper(problem: PhaseProblem, low: Point, high: Point) -> Any:
 
 
 def _coarse(problem: PhaseProblem, low: Point, high: Point) -> Any:
-    """Return another upper bound, better in large boxes: pairs of the upper end with words of the lower end."""
+    """Return another upper bound, better in large boxes, from the pairs at the upper end and words at the lower end."""
     pairs = problem.supply(high, high)
     dual = _solve(problem, low, pairs, rounds=8)
     return _inner(problem, low, pairs, dual) + _chains(problem, high, high, dual)

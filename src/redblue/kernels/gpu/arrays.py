@@ -15,7 +15,7 @@ import triton.language as tl
 
 
 class Array(NamedTuple):
-    """A tensor (batch, heads, rows, columns) as kernels take it: its first element, and its strides in elements."""
+    """A tensor (batch, heads, rows, columns) in the form for kernels: its first element, and strides in elements."""
 
     at: Any
     batch: Any
@@ -59,7 +59,7 @@ INTERPRETED = tl.constexpr(not isinstance(start, triton.JITFunction))
 
 @triton.jit
 def index(i, WIDE: tl.constexpr):
-    """Indices in 64 bits where offsets made of them could overflow 32."""
+    """Indices, in 64 bits if WIDE, because offsets computed from them could overflow 32 bits."""
     return i.to(tl.int64) if WIDE else i
 
 

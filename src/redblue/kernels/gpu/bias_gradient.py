@@ -1,4 +1,4 @@
-"""The gradient of a bias, by a kernel of its own that all schedules share.
+"""The gradient of a bias, in a separate kernel that all schedules share.
 
 A program owns a tile of the bias and visits all tiles of scores that the bias was added to, so only the gradient
 has the size n_q n_k, and no result depends on the order of programs. The gradient of a bias that all rows (or keys)
@@ -43,7 +43,7 @@ TENSOR_CORES, SCALAR = (64, 4), (32, 8)
 
 
 class Constants(NamedTuple):
-    """Numbers known at compile time that _tile needs. Construct it in the call of _tile, as flash's Constants."""
+    """Numbers known at compile time that _tile needs. Construct it in the call of _tile, like flash's Constants."""
 
     GROUP: Any
     D: Any
@@ -157,7 +157,7 @@ def bias_gradient(
     n_q,
     n_k,
     batches,
-    heads,  # of queries
+    heads,  # query heads
     row_parts,
     col_parts,
     GROUP: tl.constexpr,

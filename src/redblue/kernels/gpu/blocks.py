@@ -27,7 +27,7 @@ class RowBlock(NamedTuple):
     i: Any  # (rows,): indices of the rows in their stream
     i_local: Any  # (rows,): indices of the rows in the chunk
     numbers: Any  # (rows,): indices of the rows in arrays (batch, heads, n_q)
-    first: Any  # the block's rows that exist are first .. stop - 1 of the stream
+    first: Any  # the block holds rows first .. stop - 1 of the stream
     stop: Any
 
 
@@ -40,7 +40,7 @@ class KeyBlock(NamedTuple):
     index: Any  # of the block among the `blocks` blocks of its stream
     blocks: Any
     i: Any  # (keys,): indices of the keys
-    first: Any  # the block's keys that exist are first .. stop - 1
+    first: Any  # the block holds keys first .. stop - 1
     stop: Any
 
 
@@ -69,7 +69,7 @@ def row_block(
 
 @triton.jit
 def key_block(stream, n_k, kv_heads, program, KEYS: tl.constexpr):
-    """The block of KEYS keys that program number `program` owns. stream: the chunk's first."""
+    """The block of KEYS keys that program number `program` owns. stream: the chunk's first stream."""
     blocks = tl.cdiv(n_k, KEYS)
     index, local = program % blocks, program // blocks
     batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads

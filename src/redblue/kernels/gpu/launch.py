@@ -17,7 +17,7 @@ from redblue.kernels.gpu.scores import Scores, is_plain, scores_of
 from redblue.kernels.options import Options
 from redblue.masks import Mask
 
-TMA_ALIGNED_BYTES = 16  # of addresses and strides
+TMA_ALIGNED_BYTES = 16  # alignment of addresses and strides
 
 
 class PlanOptions(NamedTuple):
@@ -44,7 +44,7 @@ class Task:
     contiguous, in the type of the sums.
     """
 
-    sizes: Sizes  # of one leading dimension, the batch
+    sizes: Sizes  # with one leading dimension, the batch
     q: Tensor
     k: Tensor
     v: Tensor
@@ -56,7 +56,7 @@ class Task:
     end: int | None = None
     mask: Mask | None = None  # None if it is a band
     planes: Tensor | None = None  # int32 (batch, key heads): the mask plane of each stream
-    first_row: int = 0  # this part's first row among all rows of all heads of the call: dropout counts from there
+    first_row: int = 0  # this part's first row among all rows of all heads of the call; dropout numbers rows from it
     cut_keys: int = 0  # unattended keys that were cut off after the n_k keys of `sizes`
     dout: Tensor | None = None
     dlse: Tensor | None = None
@@ -159,7 +159,7 @@ def _tma_takes(x: Tensor) -> bool:
 
 
 def array(x: Tensor | None) -> Array:
-    """The tensor as kernels take it. Never None: callers give tensors that the pass has."""
+    """The tensor in the form for kernels. It is never None: callers pass tensors that the task has."""
     assert x is not None
     return Array(x, *x.stride())
 

@@ -22,7 +22,7 @@ from redblue.masks.lowered import Lowered, lowered
 from redblue.masks.patterns.bit_words import below
 
 KEPT = 128  # lists in the cache; a mask needs about 4, one per kernel and tile size, and more during tuning
-KEPT_BYTES = 512 << 20  # on all devices together; bits of a dense mask of 16384 queries and keys take 32 MB
+KEPT_BYTES = 512 << 20  # of all devices together; the bits of a dense mask of 16384 queries and keys take 32 MB
 PAIRS_AT_ONCE = 1 << 24  # pairs whose bits are transposed together; bounds the memory of transposing
 MAX_WORDS = 1 << 31  # words of bits, since kernels index these words in 32 bits
 
@@ -31,7 +31,7 @@ class Lists(NamedTuple):
     """Full and partial tiles of each block, in CSR form.
 
     The tiles of block i in mask plane p are entries starts[p * blocks + i] .. starts[p * blocks + i + 1] - 1.
-    full, partial: the tile's index along the streaming side (keys where rows stay, rows where keys stay).
+    full, partial: the tiles' indices along the streaming side (keys if rows stay, rows if keys stay).
     bits: words of 64 bits for each line of a partial tile, one bit for every line of the streaming side.
     live: words of 64 bits for each partial tile; bits of streaming lines with any attending pair are set.
     planes: the mask plane of each stream, int32 (batch, key heads), None before a launch; its strides are plane_batch

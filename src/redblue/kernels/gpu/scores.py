@@ -1,4 +1,4 @@
-"""Triton helpers that turn products into scores and scores into probabilities, and the tuple of options they read.
+"""Triton helpers that convert products to scores and scores to probabilities, and the tuple of options they read.
 
 A new option of scores needs a field of `Scores`, its value in `scores_of`, and its arithmetic in `finish`. `is_plain`
 must return False for an option that changes scores, and `row_terms` loads an option that has one value per row.
@@ -52,9 +52,9 @@ class Places(NamedTuple):
     whole: Any  # the whole problem's queries, keys and heads, and the call's first head among these
     queries: Any
     keys: Any
-    n_q: int  # of the call, as the next two
+    n_q: int  # queries of the call; the next two fields also belong to the call
     n_k: int
-    heads: int  # of queries
+    heads: int  # query heads
 
 
 class Scores(NamedTuple):
@@ -69,7 +69,7 @@ class Scores(NamedTuple):
     alibi: Alibi | None
     places: Places | None  # for alibi and dropout; None: the call is the whole
     sinks: Any  # (heads,)
-    seed: Any  # of dropout
+    seed: Any  # seed of dropout
     keep_threshold: int  # a probability is kept if its 32-bit random word (unsigned) is at least this
     keep_scale: Number  # factor of kept probabilities
     first_row: int  # Task.first_row

@@ -18,7 +18,7 @@ class Constants(NamedTuple):
     D: Any  # features of q and k
     D1: Any  # features of the second part of q and k; 0: there is only one part
     D_V: Any  # features of v
-    V1: Any  # as D1, for v and the output
+    V1: Any  # like D1, for v and the output
     PLAIN: Any
     WIDE: Any
     PRECISION: Any

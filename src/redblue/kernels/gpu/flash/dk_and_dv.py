@@ -153,7 +153,7 @@ def _dkv_rows(tiles, TILES: tl.constexpr, state, operands, block, m_key, scores,
             if TILES == "partial":
                 m_row = bit_set(lists.live + t * WORDS, i_line, ROWS)
             numbers = row_numbers(batch, head, streams.kv_heads, streams.n_q, i_row, c.GROUP)
-            if scores.seed is not None:  # before the products, as for dQ
+            if scores.seed is not None:  # computed before the products, as for dQ
                 keep = tl.trans(keep_factors(scores, numbers, block.first, COLS, SUMS))
             q_offsets = row_offsets(q, index(i_row, c.WIDE), c.GROUP)
             dout_offsets = row_offsets(dout, index(i_row, c.WIDE), c.GROUP)

@@ -142,7 +142,7 @@ def _dq_keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, 
                 m_key = (i_key >= tiles.low) & (i_key < tiles.high)
             if TILES == "partial":
                 m_key = bit_set(lists.live + t * WORDS, i_col, COLS)
-            if scores.seed is not None:  # before the products: after them a thread spilled up to 14 KB
+            if scores.seed is not None:  # computed before the products, because after them a thread spilled up to 14 KB
                 keep = keep_factors(scores, block.numbers, j, COLS, SUMS)
             k_offsets, v_offsets = index(i_key, c.WIDE) * k.row, index(i_key, c.WIDE) * v.row
             k0 = load(k, k_offsets, m_key, 0, q0.shape[1], c.D)

@@ -65,7 +65,7 @@ def _fused_run(task: Task, launch: Launch, work: Workspace, low: int) -> Run:
 
 
 def _given(x: Tensor | None) -> Tensor:
-    """The tensor. Never None: a backward task has it."""
+    """The tensor, which a backward task always has."""
     assert x is not None
     return x
 
@@ -74,7 +74,7 @@ def _tiles(x: Tensor, rows: int, edge: int) -> TensorDescriptor:
     """The TMA descriptor of the first `rows` rows of each head of x (batch, heads, rows, features), by `edge` rows."""
     shape, tile = [*x.shape[:2], rows, x.shape[3]], [1, 1, edge, x.shape[3]]
     strides = [stride if size > 1 else 8 for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
-    # The layout is that of any type of 16 bits
+    # All types of 16 bits have the same layout
     layout = gl.NVMMASharedLayout.get_default_for(tile, gl.float16)  # pyright: ignore[reportCallIssue]
     return TensorDescriptor(x, shape, [*strides, 1], tile, layout)
 

@@ -115,7 +115,7 @@ def _add(
 ):  # fmt: skip
     """Add tiles begin .. stop - 1 of one head to dK, dV and the sums of dQ.
 
-    BY_KEYS, BY_ROWS, OF_DK, OF_DV: layouts of scores (keys, rows), of dQ, dK and dV.
+    BY_KEYS, BY_ROWS, OF_DK, OF_DV: the layouts of scores (keys, rows), dQ, dK and dV.
     """
     ELEMENT: gl.constexpr = stay.k.dtype
     band = stay.band

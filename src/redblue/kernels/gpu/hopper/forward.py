@@ -16,7 +16,7 @@ from redblue.kernels.gpu.planning.by_gluon import EDGE, Settings, padded
 
 LOG2E = 1.4426950408889634
 L2_SHARE = 0.5  # share of the L2 cache that the keys and values of a section of heads may fill
-WARPS = 4  # of a consumer
+WARPS = 4  # warps of a consumer
 TYPES: dict[torch.dtype, Any] = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 

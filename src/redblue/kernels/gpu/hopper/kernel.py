@@ -130,10 +130,11 @@ def softmax_tile(s, row_max, row_sum, scale, tile, row_low, row_high, COLS: gl.c
 
 @gluon.jit
 def computed(row_sum):
-    """The same sums, at a place in the program that ptxas cannot delay.
+    """Return the sums, and keep ptxas from moving their computation behind the next wait.
 
-    Otherwise ptxas computes the probabilities after the next wait for products, with the tensor cores idle. It keeps
-    the order of waits and of a sleep that depends on the sums, though no sum is below -1 and no thread ever sleeps.
+    Otherwise ptxas computes the probabilities after the next wait for products, while the tensor cores are idle. A
+    conditional sleep that depends on the sums prevents this, because ptxas does not reorder sleeps and waits. No sum is
+    below -1, so no thread ever sleeps.
     """
     return gl.inline_asm_elementwise(
         "{ .reg .pred never; setp.lt.f32 never, $1, 0fBF800000; @never nanosleep.u32 0; mov.f32 $0, $1; }",
@@ -310,11 +311,11 @@ def hopper_forward(
     end,
     n_q,
     n_k,
-    heads,  # of each batch entry, divided by PACK
-    batch_heads,  # of all batch entries, divided by PACK
+    heads,  # heads of each batch entry, divided by PACK
+    batch_heads,  # heads of all batch entries, divided by PACK
     group,  # query heads that share a key head
-    blocks,  # of rows of a head
-    section,  # heads whose blocks follow each other
+    blocks,  # blocks of rows of a head
+    section,  # heads in a section (block_of)
     FIRST: gl.constexpr,
     END: gl.constexpr,
     D_V: gl.constexpr,

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 LOG2E = gl.constexpr(1.4426950408889634)
 SECTION = gl.constexpr(4)  # key heads whose rows and sums are used at the same time, so that they stay in L2
-# Newer names, from Triton 3.7 on, then older ones
+# The name from Triton 3.7 on, then the older name
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 meet = getattr(gl, "barrier", None) or gl.thread_barrier
@@ -33,8 +33,8 @@ class Place(NamedTuple):
     batch: Any
     head: Any  # the key head
     stream: Any  # batch * key heads + head
-    key: Any  # the first
-    row: Any  # of the first tile
+    key: Any  # the block's first key
+    row: Any  # the first row of the first tile
     leading: Any  # tiles at the beginning that need a mask
     whole: Any  # tiles after the leading ones that need no mask
     tiles: Any  # all tiles: the tiles after the whole ones need a mask, too

@@ -49,7 +49,7 @@ class Pages(NamedTuple):
     step: Any  # stride between entries of the table
     k: Any
     v: Any
-    tree: Any  # of all queries
+    tree: Any  # the tree of all queries
     newest: Any
 
 
@@ -96,7 +96,7 @@ def paged_forward(
     D_V: tl.constexpr,
     V0: tl.constexpr,
     V1: tl.constexpr,
-    PAGE: tl.constexpr,  # keys
+    PAGE: tl.constexpr,  # keys of a page
     ALIASED: tl.constexpr,  # whether values are the first features of the keys
     TREE: tl.constexpr,
     UNALIGNED: tl.constexpr,  # whether the first key need not be a multiple of COLS
@@ -222,7 +222,7 @@ def _keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lis
 def _places(pages, j, i_key, m_key, COLS: tl.constexpr, PAGE: tl.constexpr, WIDE: tl.constexpr):
     """Offsets of the keys from j on and of their values, relative to the key head's first row of page 0."""
     k, v = pages.k, pages.v
-    if PAGE % COLS == 0:  # all lie in one page
+    if PAGE % COLS == 0:  # all keys lie in one page
         i_page = tl.load(pages.table + wide(j // PAGE) * pages.step)
         i_line = j % PAGE + tl.arange(0, COLS)
     else:

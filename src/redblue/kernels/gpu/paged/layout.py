@@ -15,9 +15,9 @@ from redblue.kernels.gpu.paged.nodes import Nodes
 from redblue.kernels.gpu.planning.footprints import MIN_EDGE, MIN_SPAN
 
 MAX_ROWS = 128  # stacked rows of the largest class of nodes
-MAX_KEYS = 1 << 30  # of a sequence: positions and sides of windows, and their sums, have 32 bits
+MAX_KEYS = 1 << 30  # keys of a sequence: sums of positions and sides of windows must fit 32 bits
 MERGED_SHARE = 0.25  # most bytes of partial results, written and read, over the bytes of keys and values
-NODE, MEMBER, ITEM = 8, 4, 3  # fields of each
+NODE, MEMBER, ITEM = 8, 4, 3  # numbers of fields
 
 
 class Layout(NamedTuple):

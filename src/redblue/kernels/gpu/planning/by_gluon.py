@@ -26,11 +26,11 @@ class Settings(NamedTuple):
     cols: int = 128  # keys of a tile
     stages: int = 2  # tiles of keys, and of values, in shared memory
     consumers: int = 2  # warpgroups of 64 rows that multiply: 2 or 3
-    ping_pong: bool = True  # whether they take turns at issuing products
+    ping_pong: bool = True  # whether consumers alternate in issuing products
     ordered: bool = True  # whether a tile's softmax must precede the wait for the products that overlap with it
     persistent: bool = True  # whether a program takes several blocks of rows
     pack: int = 1  # heads of a group stacked into the rows of a block
-    section: int = 0  # heads whose blocks follow each other; 0: as many as fit the L2 cache
+    section: int = 0  # heads in a section (kernel.py); 0: as many as fit the L2 cache
     multiprocessors: int = 132
     l2_bytes: int = 50 << 20
 

@@ -30,7 +30,7 @@ class Tile(NamedTuple):
     warps: int = 8
     stages: int = 3
     parts: int = 2  # pieces in which a tile of P or dS is stored
-    resident: int = 1  # programs of a multiprocessor that work through tiles; 0: a program for each tile
+    resident: int = 1  # persistent programs per multiprocessor; 0: a program for each tile
     early: bool = False  # whether P, from which dS is computed, is loaded into registers before the product
 
     def shared_bytes(self, pieces: int) -> int:
@@ -55,7 +55,7 @@ class Choice(NamedTuple):
     row: Tile = SUMS_WIDE  # P V, or dS K
     key: Tile = SUMS_WIDE  # P^T dO and dS^T Q
     streams: int = 4
-    queries: int = 0  # of a head whose P is in memory at once; 0: all
+    queries: int = 0  # queries of a head whose P is in memory at once; 0: all
     multiprocessors: int = 132
 
 

@@ -20,11 +20,11 @@ class Card(NamedTuple):
     """The properties of a GPU that planning needs."""
 
     arch: int = 90  # 10 * major + minor of the compute capability; OTHER
-    shared_bytes: int = 227 << 10  # of one block, at most
-    registers: int = 65536  # 32-bit, of one multiprocessor
+    shared_bytes: int = 227 << 10  # limit of one block
+    registers: int = 65536  # 32-bit registers per multiprocessor
     l2_bytes: int = 50 << 20
     multiprocessors: int = 132
-    warp: int = 32  # lanes
+    warp: int = 32  # lanes of a warp
 
 
 def card_named(name: str | os.PathLike[str] | Memory) -> Card:

@@ -45,10 +45,10 @@ class Fit(NamedTuple):
     """The resources that one compiled kernel of a launch takes."""
 
     kernel: str
-    shared_bytes: int  # of a block
-    registers: int  # of a thread
-    spilled_bytes: int  # of a thread: stored to local memory because registers ran out
-    tensor_memory_columns: int  # of a block, on sm_100
+    shared_bytes: int  # per block
+    registers: int  # per thread
+    spilled_bytes: int  # per thread: stored to local memory because registers ran out
+    tensor_memory_columns: int  # per block, on sm_100
     cubin_bytes: int
     serialized: bool  # whether the assembler makes each product wait for the previous one, on sm_90
 
@@ -137,7 +137,7 @@ def _type(value: Any, specialized: bool) -> Any:
 
 
 def _kept(name: str, run: Run, arch: int) -> Fit:
-    """The fit in the cache folder; compiled and stored if it is not there."""
+    """The fit from the cache folder; if it is missing, compile and store it."""
     path = Path(platformdirs.user_cache_dir("redblue")) / "gpu-fit" / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Fit(**json.loads(path.read_text()))

@@ -59,7 +59,7 @@ def _rows(sizes: Sizes) -> int:
 
 
 def _score_tiles(own: int, options: PlanOptions) -> int:
-    """Tiles of scores that registers hold: the kernel's own, a bias with its addresses, and dropout's factors."""
+    """Number of tiles of scores that registers hold: the kernel's own, a bias with its addresses, dropout's factors."""
     return max(own, 4 * options.bias) + options.dropout
 
 
@@ -78,7 +78,7 @@ def _flash_forward(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
 
 
 def _tall(rows: int, options: PlanOptions) -> int:
-    """Footprint.tall: a bias and dropout's factors are loaded in other registers, and exchanged."""
+    """Footprint.tall, which is 0 with a bias or dropout: their tiles are loaded in other registers and exchanged."""
     return 0 if options.bias or options.dropout else rows
 
 

@@ -1,7 +1,7 @@
 """A model of the shared memory and registers that Triton's compiler takes, so that plans need no compilation.
 
-Shared memory holds operands that stay, tiles that stream by, and results on their way to being operands (P and dS).
-How it is filled depends on the architecture:
+Shared memory holds operands that stay, tiles that stream by, and results that become operands (P and dS). The model
+depends on the architecture:
 
 - from sm_80 on, streaming tiles are prefetched into `stages - 1` buffers;
 - on sm_90 and sm_100 into `stages` buffers, since products still read one tile while the next arrives;
@@ -36,11 +36,11 @@ from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.kernels.gpu.planning.card import Card
 
 SLACK = 1024  # bytes, for barriers, padding, and exchanges while a row is summed
-MAX_REGISTERS = 255  # of a thread
+MAX_REGISTERS = 255  # per thread
 # The shares of a thread's registers that summed results may take, and that all results together may take. Beyond these
 # shares Triton spills hundreds of bytes; within them, mostly none.
 SUMS, RESULTS = 0.51, 0.64
-# On sm_90 in 16 bits, if each warp owns whole rows of scores: P and dS become operands in the registers that hold them
+# On sm_90 in 16 bits, if each warp owns whole rows of scores, P and dS become operands without leaving their registers
 WARPGROUP_ROWS, WARP_ROWS, RESULTS_WITHIN_WARPS = 64, 16, 0.76
 # Without tensor cores, the share of registers that twice the results plus half of a product's operands may take: SCALAR
 # for operands of 4 bytes, CONVERTED for operands that are converted from fewer bytes
@@ -83,7 +83,7 @@ def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: 
     takes = max(footprint.sums / SUMS, (footprint.sums + footprint.scores + waiting) / results) / threads
     if without_tensor_cores(dtype, card):
         rows, cols, inner = footprint.product
-        operands = (rows + cols) / math.sqrt(threads) * inner  # threads form a square
+        operands = (rows + cols) / math.sqrt(threads) * inner  # the model arranges threads in a square
         takes = 2 * (footprint.sums + footprint.scores) / threads + operands / 2
         if footprint.all_at_once and word >= 4 and not pipelines(card):
             takes += LOADED * sum(footprint.stream) / threads

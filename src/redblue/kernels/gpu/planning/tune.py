@@ -124,7 +124,7 @@ def folder() -> Path:
 
 
 def milliseconds(call: Callable[[], object], best: float) -> float:
-    """The median of the times of a compiled call, by the device's events. best: the best candidate's time so far.
+    """The median time of a compiled call, by device events. best: the best candidate's time so far.
 
     The device clears memory while Python queues the call, so that it never waits for Python between launches.
     """

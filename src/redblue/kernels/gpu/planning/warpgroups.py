@@ -29,10 +29,10 @@ STAY, STREAM, WARPS, STAGES = (16, 32, 64, 128, 256), (128, 64, 32, 16), (8, 4),
 SHORT = 64  # shorter streaming tiles feed products too slowly: shared memory limits them to two thirds of their speed
 EXPONENTIALS_BIND = 64  # features up to which exponentials take most of the time; small blocks overlap them better
 LONG_KEYS_FROM = 128  # features from which 128 streaming keys are faster than 64, forward, unless a mask lists tiles
-NEARLY = 1.02  # pressure up to which tiles are worth timing: a few dozen bytes spill
+NEARLY = 1.02  # register pressure up to which tiles are worth timing, although a few dozen bytes spill
 BUSY = 0.75  # as in plan.py
 SLACK = 2048  # bytes of a multiprocessor beyond the limit of a block, plus the model's overestimate
-FEW_WARPS = 8  # on a multiprocessor: with fewer, products wait for memory
+FEW_WARPS = 8  # warps per multiprocessor: with fewer, products wait for memory
 
 
 class Tile(NamedTuple):

@@ -108,5 +108,5 @@ def _memory(task: Task, streams: int, lines: int, length: int, dtype: torch.dtyp
 
 @triton.jit
 def line_at(x, local, i_line):
-    """Pointers to lines of a Spilled. local: the stream, counted from the chunk's first."""
+    """Pointers to lines of a Spilled. local: the index of the stream in the chunk."""
     return x.at + tl.cast(local, tl.int64) * x.stream + tl.cast(i_line, tl.int64) * x.line

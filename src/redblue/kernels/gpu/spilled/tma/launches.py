@@ -19,7 +19,7 @@ from redblue.kernels.gpu.spilled.unattended import without_unattended_keys
 
 ALIGNED = 16  # rows of P and dS start at multiples of this number of 16-bit elements
 DELTA_ROWS = 32
-FIRST_KEYS = 64  # a row's reference is its largest score among so many first keys
+FIRST_KEYS = 64  # a row's reference is its largest score among this many first keys
 LIMITS = {torch.bfloat16: 2.0**60, torch.float16: 2.0**15}  # limit of a row's sum of P, so that P V does not overflow
 
 
