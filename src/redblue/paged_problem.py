@@ -19,7 +19,7 @@ from redblue.masks.patterns.band import Band
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 
-MAX_ROWS = 2**24  # of one stream: closed forms sum over its blocks of rows
+MAX_ROWS = 2**24  # rows of one stream, because closed forms sum over its blocks of rows
 MAX_PAGES = 2**20  # entries of all tables
 MAX_PRODUCTS = 2**58  # rows x longest keys x d: counts fit 64-bit integers
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from redblue.distributed.failures import Failures
 from redblue.machine.network import Message, Name, Network, Shape, row_index
 
-Work = Any  # of torch.distributed
+Work = Any  # a Work object of torch.distributed
 
 
 class Process(Network):

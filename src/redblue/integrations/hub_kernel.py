@@ -14,7 +14,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.version import VERSION
 
 NAME = "redblue-flash-attn"
-REVISION = 1  # of the repository; transformers requests version 1 of a repository that it does not know
+REVISION = 1  # version of the repository; transformers requests version 1 of a repository that it does not know
 # `torch-cpu` is for builds of PyTorch without CUDA. Builds with CUDA load only `torch-universal`, even without a GPU.
 VARIANTS = ("torch-cpu", "torch-universal")
 FUNCTIONS = (
@@ -49,7 +49,7 @@ tags:
 FlashAttention 2's functions for CPUs and GPUs, in float32, bfloat16, float16 and float64, forward and backward. This
 repository imports the package `redblue`, which must be installed: `pip install 'redblue[torch]'`.
 """
-OURS = b"imports the package `redblue`"  # in the card of every version
+OURS = b"imports the package `redblue`"  # text in the card of every version
 
 
 def write(folder: str | Path) -> Path:

@@ -60,7 +60,7 @@ class _Simulation:
         self.tasks, self.next = tasks, 0
         self.working, self.waiting = np.zeros(threads), np.zeros(threads)
         self.thread = np.full(len(tasks), -1)
-        self.task = [-1] * threads  # of each thread
+        self.task = [-1] * threads  # the current task of each thread
         self.block = [0] * threads
         self.done: dict[int, tuple[int, float]] = {}  # updates of each array so far, and the end of the last
         self.waits: dict[tuple[int, int], tuple[int, float]] = {}  # (array, turn): the thread that waits, since when

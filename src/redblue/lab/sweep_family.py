@@ -26,7 +26,7 @@ OUTPUTS = {  # direction -> output: (array of pairs that it is made from, its ot
     "gradient_x": {"o": ("p", "v", 0), "g": ("ds", "k", 0)},
 }
 KEYS = ("k", "v")
-MAX_READS = 12  # of the left factor of an output-stationary product
+MAX_READS = 12  # most reads of the left factor of an output-stationary product
 
 
 Sides = tuple[int, int]  # a number for rows, and one for keys

@@ -20,9 +20,9 @@ from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE, Cost, Pass, Schedule, TooFewWords
 from redblue.schedules.stored_index import StoredIndex, index_room, index_words
 
-LARGEST_ERROR = 1e-10  # of an output, relative to float64
+LARGEST_ERROR = 1e-10  # allowed error of an output, relative to float64
 LARGE_SCORES = 50.0  # factor of queries and keys: exp of such scores overflows without a row maximum
-EDGES = (1, 2, 3, 16)  # of tiles: some divide the axes, some do not, the last spans them
+EDGES = (1, 2, 3, 16)  # tile edges: some divide the axes, some do not, the last one spans them
 LARGER = (211, 173, 24, 20)  # n_q, n_k, d, d_v of the problem that is counted without numbers
 
 T = TypeVar("T")

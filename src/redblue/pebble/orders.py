@@ -9,7 +9,7 @@ import numpy as np
 
 from redblue.pebble.graph import Graph
 
-MAX_BITS = 4 * 10**9  # of all sets of inputs that outputs need
+MAX_BITS = 4 * 10**9  # bits of all sets of inputs that outputs need
 TILE_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # lengths of a tile's edges, in outputs
 
 
@@ -147,7 +147,7 @@ def tile_by_tile(graph: Graph, parts: list[np.ndarray], red: int) -> Iterator[tu
                 f"{rows} x {cols or own.size}" for (_, rows, cols), own in zip(chosen, outputs, strict=True)
             )
             for suffix, variant in variants:
-                orders = []  # of each part; the last key of lexsort is the first to sort by
+                orders = []  # the order of each part; lexsort sorts by its last key first
                 for part, group, late, order_key in zip(parts, groups, plain, variant, strict=True):
                     nodes = np.flatnonzero(part)
                     orders.append(

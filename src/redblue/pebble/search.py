@@ -39,7 +39,7 @@ MAX_NODES = 128
 BEAM = 10  # states per level of the beam search for a first game
 MAX_SYMMETRIES = 256  # symmetries of the graph in use; each is applied to every state
 MAX_MOVE_COST = (
-    1_000_000  # of a word moved or a node computed, in cost units (the largest unit of which all costs are multiples)
+    1_000_000  # per word moved or node computed, in cost units (the largest unit of which all costs are multiples)
 )
 MAX_GAME_COST = 1 << 30  # in cost units: the search counts in 32 bits
 

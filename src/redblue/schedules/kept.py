@@ -27,7 +27,7 @@ from redblue.schedules.schedule import Cost, blocks, overlap, whole_blocks
 from redblue.schedules.search import cheapest, edges, spread
 
 T = TypeVar("T")
-MAX_BLOCKS = 1 << 20  # of rows, where they are counted one by one
+MAX_BLOCKS = 1 << 20  # blocks of rows that are counted one by one
 SHORT_EDGES = 1 << 9  # numbers of rows that the search tries under a band: the lowest so many, and as many others
 OTHER_EDGES, OTHER_BLOCKS = 16, 1 << 12  # under any other mask: numbers of rows, and the most blocks of rows of each
 

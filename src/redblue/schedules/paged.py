@@ -72,7 +72,7 @@ def _walk(
     out_i = m.zeros("out_i", len(i), problem.d_v)
     row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
     live = (keys,) if part.band is None else overlap(keys, m.cols_of(part.band, rows))
-    entries: dict[int, Tile] = {}  # of the page table, by place
+    entries: dict[int, Tile] = {}  # entries of the page table, by place
     for j in blocks(live, cols):
         cells = _cells_of(m, problem, part.node.members[0], j, cache.table, entries)
         s, held = m.zeros("s", len(i), len(j)), []

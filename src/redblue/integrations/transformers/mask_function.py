@@ -76,9 +76,7 @@ def redblue_mask(
     if others.get("allow_is_bidirectional_skip") and used == kv_length:
         reach = others.get("local_size")  # a window wider than all keys leaves out no key
         if mask.is_full or (padding is None and reach is not None and kv_length < reach):
-            return (
-                None  # as eager and sdpa do, because layers that drop keys (Informer) or add keys would refuse a mask
-            )
+            return None  # like eager and sdpa: layers that drop keys (Informer) or add keys would refuse a mask
     rule = None if mask.is_full else mask
     return MaskTensor(rule, used, shape, torch.device(device), dtype if floating else torch.bool)
 

@@ -22,7 +22,7 @@ class RowBlock(NamedTuple):
     batch: Any
     head: Any  # the key head
     local: Any  # the stream, counted from the chunk's first
-    index: Any  # of the block among the `blocks` blocks of its stream
+    index: Any  # number of the block among the `blocks` blocks of its stream
     blocks: Any
     i: Any  # (rows,): indices of the rows in their stream
     i_local: Any  # (rows,): indices of the rows in the chunk
@@ -37,7 +37,7 @@ class KeyBlock(NamedTuple):
     batch: Any
     head: Any
     local: Any  # the stream, counted from the chunk's first
-    index: Any  # of the block among the `blocks` blocks of its stream
+    index: Any  # number of the block among the `blocks` blocks of its stream
     blocks: Any
     i: Any  # (keys,): indices of the keys
     first: Any  # the block holds keys first .. stop - 1

@@ -23,7 +23,7 @@ from redblue.schedules.network.placement import PLACEMENTS, Placement, placement
 
 TOLERANCE = 0.02  # placements whose busiest process has at most this share more pairs than the best count as balanced
 MOST_TOKENS = 4 / 3  # most tokens of one process, over the mean: other layers' work is proportional to tokens
-BLOCKS_PER_PROCESS = (2, 4, 8, 16, 64)  # of the partitions into blocks that are tried
+BLOCKS_PER_PROCESS = (2, 4, 8, 16, 64)  # numbers of blocks that are tried
 
 
 class Balance(NamedTuple):

@@ -28,9 +28,9 @@ from redblue.schedules.schedule import Sweep
 from redblue.schedules.stored_index import sides
 
 T = TypeVar("T")
-READ_BYTES = 48  # for each entry of a sparse matrix while it is read: both indices, the value, and a sorted copy
-BLOCK_SECONDS = 2e-5  # for each block of a layout, in the search of tiles (measured, Zen 4)
-BLOCK_BYTES = 25  # for each block of a layout: its tables, and the pairs that the formats list (measured)
+READ_BYTES = 48  # per entry of a sparse matrix while it is read: both indices, the value, and a sorted copy
+BLOCK_SECONDS = 2e-5  # per block of a layout, in the search of tiles (measured, Zen 4)
+BLOCK_BYTES = 25  # per block of a layout: its tables, and the pairs that the formats list (measured)
 STORED = (Blocks, Csr, RandomBlocks, BigBird)  # rules made of arrays or of random draws; no formula gives their pairs
 BOTH = (Sweep("rows", 1), Sweep("cols", 1))  # an index by rows, and one by columns
 

@@ -13,7 +13,7 @@ from redblue.problem import Problem
 from redblue.schedules import NotCovered, TooFewWords
 from redblue.studies.sweep.grid import Cache, Point
 
-Row = dict[str, Any]  # by the columns below; None if a figure is not known
+Row = dict[str, Any]  # figures by the columns below; None if not known
 
 FITS, TOO_FEW_WORDS, NOT_COVERED, INVALID = "fits", "too few words", "not covered", "invalid"
 
