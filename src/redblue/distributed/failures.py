@@ -65,7 +65,7 @@ class Failures:
             try:
                 self._watch(waiting, rank)
             finally:
-                if not waiting.done():  # interrupted
+                if not waiting.done():  # the wait was interrupted
                     _local.waits.abandon()
 
     def _watch(self, waiting: Future[Any], rank: int) -> None:
@@ -99,7 +99,7 @@ class Failures:
             ) from error
 
     def _culprit(self, suspect: int) -> int:
-        """The rank that failed: the end of the notes that begin at the rank that this process waited for."""
+        """The rank that failed: the notes are followed from the rank that this process waited for to their end."""
         found = _answer(lambda: self._look(suspect, wait_seconds=GRACE_SECONDS / 2))
         if found is None and suspect not in self.known and self.host is not None:
             return self.host  # the process that hosts the store does not answer

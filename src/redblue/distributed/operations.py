@@ -28,7 +28,7 @@ Rows = Any  # an index of rows: a slice, or a tensor of numbers
 class Block(NamedTuple):
     """The queries and keys of one computation.
 
-    queries, keys: the rows of the concatenated shards that it computes with. mask: among these rows. at_queries,
+    queries, keys: the rows of the concatenated shards that the block uses. mask: the mask among these rows. at_queries,
     at_keys: their positions in the sequences.
     """
 
@@ -246,7 +246,7 @@ def _blocks_of(layout: Layout) -> dict[Any, Block | None]:
 
 
 def block_of(c: Layout, process: int, owners: Sequence[int], shards: Sequence[int]) -> Block | None:
-    """The part of the owners' queries, and of the shards' keys, with which a process computes."""
+    """The owners' queries, and the shards' keys, that a process uses; None if no pair attends."""
     p = c.problem
     at_q = np.concatenate([c.queries.positions[i][c.query_rows(process, i)] for i in owners])
     at_k = np.concatenate([c.keys.positions[i][c.needed_keys(process, i)] for i in shards])

@@ -42,7 +42,7 @@ def attention(
     return_lse: bool = False,
     **options: Any,
 ) -> Any:
-    """Exact attention on sequences of which each process holds some tokens; autograd included.
+    """Exact attention on sequences whose tokens are distributed over processes; with autograd.
 
     q (..., H, own queries, d), k (..., H_kv, own keys, d), v (..., H_kv, own keys, d_v): this process's part of the
     tokens, as `shard` makes it; PyTorch tensors of the CPU (with gloo) or of a GPU (with NCCL), or DTensors that are

@@ -81,7 +81,10 @@ class _Rows(NamedTuple):
 
 
 class _Arrays(NamedTuple):
-    """The arrays that the tiles of a block of queries come from and go to. delta: row sums of dout * out."""
+    """The arrays from which the tiles of a block of queries are loaded, and to which they are stored.
+
+    delta: row sums of dout * out.
+    """
 
     q: Slow
     out: Slow

@@ -13,7 +13,8 @@ BACKEND = "redblue.integrations.vllm.backend.RedblueBackend"
 def register() -> None:
     """Make redblue vLLM's CPU_ATTN in this process, if the environment variable REDBLUE_VLLM is 1. May be called again.
 
-    vLLM calls this function in each of its processes, which inherit the variable.
+    vLLM calls this function in each of its processes, which inherit the variable. (A call in the user's program would
+    not reach them.)
     Raises RedblueError for a value of the variable other than 0 and 1, for a vLLM whose classes differ from those that
     the plug-in was written for, and for a vLLM that does not run on CPUs.
     """
